@@ -1,0 +1,262 @@
+//! Settings of a limiter.
+
+use std::{fmt, num::NonZeroU32, time::Duration};
+
+use crate::{Clock, Limiter, limiter::Settings, memory::Memory, store::Store};
+
+/// What happens to a call when the store cannot decide: it is not reachable, too slow or full.
+///
+/// Mistakes, such as a wrong type under a counter's name or a missing right, are reported whatever is chosen here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnStoreError {
+    /// This process counts alone until the store is back, within its share of the limit: the count divided by
+    /// [`Builder::instances`]. When the memory store itself is full, the call is refused.
+    #[default]
+    Local,
+    /// The call is let through.
+    Allow,
+    /// The call is refused, as [`Cause::Unavailable`](crate::Cause::Unavailable).
+    Deny,
+}
+
+/// Settings for a limiter; from [`Limiter::builder`].
+///
+/// ```
+/// use ratelimit_runtime::{Limiter, OnStoreError};
+/// use std::time::Duration;
+///
+/// # async fn connect() -> Result<(), ratelimit_runtime::SetupError> {
+/// let limiter = Limiter::builder("redis://127.0.0.1:6379")
+///     .namespace("shop")
+///     .deadline(Duration::from_millis(50))
+///     .instances(4)
+///     .on_store_error(OnStoreError::Local)
+///     .build()
+///     .await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a builder does nothing until it is built"]
+pub struct Builder {
+    url: String,
+    lazy: bool,
+    instances: Option<NonZeroU32>,
+    fault: Option<&'static str>,
+    settings: Settings,
+    #[cfg(feature = "redis")]
+    certificates: crate::redis::Certificates,
+}
+
+impl Builder {
+    pub(crate) fn new(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            lazy: false,
+            instances: None,
+            fault: None,
+            settings: Settings {
+                clock: Clock::system(),
+                namespace: String::new(),
+                deadline: Duration::from_millis(100),
+                instances: 1,
+                on_store_error: OnStoreError::default(),
+                max_keys: 1_000_000,
+                max_waiting: 10_000,
+                is_local: false,
+            },
+            #[cfg(feature = "redis")]
+            certificates: crate::redis::Certificates::default(),
+        }
+    }
+
+    /// How long a decision of the store may take before the call is treated as
+    /// [`Builder::on_store_error`] says. 100 ms if not set.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.settings.deadline = deadline;
+        self
+    }
+
+    /// How many processes share the limits. When the store is away, each admits its share: the count divided by this.
+    /// 1 if not set, so that each of them would admit the whole count.
+    pub fn instances(mut self, instances: u32) -> Self {
+        self.instances = NonZeroU32::new(instances);
+        if self.instances.is_none() {
+            self.fault = Some("instances is 0; say how many processes share the limits, 1 or more");
+        }
+        self
+    }
+
+    /// Put in front of every counter's name, to keep the counters of several systems on one server apart.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.settings.namespace = namespace.into();
+        self
+    }
+
+    /// What happens to a call when the store cannot decide, unless its function says otherwise.
+    pub fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
+        self.settings.on_store_error = on_store_error;
+        self
+    }
+
+    /// The clock of the memory store and of all waiting.
+    pub fn clock(mut self, clock: impl Into<Clock>) -> Self {
+        self.settings.clock = clock.into();
+        self
+    }
+
+    /// How many counters the memory store holds at most. One million if not set.
+    ///
+    /// Only counters equal to unused ones are ever dropped. When every one is in use, calls that need a new one
+    /// are refused, or let through under [`OnStoreError::Allow`].
+    pub fn max_keys(mut self, max_keys: usize) -> Self {
+        self.settings.max_keys = max_keys;
+        self
+    }
+
+    /// How many callers may wait for one counter in this process. 10,000 if not set; the next one is refused.
+    pub fn max_waiting(mut self, max_waiting: usize) -> Self {
+        self.settings.max_waiting = max_waiting;
+        self
+    }
+
+    /// Do not wait for the server in [`Builder::build`]. The first call opens the connection; a server that is
+    /// not there is met as one that went away.
+    pub fn lazy(mut self) -> Self {
+        self.lazy = true;
+        self
+    }
+
+    /// Certificates, in PEM, of those who may vouch for the server, instead of the system's (feature `rustls`).
+    #[cfg(feature = "rustls")]
+    pub fn ca_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.certificates.authority = Some(pem.into());
+        self
+    }
+
+    /// This client's certificate and its key, in PEM (feature `rustls`).
+    #[cfg(feature = "rustls")]
+    pub fn client_certificate(
+        mut self,
+        certificate: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.certificates.client = Some((certificate.into(), key.into()));
+        self
+    }
+
+    /// The limiter.
+    ///
+    /// # Errors
+    ///
+    /// A [`SetupError`] if a setting or the URL is wrong or, unless [`Builder::lazy`], the server does not answer.
+    ///
+    /// # Panics
+    ///
+    /// On a Redis store, in a tokio runtime without time or input and output enabled.
+    pub async fn build(self) -> Result<Limiter, SetupError> {
+        if let Some(fault) = self.fault {
+            return Err(SetupError::new(fault));
+        }
+        let scheme = self.url.split_once("://").map(|(scheme, _)| scheme);
+        match scheme {
+            Some("memory") if self.url == "memory://" => Ok(self.in_memory()),
+            Some("memory") => Err(SetupError::new(format!(
+                "{}: nothing may follow memory://",
+                self.url
+            ))),
+            #[cfg(feature = "redis")]
+            Some(
+                "redis" | "valkey" | "rediss" | "valkeys" | "redis+unix" | "valkey+unix" | "unix",
+            ) => self.on_redis().await,
+            #[cfg(not(feature = "redis"))]
+            Some("redis" | "rediss" | "redis+unix") => Err(SetupError::new(
+                "this URL needs the feature `redis` of ratelimit-runtime",
+            )),
+            Some("redis+cluster" | "rediss+cluster" | "redis+sentinel" | "rediss+sentinel") => {
+                Err(SetupError::new(
+                    "clusters and sentinels are not available yet; name one server: redis://host:port",
+                ))
+            }
+            Some(other) => Err(SetupError::new(format!(
+                "unknown scheme `{other}`; use memory://, redis://, rediss:// or redis+unix://"
+            ))),
+            None => Err(SetupError::new(
+                "this is not a URL; write memory://, redis://host:port, rediss://host:port or redis+unix:///path",
+            )),
+        }
+    }
+
+    fn in_memory(mut self) -> Limiter {
+        let store = Memory::new(self.settings.clock.clone(), self.settings.max_keys);
+        self.settings.is_local = true;
+        Limiter::assemble(Some(Box::new(store)), self.settings)
+    }
+
+    #[cfg(feature = "redis")]
+    async fn on_redis(mut self) -> Result<Limiter, SetupError> {
+        #[cfg(not(feature = "rustls"))]
+        if self.url.starts_with("rediss") || self.url.starts_with("valkeys") {
+            return Err(SetupError::new(
+                "TLS needs the feature `rustls` of ratelimit-runtime",
+            ));
+        }
+        let certificates = std::mem::take(&mut self.certificates);
+        let target = crate::redis::Target::new(&self.url, certificates)?;
+        let name = crate::redis::without_password(&self.url);
+        let store = crate::redis::Redis::new(target);
+        if !self.lazy {
+            store
+                .connected()
+                .await
+                .map_err(|error| SetupError::new(format!("{name}: {error}")))?;
+        }
+        match self.instances {
+            Some(instances) => self.settings.instances = instances.get().into(),
+            None if self.settings.on_store_error == OnStoreError::Local => tracing::warn!(
+                server = name,
+                "the number of processes is not set: while Redis is away each will admit whole limits; see Builder::instances"
+            ),
+            None => {}
+        }
+        Ok(Limiter::assemble(Some(Box::new(store)), self.settings))
+    }
+
+    pub(crate) fn memory() -> Limiter {
+        Self::new("memory://").in_memory()
+    }
+
+    /// The limiter on a store of your own, whatever the URL.
+    pub fn over(mut self, store: impl Store) -> Limiter {
+        self.settings.instances = self.instances.map_or(1, |instances| instances.get().into());
+        Limiter::assemble(Some(Box::new(store)), self.settings)
+    }
+
+    pub(crate) fn without_store(self) -> Limiter {
+        Limiter::assemble(None, self.settings)
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A limiter could not be set up. Its message says what is wrong and what to do; it never holds a password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetupError(String);
+
+impl SetupError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for SetupError {}

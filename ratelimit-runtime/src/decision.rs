@@ -1,0 +1,190 @@
+//! What a store decided: the numbers of one counter, and the permit a caller gets.
+
+use std::{fmt, time::Duration};
+
+use crate::{
+    Limiter, RequestPerMinute,
+    limiter::CountedBy,
+    store::{Charge, Charges},
+};
+
+/// What one counter says about one cost, at the moment the store looked.
+///
+/// Durations are rounded up to whole milliseconds and counted from the store's decision.
+///
+/// ```
+/// # use ratelimit_runtime::{Limiter, Rule};
+/// # use std::time::Duration;
+/// const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let limiter = Limiter::in_memory();
+/// assert_eq!(limiter.peek(&RULE, 4711).await?.remaining(), 1);
+///
+/// limiter.acquire(&RULE, 4711).await?;
+/// let decision = limiter.peek(&RULE, 4711).await?;
+/// assert_eq!(decision.remaining(), 0);
+/// assert!(decision.retry_after().is_some());
+/// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    pub(crate) limit: u64,
+    pub(crate) remaining: u64,
+    pub(crate) reset_after_ms: u64,
+    /// `u64::MAX` when the cost fits, as an `Option` would cost another word in each permit.
+    pub(crate) retry_after_ms: u64,
+}
+
+impl Decision {
+    /// A decision of a store: what remains of `limit`, how long until all of it does, and, when the cost
+    /// does not fit, how long until it would.
+    ///
+    /// The durations are rounded up to whole milliseconds.
+    pub fn new(
+        limit: u64,
+        remaining: u64,
+        reset_after: Duration,
+        retry_after: Option<Duration>,
+    ) -> Self {
+        Self {
+            limit,
+            remaining,
+            reset_after_ms: round_up_ms(reset_after),
+            retry_after_ms: retry_after.map_or(u64::MAX, round_up_ms),
+        }
+    }
+
+    /// As a counter nobody ever used would decide.
+    pub(crate) fn fresh(limit: u64) -> Self {
+        Self {
+            limit,
+            remaining: limit,
+            reset_after_ms: 0,
+            retry_after_ms: u64::MAX,
+        }
+    }
+
+    /// The most that is ever granted: the rule's count.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// The largest cost that would be granted now.
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// How long until `remaining` equals `limit` if nobody calls.
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_millis(self.reset_after_ms)
+    }
+
+    /// The shortest wait after which this cost is granted if nobody else calls; `None` if it fits
+    /// now.
+    pub fn retry_after(&self) -> Option<Duration> {
+        (self.retry_after_ms != u64::MAX).then(|| Duration::from_millis(self.retry_after_ms))
+    }
+}
+
+fn round_up_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX - 1)
+}
+
+/// The right to run once, already charged.
+///
+/// Dropping a permit changes nothing: the call counts. A call that did not happen after all can be
+/// given back.
+///
+/// ```
+/// # use ratelimit_runtime::{Limiter, Rule};
+/// # use std::time::Duration;
+/// const RULE: Rule = Rule::new("mail", 10, Duration::from_secs(60));
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let limiter = Limiter::in_memory();
+/// let permit = limiter.acquire_n(&RULE, "alice", 4).await?;
+/// assert_eq!((permit.limit(), permit.remaining()), (10, 6));
+///
+/// assert_eq!(permit.give_back().await?, 4);
+/// assert_eq!(limiter.peek(&RULE, "alice").await?.remaining(), 10);
+/// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+/// ```
+#[must_use = "dropping a permit does not give it back"]
+pub struct Permit {
+    tightest: Decision,
+    /// Who charged what; nothing if nothing was charged.
+    charged: Option<(Limiter, Charges, CountedBy)>,
+}
+
+impl Permit {
+    pub(crate) fn new(limiter: Limiter, charges: Charges, by: CountedBy) -> Self {
+        let tightest = charges
+            .iter()
+            .map(|charge| charge.decision)
+            .min_by_key(|decision| (decision.remaining, u64::MAX - decision.reset_after_ms))
+            .unwrap_or(Decision::fresh(u64::MAX));
+        Self {
+            tightest,
+            charged: Some((limiter, charges, by)),
+        }
+    }
+
+    /// A permit nobody had to pay for.
+    pub(crate) fn free(charges: &[Charge]) -> Self {
+        let limit = charges
+            .iter()
+            .map(|charge| charge.rule.count())
+            .min()
+            .unwrap_or(u64::MAX);
+        Self {
+            tightest: Decision::fresh(limit),
+            charged: None,
+        }
+    }
+
+    /// The count of the rule; of the tightest one if there were several.
+    pub fn limit(&self) -> u64 {
+        self.tightest.limit
+    }
+
+    /// What remained after this call was charged; under the tightest rule if there were several.
+    pub fn remaining(&self) -> u64 {
+        self.tightest.remaining
+    }
+
+    /// How long after the decision all of the limit is there again if nobody calls.
+    pub fn reset_after(&self) -> Duration {
+        self.tightest.reset_after()
+    }
+
+    /// Returns what this permit was charged and says how much that was, over all of its rules.
+    ///
+    /// What no longer counts is not returned: once the window of the charge is over, this is 0,
+    /// and no later window is ever credited.
+    ///
+    /// # Errors
+    ///
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store could not be
+    /// told within the limiter's deadline. The charge may or may not have been returned then.
+    ///
+    /// # Cancellation
+    ///
+    /// A future dropped half way may or may not have returned the charge.
+    pub async fn give_back(self) -> Result<u64, RequestPerMinute> {
+        match self.charged {
+            Some((limiter, charges, by)) => limiter.give_back(charges, by).await,
+            None => Ok(0),
+        }
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit")
+            .field("limit", &self.limit())
+            .field("remaining", &self.remaining())
+            .field("reset_after", &self.reset_after())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,239 @@
+//! What a caller gets who may not run.
+
+use std::{borrow::Cow, fmt, time::Duration};
+
+use crate::{Decision, Rule};
+
+/// Why a call was not let through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The limit is reached; [`RequestPerMinute::retry_after`] says when it no longer is.
+    Exceeded,
+    /// The cost is above the count: no wait will help.
+    NeverFits,
+    /// The key was `None`, under `on_missing_key = Deny`.
+    MissingKey,
+    /// The store did not answer in time or is full, and the policy was not to let the call through.
+    Unavailable,
+    /// The rule, the limiter or the server is set up wrongly; the message says how.
+    Misconfigured,
+}
+
+/// A call was refused. Nothing was consumed.
+///
+/// ```
+/// # use ratelimit_runtime::{Cause, Limiter, Rule};
+/// # use std::time::Duration;
+/// const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let limiter = Limiter::in_memory();
+/// limiter.acquire(&RULE, 4711).await.unwrap();
+/// let refused = limiter.acquire(&RULE, 4711).await.unwrap_err();
+///
+/// assert_eq!(refused.cause(), Cause::Exceeded);
+/// assert_eq!((refused.rule(), refused.limit(), refused.remaining()), ("item", 1, 0));
+/// assert!(refused.retry_after().unwrap() <= Duration::from_secs(60));
+/// assert_eq!(refused.to_string(), "`item` is limited to 1 per minute; retry in 60.000s");
+/// # });
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct RequestPerMinute(Box<Refusal>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Refusal {
+    cause: Cause,
+    rule: Rule,
+    cost: u64,
+    remaining: u64,
+    retry_after: Option<Duration>,
+    reason: Cow<'static, str>,
+}
+
+impl RequestPerMinute {
+    fn new(cause: Cause, rule: &Rule, cost: u64) -> Self {
+        Self(Box::new(Refusal {
+            cause,
+            rule: *rule,
+            cost,
+            remaining: 0,
+            retry_after: None,
+            reason: "".into(),
+        }))
+    }
+
+    pub(crate) fn exceeded(rule: &Rule, cost: u64, decision: &Decision) -> Self {
+        let mut refused = Self::new(Cause::Exceeded, rule, cost);
+        refused.0.remaining = decision.remaining;
+        refused.0.retry_after = decision.retry_after();
+        refused
+    }
+
+    pub(crate) fn never_fits(rule: &Rule, cost: u64) -> Self {
+        Self::new(Cause::NeverFits, rule, cost)
+    }
+
+    pub(crate) fn missing_key(rule: &Rule) -> Self {
+        Self::new(Cause::MissingKey, rule, 0)
+    }
+
+    pub(crate) fn unavailable(rule: &Rule, reason: impl Into<Cow<'static, str>>) -> Self {
+        let mut refused = Self::new(Cause::Unavailable, rule, 0);
+        refused.0.reason = reason.into();
+        refused
+    }
+
+    pub(crate) fn misconfigured(rule: &Rule, reason: impl Into<Cow<'static, str>>) -> Self {
+        let mut refused = Self::new(Cause::Misconfigured, rule, 0);
+        refused.0.reason = reason.into();
+        refused
+    }
+
+    /// The same refusal, seen when this much of its wait is left.
+    pub(crate) fn retry_in(mut self, wait: Duration) -> Self {
+        let ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        self.0.retry_after = Some(Duration::from_millis(ms));
+        self
+    }
+
+    /// Why the call was not let through.
+    pub fn cause(&self) -> Cause {
+        self.0.cause
+    }
+
+    /// The prefix of the rule that refused; of several, the one with the longest wait.
+    pub fn rule(&self) -> &'static str {
+        self.0.rule.prefix()
+    }
+
+    /// The count of that rule.
+    pub fn limit(&self) -> u64 {
+        self.0.rule.count()
+    }
+
+    /// The period of that rule.
+    pub fn period(&self) -> Duration {
+        self.0.rule.period()
+    }
+
+    /// The largest cost that rule would have granted; 0 for causes other than [`Cause::Exceeded`].
+    pub fn remaining(&self) -> u64 {
+        self.0.remaining
+    }
+
+    /// The shortest wait after which this call is let through if nobody else calls, from the
+    /// moment the store decided, rounded up to a millisecond. `None` for causes other than [`Cause::Exceeded`].
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after
+    }
+}
+
+impl fmt::Display for RequestPerMinute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Refusal {
+            cause,
+            rule,
+            cost,
+            retry_after,
+            reason,
+            ..
+        } = &*self.0;
+        let prefix = rule.prefix();
+        match cause {
+            Cause::Exceeded => {
+                write!(
+                    f,
+                    "`{prefix}` is limited to {} per {}",
+                    rule.count(),
+                    Period(rule.period())
+                )?;
+                match retry_after {
+                    Some(wait) => write!(f, "; retry in {:.3}s", wait.as_secs_f64()),
+                    None => Ok(()),
+                }
+            }
+            Cause::NeverFits => write!(
+                f,
+                "`{prefix}` is limited to {} per {}; a cost of {cost} never fits",
+                rule.count(),
+                Period(rule.period())
+            ),
+            Cause::MissingKey => {
+                write!(f, "`{prefix}` is limited by a key, and this call has none")
+            }
+            Cause::Unavailable => write!(f, "`{prefix}` cannot be counted now: {reason}"),
+            Cause::Misconfigured => write!(f, "the limit `{prefix}` is misconfigured: {reason}"),
+        }
+    }
+}
+
+impl fmt::Debug for RequestPerMinute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestPerMinute")
+            .field("cause", &self.cause())
+            .field("rule", &self.rule())
+            .field("limit", &self.limit())
+            .field("period", &self.period())
+            .field("remaining", &self.remaining())
+            .field("retry_after", &self.retry_after())
+            .field("message", &self.to_string())
+            .finish()
+    }
+}
+
+impl std::error::Error for RequestPerMinute {}
+
+/// `minute`, or `5 minutes`, or `1.5s`.
+struct Period(Duration);
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u128); 5] = [
+            ("day", 86_400_000),
+            ("hour", 3_600_000),
+            ("minute", 60_000),
+            ("second", 1_000),
+            ("millisecond", 1),
+        ];
+        let ms = self.0.as_millis();
+        match UNITS.iter().find(|(_, unit)| ms > 0 && ms % unit == 0) {
+            Some((name, unit)) if ms == *unit => f.write_str(name),
+            Some((name, unit)) => write!(f, "{} {name}s", ms / unit),
+            None => write!(f, "{:?}", self.0),
+        }
+    }
+}
+
+/// A return type that can report a refusal.
+///
+/// An annotated function returns early with it. Implemented for every `Result` whose error is
+/// [`From<RequestPerMinute>`](From); implement it for a return type of your own that is no `Result`.
+///
+/// ```
+/// use ratelimit_runtime::{FromRefusal, RequestPerMinute};
+///
+/// enum Answer { Page(String), SlowDown }
+///
+/// impl FromRefusal for Answer {
+///     fn from_refusal(_: RequestPerMinute) -> Self {
+///         Self::SlowDown
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot report that a call was refused by its rate limit",
+    label = "an annotated function must be able to return a `RequestPerMinute`",
+    note = "return a `Result` whose error implements `From<ratelimit_runtime::RequestPerMinute>`",
+    note = "or implement `ratelimit_runtime::FromRefusal` for a return type of your own"
+)]
+pub trait FromRefusal {
+    /// The value an annotated function returns in place of running.
+    fn from_refusal(refused: RequestPerMinute) -> Self;
+}
+
+impl<T, E: From<RequestPerMinute>> FromRefusal for Result<T, E> {
+    fn from_refusal(refused: RequestPerMinute) -> Self {
+        Err(refused.into())
+    }
+}

@@ -1,0 +1,279 @@
+//! The store in this process's memory.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    hash::{BuildHasherDefault, Hasher},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use siphasher::sip128::{Hasher128, SipHasher13};
+use smallvec::SmallVec;
+
+use crate::{
+    Clock, CounterName, Decision,
+    algorithm::Bucket,
+    store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
+};
+
+/// Counters of one process, exact under any number of threads.
+///
+/// It needs no background task: what equals a fresh counter is dropped when a new one needs its room. When every
+/// counter is live and the store is full, new keys are refused as unavailable, and those that are stored go on.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    clock: Clock,
+    /// Of the hash, so that nobody can choose keys that collide.
+    secret: (u64, u64),
+    shards: Box<[Mutex<Shard>]>,
+    stored: AtomicUsize,
+    capacity: usize,
+}
+
+/// The hash of a counter's name under this store's secret.
+type Fingerprint = u128;
+
+#[derive(Debug, Default)]
+struct Shard {
+    buckets: HashMap<Fingerprint, Bucket, BuildHasherDefault<AlreadyHashed>>,
+    /// No bucket in here is fresh before this.
+    sweep_at_ms: u64,
+    /// Let go of what is fresh when there are this many.
+    sweep_above: usize,
+}
+
+const SHARDS: usize = 64;
+
+/// The shards of one request.
+type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 1]>;
+
+impl Memory {
+    pub(crate) fn new(clock: Clock, capacity: usize) -> Self {
+        Self {
+            clock,
+            secret: (random(), random()),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            stored: AtomicUsize::new(0),
+            capacity,
+        }
+    }
+
+    fn fingerprint(&self, name: &CounterName) -> Fingerprint {
+        let mut hasher = SipHasher13::new_with_keys(self.secret.0, self.secret.1);
+        hasher.write(name.as_bytes());
+        hasher.finish128().as_u128()
+    }
+
+    fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {
+        // A panic elsewhere can't leave a shard half changed: each change is a whole one.
+        self.shards[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn decide_one(&self, request: &mut Request) {
+        let names: SmallVec<[Fingerprint; 1]> = request
+            .charges
+            .iter()
+            .map(|charge| self.fingerprint(&charge.counter))
+            .collect();
+
+        // Each shard once, in order, so that two requests cannot wait for each other.
+        let mut indices: SmallVec<[usize; 1]> = names.iter().map(shard_of).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        let mut shards: Locked<'_> = indices
+            .into_iter()
+            .map(|index| (index, self.shard(index)))
+            .collect();
+        // Read under the locks: whoever comes later sees a later time.
+        let now_us = self.clock.now_us();
+
+        let mut all_fit = true;
+        for (charge, name) in request.charges.iter_mut().zip(&names) {
+            let stored = shard_in(&mut shards, name).buckets.get_mut(name);
+            let (fits, decision) = Bucket::look(stored, &charge.rule, now_us, charge.cost);
+            charge.decision = decision;
+            all_fit &= fits;
+        }
+        request.outcome = Ok(all_fit);
+        if !(all_fit && request.consume) {
+            return;
+        }
+
+        for at in 0..names.len() {
+            let charge = &mut request.charges[at];
+            if charge.cost == 0 {
+                continue;
+            }
+            match self.charge(shard_in(&mut shards, &names[at]), names[at], charge, now_us) {
+                Ok((decision, receipt)) => (charge.decision, charge.receipt) = (decision, receipt),
+                Err(full) => {
+                    for (charge, name) in request.charges[..at].iter().zip(&names) {
+                        self.return_charge(shard_in(&mut shards, name), *name, charge, now_us);
+                    }
+                    request.outcome = Err(full);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn charge(
+        &self,
+        shard: &mut Shard,
+        name: Fingerprint,
+        charge: &Charge,
+        now_us: u64,
+    ) -> Result<(Decision, u64), StoreError> {
+        if let Entry::Occupied(mut stored) = shard.buckets.entry(name) {
+            let charged = stored.get_mut().charge(&charge.rule, now_us, charge.cost);
+            shard.sweep_at_ms = shard.sweep_at_ms.min(stored.get().until_ms());
+            return Ok(charged);
+        }
+        if shard.buckets.len() >= shard.sweep_above {
+            self.sweep(shard, now_us);
+            shard.sweep_above = (2 * shard.buckets.len()).max(64);
+        }
+        while self.stored.fetch_add(1, Ordering::Relaxed) >= self.capacity {
+            self.stored.fetch_sub(1, Ordering::Relaxed);
+            if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {
+                return Err(StoreError::unavailable(format!(
+                    "the memory store holds {} counters, as many as it may, and all of them are in use",
+                    self.capacity
+                )));
+            }
+        }
+        let mut bucket = Bucket::fresh(&charge.rule, now_us);
+        let charged = bucket.charge(&charge.rule, now_us, charge.cost);
+        shard.sweep_at_ms = shard.sweep_at_ms.min(bucket.until_ms());
+        shard.buckets.insert(name, bucket);
+        Ok(charged)
+    }
+
+    /// Drops what is fresh. Returns how many that were.
+    fn sweep(&self, shard: &mut Shard, now_us: u64) -> usize {
+        if shard.sweep_at_ms > now_us / 1000 {
+            return 0;
+        }
+        let before = shard.buckets.len();
+        let mut soonest = u64::MAX;
+        shard.buckets.retain(|_, bucket| {
+            let live = !bucket.is_fresh(now_us);
+            if live {
+                soonest = soonest.min(bucket.until_ms());
+            }
+            live
+        });
+        shard.sweep_at_ms = soonest;
+        let dropped = before - shard.buckets.len();
+        self.stored.fetch_sub(dropped, Ordering::Relaxed);
+        dropped
+    }
+
+    /// Makes room in the first shard that has some. Shards in use are left alone: waiting for one while holding
+    /// another could be mutual.
+    fn sweep_others(&self, now_us: u64) -> usize {
+        self.shards
+            .iter()
+            .filter_map(|shard| shard.try_lock().ok())
+            .map(|mut shard| self.sweep(&mut shard, now_us))
+            .find(|dropped| *dropped > 0)
+            .unwrap_or(0)
+    }
+
+    fn return_charge(
+        &self,
+        shard: &mut Shard,
+        name: Fingerprint,
+        charge: &Charge,
+        now_us: u64,
+    ) -> u64 {
+        let Entry::Occupied(mut stored) = shard.buckets.entry(name) else {
+            return 0;
+        };
+        let back = stored
+            .get_mut()
+            .give_back(now_us, charge.receipt, charge.cost);
+        if stored.get().is_fresh(now_us) {
+            stored.remove();
+            self.stored.fetch_sub(1, Ordering::Relaxed);
+        }
+        back
+    }
+}
+
+impl Store for Memory {
+    fn decide(&self, mut batch: Batch) -> Reply<'_, Batch> {
+        for request in &mut *batch {
+            self.decide_one(request);
+        }
+        Reply::Ready(batch)
+    }
+
+    fn give_back(&self, charges: Charges) -> Reply<'_, Result<u64, StoreError>> {
+        let back = charges
+            .iter()
+            .filter(|charge| charge.cost > 0)
+            .map(|charge| {
+                let name = self.fingerprint(&charge.counter);
+                let mut shard = self.shard(shard_of(&name));
+                self.return_charge(&mut shard, name, charge, self.clock.now_us())
+            })
+            .sum();
+        Reply::Ready(Ok(back))
+    }
+
+    fn reset(&self, counter: CounterName) -> Reply<'_, Result<(), StoreError>> {
+        let name = self.fingerprint(&counter);
+        if self.shard(shard_of(&name)).buckets.remove(&name).is_some() {
+            self.stored.fetch_sub(1, Ordering::Relaxed);
+        }
+        Reply::Ready(Ok(()))
+    }
+}
+
+fn shard_in<'a>(locked: &'a mut Locked<'_>, name: &Fingerprint) -> &'a mut Shard {
+    let index = shard_of(name);
+    let at = locked
+        .iter()
+        .position(|(locked, _)| *locked == index)
+        .unwrap_or_default();
+    &mut locked[at].1
+}
+
+#[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
+fn shard_of(name: &Fingerprint) -> usize {
+    (*name >> 64) as usize % SHARDS
+}
+
+/// Secret enough: the standard library seeds its maps from the system's randomness.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}
+
+/// A fingerprint is its own hash.
+#[derive(Debug, Default)]
+struct AlreadyHashed(u64);
+
+impl Hasher for AlreadyHashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    #[allow(clippy::cast_possible_truncation)]
+    fn write_u128(&mut self, fingerprint: u128) {
+        self.0 = fingerprint as u64;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.0 ^= u64::from_le_bytes(word);
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What the attribute's code calls. Nobody else should: it changes without notice.
+
+use std::time::Duration;
+
+pub use crate::limiter::Asked as Charge;
+use crate::{
+    Cause, Key, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
+    limiter::{AskedKey, Manner},
+};
+
+/// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
+#[must_use]
+pub const fn rule(prefix: &'static str, count: u64, ttl: u64, unit_ms: u64) -> Rule {
+    assert!(
+        !prefix.is_empty(),
+        "`prefix` is empty; give the counter a name"
+    );
+    assert!(count > 0, "`count` must be at least 1");
+    assert!(ttl > 0, "`ttl` must be at least 1");
+    let Some(period_ms) = ttl.checked_mul(unit_ms) else {
+        panic!("`ttl` is too large")
+    };
+    let period = Duration::from_millis(period_ms);
+    assert!(
+        period.as_secs() <= Rule::LONGEST_PERIOD.as_secs(),
+        "`ttl` is longer than 3,650 days"
+    );
+    Rule::new(prefix, count, period)
+}
+
+/// The rule with a count that is known only now.
+#[must_use]
+pub const fn with_count(rule: &Rule, count: u64) -> Rule {
+    rule.with_count(count)
+}
+
+/// A count of any integer type; a negative one admits nothing.
+pub fn count<N: TryInto<u64>>(count: N) -> u64 {
+    count.try_into().unwrap_or(0)
+}
+
+/// A cost of any integer type; a negative one never fits.
+pub fn cost<N: TryInto<u64>>(cost: N) -> u64 {
+    cost.try_into().unwrap_or(u64::MAX)
+}
+
+/// The key of a call, made from a reference so that no argument is moved.
+#[derive(Debug)]
+pub struct ChargedKey(AskedKey);
+
+pub fn key<K: RateKey>(key: &K) -> ChargedKey {
+    ChargedKey(AskedKey::Some(Key::new(key)))
+}
+
+#[must_use]
+pub fn no_key() -> ChargedKey {
+    ChargedKey(AskedKey::Shared)
+}
+
+/// What a `None` means.
+#[derive(Clone, Copy, Debug)]
+pub enum MissingKey {
+    Deny,
+    Skip,
+    Shared,
+}
+
+pub fn optional_key<K: OptionalKey>(key: &K, missing: MissingKey) -> ChargedKey {
+    ChargedKey(match (key.key(), missing) {
+        (Some(key), _) => AskedKey::Some(key),
+        (None, MissingKey::Deny) => AskedKey::Missing,
+        (None, MissingKey::Skip) => AskedKey::Skip,
+        (None, MissingKey::Shared) => AskedKey::Shared,
+    })
+}
+
+#[diagnostic::on_unimplemented(
+    message = "`on_missing_key` needs a key that can be missing, and `{Self}` cannot",
+    label = "not an `Option` of a key",
+    note = "leave `on_missing_key` out, or give an `Option` of something that implements `RateKey`"
+)]
+pub trait OptionalKey {
+    fn key(&self) -> Option<Key>;
+}
+
+impl<K: RateKey> OptionalKey for Option<K> {
+    fn key(&self) -> Option<Key> {
+        self.as_ref().map(Key::new)
+    }
+}
+
+impl<K: OptionalKey + ?Sized> OptionalKey for &K {
+    fn key(&self) -> Option<Key> {
+        K::key(self)
+    }
+}
+
+#[must_use]
+pub fn charge(rule: &Rule, ChargedKey(key): ChargedKey, cost: u64) -> Charge<'_> {
+    Charge { rule, key, cost }
+}
+
+/// How a call is treated: what is said once, however many rules it has.
+#[derive(Clone, Copy, Debug)]
+pub struct Call(Manner);
+
+impl Call {
+    #[allow(clippy::new_without_default)]
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Manner {
+            wait: None,
+            on_store_error: None,
+        })
+    }
+
+    #[must_use]
+    pub const fn wait(mut self) -> Self {
+        self.0.wait = Some(None);
+        self
+    }
+
+    #[must_use]
+    pub const fn wait_at_most(mut self, ms: u64) -> Self {
+        self.0.wait = Some(Some(Duration::from_millis(ms)));
+        self
+    }
+
+    #[must_use]
+    pub const fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
+        self.0.on_store_error = Some(on_store_error);
+        self
+    }
+}
+
+/// The call in front of every annotated function's body.
+pub async fn limit_request_per_time(
+    limiter: Option<&Limiter>,
+    call: &Call,
+    charges: &[Charge<'_>],
+) -> Result<Permit, RequestPerMinute> {
+    match limiter {
+        Some(limiter) => limiter.decide(charges, call.0).await,
+        None => Limiter::current().decide(charges, call.0).await,
+    }
+}
+
+/// Whether a refusal is about the limit, and so for `on_limit` to answer.
+#[must_use]
+pub fn over_limit(refused: &RequestPerMinute) -> bool {
+    matches!(refused.cause(), Cause::Exceeded | Cause::NeverFits)
+}

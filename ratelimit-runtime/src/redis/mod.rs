@@ -1,0 +1,278 @@
+//! The store on one Redis server.
+//!
+//! A decision is one script call on one connection. Nothing is ever sent twice, except a script the
+//! server says it does not know and so has not run.
+
+mod link;
+mod script;
+mod target;
+
+use std::fmt::Write as _;
+
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+
+pub(crate) use self::target::{Certificates, Target, without_password};
+use self::{link::Links, script::Script};
+use crate::{
+    CounterName, algorithm,
+    store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
+};
+
+/// Counters on one Redis server, or one that speaks its protocol.
+#[derive(Debug)]
+pub(crate) struct Redis {
+    links: Links,
+}
+
+impl Redis {
+    pub(crate) fn new(target: Target) -> Self {
+        Self {
+            links: Links::new(target),
+        }
+    }
+
+    /// Waits until the server has answered once on this runtime.
+    pub(crate) async fn connected(&self) -> Result<(), StoreError> {
+        self.links.connection().await.map(drop)
+    }
+
+    /// Runs scripts, each with its arguments, in one round trip, and answers in their order.
+    async fn run(&self, calls: &[Call<'_>]) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+        let mut connection = self.links.connection().await?;
+        let mut replies = connection
+            .send(calls.iter().map(|call| call.command(true)))
+            .await?;
+
+        let unknown: Vec<usize> = (0..replies.len())
+            .filter(|&at| is_noscript(&replies[at]))
+            .collect();
+        if !unknown.is_empty() {
+            // On the same connection: another server may not know the script either.
+            let again = connection
+                .send(unknown.iter().map(|&at| calls[at].command(false)))
+                .await?;
+            for (at, reply) in unknown.into_iter().zip(again) {
+                replies[at] = reply;
+            }
+        }
+        Ok(replies
+            .into_iter()
+            .map(|reply| reply.extract_error().map_err(|error| explain(&error)))
+            .collect())
+    }
+
+    async fn decide_all(&self, batch: &mut [Request]) -> Result<(), StoreError> {
+        let calls: Vec<_> = batch.iter().map(Call::decide).collect();
+        let replies = self.run(&calls).await?;
+        for (request, reply) in batch.iter_mut().zip(replies) {
+            request.outcome = reply.and_then(|reply| read(&mut request.charges, &reply));
+        }
+        Ok(())
+    }
+}
+
+impl Store for Redis {
+    fn decide(&self, mut batch: Batch) -> Reply<'_, Batch> {
+        Reply::Pending(Box::pin(async move {
+            if let Err(error) = self.decide_all(&mut batch).await {
+                for request in &mut *batch {
+                    request.outcome = Err(error.clone());
+                }
+            }
+            batch
+        }))
+    }
+
+    fn give_back(&self, charges: Charges) -> Reply<'_, Result<u64, StoreError>> {
+        Reply::Pending(Box::pin(async move {
+            let calls: Vec<_> = charges
+                .iter()
+                .filter(|charge| charge.cost > 0)
+                .map(Call::give_back)
+                .collect();
+            let mut back = 0;
+            for reply in self.run(&calls).await? {
+                back += number(&reply?)?.unsigned_abs();
+            }
+            Ok(back)
+        }))
+    }
+
+    fn reset(&self, counter: CounterName) -> Reply<'_, Result<(), StoreError>> {
+        Reply::Pending(Box::pin(async move {
+            let mut command = redis::cmd("DEL");
+            command.arg(counter.as_bytes());
+            for reply in self
+                .links
+                .connection()
+                .await?
+                .send([command].into_iter())
+                .await?
+            {
+                reply.extract_error().map_err(|error| explain(&error))?;
+            }
+            Ok(())
+        }))
+    }
+}
+
+/// A script with its keys and arguments.
+struct Call<'a> {
+    script: &'static Script,
+    charges: &'a [Charge],
+    arguments: Arguments,
+}
+
+enum Arguments {
+    One { first: u64 },
+    All { consume: bool },
+}
+
+impl<'a> Call<'a> {
+    fn decide(request: &'a Request) -> Self {
+        let consume = request.consume;
+        match &*request.charges {
+            [one] => Self {
+                script: Script::decide_one(one.rule.counted_by()),
+                charges: &request.charges,
+                arguments: Arguments::One {
+                    first: u64::from(consume),
+                },
+            },
+            _ => Self {
+                script: Script::decide_all(),
+                charges: &request.charges,
+                arguments: Arguments::All { consume },
+            },
+        }
+    }
+
+    fn give_back(charge: &'a Charge) -> Self {
+        Self {
+            script: Script::give_back(charge.rule.counted_by()),
+            charges: std::slice::from_ref(charge),
+            arguments: Arguments::One {
+                first: charge.receipt,
+            },
+        }
+    }
+
+    /// The script by its digest, or, for a server that does not know it, by its text.
+    fn command(&self, by_digest: bool) -> Cmd {
+        let keys = self
+            .charges
+            .iter()
+            .map(|charge| charge.counter.as_bytes().len())
+            .sum::<usize>();
+        let text = if by_digest {
+            self.script.digest.len()
+        } else {
+            self.script.text.len()
+        };
+        let count = 4 + self.charges.len() * 8;
+        let mut command = Cmd::with_capacity(count, text + keys + count * 8);
+        if by_digest {
+            command.arg("EVALSHA").arg(&self.script.digest);
+        } else {
+            command.arg("EVAL").arg(&self.script.text);
+        }
+        command.arg(self.charges.len());
+        for charge in self.charges {
+            command.arg(charge.counter.as_bytes());
+        }
+        match self.arguments {
+            Arguments::One { first } => {
+                command.arg(first);
+            }
+            Arguments::All { consume } => {
+                command.arg(u64::from(consume));
+            }
+        }
+        for charge in self.charges {
+            if let Arguments::All { .. } = self.arguments {
+                command.arg(algorithm::function_name(charge.rule.counted_by()));
+            }
+            for argument in algorithm::arguments(charge) {
+                command.arg(argument);
+            }
+        }
+        command
+    }
+}
+
+fn is_noscript(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+}
+
+/// Writes what a script replied into the charges, and says whether all of them fit.
+fn read(charges: &mut [Charge], reply: &Value) -> Result<bool, StoreError> {
+    let numbers = match reply {
+        Value::Array(numbers) if numbers.len() == 3 * charges.len() => numbers,
+        other => return Err(unexpected(other)),
+    };
+    let mut all_fit = true;
+    for (charge, numbers) in charges.iter_mut().zip(numbers.chunks_exact(3)) {
+        let reply = [
+            number(&numbers[0])?,
+            number(&numbers[1])?,
+            number(&numbers[2])?,
+        ];
+        let (fits, decision, receipt) = algorithm::decode(&charge.rule, reply);
+        (charge.decision, charge.receipt) = (decision, receipt);
+        all_fit &= fits;
+    }
+    Ok(all_fit)
+}
+
+fn number(value: &Value) -> Result<i64, StoreError> {
+    match value {
+        Value::Int(number) => Ok(*number),
+        other => Err(unexpected(other)),
+    }
+}
+
+fn unexpected(reply: &Value) -> StoreError {
+    StoreError::misconfigured(format!(
+        "the server's reply to a script is not what the script returns: {reply:?}"
+    ))
+}
+
+/// An error in words, with what to do where that is known. Never with what a key or a password holds.
+fn explain(error: &RedisError) -> StoreError {
+    let code = error.code().unwrap_or_default();
+    let advice = match (error.kind(), code) {
+        (_, "NOPERM") => "give its user the rights named in the documentation",
+        (_, "WRONGTYPE") => {
+            "something else is stored under a counter's name: choose another namespace"
+        }
+        (_, "OOM") => "the server is out of memory: see its maxmemory",
+        (_, "READONLY") => "this is a replica: connect to the primary",
+        (ErrorKind::AuthenticationFailed, _) | (_, "WRONGPASS" | "NOAUTH") => {
+            "check user and password"
+        }
+        (ErrorKind::RESP3NotSupported, _) => "add ?protocol=resp2 to the URL",
+        _ => "",
+    };
+    let mut reason = format!("Redis: {error}");
+    if !advice.is_empty() {
+        let _ = write!(reason, "; {advice}");
+    }
+    let misconfigured = match error.kind() {
+        ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => false,
+        ErrorKind::Server(kind) => matches!(
+            kind,
+            ServerErrorKind::ResponseError
+                | ServerErrorKind::ExecAbort
+                | ServerErrorKind::CrossSlot
+                | ServerErrorKind::NoPerm
+                | ServerErrorKind::NoScript
+        ),
+        ErrorKind::Extension => !matches!(code, "OOM" | "BUSY" | "MISCONF" | "NOREPLICAS"),
+        _ => true,
+    };
+    if misconfigured {
+        StoreError::misconfigured(reason)
+    } else {
+        StoreError::unavailable(reason)
+    }
+}

@@ -1,0 +1,92 @@
+//! Which server, and how to get there.
+
+use std::fmt;
+
+use redis::{Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, io::tcp::TcpSettings};
+
+use crate::SetupError;
+
+/// A server, and everything that is needed to open a connection to it. Shows itself without its password.
+pub(crate) struct Target {
+    pub(super) client: Client,
+}
+
+/// Certificates for TLS, in PEM.
+#[derive(Clone, Default)]
+pub(crate) struct Certificates {
+    pub(crate) authority: Option<Vec<u8>>,
+    pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Target {
+    pub(crate) fn new(url: &str, certificates: Certificates) -> Result<Self, SetupError> {
+        let invalid = |reason: &dyn fmt::Display| {
+            SetupError::new(format!("{}: {reason}", without_password(url)))
+        };
+        let info: ConnectionInfo = url
+            .into_connection_info()
+            .map_err(|error| invalid(&error))?;
+        let info = info
+            .clone()
+            .set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        // RESP3 tells at once when a connection is gone, even an idle one.
+        let chosen = redis::parse_redis_url(url)
+            .is_some_and(|url| url.query_pairs().any(|(name, _)| name == "protocol"));
+        let info = if chosen {
+            info
+        } else {
+            let settings = info
+                .redis_settings()
+                .clone()
+                .set_protocol(ProtocolVersion::RESP3);
+            info.set_redis_settings(settings)
+        };
+        let client = open(info, certificates).map_err(|error| invalid(&error))?;
+        Ok(Self { client })
+    }
+}
+
+#[cfg(feature = "rustls")]
+fn open(info: ConnectionInfo, certificates: Certificates) -> redis::RedisResult<Client> {
+    use redis::{ClientTlsConfig, TlsCertificates};
+
+    // The redis crate builds on whatever the process has installed and panics without; an earlier choice stands.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    if let redis::ConnectionAddr::TcpTls { .. } = info.addr() {
+        let Certificates {
+            authority: root_cert,
+            client,
+        } = certificates;
+        let client_tls = client.map(|(client_cert, client_key)| ClientTlsConfig {
+            client_cert,
+            client_key,
+        });
+        return Client::build_with_tls(
+            info,
+            TlsCertificates {
+                client_tls,
+                root_cert,
+            },
+        );
+    }
+    Client::open(info)
+}
+
+#[cfg(not(feature = "rustls"))]
+fn open(info: ConnectionInfo, _: Certificates) -> redis::RedisResult<Client> {
+    Client::open(info)
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Target({})", self.client.get_connection_info().addr())
+    }
+}
+
+/// A URL as it may be shown: without what stands before the `@`.
+pub(crate) fn without_password(url: &str) -> String {
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        _ => url.to_owned(),
+    }
+}

@@ -1,0 +1,212 @@
+//! The interface to where counters live.
+
+use std::{borrow::Cow, fmt, future::Future, ops, pin::Pin};
+
+use smallvec::SmallVec;
+
+use crate::{CounterName, Decision, Rule};
+
+/// Where counters live and decisions are made.
+///
+/// The crate has two: memory and Redis. A store of your own decides for [`Limiter::with_store`](crate::Limiter::with_store).
+///
+/// A store must
+///
+/// - decide each request on its own, atomically, in the order of the batch: either every charge of it fits and all are charged, or
+///   none is and nothing changes;
+/// - decide by one clock of its own;
+/// - only look, and change nothing, for a request that does not consume, and for a cost of 0.
+///
+/// What it writes back into a request: each charge's [`Decision`] and [`Charge::receipt`], and the [`Request::outcome`].
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Decides a batch of requests.
+    ///
+    /// A future that is dropped half way may or may not have charged.
+    fn decide(&self, batch: Batch) -> Reply<'_, Batch>;
+
+    /// Returns what still counts of charges that were granted, and how much that was in total.
+    ///
+    /// What no longer counts is not returned: a later window is never credited.
+    fn give_back(&self, charges: Charges) -> Reply<'_, Result<u64, StoreError>>;
+
+    /// Forgets a counter.
+    fn reset(&self, counter: CounterName) -> Reply<'_, Result<(), StoreError>>;
+}
+
+/// An answer that is there, or one that has to be awaited.
+///
+/// A store without input and output answers at once, and its callers pay for no future.
+#[allow(missing_debug_implementations)] // futures have nothing to show
+pub enum Reply<'a, T> {
+    /// The answer.
+    Ready(T),
+    /// The answer is on its way.
+    Pending(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
+}
+
+/// Requests to be decided in this order; a list that holds one of them without an allocation.
+#[derive(Clone, Debug, Default)]
+pub struct Batch(SmallVec<[Request; 1]>);
+
+impl From<Request> for Batch {
+    fn from(request: Request) -> Self {
+        Self(smallvec::smallvec![request])
+    }
+}
+
+impl FromIterator<Request> for Batch {
+    fn from_iter<I: IntoIterator<Item = Request>>(requests: I) -> Self {
+        Self(requests.into_iter().collect())
+    }
+}
+
+impl Batch {
+    /// The first request of a batch that has one.
+    pub(crate) fn into_first(self) -> Option<Request> {
+        self.0.into_iter().next()
+    }
+}
+
+impl ops::Deref for Batch {
+    type Target = [Request];
+
+    fn deref(&self) -> &[Request] {
+        &self.0
+    }
+}
+
+impl ops::DerefMut for Batch {
+    fn deref_mut(&mut self) -> &mut [Request] {
+        &mut self.0
+    }
+}
+
+/// One decision a caller asks for: all of its charges, or none.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What to charge. No two are for one counter.
+    pub charges: Charges,
+    /// Charge if everything fits (`true`), or only look (`false`).
+    pub consume: bool,
+    /// Whether everything fits, and so, with `consume`, was charged.
+    pub outcome: Result<bool, StoreError>,
+}
+
+impl Request {
+    /// A request that has not been decided.
+    pub fn new(charges: impl Into<Charges>, consume: bool) -> Self {
+        Self {
+            charges: charges.into(),
+            consume,
+            outcome: Err(StoreError::unavailable("the store gave no answer")),
+        }
+    }
+}
+
+/// A cost to one counter, and what the store said of it.
+#[derive(Clone, Debug)]
+pub struct Charge {
+    /// The limit.
+    pub rule: Rule,
+    /// The counter's name.
+    pub counter: CounterName,
+    /// How much to take. At most the rule's count.
+    pub cost: u64,
+    /// Written by the store: the state of the counter after a charge, or what it was when the request was refused
+    /// or only looked.
+    pub decision: Decision,
+    /// Written by the store on a charge, for itself: what [`Store::give_back`] finds the charge by.
+    pub receipt: u64,
+}
+
+impl Charge {
+    /// A cost that has not been decided on.
+    pub fn new(rule: Rule, counter: CounterName, cost: u64) -> Self {
+        Self {
+            rule,
+            counter,
+            cost,
+            decision: Decision::fresh(rule.count()),
+            receipt: 0,
+        }
+    }
+}
+
+/// The charges of one request; a list that holds one of them without an allocation.
+#[derive(Clone, Debug, Default)]
+pub struct Charges(SmallVec<[Charge; 1]>);
+
+impl Charges {
+    /// Adds a charge. A second one for a counter is added to the first: the costs add up, and the lower count holds.
+    pub fn push(&mut self, charge: Charge) {
+        match self
+            .0
+            .iter_mut()
+            .find(|other| other.counter == charge.counter)
+        {
+            Some(other) => {
+                other.cost = other.cost.saturating_add(charge.cost);
+                other.rule = if charge.rule.count() < other.rule.count() {
+                    charge.rule
+                } else {
+                    other.rule
+                };
+            }
+            None => self.0.push(charge),
+        }
+    }
+}
+
+impl ops::Deref for Charges {
+    type Target = [Charge];
+
+    fn deref(&self) -> &[Charge] {
+        &self.0
+    }
+}
+
+impl ops::DerefMut for Charges {
+    fn deref_mut(&mut self) -> &mut [Charge] {
+        &mut self.0
+    }
+}
+
+impl From<Charge> for Charges {
+    fn from(charge: Charge) -> Self {
+        Self(smallvec::smallvec![charge])
+    }
+}
+
+/// A store could not decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreError {
+    pub(crate) misconfigured: bool,
+    pub(crate) reason: Cow<'static, str>,
+}
+
+impl StoreError {
+    /// The store cannot be reached, is too slow or is full. What happens is the caller's `on_store_error`.
+    pub fn unavailable(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            misconfigured: false,
+            reason: reason.into(),
+        }
+    }
+
+    /// The store answered that it can't work like this: a wrong type, a missing right, a broken script. Returned to
+    /// callers whatever their policy.
+    pub fn misconfigured(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            misconfigured: true,
+            reason: reason.into(),
+        }
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for StoreError {}
