@@ -10,6 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef __linux__
+#error "a controlled clock is preloaded with LD_PRELOAD: it needs Linux"
+#endif
+
 static uint64_t now(void) {
     static uint64_t *slots;
     if (!slots) {

@@ -21,8 +21,11 @@ use crate::tls::TlsFiles;
 /// How long a server may take to start, or to answer [`RedisServer::command`].
 const PATIENCE: Duration = Duration::from_secs(20);
 
+const PORT_ATTEMPTS: u32 = 20;
+
 /// A running Redis server with nothing in it. Drop: killed, waited for, its folder removed.
 #[derive(Debug)]
+#[must_use = "a server ends when it is dropped"]
 pub struct RedisServer {
     // Dropped in this order: the process before its folder.
     process: Option<Process>,
@@ -115,7 +118,7 @@ impl RedisServerBuilder {
             args: self.args,
             folder,
         };
-        loop {
+        for _ in 0..PORT_ATTEMPTS {
             server.address = match self.listen {
                 Listen::Tcp => Address::Tcp(next_port()),
                 Listen::Tls => Address::Tls(next_port()),
@@ -125,6 +128,7 @@ impl RedisServerBuilder {
                 return server;
             }
         }
+        panic!("{PORT_ATTEMPTS} ports in a row were taken");
     }
 }
 

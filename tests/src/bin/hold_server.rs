@@ -1,4 +1,4 @@
-//! Starts a server, prints its process id, port and folder, and holds it until killed.
+//! Starts a server, prints its port and folder, and holds it until killed.
 //! `it/harness.rs` looks at what is left then.
 
 use ratelimit_tests::RedisServer;
@@ -8,7 +8,7 @@ fn main() {
     let setting = server.command(&[b"CONFIG", b"GET", b"dir"]);
     let (_, folder): (String, String) =
         redis::from_redis_value(setting).expect("a name and a value");
-    println!("{} {} {folder}", server.pid(), server.port());
+    println!("{} {folder}", server.port());
     loop {
         std::thread::park();
     }
