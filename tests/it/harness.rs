@@ -218,7 +218,11 @@ fn a_panic_ends_the_server() {
 
 /// `hold_server`, with its server's port and folder.
 fn hold_server(command: &mut Command) -> (Child, u16, PathBuf) {
-    let mut owner = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut owner = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut line = String::new();
     BufReader::new(owner.stdout.take().unwrap())
         .read_line(&mut line)

@@ -1,5 +1,5 @@
-//! Starts a server, prints its port and folder, and holds it until killed.
-//! `it/harness.rs` looks at what is left then.
+//! Starts a server, prints its port and folder, and holds it until standard input ends.
+//! `it/harness.rs` looks at what is left when it is killed instead.
 
 use ratelimit_tests::RedisServer;
 
@@ -9,7 +9,5 @@ fn main() {
     let (_, folder): (String, String) =
         redis::from_redis_value(setting).expect("a name and a value");
     println!("{} {folder}", server.port());
-    loop {
-        std::thread::park();
-    }
+    let _ = std::io::stdin().read_line(&mut String::new());
 }
