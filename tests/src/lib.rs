@@ -1,1 +1,25 @@
-//! What the tests share.
+//! What the tests share: real Redis servers, each private to the test that started it.
+//!
+//! ```
+//! let mut server = ratelimit_tests::RedisServer::start();
+//! server.command(&[b"SET", b"fruit", b"pear"]);
+//! server.stop(); // hangs, as far as its clients can tell
+//! server.cont();
+//! server.kill(); // crashes
+//! server.restart(); // comes back empty, at the same address
+//! ```
+//!
+//! A server ends with the value that owns it, when the test panics, and when the test process is killed.
+//! Where no server can be started the test fails and says how to get one; nothing is skipped.
+//!
+//! Everything here panics where it cannot go on: it runs in tests only.
+#![allow(clippy::missing_panics_doc)]
+
+mod clock;
+mod process;
+mod server;
+mod tls;
+
+pub use clock::ServerClock;
+pub use server::{RedisServer, RedisServerBuilder};
+pub use tls::TlsFiles;

@@ -1,0 +1,3 @@
+//! Tests against real servers.
+
+mod harness;

@@ -1,0 +1,13 @@
+//! Starts a server, prints its port and folder, and holds it until standard input ends.
+//! `it/harness.rs` looks at what is left when it is killed instead.
+
+use ratelimit_tests::RedisServer;
+
+fn main() {
+    let server = RedisServer::start();
+    let setting = server.command(&[b"CONFIG", b"GET", b"dir"]);
+    let (_, folder): (String, String) =
+        redis::from_redis_value(setting).expect("a name and a value");
+    println!("{} {folder}", server.port());
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
