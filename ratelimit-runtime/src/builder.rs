@@ -134,11 +134,7 @@ impl Builder {
 
     /// This client's certificate and its key, in PEM (feature `rustls`).
     #[cfg(feature = "rustls")]
-    pub fn client_certificate(
-        mut self,
-        certificate: impl Into<Vec<u8>>,
-        key: impl Into<Vec<u8>>,
-    ) -> Self {
+    pub fn client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.certificates.client = Some((certificate.into(), key.into()));
         self
     }
@@ -159,22 +155,17 @@ impl Builder {
         let scheme = self.url.split_once("://").map(|(scheme, _)| scheme);
         match scheme {
             Some("memory") if self.url == "memory://" => Ok(self.in_memory()),
-            Some("memory") => Err(SetupError::new(format!(
-                "{}: nothing may follow memory://",
-                self.url
-            ))),
+            Some("memory") => Err(SetupError::new(format!("{}: nothing may follow memory://", self.url))),
             #[cfg(feature = "redis")]
-            Some(
-                "redis" | "valkey" | "rediss" | "valkeys" | "redis+unix" | "valkey+unix" | "unix",
-            ) => self.on_redis().await,
+            Some("redis" | "valkey" | "rediss" | "valkeys" | "redis+unix" | "valkey+unix" | "unix") => {
+                self.on_redis().await
+            }
             #[cfg(not(feature = "redis"))]
-            Some("redis" | "rediss" | "redis+unix") => Err(SetupError::new(
-                "this URL needs the feature `redis` of ratelimit-runtime",
-            )),
+            Some("redis" | "rediss" | "redis+unix") => {
+                Err(SetupError::new("this URL needs the feature `redis` of ratelimit-runtime"))
+            }
             Some("redis+cluster" | "rediss+cluster" | "redis+sentinel" | "rediss+sentinel") => {
-                Err(SetupError::new(
-                    "clusters and sentinels are not available yet; name one server: redis://host:port",
-                ))
+                Err(SetupError::new("clusters and sentinels are not available yet; name one server: redis://host:port"))
             }
             Some(other) => Err(SetupError::new(format!(
                 "unknown scheme `{other}`; use memory://, redis://, rediss:// or redis+unix://"
@@ -195,19 +186,14 @@ impl Builder {
     async fn on_redis(mut self) -> Result<Limiter, SetupError> {
         #[cfg(not(feature = "rustls"))]
         if self.url.starts_with("rediss") || self.url.starts_with("valkeys") {
-            return Err(SetupError::new(
-                "TLS needs the feature `rustls` of ratelimit-runtime",
-            ));
+            return Err(SetupError::new("TLS needs the feature `rustls` of ratelimit-runtime"));
         }
         let certificates = std::mem::take(&mut self.certificates);
         let target = crate::redis::Target::new(&self.url, certificates)?;
         let name = crate::redis::without_password(&self.url);
         let store = crate::redis::Redis::new(target);
         if !self.lazy {
-            store
-                .connected()
-                .await
-                .map_err(|error| SetupError::new(format!("{name}: {error}")))?;
+            store.connected().await.map_err(|error| SetupError::new(format!("{name}: {error}")))?;
         }
         match self.instances {
             Some(instances) => self.settings.instances = instances.get().into(),
@@ -237,9 +223,7 @@ impl Builder {
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder")
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
+        f.debug_struct("Builder").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 

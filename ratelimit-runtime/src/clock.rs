@@ -26,9 +26,7 @@ impl Clock {
     /// The system's clock.
     pub fn system() -> Self {
         Self(Kind::System {
-            at: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default(),
+            at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             since: Instant::now(),
         })
     }
@@ -99,10 +97,7 @@ struct Manual {
 impl ManualClock {
     /// A clock that shows the first second of the year 2000, UTC.
     pub fn new() -> Self {
-        Self(Arc::new(Manual {
-            now: Mutex::new(Duration::from_secs(946_684_800)),
-            moved: Notify::new(),
-        }))
+        Self(Arc::new(Manual { now: Mutex::new(Duration::from_secs(946_684_800)), moved: Notify::new() }))
     }
 
     /// Time since 1970-01-01 00:00 UTC.

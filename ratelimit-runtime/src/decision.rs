@@ -41,12 +41,7 @@ impl Decision {
     /// does not fit, how long until it would.
     ///
     /// The durations are rounded up to whole milliseconds.
-    pub fn new(
-        limit: u64,
-        remaining: u64,
-        reset_after: Duration,
-        retry_after: Option<Duration>,
-    ) -> Self {
+    pub fn new(limit: u64, remaining: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
         Self {
             limit,
             remaining,
@@ -57,12 +52,7 @@ impl Decision {
 
     /// As a counter nobody ever used would decide.
     pub(crate) fn fresh(limit: u64) -> Self {
-        Self {
-            limit,
-            remaining: limit,
-            reset_after_ms: 0,
-            retry_after_ms: u64::MAX,
-        }
+        Self { limit, remaining: limit, reset_after_ms: 0, retry_after_ms: u64::MAX }
     }
 
     /// The most that is ever granted: the rule's count.
@@ -124,23 +114,13 @@ impl Permit {
             .map(|charge| charge.decision)
             .min_by_key(|decision| (decision.remaining, u64::MAX - decision.reset_after_ms))
             .unwrap_or(Decision::fresh(u64::MAX));
-        Self {
-            tightest,
-            charged: Some((limiter, charges, by)),
-        }
+        Self { tightest, charged: Some((limiter, charges, by)) }
     }
 
     /// A permit nobody had to pay for.
     pub(crate) fn free(charges: &[Charge]) -> Self {
-        let limit = charges
-            .iter()
-            .map(|charge| charge.rule.count())
-            .min()
-            .unwrap_or(u64::MAX);
-        Self {
-            tightest: Decision::fresh(limit),
-            charged: None,
-        }
+        let limit = charges.iter().map(|charge| charge.rule.count()).min().unwrap_or(u64::MAX);
+        Self { tightest: Decision::fresh(limit), charged: None }
     }
 
     /// The count of the rule; of the tightest one if there were several.

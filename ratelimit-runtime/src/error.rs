@@ -53,14 +53,7 @@ struct Refusal {
 
 impl RequestPerMinute {
     fn new(cause: Cause, rule: &Rule, cost: u64) -> Self {
-        Self(Box::new(Refusal {
-            cause,
-            rule: *rule,
-            cost,
-            remaining: 0,
-            retry_after: None,
-            reason: "".into(),
-        }))
+        Self(Box::new(Refusal { cause, rule: *rule, cost, remaining: 0, retry_after: None, reason: "".into() }))
     }
 
     pub(crate) fn exceeded(rule: &Rule, cost: u64, decision: &Decision) -> Self {
@@ -131,23 +124,11 @@ impl RequestPerMinute {
 
 impl fmt::Display for RequestPerMinute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Refusal {
-            cause,
-            rule,
-            cost,
-            retry_after,
-            reason,
-            ..
-        } = &*self.0;
+        let Refusal { cause, rule, cost, retry_after, reason, .. } = &*self.0;
         let prefix = rule.prefix();
         match cause {
             Cause::Exceeded => {
-                write!(
-                    f,
-                    "`{prefix}` is limited to {} per {}",
-                    rule.count(),
-                    Period(rule.period())
-                )?;
+                write!(f, "`{prefix}` is limited to {} per {}", rule.count(), Period(rule.period()))?;
                 match retry_after {
                     Some(wait) => write!(f, "; retry in {:.3}s", wait.as_secs_f64()),
                     None => Ok(()),
@@ -189,13 +170,8 @@ struct Period(Duration);
 
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(&str, u128); 5] = [
-            ("day", 86_400_000),
-            ("hour", 3_600_000),
-            ("minute", 60_000),
-            ("second", 1_000),
-            ("millisecond", 1),
-        ];
+        const UNITS: [(&str, u128); 5] =
+            [("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000), ("millisecond", 1)];
         let ms = self.0.as_millis();
         match UNITS.iter().find(|(_, unit)| ms > 0 && ms % unit == 0) {
             Some((name, unit)) if ms == *unit => f.write_str(name),

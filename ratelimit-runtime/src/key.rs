@@ -88,10 +88,7 @@ impl KeyWriter<'_> {
             if index > 0 {
                 self.out.push(b',');
             }
-            part.write_key(&mut KeyWriter {
-                out: self.out,
-                written: false,
-            });
+            part.write_key(&mut KeyWriter { out: self.out, written: false });
         }
         self.out.push(b')');
     }
@@ -99,9 +96,7 @@ impl KeyWriter<'_> {
 
 impl fmt::Debug for KeyWriter<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("KeyWriter")
-            .field(&String::from_utf8_lossy(self.out))
-            .finish()
+        f.debug_tuple("KeyWriter").field(&String::from_utf8_lossy(self.out)).finish()
     }
 }
 
@@ -123,11 +118,7 @@ fn escape<A: Array<Item = u8>>(bytes: &[u8], reserved: &[u8], out: &mut SmallVec
 
 fn escape_byte<A: Array<Item = u8>>(byte: u8, out: &mut SmallVec<A>) {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
-    out.extend_from_slice(&[
-        b'%',
-        HEX[usize::from(byte >> 4)],
-        HEX[usize::from(byte & 15)],
-    ]);
+    out.extend_from_slice(&[b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
 }
 
 /// The key of one call, printed.
@@ -146,10 +137,7 @@ impl Key {
     #[allow(clippy::needless_pass_by_value)] // a reference to a key is a key too
     pub fn new<K: RateKey>(key: K) -> Self {
         let mut out = Text::new();
-        key.write_key(&mut KeyWriter {
-            out: &mut out,
-            written: false,
-        });
+        key.write_key(&mut KeyWriter { out: &mut out, written: false });
         Self(out)
     }
 }

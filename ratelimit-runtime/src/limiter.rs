@@ -14,8 +14,7 @@ use std::{
 use once_cell::sync::OnceCell;
 
 use crate::{
-    Builder, Clock, CounterName, Decision, Key, OnStoreError, Permit, RateKey, RequestPerMinute,
-    Rule, SetupError,
+    Builder, Clock, CounterName, Decision, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule, SetupError,
     memory::Memory,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
     wait::{Lines, Refused},
@@ -158,13 +157,7 @@ impl Limiter {
 
     pub(crate) fn assemble(store: Option<Box<dyn Store>>, settings: Settings) -> Self {
         let lines = Lines::new(settings.max_waiting);
-        Self(Arc::new(Inner {
-            store,
-            settings,
-            lines,
-            local: OnceCell::new(),
-            degraded: AtomicBool::new(false),
-        }))
+        Self(Arc::new(Inner { store, settings, lines, local: OnceCell::new(), degraded: AtomicBool::new(false) }))
     }
 
     /// Charges a cost of 1 to the rule's counter for this key.
@@ -200,11 +193,7 @@ impl Limiter {
     ) -> impl Future<Output = Answer> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
-            let asked = [Asked {
-                rule,
-                key: AskedKey::Some(key),
-                cost,
-            }];
+            let asked = [Asked { rule, key: AskedKey::Some(key), cost }];
             self.decide(&asked, Manner::default()).await
         }
     }
@@ -248,19 +237,8 @@ impl Limiter {
     ) -> impl Future<Output = Answer> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
-            let asked = [Asked {
-                rule,
-                key: AskedKey::Some(key),
-                cost: 1,
-            }];
-            self.decide(
-                &asked,
-                Manner {
-                    wait: Some(Some(longest)),
-                    on_store_error: None,
-                },
-            )
-            .await
+            let asked = [Asked { rule, key: AskedKey::Some(key), cost: 1 }];
+            self.decide(&asked, Manner { wait: Some(Some(longest)), on_store_error: None }).await
         }
     }
 
@@ -297,11 +275,7 @@ impl Limiter {
         async move {
             let asked: Vec<_> = charges
                 .iter()
-                .map(|(rule, key, cost)| Asked {
-                    rule,
-                    key: AskedKey::Some(key.clone()),
-                    cost: *cost,
-                })
+                .map(|(rule, key, cost)| Asked { rule, key: AskedKey::Some(key.clone()), cost: *cost })
                 .collect();
             self.decide(&asked, Manner::default()).await
         }
@@ -324,23 +298,12 @@ impl Limiter {
                 return Ok(charge.decision);
             };
             let batch = Request::new(charge, false).into();
-            let request = self
-                .within_deadline(store.decide(batch))
-                .await
-                .map(Batch::into_first);
+            let request = self.within_deadline(store.decide(batch)).await.map(Batch::into_first);
             match request {
-                Ok(Some(Request {
-                    charges,
-                    outcome: Ok(_),
-                    ..
-                })) => Ok(charges
-                    .first()
-                    .map_or(Decision::fresh(rule.count()), |charge| charge.decision)),
-                Ok(Some(Request {
-                    outcome: Err(error),
-                    ..
-                }))
-                | Err(error) => Err(refusal(rule, error)),
+                Ok(Some(Request { charges, outcome: Ok(_), .. })) => {
+                    Ok(charges.first().map_or(Decision::fresh(rule.count()), |charge| charge.decision))
+                }
+                Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => Err(refusal(rule, error)),
                 Ok(None) => Err(refusal(rule, no_answer())),
             }
         }
@@ -364,17 +327,11 @@ impl Limiter {
                 return Ok(());
             };
             let reset = self.within_deadline(store.reset(charge.counter)).await;
-            reset
-                .and_then(|done| done)
-                .map_err(|error| refusal(rule, error))
+            reset.and_then(|done| done).map_err(|error| refusal(rule, error))
         }
     }
 
-    pub(crate) async fn give_back(
-        &self,
-        charges: Charges,
-        by: CountedBy,
-    ) -> Result<u64, RequestPerMinute> {
+    pub(crate) async fn give_back(&self, charges: Charges, by: CountedBy) -> Result<u64, RequestPerMinute> {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
             return Ok(0);
         };
@@ -383,10 +340,7 @@ impl Limiter {
             (CountedBy::Store, Some(store)) => store.give_back(charges),
             (CountedBy::Store, None) => return Ok(0),
         };
-        self.within_deadline(reply)
-            .await
-            .and_then(|back| back)
-            .map_err(|error| refusal(&rule, error))
+        self.within_deadline(reply).await.and_then(|back| back).map_err(|error| refusal(&rule, error))
     }
 
     /// Decides; the one function behind every acquire and every annotated function.
@@ -416,13 +370,7 @@ impl Limiter {
             Reply::Ready(batch) => match (self.conclude(Ok(batch), asked, manner), arrival) {
                 (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
                     let refused = self.refused(refusal);
-                    Start::Pending(Box::pin(self.wait(
-                        asked,
-                        manner,
-                        arrival,
-                        counter,
-                        Some(refused),
-                    )))
+                    Start::Pending(Box::pin(self.wait(asked, manner, arrival, counter, Some(refused))))
                 }
                 (verdict, _) => Start::Done(verdict.into()),
             },
@@ -431,8 +379,7 @@ impl Limiter {
                 match (self.conclude(batch, asked, manner), arrival) {
                     (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
                         let refused = self.refused(refusal);
-                        self.wait(asked, manner, arrival, counter, Some(refused))
-                            .await
+                        self.wait(asked, manner, arrival, counter, Some(refused)).await
                     }
                     (verdict, _) => verdict.into(),
                 }
@@ -453,11 +400,7 @@ impl Limiter {
         let last_word = |refused: Option<Refused>| match refused {
             Some(refused) => Err(refused.at(clock.now())),
             // Its patience ended before anyone in its line was refused.
-            None => Err(RequestPerMinute::exceeded(
-                asked[0].rule,
-                asked[0].cost,
-                &Decision::fresh(0),
-            )),
+            None => Err(RequestPerMinute::exceeded(asked[0].rule, asked[0].cost, &Decision::fresh(0))),
         };
         'lines: loop {
             let place = match self.0.lines.join(counter, ticket, refused.clone(), give_up) {
@@ -478,9 +421,7 @@ impl Limiter {
                 let Some(store) = &self.0.store else {
                     return Ok(Permit::free(&charges));
                 };
-                let batch = self
-                    .within_deadline(store.decide(Request::new(charges, true).into()))
-                    .await;
+                let batch = self.within_deadline(store.decide(Request::new(charges, true).into())).await;
                 match self.conclude(batch, asked, manner) {
                     Verdict::Exceeded(refusal, by) => {
                         let now_refused = self.refused(refusal);
@@ -502,18 +443,12 @@ impl Limiter {
 
     fn arrive(&self, longest: Option<Duration>) -> Arrival {
         let give_up = longest.map(|longest| self.0.settings.clock.now().saturating_add(longest));
-        Arrival {
-            ticket: self.0.lines.ticket(),
-            give_up,
-        }
+        Arrival { ticket: self.0.lines.ticket(), give_up }
     }
 
     fn refused(&self, refusal: RequestPerMinute) -> Refused {
         let wait = refusal.retry_after().unwrap_or_default();
-        Refused {
-            refusal,
-            ready_at: self.0.settings.clock.now().saturating_add(wait),
-        }
+        Refused { refusal, ready_at: self.0.settings.clock.now().saturating_add(wait) }
     }
 
     /// What a call would charge; checked, so that a store sees only what it can decide.
@@ -528,54 +463,27 @@ impl Limiter {
             };
             charges.push(self.charge(rule, key, *cost)?);
         }
-        match charges
-            .iter()
-            .find(|charge| charge.cost > charge.rule.count())
-        {
-            Some(charge) if self.0.store.is_some() => {
-                Err(RequestPerMinute::never_fits(&charge.rule, charge.cost))
-            }
+        match charges.iter().find(|charge| charge.cost > charge.rule.count()) {
+            Some(charge) if self.0.store.is_some() => Err(RequestPerMinute::never_fits(&charge.rule, charge.cost)),
             _ => Ok(charges),
         }
     }
 
-    fn charge(
-        &self,
-        rule: &Rule,
-        key: Option<&Key>,
-        cost: u64,
-    ) -> Result<Charge, RequestPerMinute> {
+    fn charge(&self, rule: &Rule, key: Option<&Key>, cost: u64) -> Result<Charge, RequestPerMinute> {
         if let Some(fault) = rule.fault() {
             return Err(refusal(rule, StoreError::misconfigured(fault)));
         }
-        Ok(Charge::new(
-            *rule,
-            CounterName::new(&self.0.settings.namespace, rule, key),
-            cost,
-        ))
+        Ok(Charge::new(*rule, CounterName::new(&self.0.settings.namespace, rule, key), cost))
     }
 
     /// Turns what the store said, or that it said nothing, into what the caller gets.
-    fn conclude(
-        &self,
-        batch: Result<Batch, StoreError>,
-        asked: &[Asked<'_>],
-        manner: Manner,
-    ) -> Verdict {
+    fn conclude(&self, batch: Result<Batch, StoreError>, asked: &[Asked<'_>], manner: Manner) -> Verdict {
         let error = match batch.map(Batch::into_first) {
-            Ok(Some(Request {
-                charges,
-                outcome: Ok(fits),
-                ..
-            })) => {
+            Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
                 self.recovered();
                 return self.verdict(charges, fits, CountedBy::Store);
             }
-            Ok(Some(Request {
-                outcome: Err(error),
-                ..
-            }))
-            | Err(error) => error,
+            Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => error,
             Ok(None) => no_answer(),
         };
         let Some(rule) = asked.first().map(|asked| *asked.rule) else {
@@ -585,17 +493,12 @@ impl Limiter {
             return Verdict::Refused(refusal(&rule, error));
         }
         self.failed(&error);
-        match manner
-            .on_store_error
-            .unwrap_or(self.0.settings.on_store_error)
-        {
+        match manner.on_store_error.unwrap_or(self.0.settings.on_store_error) {
             OnStoreError::Allow => Verdict::Permit(match self.charges(asked) {
                 Ok(charges) => Permit::free(&charges),
                 Err(_) => Permit::free(&[]),
             }),
-            OnStoreError::Local if !self.0.settings.is_local => {
-                self.decide_locally(asked, &rule, &error)
-            }
+            OnStoreError::Local if !self.0.settings.is_local => self.decide_locally(asked, &rule, &error),
             OnStoreError::Local | OnStoreError::Deny => Verdict::Refused(refusal(&rule, error)),
         }
     }
@@ -610,23 +513,14 @@ impl Limiter {
             let share = charge.rule.count() / self.0.settings.instances;
             charge.rule = charge.rule.with_count(share);
             if charge.cost > share {
-                let reason = format!(
-                    "{error}; this process's share of the limit is {share}, below the cost"
-                );
+                let reason = format!("{error}; this process's share of the limit is {share}, below the cost");
                 return Verdict::Refused(refusal(rule, StoreError::unavailable(reason)));
             }
         }
         match self.local().decide(Request::new(charges, true).into()) {
             Reply::Ready(batch) => match batch.into_first() {
-                Some(Request {
-                    charges,
-                    outcome: Ok(fits),
-                    ..
-                }) => self.verdict(charges, fits, CountedBy::Local),
-                Some(Request {
-                    outcome: Err(error),
-                    ..
-                }) => Verdict::Refused(refusal(rule, error)),
+                Some(Request { charges, outcome: Ok(fits), .. }) => self.verdict(charges, fits, CountedBy::Local),
+                Some(Request { outcome: Err(error), .. }) => Verdict::Refused(refusal(rule, error)),
                 None => Verdict::Refused(refusal(rule, no_answer())),
             },
             Reply::Pending(_) => Verdict::Refused(refusal(rule, no_answer())),
@@ -637,9 +531,7 @@ impl Limiter {
         if fits {
             return Verdict::Permit(Permit::new(self.clone(), charges, by));
         }
-        let refused_by = charges
-            .iter()
-            .filter(|charge| charge.decision.retry_after().is_some());
+        let refused_by = charges.iter().filter(|charge| charge.decision.retry_after().is_some());
         match refused_by.max_by_key(|charge| charge.decision.retry_after_ms) {
             Some(charge) => Verdict::Exceeded(
                 RequestPerMinute::exceeded(&charge.rule, charge.cost, &charge.decision),
@@ -657,9 +549,7 @@ impl Limiter {
 
     fn local(&self) -> &Memory {
         let settings = &self.0.settings;
-        self.0
-            .local
-            .get_or_init(|| Memory::new(settings.clock.clone(), settings.max_keys))
+        self.0.local.get_or_init(|| Memory::new(settings.clock.clone(), settings.max_keys))
     }
 
     async fn within_deadline<T>(&self, reply: Reply<'_, T>) -> Result<T, StoreError> {
@@ -668,9 +558,7 @@ impl Limiter {
             Reply::Pending(answer) => {
                 let deadline = self.0.settings.deadline;
                 tokio::time::timeout(deadline, answer).await.map_err(|_| {
-                    StoreError::unavailable(format!(
-                        "the store gave no answer within the deadline of {deadline:?}"
-                    ))
+                    StoreError::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
                 })
             }
         }
@@ -683,8 +571,7 @@ impl Limiter {
     }
 
     fn recovered(&self) {
-        if self.0.degraded.load(Ordering::Relaxed) && self.0.degraded.swap(false, Ordering::Relaxed)
-        {
+        if self.0.degraded.load(Ordering::Relaxed) && self.0.degraded.swap(false, Ordering::Relaxed) {
             tracing::info!("the rate limit store is available again");
         }
     }

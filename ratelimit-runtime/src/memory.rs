@@ -68,26 +68,18 @@ impl Memory {
 
     fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {
         // A panic elsewhere can't leave a shard half changed: each change is a whole one.
-        self.shards[index]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn decide_one(&self, request: &mut Request) {
-        let names: SmallVec<[Fingerprint; 1]> = request
-            .charges
-            .iter()
-            .map(|charge| self.fingerprint(&charge.counter))
-            .collect();
+        let names: SmallVec<[Fingerprint; 1]> =
+            request.charges.iter().map(|charge| self.fingerprint(&charge.counter)).collect();
 
         // Each shard once, in order, so that two requests cannot wait for each other.
         let mut indices: SmallVec<[usize; 1]> = names.iter().map(shard_of).collect();
         indices.sort_unstable();
         indices.dedup();
-        let mut shards: Locked<'_> = indices
-            .into_iter()
-            .map(|index| (index, self.shard(index)))
-            .collect();
+        let mut shards: Locked<'_> = indices.into_iter().map(|index| (index, self.shard(index))).collect();
         // Read under the locks: whoever comes later sees a later time.
         let now_us = self.clock.now_us();
 
@@ -184,19 +176,11 @@ impl Memory {
             .unwrap_or(0)
     }
 
-    fn return_charge(
-        &self,
-        shard: &mut Shard,
-        name: Fingerprint,
-        charge: &Charge,
-        now_us: u64,
-    ) -> u64 {
+    fn return_charge(&self, shard: &mut Shard, name: Fingerprint, charge: &Charge, now_us: u64) -> u64 {
         let Entry::Occupied(mut stored) = shard.buckets.entry(name) else {
             return 0;
         };
-        let back = stored
-            .get_mut()
-            .give_back(now_us, charge.receipt, charge.cost);
+        let back = stored.get_mut().give_back(now_us, charge.receipt, charge.cost);
         if stored.get().is_fresh(now_us) {
             stored.remove();
             self.stored.fetch_sub(1, Ordering::Relaxed);
@@ -237,10 +221,7 @@ impl Store for Memory {
 
 fn shard_in<'a>(locked: &'a mut Locked<'_>, name: &Fingerprint) -> &'a mut Shard {
     let index = shard_of(name);
-    let at = locked
-        .iter()
-        .position(|(locked, _)| *locked == index)
-        .unwrap_or_default();
+    let at = locked.iter().position(|(locked, _)| *locked == index).unwrap_or_default();
     &mut locked[at].1
 }
 

@@ -11,20 +11,12 @@ use crate::{
 /// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
 #[must_use]
 pub const fn rule(prefix: &'static str, count: u64, ttl: u64, unit_ms: u64) -> Rule {
-    assert!(
-        !prefix.is_empty(),
-        "`prefix` is empty; give the counter a name"
-    );
+    assert!(!prefix.is_empty(), "`prefix` is empty; give the counter a name");
     assert!(count > 0, "`count` must be at least 1");
     assert!(ttl > 0, "`ttl` must be at least 1");
-    let Some(period_ms) = ttl.checked_mul(unit_ms) else {
-        panic!("`ttl` is too large")
-    };
+    let Some(period_ms) = ttl.checked_mul(unit_ms) else { panic!("`ttl` is too large") };
     let period = Duration::from_millis(period_ms);
-    assert!(
-        period.as_secs() <= Rule::LONGEST_PERIOD.as_secs(),
-        "`ttl` is longer than 3,650 days"
-    );
+    assert!(period.as_secs() <= Rule::LONGEST_PERIOD.as_secs(), "`ttl` is longer than 3,650 days");
     Rule::new(prefix, count, period)
 }
 
@@ -108,10 +100,7 @@ impl Call {
     #[allow(clippy::new_without_default)]
     #[must_use]
     pub const fn new() -> Self {
-        Self(Manner {
-            wait: None,
-            on_store_error: None,
-        })
+        Self(Manner { wait: None, on_store_error: None })
     }
 
     #[must_use]

@@ -10,9 +10,7 @@ static INSTALLED: OnceCell<Limiter> = OnceCell::new();
 
 /// What the process has until a limiter is installed.
 static DEFAULT: Lazy<Limiter> = Lazy::new(|| {
-    tracing::warn!(
-        "no limiter is installed: limits are counted in this process's memory; see Limiter::install"
-    );
+    tracing::warn!("no limiter is installed: limits are counted in this process's memory; see Limiter::install");
     Limiter::in_memory()
 });
 
@@ -29,9 +27,9 @@ impl Limiter {
     ///
     /// A [`SetupError`] if the process has one already.
     pub fn install(self) -> Result<(), SetupError> {
-        INSTALLED.set(self).map_err(|_| {
-            SetupError::new("this process has a limiter already; install one, once, at its start")
-        })
+        INSTALLED
+            .set(self)
+            .map_err(|_| SetupError::new("this process has a limiter already; install one, once, at its start"))
     }
 
     /// Runs a future that sees this limiter in place of the process-wide one, for tests.
@@ -58,8 +56,6 @@ impl Limiter {
 
     /// The limiter that holds here.
     pub(crate) fn current() -> Self {
-        SCOPED
-            .try_with(Clone::clone)
-            .unwrap_or_else(|_| INSTALLED.get().unwrap_or_else(|| &*DEFAULT).clone())
+        SCOPED.try_with(Clone::clone).unwrap_or_else(|_| INSTALLED.get().unwrap_or_else(|| &*DEFAULT).clone())
     }
 }

@@ -79,12 +79,7 @@ impl Rule {
     /// tenth of that for each further digit of the period) is reported by each acquire
     /// as [`Cause::Misconfigured`](crate::Cause::Misconfigured). A count of 0 never admits anything.
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
-        Self {
-            prefix,
-            count,
-            period,
-            algorithm: Algorithm::FixedWindow { align: false },
-        }
+        Self { prefix, count, period, algorithm: Algorithm::FixedWindow { align: false } }
     }
 
     /// The same rule, counted by another algorithm.
@@ -127,28 +122,17 @@ impl Rule {
 
     /// What is wrong with the rule's own values, in words, if anything is.
     pub(crate) fn fault(&self) -> Option<String> {
-        let Self {
-            prefix,
-            count,
-            period,
-            algorithm,
-        } = self;
+        let Self { prefix, count, period, algorithm } = self;
         if prefix.is_empty() {
             return Some("its prefix is empty; give the counter a name".into());
         }
-        if period.is_zero()
-            || *period > Self::LONGEST_PERIOD
-            || period.subsec_nanos() % 1_000_000 != 0
-        {
+        if period.is_zero() || *period > Self::LONGEST_PERIOD || period.subsec_nanos() % 1_000_000 != 0 {
             return Some(format!(
                 "its period is {period:?}; it must be a whole number of milliseconds, from 1 ms to 3,650 days"
             ));
         }
         let largest = crate::algorithm::largest_count(self);
-        (*count > largest).then(|| {
-            format!(
-                "its count is {count}; {algorithm:?} over {period:?} can store at most {largest}"
-            )
-        })
+        (*count > largest)
+            .then(|| format!("its count is {count}; {algorithm:?} over {period:?} can store at most {largest}"))
     }
 }

@@ -95,11 +95,7 @@ pub struct Request {
 impl Request {
     /// A request that has not been decided.
     pub fn new(charges: impl Into<Charges>, consume: bool) -> Self {
-        Self {
-            charges: charges.into(),
-            consume,
-            outcome: Err(StoreError::unavailable("the store gave no answer")),
-        }
+        Self { charges: charges.into(), consume, outcome: Err(StoreError::unavailable("the store gave no answer")) }
     }
 }
 
@@ -122,13 +118,7 @@ pub struct Charge {
 impl Charge {
     /// A cost that has not been decided on.
     pub fn new(rule: Rule, counter: CounterName, cost: u64) -> Self {
-        Self {
-            rule,
-            counter,
-            cost,
-            decision: Decision::fresh(rule.count()),
-            receipt: 0,
-        }
+        Self { rule, counter, cost, decision: Decision::fresh(rule.count()), receipt: 0 }
     }
 }
 
@@ -139,18 +129,10 @@ pub struct Charges(SmallVec<[Charge; 1]>);
 impl Charges {
     /// Adds a charge. A second one for a counter is added to the first: the costs add up, and the lower count holds.
     pub fn push(&mut self, charge: Charge) {
-        match self
-            .0
-            .iter_mut()
-            .find(|other| other.counter == charge.counter)
-        {
+        match self.0.iter_mut().find(|other| other.counter == charge.counter) {
             Some(other) => {
                 other.cost = other.cost.saturating_add(charge.cost);
-                other.rule = if charge.rule.count() < other.rule.count() {
-                    charge.rule
-                } else {
-                    other.rule
-                };
+                other.rule = if charge.rule.count() < other.rule.count() { charge.rule } else { other.rule };
             }
             None => self.0.push(charge),
         }
@@ -187,19 +169,13 @@ pub struct StoreError {
 impl StoreError {
     /// The store cannot be reached, is too slow or is full. What happens is the caller's `on_store_error`.
     pub fn unavailable(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            misconfigured: false,
-            reason: reason.into(),
-        }
+        Self { misconfigured: false, reason: reason.into() }
     }
 
     /// The store answered that it can't work like this: a wrong type, a missing right, a broken script. Returned to
     /// callers whatever their policy.
     pub fn misconfigured(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            misconfigured: true,
-            reason: reason.into(),
-        }
+        Self { misconfigured: true, reason: reason.into() }
     }
 }
 

@@ -51,12 +51,7 @@ impl Refused {
 
 impl Lines {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self {
-            by_counter: Mutex::default(),
-            count: AtomicUsize::new(0),
-            next_ticket: AtomicU64::new(0),
-            capacity,
-        }
+        Self { by_counter: Mutex::default(), count: AtomicUsize::new(0), next_ticket: AtomicU64::new(0), capacity }
     }
 
     /// A number for a caller who arrives now; lower ones are served first.
@@ -70,11 +65,7 @@ impl Lines {
             return None;
         }
         let lines = self.lock();
-        charges
-            .iter()
-            .map(|charge| &charge.counter)
-            .find(|counter| lines.contains_key(counter))
-            .cloned()
+        charges.iter().map(|charge| &charge.counter).find(|counter| lines.contains_key(counter)).cloned()
     }
 
     /// Takes a place in the line of a counter. Says what was last refused there if the line is full, or if its first
@@ -88,19 +79,13 @@ impl Lines {
     ) -> Result<Place<'_>, Option<Refused>> {
         let mut lines = self.lock();
         let line = lines.entry(counter.clone()).or_default();
-        let first = line
-            .waiting
-            .first_key_value()
-            .is_none_or(|(first, _)| ticket < *first);
+        let first = line.waiting.first_key_value().is_none_or(|(first, _)| ticket < *first);
         if let Some(refused) = refused
             && first
         {
             line.last = Some(refused);
         }
-        let too_late = line
-            .last
-            .as_ref()
-            .is_some_and(|last| give_up.is_some_and(|give_up| last.ready_at > give_up));
+        let too_late = line.last.as_ref().is_some_and(|last| give_up.is_some_and(|give_up| last.ready_at > give_up));
         if too_late || line.waiting.len() >= self.capacity {
             let last = line.last.clone();
             if line.waiting.is_empty() {
@@ -112,26 +97,17 @@ impl Lines {
         let turn = Arc::new(Notify::new());
         line.waiting.insert(ticket, Arc::clone(&turn));
         self.count.store(lines.len(), Ordering::Release);
-        Ok(Place {
-            lines: self,
-            counter,
-            ticket,
-            turn,
-        })
+        Ok(Place { lines: self, counter, ticket, turn })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<CounterName, Line>> {
-        self.by_counter
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.by_counter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for Lines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lines")
-            .field("count", &self.count)
-            .finish_non_exhaustive()
+        f.debug_struct("Lines").field("count", &self.count).finish_non_exhaustive()
     }
 }
 
@@ -150,9 +126,7 @@ impl Place<'_> {
 
     pub(crate) fn is_first(&self) -> bool {
         let lines = self.lines.lock();
-        let first = lines
-            .get(&self.counter)
-            .and_then(|line| line.waiting.first_key_value());
+        let first = lines.get(&self.counter).and_then(|line| line.waiting.first_key_value());
         first.is_some_and(|(ticket, _)| *ticket == self.ticket)
     }
 
@@ -172,10 +146,7 @@ impl Place<'_> {
 
     /// What the store said last in this line.
     pub(crate) fn last(&self) -> Option<Refused> {
-        self.lines
-            .lock()
-            .get(&self.counter)
-            .and_then(|line| line.last.clone())
+        self.lines.lock().get(&self.counter).and_then(|line| line.last.clone())
     }
 }
 

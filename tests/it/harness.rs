@@ -54,10 +54,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn a_server_answers_at_its_url_and_is_empty() {
     let server = RedisServer::start();
-    assert_eq!(
-        server.url(),
-        format!("redis://127.0.0.1:{}/", server.port())
-    );
+    assert_eq!(server.url(), format!("redis://127.0.0.1:{}/", server.port()));
     assert_eq!(ping(&server.url()).unwrap(), "PONG");
     assert_eq!(ask::<i64>(&server, "DBSIZE"), 0);
     let info: String = ask(&server, "INFO server");
@@ -86,9 +83,7 @@ fn a_stopped_server_hangs_and_goes_on_later() {
     let server = RedisServer::start();
     server.stop();
     let mut connection = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
-    connection
-        .set_read_timeout(Some(Duration::from_millis(300)))
-        .unwrap();
+    connection.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     connection.write_all(b"PING\r\n").unwrap();
     let mut reply = [0; 7];
     let error = connection.read_exact(&mut reply).unwrap_err();
@@ -137,9 +132,7 @@ fn restart_ends_a_running_server_first() {
 fn a_server_that_ended_by_itself_comes_back() {
     let mut server = RedisServer::start();
     let pid = server.pid();
-    let refused = catch_unwind(AssertUnwindSafe(|| {
-        server.command(&[b"SHUTDOWN", b"NOSAVE"])
-    }));
+    let refused = catch_unwind(AssertUnwindSafe(|| server.command(&[b"SHUTDOWN", b"NOSAVE"])));
     assert!(refused.is_err(), "SHUTDOWN has no reply");
     server.restart();
     assert_ne!(server.pid(), pid);
@@ -174,10 +167,7 @@ fn a_password_is_asked_for_and_in_the_url() {
 
 #[test]
 fn settings_reach_the_server_and_survive_a_restart() {
-    let mut server = RedisServer::builder()
-        .arg("--maxmemory", "1mb")
-        .arg("--appendonly", "yes")
-        .start();
+    let mut server = RedisServer::builder().arg("--maxmemory", "1mb").arg("--appendonly", "yes").start();
     for _ in 0..2 {
         assert_eq!(setting(&server, "maxmemory"), "1048576");
         assert_eq!(setting(&server, "appendonly"), "yes");
@@ -218,43 +208,28 @@ fn a_panic_ends_the_server() {
 
 /// `hold_server`, with its server's port and folder.
 fn hold_server(command: &mut Command) -> (Child, u16, PathBuf) {
-    let mut owner = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut owner = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
-    BufReader::new(owner.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let (port, folder) = line
-        .trim()
-        .split_once(' ')
-        .unwrap_or_else(|| panic!("hold_server printed {line:?}"));
+    BufReader::new(owner.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let (port, folder) = line.trim().split_once(' ').unwrap_or_else(|| panic!("hold_server printed {line:?}"));
     (owner, port.parse().unwrap(), folder.into())
 }
 
 #[test]
 fn a_killed_owner_takes_its_server_along() {
-    let (mut owner, port, folder) =
-        hold_server(&mut Command::new(env!("CARGO_BIN_EXE_hold_server")));
+    let (mut owner, port, folder) = hold_server(&mut Command::new(env!("CARGO_BIN_EXE_hold_server")));
     assert_eq!(ping(&format!("redis://127.0.0.1:{port}/")).unwrap(), "PONG");
     assert!(folder.exists());
     owner.kill().unwrap();
     owner.wait().unwrap();
     // By its port: the process itself may stay listed until the system collects it.
-    eventually("the server is gone", || {
-        TcpStream::connect(("127.0.0.1", port)).is_err()
-    });
+    eventually("the server is gone", || TcpStream::connect(("127.0.0.1", port)).is_err());
     eventually("its folder is gone", || !folder.exists());
 }
 
 /// `hold_server` where no server can be started.
 fn fail_to_start(binary: &Path) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hold_server"))
-        .env("REDIS_SERVER", binary)
-        .output()
-        .unwrap()
+    Command::new(env!("CARGO_BIN_EXE_hold_server")).env("REDIS_SERVER", binary).output().unwrap()
 }
 
 #[test]
@@ -278,17 +253,9 @@ fn the_environment_names_another_server() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("other-server");
     let used = folder.path().join("used");
-    fs::write(
-        &script,
-        format!(
-            "#!/bin/sh\ntouch '{}'\nexec redis-server \"$@\"\n",
-            used.display()
-        ),
-    )
-    .unwrap();
+    fs::write(&script, format!("#!/bin/sh\ntouch '{}'\nexec redis-server \"$@\"\n", used.display())).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
-    let (mut owner, ..) =
-        hold_server(Command::new(env!("CARGO_BIN_EXE_hold_server")).env("REDIS_SERVER", &script));
+    let (mut owner, ..) = hold_server(Command::new(env!("CARGO_BIN_EXE_hold_server")).env("REDIS_SERVER", &script));
     assert!(used.exists());
     owner.kill().unwrap();
     owner.wait().unwrap();
@@ -347,15 +314,9 @@ mod controlled_clock {
         assert_eq!(ask::<i64>(&server, "PTTL fruit"), 1);
         server.clock().advance(Duration::from_millis(1));
         assert_eq!(ask::<i64>(&server, "PTTL fruit"), 0);
-        assert_eq!(
-            ask::<Option<String>>(&server, "GET fruit").as_deref(),
-            Some("pear")
-        );
+        assert_eq!(ask::<Option<String>>(&server, "GET fruit").as_deref(), Some("pear"));
         server.clock().advance(Duration::from_micros(999));
-        assert_eq!(
-            ask::<Option<String>>(&server, "GET fruit").as_deref(),
-            Some("pear")
-        );
+        assert_eq!(ask::<Option<String>>(&server, "GET fruit").as_deref(), Some("pear"));
         server.clock().advance(Duration::from_micros(1));
         assert_eq!(ask::<Option<String>>(&server, "GET fruit"), None);
     }
@@ -365,10 +326,7 @@ mod controlled_clock {
     fn expires_a_key_of_a_script_alike() {
         let server = start();
         let exists = || ask::<Option<String>>(&server, "EVAL return(redis.call('GET','fruit')) 0");
-        ask::<Value>(
-            &server,
-            "EVAL redis.call('SET','fruit','pear','PX','1000') 0",
-        );
+        ask::<Value>(&server, "EVAL redis.call('SET','fruit','pear','PX','1000') 0");
         server.clock().advance(Duration::from_secs(1));
         assert_eq!(exists().as_deref(), Some("pear"));
         server.clock().advance(Duration::from_millis(1));
@@ -414,10 +372,7 @@ mod tls {
     #[test]
     fn is_the_only_address() {
         let server = RedisServer::builder().tls().start();
-        assert_eq!(
-            server.url(),
-            format!("rediss://localhost:{}/", server.port())
-        );
+        assert_eq!(server.url(), format!("rediss://localhost:{}/", server.port()));
         assert_eq!(setting(&server, "port"), "0");
         assert!(ping(&format!("redis://127.0.0.1:{}/", server.port())).is_err());
     }
@@ -433,11 +388,7 @@ mod tls {
         use ratelimit_tests::TlsFiles;
         use redis::{ClientTlsConfig, TlsCertificates};
 
-        fn ping(
-            url: &str,
-            ca: Option<&TlsFiles>,
-            client: Option<&TlsFiles>,
-        ) -> RedisResult<String> {
+        fn ping(url: &str, ca: Option<&TlsFiles>, client: Option<&TlsFiles>) -> RedisResult<String> {
             let _ = rustls::crypto::ring::default_provider().install_default();
             let certificates = TlsCertificates {
                 root_cert: ca.map(|files| fs::read(&files.ca_pem).unwrap()),
@@ -446,8 +397,8 @@ mod tls {
                     client_key: fs::read(&files.client_key_pem).unwrap(),
                 }),
             };
-            let mut connection = Client::build_with_tls(url, certificates)?
-                .get_connection_with_timeout(Duration::from_secs(5))?;
+            let mut connection =
+                Client::build_with_tls(url, certificates)?.get_connection_with_timeout(Duration::from_secs(5))?;
             redis::cmd("PING").query(&mut connection)
         }
 
@@ -456,10 +407,7 @@ mod tls {
             let mut server = RedisServer::builder().tls().password("pear").start();
             let files = server.tls();
             assert_eq!(ping(&server.url(), files, None).unwrap(), "PONG");
-            assert_eq!(
-                ping(&server.url().replace("localhost", "127.0.0.1"), files, None).unwrap(),
-                "PONG"
-            );
+            assert_eq!(ping(&server.url().replace("localhost", "127.0.0.1"), files, None).unwrap(), "PONG");
             assert!(ping(&server.url(), None, None).is_err());
 
             server.restart();
@@ -468,10 +416,7 @@ mod tls {
 
         #[test]
         fn a_client_certificate_can_be_demanded() {
-            let server = RedisServer::builder()
-                .tls()
-                .arg("--tls-auth-clients", "yes")
-                .start();
+            let server = RedisServer::builder().tls().arg("--tls-auth-clients", "yes").start();
             let (files, stranger) = (server.tls(), RedisServer::builder().tls().start());
             assert_eq!(ping(&server.url(), files, files).unwrap(), "PONG");
             assert!(ping(&server.url(), files, None).is_err());

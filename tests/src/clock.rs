@@ -32,21 +32,14 @@ impl ServerClock {
         fs::write(&library, library_bytes()).expect("the clock's library is written");
         let file_path = folder.join("clock");
         let file = File::create(&file_path).expect("the clock's file is created");
-        let clock = ServerClock {
-            now: Mutex::new(START_MICROS),
-            file,
-            file_path,
-            library,
-        };
+        let clock = ServerClock { now: Mutex::new(START_MICROS), file, file_path, library };
         clock.show(START_MICROS);
         clock
     }
 
     /// Makes a server that is about to start read this clock.
     pub(crate) fn attach(&self, server: &mut Command) {
-        server
-            .env("LD_PRELOAD", &self.library)
-            .env("RATELIMIT_TEST_CLOCK", &self.file_path);
+        server.env("LD_PRELOAD", &self.library).env("RATELIMIT_TEST_CLOCK", &self.file_path);
     }
 
     /// Microseconds since 1970.
@@ -75,9 +68,7 @@ impl ServerClock {
     /// Two slots, in this order: `clock.c` takes what both agree on.
     fn show(&self, micros: u64) {
         for offset in [0, 8] {
-            self.file
-                .write_all_at(&micros.to_ne_bytes(), offset)
-                .expect("the clock's file is written");
+            self.file.write_all_at(&micros.to_ne_bytes(), offset).expect("the clock's file is written");
         }
     }
 }
@@ -87,10 +78,7 @@ fn library_bytes() -> &'static [u8] {
     static LIBRARY: OnceLock<Vec<u8>> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let (source, library) = (
-            folder.path().join("clock.c"),
-            folder.path().join("clock.so"),
-        );
+        let (source, library) = (folder.path().join("clock.c"), folder.path().join("clock.so"));
         fs::write(&source, include_str!("clock.c")).expect("clock.c is written");
         let output = Command::new("cc")
             .args(["-shared", "-fPIC", "-O2", "-o"])
@@ -102,11 +90,7 @@ fn library_bytes() -> &'static [u8] {
                      (`apt-get install gcc libc6-dev` or `dnf install gcc`)."
                 )
             });
-        assert!(
-            output.status.success(),
-            "`cc` does not compile clock.c:\n{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        assert!(output.status.success(), "`cc` does not compile clock.c:\n{}", String::from_utf8_lossy(&output.stderr));
         fs::read(&library).expect("cc wrote clock.so")
     })
 }

@@ -19,10 +19,7 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn spawn(server: &mut Command, folder: &Path) -> io::Result<Self> {
-        let mut process = Process {
-            server: server.spawn()?,
-            watchdog: None,
-        };
+        let mut process = Process { server: server.spawn()?, watchdog: None };
         process.watchdog = Some(
             Command::new("sh")
                 .args(["-c", WATCHDOG, "watchdog"])

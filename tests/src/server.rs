@@ -103,17 +103,12 @@ impl RedisServerBuilder {
     }
 
     fn start_on(self, mut next_port: impl FnMut() -> u16) -> RedisServer {
-        let folder = tempfile::Builder::new()
-            .prefix("ratelimit-redis-")
-            .tempdir()
-            .expect("a temporary folder");
+        let folder = tempfile::Builder::new().prefix("ratelimit-redis-").tempdir().expect("a temporary folder");
         let mut server = RedisServer {
             process: None,
             address: Address::Unix,
             password: self.password,
-            clock: self
-                .controlled_clock
-                .then(|| ServerClock::create(folder.path())),
+            clock: self.controlled_clock.then(|| ServerClock::create(folder.path())),
             tls: matches!(self.listen, Listen::Tls).then(|| TlsFiles::create(folder.path())),
             args: self.args,
             folder,
@@ -149,9 +144,8 @@ impl RedisServer {
     /// Where it listens, as the redis crate takes it: `redis://127.0.0.1:20000/`, `rediss://localhost:20000/` or
     /// `redis+unix:///path/of/socket`, with the password if it has one.
     pub fn url(&self) -> String {
-        let password = self.password.as_ref().map_or(String::new(), |password| {
-            format!(":{}@", percent_encoded(password, ""))
-        });
+        let password =
+            self.password.as_ref().map_or(String::new(), |password| format!(":{}@", percent_encoded(password, "")));
         match self.address {
             Address::Tcp(port) => format!("redis://{password}127.0.0.1:{port}/"),
             Address::Tls(port) => format!("rediss://{password}localhost:{port}/"),
@@ -179,9 +173,7 @@ impl RedisServer {
 
     /// The clock of a server built with [`RedisServerBuilder::controlled_clock`].
     pub fn clock(&self) -> &ServerClock {
-        self.clock
-            .as_ref()
-            .expect("the server was not built with .controlled_clock()")
+        self.clock.as_ref().expect("the server was not built with .controlled_clock()")
     }
 
     /// Halts it (SIGSTOP): its port still takes connections, and nothing answers. Returns once it has halted.
@@ -204,11 +196,7 @@ impl RedisServer {
         self.kill();
         let deadline = Instant::now() + PATIENCE;
         while let Err(PortTaken) = self.launch() {
-            assert!(
-                Instant::now() < deadline,
-                "port {} stays taken",
-                self.port()
-            );
+            assert!(Instant::now() < deadline, "port {} stays taken", self.port());
             sleep(Duration::from_millis(50));
         }
     }
@@ -221,15 +209,10 @@ impl RedisServer {
         for arg in args {
             command.arg(arg);
         }
-        self.connect_socket()
-            .and_then(|mut connection| command.query(&mut connection))
-            .unwrap_or_else(|error| {
-                let command: Vec<_> = args
-                    .iter()
-                    .map(|arg| String::from_utf8_lossy(arg))
-                    .collect();
-                panic!("{}: {error}", command.join(" "))
-            })
+        self.connect_socket().and_then(|mut connection| command.query(&mut connection)).unwrap_or_else(|error| {
+            let command: Vec<_> = args.iter().map(|arg| String::from_utf8_lossy(arg)).collect();
+            panic!("{}: {error}", command.join(" "))
+        })
     }
 
     fn running(&self) -> &Process {
@@ -249,11 +232,7 @@ impl RedisServer {
                 }
                 panic!("the Redis server ended at its start, {status}:\n{log}");
             }
-            assert!(
-                started.elapsed() < PATIENCE,
-                "the Redis server does not answer PING:\n{}",
-                read_lossy(&log)
-            );
+            assert!(started.elapsed() < PATIENCE, "the Redis server does not answer PING:\n{}", read_lossy(&log));
             sleep(Duration::from_millis(2));
         }
         self.process = Some(process);
@@ -313,9 +292,8 @@ impl RedisServer {
 
     fn socket_url(&self) -> String {
         let path = percent_encoded(self.socket().to_str().expect("a UTF-8 path"), "/");
-        let password = self.password.as_ref().map_or(String::new(), |password| {
-            format!("?pass={}", percent_encoded(password, ""))
-        });
+        let password =
+            self.password.as_ref().map_or(String::new(), |password| format!("?pass={}", percent_encoded(password, "")));
         format!("redis+unix://{path}{password}")
     }
 
@@ -353,10 +331,7 @@ fn free_port() -> u16 {
 fn percent_encoded(text: &str, kept: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric()
-            || b"-._~".contains(&byte)
-            || kept.as_bytes().contains(&byte)
-        {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || kept.as_bytes().contains(&byte) {
             encoded.push(char::from(byte));
         } else {
             let _ = write!(encoded, "%{byte:02X}");

@@ -3,9 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 
 /// The PEM files a client may want, in the folder of the server.
 #[derive(Debug)]
@@ -59,9 +57,7 @@ impl TlsFiles {
 fn params(names: &[&str], common_name: &str) -> CertificateParams {
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let mut params = CertificateParams::new(names).expect("names a certificate may have");
-    params
-        .distinguished_name
-        .push(rcgen::DnType::CommonName, common_name);
+    params.distinguished_name.push(rcgen::DnType::CommonName, common_name);
     params
 }
 
@@ -77,15 +73,11 @@ fn write_signed(
 ) -> (PathBuf, PathBuf) {
     let key = key();
     let cert = params.signed_by(&key, ca).expect("a certificate");
-    (
-        write(folder, &format!("{name}.pem"), &cert.pem()),
-        write(folder, &format!("{name}.key"), &key.serialize_pem()),
-    )
+    (write(folder, &format!("{name}.pem"), &cert.pem()), write(folder, &format!("{name}.key"), &key.serialize_pem()))
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
-    fs::write(&path, text)
-        .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    fs::write(&path, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
     path
 }

@@ -24,11 +24,7 @@ pub(super) fn decide(rule: &Rule, used: u64, left_ms: u64, cost: u64) -> (bool, 
 /// When a window that is opened now ends.
 pub(super) fn end_ms(rule: &Rule, align: bool, now_ms: u64) -> u64 {
     let period = rule.period_ms();
-    if align {
-        now_ms - now_ms % period + period
-    } else {
-        now_ms + period
-    }
+    if align { now_ms - now_ms % period + period } else { now_ms + period }
 }
 
 #[cfg(feature = "redis")]

@@ -34,10 +34,7 @@ mod script {
     use super::{fixed_window, lifetime_ms, sliding_log};
     use crate::{Algorithm, Decision, Rule, store::Charge};
 
-    const DEFINITIONS: [&str; 2] = [
-        include_str!("fixed_window.lua"),
-        include_str!("sliding_log.lua"),
-    ];
+    const DEFINITIONS: [&str; 2] = [include_str!("fixed_window.lua"), include_str!("sliding_log.lua")];
 
     /// The Lua functions of the algorithm: `fixed_window` and `fixed_window_give_back`, say.
     fn function(algorithm: Algorithm) -> (&'static str, &'static str) {
@@ -50,10 +47,7 @@ mod script {
     /// Decides one charge. KEYS: the counter. ARGV: 1 to charge and 0 to look, then [`arguments`].
     pub(crate) fn decide_one(algorithm: Algorithm) -> String {
         let (function, definition) = function(algorithm);
-        format!(
-            "{definition}return {{{function}(KEYS[1], ARGV[1] == '1', {})}}\n",
-            unpacked(2)
-        )
+        format!("{definition}return {{{function}(KEYS[1], ARGV[1] == '1', {})}}\n", unpacked(2))
     }
 
     /// Decides several charges, all or nothing. KEYS: the counters. ARGV: 1 to charge and 0 to look, then for
@@ -65,16 +59,11 @@ mod script {
     /// Returns a charge. KEYS: the counter. ARGV: the receipt, then [`arguments`]. Replies with what was returned.
     pub(crate) fn give_back(algorithm: Algorithm) -> String {
         let (function, definition) = function(algorithm);
-        format!(
-            "{definition}return {function}_give_back(KEYS[1], tonumber(ARGV[1]), {})\n",
-            unpacked(2)
-        )
+        format!("{definition}return {function}_give_back(KEYS[1], tonumber(ARGV[1]), {})\n", unpacked(2))
     }
 
     fn unpacked(from: usize) -> String {
-        let numbers: Vec<_> = (from..from + 6)
-            .map(|index| format!("tonumber(ARGV[{index}])"))
-            .collect();
+        let numbers: Vec<_> = (from..from + 6).map(|index| format!("tonumber(ARGV[{index}])")).collect();
         numbers.join(", ")
     }
 
@@ -89,14 +78,7 @@ mod script {
             Algorithm::FixedWindow { align } => fixed_window::arguments(align),
             Algorithm::SlidingLog => sliding_log::arguments(rule),
         };
-        [
-            charge.cost,
-            rule.count(),
-            lifetime_ms(rule),
-            first,
-            second,
-            third,
-        ]
+        [charge.cost, rule.count(), lifetime_ms(rule), first, second, third]
     }
 
     /// What the three numbers of a reply say: whether the cost fits, the decision and the receipt.

@@ -24,11 +24,7 @@ impl Layout {
         let tick_us = if period_us <= 200_000_000 { 1 } else { 1000 };
         let period_ticks = period_us / tick_us;
         let digits = ((5 * period_ticks - 1).ilog10() + 1).max(9);
-        Self {
-            tick_us,
-            period_ticks,
-            digits,
-        }
+        Self { tick_us, period_ticks, digits }
     }
 
     /// Half of what a total can hold.
@@ -58,22 +54,13 @@ impl Log {
             self.entries.pop_front();
         }
 
-        let wait_ms =
-            |time: u64| ((time + layout.period_ticks - now) * layout.tick_us).div_ceil(1000);
+        let wait_ms = |time: u64| ((time + layout.period_ticks - now) * layout.tick_us).div_ceil(1000);
         let newest = self.entries.back();
         let used = newest.map_or(0, |(_, total)| total - self.base);
         let remaining = rule.count().saturating_sub(used);
         let fits = cost <= remaining;
-        let short = if fits {
-            0
-        } else {
-            used.saturating_add(cost)
-                .saturating_sub(rule.count())
-                .min(used)
-        };
-        let last_in_the_way = self
-            .entries
-            .partition_point(|(_, total)| total - self.base < short);
+        let short = if fits { 0 } else { used.saturating_add(cost).saturating_sub(rule.count()).min(used) };
+        let last_in_the_way = self.entries.partition_point(|(_, total)| total - self.base < short);
         let decision = Decision {
             limit: rule.count(),
             remaining,
@@ -108,9 +95,7 @@ impl Log {
         let Ok(index) = self.entries.binary_search_by_key(&time, |(time, _)| *time) else {
             return 0;
         };
-        let before = index
-            .checked_sub(1)
-            .map_or(self.base, |previous| self.entries[previous].1);
+        let before = index.checked_sub(1).map_or(self.base, |previous| self.entries[previous].1);
         let back = cost.min(self.entries[index].1 - before);
         for (_, total) in self.entries.range_mut(index..) {
             *total -= back;
@@ -128,33 +113,18 @@ impl Log {
 
 #[cfg(feature = "redis")]
 pub(super) fn arguments(rule: &Rule) -> [u64; 3] {
-    let Layout {
-        tick_us,
-        period_ticks,
-        digits,
-    } = Layout::of(rule);
+    let Layout { tick_us, period_ticks, digits } = Layout::of(rule);
     [tick_us, period_ticks, u64::from(digits)]
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn decode(
-    rule: &Rule,
-    [remaining, reset_after_ms, other]: [i64; 3],
-) -> (bool, Decision, u64) {
+pub(super) fn decode(rule: &Rule, [remaining, reset_after_ms, other]: [i64; 3]) -> (bool, Decision, u64) {
     let refused = remaining < 0;
     let decision = Decision {
         limit: rule.count(),
         remaining: if refused { -1 - remaining } else { remaining }.unsigned_abs(),
         reset_after_ms: reset_after_ms.unsigned_abs(),
-        retry_after_ms: if refused {
-            other.unsigned_abs()
-        } else {
-            u64::MAX
-        },
+        retry_after_ms: if refused { other.unsigned_abs() } else { u64::MAX },
     };
-    (
-        !refused,
-        decision,
-        if refused { 0 } else { other.unsigned_abs() },
-    )
+    (!refused, decision, if refused { 0 } else { other.unsigned_abs() })
 }

@@ -11,10 +11,7 @@ use std::{
     time::Duration,
 };
 
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, Value,
-    aio::MultiplexedConnection,
-};
+use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::{Handle, Id},
     sync::{Notify, mpsc, watch},
@@ -61,10 +58,7 @@ impl Connection {
         let replies = if count == 1
             && let Some(command) = commands.next()
         {
-            self.redis
-                .send_packed_command(&command)
-                .await
-                .map(|reply| vec![reply])
+            self.redis.send_packed_command(&command).await.map(|reply| vec![reply])
         } else {
             let mut pipeline = Pipeline::with_capacity(count);
             for command in commands {
@@ -89,10 +83,7 @@ impl fmt::Debug for Connection {
 
 impl Links {
     pub(super) fn new(target: Target) -> Self {
-        Self {
-            target: Arc::new(target),
-            by_runtime: Arc::default(),
-        }
+        Self { target: Arc::new(target), by_runtime: Arc::default() }
     }
 
     /// The connection of the runtime we are on. Waits for an attempt that is under way.
@@ -101,9 +92,7 @@ impl Links {
         let state = state
             .wait_for(|state| !matches!(state, State::Connecting))
             .await
-            .map_err(|_| {
-                StoreError::unavailable("the runtime that holds the connection is shutting down")
-            })?;
+            .map_err(|_| StoreError::unavailable("the runtime that holds the connection is shutting down"))?;
         match &*state {
             State::Up(connection) => Ok(connection.clone()),
             State::Down(error) => Err(error.clone()),
@@ -113,9 +102,7 @@ impl Links {
 
     fn state(&self) -> Result<Link, StoreError> {
         let runtime = Handle::try_current().map_err(|_| {
-            StoreError::misconfigured(
-                "Redis can only be asked from within a tokio runtime, and there is none here",
-            )
+            StoreError::misconfigured("Redis can only be asked from within a tokio runtime, and there is none here")
         })?;
         let mut links = lock(&self.by_runtime);
         if let Some(link) = links.get(&runtime.id())
@@ -124,10 +111,7 @@ impl Links {
             return Ok(link.clone());
         }
         let (sender, state) = watch::channel(State::Connecting);
-        let entry = Entry {
-            runtime: runtime.id(),
-            by_runtime: Arc::downgrade(&self.by_runtime),
-        };
+        let entry = Entry { runtime: runtime.id(), by_runtime: Arc::downgrade(&self.by_runtime) };
         runtime.spawn(keep_open(Arc::clone(&self.target), sender, entry));
         links.insert(runtime.id(), state.clone());
         Ok(state)
@@ -194,38 +178,18 @@ async fn open(client: &Client) -> Result<(Connection, Pushes), StoreError> {
         .set_response_timeout(None)
         .set_pipeline_buffer_size(1024);
     let mut pushes = None;
-    if client
-        .get_connection_info()
-        .redis_settings()
-        .protocol()
-        .supports_resp3()
-    {
+    if client.get_connection_info().redis_settings().protocol().supports_resp3() {
         let (sender, receiver) = mpsc::unbounded_channel();
         config = config.set_push_sender(sender);
         pushes = Some(receiver);
     }
-    let redis = client
-        .get_multiplexed_async_connection_with_config(&config)
-        .await
-        .map_err(|error| explain(&error))?;
-    Ok((
-        Connection {
-            redis,
-            broken: Arc::default(),
-        },
-        pushes,
-    ))
+    let redis = client.get_multiplexed_async_connection_with_config(&config).await.map_err(|error| explain(&error))?;
+    Ok((Connection { redis, broken: Arc::default() }, pushes))
 }
 
 async fn disconnected(pushes: &mut Pushes) {
     match pushes {
-        Some(pushes) => {
-            while pushes
-                .recv()
-                .await
-                .is_some_and(|push| push.kind != PushKind::Disconnection)
-            {}
-        }
+        Some(pushes) => while pushes.recv().await.is_some_and(|push| push.kind != PushKind::Disconnection) {},
         None => std::future::pending().await,
     }
 }

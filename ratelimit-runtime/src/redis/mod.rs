@@ -26,9 +26,7 @@ pub(crate) struct Redis {
 
 impl Redis {
     pub(crate) fn new(target: Target) -> Self {
-        Self {
-            links: Links::new(target),
-        }
+        Self { links: Links::new(target) }
     }
 
     /// Waits until the server has answered once on this runtime.
@@ -39,26 +37,17 @@ impl Redis {
     /// Runs scripts, each with its arguments, in one round trip, and answers in their order.
     async fn run(&self, calls: &[Call<'_>]) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
         let mut connection = self.links.connection().await?;
-        let mut replies = connection
-            .send(calls.iter().map(|call| call.command(true)))
-            .await?;
+        let mut replies = connection.send(calls.iter().map(|call| call.command(true))).await?;
 
-        let unknown: Vec<usize> = (0..replies.len())
-            .filter(|&at| is_noscript(&replies[at]))
-            .collect();
+        let unknown: Vec<usize> = (0..replies.len()).filter(|&at| is_noscript(&replies[at])).collect();
         if !unknown.is_empty() {
             // On the same connection: another server may not know the script either.
-            let again = connection
-                .send(unknown.iter().map(|&at| calls[at].command(false)))
-                .await?;
+            let again = connection.send(unknown.iter().map(|&at| calls[at].command(false))).await?;
             for (at, reply) in unknown.into_iter().zip(again) {
                 replies[at] = reply;
             }
         }
-        Ok(replies
-            .into_iter()
-            .map(|reply| reply.extract_error().map_err(|error| explain(&error)))
-            .collect())
+        Ok(replies.into_iter().map(|reply| reply.extract_error().map_err(|error| explain(&error))).collect())
     }
 
     async fn decide_all(&self, batch: &mut [Request]) -> Result<(), StoreError> {
@@ -85,11 +74,7 @@ impl Store for Redis {
 
     fn give_back(&self, charges: Charges) -> Reply<'_, Result<u64, StoreError>> {
         Reply::Pending(Box::pin(async move {
-            let calls: Vec<_> = charges
-                .iter()
-                .filter(|charge| charge.cost > 0)
-                .map(Call::give_back)
-                .collect();
+            let calls: Vec<_> = charges.iter().filter(|charge| charge.cost > 0).map(Call::give_back).collect();
             let mut back = 0;
             for reply in self.run(&calls).await? {
                 back += number(&reply?)?.unsigned_abs();
@@ -102,13 +87,7 @@ impl Store for Redis {
         Reply::Pending(Box::pin(async move {
             let mut command = redis::cmd("DEL");
             command.arg(counter.as_bytes());
-            for reply in self
-                .links
-                .connection()
-                .await?
-                .send([command].into_iter())
-                .await?
-            {
+            for reply in self.links.connection().await?.send([command].into_iter()).await? {
                 reply.extract_error().map_err(|error| explain(&error))?;
             }
             Ok(())
@@ -135,15 +114,11 @@ impl<'a> Call<'a> {
             [one] => Self {
                 script: Script::decide_one(one.rule.counted_by()),
                 charges: &request.charges,
-                arguments: Arguments::One {
-                    first: u64::from(consume),
-                },
+                arguments: Arguments::One { first: u64::from(consume) },
             },
-            _ => Self {
-                script: Script::decide_all(),
-                charges: &request.charges,
-                arguments: Arguments::All { consume },
-            },
+            _ => {
+                Self { script: Script::decide_all(), charges: &request.charges, arguments: Arguments::All { consume } }
+            }
         }
     }
 
@@ -151,24 +126,14 @@ impl<'a> Call<'a> {
         Self {
             script: Script::give_back(charge.rule.counted_by()),
             charges: std::slice::from_ref(charge),
-            arguments: Arguments::One {
-                first: charge.receipt,
-            },
+            arguments: Arguments::One { first: charge.receipt },
         }
     }
 
     /// The script by its digest, or, for a server that does not know it, by its text.
     fn command(&self, by_digest: bool) -> Cmd {
-        let keys = self
-            .charges
-            .iter()
-            .map(|charge| charge.counter.as_bytes().len())
-            .sum::<usize>();
-        let text = if by_digest {
-            self.script.digest.len()
-        } else {
-            self.script.text.len()
-        };
+        let keys = self.charges.iter().map(|charge| charge.counter.as_bytes().len()).sum::<usize>();
+        let text = if by_digest { self.script.digest.len() } else { self.script.text.len() };
         let count = 4 + self.charges.len() * 8;
         let mut command = Cmd::with_capacity(count, text + keys + count * 8);
         if by_digest {
@@ -212,11 +177,7 @@ fn read(charges: &mut [Charge], reply: &Value) -> Result<bool, StoreError> {
     };
     let mut all_fit = true;
     for (charge, numbers) in charges.iter_mut().zip(numbers.chunks_exact(3)) {
-        let reply = [
-            number(&numbers[0])?,
-            number(&numbers[1])?,
-            number(&numbers[2])?,
-        ];
+        let reply = [number(&numbers[0])?, number(&numbers[1])?, number(&numbers[2])?];
         let (fits, decision, receipt) = algorithm::decode(&charge.rule, reply);
         (charge.decision, charge.receipt) = (decision, receipt);
         all_fit &= fits;
@@ -232,9 +193,7 @@ fn number(value: &Value) -> Result<i64, StoreError> {
 }
 
 fn unexpected(reply: &Value) -> StoreError {
-    StoreError::misconfigured(format!(
-        "the server's reply to a script is not what the script returns: {reply:?}"
-    ))
+    StoreError::misconfigured(format!("the server's reply to a script is not what the script returns: {reply:?}"))
 }
 
 /// An error in words, with what to do where that is known. Never with what a key or a password holds.
@@ -242,14 +201,10 @@ fn explain(error: &RedisError) -> StoreError {
     let code = error.code().unwrap_or_default();
     let advice = match (error.kind(), code) {
         (_, "NOPERM") => "give its user the rights named in the documentation",
-        (_, "WRONGTYPE") => {
-            "something else is stored under a counter's name: choose another namespace"
-        }
+        (_, "WRONGTYPE") => "something else is stored under a counter's name: choose another namespace",
         (_, "OOM") => "the server is out of memory: see its maxmemory",
         (_, "READONLY") => "this is a replica: connect to the primary",
-        (ErrorKind::AuthenticationFailed, _) | (_, "WRONGPASS" | "NOAUTH") => {
-            "check user and password"
-        }
+        (ErrorKind::AuthenticationFailed, _) | (_, "WRONGPASS" | "NOAUTH") => "check user and password",
         (ErrorKind::RESP3NotSupported, _) => "add ?protocol=resp2 to the URL",
         _ => "",
     };
@@ -270,9 +225,5 @@ fn explain(error: &RedisError) -> StoreError {
         ErrorKind::Extension => !matches!(code, "OOM" | "BUSY" | "MISCONF" | "NOREPLICAS"),
         _ => true,
     };
-    if misconfigured {
-        StoreError::misconfigured(reason)
-    } else {
-        StoreError::unavailable(reason)
-    }
+    if misconfigured { StoreError::misconfigured(reason) } else { StoreError::unavailable(reason) }
 }

@@ -20,13 +20,9 @@ impl Script {
 
     /// See [`algorithm::decide_one`].
     pub(super) fn decide_one(algorithm: Algorithm) -> &'static Self {
-        static FIXED_WINDOW: Lazy<Script> = Lazy::new(|| {
-            Script::new(algorithm::decide_one(Algorithm::FixedWindow {
-                align: false,
-            }))
-        });
-        static SLIDING_LOG: Lazy<Script> =
-            Lazy::new(|| Script::new(algorithm::decide_one(Algorithm::SlidingLog)));
+        static FIXED_WINDOW: Lazy<Script> =
+            Lazy::new(|| Script::new(algorithm::decide_one(Algorithm::FixedWindow { align: false })));
+        static SLIDING_LOG: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_one(Algorithm::SlidingLog)));
         match algorithm {
             Algorithm::FixedWindow { .. } => &FIXED_WINDOW,
             Algorithm::SlidingLog => &SLIDING_LOG,
@@ -41,13 +37,9 @@ impl Script {
 
     /// See [`algorithm::give_back`].
     pub(super) fn give_back(algorithm: Algorithm) -> &'static Self {
-        static FIXED_WINDOW: Lazy<Script> = Lazy::new(|| {
-            Script::new(algorithm::give_back(Algorithm::FixedWindow {
-                align: false,
-            }))
-        });
-        static SLIDING_LOG: Lazy<Script> =
-            Lazy::new(|| Script::new(algorithm::give_back(Algorithm::SlidingLog)));
+        static FIXED_WINDOW: Lazy<Script> =
+            Lazy::new(|| Script::new(algorithm::give_back(Algorithm::FixedWindow { align: false })));
+        static SLIDING_LOG: Lazy<Script> = Lazy::new(|| Script::new(algorithm::give_back(Algorithm::SlidingLog)));
         match algorithm {
             Algorithm::FixedWindow { .. } => &FIXED_WINDOW,
             Algorithm::SlidingLog => &SLIDING_LOG,

@@ -20,25 +20,16 @@ pub(crate) struct Certificates {
 
 impl Target {
     pub(crate) fn new(url: &str, certificates: Certificates) -> Result<Self, SetupError> {
-        let invalid = |reason: &dyn fmt::Display| {
-            SetupError::new(format!("{}: {reason}", without_password(url)))
-        };
-        let info: ConnectionInfo = url
-            .into_connection_info()
-            .map_err(|error| invalid(&error))?;
-        let info = info
-            .clone()
-            .set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        let invalid = |reason: &dyn fmt::Display| SetupError::new(format!("{}: {reason}", without_password(url)));
+        let info: ConnectionInfo = url.into_connection_info().map_err(|error| invalid(&error))?;
+        let info = info.clone().set_tcp_settings(TcpSettings::default().set_nodelay(true));
         // RESP3 tells at once when a connection is gone, even an idle one.
-        let chosen = redis::parse_redis_url(url)
-            .is_some_and(|url| url.query_pairs().any(|(name, _)| name == "protocol"));
+        let chosen =
+            redis::parse_redis_url(url).is_some_and(|url| url.query_pairs().any(|(name, _)| name == "protocol"));
         let info = if chosen {
             info
         } else {
-            let settings = info
-                .redis_settings()
-                .clone()
-                .set_protocol(ProtocolVersion::RESP3);
+            let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
             info.set_redis_settings(settings)
         };
         let client = open(info, certificates).map_err(|error| invalid(&error))?;
@@ -53,21 +44,9 @@ fn open(info: ConnectionInfo, certificates: Certificates) -> redis::RedisResult<
     // The redis crate builds on whatever the process has installed and panics without; an earlier choice stands.
     let _ = rustls::crypto::ring::default_provider().install_default();
     if let redis::ConnectionAddr::TcpTls { .. } = info.addr() {
-        let Certificates {
-            authority: root_cert,
-            client,
-        } = certificates;
-        let client_tls = client.map(|(client_cert, client_key)| ClientTlsConfig {
-            client_cert,
-            client_key,
-        });
-        return Client::build_with_tls(
-            info,
-            TlsCertificates {
-                client_tls,
-                root_cert,
-            },
-        );
+        let Certificates { authority: root_cert, client } = certificates;
+        let client_tls = client.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
+        return Client::build_with_tls(info, TlsCertificates { client_tls, root_cert });
     }
     Client::open(info)
 }

@@ -6,8 +6,7 @@ use ratelimit_tests::RedisServer;
 fn main() {
     let server = RedisServer::start();
     let setting = server.command(&[b"CONFIG", b"GET", b"dir"]);
-    let (_, folder): (String, String) =
-        redis::from_redis_value(setting).expect("a name and a value");
+    let (_, folder): (String, String) = redis::from_redis_value(setting).expect("a name and a value");
     println!("{} {folder}", server.port());
     let _ = std::io::stdin().read_line(&mut String::new());
 }
