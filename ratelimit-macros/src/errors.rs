@@ -1,0 +1,33 @@
+//! Collects mistakes, so that five of them are reported as five.
+
+use proc_macro2::TokenStream;
+use syn::{Error, Result};
+
+#[derive(Default)]
+pub(crate) struct Errors(Option<Error>);
+
+impl Errors {
+    pub(crate) fn push(&mut self, error: Error) {
+        match &mut self.0 {
+            Some(errors) => errors.combine(error),
+            none => *none = Some(error),
+        }
+    }
+
+    /// The value of a step, its errors put aside.
+    pub(crate) fn keep<T>(&mut self, result: Result<T>) -> Option<T> {
+        result.map_err(|error| self.push(error)).ok()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    pub(crate) fn finish(self) -> Result<()> {
+        self.0.map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn into_compile_errors(self) -> TokenStream {
+        self.0.map(Error::into_compile_error).unwrap_or_default()
+    }
+}

@@ -1,0 +1,515 @@
+//! What the attribute may stand on: a function, its body left unparsed, or an `impl` block of them.
+
+use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote};
+use syn::ext::IdentExt as _;
+use syn::parse::{Parse, ParseStream, Parser as _};
+use syn::spanned::Spanned as _;
+use syn::token::Brace;
+use syn::{
+    Attribute, Block, Error, Expr, ExprAsync, GenericArgument, Pat, PathArguments, Result,
+    ReturnType, Signature, Stmt, Token, Type, TypeParamBound, Visibility, braced,
+};
+
+#[derive(Clone)]
+pub(crate) enum Item {
+    Function(Function),
+    Impl(Impl),
+}
+
+#[derive(Clone)]
+pub(crate) struct Function {
+    pub(crate) attrs: Vec<Attribute>,
+    vis: Visibility,
+    defaultness: Option<Token![default]>,
+    sig: Signature,
+    /// None of a declaration.
+    body: Option<Body>,
+}
+
+#[derive(Clone)]
+struct Body {
+    brace: Brace,
+    inner_attrs: Vec<Attribute>,
+    tokens: TokenStream,
+}
+
+#[derive(Clone)]
+pub(crate) struct Impl {
+    pub(crate) attrs: Vec<Attribute>,
+    /// `unsafe impl<T> Trait for Type where ..`
+    head: TokenStream,
+    pub(crate) impl_token: Span,
+    brace: Brace,
+    inner_attrs: Vec<Attribute>,
+    pub(crate) members: Vec<Member>,
+}
+
+#[derive(Clone)]
+pub(crate) enum Member {
+    Function(Function),
+    Other(TokenStream),
+}
+
+impl Parse for Item {
+    fn parse(input: ParseStream) -> Result<Self> {
+        let fork = input.fork();
+        fork.call(Attribute::parse_outer)?;
+        fork.parse::<Visibility>()?;
+        let at = fork.span();
+        // `const unsafe extern "C" fn`, `default unsafe impl`
+        while let Ok(token) = fork.parse::<TokenTree>() {
+            match token.to_string().as_str() {
+                "fn" => return input.parse().map(Item::Function),
+                "impl" => return input.parse().map(Item::Impl),
+                "default" | "const" | "async" | "unsafe" | "safe" | "extern" => {}
+                _ if matches!(token, TokenTree::Literal(_)) => {}
+                _ => break,
+            }
+        }
+        Err(Error::new(
+            at,
+            "expected an async function or an `impl` block",
+        ))
+    }
+}
+
+impl Parse for Function {
+    fn parse(input: ParseStream) -> Result<Self> {
+        Ok(Function {
+            attrs: input.call(Attribute::parse_outer)?,
+            vis: input.parse()?,
+            defaultness: input.parse()?,
+            sig: input.parse()?,
+            body: match input.parse::<Option<Token![;]>>()? {
+                Some(_) => None,
+                None => Some(input.parse()?),
+            },
+        })
+    }
+}
+
+impl Parse for Body {
+    fn parse(input: ParseStream) -> Result<Self> {
+        let content;
+        Ok(Body {
+            brace: braced!(content in input),
+            inner_attrs: content.call(Attribute::parse_inner)?,
+            tokens: content.parse()?,
+        })
+    }
+}
+
+impl Parse for Impl {
+    fn parse(input: ParseStream) -> Result<Self> {
+        let attrs = input.call(Attribute::parse_outer)?;
+        let mut head = TokenStream::new();
+        let mut impl_token = input.span();
+        // A const argument such as `For<{ N }>` has braces too; those of the block come last.
+        while !(input.peek(Brace) && is_last(input)) {
+            let token: TokenTree = input.parse()?;
+            if matches!(&token, TokenTree::Ident(word) if word == "impl") {
+                impl_token = token.span();
+            }
+            head.extend([token]);
+        }
+        let content;
+        let brace = braced!(content in input);
+        let inner_attrs = content.call(Attribute::parse_inner)?;
+        let mut members = Vec::new();
+        while !content.is_empty() {
+            members.push(content.parse()?);
+        }
+        Ok(Impl {
+            attrs,
+            head,
+            impl_token,
+            brace,
+            inner_attrs,
+            members,
+        })
+    }
+}
+
+fn is_last(input: ParseStream) -> bool {
+    let fork = input.fork();
+    fork.parse::<TokenTree>().is_ok() && fork.is_empty()
+}
+
+impl Parse for Member {
+    fn parse(input: ParseStream) -> Result<Self> {
+        use syn::parse::discouraged::Speculative as _;
+        let fork = input.fork();
+        match fork.parse() {
+            Ok(function) => {
+                input.advance_to(&fork);
+                Ok(Member::Function(function))
+            }
+            Err(_) => Ok(Member::Other(
+                input.parse::<syn::ImplItem>()?.into_token_stream(),
+            )),
+        }
+    }
+}
+
+/// Where the limit is checked.
+pub(crate) enum Place {
+    /// At the start of an `async fn`.
+    Start,
+    /// At the start of the async block that these statements end in.
+    Block(Vec<Stmt>),
+}
+
+impl Function {
+    /// Whether this is async, or returns a future instead.
+    pub(crate) fn is_async(&self) -> bool {
+        self.sig.asyncness.is_some()
+            || self.output_of_future().is_some()
+            || self.ends_in_block().is_some()
+    }
+
+    pub(crate) fn place(&self) -> Result<Place> {
+        let Some(body) = &self.body else {
+            let message = "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
+            return Err(Error::new(self.sig.ident.span(), message));
+        };
+        if let Some(constness) = &self.sig.constness {
+            let message = "a `const fn` can't wait for a limiter: make it an `async fn`";
+            return Err(Error::new(constness.span(), message));
+        }
+        if contains_own_call(body.tokens.clone()) {
+            let message = "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)]";
+            return Err(Error::new(Span::call_site(), message));
+        }
+        if self.sig.asyncness.is_some() {
+            return Ok(Place::Start);
+        }
+        if let Some(block) = self.ends_in_block() {
+            return Ok(Place::Block(block));
+        }
+        if self.output_of_future().is_some() {
+            let message = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
+            return Err(Error::new(self.sig.ident.span(), message));
+        }
+        let made_sync = self.sig.ident == "main"
+            || self.attrs.iter().any(|attr| {
+                attr.path()
+                    .segments
+                    .last()
+                    .is_some_and(|last| last.ident == "test" || last.ident == "main")
+            });
+        let message = if made_sync {
+            "another attribute already made this function synchronous: write #[limit_request_per_time] above it"
+        } else {
+            "only an async function can be limited: write `async fn`"
+        };
+        Err(Error::new(self.sig.fn_token.span(), message))
+    }
+
+    fn ends_in_block(&self) -> Option<Vec<Stmt>> {
+        if matches!(self.sig.output, ReturnType::Default) {
+            return None;
+        }
+        let tokens = self.body.as_ref()?.tokens.clone();
+        let mut statements = Block::parse_within.parse2(tokens).ok()?;
+        tail(&mut statements).is_some().then_some(statements)
+    }
+
+    /// `T` of `impl Future<Output = T>`, `Pin<Box<dyn Future<Output = T>>>` or `BoxFuture<T>`.
+    fn output_of_future(&self) -> Option<&dyn ToTokens> {
+        match &self.sig.output {
+            ReturnType::Type(_, ty) => output_of_future(ty),
+            ReturnType::Default => None,
+        }
+    }
+
+    /// What an error about the returned type is drawn at: its first and last token.
+    pub(crate) fn returned(&self) -> (Span, Span) {
+        match (self.output_of_future(), &self.sig.output) {
+            (Some(output), _) if self.sig.asyncness.is_none() => ends(output),
+            (_, ReturnType::Type(_, ty)) => ends(ty),
+            (_, ReturnType::Default) => ends(&self.sig.ident),
+        }
+    }
+
+    /// Input:
+    ///     async fn f(..) -> .. { body }
+    /// Output:
+    ///     async fn f(..) -> .. { prologue { body } }
+    pub(crate) fn insert(&mut self, prologue: &TokenStream, place: Place) {
+        let Some(body) = &mut self.body else { return };
+        match place {
+            Place::Start => {
+                let block = block(body.brace, body.tokens.clone());
+                body.tokens = quote!(#prologue #block);
+            }
+            Place::Block(mut statements) => {
+                if let Some(future) = tail(&mut statements) {
+                    let inner = &future.block.stmts;
+                    let block = block(future.block.brace_token, quote!(#(#inner)*));
+                    let limited = Expr::Verbatim(quote!(#prologue #block));
+                    future.block.stmts = vec![Stmt::Expr(limited, None)];
+                }
+                body.tokens = quote!(#(#statements)*);
+            }
+        }
+    }
+}
+
+/// Braces where the user's are, for errors about the body, but ours, or rustc would call them unused.
+fn block(brace: Brace, tokens: TokenStream) -> Group {
+    let mut group = Group::new(Delimiter::Brace, tokens);
+    group.set_span(brace.span.join().resolved_at(Span::mixed_site()));
+    group
+}
+
+pub(crate) fn ends(tokens: impl ToTokens) -> (Span, Span) {
+    let mut spans = tokens
+        .to_token_stream()
+        .into_iter()
+        .map(|token| token.span());
+    let first = spans.next().unwrap_or_else(Span::call_site);
+    (first, spans.last().unwrap_or(first))
+}
+
+fn tail(statements: &mut [Stmt]) -> Option<&mut ExprAsync> {
+    match statements.last_mut()? {
+        Stmt::Expr(expr, None) => future_of(expr),
+        Stmt::Expr(Expr::Return(returned), _) => future_of(returned.expr.as_mut()?),
+        _ => None,
+    }
+}
+
+fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
+    match expr {
+        Expr::Async(block) => Some(block),
+        Expr::Group(group) => future_of(&mut group.expr),
+        Expr::Paren(paren) => future_of(&mut paren.expr),
+        Expr::Cast(cast) => future_of(&mut cast.expr),
+        Expr::Return(returned) => future_of(returned.expr.as_mut()?),
+        // `Box::pin(..)`, `Pin::from(Box::new(..))`
+        Expr::Call(call) if call.args.len() == 1 => match &*call.func {
+            Expr::Path(path)
+                if path.path.segments.last().is_some_and(|last| {
+                    ["pin", "from", "new"].iter().any(|name| last.ident == name)
+                }) =>
+            {
+                future_of(call.args.first_mut()?)
+            }
+            _ => None,
+        },
+        Expr::MethodCall(call)
+            if ["boxed", "boxed_local"]
+                .iter()
+                .any(|name| call.method == name) =>
+        {
+            future_of(&mut call.receiver)
+        }
+        _ => None,
+    }
+}
+
+fn output_of_future(ty: &Type) -> Option<&dyn ToTokens> {
+    let bounds = match ty {
+        Type::Group(group) => return output_of_future(&group.elem),
+        Type::Paren(paren) => return output_of_future(&paren.elem),
+        Type::ImplTrait(ty) => &ty.bounds,
+        Type::TraitObject(ty) => &ty.bounds,
+        Type::Path(path) => {
+            let last = path.path.segments.last()?;
+            let PathArguments::AngleBracketed(arguments) = &last.arguments else {
+                return None;
+            };
+            let ty = arguments
+                .args
+                .iter()
+                .rev()
+                .find_map(|argument| match argument {
+                    GenericArgument::Type(ty) => Some(ty),
+                    _ => None,
+                })?;
+            return if last.ident == "Pin" || last.ident == "Box" {
+                output_of_future(ty)
+            } else if last.ident == "BoxFuture" || last.ident == "LocalBoxFuture" {
+                Some(ty)
+            } else {
+                None
+            };
+        }
+        _ => return None,
+    };
+    bounds.iter().find_map(|bound| match bound {
+        TypeParamBound::Trait(bound) => {
+            let last = bound.path.segments.last()?;
+            match &last.arguments {
+                _ if last.ident != "Future" => None,
+                PathArguments::AngleBracketed(arguments) => {
+                    arguments.args.iter().find_map(|argument| match argument {
+                        GenericArgument::AssocType(output) => Some(&output.ty as &dyn ToTokens),
+                        _ => None,
+                    })
+                }
+                _ => Some(&last.ident),
+            }
+        }
+        _ => None,
+    })
+}
+
+/// Whether this body was limited before.
+fn contains_own_call(tokens: TokenStream) -> bool {
+    let mut path = 0;
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Group(group) => {
+            path = 0;
+            contains_own_call(group.stream())
+        }
+        // `__private :: limit_request_per_time`
+        TokenTree::Ident(ident) if path == 3 => {
+            path = usize::from(ident == "__private");
+            ident == "limit_request_per_time"
+        }
+        TokenTree::Ident(ident) => {
+            path = usize::from(ident == "__private");
+            false
+        }
+        TokenTree::Punct(punct) if punct.as_char() == ':' && path > 0 => {
+            path += 1;
+            false
+        }
+        _ => {
+            path = 0;
+            false
+        }
+    })
+}
+
+impl Place {
+    /// The names that `#[async_trait]` binds only inside of its block, taking an argument apart.
+    ///
+    /// Input:
+    ///     Box::pin(async move { let (a, b) = { let __arg1 = __arg1; __arg1 }; .. })
+    /// Output:
+    ///     a, b
+    pub(crate) fn unpacked_names(&mut self) -> Vec<Ident> {
+        let Place::Block(statements) = self else {
+            return Vec::new();
+        };
+        let Some(future) = tail(statements) else {
+            return Vec::new();
+        };
+        let mut names = Vec::new();
+        for statement in &future.block.stmts {
+            if let Stmt::Local(local) = statement
+                && let Some(init) = &local.init
+                && let Expr::Block(block) = &*init.expr
+                && let Some(Stmt::Expr(Expr::Path(path), None)) = block.block.stmts.last()
+                && path
+                    .path
+                    .get_ident()
+                    .is_some_and(|ident| ident.to_string().starts_with("__arg"))
+            {
+                bind(&local.pat, &mut names);
+            }
+        }
+        names
+    }
+}
+
+fn bind(pat: &Pat, names: &mut Vec<Ident>) {
+    match pat {
+        Pat::Ident(pat) => {
+            names.push(pat.ident.clone());
+            if let Some((_, pat)) = &pat.subpat {
+                bind(pat, names);
+            }
+        }
+        Pat::Reference(pat) => bind(&pat.pat, names),
+        Pat::Paren(pat) => bind(&pat.pat, names),
+        Pat::Type(pat) => bind(&pat.pat, names),
+        Pat::Struct(pat) => pat.fields.iter().for_each(|field| bind(&field.pat, names)),
+        Pat::Tuple(pat) => pat.elems.iter().for_each(|pat| bind(pat, names)),
+        Pat::TupleStruct(pat) => pat.elems.iter().for_each(|pat| bind(pat, names)),
+        Pat::Slice(pat) => pat.elems.iter().for_each(|pat| bind(pat, names)),
+        _ => {}
+    }
+}
+
+/// The first of `names` that `tokens` use, not counting fields and methods.
+pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
+    let mut after_dot = false;
+    for token in tokens {
+        let found = match &token {
+            TokenTree::Group(group) => find_name(group.stream(), names),
+            TokenTree::Ident(ident) if !after_dot && names.contains(&ident.unraw()) => {
+                Some(ident.clone())
+            }
+            _ => None,
+        };
+        if found.is_some() {
+            return found;
+        }
+        after_dot = matches!(&token, TokenTree::Punct(punct) if punct.as_char() == '.');
+    }
+    None
+}
+
+impl ToTokens for Item {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        match self {
+            Item::Function(function) => function.to_tokens(tokens),
+            Item::Impl(block) => block.to_tokens(tokens),
+        }
+    }
+}
+
+impl ToTokens for Function {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        let Function {
+            attrs,
+            vis,
+            defaultness,
+            sig,
+            body,
+        } = self;
+        tokens.extend(quote!(#(#attrs)* #vis #defaultness #sig));
+        match body {
+            None => tokens.extend(quote!(;)),
+            Some(Body {
+                brace,
+                inner_attrs,
+                tokens: body,
+            }) => {
+                brace.surround(tokens, |tokens| {
+                    tokens.extend(quote!(#(#inner_attrs)* #body))
+                });
+            }
+        }
+    }
+}
+
+impl ToTokens for Impl {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        let Impl {
+            attrs,
+            head,
+            brace,
+            inner_attrs,
+            members,
+            ..
+        } = self;
+        tokens.extend(quote!(#(#attrs)* #head));
+        brace.surround(tokens, |tokens| {
+            tokens.extend(quote!(#(#inner_attrs)* #(#members)*))
+        });
+    }
+}
+
+impl ToTokens for Member {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        match self {
+            Member::Function(function) => function.to_tokens(tokens),
+            Member::Other(other) => other.to_tokens(tokens),
+        }
+    }
+}
