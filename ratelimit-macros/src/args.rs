@@ -34,7 +34,7 @@ pub(crate) struct Rule {
 }
 
 /// What holds for the whole call, each with the name it was set by.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) limiter: Option<(Ident, Expr)>,
     pub(crate) on_limit: Option<(Ident, OnLimit)>,

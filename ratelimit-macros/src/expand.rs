@@ -47,12 +47,12 @@ fn expand_function(own: Option<Attr>, function: &mut Function, errors: &mut Erro
     attrs.extend(take_siblings(&mut function.attrs, errors));
     let limits = only_limits(attrs, errors);
     check_available(&limits, limits.len() > 1, errors);
-    let settings = merge(Merged::default(), &limits, errors);
+    let settings = merge(Settings::default(), &limits, errors);
     let mut limited = function.clone();
     limit(
         &mut limited,
         &limits.iter().collect::<Vec<_>>(),
-        settings,
+        &settings,
         errors,
     );
     limited
@@ -63,7 +63,7 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl
     attrs.extend(take_siblings(&mut block.attrs, errors));
     let all = only_limits(attrs, errors);
     check_available(&all, all.len() > 1, errors);
-    let settings = merge(Merged::default(), &all, errors);
+    let settings = merge(Settings::default(), &all, errors);
     let mut limited = block.clone();
     let (mut any, mut skipped) = (false, false);
     for (member, limited) in block.members.iter_mut().zip(&mut limited.members) {
@@ -91,11 +91,11 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl
         any = true;
         let own = only_limits(attrs, errors);
         check_available(&own, !all.is_empty() || own.len() > 1, errors);
-        let settings = merge(settings, &own, errors);
+        let settings = merge(settings.clone(), &own, errors);
         limit(
             limited,
             &all.iter().chain(&own).collect::<Vec<_>>(),
-            settings,
+            &settings,
             errors,
         );
     }
@@ -105,7 +105,7 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl
         } else {
             "no async function in this `impl` block: nothing to limit"
         };
-        errors.push(Error::new(block.impl_token, message));
+        errors.push(Error::new(block.keyword, message));
     }
     limited
 }
@@ -124,7 +124,7 @@ fn take_siblings(attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<
             siblings.push(match &attr.meta {
                 Meta::Path(_) => args::parse(TokenStream::new(), name.span(), errors),
                 Meta::List(list) => args::parse(list.tokens.clone(), name.span(), errors),
-                _ => {
+                Meta::NameValue(_) => {
                     let message =
                         "write the arguments in parentheses: #[limit_request_per_time(..)]";
                     errors.push(Error::new(name.span(), message));
@@ -166,7 +166,7 @@ fn check_available(limits: &[Limit], stacked: bool, errors: &mut Errors) {
     }
 }
 
-fn limit(function: &mut Function, limits: &[&Limit], settings: Merged, errors: &mut Errors) {
+fn limit(function: &mut Function, limits: &[&Limit], settings: &Settings, errors: &mut Errors) {
     let Some(mut place) = errors.keep(function.place()) else {
         return;
     };
@@ -194,7 +194,7 @@ fn limit(function: &mut Function, limits: &[&Limit], settings: Merged, errors: &
 }
 
 /// The settings of the whole call, each from the one attribute that gives it.
-fn merge<'a>(mut merged: Merged<'a>, limits: &'a [Limit], errors: &mut Errors) -> Merged<'a> {
+fn merge(mut merged: Settings, limits: &[Limit], errors: &mut Errors) -> Settings {
     for limit in limits {
         let Settings {
             limiter,
@@ -202,16 +202,14 @@ fn merge<'a>(mut merged: Merged<'a>, limits: &'a [Limit], errors: &mut Errors) -
             on_store_error,
             permit,
             krate,
-        } = &limit.settings;
-        once(&mut merged.limiter, limiter.as_ref(), errors);
-        once(&mut merged.on_limit, on_limit.as_ref(), errors);
-        once(&mut merged.on_store_error, on_store_error.as_ref(), errors);
-        once(&mut merged.permit, permit.as_ref(), errors);
-        match (merged.krate, krate) {
-            (None, Some((_, path))) => merged.krate = Some(path),
-            (Some(first), Some((name, path)))
-                if first.to_token_stream().to_string() != path.to_token_stream().to_string() =>
-            {
+        } = limit.settings.clone();
+        once(&mut merged.limiter, limiter, errors);
+        once(&mut merged.on_limit, on_limit, errors);
+        once(&mut merged.on_store_error, on_store_error, errors);
+        once(&mut merged.permit, permit, errors);
+        match (&merged.krate, krate) {
+            (None, krate) => merged.krate = krate,
+            (Some((_, first)), Some((name, path))) if text(first) != text(&path) => {
                 let message = "`crate` differs between the rate limits of one function: they share one runtime";
                 errors.push(Error::new(name.span(), message));
             }
@@ -221,40 +219,38 @@ fn merge<'a>(mut merged: Merged<'a>, limits: &'a [Limit], errors: &mut Errors) -
     merged
 }
 
-#[derive(Clone, Copy, Default)]
-struct Merged<'a> {
-    limiter: Option<&'a syn::Expr>,
-    on_limit: Option<&'a OnLimit>,
-    on_store_error: Option<&'a Ident>,
-    permit: Option<&'a Ident>,
-    krate: Option<&'a syn::Path>,
-}
-
-fn once<'a, T>(slot: &mut Option<&'a T>, given: Option<&'a (Ident, T)>, errors: &mut Errors) {
+fn once<T>(slot: &mut Option<(Ident, T)>, given: Option<(Ident, T)>, errors: &mut Errors) {
     let Some((name, value)) = given else { return };
-    if slot.replace(value).is_some() {
+    if slot.is_some() {
         let message =
             format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
         errors.push(Error::new(name.span(), message));
+    } else {
+        *slot = Some((name, value));
     }
 }
 
-/// Output:
-///     let charges = [charge(const { &rule("item", 100, 1, 60_000) }, key(&(seller_id)), 1)];
-///     if let Err(refused) = limit_request_per_time(None, const { &Call::new() }, &charges).await {
-///         return FromRefusal::from_refusal(refused);
-///     }
-///
-/// The charges are a statement of their own: what a key expression borrows, say a guard, is gone
-/// before the await, and the future stays `Send`.
-fn prologue(limits: &[&Limit], settings: Merged, returned: (Span, Span)) -> TokenStream {
-    let krate = &match settings.krate {
-        Some(path) => path.to_token_stream(),
-        None => ours!(::ratelimit_runtime),
-    };
+fn text(tokens: &impl ToTokens) -> String {
+    tokens.to_token_stream().to_string()
+}
+
+// Output:
+//     let charges = [charge(const { &rule("item", 100, 1, 60_000) }, key(&(seller_id)), 1)];
+//     if let Err(refused) = limit_request_per_time(None, const { &Call::new() }, &charges).await {
+//         return FromRefusal::from_refusal(refused);
+//     }
+//
+// The charges are a statement of their own: what a key expression borrows, say a guard, is gone
+// before the await, and the future stays `Send`.
+fn prologue(limits: &[&Limit], settings: &Settings, returned: (Span, Span)) -> TokenStream {
+    let krate = settings
+        .krate
+        .as_ref()
+        .map(|(_, path)| path.to_token_stream());
+    let krate = &krate.unwrap_or_else(|| ours!(::ratelimit_runtime));
     let mut lets = TokenStream::new();
     let mut limiter = ours!(::core::option::Option::None);
-    if let Some(expr) = settings.limiter {
+    if let Some((_, expr)) = &settings.limiter {
         lets.extend(ours!(let limiter: &#krate::Limiter = #expr;));
         limiter = ours!(::core::option::Option::Some(limiter));
     }
@@ -272,13 +268,13 @@ fn prologue(limits: &[&Limit], settings: Merged, returned: (Span, Span)) -> Toke
         #krate::__private::limit_request_per_time(#limiter, #call, &charges).await
     };
     let refusal = refusal(krate, settings, returned);
-    let check = match settings.permit {
+    let check = match &settings.permit {
         None => ours! {
             if let ::core::result::Result::Err(refused) = #decision {
                 #refusal
             }
         },
-        Some(permit) => ours! {
+        Some((_, permit)) => ours! {
             let #permit = match #decision {
                 ::core::result::Result::Ok(permit) => permit,
                 ::core::result::Result::Err(refused) => {
@@ -361,16 +357,16 @@ fn parenthesize(tokens: TokenStream, at: Span) -> Group {
     group
 }
 
-fn call(krate: &TokenStream, settings: Merged) -> TokenStream {
-    let waits = match settings.on_limit {
-        Some(OnLimit::Wait) => ours!(.wait()),
-        Some(OnLimit::WaitAtMost(milliseconds)) => {
+fn call(krate: &TokenStream, settings: &Settings) -> TokenStream {
+    let waits = match &settings.on_limit {
+        Some((_, OnLimit::Wait)) => ours!(.wait()),
+        Some((_, OnLimit::WaitAtMost(milliseconds))) => {
             let milliseconds = value::integer(*milliseconds, Span::mixed_site());
             ours!(.wait_at_most(#milliseconds))
         }
         _ => TokenStream::new(),
     };
-    let store = settings.on_store_error.map(|word| {
+    let store = settings.on_store_error.as_ref().map(|(_, word)| {
         let word = Ident::new(&word.to_string(), Span::mixed_site());
         ours!(.on_store_error(#krate::OnStoreError::#word))
     });
@@ -378,9 +374,9 @@ fn call(krate: &TokenStream, settings: Merged) -> TokenStream {
 }
 
 /// What becomes of a call that is `refused`.
-fn refusal(krate: &TokenStream, settings: Merged, (start, end): (Span, Span)) -> TokenStream {
-    let returned = match settings.on_limit {
-        Some(OnLimit::Return { word, expr }) => {
+fn refusal(krate: &TokenStream, settings: &Settings, (start, end): (Span, Span)) -> TokenStream {
+    let returned = match &settings.on_limit {
+        Some((_, OnLimit::Return { word, expr })) => {
             // The user's name for the error, which the expression can see.
             let visible = Ident::new("refused", word.span());
             ours! {

@@ -7,13 +7,14 @@ use syn::parse::{Parse, ParseStream, Parser as _};
 use syn::spanned::Spanned as _;
 use syn::token::Brace;
 use syn::{
-    Attribute, Block, Error, Expr, ExprAsync, GenericArgument, Pat, PathArguments, Result,
-    ReturnType, Signature, Stmt, Token, Type, TypeParamBound, Visibility, braced,
+    Attribute, Block, Error, Expr, ExprAsync, GenericArgument, Pat, PatParen, PatReference,
+    PatSlice, PatTuple, PatTupleStruct, PatType, PathArguments, Result, ReturnType, Signature,
+    Stmt, Token, Type, TypeParamBound, Visibility, braced,
 };
 
 #[derive(Clone)]
 pub(crate) enum Item {
-    Function(Function),
+    Function(Box<Function>),
     Impl(Impl),
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct Impl {
     pub(crate) attrs: Vec<Attribute>,
     /// `unsafe impl<T> Trait for Type where ..`
     head: TokenStream,
-    pub(crate) impl_token: Span,
+    pub(crate) keyword: Span,
     brace: Brace,
     inner_attrs: Vec<Attribute>,
     pub(crate) members: Vec<Member>,
@@ -47,7 +48,7 @@ pub(crate) struct Impl {
 
 #[derive(Clone)]
 pub(crate) enum Member {
-    Function(Function),
+    Function(Box<Function>),
     Other(TokenStream),
 }
 
@@ -60,7 +61,7 @@ impl Parse for Item {
         // `const unsafe extern "C" fn`, `default unsafe impl`
         while let Ok(token) = fork.parse::<TokenTree>() {
             match token.to_string().as_str() {
-                "fn" => return input.parse().map(Item::Function),
+                "fn" => return input.parse().map(Box::new).map(Item::Function),
                 "impl" => return input.parse().map(Item::Impl),
                 "default" | "const" | "async" | "unsafe" | "safe" | "extern" => {}
                 _ if matches!(token, TokenTree::Literal(_)) => {}
@@ -104,12 +105,12 @@ impl Parse for Impl {
     fn parse(input: ParseStream) -> Result<Self> {
         let attrs = input.call(Attribute::parse_outer)?;
         let mut head = TokenStream::new();
-        let mut impl_token = input.span();
+        let mut keyword = input.span();
         // A const argument such as `For<{ N }>` has braces too; those of the block come last.
         while !(input.peek(Brace) && is_last(input)) {
             let token: TokenTree = input.parse()?;
             if matches!(&token, TokenTree::Ident(word) if word == "impl") {
-                impl_token = token.span();
+                keyword = token.span();
             }
             head.extend([token]);
         }
@@ -123,7 +124,7 @@ impl Parse for Impl {
         Ok(Impl {
             attrs,
             head,
-            impl_token,
+            keyword,
             brace,
             inner_attrs,
             members,
@@ -143,7 +144,7 @@ impl Parse for Member {
         match fork.parse() {
             Ok(function) => {
                 input.advance_to(&fork);
-                Ok(Member::Function(function))
+                Ok(Member::Function(Box::new(function)))
             }
             Err(_) => Ok(Member::Other(
                 input.parse::<syn::ImplItem>()?.into_token_stream(),
@@ -232,10 +233,10 @@ impl Function {
         }
     }
 
-    /// Input:
-    ///     async fn f(..) -> .. { body }
-    /// Output:
-    ///     async fn f(..) -> .. { prologue { body } }
+    // Input:
+    //     async fn f(..) -> .. { body }
+    // Output:
+    //     async fn f(..) -> .. { prologue { body } }
     pub(crate) fn insert(&mut self, prologue: &TokenStream, place: Place) {
         let Some(body) = &mut self.body else { return };
         match place {
@@ -356,41 +357,25 @@ fn output_of_future(ty: &Type) -> Option<&dyn ToTokens> {
     })
 }
 
-/// Whether this body was limited before.
+/// Whether this body was limited before: does it say `__private::limit_request_per_time`?
 fn contains_own_call(tokens: TokenStream) -> bool {
-    let mut path = 0;
+    let mut private = false;
     tokens.into_iter().any(|token| match token {
-        TokenTree::Group(group) => {
-            path = 0;
-            contains_own_call(group.stream())
-        }
-        // `__private :: limit_request_per_time`
-        TokenTree::Ident(ident) if path == 3 => {
-            path = usize::from(ident == "__private");
-            ident == "limit_request_per_time"
-        }
+        TokenTree::Group(group) => contains_own_call(group.stream()),
         TokenTree::Ident(ident) => {
-            path = usize::from(ident == "__private");
-            false
+            std::mem::replace(&mut private, ident == "__private")
+                && ident == "limit_request_per_time"
         }
-        TokenTree::Punct(punct) if punct.as_char() == ':' && path > 0 => {
-            path += 1;
-            false
-        }
-        _ => {
-            path = 0;
-            false
-        }
+        TokenTree::Punct(_) | TokenTree::Literal(_) => false,
     })
 }
 
 impl Place {
     /// The names that `#[async_trait]` binds only inside of its block, taking an argument apart.
-    ///
-    /// Input:
-    ///     Box::pin(async move { let (a, b) = { let __arg1 = __arg1; __arg1 }; .. })
-    /// Output:
-    ///     a, b
+    // Input:
+    //     Box::pin(async move { let (a, b) = { let __arg1 = __arg1; __arg1 }; .. })
+    // Output:
+    //     a, b
     pub(crate) fn unpacked_names(&mut self) -> Vec<Ident> {
         let Place::Block(statements) = self else {
             return Vec::new();
@@ -424,13 +409,13 @@ fn bind(pat: &Pat, names: &mut Vec<Ident>) {
                 bind(pat, names);
             }
         }
-        Pat::Reference(pat) => bind(&pat.pat, names),
-        Pat::Paren(pat) => bind(&pat.pat, names),
-        Pat::Type(pat) => bind(&pat.pat, names),
+        Pat::Reference(PatReference { pat, .. })
+        | Pat::Paren(PatParen { pat, .. })
+        | Pat::Type(PatType { pat, .. }) => bind(pat, names),
+        Pat::Tuple(PatTuple { elems, .. })
+        | Pat::TupleStruct(PatTupleStruct { elems, .. })
+        | Pat::Slice(PatSlice { elems, .. }) => elems.iter().for_each(|pat| bind(pat, names)),
         Pat::Struct(pat) => pat.fields.iter().for_each(|field| bind(&field.pat, names)),
-        Pat::Tuple(pat) => pat.elems.iter().for_each(|pat| bind(pat, names)),
-        Pat::TupleStruct(pat) => pat.elems.iter().for_each(|pat| bind(pat, names)),
-        Pat::Slice(pat) => pat.elems.iter().for_each(|pat| bind(pat, names)),
         _ => {}
     }
 }
@@ -481,7 +466,7 @@ impl ToTokens for Function {
                 tokens: body,
             }) => {
                 brace.surround(tokens, |tokens| {
-                    tokens.extend(quote!(#(#inner_attrs)* #body))
+                    tokens.extend(quote!(#(#inner_attrs)* #body));
                 });
             }
         }
@@ -500,7 +485,7 @@ impl ToTokens for Impl {
         } = self;
         tokens.extend(quote!(#(#attrs)* #head));
         brace.surround(tokens, |tokens| {
-            tokens.extend(quote!(#(#inner_attrs)* #(#members)*))
+            tokens.extend(quote!(#(#inner_attrs)* #(#members)*));
         });
     }
 }

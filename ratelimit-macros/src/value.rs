@@ -55,25 +55,23 @@ pub(crate) fn word(
     if let Ok(quoted) = input.fork().parse::<LitStr>()
         && let Some(word) = nearest(&quoted.value(), words)
     {
-        let message = format!("{what} is a word, not a string: write `{word}` without quotes");
+        let message = format!("`{what}` is a word, not a string: write `{word}` without quotes");
         return Err(Error::new(quoted.span(), message));
     }
-    let expected = format!("expected {what}: {}", list(words));
+    let expected = format!("`{what}` is {}", list(words));
     let path = Path::parse_mod_style(input).map_err(|e| Error::new(e.span(), expected))?;
     let Some(segment) = path.segments.last() else {
         return Err(Error::new(path.span(), "expected a word"));
     };
     let ident = segment.ident.clone();
-    match words.iter().find(|word| ident == **word) {
-        Some(word) => Ok((ident, *word)),
-        None => {
-            let end = suggest(&ident.to_string(), words);
-            Err(Error::new(
-                ident.span(),
-                format!("unknown {what} `{ident}`, {end}"),
-            ))
-        }
-    }
+    let Some(word) = words.iter().find(|word| ident == **word) else {
+        let end = suggest(&ident.to_string(), words);
+        return Err(Error::new(
+            ident.span(),
+            format!("unknown {what} `{ident}`, {end}"),
+        ));
+    };
+    Ok((ident, word))
 }
 
 pub(crate) enum Number {

@@ -229,7 +229,8 @@ fn nothing_panics() {
                 let item = dice.pick(ITEMS).parse().unwrap();
                 Some(mutate(&mut dice, item))
             }
-            _ => dice.pick(ITEMS).parse().ok(),
+            3 => dice.pick(ITEMS).parse().ok(),
+            _ => dice.pick(&ITEMS[..7]).parse().ok(),
         };
         // Not every soup is made of tokens; those that are not never reach a macro.
         let (Some(args), Some(item)): (Option<TokenStream>, Option<TokenStream>) = (args, item)

@@ -1,5 +1,7 @@
 //! What is said about each mistake, whole: one mistake, one error.
 
+#![allow(clippy::too_many_lines, reason = "a table is as long as it is")]
+
 use super::compile_errors;
 use crate::expand::expand;
 
@@ -84,7 +86,7 @@ fn names() {
     check(
         "\"item\", Minutes, 100",
         FN,
-        &["expected unit: `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`"],
+        &["`unit` is `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`"],
     );
 }
 
@@ -114,7 +116,7 @@ fn values() {
             &[expected],
         );
     }
-    let units = "expected unit: `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`";
+    let units = "`unit` is `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`";
     for (unit, expected) in [
         ("Minuts", "unknown unit `Minuts`, did you mean `Minutes`?"),
         ("minutes", "unknown unit `minutes`, did you mean `Minutes`?"),
@@ -128,7 +130,7 @@ fn values() {
         ),
         (
             "\"minutes\"",
-            "unit is a word, not a string: write `Minutes` without quotes",
+            "`unit` is a word, not a string: write `Minutes` without quotes",
         ),
         ("60", units),
         ("\"fortnight\"", units),
