@@ -5,7 +5,7 @@ use syn::ext::IdentExt as _;
 use syn::parse::{ParseStream, Parser as _};
 use syn::{Error, Expr, Ident, Path, Result, Token};
 
-use crate::errors::Errors;
+use crate::errors::{Errors, fail};
 use crate::suggest::{nearest, suggest};
 use crate::value::{self, Number, at_end};
 
@@ -119,7 +119,7 @@ fn skip(input: ParseStream) -> Result<Attr> {
         return Ok(Attr::Skip(word));
     }
     input.parse::<TokenStream>()?;
-    Err(Error::new(word.span(), SKIP_ALONE))
+    fail(word.span(), SKIP_ALONE)
 }
 
 #[derive(Default)]
@@ -145,29 +145,27 @@ struct Fields {
 
 impl Fields {
     fn argument(&mut self, input: ParseStream) -> Result<()> {
-        let is_path = input.peek2(Token![::]);
-        let Some(name) = input
-            .fork()
-            .call(Ident::parse_any)
-            .ok()
-            .filter(|_| !is_path)
-        else {
-            return self.positional(input);
+        let name = input.fork().call(Ident::parse_any);
+        let name = match name {
+            Ok(name) if !input.peek2(Token![::]) => name,
+            _ => return self.positional(input),
         };
         if name == "skip" {
-            return Err(Error::new(name.span(), SKIP_ALONE));
+            return fail(name.span(), SKIP_ALONE);
         }
         if let Some((known, example)) = ARGUMENTS.iter().find(|(known, _)| name == *known) {
             input.call(Ident::parse_any)?;
-            self.named = true;
             if self.given.contains(known) {
-                return Err(Error::new(name.span(), format!("`{known}` is set twice")));
+                return fail(name.span(), format!("`{known}` is set twice"));
             }
             self.given.push(known);
             if input.parse::<Option<Token![=]>>()?.is_none() || at_end(input) {
+                // Perhaps a constant of that name, among values without names.
+                self.position += 1;
                 let message = format!("`{known}` needs a value: {known} = {example}");
-                return Err(Error::new(name.span(), message));
+                return fail(name.span(), message);
             }
+            self.named = true;
             return self.value(known, name, input);
         }
         if value::starts_named(input) {
@@ -176,10 +174,7 @@ impl Fields {
             let word = name.to_string();
             self.excused.extend(nearest(&word, &names));
             let end = suggest(&word, &names);
-            return Err(Error::new(
-                name.span(),
-                format!("unknown argument `{name}`, {end}"),
-            ));
+            return fail(name.span(), format!("unknown argument `{name}`, {end}"));
         }
         self.positional(input)
     }
@@ -190,6 +185,7 @@ impl Fields {
             return Err(input.error("expected an argument before this `,`"));
         }
         if self.named {
+            self.excused.extend(names());
             return Err(input.error(
                 "a value without a name comes before the named ones: write `name = value`",
             ));
@@ -269,23 +265,17 @@ impl Fields {
                 && !self.excused.contains(&name)
                 && let Some((_, example)) = ARGUMENTS.iter().find(|(known, _)| *known == name)
             {
-                errors.push(Error::new(
-                    at,
-                    format!("missing `{name}`, {what}: {name} = {example}"),
-                ));
+                errors.add(at, format!("missing `{name}`, {what}: {name} = {example}"));
             }
         }
         if let (Some(Number::Literal(ttl, span)), Some(unit)) = (&self.ttl, self.unit)
             && ttl.checked_mul(unit).is_none()
         {
-            errors.push(Error::new(
-                *span,
-                "`ttl` is too long, in milliseconds it must fit u64",
-            ));
+            errors.add(*span, "`ttl` is too long, in milliseconds it must fit u64");
         }
         if let (Some((name, _)), false) = (&self.missing_key, self.given.contains(&"key")) {
             let message = "`on_missing_key` needs a `key` that may be missing: key = user_id";
-            errors.push(Error::new(name.span(), message));
+            errors.add(name.span(), message);
         }
         let algorithm = self
             .algorithm
@@ -299,7 +289,7 @@ impl Fields {
         }
         errors.finish()?;
         let (Some(prefix), Some(unit), Some(count)) = (self.prefix, self.unit, self.count) else {
-            return Err(Error::new(at, "`prefix`, `unit` and `count` are needed"));
+            return fail(at, "`prefix`, `unit` and `count` are needed");
         };
         Ok(Limit {
             rule: Rule {
@@ -341,7 +331,7 @@ impl Fields {
             });
         } else if !self.given.contains(&"algorithm") || self.algorithm.is_some() {
             let message = format!("`{word}` needs `algorithm = {only}`, not `{algorithm}`");
-            errors.push(Error::new(span, message));
+            errors.add(span, message);
         }
     }
 }
@@ -386,7 +376,7 @@ fn algorithm(input: ParseStream, later: &mut Vec<Later>) -> Result<(Algorithm, &
     })?;
     if word == "LeakyBucket" && !queue {
         let message = "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)";
-        return Err(Error::new(ident.span(), message));
+        return fail(ident.span(), message);
     }
     if !matches!(word, "FixedWindow" | "SlidingLog") {
         later.push(Later {
@@ -423,12 +413,12 @@ fn on_limit(input: ParseStream) -> Result<OnLimit> {
     if name == "Return" {
         let expected = "`Return` needs the value to return: Return(Ok(cached))";
         if !input.peek(syn::token::Paren) {
-            return Err(Error::new(word.span(), expected));
+            return fail(word.span(), expected);
         }
         let content;
         syn::parenthesized!(content in input);
         if content.is_empty() {
-            return Err(Error::new(word.span(), expected));
+            return fail(word.span(), expected);
         }
         let expr = value::expr(&content, "Return")?;
         content.parse::<Option<Token![,]>>()?;

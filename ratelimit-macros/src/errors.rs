@@ -1,7 +1,14 @@
 //! Collects mistakes, so that five of them are reported as five.
 
-use proc_macro2::TokenStream;
+use std::fmt::Display;
+
+use proc_macro2::{Span, TokenStream};
 use syn::{Error, Result};
+
+/// What is wrong at `at`, and how to put it right.
+pub(crate) fn fail<T>(at: Span, message: impl Display) -> Result<T> {
+    Err(Error::new(at, message))
+}
 
 #[derive(Default)]
 pub(crate) struct Errors(Option<Error>);
@@ -12,6 +19,10 @@ impl Errors {
             Some(errors) => errors.combine(error),
             none => *none = Some(error),
         }
+    }
+
+    pub(crate) fn add(&mut self, at: Span, message: impl Display) {
+        self.push(Error::new(at, message));
     }
 
     /// The value of a step, its errors put aside.

@@ -81,7 +81,7 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl
             if !attrs.is_empty() {
                 let message =
                     "`skip` and another rate limit on one method contradict each other: remove one";
-                errors.push(Error::new(word.span(), message));
+                errors.add(word.span(), message);
             }
             continue;
         }
@@ -105,7 +105,7 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl
         } else {
             "no async function in this `impl` block: nothing to limit"
         };
-        errors.push(Error::new(block.keyword, message));
+        errors.add(block.keyword, message);
     }
     limited
 }
@@ -119,7 +119,7 @@ fn take_siblings(attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<
         };
         if name == "limit_concurrent_requests" {
             let message = "`limit_concurrent_requests` is not available yet, leave it out";
-            errors.push(Error::new(name.span(), message));
+            errors.add(name.span(), message);
         } else if name == NAME {
             siblings.push(match &attr.meta {
                 Meta::Path(_) => args::parse(TokenStream::new(), name.span(), errors),
@@ -127,7 +127,7 @@ fn take_siblings(attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<
                 Meta::NameValue(_) => {
                     let message =
                         "write the arguments in parentheses: #[limit_request_per_time(..)]";
-                    errors.push(Error::new(name.span(), message));
+                    errors.add(name.span(), message);
                     None
                 }
             });
@@ -147,7 +147,7 @@ fn only_limits(attrs: Vec<Option<Attr>>, errors: &mut Errors) -> Vec<Limit> {
             Attr::Skip(word) => {
                 let message =
                     "`skip` belongs on a method of an `impl` block that is limited itself";
-                errors.push(Error::new(word.span(), message));
+                errors.add(word.span(), message);
             }
         }
     }
@@ -184,7 +184,7 @@ fn limit(function: &mut Function, limits: &[&Limit], settings: &Settings, errors
                 let message = format!(
                     "`{name}` has no value yet when the limit is checked, #[async_trait] takes the argument apart later: give the argument a name and take it apart in the body"
                 );
-                errors.push(Error::new(name.span(), message));
+                errors.add(name.span(), message);
             }
         }
     }
@@ -211,7 +211,7 @@ fn merge(mut merged: Settings, limits: &[Limit], errors: &mut Errors) -> Setting
             (None, krate) => merged.krate = krate,
             (Some((_, first)), Some((name, path))) if text(first) != text(&path) => {
                 let message = "`crate` differs between the rate limits of one function: they share one runtime";
-                errors.push(Error::new(name.span(), message));
+                errors.add(name.span(), message);
             }
             _ => {}
         }
@@ -224,7 +224,7 @@ fn once<T>(slot: &mut Option<(Ident, T)>, given: Option<(Ident, T)>, errors: &mu
     if slot.is_some() {
         let message =
             format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
-        errors.push(Error::new(name.span(), message));
+        errors.add(name.span(), message);
     } else {
         *slot = Some((name, value));
     }

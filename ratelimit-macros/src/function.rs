@@ -7,10 +7,12 @@ use syn::parse::{Parse, ParseStream, Parser as _};
 use syn::spanned::Spanned as _;
 use syn::token::Brace;
 use syn::{
-    Attribute, Block, Error, Expr, ExprAsync, GenericArgument, Pat, PatParen, PatReference,
-    PatSlice, PatTuple, PatTupleStruct, PatType, PathArguments, Result, ReturnType, Signature,
-    Stmt, Token, Type, TypeParamBound, Visibility, braced,
+    Attribute, Block, Expr, ExprAsync, GenericArgument, Pat, PatParen, PatReference, PatSlice,
+    PatTuple, PatTupleStruct, PatType, PathArguments, Result, ReturnType, Signature, Stmt, Token,
+    Type, TypeParamBound, Visibility, braced,
 };
+
+use crate::errors::fail;
 
 #[derive(Clone)]
 pub(crate) enum Item {
@@ -68,10 +70,7 @@ impl Parse for Item {
                 _ => break,
             }
         }
-        Err(Error::new(
-            at,
-            "expected an async function or an `impl` block",
-        ))
+        fail(at, "expected an async function or an `impl` block")
     }
 }
 
@@ -172,15 +171,15 @@ impl Function {
     pub(crate) fn place(&self) -> Result<Place> {
         let Some(body) = &self.body else {
             let message = "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
-            return Err(Error::new(self.sig.ident.span(), message));
+            return fail(self.sig.ident.span(), message);
         };
         if let Some(constness) = &self.sig.constness {
             let message = "a `const fn` can't wait for a limiter: make it an `async fn`";
-            return Err(Error::new(constness.span(), message));
+            return fail(constness.span(), message);
         }
         if contains_own_call(body.tokens.clone()) {
             let message = "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)]";
-            return Err(Error::new(Span::call_site(), message));
+            return fail(Span::call_site(), message);
         }
         if self.sig.asyncness.is_some() {
             return Ok(Place::Start);
@@ -190,7 +189,7 @@ impl Function {
         }
         if self.output_of_future().is_some() {
             let message = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
-            return Err(Error::new(self.sig.ident.span(), message));
+            return fail(self.sig.ident.span(), message);
         }
         let made_sync = self.sig.ident == "main"
             || self.attrs.iter().any(|attr| {
@@ -204,7 +203,7 @@ impl Function {
         } else {
             "only an async function can be limited: write `async fn`"
         };
-        Err(Error::new(self.sig.fn_token.span(), message))
+        fail(self.sig.fn_token.span(), message)
     }
 
     fn ends_in_block(&self) -> Option<Vec<Stmt>> {

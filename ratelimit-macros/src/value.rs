@@ -8,7 +8,7 @@ use syn::spanned::Spanned as _;
 use syn::{Error, Expr, ExprLit, Ident, Lit, LitBool, LitInt, LitStr, Path, Result, Token};
 
 use crate::duration;
-use crate::errors::Errors;
+use crate::errors::{Errors, fail};
 use crate::suggest::{list, nearest, suggest};
 
 /// `one, one, ..`, where a bad one does not hide the mistakes after the next comma.
@@ -56,20 +56,17 @@ pub(crate) fn word(
         && let Some(word) = nearest(&quoted.value(), words)
     {
         let message = format!("`{what}` is a word, not a string: write `{word}` without quotes");
-        return Err(Error::new(quoted.span(), message));
+        return fail(quoted.span(), message);
     }
     let expected = format!("`{what}` is {}", list(words));
     let path = Path::parse_mod_style(input).map_err(|e| Error::new(e.span(), expected))?;
     let Some(segment) = path.segments.last() else {
-        return Err(Error::new(path.span(), "expected a word"));
+        return fail(path.span(), "expected a word");
     };
     let ident = segment.ident.clone();
     let Some(word) = words.iter().find(|word| ident == **word) else {
         let end = suggest(&ident.to_string(), words);
-        return Err(Error::new(
-            ident.span(),
-            format!("unknown {what} `{ident}`, {end}"),
-        ));
+        return fail(ident.span(), format!("unknown {what} `{ident}`, {end}"));
     };
     Ok((ident, word))
 }
@@ -99,10 +96,7 @@ pub(crate) fn integer(number: u64, span: Span) -> TokenStream {
 pub(crate) fn number(input: ParseStream, name: &str, least: u64) -> Result<Number> {
     let fail = |span, problem: &str| {
         let example = least.max(1);
-        Err(Error::new(
-            span,
-            format!("{problem}, for example {name} = {example}"),
-        ))
+        fail(span, format!("{problem}, for example {name} = {example}"))
     };
     let too_small = format!("`{name}` must be at least {least}");
     match expr(input, name)? {
@@ -148,7 +142,7 @@ pub(crate) fn text(input: ParseStream, name: &str, most: usize) -> Result<TokenS
         Expr::Path(_) | Expr::Macro(_) | Expr::Const(_) => return Ok(expr.into_token_stream()),
         _ => format!("`{name}` is a string in quotes, for example {name} = \"item\""),
     };
-    Err(Error::new(expr.span(), problem))
+    fail(expr.span(), problem)
 }
 
 pub(crate) fn boolean(input: ParseStream, name: &str) -> Result<LitBool> {
@@ -206,13 +200,13 @@ pub(crate) fn options(
         let ident = input.call(Ident::parse_any)?;
         let Some(name) = names.iter().find(|name| ident == **name) else {
             let end = suggest(&ident.to_string(), &names);
-            return Err(Error::new(
+            return fail(
                 ident.span(),
                 format!("unknown option `{ident}` of `{word}`, {end}"),
-            ));
+            );
         };
         if seen.contains(name) {
-            return Err(Error::new(ident.span(), format!("`{name}` is set twice")));
+            return fail(ident.span(), format!("`{name}` is set twice"));
         }
         seen.push(name);
         input.parse::<Token![=]>()?;

@@ -82,6 +82,8 @@ fn names() {
         FN,
         &["unknown argument `prefx`, did you mean `prefix`?"],
     );
+    check("\"a\", ttl, Days, 1", FN, &["`ttl` needs a value: ttl = 1"]);
+    check("\"a\", unit = Days, 100", FN, &[named]);
     // What was left out shifts the others: one error.
     check(
         "\"item\", Minutes, 100",
