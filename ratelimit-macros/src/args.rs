@@ -221,11 +221,11 @@ impl Fields {
             "on_limit" => settings.on_limit = Some((name, on_limit(input)?)),
             "on_store_error" => {
                 let words = ["Local", "Allow", "Deny"];
-                settings.on_store_error = Some((name, value::word(input, argument, &words)?.0));
+                settings.on_store_error = Some((name, variant(input, argument, &words)?));
             }
             "on_missing_key" => {
                 let words = ["Deny", "Skip", "Shared"];
-                self.missing_key = Some((name, value::word(input, argument, &words)?.0));
+                self.missing_key = Some((name, variant(input, argument, &words)?));
             }
             "permit" => {
                 let ident = input.parse().map_err(|e| {
@@ -334,6 +334,13 @@ impl Fields {
             errors.add(span, message);
         }
     }
+}
+
+/// The variant of an enum of the runtime.
+fn variant(input: ParseStream, argument: &str, words: &[&'static str]) -> Result<Ident> {
+    let (mut word, _) = value::word(input, argument, words)?;
+    word.set_span(word.span().resolved_at(Span::mixed_site()));
+    Ok(word)
 }
 
 /// Milliseconds a unit.

@@ -1,11 +1,11 @@
 async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
-    let rule = ::ratelimit_runtime::__private::with_count(
+    let rule_0 = ::ratelimit_runtime::__private::with_count(
         const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
         ::ratelimit_runtime::__private::amount_count(plan.limit()),
     );
     let charges = [
         ::ratelimit_runtime::__private::charge(
-            &rule,
+            &rule_0,
             ::ratelimit_runtime::__private::optional_key(
                 &(id),
                 ::ratelimit_runtime::__private::MissingKey::Shared,
