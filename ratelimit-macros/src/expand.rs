@@ -1,0 +1,240 @@
+//! Puts the check at the start of a function, or of each in an `impl` block.
+
+use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote};
+use syn::{Attribute, Error, Meta};
+
+use crate::args::{self, Attr, Limit, Settings};
+use crate::errors::Errors;
+use crate::function::{Function, Impl, Item, Member, Place};
+use crate::future::{find_name, unpacked_names};
+use crate::prologue::prologue;
+use crate::value::Number;
+
+const NAME: &str = "limit_request_per_time";
+
+pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
+    let item = ungroup(item);
+    let mut errors = Errors::default();
+    let own = args::parse(args, Span::call_site(), &mut errors);
+    let mut item = match syn::parse2(item.clone()) {
+        Ok(item) => item,
+        Err(error) => {
+            errors.push(error);
+            let errors = errors.into_compile_errors();
+            return quote!(#item #errors);
+        }
+    };
+    let limited = match &mut item {
+        Item::Function(function) => expand_function(own, function, &mut errors).into_token_stream(),
+        Item::Impl(block) => expand_impl(own, block, &mut errors).into_token_stream(),
+    };
+    if errors.is_empty() {
+        return limited;
+    }
+    // The item stays, so that one mistake is one error and editors keep working; it stands first,
+    // as editors take their colours from the first tokens they meet again.
+    let errors = errors.into_compile_errors();
+    quote!(#item #errors)
+}
+
+/// Both leave the item as it was, without the attributes beside this one, and return it limited.
+fn expand_function(own: Option<Attr>, function: &mut Function, errors: &mut Errors) -> Function {
+    let mut attrs = vec![own];
+    attrs.extend(take_siblings(&mut function.attrs, errors));
+    let limits = only_limits(attrs, errors);
+    check_available(&limits, limits.len() > 1, errors);
+    let settings = merge(Settings::default(), &limits, errors);
+    let mut limited = function.clone();
+    limit(
+        &mut limited,
+        &limits.iter().collect::<Vec<_>>(),
+        &settings,
+        errors,
+    );
+    limited
+}
+
+fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl {
+    let mut attrs = vec![own];
+    attrs.extend(take_siblings(&mut block.attrs, errors));
+    let all = only_limits(attrs, errors);
+    check_available(&all, all.len() > 1, errors);
+    let settings = merge(Settings::default(), &all, errors);
+    let mut limited = block.clone();
+    let (mut any, mut skipped) = (false, false);
+    for (member, limited) in block.members.iter_mut().zip(&mut limited.members) {
+        let (Member::Function(function), Member::Function(limited)) = (member, limited) else {
+            continue;
+        };
+        let mut attrs = take_siblings(&mut function.attrs, errors);
+        limited.attrs.clone_from(&function.attrs);
+        if let Some(at) = attrs
+            .iter()
+            .position(|attr| matches!(attr, Some(Attr::Skip(_))))
+            && let Some(Attr::Skip(word)) = attrs.swap_remove(at)
+        {
+            skipped = true;
+            if !attrs.is_empty() {
+                let message =
+                    "`skip` and another rate limit on one method contradict each other: remove one";
+                errors.add(word.span(), message);
+            }
+            continue;
+        }
+        if attrs.is_empty() && !function.is_async() {
+            continue;
+        }
+        any = true;
+        let own = only_limits(attrs, errors);
+        check_available(&own, !all.is_empty() || own.len() > 1, errors);
+        let settings = merge(settings.clone(), &own, errors);
+        limit(
+            limited,
+            &all.iter().chain(&own).collect::<Vec<_>>(),
+            &settings,
+            errors,
+        );
+    }
+    if !any {
+        let message = if skipped {
+            "every async function of this `impl` block is skipped: nothing is limited"
+        } else {
+            "no async function in this `impl` block: nothing to limit"
+        };
+        errors.add(block.keyword, message);
+    }
+    limited
+}
+
+/// Takes the attributes that stand beside the expanding one, to join them into one decision.
+fn take_siblings(attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<Attr>> {
+    let mut siblings = Vec::new();
+    attrs.retain(|attr| {
+        let Some(name) = attr.path().segments.last().map(|last| &last.ident) else {
+            return true;
+        };
+        if name == "limit_concurrent_requests" {
+            let message = "`limit_concurrent_requests` is not available yet, leave it out";
+            errors.add(name.span(), message);
+        } else if name == NAME {
+            siblings.push(match &attr.meta {
+                Meta::Path(_) => args::parse(TokenStream::new(), name.span(), errors),
+                Meta::List(list) => args::parse(list.tokens.clone(), name.span(), errors),
+                Meta::NameValue(_) => {
+                    let message =
+                        "write the arguments in parentheses: #[limit_request_per_time(..)]";
+                    errors.add(name.span(), message);
+                    None
+                }
+            });
+        } else {
+            return true;
+        }
+        false
+    });
+    siblings
+}
+
+fn only_limits(attrs: Vec<Option<Attr>>, errors: &mut Errors) -> Vec<Limit> {
+    let mut limits = Vec::new();
+    for attr in attrs.into_iter().flatten() {
+        match attr {
+            Attr::Limit(limit) => limits.push(*limit),
+            Attr::Skip(word) => {
+                let message =
+                    "`skip` belongs on a method of an `impl` block that is limited itself";
+                errors.add(word.span(), message);
+            }
+        }
+    }
+    limits
+}
+
+fn check_available(limits: &[Limit], stacked: bool, errors: &mut Errors) {
+    for later in limits.iter().flat_map(|limit| &limit.later) {
+        errors.push(match later.alone {
+            Some(word) if stacked => Error::new(
+                later.span,
+                format!("`{word}` stands alone: a function with it has no second rate limit"),
+            ),
+            _ => Error::new(later.span, &later.message),
+        });
+    }
+}
+
+fn limit(function: &mut Function, limits: &[&Limit], settings: &Settings, errors: &mut Errors) {
+    let Some(mut place) = errors.keep(function.place()) else {
+        return;
+    };
+    let unpacked = match &mut place {
+        Place::Start => Vec::new(),
+        Place::Block(statements) => unpacked_names(statements),
+    };
+    for limit in limits {
+        let rule = &limit.rule;
+        let mut exprs: Vec<_> = rule.key.iter().collect();
+        for number in [&rule.count, &rule.cost] {
+            if let Number::Const(expr) | Number::Other(expr) = number {
+                exprs.push(expr);
+            }
+        }
+        for expr in exprs {
+            if let Some(name) = find_name(expr.into_token_stream(), &unpacked) {
+                let message = format!(
+                    "`{name}` has no value yet when the limit is checked, #[async_trait] takes the argument apart later: give the argument a name and take it apart in the body"
+                );
+                errors.add(name.span(), message);
+            }
+        }
+    }
+    if errors.is_empty() {
+        function.insert(&prologue(limits, settings, function.returned()), place);
+    }
+}
+
+/// The settings of the whole call, each from the one attribute that gives it.
+fn merge(mut merged: Settings, limits: &[Limit], errors: &mut Errors) -> Settings {
+    for limit in limits {
+        let given = limit.settings.clone();
+        once(&mut merged.limiter, given.limiter, errors);
+        once(&mut merged.on_limit, given.on_limit, errors);
+        once(&mut merged.on_store_error, given.on_store_error, errors);
+        once(&mut merged.permit, given.permit, errors);
+        match (&merged.krate, given.krate) {
+            (None, krate) => merged.krate = krate,
+            (Some((_, first)), Some((name, path))) if text(first) != text(&path) => {
+                let message = "`crate` differs between the rate limits of one function: they share one runtime";
+                errors.add(name.span(), message);
+            }
+            _ => {}
+        }
+    }
+    merged
+}
+
+fn once<T>(slot: &mut Option<(Ident, T)>, given: Option<(Ident, T)>, errors: &mut Errors) {
+    let Some((name, value)) = given else { return };
+    if slot.is_some() {
+        let message =
+            format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
+        errors.add(name.span(), message);
+    } else {
+        *slot = Some((name, value));
+    }
+}
+
+fn text(tokens: &impl ToTokens) -> String {
+    tokens.to_token_stream().to_string()
+}
+
+/// An item without the invisible group around what came through a macro.
+fn ungroup(item: TokenStream) -> TokenStream {
+    let mut tokens = item.clone().into_iter();
+    match (tokens.next(), tokens.next()) {
+        (Some(TokenTree::Group(group)), None) if group.delimiter() == Delimiter::None => {
+            ungroup(group.stream())
+        }
+        _ => item,
+    }
+}

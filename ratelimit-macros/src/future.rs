@@ -1,0 +1,172 @@
+//! Recognizes a function that returns a future instead of being async, as `#[async_trait]` leaves it.
+
+use proc_macro2::{Ident, TokenStream, TokenTree};
+use quote::ToTokens;
+use syn::ext::IdentExt as _;
+use syn::{
+    Expr, ExprAsync, GenericArgument, Pat, PatParen, PatReference, PatSlice, PatTuple,
+    PatTupleStruct, PatType, PathArguments, Stmt, Type, TypeParamBound,
+};
+
+/// The async block that a body ends in.
+pub(crate) fn tail(statements: &mut [Stmt]) -> Option<&mut ExprAsync> {
+    match statements.last_mut()? {
+        Stmt::Expr(expr, None) => future_of(expr),
+        Stmt::Expr(Expr::Return(returned), _) => future_of(returned.expr.as_mut()?),
+        _ => None,
+    }
+}
+
+fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
+    match expr {
+        Expr::Async(block) => Some(block),
+        Expr::Group(group) => future_of(&mut group.expr),
+        Expr::Paren(paren) => future_of(&mut paren.expr),
+        Expr::Cast(cast) => future_of(&mut cast.expr),
+        Expr::Return(returned) => future_of(returned.expr.as_mut()?),
+        // `Box::pin(..)`, `Pin::from(Box::new(..))`
+        Expr::Call(call) if call.args.len() == 1 => match &*call.func {
+            Expr::Path(path)
+                if path.path.segments.last().is_some_and(|last| {
+                    ["pin", "from", "new"].iter().any(|name| last.ident == name)
+                }) =>
+            {
+                future_of(call.args.first_mut()?)
+            }
+            _ => None,
+        },
+        Expr::MethodCall(call)
+            if ["boxed", "boxed_local"]
+                .iter()
+                .any(|name| call.method == name) =>
+        {
+            future_of(&mut call.receiver)
+        }
+        _ => None,
+    }
+}
+
+/// `T` of `impl Future<Output = T>`, `Pin<Box<dyn Future<Output = T>>>` or `BoxFuture<T>`.
+pub(crate) fn output_of_future(ty: &Type) -> Option<&dyn ToTokens> {
+    let bounds = match ty {
+        Type::Group(group) => return output_of_future(&group.elem),
+        Type::Paren(paren) => return output_of_future(&paren.elem),
+        Type::ImplTrait(ty) => &ty.bounds,
+        Type::TraitObject(ty) => &ty.bounds,
+        Type::Path(path) => {
+            let last = path.path.segments.last()?;
+            let PathArguments::AngleBracketed(arguments) = &last.arguments else {
+                return None;
+            };
+            let ty = arguments
+                .args
+                .iter()
+                .rev()
+                .find_map(|argument| match argument {
+                    GenericArgument::Type(ty) => Some(ty),
+                    _ => None,
+                })?;
+            return if last.ident == "Pin" || last.ident == "Box" {
+                output_of_future(ty)
+            } else if last.ident == "BoxFuture" || last.ident == "LocalBoxFuture" {
+                Some(ty)
+            } else {
+                None
+            };
+        }
+        _ => return None,
+    };
+    bounds.iter().find_map(|bound| match bound {
+        TypeParamBound::Trait(bound) => {
+            let last = bound.path.segments.last()?;
+            match &last.arguments {
+                _ if last.ident != "Future" => None,
+                PathArguments::AngleBracketed(arguments) => {
+                    arguments.args.iter().find_map(|argument| match argument {
+                        GenericArgument::AssocType(output) => Some(&output.ty as &dyn ToTokens),
+                        _ => None,
+                    })
+                }
+                _ => Some(&last.ident),
+            }
+        }
+        _ => None,
+    })
+}
+
+/// Whether this body was limited before: does it say `__private::limit_request_per_time`?
+pub(crate) fn contains_own_call(tokens: TokenStream) -> bool {
+    let mut private = false;
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Group(group) => contains_own_call(group.stream()),
+        TokenTree::Ident(ident) => {
+            std::mem::replace(&mut private, ident == "__private")
+                && ident == "limit_request_per_time"
+        }
+        TokenTree::Punct(_) | TokenTree::Literal(_) => false,
+    })
+}
+
+/// The names that `#[async_trait]` binds only inside of its block, taking an argument apart.
+// Input:
+//     Box::pin(async move { let (a, b) = { let __arg1 = __arg1; __arg1 }; .. })
+// Output:
+//     a, b
+pub(crate) fn unpacked_names(statements: &mut [Stmt]) -> Vec<Ident> {
+    let Some(future) = tail(statements) else {
+        return Vec::new();
+    };
+    let mut names = Vec::new();
+    for statement in &future.block.stmts {
+        if let Stmt::Local(local) = statement
+            && let Some(init) = &local.init
+            && let Expr::Block(block) = &*init.expr
+            && let Some(Stmt::Expr(Expr::Path(path), None)) = block.block.stmts.last()
+            && path
+                .path
+                .get_ident()
+                .is_some_and(|ident| ident.to_string().starts_with("__arg"))
+        {
+            bind(&local.pat, &mut names);
+        }
+    }
+    names
+}
+
+fn bind(pat: &Pat, names: &mut Vec<Ident>) {
+    match pat {
+        Pat::Ident(pat) => {
+            names.push(pat.ident.clone());
+            if let Some((_, pat)) = &pat.subpat {
+                bind(pat, names);
+            }
+        }
+        Pat::Reference(PatReference { pat, .. })
+        | Pat::Paren(PatParen { pat, .. })
+        | Pat::Type(PatType { pat, .. }) => bind(pat, names),
+        Pat::Tuple(PatTuple { elems, .. })
+        | Pat::TupleStruct(PatTupleStruct { elems, .. })
+        | Pat::Slice(PatSlice { elems, .. }) => elems.iter().for_each(|pat| bind(pat, names)),
+        Pat::Struct(pat) => pat.fields.iter().for_each(|field| bind(&field.pat, names)),
+        _ => {}
+    }
+}
+
+/// The first of `names` that `tokens` use, not counting fields and methods.
+pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
+    let mut after_dot = false;
+    for token in tokens {
+        let found = match &token {
+            TokenTree::Group(group) => find_name(group.stream(), names),
+            TokenTree::Ident(ident) if !after_dot && names.contains(&ident.unraw()) => {
+                Some(ident.clone())
+            }
+            _ => None,
+        };
+        if found.is_some() {
+            return found;
+        }
+        after_dot = matches!(&token, TokenTree::Punct(punct) if punct.as_char() == '.');
+    }
+    None
+}

@@ -1,0 +1,38 @@
+fn f<'life0, 'async_trait>(
+    &'life0 self,
+    x: u64,
+    __arg1: (u64, u64),
+) -> ::core::pin::Pin<Box<dyn ::core::future::Future<Output = R> + Send + 'async_trait>>
+where
+    'life0: 'async_trait,
+    Self: 'async_trait,
+{
+    Box::pin(async move {
+        let charges = [
+            ::ratelimit_runtime::__private::charge(
+                const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                ::ratelimit_runtime::__private::key(&((self.id, x))),
+                1,
+            ),
+        ];
+        if let ::core::result::Result::Err(refused) = ::ratelimit_runtime::__private::limit_request_per_time(
+                ::core::option::Option::None,
+                const { &::ratelimit_runtime::__private::Call::new() },
+                &charges,
+            )
+            .await
+        {
+            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        }
+        {
+            let __self = self;
+            let x = x;
+            let (a, b) = {
+                let __arg1 = __arg1;
+                __arg1
+            };
+            let __ret: R = { a + b };
+            __ret
+        }
+    })
+}

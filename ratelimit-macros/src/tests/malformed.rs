@@ -1,0 +1,264 @@
+//! Tens of thousands of broken attributes: each expands or says what is wrong, none panics.
+
+use std::panic::catch_unwind;
+
+use proc_macro2::TokenStream;
+
+use super::compile_errors;
+use crate::expand::expand;
+
+const ROUNDS: usize = 30_000;
+const SEED: u64 = 0x5EED_0F1A_3C0D_E5A1;
+
+/// xorshift64
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % end as u64).unwrap()
+    }
+
+    fn pick<'a>(&mut self, words: &[&'a str]) -> &'a str {
+        words[self.below(words.len())]
+    }
+}
+
+const WORDS: &[&str] = &[
+    "prefix",
+    "ttl",
+    "unit",
+    "count",
+    "key",
+    "algorithm",
+    "cost",
+    "on_limit",
+    "on_store_error",
+    "on_missing_key",
+    "permit",
+    "limiter",
+    "lease",
+    "shadow",
+    "crate",
+    "skip",
+    "prefx",
+    "_",
+    "self",
+    "Minutes",
+    "Days",
+    "Minuts",
+    "FixedWindow",
+    "SlidingLog",
+    "SlidingWindow",
+    "TokenBucket",
+    "LeakyBucket",
+    "align",
+    "buckets",
+    "burst",
+    "refill",
+    "queue",
+    "Interval",
+    "Elapsed",
+    "max",
+    "Reject",
+    "Wait",
+    "Return",
+    "Local",
+    "Deny",
+    "Shared",
+    "true",
+    "false",
+    "async",
+    "move",
+    "fn",
+    "impl",
+    "const",
+    "if",
+    "match",
+    "r#type",
+    "=",
+    "=",
+    "=",
+    ",",
+    ",",
+    ",",
+    "::",
+    "==",
+    "=>",
+    "-",
+    "&",
+    "&&",
+    "#",
+    "!",
+    "?",
+    ".",
+    "..",
+    "..=",
+    "|",
+    ";",
+    ":",
+    "<",
+    ">",
+    "@",
+    "$",
+    "'a",
+    "~",
+    "0",
+    "1",
+    "100",
+    "-1",
+    "1.5",
+    "1e3",
+    "0x10",
+    "0b2u8",
+    "5u64",
+    "5i8",
+    "5foo",
+    "'c'",
+    "b'c'",
+    "18446744073709551615",
+    "18446744073709551616",
+    "99999999999999999999999999999999999999999999",
+    "\"\"",
+    "\"item\"",
+    "\"30s\"",
+    "\"1m30s\"",
+    "\"99999999999999999999d\"",
+    "\"\\u{e9}s\"",
+    "\"a\"b",
+    "r#\"raw\"#",
+    "b\"bytes\"",
+    "c\"c\"",
+    "\"1é\"",
+    "1f32",
+    "|x| x",
+    "x.await",
+    "format!()",
+];
+
+const VALID: &[&str] = &[
+    r#"prefix = "item", ttl = 1, unit = Minutes, count = 100, key = req.seller_id"#,
+    r#""item", 1, Minutes, 100, key = (a, b.c(), &d[0])"#,
+    r#"prefix = concat!("a", "b"), unit = TimeUnit::Days, count = const { N }, algorithm = FixedWindow(align = true)"#,
+    r#""item", TTL, Hours, plan.limit(), algorithm = Algorithm::SlidingLog, cost = rows.len()"#,
+    r#"prefix = "a", unit = Days, count = 1, on_limit = Wait(max = "1m30s"), on_store_error = Deny, permit = p"#,
+    r#"prefix = "a", unit = Days, count = 1, on_limit = Return(cached(refused).await), limiter = &self.l, crate = ::a::b"#,
+    r#"prefix = "a", unit = Days, count = 1, key = id, on_missing_key = Shared, lease = 1, shadow = false"#,
+    r#"prefix = "a", unit = Days, count = 1, algorithm = TokenBucket(burst = 5, refill = Interval), shadow = true"#,
+    r#"prefix = "a", unit = Days, count = 1, algorithm = LeakyBucket(queue = 5), lease = 5, cost = Elapsed(max = "5s")"#,
+    "skip",
+];
+
+const ITEMS: &[&str] = &[
+    "async fn f(id: u64) -> Result<u64, E> { Ok(id) }",
+    "pub(crate) async unsafe fn f<const N: usize>(&self, (a, b): (u8, u8)) -> [u8; N] where T: X { #![allow(x)] a }",
+    "fn f() -> impl Future<Output = R> { let x = 1; async move { x } }",
+    "fn f() -> Pin<Box<dyn Future<Output = R>>> { Box::pin(async move { let (req, id) = { let __arg1 = __arg1; __arg1 }; id }) }",
+    "#[limit_request_per_time(\"b\", 1, Days, 5, key = id)] #[inline] async fn f(id: u64) -> R {}",
+    "impl S { const X: u8 = 1; async fn f(&self) -> R {} #[limit_request_per_time(skip)] async fn g() {} fn h() {} }",
+    "unsafe impl<T> Tr for S<{ 1 }> { type A = u8; async fn f(&self) -> R {} m!(); }",
+    "impl S {}",
+    "struct S { a: u8 }",
+    "pub trait T { async fn f(); }",
+    "fn f() {}",
+    "async fn f();",
+    "const fn f() {}",
+    "type F = impl Fn();",
+    "mod m { }",
+    "let x = 5;",
+    "",
+];
+
+fn soup(dice: &mut Dice, depth: usize) -> String {
+    let mut text = String::new();
+    for _ in 0..dice.below(12) {
+        if depth < 4 && dice.below(8) == 0 {
+            let inside = soup(dice, depth + 1);
+            let (open, close) = [('(', ')'), ('[', ']'), ('{', '}')][dice.below(3)];
+            text.extend([open.to_string(), inside, close.to_string()]);
+        } else {
+            text += dice.pick(WORDS);
+        }
+        text.push(' ');
+    }
+    text
+}
+
+/// The tokens of `text` with a few taken out, doubled, replaced or cut off, in any depth.
+fn mutate(dice: &mut Dice, tokens: TokenStream) -> TokenStream {
+    use proc_macro2::{Group, TokenTree};
+    let mut changed = Vec::new();
+    for token in tokens {
+        match dice.below(40) {
+            0 => {}
+            1 => changed.extend([token.clone(), token]),
+            2 => changed.extend(soup(dice, 3).parse::<TokenStream>().unwrap_or_default()),
+            3 => changed.extend(dice.pick(WORDS).parse::<TokenStream>().unwrap_or_default()),
+            4 => changed.push(Group::new(proc_macro2::Delimiter::None, token.into()).into()),
+            5 if dice.below(4) == 0 => break,
+            _ => changed.push(match token {
+                TokenTree::Group(group) => {
+                    Group::new(group.delimiter(), mutate(dice, group.stream())).into()
+                }
+                other => other,
+            }),
+        }
+    }
+    changed.into_iter().collect()
+}
+
+#[test]
+fn nothing_panics() {
+    println!("seed {SEED:#x}");
+    let mut dice = Dice(SEED);
+    let (mut expanded, mut refused) = (0, 0);
+    while expanded + refused < ROUNDS {
+        let args = match dice.below(6) {
+            0 => soup(&mut dice, 0).parse().ok(),
+            1 => dice.pick(VALID).parse().ok(),
+            _ => {
+                let valid = dice.pick(VALID).parse().unwrap();
+                Some(mutate(&mut dice, valid))
+            }
+        };
+        let item = match dice.below(8) {
+            0 => soup(&mut dice, 0).parse().ok(),
+            1 | 2 => {
+                let item = dice.pick(ITEMS).parse().unwrap();
+                Some(mutate(&mut dice, item))
+            }
+            3 => dice.pick(ITEMS).parse().ok(),
+            _ => dice.pick(&ITEMS[..7]).parse().ok(),
+        };
+        // Not every soup is made of tokens; those that are not never reach a macro.
+        let (Some(args), Some(item)): (Option<TokenStream>, Option<TokenStream>) = (args, item)
+        else {
+            continue;
+        };
+        // An item that is broken already is rustc's to report; no macro is given one.
+        let whole = syn::parse2::<syn::File>(item.clone()).is_ok();
+        let shown = format!("#[limit_request_per_time({args})]\n{item}");
+        let tokens = catch_unwind(|| expand(args, item))
+            .unwrap_or_else(|_| panic!("panicked, seed {SEED:#x}:\n{shown}"));
+        let errors = compile_errors(tokens.clone());
+        if errors.is_empty() {
+            let parsed = syn::parse2::<syn::File>(tokens.clone()).is_ok();
+            assert!(
+                parsed || !whole,
+                "neither code nor an error, seed {SEED:#x}:\n{shown}\n{tokens}"
+            );
+            expanded += 1;
+        } else {
+            assert!(errors.iter().all(|text| !text.is_empty()), "{shown}");
+            refused += 1;
+        }
+    }
+    println!("{expanded} expanded, {refused} refused");
+    assert!(expanded + refused >= 25_000);
+    assert!(
+        expanded * 20 >= ROUNDS && refused * 20 >= ROUNDS,
+        "{expanded} : {refused}"
+    );
+}

@@ -1,0 +1,124 @@
+//! What is generated, compared with `src/snapshots/`. `UPDATE_SNAPSHOTS=1` rewrites them.
+
+use std::path::Path;
+
+use crate::expand::expand;
+
+fn check(name: &str, args: &str, item: &str) {
+    let tokens = expand(args.parse().unwrap(), item.parse().unwrap());
+    let found = prettyplease::unparse(&syn::parse2(tokens).unwrap());
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/snapshots/{name}.rs"));
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, &found).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(
+        found,
+        expected,
+        "differs from {}: is this meant? Then UPDATE_SNAPSHOTS=1 cargo test -p ratelimit-macros",
+        path.display()
+    );
+}
+
+macro_rules! snapshots {
+    ($($name:ident: #[$args:literal] $item:literal)*) => {
+        $(
+            #[test]
+            fn $name() {
+                check(stringify!($name), $args, $item);
+            }
+        )*
+    };
+}
+
+snapshots! {
+    simple:
+        #[r#"prefix = "item", ttl = 1, unit = Minutes, count = 100, key = req.seller_id"#]
+        "pub async fn save(req: Req) -> Result<Saved, E> { store(req).await }"
+
+    positional_with_every_word_as_a_path:
+        #[r#""item", TTL, TimeUnit::Hours, const { N as u64 }, algorithm = Algorithm::SlidingLog, on_store_error = OnStoreError::Deny"#]
+        "async fn f<const N: usize>() -> R {}"
+
+    aligned_window_with_settings:
+        #[r#"prefix = concat!("a", "b"), unit = Days, count = 5, algorithm = FixedWindow(align = true), limiter = &state.limiter, on_limit = Wait(max = "1m30s"), on_store_error = Allow, crate = ::facade::limits, lease = 1, shadow = false"#]
+        "async fn f(state: State) -> R { #![allow(unused)] body() }"
+
+    dynamic_count_and_cost:
+        #[r#"prefix = "item", unit = Seconds, count = plan.limit(), key = id, on_missing_key = Shared, cost = rows.len()"#]
+        "async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {}"
+
+    return_a_value:
+        #[r#"prefix = "item", unit = Seconds, count = 1, on_limit = Return(cached(&refused).await)"#]
+        "async fn f() -> R {}"
+
+    permit:
+        #[r#"prefix = "item", unit = Seconds, count = 1, permit = slot, on_limit = Wait, cost = 0"#]
+        "async fn f() -> R { slot.give_back().await }"
+
+    stacked:
+        #[r#"prefix = "first", unit = Seconds, count = 1, key = id"#]
+        r#"
+            /// Docs.
+            #[limit_request_per_time(prefix = "second", unit = Hours, count = limit, on_limit = Wait)]
+            #[inline]
+            #[ratelimit_runtime::limit_request_per_time("third", 1, Days, 1000)]
+            async unsafe fn f(id: u64, limit: u64) -> R {}
+        "#
+
+    impl_block:
+        #[r#"prefix = "api", unit = Seconds, count = 1, key = self.id"#]
+        r#"
+            unsafe impl<const N: usize> Api<{ N }> {
+                #![allow(unused)]
+                const LIMIT: u64 = 1;
+                pub(crate) async fn get(&self) -> R { self.id }
+                #[limit_request_per_time(prefix = "put", unit = Days, count = 9)]
+                async fn put(mut self: Box<Self>) -> R {}
+                #[limit_request_per_time(skip)]
+                async fn health(&self) {}
+                fn id(&self) -> u64 { self.id }
+            }
+        "#
+
+    trait_default_method:
+        #[r#"prefix = "item", unit = Seconds, count = 1, key = self.id()"#]
+        "async fn call(&self) -> R { default() }"
+
+    returns_a_future:
+        #[r#"prefix = "item", unit = Seconds, count = 1, key = id"#]
+        "fn f(id: u64) -> impl Future<Output = R> + Send { let next = id + 1; async move { next } }"
+
+    returns_a_boxed_future:
+        #[r#"prefix = "item", unit = Seconds, count = 1, key = id"#]
+        "fn f(id: u64) -> Pin<Box<dyn Future<Output = R> + Send>> { Box::pin(async move { id }) as _ }"
+
+    async_trait_expanded_first:
+        #[r#"prefix = "item", unit = Seconds, count = 1, key = (self.id, x)"#]
+        "
+            fn f<'life0, 'async_trait>(&'life0 self, x: u64, __arg1: (u64, u64))
+                -> ::core::pin::Pin<Box<dyn ::core::future::Future<Output = R> + Send + 'async_trait>>
+            where 'life0: 'async_trait, Self: 'async_trait
+            {
+                Box::pin(async move {
+                    let __self = self;
+                    let x = x;
+                    let (a, b) = { let __arg1 = __arg1; __arg1 };
+                    let __ret: R = { a + b };
+                    __ret
+                })
+            }
+        "
+
+    async_trait_expanding_later:
+        #[r#"prefix = "item", unit = Seconds, count = 1, key = self.id"#]
+        "#[async_trait] impl Api for Client { async fn get(&self, (a, b): (u64, u64)) -> R { a } }"
+
+    errors_keep_the_item:
+        #[r#"prefx = "item", unit = Minuts, count = 0"#]
+        r#"
+            #[inline]
+            #[limit_request_per_time(prefix = "second", unit = Hours)]
+            async fn f() -> R { body }
+        "#
+}
