@@ -89,13 +89,7 @@ const POSITIONAL: usize = 4;
 const SKIP_ALONE: &str = "`skip` stands alone: #[limit_request_per_time(skip)]";
 
 const UNITS: [&str; 5] = ["Milliseconds", "Seconds", "Minutes", "Hours", "Days"];
-const ALGORITHMS: [&str; 5] = [
-    "FixedWindow",
-    "SlidingLog",
-    "SlidingWindow",
-    "TokenBucket",
-    "LeakyBucket",
-];
+const ALGORITHMS: [&str; 5] = ["FixedWindow", "SlidingLog", "SlidingWindow", "TokenBucket", "LeakyBucket"];
 
 /// The arguments of an attribute standing at `at`; none if there are errors.
 pub(crate) fn parse(args: TokenStream, at: Span, errors: &mut Errors) -> Option<Attr> {
@@ -105,9 +99,7 @@ pub(crate) fn parse(args: TokenStream, at: Span, errors: &mut Errors) -> Option<
         }
         let mut fields = Fields::default();
         let mut errors = Errors::default();
-        errors.keep(value::comma_separated(input, |input| {
-            fields.argument(input)
-        }));
+        errors.keep(value::comma_separated(input, |input| fields.argument(input)));
         fields.finish(at, errors).map(Box::new).map(Attr::Limit)
     };
     errors.keep(parser.parse2(args))
@@ -186,9 +178,7 @@ impl Fields {
         }
         if self.named {
             self.excused.extend(names());
-            return Err(input.error(
-                "a value without a name comes before the named ones: write `name = value`",
-            ));
+            return Err(input.error("a value without a name comes before the named ones: write `name = value`"));
         }
         let Some(name) = names().nth(self.position) else {
             return Err(input.error(
@@ -228,9 +218,9 @@ impl Fields {
                 self.missing_key = Some((name, variant(input, argument, &words)?));
             }
             "permit" => {
-                let ident = input.parse().map_err(|e| {
-                    Error::new(e.span(), "`permit` is a name for the body: permit = permit")
-                })?;
+                let ident = input
+                    .parse()
+                    .map_err(|e| Error::new(e.span(), "`permit` is a name for the body: permit = permit"))?;
                 settings.permit = Some((name, ident));
             }
             "limiter" => settings.limiter = Some((name, value::expr(input, argument)?)),
@@ -277,10 +267,7 @@ impl Fields {
             let message = "`on_missing_key` needs a `key` that may be missing: key = user_id";
             errors.add(name.span(), message);
         }
-        let algorithm = self
-            .algorithm
-            .as_ref()
-            .map_or("FixedWindow", |(_, word)| word);
+        let algorithm = self.algorithm.as_ref().map_or("FixedWindow", |(_, word)| word);
         if let Some(span) = self.lease {
             self.only_with(span, "lease", algorithm, "FixedWindow", &mut errors);
         }
@@ -294,41 +281,24 @@ impl Fields {
         Ok(Limit {
             rule: Rule {
                 prefix,
-                ttl: self
-                    .ttl
-                    .unwrap_or(Number::Literal(1, Span::mixed_site()))
-                    .into_const(),
+                ttl: self.ttl.unwrap_or(Number::Literal(1, Span::mixed_site())).into_const(),
                 unit,
                 count,
                 key: self.key,
                 missing_key: self.missing_key.map(|(_, word)| word),
                 cost: self.cost.unwrap_or(Number::Literal(1, Span::mixed_site())),
-                algorithm: self
-                    .algorithm
-                    .map(|(algorithm, _)| algorithm)
-                    .unwrap_or_default(),
+                algorithm: self.algorithm.map(|(algorithm, _)| algorithm).unwrap_or_default(),
             },
             settings: self.settings,
             later: self.later,
         })
     }
 
-    fn only_with(
-        &mut self,
-        span: Span,
-        word: &'static str,
-        algorithm: &str,
-        only: &str,
-        errors: &mut Errors,
-    ) {
+    fn only_with(&mut self, span: Span, word: &'static str, algorithm: &str, only: &str, errors: &mut Errors) {
         if algorithm == only {
             let message = format!("`{word}` is not available yet, leave it out");
             let alone = (word == "lease").then_some(word);
-            self.later.push(Later {
-                span,
-                message,
-                alone,
-            });
+            self.later.push(Later { span, message, alone });
         } else if !self.given.contains(&"algorithm") || self.algorithm.is_some() {
             let message = format!("`{word}` needs `algorithm = {only}`, not `{algorithm}`");
             errors.add(span, message);
@@ -388,9 +358,7 @@ fn algorithm(input: ParseStream, later: &mut Vec<Later>) -> Result<(Algorithm, &
     if !matches!(word, "FixedWindow" | "SlidingLog") {
         later.push(Later {
             span: ident.span(),
-            message: format!(
-                "algorithm `{word}` is not available yet, use `FixedWindow` or `SlidingLog`"
-            ),
+            message: format!("algorithm `{word}` is not available yet, use `FixedWindow` or `SlidingLog`"),
             alone: (word == "LeakyBucket").then_some(word),
         });
     }
@@ -401,17 +369,11 @@ fn algorithm(input: ParseStream, later: &mut Vec<Later>) -> Result<(Algorithm, &
 fn elapsed(input: ParseStream) -> Result<Option<Span>> {
     let fork = input.fork();
     match Path::parse_mod_style(&fork) {
-        Ok(path)
-            if path
-                .segments
-                .last()
-                .is_some_and(|last| last.ident == "Elapsed") => {}
+        Ok(path) if path.segments.last().is_some_and(|last| last.ident == "Elapsed") => {}
         _ => return Ok(None),
     }
     let (word, _) = value::word(input, "cost", &["Elapsed"])?;
-    value::options(&word, input, &[("max", "\"5s\"")], |_, input| {
-        value::milliseconds(input).map(drop)
-    })?;
+    value::options(&word, input, &[("max", "\"5s\"")], |_, input| value::milliseconds(input).map(drop))?;
     Ok(Some(word.span()))
 }
 
@@ -435,11 +397,7 @@ fn on_limit(input: ParseStream) -> Result<OnLimit> {
         return Ok(OnLimit::Return { word, expr });
     }
     let mut max = None;
-    let options: &[_] = if name == "Wait" {
-        &[("max", "\"30s\"")]
-    } else {
-        &[]
-    };
+    let options: &[_] = if name == "Wait" { &[("max", "\"30s\"")] } else { &[] };
     value::options(&word, input, options, |_, input| {
         max = Some(value::milliseconds(input)?);
         Ok(())

@@ -35,8 +35,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, &'static str> {
     Ok(total)
 }
 
-pub(crate) const EXPECTED: &str =
-    "expected a duration in quotes: \"250ms\", \"30s\", \"5m\", \"2h\" or \"1m30s\"";
+pub(crate) const EXPECTED: &str = "expected a duration in quotes: \"250ms\", \"30s\", \"5m\", \"2h\" or \"1m30s\"";
 
 fn split_where(text: &str, ends: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(ends).unwrap_or(text.len()))

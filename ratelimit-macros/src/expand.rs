@@ -46,12 +46,7 @@ fn expand_function(own: Option<Attr>, function: &mut Function, errors: &mut Erro
     check_available(&limits, limits.len() > 1, errors);
     let settings = merge(Settings::default(), &limits, errors);
     let mut limited = function.clone();
-    limit(
-        &mut limited,
-        &limits.iter().collect::<Vec<_>>(),
-        &settings,
-        errors,
-    );
+    limit(&mut limited, &limits.iter().collect::<Vec<_>>(), &settings, errors);
     limited
 }
 
@@ -69,15 +64,12 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl
         };
         let mut attrs = take_siblings(&mut function.attrs, errors);
         limited.attrs.clone_from(&function.attrs);
-        if let Some(at) = attrs
-            .iter()
-            .position(|attr| matches!(attr, Some(Attr::Skip(_))))
+        if let Some(at) = attrs.iter().position(|attr| matches!(attr, Some(Attr::Skip(_))))
             && let Some(Attr::Skip(word)) = attrs.swap_remove(at)
         {
             skipped = true;
             if !attrs.is_empty() {
-                let message =
-                    "`skip` and another rate limit on one method contradict each other: remove one";
+                let message = "`skip` and another rate limit on one method contradict each other: remove one";
                 errors.add(word.span(), message);
             }
             continue;
@@ -89,12 +81,7 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl
         let own = only_limits(attrs, errors);
         check_available(&own, !all.is_empty() || own.len() > 1, errors);
         let settings = merge(settings.clone(), &own, errors);
-        limit(
-            limited,
-            &all.iter().chain(&own).collect::<Vec<_>>(),
-            &settings,
-            errors,
-        );
+        limit(limited, &all.iter().chain(&own).collect::<Vec<_>>(), &settings, errors);
     }
     if !any {
         let message = if skipped {
@@ -122,8 +109,7 @@ fn take_siblings(attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<
                 Meta::Path(_) => args::parse(TokenStream::new(), name.span(), errors),
                 Meta::List(list) => args::parse(list.tokens.clone(), name.span(), errors),
                 Meta::NameValue(_) => {
-                    let message =
-                        "write the arguments in parentheses: #[limit_request_per_time(..)]";
+                    let message = "write the arguments in parentheses: #[limit_request_per_time(..)]";
                     errors.add(name.span(), message);
                     None
                 }
@@ -142,8 +128,7 @@ fn only_limits(attrs: Vec<Option<Attr>>, errors: &mut Errors) -> Vec<Limit> {
         match attr {
             Attr::Limit(limit) => limits.push(*limit),
             Attr::Skip(word) => {
-                let message =
-                    "`skip` belongs on a method of an `impl` block that is limited itself";
+                let message = "`skip` belongs on a method of an `impl` block that is limited itself";
                 errors.add(word.span(), message);
             }
         }
@@ -154,10 +139,9 @@ fn only_limits(attrs: Vec<Option<Attr>>, errors: &mut Errors) -> Vec<Limit> {
 fn check_available(limits: &[Limit], stacked: bool, errors: &mut Errors) {
     for later in limits.iter().flat_map(|limit| &limit.later) {
         errors.push(match later.alone {
-            Some(word) if stacked => Error::new(
-                later.span,
-                format!("`{word}` stands alone: a function with it has no second rate limit"),
-            ),
+            Some(word) if stacked => {
+                Error::new(later.span, format!("`{word}` stands alone: a function with it has no second rate limit"))
+            }
             _ => Error::new(later.span, &later.message),
         });
     }
@@ -216,8 +200,7 @@ fn merge(mut merged: Settings, limits: &[Limit], errors: &mut Errors) -> Setting
 fn once<T>(slot: &mut Option<(Ident, T)>, given: Option<(Ident, T)>, errors: &mut Errors) {
     let Some((name, value)) = given else { return };
     if slot.is_some() {
-        let message =
-            format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
+        let message = format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
         errors.add(name.span(), message);
     } else {
         *slot = Some((name, value));
@@ -232,9 +215,7 @@ fn text(tokens: &impl ToTokens) -> String {
 fn ungroup(item: TokenStream) -> TokenStream {
     let mut tokens = item.clone().into_iter();
     match (tokens.next(), tokens.next()) {
-        (Some(TokenTree::Group(group)), None) if group.delimiter() == Delimiter::None => {
-            ungroup(group.stream())
-        }
+        (Some(TokenTree::Group(group)), None) if group.delimiter() == Delimiter::None => ungroup(group.stream()),
         _ => item,
     }
 }

@@ -116,14 +116,7 @@ impl Parse for Impl {
         while !content.is_empty() {
             members.push(content.parse()?);
         }
-        Ok(Impl {
-            attrs,
-            head,
-            keyword,
-            brace,
-            inner_attrs,
-            members,
-        })
+        Ok(Impl { attrs, head, keyword, brace, inner_attrs, members })
     }
 }
 
@@ -141,9 +134,7 @@ impl Parse for Member {
                 input.advance_to(&fork);
                 Ok(Member::Function(Box::new(function)))
             }
-            Err(_) => Ok(Member::Other(
-                input.parse::<syn::ImplItem>()?.into_token_stream(),
-            )),
+            Err(_) => Ok(Member::Other(input.parse::<syn::ImplItem>()?.into_token_stream())),
         }
     }
 }
@@ -159,14 +150,13 @@ pub(crate) enum Place {
 impl Function {
     /// Whether this is async, or returns a future instead.
     pub(crate) fn is_async(&self) -> bool {
-        self.sig.asyncness.is_some()
-            || self.output_of_future().is_some()
-            || self.ends_in_block().is_some()
+        self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.ends_in_block().is_some()
     }
 
     pub(crate) fn place(&self) -> Result<Place> {
         let Some(body) = &self.body else {
-            let message = "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
+            let message =
+                "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
             return fail(self.sig.ident.span(), message);
         };
         if let Some(constness) = &self.sig.constness {
@@ -189,10 +179,7 @@ impl Function {
         }
         let made_sync = self.sig.ident == "main"
             || self.attrs.iter().any(|attr| {
-                attr.path()
-                    .segments
-                    .last()
-                    .is_some_and(|last| last.ident == "test" || last.ident == "main")
+                attr.path().segments.last().is_some_and(|last| last.ident == "test" || last.ident == "main")
             });
         let message = if made_sync {
             "another attribute already made this function synchronous: write #[limit_request_per_time] above it"
@@ -259,10 +246,7 @@ fn block(brace: Brace, tokens: TokenStream) -> Group {
 }
 
 pub(crate) fn ends(tokens: impl ToTokens) -> (Span, Span) {
-    let mut spans = tokens
-        .to_token_stream()
-        .into_iter()
-        .map(|token| token.span());
+    let mut spans = tokens.to_token_stream().into_iter().map(|token| token.span());
     let first = spans.next().unwrap_or_else(Span::call_site);
     (first, spans.last().unwrap_or(first))
 }
@@ -278,21 +262,11 @@ impl ToTokens for Item {
 
 impl ToTokens for Function {
     fn to_tokens(&self, tokens: &mut TokenStream) {
-        let Function {
-            attrs,
-            vis,
-            defaultness,
-            sig,
-            body,
-        } = self;
+        let Function { attrs, vis, defaultness, sig, body } = self;
         tokens.extend(quote!(#(#attrs)* #vis #defaultness #sig));
         match body {
             None => tokens.extend(quote!(;)),
-            Some(Body {
-                brace,
-                inner_attrs,
-                tokens: body,
-            }) => {
+            Some(Body { brace, inner_attrs, tokens: body }) => {
                 brace.surround(tokens, |tokens| {
                     tokens.extend(quote!(#(#inner_attrs)* #body));
                 });
@@ -303,14 +277,7 @@ impl ToTokens for Function {
 
 impl ToTokens for Impl {
     fn to_tokens(&self, tokens: &mut TokenStream) {
-        let Impl {
-            attrs,
-            head,
-            brace,
-            inner_attrs,
-            members,
-            ..
-        } = self;
+        let Impl { attrs, head, brace, inner_attrs, members, .. } = self;
         tokens.extend(quote!(#(#attrs)* #head));
         brace.surround(tokens, |tokens| {
             tokens.extend(quote!(#(#inner_attrs)* #(#members)*));

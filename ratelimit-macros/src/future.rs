@@ -4,8 +4,8 @@ use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::ext::IdentExt as _;
 use syn::{
-    Expr, ExprAsync, GenericArgument, Pat, PatParen, PatReference, PatSlice, PatTuple,
-    PatTupleStruct, PatType, PathArguments, Stmt, Type, TypeParamBound,
+    Expr, ExprAsync, GenericArgument, Pat, PatParen, PatReference, PatSlice, PatTuple, PatTupleStruct, PatType,
+    PathArguments, Stmt, Type, TypeParamBound,
 };
 
 /// The async block that a body ends in.
@@ -27,19 +27,17 @@ fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
         // `Box::pin(..)`, `Pin::from(Box::new(..))`
         Expr::Call(call) if call.args.len() == 1 => match &*call.func {
             Expr::Path(path)
-                if path.path.segments.last().is_some_and(|last| {
-                    ["pin", "from", "new"].iter().any(|name| last.ident == name)
-                }) =>
+                if path
+                    .path
+                    .segments
+                    .last()
+                    .is_some_and(|last| ["pin", "from", "new"].iter().any(|name| last.ident == name)) =>
             {
                 future_of(call.args.first_mut()?)
             }
             _ => None,
         },
-        Expr::MethodCall(call)
-            if ["boxed", "boxed_local"]
-                .iter()
-                .any(|name| call.method == name) =>
-        {
+        Expr::MethodCall(call) if ["boxed", "boxed_local"].iter().any(|name| call.method == name) => {
             future_of(&mut call.receiver)
         }
         _ => None,
@@ -58,14 +56,10 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<&dyn ToTokens> {
             let PathArguments::AngleBracketed(arguments) = &last.arguments else {
                 return None;
             };
-            let ty = arguments
-                .args
-                .iter()
-                .rev()
-                .find_map(|argument| match argument {
-                    GenericArgument::Type(ty) => Some(ty),
-                    _ => None,
-                })?;
+            let ty = arguments.args.iter().rev().find_map(|argument| match argument {
+                GenericArgument::Type(ty) => Some(ty),
+                _ => None,
+            })?;
             return if last.ident == "Pin" || last.ident == "Box" {
                 output_of_future(ty)
             } else if last.ident == "BoxFuture" || last.ident == "LocalBoxFuture" {
@@ -81,12 +75,10 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<&dyn ToTokens> {
             let last = bound.path.segments.last()?;
             match &last.arguments {
                 _ if last.ident != "Future" => None,
-                PathArguments::AngleBracketed(arguments) => {
-                    arguments.args.iter().find_map(|argument| match argument {
-                        GenericArgument::AssocType(output) => Some(&output.ty as &dyn ToTokens),
-                        _ => None,
-                    })
-                }
+                PathArguments::AngleBracketed(arguments) => arguments.args.iter().find_map(|argument| match argument {
+                    GenericArgument::AssocType(output) => Some(&output.ty as &dyn ToTokens),
+                    _ => None,
+                }),
                 _ => Some(&last.ident),
             }
         }
@@ -100,8 +92,7 @@ pub(crate) fn contains_own_call(tokens: TokenStream) -> bool {
     tokens.into_iter().any(|token| match token {
         TokenTree::Group(group) => contains_own_call(group.stream()),
         TokenTree::Ident(ident) => {
-            std::mem::replace(&mut private, ident == "__private")
-                && ident == "limit_request_per_time"
+            std::mem::replace(&mut private, ident == "__private") && ident == "limit_request_per_time"
         }
         TokenTree::Punct(_) | TokenTree::Literal(_) => false,
     })
@@ -122,10 +113,7 @@ pub(crate) fn unpacked_names(statements: &mut [Stmt]) -> Vec<Ident> {
             && let Some(init) = &local.init
             && let Expr::Block(block) = &*init.expr
             && let Some(Stmt::Expr(Expr::Path(path), None)) = block.block.stmts.last()
-            && path
-                .path
-                .get_ident()
-                .is_some_and(|ident| ident.to_string().starts_with("__arg"))
+            && path.path.get_ident().is_some_and(|ident| ident.to_string().starts_with("__arg"))
         {
             bind(&local.pat, &mut names);
         }
@@ -158,9 +146,7 @@ pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
     for token in tokens {
         let found = match &token {
             TokenTree::Group(group) => find_name(group.stream(), names),
-            TokenTree::Ident(ident) if !after_dot && names.contains(&ident.unraw()) => {
-                Some(ident.clone())
-            }
+            TokenTree::Ident(ident) if !after_dot && names.contains(&ident.unraw()) => Some(ident.clone()),
             _ => None,
         };
         if found.is_some() {

@@ -20,16 +20,9 @@ macro_rules! ours {
 //
 // The charges are a statement of their own: what a key expression borrows, say a guard, is gone
 // before the await, and the future stays `Send`.
-pub(crate) fn prologue(
-    limits: &[&Limit],
-    settings: &Settings,
-    returned: (Span, Span),
-) -> TokenStream {
-    let krate = &if let Some((_, path)) = &settings.krate {
-        path.to_token_stream()
-    } else {
-        ours!(::ratelimit_runtime)
-    };
+pub(crate) fn prologue(limits: &[&Limit], settings: &Settings, returned: (Span, Span)) -> TokenStream {
+    let krate =
+        &if let Some((_, path)) = &settings.krate { path.to_token_stream() } else { ours!(::ratelimit_runtime) };
     let mut lets = TokenStream::new();
     let mut limiter = ours!(::core::option::Option::None);
     if let Some((_, expr)) = &settings.limiter {
@@ -81,13 +74,14 @@ fn charge(limit: &Limit, krate: &TokenStream, name: &Ident, lets: &mut TokenStre
         }
         Algorithm::SlidingLog => ours!(.algorithm(#krate::Algorithm::SlidingLog)),
     };
-    let constant = |count: &TokenStream| ours!(const { &#krate::__private::rule(#prefix, #count, #ttl, #unit) #algorithm });
+    let constant =
+        |count: &TokenStream| ours!(const { &#krate::__private::rule(#prefix, #count, #ttl, #unit) #algorithm });
     let charged = match &rule.count {
         Number::Literal(count, span) => constant(&value::integer(*count, *span)),
         Number::Const(count) => constant(&count.to_token_stream()),
         Number::Other(count) => {
             let constant = constant(&ours!(1));
-            let count = call_on(&ours!(#krate::__private::amount_count), count, None);
+            let count = call_on(&ours!(#krate::__private::count), count, None);
             lets.extend(ours!(let #name = #krate::__private::with_count(#constant, #count);));
             ours!(&#name)
         }
@@ -102,9 +96,7 @@ fn charge(limit: &Limit, krate: &TokenStream, name: &Ident, lets: &mut TokenStre
     };
     let cost = match &rule.cost {
         Number::Literal(cost, span) => value::integer(*cost, *span),
-        Number::Const(cost) | Number::Other(cost) => {
-            call_on(&ours!(#krate::__private::cost), cost, None)
-        }
+        Number::Const(cost) | Number::Other(cost) => call_on(&ours!(#krate::__private::cost), cost, None),
     };
     ours!(#krate::__private::charge(#charged, #key, #cost))
 }

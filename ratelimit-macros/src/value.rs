@@ -12,10 +12,7 @@ use crate::errors::{Errors, fail};
 use crate::suggest::{list, nearest, suggest};
 
 /// `one, one, ..`, where a bad one does not hide the mistakes after the next comma.
-pub(crate) fn comma_separated(
-    input: ParseStream,
-    mut one: impl FnMut(ParseStream) -> Result<()>,
-) -> Result<()> {
+pub(crate) fn comma_separated(input: ParseStream, mut one: impl FnMut(ParseStream) -> Result<()>) -> Result<()> {
     let mut errors = Errors::default();
     while !input.is_empty() {
         if let Err(error) = one(input) {
@@ -47,11 +44,7 @@ fn skip_to_comma(input: ParseStream) {
 }
 
 /// One of a few words, perhaps behind a path: `Minutes`, `TimeUnit::Minutes`.
-pub(crate) fn word(
-    input: ParseStream,
-    what: &str,
-    words: &[&'static str],
-) -> Result<(Ident, &'static str)> {
+pub(crate) fn word(input: ParseStream, what: &str, words: &[&'static str]) -> Result<(Ident, &'static str)> {
     if let Ok(quoted) = input.fork().parse::<LitStr>()
         && let Some(word) = nearest(&quoted.value(), words)
     {
@@ -100,14 +93,9 @@ pub(crate) fn number(input: ParseStream, name: &str, least: u64) -> Result<Numbe
     };
     let too_small = format!("`{name}` must be at least {least}");
     match expr(input, name)? {
-        Expr::Lit(ExprLit {
-            lit: Lit::Int(int), ..
-        }) => {
+        Expr::Lit(ExprLit { lit: Lit::Int(int), .. }) => {
             if !matches!(int.suffix(), "" | "u8" | "u16" | "u32" | "u64" | "usize") {
-                return fail(
-                    int.span(),
-                    &format!("`{name}` counts in u64: leave out the suffix"),
-                );
+                return fail(int.span(), &format!("`{name}` counts in u64: leave out the suffix"));
             }
             match int.base10_parse::<u64>() {
                 Ok(number) if number >= least => Ok(Number::Literal(number, int.span())),
@@ -128,10 +116,7 @@ pub(crate) fn number(input: ParseStream, name: &str, least: u64) -> Result<Numbe
 pub(crate) fn text(input: ParseStream, name: &str, most: usize) -> Result<TokenStream> {
     let expr = expr(input, name)?;
     let problem = match &expr {
-        Expr::Lit(ExprLit {
-            lit: Lit::Str(text),
-            ..
-        }) => match text.value().len() {
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => match text.value().len() {
             0 => format!("`{name}` must not be empty, it names the counter"),
             length if length > most => {
                 format!("`{name}` is {length} bytes long, at most {most} are allowed")
@@ -146,23 +131,18 @@ pub(crate) fn text(input: ParseStream, name: &str, most: usize) -> Result<TokenS
 }
 
 pub(crate) fn boolean(input: ParseStream, name: &str) -> Result<LitBool> {
-    input
-        .parse()
-        .map_err(|e| Error::new(e.span(), format!("`{name}` is `true` or `false`")))
+    input.parse().map_err(|e| Error::new(e.span(), format!("`{name}` is `true` or `false`")))
 }
 
 pub(crate) fn milliseconds(input: ParseStream) -> Result<u64> {
-    let text: LitStr = input
-        .parse()
-        .map_err(|e| Error::new(e.span(), duration::EXPECTED))?;
+    let text: LitStr = input.parse().map_err(|e| Error::new(e.span(), duration::EXPECTED))?;
     duration::parse(&text.value()).map_err(|problem| Error::new(text.span(), problem))
 }
 
 /// An expression, without the invisible group around what came through a macro.
 pub(crate) fn expr(input: ParseStream, name: &str) -> Result<Expr> {
-    let mut expr: Expr = input
-        .parse()
-        .map_err(|e| Error::new(e.span(), format!("`{name}` needs an expression here: {e}")))?;
+    let mut expr: Expr =
+        input.parse().map_err(|e| Error::new(e.span(), format!("`{name}` needs an expression here: {e}")))?;
     loop {
         expr = match expr {
             Expr::Group(group) => *group.expr,
@@ -200,10 +180,7 @@ pub(crate) fn options(
         let ident = input.call(Ident::parse_any)?;
         let Some(name) = names.iter().find(|name| ident == **name) else {
             let end = suggest(&ident.to_string(), &names);
-            return fail(
-                ident.span(),
-                format!("unknown option `{ident}` of `{word}`, {end}"),
-            );
+            return fail(ident.span(), format!("unknown option `{ident}` of `{word}`, {end}"));
         };
         if seen.contains(name) {
             return fail(ident.span(), format!("`{name}` is set twice"));

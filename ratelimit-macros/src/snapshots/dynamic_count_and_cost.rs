@@ -1,7 +1,7 @@
 async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
     let rule_0 = ::ratelimit_runtime::__private::with_count(
         const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-        ::ratelimit_runtime::__private::amount_count(plan.limit()),
+        ::ratelimit_runtime::__private::count(plan.limit()),
     );
     let charges = [
         ::ratelimit_runtime::__private::charge(

@@ -3,7 +3,7 @@
 async unsafe fn f(id: u64, limit: u64) -> R {
     let rule_1 = ::ratelimit_runtime::__private::with_count(
         const { &::ratelimit_runtime::__private::rule("second", 1, 1, 3600000) },
-        ::ratelimit_runtime::__private::amount_count(limit),
+        ::ratelimit_runtime::__private::count(limit),
     );
     let charges = [
         ::ratelimit_runtime::__private::charge(

@@ -199,9 +199,7 @@ fn mutate(dice: &mut Dice, tokens: TokenStream) -> TokenStream {
             4 => changed.push(Group::new(proc_macro2::Delimiter::None, token.into()).into()),
             5 if dice.below(4) == 0 => break,
             _ => changed.push(match token {
-                TokenTree::Group(group) => {
-                    Group::new(group.delimiter(), mutate(dice, group.stream())).into()
-                }
+                TokenTree::Group(group) => Group::new(group.delimiter(), mutate(dice, group.stream())).into(),
                 other => other,
             }),
         }
@@ -233,22 +231,18 @@ fn nothing_panics() {
             _ => dice.pick(&ITEMS[..7]).parse().ok(),
         };
         // Not every soup is made of tokens; those that are not never reach a macro.
-        let (Some(args), Some(item)): (Option<TokenStream>, Option<TokenStream>) = (args, item)
-        else {
+        let (Some(args), Some(item)): (Option<TokenStream>, Option<TokenStream>) = (args, item) else {
             continue;
         };
         // An item that is broken already is rustc's to report; no macro is given one.
         let whole = syn::parse2::<syn::File>(item.clone()).is_ok();
         let shown = format!("#[limit_request_per_time({args})]\n{item}");
-        let tokens = catch_unwind(|| expand(args, item))
-            .unwrap_or_else(|_| panic!("panicked, seed {SEED:#x}:\n{shown}"));
+        let tokens =
+            catch_unwind(|| expand(args, item)).unwrap_or_else(|_| panic!("panicked, seed {SEED:#x}:\n{shown}"));
         let errors = compile_errors(tokens.clone());
         if errors.is_empty() {
             let parsed = syn::parse2::<syn::File>(tokens.clone()).is_ok();
-            assert!(
-                parsed || !whole,
-                "neither code nor an error, seed {SEED:#x}:\n{shown}\n{tokens}"
-            );
+            assert!(parsed || !whole, "neither code nor an error, seed {SEED:#x}:\n{shown}\n{tokens}");
             expanded += 1;
         } else {
             assert!(errors.iter().all(|text| !text.is_empty()), "{shown}");
@@ -257,8 +251,5 @@ fn nothing_panics() {
     }
     println!("{expanded} expanded, {refused} refused");
     assert!(expanded + refused >= 25_000);
-    assert!(
-        expanded * 20 >= ROUNDS && refused * 20 >= ROUNDS,
-        "{expanded} : {refused}"
-    );
+    assert!(expanded * 20 >= ROUNDS && refused * 20 >= ROUNDS, "{expanded} : {refused}");
 }

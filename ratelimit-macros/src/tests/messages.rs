@@ -9,11 +9,7 @@ const FN: &str = "async fn f(id: u64) -> R {}";
 
 fn check(args: &str, item: &str, expected: &[&str]) {
     let tokens = expand(args.parse().unwrap(), item.parse().unwrap());
-    assert_eq!(
-        compile_errors(tokens),
-        expected,
-        "\n#[limit_request_per_time({args})]\n{item}\n"
-    );
+    assert_eq!(compile_errors(tokens), expected, "\n#[limit_request_per_time({args})]\n{item}\n");
 }
 
 /// One more argument after the required ones.
@@ -34,10 +30,7 @@ fn names() {
     for (argument, expected) in [
         ("coun = 5", "unknown argument `coun`, did you mean `count`?"),
         ("Key = id", "unknown argument `Key`, did you mean `key`?"),
-        (
-            "on_stroe_eror = Deny",
-            "unknown argument `on_stroe_eror`, did you mean `on_store_error`?",
-        ),
+        ("on_stroe_eror = Deny", "unknown argument `on_stroe_eror`, did you mean `on_store_error`?"),
         (
             "colour = Red",
             "unknown argument `colour`, expected `prefix`, `ttl`, `unit`, `count`, `key`, `algorithm`, `cost`, `on_limit`, `on_store_error`, `on_missing_key`, `permit`, `limiter`, `lease`, `shadow` or `crate`",
@@ -45,38 +38,21 @@ fn names() {
         ("count = 2", "`count` is set twice"),
         ("key", "`key` needs a value: key = user_id"),
         ("key =", "`key` needs a value: key = user_id"),
-        (
-            "permit = , key = id",
-            "`permit` needs a value: permit = permit",
-        ),
-        (
-            "on_limit: Wait",
-            "`on_limit` needs a value: on_limit = Wait(max = \"30s\")",
-        ),
+        ("permit = , key = id", "`permit` needs a value: permit = permit"),
+        ("on_limit: Wait", "`on_limit` needs a value: on_limit = Wait(max = \"30s\")"),
         ("shadow(true)", "`shadow` needs a value: shadow = false"),
         ("id", named),
         (", key = id", "expected an argument before this `,`"),
         ("ttl = 5 key = id", "expected `,` before the next argument"),
         ("lease = 1 1", "unexpected token, expected `,`"),
-        (
-            "skip",
-            "`skip` stands alone: #[limit_request_per_time(skip)]",
-        ),
+        ("skip", "`skip` stands alone: #[limit_request_per_time(skip)]"),
     ] {
         check_argument(argument, &[expected]);
     }
-    check(
-        "skip, count = 1",
-        FN,
-        &["`skip` stands alone: #[limit_request_per_time(skip)]"],
-    );
+    check("skip, count = 1", FN, &["`skip` stands alone: #[limit_request_per_time(skip)]"]);
     check("\"item\", 1, Days, 100, id", FN, &[order]);
     // A suggestion counts as given, and the argument itself may still come.
-    check(
-        "prefx = \"a\", unit = Days, count = 1",
-        FN,
-        &["unknown argument `prefx`, did you mean `prefix`?"],
-    );
+    check("prefx = \"a\", unit = Days, count = 1", FN, &["unknown argument `prefx`, did you mean `prefix`?"]);
     check(
         "prefx = \"a\", prefix = \"a\", unit = Days, count = 1",
         FN,
@@ -85,63 +61,35 @@ fn names() {
     check("\"a\", ttl, Days, 1", FN, &["`ttl` needs a value: ttl = 1"]);
     check("\"a\", unit = Days, 100", FN, &[named]);
     // What was left out shifts the others: one error.
-    check(
-        "\"item\", Minutes, 100",
-        FN,
-        &["`unit` is `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`"],
-    );
+    check("\"item\", Minutes, 100", FN, &["`unit` is `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`"]);
 }
 
 #[test]
 fn values() {
     let plain = "`prefix` is a string in quotes, for example prefix = \"item\"";
     let long = format!("prefix = \"{}\", unit = Days, count = 1", "é".repeat(101));
-    check(
-        &long,
-        FN,
-        &["`prefix` is 202 bytes long, at most 200 are allowed"],
-    );
+    check(&long, FN, &["`prefix` is 202 bytes long, at most 200 are allowed"]);
     for (prefix, expected) in [
         ("\"\"", "`prefix` must not be empty, it names the counter"),
         ("\"a\"b", "`prefix` is a plain string: leave out the suffix"),
         ("5", plain),
         ("b\"item\"", plain),
         ("f()", plain),
-        (
-            "%",
-            "`prefix` needs an expression here: expected an expression",
-        ),
+        ("%", "`prefix` needs an expression here: expected an expression"),
     ] {
-        check(
-            &format!("prefix = {prefix}, unit = Days, count = 1"),
-            FN,
-            &[expected],
-        );
+        check(&format!("prefix = {prefix}, unit = Days, count = 1"), FN, &[expected]);
     }
     let units = "`unit` is `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`";
     for (unit, expected) in [
         ("Minuts", "unknown unit `Minuts`, did you mean `Minutes`?"),
         ("minutes", "unknown unit `minutes`, did you mean `Minutes`?"),
-        (
-            "TimeUnit::Hour",
-            "unknown unit `Hour`, did you mean `Hours`?",
-        ),
-        (
-            "Weeks",
-            "unknown unit `Weeks`, expected `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`",
-        ),
-        (
-            "\"minutes\"",
-            "`unit` is a word, not a string: write `Minutes` without quotes",
-        ),
+        ("TimeUnit::Hour", "unknown unit `Hour`, did you mean `Hours`?"),
+        ("Weeks", "unknown unit `Weeks`, expected `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`"),
+        ("\"minutes\"", "`unit` is a word, not a string: write `Minutes` without quotes"),
         ("60", units),
         ("\"fortnight\"", units),
     ] {
-        check(
-            &format!("prefix = \"a\", unit = {unit}, count = 1"),
-            FN,
-            &[expected],
-        );
+        check(&format!("prefix = \"a\", unit = {unit}, count = 1"), FN, &[expected]);
     }
     let at_least = "`count` must be at least 1, for example count = 1";
     for (count, expected) in [
@@ -149,128 +97,54 @@ fn values() {
         ("-5", at_least),
         ("1.5", "`count` is an integer, for example count = 1"),
         ("\"5\"", "`count` is an integer, for example count = 1"),
-        (
-            "5i8",
-            "`count` counts in u64: leave out the suffix, for example count = 1",
-        ),
-        (
-            "99999999999999999999",
-            "`count` is at most 18446744073709551615, for example count = 1",
-        ),
+        ("5i8", "`count` counts in u64: leave out the suffix, for example count = 1"),
+        ("99999999999999999999", "`count` is at most 18446744073709551615, for example count = 1"),
     ] {
-        check(
-            &format!("prefix = \"a\", unit = Days, count = {count}"),
-            FN,
-            &[expected],
-        );
+        check(&format!("prefix = \"a\", unit = Days, count = {count}"), FN, &[expected]);
     }
     let duration = "expected a duration in quotes: \"250ms\", \"30s\", \"5m\", \"2h\" or \"1m30s\"";
     let permit = "`permit` is a name for the body: permit = permit";
-    let path =
-        "`crate` is a path that starts with `::`, `crate` or `$crate`: crate = ::ratelimit_runtime";
+    let path = "`crate` is a path that starts with `::`, `crate` or `$crate`: crate = ::ratelimit_runtime";
     let takes = "`Return` needs the value to return: Return(Ok(cached))";
     for (argument, expected) in [
         ("ttl = 0", "`ttl` must be at least 1, for example ttl = 1"),
-        (
-            "ttl = 999999999999",
-            "`ttl` is too long, in milliseconds it must fit u64",
-        ),
-        (
-            "key = id +",
-            "`key` needs an expression here: unexpected end of input, expected an expression",
-        ),
-        (
-            "cost = -1",
-            "`cost` must be at least 0, for example cost = 1",
-        ),
-        (
-            "on_limit = Wiat",
-            "unknown on_limit `Wiat`, did you mean `Wait`?",
-        ),
-        (
-            "on_limit = Wait(\"30s\")",
-            "name the option: Wait(max = \"30s\")",
-        ),
+        ("ttl = 999999999999", "`ttl` is too long, in milliseconds it must fit u64"),
+        ("key = id +", "`key` needs an expression here: unexpected end of input, expected an expression"),
+        ("cost = -1", "`cost` must be at least 0, for example cost = 1"),
+        ("on_limit = Wiat", "unknown on_limit `Wiat`, did you mean `Wait`?"),
+        ("on_limit = Wait(\"30s\")", "name the option: Wait(max = \"30s\")"),
         ("on_limit = Wait(30)", "name the option: Wait(max = 30)"),
         ("on_limit = Wait(max = 30)", duration),
         ("on_limit = Wait(max = \"30\")", duration),
         ("on_limit = Wait(max = \"s\")", duration),
         ("on_limit = Wait(max = \"\")", duration),
-        (
-            "on_limit = Wait(max = \"0s\")",
-            "a duration must be greater than 0, for example \"30s\"",
-        ),
-        (
-            "on_limit = Wait(max = \"999999999999999d\")",
-            "this duration is too long, use a shorter one such as \"1d\"",
-        ),
-        (
-            "on_limit = Wait(mx = \"1s\")",
-            "unknown option `mx` of `Wait`, did you mean `max`?",
-        ),
-        (
-            "on_limit = Wait(max = \"1s\", max = \"1s\")",
-            "`max` is set twice",
-        ),
-        (
-            "on_limit = Reject(max = \"1s\")",
-            "`Reject` has no options, write it alone",
-        ),
+        ("on_limit = Wait(max = \"0s\")", "a duration must be greater than 0, for example \"30s\""),
+        ("on_limit = Wait(max = \"999999999999999d\")", "this duration is too long, use a shorter one such as \"1d\""),
+        ("on_limit = Wait(mx = \"1s\")", "unknown option `mx` of `Wait`, did you mean `max`?"),
+        ("on_limit = Wait(max = \"1s\", max = \"1s\")", "`max` is set twice"),
+        ("on_limit = Reject(max = \"1s\")", "`Reject` has no options, write it alone"),
         ("on_limit = Return", takes),
         ("on_limit = Return()", takes),
-        (
-            "on_limit = Return(a, b)",
-            "`Return` takes one value: Return((a, b))",
-        ),
-        (
-            "on_store_error = Explode",
-            "unknown on_store_error `Explode`, expected `Local`, `Allow` or `Deny`",
-        ),
-        (
-            "on_missing_key = Deny",
-            "`on_missing_key` needs a `key` that may be missing: key = user_id",
-        ),
+        ("on_limit = Return(a, b)", "`Return` takes one value: Return((a, b))"),
+        ("on_store_error = Explode", "unknown on_store_error `Explode`, expected `Local`, `Allow` or `Deny`"),
+        ("on_missing_key = Deny", "`on_missing_key` needs a `key` that may be missing: key = user_id"),
         ("permit = 5", permit),
         ("permit = self", permit),
         ("crate = facade", path),
         ("crate = \"facade\"", path),
         ("shadow = 1", "`shadow` is `true` or `false`"),
-        (
-            "lease = 0",
-            "`lease` must be at least 1, for example lease = 1",
-        ),
+        ("lease = 0", "`lease` must be at least 1, for example lease = 1"),
         (
             "algorithm = Bucket",
             "unknown algorithm `Bucket`, expected `FixedWindow`, `SlidingLog`, `SlidingWindow`, `TokenBucket` or `LeakyBucket`",
         ),
-        (
-            "algorithm = FixedWindow(align = 1)",
-            "`align` is `true` or `false`",
-        ),
-        (
-            "algorithm = SlidingLog(align = true)",
-            "`SlidingLog` has no options, write it alone",
-        ),
-        (
-            "algorithm = LeakyBucket",
-            "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)",
-        ),
-        (
-            "algorithm = TokenBucket(burst = 0)",
-            "`burst` must be at least 1, for example burst = 1",
-        ),
-        (
-            "algorithm = TokenBucket(refill = Intervall)",
-            "unknown refill `Intervall`, did you mean `Interval`?",
-        ),
-        (
-            "lease = 5, algorithm = SlidingLog",
-            "`lease` needs `algorithm = FixedWindow`, not `SlidingLog`",
-        ),
-        (
-            "cost = Elapsed",
-            "`Elapsed` needs `algorithm = SlidingLog`, not `FixedWindow`",
-        ),
+        ("algorithm = FixedWindow(align = 1)", "`align` is `true` or `false`"),
+        ("algorithm = SlidingLog(align = true)", "`SlidingLog` has no options, write it alone"),
+        ("algorithm = LeakyBucket", "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)"),
+        ("algorithm = TokenBucket(burst = 0)", "`burst` must be at least 1, for example burst = 1"),
+        ("algorithm = TokenBucket(refill = Intervall)", "unknown refill `Intervall`, did you mean `Interval`?"),
+        ("lease = 5, algorithm = SlidingLog", "`lease` needs `algorithm = FixedWindow`, not `SlidingLog`"),
+        ("cost = Elapsed", "`Elapsed` needs `algorithm = SlidingLog`, not `FixedWindow`"),
     ] {
         check_argument(argument, &[expected]);
     }
@@ -280,14 +154,8 @@ fn values() {
 fn not_yet() {
     for (argument, expected) in [
         ("lease = 5", "`lease` is not available yet, leave it out"),
-        (
-            "shadow = true",
-            "`shadow` is not available yet, leave it out",
-        ),
-        (
-            "algorithm = SlidingLog, cost = Elapsed(max = \"5s\")",
-            "`Elapsed` is not available yet, leave it out",
-        ),
+        ("shadow = true", "`shadow` is not available yet, leave it out"),
+        ("algorithm = SlidingLog, cost = Elapsed(max = \"5s\")", "`Elapsed` is not available yet, leave it out"),
         (
             "algorithm = SlidingWindow(buckets = 4)",
             "algorithm `SlidingWindow` is not available yet, use `FixedWindow` or `SlidingLog`",
@@ -315,30 +183,19 @@ fn places() {
     let expected = "expected an async function or an `impl` block";
     let sync = "only an async function can be limited: write `async fn`";
     let below = "another attribute already made this function synchronous: write #[limit_request_per_time] above it";
-    let declaration = "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
+    let declaration =
+        "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
     let future = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
     for (item, expected) in [
         ("fn f() {}", sync),
         ("fn f() -> impl Fn() { move || async move {} }", sync),
         ("fn main() {}", below),
-        (
-            "#[::core::prelude::v1::test] fn f() { block_on(async {}) }",
-            below,
-        ),
-        (
-            "const fn f() {}",
-            "a `const fn` can't wait for a limiter: make it an `async fn`",
-        ),
+        ("#[::core::prelude::v1::test] fn f() { block_on(async {}) }", below),
+        ("const fn f() {}", "a `const fn` can't wait for a limiter: make it an `async fn`"),
         ("async fn f();", declaration),
         ("fn f() -> impl Future<Output = R> { g() }", future),
-        (
-            "fn f() -> Pin<Box<dyn Future<Output = R> + Send>> { Box::pin(g()) }",
-            future,
-        ),
-        (
-            "fn f<'a>() -> BoxFuture<'a, R> { if a { async {}.boxed() } else { b() } }",
-            future,
-        ),
+        ("fn f() -> Pin<Box<dyn Future<Output = R> + Send>> { Box::pin(g()) }", future),
+        ("fn f<'a>() -> BoxFuture<'a, R> { if a { async {}.boxed() } else { b() } }", future),
         ("pub struct S { f: fn() }", expected),
         ("enum E {}", expected),
         ("pub trait T { async fn f() {} }", expected),
@@ -347,26 +204,14 @@ fn places() {
         ("const F: fn() = f;", expected),
         ("let x = f();", expected),
         ("", expected),
-        (
-            "impl S { fn f() {} }",
-            "no async function in this `impl` block: nothing to limit",
-        ),
-        (
-            "impl S {}",
-            "no async function in this `impl` block: nothing to limit",
-        ),
+        ("impl S { fn f() {} }", "no async function in this `impl` block: nothing to limit"),
+        ("impl S {}", "no async function in this `impl` block: nothing to limit"),
         (
             "impl S { fn g() {} #[limit_request_per_time(skip)] async fn f() {} }",
             "every async function of this `impl` block is skipped: nothing is limited",
         ),
-        (
-            "impl S { async fn f() {} fn g() -> BoxFuture<R> { h() } }",
-            future,
-        ),
-        (
-            "impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }",
-            sync,
-        ),
+        ("impl S { async fn f() {} fn g() -> BoxFuture<R> { h() } }", future),
+        ("impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }", sync),
         (
             "async fn f() -> R { let charges = [::x::__private::charge()]; if ::x::__private::limit_request_per_time(&charges).await {} }",
             "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)]",
@@ -378,66 +223,39 @@ fn places() {
     ] {
         check("\"a\", 1, Days, 1, key = (self.b, id)", item, &[expected]);
     }
-    check(
-        "skip",
-        FN,
-        &["`skip` belongs on a method of an `impl` block that is limited itself"],
-    );
+    check("skip", FN, &["`skip` belongs on a method of an `impl` block that is limited itself"]);
 }
 
 #[test]
 fn stacked() {
-    let once = |name: &str| {
-        format!("`{name}` holds for the whole call: give it on one of the stacked rate limits")
-    };
+    let once = |name: &str| format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
     for (first, second, expected) in [
         ("on_limit = Wait", "on_limit = Wait", once("on_limit")),
         ("limiter = a", "limiter = a", once("limiter")),
-        (
-            "on_store_error = Deny",
-            "on_store_error = Deny",
-            once("on_store_error"),
-        ),
+        ("on_store_error = Deny", "on_store_error = Deny", once("on_store_error")),
         ("permit = a", "permit = b", once("permit")),
         (
             "crate = ::a",
             "crate = ::b",
-            "`crate` differs between the rate limits of one function: they share one runtime"
-                .into(),
+            "`crate` differs between the rate limits of one function: they share one runtime".into(),
         ),
         (
             "key = id",
             "algorithm = LeakyBucket(queue = 1)",
             "`LeakyBucket` stands alone: a function with it has no second rate limit".into(),
         ),
-        (
-            "lease = 2",
-            "key = id",
-            "`lease` stands alone: a function with it has no second rate limit".into(),
-        ),
-        (
-            "key = id",
-            "colour = Red, coutn = 5, count = 2, shadow = 3",
-            "`shadow` is `true` or `false`".into(),
-        ),
+        ("lease = 2", "key = id", "`lease` stands alone: a function with it has no second rate limit".into()),
+        ("key = id", "colour = Red, coutn = 5, count = 2, shadow = 3", "`shadow` is `true` or `false`".into()),
     ] {
         let second = format!("#[limit_request_per_time(\"b\", 1, Days, 1, {second})]");
-        let tokens = expand(
-            format!("\"a\", 1, Days, 1, {first}").parse().unwrap(),
-            format!("{second} {FN}").parse().unwrap(),
-        );
+        let tokens =
+            expand(format!("\"a\", 1, Days, 1, {first}").parse().unwrap(), format!("{second} {FN}").parse().unwrap());
         let errors = compile_errors(tokens);
-        assert_eq!(
-            errors.last(),
-            Some(&expected),
-            "{first}; {second}: {errors:?}"
-        );
+        assert_eq!(errors.last(), Some(&expected), "{first}; {second}: {errors:?}");
         // On a method beside the block's own, too.
         let tokens = expand(
             format!("\"a\", 1, Days, 1, {first}").parse().unwrap(),
-            format!("impl S {{ async fn g() {{}} {second} {FN} }}")
-                .parse()
-                .unwrap(),
+            format!("impl S {{ async fn g() {{}} {second} {FN} }}").parse().unwrap(),
         );
         let inside = compile_errors(tokens);
         if !first.starts_with("lease") {
