@@ -88,9 +88,17 @@ pub(crate) enum AskedKey {
 /// How a call wants to be treated.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Manner {
-    /// Whether to wait, and how long at most.
-    pub(crate) wait: Option<Option<Duration>>,
+    pub(crate) on_limit: OnLimit,
     pub(crate) on_store_error: Option<OnStoreError>,
+}
+
+/// What a caller does who is over the limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum OnLimit {
+    #[default]
+    Reject,
+    /// Waits, up to so long if something is said.
+    Wait(Option<Duration>),
 }
 
 type Answer = Result<Permit, RequestPerMinute>;
@@ -178,7 +186,7 @@ impl Limiter {
         &'a self,
         rule: &'a Rule,
         key: K,
-    ) -> impl Future<Output = Answer> + Send + use<'a, K> {
+    ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<'a, K> {
         self.acquire_n(rule, key, 1)
     }
 
@@ -190,7 +198,7 @@ impl Limiter {
         rule: &'a Rule,
         key: K,
         cost: u64,
-    ) -> impl Future<Output = Answer> + Send + use<'a, K> {
+    ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
             let asked = [Asked { rule, key: AskedKey::Some(key), cost }];
@@ -234,11 +242,11 @@ impl Limiter {
         rule: &'a Rule,
         key: K,
         longest: Duration,
-    ) -> impl Future<Output = Answer> + Send + use<'a, K> {
+    ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
             let asked = [Asked { rule, key: AskedKey::Some(key), cost: 1 }];
-            self.decide(&asked, Manner { wait: Some(Some(longest)), on_store_error: None }).await
+            self.decide(&asked, Manner { on_limit: OnLimit::Wait(Some(longest)), on_store_error: None }).await
         }
     }
 
@@ -268,17 +276,12 @@ impl Limiter {
     /// # Cancellation
     ///
     /// As for [`Limiter::acquire`]: all of the charges were made, or none.
-    pub fn acquire_all<'a>(
-        &'a self,
-        charges: &'a [(&'a Rule, Key, u64)],
-    ) -> impl Future<Output = Answer> + Send + use<'a> {
-        async move {
-            let asked: Vec<_> = charges
-                .iter()
-                .map(|(rule, key, cost)| Asked { rule, key: AskedKey::Some(key.clone()), cost: *cost })
-                .collect();
-            self.decide(&asked, Manner::default()).await
-        }
+    pub async fn acquire_all(&self, charges: &[(&Rule, Key, u64)]) -> Result<Permit, RequestPerMinute> {
+        let asked: Vec<_> = charges
+            .iter()
+            .map(|(rule, key, cost)| Asked { rule, key: AskedKey::Some(key.clone()), cost: *cost })
+            .collect();
+        self.decide(&asked, Manner::default()).await
     }
 
     /// What the rule's counter for this key says about a cost of 1. Consumes nothing.
@@ -360,7 +363,10 @@ impl Limiter {
         let Some(store) = self.0.store.as_deref().filter(|_| !charges.is_empty()) else {
             return Start::Done(Ok(Permit::free(&charges)));
         };
-        let arrival = manner.wait.map(|longest| self.arrive(longest));
+        let arrival = match manner.on_limit {
+            OnLimit::Reject => None,
+            OnLimit::Wait(longest) => Some(self.arrive(longest)),
+        };
         if let Some(arrival) = arrival
             && let Some(counter) = self.0.lines.find(&charges)
         {

@@ -5,7 +5,7 @@ use std::time::Duration;
 pub use crate::limiter::Asked as Charge;
 use crate::{
     Cause, Key, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
-    limiter::{AskedKey, Manner},
+    limiter::{AskedKey, Manner, OnLimit},
 };
 
 /// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
@@ -100,18 +100,18 @@ impl Call {
     #[allow(clippy::new_without_default)]
     #[must_use]
     pub const fn new() -> Self {
-        Self(Manner { wait: None, on_store_error: None })
+        Self(Manner { on_limit: OnLimit::Reject, on_store_error: None })
     }
 
     #[must_use]
     pub const fn wait(mut self) -> Self {
-        self.0.wait = Some(None);
+        self.0.on_limit = OnLimit::Wait(None);
         self
     }
 
     #[must_use]
     pub const fn wait_at_most(mut self, ms: u64) -> Self {
-        self.0.wait = Some(Some(Duration::from_millis(ms)));
+        self.0.on_limit = OnLimit::Wait(Some(Duration::from_millis(ms)));
         self
     }
 

@@ -28,26 +28,26 @@ impl Bucket {
 
     /// Decides without a charge, on a counter that may not be stored yet.
     pub(crate) fn look(stored: Option<&mut Self>, rule: &Rule, now_us: u64, cost: u64) -> (bool, Decision) {
-        let now_ms = now_us / 1000;
+        let millis = now_us / 1000;
         let Some(bucket) = stored.filter(|bucket| !bucket.is_fresh(now_us)) else {
             return fixed_window::decide(rule, 0, 0, cost);
         };
         // Longer than a charge can last: the clock was set back.
-        bucket.until_ms = bucket.until_ms.min(now_ms + lifetime_ms(rule));
+        bucket.until_ms = bucket.until_ms.min(millis + lifetime_ms(rule));
         match &mut bucket.state {
-            State::Window { used } => fixed_window::decide(rule, *used, bucket.until_ms - now_ms, cost),
+            State::Window { used } => fixed_window::decide(rule, *used, bucket.until_ms - millis, cost),
             State::Log(log) => log.decide(rule, now_us, cost),
         }
     }
 
     /// A counter without a charge.
     pub(crate) fn fresh(rule: &Rule, now_us: u64) -> Self {
-        let now_ms = now_us / 1000;
+        let millis = now_us / 1000;
         match rule.counted_by() {
             Algorithm::FixedWindow { align } => {
-                Self { until_ms: fixed_window::end_ms(rule, align, now_ms), state: State::Window { used: 0 } }
+                Self { until_ms: fixed_window::end_ms(rule, align, millis), state: State::Window { used: 0 } }
             }
-            Algorithm::SlidingLog => Self { until_ms: now_ms, state: State::Log(Box::default()) },
+            Algorithm::SlidingLog => Self { until_ms: millis, state: State::Log(Box::default()) },
         }
     }
 
