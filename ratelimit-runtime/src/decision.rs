@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     Limiter, RequestPerMinute,
-    limiter::CountedBy,
+    call::CountedBy,
     store::{Charge, Charges},
 };
 

@@ -7,6 +7,7 @@
 pub mod __private;
 mod algorithm;
 mod builder;
+mod call;
 mod clock;
 mod decision;
 mod error;
