@@ -79,6 +79,13 @@ impl Limiter {
     /// # Errors
     ///
     /// A [`SetupError`] if the URL is wrong or the server does not answer.
+    ///
+    /// ```no_run
+    /// # use ratelimit_runtime::{Limiter, SetupError};
+    /// # async fn start() -> Result<(), SetupError> {
+    /// let limiter = Limiter::connect("redis://127.0.0.1:6379").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn connect(url: &str) -> Result<Self, SetupError> {
         Self::builder(url).build().await
     }
