@@ -48,7 +48,7 @@ pub(crate) enum OnLimit {
     Reject,
     Wait,
     WaitAtMost(u64),
-    Return { word: Ident, expr: Expr },
+    Return { word: Ident, expr: Box<Expr> },
 }
 
 #[derive(Default)]
@@ -432,7 +432,10 @@ fn on_limit(input: ParseStream) -> Result<OnLimit> {
         if !content.is_empty() {
             return Err(content.error("`Return` takes one value: Return((a, b))"));
         }
-        return Ok(OnLimit::Return { word, expr });
+        return Ok(OnLimit::Return {
+            word,
+            expr: Box::new(expr),
+        });
     }
     let mut max = None;
     let options: &[_] = if name == "Wait" {
