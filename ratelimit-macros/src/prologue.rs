@@ -13,13 +13,17 @@ macro_rules! ours {
 }
 
 // Output:
-//     let charges = [charge(const { &rule("item", 100, 1, 60_000) }, key(&(seller_id)), 1)];
-//     if let Err(refused) = limit_request_per_time(None, const { &Call::new() }, &charges).await {
-//         return FromRefusal::from_refusal(refused);
+//     {
+//         let charges = [charge(const { &rule("item", 100, 1, 60_000) }, key(&(seller_id)), 1)];
+//         let decision = limit_request_per_time(None, const { &Call::new() }, &charges).await;
+//         if let Err(refused) = decision {
+//             return FromRefusal::from_refusal(refused);
+//         }
 //     }
 //
 // The charges are a statement of their own: what a key expression borrows, say a guard, is gone
-// before the await, and the future stays `Send`.
+// before the await, and the future stays `Send`. All of it is gone before the body runs, whose
+// part of the future can lie in the same place.
 pub(crate) fn prologue(
     limits: &[&Limit],
     settings: &Settings,
@@ -43,29 +47,33 @@ pub(crate) fn prologue(
         charges.extend(ours!(#charge,));
     }
     let call = call(krate, settings);
-    let decision = ours! {
-        #krate::__private::limit_request_per_time(#limiter, #call, &charges).await
-    };
     let refusal = refusal(krate, settings, returned);
-    let check = match &settings.permit {
+    let ask = ours! {
+        #lets
+        let charges = [#charges];
+        let decision =
+            #krate::__private::limit_request_per_time(#limiter, #call, &charges).await;
+    };
+    match &settings.permit {
         None => ours! {
-            if let ::core::result::Result::Err(refused) = #decision {
-                #refusal
+            {
+                #ask
+                if let ::core::result::Result::Err(refused) = decision {
+                    #refusal
+                }
             }
         },
         Some((_, permit)) => ours! {
-            let #permit = match #decision {
-                ::core::result::Result::Ok(permit) => permit,
-                ::core::result::Result::Err(refused) => {
-                    #refusal
+            let #permit = {
+                #ask
+                match decision {
+                    ::core::result::Result::Ok(permit) => permit,
+                    ::core::result::Result::Err(refused) => {
+                        #refusal
+                    }
                 }
             };
         },
-    };
-    ours! {
-        #lets
-        let charges = [#charges];
-        #check
     }
 }
 
