@@ -150,10 +150,11 @@ impl Fields {
             Ok(name) if !input.peek2(Token![::]) => name,
             _ => return self.positional(input),
         };
-        if name == "skip" {
+        let word = name.to_string();
+        if word == "skip" {
             return fail(name.span(), SKIP_ALONE);
         }
-        if let Some((known, example)) = ARGUMENTS.iter().find(|(known, _)| name == *known) {
+        if let Some((known, example)) = ARGUMENTS.iter().find(|(known, _)| word == *known) {
             input.call(Ident::parse_any)?;
             if self.given.contains(known) {
                 return fail(name.span(), format!("`{known}` is set twice"));
@@ -171,7 +172,6 @@ impl Fields {
         if value::starts_named(input) {
             self.named = true;
             let names = ARGUMENTS.map(|(name, _)| name);
-            let word = name.to_string();
             self.excused.extend(nearest(&word, &names));
             let end = suggest(&word, &names);
             return fail(name.span(), format!("unknown argument `{name}`, {end}"));

@@ -1,6 +1,6 @@
 //! What the attribute may stand on: a function, its body left unparsed, or an `impl` block of them.
 
-use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::parse::{Parse, ParseStream, Parser as _};
 use syn::spanned::Spanned as _;
@@ -50,14 +50,15 @@ impl Item {
         let modifiers = ["pub", "default", "const", "async", "unsafe", "extern"];
         let mut tokens: Vec<TokenTree> = item.into_iter().collect();
         let keyword = tokens.iter().find_map(|token| match token {
-            TokenTree::Ident(word) if !modifiers.iter().any(|name| word == name) => Some(word),
+            TokenTree::Ident(word) => Some((word.to_string(), word.span()))
+                .filter(|(word, _)| !modifiers.contains(&word.as_str())),
             _ => None,
         });
         match keyword {
-            Some(word) if word == "impl" => {
+            Some((word, _)) if word == "impl" => {
                 syn::parse2(tokens.into_iter().collect()).map(Item::Impl)
             }
-            Some(word) if word == "fn" => {
+            Some((word, _)) if word == "fn" => {
                 // Kept from syn, which would take the body to pieces only to put it together again.
                 let mut body = None;
                 if let Some(TokenTree::Group(group)) = tokens.last_mut()
@@ -73,7 +74,7 @@ impl Item {
                 Ok(Item::Function(function))
             }
             other => {
-                let at = other.map_or_else(Span::call_site, Ident::span);
+                let at = other.map_or_else(Span::call_site, |(_, span)| span);
                 fail(at, "expected an async function or an `impl` block")
             }
         }

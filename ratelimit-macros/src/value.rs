@@ -64,9 +64,10 @@ pub(crate) fn word(
         return fail(path.span(), "expected a word");
     };
     let ident = segment.ident.clone();
-    let Some(word) = words.iter().find(|word| ident == **word) else {
-        let end = suggest(&ident.to_string(), words);
-        return fail(ident.span(), format!("unknown {what} `{ident}`, {end}"));
+    let text = ident.to_string();
+    let Some(word) = words.iter().find(|word| text == **word) else {
+        let end = suggest(&text, words);
+        return fail(ident.span(), format!("unknown {what} `{text}`, {end}"));
     };
     Ok((ident, word))
 }
