@@ -32,7 +32,7 @@ pub(crate) fn prologue(
 ) -> TokenStream {
     let path = settings.krate.as_ref().map(|(_, path)| path);
     let runtime = &Runtime(path.map(ToTokens::to_token_stream));
-    let krate = runtime.at(Span::mixed_site());
+    let krate = runtime.path();
     let mut lets = TokenStream::new();
     let mut limiter = ours!(::core::option::Option::None);
     if let Some((_, expr)) = &settings.limiter {
@@ -80,13 +80,22 @@ pub(crate) fn prologue(
 struct Runtime(Option<TokenStream>);
 
 impl Runtime {
-    /// Where an error should be drawn; a path of the user's still resolves where it was written.
+    fn path(&self) -> TokenStream {
+        self.0.clone().unwrap_or_else(|| ours!(::ratelimit_runtime))
+    }
+
+    /// Where an error should be drawn. Only `$crate` still resolves where it was written: an error
+    /// is drawn over several tokens only if they are all of one kind.
     fn at(&self, span: Span) -> TokenStream {
         let Some(path) = self.0.clone() else {
             return quote_spanned!(span=> ::ratelimit_runtime);
         };
         let move_token = |mut token: TokenTree| {
-            token.set_span(span.resolved_at(token.span()));
+            let at = match token.to_string().as_str() {
+                "$crate" => span.resolved_at(token.span()),
+                _ => span,
+            };
+            token.set_span(at);
             token
         };
         path.into_iter().map(move_token).collect()
@@ -95,7 +104,7 @@ impl Runtime {
 
 /// `charge(rule, key, cost)`
 fn charge(limit: &Limit, runtime: &Runtime, name: &Ident, lets: &mut TokenStream) -> TokenStream {
-    let krate = &runtime.at(Span::mixed_site());
+    let krate = &runtime.path();
     let rule = &limit.rule;
     let (prefix, ttl) = (&rule.prefix, &rule.ttl);
     let unit = value::integer(rule.unit, Span::mixed_site());
@@ -168,7 +177,7 @@ fn call(krate: &TokenStream, settings: &Settings) -> TokenStream {
 
 /// What becomes of a call that is `refused`.
 fn refusal(runtime: &Runtime, settings: &Settings, (start, end): (Span, Span)) -> TokenStream {
-    let krate = runtime.at(Span::mixed_site());
+    let krate = runtime.path();
     let mut returned = ours!();
     if let Some((_, OnLimit::Return { word, expr })) = &settings.on_limit {
         // The user's name for the error, which the expression can see.
