@@ -394,10 +394,7 @@ fn on_limit(input: ParseStream) -> Result<OnLimit> {
         if !content.is_empty() {
             return Err(content.error("`Return` takes one value: Return((a, b))"));
         }
-        return Ok(OnLimit::Return {
-            word,
-            expr: Box::new(expr),
-        });
+        return Ok(OnLimit::Return { word, expr: Box::new(expr) });
     }
     let mut max = None;
     let options: &[_] = if name == "Wait" { &[("max", "\"30s\"")] } else { &[] };

@@ -65,9 +65,7 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) {
             continue;
         };
         let mut attrs = take_siblings(&mut function.attrs, errors);
-        let skip = attrs
-            .iter()
-            .position(|attr| matches!(attr, Some(Attr::Skip(_))));
+        let skip = attrs.iter().position(|attr| matches!(attr, Some(Attr::Skip(_))));
         if let Some(Some(Attr::Skip(word))) = skip.map(|at| attrs.swap_remove(at)) {
             skipped = true;
             if !attrs.is_empty() {

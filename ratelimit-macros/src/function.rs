@@ -50,14 +50,13 @@ impl Item {
         let modifiers = ["pub", "default", "const", "async", "unsafe", "extern"];
         let mut tokens: Vec<TokenTree> = item.into_iter().collect();
         let keyword = tokens.iter().find_map(|token| match token {
-            TokenTree::Ident(word) => Some((word.to_string(), word.span()))
-                .filter(|(word, _)| !modifiers.contains(&word.as_str())),
+            TokenTree::Ident(word) => {
+                Some((word.to_string(), word.span())).filter(|(word, _)| !modifiers.contains(&word.as_str()))
+            }
             _ => None,
         });
         match keyword {
-            Some((word, _)) if word == "impl" => {
-                syn::parse2(tokens.into_iter().collect()).map(Item::Impl)
-            }
+            Some((word, _)) if word == "impl" => syn::parse2(tokens.into_iter().collect()).map(Item::Impl),
             Some((word, _)) if word == "fn" => {
                 // Kept from syn, which would take the body to pieces only to put it together again.
                 let mut body = None;
@@ -110,13 +109,8 @@ fn braces(input: ParseStream) -> Result<Group> {
 
 impl Body {
     fn open(group: &Group) -> Result<Self> {
-        let mut body = Body {
-            brace: Brace {
-                span: group.delim_span(),
-            },
-            inner_attrs: Vec::new(),
-            tokens: group.stream(),
-        };
+        let mut body =
+            Body { brace: Brace { span: group.delim_span() }, inner_attrs: Vec::new(), tokens: group.stream() };
         let mut start = group.stream().into_iter().take(2);
         if start.all(|token| matches!(token, TokenTree::Punct(p) if "#!".contains(p.as_char()))) {
             let split = |input: ParseStream| {

@@ -93,8 +93,7 @@ pub(crate) fn contains_own_call(tokens: &TokenStream) -> bool {
         tokens.into_iter().any(|token| match token {
             TokenTree::Group(group) => contains(group.stream()),
             TokenTree::Ident(ident) => {
-                std::mem::replace(&mut private, ident == "__private")
-                    && ident == "limit_request_per_time"
+                std::mem::replace(&mut private, ident == "__private") && ident == "limit_request_per_time"
             }
             TokenTree::Punct(_) | TokenTree::Literal(_) => false,
         })

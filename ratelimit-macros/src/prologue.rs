@@ -1,7 +1,7 @@
 //! Generates the check: statements that come before the user's body.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
-use quote::{ToTokens, format_ident, quote_spanned};
+use quote::{ToTokens, quote_spanned};
 use syn::Expr;
 
 use crate::args::{Algorithm, Limit, OnLimit, Settings};
@@ -14,62 +14,46 @@ macro_rules! ours {
 }
 
 // Output:
-//     {
-//         let charges = [charge(const { &rule("item", 100, 1, 60_000) }, key(&(seller_id)), 1)];
-//         let decision = limit_request_per_time(None, const { &Call::new() }, &charges).await;
-//         if let Err(refused) = decision {
-//             return FromRefusal::from_refusal(refused);
-//         }
+//     let deciding = limit_request_per_time(None, const { Call::new() }, [
+//         charge(const { rule("item", 100, 1, 60_000) }, key(&(seller_id)), 1),
+//     ]);
+//     if let Err(refused) = deciding.await {
+//         return FromRefusal::from_refusal(refused);
 //     }
 //
-// The charges are a statement of their own: what a key expression borrows, say a guard, is gone
-// before the await, and the future stays `Send`. All of it is gone before the body runs, whose
-// part of the future can lie in the same place.
-pub(crate) fn prologue(
-    limits: &[&Limit],
-    settings: &Settings,
-    returned: (Span, Span),
-) -> TokenStream {
+// What is awaited is made in a statement of its own: what a key expression borrows, say a guard, is
+// gone before the await, and the future stays `Send`.
+pub(crate) fn prologue(limits: &[&Limit], settings: &Settings, returned: (Span, Span)) -> TokenStream {
     let path = settings.krate.as_ref().map(|(_, path)| path);
     let runtime = &Runtime(path.map(ToTokens::to_token_stream));
     let krate = runtime.path();
-    let mut lets = TokenStream::new();
-    let mut limiter = ours!(::core::option::Option::None);
-    if let Some((_, expr)) = &settings.limiter {
-        lets.extend(ours!(let limiter: &#krate::Limiter = #expr;));
-        limiter = ours!(::core::option::Option::Some(limiter));
-    }
-    let mut charges = TokenStream::new();
-    for (i, limit) in limits.iter().enumerate() {
-        let name = format_ident!("rule_{i}", span = Span::mixed_site());
-        let charge = charge(limit, runtime, &name, &mut lets);
-        charges.extend(ours!(#charge,));
-    }
+    let charges = limits.iter().map(|limit| charge(limit, runtime));
     let call = call(&krate, settings);
-    let refusal = refusal(runtime, settings, returned);
-    let ask = ours! {
-        #lets
-        let charges = [#charges];
-        let decision =
-            #krate::__private::limit_request_per_time(#limiter, #call, &charges).await;
+    let limit = |limiter| ours!(#krate::__private::limit_request_per_time(#limiter, #call, [#(#charges),*]));
+    let deciding = match &settings.limiter {
+        None => limit(ours!(::core::option::Option::None)),
+        Some((_, expr)) => {
+            let limit = limit(ours!(::core::option::Option::Some(limiter)));
+            ours! {{
+                let limiter: &#krate::Limiter = #expr;
+                #limit
+            }}
+        }
     };
+    let refusal = refusal(runtime, settings, returned);
     match &settings.permit {
         None => ours! {
-            {
-                #ask
-                if let ::core::result::Result::Err(refused) = decision {
-                    #refusal
-                }
+            let deciding = #deciding;
+            if let ::core::result::Result::Err(refused) = deciding.await {
+                #refusal
             }
         },
         Some((_, permit)) => ours! {
-            let #permit = {
-                #ask
-                match decision {
-                    ::core::result::Result::Ok(permit) => permit,
-                    ::core::result::Result::Err(refused) => {
-                        #refusal
-                    }
+            let deciding = #deciding;
+            let #permit = match deciding.await {
+                ::core::result::Result::Ok(permit) => permit,
+                ::core::result::Result::Err(refused) => {
+                    #refusal
                 }
             };
         },
@@ -103,7 +87,7 @@ impl Runtime {
 }
 
 /// `charge(rule, key, cost)`
-fn charge(limit: &Limit, runtime: &Runtime, name: &Ident, lets: &mut TokenStream) -> TokenStream {
+fn charge(limit: &Limit, runtime: &Runtime) -> TokenStream {
     let krate = &runtime.path();
     let rule = &limit.rule;
     let (prefix, ttl) = (&rule.prefix, &rule.ttl);
@@ -116,15 +100,14 @@ fn charge(limit: &Limit, runtime: &Runtime, name: &Ident, lets: &mut TokenStream
         Algorithm::SlidingLog => ours!(.algorithm(#krate::Algorithm::SlidingLog)),
     };
     let constant =
-        |count: &TokenStream| ours!(const { &#krate::__private::rule(#prefix, #count, #ttl, #unit) #algorithm });
+        |count: &TokenStream| ours!(const { #krate::__private::rule(#prefix, #count, #ttl, #unit) #algorithm });
     let charged = match &rule.count {
         Number::Literal(count, span) => constant(&value::integer(*count, *span)),
         Number::Const(count) => constant(&count.to_token_stream()),
         Number::Other(count) => {
             let constant = constant(&ours!(1));
-            let count = call_on(runtime, "amount_count", count, None);
-            lets.extend(ours!(let #name = #krate::__private::with_count(#constant, #count);));
-            ours!(&#name)
+            let count = call_on(runtime, "count", count, None);
+            ours!(#krate::__private::with_count(#constant, #count))
         }
     };
     let key = match (&rule.key, &rule.missing_key) {
@@ -173,7 +156,7 @@ fn call(krate: &TokenStream, settings: &Settings) -> TokenStream {
     };
     let store = settings.on_store_error.as_ref();
     let store = store.map(|(_, word)| ours!(.on_store_error(#krate::OnStoreError::#word)));
-    ours!(const { &#krate::__private::Call::new() #waits #store })
+    ours!(const { #krate::__private::Call::new() #waits #store })
 }
 
 /// What becomes of a call that is `refused`.

@@ -91,9 +91,7 @@ pub(crate) fn number(input: ParseStream, name: &str, least: u64) -> Result<Numbe
     let expr = expr(input, name)?;
     let problem = match &expr {
         Expr::Const(_) => return Ok(Number::Const(expr)),
-        Expr::Lit(ExprLit {
-            lit: Lit::Int(int), ..
-        }) => match int.base10_parse::<u64>() {
+        Expr::Lit(ExprLit { lit: Lit::Int(int), .. }) => match int.base10_parse::<u64>() {
             _ if !["", "u8", "u16", "u32", "u64", "usize"].contains(&int.suffix()) => {
                 format!("`{name}` counts in u64: leave out the suffix")
             }

@@ -250,7 +250,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`Cause::Unavailable`] or [`Cause::Misconfigured`], whatever the failure policy.
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or [`Cause::Misconfigured`](crate::Cause::Misconfigured), whatever the failure policy.
     pub fn peek<'a, K: RateKey>(
         &'a self,
         rule: &'a Rule,
@@ -278,7 +278,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`Cause::Unavailable`] or [`Cause::Misconfigured`], whatever the failure policy. The counter may or may not have been
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or [`Cause::Misconfigured`](crate::Cause::Misconfigured), whatever the failure policy. The counter may or may not have been
     /// reset then.
     pub fn reset<'a, K: RateKey>(
         &'a self,

@@ -1,28 +1,23 @@
 async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
-    {
-        let rule_0 = ::ratelimit_runtime::__private::with_count(
-            const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-            ::ratelimit_runtime::__private::amount_count(plan.limit()),
-        );
-        let charges = [
+    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+        ::core::option::Option::None,
+        const { ::ratelimit_runtime::__private::Call::new() },
+        [
             ::ratelimit_runtime::__private::charge(
-                &rule_0,
+                ::ratelimit_runtime::__private::with_count(
+                    const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                    ::ratelimit_runtime::__private::count(plan.limit()),
+                ),
                 ::ratelimit_runtime::__private::optional_key(
                     &(id),
                     ::ratelimit_runtime::__private::MissingKey::Shared,
                 ),
                 ::ratelimit_runtime::__private::cost(rows.len()),
             ),
-        ];
-        let decision = ::ratelimit_runtime::__private::limit_request_per_time(
-                ::core::option::Option::None,
-                const { &::ratelimit_runtime::__private::Call::new() },
-                &charges,
-            )
-            .await;
-        if let ::core::result::Result::Err(refused) = decision {
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
-        }
+        ],
+    );
+    if let ::core::result::Result::Err(refused) = deciding.await {
+        return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}
 }

@@ -1,9 +1,14 @@
 async fn f<const N: usize>() -> R {
-    {
-        let charges = [
+    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+        ::core::option::Option::None,
+        const {
+            ::ratelimit_runtime::__private::Call::new()
+                .on_store_error(::ratelimit_runtime::OnStoreError::Deny)
+        },
+        [
             ::ratelimit_runtime::__private::charge(
                 const {
-                    &::ratelimit_runtime::__private::rule(
+                    ::ratelimit_runtime::__private::rule(
                             "item",
                             const { N as u64 },
                             TTL,
@@ -14,19 +19,10 @@ async fn f<const N: usize>() -> R {
                 ::ratelimit_runtime::__private::no_key(),
                 1,
             ),
-        ];
-        let decision = ::ratelimit_runtime::__private::limit_request_per_time(
-                ::core::option::Option::None,
-                const {
-                    &::ratelimit_runtime::__private::Call::new()
-                        .on_store_error(::ratelimit_runtime::OnStoreError::Deny)
-                },
-                &charges,
-            )
-            .await;
-        if let ::core::result::Result::Err(refused) = decision {
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
-        }
+        ],
+    );
+    if let ::core::result::Result::Err(refused) = deciding.await {
+        return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}
 }

@@ -1,26 +1,22 @@
 async fn f() -> R {
-    {
-        let charges = [
+    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+        ::core::option::Option::None,
+        const { ::ratelimit_runtime::__private::Call::new() },
+        [
             ::ratelimit_runtime::__private::charge(
-                const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
                 ::ratelimit_runtime::__private::no_key(),
                 1,
             ),
-        ];
-        let decision = ::ratelimit_runtime::__private::limit_request_per_time(
-                ::core::option::Option::None,
-                const { &::ratelimit_runtime::__private::Call::new() },
-                &charges,
-            )
-            .await;
-        if let ::core::result::Result::Err(refused) = decision {
-            if ::ratelimit_runtime::__private::over_limit(&refused) {
-                let refused = refused;
-                let _ = &refused;
-                return cached(&refused).await;
-            }
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        ],
+    );
+    if let ::core::result::Result::Err(refused) = deciding.await {
+        if ::ratelimit_runtime::__private::over_limit(&refused) {
+            let refused = refused;
+            let _ = &refused;
+            return cached(&refused).await;
         }
+        return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}
 }

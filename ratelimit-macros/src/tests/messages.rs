@@ -13,10 +13,7 @@ const FN: &str = "async fn f(id: u64) -> R {}";
 
 fn check(args: &str, item: &str, expected: &[&str]) {
     let (errors, _) = compile_errors(args, item);
-    assert_eq!(
-        errors, expected,
-        "\n#[limit_request_per_time({args})]\n{item}\n"
-    );
+    assert_eq!(errors, expected, "\n#[limit_request_per_time({args})]\n{item}\n");
 }
 
 /// One more argument after the required ones.
@@ -318,51 +315,19 @@ fn errors_are_drawn_at_their_token() {
             FN,
             &["prefx", "\"1\"", "Minuts", "0", "count", "\"2s\""] as &[_],
         ),
-        (
-            "\"a\", 1, Days, -5, shadow = true, permit = 7",
-            FN,
-            &["-5", "7"],
-        ),
-        (
-            "\"a\", 1, Days, 1, shadow = true, lease = 7",
-            FN,
-            &["lease", "shadow"],
-        ),
-        (
-            "\"a\", 1, Days, 1, on_limit = Wait(max = \"0s\", min = 5)",
-            FN,
-            &["\"0s\"", "min"],
-        ),
-        (
-            "\"a\", 1, Days, 1, algorithm = X::TokenBucket, key =",
-            FN,
-            &["key"],
-        ),
-        (
-            "\"a\", 1, Days, 1, algorithm = X::TokenBucket",
-            FN,
-            &["TokenBucket"],
-        ),
-        (
-            "\"a\", 1, Days, 5, lease = 1 ~, crate = a::b",
-            FN,
-            &["a", "~"],
-        ),
+        ("\"a\", 1, Days, -5, shadow = true, permit = 7", FN, &["-5", "7"]),
+        ("\"a\", 1, Days, 1, shadow = true, lease = 7", FN, &["lease", "shadow"]),
+        ("\"a\", 1, Days, 1, on_limit = Wait(max = \"0s\", min = 5)", FN, &["\"0s\"", "min"]),
+        ("\"a\", 1, Days, 1, algorithm = X::TokenBucket, key =", FN, &["key"]),
+        ("\"a\", 1, Days, 1, algorithm = X::TokenBucket", FN, &["TokenBucket"]),
+        ("\"a\", 1, Days, 5, lease = 1 ~, crate = a::b", FN, &["a", "~"]),
         (valid, "pub(crate) fn f() {}", &["fn"]),
         (valid, "pub const fn f() {}", &["const"]),
         (valid, "async fn f();", &["f"]),
         (valid, "#[derive(X)] pub struct S;", &["struct"]),
         (valid, "unsafe impl S {}", &["impl"]),
-        (
-            valid,
-            "impl S { #[limit_request_per_time(skip, 1)] async fn f() {} }",
-            &["skip"],
-        ),
-        (
-            valid,
-            "#[a::limit_request_per_time] async fn f() {}",
-            &["limit_request_per_time"; 3],
-        ),
+        (valid, "impl S { #[limit_request_per_time(skip, 1)] async fn f() {} }", &["skip"]),
+        (valid, "#[a::limit_request_per_time] async fn f() {}", &["limit_request_per_time"; 3]),
         (
             "\"a\", 1, Days, 1, key = (0, a.id, b)",
             "fn f(__arg0: A) -> BoxFuture<R> { Box::pin(async { let A { id, b } = { let __arg0 = __arg0; __arg0 }; id }) }",

@@ -132,13 +132,11 @@ snapshots! {
 /// As a `macro_rules!` macro hands over what it was given: in groups without delimiters.
 #[test]
 fn through_a_macro() {
-    let hidden =
-        |text: &str| Group::new(Delimiter::None, text.parse().unwrap()).into_token_stream();
+    let hidden = |text: &str| Group::new(Delimiter::None, text.parse().unwrap()).into_token_stream();
     let (prefix, count, key) = (hidden("\"item\""), hidden("5"), hidden("a + b"));
     let (unit, on_limit) = (hidden("TimeUnit::Days"), hidden("Wait(max = \"1s\")"));
     let (ty, body) = (hidden("R<u64>"), hidden("{ body() }"));
-    let args =
-        quote!(prefix = #prefix, unit = #unit, count = #count, key = #key, on_limit = #on_limit);
+    let args = quote!(prefix = #prefix, unit = #unit, count = #count, key = #key, on_limit = #on_limit);
     let item = quote!(pub async fn f(a: u64, b: u64) -> #ty #body);
     let group = hidden(&item.to_string());
     for item in [item, quote!(#group)] {

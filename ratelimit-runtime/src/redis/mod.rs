@@ -36,6 +36,9 @@ impl Redis {
 
     /// Runs scripts, each with its arguments, in one round trip, and answers in their order.
     async fn run(&self, calls: &[ScriptCall<'_>]) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+        if calls.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut connection = self.links.connection().await?;
         let mut replies = connection.send(calls.iter().map(|call| call.command(true))).await?;
 
