@@ -1,3 +1,5 @@
 //! Tests against real servers.
 
+mod exact;
 mod harness;
+mod support;
