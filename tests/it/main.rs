@@ -2,4 +2,6 @@
 
 mod exact;
 mod harness;
+mod state;
 mod support;
+mod time;
