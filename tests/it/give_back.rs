@@ -1,0 +1,204 @@
+//! What is given back is what still counts, and nobody else's.
+
+use std::time::Duration;
+
+use ratelimit_runtime::{Key, Limiter, Permit, Rule};
+
+use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, exceeded, fresh_key, hourly};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn remaining(timed: &Timed, rule: &Rule, key: u64) -> u64 {
+    timed.limiter.peek(rule, key).await.unwrap().remaining()
+}
+
+#[tokio::test]
+async fn within_its_window_a_charge_is_given_back_whole() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let (rule, key) = (Rule::new("back", 10, 60 * SECOND).algorithm(algorithm), fresh_key());
+            let mut permits = Vec::new();
+            for cost in [1, 4, 3, 2] {
+                permits.push((timed.limiter.acquire_n(&rule, key, cost).await.unwrap(), cost));
+                timed.advance(7 * SECOND);
+            }
+            exceeded(timed.limiter.acquire(&rule, key).await);
+            let mut left = 0;
+            for at in [1, 2, 0, 0] {
+                let (permit, cost) = permits.remove(at);
+                assert_eq!(permit.give_back().await.unwrap(), cost, "{}", timed.of(&rule));
+                left += cost;
+                assert_eq!(remaining(&timed, &rule, key).await, left, "{}", timed.of(&rule));
+                exceeded_or_fits(&timed, &rule, key, left).await;
+            }
+            assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().reset_after(), Duration::ZERO);
+            assert_eq!(admitted(&timed.limiter, &rule, key, 20).await, 10, "{}", timed.of(&rule));
+        }
+    }
+}
+
+/// One more than `left` does not fit.
+async fn exceeded_or_fits(timed: &Timed, rule: &Rule, key: u64, left: u64) {
+    if left < rule.count() {
+        assert_eq!(exceeded(timed.limiter.acquire_n(rule, key, left + 1).await).remaining(), left);
+    }
+}
+
+#[tokio::test]
+async fn charges_of_one_instant_are_given_back_apart() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let (rule, key) = (hourly(10, algorithm), fresh_key());
+            let first = timed.limiter.acquire_n(&rule, key, 5).await.unwrap();
+            let second = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            assert_eq!(first.give_back().await.unwrap(), 5, "{}", timed.of(&rule));
+            assert_eq!(remaining(&timed, &rule, key).await, 7);
+            assert_eq!(second.give_back().await.unwrap(), 3, "{}", timed.of(&rule));
+            assert_eq!(remaining(&timed, &rule, key).await, 10);
+        }
+    }
+}
+
+/// Neither into an empty counter nor into somebody's next window; at its end, a millisecond and many windows later.
+#[tokio::test]
+async fn after_its_window_nothing_is_given_back() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            for later in [Duration::ZERO, MS, SECOND, 9 * SECOND, 899_981 * MS, 7200 * SECOND] {
+                for next in [0, 4] {
+                    let (rule, key) = (Rule::new("late", 10, 10 * SECOND).algorithm(algorithm), fresh_key());
+                    let permit = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+                    let end = timed.limiter.peek(&rule, key).await.unwrap().reset_after();
+                    timed.advance(end + later);
+                    timed.limiter.acquire_n(&rule, key, next).await.unwrap();
+                    let context = format!("{later:?} later, {next} counted then, {}", timed.of(&rule));
+                    assert_eq!(permit.give_back().await.unwrap(), 0, "{context}");
+                    assert_eq!(remaining(&timed, &rule, key).await, 10 - next, "{context}");
+                }
+            }
+        }
+    }
+}
+
+/// A window is known by when it was opened. Many of one key have been by the time an old permit comes back.
+async fn no_later_window_is_credited(timed: &Timed, waits: impl Iterator<Item = Duration>) {
+    let rule = Rule::new("later", 10, SECOND);
+    for wait in waits {
+        let key = fresh_key();
+        let permit = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+        timed.advance(wait);
+        timed.limiter.acquire_n(&rule, key, 4).await.unwrap();
+        assert_eq!(permit.give_back().await.unwrap(), 0, "{wait:?} later, {}", timed.of(&rule));
+        assert_eq!(remaining(timed, &rule, key).await, 6, "{wait:?} later, {}", timed.of(&rule));
+    }
+}
+
+#[tokio::test]
+async fn no_later_window_is_credited_whenever_it_was_opened() {
+    for timed in Timed::both().await {
+        // Round numbers, and what a store may count its windows by: powers of two, and a prime.
+        let round = (0..6).map(|digits| 10_u64.pow(digits) * 1000);
+        let binary = (0..22).map(|bits| 1024 << bits);
+        no_later_window_is_credited(&timed, round.chain(binary).map(Duration::from_millis)).await;
+        no_later_window_is_credited(&timed, [899_981 * MS, 2 * 899_981 * MS].into_iter()).await;
+    }
+}
+
+/// An aligned window is also one whose number comes around.
+#[tokio::test]
+async fn of_several_rules_only_what_still_counts_is_given_back() {
+    for timed in Timed::both().await {
+        for (short, long) in [(FIXED, FIXED), (LOG, LOG), (FIXED, LOG), (LOG, FIXED)] {
+            let short = Rule::new("short", 10, SECOND).algorithm(short);
+            let long = Rule::new("long", 10, 60 * SECOND).algorithm(long);
+            let (key, names) = (fresh_key(), format!("{} and {}", timed.of(&short), timed.of(&long)));
+            let charges = [(&short, Key::new(key), 2), (&long, Key::new(key), 5)];
+
+            let permit = timed.limiter.acquire_all(&charges).await.unwrap();
+            assert_eq!(permit.give_back().await.unwrap(), 7, "{names}");
+            let permit = timed.limiter.acquire_all(&charges).await.unwrap();
+            timed.advance(2 * SECOND);
+            timed.limiter.acquire(&short, key).await.unwrap();
+            assert_eq!(permit.give_back().await.unwrap(), 5, "{names}");
+            assert_eq!(remaining(&timed, &short, key).await, 9, "{names}");
+            assert_eq!(remaining(&timed, &long, key).await, 10, "{names}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_counter_that_was_reset_owes_nothing() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let (rule, key) = (Rule::new("forgotten", 10, 10 * SECOND).algorithm(algorithm), fresh_key());
+            let permit = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            timed.limiter.reset(&rule, key).await.unwrap();
+            let later = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            timed.limiter.reset(&rule, key).await.unwrap();
+            assert_eq!(permit.give_back().await.unwrap(), 0, "{}", timed.of(&rule));
+            timed.advance(MS);
+            timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            assert_eq!(later.give_back().await.unwrap(), 0, "{}", timed.of(&rule));
+            assert_eq!(remaining(&timed, &rule, key).await, 7, "{}", timed.of(&rule));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_permit_nobody_paid_for_gives_nothing_back() {
+    for timed in Timed::both().await {
+        let (rule, key) = (hourly(3, LOG), fresh_key());
+        timed.limiter.acquire_n(&rule, key, 2).await.unwrap();
+        let nothing = timed.limiter.acquire_n(&rule, key, 0).await.unwrap();
+        assert_eq!(nothing.give_back().await.unwrap(), 0);
+        assert_eq!(remaining(&timed, &rule, key).await, 1);
+        assert_eq!(Limiter::unlimited().acquire(&rule, key).await.unwrap().give_back().await.unwrap(), 0);
+        assert_eq!(timed.limiter.acquire_all(&[]).await.unwrap().give_back().await.unwrap(), 0);
+    }
+}
+
+/// Giving back takes the permit, and there is no second one: this does not compile if a permit can be cloned.
+#[test]
+fn a_permit_is_given_back_once() {
+    trait OnlyOnce<Marker> {
+        fn is_told() {}
+    }
+    impl<T> OnlyOnce<()> for T {}
+    impl<T: Clone> OnlyOnce<u8> for T {}
+    <Permit as OnlyOnce<_>>::is_told();
+}
+
+/// Permits given back while others are taken: what is charged in the end is what was kept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_nothing_is_lost_or_gained() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let (rule, key) = (hourly(100_000, algorithm), fresh_key());
+            let mut tasks = tokio::task::JoinSet::new();
+            for task in 0..16_u64 {
+                let limiter = timed.limiter.clone();
+                tasks.spawn(async move {
+                    let mut kept = 0;
+                    for call in 0..40 {
+                        let cost = 1 + (task + call) % 5;
+                        let permit = limiter.acquire_n(&rule, key, cost).await.unwrap();
+                        tokio::task::yield_now().await;
+                        if call % 3 == 0 {
+                            kept += cost;
+                        } else {
+                            assert_eq!(permit.give_back().await.unwrap(), cost);
+                        }
+                    }
+                    kept
+                });
+            }
+            for _ in 0..20 {
+                timed.advance(Duration::from_micros(1));
+                tokio::time::sleep(MS).await;
+            }
+            let kept: u64 = tasks.join_all().await.iter().sum();
+            assert_eq!(remaining(&timed, &rule, key).await, 100_000 - kept, "{}", timed.of(&rule));
+        }
+    }
+}

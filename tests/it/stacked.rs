@@ -1,0 +1,175 @@
+//! Several rules at once: all of them, or none.
+
+use std::time::Duration;
+
+use ratelimit_runtime::{Algorithm, Cause, Key, Rule};
+
+use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, exceeded, fresh_key, hourly, is_admitted};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn pairs() -> impl Iterator<Item = (Algorithm, Algorithm)> {
+    ALGORITHMS.into_iter().flat_map(|one| ALGORITHMS.map(|other| (one, other)))
+}
+
+/// Whichever of them refuses, first or last, the others are as before.
+#[tokio::test]
+async fn a_refusal_charges_no_rule() {
+    for timed in Timed::both().await {
+        for (one, other) in pairs() {
+            let (wide, narrow) = (hourly(9, one), Rule::new("narrow", 3, 60 * SECOND).algorithm(other));
+            let key = fresh_key();
+            let both = [(&wide, Key::new(key), 1), (&narrow, Key::new(key), 2)];
+            let turned = [both[1].clone(), both[0].clone()];
+            timed.limiter.acquire_all(&both).await.unwrap();
+            for charges in [&both, &turned] {
+                let refused = exceeded(timed.limiter.acquire_all(charges).await);
+                let told = (refused.rule(), refused.limit(), refused.period(), refused.remaining());
+                assert_eq!(told, ("narrow", 3, 60 * SECOND, 1), "{}", timed.of(&narrow));
+                let never = [charges[0].clone(), (&narrow, Key::new("never"), 4)];
+                assert_eq!(timed.limiter.acquire_all(&never).await.unwrap_err().cause(), Cause::NeverFits);
+            }
+            let left = timed.limiter.peek(&wide, key).await.unwrap().remaining();
+            assert_eq!(left, 8, "{} below {}", timed.of(&wide), timed.of(&narrow));
+            assert_eq!(timed.limiter.peek(&narrow, key).await.unwrap().remaining(), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_longest_wait_is_told() {
+    for timed in Timed::both().await {
+        for (one, other) in pairs() {
+            let short = Rule::new("short", 1, 20 * SECOND).algorithm(one);
+            let long = Rule::new("long", 1, 60 * SECOND).algorithm(other);
+            let key = fresh_key();
+            timed.limiter.acquire(&short, key).await.unwrap();
+            timed.limiter.acquire(&long, key).await.unwrap();
+            let both = [(&short, Key::new(key), 1), (&long, Key::new(key), 1)];
+            let turned = [both[1].clone(), both[0].clone()];
+            for charges in [&both, &turned] {
+                let refused = exceeded(timed.limiter.acquire_all(charges).await);
+                assert_eq!((refused.rule(), refused.limit()), ("long", 1), "{}", timed.of(&long));
+                let alone = exceeded(timed.limiter.acquire(&long, key).await);
+                assert_eq!(refused.retry_after(), alone.retry_after());
+            }
+            let wait = exceeded(timed.limiter.acquire_all(&both).await).retry_after().unwrap();
+            timed.advance(wait - MS);
+            exceeded(timed.limiter.acquire_all(&both).await);
+            timed.advance(MS);
+            timed.limiter.acquire_all(&both).await.unwrap();
+        }
+    }
+}
+
+/// The period is part of the name.
+#[tokio::test]
+async fn ten_a_second_and_a_hundred_a_minute_are_two_counters() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let burst = Rule::new("item", 10, SECOND).algorithm(algorithm);
+            let total = Rule::new("item", 25, 60 * SECOND).algorithm(algorithm);
+            let key = fresh_key();
+            let both = [(&burst, Key::new(key), 1), (&total, Key::new(key), 1)];
+            let mut in_second = Vec::new();
+            for _ in 0..5 {
+                let mut admitted = 0;
+                for _ in 0..12 {
+                    admitted += u32::from(is_admitted(timed.limiter.acquire_all(&both).await));
+                }
+                in_second.push(admitted);
+                timed.advance(SECOND);
+            }
+            assert_eq!(in_second, [10, 10, 5, 0, 0], "{}", timed.of(&total));
+        }
+    }
+}
+
+#[tokio::test]
+async fn two_charges_of_one_counter_are_one() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let (rule, lower, key) = (hourly(10, algorithm), hourly(6, algorithm), fresh_key());
+            let twice = [(&rule, Key::new(key), 2), (&rule, Key::new(key.to_string()), 3)];
+            assert_eq!(timed.limiter.acquire_all(&twice).await.unwrap().remaining(), 5);
+            for charges in [
+                [(&rule, Key::new(key), 1), (&lower, Key::new(key), 1)],
+                [(&lower, Key::new(key), 1), (&rule, Key::new(key), 1)],
+            ] {
+                let refused = exceeded(timed.limiter.acquire_all(&charges).await);
+                assert_eq!((refused.limit(), refused.remaining()), (6, 1), "{}", timed.of(&rule));
+            }
+            timed.limiter.acquire_all(&twice).await.unwrap();
+            assert_eq!(exceeded(timed.limiter.acquire_all(&twice).await).remaining(), 0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_permit_tells_of_the_tightest_rule() {
+    for timed in Timed::both().await {
+        for (one, other) in pairs() {
+            let (wide, narrow) = (hourly(9, one), Rule::new("narrow", 3, 60 * SECOND).algorithm(other));
+            let key = fresh_key();
+            let charges = [(&wide, Key::new(key), 1), (&narrow, Key::new(key), 1)];
+            let permit = timed.limiter.acquire_all(&charges).await.unwrap();
+            assert_eq!((permit.limit(), permit.remaining()), (3, 2), "{}", timed.of(&narrow));
+            assert!(permit.reset_after() <= 60 * SECOND);
+        }
+    }
+}
+
+#[tokio::test]
+async fn many_rules_are_one_decision() {
+    for timed in Timed::both().await {
+        let rules: Vec<Rule> = (1..=30)
+            .map(|ms| {
+                Rule::new("many", 2, Duration::from_secs(60 + ms)).algorithm(if ms % 2 == 0 { LOG } else { FIXED })
+            })
+            .collect();
+        let key = fresh_key();
+        let charges: Vec<_> = rules.iter().map(|rule| (rule, Key::new(key), 1)).collect();
+        assert_eq!(timed.limiter.acquire_all(&charges).await.unwrap().remaining(), 1);
+        timed.limiter.acquire(&rules[29], key).await.unwrap();
+        exceeded(timed.limiter.acquire_all(&charges).await);
+        for (at, rule) in rules.iter().enumerate() {
+            let left = timed.limiter.peek(rule, key).await.unwrap().remaining();
+            assert_eq!(left, u64::from(at != 29), "{}", timed.of(rule));
+        }
+    }
+}
+
+/// In opposite orders, beside calls of each rule alone: exact, and nobody waits for the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn concurrent_stacks_are_exact() {
+    for timed in Timed::both().await {
+        for (one, other) in [(FIXED, LOG), (LOG, LOG), (FIXED, FIXED)] {
+            for _ in 0..20 {
+                let (wide, narrow) = (hourly(200, one), Rule::new("narrow", 60, 3600 * SECOND).algorithm(other));
+                let (key, total) = (fresh_key(), fresh_key());
+                let mut tasks = tokio::task::JoinSet::new();
+                for task in 0..150 {
+                    let limiter = timed.limiter.clone();
+                    tasks.spawn(async move {
+                        let mut charges = [(&wide, Key::new(key), 1), (&narrow, Key::new(total), 1)];
+                        match task % 3 {
+                            0 => is_admitted(limiter.acquire_all(&charges).await),
+                            1 => {
+                                charges.reverse();
+                                is_admitted(limiter.acquire_all(&charges).await)
+                            }
+                            _ => {
+                                limiter.acquire(&wide, key).await.unwrap();
+                                false
+                            }
+                        }
+                    });
+                }
+                let stacked = tasks.join_all().await.into_iter().filter(|admitted| *admitted).count();
+                assert_eq!(stacked, 60, "{}", timed.of(&narrow));
+                assert_eq!(admitted(&timed.limiter, &wide, key, 200).await, 200 - 60 - 50, "{}", timed.of(&wide));
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Limiters and rules as most tests want them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ratelimit_runtime::{Algorithm, Cause, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule};
+use ratelimit_tests::RedisServer;
+
+pub(crate) const FIXED: Algorithm = Algorithm::FixedWindow { align: false };
+pub(crate) const ALIGNED: Algorithm = Algorithm::FixedWindow { align: true };
+pub(crate) const LOG: Algorithm = Algorithm::SlidingLog;
+pub(crate) const ALGORITHMS: [Algorithm; 3] = [FIXED, ALIGNED, LOG];
+
+/// So long that only a test about deadlines meets one.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A key no other test and no earlier call has.
+pub(crate) fn fresh_key() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// `count` in an hour: nothing of it expires while a test runs.
+pub(crate) fn hourly(count: u64, algorithm: Algorithm) -> Rule {
+    Rule::new("item", count, Duration::from_secs(3600)).algorithm(algorithm)
+}
+
+/// On that server, where no failure hides behind a policy.
+pub(crate) async fn limiter_on(server: &RedisServer) -> Limiter {
+    let builder = Limiter::builder(&server.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    builder.build().await.unwrap()
+}
+
+pub(crate) async fn in_memory(clock: &ManualClock) -> Limiter {
+    Limiter::builder("memory://").clock(clock.clone()).build().await.unwrap()
+}
+
+/// A limiter whose store lives by a clock of the test.
+#[derive(Debug)]
+pub(crate) struct Timed {
+    pub(crate) limiter: Limiter,
+    time: Time,
+}
+
+#[derive(Debug)]
+enum Time {
+    Manual(ManualClock),
+    Server(RedisServer),
+}
+
+impl Timed {
+    pub(crate) async fn memory() -> Self {
+        let clock = ManualClock::new();
+        Self { limiter: in_memory(&clock).await, time: Time::Manual(clock) }
+    }
+
+    pub(crate) async fn redis() -> Self {
+        let server = RedisServer::builder().controlled_clock().start();
+        Self { limiter: limiter_on(&server).await, time: Time::Server(server) }
+    }
+
+    pub(crate) async fn both() -> [Self; 2] {
+        [Self::memory().await, Self::redis().await]
+    }
+
+    pub(crate) fn advance(&self, by: Duration) {
+        match &self.time {
+            Time::Manual(clock) => clock.advance(by),
+            Time::Server(server) => server.clock().advance(by),
+        }
+    }
+
+    /// The server of [`Timed::redis`].
+    pub(crate) fn server(&self) -> Option<&RedisServer> {
+        match &self.time {
+            Time::Manual(_) => None,
+            Time::Server(server) => Some(server),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        if self.server().is_some() { "Redis" } else { "memory" }
+    }
+
+    /// For a message: the store and the rule.
+    pub(crate) fn of(&self, rule: &Rule) -> String {
+        format!("{}, {} per {:?} by {:?}", self.name(), rule.count(), rule.period(), rule.counted_by())
+    }
+}
+
+/// How many of as many calls, one after another, are admitted; the others must be refused because of the limit.
+pub(crate) async fn admitted(limiter: &Limiter, rule: &Rule, key: u64, calls: u64) -> u64 {
+    let mut admitted = 0;
+    for _ in 0..calls {
+        admitted += u64::from(is_admitted(limiter.acquire(rule, key).await));
+    }
+    admitted
+}
+
+/// Admitted, or refused because of the limit; nothing else.
+pub(crate) fn is_admitted(answer: Result<Permit, RequestPerMinute>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(refused) => {
+            assert_eq!(refused.cause(), Cause::Exceeded, "{refused}");
+            assert!(refused.retry_after().is_some(), "{refused}");
+            false
+        }
+    }
+}
+
+/// A refusal because of the limit.
+#[track_caller]
+pub(crate) fn exceeded(answer: Result<Permit, RequestPerMinute>) -> RequestPerMinute {
+    let refused = answer.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Exceeded, "{refused}");
+    refused
+}

@@ -1,0 +1,266 @@
+//! Windows and waits, on clocks of the test.
+
+use std::time::Duration;
+
+use ratelimit_runtime::{Algorithm, Rule};
+
+use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, exceeded, fresh_key, is_admitted};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A window ends when it was opened to end, however steadily calls come in.
+#[tokio::test]
+async fn a_steady_trickle_moves_no_window() {
+    for timed in Timed::both().await {
+        for algorithm in [FIXED, LOG] {
+            let rule = Rule::new("trickle", 3, 10 * SECOND).algorithm(algorithm);
+            let key = fresh_key();
+            let mut admitted_at = Vec::new();
+            for second in 0..45 {
+                if is_admitted(timed.limiter.acquire(&rule, key).await) {
+                    admitted_at.push(second);
+                }
+                timed.advance(SECOND);
+            }
+            let expected = [0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42];
+            assert_eq!(admitted_at, expected, "{}", timed.of(&rule));
+        }
+    }
+}
+
+/// Admitted calls do not move it either: its end is the same from the first to the last of them.
+#[tokio::test]
+async fn a_window_is_anchored_once() {
+    for timed in Timed::both().await {
+        let (rule, key) = (Rule::new("anchored", 9, 10 * SECOND), fresh_key());
+        for second in 0..9 {
+            let left = timed.limiter.acquire(&rule, key).await.unwrap().reset_after();
+            assert_eq!(left, (10 - second) * SECOND, "{}", timed.of(&rule));
+            timed.advance(SECOND);
+        }
+        exceeded(timed.limiter.acquire(&rule, key).await);
+        timed.advance(SECOND);
+        assert_eq!(timed.limiter.acquire(&rule, key).await.unwrap().remaining(), 8, "{}", timed.of(&rule));
+    }
+}
+
+#[tokio::test]
+async fn an_aligned_window_begins_on_a_multiple_of_its_period() {
+    for timed in Timed::both().await {
+        // Both clocks show a full minute; 17 s and 3 ms later a window is opened.
+        let rule = Rule::new("aligned", 2, 60 * SECOND).algorithm(Algorithm::FixedWindow { align: true });
+        let key = fresh_key();
+        timed.advance(17 * SECOND + 3 * MS);
+        assert_eq!(timed.limiter.acquire(&rule, key).await.unwrap().reset_after(), 43 * SECOND - 3 * MS);
+        timed.advance(43 * SECOND - 4 * MS);
+        timed.limiter.acquire(&rule, key).await.unwrap();
+        assert_eq!(exceeded(timed.limiter.acquire(&rule, key).await).retry_after(), Some(MS), "{}", timed.name());
+        timed.advance(MS);
+        assert_eq!(timed.limiter.acquire(&rule, key).await.unwrap().reset_after(), 60 * SECOND, "{}", timed.name());
+    }
+}
+
+/// In every span of one period, half open, a log has admitted its count at most; and it admits as soon as that allows.
+#[tokio::test]
+async fn a_log_is_exact_in_every_window() {
+    for timed in Timed::both().await {
+        let (rule, key) = (Rule::new("log", 5, SECOND).algorithm(LOG), fresh_key());
+        let (mut now, mut admitted_at) = (Duration::ZERO, Vec::<Duration>::new());
+        for step in 0..600_u32 {
+            let in_window = admitted_at.iter().filter(|&&at| at + SECOND > now).count();
+            let admitted = is_admitted(timed.limiter.acquire(&rule, key).await);
+            assert_eq!(admitted, in_window < 5, "{}: {now:?} after {admitted_at:?}", timed.name());
+            if admitted {
+                admitted_at.push(now);
+            }
+            let pause = Duration::from_micros(u64::from(step * 7919 % 97) * 1009);
+            timed.advance(pause);
+            now += pause;
+        }
+        assert!(admitted_at.len() > 100, "{}", admitted_at.len());
+    }
+}
+
+/// Whoever obeys is admitted; a millisecond earlier is too early.
+#[tokio::test]
+async fn retry_after_is_the_shortest_wait() {
+    for timed in Timed::both().await {
+        let mut refusals = 0;
+        for algorithm in ALGORITHMS {
+            for period in [2 * MS, 50 * MS, SECOND, 100 * SECOND, 300 * SECOND] {
+                for micros in [0, 1, 499, 500, 999] {
+                    for cost in 1..=3 {
+                        timed.advance(Duration::from_micros(1000 + micros));
+                        let (rule, key) = (Rule::new("retry", 3, period).algorithm(algorithm), fresh_key());
+                        timed.limiter.acquire(&rule, key).await.unwrap();
+                        timed.advance(period / 7);
+                        let _ = timed.limiter.acquire_n(&rule, key, 2).await;
+                        timed.advance(period / 7);
+                        let Err(refused) = timed.limiter.acquire_n(&rule, key, cost).await else { continue };
+                        refusals += 1;
+                        let wait = refused.retry_after().unwrap();
+                        let context = format!("{}, +{micros} µs, cost {cost}: {wait:?}", timed.of(&rule));
+                        timed.advance(wait.checked_sub(MS).expect("a wait of a millisecond at least"));
+                        let Err(early) = timed.limiter.acquire_n(&rule, key, cost).await else {
+                            panic!("admitted a millisecond early: {context}");
+                        };
+                        assert_eq!(early.retry_after(), Some(MS), "{context}");
+                        timed.advance(MS);
+                        assert!(is_admitted(timed.limiter.acquire_n(&rule, key, cost).await), "{context}");
+                    }
+                }
+            }
+        }
+        assert!(refusals > 180, "{}: only {refusals} refusals", timed.name());
+    }
+}
+
+#[tokio::test]
+async fn reset_after_is_when_all_of_it_is_there_again() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            for period in [2 * MS, SECOND, 100 * SECOND, 300 * SECOND] {
+                for micros in [0, 1, 999] {
+                    timed.advance(Duration::from_micros(1000 + micros));
+                    let (rule, key) = (Rule::new("reset", 9, period).algorithm(algorithm), fresh_key());
+                    assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().reset_after(), Duration::ZERO);
+                    timed.limiter.acquire(&rule, key).await.unwrap();
+                    timed.advance(period / 3);
+                    let wait = timed.limiter.acquire_n(&rule, key, 2).await.unwrap().reset_after();
+                    let context = format!("{}, +{micros} µs: {wait:?}", timed.of(&rule));
+                    timed.advance(wait.checked_sub(MS).unwrap());
+                    let early = timed.limiter.peek(&rule, key).await.unwrap();
+                    assert!(early.remaining() < 9 && early.reset_after() == MS, "{early:?}: {context}");
+                    timed.advance(MS);
+                    let later = timed.limiter.peek(&rule, key).await.unwrap();
+                    assert_eq!((later.remaining(), later.reset_after()), (9, Duration::ZERO), "{context}");
+                }
+            }
+        }
+    }
+}
+
+/// One an hour, one a millisecond: nothing is rounded to no limit at all, or to one for ever.
+#[tokio::test]
+async fn a_count_of_one_is_one() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            for period in [MS, SECOND, 3600 * SECOND, Rule::LONGEST_PERIOD] {
+                let (rule, key) = (Rule::new("one", 1, period).algorithm(algorithm), fresh_key());
+                for _ in 0..3 {
+                    timed
+                        .limiter
+                        .acquire(&rule, key)
+                        .await
+                        .unwrap_or_else(|error| panic!("{}: {error}", timed.of(&rule)));
+                    let wait = exceeded(timed.limiter.acquire(&rule, key).await).retry_after().unwrap();
+                    assert!(wait <= period && wait >= MS, "{wait:?} of {}", timed.of(&rule));
+                    timed.advance(wait);
+                }
+            }
+        }
+    }
+}
+
+/// Ten million a second: the first second admits as many as that, and so does the next.
+#[tokio::test]
+async fn a_high_rate_is_no_other_rate() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let (rule, key) = (Rule::new("fast", 10_000_000, SECOND).algorithm(algorithm), fresh_key());
+            for second in 0..3 {
+                for tenth in 0..10 {
+                    let permit = timed.limiter.acquire_n(&rule, key, 1_000_000).await.unwrap();
+                    assert_eq!(permit.remaining(), (9 - tenth) * 1_000_000, "second {second}, {}", timed.of(&rule));
+                }
+                exceeded(timed.limiter.acquire(&rule, key).await);
+                timed.advance(SECOND);
+            }
+        }
+    }
+}
+
+const BACK: [Duration; 5] =
+    [MS, Duration::from_secs(2), Duration::from_secs(9), Duration::from_secs(3600), Duration::from_secs(400 * 86_400)];
+
+/// What was admitted stays counted, nobody is banned for longer than one period, and who obeys is not either.
+#[tokio::test]
+async fn a_server_clock_set_back_neither_credits_nor_bans() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    for algorithm in ALGORITHMS {
+        for back in BACK {
+            let (rule, key) = (Rule::new("back", 3, 10 * SECOND).algorithm(algorithm), fresh_key());
+            timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            clock.set_micros(clock.now_micros() - u64::try_from(back.as_micros()).unwrap());
+            assert_eq!(admitted(&timed.limiter, &rule, key, 5).await, 0, "{back:?} back, {}", timed.of(&rule));
+            assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 0);
+            let mut waited = Duration::ZERO;
+            while !is_admitted(timed.limiter.acquire_n(&rule, key, 3).await) {
+                timed.advance(100 * MS);
+                waited += 100 * MS;
+                assert!(waited <= 10 * SECOND + 100 * MS, "{back:?} back, {}", timed.of(&rule));
+            }
+            exceeded(timed.limiter.acquire(&rule, key).await);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_clock_set_back_asks_nobody_to_wait_longer_than_a_period() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    for algorithm in ALGORITHMS {
+        for back in BACK {
+            let (rule, key) = (Rule::new("obey", 3, 10 * SECOND).algorithm(algorithm), fresh_key());
+            timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            clock.set_micros(clock.now_micros() - u64::try_from(back.as_micros()).unwrap());
+            let wait = exceeded(timed.limiter.acquire(&rule, key).await).retry_after().unwrap();
+            assert!(wait <= 10 * SECOND + MS, "{wait:?} after {back:?} back, {}", timed.of(&rule));
+            timed.advance(wait);
+            assert!(is_admitted(timed.limiter.acquire(&rule, key).await), "{back:?} back, {}", timed.of(&rule));
+        }
+    }
+}
+
+/// Stored time does not move back with the clock: what is charged then counts for a whole period too.
+#[tokio::test]
+async fn a_charge_after_the_clock_was_set_back_counts_for_a_period() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    for algorithm in [FIXED, LOG] {
+        for back in BACK {
+            let (rule, key) = (Rule::new("stored", 3, 10 * SECOND).algorithm(algorithm), fresh_key());
+            timed.limiter.acquire(&rule, key).await.unwrap();
+            clock.set_micros(clock.now_micros() - u64::try_from(back.as_micros()).unwrap());
+            timed.limiter.acquire(&rule, key).await.unwrap();
+            timed.advance(10 * SECOND - 2 * MS);
+            let remaining = timed.limiter.peek(&rule, key).await.unwrap().remaining();
+            assert!(remaining <= if back < 10 * SECOND { 1 } else { 2 }, "{back:?} back, {}", timed.of(&rule));
+            timed.advance(4 * MS);
+            assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 3, "{back:?}, {}", timed.of(&rule));
+        }
+    }
+}
+
+/// As if that time had passed; set right again, it bans nobody for longer than a period.
+#[tokio::test]
+async fn a_server_clock_set_forward_and_back_again_bans_nobody() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    for algorithm in ALGORITHMS {
+        for forward in BACK {
+            let (rule, key) = (Rule::new("forward", 3, 10 * SECOND).algorithm(algorithm), fresh_key());
+            assert_eq!(admitted(&timed.limiter, &rule, key, 5).await, 3);
+            let right = clock.now_micros();
+            clock.set_micros(right + u64::try_from(forward.as_micros()).unwrap());
+            let gained = admitted(&timed.limiter, &rule, key, 9).await;
+            assert!(gained <= 3, "{gained} more, {forward:?} forward, {}", timed.of(&rule));
+            clock.set_micros(right);
+            assert_eq!(admitted(&timed.limiter, &rule, key, 9).await, 0, "{forward:?}, {}", timed.of(&rule));
+            timed.advance(10 * SECOND + MS);
+            assert_eq!(admitted(&timed.limiter, &rule, key, 9).await, 3, "{forward:?}, {}", timed.of(&rule));
+        }
+    }
+}
