@@ -45,8 +45,12 @@ fn package(folder: &Path, name: &str, workspace: &Path, annotate: bool) -> PathB
         "[package]\nname = \"{name}\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
          [dependencies]\nratelimit-runtime = {{ path = {runtime:?} }}\n\n[workspace]\n"
     );
-    let mut source =
-        String::from("use ratelimit_runtime::*;\n\npub struct Item { pub seller: u64, pub title: String }\n");
+    let mut source = String::from(
+        "use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};\n\n\
+         pub struct Item { pub seller: u64, pub title: String }\n\n\
+         #[limit_request_per_time(\"items\", 1, Seconds, 1)]\n\
+         pub async fn write(title: String) -> Result<usize, RequestPerMinute> { Ok(title.len()) }\n",
+    );
     for number in 0..FUNCTIONS {
         if annotate {
             let _ = write!(
@@ -58,7 +62,7 @@ fn package(folder: &Path, name: &str, workspace: &Path, annotate: bool) -> PathB
             source,
             "\npub async fn save_{number}(item: Item) -> Result<usize, RequestPerMinute> {{\n    \
                  let title = item.title.trim().to_owned();\n    \
-                 let length = store(title).await?;\n    \
+                 let length = write(title).await?;\n    \
                  Ok(length + {number})\n}}\n"
         );
     }
