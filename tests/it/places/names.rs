@@ -6,7 +6,7 @@ use super::{R, exceeded, limits_each_key};
 
 /// As a crate does that passes the runtime on.
 pub(crate) mod facade {
-    pub(crate) use ratelimit_runtime;
+    pub(crate) use ::ratelimit_runtime;
 }
 
 /// Every kind of value through a macro.
@@ -237,9 +237,9 @@ async fn runtime_under_another_path() {
     macro_rules! of_macro {
         ($id:ident) => {
             #[limit_request_per_time("item", 1, Hours, 1, key = $id,
-                                        crate = $crate::places::names::facade::ratelimit_runtime)]
+                                                    crate = $crate::places::names::facade::ratelimit_runtime)]
             #[limit_request_per_time("other", 1, Hours, 1, key = $id,
-                                        crate = $crate::places::names::facade::ratelimit_runtime)]
+                                                    crate = $crate::places::names::facade::ratelimit_runtime)]
             async fn of_dollar_crate($id: u64) -> R {
                 Ok($id)
             }
