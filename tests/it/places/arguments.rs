@@ -1,11 +1,12 @@
 //! Each argument, by what it does.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_runtime::{Cause, Limiter, ManualClock, Permit, RequestPerMinute, limit_request_per_time};
 use tokio::time::Instant;
 
-use super::{R, exceeded, limits_each_key, refused};
+use super::{R, exceeded, limits_each_key, refused, send};
 use crate::support::in_memory;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -209,7 +210,13 @@ async fn limiter() {
         }
     }
     #[limit_request_per_time("item", 1, Hours, 1, limiter = &limiter)]
-    async fn smart_pointer(limiter: std::sync::Arc<Limiter>) -> R<()> {
+    async fn smart_pointer(limiter: Arc<Limiter>) -> R<()> {
+        Ok(())
+    }
+    #[limit_request_per_time("item", 1, Hours, 1, limiter = &*limiter.lock().unwrap())]
+    async fn behind_a_lock(limiter: &Mutex<Limiter>) -> R<()> {
+        drop(limiter.try_lock().unwrap());
+        tokio::task::yield_now().await;
         Ok(())
     }
     let mut client = Client { limiter: Limiter::in_memory() };
@@ -222,9 +229,13 @@ async fn limiter() {
     // Not the scope's, and not another client's.
     exceeded(Limiter::in_memory().scope(client.field(1)).await);
     Client { limiter: Limiter::in_memory() }.field(1).await.unwrap();
-    let limiter = std::sync::Arc::new(Limiter::in_memory());
-    smart_pointer(limiter.clone()).await.unwrap();
-    exceeded(smart_pointer(limiter).await);
+    let limiter = Arc::new(Limiter::in_memory());
+    smart_pointer(Arc::clone(&limiter)).await.unwrap();
+    exceeded(smart_pointer(Arc::clone(&limiter)).await);
+    let limiter = Mutex::new(Limiter::clone(&limiter));
+    exceeded(send(behind_a_lock(&limiter)).await);
+    *limiter.lock().unwrap() = Limiter::in_memory();
+    send(behind_a_lock(&limiter)).await.unwrap();
 }
 
 /// A server that is not there.
