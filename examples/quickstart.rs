@@ -14,8 +14,7 @@ use tokio::time::{Instant, sleep};
 /// Calls three limited functions and prints which calls got through, and when.
 #[derive(Parser)]
 struct Args {
-    /// Where calls are counted: memory://, or a server, for example redis://127.0.0.1:6379
-    #[arg(default_value = "memory://")]
+    #[arg(default_value = "memory://", help = "Where calls are counted, for example redis://127.0.0.1:6379")]
     store: String,
 }
 
