@@ -161,7 +161,7 @@ impl Call {
         mut refused: Option<Refused>,
     ) -> Answer {
         'lines: loop {
-            let place = match self.limiter.lines().join(counter, ticket, refused.clone(), give_up) {
+            let place = match self.limiter.lines().join(counter, ticket, refused.as_ref(), give_up) {
                 Ok(place) => place,
                 Err(theirs) => return Err(self.last_word(refused.or(theirs))),
             };

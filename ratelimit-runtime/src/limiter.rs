@@ -258,7 +258,7 @@ impl Limiter {
     ) -> impl Future<Output = Result<Decision, RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
-            let charge = self.charge(rule, Some(&key), 1)?;
+            let charge = self.charge(rule, Some(&key), rule.count().min(1))?; // a count of 0 has no wait to tell
             let Some(store) = &self.0.store else {
                 return Ok(charge.decision);
             };
