@@ -142,7 +142,7 @@ async fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         url
     };
     let api = Arc::new(register::Api::new(&url, args.count)?);
-    api.stats().await?; // is it there?
+    api.stats().await.map_err(|error| format!("no API at {url}: {error}"))?;
 
     let report = if let Some(file) = &args.file {
         import(&args, file, api).await?
@@ -195,7 +195,7 @@ async fn import(args: &Args, file: &Path, api: Arc<register::Api>) -> Result<Rep
         });
     }
 
-    producer.await??;
+    producer.await.map_err(|crash| format!("{}: the reader crashed: {crash}", file.display()))??;
     let mut tally = Tally::default();
     while let Some(done) = consumers.join_next().await {
         tally.merge(done?);

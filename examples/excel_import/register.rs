@@ -18,7 +18,8 @@ use crate::{api::Stats, sheet::Item};
 /// The period is a bit longer than the API's window, because the two do not look at the same moment: a call counts
 /// here when it is let through, and there when it arrives. If one call travels for 20 ms, and the one that is let
 /// through a window later for 0 ms, they arrive 20 ms less than a window apart. The allowance is for that, and
-/// has to cover the difference between the slowest and the fastest way, waiting for a processor included.
+/// has to cover the difference between the slowest and the fastest way: from the decision, so the store's answer and
+/// waiting for a processor are part of it.
 ///
 /// `ttl` is a constant, hence the parameters; `count` may be any expression.
 #[limit_request_per_time(

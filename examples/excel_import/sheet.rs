@@ -159,12 +159,15 @@ impl Rows<'_> {
         if sku.is_empty() {
             return Err("`sku` is empty".into());
         }
+        let value: f64 = number("price", price, "a price")?;
+        if !value.is_finite() || value < 0.0 {
+            return Err(format!("`price` is `{price}`, not a price"));
+        }
         Ok(Item {
             seller: number("seller", seller, "a whole number")?,
             sku: sku.into(),
             title: title.into(),
-            price: number("price", price, "a price")
-                .and_then(|price: f64| if price >= 0.0 { Ok(price) } else { Err("`price` is below zero".into()) })?,
+            price: value,
             stock: number("stock", stock, "a whole number")?,
         })
     }
