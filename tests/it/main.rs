@@ -1,12 +1,15 @@
 //! Tests against real servers.
 
+mod cancel;
 mod cost;
 mod exact;
 mod give_back;
 mod harness;
+mod keys;
 mod memory;
 mod stacked;
 mod state;
 mod store;
 mod support;
 mod time;
+mod wait;

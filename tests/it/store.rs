@@ -130,7 +130,7 @@ impl Store for PlainStore {
     }
 }
 
-fn on_plain_store() -> (Limiter, PlainStore, ManualClock) {
+pub(crate) fn on_plain_store() -> (Limiter, PlainStore, ManualClock) {
     let clock = ManualClock::new();
     let store = PlainStore::new(&clock);
     let limiter = Limiter::builder("memory://").clock(clock.clone()).on_store_error(OnStoreError::Deny);

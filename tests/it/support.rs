@@ -116,3 +116,10 @@ pub(crate) fn exceeded(answer: Result<Permit, RequestPerMinute>) -> RequestPerMi
     assert_eq!(refused.cause(), Cause::Exceeded, "{refused}");
     refused
 }
+
+/// Lets every other task of a current-thread runtime go as far as it can without time passing.
+pub(crate) async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
