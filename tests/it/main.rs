@@ -7,6 +7,8 @@ mod give_back;
 mod harness;
 mod keys;
 mod memory;
+mod runtimes;
+mod server;
 mod stacked;
 mod state;
 mod store;
