@@ -7,6 +7,7 @@ mod give_back;
 mod harness;
 mod keys;
 mod memory;
+mod model;
 mod runtimes;
 mod server;
 mod stacked;
