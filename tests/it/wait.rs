@@ -248,10 +248,10 @@ async fn callers_wait_for_a_redis_store() {
         for number in 0..8 {
             line.join(number, rule, key, HOUR).await;
         }
-        let served = Arc::clone(&line.served);
+        let order = Arc::clone(&line.served);
         let answers = line.all().await;
         assert!(answers.iter().all(Result::is_ok), "{answers:?}");
-        assert_eq!(*served.lock().unwrap(), (0..8).collect::<Vec<_>>(), "{algorithm:?}");
+        assert_eq!(*order.lock().unwrap(), (0..8).collect::<Vec<_>>(), "{algorithm:?}");
     }
 }
 

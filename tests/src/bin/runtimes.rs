@@ -14,7 +14,8 @@ async fn limited(number: u32) -> Result<(), RequestPerMinute> {
 
 /// In turn of each flavour.
 fn runtime(number: u32) -> Runtime {
-    let mut builder = if number % 2 == 0 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
+    let mut builder =
+        if number.is_multiple_of(2) { Builder::new_current_thread() } else { Builder::new_multi_thread() };
     builder.worker_threads(2).enable_all().build().expect("a runtime")
 }
 
