@@ -48,7 +48,7 @@ pub(crate) enum OnLimit {
     Reject,
     Wait,
     WaitAtMost(u64),
-    Return { word: Ident, expr: Expr },
+    Return { word: Ident, expr: Box<Expr> },
 }
 
 #[derive(Default)]
@@ -142,10 +142,11 @@ impl Fields {
             Ok(name) if !input.peek2(Token![::]) => name,
             _ => return self.positional(input),
         };
-        if name == "skip" {
+        let word = name.to_string();
+        if word == "skip" {
             return fail(name.span(), SKIP_ALONE);
         }
-        if let Some((known, example)) = ARGUMENTS.iter().find(|(known, _)| name == *known) {
+        if let Some((known, example)) = ARGUMENTS.iter().find(|(known, _)| word == *known) {
             input.call(Ident::parse_any)?;
             if self.given.contains(known) {
                 return fail(name.span(), format!("`{known}` is set twice"));
@@ -163,7 +164,6 @@ impl Fields {
         if value::starts_named(input) {
             self.named = true;
             let names = ARGUMENTS.map(|(name, _)| name);
-            let word = name.to_string();
             self.excused.extend(nearest(&word, &names));
             let end = suggest(&word, &names);
             return fail(name.span(), format!("unknown argument `{name}`, {end}"));
@@ -394,7 +394,7 @@ fn on_limit(input: ParseStream) -> Result<OnLimit> {
         if !content.is_empty() {
             return Err(content.error("`Return` takes one value: Return((a, b))"));
         }
-        return Ok(OnLimit::Return { word, expr });
+        return Ok(OnLimit::Return { word, expr: Box::new(expr) });
     }
     let mut max = None;
     let options: &[_] = if name == "Wait" { &[("max", "\"30s\"")] } else { &[] };

@@ -17,7 +17,7 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     let item = ungroup(item);
     let mut errors = Errors::default();
     let own = args::parse(args, Span::call_site(), &mut errors);
-    let mut item = match syn::parse2(item.clone()) {
+    let mut item = match Item::parse(item.clone()) {
         Ok(item) => item,
         Err(error) => {
             errors.push(error);
@@ -25,12 +25,9 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
             return quote!(#item #errors);
         }
     };
-    let limited = match &mut item {
-        Item::Function(function) => expand_function(own, function, &mut errors).into_token_stream(),
-        Item::Impl(block) => expand_impl(own, block, &mut errors).into_token_stream(),
-    };
-    if errors.is_empty() {
-        return limited;
+    match &mut item {
+        Item::Function(function) => expand_function(own, function, &mut errors),
+        Item::Impl(block) => expand_impl(own, block, &mut errors),
     }
     // The item stays, so that one mistake is one error and editors keep working; it stands first,
     // as editors take their colours from the first tokens they meet again.
@@ -38,35 +35,38 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     quote!(#item #errors)
 }
 
-/// Both leave the item as it was, without the attributes beside this one, and return it limited.
-fn expand_function(own: Option<Attr>, function: &mut Function, errors: &mut Errors) -> Function {
+/// Limits the function, or takes nothing from it but the attributes beside this one.
+fn expand_function(own: Option<Attr>, function: &mut Function, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(&mut function.attrs, errors));
     let limits = only_limits(attrs, errors);
     check_available(&limits, limits.len() > 1, errors);
     let settings = merge(Settings::default(), &limits, errors);
-    let mut limited = function.clone();
-    limit(&mut limited, &limits.iter().collect::<Vec<_>>(), &settings, errors);
-    limited
+    let limits: Vec<_> = limits.iter().collect();
+    if let Some(place) = check_place(function, &limits, errors)
+        && errors.is_empty()
+    {
+        let prologue = prologue(&limits, &settings, function.returned());
+        function.insert(&prologue, place);
+    }
 }
 
-fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl {
+/// Limits each async method, or takes nothing from the block but attributes, too.
+fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(&mut block.attrs, errors));
     let all = only_limits(attrs, errors);
     check_available(&all, all.len() > 1, errors);
     let settings = merge(Settings::default(), &all, errors);
-    let mut limited = block.clone();
     let (mut any, mut skipped) = (false, false);
-    for (member, limited) in block.members.iter_mut().zip(&mut limited.members) {
-        let (Member::Function(function), Member::Function(limited)) = (member, limited) else {
+    let mut checked = Vec::new();
+    for member in &mut block.members {
+        let Member::Function(function) = member else {
             continue;
         };
         let mut attrs = take_siblings(&mut function.attrs, errors);
-        limited.attrs.clone_from(&function.attrs);
-        if let Some(at) = attrs.iter().position(|attr| matches!(attr, Some(Attr::Skip(_))))
-            && let Some(Attr::Skip(word)) = attrs.swap_remove(at)
-        {
+        let skip = attrs.iter().position(|attr| matches!(attr, Some(Attr::Skip(_))));
+        if let Some(Some(Attr::Skip(word))) = skip.map(|at| attrs.swap_remove(at)) {
             skipped = true;
             if !attrs.is_empty() {
                 let message = "`skip` and another rate limit on one method contradict each other: remove one";
@@ -81,7 +81,13 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl
         let own = only_limits(attrs, errors);
         check_available(&own, !all.is_empty() || own.len() > 1, errors);
         let settings = merge(settings.clone(), &own, errors);
-        limit(limited, &all.iter().chain(&own).collect::<Vec<_>>(), &settings, errors);
+        let limits: Vec<_> = all.iter().chain(&own).collect();
+        if let Some(place) = check_place(function, &limits, errors)
+            && errors.is_empty()
+        {
+            let prologue = prologue(&limits, &settings, function.returned());
+            checked.push((function, prologue, place));
+        }
     }
     if !any {
         let message = if skipped {
@@ -91,7 +97,11 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) -> Impl
         };
         errors.add(block.keyword, message);
     }
-    limited
+    if errors.is_empty() {
+        for (function, prologue, place) in checked {
+            function.insert(&prologue, place);
+        }
+    }
 }
 
 /// Takes the attributes that stand beside the expanding one, to join them into one decision.
@@ -147,10 +157,9 @@ fn check_available(limits: &[Limit], stacked: bool, errors: &mut Errors) {
     }
 }
 
-fn limit(function: &mut Function, limits: &[&Limit], settings: &Settings, errors: &mut Errors) {
-    let Some(mut place) = errors.keep(function.place()) else {
-        return;
-    };
+/// Where the limits are checked, if all their values are there already.
+fn check_place(function: &Function, limits: &[&Limit], errors: &mut Errors) -> Option<Place> {
+    let mut place = errors.keep(function.place())?;
     let unpacked = match &mut place {
         Place::Start => Vec::new(),
         Place::Block(statements) => unpacked_names(statements),
@@ -172,9 +181,7 @@ fn limit(function: &mut Function, limits: &[&Limit], settings: &Settings, errors
             }
         }
     }
-    if errors.is_empty() {
-        function.insert(&prologue(limits, settings, function.returned()), place);
-    }
+    Some(place)
 }
 
 /// The settings of the whole call, each from the one attribute that gives it.

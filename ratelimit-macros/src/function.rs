@@ -10,13 +10,11 @@ use syn::{Attribute, Block, Expr, Result, ReturnType, Signature, Stmt, Token, Vi
 use crate::errors::fail;
 use crate::future::{contains_own_call, output_of_future, tail};
 
-#[derive(Clone)]
 pub(crate) enum Item {
     Function(Box<Function>),
     Impl(Impl),
 }
 
-#[derive(Clone)]
 pub(crate) struct Function {
     pub(crate) attrs: Vec<Attribute>,
     vis: Visibility,
@@ -26,14 +24,12 @@ pub(crate) struct Function {
     body: Option<Body>,
 }
 
-#[derive(Clone)]
 struct Body {
     brace: Brace,
     inner_attrs: Vec<Attribute>,
     tokens: TokenStream,
 }
 
-#[derive(Clone)]
 pub(crate) struct Impl {
     pub(crate) attrs: Vec<Attribute>,
     /// `unsafe impl<T> Trait for Type where ..`
@@ -44,29 +40,43 @@ pub(crate) struct Impl {
     pub(crate) members: Vec<Member>,
 }
 
-#[derive(Clone)]
 pub(crate) enum Member {
     Function(Box<Function>),
     Other(TokenStream),
 }
 
-impl Parse for Item {
-    fn parse(input: ParseStream) -> Result<Self> {
-        let fork = input.fork();
-        fork.call(Attribute::parse_outer)?;
-        fork.parse::<Visibility>()?;
-        let at = fork.span();
-        // `const unsafe extern "C" fn`, `default unsafe impl`
-        while let Ok(token) = fork.parse::<TokenTree>() {
-            match token.to_string().as_str() {
-                "fn" => return input.parse().map(Box::new).map(Item::Function),
-                "impl" => return input.parse().map(Item::Impl),
-                "default" | "const" | "async" | "unsafe" | "safe" | "extern" => {}
-                _ if matches!(token, TokenTree::Literal(_)) => {}
-                _ => break,
+impl Item {
+    pub(crate) fn parse(item: TokenStream) -> Result<Self> {
+        let modifiers = ["pub", "default", "const", "async", "unsafe", "extern"];
+        let mut tokens: Vec<TokenTree> = item.into_iter().collect();
+        let keyword = tokens.iter().find_map(|token| match token {
+            TokenTree::Ident(word) => {
+                Some((word.to_string(), word.span())).filter(|(word, _)| !modifiers.contains(&word.as_str()))
+            }
+            _ => None,
+        });
+        match keyword {
+            Some((word, _)) if word == "impl" => syn::parse2(tokens.into_iter().collect()).map(Item::Impl),
+            Some((word, _)) if word == "fn" => {
+                // Kept from syn, which would take the body to pieces only to put it together again.
+                let mut body = None;
+                if let Some(TokenTree::Group(group)) = tokens.last_mut()
+                    && group.delimiter() == Delimiter::Brace
+                {
+                    let empty = Group::new(group.delimiter(), TokenStream::new());
+                    body = Some(std::mem::replace(group, empty));
+                }
+                let mut function: Box<Function> = syn::parse2(tokens.into_iter().collect())?;
+                if let (Some(group), Some(body)) = (body, &mut function.body) {
+                    *body = Body::open(&group)?;
+                }
+                Ok(Item::Function(function))
+            }
+            other => {
+                let at = other.map_or_else(Span::call_site, |(_, span)| span);
+                fail(at, "expected an async function or an `impl` block")
             }
         }
-        fail(at, "expected an async function or an `impl` block")
     }
 }
 
@@ -79,20 +89,37 @@ impl Parse for Function {
             sig: input.parse()?,
             body: match input.parse::<Option<Token![;]>>()? {
                 Some(_) => None,
-                None => Some(input.parse()?),
+                None => Some(Body::open(&braces(input)?)?),
             },
         })
     }
 }
 
-impl Parse for Body {
-    fn parse(input: ParseStream) -> Result<Self> {
-        let content;
-        Ok(Body {
-            brace: braced!(content in input),
-            inner_attrs: content.call(Attribute::parse_inner)?,
-            tokens: content.parse()?,
-        })
+/// The braces that come next, perhaps in the invisible group of a macro.
+fn braces(input: ParseStream) -> Result<Group> {
+    match input.parse()? {
+        TokenTree::Group(group) => match group.delimiter() {
+            Delimiter::Brace => Ok(group),
+            Delimiter::None => braces.parse2(group.stream()),
+            _ => fail(group.span(), "expected a body in braces"),
+        },
+        other => fail(other.span(), "expected a body in braces"),
+    }
+}
+
+impl Body {
+    fn open(group: &Group) -> Result<Self> {
+        let mut body =
+            Body { brace: Brace { span: group.delim_span() }, inner_attrs: Vec::new(), tokens: group.stream() };
+        let mut start = group.stream().into_iter().take(2);
+        if start.all(|token| matches!(token, TokenTree::Punct(p) if "#!".contains(p.as_char()))) {
+            let split = |input: ParseStream| {
+                body.inner_attrs = input.call(Attribute::parse_inner)?;
+                input.parse()
+            };
+            body.tokens = split.parse2(group.stream())?;
+        }
+        Ok(body)
     }
 }
 
@@ -163,7 +190,7 @@ impl Function {
             let message = "a `const fn` can't wait for a limiter: make it an `async fn`";
             return fail(constness.span(), message);
         }
-        if contains_own_call(body.tokens.clone()) {
+        if contains_own_call(&body.tokens) {
             let message = "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)]";
             return fail(Span::call_site(), message);
         }
@@ -222,7 +249,7 @@ impl Function {
         let Some(body) = &mut self.body else { return };
         match place {
             Place::Start => {
-                let block = block(body.brace, body.tokens.clone());
+                let block = block(body.brace, std::mem::take(&mut body.tokens));
                 body.tokens = quote!(#prologue #block);
             }
             Place::Block(mut statements) => {
@@ -245,10 +272,13 @@ fn block(brace: Brace, tokens: TokenStream) -> Group {
     group
 }
 
+/// Where tokens of ours are put for an error to be drawn at the user's: their first and last.
 pub(crate) fn ends(tokens: impl ToTokens) -> (Span, Span) {
     let mut spans = tokens.to_token_stream().into_iter().map(|token| token.span());
     let first = spans.next().unwrap_or_else(Span::call_site);
-    (first, spans.last().unwrap_or(first))
+    let last = spans.last().unwrap_or(first);
+    let ours = Span::mixed_site();
+    (first.resolved_at(ours), last.resolved_at(ours))
 }
 
 impl ToTokens for Item {

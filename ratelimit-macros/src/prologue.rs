@@ -1,7 +1,8 @@
 //! Generates the check: statements that come before the user's body.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
-use quote::{ToTokens, format_ident};
+use quote::{ToTokens, quote_spanned};
+use syn::Expr;
 
 use crate::args::{Algorithm, Limit, OnLimit, Settings};
 use crate::function::ends;
@@ -9,61 +10,85 @@ use crate::value::{self, Number};
 
 /// Tokens of ours: the user's code can't see the names among them, nor they its.
 macro_rules! ours {
-    ($($tokens:tt)*) => { quote::quote_spanned!(Span::mixed_site()=> $($tokens)*) };
+    ($($tokens:tt)*) => { quote_spanned!(Span::mixed_site()=> $($tokens)*) };
 }
 
 // Output:
-//     let charges = [charge(const { &rule("item", 100, 1, 60_000) }, key(&(seller_id)), 1)];
-//     if let Err(refused) = limit_request_per_time(None, const { &Call::new() }, &charges).await {
+//     let deciding = limit_request_per_time(None, const { Call::new() }, [
+//         charge(const { rule("item", 100, 1, 60_000) }, key(&(seller_id)), 1),
+//     ]);
+//     if let Err(refused) = deciding.await {
 //         return FromRefusal::from_refusal(refused);
 //     }
 //
-// The charges are a statement of their own: what a key expression borrows, say a guard, is gone
-// before the await, and the future stays `Send`.
+// What is awaited is made in a statement of its own: what a key expression borrows, say a guard, is
+// gone before the await, and the future stays `Send`.
 pub(crate) fn prologue(limits: &[&Limit], settings: &Settings, returned: (Span, Span)) -> TokenStream {
-    let krate =
-        &if let Some((_, path)) = &settings.krate { path.to_token_stream() } else { ours!(::ratelimit_runtime) };
-    let mut lets = TokenStream::new();
-    let mut limiter = ours!(::core::option::Option::None);
-    if let Some((_, expr)) = &settings.limiter {
-        lets.extend(ours!(let limiter: &#krate::Limiter = #expr;));
-        limiter = ours!(::core::option::Option::Some(limiter));
-    }
-    let mut charges = TokenStream::new();
-    for (i, limit) in limits.iter().enumerate() {
-        let name = format_ident!("rule_{i}", span = Span::mixed_site());
-        let charge = charge(limit, krate, &name, &mut lets);
-        charges.extend(ours!(#charge,));
-    }
-    let call = call(krate, settings);
-    let decision = ours! {
-        #krate::__private::limit_request_per_time(#limiter, #call, &charges).await
+    let path = settings.krate.as_ref().map(|(_, path)| path);
+    let runtime = &Runtime(path.map(ToTokens::to_token_stream));
+    let krate = runtime.path();
+    let charges = limits.iter().map(|limit| charge(limit, runtime));
+    let call = call(&krate, settings);
+    let limit = |limiter| ours!(#krate::__private::limit_request_per_time(#limiter, #call, [#(#charges),*]));
+    let deciding = match &settings.limiter {
+        None => limit(ours!(::core::option::Option::None)),
+        Some((_, expr)) => {
+            let limit = limit(ours!(::core::option::Option::Some(limiter)));
+            ours! {{
+                let limiter: &#krate::Limiter = #expr;
+                #limit
+            }}
+        }
     };
-    let refusal = refusal(krate, settings, returned);
-    let check = match &settings.permit {
+    let refusal = refusal(runtime, settings, returned);
+    match &settings.permit {
         None => ours! {
-            if let ::core::result::Result::Err(refused) = #decision {
+            let deciding = #deciding;
+            if let ::core::result::Result::Err(refused) = deciding.await {
                 #refusal
             }
         },
         Some((_, permit)) => ours! {
-            let #permit = match #decision {
+            let deciding = #deciding;
+            let #permit = match deciding.await {
                 ::core::result::Result::Ok(permit) => permit,
                 ::core::result::Result::Err(refused) => {
                     #refusal
                 }
             };
         },
-    };
-    ours! {
-        #lets
-        let charges = [#charges];
-        #check
+    }
+}
+
+/// The path of the runtime.
+struct Runtime(Option<TokenStream>);
+
+impl Runtime {
+    fn path(&self) -> TokenStream {
+        self.0.clone().unwrap_or_else(|| ours!(::ratelimit_runtime))
+    }
+
+    /// Where an error should be drawn. Only `$crate` still resolves where it was written: an error
+    /// is drawn over several tokens only if they are all of one kind.
+    fn at(&self, span: Span) -> TokenStream {
+        let Some(path) = self.0.clone() else {
+            return quote_spanned!(span=> ::ratelimit_runtime);
+        };
+        let move_token = |mut token: TokenTree| {
+            let at = match token.to_string().as_str() {
+                "$crate" => span.resolved_at(token.span()),
+                _ => span,
+            };
+            token.set_span(at);
+            token
+        };
+        path.into_iter().map(move_token).collect()
     }
 }
 
 /// `charge(rule, key, cost)`
-fn charge(limit: &Limit, krate: &TokenStream, name: &Ident, lets: &mut TokenStream) -> TokenStream {
+fn charge(limit: &Limit, runtime: &Runtime) -> TokenStream {
+    let krate = &runtime.path();
     let rule = &limit.rule;
     let (prefix, ttl) = (&rule.prefix, &rule.ttl);
     let unit = value::integer(rule.unit, Span::mixed_site());
@@ -75,51 +100,48 @@ fn charge(limit: &Limit, krate: &TokenStream, name: &Ident, lets: &mut TokenStre
         Algorithm::SlidingLog => ours!(.algorithm(#krate::Algorithm::SlidingLog)),
     };
     let constant =
-        |count: &TokenStream| ours!(const { &#krate::__private::rule(#prefix, #count, #ttl, #unit) #algorithm });
+        |count: &TokenStream| ours!(const { #krate::__private::rule(#prefix, #count, #ttl, #unit) #algorithm });
     let charged = match &rule.count {
         Number::Literal(count, span) => constant(&value::integer(*count, *span)),
         Number::Const(count) => constant(&count.to_token_stream()),
         Number::Other(count) => {
             let constant = constant(&ours!(1));
-            let count = call_on(&ours!(#krate::__private::count), count, None);
-            lets.extend(ours!(let #name = #krate::__private::with_count(#constant, #count);));
-            ours!(&#name)
+            let count = call_on(runtime, "count", count, None);
+            ours!(#krate::__private::with_count(#constant, #count))
         }
     };
     let key = match (&rule.key, &rule.missing_key) {
         (None, _) => ours!(#krate::__private::no_key()),
-        (Some(key), None) => call_on(&ours!(#krate::__private::key), key, Some(ours!())),
+        (Some(key), None) => call_on(runtime, "key", key, Some(ours!())),
         (Some(key), Some(missing)) => {
             let missing = ours!(, #krate::__private::MissingKey::#missing);
-            call_on(&ours!(#krate::__private::optional_key), key, Some(missing))
+            call_on(runtime, "optional_key", key, Some(missing))
         }
     };
     let cost = match &rule.cost {
         Number::Literal(cost, span) => value::integer(*cost, *span),
-        Number::Const(cost) | Number::Other(cost) => call_on(&ours!(#krate::__private::cost), cost, None),
+        Number::Const(cost) | Number::Other(cost) => call_on(runtime, "cost", cost, None),
     };
     ours!(#krate::__private::charge(#charged, #key, #cost))
 }
 
-/// `path(expr)`, or with more arguments `path(&(expr), more)`, drawn at the expression by errors.
-fn call_on(path: &TokenStream, expr: &syn::Expr, more: Option<TokenStream>) -> TokenStream {
+/// `name(expr)`, or with more arguments `name(&(expr), more)`, where errors are drawn at `expr`.
+fn call_on(runtime: &Runtime, name: &str, expr: &Expr, more: Option<TokenStream>) -> TokenStream {
     let (start, end) = ends(expr);
-    let path = locate(path.clone(), start);
-    let argument = match more {
-        None => expr.to_token_stream(),
-        Some(more) => {
-            let borrow = locate(ours!(&), start);
-            let expr = parenthesize(expr.to_token_stream(), end);
-            ours!(#borrow #expr #more)
-        }
-    };
+    let krate = runtime.at(start);
+    let name = Ident::new(name, start);
+    let mut argument = expr.to_token_stream();
+    if let Some(more) = more {
+        let expr = parenthesize(argument, end);
+        argument = quote_spanned!(start=> &#expr #more);
+    }
     let arguments = parenthesize(argument, end);
-    ours!(#path #arguments)
+    quote_spanned!(start=> #krate::__private::#name #arguments)
 }
 
 fn parenthesize(tokens: TokenStream, at: Span) -> Group {
     let mut group = Group::new(Delimiter::Parenthesis, tokens);
-    group.set_span(at.resolved_at(Span::mixed_site()));
+    group.set_span(at);
     group
 }
 
@@ -134,11 +156,12 @@ fn call(krate: &TokenStream, settings: &Settings) -> TokenStream {
     };
     let store = settings.on_store_error.as_ref();
     let store = store.map(|(_, word)| ours!(.on_store_error(#krate::OnStoreError::#word)));
-    ours!(const { &#krate::__private::Call::new() #waits #store })
+    ours!(const { #krate::__private::Call::new() #waits #store })
 }
 
 /// What becomes of a call that is `refused`.
-fn refusal(krate: &TokenStream, settings: &Settings, (start, end): (Span, Span)) -> TokenStream {
+fn refusal(runtime: &Runtime, settings: &Settings, (start, end): (Span, Span)) -> TokenStream {
+    let krate = runtime.path();
     let mut returned = ours!();
     if let Some((_, OnLimit::Return { word, expr })) = &settings.on_limit {
         // The user's name for the error, which the expression can see.
@@ -153,24 +176,11 @@ fn refusal(krate: &TokenStream, settings: &Settings, (start, end): (Span, Span))
     }
     // All of the call lies at the returned type: where a type can't say that a call was refused,
     // this is where the error belongs.
-    let path = locate(ours!(#krate::FromRefusal), start);
-    let function = locate(ours!(::from_refusal(refused)), end);
+    let krate = runtime.at(start);
+    let path = quote_spanned!(start=> #krate::FromRefusal);
+    let function = quote_spanned!(end=> ::from_refusal(refused));
     ours! {
         #returned
         return #path #function;
     }
-}
-
-/// Moves tokens to where an error should be drawn; they still resolve where they were written.
-fn locate(tokens: TokenStream, at: Span) -> TokenStream {
-    let move_token = |mut token: TokenTree| {
-        if let TokenTree::Group(group) = &token {
-            let mut moved = Group::new(group.delimiter(), locate(group.stream(), at));
-            moved.set_span(group.span());
-            token = moved.into();
-        }
-        token.set_span(at.resolved_at(token.span()));
-        token
-    };
-    tokens.into_iter().map(move_token).collect()
 }

@@ -6,8 +6,8 @@ mod snapshots;
 
 use proc_macro2::{TokenStream, TokenTree};
 
-/// The texts of all `compile_error!`s among the tokens.
-fn compile_errors(tokens: TokenStream) -> Vec<String> {
+/// The text of each `compile_error!` among the tokens, and the token it is drawn at.
+fn compile_errors(tokens: TokenStream) -> Vec<(String, String)> {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut found = Vec::new();
     for (i, token) in tokens.iter().enumerate() {
@@ -16,7 +16,10 @@ fn compile_errors(tokens: TokenStream) -> Vec<String> {
         };
         match tokens.get(i.wrapping_sub(2)) {
             Some(TokenTree::Ident(name)) if name == "compile_error" => {
-                found.extend(syn::parse2::<syn::LitStr>(group.stream()).map(|text| text.value()));
+                let text: syn::LitStr = syn::parse2(group.stream()).unwrap();
+                let span = name.span().join(group.span()).unwrap_or(name.span());
+                let token = span.source_text().unwrap_or_default();
+                found.push((text.value(), token));
             }
             _ => found.extend(compile_errors(group.stream())),
         }

@@ -57,9 +57,10 @@ pub(crate) fn word(input: ParseStream, what: &str, words: &[&'static str]) -> Re
         return fail(path.span(), "expected a word");
     };
     let ident = segment.ident.clone();
-    let Some(word) = words.iter().find(|word| ident == **word) else {
-        let end = suggest(&ident.to_string(), words);
-        return fail(ident.span(), format!("unknown {what} `{ident}`, {end}"));
+    let text = ident.to_string();
+    let Some(word) = words.iter().find(|word| text == **word) else {
+        let end = suggest(&text, words);
+        return fail(ident.span(), format!("unknown {what} `{text}`, {end}"));
     };
     Ok((ident, word))
 }
@@ -87,29 +88,27 @@ pub(crate) fn integer(number: u64, span: Span) -> TokenStream {
 }
 
 pub(crate) fn number(input: ParseStream, name: &str, least: u64) -> Result<Number> {
-    let fail = |span, problem: &str| {
-        let example = least.max(1);
-        fail(span, format!("{problem}, for example {name} = {example}"))
-    };
-    let too_small = format!("`{name}` must be at least {least}");
-    match expr(input, name)? {
-        Expr::Lit(ExprLit { lit: Lit::Int(int), .. }) => {
-            if !matches!(int.suffix(), "" | "u8" | "u16" | "u32" | "u64" | "usize") {
-                return fail(int.span(), &format!("`{name}` counts in u64: leave out the suffix"));
+    let expr = expr(input, name)?;
+    let problem = match &expr {
+        Expr::Const(_) => return Ok(Number::Const(expr)),
+        Expr::Lit(ExprLit { lit: Lit::Int(int), .. }) => match int.base10_parse::<u64>() {
+            _ if !["", "u8", "u16", "u32", "u64", "usize"].contains(&int.suffix()) => {
+                format!("`{name}` counts in u64: leave out the suffix")
             }
-            match int.base10_parse::<u64>() {
-                Ok(number) if number >= least => Ok(Number::Literal(number, int.span())),
-                Err(_) if !int.base10_digits().starts_with('-') => {
-                    fail(int.span(), &format!("`{name}` is at most {}", u64::MAX))
-                }
-                _ => fail(int.span(), &too_small),
+            Ok(number) if number >= least => return Ok(Number::Literal(number, int.span())),
+            Err(_) if !int.base10_digits().starts_with('-') => {
+                format!("`{name}` is at most {}", u64::MAX)
             }
+            _ => format!("`{name}` must be at least {least}"),
+        },
+        Expr::Unary(minus) if matches!(*minus.expr, Expr::Lit(_)) => {
+            format!("`{name}` must be at least {least}")
         }
-        Expr::Unary(minus) if matches!(*minus.expr, Expr::Lit(_)) => fail(minus.span(), &too_small),
-        Expr::Lit(other) => fail(other.span(), &format!("`{name}` is an integer")),
-        block @ Expr::Const(_) => Ok(Number::Const(block)),
-        other => Ok(Number::Other(other)),
-    }
+        Expr::Lit(_) => format!("`{name}` is an integer"),
+        _ => return Ok(Number::Other(expr)),
+    };
+    let message = format!("{problem}, for example {name} = {}", least.max(1));
+    Err(Error::new_spanned(expr, message))
 }
 
 /// A string literal that fits `most` bytes, or an expression for a const.
@@ -127,7 +126,7 @@ pub(crate) fn text(input: ParseStream, name: &str, most: usize) -> Result<TokenS
         Expr::Path(_) | Expr::Macro(_) | Expr::Const(_) => return Ok(expr.into_token_stream()),
         _ => format!("`{name}` is a string in quotes, for example {name} = \"item\""),
     };
-    fail(expr.span(), problem)
+    Err(Error::new_spanned(expr, problem))
 }
 
 pub(crate) fn boolean(input: ParseStream, name: &str) -> Result<LitBool> {

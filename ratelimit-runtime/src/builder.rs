@@ -148,6 +148,7 @@ impl Builder {
     /// # Panics
     ///
     /// On a Redis store, in a tokio runtime without time or input and output enabled.
+    #[cfg_attr(not(feature = "redis"), allow(clippy::unused_async))]
     pub async fn build(self) -> Result<Limiter, SetupError> {
         if let Some(fault) = self.fault {
             return Err(SetupError::new(fault));

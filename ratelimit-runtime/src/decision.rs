@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     Limiter, RequestPerMinute,
-    limiter::CountedBy,
+    call::CountedBy,
     store::{Charge, Charges},
 };
 
@@ -100,7 +100,6 @@ fn round_up_ms(duration: Duration) -> u64 {
 /// assert_eq!(limiter.peek(&RULE, "alice").await?.remaining(), 10);
 /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
 /// ```
-#[must_use = "dropping a permit does not give it back"]
 pub struct Permit {
     tightest: Decision,
     /// Who charged what; nothing if nothing was charged.

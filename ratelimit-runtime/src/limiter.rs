@@ -3,7 +3,6 @@
 use std::{
     fmt,
     future::Future,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,9 +14,10 @@ use once_cell::sync::OnceCell;
 
 use crate::{
     Builder, Clock, CounterName, Decision, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule, SetupError,
+    call::{Asked, AskedKey, Call, CountedBy, Manner, OnLimit},
     memory::Memory,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
-    wait::{Lines, Refused},
+    wait::Lines,
 };
 
 /// Decides who may run.
@@ -66,41 +66,6 @@ pub(crate) struct Settings {
     pub(crate) is_local: bool,
 }
 
-/// One charge as a caller asks for it.
-#[derive(Debug)]
-pub struct Asked<'a> {
-    pub(crate) rule: &'a Rule,
-    pub(crate) key: AskedKey,
-    pub(crate) cost: u64,
-}
-
-#[derive(Debug)]
-pub(crate) enum AskedKey {
-    Some(Key),
-    /// One counter for all.
-    Shared,
-    /// A missing key, that is refused.
-    Missing,
-    /// A missing key, that is let through.
-    Skip,
-}
-
-/// How a call wants to be treated.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Manner {
-    /// Whether to wait, and how long at most.
-    pub(crate) wait: Option<Option<Duration>>,
-    pub(crate) on_store_error: Option<OnStoreError>,
-}
-
-type Answer = Result<Permit, RequestPerMinute>;
-
-/// An answer that is there, or one on its way.
-enum Start<'a> {
-    Done(Answer),
-    Pending(Pin<Box<dyn Future<Output = Answer> + Send + 'a>>),
-}
-
 impl Limiter {
     /// A limiter that counts in this process's memory.
     ///
@@ -114,6 +79,13 @@ impl Limiter {
     /// # Errors
     ///
     /// A [`SetupError`] if the URL is wrong or the server does not answer.
+    ///
+    /// ```no_run
+    /// # use ratelimit_runtime::{Limiter, SetupError};
+    /// # async fn start() -> Result<(), SetupError> {
+    /// let limiter = Limiter::connect("redis://127.0.0.1:6379").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn connect(url: &str) -> Result<Self, SetupError> {
         Self::builder(url).build().await
     }
@@ -174,28 +146,25 @@ impl Limiter {
     /// # Panics
     ///
     /// On a Redis store, when called from a tokio runtime without time or input and output enabled.
-    pub fn acquire<'a, K: RateKey>(
-        &'a self,
-        rule: &'a Rule,
+    pub fn acquire<K: RateKey>(
+        &self,
+        rule: &Rule,
         key: K,
-    ) -> impl Future<Output = Answer> + Send + use<'a, K> {
+    ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
         self.acquire_n(rule, key, 1)
     }
 
     /// Charges a cost to the rule's counter for this key. A cost of 0 is always let through and consumes nothing.
     ///
     /// Errors, cancellation and panics are those of [`Limiter::acquire`].
-    pub fn acquire_n<'a, K: RateKey>(
-        &'a self,
-        rule: &'a Rule,
+    pub fn acquire_n<K: RateKey>(
+        &self,
+        rule: &Rule,
         key: K,
         cost: u64,
-    ) -> impl Future<Output = Answer> + Send + use<'a, K> {
-        let key = Key::new(key);
-        async move {
-            let asked = [Asked { rule, key: AskedKey::Some(key), cost }];
-            self.decide(&asked, Manner::default()).await
-        }
+    ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
+        let asked = Asked { rule: *rule, key: AskedKey::Some(Key::new(key)), cost };
+        Call { limiter: self.clone(), asked: [asked].into(), manner: Manner::default() }.decide()
     }
 
     /// Charges a cost of 1, and waits for it up to `longest` if the limit is reached.
@@ -229,17 +198,15 @@ impl Limiter {
     /// # Panics
     ///
     /// Those of [`Limiter::acquire`]; also on the memory store when it has to wait outside of a tokio runtime with time enabled.
-    pub fn acquire_within<'a, K: RateKey>(
-        &'a self,
-        rule: &'a Rule,
+    pub fn acquire_within<K: RateKey>(
+        &self,
+        rule: &Rule,
         key: K,
         longest: Duration,
-    ) -> impl Future<Output = Answer> + Send + use<'a, K> {
-        let key = Key::new(key);
-        async move {
-            let asked = [Asked { rule, key: AskedKey::Some(key), cost: 1 }];
-            self.decide(&asked, Manner { wait: Some(Some(longest)), on_store_error: None }).await
-        }
+    ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
+        let asked = Asked { rule: *rule, key: AskedKey::Some(Key::new(key)), cost: 1 };
+        let manner = Manner { on_limit: OnLimit::Wait(Some(longest)), on_store_error: None };
+        Call { limiter: self.clone(), asked: [asked].into(), manner }.decide()
     }
 
     /// Charges several rules, each with its key and cost: all of them, or none.
@@ -268,24 +235,22 @@ impl Limiter {
     /// # Cancellation
     ///
     /// As for [`Limiter::acquire`]: all of the charges were made, or none.
-    pub fn acquire_all<'a>(
-        &'a self,
-        charges: &'a [(&'a Rule, Key, u64)],
-    ) -> impl Future<Output = Answer> + Send + use<'a> {
-        async move {
-            let asked: Vec<_> = charges
-                .iter()
-                .map(|(rule, key, cost)| Asked { rule, key: AskedKey::Some(key.clone()), cost: *cost })
-                .collect();
-            self.decide(&asked, Manner::default()).await
-        }
+    pub fn acquire_all(
+        &self,
+        charges: &[(&Rule, Key, u64)],
+    ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<> {
+        let asked = charges
+            .iter()
+            .map(|(rule, key, cost)| Asked { rule: **rule, key: AskedKey::Some(key.clone()), cost: *cost })
+            .collect();
+        Call { limiter: self.clone(), asked, manner: Manner::default() }.decide()
     }
 
     /// What the rule's counter for this key says about a cost of 1. Consumes nothing.
     ///
     /// # Errors
     ///
-    /// [`Cause::Unavailable`] or [`Cause::Misconfigured`], whatever the failure policy.
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or [`Cause::Misconfigured`](crate::Cause::Misconfigured), whatever the failure policy.
     pub fn peek<'a, K: RateKey>(
         &'a self,
         rule: &'a Rule,
@@ -293,7 +258,7 @@ impl Limiter {
     ) -> impl Future<Output = Result<Decision, RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
-            let charge = self.charge(rule, Some(&key), 1)?;
+            let charge = self.charge(rule, Some(&key), rule.count().min(1))?; // a count of 0 has no wait to tell
             let Some(store) = &self.0.store else {
                 return Ok(charge.decision);
             };
@@ -313,7 +278,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`Cause::Unavailable`] or [`Cause::Misconfigured`], whatever the failure policy. The counter may or may not have been
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or [`Cause::Misconfigured`](crate::Cause::Misconfigured), whatever the failure policy. The counter may or may not have been
     /// reset then.
     pub fn reset<'a, K: RateKey>(
         &'a self,
@@ -343,216 +308,32 @@ impl Limiter {
         self.within_deadline(reply).await.and_then(|back| back).map_err(|error| refusal(&rule, error))
     }
 
-    /// Decides; the one function behind every acquire and every annotated function.
-    pub(crate) async fn decide(&self, asked: &[Asked<'_>], manner: Manner) -> Answer {
-        // Kept apart, so that a caller's future holds no more than a pointer to what is on its way.
-        match self.start(asked, manner) {
-            Start::Done(answer) => answer,
-            Start::Pending(answer) => answer.await,
-        }
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.0.settings
     }
 
-    fn start<'a>(&'a self, asked: &'a [Asked<'a>], manner: Manner) -> Start<'a> {
-        let charges = match self.charges(asked) {
-            Ok(charges) => charges,
-            Err(refused) => return Start::Done(Err(refused)),
-        };
-        let Some(store) = self.0.store.as_deref().filter(|_| !charges.is_empty()) else {
-            return Start::Done(Ok(Permit::free(&charges)));
-        };
-        let arrival = manner.wait.map(|longest| self.arrive(longest));
-        if let Some(arrival) = arrival
-            && let Some(counter) = self.0.lines.find(&charges)
-        {
-            return Start::Pending(Box::pin(self.wait(asked, manner, arrival, counter, None)));
-        }
-        match store.decide(Request::new(charges, true).into()) {
-            Reply::Ready(batch) => match (self.conclude(Ok(batch), asked, manner), arrival) {
-                (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
-                    let refused = self.refused(refusal);
-                    Start::Pending(Box::pin(self.wait(asked, manner, arrival, counter, Some(refused))))
-                }
-                (verdict, _) => Start::Done(verdict.into()),
-            },
-            reply @ Reply::Pending(_) => Start::Pending(Box::pin(async move {
-                let batch = self.within_deadline(reply).await;
-                match (self.conclude(batch, asked, manner), arrival) {
-                    (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
-                        let refused = self.refused(refusal);
-                        self.wait(asked, manner, arrival, counter, Some(refused)).await
-                    }
-                    (verdict, _) => verdict.into(),
-                }
-            })),
-        }
+    pub(crate) fn store(&self) -> Option<&dyn Store> {
+        self.0.store.as_deref()
     }
 
-    /// Waits in the lines of the counters that refuse, one after the other, until none does.
-    async fn wait(
-        &self,
-        asked: &[Asked<'_>],
-        manner: Manner,
-        Arrival { ticket, give_up }: Arrival,
-        mut counter: CounterName,
-        mut refused: Option<Refused>,
-    ) -> Answer {
-        let clock = &self.0.settings.clock;
-        let last_word = |refused: Option<Refused>| match refused {
-            Some(refused) => Err(refused.at(clock.now())),
-            // Its patience ended before anyone in its line was refused.
-            None => Err(RequestPerMinute::exceeded(asked[0].rule, asked[0].cost, &Decision::fresh(0))),
-        };
-        'lines: loop {
-            let place = match self.0.lines.join(counter, ticket, refused.clone(), give_up) {
-                Ok(place) => place,
-                Err(theirs) => return last_word(refused.or(theirs)),
-            };
-            loop {
-                if !in_time(clock, give_up, place.first()).await {
-                    return last_word(place.last().or(refused));
-                }
-                if let Some(Refused { ready_at, .. }) = refused.take() {
-                    clock.sleep_until(ready_at).await;
-                    if !place.is_first() {
-                        continue; // an earlier caller came over from another line
-                    }
-                }
-                let charges = self.charges(asked)?;
-                let Some(store) = &self.0.store else {
-                    return Ok(Permit::free(&charges));
-                };
-                let batch = self.within_deadline(store.decide(Request::new(charges, true).into())).await;
-                match self.conclude(batch, asked, manner) {
-                    Verdict::Exceeded(refusal, by) => {
-                        let now_refused = self.refused(refusal);
-                        if give_up.is_some_and(|give_up| now_refused.ready_at > give_up) {
-                            return last_word(Some(now_refused));
-                        }
-                        refused = Some(now_refused.clone());
-                        if by != *place.counter() {
-                            counter = by;
-                            continue 'lines;
-                        }
-                        place.refused(now_refused);
-                    }
-                    verdict => return verdict.into(),
-                }
-            }
-        }
+    pub(crate) fn lines(&self) -> &Lines {
+        &self.0.lines
     }
 
-    fn arrive(&self, longest: Option<Duration>) -> Arrival {
-        let give_up = longest.map(|longest| self.0.settings.clock.now().saturating_add(longest));
-        Arrival { ticket: self.0.lines.ticket(), give_up }
+    /// Counts for this process alone.
+    pub(crate) fn local(&self) -> &Memory {
+        let settings = &self.0.settings;
+        self.0.local.get_or_init(|| Memory::new(settings.clock.clone(), settings.max_keys))
     }
 
-    fn refused(&self, refusal: RequestPerMinute) -> Refused {
-        let wait = refusal.retry_after().unwrap_or_default();
-        Refused { refusal, ready_at: self.0.settings.clock.now().saturating_add(wait) }
-    }
-
-    /// What a call would charge; checked, so that a store sees only what it can decide.
-    fn charges(&self, asked: &[Asked<'_>]) -> Result<Charges, RequestPerMinute> {
-        let mut charges = Charges::default();
-        for Asked { rule, key, cost } in asked {
-            let key = match key {
-                AskedKey::Some(key) => Some(key),
-                AskedKey::Shared => None,
-                AskedKey::Missing => return Err(RequestPerMinute::missing_key(rule)),
-                AskedKey::Skip => continue,
-            };
-            charges.push(self.charge(rule, key, *cost)?);
-        }
-        match charges.iter().find(|charge| charge.cost > charge.rule.count()) {
-            Some(charge) if self.0.store.is_some() => Err(RequestPerMinute::never_fits(&charge.rule, charge.cost)),
-            _ => Ok(charges),
-        }
-    }
-
-    fn charge(&self, rule: &Rule, key: Option<&Key>, cost: u64) -> Result<Charge, RequestPerMinute> {
+    pub(crate) fn charge(&self, rule: &Rule, key: Option<&Key>, cost: u64) -> Result<Charge, RequestPerMinute> {
         if let Some(fault) = rule.fault() {
             return Err(refusal(rule, StoreError::misconfigured(fault)));
         }
         Ok(Charge::new(*rule, CounterName::new(&self.0.settings.namespace, rule, key), cost))
     }
 
-    /// Turns what the store said, or that it said nothing, into what the caller gets.
-    fn conclude(&self, batch: Result<Batch, StoreError>, asked: &[Asked<'_>], manner: Manner) -> Verdict {
-        let error = match batch.map(Batch::into_first) {
-            Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
-                self.recovered();
-                return self.verdict(charges, fits, CountedBy::Store);
-            }
-            Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => error,
-            Ok(None) => no_answer(),
-        };
-        let Some(rule) = asked.first().map(|asked| *asked.rule) else {
-            return Verdict::Permit(Permit::free(&[]));
-        };
-        if error.misconfigured {
-            return Verdict::Refused(refusal(&rule, error));
-        }
-        self.failed(&error);
-        match manner.on_store_error.unwrap_or(self.0.settings.on_store_error) {
-            OnStoreError::Allow => Verdict::Permit(match self.charges(asked) {
-                Ok(charges) => Permit::free(&charges),
-                Err(_) => Permit::free(&[]),
-            }),
-            OnStoreError::Local if !self.0.settings.is_local => self.decide_locally(asked, &rule, &error),
-            OnStoreError::Local | OnStoreError::Deny => Verdict::Refused(refusal(&rule, error)),
-        }
-    }
-
-    /// Decides in this process, within its share of each rule.
-    fn decide_locally(&self, asked: &[Asked<'_>], rule: &Rule, error: &StoreError) -> Verdict {
-        let mut charges = match self.charges(asked) {
-            Ok(charges) => charges,
-            Err(refused) => return Verdict::Refused(refused),
-        };
-        for charge in &mut *charges {
-            let share = charge.rule.count() / self.0.settings.instances;
-            charge.rule = charge.rule.with_count(share);
-            if charge.cost > share {
-                let reason = format!("{error}; this process's share of the limit is {share}, below the cost");
-                return Verdict::Refused(refusal(rule, StoreError::unavailable(reason)));
-            }
-        }
-        match self.local().decide(Request::new(charges, true).into()) {
-            Reply::Ready(batch) => match batch.into_first() {
-                Some(Request { charges, outcome: Ok(fits), .. }) => self.verdict(charges, fits, CountedBy::Local),
-                Some(Request { outcome: Err(error), .. }) => Verdict::Refused(refusal(rule, error)),
-                None => Verdict::Refused(refusal(rule, no_answer())),
-            },
-            Reply::Pending(_) => Verdict::Refused(refusal(rule, no_answer())),
-        }
-    }
-
-    fn verdict(&self, charges: Charges, fits: bool, by: CountedBy) -> Verdict {
-        if fits {
-            return Verdict::Permit(Permit::new(self.clone(), charges, by));
-        }
-        let refused_by = charges.iter().filter(|charge| charge.decision.retry_after().is_some());
-        match refused_by.max_by_key(|charge| charge.decision.retry_after_ms) {
-            Some(charge) => Verdict::Exceeded(
-                RequestPerMinute::exceeded(&charge.rule, charge.cost, &charge.decision),
-                charge.counter.clone(),
-            ),
-            None => match charges.first() {
-                Some(charge) => Verdict::Refused(refusal(
-                    &charge.rule,
-                    StoreError::misconfigured("the store refused, and named no counter that did"),
-                )),
-                None => Verdict::Permit(Permit::free(&charges)),
-            },
-        }
-    }
-
-    fn local(&self) -> &Memory {
-        let settings = &self.0.settings;
-        self.0.local.get_or_init(|| Memory::new(settings.clock.clone(), settings.max_keys))
-    }
-
-    async fn within_deadline<T>(&self, reply: Reply<'_, T>) -> Result<T, StoreError> {
+    pub(crate) async fn within_deadline<T>(&self, reply: Reply<T>) -> Result<T, StoreError> {
         match reply {
             Reply::Ready(answer) => Ok(answer),
             Reply::Pending(answer) => {
@@ -564,63 +345,22 @@ impl Limiter {
         }
     }
 
-    fn failed(&self, error: &StoreError) {
+    /// Says once that the store is away.
+    pub(crate) fn failed(&self, error: &StoreError) {
         if !self.0.degraded.swap(true, Ordering::Relaxed) {
             tracing::warn!(%error, "the rate limit store is unavailable");
         }
     }
 
-    fn recovered(&self) {
+    /// Says once that the store is back.
+    pub(crate) fn recovered(&self) {
         if self.0.degraded.load(Ordering::Relaxed) && self.0.degraded.swap(false, Ordering::Relaxed) {
             tracing::info!("the rate limit store is available again");
         }
     }
 }
 
-/// Who holds a charge.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum CountedBy {
-    Store,
-    Local,
-}
-
-/// When a caller came who is ready to wait, and when it will have waited enough.
-#[derive(Clone, Copy)]
-struct Arrival {
-    ticket: u64,
-    give_up: Option<Duration>,
-}
-
-enum Verdict {
-    Permit(Permit),
-    /// Waiting helps; the counter that asks for the longest wait.
-    Exceeded(RequestPerMinute, CounterName),
-    Refused(RequestPerMinute),
-}
-
-impl From<Verdict> for Answer {
-    fn from(verdict: Verdict) -> Self {
-        match verdict {
-            Verdict::Permit(permit) => Ok(permit),
-            Verdict::Exceeded(refused, _) | Verdict::Refused(refused) => Err(refused),
-        }
-    }
-}
-
-/// Whether the future was done before the clock showed `give_up`.
-async fn in_time(clock: &Clock, give_up: Option<Duration>, done: impl Future<Output = ()>) -> bool {
-    let Some(give_up) = give_up else {
-        done.await;
-        return true;
-    };
-    tokio::select! {
-        biased;
-        () = done => true,
-        () = clock.sleep_until(give_up) => false,
-    }
-}
-
-fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
+pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     if error.misconfigured {
         tracing::error!(rule = rule.prefix(), reason = %error, "a rate limit is misconfigured");
         RequestPerMinute::misconfigured(rule, error.reason)
@@ -629,7 +369,7 @@ fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     }
 }
 
-fn no_answer() -> StoreError {
+pub(crate) fn no_answer() -> StoreError {
     StoreError::misconfigured("the store returned a batch without the request it was given")
 }
 

@@ -190,14 +190,14 @@ impl Memory {
 }
 
 impl Store for Memory {
-    fn decide(&self, mut batch: Batch) -> Reply<'_, Batch> {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
         for request in &mut *batch {
             self.decide_one(request);
         }
         Reply::Ready(batch)
     }
 
-    fn give_back(&self, charges: Charges) -> Reply<'_, Result<u64, StoreError>> {
+    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let back = charges
             .iter()
             .filter(|charge| charge.cost > 0)
@@ -210,7 +210,7 @@ impl Store for Memory {
         Reply::Ready(Ok(back))
     }
 
-    fn reset(&self, counter: CounterName) -> Reply<'_, Result<(), StoreError>> {
+    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
         let name = self.fingerprint(&counter);
         if self.shard(shard_of(&name)).buckets.remove(&name).is_some() {
             self.stored.fetch_sub(1, Ordering::Relaxed);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-pub use crate::limiter::Asked as Charge;
+pub use crate::call::{Asked as Charge, Deciding};
 use crate::{
-    Cause, Key, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
-    limiter::{AskedKey, Manner},
+    Cause, Key, Limiter, OnStoreError, RateKey, RequestPerMinute, Rule, call,
+    call::{AskedKey, Manner, OnLimit},
 };
 
 /// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
@@ -22,7 +22,7 @@ pub const fn rule(prefix: &'static str, count: u64, ttl: u64, unit_ms: u64) -> R
 
 /// The rule with a count that is known only now.
 #[must_use]
-pub const fn with_count(rule: &Rule, count: u64) -> Rule {
+pub const fn with_count(rule: Rule, count: u64) -> Rule {
     rule.with_count(count)
 }
 
@@ -88,7 +88,7 @@ impl<K: OptionalKey + ?Sized> OptionalKey for &K {
 }
 
 #[must_use]
-pub fn charge(rule: &Rule, ChargedKey(key): ChargedKey, cost: u64) -> Charge<'_> {
+pub fn charge(rule: Rule, ChargedKey(key): ChargedKey, cost: u64) -> Charge {
     Charge { rule, key, cost }
 }
 
@@ -100,18 +100,18 @@ impl Call {
     #[allow(clippy::new_without_default)]
     #[must_use]
     pub const fn new() -> Self {
-        Self(Manner { wait: None, on_store_error: None })
+        Self(Manner { on_limit: OnLimit::Reject, on_store_error: None })
     }
 
     #[must_use]
     pub const fn wait(mut self) -> Self {
-        self.0.wait = Some(None);
+        self.0.on_limit = OnLimit::Wait(None);
         self
     }
 
     #[must_use]
     pub const fn wait_at_most(mut self, ms: u64) -> Self {
-        self.0.wait = Some(Some(Duration::from_millis(ms)));
+        self.0.on_limit = OnLimit::Wait(Some(Duration::from_millis(ms)));
         self
     }
 
@@ -123,15 +123,14 @@ impl Call {
 }
 
 /// The call in front of every annotated function's body.
-pub async fn limit_request_per_time(
+#[must_use]
+pub fn limit_request_per_time<const N: usize>(
     limiter: Option<&Limiter>,
-    call: &Call,
-    charges: &[Charge<'_>],
-) -> Result<Permit, RequestPerMinute> {
-    match limiter {
-        Some(limiter) => limiter.decide(charges, call.0).await,
-        None => Limiter::current().decide(charges, call.0).await,
-    }
+    Call(manner): Call,
+    charges: [Charge; N],
+) -> Deciding {
+    let limiter = limiter.cloned().unwrap_or_else(Limiter::current);
+    call::Call { limiter, asked: charges.into_iter().collect(), manner }.decide()
 }
 
 /// Whether a refusal is about the limit, and so for `on_limit` to answer.

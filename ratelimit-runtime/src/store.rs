@@ -22,26 +22,26 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Decides a batch of requests.
     ///
     /// A future that is dropped half way may or may not have charged.
-    fn decide(&self, batch: Batch) -> Reply<'_, Batch>;
+    fn decide(&self, batch: Batch) -> Reply<Batch>;
 
     /// Returns what still counts of charges that were granted, and how much that was in total.
     ///
     /// What no longer counts is not returned: a later window is never credited.
-    fn give_back(&self, charges: Charges) -> Reply<'_, Result<u64, StoreError>>;
+    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>>;
 
     /// Forgets a counter.
-    fn reset(&self, counter: CounterName) -> Reply<'_, Result<(), StoreError>>;
+    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>>;
 }
 
 /// An answer that is there, or one that has to be awaited.
 ///
 /// A store without input and output answers at once, and its callers pay for no future.
 #[allow(missing_debug_implementations)] // futures have nothing to show
-pub enum Reply<'a, T> {
+pub enum Reply<T> {
     /// The answer.
     Ready(T),
-    /// The answer is on its way.
-    Pending(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
+    /// The answer is on its way. The future holds what it needs of the store itself.
+    Pending(Pin<Box<dyn Future<Output = T> + Send>>),
 }
 
 /// Requests to be decided in this order; a list that holds one of them without an allocation.

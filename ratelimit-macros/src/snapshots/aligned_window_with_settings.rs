@@ -1,29 +1,34 @@
 async fn f(state: State) -> R {
     #![allow(unused)]
-    let limiter: &::facade::limits::Limiter = &state.limiter;
-    let charges = [
-        ::facade::limits::__private::charge(
-            const {
-                &::facade::limits::__private::rule(concat!("a", "b"), 5, 1, 86400000)
-                    .algorithm(::facade::limits::Algorithm::FixedWindow {
-                        align: true,
-                    })
-            },
-            ::facade::limits::__private::no_key(),
-            1,
-        ),
-    ];
-    if let ::core::result::Result::Err(refused) = ::facade::limits::__private::limit_request_per_time(
+    let deciding = {
+        let limiter: &::facade::limits::Limiter = &state.limiter;
+        ::facade::limits::__private::limit_request_per_time(
             ::core::option::Option::Some(limiter),
             const {
-                &::facade::limits::__private::Call::new()
+                ::facade::limits::__private::Call::new()
                     .wait_at_most(90000)
                     .on_store_error(::facade::limits::OnStoreError::Allow)
             },
-            &charges,
+            [
+                ::facade::limits::__private::charge(
+                    const {
+                        ::facade::limits::__private::rule(
+                                concat!("a", "b"),
+                                5,
+                                1,
+                                86400000,
+                            )
+                            .algorithm(::facade::limits::Algorithm::FixedWindow {
+                                align: true,
+                            })
+                    },
+                    ::facade::limits::__private::no_key(),
+                    1,
+                ),
+            ],
         )
-        .await
-    {
+    };
+    if let ::core::result::Result::Err(refused) = deciding.await {
         return ::facade::limits::FromRefusal::from_refusal(refused);
     }
     { body() }

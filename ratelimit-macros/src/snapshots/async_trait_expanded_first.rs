@@ -8,20 +8,18 @@ where
     Self: 'async_trait,
 {
     Box::pin(async move {
-        let charges = [
-            ::ratelimit_runtime::__private::charge(
-                const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-                ::ratelimit_runtime::__private::key(&((self.id, x))),
-                1,
-            ),
-        ];
-        if let ::core::result::Result::Err(refused) = ::ratelimit_runtime::__private::limit_request_per_time(
-                ::core::option::Option::None,
-                const { &::ratelimit_runtime::__private::Call::new() },
-                &charges,
-            )
-            .await
-        {
+        let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+            ::core::option::Option::None,
+            const { ::ratelimit_runtime::__private::Call::new() },
+            [
+                ::ratelimit_runtime::__private::charge(
+                    const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                    ::ratelimit_runtime::__private::key(&((self.id, x))),
+                    1,
+                ),
+            ],
+        );
+        if let ::core::result::Result::Err(refused) = deciding.await {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
         }
         {

@@ -1,25 +1,22 @@
 async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
-    let rule_0 = ::ratelimit_runtime::__private::with_count(
-        const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-        ::ratelimit_runtime::__private::count(plan.limit()),
-    );
-    let charges = [
-        ::ratelimit_runtime::__private::charge(
-            &rule_0,
-            ::ratelimit_runtime::__private::optional_key(
-                &(id),
-                ::ratelimit_runtime::__private::MissingKey::Shared,
+    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+        ::core::option::Option::None,
+        const { ::ratelimit_runtime::__private::Call::new() },
+        [
+            ::ratelimit_runtime::__private::charge(
+                ::ratelimit_runtime::__private::with_count(
+                    const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                    ::ratelimit_runtime::__private::count(plan.limit()),
+                ),
+                ::ratelimit_runtime::__private::optional_key(
+                    &(id),
+                    ::ratelimit_runtime::__private::MissingKey::Shared,
+                ),
+                ::ratelimit_runtime::__private::cost(rows.len()),
             ),
-            ::ratelimit_runtime::__private::cost(rows.len()),
-        ),
-    ];
-    if let ::core::result::Result::Err(refused) = ::ratelimit_runtime::__private::limit_request_per_time(
-            ::core::option::Option::None,
-            const { &::ratelimit_runtime::__private::Call::new() },
-            &charges,
-        )
-        .await
-    {
+        ],
+    );
+    if let ::core::result::Result::Err(refused) = deciding.await {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}

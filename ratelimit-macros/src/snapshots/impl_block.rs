@@ -2,44 +2,42 @@ unsafe impl<const N: usize> Api<{ N }> {
     #![allow(unused)]
     const LIMIT: u64 = 1;
     pub(crate) async fn get(&self) -> R {
-        let charges = [
-            ::ratelimit_runtime::__private::charge(
-                const { &::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
-                ::ratelimit_runtime::__private::key(&(self.id)),
-                1,
-            ),
-        ];
-        if let ::core::result::Result::Err(refused) = ::ratelimit_runtime::__private::limit_request_per_time(
-                ::core::option::Option::None,
-                const { &::ratelimit_runtime::__private::Call::new() },
-                &charges,
-            )
-            .await
-        {
+        let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+            ::core::option::Option::None,
+            const { ::ratelimit_runtime::__private::Call::new() },
+            [
+                ::ratelimit_runtime::__private::charge(
+                    const { ::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
+                    ::ratelimit_runtime::__private::key(&(self.id)),
+                    1,
+                ),
+            ],
+        );
+        if let ::core::result::Result::Err(refused) = deciding.await {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
         }
         { self.id }
     }
     async fn put(mut self: Box<Self>) -> R {
-        let charges = [
-            ::ratelimit_runtime::__private::charge(
-                const { &::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
-                ::ratelimit_runtime::__private::key(&(self.id)),
-                1,
-            ),
-            ::ratelimit_runtime::__private::charge(
-                const { &::ratelimit_runtime::__private::rule("put", 9, 1, 86400000) },
-                ::ratelimit_runtime::__private::no_key(),
-                1,
-            ),
-        ];
-        if let ::core::result::Result::Err(refused) = ::ratelimit_runtime::__private::limit_request_per_time(
-                ::core::option::Option::None,
-                const { &::ratelimit_runtime::__private::Call::new() },
-                &charges,
-            )
-            .await
-        {
+        let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+            ::core::option::Option::None,
+            const { ::ratelimit_runtime::__private::Call::new() },
+            [
+                ::ratelimit_runtime::__private::charge(
+                    const { ::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
+                    ::ratelimit_runtime::__private::key(&(self.id)),
+                    1,
+                ),
+                ::ratelimit_runtime::__private::charge(
+                    const {
+                        ::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
+                    },
+                    ::ratelimit_runtime::__private::no_key(),
+                    1,
+                ),
+            ],
+        );
+        if let ::core::result::Result::Err(refused) = deciding.await {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
         }
         {}

@@ -1,18 +1,16 @@
 async fn f() -> R {
-    let charges = [
-        ::ratelimit_runtime::__private::charge(
-            const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-            ::ratelimit_runtime::__private::no_key(),
-            1,
-        ),
-    ];
-    if let ::core::result::Result::Err(refused) = ::ratelimit_runtime::__private::limit_request_per_time(
-            ::core::option::Option::None,
-            const { &::ratelimit_runtime::__private::Call::new() },
-            &charges,
-        )
-        .await
-    {
+    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+        ::core::option::Option::None,
+        const { ::ratelimit_runtime::__private::Call::new() },
+        [
+            ::ratelimit_runtime::__private::charge(
+                const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                ::ratelimit_runtime::__private::no_key(),
+                1,
+            ),
+        ],
+    );
+    if let ::core::result::Result::Err(refused) = deciding.await {
         if ::ratelimit_runtime::__private::over_limit(&refused) {
             let refused = refused;
             let _ = &refused;

@@ -2,14 +2,18 @@
 
 #![allow(clippy::too_many_lines, reason = "a table is as long as it is")]
 
-use super::compile_errors;
 use crate::expand::expand;
+
+fn compile_errors(args: &str, item: &str) -> (Vec<String>, Vec<String>) {
+    let tokens = expand(args.parse().unwrap(), item.parse().unwrap());
+    super::compile_errors(tokens).into_iter().unzip()
+}
 
 const FN: &str = "async fn f(id: u64) -> R {}";
 
 fn check(args: &str, item: &str, expected: &[&str]) {
-    let tokens = expand(args.parse().unwrap(), item.parse().unwrap());
-    assert_eq!(compile_errors(tokens), expected, "\n#[limit_request_per_time({args})]\n{item}\n");
+    let (errors, _) = compile_errors(args, item);
+    assert_eq!(errors, expected, "\n#[limit_request_per_time({args})]\n{item}\n");
 }
 
 /// One more argument after the required ones.
@@ -248,16 +252,12 @@ fn stacked() {
         ("key = id", "colour = Red, coutn = 5, count = 2, shadow = 3", "`shadow` is `true` or `false`".into()),
     ] {
         let second = format!("#[limit_request_per_time(\"b\", 1, Days, 1, {second})]");
-        let tokens =
-            expand(format!("\"a\", 1, Days, 1, {first}").parse().unwrap(), format!("{second} {FN}").parse().unwrap());
-        let errors = compile_errors(tokens);
-        assert_eq!(errors.last(), Some(&expected), "{first}; {second}: {errors:?}");
+        let first_args = format!("\"a\", 1, Days, 1, {first}");
+        let (errors, _) = compile_errors(&first_args, &format!("{second} {FN}"));
+        assert_eq!(errors.last(), Some(&expected), "{first}; {second}");
         // On a method beside the block's own, too.
-        let tokens = expand(
-            format!("\"a\", 1, Days, 1, {first}").parse().unwrap(),
-            format!("impl S {{ async fn g() {{}} {second} {FN} }}").parse().unwrap(),
-        );
-        let inside = compile_errors(tokens);
+        let block = format!("impl S {{ async fn g() {{}} {second} {FN} }}");
+        let (inside, _) = compile_errors(&first_args, &block);
         if !first.starts_with("lease") {
             assert_eq!(inside, errors, "{first}; {second}");
         }
@@ -304,4 +304,41 @@ fn five_mistakes_are_five_errors() {
             "only an async function can be limited: write `async fn`",
         ],
     );
+}
+
+#[test]
+fn errors_are_drawn_at_their_token() {
+    let valid = "\"a\", 1, Days, 1, key = id";
+    for (args, item, tokens) in [
+        (
+            "prefx = \"item\", ttl = \"1\", unit = Time::Minuts, count = 0, count = 5, on_limit = Wait(\"2s\")",
+            FN,
+            &["prefx", "\"1\"", "Minuts", "0", "count", "\"2s\""] as &[_],
+        ),
+        ("\"a\", 1, Days, -5, shadow = true, permit = 7", FN, &["-5", "7"]),
+        ("\"a\", 1, Days, 1, shadow = true, lease = 7", FN, &["lease", "shadow"]),
+        ("\"a\", 1, Days, 1, on_limit = Wait(max = \"0s\", min = 5)", FN, &["\"0s\"", "min"]),
+        ("\"a\", 1, Days, 1, algorithm = X::TokenBucket, key =", FN, &["key"]),
+        ("\"a\", 1, Days, 1, algorithm = X::TokenBucket", FN, &["TokenBucket"]),
+        ("\"a\", 1, Days, 5, lease = 1 ~, crate = a::b", FN, &["a", "~"]),
+        (valid, "pub(crate) fn f() {}", &["fn"]),
+        (valid, "pub const fn f() {}", &["const"]),
+        (valid, "async fn f();", &["f"]),
+        (valid, "#[derive(X)] pub struct S;", &["struct"]),
+        (valid, "unsafe impl S {}", &["impl"]),
+        (valid, "impl S { #[limit_request_per_time(skip, 1)] async fn f() {} }", &["skip"]),
+        (valid, "#[a::limit_request_per_time] async fn f() {}", &["limit_request_per_time"; 3]),
+        (
+            "\"a\", 1, Days, 1, key = (0, a.id, b)",
+            "fn f(__arg0: A) -> BoxFuture<R> { Box::pin(async { let A { id, b } = { let __arg0 = __arg0; __arg0 }; id }) }",
+            &["b"],
+        ),
+    ] {
+        let (errors, found) = compile_errors(args, item);
+        let mut sorted = found.clone();
+        sorted.sort();
+        let mut expected = tokens.to_vec();
+        expected.sort_unstable();
+        assert_eq!(sorted, expected, "{args}\n{item}\n{errors:#?}");
+    }
 }

@@ -2,11 +2,17 @@
 
 use std::path::Path;
 
+use proc_macro2::{Delimiter, Group, TokenStream};
+use quote::{ToTokens as _, quote};
+
 use crate::expand::expand;
 
 fn check(name: &str, args: &str, item: &str) {
-    let tokens = expand(args.parse().unwrap(), item.parse().unwrap());
-    let found = prettyplease::unparse(&syn::parse2(tokens).unwrap());
+    compare(name, &expand(args.parse().unwrap(), item.parse().unwrap()));
+}
+
+fn compare(name: &str, tokens: &TokenStream) {
+    let found = prettyplease::unparse(&syn::parse2(tokens.clone()).unwrap());
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/snapshots/{name}.rs"));
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(&path, &found).unwrap();
@@ -121,4 +127,20 @@ snapshots! {
             #[limit_request_per_time(prefix = "second", unit = Hours)]
             async fn f() -> R { body }
         "#
+}
+
+/// As a `macro_rules!` macro hands over what it was given: in groups without delimiters.
+#[test]
+fn through_a_macro() {
+    let hidden = |text: &str| Group::new(Delimiter::None, text.parse().unwrap()).into_token_stream();
+    let (prefix, count, key) = (hidden("\"item\""), hidden("5"), hidden("a + b"));
+    let (unit, on_limit) = (hidden("TimeUnit::Days"), hidden("Wait(max = \"1s\")"));
+    let (ty, body) = (hidden("R<u64>"), hidden("{ body() }"));
+    let args = quote!(prefix = #prefix, unit = #unit, count = #count, key = #key, on_limit = #on_limit);
+    let item = quote!(pub async fn f(a: u64, b: u64) -> #ty #body);
+    let group = hidden(&item.to_string());
+    for item in [item, quote!(#group)] {
+        let tokens = expand(args.clone(), item);
+        compare("through_a_macro", &tokens.to_string().parse().unwrap());
+    }
 }

@@ -12,7 +12,7 @@ pub(crate) struct Bucket {
 
 #[derive(Debug)]
 enum State {
-    Window { used: u64 },
+    Window { opened_ms: u64, used: u64 },
     Log(Box<Log>),
 }
 
@@ -28,26 +28,34 @@ impl Bucket {
 
     /// Decides without a charge, on a counter that may not be stored yet.
     pub(crate) fn look(stored: Option<&mut Self>, rule: &Rule, now_us: u64, cost: u64) -> (bool, Decision) {
-        let now_ms = now_us / 1000;
+        let millis = now_us / 1000;
         let Some(bucket) = stored.filter(|bucket| !bucket.is_fresh(now_us)) else {
             return fixed_window::decide(rule, 0, 0, cost);
         };
-        // Longer than a charge can last: the clock was set back.
-        bucket.until_ms = bucket.until_ms.min(now_ms + lifetime_ms(rule));
+        let set_back = bucket.until_ms > millis + lifetime_ms(rule);
+        if set_back {
+            bucket.until_ms = millis + lifetime_ms(rule);
+        }
         match &mut bucket.state {
-            State::Window { used } => fixed_window::decide(rule, *used, bucket.until_ms - now_ms, cost),
-            State::Log(log) => log.decide(rule, now_us, cost),
+            State::Window { used, .. } => fixed_window::decide(rule, *used, bucket.until_ms - millis, cost),
+            State::Log(log) => {
+                if set_back {
+                    log.restart(rule, now_us);
+                }
+                log.decide(rule, now_us, cost)
+            }
         }
     }
 
     /// A counter without a charge.
     pub(crate) fn fresh(rule: &Rule, now_us: u64) -> Self {
-        let now_ms = now_us / 1000;
+        let millis = now_us / 1000;
         match rule.counted_by() {
-            Algorithm::FixedWindow { align } => {
-                Self { until_ms: fixed_window::end_ms(rule, align, now_ms), state: State::Window { used: 0 } }
-            }
-            Algorithm::SlidingLog => Self { until_ms: now_ms, state: State::Log(Box::default()) },
+            Algorithm::FixedWindow { align } => Self {
+                until_ms: fixed_window::end_ms(rule, align, millis),
+                state: State::Window { opened_ms: millis, used: 0 },
+            },
+            Algorithm::SlidingLog => Self { until_ms: millis, state: State::Log(Box::default()) },
         }
     }
 
@@ -58,9 +66,9 @@ impl Bucket {
             *self = Self::fresh(rule, now_us);
         }
         let receipt = match &mut self.state {
-            State::Window { used } => {
+            State::Window { opened_ms, used } => {
                 *used += cost;
-                self.until_ms
+                *opened_ms
             }
             State::Log(log) => {
                 self.until_ms = now_us / 1000 + lifetime_ms(rule);
@@ -76,7 +84,7 @@ impl Bucket {
             return 0;
         }
         let (back, empty) = match &mut self.state {
-            State::Window { used } if self.until_ms == receipt => {
+            State::Window { opened_ms, used } if *opened_ms == receipt => {
                 let back = cost.min(*used);
                 *used -= back;
                 (back, *used == 0)

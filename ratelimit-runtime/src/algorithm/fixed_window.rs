@@ -33,12 +33,11 @@ pub(super) fn arguments(align: bool) -> [u64; 3] {
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn decode(rule: &Rule, [value, left_ms, _]: [i64; 3]) -> (bool, Decision, u64) {
-    let refused = value < 0;
-    let stored = if refused { -1 - value } else { value }.unsigned_abs();
-    let (window, used) = (stored / (LARGEST_COUNT + 1), stored % (LARGEST_COUNT + 1));
+pub(super) fn decode(rule: &Rule, [used, left_ms, window]: [i64; 3]) -> (bool, Decision, u64) {
+    let refused = used < 0;
+    let used = if refused { -1 - used } else { used }.unsigned_abs();
     // The script has compared; a refusal is for any cost above what remains.
     let cost = if refused { u64::MAX } else { 0 };
     let (_, decision) = decide(rule, used, left_ms.unsigned_abs(), cost);
-    (!refused, decision, window)
+    (!refused, decision, window.unsigned_abs())
 }

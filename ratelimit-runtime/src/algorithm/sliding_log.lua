@@ -22,7 +22,7 @@ local function sliding_log(key, charge, cost, count, lifetime, tick, period, dig
   local micros = clock[1] * 1e6 + clock[2]
   local now = math.floor(micros / tick)
 
-  local function age(time) -- negative if the clock was set back
+  local function age(time) -- negative by less than a millisecond, if at all: see below
     return (now - time + cycle / 2) % cycle - cycle / 2
   end
   local function ms(ticks)
@@ -33,6 +33,19 @@ local function sliding_log(key, charge, cost, count, lifetime, tick, period, dig
   end
 
   local first = redis.call('LRANGE', key, 0, 2)
+  if #first > 0 then
+    local left = redis.call('PTTL', key)
+    if left < 0 or left > lifetime then
+      -- No expiry, or the server's clock was set back: nobody knows how old the entries are. All of them count as made now.
+      local _, before = sliding_log_entry(first[1], digits)
+      local _, after = at(-1)
+      local time = now % cycle
+      first = { sliding_log_text(time, 0, digits), sliding_log_text(time, (after - before) % wrap, digits) }
+      redis.call('DEL', key)
+      redis.call('RPUSH', key, first[1], first[2])
+      redis.call('PEXPIRE', key, lifetime)
+    end
+  end
   local length, base, base_total = #first, 0, 0
   local newest, newest_total, used = nil, 0, 0
   if length > 0 then
@@ -64,12 +77,6 @@ local function sliding_log(key, charge, cost, count, lifetime, tick, period, dig
       _, base_total = at(base)
     end
     used = (newest_total - base_total) % wrap
-    if age(newest) < -1 then -- the clock was set back: what is stored still ends in time
-      local left = redis.call('PTTL', key)
-      if left < 0 or left > lifetime then
-        redis.call('PEXPIRE', key, lifetime)
-      end
-    end
   end
 
   local remaining = math.max(count - used, 0)

@@ -74,6 +74,14 @@ impl Log {
         (fits, decision)
     }
 
+    /// The clock was set back, so nobody knows how old the entries are: all of them count as made now.
+    pub(super) fn restart(&mut self, rule: &Rule, now_us: u64) {
+        if let Some((_, total)) = self.entries.pop_back() {
+            self.entries.clear();
+            self.entries.push_back((now_us / Layout::of(rule).tick_us, total));
+        }
+    }
+
     /// Adds a charge that [`Log::decide`] has found to fit, and returns the time of its entry.
     pub(super) fn charge(&mut self, rule: &Rule, now_us: u64, cost: u64) -> u64 {
         let ceiling = now_us.div_ceil(Layout::of(rule).tick_us);

@@ -7,7 +7,7 @@ mod link;
 mod script;
 mod target;
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, sync::Arc};
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
@@ -19,14 +19,14 @@ use crate::{
 };
 
 /// Counters on one Redis server, or one that speaks its protocol.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Redis {
-    links: Links,
+    links: Arc<Links>,
 }
 
 impl Redis {
     pub(crate) fn new(target: Target) -> Self {
-        Self { links: Links::new(target) }
+        Self { links: Arc::new(Links::new(target)) }
     }
 
     /// Waits until the server has answered once on this runtime.
@@ -35,7 +35,10 @@ impl Redis {
     }
 
     /// Runs scripts, each with its arguments, in one round trip, and answers in their order.
-    async fn run(&self, calls: &[Call<'_>]) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+    async fn run(&self, calls: &[ScriptCall<'_>]) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
+        if calls.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut connection = self.links.connection().await?;
         let mut replies = connection.send(calls.iter().map(|call| call.command(true))).await?;
 
@@ -51,7 +54,7 @@ impl Redis {
     }
 
     async fn decide_all(&self, batch: &mut [Request]) -> Result<(), StoreError> {
-        let calls: Vec<_> = batch.iter().map(Call::decide).collect();
+        let calls: Vec<_> = batch.iter().map(ScriptCall::decide).collect();
         let replies = self.run(&calls).await?;
         for (request, reply) in batch.iter_mut().zip(replies) {
             request.outcome = reply.and_then(|reply| read(&mut request.charges, &reply));
@@ -61,9 +64,10 @@ impl Redis {
 }
 
 impl Store for Redis {
-    fn decide(&self, mut batch: Batch) -> Reply<'_, Batch> {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        let redis = self.clone();
         Reply::Pending(Box::pin(async move {
-            if let Err(error) = self.decide_all(&mut batch).await {
+            if let Err(error) = redis.decide_all(&mut batch).await {
                 for request in &mut *batch {
                     request.outcome = Err(error.clone());
                 }
@@ -72,22 +76,24 @@ impl Store for Redis {
         }))
     }
 
-    fn give_back(&self, charges: Charges) -> Reply<'_, Result<u64, StoreError>> {
+    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        let redis = self.clone();
         Reply::Pending(Box::pin(async move {
-            let calls: Vec<_> = charges.iter().filter(|charge| charge.cost > 0).map(Call::give_back).collect();
+            let calls: Vec<_> = charges.iter().filter(|charge| charge.cost > 0).map(ScriptCall::give_back).collect();
             let mut back = 0;
-            for reply in self.run(&calls).await? {
+            for reply in redis.run(&calls).await? {
                 back += number(&reply?)?.unsigned_abs();
             }
             Ok(back)
         }))
     }
 
-    fn reset(&self, counter: CounterName) -> Reply<'_, Result<(), StoreError>> {
+    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
+        let links = Arc::clone(&self.links);
         Reply::Pending(Box::pin(async move {
             let mut command = redis::cmd("DEL");
             command.arg(counter.as_bytes());
-            for reply in self.links.connection().await?.send([command].into_iter()).await? {
+            for reply in links.connection().await?.send([command].into_iter()).await? {
                 reply.extract_error().map_err(|error| explain(&error))?;
             }
             Ok(())
@@ -96,7 +102,7 @@ impl Store for Redis {
 }
 
 /// A script with its keys and arguments.
-struct Call<'a> {
+struct ScriptCall<'a> {
     script: &'static Script,
     charges: &'a [Charge],
     arguments: Arguments,
@@ -107,7 +113,7 @@ enum Arguments {
     All { consume: bool },
 }
 
-impl<'a> Call<'a> {
+impl<'a> ScriptCall<'a> {
     fn decide(request: &'a Request) -> Self {
         let consume = request.consume;
         match &*request.charges {

@@ -14,7 +14,9 @@ pub(crate) struct Target {
 /// Certificates for TLS, in PEM.
 #[derive(Clone, Default)]
 pub(crate) struct Certificates {
+    #[cfg(feature = "rustls")]
     pub(crate) authority: Option<Vec<u8>>,
+    #[cfg(feature = "rustls")]
     pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
 }
 

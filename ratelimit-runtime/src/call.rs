@@ -1,0 +1,343 @@
+//! One call on its way: from what is asked, through the store, to a permit or a refusal.
+
+use std::{
+    fmt,
+    future::Future,
+    mem,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    Clock, CounterName, Decision, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule,
+    limiter::{no_answer, refusal},
+    store::{Batch, Charges, Reply, Request, Store as _, StoreError},
+    wait::Refused,
+};
+
+/// What a caller asks for, and of whom.
+pub(crate) struct Call {
+    pub(crate) limiter: Limiter,
+    pub(crate) asked: SmallVec<[Asked; 1]>,
+    pub(crate) manner: Manner,
+}
+
+/// One charge as a caller asks for it.
+#[derive(Debug)]
+pub struct Asked {
+    pub(crate) rule: Rule,
+    pub(crate) key: AskedKey,
+    pub(crate) cost: u64,
+}
+
+#[derive(Debug)]
+pub(crate) enum AskedKey {
+    Some(Key),
+    /// One counter for all.
+    Shared,
+    /// A missing key, that is refused.
+    Missing,
+    /// A missing key, that is let through.
+    Skip,
+}
+
+/// How a call wants to be treated.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Manner {
+    pub(crate) on_limit: OnLimit,
+    pub(crate) on_store_error: Option<OnStoreError>,
+}
+
+/// What a caller does who is over the limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum OnLimit {
+    #[default]
+    Reject,
+    /// Waits, up to so long if something is said.
+    Wait(Option<Duration>),
+}
+
+/// Who holds a charge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CountedBy {
+    Store,
+    Local,
+}
+
+/// When a caller came who is ready to wait, and when it will have waited enough.
+#[derive(Clone, Copy)]
+struct Arrival {
+    ticket: u64,
+    give_up: Option<Duration>,
+}
+
+/// What comes of one question to the store.
+enum Verdict {
+    Permit(Permit),
+    /// Waiting helps; the counter that asks for the longest wait.
+    Exceeded(RequestPerMinute, CounterName),
+    Refused(RequestPerMinute),
+}
+
+type Answer = Result<Permit, RequestPerMinute>;
+
+impl From<Verdict> for Answer {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Permit(permit) => Ok(permit),
+            Verdict::Exceeded(refused, _) | Verdict::Refused(refused) => Err(refused),
+        }
+    }
+}
+
+/// The future of a [`Call`].
+///
+/// A type with a name and no borrows, so that it costs little in each function that awaits it: little time to compile,
+/// and no more room than the call takes before it is on its way.
+pub struct Deciding(State);
+
+enum State {
+    Asked(Call),
+    Pending(Pin<Box<dyn Future<Output = Answer> + Send>>),
+    Done,
+}
+
+impl Call {
+    /// Decides when it is first polled.
+    pub(crate) fn decide(self) -> Deciding {
+        Deciding(State::Asked(self))
+    }
+
+    /// The answer of a store that has it at once, or the way to it.
+    fn start(self) -> Result<Answer, Pin<Box<dyn Future<Output = Answer> + Send>>> {
+        let charges = match self.charges() {
+            Ok(charges) => charges,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let Some(store) = self.limiter.store().filter(|_| !charges.is_empty()) else {
+            return Ok(Ok(Permit::free(&charges)));
+        };
+        let arrival = self.arrive();
+        if let Some(arrival) = arrival
+            && let Some(counter) = self.limiter.lines().find(&charges)
+        {
+            return Err(Box::pin(self.wait(arrival, counter, None)));
+        }
+        match store.decide(Request::new(charges, true).into()) {
+            Reply::Ready(batch) => match (self.conclude(Ok(batch)), arrival) {
+                (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
+                    let refused = self.refused(refusal);
+                    Err(Box::pin(self.wait(arrival, counter, Some(refused))))
+                }
+                (verdict, _) => Ok(verdict.into()),
+            },
+            reply @ Reply::Pending(_) => Err(Box::pin(async move {
+                let batch = self.limiter.within_deadline(reply).await;
+                match (self.conclude(batch), arrival) {
+                    (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
+                        let refused = self.refused(refusal);
+                        Box::pin(self.wait(arrival, counter, Some(refused))).await
+                    }
+                    (verdict, _) => verdict.into(),
+                }
+            })),
+        }
+    }
+
+    fn arrive(&self) -> Option<Arrival> {
+        let OnLimit::Wait(longest) = self.manner.on_limit else { return None };
+        let give_up = longest.map(|longest| self.clock().now().saturating_add(longest));
+        Some(Arrival { ticket: self.limiter.lines().ticket(), give_up })
+    }
+
+    /// Waits in the lines of the counters that refuse, one after the other, until none does.
+    async fn wait(
+        self,
+        Arrival { ticket, give_up }: Arrival,
+        mut counter: CounterName,
+        mut refused: Option<Refused>,
+    ) -> Answer {
+        'lines: loop {
+            let place = match self.limiter.lines().join(counter, ticket, refused.as_ref(), give_up) {
+                Ok(place) => place,
+                Err(theirs) => return Err(self.last_word(refused.or(theirs))),
+            };
+            loop {
+                if !in_time(self.clock(), give_up, place.first()).await {
+                    return Err(self.last_word(place.last().or(refused)));
+                }
+                if let Some(Refused { ready_at, .. }) = refused.take() {
+                    self.clock().sleep_until(ready_at).await;
+                    if !place.is_first() {
+                        continue; // an earlier caller came over from another line
+                    }
+                }
+                let charges = self.charges()?;
+                let Some(store) = self.limiter.store() else { return Ok(Permit::free(&charges)) };
+                let reply = store.decide(Request::new(charges, true).into());
+                match self.conclude(self.limiter.within_deadline(reply).await) {
+                    Verdict::Exceeded(refusal, by) => {
+                        let latest = self.refused(refusal);
+                        if give_up.is_some_and(|give_up| latest.ready_at > give_up) {
+                            return Err(self.last_word(Some(latest)));
+                        }
+                        refused = Some(latest.clone());
+                        if by != *place.counter() {
+                            counter = by;
+                            continue 'lines;
+                        }
+                        place.refused(latest);
+                    }
+                    verdict => return verdict.into(),
+                }
+            }
+        }
+    }
+
+    fn refused(&self, refusal: RequestPerMinute) -> Refused {
+        let wait = refusal.retry_after().unwrap_or_default();
+        Refused { refusal, ready_at: self.clock().now().saturating_add(wait) }
+    }
+
+    /// What a caller hears who stops waiting.
+    fn last_word(&self, refused: Option<Refused>) -> RequestPerMinute {
+        match (refused, self.asked.first()) {
+            (Some(refused), _) => refused.at(self.clock().now()),
+            // Its patience ended before anyone in its line was refused.
+            (None, Some(asked)) => RequestPerMinute::exceeded(&asked.rule, asked.cost, &Decision::fresh(0)),
+            (None, None) => refusal(&self.rule(), no_answer()),
+        }
+    }
+
+    /// What the call would charge; checked, so that a store sees only what it can decide.
+    fn charges(&self) -> Result<Charges, RequestPerMinute> {
+        let mut charges = Charges::default();
+        for Asked { rule, key, cost } in &self.asked {
+            let key = match key {
+                AskedKey::Some(key) => Some(key),
+                AskedKey::Shared => None,
+                AskedKey::Missing => return Err(RequestPerMinute::missing_key(rule)),
+                AskedKey::Skip => continue,
+            };
+            charges.push(self.limiter.charge(rule, key, *cost)?);
+        }
+        match charges.iter().find(|charge| charge.cost > charge.rule.count()) {
+            Some(charge) if self.limiter.store().is_some() => {
+                Err(RequestPerMinute::never_fits(&charge.rule, charge.cost))
+            }
+            _ => Ok(charges),
+        }
+    }
+
+    /// Turns what the store said, or that it said nothing, into a verdict.
+    fn conclude(&self, batch: Result<Batch, StoreError>) -> Verdict {
+        let error = match batch.map(Batch::into_first) {
+            Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
+                self.limiter.recovered();
+                return self.verdict(charges, fits, CountedBy::Store);
+            }
+            Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => error,
+            Ok(None) => no_answer(),
+        };
+        if error.misconfigured {
+            return Verdict::Refused(refusal(&self.rule(), error));
+        }
+        self.limiter.failed(&error);
+        let settings = self.limiter.settings();
+        match self.manner.on_store_error.unwrap_or(settings.on_store_error) {
+            OnStoreError::Allow => match self.charges() {
+                Ok(charges) => Verdict::Permit(Permit::free(&charges)),
+                Err(refused) => Verdict::Refused(refused),
+            },
+            OnStoreError::Local if !settings.is_local => self.decide_locally(&error),
+            OnStoreError::Local | OnStoreError::Deny => Verdict::Refused(refusal(&self.rule(), error)),
+        }
+    }
+
+    /// Decides in this process, within its share of each rule.
+    fn decide_locally(&self, error: &StoreError) -> Verdict {
+        let mut charges = match self.charges() {
+            Ok(charges) => charges,
+            Err(refused) => return Verdict::Refused(refused),
+        };
+        for charge in &mut *charges {
+            let share = charge.rule.count() / self.limiter.settings().instances;
+            charge.rule = charge.rule.with_count(share);
+            if charge.cost > share {
+                let reason = format!("{error}; this process's share of the limit is {share}, below the cost");
+                return Verdict::Refused(refusal(&self.rule(), StoreError::unavailable(reason)));
+            }
+        }
+        let Reply::Ready(batch) = self.limiter.local().decide(Request::new(charges, true).into()) else {
+            return Verdict::Refused(refusal(&self.rule(), no_answer()));
+        };
+        match batch.into_first() {
+            Some(Request { charges, outcome: Ok(fits), .. }) => self.verdict(charges, fits, CountedBy::Local),
+            Some(Request { outcome: Err(error), .. }) => Verdict::Refused(refusal(&self.rule(), error)),
+            None => Verdict::Refused(refusal(&self.rule(), no_answer())),
+        }
+    }
+
+    fn verdict(&self, charges: Charges, fits: bool, by: CountedBy) -> Verdict {
+        if fits {
+            return Verdict::Permit(Permit::new(self.limiter.clone(), charges, by));
+        }
+        let refusing = charges.iter().filter(|charge| charge.decision.retry_after().is_some());
+        let Some(charge) = refusing.max_by_key(|charge| charge.decision.retry_after_ms) else {
+            let error = StoreError::misconfigured("the store refused, and named no counter that did");
+            return Verdict::Refused(refusal(&self.rule(), error));
+        };
+        let refused = RequestPerMinute::exceeded(&charge.rule, charge.cost, &charge.decision);
+        Verdict::Exceeded(refused, charge.counter.clone())
+    }
+
+    /// The rule that an error of the store is reported under.
+    fn rule(&self) -> Rule {
+        self.asked.first().map_or(Rule::new("", 0, Duration::ZERO), |asked| asked.rule)
+    }
+
+    fn clock(&self) -> &Clock {
+        &self.limiter.settings().clock
+    }
+}
+
+impl Future for Deciding {
+    type Output = Answer;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+        if let State::Asked(_) = self.0
+            && let State::Asked(call) = mem::replace(&mut self.0, State::Done)
+        {
+            match call.start() {
+                Ok(answer) => return Poll::Ready(answer),
+                Err(pending) => self.0 = State::Pending(pending),
+            }
+        }
+        match &mut self.0 {
+            State::Pending(pending) => pending.as_mut().poll(context),
+            State::Asked(_) | State::Done => panic!("`Deciding` polled after it was done"),
+        }
+    }
+}
+
+impl fmt::Debug for Deciding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deciding").finish_non_exhaustive()
+    }
+}
+
+/// Whether the future was done before the clock showed `give_up`.
+async fn in_time(clock: &Clock, give_up: Option<Duration>, done: impl Future<Output = ()>) -> bool {
+    let Some(give_up) = give_up else {
+        done.await;
+        return true;
+    };
+    tokio::select! {
+        biased;
+        () = done => true,
+        () = clock.sleep_until(give_up) => false,
+    }
+}
