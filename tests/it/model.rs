@@ -115,6 +115,9 @@ struct Model {
     next_id: usize,
 }
 
+/// Counters, and the charges made to them.
+type Receipts = Vec<(usize, usize)>;
+
 const KEYS: usize = 2;
 
 impl Model {
@@ -154,7 +157,7 @@ impl Model {
     }
 
     /// All or none.
-    fn acquire(&mut self, calls: &[(usize, Rule, u64)]) -> (Answer, Vec<(usize, usize)>) {
+    fn acquire(&mut self, calls: &[(usize, Rule, u64)]) -> (Answer, Receipts) {
         if let Some((_, rule, _)) = calls.iter().find(|(_, rule, cost)| *cost > rule.count()) {
             return (Answer::NeverFits { rule: rule.prefix(), limit: rule.count() }, vec![]);
         }
@@ -303,7 +306,7 @@ impl Stores {
             });
         self.pass(schedule.start);
         let mut model = Model::new(self.now(), rules.len());
-        let mut permits: Vec<([Permit; 2], Vec<(usize, usize)>)> = Vec::new();
+        let mut permits: Vec<([Permit; 2], Receipts)> = Vec::new();
         for (number, step) in schedule.steps.iter().enumerate() {
             let mut told = Vec::new();
             let expected = match *step {

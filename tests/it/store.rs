@@ -97,7 +97,7 @@ impl PlainStore {
 }
 
 impl Store for PlainStore {
-    fn decide(&self, mut batch: Batch) -> Reply<'_, Batch> {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
         self.0.calls.fetch_add(1, Ordering::Relaxed);
         let counters = batch.iter().flat_map(|request| request.charges.iter()).map(|charge| charge.counter.clone());
         self.0.seen.lock().unwrap().extend(counters);
@@ -105,14 +105,15 @@ impl Store for PlainStore {
             self.decide_now(&mut batch);
             return Reply::Ready(batch);
         }
+        let store = self.clone();
         Reply::Pending(Box::pin(async move {
-            self.0.released.acquire().await.unwrap().forget();
-            self.decide_now(&mut batch);
+            store.0.released.acquire().await.unwrap().forget();
+            store.decide_now(&mut batch);
             batch
         }))
     }
 
-    fn give_back(&self, charges: Charges) -> Reply<'_, Result<u64, StoreError>> {
+    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let mut windows = self.0.windows.lock().unwrap();
         let mut back = 0;
         for charge in charges.iter() {
@@ -124,7 +125,7 @@ impl Store for PlainStore {
         Reply::Ready(Ok(back))
     }
 
-    fn reset(&self, counter: CounterName) -> Reply<'_, Result<(), StoreError>> {
+    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
         self.0.windows.lock().unwrap().remove(&counter);
         Reply::Ready(Ok(()))
     }
@@ -263,26 +264,26 @@ async fn its_mistakes_admit_nobody() {
     struct RefusesWithoutAWait;
 
     impl Store for Loses {
-        fn decide(&self, _: Batch) -> Reply<'_, Batch> {
+        fn decide(&self, _: Batch) -> Reply<Batch> {
             Reply::Ready(Batch::default())
         }
-        fn give_back(&self, _: Charges) -> Reply<'_, Result<u64, StoreError>> {
+        fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
             Reply::Ready(Ok(0))
         }
-        fn reset(&self, _: CounterName) -> Reply<'_, Result<(), StoreError>> {
+        fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
             Reply::Ready(Ok(()))
         }
     }
 
     impl Store for RefusesWithoutAWait {
-        fn decide(&self, mut batch: Batch) -> Reply<'_, Batch> {
+        fn decide(&self, mut batch: Batch) -> Reply<Batch> {
             batch.iter_mut().for_each(|request| request.outcome = Ok(false));
             Reply::Ready(batch)
         }
-        fn give_back(&self, _: Charges) -> Reply<'_, Result<u64, StoreError>> {
+        fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
             Reply::Ready(Ok(0))
         }
-        fn reset(&self, _: CounterName) -> Reply<'_, Result<(), StoreError>> {
+        fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
             Reply::Ready(Ok(()))
         }
     }
