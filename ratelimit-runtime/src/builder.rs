@@ -156,7 +156,7 @@ impl Builder {
         let scheme = self.url.split_once("://").map(|(scheme, _)| scheme);
         match scheme {
             Some("memory") if self.url == "memory://" => Ok(self.in_memory()),
-            Some("memory") => Err(SetupError::new(format!("{}: nothing may follow memory://", self.url))),
+            Some("memory") => Err(SetupError::new("nothing may follow memory://")),
             #[cfg(feature = "redis")]
             Some("redis" | "valkey" | "rediss" | "valkeys" | "redis+unix" | "valkey+unix" | "unix") => {
                 self.on_redis().await
@@ -168,10 +168,12 @@ impl Builder {
             Some("redis+cluster" | "rediss+cluster" | "redis+sentinel" | "rediss+sentinel") => {
                 Err(SetupError::new("clusters and sentinels are not available yet; name one server: redis://host:port"))
             }
-            Some(other) => Err(SetupError::new(format!(
-                "unknown scheme `{other}`; use memory://, redis://, rediss:// or redis+unix://"
-            ))),
-            None => Err(SetupError::new(
+            Some(other) if other.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+') => {
+                Err(SetupError::new(format!(
+                    "unknown scheme `{other}`; use memory://, redis://, rediss:// or redis+unix://"
+                )))
+            }
+            _ => Err(SetupError::new(
                 "this is not a URL; write memory://, redis://host:port, rediss://host:port or redis+unix:///path",
             )),
         }
@@ -191,7 +193,7 @@ impl Builder {
         }
         let certificates = std::mem::take(&mut self.certificates);
         let target = crate::redis::Target::new(&self.url, certificates)?;
-        let name = crate::redis::without_password(&self.url);
+        let name = target.to_string();
         let store = crate::redis::Redis::new(target);
         if !self.lazy {
             store.connected().await.map_err(|error| SetupError::new(format!("{name}: {error}")))?;
