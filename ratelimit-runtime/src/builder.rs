@@ -7,6 +7,26 @@ use crate::{Clock, Limiter, limiter::Settings, memory::Memory, store::Store};
 /// What happens to a call when the store cannot decide: it is not reachable, too slow or full.
 ///
 /// Mistakes, such as a wrong type under a counter's name or a missing right, are reported whatever is chosen here.
+///
+/// ```
+/// use ratelimit_runtime::{Cause, Limiter, OnStoreError, Rule};
+/// use std::time::Duration;
+///
+/// const RULE: Rule = Rule::new("item", 10, Duration::from_secs(60));
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// // Nobody listens there.
+/// let redis = || Limiter::builder("redis://127.0.0.1:1").lazy().instances(5);
+///
+/// let local = redis().on_store_error(OnStoreError::Local).build().await.unwrap();
+/// assert!(local.acquire(&RULE, "alice").await.is_ok());
+/// assert!(local.acquire(&RULE, "alice").await.is_ok());
+/// assert_eq!(local.acquire(&RULE, "alice").await.unwrap_err().cause(), Cause::Exceeded); // a fifth of 10
+///
+/// let deny = redis().on_store_error(OnStoreError::Deny).build().await.unwrap();
+/// assert_eq!(deny.acquire(&RULE, "alice").await.unwrap_err().cause(), Cause::Unavailable);
+/// # });
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnStoreError {
     /// This process counts alone until the store is back, within its share of the limit: the count divided by
