@@ -9,11 +9,10 @@ use proptest::prelude::*;
 use ratelimit_runtime::{Key, Limiter, ManualClock, Permit, RequestPerMinute, Rule};
 use ratelimit_tests::RedisServer;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 
 use crate::store::on_plain_store;
 use crate::support::{
-    ALGORITHMS, FIXED, LOG, PATIENCE, admitted, exceeded, fresh_key, hourly, in_memory, limiter_on, settle,
+    ALGORITHMS, FIXED, LOG, admitted, ends, exceeded, fresh_key, hourly, in_memory, limiter_on, settle,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -75,7 +74,7 @@ async fn a_caller_may_leave_when_its_turn_comes() {
     second.abort(); // has its permit
     settle().await;
     assert!(third.is_finished());
-    third.await.unwrap().unwrap();
+    ends(third).await.unwrap().unwrap();
 }
 
 /// While the store is being asked, at the head of a line or without one.
@@ -105,7 +104,7 @@ async fn a_caller_may_leave_during_the_call() {
     clock.advance(SECOND);
     store.release();
     settle().await;
-    waiting.remove(0).await.unwrap().unwrap();
+    ends(waiting.remove(0)).await.unwrap().unwrap();
 }
 
 /// Polls a future as often as said, each time as far as everything else can go, and drops it.
@@ -142,7 +141,7 @@ async fn a_future_may_be_dropped_after_any_poll() {
                     settle().await;
                 }
             };
-            let (answer, ()) = tokio::join!(behind, moved_on);
+            let (answer, ()) = ends(async { tokio::join!(behind, moved_on) }).await;
             answer.unwrap_or_else(|error| panic!("after {polls} polls: {error}"));
         }
     }
@@ -176,7 +175,7 @@ async fn a_call_to_redis_may_be_dropped() {
                 let charges = [(&one, Key::new(key), 1), (&other, Key::new(key), 1)];
                 poll_and_drop(limiter.acquire_all(&charges), polls, || ()).await;
             }
-            let left = timeout(PATIENCE, limiter.peek(&one, key)).await.expect("no call hangs").unwrap().remaining();
+            let left = ends(limiter.peek(&one, key)).await.unwrap().remaining();
             assert!((90..=100).contains(&left), "{left}");
             assert_eq!(limiter.peek(&other, key).await.unwrap().remaining(), left, "{algorithm:?}");
             assert_eq!(admitted(&limiter, &one, key, 100).await, left, "{algorithm:?}, {polls} polls");

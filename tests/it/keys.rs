@@ -217,9 +217,7 @@ proptest! {
 
     /// However a name's parts are filled, no other parts make the same name.
     #[test]
-    fn distinct_counters_have_distinct_names(
-        one in parts(), other in parts(),
-    ) {
+    fn distinct_counters_have_distinct_names((one, other) in two_counters()) {
         let names = [&one, &other].map(|(namespace, prefix, key, algorithm, ms)| {
             let prefix: &'static str = Box::leak(prefix.clone().into_boxed_str());
             let rule = Rule::new(prefix, 1, Duration::from_millis(*ms)).algorithm(*algorithm);
@@ -232,10 +230,28 @@ proptest! {
     }
 }
 
-fn parts() -> impl Strategy<Value = (String, String, String, Algorithm, u64)> {
+/// Namespace, prefix, key, algorithm, period.
+type Parts = (String, String, String, Algorithm, u64);
+
+fn parts() -> impl Strategy<Value = Parts> {
     let part = |least| prop::collection::vec(prop::sample::select("a:%{},(".chars().collect::<Vec<_>>()), least..4);
     let part = move |least| part(least).prop_map(String::from_iter);
     (part(0), part(1), part(0), prop::sample::select(&ALGORITHMS[..]), 1_u64..3)
+}
+
+/// Unrelated ones, or two that differ in where a part ends.
+fn two_counters() -> impl Strategy<Value = (Parts, Parts)> {
+    let moved =
+        (parts(), prop::sample::select(vec!["::", ":", ":{", "{", "}:"]), any::<bool>()).prop_map(|(one, by, late)| {
+            let (namespace, prefix, key, algorithm, period) = one.clone();
+            let other = if late {
+                (namespace, format!("{prefix}{by}{key}"), String::new(), algorithm, period)
+            } else {
+                (String::new(), format!("{namespace}{by}{prefix}"), key, algorithm, period)
+            };
+            (one, other)
+        });
+    prop_oneof![(parts(), parts()), moved]
 }
 
 #[limit_request_per_time(prefix = "item", ttl = 1, unit = Minutes, count = 9, limiter = limiter)]

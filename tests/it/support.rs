@@ -1,5 +1,6 @@
 //! Limiters and rules as most tests want them.
 
+use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -115,6 +116,11 @@ pub(crate) fn exceeded(answer: Result<Permit, RequestPerMinute>) -> RequestPerMi
     let refused = answer.unwrap_err();
     assert_eq!(refused.cause(), Cause::Exceeded, "{refused}");
     refused
+}
+
+/// Fails where a test would hang.
+pub(crate) async fn ends<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(3 * PATIENCE, future).await.expect("it ends within half a minute")
 }
 
 /// Lets every other task of a current-thread runtime go as far as it can without time passing.

@@ -1,6 +1,9 @@
 //! Callers who wait: served in the order of their arrival, woken one at a time, bounded in number.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use ratelimit_runtime::{Cause, Limiter, ManualClock, RequestPerMinute, Rule, limit_request_per_time};
@@ -8,7 +11,7 @@ use ratelimit_tests::RedisServer;
 use tokio::task::JoinSet;
 
 use crate::store::on_plain_store;
-use crate::support::{ALGORITHMS, FIXED, LOG, admitted, exceeded, fresh_key, in_memory, limiter_on, settle};
+use crate::support::{ALGORITHMS, FIXED, LOG, admitted, ends, exceeded, fresh_key, in_memory, limiter_on, settle};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -42,7 +45,7 @@ impl Line {
     }
 
     async fn all(self) -> Vec<Result<(), RequestPerMinute>> {
-        self.tasks.join_all().await
+        ends(self.tasks.join_all()).await
     }
 }
 
@@ -75,20 +78,23 @@ async fn callers_are_served_in_the_order_of_their_arrival() {
 #[tokio::test]
 async fn a_latecomer_does_not_overtake() {
     let clock = ManualClock::new();
-    let mut line = Line::new(&in_memory(&clock).await);
+    let limiter = in_memory(&clock).await;
+    let mut line = Line::new(&limiter);
     let rule = Rule::new("late", 1, SECOND);
     for number in 0..3 {
         line.join(number, rule, 1, HOUR).await;
     }
-    // Nobody has been woken yet when the latecomer asks.
+    // None of those who wait has run yet when the latecomer asks.
     clock.advance(SECOND);
-    line.join(3, rule, 1, HOUR).await;
+    let mut latecomer = pin!(limiter.acquire_within(&rule, 1, HOUR));
+    assert!(latecomer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    settle().await;
     assert_eq!(line.served(), [0, 1]);
-    for _ in 0..2 {
-        clock.advance(SECOND);
-        settle().await;
-    }
-    assert_eq!(line.served(), [0, 1, 2, 3]);
+    clock.advance(SECOND);
+    settle().await;
+    assert_eq!(line.served(), [0, 1, 2]);
+    clock.advance(SECOND);
+    let _ = ends(latecomer).await.unwrap();
 }
 
 #[tokio::test]
@@ -147,18 +153,18 @@ async fn the_number_of_waiting_callers_is_bounded() {
     for number in 0..4 {
         line.join(number, rule, 1, HOUR).await;
     }
-    exceeded(limiter.acquire_within(&rule, 1, HOUR).await);
+    exceeded(ends(limiter.acquire_within(&rule, 1, HOUR)).await);
     // Per counter: another one has a line of its own.
     for number in 10..14 {
         line.join(number, rule, 2, HOUR).await;
     }
-    exceeded(limiter.acquire_within(&rule, 2, HOUR).await);
+    exceeded(ends(limiter.acquire_within(&rule, 2, HOUR)).await);
     assert_eq!(line.served(), [0, 10]);
     clock.advance(SECOND);
     settle().await;
     assert_eq!(line.served().len(), 4);
     line.join(4, rule, 1, HOUR).await;
-    exceeded(limiter.acquire_within(&rule, 1, HOUR).await);
+    exceeded(ends(limiter.acquire_within(&rule, 1, HOUR)).await);
     for _ in 0..3 {
         clock.advance(SECOND);
         settle().await;
@@ -202,8 +208,8 @@ async fn a_line_holds_up_no_other_key_and_nobody_who_does_not_wait() {
     for number in 0..5 {
         line.join(number, rule, 1, HOUR).await;
     }
-    limiter.acquire_within(&rule, 2, HOUR).await.unwrap();
-    limiter.acquire_within(&other, 1, HOUR).await.unwrap();
+    ends(limiter.acquire_within(&rule, 2, HOUR)).await.unwrap();
+    ends(limiter.acquire_within(&other, 1, HOUR)).await.unwrap();
     exceeded(limiter.acquire(&rule, 1).await);
     // Between a window's start and the first waiter's waking, whoever does not wait may be served.
     clock.advance(SECOND);
@@ -269,7 +275,7 @@ async fn waiting_on_redis_admits_no_more() {
         }
     }
     let started = std::time::Instant::now();
-    assert!(tasks.join_all().await.iter().all(Result::is_ok));
+    assert!(ends(tasks.join_all()).await.iter().all(Result::is_ok));
     // 15 calls at 5 a second: the last one is admitted in the third second.
     assert!(started.elapsed() >= 2 * SECOND - 50 * MS, "{:?}", started.elapsed());
 }
@@ -313,7 +319,7 @@ async fn a_caller_waits_for_several_rules() {
         settle().await;
         clock.advance(SECOND);
     }
-    tasks.join_all().await;
+    ends(tasks.join_all()).await;
     let expected = [0, 0, 1, 1, 2, 10, 10, 11, 11, 12, 20, 20];
     assert_eq!(*served.lock().unwrap(), (0..12).zip(expected).collect::<Vec<_>>());
 }
