@@ -167,7 +167,7 @@ impl Builder {
     ///
     /// # Panics
     ///
-    /// On a Redis store, in a tokio runtime without time or input and output enabled.
+    /// On a Redis store, within a tokio runtime that was built without `enable_time`.
     #[cfg_attr(not(feature = "redis"), allow(clippy::unused_async))]
     pub async fn build(self) -> Result<Limiter, SetupError> {
         if let Some(fault) = self.fault {
@@ -234,8 +234,19 @@ impl Builder {
     }
 
     /// The limiter on a store of your own, whatever the URL.
-    pub fn over(mut self, store: impl Store) -> Limiter {
+    ///
+    /// # Errors
+    ///
+    /// A [`SetupError`] if a setting is wrong.
+    pub fn over(mut self, store: impl Store) -> Result<Limiter, SetupError> {
+        if let Some(fault) = self.fault {
+            return Err(SetupError::new(fault));
+        }
         self.settings.instances = self.instances.map_or(1, |instances| instances.get().into());
+        Ok(self.with_store(store))
+    }
+
+    pub(crate) fn with_store(self, store: impl Store) -> Limiter {
         Limiter::assemble(Some(Box::new(store)), self.settings)
     }
 

@@ -12,7 +12,7 @@ use crate::{CounterName, Decision, Rule};
 ///
 /// A store must
 ///
-/// - decide each request on its own, atomically, in the order of the batch: either every charge of it fits and all are charged, or
+/// - decide each request on its own, atomically, and the requests of a batch in any order: either every charge of it fits and all are charged, or
 ///   none is and nothing changes;
 /// - decide by one clock of its own;
 /// - only look, and change nothing, for a request that does not consume, and for a cost of 0.
@@ -78,7 +78,7 @@ use crate::{CounterName, Decision, Rule};
 /// # });
 /// ```
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Decides a batch of requests.
+    /// Decides each request of a batch.
     ///
     /// A future that is dropped half way may or may not have charged.
     fn decide(&self, batch: Batch) -> Reply<Batch>;
@@ -103,7 +103,7 @@ pub enum Reply<T> {
     Pending(Pin<Box<dyn Future<Output = T> + Send>>),
 }
 
-/// Requests to be decided in this order; a list that holds one of them without an allocation.
+/// Requests to be decided; a list that holds one of them without an allocation.
 #[derive(Clone, Debug, Default)]
 pub struct Batch(SmallVec<[Request; 1]>);
 

@@ -59,13 +59,17 @@ impl Lines {
         self.next_ticket.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The counter among these that others already wait for.
-    pub(crate) fn find(&self, charges: &[Charge]) -> Option<CounterName> {
+    /// The counter among these that somebody waits for who came before this ticket.
+    pub(crate) fn ahead(&self, charges: &[Charge], ticket: u64) -> Option<CounterName> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
         let lines = self.lock();
-        charges.iter().map(|charge| &charge.counter).find(|counter| lines.contains_key(counter)).cloned()
+        let earlier = |counter: &&CounterName| {
+            let first = lines.get(counter).and_then(|line| line.waiting.first_key_value());
+            first.is_some_and(|(first, _)| *first < ticket)
+        };
+        charges.iter().map(|charge| &charge.counter).find(earlier).cloned()
     }
 
     /// Takes a place in the line of a counter.
@@ -87,6 +91,7 @@ impl Lines {
         }
         let mut lines = self.lock();
         if let Some(line) = lines.get(&counter)
+            && line.waiting.first_key_value().is_some_and(|(first, _)| *first < ticket)
             && (line.last.as_ref().is_some_and(too_late) || line.waiting.len() >= self.capacity)
         {
             return Err(line.last.clone());

@@ -21,7 +21,7 @@ fn runtime() -> Runtime {
 /// The name of the counter, as a store sees it, and as Redis would be sent it.
 fn name(namespace: &str, rule: &Rule, key: impl RateKey) -> Vec<u8> {
     let store = PlainStore::new(&ManualClock::new());
-    let limiter = Limiter::builder("memory://").namespace(namespace).over(store.clone());
+    let limiter = Limiter::builder("memory://").namespace(namespace).over(store.clone()).unwrap();
     runtime().block_on(async { limiter.peek(rule, key).await.unwrap() });
     store.seen()[0].as_bytes().to_vec()
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unchecked_time_subtraction)] // a test may panic
 
 mod cancel;
+mod connection;
 mod cost;
 mod exact;
 mod give_back;

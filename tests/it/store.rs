@@ -135,7 +135,7 @@ pub(crate) fn on_plain_store() -> (Limiter, PlainStore, ManualClock) {
     let clock = ManualClock::new();
     let store = PlainStore::new(&clock);
     let limiter = Limiter::builder("memory://").clock(clock.clone()).on_store_error(OnStoreError::Deny);
-    (limiter.over(store.clone()), store, clock)
+    (limiter.over(store.clone()).unwrap(), store, clock)
 }
 
 #[tokio::test]
@@ -230,6 +230,7 @@ async fn its_errors_reach_the_caller() {
         let store = PlainStore::new(&clock);
         let limiter =
             Limiter::builder("memory://").clock(clock.clone()).on_store_error(policy).instances(4).over(store.clone());
+        let limiter = limiter.unwrap();
         store.fail(Some(StoreError::unavailable("gone fishing")));
         let mut answers = Vec::new();
         for _ in 0..4 {
@@ -303,7 +304,7 @@ async fn its_silence_ends_at_the_deadline() {
     let (rule, clock) = (hourly(3, ALGORITHMS[0]), ManualClock::new());
     let store = PlainStore::new(&clock);
     let limiter = Limiter::builder("memory://").deadline(Duration::from_secs(3)).on_store_error(OnStoreError::Deny);
-    let limiter = limiter.over(store.clone());
+    let limiter = limiter.over(store.clone()).unwrap();
     store.hold();
     let started = tokio::time::Instant::now();
     assert_eq!(limiter.acquire(&rule, 1).await.unwrap_err().cause(), Cause::Unavailable);

@@ -34,7 +34,10 @@ impl Bucket {
         };
         let set_back = bucket.until_ms > millis + lifetime_ms(rule);
         if set_back {
-            bucket.until_ms = millis + lifetime_ms(rule);
+            bucket.until_ms = match rule.counted_by() {
+                Algorithm::FixedWindow { align } => fixed_window::end_ms(rule, align, millis),
+                Algorithm::SlidingLog => millis + lifetime_ms(rule),
+            };
         }
         match &mut bucket.state {
             State::Window { used, .. } => fixed_window::decide(rule, *used, bucket.until_ms - millis, cost),

@@ -33,6 +33,9 @@ impl Layout {
     }
 }
 
+/// Entries that a charge can be given back behind: every later total changes, and a server does nothing else meanwhile.
+const GIVE_BACK_DEPTH: usize = 5000;
+
 /// The log of one counter.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
@@ -73,7 +76,7 @@ impl Log {
     pub(super) fn restart(&mut self, rule: &Rule, now_us: u64) {
         if let Some((_, total)) = self.entries.pop_back() {
             self.entries.clear();
-            self.entries.push_back((now_us / Layout::of(rule).tick_us, total));
+            self.entries.push_back((now_us.div_ceil(Layout::of(rule).tick_us), total));
         }
     }
 
@@ -100,6 +103,9 @@ impl Log {
         let Ok(index) = self.entries.binary_search_by_key(&time, |(time, _)| *time) else {
             return 0;
         };
+        if self.entries.len() - index > GIVE_BACK_DEPTH {
+            return 0;
+        }
         let before = index.checked_sub(1).map_or(self.base, |previous| self.entries[previous].1);
         let back = cost.min(self.entries[index].1 - before);
         for (_, total) in self.entries.range_mut(index..) {

@@ -22,6 +22,11 @@ pub(crate) struct Certificates {
 
 impl Target {
     pub(crate) fn new(url: &str, certificates: Certificates) -> Result<Self, SetupError> {
+        if ends_early(url) {
+            return Err(SetupError::new(
+                "this URL of a Redis server has an `@` behind its host: percent-encode `/`, `?`, `#` and `@` in the password",
+            ));
+        }
         // Nothing of a URL is shown that was not understood: any part of it could be the password.
         let invalid = |error| SetupError::new(format!("this URL of a Redis server is not right: {error}"));
         let info: ConnectionInfo = url.into_connection_info().map_err(invalid)?;
@@ -38,6 +43,13 @@ impl Target {
         let client = open(info, certificates).map_err(invalid)?;
         Ok(Self { client })
     }
+}
+
+/// Whether a character of the password was taken for the end of the host. What is left of it would be the host then.
+fn ends_early(url: &str) -> bool {
+    let Some((scheme, rest)) = url.split_once("://") else { return false };
+    let (_, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    !scheme.contains("unix") && behind.contains('@')
 }
 
 #[cfg(feature = "rustls")]
