@@ -324,6 +324,39 @@ async fn a_caller_waits_for_several_rules() {
     assert_eq!(*served.lock().unwrap(), (0..12).zip(expected).collect::<Vec<_>>());
 }
 
+#[limit_request_per_time(prefix = "first", ttl = 1, unit = Seconds, count = 1, limiter = limiter, on_limit = Wait)]
+#[limit_request_per_time(prefix = "second", ttl = 10, unit = Seconds, count = 10, algorithm = SlidingLog)]
+async fn of_both(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+#[limit_request_per_time(
+    prefix = "second", ttl = 10, unit = Seconds, count = 10, cost = 10, algorithm = SlidingLog, limiter = limiter,
+    on_limit = Wait
+)]
+async fn all_of_the_second(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// Whoever waits for two counters comes after those who came earlier in either line.
+#[tokio::test(start_paused = true)]
+async fn a_caller_of_several_rules_overtakes_nobody() {
+    let limiter = Limiter::in_memory();
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = JoinSet::new();
+    for number in 0..12 {
+        let (limiter, served) = (limiter.clone(), Arc::clone(&served));
+        tasks.spawn(async move {
+            let answer = if number == 5 { all_of_the_second(&limiter).await } else { of_both(&limiter).await };
+            answer.unwrap();
+            served.lock().unwrap().push(number);
+        });
+        settle().await;
+    }
+    tasks.join_all().await;
+    assert_eq!(*served.lock().unwrap(), (0..12).collect::<Vec<_>>());
+}
+
 /// One who waits for two rules and one who waits for the second alone come through both.
 #[tokio::test]
 async fn lines_that_cross_end() {
