@@ -18,10 +18,16 @@ use proc_macro::TokenStream;
 
 /// Limits how often an async function runs.
 ///
-/// ```ignore
+/// ```
+/// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+/// # struct SaveItem { seller_id: u64 }
+/// # struct Saved;
+/// # struct SaveItemError;
+/// # impl From<RequestPerMinute> for SaveItemError { fn from(_: RequestPerMinute) -> Self { Self } }
 /// #[limit_request_per_time(prefix = "item", ttl = 1, unit = Minutes, count = 100, key = req.seller_id)]
 /// async fn save_item(req: SaveItem) -> Result<Saved, SaveItemError> {
 ///     // 100 times a minute for each seller; SaveItemError: From<RequestPerMinute>
+///     Ok(Saved)
 /// }
 /// ```
 ///
@@ -53,9 +59,12 @@ use proc_macro::TokenStream;
 ///
 /// The first four may go without their names, in this order, before the others:
 ///
-/// ```ignore
+/// ```
+/// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 /// #[limit_request_per_time("item", 1, Minutes, 100, key = (shop, seller), on_limit = Wait(max = "30s"))]
-/// async fn save_item(shop: u64, seller: &str) -> Result<Saved, SaveItemError> { .. }
+/// async fn save_item(shop: u64, seller: &str) -> Result<(), RequestPerMinute> {
+///     Ok(())
+/// }
 /// ```
 ///
 /// # What the function returns
@@ -86,10 +95,13 @@ use proc_macro::TokenStream;
 ///
 /// # Several limits
 ///
-/// ```ignore
+/// ```
+/// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 /// #[limit_request_per_time("seller", 1, Seconds, 5, key = seller)]
 /// #[limit_request_per_time("all", 1, Minutes, 1000, on_limit = Wait(max = "10s"))]
-/// async fn save_item(seller: u64) -> Result<Saved, SaveItemError> { .. }
+/// async fn save_item(seller: u64) -> Result<(), RequestPerMinute> {
+///     Ok(())
+/// }
 /// ```
 ///
 /// This is one decision: the call gets through all of the limits or is charged to none, and the

@@ -93,7 +93,7 @@ impl From<Verdict> for Answer {
     }
 }
 
-/// The future of a [`Call`].
+/// A decision that is made when it is awaited.
 ///
 /// A type with a name and no borrows, so that it costs little in each function that awaits it: little time to compile,
 /// and no more room than the call takes before it is on its way.

@@ -180,7 +180,7 @@ impl Memory {
         let Entry::Occupied(mut stored) = shard.buckets.entry(name) else {
             return 0;
         };
-        let back = stored.get_mut().give_back(now_us, charge.receipt, charge.cost);
+        let back = stored.get_mut().give_back(&charge.rule, now_us, charge.receipt, charge.cost);
         if stored.get().is_fresh(now_us) {
             stored.remove();
             self.stored.fetch_sub(1, Ordering::Relaxed);

@@ -79,7 +79,7 @@ impl Bucket {
     }
 
     /// Returns what still counts of a charge. What is then empty is fresh.
-    pub(crate) fn give_back(&mut self, now_us: u64, receipt: u64, cost: u64) -> u64 {
+    pub(crate) fn give_back(&mut self, rule: &Rule, now_us: u64, receipt: u64, cost: u64) -> u64 {
         if self.is_fresh(now_us) {
             return 0;
         }
@@ -90,7 +90,7 @@ impl Bucket {
                 (back, *used == 0)
             }
             State::Window { .. } => (0, false),
-            State::Log(log) => (log.give_back(receipt, cost), log.is_empty()),
+            State::Log(log) => (log.give_back(rule, now_us, receipt, cost), log.is_empty()),
         };
         if empty {
             self.until_ms = 0;

@@ -47,12 +47,7 @@ impl Log {
     pub(super) fn decide(&mut self, rule: &Rule, now_us: u64, cost: u64) -> (bool, Decision) {
         let layout = Layout::of(rule);
         let now = now_us / layout.tick_us;
-        while let Some(&(time, total)) = self.entries.front()
-            && time + layout.period_ticks <= now
-        {
-            self.base = total;
-            self.entries.pop_front();
-        }
+        self.drop_expired(&layout, now);
 
         let wait_ms = |time: u64| ((time + layout.period_ticks - now) * layout.tick_us).div_ceil(1000);
         let newest = self.entries.back();
@@ -99,7 +94,9 @@ impl Log {
     }
 
     /// Takes a charge out of the entry of that time, and returns how much it still held.
-    pub(super) fn give_back(&mut self, time: u64, cost: u64) -> u64 {
+    pub(super) fn give_back(&mut self, rule: &Rule, now_us: u64, time: u64, cost: u64) -> u64 {
+        let layout = Layout::of(rule);
+        self.drop_expired(&layout, now_us / layout.tick_us);
         let Ok(index) = self.entries.binary_search_by_key(&time, |(time, _)| *time) else {
             return 0;
         };
@@ -112,6 +109,15 @@ impl Log {
             self.entries.remove(index);
         }
         back
+    }
+
+    fn drop_expired(&mut self, layout: &Layout, now: u64) {
+        while let Some(&(time, total)) = self.entries.front()
+            && time + layout.period_ticks <= now
+        {
+            self.base = total;
+            self.entries.pop_front();
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

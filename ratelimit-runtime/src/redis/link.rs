@@ -150,11 +150,11 @@ async fn keep_open(target: Arc<Target>, state: watch::Sender<State>, _entry: Ent
                         () = disconnected(&mut pushes) => {}
                         () = broken.notified() => {}
                     }
-                    tracing::debug!(server = ?target, "connection lost, opening another");
+                    tracing::debug!(server = %target, "connection lost, opening another");
                     drop(state.send_replace(State::Connecting));
                 }
                 Err(error) => {
-                    tracing::debug!(server = ?target, %error, "cannot connect");
+                    tracing::debug!(server = %target, %error, "cannot connect");
                     drop(state.send_replace(State::Down(error)));
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);

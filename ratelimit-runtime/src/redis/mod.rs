@@ -11,7 +11,7 @@ use std::{fmt::Write as _, sync::Arc};
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
-pub(crate) use self::target::{Certificates, Target, without_password};
+pub(crate) use self::target::{Certificates, Target};
 use self::{link::Links, script::Script};
 use crate::{
     CounterName, algorithm,
