@@ -245,7 +245,7 @@ async fn comes_and_goes(steps: &[Step], count: u64, log: bool) {
     }
     clock.advance(2 * SECOND);
     assert_eq!(admitted(&limiter, &rule, 1, count + 2).await, count);
-    exceeded(limiter.acquire_within(&rule, 1, SECOND - MS).await);
+    exceeded(ends(limiter.acquire_within(&rule, 1, SECOND - MS)).await);
 }
 
 proptest! {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ratelimit_runtime::{Cause, Key, Limiter, OnStoreError, Rule};
 use ratelimit_tests::RedisServer;
 
-use crate::support::{ALGORITHMS, FIXED, LOG, PATIENCE, admitted, exceeded, fresh_key, hourly, limiter_on};
+use crate::support::{ALGORITHMS, FIXED, LOG, PATIENCE, admitted, ends, exceeded, fresh_key, hourly, limiter_on};
 
 const POLICIES: [OnStoreError; 3] = [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny];
 const SECRET: &str = "swordfish";
@@ -312,7 +312,7 @@ mod away {
             let mut answers = Vec::new();
             let started = Instant::now();
             for _ in 0..4 {
-                answers.push(limiter.acquire(&rule, 1).await.map(drop).map_err(|refused| refused.cause()));
+                answers.push(ends(limiter.acquire(&rule, 1)).await.map(drop).map_err(|refused| refused.cause()));
             }
             let took = started.elapsed();
             let expected = match policy {
@@ -322,8 +322,8 @@ mod away {
             };
             assert_eq!(answers, expected, "{policy:?}");
             assert!(took < Duration::from_secs(8), "four calls took {took:?}");
-            assert_eq!(limiter.peek(&rule, 1).await.unwrap_err().cause(), Cause::Unavailable);
-            assert_eq!(limiter.reset(&rule, 1).await.unwrap_err().cause(), Cause::Unavailable);
+            assert_eq!(ends(limiter.peek(&rule, 1)).await.unwrap_err().cause(), Cause::Unavailable);
+            assert_eq!(ends(limiter.reset(&rule, 1)).await.unwrap_err().cause(), Cause::Unavailable);
 
             server.cont();
             eventually("the store answers", || async { limiter.peek(&rule, 2).await.is_ok() }).await;
