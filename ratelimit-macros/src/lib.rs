@@ -42,7 +42,7 @@ use proc_macro::TokenStream;
 /// | `ttl` | the period, in units: an integer or constant `u64`, at least 1 | `1` |
 /// | `unit` | `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`, also written `TimeUnit::Minutes` | required |
 /// | `count` | how many calls a period lets through. A literal or `const { .. }` is checked when compiling, any other expression is evaluated at each call; at 0 no call ever fits | required |
-/// | `key` | who is counted: an expression over the arguments and `self`. It is borrowed, not moved. A tuple has several parts | one counter for all |
+/// | `key` | who is counted: an expression over the arguments and `self`. It is borrowed, not moved, and so is each part of a tuple | one counter for all |
 /// | `algorithm` | `FixedWindow`: a window opens with the first call. `FixedWindow(align = true)`: windows lie on multiples of the period since 1970, UTC. `SlidingLog`: never more than `count` in any period. Not available yet: `SlidingWindow(buckets = 1)`, `TokenBucket(burst = 200, refill = Interval)` (or `Greedy`), `LeakyBucket(queue = 50)` | `FixedWindow` |
 /// | `cost` | how much of `count` this call takes: an integer or expression, evaluated once, after the key. A call of cost 0 is free. Not available yet: `Elapsed(max = "5s")`, the milliseconds the call really took, with `SlidingLog` only | `1` |
 /// | `on_limit` | `Reject`: return the error. `Wait`: wait as long as it takes. `Wait(max = "30s")`: wait, but not if it would take longer. `Return(expr)`: return this instead; it sees the arguments, may `.await`, and `refused` names the `RequestPerMinute` | `Reject` |

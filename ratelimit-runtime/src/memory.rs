@@ -88,9 +88,12 @@ impl Memory {
         for (charge, name) in request.charges.iter_mut().zip(&names) {
             let shard = shard_in(&mut shards, name);
             let mut stored = shard.buckets.get_mut(name);
+            let until_ms = stored.as_ref().map_or(0, |bucket| bucket.until_ms());
             let (fits, decision) = Bucket::look(stored.as_deref_mut(), &charge.rule, now_us, charge.cost);
-            if let Some(bucket) = stored {
-                shard.sweep_at_ms = shard.sweep_at_ms.min(bucket.until_ms()); // earlier, if the clock was set back
+            if let Some(bucket) = stored
+                && bucket.until_ms() < until_ms
+            {
+                shard.sweep_at_ms = shard.sweep_at_ms.min(bucket.until_ms()); // the clock was set back
             }
             charge.decision = decision;
             all_fit &= fits;

@@ -14,7 +14,7 @@ where
             [
                 ::ratelimit_runtime::__private::charge(
                     const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-                    ::ratelimit_runtime::__private::key(&((self.id, x))),
+                    ::ratelimit_runtime::__private::key(&((&(self.id), &(x)))),
                     1,
                 ),
             ],
