@@ -115,8 +115,8 @@ use proc_macro::TokenStream;
 /// # Order, cancellation, recursion
 ///
 /// First `limiter` is evaluated, then count, key and cost of one limit after the other, then the
-/// limiter is asked, then the body runs. What the key borrows, a lock for instance, is released
-/// before the limiter is asked.
+/// limiter is asked, then the body runs. What one of them borrows, a lock for instance, is released
+/// before the next is evaluated.
 ///
 /// A call that is dropped while it waits stops waiting. One that is dropped while it is being
 /// counted may have been counted: what goes wrong admits fewer calls, not more. Each call of a

@@ -14,9 +14,10 @@ macro_rules! ours {
 }
 
 // Output:
-//     let deciding = limit_request_per_time(None, const { Call::new() }, [
-//         charge(const { rule("item", 100, 1, 60_000) }, key(&(seller_id)), 1),
-//     ]);
+//     let deciding = limit_request_per_time(None, const { Call::new() }, [{
+//         let key = key(&(seller_id));
+//         charge(const { rule("item", 100, 1, 60_000) }, key, 1)
+//     }]);
 //     if let Err(refused) = deciding.await {
 //         return FromRefusal::from_refusal(refused);
 //     }
@@ -86,7 +87,7 @@ impl Runtime {
     }
 }
 
-/// `charge(rule, key, cost)`
+/// `charge(rule, key, cost)`, or `{ let key = key(&(seller_id)); charge(rule, key, cost) }`
 fn charge(limit: &Limit, runtime: &Runtime) -> TokenStream {
     let krate = &runtime.path();
     let rule = &limit.rule;
@@ -101,28 +102,39 @@ fn charge(limit: &Limit, runtime: &Runtime) -> TokenStream {
     };
     let constant =
         |count: &TokenStream| ours!(const { #krate::__private::rule(#prefix, #count, #ttl, #unit) #algorithm });
+    // Each value of the user's in a statement of its own: the next may lock what this one has locked.
+    let mut values = ours!();
     let charged = match &rule.count {
         Number::Literal(count, span) => constant(&value::integer(*count, *span)),
         Number::Const(count) => constant(&count.to_token_stream()),
         Number::Other(count) => {
-            let constant = constant(&ours!(1));
             let count = call_on(runtime, "count", count, None);
-            ours!(#krate::__private::with_count(#constant, #count))
+            values.extend(ours!(let count = #count;));
+            let constant = constant(&ours!(1));
+            ours!(#krate::__private::with_count(#constant, count))
         }
     };
-    let key = match (&rule.key, &rule.missing_key) {
-        (None, _) => ours!(#krate::__private::no_key()),
-        (Some(key), None) => call_on(runtime, "key", key, Some(ours!())),
-        (Some(key), Some(missing)) => {
-            let missing = ours!(, #krate::__private::MissingKey::#missing);
-            call_on(runtime, "optional_key", key, Some(missing))
+    let key = match &rule.key {
+        None => ours!(#krate::__private::no_key()),
+        Some(key) => {
+            let missing = rule.missing_key.as_ref();
+            let missing = missing.map(|word| ours!(, #krate::__private::MissingKey::#word));
+            let name = if missing.is_some() { "optional_key" } else { "key" };
+            let key = call_on(runtime, name, key, Some(missing.unwrap_or_default()));
+            values.extend(ours!(let key = #key;));
+            ours!(key)
         }
     };
     let cost = match &rule.cost {
         Number::Literal(cost, span) => value::integer(*cost, *span),
-        Number::Const(cost) | Number::Other(cost) => call_on(runtime, "cost", cost, None),
+        Number::Const(cost) | Number::Other(cost) => {
+            let cost = call_on(runtime, "cost", cost, None);
+            values.extend(ours!(let cost = #cost;));
+            ours!(cost)
+        }
     };
-    ours!(#krate::__private::charge(#charged, #key, #cost))
+    let charge = ours!(#krate::__private::charge(#charged, #key, #cost));
+    if values.is_empty() { charge } else { ours!({ #values #charge }) }
 }
 
 /// `name(expr)`, or with more arguments `name(&(expr), more)`, where errors are drawn at `expr`.

@@ -3,17 +3,24 @@ async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         [
-            ::ratelimit_runtime::__private::charge(
-                ::ratelimit_runtime::__private::with_count(
-                    const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-                    ::ratelimit_runtime::__private::count(plan.limit()),
-                ),
-                ::ratelimit_runtime::__private::optional_key(
+            {
+                let count = ::ratelimit_runtime::__private::count(plan.limit());
+                let key = ::ratelimit_runtime::__private::optional_key(
                     &(id),
                     ::ratelimit_runtime::__private::MissingKey::Shared,
-                ),
-                ::ratelimit_runtime::__private::cost(rows.len()),
-            ),
+                );
+                let cost = ::ratelimit_runtime::__private::cost(rows.len());
+                ::ratelimit_runtime::__private::charge(
+                    ::ratelimit_runtime::__private::with_count(
+                        const {
+                            ::ratelimit_runtime::__private::rule("item", 1, 1, 1000)
+                        },
+                        count,
+                    ),
+                    key,
+                    cost,
+                )
+            },
         ],
     );
     if let ::core::result::Result::Err(refused) = deciding.await {

@@ -6,11 +6,16 @@ unsafe impl<const N: usize> Api<{ N }> {
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             [
-                ::ratelimit_runtime::__private::charge(
-                    const { ::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
-                    ::ratelimit_runtime::__private::key(&(self.id)),
-                    1,
-                ),
+                {
+                    let key = ::ratelimit_runtime::__private::key(&(self.id));
+                    ::ratelimit_runtime::__private::charge(
+                        const {
+                            ::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
+                        },
+                        key,
+                        1,
+                    )
+                },
             ],
         );
         if let ::core::result::Result::Err(refused) = deciding.await {
@@ -23,11 +28,16 @@ unsafe impl<const N: usize> Api<{ N }> {
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             [
-                ::ratelimit_runtime::__private::charge(
-                    const { ::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
-                    ::ratelimit_runtime::__private::key(&(self.id)),
-                    1,
-                ),
+                {
+                    let key = ::ratelimit_runtime::__private::key(&(self.id));
+                    ::ratelimit_runtime::__private::charge(
+                        const {
+                            ::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
+                        },
+                        key,
+                        1,
+                    )
+                },
                 ::ratelimit_runtime::__private::charge(
                     const {
                         ::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)

@@ -4,11 +4,16 @@ fn f(id: u64) -> Pin<Box<dyn Future<Output = R> + Send>> {
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             [
-                ::ratelimit_runtime::__private::charge(
-                    const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-                    ::ratelimit_runtime::__private::key(&(id)),
-                    1,
-                ),
+                {
+                    let key = ::ratelimit_runtime::__private::key(&(id));
+                    ::ratelimit_runtime::__private::charge(
+                        const {
+                            ::ratelimit_runtime::__private::rule("item", 1, 1, 1000)
+                        },
+                        key,
+                        1,
+                    )
+                },
             ],
         );
         if let ::core::result::Result::Err(refused) = deciding.await {

@@ -3,11 +3,16 @@ pub async fn save(req: Req) -> Result<Saved, E> {
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         [
-            ::ratelimit_runtime::__private::charge(
-                const { ::ratelimit_runtime::__private::rule("item", 100, 1, 60000) },
-                ::ratelimit_runtime::__private::key(&(req.seller_id)),
-                1,
-            ),
+            {
+                let key = ::ratelimit_runtime::__private::key(&(req.seller_id));
+                ::ratelimit_runtime::__private::charge(
+                    const {
+                        ::ratelimit_runtime::__private::rule("item", 100, 1, 60000)
+                    },
+                    key,
+                    1,
+                )
+            },
         ],
     );
     if let ::core::result::Result::Err(refused) = deciding.await {

@@ -5,21 +5,27 @@ async unsafe fn f(id: u64, limit: u64) -> R {
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new().wait() },
         [
-            ::ratelimit_runtime::__private::charge(
-                const { ::ratelimit_runtime::__private::rule("first", 1, 1, 1000) },
-                ::ratelimit_runtime::__private::key(&(id)),
-                1,
-            ),
-            ::ratelimit_runtime::__private::charge(
-                ::ratelimit_runtime::__private::with_count(
-                    const {
-                        ::ratelimit_runtime::__private::rule("second", 1, 1, 3600000)
-                    },
-                    ::ratelimit_runtime::__private::count(limit),
-                ),
-                ::ratelimit_runtime::__private::no_key(),
-                1,
-            ),
+            {
+                let key = ::ratelimit_runtime::__private::key(&(id));
+                ::ratelimit_runtime::__private::charge(
+                    const { ::ratelimit_runtime::__private::rule("first", 1, 1, 1000) },
+                    key,
+                    1,
+                )
+            },
+            {
+                let count = ::ratelimit_runtime::__private::count(limit);
+                ::ratelimit_runtime::__private::charge(
+                    ::ratelimit_runtime::__private::with_count(
+                        const {
+                            ::ratelimit_runtime::__private::rule("second", 1, 1, 3600000)
+                        },
+                        count,
+                    ),
+                    ::ratelimit_runtime::__private::no_key(),
+                    1,
+                )
+            },
             ::ratelimit_runtime::__private::charge(
                 const {
                     ::ratelimit_runtime::__private::rule("third", 1000, 1, 86400000)

@@ -3,11 +3,14 @@ async fn call(&self) -> R {
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         [
-            ::ratelimit_runtime::__private::charge(
-                const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-                ::ratelimit_runtime::__private::key(&(self.id())),
-                1,
-            ),
+            {
+                let key = ::ratelimit_runtime::__private::key(&(self.id()));
+                ::ratelimit_runtime::__private::charge(
+                    const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                    key,
+                    1,
+                )
+            },
         ],
     );
     if let ::core::result::Result::Err(refused) = deciding.await {

@@ -1,0 +1,2 @@
+//! What rustc says about each mistake.
+fn main() {}
