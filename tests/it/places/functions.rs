@@ -1,7 +1,7 @@
 //! Free functions: their generics, arguments and attributes.
 
 use std::fmt::Display;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use axum::extract::Path;
 use ratelimit_runtime::{FromRefusal, Limiter, RateKey, RequestPerMinute, limit_request_per_time};
@@ -213,22 +213,29 @@ async fn a_guard_in_the_key() {
     limits_each_key(async |id| send(call(&Mutex::new(id))).await).await;
 }
 
+/// Each value locks what the one before it has locked.
 #[tokio::test]
-async fn a_guard_in_count_cost_and_limiter() {
+async fn the_same_lock_in_every_value() {
     struct State {
         limiter: Limiter,
-        numbers: Mutex<u64>,
+        seven: Mutex<u64>,
     }
-    #[limit_request_per_time("item", 1, Hours, *state.numbers.lock().unwrap(), cost = *state.numbers.lock().unwrap(),
-        key = id, limiter = &state.limiter)]
+    impl State {
+        fn seven(&self) -> MutexGuard<'_, u64> {
+            self.seven.try_lock().expect("it is released")
+        }
+    }
+    #[limit_request_per_time("item", 1, Hours, *state.seven(), cost = *state.seven(), key = (*state.seven(), id))]
+    #[limit_request_per_time("other", 1, Hours, 9, key = *state.seven(), limiter = &state.limiter)]
     async fn call(state: &State, id: u64) -> R {
+        let seven = *state.seven();
         tokio::task::yield_now().await;
-        Ok(id)
+        Ok(id + seven - 7)
     }
-    let state = State { limiter: Limiter::in_memory(), numbers: Mutex::new(7) };
-    send(call(&state, 1)).await.unwrap();
+    let state = State { limiter: Limiter::in_memory(), seven: Mutex::new(7) };
+    assert_eq!(send(call(&state, 1)).await.unwrap(), 1);
     assert_eq!(exceeded(send(call(&state, 1)).await).limit(), 7);
-    send(call(&state, 2)).await.unwrap();
+    assert_eq!(send(call(&state, 2)).await.unwrap(), 2);
 }
 
 /// Each call of a function that calls itself counts.

@@ -22,7 +22,8 @@ async fn impl_future() {
 async fn impl_future_that_borrows() {
     #[limit_request_per_time("item", 1, Hours, 1, key = *id)]
     fn call(id: &u64) -> impl Future<Output = R> + Send + '_ {
-        async { Ok(*id) }
+        let next = id + 1;
+        async move { Ok(next - 1) }
     }
     limits_each_key(async |id| call(&id).await).await;
 }
@@ -66,7 +67,7 @@ async fn boxed() {
 #[tokio::test]
 async fn box_future() {
     #[limit_request_per_time("item", 1, Hours, 1, key = *id)]
-    fn call<'a>(id: &'a u64) -> BoxFuture<'a, R> {
+    fn call(id: &u64) -> BoxFuture<'_, R> {
         async move { Ok(*id) }.boxed()
     }
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]

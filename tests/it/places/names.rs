@@ -6,7 +6,7 @@ use super::{R, exceeded, limits_each_key};
 
 /// As a crate does that passes the runtime on.
 pub(crate) mod facade {
-    pub(crate) use ratelimit_runtime;
+    pub(crate) use ::ratelimit_runtime;
 }
 
 /// Every kind of value through a macro.
