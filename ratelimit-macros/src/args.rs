@@ -88,6 +88,9 @@ const POSITIONAL: usize = 4;
 
 const SKIP_ALONE: &str = "`skip` stands alone: #[limit_request_per_time(skip)]";
 
+/// The longest period, in milliseconds: 3,650 days.
+const LONGEST: u64 = 3_650 * 86_400_000;
+
 const UNITS: [&str; 5] = ["Milliseconds", "Seconds", "Minutes", "Hours", "Days"];
 const ALGORITHMS: [&str; 5] = ["FixedWindow", "SlidingLog", "SlidingWindow", "TokenBucket", "LeakyBucket"];
 
@@ -259,9 +262,9 @@ impl Fields {
             }
         }
         if let (Some(Number::Literal(ttl, span)), Some(unit)) = (&self.ttl, self.unit)
-            && ttl.checked_mul(unit).is_none()
+            && ttl.checked_mul(unit).is_none_or(|milliseconds| milliseconds > LONGEST)
         {
-            errors.add(*span, "`ttl` is too long, in milliseconds it must fit u64");
+            errors.add(*span, "`ttl` is longer than 3,650 days");
         }
         if let (Some((name, _)), false) = (&self.missing_key, self.given.contains(&"key")) {
             let message = "`on_missing_key` needs a `key` that may be missing: key = user_id";

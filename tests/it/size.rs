@@ -1,1 +1,161 @@
-//! Sizes.
+//! How large the future of an annotated function is: as large as that of the plain function or, if that is more, as one
+//! that only asks the limiter; and by a bound permit larger.
+
+use std::future::ready;
+use std::mem::size_of_val;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ratelimit_runtime::{Key, Limiter, Permit, RequestPerMinute, Rule, limit_request_per_time};
+
+type R<T = u64> = Result<T, RequestPerMinute>;
+
+const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
+
+/// The compiler rounds what lives across several awaits up to a word.
+const WORD: usize = size_of::<usize>();
+
+fn send_and_static<T: Send + 'static>(value: T) -> T {
+    value
+}
+
+fn keep<T>(_: &T) {}
+
+/// Compares three functions with the same argument: the plain one, one that only asks the limiter and keeps the argument
+/// while it does, and the annotated one.
+macro_rules! compare {
+    ($name:literal, $extra:expr, ($argument:ident: $type:ty = $value:expr) $body:block $(#[$limit:meta])+) => {{
+        async fn plain($argument: $type) -> R $body
+        async fn ask($argument: $type) -> R {
+            let asked = Limiter::unlimited().acquire(&RULE, 1);
+            keep(&asked.await?);
+            keep(&$argument);
+            Ok(1)
+        }
+        $(#[$limit])+
+        async fn limited($argument: $type) -> R $body
+        let [plain, ask] = [size_of_val(&plain($value)), size_of_val(&ask($value))];
+        let limited = size_of_val(&send_and_static(limited($value)));
+        println!("{:<40} {plain:>6} {ask:>6} {limited:>6}", $name);
+        assert!(limited <= plain.max(ask) + $extra + WORD, "{}: {limited} bytes, plain {plain}, ask {ask}", $name);
+    }};
+}
+
+#[test]
+fn no_larger_than_its_parts() {
+    println!("{:<40} {:>6} {:>6} {:>6}", "bytes", "plain", "ask", "limited");
+    compare! {
+        "a small body", 0, (id: u64 = 1) { Ok(id) }
+        #[limit_request_per_time("item", 1, Days, 1, key = id)]
+    }
+    compare! {
+        "a small body without a key", 0, (id: u64 = 1) { Ok(id) }
+        #[limit_request_per_time("item", 1, Days, 1)]
+    }
+    compare! {
+        "a small body that awaits", 0, (id: u64 = 1) { ready(()).await; Ok(id) }
+        #[limit_request_per_time("item", 1, Days, 1, key = id)]
+    }
+    compare! {
+        "1 KiB over an await", 0, (id: u64 = 1) {
+            let array = [1_u8; 1024];
+            ready(()).await;
+            Ok(id + array.len() as u64)
+        }
+        #[limit_request_per_time("item", 1, Days, 1, key = id)]
+    }
+    compare! {
+        "a large argument", 0, (id: [u64; 128] = [1; 128]) { Ok(id[0]) }
+        #[limit_request_per_time("item", 1, Days, 1, key = id[0])]
+    }
+    compare! {
+        "a large argument over an await", 0, (id: [u64; 128] = [1; 128]) { ready(()).await; Ok(id[0]) }
+        #[limit_request_per_time("item", 1, Days, 1, key = id[0])]
+    }
+    compare! {
+        "a large argument over a large await", 0, (id: [u64; 128] = [1; 128]) {
+            let array = [1_u8; 1024];
+            ready(()).await;
+            Ok(id[0] + array.len() as u64)
+        }
+        #[limit_request_per_time("item", 1, Days, 1, key = id[0])]
+    }
+    compare! {
+        "three rules", 0, (id: u64 = 1) { Ok(id) }
+        #[limit_request_per_time("one", 1, Days, 1, key = id)]
+        #[limit_request_per_time("two", 1, Days, 1, key = (id, "long enough to be on the heap"), cost = id)]
+        #[limit_request_per_time("three", 1, Days, count = id)]
+    }
+    compare! {
+        "three rules, 1 KiB over an await", 0, (id: u64 = 1) {
+            let array = [1_u8; 1024];
+            ready(()).await;
+            Ok(id + array.len() as u64)
+        }
+        #[limit_request_per_time("one", 1, Days, 1, key = id)]
+        #[limit_request_per_time("two", 1, Days, 1, key = id)]
+        #[limit_request_per_time("three", 1, Days, 1)]
+    }
+    compare! {
+        "waits", 0, (id: u64 = 1) { Ok(id) }
+        #[limit_request_per_time("item", 1, Days, 1, key = id, on_limit = Wait(max = "1s"))]
+    }
+    compare! {
+        "returns", 0, (id: u64 = 1) { Ok(id) }
+        #[limit_request_per_time("item", 1, Days, 1, key = id, on_limit = Return(Ok(refused.limit())))]
+    }
+    compare! {
+        "an owned key", 0, (id: String = String::new()) { Ok(id.len() as u64) }
+        #[limit_request_per_time("item", 1, Days, 1, key = id)]
+    }
+    compare! {
+        "a limiter", 0, (limiter: Limiter = Limiter::unlimited()) { keep(&limiter); Ok(1) }
+        #[limit_request_per_time("item", 1, Days, 1, limiter = &limiter)]
+    }
+    compare! {
+        "a permit that is not used", size_of::<Permit>(), (id: u64 = 1) { ready(()).await; Ok(id) }
+        #[limit_request_per_time("item", 1, Days, 1, key = id, permit = _permit)]
+    }
+}
+
+/// Where the body has a name for the permit there is no plain function to compare with.
+#[test]
+fn a_bound_permit() {
+    async fn ask(id: u64) -> R {
+        let permit = Limiter::unlimited().acquire(&RULE, id).await?;
+        ready(()).await;
+        keep(&permit);
+        Ok(id)
+    }
+    #[limit_request_per_time("item", 1, Days, 1, key = id, permit = permit)]
+    async fn limited(id: u64) -> R {
+        ready(()).await;
+        keep(&permit);
+        Ok(id)
+    }
+    let [ask, limited] = [size_of_val(&ask(1)), size_of_val(&send_and_static(limited(1)))];
+    println!("{:<40} {:>6} {ask:>6} {limited:>6}, of them {}", "a permit", "", size_of::<Permit>());
+    assert!(limited <= ask, "{limited} > {ask}");
+}
+
+/// What the future asks the limiter with is small, however many rules there are.
+#[test]
+fn asking_is_small() {
+    let limiter = Limiter::unlimited();
+    let one = size_of_val(&send_and_static(limiter.acquire(&RULE, 1)));
+    let charges = [(&RULE, Key::new(1), 1), (&RULE, Key::new(2), 1), (&RULE, Key::new(3), 1)];
+    assert_eq!(size_of_val(&limiter.acquire_all(&charges)), one);
+    assert!(one <= 128, "{one}");
+}
+
+/// The future is `Send` if the body's is: what is not, in the body or an argument, stays possible.
+#[tokio::test]
+async fn not_send_where_the_body_is_not() {
+    #[limit_request_per_time("item", 1, Days, 1, key = id)]
+    async fn call(id: Rc<u64>) -> R {
+        let other = Rc::clone(&id);
+        ready(()).await;
+        Ok(*other)
+    }
+    assert_eq!(Limiter::in_memory().scope(call(Rc::new(1))).await.unwrap(), 1);
+}

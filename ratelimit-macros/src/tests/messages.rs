@@ -112,7 +112,8 @@ fn values() {
     let takes = "`Return` needs the value to return: Return(Ok(cached))";
     for (argument, expected) in [
         ("ttl = 0", "`ttl` must be at least 1, for example ttl = 1"),
-        ("ttl = 999999999999", "`ttl` is too long, in milliseconds it must fit u64"),
+        ("ttl = 999999999999", "`ttl` is longer than 3,650 days"),
+        ("ttl = 3651", "`ttl` is longer than 3,650 days"),
         ("key = id +", "`key` needs an expression here: unexpected end of input, expected an expression"),
         ("cost = -1", "`cost` must be at least 0, for example cost = 1"),
         ("on_limit = Wiat", "unknown on_limit `Wiat`, did you mean `Wait`?"),

@@ -1,0 +1,33 @@
+//! What a later version can do is refused, never ignored.
+
+use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+
+type R = Result<(), RequestPerMinute>;
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = TokenBucket(burst = 5), shadow = true)]
+async fn bucket() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = LeakyBucket(queue = 5))]
+#[limit_request_per_time("other", 1, Days, 1)]
+async fn leaky() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = SlidingLog, cost = Elapsed(max = "5s"))]
+async fn elapsed() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 1, lease = 10)]
+async fn lease() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = SlidingLog, lease = 10)]
+async fn lease_of_a_log() -> R {
+    Ok(())
+}
+
+fn main() {}

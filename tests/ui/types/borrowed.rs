@@ -1,0 +1,17 @@
+//! What the borrow checker says.
+
+use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+
+type R<T = ()> = Result<T, RequestPerMinute>;
+
+#[limit_request_per_time("item", 1, Days, 1, key = id)]
+fn block_that_does_not_move(id: u64) -> impl Future<Output = R> {
+    async { Ok(()) }
+}
+
+#[limit_request_per_time("item", 1, Days, 1, key = name.into_bytes())]
+async fn moved_by_the_key(name: String) -> R<String> {
+    Ok(name)
+}
+
+fn main() {}

@@ -1,0 +1,39 @@
+//! Constants are checked where their function is used.
+
+use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+
+type R = Result<(), RequestPerMinute>;
+
+const NONE: u64 = 0;
+const EMPTY: &str = "";
+
+#[limit_request_per_time("item", 1, Days, const { NONE })]
+async fn count() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", NONE, Days, 1)]
+async fn ttl() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time(EMPTY, 1, Days, 1)]
+async fn prefix() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 5_000, Days, 1)]
+async fn long_ttl() -> R {
+    Ok(())
+}
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let calls = async {
+        count().await?;
+        ttl().await?;
+        prefix().await?;
+        long_ttl().await
+    };
+    runtime.block_on(calls).unwrap();
+}
