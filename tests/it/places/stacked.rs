@@ -100,3 +100,48 @@ async fn settings_on_any_of_them() {
     assert_eq!(started.elapsed().as_secs(), 120);
     assert!(started.elapsed() < Duration::from_millis(120_010));
 }
+
+/// The one above finds the others, whatever its own name is here.
+#[tokio::test]
+async fn the_first_under_another_name() {
+    use ratelimit_runtime::limit_request_per_time as limited;
+
+    #[limited("narrow", 1, Hours, 1, key = id)]
+    #[limit_request_per_time("wide", 1, Hours, 2)]
+    #[inline]
+    #[ratelimit_runtime::limit_request_per_time("widest", 1, Hours, 3)]
+    async fn call(id: u64) -> R {
+        Ok(id)
+    }
+    narrow_then_wide(call).await;
+}
+
+#[tokio::test]
+async fn by_cfg_attr() {
+    #[cfg_attr(test, limit_request_per_time("narrow", 1, Hours, 1, key = id))]
+    #[limit_request_per_time("wide", 1, Hours, 2)]
+    async fn above(id: u64) -> R {
+        Ok(id)
+    }
+    #[limit_request_per_time("narrow", 1, Hours, 1, key = id)]
+    #[cfg_attr(test, limit_request_per_time("wide", 1, Hours, 2))]
+    #[cfg_attr(not(test), limit_request_per_time(nonsense))]
+    async fn below(id: u64) -> R {
+        Ok(id)
+    }
+    narrow_then_wide(above).await;
+    narrow_then_wide(below).await;
+}
+
+/// What `narrow` refuses is not charged to `wide`, which lets two through.
+async fn narrow_then_wide(call: impl AsyncFn(u64) -> R) {
+    let calls = async {
+        call(1).await.unwrap();
+        for _ in 0..3 {
+            assert_eq!(exceeded(call(1).await).rule(), "narrow");
+        }
+        call(2).await.unwrap();
+        assert_eq!(exceeded(call(3).await).rule(), "wide");
+    };
+    Limiter::in_memory().scope(calls).await;
+}

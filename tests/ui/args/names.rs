@@ -2,11 +2,11 @@
 
 use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 
-type R = Result<(), RequestPerMinute>;
+type R<T = ()> = Result<T, RequestPerMinute>;
 
 #[limit_request_per_time("item", 1, Days, 1, kye = id)]
-async fn misspelt(id: u64) -> R {
-    Ok(())
+async fn misspelt(id: u64) -> R<u64> {
+    Ok(id)
 }
 
 #[limit_request_per_time("item", 1, Days, 1, colour = Red)]
@@ -25,8 +25,8 @@ async fn unnamed_after_named() -> R {
 }
 
 #[limit_request_per_time("item", 1, Days, 1, id)]
-async fn too_many_unnamed(id: u64) -> R {
-    Ok(())
+async fn too_many_unnamed(id: u64) -> R<u64> {
+    Ok(id)
 }
 
 #[limit_request_per_time("item", Days, 1)]
@@ -35,8 +35,8 @@ async fn one_left_out() -> R {
 }
 
 #[limit_request_per_time("item", 1, Days, 1, key, permit =)]
-async fn without_value(key: u64) -> R {
-    Ok(())
+async fn without_value(key: u64) -> R<u64> {
+    Ok(key)
 }
 
 #[limit_request_per_time("item", 1, Days, 1, ttl = 2)]
@@ -45,13 +45,8 @@ async fn twice() -> R {
 }
 
 #[limit_request_per_time("item", 1, Days, 1 key = id)]
-async fn no_comma(id: u64) -> R {
-    Ok(())
-}
-
-#[limit_request_per_time = "item"]
-async fn no_parentheses() -> R {
-    Ok(())
+async fn no_comma(id: u64) -> R<u64> {
+    Ok(id)
 }
 
 fn main() {}

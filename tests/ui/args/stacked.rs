@@ -11,7 +11,7 @@ async fn twice() -> R {
 }
 
 #[limit_request_per_time("one", 1, Days, 1, crate = ::ratelimit_runtime)]
-#[limit_request_per_time("two", 1, Days, 0, crate = crate::runtime)]
+#[limit_request_per_time("two", 1, Days, 1, crate = crate::runtime)]
 async fn two_runtimes() -> R {
     Ok(())
 }
@@ -39,6 +39,12 @@ impl Client {
 
 #[limit_request_per_time(skip)]
 async fn nothing_to_skip() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("one", 1, Days, 1)]
+#[limit_request_per_time = "two"]
+async fn without_parentheses() -> R {
     Ok(())
 }
 

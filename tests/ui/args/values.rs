@@ -49,4 +49,9 @@ async fn against_each_other() -> R {
     Ok(())
 }
 
+#[limit_request_per_time("item", 3_651, Days, 1)]
+async fn too_long() -> R {
+    Ok(())
+}
+
 fn main() {}

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 
-type R = Result<(), RequestPerMinute>;
+type R = Result<u64, RequestPerMinute>;
 
 #[async_trait]
 trait Api {
@@ -22,12 +22,12 @@ struct Client;
 impl Api for Client {
     #[limit_request_per_time("item", 1, Days, 1, key = a)]
     async fn tuple(&self, (a, _): (u64, u64)) -> R {
-        Ok(())
+        Ok(a)
     }
 
     #[limit_request_per_time("item", 1, Days, 1, key = (id, 1), cost = rows.len())]
     async fn structure(&self, Request { id, rows }: Request) -> R {
-        Ok(())
+        Ok(id + rows.len() as u64)
     }
 }
 
@@ -38,11 +38,11 @@ struct Below;
 impl Api for Below {
     #[limit_request_per_time("item", 1, Days, 1, key = a)]
     async fn tuple(&self, (a, _): (u64, u64)) -> R {
-        Ok(())
+        Ok(a)
     }
 
     async fn structure(&self, Request { id, rows }: Request) -> R {
-        Ok(())
+        Ok(id + rows.len() as u64)
     }
 }
 

@@ -5,12 +5,6 @@ use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 
 type R = Result<(), RequestPerMinute>;
 
-#[limited("one", 1, Days, 1)]
-#[limit_request_per_time("two", 1, Days, 1)]
-async fn renamed_above() -> R {
-    Ok(())
-}
-
 #[limit_request_per_time("one", 1, Days, 1)]
 #[limited("two", 1, Days, 1)]
 async fn renamed_below() -> R {
@@ -33,5 +27,5 @@ impl Client {
 }
 
 fn main() {
-    drop((renamed_above(), renamed_below(), Client.renamed(), Client.by_cfg_attr()));
+    drop((renamed_below(), Client.renamed(), Client.by_cfg_attr()));
 }

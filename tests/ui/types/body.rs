@@ -6,7 +6,7 @@ type R = Result<u64, RequestPerMinute>;
 
 #[limit_request_per_time("item", 1, Days, 1, key = id)]
 async fn wrong_type(id: u64) -> R {
-    Ok("text")
+    id
 }
 
 #[limit_request_per_time("item", 1, Days, 1)]

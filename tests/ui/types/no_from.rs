@@ -19,9 +19,4 @@ async fn alias() -> Answer {
     Err(SaveError::Full)
 }
 
-#[limit_request_per_time("item", 1, Days, 1, on_limit = Wait)]
-async fn waits() -> Result<u64, String> {
-    Ok(1)
-}
-
 fn main() {}

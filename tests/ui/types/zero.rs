@@ -6,6 +6,7 @@ type R = Result<(), RequestPerMinute>;
 
 const NONE: u64 = 0;
 const EMPTY: &str = "";
+const MANY: u64 = 5_000;
 
 #[limit_request_per_time("item", 1, Days, const { NONE })]
 async fn count() -> R {
@@ -22,7 +23,7 @@ async fn prefix() -> R {
     Ok(())
 }
 
-#[limit_request_per_time("item", 5_000, Days, 1)]
+#[limit_request_per_time("item", MANY, Days, 1)]
 async fn long_ttl() -> R {
     Ok(())
 }
