@@ -18,10 +18,16 @@ use proc_macro::TokenStream;
 
 /// Limits how often an async function runs.
 ///
-/// ```ignore
+/// ```
+/// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+/// # struct SaveItem { seller_id: u64 }
+/// # struct Saved;
+/// # struct SaveItemError;
+/// # impl From<RequestPerMinute> for SaveItemError { fn from(_: RequestPerMinute) -> Self { Self } }
 /// #[limit_request_per_time(prefix = "item", ttl = 1, unit = Minutes, count = 100, key = req.seller_id)]
 /// async fn save_item(req: SaveItem) -> Result<Saved, SaveItemError> {
 ///     // 100 times a minute for each seller; SaveItemError: From<RequestPerMinute>
+///     Ok(Saved)
 /// }
 /// ```
 ///
@@ -36,7 +42,7 @@ use proc_macro::TokenStream;
 /// | `ttl` | the period, in units: an integer or constant `u64`, at least 1 | `1` |
 /// | `unit` | `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`, also written `TimeUnit::Minutes` | required |
 /// | `count` | how many calls a period lets through. A literal or `const { .. }` is checked when compiling, any other expression is evaluated at each call; at 0 no call ever fits | required |
-/// | `key` | who is counted: an expression over the arguments and `self`. It is borrowed, not moved. A tuple has several parts | one counter for all |
+/// | `key` | who is counted: an expression over the arguments and `self`. It is borrowed, not moved, and so is each part of a tuple | one counter for all |
 /// | `algorithm` | `FixedWindow`: a window opens with the first call. `FixedWindow(align = true)`: windows lie on multiples of the period since 1970, UTC. `SlidingLog`: never more than `count` in any period. Not available yet: `SlidingWindow(buckets = 1)`, `TokenBucket(burst = 200, refill = Interval)` (or `Greedy`), `LeakyBucket(queue = 50)` | `FixedWindow` |
 /// | `cost` | how much of `count` this call takes: an integer or expression, evaluated once, after the key. A call of cost 0 is free. Not available yet: `Elapsed(max = "5s")`, the milliseconds the call really took, with `SlidingLog` only | `1` |
 /// | `on_limit` | `Reject`: return the error. `Wait`: wait as long as it takes. `Wait(max = "30s")`: wait, but not if it would take longer. `Return(expr)`: return this instead; it sees the arguments, may `.await`, and `refused` names the `RequestPerMinute` | `Reject` |
@@ -53,9 +59,12 @@ use proc_macro::TokenStream;
 ///
 /// The first four may go without their names, in this order, before the others:
 ///
-/// ```ignore
+/// ```
+/// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 /// #[limit_request_per_time("item", 1, Minutes, 100, key = (shop, seller), on_limit = Wait(max = "30s"))]
-/// async fn save_item(shop: u64, seller: &str) -> Result<Saved, SaveItemError> { .. }
+/// async fn save_item(shop: u64, seller: &str) -> Result<(), RequestPerMinute> {
+///     Ok(())
+/// }
 /// ```
 ///
 /// # What the function returns
@@ -86,10 +95,13 @@ use proc_macro::TokenStream;
 ///
 /// # Several limits
 ///
-/// ```ignore
+/// ```
+/// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 /// #[limit_request_per_time("seller", 1, Seconds, 5, key = seller)]
 /// #[limit_request_per_time("all", 1, Minutes, 1000, on_limit = Wait(max = "10s"))]
-/// async fn save_item(seller: u64) -> Result<Saved, SaveItemError> { .. }
+/// async fn save_item(seller: u64) -> Result<(), RequestPerMinute> {
+///     Ok(())
+/// }
 /// ```
 ///
 /// This is one decision: the call gets through all of the limits or is charged to none, and the

@@ -142,13 +142,28 @@ fn call_on(runtime: &Runtime, name: &str, expr: &Expr, more: Option<TokenStream>
     let (start, end) = ends(expr);
     let krate = runtime.at(start);
     let name = Ident::new(name, start);
-    let mut argument = expr.to_token_stream();
-    if let Some(more) = more {
-        let expr = parenthesize(argument, end);
-        argument = quote_spanned!(start=> &#expr #more);
-    }
+    let argument = match more {
+        None => expr.to_token_stream(),
+        Some(more) => {
+            let expr = parenthesize(borrow_parts(expr), end);
+            quote_spanned!(start=> &#expr #more)
+        }
+    };
     let arguments = parenthesize(argument, end);
     quote_spanned!(start=> #krate::__private::#name #arguments)
+}
+
+/// `(a, b)` as `(&(a), &(b))`, so that a tuple made for the key moves nothing into it.
+fn borrow_parts(expr: &Expr) -> TokenStream {
+    let Expr::Tuple(tuple) = expr else { return expr.to_token_stream() };
+    let parts = tuple.elems.iter().map(|part| {
+        let (start, end) = ends(part);
+        let part = parenthesize(borrow_parts(part), end);
+        quote_spanned!(start=> &#part,)
+    });
+    let mut group = Group::new(Delimiter::Parenthesis, parts.collect());
+    group.set_span(tuple.paren_token.span.join());
+    group.into_token_stream()
 }
 
 fn parenthesize(tokens: TokenStream, at: Span) -> Group {

@@ -7,6 +7,26 @@ use crate::{Clock, Limiter, limiter::Settings, memory::Memory, store::Store};
 /// What happens to a call when the store cannot decide: it is not reachable, too slow or full.
 ///
 /// Mistakes, such as a wrong type under a counter's name or a missing right, are reported whatever is chosen here.
+///
+/// ```
+/// use ratelimit_runtime::{Cause, Limiter, OnStoreError, Rule};
+/// use std::time::Duration;
+///
+/// const RULE: Rule = Rule::new("item", 10, Duration::from_secs(60));
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// // Nobody listens there.
+/// let redis = || Limiter::builder("redis://127.0.0.1:1").lazy().instances(5);
+///
+/// let local = redis().on_store_error(OnStoreError::Local).build().await.unwrap();
+/// assert!(local.acquire(&RULE, "alice").await.is_ok());
+/// assert!(local.acquire(&RULE, "alice").await.is_ok());
+/// assert_eq!(local.acquire(&RULE, "alice").await.unwrap_err().cause(), Cause::Exceeded); // a fifth of 10
+///
+/// let deny = redis().on_store_error(OnStoreError::Deny).build().await.unwrap();
+/// assert_eq!(deny.acquire(&RULE, "alice").await.unwrap_err().cause(), Cause::Unavailable);
+/// # });
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnStoreError {
     /// This process counts alone until the store is back, within its share of the limit: the count divided by
@@ -147,7 +167,7 @@ impl Builder {
     ///
     /// # Panics
     ///
-    /// On a Redis store, in a tokio runtime without time or input and output enabled.
+    /// On a Redis store, within a tokio runtime that was built without `enable_time`.
     #[cfg_attr(not(feature = "redis"), allow(clippy::unused_async))]
     pub async fn build(self) -> Result<Limiter, SetupError> {
         if let Some(fault) = self.fault {
@@ -156,7 +176,7 @@ impl Builder {
         let scheme = self.url.split_once("://").map(|(scheme, _)| scheme);
         match scheme {
             Some("memory") if self.url == "memory://" => Ok(self.in_memory()),
-            Some("memory") => Err(SetupError::new(format!("{}: nothing may follow memory://", self.url))),
+            Some("memory") => Err(SetupError::new("nothing may follow memory://")),
             #[cfg(feature = "redis")]
             Some("redis" | "valkey" | "rediss" | "valkeys" | "redis+unix" | "valkey+unix" | "unix") => {
                 self.on_redis().await
@@ -168,10 +188,12 @@ impl Builder {
             Some("redis+cluster" | "rediss+cluster" | "redis+sentinel" | "rediss+sentinel") => {
                 Err(SetupError::new("clusters and sentinels are not available yet; name one server: redis://host:port"))
             }
-            Some(other) => Err(SetupError::new(format!(
-                "unknown scheme `{other}`; use memory://, redis://, rediss:// or redis+unix://"
-            ))),
-            None => Err(SetupError::new(
+            Some(other) if other.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+') => {
+                Err(SetupError::new(format!(
+                    "unknown scheme `{other}`; use memory://, redis://, rediss:// or redis+unix://"
+                )))
+            }
+            _ => Err(SetupError::new(
                 "this is not a URL; write memory://, redis://host:port, rediss://host:port or redis+unix:///path",
             )),
         }
@@ -191,7 +213,7 @@ impl Builder {
         }
         let certificates = std::mem::take(&mut self.certificates);
         let target = crate::redis::Target::new(&self.url, certificates)?;
-        let name = crate::redis::without_password(&self.url);
+        let name = target.to_string();
         let store = crate::redis::Redis::new(target);
         if !self.lazy {
             store.connected().await.map_err(|error| SetupError::new(format!("{name}: {error}")))?;
@@ -212,8 +234,19 @@ impl Builder {
     }
 
     /// The limiter on a store of your own, whatever the URL.
-    pub fn over(mut self, store: impl Store) -> Limiter {
+    ///
+    /// # Errors
+    ///
+    /// A [`SetupError`] if a setting is wrong.
+    pub fn over(mut self, store: impl Store) -> Result<Limiter, SetupError> {
+        if let Some(fault) = self.fault {
+            return Err(SetupError::new(fault));
+        }
         self.settings.instances = self.instances.map_or(1, |instances| instances.get().into());
+        Ok(self.with_store(store))
+    }
+
+    pub(crate) fn with_store(self, store: impl Store) -> Limiter {
         Limiter::assemble(Some(Box::new(store)), self.settings)
     }
 

@@ -93,7 +93,7 @@ impl From<Verdict> for Answer {
     }
 }
 
-/// The future of a [`Call`].
+/// A decision that is made when it is awaited.
 ///
 /// A type with a name and no borrows, so that it costs little in each function that awaits it: little time to compile,
 /// and no more room than the call takes before it is on its way.
@@ -122,7 +122,7 @@ impl Call {
         };
         let arrival = self.arrive();
         if let Some(arrival) = arrival
-            && let Some(counter) = self.limiter.lines().find(&charges)
+            && let Some(counter) = self.limiter.lines().ahead(&charges, arrival.ticket)
         {
             return Err(Box::pin(self.wait(arrival, counter, None)));
         }
@@ -161,13 +161,13 @@ impl Call {
         mut refused: Option<Refused>,
     ) -> Answer {
         'lines: loop {
-            let place = match self.limiter.lines().join(counter, ticket, refused.clone(), give_up) {
+            let place = match self.limiter.lines().join(counter, ticket, refused.as_ref(), give_up) {
                 Ok(place) => place,
-                Err(theirs) => return Err(self.last_word(refused.or(theirs))),
+                Err(theirs) => return Err(self.last_word(refused.or(theirs)).await),
             };
             loop {
                 if !in_time(self.clock(), give_up, place.first()).await {
-                    return Err(self.last_word(place.last().or(refused)));
+                    return Err(self.last_word(place.last().or(refused)).await);
                 }
                 if let Some(Refused { ready_at, .. }) = refused.take() {
                     self.clock().sleep_until(ready_at).await;
@@ -176,13 +176,15 @@ impl Call {
                     }
                 }
                 let charges = self.charges()?;
-                let Some(store) = self.limiter.store() else { return Ok(Permit::free(&charges)) };
-                let reply = store.decide(Request::new(charges, true).into());
-                match self.conclude(self.limiter.within_deadline(reply).await) {
+                if let Some(other) = self.limiter.lines().ahead(&charges, ticket) {
+                    counter = other; // somebody who came earlier waits for another of our counters
+                    continue 'lines;
+                }
+                match self.ask(charges, true).await {
                     Verdict::Exceeded(refusal, by) => {
                         let latest = self.refused(refusal);
                         if give_up.is_some_and(|give_up| latest.ready_at > give_up) {
-                            return Err(self.last_word(Some(latest)));
+                            return Err(self.last_word(Some(latest)).await);
                         }
                         refused = Some(latest.clone());
                         if by != *place.counter() {
@@ -202,13 +204,32 @@ impl Call {
         Refused { refusal, ready_at: self.clock().now().saturating_add(wait) }
     }
 
+    async fn ask(&self, charges: Charges, consume: bool) -> Verdict {
+        let Some(store) = self.limiter.store() else { return Verdict::Permit(Permit::free(&charges)) };
+        let reply = store.decide(Request::new(charges, consume).into());
+        self.conclude(self.limiter.within_deadline(reply).await)
+    }
+
     /// What a caller hears who stops waiting.
-    fn last_word(&self, refused: Option<Refused>) -> RequestPerMinute {
-        match (refused, self.asked.first()) {
-            (Some(refused), _) => refused.at(self.clock().now()),
-            // Its patience ended before anyone in its line was refused.
-            (None, Some(asked)) => RequestPerMinute::exceeded(&asked.rule, asked.cost, &Decision::fresh(0)),
-            (None, None) => refusal(&self.rule(), no_answer()),
+    async fn last_word(&self, refused: Option<Refused>) -> RequestPerMinute {
+        let now = self.clock().now();
+        if let Some(refused) = refused
+            && refused.ready_at > now
+        {
+            return refused.at(now);
+        }
+        // Nothing is known that still holds, so the store is asked; those ahead go first all the same.
+        let charges = match self.charges() {
+            Ok(charges) => charges,
+            Err(refused) => return refused,
+        };
+        match self.ask(charges, false).await {
+            Verdict::Exceeded(refused, _) | Verdict::Refused(refused) => refused,
+            Verdict::Permit(permit) => {
+                let soon = Some(Duration::from_millis(1));
+                let decision = Decision::new(permit.limit(), permit.remaining(), permit.reset_after(), soon);
+                RequestPerMinute::exceeded(&self.rule(), 1, &decision)
+            }
         }
     }
 
@@ -236,7 +257,9 @@ impl Call {
     fn conclude(&self, batch: Result<Batch, StoreError>) -> Verdict {
         let error = match batch.map(Batch::into_first) {
             Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
-                self.limiter.recovered();
+                if fits {
+                    self.limiter.recovered(); // a server that can't write can still refuse
+                }
                 return self.verdict(charges, fits, CountedBy::Store);
             }
             Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => error,

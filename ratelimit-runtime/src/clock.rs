@@ -13,6 +13,17 @@ use tokio::{sync::Notify, time::Instant};
 /// The default is the system's, read once and from then on monotonic. It follows tokio's paused
 /// time, so a test under `#[tokio::test(start_paused = true)]` waits for nothing. A [`ManualClock`] moves only
 /// when told to. A Redis store decides by its server's clock, whichever clock the limiter has.
+///
+/// ```
+/// use ratelimit_runtime::{Clock, ManualClock};
+/// use std::time::Duration;
+///
+/// let manual = ManualClock::new();
+/// let clock = Clock::from(manual.clone());
+/// let before = clock.now();
+/// manual.advance(Duration::from_secs(5));
+/// assert_eq!(clock.now() - before, Duration::from_secs(5));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Clock(Kind);
 

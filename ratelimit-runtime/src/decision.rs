@@ -140,7 +140,8 @@ impl Permit {
     /// Returns what this permit was charged and says how much that was, over all of its rules.
     ///
     /// What no longer counts is not returned: once the window of the charge is over, this is 0,
-    /// and no later window is ever credited.
+    /// and no later window is ever credited. A [`SlidingLog`](crate::Algorithm::SlidingLog) that has taken more than 5,000 entries since returns nothing
+    /// either: it would have to rewrite all of them.
     ///
     /// # Errors
     ///

@@ -5,6 +5,20 @@ use std::{borrow::Cow, fmt, time::Duration};
 use crate::{Decision, Rule};
 
 /// Why a call was not let through.
+///
+/// ```
+/// use ratelimit_runtime::{Cause, RequestPerMinute};
+///
+/// /// The status a web server answers with.
+/// fn status(refused: &RequestPerMinute) -> u16 {
+///     match refused.cause() {
+///         Cause::Exceeded | Cause::NeverFits => 429,
+///         Cause::MissingKey => 403,
+///         Cause::Unavailable => 503,
+///         _ => 500,
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cause {

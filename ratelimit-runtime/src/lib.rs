@@ -77,8 +77,9 @@
 //! | `WRONGPASS`, `NOAUTH` | check user and password in the URL |
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
-//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +client|setinfo +ping +evalsha +eval +get +set +incrby
-//! +decrby +del +pttl +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim`
+//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +set +incrby +decrby +del +pttl
+//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim`. Add `+select` if the URL names a database. Redis 6.2 is the oldest
+//! server the scripts run on.
 //!
 //! # Where a promise ends
 //!
@@ -86,8 +87,10 @@
 //! |---|---|
 //! | [`OnStoreError::Allow`] | everything, until the store is back |
 //! | [`OnStoreError::Local`] | each process: its count divided by [`Builder::instances`], anew on each outage; and the whole count when the store is back |
-//! | Redis restarts without persistence, or evicts keys | the counters that were lost start fresh |
-//! | the server's clock is set forward | what the skipped time would have admitted; set back, nothing is |
+//! | Redis restarts without persistence, evicts keys, or fails over to a server that missed writes | the counters that were lost start fresh |
+//! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
+//! | it is set back | nothing; what counted may count for up to a period longer |
+//! | [`Limiter::reset`] | the counter starts fresh |
 //!
 //! # Features
 //!

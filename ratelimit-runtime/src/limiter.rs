@@ -11,6 +11,7 @@ use std::{
 };
 
 use once_cell::sync::OnceCell;
+use tokio::runtime::Handle;
 
 use crate::{
     Builder, Clock, CounterName, Decision, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule, SetupError,
@@ -106,7 +107,7 @@ impl Limiter {
 
     /// A limiter on a store of your own.
     pub fn with_store(store: impl Store) -> Self {
-        Builder::new("memory://").over(store)
+        Builder::new("memory://").with_store(store)
     }
 
     /// A limiter that lets every call through and counts nothing, for tests of what is behind a limit.
@@ -145,7 +146,7 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// On a Redis store, when called from a tokio runtime without time or input and output enabled.
+    /// On a Redis store, within a tokio runtime that was built without `enable_time`.
     pub fn acquire<K: RateKey>(
         &self,
         rule: &Rule,
@@ -193,7 +194,9 @@ impl Limiter {
     ///
     /// # Cancellation
     ///
-    /// A future that is dropped while it waits leaves its line and has charged nothing; the one behind it moves up.
+    /// A future that is dropped while it waits leaves its line, and the one behind it moves up. It has charged nothing, unless
+    /// it was the first in its line and asking a Redis server just then: then it may or may not have been charged.
+    /// A future that is kept but not polled holds up those behind it.
     ///
     /// # Panics
     ///
@@ -258,7 +261,7 @@ impl Limiter {
     ) -> impl Future<Output = Result<Decision, RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
-            let charge = self.charge(rule, Some(&key), 1)?;
+            let charge = self.charge(rule, Some(&key), rule.count().min(1))?; // a count of 0 has no wait to tell
             let Some(store) = &self.0.store else {
                 return Ok(charge.decision);
             };
@@ -275,6 +278,9 @@ impl Limiter {
     }
 
     /// Forgets what the rule's counter for this key has counted.
+    ///
+    /// A permit from before the reset is worth nothing after it, unless the next charge is made in the same tick of the
+    /// store's clock (a millisecond, or a microsecond for logs): the two cannot be told apart.
     ///
     /// # Errors
     ///
@@ -336,6 +342,7 @@ impl Limiter {
     pub(crate) async fn within_deadline<T>(&self, reply: Reply<T>) -> Result<T, StoreError> {
         match reply {
             Reply::Ready(answer) => Ok(answer),
+            Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::misconfigured(NO_RUNTIME)),
             Reply::Pending(answer) => {
                 let deadline = self.0.settings.deadline;
                 tokio::time::timeout(deadline, answer).await.map_err(|_| {
@@ -345,9 +352,9 @@ impl Limiter {
         }
     }
 
-    /// Says once that the store is away.
+    /// Says once that the store is away. Memory never is; it may be full for some.
     pub(crate) fn failed(&self, error: &StoreError) {
-        if !self.0.degraded.swap(true, Ordering::Relaxed) {
+        if !self.0.settings.is_local && !self.0.degraded.swap(true, Ordering::Relaxed) {
             tracing::warn!(%error, "the rate limit store is unavailable");
         }
     }
@@ -359,6 +366,8 @@ impl Limiter {
         }
     }
 }
+
+pub(crate) const NO_RUNTIME: &str = "Redis can only be asked from within a tokio runtime, and there is none here";
 
 pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     if error.misconfigured {

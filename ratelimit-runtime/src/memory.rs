@@ -4,7 +4,7 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     hash::{BuildHasherDefault, Hasher},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -38,13 +38,14 @@ type Fingerprint = u128;
 #[derive(Debug, Default)]
 struct Shard {
     buckets: HashMap<Fingerprint, Bucket, BuildHasherDefault<AlreadyHashed>>,
-    /// No bucket in here is fresh before this.
+    /// Nothing is to be gained by a look for fresh buckets before this.
     sweep_at_ms: u64,
     /// Let go of what is fresh when there are this many.
     sweep_above: usize,
 }
 
 const SHARDS: usize = 64;
+const SWEEP_PAUSE_MS: u64 = 100;
 
 /// The shards of one request.
 type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 1]>;
@@ -85,8 +86,15 @@ impl Memory {
 
         let mut all_fit = true;
         for (charge, name) in request.charges.iter_mut().zip(&names) {
-            let stored = shard_in(&mut shards, name).buckets.get_mut(name);
-            let (fits, decision) = Bucket::look(stored, &charge.rule, now_us, charge.cost);
+            let shard = shard_in(&mut shards, name);
+            let mut stored = shard.buckets.get_mut(name);
+            let until_ms = stored.as_ref().map_or(0, |bucket| bucket.until_ms());
+            let (fits, decision) = Bucket::look(stored.as_deref_mut(), &charge.rule, now_us, charge.cost);
+            if let Some(bucket) = stored
+                && bucket.until_ms() < until_ms
+            {
+                shard.sweep_at_ms = shard.sweep_at_ms.min(bucket.until_ms()); // the clock was set back
+            }
             charge.decision = decision;
             all_fit &= fits;
         }
@@ -159,8 +167,10 @@ impl Memory {
             }
             live
         });
-        shard.sweep_at_ms = soonest;
         let dropped = before - shard.buckets.len();
+        // A look at many that frees few is not repeated at once.
+        let pause_ms = if before > 1024 && dropped < before / 16 { SWEEP_PAUSE_MS } else { 0 };
+        shard.sweep_at_ms = soonest.max(now_us / 1000 + pause_ms);
         self.stored.fetch_sub(dropped, Ordering::Relaxed);
         dropped
     }
@@ -170,7 +180,11 @@ impl Memory {
     fn sweep_others(&self, now_us: u64) -> usize {
         self.shards
             .iter()
-            .filter_map(|shard| shard.try_lock().ok())
+            .filter_map(|shard| match shard.try_lock() {
+                Ok(shard) => Some(shard),
+                Err(TryLockError::Poisoned(shard)) => Some(shard.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            })
             .map(|mut shard| self.sweep(&mut shard, now_us))
             .find(|dropped| *dropped > 0)
             .unwrap_or(0)
@@ -180,7 +194,7 @@ impl Memory {
         let Entry::Occupied(mut stored) = shard.buckets.entry(name) else {
             return 0;
         };
-        let back = stored.get_mut().give_back(now_us, charge.receipt, charge.cost);
+        let back = stored.get_mut().give_back(&charge.rule, now_us, charge.receipt, charge.cost);
         if stored.get().is_fresh(now_us) {
             stored.remove();
             self.stored.fetch_sub(1, Ordering::Relaxed);

@@ -40,7 +40,7 @@ pub fn cost<N: TryInto<u64>>(cost: N) -> u64 {
 #[derive(Debug)]
 pub struct ChargedKey(AskedKey);
 
-pub fn key<K: RateKey>(key: &K) -> ChargedKey {
+pub fn key<K: RateKey + ?Sized>(key: &K) -> ChargedKey {
     ChargedKey(AskedKey::Some(Key::new(key)))
 }
 

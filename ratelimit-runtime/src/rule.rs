@@ -8,6 +8,16 @@ use std::time::Duration;
 /// |---|---|---|
 /// | `FixedWindow` | twice the count; the count in each of its windows | one integer |
 /// | `SlidingLog` | the count, exactly | about 10 bytes an admitted call |
+///
+/// ```
+/// use ratelimit_runtime::{Algorithm, Rule};
+/// use std::time::Duration;
+///
+/// const MINUTE: Duration = Duration::from_secs(60);
+/// const FROM_FIRST_CALL: Rule = Rule::new("mail", 100, MINUTE); // a fixed window, if nothing is said
+/// const FROM_FULL_MINUTE: Rule = Rule::new("mail", 100, MINUTE).algorithm(Algorithm::FixedWindow { align: true });
+/// const ANY_MINUTE: Rule = Rule::new("mail", 100, MINUTE).algorithm(Algorithm::SlidingLog);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {

@@ -12,14 +12,73 @@ use crate::{CounterName, Decision, Rule};
 ///
 /// A store must
 ///
-/// - decide each request on its own, atomically, in the order of the batch: either every charge of it fits and all are charged, or
+/// - decide each request on its own, atomically, and the requests of a batch in any order: either every charge of it fits and all are charged, or
 ///   none is and nothing changes;
 /// - decide by one clock of its own;
 /// - only look, and change nothing, for a request that does not consume, and for a cost of 0.
 ///
 /// What it writes back into a request: each charge's [`Decision`] and [`Charge::receipt`], and the [`Request::outcome`].
+///
+/// ```
+/// use ratelimit_runtime::{
+///     CounterName, Decision, Limiter, Rule, Store,
+///     store::{Batch, Charges, Reply, StoreError},
+/// };
+/// use std::{collections::HashMap, sync::Mutex, time::Duration};
+///
+/// /// Counts for as long as the process runs.
+/// #[derive(Debug, Default)]
+/// struct Forever(Mutex<HashMap<CounterName, u64>>);
+///
+/// impl Store for Forever {
+///     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+///         let mut used = self.0.lock().unwrap();
+///         for request in batch.iter_mut() {
+///             let mut fits = true;
+///             for charge in request.charges.iter_mut() {
+///                 let limit = charge.rule.count();
+///                 let remaining = limit - used.get(&charge.counter).unwrap_or(&0);
+///                 let never = (charge.cost > remaining).then_some(Duration::MAX);
+///                 charge.decision = Decision::new(limit, remaining, Duration::ZERO, never);
+///                 fits &= never.is_none();
+///             }
+///             if fits && request.consume {
+///                 for charge in request.charges.iter_mut() {
+///                     *used.entry(charge.counter.clone()).or_default() += charge.cost;
+///                     let remaining = charge.decision.remaining() - charge.cost;
+///                     charge.decision = Decision::new(charge.rule.count(), remaining, Duration::ZERO, None);
+///                 }
+///             }
+///             request.outcome = Ok(fits);
+///         }
+///         drop(used);
+///         Reply::Ready(batch)
+///     }
+///
+///     fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+///         let mut used = self.0.lock().unwrap();
+///         for charge in charges.iter() {
+///             *used.entry(charge.counter.clone()).or_default() -= charge.cost;
+///         }
+///         Reply::Ready(Ok(charges.iter().map(|charge| charge.cost).sum()))
+///     }
+///
+///     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
+///         self.0.lock().unwrap().remove(&counter);
+///         Reply::Ready(Ok(()))
+///     }
+/// }
+///
+/// const RULE: Rule = Rule::new("once", 1, Duration::from_secs(1));
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let limiter = Limiter::with_store(Forever::default());
+/// assert!(limiter.acquire(&RULE, "alice").await.is_ok());
+/// assert!(limiter.acquire(&RULE, "alice").await.is_err());
+/// # });
+/// ```
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Decides a batch of requests.
+    /// Decides each request of a batch.
     ///
     /// A future that is dropped half way may or may not have charged.
     fn decide(&self, batch: Batch) -> Reply<Batch>;
@@ -44,7 +103,7 @@ pub enum Reply<T> {
     Pending(Pin<Box<dyn Future<Output = T> + Send>>),
 }
 
-/// Requests to be decided in this order; a list that holds one of them without an allocation.
+/// Requests to be decided; a list that holds one of them without an allocation.
 #[derive(Clone, Debug, Default)]
 pub struct Batch(SmallVec<[Request; 1]>);
 

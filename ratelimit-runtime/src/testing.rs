@@ -62,7 +62,9 @@
 //! # tokio's paused time
 //!
 //! The default clock follows it. Under `#[tokio::test(start_paused = true)]` a function with `on_limit = Wait` waits its
-//! minute in no time, and in the right order:
+//! minute in no time, and in the right order. That goes for memory: paused time runs on while a runtime waits for a socket, so
+//! a Redis server would miss every deadline, and a test would in truth be about
+//! [`OnStoreError::Local`](crate::OnStoreError::Local).
 //!
 //! ```
 //! # use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};

@@ -59,40 +59,49 @@ impl Lines {
         self.next_ticket.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The counter among these that others already wait for.
-    pub(crate) fn find(&self, charges: &[Charge]) -> Option<CounterName> {
+    /// The counter among these that somebody waits for who came before this ticket.
+    pub(crate) fn ahead(&self, charges: &[Charge], ticket: u64) -> Option<CounterName> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
         let lines = self.lock();
-        charges.iter().map(|charge| &charge.counter).find(|counter| lines.contains_key(counter)).cloned()
+        let earlier = |counter: &&CounterName| {
+            let first = lines.get(counter).and_then(|line| line.waiting.first_key_value());
+            first.is_some_and(|(first, _)| *first < ticket)
+        };
+        charges.iter().map(|charge| &charge.counter).find(earlier).cloned()
     }
 
-    /// Takes a place in the line of a counter. Says what was last refused there if the line is full, or if its first
-    /// caller has to wait beyond `give_up`.
+    /// Takes a place in the line of a counter.
+    ///
+    /// Says what was last refused there if the line is full, or if the caller or the first in the line has to wait
+    /// beyond `give_up`.
     pub(crate) fn join(
         &self,
         counter: CounterName,
         ticket: u64,
-        refused: Option<Refused>,
+        refused: Option<&Refused>,
         give_up: Option<Duration>,
     ) -> Result<Place<'_>, Option<Refused>> {
+        let too_late = |refused: &Refused| give_up.is_some_and(|give_up| refused.ready_at > give_up);
+        if let Some(refused) = refused
+            && (too_late(refused) || self.capacity == 0)
+        {
+            return Err(Some(refused.clone()));
+        }
         let mut lines = self.lock();
+        if let Some(line) = lines.get(&counter)
+            && line.waiting.first_key_value().is_some_and(|(first, _)| *first < ticket)
+            && (line.last.as_ref().is_some_and(too_late) || line.waiting.len() >= self.capacity)
+        {
+            return Err(line.last.clone());
+        }
         let line = lines.entry(counter.clone()).or_default();
         let first = line.waiting.first_key_value().is_none_or(|(first, _)| ticket < *first);
         if let Some(refused) = refused
             && first
         {
-            line.last = Some(refused);
-        }
-        let too_late = line.last.as_ref().is_some_and(|last| give_up.is_some_and(|give_up| last.ready_at > give_up));
-        if too_late || line.waiting.len() >= self.capacity {
-            let last = line.last.clone();
-            if line.waiting.is_empty() {
-                lines.remove(&counter);
-            }
-            self.count.store(lines.len(), Ordering::Release);
-            return Err(last);
+            line.last = Some(refused.clone());
         }
         let turn = Arc::new(Notify::new());
         line.waiting.insert(ticket, Arc::clone(&turn));

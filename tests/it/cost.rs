@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratelimit_runtime::{Cause, Key, Rule};
 use ratelimit_tests::RedisServer;
 
-use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, exceeded, fresh_key, hourly, limiter_on};
+use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, ends, exceeded, fresh_key, hourly, limiter_on};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ async fn a_cost_above_the_count_never_fits() {
                 let charges = [(&rule, Key::new(key), cost), (&rule, Key::new(key), 3)];
                 assert_eq!(timed.limiter.acquire_all(&charges).await.unwrap_err().cause(), Cause::NeverFits);
             }
-            let waiting = timed.limiter.acquire_within(&none, key, HOUR).await.unwrap_err();
+            let waiting = ends(timed.limiter.acquire_within(&none, key, HOUR)).await.unwrap_err();
             assert_eq!(waiting.cause(), Cause::NeverFits);
             timed.limiter.acquire_n(&none, key, 0).await.unwrap();
             assert_eq!(timed.limiter.peek(&none, key).await.unwrap().remaining(), 0);

@@ -55,7 +55,9 @@ fn four_processes_are_admitted_exactly_the_count(algorithm: &str) {
     let server = RedisServer::start();
     let mut workers: Vec<_> = (0..4).map(|_| Worker::start(&server.url(), algorithm)).collect();
     for round in 0..50 {
-        workers.iter_mut().for_each(|worker| worker.ask(round));
+        for worker in &mut workers {
+            worker.ask(round);
+        }
         let admitted: Vec<_> = workers.iter_mut().map(Worker::admitted).collect();
         assert_eq!(admitted.iter().sum::<u64>(), 1000, "round {round}: {admitted:?}");
     }

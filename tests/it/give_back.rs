@@ -81,6 +81,23 @@ async fn after_its_window_nothing_is_given_back() {
     }
 }
 
+/// Nobody has called since it expired.
+#[tokio::test]
+async fn an_expired_charge_is_not_given_back() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let (rule, key) = (Rule::new("expired", 10, 10 * SECOND).algorithm(algorithm), fresh_key());
+            let expired = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            timed.advance(5 * SECOND);
+            timed.limiter.acquire(&rule, key).await.unwrap();
+            timed.advance(5 * SECOND);
+            assert_eq!(expired.give_back().await.unwrap(), 0, "{}", timed.of(&rule));
+            let left = timed.limiter.peek(&rule, key).await.unwrap().remaining();
+            assert_eq!(left, if algorithm == LOG { 9 } else { 10 }, "{}", timed.of(&rule));
+        }
+    }
+}
+
 /// A window is known by when it was opened. Many of one key have been by the time an old permit comes back.
 async fn no_later_window_is_credited(timed: &Timed, waits: impl Iterator<Item = Duration>) {
     let rule = Rule::new("later", 10, SECOND);
@@ -105,7 +122,6 @@ async fn no_later_window_is_credited_whenever_it_was_opened() {
     }
 }
 
-/// An aligned window is also one whose number comes around.
 #[tokio::test]
 async fn of_several_rules_only_what_still_counts_is_given_back() {
     for timed in Timed::both().await {

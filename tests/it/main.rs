@@ -1,13 +1,23 @@
 //! Tests against real servers.
+#![allow(clippy::unchecked_time_subtraction)] // a test may panic
 
+mod cancel;
+mod connection;
 mod cost;
 mod exact;
 mod give_back;
 mod harness;
+mod keys;
 mod lints;
+mod memory;
+mod model;
 mod places;
+mod runtimes;
+mod server;
 mod size;
 mod stacked;
 mod state;
+mod store;
 mod support;
 mod time;
+mod wait;

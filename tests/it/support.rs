@@ -1,5 +1,6 @@
 //! Limiters and rules as most tests want them.
 
+use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ pub(crate) struct Timed {
 #[derive(Debug)]
 enum Time {
     Manual(ManualClock),
-    Server(RedisServer),
+    Server(Box<RedisServer>),
 }
 
 impl Timed {
@@ -56,7 +57,7 @@ impl Timed {
 
     pub(crate) async fn redis() -> Self {
         let server = RedisServer::builder().controlled_clock().start();
-        Self { limiter: limiter_on(&server).await, time: Time::Server(server) }
+        Self { limiter: limiter_on(&server).await, time: Time::Server(Box::new(server)) }
     }
 
     pub(crate) async fn both() -> [Self; 2] {
@@ -115,4 +116,16 @@ pub(crate) fn exceeded(answer: Result<Permit, RequestPerMinute>) -> RequestPerMi
     let refused = answer.unwrap_err();
     assert_eq!(refused.cause(), Cause::Exceeded, "{refused}");
     refused
+}
+
+/// Fails where a test would hang.
+pub(crate) async fn ends<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(3 * PATIENCE, future).await.expect("it ends within half a minute")
+}
+
+/// Lets every other task of a current-thread runtime go as far as it can without time passing.
+pub(crate) async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
 }

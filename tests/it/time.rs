@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratelimit_runtime::{Algorithm, Rule};
 
-use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, exceeded, fresh_key, is_admitted};
+use crate::support::{ALGORITHMS, ALIGNED, FIXED, LOG, Timed, admitted, exceeded, fresh_key, is_admitted};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -222,6 +222,25 @@ async fn a_server_clock_set_back_asks_nobody_to_wait_longer_than_a_period() {
             assert!(is_admitted(timed.limiter.acquire(&rule, key).await), "{back:?} back, {}", timed.of(&rule));
         }
     }
+}
+
+/// An aligned window that is given a new end keeps to the grid: a window off it would let a third one into one period.
+#[tokio::test]
+async fn an_aligned_window_stays_on_the_grid_when_the_clock_is_set_back() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    let (rule, key) = (Rule::new("grid", 10, 60 * SECOND).algorithm(ALIGNED), fresh_key());
+    let minute = clock.now_micros() / 60_000_000 * 60_000_000;
+    clock.set_micros(minute + 30_000_000);
+    timed.limiter.acquire(&rule, key).await.unwrap();
+    clock.set_micros(minute - 10_000_000);
+    let healed = timed.limiter.peek(&rule, key).await.unwrap();
+    assert_eq!(healed.reset_after(), 10 * SECOND);
+    assert_eq!(admitted(&timed.limiter, &rule, key, 12).await, 9);
+    timed.advance(10 * SECOND);
+    assert_eq!(admitted(&timed.limiter, &rule, key, 12).await, 10);
+    timed.advance(59 * SECOND);
+    assert_eq!(admitted(&timed.limiter, &rule, key, 12).await, 0);
 }
 
 /// Stored time does not move back with the clock: what is charged then counts for a whole period too.

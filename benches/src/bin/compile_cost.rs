@@ -43,7 +43,8 @@ fn package(folder: &Path, name: &str, workspace: &Path, annotate: bool) -> PathB
     let runtime = workspace.join("ratelimit-runtime");
     let manifest = format!(
         "[package]\nname = \"{name}\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
-         [dependencies]\nratelimit-runtime = {{ path = {runtime:?} }}\n\n[workspace]\n"
+         [dependencies]\nratelimit-runtime = {{ path = '{}' }}\n\n[workspace]\n",
+        runtime.display()
     );
     let mut source = String::from(
         "use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};\n\n\

@@ -13,7 +13,7 @@ where
             const { ::ratelimit_runtime::__private::Call::new() },
             [
                 {
-                    let key = ::ratelimit_runtime::__private::key(&((self.id, x)));
+                    let key = ::ratelimit_runtime::__private::key(&((&(self.id), &(x))));
                     ::ratelimit_runtime::__private::charge(
                         const {
                             ::ratelimit_runtime::__private::rule("item", 1, 1, 1000)

@@ -34,7 +34,10 @@ impl Bucket {
         };
         let set_back = bucket.until_ms > millis + lifetime_ms(rule);
         if set_back {
-            bucket.until_ms = millis + lifetime_ms(rule);
+            bucket.until_ms = match rule.counted_by() {
+                Algorithm::FixedWindow { align } => fixed_window::end_ms(rule, align, millis),
+                Algorithm::SlidingLog => millis + lifetime_ms(rule),
+            };
         }
         match &mut bucket.state {
             State::Window { used, .. } => fixed_window::decide(rule, *used, bucket.until_ms - millis, cost),
@@ -79,7 +82,7 @@ impl Bucket {
     }
 
     /// Returns what still counts of a charge. What is then empty is fresh.
-    pub(crate) fn give_back(&mut self, now_us: u64, receipt: u64, cost: u64) -> u64 {
+    pub(crate) fn give_back(&mut self, rule: &Rule, now_us: u64, receipt: u64, cost: u64) -> u64 {
         if self.is_fresh(now_us) {
             return 0;
         }
@@ -90,7 +93,7 @@ impl Bucket {
                 (back, *used == 0)
             }
             State::Window { .. } => (0, false),
-            State::Log(log) => (log.give_back(receipt, cost), log.is_empty()),
+            State::Log(log) => (log.give_back(rule, now_us, receipt, cost), log.is_empty()),
         };
         if empty {
             self.until_ms = 0;

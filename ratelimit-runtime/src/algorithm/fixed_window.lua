@@ -1,7 +1,12 @@
 -- A fixed window is one string, an integer to Redis. Its expiry is the end of the window. Its last ten digits are what is
 -- used of the window; the digits before them are the millisecond it was opened in, modulo 899,999,999, plus 1: they
 -- tell it from an earlier or a later window of the same key. Above 2^53, so Lua takes it apart as text.
---
+local function fixed_window_left(period, align)
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  return align == 1 and period - now % period or period, now
+end
+
 -- key      the counter
 -- charge   true to charge, false to look
 -- cost, count, period (ms), align (1: begin on multiples of the period)
@@ -13,8 +18,8 @@ local function fixed_window(key, charge, cost, count, period, align)
   local left = value and redis.call('PTTL', key)
   if value and left ~= 0 then
     if left < 0 or left > period then -- no expiry, or the server's clock was set back
-      redis.call('PEXPIRE', key, period)
-      left = period
+      left = fixed_window_left(period, align)
+      redis.call('PEXPIRE', key, left)
     end
     local used, window = tonumber(string.sub(value, -10)), tonumber(string.sub(value, 1, -11))
     if cost > 0 and used + cost > count then
@@ -32,14 +37,10 @@ local function fixed_window(key, charge, cost, count, period, align)
   if not charge or cost == 0 then
     return 0, 0, 0
   end
-  local time = redis.call('TIME')
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  left = period
-  if align == 1 then
-    left = period - now % period
-  end
+  local now
+  left, now = fixed_window_left(period, align)
   local window = now % 899999999 + 1
-  redis.call('SET', key, string.format('%.0f%010.0f', window, cost), 'PX', left)
+  redis.call('SET', key, string.format('%.0f%010.0f', window, cost), 'PXAT', now + left)
   return cost, left, window
 end
 

@@ -39,7 +39,7 @@ local function sliding_log(key, charge, cost, count, lifetime, tick, period, dig
       -- No expiry, or the server's clock was set back: nobody knows how old the entries are. All of them count as made now.
       local _, before = sliding_log_entry(first[1], digits)
       local _, after = at(-1)
-      local time = now % cycle
+      local time = math.ceil(micros / tick) % cycle
       first = { sliding_log_text(time, 0, digits), sliding_log_text(time, (after - before) % wrap, digits) }
       redis.call('DEL', key)
       redis.call('RPUSH', key, first[1], first[2])
@@ -124,7 +124,8 @@ local function sliding_log(key, charge, cost, count, lifetime, tick, period, dig
 end
 
 -- charged  the time of the entry that took the charge
--- returns  how much was given back: nothing if the entry has expired or is gone
+-- returns  how much was given back: nothing if the entry has expired, is gone, or has more than 5,000 behind it: each
+--          later total changes, and the server does nothing else meanwhile
 local function sliding_log_give_back(key, charged, cost, count, lifetime, tick, period, digits)
   local cycle, wrap = 10 ^ digits, 10 ^ (18 - digits)
   local clock = redis.call('TIME')
@@ -151,7 +152,7 @@ local function sliding_log_give_back(key, charged, cost, count, lifetime, tick, 
     end
   end
   local time, total = at(low)
-  if time ~= charged then
+  if time ~= charged or length - low > 5000 then
     return 0
   end
   local _, before = at(low - 1)

@@ -33,6 +33,9 @@ impl Layout {
     }
 }
 
+/// Entries that a charge can be given back behind: every later total changes, and a server does nothing else meanwhile.
+const GIVE_BACK_DEPTH: usize = 5000;
+
 /// The log of one counter.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
@@ -47,12 +50,7 @@ impl Log {
     pub(super) fn decide(&mut self, rule: &Rule, now_us: u64, cost: u64) -> (bool, Decision) {
         let layout = Layout::of(rule);
         let now = now_us / layout.tick_us;
-        while let Some(&(time, total)) = self.entries.front()
-            && time + layout.period_ticks <= now
-        {
-            self.base = total;
-            self.entries.pop_front();
-        }
+        self.drop_expired(&layout, now);
 
         let wait_ms = |time: u64| ((time + layout.period_ticks - now) * layout.tick_us).div_ceil(1000);
         let newest = self.entries.back();
@@ -78,7 +76,7 @@ impl Log {
     pub(super) fn restart(&mut self, rule: &Rule, now_us: u64) {
         if let Some((_, total)) = self.entries.pop_back() {
             self.entries.clear();
-            self.entries.push_back((now_us / Layout::of(rule).tick_us, total));
+            self.entries.push_back((now_us.div_ceil(Layout::of(rule).tick_us), total));
         }
     }
 
@@ -99,10 +97,15 @@ impl Log {
     }
 
     /// Takes a charge out of the entry of that time, and returns how much it still held.
-    pub(super) fn give_back(&mut self, time: u64, cost: u64) -> u64 {
+    pub(super) fn give_back(&mut self, rule: &Rule, now_us: u64, time: u64, cost: u64) -> u64 {
+        let layout = Layout::of(rule);
+        self.drop_expired(&layout, now_us / layout.tick_us);
         let Ok(index) = self.entries.binary_search_by_key(&time, |(time, _)| *time) else {
             return 0;
         };
+        if self.entries.len() - index > GIVE_BACK_DEPTH {
+            return 0;
+        }
         let before = index.checked_sub(1).map_or(self.base, |previous| self.entries[previous].1);
         let back = cost.min(self.entries[index].1 - before);
         for (_, total) in self.entries.range_mut(index..) {
@@ -112,6 +115,15 @@ impl Log {
             self.entries.remove(index);
         }
         back
+    }
+
+    fn drop_expired(&mut self, layout: &Layout, now: u64) {
+        while let Some(&(time, total)) = self.entries.front()
+            && time + layout.period_ticks <= now
+        {
+            self.base = total;
+            self.entries.pop_front();
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, Value, aio::MultiplexedConnection};
@@ -20,6 +20,10 @@ use tokio::{
 use super::{explain, target::Target};
 use crate::store::StoreError;
 
+const NO_KEEPER: &str =
+    "nobody keeps its connection open: its tokio runtime is shutting down, or was built without enable_all";
+/// Successive calls without an answer after which a connection is given up for another.
+const SILENT_CALLS: u32 = 3;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -46,6 +50,39 @@ enum State {
 pub(super) struct Connection {
     redis: MultiplexedConnection,
     broken: Arc<Notify>,
+    silence: Arc<Mutex<Silence>>,
+}
+
+/// How long a connection has said nothing. A connection that is dead without an error, behind a proxy say, is only told
+/// from a slow one by this.
+#[derive(Debug, Default)]
+struct Silence {
+    calls: u32,
+    /// When the last of them was given up. Calls that were sent before that say nothing new.
+    until: Option<Instant>,
+}
+
+/// A call that has been sent. Dropped without an answer, it counts as silence.
+struct Sent {
+    at: Instant,
+    broken: Arc<Notify>,
+    silence: Arc<Mutex<Silence>>,
+    answered: bool,
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.answered {
+            *silence = Silence::default();
+        } else if silence.until.is_none_or(|until| self.at >= until) {
+            silence.calls += 1;
+            silence.until = Some(Instant::now());
+            if silence.calls == SILENT_CALLS {
+                self.broken.notify_one();
+            }
+        }
+    }
 }
 
 impl Connection {
@@ -54,6 +91,12 @@ impl Connection {
         &mut self,
         mut commands: impl ExactSizeIterator<Item = Cmd>,
     ) -> Result<Vec<Value>, StoreError> {
+        let mut sent = Sent {
+            at: Instant::now(),
+            broken: Arc::clone(&self.broken),
+            silence: Arc::clone(&self.silence),
+            answered: false,
+        };
         let count = commands.len();
         let replies = if count == 1
             && let Some(command) = commands.next()
@@ -66,6 +109,7 @@ impl Connection {
             }
             self.redis.send_packed_commands(&pipeline, 0, count).await
         };
+        sent.answered = true;
         replies.map_err(|error| {
             if error.is_io_error() || error.is_unrecoverable_error() {
                 self.broken.notify_one();
@@ -92,7 +136,7 @@ impl Links {
         let state = state
             .wait_for(|state| !matches!(state, State::Connecting))
             .await
-            .map_err(|_| StoreError::unavailable("the runtime that holds the connection is shutting down"))?;
+            .map_err(|_| StoreError::unavailable(NO_KEEPER))?;
         match &*state {
             State::Up(connection) => Ok(connection.clone()),
             State::Down(error) => Err(error.clone()),
@@ -101,9 +145,7 @@ impl Links {
     }
 
     fn state(&self) -> Result<Link, StoreError> {
-        let runtime = Handle::try_current().map_err(|_| {
-            StoreError::misconfigured("Redis can only be asked from within a tokio runtime, and there is none here")
-        })?;
+        let runtime = Handle::try_current().map_err(|_| StoreError::misconfigured(crate::limiter::NO_RUNTIME))?;
         let mut links = lock(&self.by_runtime);
         if let Some(link) = links.get(&runtime.id())
             && link.has_changed().is_ok()
@@ -112,8 +154,10 @@ impl Links {
         }
         let (sender, state) = watch::channel(State::Connecting);
         let entry = Entry { runtime: runtime.id(), by_runtime: Arc::downgrade(&self.by_runtime) };
-        runtime.spawn(keep_open(Arc::clone(&self.target), sender, entry));
         links.insert(runtime.id(), state.clone());
+        // A runtime that is shutting down drops the task at once, and with it the entry, which takes the lock.
+        drop(links);
+        runtime.spawn(keep_open(Arc::clone(&self.target), sender, entry));
         Ok(state)
     }
 }
@@ -143,23 +187,27 @@ async fn keep_open(target: Arc<Target>, state: watch::Sender<State>, _entry: Ent
         loop {
             match open(&target.client).await {
                 Ok((connection, mut pushes)) => {
-                    pause = FIRST_PAUSE;
+                    let opened = Instant::now();
                     let broken = Arc::clone(&connection.broken);
                     drop(state.send_replace(State::Up(connection)));
                     tokio::select! {
                         () = disconnected(&mut pushes) => {}
                         () = broken.notified() => {}
                     }
-                    tracing::debug!(server = ?target, "connection lost, opening another");
+                    tracing::debug!(server = %target, "connection lost, opening another");
                     drop(state.send_replace(State::Connecting));
+                    if opened.elapsed() > LONGEST_PAUSE {
+                        pause = FIRST_PAUSE;
+                        continue;
+                    }
                 }
                 Err(error) => {
-                    tracing::debug!(server = ?target, %error, "cannot connect");
+                    tracing::debug!(server = %target, %error, "cannot connect");
                     drop(state.send_replace(State::Down(error)));
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     };
     tokio::select! {
@@ -184,7 +232,7 @@ async fn open(client: &Client) -> Result<(Connection, Pushes), StoreError> {
         pushes = Some(receiver);
     }
     let redis = client.get_multiplexed_async_connection_with_config(&config).await.map_err(|error| explain(&error))?;
-    Ok((Connection { redis, broken: Arc::default() }, pushes))
+    Ok((Connection { redis, broken: Arc::default(), silence: Arc::default() }, pushes))
 }
 
 async fn disconnected(pushes: &mut Pushes) {

@@ -11,7 +11,7 @@ use std::{fmt::Write as _, sync::Arc};
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
-pub(crate) use self::target::{Certificates, Target, without_password};
+pub(crate) use self::target::{Certificates, Target};
 use self::{link::Links, script::Script};
 use crate::{
     CounterName, algorithm,
@@ -218,7 +218,10 @@ fn explain(error: &RedisError) -> StoreError {
     if !advice.is_empty() {
         let _ = write!(reason, "; {advice}");
     }
+    let detail = error.detail().unwrap_or_default();
     let misconfigured = match error.kind() {
+        // Servers before 7.0 wrap what a command of a script said.
+        _ if ["-OOM", "-READONLY", "-MISCONF", "-NOREPLICAS"].iter().any(|code| detail.contains(code)) => false,
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => false,
         ErrorKind::Server(kind) => matches!(
             kind,

@@ -22,8 +22,14 @@ pub(crate) struct Certificates {
 
 impl Target {
     pub(crate) fn new(url: &str, certificates: Certificates) -> Result<Self, SetupError> {
-        let invalid = |reason: &dyn fmt::Display| SetupError::new(format!("{}: {reason}", without_password(url)));
-        let info: ConnectionInfo = url.into_connection_info().map_err(|error| invalid(&error))?;
+        if ends_early(url) {
+            return Err(SetupError::new(
+                "this URL of a Redis server has an `@` behind its host: percent-encode `/`, `?`, `#` and `@` in the password",
+            ));
+        }
+        // Nothing of a URL is shown that was not understood: any part of it could be the password.
+        let invalid = |error| SetupError::new(format!("this URL of a Redis server is not right: {error}"));
+        let info: ConnectionInfo = url.into_connection_info().map_err(invalid)?;
         let info = info.clone().set_tcp_settings(TcpSettings::default().set_nodelay(true));
         // RESP3 tells at once when a connection is gone, even an idle one.
         let chosen =
@@ -34,9 +40,16 @@ impl Target {
             let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
             info.set_redis_settings(settings)
         };
-        let client = open(info, certificates).map_err(|error| invalid(&error))?;
+        let client = open(info, certificates).map_err(invalid)?;
         Ok(Self { client })
     }
+}
+
+/// Whether a character of the password was taken for the end of the host. What is left of it would be the host then.
+fn ends_early(url: &str) -> bool {
+    let Some((scheme, rest)) = url.split_once("://") else { return false };
+    let (_, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    !scheme.contains("unix") && behind.contains('@')
 }
 
 #[cfg(feature = "rustls")]
@@ -58,16 +71,15 @@ fn open(info: ConnectionInfo, _: Certificates) -> redis::RedisResult<Client> {
     Client::open(info)
 }
 
-impl fmt::Debug for Target {
+/// The server's address.
+impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Target({})", self.client.get_connection_info().addr())
+        self.client.get_connection_info().addr().fmt(f)
     }
 }
 
-/// A URL as it may be shown: without what stands before the `@`.
-pub(crate) fn without_password(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
-        _ => url.to_owned(),
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Target({self})")
     }
 }

@@ -1,0 +1,210 @@
+//! Registers the items of a spreadsheet with an API that accepts only so many of each seller.
+//!
+//! A producer reads the rows, consumers call the annotated function in `register.rs`. Neither has a line of
+//! waiting or counting in it.
+//!
+//! ```text
+//! cargo run --example excel_import --features excel_import
+//! cargo run --example excel_import --features excel_import -- --help
+//! ```
+
+mod api;
+mod register;
+mod report;
+mod sheet;
+
+use std::{
+    error::Error,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use ratelimit_runtime::{Limiter, OnStoreError};
+use tokio::{
+    sync::{Mutex, mpsc},
+    task::JoinSet,
+};
+
+use crate::{
+    register::{Allowance, Window, register_within},
+    report::{Report, Tally},
+    sheet::{Book, Part, Row},
+};
+
+/// Registers the items of a spreadsheet with an API that accepts only so many of each seller.
+///
+/// The API is part of this program: a real HTTP server on loopback with up to 50 ms of latency. It judges calls by
+/// when they arrive, in any window of its own clock, and refuses those above its limit. The importer never calls too
+/// early, because the function that calls the API is limited and waits. A refused row is not tried again.
+///
+/// With the defaults a run takes about 8 seconds. Exits with 0 if every row was registered, and with 1 if not.
+#[derive(Parser)]
+#[command(name = "excel_import")]
+struct Args {
+    /// The spreadsheet (.xlsx), with the columns seller, sku, title, price, stock [default: a sample of 500 rows, of
+    /// 25 sellers, one of whom has three times the count]
+    file: Option<PathBuf>,
+
+    /// The sheet of the spreadsheet
+    #[arg(long, default_value = "items")]
+    sheet: String,
+
+    /// Write the sample to this file, and do nothing else
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "serve_api"])]
+    write_sample: Option<PathBuf>,
+
+    /// How many calls the API accepts of a seller in any window
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    count: u64,
+
+    /// The window of the API
+    #[arg(long, default_value = "2s")]
+    window: Window,
+
+    /// How much longer the limiter's period is than the API's window
+    ///
+    /// The limiter counts a call when it lets it through, the API when it arrives. Two calls that were let through a
+    /// window apart arrive closer than that if the second one travels faster, so the allowance has to cover the spread
+    /// of travel times: here 20 ms, and the time a call waits for a processor. With 0 the API refuses some.
+    #[arg(long, default_value = "500ms")]
+    allowance: Allowance,
+
+    /// How many rows are registered at the same time
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    consumers: u16,
+
+    #[arg(long, value_name = "URL", default_value = "memory://")]
+    #[arg(help = "Where calls are counted; processes share a server, for example redis://127.0.0.1:6379")]
+    store: String,
+
+    /// Register only each n-th row: 1/2 in one process and 2/2 in another one
+    #[arg(long, value_name = "PART/PARTS", default_value = "1/1")]
+    part: Part,
+
+    /// Use the API of another process, instead of one inside of this one
+    #[arg(long, value_name = "URL")]
+    api: Option<String>,
+
+    /// Only be the API, on this port (0: any free one), until killed. Prints its URL first
+    #[arg(long, value_name = "PORT", conflicts_with_all = ["file", "api"])]
+    serve_api: Option<u16>,
+
+    /// Call the API without the limit, to see it refuse
+    #[arg(long)]
+    bypass: bool,
+
+    /// Print the result as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Args::parse()).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("excel_import: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says whether everything was registered.
+async fn run(args: Args) -> Result<bool, Box<dyn Error>> {
+    let limit = api::Limit { count: args.count, window: Duration::from_millis(args.window as u64) };
+    if let Some(path) = &args.write_sample {
+        sheet::write_sample(path, args.count)?;
+        return Ok(true);
+    }
+    if let Some(port) = args.serve_api {
+        let (url, server) = api::open(port, limit).await?;
+        writeln!(io::stdout(), "{url}")?;
+        server.await?;
+        return Ok(true);
+    }
+
+    // If Redis cannot say how much is left, a row is better not registered than refused by the API. And no caller is
+    // in a hurry here.
+    let limiter = Limiter::builder(&args.store).on_store_error(OnStoreError::Deny).deadline(Duration::from_secs(1));
+    limiter.build().await?.install()?;
+
+    let url = if let Some(url) = &args.api {
+        url.clone()
+    } else {
+        let (url, server) = api::open(0, limit).await?;
+        tokio::spawn(server);
+        url
+    };
+    let api = Arc::new(register::Api::new(&url, args.count)?);
+    api.stats().await.map_err(|error| format!("no API at {url}: {error}"))?;
+
+    let report = if let Some(file) = &args.file {
+        import(&args, file, api).await?
+    } else {
+        let sample = tempfile::Builder::new().prefix("sample-").suffix(".xlsx").tempfile()?;
+        sheet::write_sample(sample.path(), args.count)?;
+        import(&args, sample.path(), api).await?
+    };
+    let text = if args.json { serde_json::to_string(&report)? + "\n" } else { report.to_string() };
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(report.is_complete())
+}
+
+async fn import(args: &Args, file: &Path, api: Arc<register::Api>) -> Result<Report, Box<dyn Error>> {
+    let start = Instant::now();
+    let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{wide_bar} {pos} of {len} rows")?);
+    let (sender, receiver) = mpsc::channel(64);
+
+    let (path, sheet, part, total) = (file.to_owned(), args.sheet.clone(), args.part, bar.clone());
+    let producer = tokio::task::spawn_blocking(move || -> Result<(), sheet::SheetError> {
+        let mut book = Book::open(&path)?;
+        let rows = book.rows(&sheet, part)?;
+        total.set_length(rows.expected());
+        for row in rows {
+            if sender.blocking_send(row).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    });
+
+    let receiver = Arc::new(Mutex::new(receiver));
+    let mut consumers = JoinSet::new();
+    for _ in 0..args.consumers {
+        let (receiver, api, bar) = (Arc::clone(&receiver), Arc::clone(&api), bar.clone());
+        let (bypass, window, allowance) = (args.bypass, args.window, args.allowance);
+        consumers.spawn(async move {
+            let mut tally = Tally::default();
+            while let Some(Row { number, item }) = next(&receiver).await {
+                match item {
+                    Ok(item) if bypass => tally.add(number, item.seller, api.post(&item).await),
+                    Ok(item) => {
+                        tally.add(number, item.seller, register_within(window, allowance, &api, &item).await);
+                    }
+                    Err(reason) => tally.add_failure(number, reason),
+                }
+                bar.inc(1);
+            }
+            tally
+        });
+    }
+
+    producer.await.map_err(|crash| format!("{}: the reader crashed: {crash}", file.display()))??;
+    let mut tally = Tally::default();
+    while let Some(done) = consumers.join_next().await {
+        tally.merge(done?);
+    }
+    bar.finish_and_clear();
+    let name = args.file.as_ref().map(|file| file.display().to_string());
+    Ok(Report::new(name, tally, start.elapsed(), api.stats().await.ok()))
+}
+
+async fn next(rows: &Mutex<mpsc::Receiver<Row>>) -> Option<Row> {
+    rows.lock().await.recv().await
+}

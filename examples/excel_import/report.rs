@@ -1,0 +1,101 @@
+//! What became of the rows, for people and as JSON.
+
+use std::{collections::BTreeSet, fmt, time::Duration};
+
+use serde::Serialize;
+
+use crate::{api::Stats, register::NotRegistered};
+
+/// What became of some of the rows.
+#[derive(Default)]
+pub(crate) struct Tally {
+    registered: u64,
+    refused: u64,
+    sellers: BTreeSet<u64>,
+    failures: Vec<Failure>,
+}
+
+/// A row that was not registered.
+#[derive(Serialize)]
+struct Failure {
+    row: u32,
+    reason: String,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, row: u32, seller: u64, answer: Result<(), NotRegistered>) {
+        self.sellers.insert(seller);
+        match answer {
+            Ok(()) => self.registered += 1,
+            Err(error) => {
+                self.refused += u64::from(matches!(error, NotRegistered::RefusedByApi));
+                self.add_failure(row, error.to_string());
+            }
+        }
+    }
+
+    pub(crate) fn add_failure(&mut self, row: u32, reason: String) {
+        self.failures.push(Failure { row, reason });
+    }
+
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.registered += other.registered;
+        self.refused += other.refused;
+        self.sellers.extend(other.sellers);
+        self.failures.extend(other.failures);
+    }
+}
+
+#[derive(Serialize)]
+pub(crate) struct Report {
+    /// Nothing for the sample.
+    file: Option<String>,
+    rows: u64,
+    sellers: usize,
+    registered: u64,
+    /// Rows that were not registered.
+    failed: u64,
+    /// Those of them that the API refused.
+    refused: u64,
+    seconds: f64,
+    failures: Vec<Failure>,
+    /// All the API did, other processes included; nothing if it is gone.
+    api: Option<Stats>,
+}
+
+impl Report {
+    pub(crate) fn new(file: Option<String>, tally: Tally, took: Duration, api: Option<Stats>) -> Self {
+        let Tally { registered, refused, sellers, mut failures } = tally;
+        failures.sort_by_key(|failure| failure.row);
+        let failed = failures.len() as u64;
+        let (rows, sellers, seconds) = (registered + failed, sellers.len(), took.as_secs_f64());
+        Self { file, rows, sellers, registered, failed, refused, seconds, failures, api }
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.failed == 0
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 5;
+        let Self { file, rows, sellers, registered, failed, refused, seconds, failures, api } = self;
+        let file = file.as_deref().unwrap_or("a sample");
+        writeln!(f, "read        {rows} rows of {sellers} sellers from {file}")?;
+        writeln!(f, "registered  {registered} in {seconds:.1}s")?;
+        writeln!(f, "failed      {failed}, {refused} of them refused by the API")?;
+        for Failure { row, reason } in failures.iter().take(SHOWN) {
+            writeln!(f, "            row {row}: {reason}")?;
+        }
+        if failures.len() > SHOWN {
+            writeln!(f, "            and {} more", failures.len() - SHOWN)?;
+        }
+        let Some(Stats { count, window_ms, accepted, refused, most_in_window, .. }) = api else {
+            return writeln!(f, "the API     does not answer any more");
+        };
+        let window = Duration::from_millis(*window_ms);
+        writeln!(f, "the API     accepted {accepted} and refused {refused} since it was started;")?;
+        writeln!(f, "            at most {most_in_window} of one seller in any {window:?}, its limit is {count}")
+    }
+}

@@ -1,0 +1,177 @@
+//! The example programs, run as a user runs them.
+//!
+//! They have to be built: `cargo test --workspace --all-features` does.
+
+use std::{
+    env,
+    io::{BufRead as _, BufReader},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use ratelimit_tests::RedisServer;
+use serde_json::Value;
+
+const RUNS: usize = 20;
+/// They wait for most of their time. More of them at once would wait for a processor too, and the time a call does that
+/// is time that it travels.
+const AT_ONCE: usize = 5;
+static MACHINE: Mutex<()> = Mutex::new(());
+const ROWS: u64 = 500;
+
+fn example(name: &str) -> Command {
+    let test = env::current_exe().unwrap();
+    let path: PathBuf = test.ancestors().nth(2).unwrap().join("examples").join(name);
+    assert!(path.exists(), "{} is not built: run the tests with tests/run", path.display());
+    Command::new(path)
+}
+
+fn text(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn start_import(arguments: &[&str]) -> Child {
+    let mut command = example("excel_import");
+    command.arg("--json").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn report(import: Child) -> Value {
+    let output = import.wait_with_output().unwrap();
+    let report = serde_json::from_slice(&output.stdout);
+    report.unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// Runs them some at a time, and gives what each returned.
+fn each_run<T: Send>(run: impl Fn() -> T + Sync) -> Vec<T> {
+    let _alone = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut results = Vec::new();
+    for first in (0..RUNS).step_by(AT_ONCE) {
+        thread::scope(|scope| {
+            let run = &run;
+            let runs: Vec<_> = (first..RUNS.min(first + AT_ONCE))
+                .map(|_| {
+                    thread::sleep(Duration::from_millis(200)); // not all of them start cold at the same moment
+                    scope.spawn(run)
+                })
+                .collect();
+            results.extend(runs.into_iter().map(|run| run.join().unwrap()));
+        });
+    }
+    results
+}
+
+/// Every row registered, and nothing refused by an API that counts for itself.
+fn assert_complete(report: &Value, rows: u64) {
+    let counts =
+        |report: &Value| ["rows", "registered", "failed", "refused"].map(|name| report[name].as_u64().unwrap());
+    assert_eq!(counts(report), [rows, rows, 0, 0], "{report}");
+    assert_eq!(report["api"]["refused"], 0, "{report}");
+    let most = report["api"]["most_in_window"].as_u64().unwrap();
+    assert_eq!(most, report["api"]["count"].as_u64().unwrap(), "the limit was not even reached: {report}");
+}
+
+/// The program is also an API that several of it can use.
+struct Api(Child, String);
+
+impl Api {
+    fn start() -> Self {
+        let mut api = example("excel_import").args(["--serve-api", "0"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut url = String::new();
+        BufReader::new(api.stdout.take().unwrap()).read_line(&mut url).unwrap();
+        Self(api, url.trim().to_owned())
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn quickstart_says_what_is_admitted_refused_and_when_to_retry() {
+    let output = text(&mut example("quickstart"));
+    for expected in
+        ["order of alice taken, 0 left", "refused: `order` is limited to 3 per second; retry in", "bob paid"]
+    {
+        assert!(output.contains(expected), "{output}");
+    }
+    assert!(text(example("quickstart").arg("--help")).contains("redis://127.0.0.1:6379"));
+}
+
+#[test]
+fn quickstart_runs_on_redis_and_says_when_there_is_none() {
+    let mut server = RedisServer::start();
+    let lines = |output: String| output.lines().filter(|line| line.contains("refused: ")).count();
+    assert_eq!(lines(text(example("quickstart").arg(server.url()))), 3);
+    server.kill();
+    let output = example("quickstart").arg(server.url()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains(&server.port().to_string()) && error.contains("Connection refused"), "{error}");
+}
+
+#[test]
+fn excel_import_in_memory() {
+    for report in each_run(|| report(start_import(&[]))) {
+        assert_complete(&report, ROWS);
+    }
+}
+
+#[test]
+fn excel_import_on_redis() {
+    let reports = each_run(|| {
+        let server = RedisServer::start();
+        report(start_import(&["--store", &server.url()]))
+    });
+    for report in reports {
+        assert_complete(&report, ROWS);
+    }
+}
+
+#[test]
+fn excel_import_as_two_processes_on_one_redis() {
+    let reports = each_run(|| {
+        let (server, api) = (RedisServer::start(), Api::start());
+        let url = server.url();
+        let parts = ["1/2", "2/2"].map(|part| start_import(&["--store", &url, "--api", &api.1, "--part", part]));
+        parts.map(report)
+    });
+    for [one, other] in reports {
+        let rows = [&one, &other].map(|report| report["rows"].as_u64().unwrap());
+        assert_eq!(rows.iter().sum::<u64>(), ROWS);
+        assert!(rows.iter().all(|rows| *rows > 0));
+        let last = if one["api"]["accepted"].as_u64() > other["api"]["accepted"].as_u64() { &one } else { &other };
+        assert_eq!(last["api"]["accepted"], ROWS, "{last}");
+        assert_eq!(last["api"]["refused"], 0, "{last}");
+        for (report, rows) in [&one, &other].into_iter().zip(rows) {
+            assert_eq!([&report["registered"], &report["failed"]], [rows, 0], "{report}");
+        }
+    }
+}
+
+/// The API does refuse, and the program says how often: without the allowance, and without the annotation.
+#[test]
+fn excel_import_without_the_allowance_or_the_annotation() {
+    let refusals: Vec<_> = each_run(|| report(start_import(&["--allowance", "0"]))["refused"].as_u64().unwrap());
+    assert!(refusals.iter().all(|refused| *refused > 0), "{refusals:?}");
+
+    let report = report(start_import(&["--bypass"]));
+    let refused = report["refused"].as_u64().unwrap();
+    assert!(refused > 0 && report["registered"] == ROWS - refused && report["api"]["refused"] == refused, "{report}");
+    assert_eq!(report["failures"].as_array().unwrap().len() as u64, refused);
+}
+
+#[test]
+fn excel_import_says_what_is_wrong_with_a_file() {
+    let output = example("excel_import").arg("no-such-file.xlsx").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("no-such-file.xlsx"));
+    assert!(text(example("excel_import").arg("--help")).contains("--allowance"));
+}

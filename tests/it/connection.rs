@@ -1,0 +1,166 @@
+//! Connections that end in unusual ways, and what a connection is allowed to do.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    task::{Context, Waker},
+    thread,
+    time::Duration,
+};
+
+use ratelimit_runtime::{Cause, Key, Limiter, OnStoreError};
+use ratelimit_tests::RedisServer;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::support::{ALGORITHMS, FIXED, fresh_key, hourly, limiter_on};
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// What would hang fails instead.
+fn thread_ends(what: &str, work: impl FnOnce() + Send + 'static) {
+    let (sender, done) = mpsc::channel();
+    thread::spawn(move || {
+        work();
+        let _ = sender.send(());
+    });
+    done.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| panic!("{what} hangs"));
+}
+
+#[test]
+fn a_first_call_on_a_runtime_that_has_ended_hangs_nobody() {
+    let server = RedisServer::start();
+    let limiter = runtime().block_on(limiter_on(&server));
+    let late = limiter.clone();
+    thread_ends("a call on a runtime that has ended", move || {
+        let runtime = runtime();
+        let handle = runtime.handle().clone();
+        drop(runtime);
+        let _inside = handle.enter();
+        let mut call = Box::pin(late.acquire(&hourly(5, FIXED), fresh_key()));
+        // tokio may refuse its timer there; what must not happen is that the thread stops.
+        let poll = || call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(poll));
+    });
+    thread_ends("a call on another runtime", move || {
+        assert!(runtime().block_on(limiter.acquire(&hourly(5, FIXED), fresh_key())).is_ok());
+    });
+}
+
+#[test]
+fn a_first_call_on_a_runtime_that_is_ending_hangs_nobody() {
+    let server = RedisServer::start();
+    let limiter = runtime().block_on(limiter_on(&server));
+    let late = limiter.clone();
+    thread_ends("the end of a runtime", move || {
+        let runtime = runtime();
+        let (sender, started) = mpsc::channel();
+        runtime.spawn(async move {
+            sender.send(()).unwrap();
+            thread::sleep(Duration::from_millis(300)); // until the runtime is ending
+            let _ = late.acquire(&hourly(5, FIXED), fresh_key()).await;
+        });
+        started.recv().unwrap();
+        drop(runtime);
+    });
+    thread_ends("a call on another runtime", move || {
+        assert!(runtime().block_on(limiter.acquire(&hourly(5, FIXED), fresh_key())).is_ok());
+    });
+}
+
+#[test]
+fn without_a_runtime_redis_says_so() {
+    let server = RedisServer::start();
+    let limiter = runtime().block_on(limiter_on(&server));
+    let mut call = Box::pin(limiter.acquire(&hourly(5, FIXED), fresh_key()));
+    let std::task::Poll::Ready(answer) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+        panic!("nothing would wake it")
+    };
+    let refused = answer.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Misconfigured);
+    assert!(refused.to_string().contains("tokio runtime"), "{refused}");
+}
+
+/// Passes on what is said, except on its first connections once they are to be silent.
+fn proxy(to: u16, silent: &Arc<AtomicUsize>) -> (u16, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let (silent, count) = (Arc::clone(silent), Arc::clone(&accepted));
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let number = count.fetch_add(1, Ordering::SeqCst);
+            let (client, server) = (client.unwrap(), TcpStream::connect(("127.0.0.1", to)).unwrap());
+            let ways = [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)];
+            for (mut from, mut to) in ways {
+                let silent = Arc::clone(&silent);
+                thread::spawn(move || {
+                    let mut bytes = [0; 4096];
+                    while let Ok(length @ 1..) = from.read(&mut bytes) {
+                        if number >= silent.load(Ordering::SeqCst) {
+                            let _ = to.write_all(&bytes[..length]);
+                        }
+                    }
+                });
+            }
+        }
+    });
+    (port, accepted)
+}
+
+#[tokio::test]
+async fn a_connection_that_goes_silent_is_given_up_for_another() {
+    let server = RedisServer::start();
+    let silent = Arc::new(AtomicUsize::new(0));
+    let (port, accepted) = proxy(server.port(), &silent);
+    let url = format!("redis://127.0.0.1:{port}");
+    let limiter = Limiter::builder(&url).on_store_error(OnStoreError::Deny).build().await.unwrap();
+    let (rule, key) = (hourly(1000, FIXED), fresh_key());
+    let works = async || limiter.acquire(&rule, key).await.is_ok();
+    while !works().await {} // a busy machine may miss a deadline
+    let opened = accepted.load(Ordering::SeqCst);
+
+    silent.store(opened, Ordering::SeqCst);
+    assert!(!works().await, "a silent connection answered");
+    tokio::time::timeout(Duration::from_secs(30), async { while !works().await {} }).await.expect("never came back");
+    assert!(accepted.load(Ordering::SeqCst) > opened);
+}
+
+/// The rights are those of the crate's documentation.
+#[tokio::test]
+async fn the_documented_rights_are_enough() {
+    let docs = include_str!("../../ratelimit-runtime/src/lib.rs").replace("\n//! ", " ");
+    let command =
+        docs.split('`').find(|code| code.starts_with("ACL SETUSER limiter")).expect("not in the docs any more");
+    let server = RedisServer::builder().controlled_clock().start(); // charges in one tick take commands of their own
+    let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+    server.command(&words);
+
+    let url = format!("redis://limiter:password@127.0.0.1:{}", server.port());
+    let builder = Limiter::builder(&url).namespace("shop").on_store_error(OnStoreError::Deny);
+    let limiter = builder.deadline(Duration::from_secs(10)).build().await.unwrap();
+    for algorithm in ALGORITHMS {
+        let (rule, key) = (hourly(3, algorithm), fresh_key());
+        let permit = limiter.acquire_n(&rule, key, 2).await.unwrap();
+        assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 1);
+        assert_eq!(limiter.acquire_n(&rule, key, 2).await.unwrap_err().cause(), Cause::Exceeded);
+        assert_eq!(permit.give_back().await.unwrap(), 2);
+        let permit = limiter.acquire(&rule, key).await.unwrap();
+        limiter.acquire_all(&[(&rule, Key::new(key), 1), (&hourly(9, algorithm), Key::new("all"), 1)]).await.unwrap();
+        assert_eq!(permit.give_back().await.unwrap(), 1);
+        let names = server.command(&[b"KEYS", format!("shop::*{{{key}}}*").as_bytes()]);
+        let redis::Value::Array(names) = names else { panic!("{names:?}") };
+        for name in &names {
+            let redis::Value::BulkString(name) = name else { panic!("{name:?}") };
+            server.command(&[b"PERSIST", name]);
+        }
+        limiter.peek(&rule, key).await.unwrap(); // heals
+        limiter.reset(&rule, key).await.unwrap();
+    }
+}

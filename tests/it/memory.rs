@@ -1,0 +1,160 @@
+//! The memory store is bounded, and no bound gives anybody a fresh counter.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ratelimit_runtime::{Cause, Key, Limiter, ManualClock, OnStoreError, Rule};
+
+use crate::support::{ALGORITHMS, admitted, exceeded};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+async fn holding(max_keys: usize, policy: OnStoreError) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new();
+    let builder = Limiter::builder("memory://").clock(clock.clone()).max_keys(max_keys).on_store_error(policy);
+    (builder.build().await.unwrap(), clock)
+}
+
+#[tokio::test]
+async fn a_full_store_refuses_new_keys_and_forgets_no_old_one() {
+    for algorithm in ALGORITHMS {
+        for max_keys in [1, 2, 100, 1000] {
+            let (limiter, clock) = holding(max_keys, OnStoreError::Deny).await;
+            let rule = Rule::new("full", 3, MINUTE).algorithm(algorithm);
+            for key in 0..max_keys {
+                limiter.acquire(&rule, key).await.unwrap_or_else(|error| panic!("{key} of {max_keys}: {error}"));
+            }
+            for stranger in 0..5_000 {
+                let refused = limiter.acquire(&rule, ("stranger", stranger)).await.unwrap_err();
+                assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
+                assert_eq!(refused.retry_after(), None);
+            }
+            // Looking takes no room, and needs none.
+            assert_eq!(limiter.peek(&rule, "stranger").await.unwrap().remaining(), 3);
+            for key in 0..max_keys {
+                assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 2, "{algorithm:?}, {max_keys}");
+                assert_eq!(admitted(&limiter, &rule, key as u64, 5).await, 2, "{algorithm:?}, {max_keys}");
+            }
+
+            // A window later all of them are as good as new: there is room for as many again.
+            clock.advance(MINUTE + SECOND);
+            for key in 0..max_keys {
+                limiter
+                    .acquire(&rule, ("next", key))
+                    .await
+                    .unwrap_or_else(|error| panic!("{key} of {max_keys}: {error}"));
+            }
+            limiter.acquire(&rule, 0).await.unwrap_err();
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_policy_decides_on_a_full_store() {
+    let rule = Rule::new("full", 1, MINUTE);
+    for (policy, let_through) in
+        [(OnStoreError::Local, false), (OnStoreError::Deny, false), (OnStoreError::Allow, true)]
+    {
+        let (limiter, _clock) = holding(10, policy).await;
+        for key in 0..10 {
+            limiter.acquire(&rule, key).await.unwrap();
+        }
+        let answer = limiter.acquire(&rule, "eleventh").await;
+        assert_eq!(answer.is_ok(), let_through, "{policy:?}");
+        if let Err(refused) = answer {
+            assert_eq!(refused.cause(), Cause::Unavailable);
+        }
+        assert_eq!(exceeded(limiter.acquire(&rule, 3).await).rule(), "full", "{policy:?}: a live counter goes on");
+    }
+}
+
+#[tokio::test]
+async fn what_is_given_back_or_reset_makes_room() {
+    for algorithm in ALGORITHMS {
+        let (limiter, _clock) = holding(2, OnStoreError::Deny).await;
+        let rule = Rule::new("room", 3, MINUTE).algorithm(algorithm);
+        let permit = limiter.acquire(&rule, 1).await.unwrap();
+        limiter.acquire(&rule, 2).await.unwrap();
+        limiter.acquire(&rule, 3).await.unwrap_err();
+        assert_eq!(permit.give_back().await.unwrap(), 1);
+        limiter.acquire(&rule, 3).await.unwrap();
+        limiter.acquire(&rule, 4).await.unwrap_err();
+        limiter.reset(&rule, 2).await.unwrap();
+        limiter.acquire(&rule, 4).await.unwrap();
+        limiter.acquire(&rule, 5).await.unwrap_err();
+        // What grants nothing takes no room.
+        limiter.reset(&rule, 4).await.unwrap();
+        limiter.acquire_n(&rule, "looked", 0).await.unwrap();
+        limiter.peek(&rule, "at").await.unwrap();
+        limiter.acquire(&rule, 6).await.unwrap();
+    }
+}
+
+/// No half of a stack is charged where there is no room for the other half.
+#[tokio::test]
+async fn a_stack_without_room_charges_nothing() {
+    let (limiter, _clock) = holding(3, OnStoreError::Deny).await;
+    let rule = Rule::new("stack", 5, MINUTE);
+    limiter.acquire(&rule, "old").await.unwrap();
+    limiter.acquire(&rule, "older").await.unwrap();
+    let charges = [(&rule, Key::new("old"), 1), (&rule, Key::new("new"), 1), (&rule, Key::new("newer"), 1)];
+    assert_eq!(limiter.acquire_all(&charges).await.unwrap_err().cause(), Cause::Unavailable);
+    assert_eq!(limiter.peek(&rule, "old").await.unwrap().remaining(), 4);
+    limiter.acquire_all(&charges[..2]).await.unwrap();
+}
+
+/// Keys come and go far above what the store holds; every call is answered, and no key gets more than its limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_run_far_above_capacity_ends() {
+    for algorithm in ALGORITHMS {
+        let (limiter, clock) = holding(500, OnStoreError::Deny).await;
+        let rule = Rule::new("far", 2, SECOND).algorithm(algorithm);
+        let (served, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let mut tasks = tokio::task::JoinSet::new();
+        for task in 0..4_u32 {
+            let (limiter, clock) = (limiter.clone(), clock.clone());
+            let (served, refused) = (Arc::clone(&served), Arc::clone(&refused));
+            tasks.spawn(async move {
+                for call in 0..20_000_u32 {
+                    match limiter.acquire(&rule, (task, call)).await {
+                        Ok(_) => served.fetch_add(1, Ordering::Relaxed),
+                        Err(error) => {
+                            assert_eq!(error.cause(), Cause::Unavailable);
+                            refused.fetch_add(1, Ordering::Relaxed)
+                        }
+                    };
+                    if task == 0 && call % 100 == 0 {
+                        clock.advance(SECOND / 10);
+                    }
+                }
+            });
+        }
+        tasks.join_all().await;
+        let (served, refused) = (served.load(Ordering::Relaxed), refused.load(Ordering::Relaxed));
+        assert_eq!(served + refused, 80_000);
+        // 20 seconds, and at most 500 new keys in each of them, and in the one before the first.
+        assert!((501..=22 * 500).contains(&served), "{served} served, {algorithm:?}");
+    }
+}
+
+/// Whoever throws new keys at the store to get rid of an old one does not.
+#[tokio::test]
+async fn a_flood_of_keys_frees_nobody() {
+    for algorithm in ALGORITHMS {
+        let (limiter, clock) = holding(50, OnStoreError::Deny).await;
+        let (rule, flood) = (Rule::new("victim", 5, MINUTE).algorithm(algorithm), Rule::new("flood", 1, SECOND));
+        assert_eq!(admitted(&limiter, &rule, 1, 9).await, 5);
+        for second in 0..59_u64 {
+            for key in 0..200_u64 {
+                let _ = limiter.acquire(&flood, (second, key)).await;
+            }
+            assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 0, "after {second} s, {algorithm:?}");
+            clock.advance(SECOND);
+        }
+        exceeded(limiter.acquire(&rule, 1).await);
+        clock.advance(SECOND);
+        assert_eq!(admitted(&limiter, &rule, 1, 9).await, 5);
+    }
+}
