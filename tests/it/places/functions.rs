@@ -150,7 +150,7 @@ async fn raw_names() {
     limits_each_key(r#loop).await;
 }
 
-/// A key is borrowed: the body still owns the argument.
+/// A key is borrowed, and so are its parts: the body still owns the argument.
 #[tokio::test]
 async fn borrowed_keys() {
     struct Request {
@@ -170,18 +170,27 @@ async fn borrowed_keys() {
         drop(async move { drop(name) });
         Ok("1".into())
     }
-    #[limit_request_per_time("field", 1, Hours, 1, key = (&request.name, &request.owner.0, request.owner.1))]
+    #[limit_request_per_time("field", 1, Hours, 1, key = (request.name, (request.owner.0, request.owner.1)))]
     async fn field(request: &mut Request) -> R<String> {
         request.owner.1 += 1;
         Ok(request.name.clone())
+    }
+    #[limit_request_per_time("parts", 1, Hours, 1, key = (request.name, request.owner))]
+    async fn owned_parts(request: Request) -> R<String> {
+        drop(request.owner);
+        Ok(request.name)
     }
     #[limit_request_per_time("part", 1, Hours, 1, key = request.name)]
     async fn owned_field(request: Request) -> R<String> {
         Ok(request.name)
     }
-    #[limit_request_per_time("slice", 1, Hours, 1, key = &name[..1])]
+    #[limit_request_per_time("slice", 1, Hours, 1, key = name[..1])]
     async fn slice(name: &str) -> R<String> {
         Ok(name[..1].to_owned())
+    }
+    #[limit_request_per_time("dereferenced", 1, Hours, 1, key = *name)]
+    async fn dereferenced(name: &str) -> R<String> {
+        Ok(name.to_owned())
     }
     async fn twice(mut call: impl AsyncFnMut(String) -> R<String>) {
         assert_eq!(call("1".into()).await.unwrap(), "1");
@@ -194,7 +203,9 @@ async fn borrowed_keys() {
         twice(async |name| of_string(&name).await).await;
         twice(owned).await;
         twice(async |name| field(&mut request(name)).await).await;
+        twice(async |name| owned_parts(request(name)).await).await;
         twice(async |name| owned_field(request(name)).await).await;
+        twice(async |name| dereferenced(&name).await).await;
         twice(async |name| slice(&(name + "more")).await).await;
     };
     Limiter::in_memory().scope(calls).await;
