@@ -83,6 +83,7 @@ enum Verdict {
 }
 
 type Answer = Result<Permit, RequestPerMinute>;
+type Pending = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
 impl From<Verdict> for Answer {
     fn from(verdict: Verdict) -> Self {
@@ -101,7 +102,7 @@ pub struct Deciding(State);
 
 enum State {
     Asked(Call),
-    Pending(Pin<Box<dyn Future<Output = Answer> + Send>>),
+    Pending(Pending),
     Done,
 }
 
@@ -112,7 +113,7 @@ impl Call {
     }
 
     /// The answer of a store that has it at once, or the way to it.
-    fn start(self) -> Result<Answer, Pin<Box<dyn Future<Output = Answer> + Send>>> {
+    fn start(self) -> Result<Answer, Pending> {
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
@@ -127,23 +128,24 @@ impl Call {
             return Err(Box::pin(self.wait(arrival, counter, None)));
         }
         match store.decide(Request::new(charges, true).into()) {
-            Reply::Ready(batch) => match (self.conclude(Ok(batch)), arrival) {
-                (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
-                    let refused = self.refused(refusal);
-                    Err(Box::pin(self.wait(arrival, counter, Some(refused))))
-                }
-                (verdict, _) => Ok(verdict.into()),
-            },
+            Reply::Ready(batch) => self.answer_or_wait(Ok(batch), arrival),
             reply @ Reply::Pending(_) => Err(Box::pin(async move {
                 let batch = self.limiter.within_deadline(reply).await;
-                match (self.conclude(batch), arrival) {
-                    (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
-                        let refused = self.refused(refusal);
-                        Box::pin(self.wait(arrival, counter, Some(refused))).await
-                    }
-                    (verdict, _) => verdict.into(),
+                match self.answer_or_wait(batch, arrival) {
+                    Ok(answer) => answer,
+                    Err(waiting) => waiting.await,
                 }
             })),
+        }
+    }
+
+    fn answer_or_wait(self, batch: Result<Batch, StoreError>, arrival: Option<Arrival>) -> Result<Answer, Pending> {
+        match (self.conclude(batch), arrival) {
+            (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
+                let refused = self.refused(refusal);
+                Err(Box::pin(self.wait(arrival, counter, Some(refused))))
+            }
+            (verdict, _) => Ok(verdict.into()),
         }
     }
 

@@ -280,7 +280,7 @@ impl CounterName {
             match key.len() {
                 0 => name.push(b'%'), // or the tag would be empty; no escape is a lone `%`
                 1..=LONGEST_PART => name.extend_from_slice(key),
-                _ => push_digest(key, &mut name),
+                _ => push_hex(&Sha256::digest(key), &mut name),
             }
         } else {
             name.push(b'{');
@@ -307,10 +307,6 @@ fn push_part<A: Array<Item = u8>>(part: &str, name: &mut SmallVec<A>) {
         name.truncate(from);
         push_hex(&digest, name);
     }
-}
-
-fn push_digest<A: Array<Item = u8>>(long: &[u8], name: &mut SmallVec<A>) {
-    push_hex(&Sha256::digest(long), name);
 }
 
 /// `%s` is no escape, so no part reads like a digest.
