@@ -247,7 +247,7 @@ impl Call {
             };
             charges.push(self.limiter.charge(rule, key, *cost)?);
         }
-        match charges.iter().find(|charge| charge.cost > charge.rule.count()) {
+        match charges.iter().find(|charge| charge.cost > charge.rule.limit()) {
             Some(charge) if self.limiter.store().is_some() => {
                 Err(RequestPerMinute::never_fits(&charge.rule, charge.cost))
             }
@@ -289,8 +289,8 @@ impl Call {
             Err(refused) => return Verdict::Refused(refused),
         };
         for charge in &mut *charges {
-            let share = charge.rule.count() / self.limiter.settings().instances;
-            charge.rule = charge.rule.with_count(share);
+            charge.rule = charge.rule.share(self.limiter.settings().instances);
+            let share = charge.rule.limit();
             if charge.cost > share {
                 let reason = format!("{error}; this process's share of the limit is {share}, below the cost");
                 return Verdict::Refused(refusal(&self.rule(), StoreError::unavailable(reason)));

@@ -55,7 +55,7 @@ impl Decision {
         Self { limit, remaining: limit, reset_after_ms: 0, retry_after_ms: u64::MAX }
     }
 
-    /// The most that is ever granted: the rule's count.
+    /// The largest cost that is ever granted: see [`Rule::limit`](crate::Rule::limit).
     pub fn limit(&self) -> u64 {
         self.limit
     }
@@ -118,11 +118,11 @@ impl Permit {
 
     /// A permit nobody had to pay for.
     pub(crate) fn free(charges: &[Charge]) -> Self {
-        let limit = charges.iter().map(|charge| charge.rule.count()).min().unwrap_or(u64::MAX);
+        let limit = charges.iter().map(|charge| charge.rule.limit()).min().unwrap_or(u64::MAX);
         Self { tightest: Decision::fresh(limit), charged: None }
     }
 
-    /// The count of the rule; of the tightest one if there were several.
+    /// The limit of the rule; of the tightest one if there were several.
     pub fn limit(&self) -> u64 {
         self.tightest.limit
     }

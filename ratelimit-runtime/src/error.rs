@@ -114,9 +114,9 @@ impl RequestPerMinute {
         self.0.rule.prefix()
     }
 
-    /// The count of that rule.
+    /// The largest cost that rule ever grants, see [`Rule::limit`].
     pub fn limit(&self) -> u64 {
-        self.0.rule.count()
+        self.0.rule.limit()
     }
 
     /// The period of that rule.

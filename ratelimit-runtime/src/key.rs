@@ -287,7 +287,11 @@ impl CounterName {
             push_part(rule.prefix(), &mut name);
         }
         name.extend_from_slice(b"}:");
-        name.extend_from_slice(rule.counted_by().tag().as_bytes());
+        let tag = rule.counted_by().tag();
+        name.extend_from_slice(tag.name.as_bytes());
+        if let Some(buckets) = tag.buckets {
+            name.extend_from_slice(itoa::Buffer::new().format(buckets).as_bytes());
+        }
         name.push(b':');
         name.extend_from_slice(itoa::Buffer::new().format(rule.period_ms()).as_bytes());
         Self(name)

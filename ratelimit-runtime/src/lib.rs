@@ -134,6 +134,6 @@ pub use self::{
     error::{Cause, FromRefusal, RequestPerMinute},
     key::{CounterName, Key, KeyWriter, RateKey},
     limiter::Limiter,
-    rule::{Algorithm, Rule},
+    rule::{Algorithm, Refill, Rule},
     store::Store,
 };

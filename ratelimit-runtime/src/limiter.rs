@@ -229,7 +229,7 @@ impl Limiter {
     /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
     /// ```
     ///
-    /// Two charges of one counter are one: their costs add up, and the lower count holds.
+    /// Two charges of one counter are one: their costs add up, and the lower limit holds.
     ///
     /// # Errors
     ///
@@ -261,7 +261,7 @@ impl Limiter {
     ) -> impl Future<Output = Result<Decision, RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
-            let charge = self.charge(rule, Some(&key), rule.count().min(1))?; // a count of 0 has no wait to tell
+            let charge = self.charge(rule, Some(&key), rule.limit().min(1))?; // a count of 0 has no wait to tell
             let Some(store) = &self.0.store else {
                 return Ok(charge.decision);
             };
@@ -269,7 +269,7 @@ impl Limiter {
             let request = self.within_deadline(store.decide(batch)).await.map(Batch::into_first);
             match request {
                 Ok(Some(Request { charges, outcome: Ok(_), .. })) => {
-                    Ok(charges.first().map_or(Decision::fresh(rule.count()), |charge| charge.decision))
+                    Ok(charges.first().map_or(Decision::fresh(rule.limit()), |charge| charge.decision))
                 }
                 Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => Err(refusal(rule, error)),
                 Ok(None) => Err(refusal(rule, no_answer())),

@@ -109,7 +109,7 @@ impl Memory {
                 continue;
             }
             match self.charge(shard_in(&mut shards, &names[at]), names[at], charge, now_us) {
-                Ok((decision, receipt)) => (charge.decision, charge.receipt) = (decision, receipt),
+                Ok((decision, receipt)) => (charge.decision, charge.receipt) = (decision, [receipt, 0]),
                 Err(full) => {
                     for (charge, name) in request.charges[..at].iter().zip(&names) {
                         self.return_charge(shard_in(&mut shards, name), *name, charge, now_us);
@@ -194,7 +194,7 @@ impl Memory {
         let Entry::Occupied(mut stored) = shard.buckets.entry(name) else {
             return 0;
         };
-        let back = stored.get_mut().give_back(&charge.rule, now_us, charge.receipt, charge.cost);
+        let back = stored.get_mut().give_back(&charge.rule, now_us, charge.receipt[0], charge.cost);
         if stored.get().is_fresh(now_us) {
             stored.remove();
             self.stored.fetch_sub(1, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 pub use crate::call::{Asked as Charge, Deciding};
 use crate::{
-    Cause, Key, Limiter, OnStoreError, RateKey, RequestPerMinute, Rule, call,
+    Algorithm, Cause, Key, Limiter, OnStoreError, RateKey, Refill, RequestPerMinute, Rule, call,
     call::{AskedKey, Manner, OnLimit},
 };
 
@@ -24,6 +24,28 @@ pub const fn rule(prefix: &'static str, count: u64, ttl: u64, unit_ms: u64) -> R
 #[must_use]
 pub const fn with_count(rule: Rule, count: u64) -> Rule {
     rule.with_count(count)
+}
+
+/// The rule as a token bucket that holds `burst`, or as much as the rule's count if nothing is said.
+#[must_use]
+pub const fn token_bucket(rule: Rule, burst: Option<u64>, refill: Refill) -> Rule {
+    let burst = match burst {
+        Some(burst) => burst,
+        None => rule.count(),
+    };
+    assert!(burst > 0, "`burst` must be at least 1");
+    rule.algorithm(Algorithm::TokenBucket { burst, refill })
+}
+
+/// The token bucket with a count that is known only now, and that it holds.
+#[must_use]
+pub const fn with_count_and_burst(rule: Rule, count: u64) -> Rule {
+    match rule.counted_by() {
+        Algorithm::TokenBucket { refill, .. } => {
+            rule.with_count(count).algorithm(Algorithm::TokenBucket { burst: count, refill })
+        }
+        _ => rule.with_count(count),
+    }
 }
 
 /// A count of any integer type; a negative one admits nothing.

@@ -4,19 +4,28 @@ use std::time::Duration;
 
 /// How a [`Rule`] counts.
 ///
-/// | algorithm | admitted in any window of the period, at most | state a key |
+/// For a count of C in a period of P:
+///
+/// | algorithm | admitted in any window of P, at most | state a key |
 /// |---|---|---|
-/// | `FixedWindow` | twice the count; the count in each of its windows | one integer |
-/// | `SlidingLog` | the count, exactly | about 10 bytes an admitted call |
+/// | `FixedWindow` | 2C; C in each of its windows | one integer |
+/// | `SlidingLog` | C, exactly | about 10 bytes an admitted call |
+/// | `SlidingWindow { buckets: n }` | less than 2C; C in any window of P - P/n | n + 2 integers |
+/// | `TokenBucket { burst: B, .. }` | B + C | three integers |
+/// | `LeakyBucket { queue: Q }` | C, by the slots the calls are given; C - 1 + the largest cost, if costs differ from 1 | three integers |
 ///
 /// ```
-/// use ratelimit_runtime::{Algorithm, Rule};
+/// use ratelimit_runtime::{Algorithm, Refill, Rule};
 /// use std::time::Duration;
 ///
 /// const MINUTE: Duration = Duration::from_secs(60);
 /// const FROM_FIRST_CALL: Rule = Rule::new("mail", 100, MINUTE); // a fixed window, if nothing is said
 /// const FROM_FULL_MINUTE: Rule = Rule::new("mail", 100, MINUTE).algorithm(Algorithm::FixedWindow { align: true });
 /// const ANY_MINUTE: Rule = Rule::new("mail", 100, MINUTE).algorithm(Algorithm::SlidingLog);
+/// const ABOUT_ANY_MINUTE: Rule = Rule::new("mail", 100, MINUTE).algorithm(Algorithm::SlidingWindow { buckets: 6 });
+/// const BURSTS: Rule =
+///     Rule::new("mail", 100, MINUTE).algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy });
+/// const EVENLY: Rule = Rule::new("mail", 100, MINUTE).algorithm(Algorithm::LeakyBucket { queue: 50 });
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -39,17 +48,64 @@ pub enum Algorithm {
     /// remembered call. Calls within the same microsecond (the same millisecond for periods
     /// above 200 seconds) are one entry with their costs added up.
     SlidingLog,
+    /// Counts calls in sub-windows of `P / buckets`, and weights the oldest by how much of it the last period still overlaps.
+    ///
+    /// This is the *sliding window counter* of the textbooks. With one bucket it is the previous window, weighted by its
+    /// overlap, plus the current one: with 84 calls in the last minute and 36 in this one, a quarter of a minute old, 84 × 45/60 + 36 = 99
+    /// count. Sub-windows begin on multiples of their length since 1970-01-01 00:00 UTC.
+    ///
+    /// The weight assumes that the calls of the oldest sub-window were spread evenly. Where they all came at its end, a window of one
+    /// period may see up to 2C - ⌈2C/S⌉ calls, S being the length of a sub-window in milliseconds; a window one sub-window shorter
+    /// never sees more than C.
+    SlidingWindow {
+        /// How many sub-windows a period has: from 1 to 1,000, and the period in milliseconds is a multiple of it.
+        buckets: u64,
+    },
+    /// Takes tokens from a bucket that is refilled with the count in each period.
+    ///
+    /// This is the *token bucket*; with [`Refill::Greedy`] it decides as the *generic cell rate algorithm* (GCRA) of the ATM Forum does.
+    /// The bucket starts full. At most what it holds can be taken at once, so a burst is bounded apart from the rate.
+    TokenBucket {
+        /// What the bucket holds, at least 1. A larger cost never fits.
+        burst: u64,
+        /// When tokens come back.
+        refill: Refill,
+    },
+    /// Gives each call a slot, one every `P / C`, and lets it sleep until then.
+    ///
+    /// This is the *leaky bucket as a queue* of the textbooks: calls leave it at a constant rate, in the order in which they were
+    /// admitted. A cost of n takes n slots, and the call runs at the first. When more than `queue` slots are
+    /// taken ahead, a call is refused.
+    ///
+    /// A call that gives up while it sleeps frees its slot, if nobody has been given a later one since; otherwise the slot passes unused.
+    ///
+    /// A rule with this algorithm stands alone: it can't be one of several in [`Limiter::acquire_all`](crate::Limiter::acquire_all).
+    LeakyBucket {
+        /// How many calls may wait. With 0 a call is admitted only if it can run at once.
+        queue: u64,
+    },
 }
 
-impl Algorithm {
-    /// The algorithm's part of a counter's name. It changes when the stored form does.
-    pub(crate) const fn tag(self) -> &'static str {
-        match self {
-            Self::FixedWindow { align: false } => "fixed",
-            Self::FixedWindow { align: true } => "fixed-aligned",
-            Self::SlidingLog => "log",
-        }
-    }
+/// When a [`TokenBucket`](Algorithm::TokenBucket) gets its tokens back.
+///
+/// ```
+/// use ratelimit_runtime::{Algorithm, Refill, Rule};
+/// use std::time::Duration;
+///
+/// const HOUR: Duration = Duration::from_secs(3600);
+/// // One every 36 seconds.
+/// const STEADY: Rule = Rule::new("mail", 100, HOUR).algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy });
+/// // A hundred once an hour.
+/// const HOURLY: Rule =
+///     Rule::new("mail", 100, HOUR).algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Interval });
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Refill {
+    /// One by one, spread evenly over the period.
+    #[default]
+    Greedy,
+    /// All of the count at once, at the end of each period. The first period begins with the first call that finds the bucket full.
+    Interval,
 }
 
 /// A limit: at most `count` in each `period`, for the counter named `prefix`.
@@ -84,10 +140,16 @@ impl Rule {
     /// A rule that admits `count` in each `period` by [`Algorithm::FixedWindow`].
     ///
     /// The period is a whole number of milliseconds, from one to [`Rule::LONGEST_PERIOD`]. Any
-    /// other period, an empty prefix, or a count above what the algorithm can store
-    /// (9,999,999,999 for a fixed window; for a log 500,000,000 up to a period of 55 hours, and a
-    /// tenth of that for each further digit of the period) is reported by each acquire
+    /// other period, an empty prefix, or numbers beyond what the algorithm can store are reported by each acquire
     /// as [`Cause::Misconfigured`](crate::Cause::Misconfigured). A count of 0 never admits anything.
+    ///
+    /// | algorithm | the largest numbers it can store |
+    /// |---|---|
+    /// | `FixedWindow` | a count of 9,999,999,999 |
+    /// | `SlidingLog` | a count of 500,000,000 up to a period of 55 hours, and a tenth of that for each further digit of the period |
+    /// | `SlidingWindow` | count × milliseconds of a sub-window: 2^52 (52 million for sub-windows of a day) |
+    /// | `TokenBucket` | burst × milliseconds of the period, or with [`Refill::Interval`] of the periods to fill it: 2^52 (1,250 million for an hour) |
+    /// | `LeakyBucket` | (queue + 1) × milliseconds of the period: 2^52 |
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         Self { prefix, count, period, algorithm: Algorithm::FixedWindow { align: false } }
     }
@@ -119,8 +181,29 @@ impl Rule {
         self.algorithm
     }
 
+    /// The largest cost that is ever granted: the burst of a [`TokenBucket`](Algorithm::TokenBucket), one more than the queue of a
+    /// [`LeakyBucket`](Algorithm::LeakyBucket), and otherwise the count. 0 if the count is 0.
+    pub const fn limit(&self) -> u64 {
+        match self.algorithm {
+            _ if self.count == 0 => 0,
+            Algorithm::TokenBucket { burst, .. } => burst,
+            Algorithm::LeakyBucket { queue } => queue.saturating_add(1),
+            _ => self.count,
+        }
+    }
+
     pub(crate) const fn with_count(mut self, count: u64) -> Self {
         self.count = count;
+        self
+    }
+
+    /// An equal part of the rule, for one of so many processes.
+    pub(crate) const fn share(mut self, processes: u64) -> Self {
+        self.count /= processes;
+        match &mut self.algorithm {
+            Algorithm::TokenBucket { burst: part, .. } | Algorithm::LeakyBucket { queue: part } => *part /= processes,
+            _ => {}
+        }
         self
     }
 
@@ -132,7 +215,7 @@ impl Rule {
 
     /// What is wrong with the rule's own values, in words, if anything is.
     pub(crate) fn fault(&self) -> Option<String> {
-        let Self { prefix, count, period, algorithm } = self;
+        let Self { prefix, period, .. } = self;
         if prefix.is_empty() {
             return Some("its prefix is empty; give the counter a name".into());
         }
@@ -141,8 +224,6 @@ impl Rule {
                 "its period is {period:?}; it must be a whole number of milliseconds, from 1 ms to 3,650 days"
             ));
         }
-        let largest = crate::algorithm::largest_count(self);
-        (*count > largest)
-            .then(|| format!("its count is {count}; {algorithm:?} over {period:?} can store at most {largest}"))
+        crate::algorithm::fault(self)
     }
 }

@@ -1,6 +1,6 @@
 //! The interface to where counters live.
 
-use std::{borrow::Cow, fmt, future::Future, ops, pin::Pin};
+use std::{borrow::Cow, fmt, future::Future, ops, pin::Pin, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -36,7 +36,7 @@ use crate::{CounterName, Decision, Rule};
 ///         for request in batch.iter_mut() {
 ///             let mut fits = true;
 ///             for charge in request.charges.iter_mut() {
-///                 let limit = charge.rule.count();
+///                 let limit = charge.rule.limit();
 ///                 let remaining = limit - used.get(&charge.counter).unwrap_or(&0);
 ///                 let never = (charge.cost > remaining).then_some(Duration::MAX);
 ///                 charge.decision = Decision::new(limit, remaining, Duration::ZERO, never);
@@ -46,7 +46,7 @@ use crate::{CounterName, Decision, Rule};
 ///                 for charge in request.charges.iter_mut() {
 ///                     *used.entry(charge.counter.clone()).or_default() += charge.cost;
 ///                     let remaining = charge.decision.remaining() - charge.cost;
-///                     charge.decision = Decision::new(charge.rule.count(), remaining, Duration::ZERO, None);
+///                     charge.decision = Decision::new(charge.rule.limit(), remaining, Duration::ZERO, None);
 ///                 }
 ///             }
 ///             request.outcome = Ok(fits);
@@ -165,19 +165,31 @@ pub struct Charge {
     pub rule: Rule,
     /// The counter's name.
     pub counter: CounterName,
-    /// How much to take. At most the rule's count.
+    /// How much to take. At most [`Rule::limit`].
     pub cost: u64,
+    /// How long the caller is ready to sleep until its slot of a [`LeakyBucket`](crate::Algorithm::LeakyBucket): a later slot is refused.
+    pub longest_wait: Duration,
     /// Written by the store: the state of the counter after a charge, or what it was when the request was refused
     /// or only looked.
     pub decision: Decision,
+    /// Written by the store: how long from its decision until the call's slot. Zero for all but a `LeakyBucket`.
+    pub wait: Duration,
     /// Written by the store on a charge, for itself: what [`Store::give_back`] finds the charge by.
-    pub receipt: u64,
+    pub receipt: [u64; 2],
 }
 
 impl Charge {
     /// A cost that has not been decided on.
     pub fn new(rule: Rule, counter: CounterName, cost: u64) -> Self {
-        Self { rule, counter, cost, decision: Decision::fresh(rule.count()), receipt: 0 }
+        Self {
+            rule,
+            counter,
+            cost,
+            longest_wait: Duration::MAX,
+            decision: Decision::fresh(rule.limit()),
+            wait: Duration::ZERO,
+            receipt: [0; 2],
+        }
     }
 }
 
@@ -186,12 +198,12 @@ impl Charge {
 pub struct Charges(SmallVec<[Charge; 1]>);
 
 impl Charges {
-    /// Adds a charge. A second one for a counter is added to the first: the costs add up, and the lower count holds.
+    /// Adds a charge. A second one for a counter is added to the first: the costs add up, and the lower limit holds.
     pub fn push(&mut self, charge: Charge) {
         match self.0.iter_mut().find(|other| other.counter == charge.counter) {
             Some(other) => {
                 other.cost = other.cost.saturating_add(charge.cost);
-                other.rule = if charge.rule.count() < other.rule.count() { charge.rule } else { other.rule };
+                other.rule = if charge.rule.limit() < other.rule.limit() { charge.rule } else { other.rule };
             }
             None => self.0.push(charge),
         }

@@ -36,7 +36,7 @@ impl Bucket {
         if set_back {
             bucket.until_ms = match rule.counted_by() {
                 Algorithm::FixedWindow { align } => fixed_window::end_ms(rule, align, millis),
-                Algorithm::SlidingLog => millis + lifetime_ms(rule),
+                _ => millis + lifetime_ms(rule),
             };
         }
         match &mut bucket.state {
@@ -58,7 +58,7 @@ impl Bucket {
                 until_ms: fixed_window::end_ms(rule, align, millis),
                 state: State::Window { opened_ms: millis, used: 0 },
             },
-            Algorithm::SlidingLog => Self { until_ms: millis, state: State::Log(Box::default()) },
+            _ => Self { until_ms: millis, state: State::Log(Box::default()) },
         }
     }
 

@@ -10,21 +10,47 @@ pub(crate) use bucket::Bucket;
 #[cfg(feature = "redis")]
 pub(crate) use script::*;
 
-use crate::{Algorithm, Rule};
+use crate::{Algorithm, Refill, Rule};
 
-/// The largest count a rule of this algorithm and period can store.
-pub(crate) fn largest_count(rule: &Rule) -> u64 {
-    match rule.counted_by() {
+impl Algorithm {
+    /// The algorithm's part of a counter's name. It changes when the stored form does.
+    pub(crate) fn tag(self) -> Tag {
+        let (name, buckets) = match self {
+            Self::FixedWindow { align: false } => ("fixed", None),
+            Self::FixedWindow { align: true } => ("fixed-aligned", None),
+            Self::SlidingLog => ("log", None),
+            Self::SlidingWindow { buckets } => ("window-", Some(buckets)),
+            Self::TokenBucket { refill: Refill::Greedy, .. } => ("bucket", None),
+            Self::TokenBucket { refill: Refill::Interval, .. } => ("bucket-interval", None),
+            Self::LeakyBucket { .. } => ("leaky", None),
+        };
+        Tag { name, buckets }
+    }
+}
+
+/// `fixed`, or `window-6`.
+pub(crate) struct Tag {
+    pub(crate) name: &'static str,
+    pub(crate) buckets: Option<u64>,
+}
+
+/// What is wrong with the numbers of a rule, if anything is.
+pub(crate) fn fault(rule: &Rule) -> Option<String> {
+    let (count, algorithm, period) = (rule.count(), rule.counted_by(), rule.period());
+    let largest = match algorithm {
         Algorithm::FixedWindow { .. } => fixed_window::LARGEST_COUNT,
         Algorithm::SlidingLog => sliding_log::Layout::of(rule).largest_count(),
-    }
+        _ => return Some(format!("{algorithm:?} is not available yet")),
+    };
+    (count > largest)
+        .then(|| format!("its count is {count}; {algorithm:?} over {period:?} can store at most {largest}"))
 }
 
 /// How long after a charge at most the counter still differs from a fresh one, in milliseconds.
 fn lifetime_ms(rule: &Rule) -> u64 {
     match rule.counted_by() {
         Algorithm::FixedWindow { .. } => rule.period_ms(),
-        Algorithm::SlidingLog => rule.period_ms() + 1, // its clock may be a fraction of a millisecond ahead
+        _ => rule.period_ms() + 1, // its clock may be a fraction of a millisecond ahead
     }
 }
 
@@ -40,7 +66,7 @@ mod script {
     fn function(algorithm: Algorithm) -> (&'static str, &'static str) {
         match algorithm {
             Algorithm::FixedWindow { .. } => ("fixed_window", DEFINITIONS[0]),
-            Algorithm::SlidingLog => ("sliding_log", DEFINITIONS[1]),
+            _ => ("sliding_log", DEFINITIONS[1]),
         }
     }
 
@@ -76,7 +102,7 @@ mod script {
         let rule = &charge.rule;
         let [first, second, third] = match rule.counted_by() {
             Algorithm::FixedWindow { align } => fixed_window::arguments(align),
-            Algorithm::SlidingLog => sliding_log::arguments(rule),
+            _ => sliding_log::arguments(rule),
         };
         [charge.cost, rule.count(), lifetime_ms(rule), first, second, third]
     }
@@ -85,7 +111,7 @@ mod script {
     pub(crate) fn decode(rule: &Rule, reply: [i64; 3]) -> (bool, Decision, u64) {
         match rule.counted_by() {
             Algorithm::FixedWindow { .. } => fixed_window::decode(rule, reply),
-            Algorithm::SlidingLog => sliding_log::decode(rule, reply),
+            _ => sliding_log::decode(rule, reply),
         }
     }
 }

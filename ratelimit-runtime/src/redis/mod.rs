@@ -132,7 +132,7 @@ impl<'a> ScriptCall<'a> {
         Self {
             script: Script::give_back(charge.rule.counted_by()),
             charges: std::slice::from_ref(charge),
-            arguments: Arguments::One { first: charge.receipt },
+            arguments: Arguments::One { first: charge.receipt[0] },
         }
     }
 
@@ -185,7 +185,7 @@ fn read(charges: &mut [Charge], reply: &Value) -> Result<bool, StoreError> {
     for (charge, numbers) in charges.iter_mut().zip(numbers.chunks_exact(3)) {
         let reply = [number(&numbers[0])?, number(&numbers[1])?, number(&numbers[2])?];
         let (fits, decision, receipt) = algorithm::decode(&charge.rule, reply);
-        (charge.decision, charge.receipt) = (decision, receipt);
+        (charge.decision, charge.receipt) = (decision, [receipt, 0]);
         all_fit &= fits;
     }
     Ok(all_fit)

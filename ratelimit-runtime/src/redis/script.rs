@@ -25,7 +25,7 @@ impl Script {
         static SLIDING_LOG: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_one(Algorithm::SlidingLog)));
         match algorithm {
             Algorithm::FixedWindow { .. } => &FIXED_WINDOW,
-            Algorithm::SlidingLog => &SLIDING_LOG,
+            _ => &SLIDING_LOG,
         }
     }
 
@@ -42,7 +42,7 @@ impl Script {
         static SLIDING_LOG: Lazy<Script> = Lazy::new(|| Script::new(algorithm::give_back(Algorithm::SlidingLog)));
         match algorithm {
             Algorithm::FixedWindow { .. } => &FIXED_WINDOW,
-            Algorithm::SlidingLog => &SLIDING_LOG,
+            _ => &SLIDING_LOG,
         }
     }
 }
