@@ -23,7 +23,7 @@ pub(crate) struct Call {
     pub(crate) limiter: Limiter,
     asked: SmallVec<[Asked; 1]>,
     manner: Manner,
-    /// Set when the call is on its way, if it is ready to wait.
+    /// If it is ready to wait.
     arrival: Option<Arrival>,
 }
 
@@ -106,7 +106,7 @@ impl Drop for Slot {
 pub struct Deciding(State);
 
 enum State {
-    Asked(Call),
+    Asked(Limiter, SmallVec<[Asked; 1]>, Manner),
     Pending(Pending),
     Done,
 }
@@ -114,7 +114,7 @@ enum State {
 impl Call {
     /// Decides when it is first polled.
     pub(crate) fn decide(limiter: Limiter, asked: SmallVec<[Asked; 1]>, manner: Manner) -> Deciding {
-        Deciding(State::Asked(Self { limiter, asked, manner, arrival: None }))
+        Deciding(State::Asked(limiter, asked, manner))
     }
 
     /// The answer of a store that has it at once, or the way to it.
@@ -363,17 +363,17 @@ impl Future for Deciding {
     type Output = Answer;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        if let State::Asked(_) = self.0
-            && let State::Asked(call) = mem::replace(&mut self.0, State::Done)
+        if let State::Asked(..) = self.0
+            && let State::Asked(limiter, asked, manner) = mem::replace(&mut self.0, State::Done)
         {
-            match call.start() {
+            match (Call { limiter, asked, manner, arrival: None }).start() {
                 Ok(answer) => return Poll::Ready(answer),
                 Err(pending) => self.0 = State::Pending(pending),
             }
         }
         match &mut self.0 {
             State::Pending(pending) => pending.as_mut().poll(context),
-            State::Asked(_) | State::Done => panic!("`Deciding` polled after it was done"),
+            State::Asked(..) | State::Done => panic!("`Deciding` polled after it was done"),
         }
     }
 }
