@@ -77,6 +77,7 @@ struct Arrival {
 }
 
 /// What comes of one question to the store.
+#[allow(clippy::large_enum_variant)] // made and taken apart at once, and most are permits
 enum Verdict {
     /// And when the call may run, if not at once.
     Permit(Permit, Option<Duration>),

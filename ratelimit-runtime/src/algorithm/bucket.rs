@@ -69,6 +69,7 @@ pub(super) fn fault(rule: &Rule) -> Option<String> {
         Algorithm::TokenBucket { burst, .. } if burst.div_ceil(rule.count().max(1)) > most => {
             largest("burst", burst, most.saturating_mul(rule.count().max(1)), rule)
         }
+        Algorithm::TokenBucket { burst, .. } => largest("burst", burst, EXACT, rule),
         Algorithm::LeakyBucket { queue } => largest("queue", queue, most - 1, rule),
         _ => None,
     }

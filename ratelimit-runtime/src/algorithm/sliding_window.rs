@@ -40,7 +40,7 @@ pub(super) fn fault(rule: &Rule, buckets: u64) -> Option<String> {
     if !(1..=MOST_BUCKETS).contains(&buckets) {
         return Some(format!("it has {buckets} buckets; a sliding window can have 1 to {MOST_BUCKETS}"));
     }
-    if rule.period_ms() % buckets != 0 {
+    if !rule.period_ms().is_multiple_of(buckets) {
         let period = rule.period();
         return Some(format!("its {buckets} buckets do not divide {period:?} into whole milliseconds"));
     }
@@ -99,7 +99,7 @@ impl SubWindows {
         for ahead in 0..=buckets {
             let oldest = self.count(buckets - ahead);
             if let Some(room) = rule.count().checked_sub(whole.saturating_add(cost)) {
-                let faded = if oldest == 0 { 0 } else { size - (room * size / oldest).min(size) };
+                let faded = (room * size).checked_div(oldest).map_or(0, |weight| size - weight.min(size));
                 if faded < size {
                     retry_after_ms = ahead * size + faded - passed;
                     break;
