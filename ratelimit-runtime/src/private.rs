@@ -4,7 +4,7 @@ use std::time::Duration;
 
 pub use crate::call::{Asked as Charge, Deciding};
 use crate::{
-    Algorithm, Cause, Key, Limiter, OnStoreError, RateKey, Refill, RequestPerMinute, Rule, call,
+    Algorithm, Cause, Key, Limiter, OnStoreError, RateKey, Refill, RequestPerMinute, Rule, algorithm, call,
     call::{AskedKey, Manner, OnLimit},
 };
 
@@ -12,7 +12,6 @@ use crate::{
 #[must_use]
 pub const fn rule(prefix: &'static str, count: u64, ttl: u64, unit_ms: u64) -> Rule {
     assert!(count > 0, "`count` must be at least 1");
-    assert!(can_store(count, 1), "`count` must be at most 2^52");
     rule_without_count(prefix, ttl, unit_ms).with_count(count)
 }
 
@@ -30,55 +29,34 @@ pub const fn rule_without_count(prefix: &'static str, ttl: u64, unit_ms: u64) ->
 /// The rule by a sliding window.
 #[must_use]
 pub const fn sliding_window(rule: Rule, buckets: u64) -> Rule {
-    assert!(buckets > 0, "`buckets` must be at least 1");
-    assert!(buckets <= 1_000, "`buckets` must be at most 1,000");
-    assert!(rule.period_ms().is_multiple_of(buckets), "the period in milliseconds must be a multiple of `buckets`");
-    let fits = can_store(rule.count(), rule.period_ms() / buckets);
-    assert!(fits, "`count` times the milliseconds of a bucket must be at most 2^52");
-    rule.algorithm(Algorithm::SlidingWindow { buckets })
+    checked(rule.algorithm(Algorithm::SlidingWindow { buckets }))
 }
 
 /// The rule by a token bucket that holds `burst`.
 #[must_use]
 pub const fn token_bucket(rule: Rule, burst: u64, refill: Refill) -> Rule {
     assert!(burst > 0, "`burst` must be at least 1");
-    token_bucket_that_holds(rule, burst, refill)
+    checked(rule.algorithm(Algorithm::TokenBucket { burst, refill }))
 }
 
 /// The rule by a token bucket that holds the count.
 #[must_use]
 pub const fn token_bucket_of_count(rule: Rule, refill: Refill) -> Rule {
-    token_bucket_that_holds(rule, rule.count(), refill)
-}
-
-/// The burst and the count are 0 if only the call knows them.
-const fn token_bucket_that_holds(rule: Rule, burst: u64, refill: Refill) -> Rule {
-    match refill {
-        Refill::Greedy => {
-            let fits = can_store(burst, rule.period_ms());
-            assert!(fits, "the burst times the milliseconds of the period must be at most 2^52");
-        }
-        Refill::Interval => {
-            let fits = can_store(burst, 1);
-            assert!(fits, "the burst must be at most 2^52");
-            let fits = rule.count() == 0 || can_store(burst.div_ceil(rule.count()), rule.period_ms());
-            assert!(fits, "the milliseconds in which the bucket fills must be at most 2^52");
-        }
-    }
-    rule.algorithm(Algorithm::TokenBucket { burst, refill })
+    checked(rule.algorithm(Algorithm::TokenBucket { burst: rule.count(), refill }))
 }
 
 /// The rule by a leaky bucket.
 #[must_use]
 pub const fn leaky_bucket(rule: Rule, queue: u64) -> Rule {
-    let fits = can_store(queue.saturating_add(1), rule.period_ms());
-    assert!(fits, "(`queue` + 1) times the milliseconds of the period must be at most 2^52");
-    rule.algorithm(Algorithm::LeakyBucket { queue })
+    checked(rule.algorithm(Algorithm::LeakyBucket { queue }))
 }
 
-/// Whether the product is one that the algorithms can store: see [`Rule::new`].
-const fn can_store(number: u64, ms: u64) -> bool {
-    matches!(number.checked_mul(ms), Some(product) if product <= 1 << 52)
+/// The rule, if its numbers are right as far as they are known; a count of 0 is not.
+const fn checked(rule: Rule) -> Rule {
+    if let Some(fault) = algorithm::fault(&rule) {
+        panic!("{}", fault.words());
+    }
+    rule
 }
 
 /// The rule with a count that is known only now.

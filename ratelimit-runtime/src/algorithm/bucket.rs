@@ -13,8 +13,10 @@ use redis::Value;
 use smallvec::smallvec;
 
 #[cfg(feature = "redis")]
+use super::EXACT;
+use super::Look;
+#[cfg(feature = "redis")]
 use super::script::Arguments;
-use super::{EXACT, Look, largest};
 use crate::{Algorithm, Refill, Rule};
 
 /// One bucket, as it was when it was last written.
@@ -59,21 +61,6 @@ impl Measures {
             (units, refill) => units.div_ceil(refill),
         }
     }
-}
-
-pub(super) fn fault(rule: &Rule) -> Option<String> {
-    let most = EXACT / rule.period_ms();
-    match rule.counted_by() {
-        Algorithm::TokenBucket { burst: 0, .. } => Some("its burst is 0; a bucket has to hold 1 at least".into()),
-        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => largest("burst", burst, most, rule),
-        Algorithm::TokenBucket { burst, .. } if burst.div_ceil(rule.count().max(1)) > most => {
-            largest("burst", burst, most.saturating_mul(rule.count().max(1)), rule)
-        }
-        Algorithm::TokenBucket { burst, .. } => largest("burst", burst, EXACT, rule),
-        Algorithm::LeakyBucket { queue } => largest("queue", queue, most - 1, rule),
-        _ => None,
-    }
-    .or_else(|| largest("count", rule.count(), EXACT, rule))
 }
 
 impl Bucket {

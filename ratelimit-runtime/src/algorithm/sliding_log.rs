@@ -27,16 +27,17 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn of(rule: &Rule) -> Self {
+    pub(super) const fn of(rule: &Rule) -> Self {
         let period_us = rule.period_ms().saturating_mul(1000);
         let tick_us = if period_us <= 200_000_000 { 1 } else { 1000 };
         let period_ticks = period_us / tick_us;
-        let digits = ((5 * period_ticks - 1).ilog10() + 1).max(9);
+        let digits = (5 * period_ticks - 1).ilog10() + 1;
+        let digits = if digits < 9 { 9 } else { digits };
         Self { tick_us, period_ticks, digits }
     }
 
     /// Half of what a total can hold.
-    pub(super) fn largest_count(&self) -> u64 {
+    pub(super) const fn largest_count(&self) -> u64 {
         10_u64.pow(18 - self.digits) / 2
     }
 }

@@ -9,12 +9,10 @@ use redis::Value;
 #[cfg(feature = "redis")]
 use smallvec::smallvec;
 
+use super::Look;
 #[cfg(feature = "redis")]
 use super::script::Arguments;
-use super::{EXACT, Look, largest};
 use crate::{Algorithm, Rule};
-
-const MOST_BUCKETS: u64 = 1000;
 
 /// The sub-windows of one counter.
 #[derive(Debug)]
@@ -34,17 +32,6 @@ fn grid(rule: &Rule) -> (u64, u64) {
         _ => 1,
     };
     (buckets, rule.period_ms() / buckets)
-}
-
-pub(super) fn fault(rule: &Rule, buckets: u64) -> Option<String> {
-    if !(1..=MOST_BUCKETS).contains(&buckets) {
-        return Some(format!("it has {buckets} buckets; a sliding window can have 1 to {MOST_BUCKETS}"));
-    }
-    if !rule.period_ms().is_multiple_of(buckets) {
-        let period = rule.period();
-        return Some(format!("its {buckets} buckets do not divide {period:?} into whole milliseconds"));
-    }
-    largest("count", rule.count(), EXACT / (rule.period_ms() / buckets), rule)
 }
 
 impl SubWindows {
