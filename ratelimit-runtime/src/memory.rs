@@ -137,8 +137,7 @@ impl Memory {
             self.sweep(shard, now_us);
             shard.sweep_above = (2 * shard.buckets.len()).max(64);
         }
-        while self.stored.fetch_add(1, Ordering::Relaxed) >= self.capacity {
-            self.stored.fetch_sub(1, Ordering::Relaxed);
+        while !self.take_room() {
             if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {
                 return Err(StoreError::unavailable(format!(
                     "the memory store holds {} counters, as many as it may, and all of them are in use",
@@ -151,6 +150,13 @@ impl Memory {
         shard.sweep_at_ms = shard.sweep_at_ms.min(bucket.until_ms());
         shard.buckets.insert(name, bucket);
         Ok(charged)
+    }
+
+    /// Counts one more if the store is not full. It never counts too many, not even for a moment: another thread
+    /// would find the store full that is not.
+    fn take_room(&self) -> bool {
+        let one_more = |stored| (stored < self.capacity).then_some(stored + 1);
+        self.stored.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
     /// Drops what is fresh. Returns how many that were.
