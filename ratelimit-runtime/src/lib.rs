@@ -116,6 +116,7 @@ mod process;
 mod redis;
 mod rule;
 pub mod store;
+mod sync;
 pub mod testing;
 mod wait;
 

@@ -3,10 +3,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     hash::{BuildHasherDefault, Hasher},
-    sync::{
-        Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{PoisonError, TryLockError, atomic::Ordering},
 };
 
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -16,7 +13,11 @@ use crate::{
     Clock, CounterName, Decision,
     algorithm::Bucket,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
+    sync::{AtomicUsize, Mutex, MutexGuard},
 };
+
+#[cfg(all(test, model_check))]
+mod model_check;
 
 /// Counters of one process, exact under any number of threads.
 ///
@@ -44,7 +45,7 @@ struct Shard {
     sweep_above: usize,
 }
 
-const SHARDS: usize = 64;
+const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 const SWEEP_PAUSE_MS: u64 = 100;
 
 /// The shards of one request.
