@@ -21,3 +21,4 @@ mod store;
 mod support;
 mod time;
 mod wait;
+mod words;

@@ -64,10 +64,10 @@ impl Scene {
 
     /// How many counters there are, after a look whether that is what the store takes for the number.
     fn stored(&self) -> usize {
-        let buckets = (0..SHARDS).map(|shard| self.store.shard(shard).buckets.len()).sum();
-        assert_eq!(self.store.stored.load(Ordering::Relaxed), buckets, "the number of stored counters");
-        assert!(buckets <= self.store.capacity, "{buckets} counters, {} allowed", self.store.capacity);
-        buckets
+        let counters = (0..SHARDS).map(|shard| self.store.shard(shard).counters.len()).sum();
+        assert_eq!(self.store.stored.load(Ordering::Relaxed), counters, "the number of stored counters");
+        assert!(counters <= self.store.capacity, "{counters} counters, {} allowed", self.store.capacity);
+        counters
     }
 }
 
