@@ -131,6 +131,7 @@ mod process;
 mod redis;
 mod rule;
 pub mod store;
+mod sync;
 pub mod testing;
 mod wait;
 
