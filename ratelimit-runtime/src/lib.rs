@@ -106,6 +106,8 @@ mod algorithm;
 mod builder;
 mod call;
 mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod decision;
 mod error;
 mod key;
