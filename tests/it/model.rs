@@ -9,7 +9,7 @@ use ratelimit_runtime::conformance::{ALGORITHMS, Schedule, Subject, Trial};
 use crate::support::Timed;
 
 /// Those that are there. To be deleted when all are.
-fn is_available(algorithm: &Algorithm) -> bool {
+pub(crate) fn is_available(algorithm: &Algorithm) -> bool {
     matches!(algorithm, Algorithm::FixedWindow { .. } | Algorithm::SlidingLog)
 }
 

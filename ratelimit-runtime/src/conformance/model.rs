@@ -32,7 +32,7 @@ struct Counter {
 
 #[derive(Clone, Copy, Debug)]
 struct Charged {
-    receipt: usize,
+    receipt: u64,
     at_us: i128,
     /// When it no longer counts, for a fixed window and a log.
     ends_us: i128,
@@ -67,8 +67,8 @@ impl Model {
         for charge in request.charges.iter_mut().filter(|charge| charge.cost > 0) {
             let counter = self.counters.entry(charge.counter.clone()).or_default();
             charge.wait = Duration::from_millis(whole(counter.slot_ms(&charge.rule, now)));
-            counter.charge(&charge.rule, now, charge.cost.into(), self.granted.len());
             charge.receipt = [self.granted.len() as u64, 0];
+            counter.charge(&charge.rule, now, charge.cost.into(), charge.receipt[0]);
             self.granted.push(Granted { at_us: now, level: counter.level });
             charge.decision = counter.decision(&charge.rule, now, 0, 0);
         }
@@ -78,10 +78,11 @@ impl Model {
     pub fn give_back(&mut self, now: Duration, charges: &Charges) -> u64 {
         let mut back = 0;
         for charge in charges.iter().filter(|charge| charge.cost > 0) {
-            let receipt = usize::try_from(charge.receipt[0]).expect("an index");
+            let receipt = charge.receipt[0];
+            let granted = usize::try_from(receipt).ok().and_then(|at| self.granted.get(at));
+            let Some(&granted) = granted else { continue };
             let counter = self.counters.entry(charge.counter.clone()).or_default();
-            back +=
-                whole(counter.give_back(&charge.rule, micros(now), receipt, self.granted[receipt], charge.cost.into()));
+            back += whole(counter.give_back(&charge.rule, micros(now), receipt, granted, charge.cost.into()));
         }
         back
     }
@@ -147,7 +148,7 @@ impl Counter {
     }
 
     /// Takes what has been found to fit.
-    fn charge(&mut self, rule: &Rule, now: i128, cost: i128, receipt: usize) {
+    fn charge(&mut self, rule: &Rule, now: i128, cost: i128, receipt: u64) {
         let (period_us, now_ms, tick) = (period_ms(rule) * 1000, now / 1000, tick_us(rule));
         match rule.counted_by() {
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
@@ -172,7 +173,7 @@ impl Counter {
         }
     }
 
-    fn give_back(&mut self, rule: &Rule, now: i128, receipt: usize, granted: Granted, cost: i128) -> i128 {
+    fn give_back(&mut self, rule: &Rule, now: i128, receipt: u64, granted: Granted, cost: i128) -> i128 {
         match rule.counted_by() {
             Algorithm::FixedWindow { .. } | Algorithm::SlidingLog => {
                 let read = now - now % tick_us(rule);

@@ -3,12 +3,17 @@
 use std::{
     fmt::{self, Write as _},
     hash::{BuildHasher, RandomState},
+    panic,
+    sync::Barrier,
+    thread,
     time::Duration,
 };
 
+use tokio::{runtime::Handle, task::JoinSet};
+
 use super::{Model, Subject};
 use crate::{
-    CounterName, Decision, Key, Rule,
+    CounterName, Key, Rule, Store,
     store::{Batch, Charge, Charges, Reply, Request, StoreError},
 };
 
@@ -16,6 +21,7 @@ use crate::{
 #[allow(missing_debug_implementations)] // a `Subject` need not have one
 pub struct Trial<'a> {
     promise: String,
+    compared: Compared,
     stores: &'a [(&'a str, &'a dyn Subject)],
     model: Model,
     /// Part of each key, so that no counter was ever used before.
@@ -27,6 +33,16 @@ pub struct Trial<'a> {
     /// The waits that the last answer named.
     pub(super) retry_after: Duration,
     pub(super) reset_after: Duration,
+}
+
+/// How much of an answer has to be as the model's. Each has what those before it have.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub(super) enum Compared {
+    /// Whether it fits, the limit and what remains.
+    Counts,
+    RetryAfter,
+    ResetAfter,
+    All,
 }
 
 /// A request that was granted, as each of the stores answered it.
@@ -44,7 +60,18 @@ pub type Broken = String;
 #[derive(PartialEq)]
 struct Answer {
     outcome: Result<bool, StoreError>,
-    decisions: Vec<(Decision, Option<Duration>)>,
+    decisions: Vec<Said>,
+}
+
+/// What it says of one charge, as far as it is compared.
+#[derive(PartialEq)]
+struct Said {
+    limit: u64,
+    remaining: u64,
+    #[allow(clippy::option_option)] // whether there is one may not be compared either
+    retry_after: Option<Option<Duration>>,
+    reset_after: Option<Duration>,
+    slot: Option<Duration>,
 }
 
 impl<'a> Trial<'a> {
@@ -53,6 +80,7 @@ impl<'a> Trial<'a> {
         let now = stores[0].1.now();
         Self {
             promise: promise.into(),
+            compared: Compared::All,
             stores,
             model: Model::default(),
             id: RandomState::new().hash_one(0),
@@ -63,6 +91,12 @@ impl<'a> Trial<'a> {
             retry_after: Duration::ZERO,
             reset_after: Duration::ZERO,
         }
+    }
+
+    /// The same, with an eye on so much of each answer.
+    pub(super) fn comparing(mut self, compared: Compared) -> Self {
+        self.compared = compared;
+        self
     }
 
     /// A charge to the rule's counter for a key.
@@ -96,8 +130,11 @@ impl<'a> Trial<'a> {
         for (_, subject) in self.stores {
             theirs.push(answer(subject.store().decide(question.clone())).await);
         }
-        let expected: Vec<_> = requests.iter().map(Answer::of).collect();
-        let answers: Vec<Vec<_>> = theirs.iter().map(|batch| batch.iter().map(Answer::of).collect()).collect();
+        let expected: Vec<_> = requests.iter().map(|request| Answer::of(request, self.compared)).collect();
+        let answers: Vec<Vec<_>> = theirs
+            .iter()
+            .map(|batch| batch.iter().map(|request| Answer::of(request, self.compared)).collect())
+            .collect();
         self.compare(&asked, &expected, &answers, |answers| {
             answers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", and ")
         })?;
@@ -112,6 +149,57 @@ impl<'a> Trial<'a> {
             }
         }
         Ok(requests)
+    }
+
+    /// So many calls that charge 1 to each of the rules, more than fit: in one batch, or at once. They end in any order.
+    pub(super) async fn take_many(&mut self, rules: &[Rule], calls: u64, in_one_batch: bool) -> Result<(), Broken> {
+        let request = |cost| {
+            let mut charges = Charges::default();
+            for rule in rules {
+                charges.push(self.charge(rule, 0, cost));
+            }
+            Request::new(charges, true)
+        };
+        let fits = rules.iter().map(Rule::limit).min().unwrap_or_default();
+        let (one, mut all) = (request(1), request(fits));
+        let manner = if in_one_batch { "in one batch" } else { "at once" };
+        let asked = format!("{calls} times {manner}: {}", self.words(&one));
+        self.check_clocks(&asked)?;
+        // Calls of one instant come to the same as one call with their cost.
+        self.model.decide(self.now, &mut all);
+        let mut answers = Vec::new();
+        for (_, subject) in self.stores {
+            let requests = (0..calls).map(|_| one.clone());
+            let batches = if in_one_batch { vec![requests.collect()] } else { requests.map(Batch::from).collect() };
+            let decided = at_once(subject.store(), batches).await;
+            let outcomes: Result<Vec<_>, _> =
+                decided.iter().flat_map(|batch| batch.iter()).map(|request| request.outcome.clone()).collect();
+            answers
+                .push(outcomes.map(|outcomes| (outcomes.iter().filter(|fits| **fits).count() as u64, outcomes.len())));
+        }
+        let expected = Ok((fits, usize::try_from(calls).expect("a small number")));
+        self.compare(&asked, &expected, &answers, |answer| match answer {
+            Ok((granted, answers)) => format!("{granted} granted of {answers}"),
+            Err(error) => format!("the error {error:?}"),
+        })
+    }
+
+    /// Asks for an algorithm that the store should not know.
+    pub(super) async fn refuses_to_know(self, rule: &Rule) -> Result<(), Broken> {
+        let request = Request::new(self.charge(rule, 0, 1), true);
+        let asked = self.words(&request);
+        for (_, subject) in self.stores {
+            let batch = answer(subject.store().decide(request.clone().into())).await;
+            let outcome = batch.first().map(|request| &request.outcome);
+            if !matches!(outcome, Some(Err(error)) if error.misconfigured) {
+                let promise = &self.promise;
+                return Err(format!(
+                    "a promise is broken: {promise}\n\n  asked     {asked}\n  expected  an error made by \
+                     `StoreError::misconfigured`, or the algorithm among those that are checked\n  the store {outcome:?}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The request that was granted last but so many, not to be given back by anybody else.
@@ -162,10 +250,6 @@ impl<'a> Trial<'a> {
             self.stores.iter().for_each(|(_, subject)| subject.advance(time));
             self.steps.push(format!("{time:?} pass"));
         }
-    }
-
-    pub(super) fn now(&self) -> Duration {
-        self.now
     }
 
     /// For a message: which key it is, and what is asked of it.
@@ -234,29 +318,37 @@ fn named(rule: &Rule, key: u64) -> String {
 }
 
 impl Answer {
-    fn of(request: &Request) -> Self {
+    fn of(request: &Request, compared: Compared) -> Self {
         let charged = request.consume && request.outcome == Ok(true);
-        let decisions = request.charges.iter().map(|charge| (charge.decision, charged.then_some(charge.wait)));
+        let decisions = request.charges.iter().map(|Charge { decision, wait, .. }| Said {
+            limit: decision.limit(),
+            remaining: decision.remaining(),
+            retry_after: (compared >= Compared::RetryAfter).then_some(decision.retry_after()),
+            reset_after: (compared >= Compared::ResetAfter).then_some(decision.reset_after()),
+            slot: (charged && compared >= Compared::All).then_some(*wait),
+        });
         Self { outcome: request.outcome.clone(), decisions: decisions.collect() }
     }
 }
 
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { outcome, decisions } = self;
-        match outcome {
+        match &self.outcome {
             Ok(true) => f.write_str("it fits")?,
             Ok(false) => f.write_str("it does not fit")?,
             Err(error) => return write!(f, "the error {error:?}"),
         }
-        for (decision, wait) in decisions {
-            let Decision { limit, remaining, reset_after_ms, .. } = decision;
-            write!(f, "; limit {limit}, remaining {remaining}, reset_after {reset_after_ms} ms")?;
-            match decision.retry_after() {
-                Some(wait) => write!(f, ", retry_after {} ms", wait.as_millis())?,
-                None => f.write_str(", no retry_after")?,
+        for Said { limit, remaining, retry_after, reset_after, slot } in &self.decisions {
+            write!(f, "; limit {limit}, remaining {remaining}")?;
+            if let Some(wait) = reset_after {
+                write!(f, ", reset_after {} ms", wait.as_millis())?;
             }
-            if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
+            match retry_after {
+                Some(Some(wait)) => write!(f, ", retry_after {} ms", wait.as_millis())?,
+                Some(None) => f.write_str(", no retry_after")?,
+                None => {}
+            }
+            if let Some(wait) = slot.filter(|wait| !wait.is_zero()) {
                 write!(f, ", slot in {} ms", wait.as_millis())?;
             }
         }
@@ -269,4 +361,32 @@ pub(super) async fn answer<T>(reply: Reply<T>) -> T {
         Reply::Ready(answer) => answer,
         Reply::Pending(answer) => answer.await,
     }
+}
+
+/// Asks a store from several threads, and awaits what it does not answer at once in as many tasks.
+async fn at_once(store: &dyn Store, batches: Vec<Batch>) -> Vec<Batch> {
+    const THREADS: usize = 8;
+    let runtime = Handle::try_current().ok();
+    let parts: Vec<_> = batches.chunks(batches.len().div_ceil(THREADS)).collect();
+    let start = Barrier::new(parts.len());
+    let replies: Vec<Reply<Batch>> = thread::scope(|scope| {
+        let ask = |part: &[Batch]| {
+            let _context = runtime.as_ref().map(Handle::enter);
+            start.wait();
+            part.iter().map(|batch| store.decide(batch.clone())).collect::<Vec<_>>()
+        };
+        let threads: Vec<_> = parts.iter().map(|part| scope.spawn(move || ask(part))).collect();
+        let joined =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)));
+        joined.flatten().collect()
+    });
+    let (mut answers, mut tasks) = (Vec::new(), JoinSet::new());
+    for reply in replies {
+        match (reply, &runtime) {
+            (Reply::Pending(answer), Some(_)) => drop(tasks.spawn(answer)),
+            (reply, _) => answers.push(answer(reply).await),
+        }
+    }
+    answers.extend(tasks.join_all().await);
+    answers
 }
