@@ -224,6 +224,6 @@ impl Rule {
                 "its period is {period:?}; it must be a whole number of milliseconds, from 1 ms to 3,650 days"
             ));
         }
-        crate::algorithm::fault(self)
+        crate::algorithm::fault(self).map(|fault| fault.explain(self))
     }
 }

@@ -22,3 +22,4 @@ mod store;
 mod support;
 mod time;
 mod wait;
+mod words;
