@@ -11,26 +11,16 @@ use ratelimit_runtime::conformance::{self, ALGORITHMS, Model, Subject};
 use ratelimit_runtime::store::{Batch, Charge, Charges, Reply, Request, StoreError};
 use ratelimit_runtime::{Algorithm, CounterName, Decision, ManualClock, Refill, Rule, Store};
 
-use crate::model::is_available;
 use crate::support::{ALIGNED, FIXED, LOG, Timed};
-
-fn available() -> Vec<Algorithm> {
-    ALGORITHMS.iter().copied().filter(is_available).collect()
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn memory_conforms() {
-    // Not those that it does not have: a limiter refuses them before a store is asked.
-    if let Some(broken) = broken_promise(&Timed::memory().await, &available()).await {
-        assert!(broken.contains("`misconfigured`"), "{broken}");
-    }
+    conformance::check(&Timed::memory().await, ALGORITHMS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn redis_conforms() {
-    if let Some(broken) = broken_promise(&Timed::redis().await, &available()).await {
-        assert!(broken.contains("`misconfigured`"), "{broken}");
-    }
+    conformance::check(&Timed::redis().await, ALGORITHMS).await;
 }
 
 /// The model as a store, with a defect.

@@ -3,15 +3,9 @@
 use std::env;
 
 use proptest::prelude::*;
-use ratelimit_runtime::Algorithm;
 use ratelimit_runtime::conformance::{ALGORITHMS, Schedule, Subject, Trial};
 
 use crate::support::Timed;
-
-/// Those that are there. To be deleted when all are.
-pub(crate) fn is_available(algorithm: &Algorithm) -> bool {
-    matches!(algorithm, Algorithm::FixedWindow { .. } | Algorithm::SlidingLog)
-}
 
 /// As many schedules as `RATELIMIT_SCHEDULES` says, or 500.
 fn schedules() -> u32 {
@@ -30,10 +24,9 @@ fn numbers() -> impl Strategy<Value = (Vec<u32>, Vec<Vec<u32>>)> {
 fn memory_redis_and_the_model_decide_alike() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let redis = runtime.block_on(Timed::redis());
-    let algorithms: Vec<_> = ALGORITHMS.iter().copied().filter(is_available).collect();
     let config = ProptestConfig { cases: schedules(), failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |((rules, steps) in numbers())| {
-        let schedule = Schedule::new(&algorithms, &rules, &steps, true);
+        let schedule = Schedule::new(ALGORITHMS, &rules, &steps, true);
         runtime.block_on(async {
             // From the same instant each time, so that a schedule that fails fails again.
             let memory = Timed::memory().await;
