@@ -43,8 +43,6 @@ const PERIODS_MS: [u64; 11] = [1000, 1, 7, 60_000, 997, 200_000, 300_000, 3_600_
 const COUNTS: [u64; 10] = [1, 2, 7, 100, 997, 1000, 65_536, 1_000_003, 10_000_000, 999_999_937];
 /// A queue may take longer to pass than a clock can show.
 const LONGEST_PAUSE: Duration = Duration::from_millis(90 * DAY_MS);
-/// What count × milliseconds may come to.
-const LARGEST: u64 = 1 << 52;
 
 impl Schedule {
     /// A schedule of as many steps as there are lists of numbers; `rules` draws the rules.
@@ -65,17 +63,15 @@ impl Schedule {
     /// Takes each step, until an answer is not the model's.
     pub async fn run(&self, mut trial: Trial<'_>) -> Result<(), Broken> {
         trial.pass(self.start);
-        for (number, step) in self.steps.iter().enumerate() {
-            let pause = |time: Duration| {
-                // A Redis log names an entry by its microsecond modulo 1,000 seconds. What is given back of a charge that is
-                // so old to the microsecond is not what this is about.
-                let long = self.strict && time >= Duration::from_secs(10);
-                time.min(LONGEST_PAUSE) + Duration::from_micros(if long { number as u64 } else { 0 })
-            };
+        for step in &self.steps {
             match step {
-                Step::Pass(time) => trial.pass(pause(*time)),
-                Step::PassUntilRetry { early } => trial.pass(pause(trial.retry_after.saturating_sub(*early))),
-                Step::PassUntilReset { early } => trial.pass(pause(trial.reset_after.saturating_sub(*early))),
+                Step::Pass(time) => trial.pass(*time),
+                Step::PassUntilRetry { early } => {
+                    trial.pass(trial.retry_after.saturating_sub(*early).min(LONGEST_PAUSE))
+                }
+                Step::PassUntilReset { early } => {
+                    trial.pass(trial.reset_after.saturating_sub(*early).min(LONGEST_PAUSE))
+                }
                 Step::Ask(asked) => {
                     let mut requests: Vec<Request> = Vec::new();
                     for Asked { charges: asked, consume, longest_wait } in asked {
@@ -94,7 +90,7 @@ impl Schedule {
                     trial.ask_all(requests).await?;
                 }
                 Step::GiveBack { before_last } => {
-                    if let Some(grant) = trial.granted(*before_last) {
+                    if let Some(grant) = trial.granted(*before_last).filter(|grant| !trial.may_be_mistaken(grant)) {
                         trial.give_back(grant).await?;
                     }
                 }
@@ -257,22 +253,23 @@ fn spacing(rule: &Rule) -> Duration {
     Duration::from_millis(rule.period_ms().div_ceil(rule.count().max(1)))
 }
 
-/// The rule nearest to this one that can be stored.
+/// The rule, or the largest below it that can be stored.
 fn fitting(prefix: &'static str, algorithm: Algorithm, count: u64, period_ms: u64) -> Rule {
     let period_ms = match algorithm {
         Algorithm::SlidingWindow { buckets } => buckets * (period_ms / buckets).max(1),
         _ => period_ms,
     };
-    let largest = LARGEST / period_ms;
-    let algorithm = match algorithm {
-        Algorithm::TokenBucket { burst, refill } => Algorithm::TokenBucket { burst: burst.min(largest), refill },
-        Algorithm::LeakyBucket { queue } => Algorithm::LeakyBucket { queue: queue.min(largest - 1) },
-        algorithm => algorithm,
-    };
-    let count = match algorithm {
-        Algorithm::SlidingLog => count.min(if period_ms <= 200_000_000 { 500_000_000 } else { 5_000_000 }),
-        Algorithm::SlidingWindow { buckets } => count.min(LARGEST / (period_ms / buckets)),
-        _ => count,
-    };
-    Rule::new(prefix, count, Duration::from_millis(period_ms)).algorithm(algorithm)
+    let rule = Rule::new(prefix, count, Duration::from_millis(period_ms)).algorithm(algorithm);
+    if rule.fault().is_none() {
+        return rule;
+    }
+    match algorithm {
+        Algorithm::TokenBucket { burst, refill } => {
+            fitting(prefix, Algorithm::TokenBucket { burst: burst / 2, refill }, count, period_ms)
+        }
+        Algorithm::LeakyBucket { queue } => {
+            fitting(prefix, Algorithm::LeakyBucket { queue: queue / 2 }, count, period_ms)
+        }
+        _ => fitting(prefix, algorithm, count / 2, period_ms),
+    }
 }

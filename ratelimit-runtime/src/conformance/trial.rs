@@ -208,6 +208,11 @@ impl<'a> Trial<'a> {
         Some(self.granted.remove(at))
     }
 
+    /// Whether a store may take a charge for another one that comes much later.
+    pub(super) fn may_be_mistaken(&self, grant: &Grant) -> bool {
+        grant.charges.iter().any(|charge| self.model.may_be_mistaken(charge))
+    }
+
     /// Gives back what was granted.
     pub(super) async fn give_back(&mut self, grant: Grant) -> Result<u64, Broken> {
         let asked = format!("give back {}", self.words(&Request::new(grant.charges.clone(), true)));
