@@ -115,6 +115,7 @@
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | `rediss://`, Redis over TLS |
 //! | `uuid` | UUIDs as keys |
+//! | `conformance` | the tests that a store of your own has to pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;

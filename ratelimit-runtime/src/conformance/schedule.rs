@@ -67,10 +67,10 @@ impl Schedule {
             match step {
                 Step::Pass(time) => trial.pass(*time),
                 Step::PassUntilRetry { early } => {
-                    trial.pass(trial.retry_after.saturating_sub(*early).min(LONGEST_PAUSE))
+                    trial.pass(trial.retry_after.saturating_sub(*early).min(LONGEST_PAUSE));
                 }
                 Step::PassUntilReset { early } => {
-                    trial.pass(trial.reset_after.saturating_sub(*early).min(LONGEST_PAUSE))
+                    trial.pass(trial.reset_after.saturating_sub(*early).min(LONGEST_PAUSE));
                 }
                 Step::Ask(asked) => {
                     let mut requests: Vec<Request> = Vec::new();
