@@ -163,7 +163,7 @@ impl Draw<'_> {
     }
 
     fn step(&mut self, rules: &mut [Rule; 2], strict: bool) -> Option<Step> {
-        let kind = self.below(28);
+        let kind = self.below(30);
         let at = usize::from(self.below(2) == 1);
         let (rule, key) = (rules[at], self.below(KEYS));
         let both = [(rule, key), (rules[1 - at], self.below(KEYS))];
@@ -183,9 +183,9 @@ impl Draw<'_> {
             }
             14..=20 => self.pause(&rule, strict),
             21..=24 => Step::GiveBack { before_last: usize::try_from(self.below(4)).expect("an index") },
-            25 => Step::Reset { rule, key },
+            25..=26 => Step::Reset { rule, key },
             _ => {
-                let count = if kind == 26 { self.count() } else { rule.count() };
+                let count = if kind < 29 { self.count() } else { rule.count() };
                 let algorithm = self.sized(rule.counted_by(), count);
                 rules[at] = fitting(rule.prefix(), algorithm, count, rule.period_ms());
                 return None;
