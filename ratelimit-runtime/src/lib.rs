@@ -115,12 +115,15 @@
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | `rediss://`, Redis over TLS |
 //! | `uuid` | UUIDs as keys |
+//! | `conformance` | the tests that a store of your own has to pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
 mod builder;
 mod call;
 mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod decision;
 mod error;
 mod key;

@@ -2,6 +2,7 @@
 #![allow(clippy::unchecked_time_subtraction)] // a test may panic
 
 mod cancel;
+mod conformance;
 mod connection;
 mod cost;
 mod exact;

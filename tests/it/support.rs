@@ -4,7 +4,8 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_runtime::{Algorithm, Cause, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule};
+use ratelimit_runtime::conformance::{Subject, store_of};
+use ratelimit_runtime::{Algorithm, Cause, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule, Store};
 use ratelimit_tests::RedisServer;
 
 pub(crate) const FIXED: Algorithm = Algorithm::FixedWindow { align: false };
@@ -71,6 +72,12 @@ impl Timed {
         }
     }
 
+    /// Sets a server's clock to what another shows.
+    pub(crate) fn set_to(&self, other: &Self) {
+        let server = self.server().expect("a server");
+        server.clock().set_micros(u64::try_from(other.now().as_micros()).unwrap());
+    }
+
     /// The server of [`Timed::redis`].
     pub(crate) fn server(&self) -> Option<&RedisServer> {
         match &self.time {
@@ -86,6 +93,23 @@ impl Timed {
     /// For a message: the store and the rule.
     pub(crate) fn of(&self, rule: &Rule) -> String {
         format!("{}, {} per {:?} by {:?}", self.name(), rule.count(), rule.period(), rule.counted_by())
+    }
+}
+
+impl Subject for Timed {
+    fn store(&self) -> &dyn Store {
+        store_of(&self.limiter)
+    }
+
+    fn now(&self) -> Duration {
+        match &self.time {
+            Time::Manual(clock) => clock.now(),
+            Time::Server(server) => Duration::from_micros(server.clock().now_micros()),
+        }
+    }
+
+    fn advance(&self, by: Duration) {
+        Timed::advance(self, by);
     }
 }
 
