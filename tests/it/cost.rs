@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratelimit_runtime::{Cause, Key, Rule};
 use ratelimit_tests::RedisServer;
 
-use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, ends, exceeded, fresh_key, hourly, limiter_on};
+use crate::support::{ALGORITHMS, By, FIXED, LOG, Timed, admitted, ends, exceeded, fresh_key, hourly, limiter_on};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -16,7 +16,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 async fn a_cost_of_a_million_is_one_charge() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
-            let rule = Rule::new("million", 1_000_000, 100 * SECOND).algorithm(algorithm);
+            let rule = Rule::new("million", 1_000_000, 100 * SECOND).by(algorithm);
             let key = fresh_key();
             for _ in 0..3 {
                 assert_eq!(timed.limiter.acquire_n(&rule, key, 1_000_000).await.unwrap().remaining(), 0);
@@ -112,7 +112,7 @@ async fn the_largest_counts_are_exact() {
     ];
     for timed in Timed::both().await {
         for (algorithm, period, count) in largest {
-            let (rule, key) = (Rule::new("largest", count, period).algorithm(algorithm), fresh_key());
+            let (rule, key) = (Rule::new("largest", count, period).by(algorithm), fresh_key());
             for _ in 0..5 {
                 let context = timed.of(&rule);
                 let permit = timed.limiter.acquire_n(&rule, key, count - 2).await.unwrap();
@@ -128,7 +128,7 @@ async fn the_largest_counts_are_exact() {
                 timed.advance(wait);
             }
 
-            let above = Rule::new("largest", count + 1, period).algorithm(algorithm);
+            let above = Rule::new("largest", count + 1, period).by(algorithm);
             let refused = timed.limiter.acquire(&above, key).await.unwrap_err();
             assert_eq!(refused.cause(), Cause::Misconfigured, "{}", timed.of(&above));
             assert!(refused.to_string().contains(&count.to_string()), "{refused}");
@@ -148,7 +148,7 @@ async fn an_impossible_rule_is_misconfigured() {
             Rule::new("endless", 1, Duration::MAX),
             Rule::new("many", u64::MAX, SECOND),
         ];
-        for rule in rules.into_iter().flat_map(|rule| ALGORITHMS.map(|algorithm| rule.algorithm(algorithm))) {
+        for rule in rules.into_iter().flat_map(|rule| ALGORITHMS.map(|algorithm| rule.by(algorithm))) {
             let limiter = &timed.limiter;
             let charges = [(&rule, Key::new(1), 1)];
             let causes = [

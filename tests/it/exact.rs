@@ -10,7 +10,7 @@ use ratelimit_tests::RedisServer;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, fresh_key, hourly, is_admitted};
+use crate::support::{ALGORITHMS, By, FIXED, LOG, Timed, admitted, fresh_key, hourly, is_admitted};
 
 /// `worker`, a process of its own.
 struct Worker {
@@ -110,7 +110,7 @@ async fn a_thousand_tasks_share_a_log_in_memory() {
 async fn a_clock_that_stands_still_changes_nothing() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
-            let rule = Rule::new("item", 600, Duration::from_secs(60)).algorithm(algorithm);
+            let rule = Rule::new("item", 600, Duration::from_secs(60)).by(algorithm);
             assert_eq!(admitted(&timed.limiter, &rule, fresh_key(), 1000).await, 600, "{}", timed.of(&rule));
             assert_eq!(thousand_tasks(&timed.limiter, rule, fresh_key()).await, 600, "{}", timed.of(&rule));
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratelimit_runtime::{Key, Limiter, Permit, Rule};
 
-use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, exceeded, fresh_key, hourly};
+use crate::support::{ALGORITHMS, By, FIXED, LOG, Timed, admitted, exceeded, fresh_key, hourly};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -17,7 +17,7 @@ async fn remaining(timed: &Timed, rule: &Rule, key: u64) -> u64 {
 async fn within_its_window_a_charge_is_given_back_whole() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
-            let (rule, key) = (Rule::new("back", 10, 60 * SECOND).algorithm(algorithm), fresh_key());
+            let (rule, key) = (Rule::new("back", 10, 60 * SECOND).by(algorithm), fresh_key());
             let mut permits = Vec::new();
             for cost in [1, 4, 3, 2] {
                 permits.push((timed.limiter.acquire_n(&rule, key, cost).await.unwrap(), cost));
@@ -67,7 +67,7 @@ async fn after_its_window_nothing_is_given_back() {
         for algorithm in ALGORITHMS {
             for later in [Duration::ZERO, MS, SECOND, 9 * SECOND, 899_981 * MS, 7200 * SECOND] {
                 for next in [0, 4] {
-                    let (rule, key) = (Rule::new("late", 10, 10 * SECOND).algorithm(algorithm), fresh_key());
+                    let (rule, key) = (Rule::new("late", 10, 10 * SECOND).by(algorithm), fresh_key());
                     let permit = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
                     let end = timed.limiter.peek(&rule, key).await.unwrap().reset_after();
                     timed.advance(end + later);
@@ -86,7 +86,7 @@ async fn after_its_window_nothing_is_given_back() {
 async fn an_expired_charge_is_not_given_back() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
-            let (rule, key) = (Rule::new("expired", 10, 10 * SECOND).algorithm(algorithm), fresh_key());
+            let (rule, key) = (Rule::new("expired", 10, 10 * SECOND).by(algorithm), fresh_key());
             let expired = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
             timed.advance(5 * SECOND);
             timed.limiter.acquire(&rule, key).await.unwrap();
@@ -147,7 +147,7 @@ async fn of_several_rules_only_what_still_counts_is_given_back() {
 async fn a_counter_that_was_reset_owes_nothing() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
-            let (rule, key) = (Rule::new("forgotten", 10, 10 * SECOND).algorithm(algorithm), fresh_key());
+            let (rule, key) = (Rule::new("forgotten", 10, 10 * SECOND).by(algorithm), fresh_key());
             let permit = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
             timed.limiter.reset(&rule, key).await.unwrap();
             let later = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();

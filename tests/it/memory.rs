@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ratelimit_runtime::{Cause, Key, Limiter, ManualClock, OnStoreError, Rule};
 
-use crate::support::{ALGORITHMS, admitted, exceeded};
+use crate::support::{ALGORITHMS, By, admitted, exceeded};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ async fn a_full_store_refuses_new_keys_and_forgets_no_old_one() {
     for algorithm in ALGORITHMS {
         for max_keys in [1, 2, 100, 1000] {
             let (limiter, clock) = holding(max_keys, OnStoreError::Deny).await;
-            let rule = Rule::new("full", 3, MINUTE).algorithm(algorithm);
+            let rule = Rule::new("full", 3, MINUTE).by(algorithm);
             for key in 0..max_keys {
                 limiter.acquire(&rule, key).await.unwrap_or_else(|error| panic!("{key} of {max_keys}: {error}"));
             }
@@ -74,7 +74,7 @@ async fn the_policy_decides_on_a_full_store() {
 async fn what_is_given_back_or_reset_makes_room() {
     for algorithm in ALGORITHMS {
         let (limiter, _clock) = holding(2, OnStoreError::Deny).await;
-        let rule = Rule::new("room", 3, MINUTE).algorithm(algorithm);
+        let rule = Rule::new("room", 3, MINUTE).by(algorithm);
         let permit = limiter.acquire(&rule, 1).await.unwrap();
         limiter.acquire(&rule, 2).await.unwrap();
         limiter.acquire(&rule, 3).await.unwrap_err();
@@ -110,7 +110,7 @@ async fn a_stack_without_room_charges_nothing() {
 async fn a_run_far_above_capacity_ends() {
     for algorithm in ALGORITHMS {
         let (limiter, clock) = holding(500, OnStoreError::Deny).await;
-        let rule = Rule::new("far", 2, SECOND).algorithm(algorithm);
+        let rule = Rule::new("far", 2, SECOND).by(algorithm);
         let (served, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let mut tasks = tokio::task::JoinSet::new();
         for task in 0..4_u32 {
@@ -144,7 +144,7 @@ async fn a_run_far_above_capacity_ends() {
 async fn a_flood_of_keys_frees_nobody() {
     for algorithm in ALGORITHMS {
         let (limiter, clock) = holding(50, OnStoreError::Deny).await;
-        let (rule, flood) = (Rule::new("victim", 5, MINUTE).algorithm(algorithm), Rule::new("flood", 1, SECOND));
+        let (rule, flood) = (Rule::new("victim", 5, MINUTE).by(algorithm), Rule::new("flood", 1, SECOND));
         assert_eq!(admitted(&limiter, &rule, 1, 9).await, 5);
         for second in 0..59_u64 {
             for key in 0..200_u64 {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratelimit_runtime::{Algorithm, Cause, Key, Rule};
 
-use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, exceeded, fresh_key, hourly, is_admitted};
+use crate::support::{ALGORITHMS, By, FIXED, LOG, Timed, admitted, exceeded, fresh_key, hourly, is_admitted};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -68,8 +68,8 @@ async fn the_longest_wait_is_told() {
 async fn ten_a_second_and_a_hundred_a_minute_are_two_counters() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
-            let burst = Rule::new("item", 10, SECOND).algorithm(algorithm);
-            let total = Rule::new("item", 25, 60 * SECOND).algorithm(algorithm);
+            let burst = Rule::new("item", 10, SECOND).by(algorithm);
+            let total = Rule::new("item", 25, 60 * SECOND).by(algorithm);
             let key = fresh_key();
             let both = [(&burst, Key::new(key), 1), (&total, Key::new(key), 1)];
             let mut in_second = Vec::new();

@@ -7,13 +7,13 @@ use ratelimit_runtime::{Algorithm, Key, Rule};
 use ratelimit_tests::RedisServer;
 use redis::{FromRedisValue, Value};
 
-use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, exceeded, fresh_key};
+use crate::support::{ALGORITHMS, By, FIXED, LOG, Timed, admitted, exceeded, fresh_key};
 
 const SECOND: Duration = Duration::from_secs(1);
 const PERIOD: Duration = Duration::from_secs(10);
 
 fn rule(count: u64, algorithm: Algorithm) -> Rule {
-    Rule::new("state", count, PERIOD).algorithm(algorithm)
+    Rule::new("state", count, PERIOD).by(algorithm)
 }
 
 fn ask<T: FromRedisValue>(server: &RedisServer, words: &[&[u8]]) -> T {
@@ -49,7 +49,7 @@ async fn every_key_has_an_end_after_every_call() {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     for algorithm in ALGORITHMS {
-        let (rule, other) = (rule(4, algorithm), Rule::new("other", 9, PERIOD).algorithm(algorithm));
+        let (rule, other) = (rule(4, algorithm), Rule::new("other", 9, PERIOD).by(algorithm));
         let key = fresh_key();
         let when = |what: &str| all_end(server, PERIOD, &format!("{what}, {algorithm:?}"));
         limiter.peek(&rule, key).await.unwrap();
@@ -116,7 +116,7 @@ async fn what_grants_nothing_writes_nothing() {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     for algorithm in ALGORITHMS {
-        let (rule, other) = (rule(5, algorithm), Rule::new("other", 9, PERIOD).algorithm(algorithm));
+        let (rule, other) = (rule(5, algorithm), Rule::new("other", 9, PERIOD).by(algorithm));
         let (key, unused) = (fresh_key(), fresh_key());
         limiter.peek(&rule, key).await.unwrap();
         limiter.acquire_n(&rule, key, 0).await.unwrap();
@@ -190,7 +190,7 @@ async fn a_changed_period_or_algorithm_starts_fresh() {
         let periods = [PERIOD, PERIOD + Duration::from_millis(1), SECOND, 6 * PERIOD];
         let counters = ALGORITHMS.map(|algorithm| periods.map(|period| (algorithm, period)));
         for (algorithm, period) in counters.into_iter().flatten() {
-            let rule = Rule::new("state", 3, period).algorithm(algorithm);
+            let rule = Rule::new("state", 3, period).by(algorithm);
             assert_eq!(admitted(limiter, &rule, key, 5).await, 3, "{}", timed.of(&rule));
         }
     }
@@ -217,7 +217,7 @@ async fn forgotten_scripts_are_sent_again() {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     for algorithm in ALGORITHMS {
-        let (rule, other) = (rule(10, algorithm), Rule::new("other", 9, PERIOD).algorithm(algorithm));
+        let (rule, other) = (rule(10, algorithm), Rule::new("other", 9, PERIOD).by(algorithm));
         let key = fresh_key();
         for remaining in [9, 8, 7] {
             ask::<Value>(server, &[b"SCRIPT", b"FLUSH"]);

@@ -4,13 +4,33 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_runtime::{Algorithm, Cause, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Limiter, ManualClock, OnStoreError, Permit, Refill, RequestPerMinute, Rule};
 use ratelimit_tests::RedisServer;
 
 pub(crate) const FIXED: Algorithm = Algorithm::FixedWindow { align: false };
 pub(crate) const ALIGNED: Algorithm = Algorithm::FixedWindow { align: true };
 pub(crate) const LOG: Algorithm = Algorithm::SlidingLog;
-pub(crate) const ALGORITHMS: [Algorithm; 3] = [FIXED, ALIGNED, LOG];
+pub(crate) const SLIDING: Algorithm = Algorithm::SlidingWindow { buckets: 1 };
+/// These hold the rule's count, see [`By::by`].
+pub(crate) const BUCKET: Algorithm = Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy };
+pub(crate) const INTERVAL: Algorithm = Algorithm::TokenBucket { burst: 1, refill: Refill::Interval };
+/// All that answer at once.
+pub(crate) const ALGORITHMS: [Algorithm; 6] = [FIXED, ALIGNED, LOG, SLIDING, BUCKET, INTERVAL];
+
+/// A rule counted by an algorithm, whatever its count.
+pub(crate) trait By {
+    fn by(self, algorithm: Algorithm) -> Self;
+}
+
+impl By for Rule {
+    /// A token bucket holds as much as the rule's count.
+    fn by(self, algorithm: Algorithm) -> Self {
+        self.algorithm(match algorithm {
+            Algorithm::TokenBucket { refill, .. } => Algorithm::TokenBucket { burst: self.count().max(1), refill },
+            other => other,
+        })
+    }
+}
 
 /// So long that only a test about deadlines meets one.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,7 +43,7 @@ pub(crate) fn fresh_key() -> u64 {
 
 /// `count` in an hour: nothing of it expires while a test runs.
 pub(crate) fn hourly(count: u64, algorithm: Algorithm) -> Rule {
-    Rule::new("item", count, Duration::from_secs(3600)).algorithm(algorithm)
+    Rule::new("item", count, Duration::from_secs(3600)).by(algorithm)
 }
 
 /// On that server, where no failure hides behind a policy.
