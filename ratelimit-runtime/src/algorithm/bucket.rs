@@ -66,8 +66,8 @@ pub(super) fn fault(rule: &Rule) -> Option<String> {
     match rule.counted_by() {
         Algorithm::TokenBucket { burst: 0, .. } => Some("its burst is 0; a bucket has to hold 1 at least".into()),
         Algorithm::TokenBucket { burst, refill: Refill::Greedy } => largest("burst", burst, most, rule),
-        Algorithm::TokenBucket { burst, .. } if burst.div_ceil(rule.count().max(1)) > most => {
-            largest("burst", burst, most.saturating_mul(rule.count().max(1)), rule)
+        Algorithm::TokenBucket { burst, .. } => {
+            largest("burst", burst, most.saturating_mul(rule.count().max(1)).min(EXACT), rule)
         }
         Algorithm::LeakyBucket { queue } => largest("queue", queue, most - 1, rule),
         _ => None,
