@@ -12,7 +12,8 @@ use tokio::task::JoinHandle;
 
 use crate::store::on_plain_store;
 use crate::support::{
-    ALGORITHMS, By, FIXED, LOG, admitted, ends, exceeded, fresh_key, hourly, in_memory, limiter_on, settle,
+    ALGORITHMS, BUCKET, By, FIXED, INTERVAL, LOG, admitted, ends, exceeded, fresh_key, hourly, in_memory, limiter_on,
+    settle,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -27,7 +28,7 @@ fn waiter(limiter: &Limiter, rule: Rule) -> JoinHandle<Result<Permit, RequestPer
 /// The one at the head, who sleeps; one in the middle; the last; the head and the one who follows it.
 #[tokio::test]
 async fn a_caller_may_leave_the_line_anywhere() {
-    for algorithm in [FIXED, LOG] {
+    for algorithm in [FIXED, LOG, BUCKET, INTERVAL] {
         for leaving in [vec![0], vec![2], vec![4], vec![0, 1], vec![1, 3], vec![0, 1, 2, 3], vec![0, 1, 2, 3, 4]] {
             let clock = ManualClock::new();
             let limiter = in_memory(&clock).await;
@@ -123,7 +124,7 @@ async fn poll_and_drop(future: impl Future, polls: usize, mut between: impl FnMu
 /// Dropped after each number of polls there is.
 #[tokio::test]
 async fn a_future_may_be_dropped_after_any_poll() {
-    for algorithm in [FIXED, LOG] {
+    for algorithm in ALGORITHMS {
         for polls in 0..12 {
             let clock = ManualClock::new();
             let limiter = in_memory(&clock).await;

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use ratelimit_runtime::{Algorithm, Rule};
 
-use crate::support::{ALGORITHMS, ALIGNED, By, FIXED, LOG, Timed, admitted, exceeded, fresh_key, is_admitted};
+use crate::support::{
+    ALGORITHMS, ALIGNED, By, FIXED, LOG, Timed, admitted, exceeded, fresh_key, is_admitted, lifetime,
+};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -155,7 +157,7 @@ async fn a_count_of_one_is_one() {
                         .await
                         .unwrap_or_else(|error| panic!("{}: {error}", timed.of(&rule)));
                     let wait = exceeded(timed.limiter.acquire(&rule, key).await).retry_after().unwrap();
-                    assert!(wait <= period && wait >= MS, "{wait:?} of {}", timed.of(&rule));
+                    assert!(wait <= lifetime(&rule) && wait >= MS, "{wait:?} of {}", timed.of(&rule));
                     timed.advance(wait);
                 }
             }
@@ -163,19 +165,19 @@ async fn a_count_of_one_is_one() {
     }
 }
 
-/// Ten million a second: the first second admits as many as that, and so does the next.
+/// Ten million a second: they are admitted at once, and again when none of them counts any more.
 #[tokio::test]
 async fn a_high_rate_is_no_other_rate() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, key) = (Rule::new("fast", 10_000_000, SECOND).by(algorithm), fresh_key());
-            for second in 0..3 {
+            for round in 0..3 {
                 for tenth in 0..10 {
                     let permit = timed.limiter.acquire_n(&rule, key, 1_000_000).await.unwrap();
-                    assert_eq!(permit.remaining(), (9 - tenth) * 1_000_000, "second {second}, {}", timed.of(&rule));
+                    assert_eq!(permit.remaining(), (9 - tenth) * 1_000_000, "round {round}, {}", timed.of(&rule));
                 }
                 exceeded(timed.limiter.acquire(&rule, key).await);
-                timed.advance(SECOND);
+                timed.advance(lifetime(&rule));
             }
         }
     }
@@ -184,7 +186,7 @@ async fn a_high_rate_is_no_other_rate() {
 const BACK: [Duration; 5] =
     [MS, Duration::from_secs(2), Duration::from_secs(9), Duration::from_secs(3600), Duration::from_secs(400 * 86_400)];
 
-/// What was admitted stays counted, nobody is banned for longer than one period, and who obeys is not either.
+/// What was admitted stays counted, nobody is banned for longer than a charge can count, and who obeys is not either.
 #[tokio::test]
 async fn a_server_clock_set_back_neither_credits_nor_bans() {
     let timed = Timed::redis().await;
@@ -200,7 +202,7 @@ async fn a_server_clock_set_back_neither_credits_nor_bans() {
             while !is_admitted(timed.limiter.acquire_n(&rule, key, 3).await) {
                 timed.advance(100 * MS);
                 waited += 100 * MS;
-                assert!(waited <= 10 * SECOND + 100 * MS, "{back:?} back, {}", timed.of(&rule));
+                assert!(waited <= lifetime(&rule) + 100 * MS, "{back:?} back, {}", timed.of(&rule));
             }
             exceeded(timed.limiter.acquire(&rule, key).await);
         }
@@ -208,7 +210,7 @@ async fn a_server_clock_set_back_neither_credits_nor_bans() {
 }
 
 #[tokio::test]
-async fn a_server_clock_set_back_asks_nobody_to_wait_longer_than_a_period() {
+async fn a_server_clock_set_back_asks_nobody_to_wait_longer_than_a_charge_counts() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in ALGORITHMS {
@@ -217,7 +219,7 @@ async fn a_server_clock_set_back_asks_nobody_to_wait_longer_than_a_period() {
             timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
             clock.set_micros(clock.now_micros() - u64::try_from(back.as_micros()).unwrap());
             let wait = exceeded(timed.limiter.acquire(&rule, key).await).retry_after().unwrap();
-            assert!(wait <= 10 * SECOND + MS, "{wait:?} after {back:?} back, {}", timed.of(&rule));
+            assert!(wait <= lifetime(&rule) + MS, "{wait:?} after {back:?} back, {}", timed.of(&rule));
             timed.advance(wait);
             assert!(is_admitted(timed.limiter.acquire(&rule, key).await), "{back:?} back, {}", timed.of(&rule));
         }
@@ -263,7 +265,7 @@ async fn a_charge_after_the_clock_was_set_back_counts_for_a_period() {
     }
 }
 
-/// As if that time had passed; set right again, it bans nobody for longer than a period.
+/// As if that time had passed; set right again, it bans nobody for longer than a charge can count.
 #[tokio::test]
 async fn a_server_clock_set_forward_and_back_again_bans_nobody() {
     let timed = Timed::redis().await;
@@ -278,7 +280,7 @@ async fn a_server_clock_set_forward_and_back_again_bans_nobody() {
             assert!(gained <= 3, "{gained} more, {forward:?} forward, {}", timed.of(&rule));
             clock.set_micros(right);
             assert_eq!(admitted(&timed.limiter, &rule, key, 9).await, 0, "{forward:?}, {}", timed.of(&rule));
-            timed.advance(10 * SECOND + MS);
+            timed.advance(lifetime(&rule) + MS);
             assert_eq!(admitted(&timed.limiter, &rule, key, 9).await, 3, "{forward:?}, {}", timed.of(&rule));
         }
     }

@@ -11,7 +11,10 @@ use ratelimit_tests::RedisServer;
 use tokio::task::JoinSet;
 
 use crate::store::on_plain_store;
-use crate::support::{ALGORITHMS, By, FIXED, LOG, admitted, ends, exceeded, fresh_key, in_memory, limiter_on, settle};
+use crate::support::{
+    ALGORITHMS, ALIGNED, By, FIXED, INTERVAL, LOG, admitted, ends, exceeded, fresh_key, in_memory, lifetime,
+    limiter_on, settle,
+};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -52,6 +55,30 @@ impl Line {
 #[tokio::test]
 async fn callers_are_served_in_the_order_of_their_arrival() {
     for algorithm in ALGORITHMS {
+        for per_second in [1, 3] {
+            let clock = ManualClock::new();
+            let mut line = Line::new(&in_memory(&clock).await);
+            let rule = Rule::new("order", per_second, SECOND).by(algorithm);
+            for number in 0..10 {
+                line.join(number, rule, 1, HOUR).await;
+            }
+            let started = clock.now();
+            while line.served().len() < 10 {
+                clock.advance(25 * MS);
+                settle().await;
+                let served = line.served();
+                assert_eq!(served, (0..10).collect::<Vec<_>>()[..served.len()], "{algorithm:?}");
+                assert!(clock.now() - started <= 10 * lifetime(&rule), "{served:?}, {algorithm:?}");
+            }
+            assert!(line.all().await.iter().all(Result::is_ok));
+        }
+    }
+}
+
+/// As many at once as the rule says, and nobody a millisecond early.
+#[tokio::test]
+async fn callers_are_served_when_a_window_ends() {
+    for algorithm in [FIXED, ALIGNED, LOG, INTERVAL] {
         for per_second in [1, 3] {
             let clock = ManualClock::new();
             let mut line = Line::new(&in_memory(&clock).await);
