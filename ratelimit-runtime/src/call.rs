@@ -12,17 +12,19 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    Clock, CounterName, Decision, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule,
+    Algorithm, Clock, CounterName, Decision, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule,
     limiter::{no_answer, refusal},
-    store::{Batch, Charges, Reply, Request, Store as _, StoreError},
+    store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
     wait::Refused,
 };
 
 /// What a caller asks for, and of whom.
 pub(crate) struct Call {
     pub(crate) limiter: Limiter,
-    pub(crate) asked: SmallVec<[Asked; 1]>,
-    pub(crate) manner: Manner,
+    asked: SmallVec<[Asked; 1]>,
+    manner: Manner,
+    /// If it is ready to wait.
+    arrival: Option<Arrival>,
 }
 
 /// One charge as a caller asks for it.
@@ -76,7 +78,8 @@ struct Arrival {
 
 /// What comes of one question to the store.
 enum Verdict {
-    Permit(Permit),
+    /// And when the call may run, if not at once.
+    Permit(Permit, Option<Duration>),
     /// Waiting helps; the counter that asks for the longest wait.
     Exceeded(RequestPerMinute, CounterName),
     Refused(RequestPerMinute),
@@ -85,11 +88,13 @@ enum Verdict {
 type Answer = Result<Permit, RequestPerMinute>;
 type Pending = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
-impl From<Verdict> for Answer {
-    fn from(verdict: Verdict) -> Self {
-        match verdict {
-            Verdict::Permit(permit) => Ok(permit),
-            Verdict::Exceeded(refused, _) | Verdict::Refused(refused) => Err(refused),
+/// A permit whose time has not come. Dropped, it is given back.
+struct Slot(Option<Permit>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(permit) = self.0.take() {
+            permit.abandon();
         }
     }
 }
@@ -101,19 +106,20 @@ impl From<Verdict> for Answer {
 pub struct Deciding(State);
 
 enum State {
-    Asked(Call),
+    Asked(Limiter, SmallVec<[Asked; 1]>, Manner),
     Pending(Pending),
     Done,
 }
 
 impl Call {
     /// Decides when it is first polled.
-    pub(crate) fn decide(self) -> Deciding {
-        Deciding(State::Asked(self))
+    pub(crate) fn decide(limiter: Limiter, asked: SmallVec<[Asked; 1]>, manner: Manner) -> Deciding {
+        Deciding(State::Asked(limiter, asked, manner))
     }
 
     /// The answer of a store that has it at once, or the way to it.
-    fn start(self) -> Result<Answer, Pending> {
+    fn start(mut self) -> Result<Answer, Pending> {
+        self.arrival = self.arrive();
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
@@ -121,17 +127,16 @@ impl Call {
         let Some(store) = self.limiter.store().filter(|_| !charges.is_empty()) else {
             return Ok(Ok(Permit::free(&charges)));
         };
-        let arrival = self.arrive();
-        if let Some(arrival) = arrival
+        if let Some(arrival) = self.arrival
             && let Some(counter) = self.limiter.lines().ahead(&charges, arrival.ticket)
         {
             return Err(Box::pin(self.wait(arrival, counter, None)));
         }
         match store.decide(Request::new(charges, true).into()) {
-            Reply::Ready(batch) => self.answer_or_wait(Ok(batch), arrival),
+            Reply::Ready(batch) => self.answer_or_wait(Ok(batch)),
             reply @ Reply::Pending(_) => Err(Box::pin(async move {
                 let batch = self.limiter.within_deadline(reply).await;
-                match self.answer_or_wait(batch, arrival) {
+                match self.answer_or_wait(batch) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
                 }
@@ -139,13 +144,15 @@ impl Call {
         }
     }
 
-    fn answer_or_wait(self, batch: Result<Batch, StoreError>, arrival: Option<Arrival>) -> Result<Answer, Pending> {
-        match (self.conclude(batch), arrival) {
+    fn answer_or_wait(self, batch: Result<Batch, StoreError>) -> Result<Answer, Pending> {
+        match (self.conclude(batch), self.arrival) {
             (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
                 let refused = self.refused(refusal);
                 Err(Box::pin(self.wait(arrival, counter, Some(refused))))
             }
-            (verdict, _) => Ok(verdict.into()),
+            (Verdict::Permit(permit, Some(at)), _) => Err(Box::pin(async move { self.sleep_until(at, permit).await })),
+            (Verdict::Permit(permit, None), _) => Ok(Ok(permit)),
+            (Verdict::Exceeded(refused, _) | Verdict::Refused(refused), _) => Ok(Err(refused)),
         }
     }
 
@@ -195,10 +202,21 @@ impl Call {
                         }
                         place.refused(latest);
                     }
-                    verdict => return verdict.into(),
+                    Verdict::Permit(permit, None) => return Ok(permit),
+                    Verdict::Permit(permit, Some(at)) => {
+                        drop(place); // from here on its slot keeps the order
+                        return self.sleep_until(at, permit).await;
+                    }
+                    Verdict::Refused(refused) => return Err(refused),
                 }
             }
         }
+    }
+
+    async fn sleep_until(&self, at: Duration, permit: Permit) -> Answer {
+        let mut slot = Slot(Some(permit));
+        self.clock().sleep_until(at).await;
+        slot.0.take().ok_or_else(|| refusal(&self.rule(), no_answer()))
     }
 
     fn refused(&self, refusal: RequestPerMinute) -> Refused {
@@ -207,7 +225,7 @@ impl Call {
     }
 
     async fn ask(&self, charges: Charges, consume: bool) -> Verdict {
-        let Some(store) = self.limiter.store() else { return Verdict::Permit(Permit::free(&charges)) };
+        let Some(store) = self.limiter.store() else { return Verdict::Permit(Permit::free(&charges), None) };
         let reply = store.decide(Request::new(charges, consume).into());
         self.conclude(self.limiter.within_deadline(reply).await)
     }
@@ -227,7 +245,7 @@ impl Call {
         };
         match self.ask(charges, false).await {
             Verdict::Exceeded(refused, _) | Verdict::Refused(refused) => refused,
-            Verdict::Permit(permit) => {
+            Verdict::Permit(permit, _) => {
                 let soon = Some(Duration::from_millis(1));
                 let decision = Decision::new(permit.limit(), permit.remaining(), permit.reset_after(), soon);
                 RequestPerMinute::exceeded(&self.rule(), 1, &decision)
@@ -238,6 +256,8 @@ impl Call {
     /// What the call would charge; checked, so that a store sees only what it can decide.
     fn charges(&self) -> Result<Charges, RequestPerMinute> {
         let mut charges = Charges::default();
+        let give_up = self.arrival.and_then(|arrival| arrival.give_up);
+        let longest_wait = give_up.map(|give_up| give_up.saturating_sub(self.clock().now()));
         for Asked { rule, key, cost } in &self.asked {
             let key = match key {
                 AskedKey::Some(key) => Some(key),
@@ -245,7 +265,15 @@ impl Call {
                 AskedKey::Missing => return Err(RequestPerMinute::missing_key(rule)),
                 AskedKey::Skip => continue,
             };
-            charges.push(self.limiter.charge(rule, key, *cost)?);
+            let charge = self.limiter.charge(rule, key, *cost)?;
+            charges.push(Charge { longest_wait: longest_wait.unwrap_or(Duration::MAX), ..charge });
+        }
+        let queue = charges.iter().find(|charge| matches!(charge.rule.counted_by(), Algorithm::LeakyBucket { .. }));
+        if let Some(queue) = queue
+            && charges.len() > 1
+        {
+            let error = "a LeakyBucket stands alone: it can't be one of several rules of a call";
+            return Err(refusal(&queue.rule, StoreError::misconfigured(error)));
         }
         match charges.iter().find(|charge| charge.cost > charge.rule.limit()) {
             Some(charge) if self.limiter.store().is_some() => {
@@ -274,7 +302,7 @@ impl Call {
         let settings = self.limiter.settings();
         match self.manner.on_store_error.unwrap_or(settings.on_store_error) {
             OnStoreError::Allow => match self.charges() {
-                Ok(charges) => Verdict::Permit(Permit::free(&charges)),
+                Ok(charges) => Verdict::Permit(Permit::free(&charges), None),
                 Err(refused) => Verdict::Refused(refused),
             },
             OnStoreError::Local if !settings.is_local => self.decide_locally(&error),
@@ -308,7 +336,9 @@ impl Call {
 
     fn verdict(&self, charges: Charges, fits: bool, by: CountedBy) -> Verdict {
         if fits {
-            return Verdict::Permit(Permit::new(self.limiter.clone(), charges, by));
+            let wait = charges.iter().map(|charge| charge.wait).max().filter(|wait| !wait.is_zero());
+            let at = wait.map(|wait| self.clock().now().saturating_add(wait));
+            return Verdict::Permit(Permit::new(self.limiter.clone(), charges, by), at);
         }
         let refusing = charges.iter().filter(|charge| charge.decision.retry_after().is_some());
         let Some(charge) = refusing.max_by_key(|charge| charge.decision.retry_after_ms) else {
@@ -333,17 +363,17 @@ impl Future for Deciding {
     type Output = Answer;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        if let State::Asked(_) = self.0
-            && let State::Asked(call) = mem::replace(&mut self.0, State::Done)
+        if let State::Asked(..) = self.0
+            && let State::Asked(limiter, asked, manner) = mem::replace(&mut self.0, State::Done)
         {
-            match call.start() {
+            match (Call { limiter, asked, manner, arrival: None }).start() {
                 Ok(answer) => return Poll::Ready(answer),
                 Err(pending) => self.0 = State::Pending(pending),
             }
         }
         match &mut self.0 {
             State::Pending(pending) => pending.as_mut().poll(context),
-            State::Asked(_) | State::Done => panic!("`Deciding` polled after it was done"),
+            State::Asked(..) | State::Done => panic!("`Deciding` polled after it was done"),
         }
     }
 }

@@ -159,6 +159,15 @@ impl Permit {
     }
 }
 
+impl Permit {
+    /// Gives the permit back without anybody waiting for that.
+    pub(crate) fn abandon(self) {
+        if let Some((limiter, charges, by)) = self.charged {
+            limiter.abandon(charges, by);
+        }
+    }
+}
+
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Permit")

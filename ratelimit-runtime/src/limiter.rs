@@ -165,7 +165,7 @@ impl Limiter {
         cost: u64,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
         let asked = Asked { rule: *rule, key: AskedKey::Some(Key::new(key)), cost };
-        Call { limiter: self.clone(), asked: [asked].into(), manner: Manner::default() }.decide()
+        Call::decide(self.clone(), [asked].into(), Manner::default())
     }
 
     /// Charges a cost of 1, and waits for it up to `longest` if the limit is reached.
@@ -209,7 +209,7 @@ impl Limiter {
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
         let asked = Asked { rule: *rule, key: AskedKey::Some(Key::new(key)), cost: 1 };
         let manner = Manner { on_limit: OnLimit::Wait(Some(longest)), on_store_error: None };
-        Call { limiter: self.clone(), asked: [asked].into(), manner }.decide()
+        Call::decide(self.clone(), [asked].into(), manner)
     }
 
     /// Charges several rules, each with its key and cost: all of them, or none.
@@ -246,7 +246,7 @@ impl Limiter {
             .iter()
             .map(|(rule, key, cost)| Asked { rule: **rule, key: AskedKey::Some(key.clone()), cost: *cost })
             .collect();
-        Call { limiter: self.clone(), asked, manner: Manner::default() }.decide()
+        Call::decide(self.clone(), asked, Manner::default())
     }
 
     /// What the rule's counter for this key says about a cost of 1. Consumes nothing.
@@ -306,12 +306,25 @@ impl Limiter {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
             return Ok(0);
         };
-        let reply = match (by, &self.0.store) {
+        let back = self.within_deadline(self.return_charges(charges, by)).await;
+        back.and_then(|back| back).map_err(|error| refusal(&rule, error))
+    }
+
+    fn return_charges(&self, charges: Charges, by: CountedBy) -> Reply<Result<u64, StoreError>> {
+        match (by, &self.0.store) {
             (CountedBy::Local, _) => self.local().give_back(charges),
             (CountedBy::Store, Some(store)) => store.give_back(charges),
-            (CountedBy::Store, None) => return Ok(0),
-        };
-        self.within_deadline(reply).await.and_then(|back| back).map_err(|error| refusal(&rule, error))
+            (CountedBy::Store, None) => Reply::Ready(Ok(0)),
+        }
+    }
+
+    /// Gives back in the background what nobody waits for. A failure leaves it charged.
+    pub(crate) fn abandon(&self, charges: Charges, by: CountedBy) {
+        if let Reply::Pending(back) = self.return_charges(charges, by)
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(tokio::time::timeout(self.0.settings.deadline, back));
+        }
     }
 
     pub(crate) fn settings(&self) -> &Settings {

@@ -13,8 +13,8 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
 
 use crate::{
-    Clock, CounterName, Decision,
-    algorithm::Bucket,
+    Clock, CounterName,
+    algorithm::{Counter, Look},
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
@@ -37,8 +37,8 @@ type Fingerprint = u128;
 
 #[derive(Debug, Default)]
 struct Shard {
-    buckets: HashMap<Fingerprint, Bucket, BuildHasherDefault<AlreadyHashed>>,
-    /// Nothing is to be gained by a look for fresh buckets before this.
+    counters: HashMap<Fingerprint, Counter, BuildHasherDefault<AlreadyHashed>>,
+    /// Nothing is to be gained by a look for fresh counters before this.
     sweep_at_ms: u64,
     /// Let go of what is fresh when there are this many.
     sweep_above: usize,
@@ -87,16 +87,16 @@ impl Memory {
         let mut all_fit = true;
         for (charge, name) in request.charges.iter_mut().zip(&names) {
             let shard = shard_in(&mut shards, name);
-            let mut stored = shard.buckets.get_mut(name);
-            let until_ms = stored.as_ref().map_or(0, |bucket| bucket.until_ms());
-            let (fits, decision) = Bucket::look(stored.as_deref_mut(), &charge.rule, now_us, charge.cost);
-            if let Some(bucket) = stored
-                && bucket.until_ms() < until_ms
+            let mut stored = shard.counters.get_mut(name);
+            let until_ms = stored.as_ref().map_or(0, |counter| counter.until_ms());
+            let look = Counter::look(stored.as_deref_mut(), charge, now_us);
+            if let Some(counter) = stored
+                && counter.until_ms() < until_ms
             {
-                shard.sweep_at_ms = shard.sweep_at_ms.min(bucket.until_ms()); // the clock was set back
+                shard.sweep_at_ms = shard.sweep_at_ms.min(counter.until_ms()); // the clock was set back
             }
-            charge.decision = decision;
-            all_fit &= fits;
+            all_fit &= look.fits;
+            charge.decided(look, [0; 2]);
         }
         request.outcome = Ok(all_fit);
         if !(all_fit && request.consume) {
@@ -109,7 +109,7 @@ impl Memory {
                 continue;
             }
             match self.charge(shard_in(&mut shards, &names[at]), names[at], charge, now_us) {
-                Ok((decision, receipt)) => (charge.decision, charge.receipt) = (decision, [receipt, 0]),
+                Ok((after, receipt)) => (charge.decision, charge.receipt) = (after.decision, receipt),
                 Err(full) => {
                     for (charge, name) in request.charges[..at].iter().zip(&names) {
                         self.return_charge(shard_in(&mut shards, name), *name, charge, now_us);
@@ -127,15 +127,15 @@ impl Memory {
         name: Fingerprint,
         charge: &Charge,
         now_us: u64,
-    ) -> Result<(Decision, u64), StoreError> {
-        if let Entry::Occupied(mut stored) = shard.buckets.entry(name) {
-            let charged = stored.get_mut().charge(&charge.rule, now_us, charge.cost);
+    ) -> Result<(Look, [u64; 2]), StoreError> {
+        if let Entry::Occupied(mut stored) = shard.counters.entry(name) {
+            let charged = stored.get_mut().charge(charge, now_us);
             shard.sweep_at_ms = shard.sweep_at_ms.min(stored.get().until_ms());
             return Ok(charged);
         }
-        if shard.buckets.len() >= shard.sweep_above {
+        if shard.counters.len() >= shard.sweep_above {
             self.sweep(shard, now_us);
-            shard.sweep_above = (2 * shard.buckets.len()).max(64);
+            shard.sweep_above = (2 * shard.counters.len()).max(64);
         }
         while self.stored.fetch_add(1, Ordering::Relaxed) >= self.capacity {
             self.stored.fetch_sub(1, Ordering::Relaxed);
@@ -146,10 +146,10 @@ impl Memory {
                 )));
             }
         }
-        let mut bucket = Bucket::fresh(&charge.rule, now_us);
-        let charged = bucket.charge(&charge.rule, now_us, charge.cost);
-        shard.sweep_at_ms = shard.sweep_at_ms.min(bucket.until_ms());
-        shard.buckets.insert(name, bucket);
+        let mut counter = Counter::fresh(&charge.rule, now_us);
+        let charged = counter.charge(charge, now_us);
+        shard.sweep_at_ms = shard.sweep_at_ms.min(counter.until_ms());
+        shard.counters.insert(name, counter);
         Ok(charged)
     }
 
@@ -158,16 +158,16 @@ impl Memory {
         if shard.sweep_at_ms > now_us / 1000 {
             return 0;
         }
-        let before = shard.buckets.len();
+        let before = shard.counters.len();
         let mut soonest = u64::MAX;
-        shard.buckets.retain(|_, bucket| {
-            let live = !bucket.is_fresh(now_us);
+        shard.counters.retain(|_, counter| {
+            let live = !counter.is_fresh(now_us);
             if live {
-                soonest = soonest.min(bucket.until_ms());
+                soonest = soonest.min(counter.until_ms());
             }
             live
         });
-        let dropped = before - shard.buckets.len();
+        let dropped = before - shard.counters.len();
         // A look at many that frees few is not repeated at once.
         let pause_ms = if before > 1024 && dropped < before / 16 { SWEEP_PAUSE_MS } else { 0 };
         shard.sweep_at_ms = soonest.max(now_us / 1000 + pause_ms);
@@ -191,10 +191,11 @@ impl Memory {
     }
 
     fn return_charge(&self, shard: &mut Shard, name: Fingerprint, charge: &Charge, now_us: u64) -> u64 {
-        let Entry::Occupied(mut stored) = shard.buckets.entry(name) else {
+        let Entry::Occupied(mut stored) = shard.counters.entry(name) else {
             return 0;
         };
-        let back = stored.get_mut().give_back(&charge.rule, now_us, charge.receipt[0], charge.cost);
+        let back = stored.get_mut().give_back(charge, now_us);
+        shard.sweep_at_ms = shard.sweep_at_ms.min(stored.get().until_ms());
         if stored.get().is_fresh(now_us) {
             stored.remove();
             self.stored.fetch_sub(1, Ordering::Relaxed);
@@ -226,7 +227,7 @@ impl Store for Memory {
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
         let name = self.fingerprint(&counter);
-        if self.shard(shard_of(&name)).buckets.remove(&name).is_some() {
+        if self.shard(shard_of(&name)).counters.remove(&name).is_some() {
             self.stored.fetch_sub(1, Ordering::Relaxed);
         }
         Reply::Ready(Ok(()))

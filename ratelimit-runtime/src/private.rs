@@ -152,7 +152,7 @@ pub fn limit_request_per_time<const N: usize>(
     charges: [Charge; N],
 ) -> Deciding {
     let limiter = limiter.cloned().unwrap_or_else(Limiter::current);
-    call::Call { limiter, asked: charges.into_iter().collect(), manner }.decide()
+    call::Call::decide(limiter, charges.into_iter().collect(), manner)
 }
 
 /// Whether a refusal is about the limit, and so for `on_limit` to answer.

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, future::Future, ops, pin::Pin, time::Duration};
 
 use smallvec::SmallVec;
 
-use crate::{CounterName, Decision, Rule};
+use crate::{CounterName, Decision, Rule, algorithm::Look};
 
 /// Where counters live and decisions are made.
 ///
@@ -190,6 +190,15 @@ impl Charge {
             wait: Duration::ZERO,
             receipt: [0; 2],
         }
+    }
+
+    pub(crate) fn longest_wait_ms(&self) -> u64 {
+        u64::try_from(self.longest_wait.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Takes in what the store's algorithm says.
+    pub(crate) fn decided(&mut self, Look { decision, wait_ms, .. }: Look, receipt: [u64; 2]) {
+        (self.decision, self.wait, self.receipt) = (decision, Duration::from_millis(wait_ms), receipt);
     }
 }
 

@@ -1,24 +1,24 @@
--- Several counters, all or nothing: a look at each, then, if all of them fit, a charge to each.
--- Replies with three numbers a counter, those of its function.
-local functions = { fixed_window = fixed_window, sliding_log = sliding_log }
+-- Several counters, all or nothing: a look at each, then, if all of them fit, a charge to each. One reading of the clock
+-- serves both: set back in between, it could make room that is not there, or take away what is.
+-- Replies with what each function returned, then 1 if all of them fit and 0 otherwise.
+local time = redis.call('TIME')
 
 local function each(charge)
-  local reply, fits = {}, true
+  local replies, all_fit, at = {}, true, 2
   for i, key in ipairs(KEYS) do
-    local at = 7 * i - 5
-    local numbers = {}
-    for n = 1, 6 do
-      numbers[n] = tonumber(ARGV[at + n])
-    end
-    local a, b, c = functions[ARGV[at]](key, charge, unpack(numbers))
-    reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = a, b, c
-    fits = fits and a >= 0
+    local last = at + 1 + ARGV[at + 1]
+    local charged = ARGV[at + 2] ~= '0' and charge
+    local reply, fits = functions[ARGV[at]](key, redis.call, charged, time, unpack(ARGV, at + 2, last))
+    replies[i] = reply
+    all_fit = all_fit and fits
+    at = last + 1
   end
-  return reply, fits
+  return replies, all_fit
 end
 
-local reply, fits = each(false)
-if fits and ARGV[1] == '1' then
-  reply = each(true)
+local replies, all_fit = each(false)
+if all_fit and ARGV[1] == '1' then
+  replies = each('always')
 end
-return reply
+replies[#KEYS + 1] = all_fit and 1 or 0
+return replies

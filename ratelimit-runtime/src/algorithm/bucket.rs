@@ -1,103 +1,224 @@
-//! The state of one counter in memory.
+//! Token bucket and leaky bucket: how much is missing from a full bucket, and when it is full again.
+//!
+//! The *token bucket*, and, one by one, the *generic cell rate algorithm* of the ATM Forum (1996), which is the same as a
+//! meter. A *leaky bucket* (Turner, 1986) as a queue is the same arithmetic again: what is missing is what has been given slots that have not
+//! passed.
+//!
+//! What is missing is counted in units small enough that each interval refills a whole number of them, the rule's count: a token is P units and an
+//! interval a millisecond, or, where all of a period comes at once, a token is one unit and an interval the period.
 
-use super::{fixed_window, lifetime_ms, sliding_log::Log};
-use crate::{Algorithm, Decision, Rule};
+#[cfg(feature = "redis")]
+use redis::Value;
+#[cfg(feature = "redis")]
+use smallvec::smallvec;
 
-/// What is stored for one counter, and until when it differs from a fresh one.
+#[cfg(feature = "redis")]
+use super::script::Arguments;
+use super::{EXACT, Look, largest};
+use crate::{Algorithm, Refill, Rule};
+
+/// One bucket, as it was when it was last written.
 #[derive(Debug)]
 pub(crate) struct Bucket {
-    until_ms: u64,
-    state: State,
+    /// When it is full.
+    pub(super) full_ms: u64,
+    written_ms: u64,
+    /// In units.
+    missing: u64,
 }
 
-#[derive(Debug)]
-enum State {
-    Window { opened_ms: u64, used: u64 },
-    Log(Box<Log>),
+/// What a rule makes of a bucket.
+struct Measures {
+    /// Units a token.
+    unit: u64,
+    /// Milliseconds between two refills.
+    interval_ms: u64,
+    /// Units a refill.
+    refill: u64,
+    /// Units.
+    capacity: u64,
+    /// Whether callers wait for slots.
+    is_queue: bool,
+}
+
+impl Measures {
+    fn of(rule: &Rule) -> Self {
+        let (unit, interval_ms) = match rule.counted_by() {
+            Algorithm::TokenBucket { refill: Refill::Interval, .. } => (1, rule.period_ms()),
+            _ => (rule.period_ms(), 1),
+        };
+        let is_queue = matches!(rule.counted_by(), Algorithm::LeakyBucket { .. });
+        Self { unit, interval_ms, refill: rule.count(), capacity: rule.limit() * unit, is_queue }
+    }
+
+    /// Refills until so much is back; as good as never without a count.
+    fn refills(&self, units: u64) -> u64 {
+        match (units, self.refill) {
+            (0, _) => 0,
+            (_, 0) => u64::MAX,
+            (units, refill) => units.div_ceil(refill),
+        }
+    }
+}
+
+pub(super) fn fault(rule: &Rule) -> Option<String> {
+    let most = EXACT / rule.period_ms();
+    match rule.counted_by() {
+        Algorithm::TokenBucket { burst: 0, .. } => Some("its burst is 0; a bucket has to hold 1 at least".into()),
+        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => largest("burst", burst, most, rule),
+        Algorithm::TokenBucket { burst, .. } if burst.div_ceil(rule.count().max(1)) > most => {
+            largest("burst", burst, most.saturating_mul(rule.count().max(1)), rule)
+        }
+        Algorithm::LeakyBucket { queue } => largest("queue", queue, most - 1, rule),
+        _ => None,
+    }
+    .or_else(|| largest("count", rule.count(), EXACT, rule))
 }
 
 impl Bucket {
-    /// As good as new: nothing is lost by dropping it.
-    pub(crate) fn is_fresh(&self, now_us: u64) -> bool {
-        self.until_ms <= now_us / 1000
+    /// A bucket that is full.
+    pub(super) fn full(now_ms: u64) -> Self {
+        Self { full_ms: now_ms, written_ms: now_ms, missing: 0 }
     }
 
-    pub(crate) fn until_ms(&self) -> u64 {
-        self.until_ms
-    }
-
-    /// Decides without a charge, on a counter that may not be stored yet.
-    pub(crate) fn look(stored: Option<&mut Self>, rule: &Rule, now_us: u64, cost: u64) -> (bool, Decision) {
-        let millis = now_us / 1000;
-        let Some(bucket) = stored.filter(|bucket| !bucket.is_fresh(now_us)) else {
-            return fixed_window::decide(rule, 0, 0, cost);
-        };
-        let set_back = bucket.until_ms > millis + lifetime_ms(rule);
-        if set_back {
-            bucket.until_ms = match rule.counted_by() {
-                Algorithm::FixedWindow { align } => fixed_window::end_ms(rule, align, millis),
-                _ => millis + lifetime_ms(rule),
-            };
-        }
-        match &mut bucket.state {
-            State::Window { used, .. } => fixed_window::decide(rule, *used, bucket.until_ms - millis, cost),
-            State::Log(log) => {
-                if set_back {
-                    log.restart(rule, now_us);
-                }
-                log.decide(rule, now_us, cost)
-            }
+    /// If the clock was set back, nobody knows how long ago the bucket was written: as if just now.
+    pub(super) fn set_right(&mut self, now_ms: u64) {
+        if now_ms < self.written_ms {
+            self.full_ms = self.full_ms - self.written_ms + now_ms;
+            self.written_ms = now_ms;
         }
     }
 
-    /// A counter without a charge.
-    pub(crate) fn fresh(rule: &Rule, now_us: u64) -> Self {
-        let millis = now_us / 1000;
-        match rule.counted_by() {
-            Algorithm::FixedWindow { align } => Self {
-                until_ms: fixed_window::end_ms(rule, align, millis),
-                state: State::Window { opened_ms: millis, used: 0 },
-            },
-            _ => Self { until_ms: millis, state: State::Log(Box::default()) },
-        }
+    /// Refills between now and when it is full.
+    fn refills_to_come(&self, measures: &Measures, from_ms: u64) -> u64 {
+        self.full_ms.saturating_sub(from_ms).div_ceil(measures.interval_ms)
     }
 
-    /// Charges a cost that [`Bucket::look`] has found to fit. Returns the decision after it, and its
-    /// receipt.
-    pub(crate) fn charge(&mut self, rule: &Rule, now_us: u64, cost: u64) -> (Decision, u64) {
-        if self.is_fresh(now_us) {
-            *self = Self::fresh(rule, now_us);
-        }
-        let receipt = match &mut self.state {
-            State::Window { opened_ms, used } => {
-                *used += cost;
-                *opened_ms
-            }
-            State::Log(log) => {
-                self.until_ms = now_us / 1000 + lifetime_ms(rule);
-                log.charge(rule, now_us, cost)
-            }
-        };
-        (Self::look(Some(self), rule, now_us, 0).1, receipt)
-    }
-
-    /// Returns what still counts of a charge. What is then empty is fresh.
-    pub(crate) fn give_back(&mut self, rule: &Rule, now_us: u64, receipt: u64, cost: u64) -> u64 {
-        if self.is_fresh(now_us) {
+    fn missing_at(&self, measures: &Measures, now_ms: u64) -> u64 {
+        if now_ms >= self.full_ms {
             return 0;
         }
-        let (back, empty) = match &mut self.state {
-            State::Window { opened_ms, used } if *opened_ms == receipt => {
-                let back = cost.min(*used);
-                *used -= back;
-                (back, *used == 0)
-            }
-            State::Window { .. } => (0, false),
-            State::Log(log) => (log.give_back(rule, now_us, receipt, cost), log.is_empty()),
+        let refills = self.refills_to_come(measures, self.written_ms) - self.refills_to_come(measures, now_ms);
+        let missing = self.missing.saturating_sub(refills.saturating_mul(measures.refill));
+        if measures.is_queue {
+            // Slots that have been given stay, also when the count was raised since.
+            missing.max((self.full_ms - now_ms - 1).saturating_mul(measures.refill).saturating_add(1))
+        } else {
+            missing
+        }
+    }
+
+    pub(super) fn look(&self, rule: &Rule, now_ms: u64, cost: u64, longest_wait_ms: u64) -> Look {
+        let measures = Measures::of(rule);
+        let missing = self.missing_at(&measures, now_ms);
+        let to_come = self.refills_to_come(&measures, now_ms);
+        let left_ms = self.full_ms - now_ms.min(self.full_ms);
+        // Until so many more refills; then, whatever the count is by now, the bucket is as good as new.
+        let until = |refills: u64| {
+            let later = refills.saturating_sub(to_come).saturating_mul(measures.interval_ms);
+            let sooner = to_come.saturating_sub(refills).saturating_mul(measures.interval_ms);
+            left_ms.saturating_add(later).saturating_sub(sooner).min(left_ms)
         };
-        if empty {
-            self.until_ms = 0;
+        let remaining = measures.capacity.saturating_sub(missing) / measures.unit;
+        let reset_after_ms = if missing == 0 { 0 } else { until(measures.refills(missing)) };
+        let wait_ms = if measures.is_queue && cost > 0 { measures.refills(missing) } else { 0 };
+        let too_much = missing.saturating_add(cost.saturating_mul(measures.unit)).saturating_sub(measures.capacity);
+        let too_late = wait_ms.saturating_sub(longest_wait_ms);
+        let retry_after_ms =
+            (cost > 0 && (too_much > 0 || too_late > 0)).then(|| until(measures.refills(too_much).max(too_late)));
+        Look { wait_ms, ..Look::new(rule, remaining, reset_after_ms, retry_after_ms) }
+    }
+
+    /// Takes a cost that [`Bucket::look`] has found to fit.
+    pub(super) fn charge(&mut self, rule: &Rule, now_ms: u64, cost: u64) -> [u64; 2] {
+        let measures = Measures::of(rule);
+        if now_ms >= self.full_ms {
+            *self = Self::full(now_ms);
+        }
+        self.write(&measures, now_ms, self.missing_at(&measures, now_ms) + cost * measures.unit);
+        self.receipt(&measures)
+    }
+
+    /// For a token bucket, when it was charged. For a queue, where its end was then.
+    fn receipt(&self, measures: &Measures) -> [u64; 2] {
+        if measures.is_queue { self.end(measures) } else { [self.written_ms, 0] }
+    }
+
+    /// The end of the last slot: so many units before a millisecond.
+    fn end(&self, measures: &Measures) -> [u64; 2] {
+        let ceiling = (self.full_ms - self.written_ms).saturating_mul(measures.refill);
+        [self.full_ms, ceiling.saturating_sub(self.missing)]
+    }
+
+    fn write(&mut self, measures: &Measures, now_ms: u64, missing: u64) {
+        let to_come = self.refills_to_come(measures, now_ms);
+        let refills = measures.refills(missing);
+        self.full_ms = self.full_ms + refills * measures.interval_ms - to_come * measures.interval_ms;
+        self.written_ms = now_ms;
+        self.missing = missing;
+    }
+
+    /// Returns what the bucket cannot have refilled since it was charged; for a queue, what was charged last.
+    pub(super) fn give_back(&mut self, rule: &Rule, now_ms: u64, receipt: [u64; 2], cost: u64) -> u64 {
+        let measures = Measures::of(rule);
+        let missing = self.missing_at(&measures, now_ms);
+        let back = if measures.is_queue {
+            if self.end(&measures) == receipt && missing > 0 { cost } else { 0 }
+        } else {
+            let refills =
+                self.refills_to_come(&measures, receipt[0]) - self.refills_to_come(&measures, now_ms.max(receipt[0]));
+            let charged = cost.saturating_mul(measures.unit);
+            (charged.saturating_sub(refills.saturating_mul(measures.refill)) / measures.unit)
+                .min(missing / measures.unit)
+        };
+        match missing.saturating_sub(back.saturating_mul(measures.unit)) {
+            _ if back == 0 => {}
+            0 => *self = Self::full(now_ms),
+            left => self.write(&measures, now_ms, left),
         }
         back
     }
+}
+
+#[cfg(feature = "redis")]
+pub(super) fn arguments(rule: &Rule, cost: u64, longest_wait_ms: u64) -> Arguments {
+    let Measures { unit, interval_ms, refill, capacity, is_queue } = Measures::of(rule);
+    let mut arguments: Arguments = smallvec![cost * unit, capacity, refill, interval_ms];
+    arguments.extend(is_queue.then_some(longest_wait_ms.min(EXACT)));
+    arguments
+}
+
+#[cfg(feature = "redis")]
+pub(super) fn give_back_arguments(rule: &Rule, receipt: [u64; 2], cost: u64) -> Arguments {
+    let Measures { unit, interval_ms, refill, is_queue, .. } = Measures::of(rule);
+    let mut arguments: Arguments = smallvec![cost, unit, refill, interval_ms, receipt[0]];
+    arguments.extend(is_queue.then_some(receipt[1]));
+    arguments
+}
+
+/// What the script says of the bucket, after the charge if it was `charged`, and the receipt.
+#[cfg(feature = "redis")]
+pub(super) fn read(
+    rule: &Rule,
+    cost: u64,
+    longest_wait_ms: u64,
+    charged: bool,
+    reply: &Value,
+) -> Option<(Look, [u64; 2])> {
+    let text = match reply {
+        Value::Nil => return Some((Look::fresh(rule, cost), [0; 2])),
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        _ => return None,
+    };
+    let mut numbers = text.trim_start_matches('-').split('/').map(|number| number.parse::<u64>().ok());
+    let [full_ms, left_ms, missing] = [numbers.next()??, numbers.next()??, numbers.next()??];
+    let now_ms = full_ms.checked_sub(left_ms)?;
+    let bucket = Bucket { full_ms, written_ms: now_ms, missing };
+    if text.starts_with('-') || !charged {
+        return Some((bucket.look(rule, now_ms, cost, longest_wait_ms), [0; 2]));
+    }
+    let measures = Measures::of(rule);
+    let before = missing.checked_sub(cost * measures.unit)?;
+    let wait_ms = if measures.is_queue { measures.refills(before) } else { 0 };
+    Some((Look { wait_ms, ..bucket.look(rule, now_ms, 0, 0) }, bucket.receipt(&measures)))
 }

@@ -3,41 +3,112 @@
 //! The *fixed window counter* of the textbooks. A window is anchored once, by the charge that opens it,
 //! and no later charge moves its end.
 
-use crate::{Decision, Rule};
+#[cfg(feature = "redis")]
+use redis::Value;
+#[cfg(feature = "redis")]
+use smallvec::smallvec;
+
+use super::Look;
+#[cfg(feature = "redis")]
+use super::script::Arguments;
+use crate::{Algorithm, Rule};
 
 /// Ten digits of the stored value hold what is used.
 pub(super) const LARGEST_COUNT: u64 = 9_999_999_999;
 
-/// Decides on what is `used` of a window with `left_ms` to go.
-pub(super) fn decide(rule: &Rule, used: u64, left_ms: u64, cost: u64) -> (bool, Decision) {
-    let remaining = rule.count().saturating_sub(used);
-    let fits = cost <= remaining;
-    let decision = Decision {
-        limit: rule.count(),
-        remaining,
-        reset_after_ms: if used == 0 { 0 } else { left_ms },
-        retry_after_ms: if fits { u64::MAX } else { left_ms },
-    };
-    (fits, decision)
+/// One window.
+#[derive(Debug)]
+pub(crate) struct Window {
+    pub(super) end_ms: u64,
+    /// Tells it from another window of the counter: when it was opened.
+    opened: u64,
+    used: u64,
+}
+
+impl Window {
+    pub(super) fn open(rule: &Rule, now_ms: u64) -> Self {
+        Self { end_ms: end_ms(rule, now_ms), opened: now_ms, used: 0 }
+    }
+
+    /// The clock was set back if the end is further away than a period.
+    pub(super) fn set_right(&mut self, rule: &Rule, now_ms: u64) {
+        if self.end_ms > now_ms + rule.period_ms() {
+            self.end_ms = end_ms(rule, now_ms);
+        }
+    }
+
+    pub(super) fn look(&self, rule: &Rule, now_ms: u64, cost: u64) -> Look {
+        let remaining = rule.count().saturating_sub(self.used);
+        let left_ms = self.end_ms - now_ms;
+        let reset_after_ms = if self.used == 0 { 0 } else { left_ms };
+        Look::new(rule, remaining, reset_after_ms, (cost > remaining).then_some(left_ms))
+    }
+
+    pub(super) fn charge(&mut self, cost: u64) -> [u64; 2] {
+        self.used += cost;
+        [self.opened, 0]
+    }
+
+    pub(super) fn give_back(&mut self, [opened, _]: [u64; 2], cost: u64) -> u64 {
+        if self.opened != opened {
+            return 0;
+        }
+        let back = cost.min(self.used);
+        self.used -= back;
+        if self.used == 0 {
+            self.end_ms = 0;
+        }
+        back
+    }
 }
 
 /// When a window that is opened now ends.
-pub(super) fn end_ms(rule: &Rule, align: bool, now_ms: u64) -> u64 {
+fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
     let period = rule.period_ms();
-    if align { now_ms - now_ms % period + period } else { now_ms + period }
+    match rule.counted_by() {
+        Algorithm::FixedWindow { align: true } => now_ms - now_ms % period + period,
+        _ => now_ms + period,
+    }
+}
+
+/// How many windows of a counter are told apart on a server.
+#[cfg(feature = "redis")]
+const WINDOWS: u64 = 900_001;
+
+#[cfg(feature = "redis")]
+pub(super) fn arguments(rule: &Rule, cost: u64) -> Arguments {
+    let align = matches!(rule.counted_by(), Algorithm::FixedWindow { align: true });
+    smallvec![cost, rule.count(), rule.period_ms(), u64::from(align)]
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn arguments(align: bool) -> [u64; 3] {
-    [u64::from(align), 0, 0]
+pub(super) fn give_back_arguments([opened, _]: [u64; 2], cost: u64) -> Arguments {
+    smallvec![cost, opened]
 }
 
+/// What the script says of the counter, after the charge if it was `charged`, and the receipt.
 #[cfg(feature = "redis")]
-pub(super) fn decode(rule: &Rule, [used, left_ms, window]: [i64; 3]) -> (bool, Decision, u64) {
-    let refused = used < 0;
-    let used = if refused { -1 - used } else { used }.unsigned_abs();
-    // The script has compared; a refusal is for any cost above what remains.
-    let cost = if refused { u64::MAX } else { 0 };
-    let (_, decision) = decide(rule, used, left_ms.unsigned_abs(), cost);
-    (!refused, decision, window.unsigned_abs())
+pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value) -> Option<(Look, [u64; 2])> {
+    let refused_or = |number: i64| if number < 0 { (true, -1 - number) } else { (false, number) };
+    let (refused, [used, left_ms, opened]) = match reply {
+        Value::Nil => return Some((Look::fresh(rule, cost), [0; 2])),
+        Value::Int(packed) => {
+            let (refused, packed) = refused_or(*packed);
+            let (rest, opened) = (packed.unsigned_abs() / WINDOWS, packed.unsigned_abs() % WINDOWS);
+            (refused, [rest / rule.period_ms(), rest % rule.period_ms() + 1, opened])
+        }
+        Value::Array(numbers) => {
+            let [Value::Int(used), Value::Int(left), Value::Int(opened)] = **numbers else { return None };
+            let (refused, used) = refused_or(used);
+            (refused, [used, left, opened].map(i64::unsigned_abs))
+        }
+        _ => return None,
+    };
+    // The server's time is not told, so the window is seen from a clock that shows 0.
+    let mut window = Window { end_ms: left_ms, opened, used };
+    if refused || !charged {
+        return Some((window.look(rule, 0, cost), [0; 2]));
+    }
+    let receipt = window.charge(cost);
+    Some((window.look(rule, 0, 0), receipt))
 }

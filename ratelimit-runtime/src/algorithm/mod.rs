@@ -1,16 +1,46 @@
 //! The algorithms, each a pair: arithmetic in Rust for the memory store, its twin in Lua for Redis.
 //!
-//! Nothing here knows of connections, locks or callers. `bucket.rs` gives the pairs one face.
+//! Nothing here knows of connections, locks or callers. `counter.rs` gives the pairs one face, `script.rs` makes
+//! scripts of the Lua halves and reads their replies.
 
 mod bucket;
+mod counter;
 mod fixed_window;
+#[cfg(feature = "redis")]
+mod script;
 mod sliding_log;
+mod sliding_window;
 
-pub(crate) use bucket::Bucket;
+pub(crate) use counter::Counter;
 #[cfg(feature = "redis")]
 pub(crate) use script::*;
 
-use crate::{Algorithm, Refill, Rule};
+use crate::{Algorithm, Decision, Refill, Rule};
+
+/// What a counter says of a cost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Look {
+    pub(crate) fits: bool,
+    pub(crate) decision: Decision,
+    /// How long until the call may run, if it fits.
+    pub(crate) wait_ms: u64,
+}
+
+impl Look {
+    fn new(rule: &Rule, remaining: u64, reset_after_ms: u64, retry_after_ms: Option<u64>) -> Self {
+        let retry_after_ms = retry_after_ms.unwrap_or(u64::MAX);
+        let decision = Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms };
+        Self { fits: retry_after_ms == u64::MAX, decision, wait_ms: 0 }
+    }
+
+    /// What a counter says that nobody has used.
+    fn fresh(rule: &Rule, cost: u64) -> Self {
+        Self::new(rule, rule.limit(), 0, (cost > rule.limit()).then_some(0))
+    }
+}
+
+/// The largest whole number up to which Lua's arithmetic, quotients rounded up included, is exact.
+const EXACT: u64 = 1 << 52;
 
 impl Algorithm {
     /// The algorithm's part of a counter's name. It changes when the stored form does.
@@ -36,82 +66,16 @@ pub(crate) struct Tag {
 
 /// What is wrong with the numbers of a rule, if anything is.
 pub(crate) fn fault(rule: &Rule) -> Option<String> {
-    let (count, algorithm, period) = (rule.count(), rule.counted_by(), rule.period());
-    let largest = match algorithm {
-        Algorithm::FixedWindow { .. } => fixed_window::LARGEST_COUNT,
-        Algorithm::SlidingLog => sliding_log::Layout::of(rule).largest_count(),
-        _ => return Some(format!("{algorithm:?} is not available yet")),
-    };
-    (count > largest)
-        .then(|| format!("its count is {count}; {algorithm:?} over {period:?} can store at most {largest}"))
-}
-
-/// How long after a charge at most the counter still differs from a fresh one, in milliseconds.
-fn lifetime_ms(rule: &Rule) -> u64 {
     match rule.counted_by() {
-        Algorithm::FixedWindow { .. } => rule.period_ms(),
-        _ => rule.period_ms() + 1, // its clock may be a fraction of a millisecond ahead
+        Algorithm::FixedWindow { .. } => largest("count", rule.count(), fixed_window::LARGEST_COUNT, rule),
+        Algorithm::SlidingLog => largest("count", rule.count(), sliding_log::Layout::of(rule).largest_count(), rule),
+        Algorithm::SlidingWindow { buckets } => sliding_window::fault(rule, buckets),
+        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => bucket::fault(rule),
     }
 }
 
-/// The Lua side.
-#[cfg(feature = "redis")]
-mod script {
-    use super::{fixed_window, lifetime_ms, sliding_log};
-    use crate::{Algorithm, Decision, Rule, store::Charge};
-
-    const DEFINITIONS: [&str; 2] = [include_str!("fixed_window.lua"), include_str!("sliding_log.lua")];
-
-    /// The Lua functions of the algorithm: `fixed_window` and `fixed_window_give_back`, say.
-    fn function(algorithm: Algorithm) -> (&'static str, &'static str) {
-        match algorithm {
-            Algorithm::FixedWindow { .. } => ("fixed_window", DEFINITIONS[0]),
-            _ => ("sliding_log", DEFINITIONS[1]),
-        }
-    }
-
-    /// Decides one charge. KEYS: the counter. ARGV: 1 to charge and 0 to look, then [`arguments`].
-    pub(crate) fn decide_one(algorithm: Algorithm) -> String {
-        let (function, definition) = function(algorithm);
-        format!("{definition}return {{{function}(KEYS[1], ARGV[1] == '1', {})}}\n", unpacked(2))
-    }
-
-    /// Decides several charges, all or nothing. KEYS: the counters. ARGV: 1 to charge and 0 to look, then for
-    /// each counter the name of its function and [`arguments`].
-    pub(crate) fn decide_all() -> String {
-        DEFINITIONS.concat() + include_str!("all.lua")
-    }
-
-    /// Returns a charge. KEYS: the counter. ARGV: the receipt, then [`arguments`]. Replies with what was returned.
-    pub(crate) fn give_back(algorithm: Algorithm) -> String {
-        let (function, definition) = function(algorithm);
-        format!("{definition}return {function}_give_back(KEYS[1], tonumber(ARGV[1]), {})\n", unpacked(2))
-    }
-
-    fn unpacked(from: usize) -> String {
-        let numbers: Vec<_> = (from..from + 6).map(|index| format!("tonumber(ARGV[{index}])")).collect();
-        numbers.join(", ")
-    }
-
-    pub(crate) fn function_name(algorithm: Algorithm) -> &'static str {
-        function(algorithm).0
-    }
-
-    /// What each Lua function takes: cost, count, lifetime in ms, and three numbers of the algorithm.
-    pub(crate) fn arguments(charge: &Charge) -> [u64; 6] {
-        let rule = &charge.rule;
-        let [first, second, third] = match rule.counted_by() {
-            Algorithm::FixedWindow { align } => fixed_window::arguments(align),
-            _ => sliding_log::arguments(rule),
-        };
-        [charge.cost, rule.count(), lifetime_ms(rule), first, second, third]
-    }
-
-    /// What the three numbers of a reply say: whether the cost fits, the decision and the receipt.
-    pub(crate) fn decode(rule: &Rule, reply: [i64; 3]) -> (bool, Decision, u64) {
-        match rule.counted_by() {
-            Algorithm::FixedWindow { .. } => fixed_window::decode(rule, reply),
-            _ => sliding_log::decode(rule, reply),
-        }
-    }
+fn largest(what: &str, number: u64, largest: u64, rule: &Rule) -> Option<String> {
+    let (algorithm, period) = (rule.counted_by(), rule.period());
+    (number > largest)
+        .then(|| format!("its {what} is {number}; {algorithm:?} over {period:?} can store {largest} at most"))
 }

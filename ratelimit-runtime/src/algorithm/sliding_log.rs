@@ -5,7 +5,15 @@
 
 use std::collections::VecDeque;
 
-use crate::{Decision, Rule};
+#[cfg(feature = "redis")]
+use redis::Value;
+#[cfg(feature = "redis")]
+use smallvec::smallvec;
+
+use super::Look;
+#[cfg(feature = "redis")]
+use super::script::Arguments;
+use crate::Rule;
 
 /// How a period is stored: the length of a tick, and how many digits of an entry are its time.
 ///
@@ -39,15 +47,34 @@ const GIVE_BACK_DEPTH: usize = 5000;
 /// The log of one counter.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
+    /// When all of it has expired.
+    pub(super) until_ms: u64,
     /// Ticks, and the total of all charges up to and including this one.
     entries: VecDeque<(u64, u64)>,
     /// The total of what has expired.
     base: u64,
 }
 
+/// How long after a charge at most it still counts; a clock may be a fraction of a millisecond ahead of it.
+fn lifetime_ms(rule: &Rule) -> u64 {
+    rule.period_ms() + 1
+}
+
 impl Log {
+    /// If the clock was set back, nobody knows how old the entries are: all of them count as made now.
+    pub(super) fn set_right(&mut self, rule: &Rule, now_us: u64) {
+        let until_ms = now_us / 1000 + lifetime_ms(rule);
+        if self.until_ms > until_ms
+            && let Some((_, total)) = self.entries.pop_back()
+        {
+            self.entries.clear();
+            self.entries.push_back((now_us.div_ceil(Layout::of(rule).tick_us), total));
+            self.until_ms = until_ms;
+        }
+    }
+
     /// Decides at `now_us`, having dropped what has expired by then.
-    pub(super) fn decide(&mut self, rule: &Rule, now_us: u64, cost: u64) -> (bool, Decision) {
+    pub(super) fn look(&mut self, rule: &Rule, now_us: u64, cost: u64) -> Look {
         let layout = Layout::of(rule);
         let now = now_us / layout.tick_us;
         self.drop_expired(&layout, now);
@@ -56,48 +83,34 @@ impl Log {
         let newest = self.entries.back();
         let used = newest.map_or(0, |(_, total)| total - self.base);
         let remaining = rule.count().saturating_sub(used);
-        let fits = cost <= remaining;
-        let short = if fits { 0 } else { used.saturating_add(cost).saturating_sub(rule.count()).min(used) };
-        let last_in_the_way = self.entries.partition_point(|(_, total)| total - self.base < short);
-        let decision = Decision {
-            limit: rule.count(),
-            remaining,
-            reset_after_ms: newest.map_or(0, |(time, _)| wait_ms(*time)),
-            retry_after_ms: match self.entries.get(last_in_the_way) {
-                _ if fits => u64::MAX,
-                Some((time, _)) => wait_ms(*time),
-                None => 0,
-            },
-        };
-        (fits, decision)
+        let reset_after_ms = newest.map_or(0, |(time, _)| wait_ms(*time));
+        let retry_after_ms = (cost > remaining).then(|| {
+            let short = used.saturating_add(cost).saturating_sub(rule.count()).min(used);
+            let last_in_the_way = self.entries.partition_point(|(_, total)| total - self.base < short);
+            self.entries.get(last_in_the_way).map_or(0, |(time, _)| wait_ms(*time))
+        });
+        Look::new(rule, remaining, reset_after_ms, retry_after_ms)
     }
 
-    /// The clock was set back, so nobody knows how old the entries are: all of them count as made now.
-    pub(super) fn restart(&mut self, rule: &Rule, now_us: u64) {
-        if let Some((_, total)) = self.entries.pop_back() {
-            self.entries.clear();
-            self.entries.push_back((now_us.div_ceil(Layout::of(rule).tick_us), total));
-        }
-    }
-
-    /// Adds a charge that [`Log::decide`] has found to fit, and returns the time of its entry.
-    pub(super) fn charge(&mut self, rule: &Rule, now_us: u64, cost: u64) -> u64 {
+    /// Adds a charge that [`Log::look`] has found to fit, and returns the time of its entry.
+    pub(super) fn charge(&mut self, rule: &Rule, now_us: u64, cost: u64) -> [u64; 2] {
         let ceiling = now_us.div_ceil(Layout::of(rule).tick_us);
         let total = self.entries.back().map_or(self.base, |(_, total)| *total) + cost;
+        self.until_ms = now_us / 1000 + lifetime_ms(rule);
         match self.entries.back_mut() {
             Some((time, newest)) if *time >= ceiling => {
                 *newest = total;
-                *time
+                [*time, 0]
             }
             _ => {
                 self.entries.push_back((ceiling, total));
-                ceiling
+                [ceiling, 0]
             }
         }
     }
 
     /// Takes a charge out of the entry of that time, and returns how much it still held.
-    pub(super) fn give_back(&mut self, rule: &Rule, now_us: u64, time: u64, cost: u64) -> u64 {
+    pub(super) fn give_back(&mut self, rule: &Rule, now_us: u64, [time, _]: [u64; 2], cost: u64) -> u64 {
         let layout = Layout::of(rule);
         self.drop_expired(&layout, now_us / layout.tick_us);
         let Ok(index) = self.entries.binary_search_by_key(&time, |(time, _)| *time) else {
@@ -114,6 +127,9 @@ impl Log {
         if self.entries[index].1 == before {
             self.entries.remove(index);
         }
+        if self.entries.is_empty() {
+            self.until_ms = 0;
+        }
         back
     }
 
@@ -125,26 +141,29 @@ impl Log {
             self.entries.pop_front();
         }
     }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn arguments(rule: &Rule) -> [u64; 3] {
+pub(super) fn arguments(rule: &Rule, cost: u64) -> Arguments {
     let Layout { tick_us, period_ticks, digits } = Layout::of(rule);
-    [tick_us, period_ticks, u64::from(digits)]
+    smallvec![cost, rule.count(), lifetime_ms(rule), tick_us, period_ticks, u64::from(digits)]
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn decode(rule: &Rule, [remaining, reset_after_ms, other]: [i64; 3]) -> (bool, Decision, u64) {
-    let refused = remaining < 0;
-    let decision = Decision {
-        limit: rule.count(),
-        remaining: if refused { -1 - remaining } else { remaining }.unsigned_abs(),
-        reset_after_ms: reset_after_ms.unsigned_abs(),
-        retry_after_ms: if refused { other.unsigned_abs() } else { u64::MAX },
-    };
-    (!refused, decision, if refused { 0 } else { other.unsigned_abs() })
+pub(super) fn give_back_arguments(rule: &Rule, [time, _]: [u64; 2], cost: u64) -> Arguments {
+    let Layout { tick_us, period_ticks, digits } = Layout::of(rule);
+    smallvec![cost, tick_us, period_ticks, u64::from(digits), time]
+}
+
+/// What the script says of the log, after the charge if it was `charged`, and the receipt.
+#[cfg(feature = "redis")]
+pub(super) fn read(rule: &Rule, reply: &Value) -> Option<(Look, [u64; 2])> {
+    let Value::Array(numbers) = reply else { return None };
+    let [Value::Int(remaining), Value::Int(reset_after_ms), Value::Int(other)] = **numbers else { return None };
+    let [reset_after_ms, other] = [reset_after_ms, other].map(i64::unsigned_abs);
+    Some(if remaining < 0 {
+        (Look::new(rule, (-1 - remaining).unsigned_abs(), reset_after_ms, Some(other)), [0; 2])
+    } else {
+        (Look::new(rule, remaining.unsigned_abs(), reset_after_ms, None), [other, 0])
+    })
 }

@@ -57,7 +57,7 @@ impl Redis {
         let calls: Vec<_> = batch.iter().map(ScriptCall::decide).collect();
         let replies = self.run(&calls).await?;
         for (request, reply) in batch.iter_mut().zip(replies) {
-            request.outcome = reply.and_then(|reply| read(&mut request.charges, &reply));
+            request.outcome = reply.and_then(|reply| read(&mut request.charges, request.consume, &reply));
         }
         Ok(())
     }
@@ -108,39 +108,35 @@ struct ScriptCall<'a> {
     arguments: Arguments,
 }
 
+#[derive(Clone, Copy)]
 enum Arguments {
-    One { first: u64 },
-    All { consume: bool },
+    One,
+    All { charge: bool },
+    GiveBack,
 }
 
 impl<'a> ScriptCall<'a> {
     fn decide(request: &'a Request) -> Self {
-        let consume = request.consume;
-        match &*request.charges {
-            [one] => Self {
-                script: Script::decide_one(one.rule.counted_by()),
-                charges: &request.charges,
-                arguments: Arguments::One { first: u64::from(consume) },
-            },
-            _ => {
-                Self { script: Script::decide_all(), charges: &request.charges, arguments: Arguments::All { consume } }
+        let (charges, charge) = (&*request.charges, request.consume);
+        match charges {
+            [one] => {
+                let script = Script::decide_one(one.rule.counted_by(), charge && one.cost > 0);
+                Self { script, charges, arguments: Arguments::One }
             }
+            _ => Self { script: Script::decide_all(), charges, arguments: Arguments::All { charge } },
         }
     }
 
     fn give_back(charge: &'a Charge) -> Self {
-        Self {
-            script: Script::give_back(charge.rule.counted_by()),
-            charges: std::slice::from_ref(charge),
-            arguments: Arguments::One { first: charge.receipt[0] },
-        }
+        let script = Script::give_back(charge.rule.counted_by());
+        Self { script, charges: std::slice::from_ref(charge), arguments: Arguments::GiveBack }
     }
 
     /// The script by its digest, or, for a server that does not know it, by its text.
     fn command(&self, by_digest: bool) -> Cmd {
         let keys = self.charges.iter().map(|charge| charge.counter.as_bytes().len()).sum::<usize>();
         let text = if by_digest { self.script.digest.len() } else { self.script.text.len() };
-        let count = 4 + self.charges.len() * 8;
+        let count = 4 + self.charges.len() * 9;
         let mut command = Cmd::with_capacity(count, text + keys + count * 8);
         if by_digest {
             command.arg("EVALSHA").arg(&self.script.digest);
@@ -151,19 +147,20 @@ impl<'a> ScriptCall<'a> {
         for charge in self.charges {
             command.arg(charge.counter.as_bytes());
         }
-        match self.arguments {
-            Arguments::One { first } => {
-                command.arg(first);
-            }
-            Arguments::All { consume } => {
-                command.arg(u64::from(consume));
-            }
+        if let Arguments::All { charge } = self.arguments {
+            command.arg(u64::from(charge));
         }
         for charge in self.charges {
-            if let Arguments::All { .. } = self.arguments {
-                command.arg(algorithm::function_name(charge.rule.counted_by()));
-            }
-            for argument in algorithm::arguments(charge) {
+            let arguments = match self.arguments {
+                Arguments::One => algorithm::arguments(charge),
+                Arguments::All { .. } => {
+                    let arguments = algorithm::arguments(charge);
+                    command.arg(algorithm::name(charge.rule.counted_by())).arg(arguments.len());
+                    arguments
+                }
+                Arguments::GiveBack => algorithm::give_back_arguments(charge),
+            };
+            for argument in arguments {
                 command.arg(argument);
             }
         }
@@ -175,20 +172,24 @@ fn is_noscript(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
-/// Writes what a script replied into the charges, and says whether all of them fit.
-fn read(charges: &mut [Charge], reply: &Value) -> Result<bool, StoreError> {
-    let numbers = match reply {
-        Value::Array(numbers) if numbers.len() == 3 * charges.len() => numbers,
-        other => return Err(unexpected(other)),
+/// Writes what a script replied into the charges of a request, and says whether all of them fit.
+fn read(charges: &mut [Charge], consume: bool, reply: &Value) -> Result<bool, StoreError> {
+    let (replies, all_fit) = match reply {
+        Value::Array(replies) if charges.len() != 1 => match replies.split_last() {
+            Some((all_fit, replies)) if replies.len() == charges.len() => (replies, number(all_fit)? == 1),
+            _ => return Err(unexpected(reply)),
+        },
+        // A single counter's reply says by itself whether the cost was charged.
+        reply => (std::slice::from_ref(reply), true),
     };
-    let mut all_fit = true;
-    for (charge, numbers) in charges.iter_mut().zip(numbers.chunks_exact(3)) {
-        let reply = [number(&numbers[0])?, number(&numbers[1])?, number(&numbers[2])?];
-        let (fits, decision, receipt) = algorithm::decode(&charge.rule, reply);
-        (charge.decision, charge.receipt) = (decision, [receipt, 0]);
-        all_fit &= fits;
+    let mut each_fits = true;
+    for (charge, reply) in charges.iter_mut().zip(replies) {
+        let charged = consume && all_fit && charge.cost > 0;
+        let (look, receipt) = algorithm::read(charge, charged, reply).ok_or_else(|| unexpected(reply))?;
+        charge.decided(look, receipt);
+        each_fits &= look.fits;
     }
-    Ok(all_fit)
+    Ok(all_fit && each_fits)
 }
 
 fn number(value: &Value) -> Result<i64, StoreError> {

@@ -1,9 +1,14 @@
 //! The scripts, as a server knows them.
 
+use std::array;
+
 use once_cell::sync::Lazy;
 use redis::Script as Digest;
 
-use crate::{Algorithm, algorithm};
+use crate::{
+    Algorithm,
+    algorithm::{self, KINDS},
+};
 
 /// A script's text and its digest.
 #[derive(Debug)]
@@ -19,30 +24,23 @@ impl Script {
     }
 
     /// See [`algorithm::decide_one`].
-    pub(super) fn decide_one(algorithm: Algorithm) -> &'static Self {
-        static FIXED_WINDOW: Lazy<Script> =
-            Lazy::new(|| Script::new(algorithm::decide_one(Algorithm::FixedWindow { align: false })));
-        static SLIDING_LOG: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_one(Algorithm::SlidingLog)));
-        match algorithm {
-            Algorithm::FixedWindow { .. } => &FIXED_WINDOW,
-            _ => &SLIDING_LOG,
-        }
+    pub(super) fn decide_one(algorithm: Algorithm, charge: bool) -> &'static Self {
+        static SCRIPTS: Lazy<[[Script; 2]; KINDS]> = Lazy::new(|| {
+            array::from_fn(|kind| [false, true].map(|charge| Script::new(algorithm::decide_one(kind, charge))))
+        });
+        &SCRIPTS[algorithm::kind(algorithm)][usize::from(charge)]
     }
 
     /// See [`algorithm::decide_all`].
     pub(super) fn decide_all() -> &'static Self {
-        static ALL: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_all()));
-        &ALL
+        static SCRIPT: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_all()));
+        &SCRIPT
     }
 
     /// See [`algorithm::give_back`].
     pub(super) fn give_back(algorithm: Algorithm) -> &'static Self {
-        static FIXED_WINDOW: Lazy<Script> =
-            Lazy::new(|| Script::new(algorithm::give_back(Algorithm::FixedWindow { align: false })));
-        static SLIDING_LOG: Lazy<Script> = Lazy::new(|| Script::new(algorithm::give_back(Algorithm::SlidingLog)));
-        match algorithm {
-            Algorithm::FixedWindow { .. } => &FIXED_WINDOW,
-            _ => &SLIDING_LOG,
-        }
+        static SCRIPTS: Lazy<[Script; KINDS]> =
+            Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::give_back(kind))));
+        &SCRIPTS[algorithm::kind(algorithm)]
     }
 }

@@ -1,0 +1,44 @@
+-- A bucket is one string of three integers: when it is full (ms since 1970), how many ms that was away when it was written, and
+-- the units that were missing then. Its expiry is when it is full, so what is stored and the key's PTTL tell the time.
+--
+-- cost, capacity (units), refill (units an interval), interval (ms), longest (ms a caller sleeps for its slot; nil: no slots)
+-- returns  nothing if the bucket is full, or its three integers, after the charge if there is one, with '-' before them
+--          if the cost does not fit
+local value = call('GET', key)
+local left, missing, full = 0, 0
+refill, interval = 0 + refill, 0 + interval
+if value then
+  left = call('PTTL', key)
+  local away
+  full, away, missing = string.match(value, '(%d+)/(%d+)/(%d+)')
+  full, away = 0 + full, 0 + away
+  if left < 0 or left > away then -- no expiry, or the server's clock was set back: as if written just now
+    time = time or call('TIME')
+    left, full = away, time[1] * 1000 + math.floor(time[2] / 1000) + away
+    value = string.format('%.0f/%.0f/%.0f', full, away, missing)
+    call('SET', key, value, 'PXAT', string.format('%.0f', full))
+  end
+  -- x + -x % interval is x rounded up to whole intervals
+  missing = missing - (away + -away % interval - left - -left % interval) / interval * refill
+  if longest and missing <= (left - 1) * refill then
+    missing = (left - 1) * refill + 1 -- slots that have been given stay, also when the count was raised since
+  end
+  if missing < 0 or left == 0 then
+    missing = 0
+  end
+end
+local needed = missing + cost
+if charge ~= 'always' and cost ~= '0' and (needed > 0 + capacity or longest and (missing + -missing % refill) / refill > 0 + longest) then
+  return full and string.format('-%.0f/%.0f/%.0f', full, left, missing) or false, false
+elseif not charge then
+  return full and string.format('%.0f/%.0f/%.0f', full, left, missing) or false, true
+end
+if not full then
+  time = time or call('TIME')
+  full = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local later = (needed + -needed % refill) / refill * interval - left - -left % interval
+full = string.format('%.0f', full + later)
+value = full .. string.format('/%.0f/%.0f', left + later, needed)
+call('SET', key, value, 'PXAT', full)
+return value, true

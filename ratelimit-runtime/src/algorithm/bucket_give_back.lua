@@ -1,0 +1,43 @@
+-- cost, unit (units a token), refill (units an interval), interval (ms)
+-- charged  when the bucket was charged; for a queue, when it was full after the charge
+-- spare    for a queue, how many units before that; otherwise nil
+-- returns  how much was given back: what the bucket cannot have refilled since; of a queue, only what was charged last
+local value = call('GET', key)
+local left = value and call('PTTL', key) or 0
+if left <= 0 then
+  return 0
+end
+local full, away, missing = string.match(value, '(%d+)/(%d+)/(%d+)')
+full, away, missing, cost, unit, refill, interval = 0 + full, 0 + away, 0 + missing, 0 + cost, 0 + unit, 0 + refill, 0 + interval
+local function intervals(ms)
+  return (ms + -ms % interval) / interval
+end
+local back
+if spare then
+  if full ~= 0 + charged or math.max(away * refill - missing, 0) ~= 0 + spare then
+    return 0
+  end
+  back = cost
+end
+left = math.min(left, away)
+missing = missing - (intervals(away) - intervals(left)) * refill
+if spare then
+  missing = math.max(missing, (left - 1) * refill + 1)
+end
+missing = math.max(missing, 0)
+if not spare then
+  local since = math.max(intervals(math.max(full - charged, 0)) - intervals(left), 0)
+  back = math.min(math.floor(math.max(cost * unit - since * refill, 0) / unit), math.floor(missing / unit))
+end
+if back == 0 then
+  return 0
+end
+missing = missing - back * unit
+if missing <= 0 then
+  call('DEL', key)
+  return back
+end
+local later = ((missing + -missing % refill) / refill - intervals(left)) * interval
+full = string.format('%.0f', full + later)
+call('SET', key, full .. string.format('/%.0f/%.0f', left + later, missing), 'PXAT', full)
+return back
