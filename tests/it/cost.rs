@@ -101,14 +101,15 @@ async fn the_largest_counts_are_exact() {
         (FIXED, MS, 9_999_999_999),
         (FIXED, SECOND, 9_999_999_999),
         (FIXED, Rule::LONGEST_PERIOD, 9_999_999_999),
-        (LOG, MS, 500_000_000),
-        (LOG, SECOND, 500_000_000),
-        (LOG, 200 * SECOND, 500_000_000),
-        (LOG, 201 * SECOND, 500_000_000),
-        (LOG, 55 * HOUR, 500_000_000),
-        (LOG, 5 * DAY, 50_000_000),
-        (LOG, 50 * DAY, 5_000_000),
-        (LOG, 500 * DAY, 500_000),
+        (LOG, MS, 16_777_215),
+        (LOG, SECOND, 16_777_215),
+        (LOG, 200 * SECOND, 16_777_215),
+        (LOG, 201 * SECOND, 16_777_215),
+        (LOG, 59 * HOUR, 16_777_215),
+        (LOG, 60 * HOUR, 8_388_607),
+        (LOG, 30 * DAY, 1_048_575),
+        (LOG, 500 * DAY, 65_535),
+        (LOG, Rule::LONGEST_PERIOD, 8191),
     ];
     for timed in Timed::both().await {
         for (algorithm, period, count) in largest {
@@ -187,7 +188,7 @@ async fn a_log_is_small() {
     }
 }
 
-/// One entry, however much it weighs.
+/// Two entries at most, however much it weighs.
 #[tokio::test]
 async fn a_weight_takes_no_more_room_than_a_call() {
     let server = RedisServer::start();

@@ -15,29 +15,32 @@ use super::Look;
 use super::script::Arguments;
 use crate::Rule;
 
-/// How a period is stored: the length of a tick, and how many digits of an entry are its time.
-///
-/// It depends on the period alone, so a changed count reads the same log.
+/// How a period is stored. It depends on the period alone, so a changed count reads the same log.
 pub(super) struct Layout {
     /// Microseconds a tick.
     tick_us: u64,
     period_ticks: u64,
-    /// Times are stored modulo ten to this power, at least five periods; totals have the rest of 18 digits.
-    digits: u32,
+    /// Redis stores times modulo this power of two: two and a half periods, and [`SHORT_CYCLE`] at least.
+    cycle: u64,
 }
+
+/// 9 minutes of microseconds, 149 hours of milliseconds.
+const SHORT_CYCLE: u64 = 1 << 29;
+/// Lua's numbers are whole up to here. A time and a total share one.
+const WHOLE: u64 = 1 << 53;
 
 impl Layout {
     pub(super) fn of(rule: &Rule) -> Self {
         let period_us = rule.period_ms().saturating_mul(1000);
         let tick_us = if period_us <= 200_000_000 { 1 } else { 1000 };
         let period_ticks = period_us / tick_us;
-        let digits = ((5 * period_ticks - 1).ilog10() + 1).max(9);
-        Self { tick_us, period_ticks, digits }
+        let cycle = (period_ticks * 5 / 2).next_power_of_two().max(SHORT_CYCLE);
+        Self { tick_us, period_ticks, cycle }
     }
 
-    /// Half of what a total can hold.
+    /// Below what a total is stored modulo.
     pub(super) fn largest_count(&self) -> u64 {
-        10_u64.pow(18 - self.digits) / 2
+        WHOLE / self.cycle - 1
     }
 }
 
@@ -145,20 +148,37 @@ impl Log {
 
 #[cfg(feature = "redis")]
 pub(super) fn arguments(rule: &Rule, cost: u64) -> Arguments {
-    let Layout { tick_us, period_ticks, digits } = Layout::of(rule);
-    smallvec![cost, rule.count(), lifetime_ms(rule), tick_us, period_ticks, u64::from(digits)]
+    let mut arguments = smallvec![cost, rule.count(), rule.period_ms()];
+    arguments.extend(long_cycle(rule));
+    arguments
 }
 
 #[cfg(feature = "redis")]
 pub(super) fn give_back_arguments(rule: &Rule, [time, _]: [u64; 2], cost: u64) -> Arguments {
-    let Layout { tick_us, period_ticks, digits } = Layout::of(rule);
-    smallvec![cost, tick_us, period_ticks, u64::from(digits), time]
+    let mut arguments = smallvec![cost, rule.period_ms(), time];
+    arguments.extend(long_cycle(rule));
+    arguments
 }
 
-/// What the script says of the log, after the charge if it was `charged`, and the receipt.
+/// The cycle, if it is not the one most rules have.
+#[cfg(feature = "redis")]
+fn long_cycle(rule: &Rule) -> Option<u64> {
+    Some(Layout::of(rule).cycle).filter(|cycle| *cycle != SHORT_CYCLE)
+}
+
+/// What the script says of the log, after the charge if there was one, and the receipt.
 #[cfg(feature = "redis")]
 pub(super) fn read(rule: &Rule, reply: &Value) -> Option<(Look, [u64; 2])> {
-    let Value::Array(numbers) = reply else { return None };
+    let numbers = match reply {
+        Value::Int(packed) => {
+            let (packed, ahead_ms) = if *packed < 0 { (-1 - packed, 1) } else { (*packed, 0) };
+            let cycle = Layout::of(rule).cycle;
+            let (remaining, time) = (packed.unsigned_abs() / cycle, packed.unsigned_abs() % cycle);
+            return Some((Look::new(rule, remaining, rule.period_ms() + ahead_ms, None), [time, 0]));
+        }
+        Value::Array(numbers) => numbers,
+        _ => return None,
+    };
     let [Value::Int(remaining), Value::Int(reset_after_ms), Value::Int(other)] = **numbers else { return None };
     let [reset_after_ms, other] = [reset_after_ms, other].map(i64::unsigned_abs);
     Some(if remaining < 0 {
