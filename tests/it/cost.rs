@@ -101,15 +101,14 @@ async fn the_largest_counts_are_exact() {
         (FIXED, MS, 9_999_999_999),
         (FIXED, SECOND, 9_999_999_999),
         (FIXED, Rule::LONGEST_PERIOD, 9_999_999_999),
-        (LOG, MS, 16_777_215),
-        (LOG, SECOND, 16_777_215),
-        (LOG, 200 * SECOND, 16_777_215),
-        (LOG, 201 * SECOND, 16_777_215),
-        (LOG, 59 * HOUR, 16_777_215),
-        (LOG, 60 * HOUR, 8_388_607),
-        (LOG, 30 * DAY, 1_048_575),
-        (LOG, 500 * DAY, 65_535),
-        (LOG, Rule::LONGEST_PERIOD, 8191),
+        (LOG, MS, 10_000_000),
+        (LOG, SECOND, 10_000_000),
+        (LOG, 200 * SECOND, 10_000_000),
+        (LOG, 201 * SECOND, 10_000_000),
+        (LOG, 90 * HOUR, 10_000_000),
+        (LOG, 37 * DAY, 1_000_000),
+        (LOG, 376 * DAY, 100_000),
+        (LOG, Rule::LONGEST_PERIOD, 10_000),
     ];
     for timed in Timed::both().await {
         for (algorithm, period, count) in largest {

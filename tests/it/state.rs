@@ -35,9 +35,9 @@ fn dump(server: &RedisServer) -> BTreeMap<Vec<u8>, (i64, Option<Vec<u8>>)> {
     .collect()
 }
 
-/// Panics if a key has no end, or one beyond its window; a log may be kept for an eighth of its period longer.
+/// Panics if a key has no end, or one beyond its window; a log may be kept for a sixteenth of its period longer.
 fn all_end(server: &RedisServer, algorithm: Algorithm, when: &str) {
-    let longest = if algorithm == LOG { PERIOD + PERIOD / 8 } else { PERIOD };
+    let longest = if algorithm == LOG { PERIOD + PERIOD / 16 } else { PERIOD };
     for key in keys(server) {
         let left: i64 = ask(server, &[b"PTTL", &key]);
         let longest = i64::try_from(longest.as_millis()).unwrap() + 1;

@@ -1,17 +1,24 @@
--- A log is one list of integers, oldest left: 10 bytes each in the list. An integer is the time of a charge, in ticks modulo
--- `cycle`, and below it the total of all charges up to then, modulo `wrap`; the two moduli make 2^53, so Lua takes it
--- apart exactly. A charge of 1 is one of them. A larger one is two of the same time, with the total after the first 1 of it and
--- after all of it: so what the oldest of a log was charged on top of is always its total less 1. What is charged in one tick is one charge.
+-- A log is one list of integers, oldest left: 10 bytes each in the list. The last `digits` digits of one are a total, modulo `wrap`: of
+-- all charges up to and including this one. The digits before them are its time, in ticks modulo `cycle`. It is below 2^53, so
+-- Lua takes it apart exactly. No whole hours are near a multiple of the cycle: clocks are set back by such. A charge of 1 is one integer. A larger one is two of the same time, with the total after 1 of it and after all
+-- of it: so what the oldest integer was charged on top of is its total less 1. The charges of one tick are one charge.
 -- A tick is a microsecond, or a millisecond for periods above 200 seconds.
 --
--- The key ends between one lifetime and an eighth more after the last charge: it need not be told so at each of them.
+-- The key ends between one period and a sixteenth more after the last charge: only the first call in a sixteenth looks at its end, and
+-- only the first charge moves it.
 --
--- cost, count, period (ms), cycle (nil: 2^29)
--- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one; otherwise three
---          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge or ms until the cost fits
-cost, count, period, cycle = 0 + cost, 0 + count, 0 + period, 0 + (cycle or 536870912)
+-- cost, count, period (ms), digits (nil: 7)
+-- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one. Otherwise three
+--          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge or
+--          ms until the cost fits
+cost, count, period = 0 + cost, 0 + count, 0 + period
+local wrap, cycle, form = 10000000, 812345679, '%d%07d'
+if digits then
+  wrap, cycle, form = 10 ^ digits, 8123456790000000 / 10 ^ digits, '%.0f%0' .. digits .. 'd'
+end
 time = time or call('TIME')
-local now, tick, ahead, wrap, lifetime = time[1] * 1000000 + time[2], 1, 0, 9007199254740992 / cycle, period + 1
+local now, tick, ahead = time[1] * 1000000 + time[2], 1, 0
+local longest = math.ceil(period * 1.0625) + 1
 if period > 200000 then
   ahead = now % 1000 > 0 and 1 or 0
   now, tick = (now - now % 1000) / 1000, 1000
@@ -19,27 +26,27 @@ else
   period = period * 1000
 end
 now = now % cycle
+local sixteenth = period / 16
 
 -- An age is negative if the clock was set back, an eighth of the cycle at most: beyond that the key's end tells it.
 local eighth = cycle / 8
-local left, base, used, newest, age, total = 0, 0, 0
-local first = call('LINDEX', key, '0')
+local base, used, first, newest, total, latest, age, left = 0, 0, call('LINDEX', key, '0')
 if first then
-  first, newest, left = 0 + first, 0 + call('LINDEX', key, '-1'), call('PTTL', key)
+  first, newest = 0 + first, 0 + call('LINDEX', key, '-1')
   total = newest % wrap
-  age = (now - (newest - total) / wrap + eighth) % cycle - eighth
-  if left < 0 or left > lifetime * 1.125 or age * tick < -1000 then
+  latest = (newest - total) / wrap
+  age = (now - latest + eighth) % cycle - eighth
+  left = now - now % sixteenth ~= latest - latest % sixteenth and call('PTTL', key)
+  if left and (left < 0 or left > longest) or age * tick < -1000 then
     -- No end, or the server's clock was set back: nobody knows how old the entries are. All of them count as made now.
-    total, age, left = (newest - first) % wrap + 1, -ahead, 0
-    local made = (now + ahead) % cycle * wrap
-    first, newest = made + 1, made + total
+    latest, total, age, left = (now + ahead) % cycle, (newest - first) % wrap + 1, -ahead, false
+    first, newest = latest * wrap + 1, latest * wrap + total % wrap
     call('DEL', key)
-    call('RPUSH', key, string.format('%.0f', first))
+    call('RPUSH', key, string.format(form, latest, 1))
     if total > 1 then
-      call('RPUSH', key, string.format('%.0f', newest))
+      call('RPUSH', key, string.format(form, latest, total % wrap))
     end
-    call('PEXPIRE', key, string.format('%.0f', lifetime))
-    left = lifetime
+    call('PEXPIRE', key, longest)
   end
   if (now - (first - first % wrap) / wrap + eighth) % cycle - eighth >= period then
     -- Passing what has expired by steps twice as large each, then halving the last one.
@@ -92,7 +99,7 @@ if used == 0 then
   if base > 0 then
     call('DEL', key)
   end
-  left, total, age = 0, 0, cycle
+  total, age, left = 0, cycle, 0
 elseif base == 1 then
   call('LPOP', key)
 elseif base > 1 then
@@ -100,26 +107,28 @@ elseif base > 1 then
 end
 remaining = remaining - cost
 if age + ahead > 0 then
-  time = (now + ahead) % cycle
-  if cost > 1 then
-    call('RPUSH', key, string.format('%.0f', time * wrap + (total + 1) % wrap))
+  latest = (now + ahead) % cycle
+  local entry = string.format(form, latest, (total + cost) % wrap)
+  if cost == 1 then
+    call('RPUSH', key, entry)
+  else
+    call('RPUSH', key, string.format(form, latest, (total + 1) % wrap), entry)
   end
-  call('RPUSH', key, string.format('%.0f', time * wrap + (total + cost) % wrap))
 else
-  -- Time never moves back in the log.
-  time = (newest - newest % wrap) / wrap
-  local entry, before = string.format('%.0f', time * wrap + (total + cost) % wrap), tonumber(call('LINDEX', key, '-2'))
-  if before and (before - before % wrap) / wrap == time then
+  -- One charge a tick, and time never moves back in the log.
+  local entry = string.format(form, latest, (total + cost) % wrap)
+  local before = tonumber(call('LINDEX', key, '-2'))
+  if before and (before - before % wrap) / wrap == latest then
     call('LSET', key, '-1', entry)
   else
     call('RPUSH', key, entry)
   end
 end
-if left < lifetime then
-  call('PEXPIRE', key, string.format('%.0f', math.floor(lifetime * 1.125)))
+if left then
+  call('PEXPIRE', key, longest)
 end
 if age + ahead < 0 then
-  return { remaining, math.ceil((period - age) * tick / 1000), time }, true
+  return { remaining, math.ceil((period - age) * tick / 1000), latest }, true
 end
-remaining = remaining * cycle + time
+remaining = remaining * cycle + latest
 return ahead == 0 and remaining or -1 - remaining, true

@@ -20,27 +20,33 @@ pub(super) struct Layout {
     /// Microseconds a tick.
     tick_us: u64,
     period_ticks: u64,
-    /// Redis stores times modulo this power of two: two and a half periods, and [`SHORT_CYCLE`] at least.
-    cycle: u64,
+    /// How many digits of an entry in Redis are its total.
+    digits: u32,
 }
 
-/// 9 minutes of microseconds, 149 hours of milliseconds.
-const SHORT_CYCLE: u64 = 1 << 29;
-/// Lua's numbers are whole up to here. A time and a total share one.
-const WHOLE: u64 = 1 << 53;
+/// What times are stored modulo in Redis, times what totals are: Lua's numbers are whole up to there.
+const ROOM: u64 = 8_123_456_790_000_000;
+const MOST_DIGITS: u32 = 7;
 
 impl Layout {
     pub(super) fn of(rule: &Rule) -> Self {
         let period_us = rule.period_ms().saturating_mul(1000);
         let tick_us = if period_us <= 200_000_000 { 1 } else { 1000 };
-        let period_ticks = period_us / tick_us;
-        let cycle = (period_ticks * 5 / 2).next_power_of_two().max(SHORT_CYCLE);
-        Self { tick_us, period_ticks, cycle }
+        let mut layout = Self { tick_us, period_ticks: period_us / tick_us, digits: MOST_DIGITS };
+        while layout.cycle() / 5 * 2 < layout.period_ticks {
+            layout.digits -= 1;
+        }
+        layout
     }
 
-    /// Below what a total is stored modulo.
+    /// What times are stored modulo in Redis: two and a half periods at least.
+    fn cycle(&self) -> u64 {
+        ROOM / self.largest_count()
+    }
+
+    /// As much as a total in Redis can tell apart.
     pub(super) fn largest_count(&self) -> u64 {
-        WHOLE / self.cycle - 1
+        10_u64.pow(self.digits)
     }
 }
 
@@ -149,21 +155,22 @@ impl Log {
 #[cfg(feature = "redis")]
 pub(super) fn arguments(rule: &Rule, cost: u64) -> Arguments {
     let mut arguments = smallvec![cost, rule.count(), rule.period_ms()];
-    arguments.extend(long_cycle(rule));
+    arguments.extend(digits(rule));
     arguments
 }
 
 #[cfg(feature = "redis")]
 pub(super) fn give_back_arguments(rule: &Rule, [time, _]: [u64; 2], cost: u64) -> Arguments {
     let mut arguments = smallvec![cost, rule.period_ms(), time];
-    arguments.extend(long_cycle(rule));
+    arguments.extend(digits(rule));
     arguments
 }
 
-/// The cycle, if it is not the one most rules have.
+/// How many digits a total has, if it is not as many as for most rules.
 #[cfg(feature = "redis")]
-fn long_cycle(rule: &Rule) -> Option<u64> {
-    Some(Layout::of(rule).cycle).filter(|cycle| *cycle != SHORT_CYCLE)
+fn digits(rule: &Rule) -> Option<u64> {
+    let digits = Layout::of(rule).digits;
+    (digits < MOST_DIGITS).then_some(digits.into())
 }
 
 /// What the script says of the log, after the charge if there was one, and the receipt.
@@ -172,7 +179,7 @@ pub(super) fn read(rule: &Rule, reply: &Value) -> Option<(Look, [u64; 2])> {
     let numbers = match reply {
         Value::Int(packed) => {
             let (packed, ahead_ms) = if *packed < 0 { (-1 - packed, 1) } else { (*packed, 0) };
-            let cycle = Layout::of(rule).cycle;
+            let cycle = Layout::of(rule).cycle();
             let (remaining, time) = (packed.unsigned_abs() / cycle, packed.unsigned_abs() % cycle);
             return Some((Look::new(rule, remaining, rule.period_ms() + ahead_ms, None), [time, 0]));
         }

@@ -1,9 +1,11 @@
--- cost, period (ms), the time of the charge, cycle (nil: 2^29)
+-- cost, period (ms), the time of the charge, digits (nil: 7)
 -- returns  how much was given back: nothing if the charge has expired, is gone, or has more than 5,000 entries behind it: each
 --          later total changes, and the server does nothing else meanwhile
-cost, period, charged, cycle = 0 + cost, 0 + period, 0 + charged, 0 + (cycle or 536870912)
+cost, period, charged = 0 + cost, 0 + period, 0 + charged
+local wrap, form = 10 ^ (digits or 7), '%.0f%0' .. (digits or 7) .. 'd'
+local cycle = 8123456790000000 / wrap
 local time = call('TIME')
-local now, wrap = time[1] * 1000000 + time[2], 9007199254740992 / cycle
+local now = time[1] * 1000000 + time[2]
 if period > 200000 then
   now = math.floor(now / 1000)
 else
@@ -17,7 +19,7 @@ local function entry(index)
   return math.floor(number / wrap), number % wrap
 end
 local function push(at, total)
-  call('RPUSH', key, string.format('%.0f', at * wrap + total % wrap))
+  call('RPUSH', key, string.format(form, at, total % wrap))
 end
 
 local length = call('LLEN', key)
