@@ -108,14 +108,14 @@ async fn the_largest_counts_are_exact() {
         (FIXED, MS, 9_999_999_999),
         (FIXED, SECOND, 9_999_999_999),
         (FIXED, Rule::LONGEST_PERIOD, 9_999_999_999),
-        (LOG, MS, 500_000_000),
-        (LOG, SECOND, 500_000_000),
-        (LOG, 200 * SECOND, 500_000_000),
-        (LOG, 201 * SECOND, 500_000_000),
-        (LOG, 55 * HOUR, 500_000_000),
-        (LOG, 5 * DAY, 50_000_000),
-        (LOG, 50 * DAY, 5_000_000),
-        (LOG, 500 * DAY, 500_000),
+        (LOG, MS, 10_000_000),
+        (LOG, SECOND, 10_000_000),
+        (LOG, 200 * SECOND, 10_000_000),
+        (LOG, 201 * SECOND, 10_000_000),
+        (LOG, 90 * HOUR, 10_000_000),
+        (LOG, 37 * DAY, 1_000_000),
+        (LOG, 376 * DAY, 100_000),
+        (LOG, Rule::LONGEST_PERIOD, 10_000),
         // The powers of two divided by milliseconds.
         (SLIDING, MS, 1 << 52),
         (SLIDING, SECOND, 4_503_599_627_370),
@@ -206,7 +206,7 @@ async fn a_log_is_small() {
     }
 }
 
-/// One entry, however much it weighs.
+/// Two entries at most, however much it weighs.
 #[tokio::test]
 async fn a_weight_takes_no_more_room_than_a_call() {
     let server = RedisServer::start();

@@ -84,6 +84,23 @@ async fn a_log_is_exact_in_every_window() {
     }
 }
 
+/// What has expired is gone before the times that are stored come round again.
+#[tokio::test]
+async fn a_log_forgets_what_has_expired() {
+    for timed in Timed::both().await {
+        for period in [200 * SECOND, 90 * 3600 * SECOND, 37 * 86_400 * SECOND] {
+            let (rule, key) = (Rule::new("forget", 3, period).algorithm(LOG), fresh_key());
+            for _ in 0..20 {
+                timed.limiter.acquire(&rule, key).await.unwrap();
+                timed.advance(period / 100 * 99);
+            }
+            timed.limiter.acquire(&rule, key).await.unwrap();
+            timed.advance(period / 10 * 6);
+            assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 2, "{}", timed.of(&rule));
+        }
+    }
+}
+
 /// Whoever obeys is admitted; a millisecond earlier is too early.
 #[tokio::test]
 async fn retry_after_is_the_shortest_wait() {
@@ -183,8 +200,14 @@ async fn a_high_rate_is_no_other_rate() {
     }
 }
 
-const BACK: [Duration; 5] =
-    [MS, Duration::from_secs(2), Duration::from_secs(9), Duration::from_secs(3600), Duration::from_secs(400 * 86_400)];
+const BACK: [Duration; 6] = [
+    MS,
+    Duration::from_millis(20),
+    Duration::from_secs(2),
+    Duration::from_secs(9),
+    Duration::from_secs(3600),
+    Duration::from_secs(400 * 86_400),
+];
 
 /// What was admitted stays counted, nobody is banned for longer than a charge can count, and who obeys is not either.
 #[tokio::test]
