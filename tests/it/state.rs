@@ -7,7 +7,7 @@ use ratelimit_runtime::{Algorithm, Key, Rule};
 use ratelimit_tests::RedisServer;
 use redis::{FromRedisValue, Value};
 
-use crate::support::{ALGORITHMS, By, Timed, admitted, exceeded, fresh_key, lifetime};
+use crate::support::{ALGORITHMS, By, LOG, Timed, admitted, exceeded, fresh_key, lifetime};
 
 const SECOND: Duration = Duration::from_secs(1);
 const PERIOD: Duration = Duration::from_secs(10);
