@@ -1,7 +1,8 @@
--- A log is one list of integers, oldest left: 10 bytes each in the list. The last `digits` digits of one are a total, modulo `wrap`: of
--- all charges up to and including this one. The digits before them are its time, in ticks modulo `cycle`. It is below 2^53, so
--- Lua takes it apart exactly. No whole hours are near a multiple of the cycle: clocks are set back by such. A charge of 1 is one integer. A larger one is two of the same time, with the total after 1 of it and after all
--- of it: so what the oldest integer was charged on top of is its total less 1. The charges of one tick are one charge.
+-- A log is one list of integers, oldest left: 10 bytes each in the list. The last `digits` digits of one are a total, modulo
+-- `wrap`: of all charges up to and including this one. The digits before them are its time, in ticks modulo `cycle`. It is below
+-- 2^53, so Lua takes it apart exactly. The cycle is no round number, since clocks are set back by whole hours.
+-- A charge of 1 is one integer. A larger one is two of the same time, with the total after 1 of it and after all of it: so what
+-- the oldest integer was charged on top of is its total less 1. The charges of one tick are one charge.
 -- A tick is a microsecond, or a millisecond for periods above 200 seconds.
 --
 -- The key ends between one period and a sixteenth more after the last charge: only the first call in a sixteenth looks at its end, and
