@@ -82,6 +82,14 @@ async fn a_log_reaches_its_count() {
         let rule = rule(100, 6000, LOG);
         let calls = [(Duration::ZERO, 100), (6000 * MS, 100), (12_000 * MS, 100)];
         assert_eq!(exhaust(&timed, &rule, &calls).await.most_in(rule.period()), 100, "{}", timed.of(&rule));
+        // To the microsecond.
+        let key = fresh_key();
+        for _ in 0..3 {
+            assert_eq!(admitted(&timed.limiter, &rule, key, 101).await, 100, "{}", timed.of(&rule));
+            timed.advance(rule.period() - MICRO);
+            assert_eq!(admitted(&timed.limiter, &rule, key, 1).await, 0, "{}", timed.of(&rule));
+            timed.advance(MICRO);
+        }
     }
 }
 
@@ -303,7 +311,7 @@ impl Line {
     }
 }
 
-/// By the slots, the count in any window; a last call that takes several slots runs at the first of them.
+/// By the slots on the store's clock, the count in any window; a last call that takes several slots runs at the first of them.
 #[tokio::test]
 async fn no_leaky_bucket_passes_its_count() {
     for (count, period, queue, largest) in
@@ -313,26 +321,47 @@ async fn no_leaky_bucket_passes_its_count() {
         let (clock, mut numbers, mut most) = (ManualClock::new(), Numbers(0x5EED), 0);
         let limiter = in_memory(&clock).await;
         for key in 0..60_u64 {
-            let start = clock.now();
             let mut line = Line::default();
-            for _ in 0..4 * period + 20 {
-                for _ in 0..numbers.below(3) * numbers.below(8) {
+            for _ in 0..8 * period + 40 {
+                for _ in 0..numbers.below(2) * numbers.below(8) {
                     let cost = if numbers.below(2) == 0 { 1 } else { 1 + numbers.below(largest) };
                     line.waiting.push((cost, Box::pin(limiter.acquire_n(&rule, key, cost))));
                 }
-                line.serve(clock.now() - start);
-                clock.advance(MS);
+                line.serve(clock.now());
+                clock.advance(MS / 2);
             }
             while !line.waiting.is_empty() {
-                line.serve(clock.now() - start);
-                clock.advance(MS);
+                line.serve(clock.now());
+                clock.advance(MS / 2);
             }
-            let reached = line.admissions.most_in(rule.period());
+            let reached = line.admissions.in_ms().most_in(rule.period());
             assert!(reached < count + largest, "{rule:?}: {reached} in {:?}", line.admissions);
             most = most.max(reached);
-            clock.advance(Duration::from_micros(500));
+            // A finer clock sees up to a millisecond more, and what it holds.
+            let finer = line.admissions.most_in(rule.period());
+            assert!(finer < count + count.div_ceil(period) + largest, "{rule:?}: {finer} in {:?}", line.admissions);
         }
         assert!(most >= count.min(queue + 1), "{most} of {rule:?}");
+    }
+}
+
+/// The first of a queue may run late in the millisecond of its slot, the others at its beginning.
+#[tokio::test]
+async fn a_leaky_bucket_gains_a_call_by_a_finer_clock() {
+    for timed in Timed::both().await {
+        let rule = rule(10, 100, Algorithm::LeakyBucket { queue: 40 });
+        timed.advance(999 * MICRO);
+        let mut line = Queue::new(&timed, rule);
+        line.join(1).await;
+        timed.advance(9 * MS + MICRO);
+        let (mut ran, start) = (vec![(999 * MICRO, 1)], timed.now());
+        for _ in 0..10 {
+            line.join(1).await;
+            ran.push((10 * MS + (timed.now() - start), 1));
+            line.pass(10).await;
+        }
+        assert_eq!(line.ran().len(), 11, "each of them ran at once");
+        assert_eq!(Admissions(ran).most_in(rule.period()), 11, "{}", timed.of(&rule));
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratelimit_runtime::{Algorithm, Rule};
 
 use crate::support::{
-    ALGORITHMS, ALIGNED, By, FIXED, LOG, Timed, admitted, exceeded, fresh_key, is_admitted, lifetime,
+    ALGORITHMS, ALIGNED, BUCKET, By, FIXED, INTERVAL, LOG, Timed, admitted, exceeded, fresh_key, is_admitted, lifetime,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -284,6 +284,28 @@ async fn a_charge_after_the_clock_was_set_back_counts_for_a_period() {
             assert!(remaining <= if back < 10 * SECOND { 1 } else { 2 }, "{back:?} back, {}", timed.of(&rule));
             timed.advance(4 * MS);
             assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), 3, "{back:?}, {}", timed.of(&rule));
+        }
+    }
+}
+
+/// It takes nobody else's charge with it. A bucket knows a charge by its time alone: there it takes what comes in the time that is
+/// shown twice, at most.
+#[tokio::test]
+async fn a_permit_from_before_the_clock_was_set_back_credits_nobody() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    for algorithm in ALGORITHMS {
+        for back in BACK {
+            let (rule, key) = (Rule::new("before", 3, 10 * SECOND).by(algorithm), fresh_key());
+            let permit = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            clock.set_micros(clock.now_micros() - u64::try_from(back.as_micros()).unwrap());
+            exceeded(timed.limiter.acquire(&rule, key).await);
+            timed.advance(lifetime(&rule) + MS);
+            timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            let credited = permit.give_back().await.unwrap();
+            let twice = if [BUCKET, INTERVAL].contains(&algorithm) { back.as_secs() * 3 / 10 } else { 0 };
+            assert!(credited <= twice.min(3), "{credited}, {back:?} back, {}", timed.of(&rule));
+            assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), credited, "{}", timed.of(&rule));
         }
     }
 }
