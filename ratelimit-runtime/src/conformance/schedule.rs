@@ -26,7 +26,7 @@ enum Step {
     PassUntilReset { early: Duration },
     Ask(Vec<Asked>),
     GiveBack { before_last: usize },
-    Reset { rule: Rule, key: u64 },
+    Reset { rule: Rule, key: u64, return_old: bool },
 }
 
 #[derive(Clone, Debug)]
@@ -94,7 +94,7 @@ impl Schedule {
                         trial.give_back(grant).await?;
                     }
                 }
-                Step::Reset { rule, key } => {
+                Step::Reset { rule, key, return_old } => {
                     trial.reset(rule, *key).await?;
                     let tells_apart =
                         matches!(rule.counted_by(), Algorithm::FixedWindow { .. } | Algorithm::SlidingLog);
@@ -103,6 +103,15 @@ impl Schedule {
                     }
                     // What is charged in the instant of a reset is not told apart from what was charged before.
                     trial.pass(MILLISECOND);
+                    if self.strict
+                        && *return_old
+                        && let Some(old) = trial.granted_to(rule, *key)
+                    {
+                        trial.take(rule, *key, rule.limit().min(1)).await?;
+                        if !trial.may_be_mistaken(&old) {
+                            trial.give_back(old).await?;
+                        }
+                    }
                 }
             }
         }
@@ -183,7 +192,7 @@ impl Draw<'_> {
             }
             14..=20 => self.pause(&rule, strict),
             21..=24 => Step::GiveBack { before_last: usize::try_from(self.below(4)).expect("an index") },
-            25..=26 => Step::Reset { rule, key },
+            25..=26 => Step::Reset { rule, key, return_old: self.below(2) == 1 },
             _ => {
                 let count = if kind < 29 { self.count() } else { rule.count() };
                 let algorithm = self.sized(rule.counted_by(), count);

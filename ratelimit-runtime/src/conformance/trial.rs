@@ -208,6 +208,13 @@ impl<'a> Trial<'a> {
         Some(self.granted.remove(at))
     }
 
+    /// The request that was granted last to the rule's counter for a key, if it was not given back.
+    pub(super) fn granted_to(&mut self, rule: &Rule, key: u64) -> Option<Grant> {
+        let counter = self.charge(rule, key, 0).counter;
+        let is_it = |grant: &Grant| grant.charges.iter().any(|charge| charge.counter == counter && charge.cost > 0);
+        self.granted.iter().rposition(is_it).map(|at| self.granted.remove(at))
+    }
+
     /// Whether a store may take a charge for another one that comes much later.
     pub(super) fn may_be_mistaken(&self, grant: &Grant) -> bool {
         grant.charges.iter().any(|charge| self.model.may_be_mistaken(charge))
