@@ -258,13 +258,13 @@ async fn misconfigured(timed: &Timed, rule: Rule, most: u64) {
 async fn buckets_that_make_no_sense_are_misconfigured() {
     let limiter = Limiter::in_memory();
     for (period, algorithm, says) in [
-        (SECOND, sliding(0), "0 buckets"),
-        (SECOND, sliding(1001), "1001 buckets"),
-        (SECOND, sliding(3), "3 buckets"),
-        (SECOND, sliding(u64::MAX), "buckets"),
-        (2 * MS, sliding(4), "4 buckets"),
-        (SECOND, bucket(0, Refill::Greedy), "burst is 0"),
-        (SECOND, bucket(0, Refill::Interval), "burst is 0"),
+        (SECOND, sliding(0), "buckets: 0"),
+        (SECOND, sliding(1001), "buckets: 1001"),
+        (SECOND, sliding(3), "buckets: 3"),
+        (SECOND, sliding(u64::MAX), "buckets: 18446744073709551615"),
+        (2 * MS, sliding(4), "buckets: 4"),
+        (SECOND, bucket(0, Refill::Greedy), "burst: 0"),
+        (SECOND, bucket(0, Refill::Interval), "burst: 0"),
     ] {
         let refused = limiter.acquire(&Rule::new("odd", 5, period).algorithm(algorithm), 1).await.unwrap_err();
         assert_eq!(refused.cause(), Cause::Misconfigured, "{algorithm:?}");
