@@ -347,6 +347,9 @@ impl Call {
             return Verdict::Refused(refusal(&self.rule(), error));
         };
         let refused = RequestPerMinute::exceeded(&charge.rule, charge.cost, &charge.decision);
+        if charge.wait > charge.longest_wait {
+            return Verdict::Refused(refused); // a slot comes no sooner for a caller who waits to ask again
+        }
         Verdict::Exceeded(refused, charge.counter.clone())
     }
 

@@ -283,7 +283,8 @@ impl Limiter {
     /// Forgets what the rule's counter for this key has counted.
     ///
     /// A permit from before the reset is worth nothing after it, unless the next charge is made in the same tick of the
-    /// store's clock (a millisecond, or a microsecond for logs): the two cannot be told apart.
+    /// store's clock (a millisecond, or a microsecond for logs): the two cannot be told apart. Sliding windows, token buckets and leaky
+    /// buckets know no charge by itself: there it may return, up to what it was charged, what others have been charged since.
     ///
     /// # Errors
     ///

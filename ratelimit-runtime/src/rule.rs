@@ -146,10 +146,12 @@ impl Rule {
     /// | algorithm | the largest numbers it can store |
     /// |---|---|
     /// | `FixedWindow` | a count of 9,999,999,999 |
-    /// | `SlidingLog` | a count of 500,000,000 up to a period of 55 hours, and a tenth of that for each further digit of the period |
+    /// | `SlidingLog` | a count of 10,000,000 up to a period of 90 hours, 1,000,000 up to 37 days, 100,000 up to 376 days, and 10,000 above |
     /// | `SlidingWindow` | count × milliseconds of a sub-window: 2^52 (52 million for sub-windows of a day) |
     /// | `TokenBucket` | burst × milliseconds of the period, or with [`Refill::Interval`] of the periods to fill it: 2^52 (1,250 million for an hour) |
     /// | `LeakyBucket` | (queue + 1) × milliseconds of the period: 2^52 |
+    ///
+    /// No count, burst or queue may be above 2^52.
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         Self { prefix, count, period, algorithm: Algorithm::FixedWindow { align: false } }
     }

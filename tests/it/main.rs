@@ -1,6 +1,8 @@
 //! Tests against real servers.
 #![allow(clippy::unchecked_time_subtraction)] // a test may panic
 
+mod algorithms;
+mod bounds;
 mod cancel;
 mod conformance;
 mod connection;

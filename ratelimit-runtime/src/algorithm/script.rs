@@ -34,9 +34,9 @@ const FIXED_WINDOW: Half = Half {
 const SLIDING_LOG: Half = Half {
     name: "sliding_log",
     decide: include_str!("sliding_log.lua"),
-    arguments: "cost, count, lifetime, tick, period, digits",
+    arguments: "cost, count, period, digits",
     give_back: include_str!("sliding_log_give_back.lua"),
-    give_back_arguments: "cost, tick, period, digits, charged",
+    give_back_arguments: "cost, period, charged, digits",
 };
 const SLIDING_WINDOW: Half = Half {
     name: "sliding_window",

@@ -1,120 +1,135 @@
--- A log is one list, oldest left. An entry is the number '1', a time, a running total of costs: the
--- total of all charges up to and including this one, so that what lies between two entries is a
--- subtraction. A time has `digits` digits and a total has the rest of 18, both wrap around: an entry is a 64-bit
--- integer, 10 bytes in the list. The first entry is the base: the last one that expired, kept for its total.
+-- A log is one list of integers, oldest left: 10 bytes each in the list. The last `digits` digits of one are a total, modulo
+-- `wrap`: of all charges up to and including this one. The digits before them are its time, in ticks modulo `cycle`. It is below
+-- 2^53, so Lua takes it apart exactly. The cycle is no round number, since clocks are set back by whole hours.
+-- A charge of 1 is one integer. A larger one is two of the same time, with the total after 1 of it and after all of it: so what
+-- the oldest integer was charged on top of is its total less 1. The charges of one tick are one charge.
+-- A tick is a microsecond, or a millisecond for periods above 200 seconds.
 --
--- cost, count, lifetime (ms), tick (us), period (ticks), digits
--- returns  remaining (-1 - remaining if the cost does not fit), ms until all of it has expired,
---          the entry's time; if the cost does not fit, ms until it would
-local function entry_of(entry, digits)
-  return tonumber(string.sub(entry, 2, digits + 1)), tonumber(string.sub(entry, digits + 2))
+-- The key ends between one period and a sixteenth more after the last charge: only the first call in a sixteenth looks at its end, and
+-- only the first charge moves it.
+--
+-- cost, count, period (ms), digits (nil: 7)
+-- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one. Otherwise three
+--          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge or
+--          ms until the cost fits
+cost, count, period = 0 + cost, 0 + count, 0 + period
+local wrap, cycle, form = 10000000, 812345679, '%d%07d'
+if digits then
+  wrap, cycle, form = 10 ^ digits, 8123456790000000 / 10 ^ digits, '%.0f%0' .. digits .. 'd'
 end
-
-local function text_of(time, total, digits)
-  return string.format('1%0' .. digits .. '.0f%0' .. 18 - digits .. '.0f', time, total)
-end
-cost, count, lifetime, tick, period, digits = 0 + cost, 0 + count, 0 + lifetime, 0 + tick, 0 + period, 0 + digits
-local cycle, wrap = 10 ^ digits, 10 ^ (18 - digits)
 time = time or call('TIME')
-local micros = time[1] * 1e6 + time[2]
-local now = math.floor(micros / tick)
+local now, tick, ahead = time[1] * 1000000 + time[2], 1, 0
+local longest = math.ceil(period * 1.0625) + 1
+if period > 200000 then
+  ahead = now % 1000 > 0 and 1 or 0
+  now, tick = (now - now % 1000) / 1000, 1000
+else
+  period = period * 1000
+end
+now = now % cycle
+local sixteenth = period / 16
 
-local function age(at_time) -- negative by less than a millisecond, if at all: see below
-  return (now - at_time + cycle / 2) % cycle - cycle / 2
-end
-local function ms(ticks)
-  return math.ceil(ticks * tick / 1000)
-end
-local function at(index)
-  return entry_of(call('LINDEX', key, index), digits)
-end
-
-local first = call('LRANGE', key, 0, 2)
-if #first > 0 then
-  local left = call('PTTL', key)
-  if left < 0 or left > lifetime then
-    -- No expiry, or the server's clock was set back: nobody knows how old the entries are. All of them count as made now.
-    local _, before = entry_of(first[1], digits)
-    local _, after = at(-1)
-    local time = math.ceil(micros / tick) % cycle
-    first = { text_of(time, 0, digits), text_of(time, (after - before) % wrap, digits) }
+-- An age is negative if the clock was set back, an eighth of the cycle at most: beyond that the key's end tells it.
+local eighth = cycle / 8
+local base, used, first, newest, total, latest, age, left = 0, 0, call('LINDEX', key, '0')
+if first then
+  first, newest = 0 + first, 0 + call('LINDEX', key, '-1')
+  total = newest % wrap
+  latest = (newest - total) / wrap
+  age = (now - latest + eighth) % cycle - eighth
+  left = now - now % sixteenth ~= latest - latest % sixteenth and call('PTTL', key)
+  if left and (left < 0 or left > longest) or age * tick < -1000 then
+    -- No end, or the server's clock was set back: nobody knows how old the entries are. All of them count as made now.
+    latest, total, age, left = (now + ahead) % cycle, (newest - first) % wrap + 1, -ahead, false
+    first, newest = latest * wrap + 1, latest * wrap + total % wrap
     call('DEL', key)
-    call('RPUSH', key, first[1], first[2])
-    call('PEXPIRE', key, lifetime)
-  end
-end
-local length, base, base_total = #first, 0, 0
-local newest, newest_total, used = nil, 0, 0
-if length > 0 then
-  if length == 3 then
-    length = call('LLEN', key)
-  end
-  newest, newest_total = at(-1)
-  -- The base is the last expired entry: one of the first two, or found by halving.
-  local low, high = 0, length - 1
-  while low < high do
-    local middle = low < 2 and low + 1 or math.ceil((low + high) / 2)
-    local time
-    if middle < 3 then
-      time = entry_of(first[middle + 1], digits)
-    else
-      time = at(middle)
+    call('RPUSH', key, string.format(form, latest, 1))
+    if total > 1 then
+      call('RPUSH', key, string.format(form, latest, total % wrap))
     end
-    if age(time) >= period then
-      low = middle
-    else
-      high = middle - 1
+    call('PEXPIRE', key, longest)
+  end
+  if (now - (first - first % wrap) / wrap + eighth) % cycle - eighth >= period then
+    -- Passing what has expired by steps twice as large each, then halving the last one.
+    local function has_expired(entry)
+      return entry and (now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth >= period
+    end
+    local low
+    low, base, first = 0, 1, tonumber(call('LINDEX', key, '1'))
+    while has_expired(first) do
+      low, base = base, 2 * base
+      first = tonumber(call('LINDEX', key, base))
+    end
+    while base - low > 1 do
+      local middle = math.floor((low + base) / 2)
+      local entry = tonumber(call('LINDEX', key, middle))
+      if has_expired(entry) then
+        low = middle
+      else
+        base, first = middle, entry
+      end
     end
   end
-  base = low
-  local _
-  if base < 3 then
-    _, base_total = entry_of(first[base + 1], digits)
-  else
-    _, base_total = at(base)
-  end
-  used = (newest_total - base_total) % wrap
+  used = first and (newest - first) % wrap + 1 or 0
 end
 
-local remaining = math.max(count - used, 0)
-if charge ~= 'always' and cost > remaining then
-  local retry = 0
-  local short = math.min(used + cost - count, used)
-  if short > 0 then
+local remaining = used < count and count - used or 0
+if charge ~= 'always' and cost > remaining or not charge then
+  local retry, short, fits = 0, used + cost - count, cost <= remaining
+  if not fits and used > 0 then
     -- The first entry after whose expiry the cost fits; an entry costs 1 at least.
-    local low, high = base + 1, math.min(base + short, length - 1)
+    short = short < used and short or used
+    local low, high = base, base + short - 1
     local middle = high - 1
     while low < high do
-      local _, total = at(middle)
-      if (total - base_total) % wrap >= short then
+      local entry = tonumber(call('LINDEX', key, middle))
+      if not entry or (entry - first) % wrap + 1 >= short then
         high = middle
       else
         low = middle + 1
       end
       middle = math.floor((low + high) / 2)
     end
-    retry = ms(period - age((at(low))))
+    local entry = low == base and first or 0 + call('LINDEX', key, low)
+    retry = math.ceil((period - ((now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth)) * tick / 1000)
   end
-  return { -1 - remaining, used > 0 and ms(period - age(newest)) or 0, retry }, false
-end
-if not charge then
-  return { remaining, used > 0 and ms(period - age(newest)) or 0, 0 }, true
+  return { fits and remaining or -1 - remaining, used > 0 and math.ceil((period - age) * tick / 1000) or 0, retry }, fits
 end
 
-local time = math.ceil(micros / tick) % cycle
-if used > 0 and (time - newest + cycle / 2) % cycle < cycle / 2 then
-  time = newest -- time never moves back in the log
+if used == 0 then
+  if base > 0 then
+    call('DEL', key)
+  end
+  total, age, left = 0, cycle, 0
+elseif base == 1 then
+  call('LPOP', key)
+elseif base > 1 then
+  call('LTRIM', key, base, '-1')
 end
-if base > 0 then
-  call('LTRIM', key, base, -1)
-end
-local entry = text_of(time, (newest_total + cost) % wrap, digits)
-if used > 0 and time == newest then
-  call('LSET', key, -1, entry)
-elseif length > 0 then
-  call('RPUSH', key, entry)
+remaining = remaining - cost
+if age + ahead > 0 then
+  latest = (now + ahead) % cycle
+  local entry = string.format(form, latest, (total + cost) % wrap)
+  if cost == 1 then
+    call('RPUSH', key, entry)
+  else
+    call('RPUSH', key, string.format(form, latest, (total + 1) % wrap), entry)
+  end
 else
-  call('RPUSH', key, text_of(time, 0, digits), entry)
+  -- One charge a tick, and time never moves back in the log.
+  local entry = string.format(form, latest, (total + cost) % wrap)
+  local before = tonumber(call('LINDEX', key, '-2'))
+  if before and (before - before % wrap) / wrap == latest then
+    call('LSET', key, '-1', entry)
+  else
+    call('RPUSH', key, entry)
+  end
 end
-call('PEXPIRE', key, lifetime)
-return { remaining - cost, ms(period - age(time)), time }, true
+if left then
+  call('PEXPIRE', key, longest)
+end
+if age + ahead < 0 then
+  return { remaining, math.ceil((period - age) * tick / 1000), latest }, true
+end
+remaining = remaining * cycle + latest
+return ahead == 0 and remaining or -1 - remaining, true

@@ -15,30 +15,38 @@ use super::Look;
 use super::script::Arguments;
 use crate::Rule;
 
-/// How a period is stored: the length of a tick, and how many digits of an entry are its time.
-///
-/// It depends on the period alone, so a changed count reads the same log.
+/// How a period is stored. It depends on the period alone, so a changed count reads the same log.
 pub(super) struct Layout {
     /// Microseconds a tick.
     tick_us: u64,
     period_ticks: u64,
-    /// Times are stored modulo ten to this power, at least five periods; totals have the rest of 18 digits.
+    /// How many digits of an entry in Redis are its total.
     digits: u32,
 }
+
+/// What times are stored modulo in Redis, times what totals are: Lua's numbers are whole up to there.
+const ROOM: u64 = 8_123_456_790_000_000;
+const MOST_DIGITS: u32 = 7;
 
 impl Layout {
     pub(super) const fn of(rule: &Rule) -> Self {
         let period_us = rule.period_ms().saturating_mul(1000);
         let tick_us = if period_us <= 200_000_000 { 1 } else { 1000 };
-        let period_ticks = period_us / tick_us;
-        let digits = (5 * period_ticks - 1).ilog10() + 1;
-        let digits = if digits < 9 { 9 } else { digits };
-        Self { tick_us, period_ticks, digits }
+        let mut layout = Self { tick_us, period_ticks: period_us / tick_us, digits: MOST_DIGITS };
+        while layout.cycle() / 5 * 2 < layout.period_ticks {
+            layout.digits -= 1;
+        }
+        layout
     }
 
-    /// Half of what a total can hold.
+    /// What times are stored modulo in Redis: two and a half periods at least.
+    const fn cycle(&self) -> u64 {
+        ROOM / self.largest_count()
+    }
+
+    /// As much as a total in Redis can tell apart.
     pub(super) const fn largest_count(&self) -> u64 {
-        10_u64.pow(18 - self.digits) / 2
+        10_u64.pow(self.digits)
     }
 }
 
@@ -146,20 +154,38 @@ impl Log {
 
 #[cfg(feature = "redis")]
 pub(super) fn arguments(rule: &Rule, cost: u64) -> Arguments {
-    let Layout { tick_us, period_ticks, digits } = Layout::of(rule);
-    smallvec![cost, rule.count(), lifetime_ms(rule), tick_us, period_ticks, u64::from(digits)]
+    let mut arguments = smallvec![cost, rule.count(), rule.period_ms()];
+    arguments.extend(digits(rule));
+    arguments
 }
 
 #[cfg(feature = "redis")]
 pub(super) fn give_back_arguments(rule: &Rule, [time, _]: [u64; 2], cost: u64) -> Arguments {
-    let Layout { tick_us, period_ticks, digits } = Layout::of(rule);
-    smallvec![cost, tick_us, period_ticks, u64::from(digits), time]
+    let mut arguments = smallvec![cost, rule.period_ms(), time];
+    arguments.extend(digits(rule));
+    arguments
 }
 
-/// What the script says of the log, after the charge if it was `charged`, and the receipt.
+/// How many digits a total has, if it is not as many as for most rules.
+#[cfg(feature = "redis")]
+fn digits(rule: &Rule) -> Option<u64> {
+    let digits = Layout::of(rule).digits;
+    (digits < MOST_DIGITS).then_some(digits.into())
+}
+
+/// What the script says of the log, after the charge if there was one, and the receipt.
 #[cfg(feature = "redis")]
 pub(super) fn read(rule: &Rule, reply: &Value) -> Option<(Look, [u64; 2])> {
-    let Value::Array(numbers) = reply else { return None };
+    let numbers = match reply {
+        Value::Int(packed) => {
+            let (packed, ahead_ms) = if *packed < 0 { (-1 - packed, 1) } else { (*packed, 0) };
+            let cycle = Layout::of(rule).cycle();
+            let (remaining, time) = (packed.unsigned_abs() / cycle, packed.unsigned_abs() % cycle);
+            return Some((Look::new(rule, remaining, rule.period_ms() + ahead_ms, None), [time, 0]));
+        }
+        Value::Array(numbers) => numbers,
+        _ => return None,
+    };
     let [Value::Int(remaining), Value::Int(reset_after_ms), Value::Int(other)] = **numbers else { return None };
     let [reset_after_ms, other] = [reset_after_ms, other].map(i64::unsigned_abs);
     Some(if remaining < 0 {

@@ -1,57 +1,69 @@
--- charged  the time of the entry that took the charge
--- returns  how much was given back: nothing if the entry has expired, is gone, or has more than 5,000 behind it: each
+-- cost, period (ms), the time of the charge, digits (nil: 7)
+-- returns  how much was given back: nothing if the charge has expired, is gone, or has more than 5,000 entries behind it: each
 --          later total changes, and the server does nothing else meanwhile
-local function entry_of(entry, digits)
-  return tonumber(string.sub(entry, 2, digits + 1)), tonumber(string.sub(entry, digits + 2))
+cost, period, charged = 0 + cost, 0 + period, 0 + charged
+local wrap, form = 10 ^ (digits or 7), '%.0f%0' .. (digits or 7) .. 'd'
+local cycle = 8123456790000000 / wrap
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+if period > 200000 then
+  now = math.floor(now / 1000)
+else
+  period = period * 1000
 end
-
-local function text_of(time, total, digits)
-  return string.format('1%0' .. digits .. '.0f%0' .. 18 - digits .. '.0f', time, total)
+local function age(at)
+  return (now - at + cycle / 8) % cycle - cycle / 8
 end
-cost, tick, period, digits, charged = 0 + cost, 0 + tick, 0 + period, 0 + digits, 0 + charged
-local cycle, wrap = 10 ^ digits, 10 ^ (18 - digits)
-local clock = call('TIME')
-local now = math.floor((clock[1] * 1e6 + clock[2]) / tick)
-local function age(time)
-  return (now - time + cycle / 2) % cycle - cycle / 2
+local function entry(index)
+  local number = 0 + call('LINDEX', key, index)
+  return math.floor(number / wrap), number % wrap
 end
-local function at(index)
-  return entry_of(call('LINDEX', key, index), digits)
+local function push(at, total)
+  call('RPUSH', key, string.format(form, at, total % wrap))
 end
 
 local length = call('LLEN', key)
-if length < 2 or age(charged) >= period then
+if length == 0 or age(charged) >= period then
   return 0
 end
 -- The first entry of that time or later; an expired one is earlier, however old.
-local low, high = 1, length - 1
+local low, high = 0, length - 1
 while low < high do
   local middle = math.floor((low + high) / 2)
-  if age((at(middle))) > age(charged) then
+  if age((entry(middle))) > age(charged) then
     low = middle + 1
   else
     high = middle
   end
 end
-local time, total = at(low)
-if time ~= charged or length - low > 5000 then
+local at, total = entry(low)
+if at ~= charged or length - low > 5000 then
   return 0
 end
-local _, before = at(low - 1)
-local back = math.min(cost, (total - before) % wrap)
-if back == 0 then
-  return 0
-end
-local later = call('LRANGE', key, low, -1)
-call('LTRIM', key, 0, low - 1)
-for i, entry in ipairs(later) do
-  local entry_time, entry_total = entry_of(entry, digits)
-  entry_total = (entry_total - back) % wrap
-  if i > 1 or entry_total ~= before then -- an entry that costs nothing any more is dropped
-    call('RPUSH', key, text_of(entry_time, entry_total, digits))
+local held, behind = 1, low + 1
+if behind < length then
+  local second, after = entry(behind)
+  if second == at then
+    held, behind = (after - total) % wrap + 1, behind + 1
   end
 end
-if call('LLEN', key) == 1 then
+local back = math.min(cost, held)
+local left, later = call('PTTL', key), call('LRANGE', key, behind, '-1')
+if low > 0 then
+  call('LTRIM', key, '0', low - 1)
+else
   call('DEL', key)
+end
+if back < held then
+  push(at, total)
+end
+if back + 1 < held then
+  push(at, total + held - back - 1)
+end
+for _, number in ipairs(later) do
+  push(math.floor(number / wrap), number % wrap - back)
+end
+if low == 0 and left > 0 then
+  call('PEXPIRE', key, left)
 end
 return back
