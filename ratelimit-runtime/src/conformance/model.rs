@@ -89,13 +89,13 @@ impl Model {
 
     /// Whether Redis may take a charge for one to a later window, or a later entry of a log.
     ///
-    /// It knows a window by the millisecond it was opened in modulo 900,001, and an entry by its tick modulo a multiple of
-    /// 10^9 or of 2^29. What is given back too late meets the wrong one once in as many times.
+    /// It knows a window by the millisecond it was opened in modulo 900,001, and an entry by its tick modulo 812,345,679 or a
+    /// multiple of it. What is given back too late meets the wrong one once in as many times.
     pub(super) fn may_be_mistaken(&self, charge: &Charge) -> bool {
         let tick = tick_us(&charge.rule);
-        let (round_up, moduli) = match charge.rule.counted_by() {
-            Algorithm::FixedWindow { .. } => (0, [900_001, 900_001]),
-            Algorithm::SlidingLog => (tick - 1, [1_000_000_000, 1 << 29]),
+        let (round_up, modulus) = match charge.rule.counted_by() {
+            Algorithm::FixedWindow { .. } => (0, 900_001),
+            Algorithm::SlidingLog => (tick - 1, 812_345_679),
             _ => return false,
         };
         let granted = usize::try_from(charge.receipt[0]).ok().and_then(|at| self.granted.get(at));
@@ -105,7 +105,7 @@ impl Model {
         let tick_of = |at_us: i128| (at_us + round_up) / tick;
         let others = || counter.charges.iter().filter(|other| !is_own(other)).map(|other| tick_of(other.at_us));
         let mut made = counter.charges.iter().filter(is_own).map(|own| own.at_us).chain([granted.at_us]).map(tick_of);
-        made.any(|made| others().any(|other| moduli.iter().any(|modulus| (other - made) % modulus == 0)))
+        made.any(|made| others().any(|other| (other - made) % modulus == 0))
     }
 
     /// Forgets a counter.

@@ -13,8 +13,8 @@ use crate::{
 pub struct Schedule {
     /// How far into its first period it starts.
     start: Duration,
-    /// Whether to ask also what the contract leaves open: parts of a millisecond, the order within a batch, what is given back of a
-    /// charge from before a reset.
+    /// Whether to ask also what the contract leaves open: parts of a millisecond, and what is given back of a charge from before
+    /// a reset.
     strict: bool,
     steps: Vec<Step>,
 }
@@ -82,8 +82,9 @@ impl Schedule {
                             charges.push(charge);
                         }
                         let request = Request::new(charges, *consume);
-                        // A batch may be decided in any order, so that what comes of a counter asked twice is open.
-                        if self.strict || !requests.iter().any(|other| overlap(other, &request)) {
+                        // A batch may be decided in any order, so that what comes of a counter asked twice is open. (Redis
+                        // decides last what it has to be sent a script for.)
+                        if !requests.iter().any(|other| overlap(other, &request)) {
                             requests.push(request);
                         }
                     }
