@@ -610,20 +610,20 @@ async fn a_caller_may_wait_for_a_place_in_the_queue() {
         let late = exceeded(ends(limiter.acquire_within(&rule, key, 199 * MS)).await);
         assert_eq!(late.retry_after(), Some(100 * MS), "{}", timed.name());
         assert_eq!(clock.now(), started, "it is known at once that no slot comes in time");
-        let waiting = tokio::spawn(async move {
-            limiter.acquire_within(&rule, key, 200 * MS).await.unwrap();
-            clock.now() - started
-        });
-        let comes = async {
-            while !waiting.is_finished() {
-                assert!(timed.now() - started < SECOND);
-                timed.advance(10 * MS);
-                // It may ask a server.
-                tokio::time::sleep(10 * MS).await;
+        let waiting = tokio::spawn(async move { limiter.acquire_within(&rule, key, 200 * MS).await.map(drop) });
+        settle().await;
+        assert_eq!(line.remaining().await, 0, "{}", timed.name());
+        timed.advance(100 * MS);
+        let has_a_place = async {
+            while line.remaining().await > 0 {
+                tokio::time::sleep(MS).await;
             }
         };
-        ends(comes).await;
-        assert_eq!(waiting.await.unwrap(), 200 * MS, "{}", timed.name());
+        ends(has_a_place).await;
+        line.pass(99).await;
+        assert!(!waiting.is_finished(), "{}", timed.name());
+        line.pass(1).await;
+        ends(waiting).await.unwrap().unwrap();
     }
 }
 
