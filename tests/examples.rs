@@ -3,9 +3,9 @@
 //! They have to be built: `cargo test --workspace --all-features` does.
 
 use std::{
-    env,
+    env, fs,
     io::{BufRead as _, BufReader},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Mutex, PoisonError},
     thread,
@@ -115,6 +115,34 @@ fn quickstart_runs_on_redis_and_says_when_there_is_none() {
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains(&server.port().to_string()) && error.contains("Connection refused"), "{error}");
+}
+
+/// What the table says is what the algorithms promise, and the picture that the README shows is the one that is drawn.
+#[test]
+fn algorithms_keep_their_promises_and_draw_the_picture_in_docs() {
+    let directory = tempfile::tempdir().unwrap();
+    let drawn = directory.path().join("algorithms.svg");
+    let table = text(example("algorithms").arg(&drawn));
+
+    let mut most_by_line = Vec::new();
+    for line in table.lines() {
+        let mut numbers: Vec<u64> = line.split_whitespace().rev().map_while(|word| word.parse().ok()).collect();
+        numbers.reverse();
+        let [offered, admitted, refused, in_second @ .., most, promised] = &*numbers else { continue };
+        assert!(*admitted > 0 && most <= promised, "{line}\n{table}");
+        assert_eq!((admitted + refused, in_second.iter().sum()), (*offered, *admitted), "{line}\n{table}");
+        most_by_line.push(*most);
+    }
+    let by_traffic: Vec<_> = most_by_line.chunks(5).collect();
+    let [_steady, _burst, border, _greedy, modest] = *by_traffic else { panic!("{table}") };
+    assert_eq!(border, [20, 10, 19, 14, 10], "{table}");
+    assert_eq!(modest, [4; 5], "{table}");
+
+    let shown = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/algorithms.svg");
+    assert!(
+        fs::read(&drawn).unwrap() == fs::read(shown).unwrap(),
+        "docs/algorithms.svg is not what is drawn now; if it should be: cargo run --example algorithms -- docs/algorithms.svg"
+    );
 }
 
 #[test]

@@ -17,8 +17,8 @@ pub(crate) enum Attr {
 pub(crate) struct Limit {
     pub(crate) rule: Rule,
     pub(crate) settings: Settings,
-    /// What only a later version can do.
-    pub(crate) later: Vec<Later>,
+    /// What may not be possible here.
+    pub(crate) restricted: Vec<Restricted>,
 }
 
 /// What each of several stacked attributes has for itself.
@@ -57,13 +57,26 @@ pub(crate) enum Algorithm {
     FixedWindow,
     Aligned(bool),
     SlidingLog,
+    SlidingWindow {
+        buckets: Number,
+    },
+    TokenBucket {
+        burst: Option<Number>,
+        refill: Ident,
+    },
+    LeakyBucket {
+        queue: Number,
+    },
 }
 
-pub(crate) struct Later {
+/// A word that can't be had everywhere.
+pub(crate) struct Restricted {
     pub(crate) span: Span,
-    pub(crate) message: String,
-    /// Set if there can be no second rule beside it: what stands alone.
-    pub(crate) alone: Option<&'static str>,
+    pub(crate) word: &'static str,
+    /// There can be no second rule beside it.
+    pub(crate) alone: bool,
+    /// Only a later version can do it.
+    pub(crate) later: bool,
 }
 
 /// Every argument and an example of its value; the first four may be positional.
@@ -90,6 +103,9 @@ const SKIP_ALONE: &str = "`skip` stands alone: #[limit_request_per_time(skip)]";
 
 /// The longest period, in milliseconds: 3,650 days.
 const LONGEST: u64 = 3_650 * 86_400_000;
+
+/// The most buckets of a `SlidingWindow`.
+const MOST_BUCKETS: u64 = 1_000;
 
 const UNITS: [&str; 5] = ["Milliseconds", "Seconds", "Minutes", "Hours", "Days"];
 const ALGORITHMS: [&str; 5] = ["FixedWindow", "SlidingLog", "SlidingWindow", "TokenBucket", "LeakyBucket"];
@@ -135,7 +151,7 @@ struct Fields {
     algorithm: Option<(Algorithm, &'static str)>,
     lease: Option<Span>,
     settings: Settings,
-    later: Vec<Later>,
+    restricted: Vec<Restricted>,
 }
 
 impl Fields {
@@ -206,7 +222,7 @@ impl Fields {
             "unit" => self.unit = Some(unit(input)?),
             "count" => self.count = Some(value::number(input, argument, 1)?),
             "key" => self.key = Some(value::expr(input, argument)?),
-            "algorithm" => self.algorithm = Some(algorithm(input, &mut self.later)?),
+            "algorithm" => self.algorithm = Some(algorithm(input, &mut self.restricted)?),
             "cost" => match elapsed(input)? {
                 Some(span) => self.elapsed = Some(span),
                 None => self.cost = Some(value::number(input, argument, 0)?),
@@ -235,11 +251,7 @@ impl Fields {
             }
             "shadow" => {
                 if value::boolean(input, argument)?.value {
-                    self.later.push(Later {
-                        span: name.span(),
-                        message: "`shadow` is not available yet, leave it out".into(),
-                        alone: None,
-                    });
+                    self.restricted.push(Restricted { span: name.span(), word: "shadow", alone: false, later: true });
                 }
             }
             _ => settings.krate = Some((name, runtime(input)?)),
@@ -266,6 +278,8 @@ impl Fields {
         {
             errors.add(*span, "`ttl` is longer than 3,650 days");
         }
+        self.check_buckets(&mut errors);
+        self.check_cost(&mut errors);
         if let (Some((name, _)), false) = (&self.missing_key, self.given.contains(&"key")) {
             let message = "`on_missing_key` needs a `key` that may be missing: key = user_id";
             errors.add(name.span(), message);
@@ -284,24 +298,64 @@ impl Fields {
         Ok(Limit {
             rule: Rule {
                 prefix,
-                ttl: self.ttl.unwrap_or(Number::Literal(1, Span::mixed_site())).into_const(),
+                ttl: self.ttl.unwrap_or_else(Number::one).to_const(),
                 unit,
                 count,
                 key: self.key,
                 missing_key: self.missing_key.map(|(_, word)| word),
-                cost: self.cost.unwrap_or(Number::Literal(1, Span::mixed_site())),
+                cost: self.cost.unwrap_or_else(Number::one),
                 algorithm: self.algorithm.map(|(algorithm, _)| algorithm).unwrap_or_default(),
             },
             settings: self.settings,
-            later: self.later,
+            restricted: self.restricted,
         })
+    }
+
+    /// The period in milliseconds, if it is written down and not too long.
+    fn period(&self) -> Option<u64> {
+        let ttl = match &self.ttl {
+            None => 1,
+            Some(ttl) => ttl.literal()?,
+        };
+        ttl.checked_mul(self.unit?).filter(|period| *period <= LONGEST)
+    }
+
+    fn check_buckets(&self, errors: &mut Errors) {
+        let Some((Algorithm::SlidingWindow { buckets: Number::Literal(buckets, span) }, _)) = &self.algorithm else {
+            return;
+        };
+        if *buckets > MOST_BUCKETS {
+            errors.add(*span, format!("`buckets` must be at most {MOST_BUCKETS}, for example buckets = 60"));
+        } else if let Some(period) = self.period()
+            && !period.is_multiple_of(*buckets)
+            && let Some(near) =
+                (1..=MOST_BUCKETS).filter(|n| period.is_multiple_of(*n)).min_by_key(|n| n.abs_diff(*buckets))
+        {
+            let message = format!(
+                "{period} milliseconds can't be divided into {buckets} equal buckets, for example buckets = {near}"
+            );
+            errors.add(*span, message);
+        }
+    }
+
+    fn check_cost(&self, errors: &mut Errors) {
+        let (name, number, more) = match &self.algorithm {
+            None if self.given.contains(&"algorithm") => return,
+            Some((Algorithm::TokenBucket { burst: Some(burst), .. }, _)) => ("burst", Some(burst), 0),
+            Some((Algorithm::LeakyBucket { queue }, _)) => ("queue", Some(queue), 1),
+            _ => ("count", self.count.as_ref(), 0),
+        };
+        if let (Some(Number::Literal(cost, span)), Some(Number::Literal(number, _))) = (&self.cost, number)
+            && *cost > number.saturating_add(more)
+        {
+            let largest = number.saturating_add(more);
+            errors.add(*span, format!("a cost of {cost} never fits: with {name} = {number} the largest is {largest}"));
+        }
     }
 
     fn only_with(&mut self, span: Span, word: &'static str, algorithm: &str, only: &str, errors: &mut Errors) {
         if algorithm == only {
-            let message = format!("`{word}` is not available yet, leave it out");
-            let alone = (word == "lease").then_some(word);
-            self.later.push(Later { span, message, alone });
+            self.restricted.push(Restricted { span, word, alone: word == "lease", later: true });
         } else if !self.given.contains(&"algorithm") || self.algorithm.is_some() {
             let message = format!("`{word}` needs `algorithm = {only}`, not `{algorithm}`");
             errors.add(span, message);
@@ -328,7 +382,7 @@ fn unit(input: ParseStream) -> Result<u64> {
     })
 }
 
-fn algorithm(input: ParseStream, later: &mut Vec<Later>) -> Result<(Algorithm, &'static str)> {
+fn algorithm(input: ParseStream, restricted: &mut Vec<Restricted>) -> Result<(Algorithm, &'static str)> {
     let (ident, word) = value::word(input, "algorithm", &ALGORITHMS)?;
     let options: &[(&str, &str)] = match word {
         "FixedWindow" => &[("align", "true")],
@@ -337,34 +391,34 @@ fn algorithm(input: ParseStream, later: &mut Vec<Later>) -> Result<(Algorithm, &
         "LeakyBucket" => &[("queue", "50")],
         _ => &[],
     };
-    let mut algorithm = match word {
-        "SlidingLog" => Algorithm::SlidingLog,
-        _ => Algorithm::FixedWindow,
-    };
-    let mut queue = false;
+    let (mut align, mut buckets, mut burst, mut refill, mut queue) = (None, None, None, None, None);
     value::options(&ident, input, options, |name, input| {
         match name {
-            "align" => algorithm = Algorithm::Aligned(value::boolean(input, name)?.value),
-            "refill" => drop(value::word(input, "refill", &["Greedy", "Interval"])?),
-            "queue" => {
-                value::number(input, name, 0)?;
-                queue = true;
-            }
-            _ => drop(value::number(input, name, 1)?),
+            "align" => align = Some(value::boolean(input, name)?.value),
+            "buckets" => buckets = Some(value::number(input, name, 1)?),
+            "burst" => burst = Some(value::number(input, name, 1)?),
+            "refill" => refill = Some(variant(input, name, &["Greedy", "Interval"])?),
+            _ => queue = Some(value::number(input, name, 0)?),
         }
         Ok(())
     })?;
-    if word == "LeakyBucket" && !queue {
-        let message = "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)";
-        return fail(ident.span(), message);
-    }
-    if !matches!(word, "FixedWindow" | "SlidingLog") {
-        later.push(Later {
-            span: ident.span(),
-            message: format!("algorithm `{word}` is not available yet, use `FixedWindow` or `SlidingLog`"),
-            alone: (word == "LeakyBucket").then_some(word),
-        });
-    }
+    let algorithm = match word {
+        "FixedWindow" => align.map_or(Algorithm::FixedWindow, Algorithm::Aligned),
+        "SlidingLog" => Algorithm::SlidingLog,
+        "SlidingWindow" => Algorithm::SlidingWindow { buckets: buckets.unwrap_or_else(Number::one) },
+        "TokenBucket" => {
+            let refill = refill.unwrap_or_else(|| Ident::new("Greedy", Span::mixed_site()));
+            Algorithm::TokenBucket { burst, refill }
+        }
+        _ => {
+            let Some(queue) = queue else {
+                let message = "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)";
+                return fail(ident.span(), message);
+            };
+            restricted.push(Restricted { span: ident.span(), word, alone: true, later: false });
+            Algorithm::LeakyBucket { queue }
+        }
+    };
     Ok((algorithm, word))
 }
 

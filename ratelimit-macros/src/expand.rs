@@ -2,9 +2,9 @@
 
 use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
-use syn::{Attribute, Error, Meta};
+use syn::{Attribute, Meta};
 
-use crate::args::{self, Attr, Limit, Settings};
+use crate::args::{self, Attr, Limit, Restricted, Settings};
 use crate::errors::Errors;
 use crate::function::{Function, Impl, Item, Member, Place};
 use crate::future::{find_name, unpacked_names};
@@ -40,7 +40,7 @@ fn expand_function(own: Option<Attr>, function: &mut Function, errors: &mut Erro
     let mut attrs = vec![own];
     attrs.extend(take_siblings(&mut function.attrs, errors));
     let limits = only_limits(attrs, errors);
-    check_available(&limits, limits.len() > 1, errors);
+    check_words(&limits, limits.len() > 1, errors);
     let settings = merge(Settings::default(), &limits, errors);
     let limits: Vec<_> = limits.iter().collect();
     if let Some(place) = check_place(function, &limits, errors)
@@ -56,7 +56,7 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(&mut block.attrs, errors));
     let all = only_limits(attrs, errors);
-    check_available(&all, all.len() > 1, errors);
+    check_words(&all, all.len() > 1, errors);
     let settings = merge(Settings::default(), &all, errors);
     let (mut any, mut skipped) = (false, false);
     let mut checked = Vec::new();
@@ -79,7 +79,7 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) {
         }
         any = true;
         let own = only_limits(attrs, errors);
-        check_available(&own, !all.is_empty() || own.len() > 1, errors);
+        check_words(&own, !all.is_empty() || own.len() > 1, errors);
         let settings = merge(settings.clone(), &own, errors);
         let limits: Vec<_> = all.iter().chain(&own).collect();
         if let Some(place) = check_place(function, &limits, errors)
@@ -146,14 +146,14 @@ fn only_limits(attrs: Vec<Option<Attr>>, errors: &mut Errors) -> Vec<Limit> {
     limits
 }
 
-fn check_available(limits: &[Limit], stacked: bool, errors: &mut Errors) {
-    for later in limits.iter().flat_map(|limit| &limit.later) {
-        errors.push(match later.alone {
-            Some(word) if stacked => {
-                Error::new(later.span, format!("`{word}` stands alone: a function with it has no second rate limit"))
-            }
-            _ => Error::new(later.span, &later.message),
-        });
+/// Whether each word may stand here.
+fn check_words(limits: &[Limit], stacked: bool, errors: &mut Errors) {
+    for Restricted { span, word, alone, later } in limits.iter().flat_map(|limit| &limit.restricted) {
+        if *alone && stacked {
+            errors.add(*span, format!("`{word}` stands alone: a function with it has no second rate limit"));
+        } else if *later {
+            errors.add(*span, format!("`{word}` is not available yet, leave it out"));
+        }
     }
 }
 

@@ -43,8 +43,8 @@ use proc_macro::TokenStream;
 /// | `unit` | `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`, also written `TimeUnit::Minutes` | required |
 /// | `count` | how many calls a period lets through. A literal or `const { .. }` is checked when compiling, any other expression is evaluated at each call; at 0 no call ever fits | required |
 /// | `key` | who is counted: an expression over the arguments and `self`. It is borrowed, not moved, and so is each part of a tuple | one counter for all |
-/// | `algorithm` | `FixedWindow`: a window opens with the first call. `FixedWindow(align = true)`: windows lie on multiples of the period since 1970, UTC. `SlidingLog`: never more than `count` in any period. Not available yet: `SlidingWindow(buckets = 1)`, `TokenBucket(burst = 200, refill = Interval)` (or `Greedy`), `LeakyBucket(queue = 50)` | `FixedWindow` |
-/// | `cost` | how much of `count` this call takes: an integer or expression, evaluated once, after the key. A call of cost 0 is free. Not available yet: `Elapsed(max = "5s")`, the milliseconds the call really took, with `SlidingLog` only | `1` |
+/// | `algorithm` | how calls are counted: see [Algorithms](#algorithms) | `FixedWindow` |
+/// | `cost` | how much of `count` this call takes: an integer or expression, evaluated once, after the key. A call of cost 0 is free. A literal that never fits is a compile error. Not available yet: `Elapsed(max = "5s")`, the milliseconds the call really took, with `SlidingLog` only | `1` |
 /// | `on_limit` | `Reject`: return the error. `Wait`: wait as long as it takes. `Wait(max = "30s")`: wait, but not if it would take longer. `Return(expr)`: return this instead; it sees the arguments, may `.await`, and `refused` names the `RequestPerMinute` | `Reject` |
 /// | `on_store_error` | if Redis does not answer: `Local` (this process counts alone until it is back), `Allow` or `Deny` | the limiter's, which is `Local` at first |
 /// | `on_missing_key` | if the key is `None`: `Deny` (refuse the call), `Skip` (do not limit it) or `Shared` (all calls without a key share one counter). Needed if the key is an `Option`, and only then | |
@@ -66,6 +66,22 @@ use proc_macro::TokenStream;
 ///     Ok(())
 /// }
 /// ```
+///
+/// # Algorithms
+///
+/// For a `count` of C in a period of P:
+///
+/// | `algorithm =` | how calls are counted |
+/// |---|---|
+/// | `FixedWindow` | C in each window, which opens with its first call. Where two windows meet, up to 2C within P |
+/// | `FixedWindow(align = true)` | the same, but windows lie on multiples of P since 1970, UTC |
+/// | `SlidingLog` | never more than C in any P |
+/// | `SlidingWindow(buckets = 6)` | in so many equal parts of P, the oldest weighted by how much of it the last P still overlaps: less than 2C in any P. `buckets` is 1 if not given, at most 1,000, and P in milliseconds is a multiple of it |
+/// | `TokenBucket(burst = 200, refill = Interval)` | calls take tokens from a bucket that holds `burst` (C if not given) and starts full; C come back in each P, one by one (`refill = Greedy`, if not given) or all at its end (`Interval`) |
+/// | `LeakyBucket(queue = 50)` | one call every P/C: an admitted call sleeps until its turn. `queue`, which must be given, is how many may wait; with 0 a call runs at once or is refused |
+///
+/// The numbers are integers or constant `u64`s. What the algorithm can't store
+/// (see `Rule::new`) is a compile error if it is constant, and otherwise reported by each call.
 ///
 /// # What the function returns
 ///

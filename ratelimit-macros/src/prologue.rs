@@ -93,24 +93,19 @@ fn charge(limit: &Limit, runtime: &Runtime) -> TokenStream {
     let rule = &limit.rule;
     let (prefix, ttl) = (&rule.prefix, &rule.ttl);
     let unit = value::integer(rule.unit, Span::mixed_site());
-    let algorithm = match rule.algorithm {
-        Algorithm::FixedWindow => ours!(),
-        Algorithm::Aligned(align) => {
-            ours!(.algorithm(#krate::Algorithm::FixedWindow { align: #align }))
-        }
-        Algorithm::SlidingLog => ours!(.algorithm(#krate::Algorithm::SlidingLog)),
+    let constant = |plain: &TokenStream| {
+        let rule = with_algorithm(plain, &rule.algorithm, krate);
+        ours!(const { #rule })
     };
-    let constant =
-        |count: &TokenStream| ours!(const { #krate::__private::rule(#prefix, #count, #ttl, #unit) #algorithm });
+    let counted = |count: &TokenStream| constant(&ours!(#krate::__private::rule(#prefix, #count, #ttl, #unit)));
     // Each value of the user's in a statement of its own: the next may lock what this one has locked.
     let mut values = ours!();
     let charged = match &rule.count {
-        Number::Literal(count, span) => constant(&value::integer(*count, *span)),
-        Number::Const(count) => constant(&count.to_token_stream()),
+        Number::Literal(..) | Number::Const(_) => counted(&rule.count.to_const()),
         Number::Other(count) => {
             let count = call_on(runtime, "count", count, None);
             values.extend(ours!(let count = #count;));
-            let constant = constant(&ours!(1));
+            let constant = constant(&ours!(#krate::__private::rule_without_count(#prefix, #ttl, #unit)));
             ours!(#krate::__private::with_count(#constant, count))
         }
     };
@@ -135,6 +130,29 @@ fn charge(limit: &Limit, runtime: &Runtime) -> TokenStream {
     };
     let charge = ours!(#krate::__private::charge(#charged, #key, #cost));
     if values.is_empty() { charge } else { ours!({ #values #charge }) }
+}
+
+fn with_algorithm(rule: &TokenStream, algorithm: &Algorithm, krate: &TokenStream) -> TokenStream {
+    match algorithm {
+        Algorithm::FixedWindow => rule.clone(),
+        Algorithm::Aligned(align) => ours!(#rule.algorithm(#krate::Algorithm::FixedWindow { align: #align })),
+        Algorithm::SlidingLog => ours!(#rule.algorithm(#krate::Algorithm::SlidingLog)),
+        Algorithm::SlidingWindow { buckets } => {
+            let buckets = buckets.to_const();
+            ours!(#krate::__private::sliding_window(#rule, #buckets))
+        }
+        Algorithm::TokenBucket { burst: None, refill } => {
+            ours!(#krate::__private::token_bucket_of_count(#rule, #krate::Refill::#refill))
+        }
+        Algorithm::TokenBucket { burst: Some(burst), refill } => {
+            let burst = burst.to_const();
+            ours!(#krate::__private::token_bucket(#rule, #burst, #krate::Refill::#refill))
+        }
+        Algorithm::LeakyBucket { queue } => {
+            let queue = queue.to_const();
+            ours!(#krate::__private::leaky_bucket(#rule, #queue))
+        }
+    }
 }
 
 /// `name(expr)`, or with more arguments `name(&(expr), more)`, where errors are drawn at `expr`.

@@ -73,11 +73,24 @@ pub(crate) enum Number {
 }
 
 impl Number {
+    /// What holds if nothing is said.
+    pub(crate) fn one() -> Self {
+        Number::Literal(1, Span::mixed_site())
+    }
+
     /// As an argument of a `const fn`.
-    pub(crate) fn into_const(self) -> TokenStream {
+    pub(crate) fn to_const(&self) -> TokenStream {
         match self {
-            Number::Literal(number, span) => integer(number, span),
-            Number::Const(expr) | Number::Other(expr) => expr.into_token_stream(),
+            Number::Literal(number, span) => integer(*number, *span),
+            Number::Const(expr) | Number::Other(expr) => expr.to_token_stream(),
+        }
+    }
+
+    /// What is known while the macro runs.
+    pub(crate) fn literal(&self) -> Option<u64> {
+        match self {
+            Number::Literal(number, _) => Some(*number),
+            Number::Const(_) | Number::Other(_) => None,
         }
     }
 }

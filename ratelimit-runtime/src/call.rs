@@ -77,6 +77,7 @@ struct Arrival {
 }
 
 /// What comes of one question to the store.
+#[allow(clippy::large_enum_variant)] // made and taken apart at once, and most are permits
 enum Verdict {
     /// And when the call may run, if not at once.
     Permit(Permit, Option<Duration>),
@@ -346,6 +347,9 @@ impl Call {
             return Verdict::Refused(refusal(&self.rule(), error));
         };
         let refused = RequestPerMinute::exceeded(&charge.rule, charge.cost, &charge.decision);
+        if charge.wait > charge.longest_wait {
+            return Verdict::Refused(refused); // a slot comes no sooner for a caller who waits to ask again
+        }
         Verdict::Exceeded(refused, charge.counter.clone())
     }
 

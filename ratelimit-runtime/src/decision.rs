@@ -139,9 +139,15 @@ impl Permit {
 
     /// Returns what this permit was charged and says how much that was, over all of its rules.
     ///
-    /// What no longer counts is not returned: once the window of the charge is over, this is 0,
-    /// and no later window is ever credited. A [`SlidingLog`](crate::Algorithm::SlidingLog) that has taken more than 5,000 entries since returns nothing
-    /// either: it would have to rewrite all of them.
+    /// What no longer counts is not returned, and no later window is ever credited:
+    ///
+    /// | algorithm | what is returned |
+    /// |---|---|
+    /// | `FixedWindow` | all of it until the window ends, then nothing |
+    /// | `SlidingLog` | all of it for one period, then nothing; nothing either behind more than 5,000 later entries, which would all have to be rewritten |
+    /// | `SlidingWindow` | what it still weighs |
+    /// | `TokenBucket` | what the bucket cannot have refilled since |
+    /// | `LeakyBucket` | all of it, if nobody has been given a later slot and the slot has not passed; otherwise nothing |
     ///
     /// # Errors
     ///

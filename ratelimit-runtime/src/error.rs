@@ -148,12 +148,13 @@ impl fmt::Display for RequestPerMinute {
                     None => Ok(()),
                 }
             }
-            Cause::NeverFits => write!(
-                f,
-                "`{prefix}` is limited to {} per {}; a cost of {cost} never fits",
-                rule.count(),
-                Period(rule.period())
-            ),
+            Cause::NeverFits => {
+                write!(f, "`{prefix}` is limited to {} per {}", rule.count(), Period(rule.period()))?;
+                if rule.limit() != rule.count() {
+                    write!(f, " and {} at once", rule.limit())?;
+                }
+                write!(f, "; a cost of {cost} never fits")
+            }
             Cause::MissingKey => {
                 write!(f, "`{prefix}` is limited by a key, and this call has none")
             }

@@ -41,6 +41,9 @@
 //! |---|---|---|
 //! | [`Algorithm::FixedWindow`] | 2C; C in each of its windows | one integer |
 //! | [`Algorithm::SlidingLog`] | C, exactly | about 10 bytes an admitted call |
+//! | [`Algorithm::SlidingWindow`] of n buckets | less than 2C; C in any window of P - P/n | n + 2 integers |
+//! | [`Algorithm::TokenBucket`] that holds B | B + C | three integers |
+//! | [`Algorithm::LeakyBucket`] | C, by the slots the calls are given; C - 1 + the largest cost, if costs differ from 1 | three integers |
 //!
 //! - A refused call consumes nothing. What is charged is what was granted.
 //! - Several rules on one call are one decision: all are charged, or none is.
@@ -53,10 +56,20 @@
 //!
 //! | | meaning |
 //! |---|---|
-//! | `limit` | the rule's count |
+//! | `limit` | the largest cost that is ever granted |
 //! | `remaining` | the largest cost that would be granted now; on a [`Permit`], after its own charge |
 //! | `reset_after` | how long until `remaining` is `limit` again if nobody calls |
 //! | `retry_after` | the shortest wait after which the cost is granted if nobody else calls |
+//!
+//! Both stores say the same, for each algorithm:
+//!
+//! | | `limit` | `remaining` | `reset_after`: until | `retry_after`: until |
+//! |---|---|---|---|---|
+//! | `FixedWindow` | C | C - what this window took | the window ends | the window ends |
+//! | `SlidingLog` | C | C - what the last period took | the newest charge is a period old | enough of the oldest charges are |
+//! | `SlidingWindow` | C | C - the weighted count, rounded up | the newest charged sub-window is out of the last period | enough of the oldest ones have faded |
+//! | `TokenBucket` | B | whole tokens in the bucket | the bucket is full | it holds the cost |
+//! | `LeakyBucket` of queue Q | Q + 1 | slots that can still be given | the last slot given has passed | there is room, and a slot as soon as the caller wants it |
 //!
 //! Durations count from the store's decision and are rounded up to a millisecond, so a caller who waits for
 //! `retry_after` is not refused again for having come too early.
@@ -90,7 +103,9 @@
 //! | Redis restarts without persistence, evicts keys, or fails over to a server that missed writes | the counters that were lost start fresh |
 //! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
 //! | it is set back | nothing; what counted may count for up to a period longer |
-//! | [`Limiter::reset`] | the counter starts fresh |
+//! | [`Limiter::reset`] | the counter starts fresh; a permit from before, given back after, credits a `SlidingWindow` or a `TokenBucket` with up to its cost |
+//! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go |
+//! | a [`FixedWindow`](Algorithm::FixedWindow) on Redis is given a permit of an earlier window | its cost, if the two were opened a multiple of 900.001 s apart to the millisecond |
 //!
 //! # Features
 //!
@@ -100,12 +115,15 @@
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | `rediss://`, Redis over TLS |
 //! | `uuid` | UUIDs as keys |
+//! | `conformance` | the tests that a store of your own has to pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
 mod builder;
 mod call;
 mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod decision;
 mod error;
 mod key;
@@ -116,6 +134,7 @@ mod process;
 mod redis;
 mod rule;
 pub mod store;
+mod sync;
 pub mod testing;
 mod wait;
 

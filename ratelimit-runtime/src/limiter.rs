@@ -135,6 +135,8 @@ impl Limiter {
 
     /// Charges a cost of 1 to the rule's counter for this key.
     ///
+    /// With a [`LeakyBucket`](crate::Algorithm::LeakyBucket) an admitted call sleeps here until its slot.
+    ///
     /// # Errors
     ///
     /// [`RequestPerMinute`], and nothing is consumed.
@@ -142,11 +144,11 @@ impl Limiter {
     /// # Cancellation
     ///
     /// A future that was never polled has charged nothing. One that is dropped while a Redis server is being asked may or may
-    /// not have been charged.
+    /// not have been charged. One that is dropped while it sleeps until its slot gives the slot back: at once in memory, in the background on Redis.
     ///
     /// # Panics
     ///
-    /// On a Redis store, within a tokio runtime that was built without `enable_time`.
+    /// On a Redis store, within a tokio runtime that was built without `enable_time`. Also when it has to sleep outside of one.
     pub fn acquire<K: RateKey>(
         &self,
         rule: &Rule,
@@ -229,11 +231,12 @@ impl Limiter {
     /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
     /// ```
     ///
-    /// Two charges of one counter are one: their costs add up, and the lower limit holds.
+    /// Two charges of one counter are one: their costs add up, and the lower limit holds. On Redis all of it is one script.
     ///
     /// # Errors
     ///
-    /// [`RequestPerMinute`], naming the rule with the longest wait, and no rule is charged.
+    /// [`RequestPerMinute`], naming the rule with the longest wait, and no rule is charged. As [`Cause::Misconfigured`](crate::Cause::Misconfigured) if one
+    /// of several rules is a [`LeakyBucket`](crate::Algorithm::LeakyBucket): it stands alone.
     ///
     /// # Cancellation
     ///

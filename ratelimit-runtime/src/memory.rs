@@ -3,10 +3,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     hash::{BuildHasherDefault, Hasher},
-    sync::{
-        Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{PoisonError, TryLockError, atomic::Ordering},
 };
 
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -16,7 +13,11 @@ use crate::{
     Clock, CounterName,
     algorithm::{Counter, Look},
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
+    sync::{AtomicUsize, Mutex, MutexGuard},
 };
+
+#[cfg(all(test, model_check))]
+mod model_check;
 
 /// Counters of one process, exact under any number of threads.
 ///
@@ -44,7 +45,7 @@ struct Shard {
     sweep_above: usize,
 }
 
-const SHARDS: usize = 64;
+const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 const SWEEP_PAUSE_MS: u64 = 100;
 
 /// The shards of one request.
@@ -137,8 +138,7 @@ impl Memory {
             self.sweep(shard, now_us);
             shard.sweep_above = (2 * shard.counters.len()).max(64);
         }
-        while self.stored.fetch_add(1, Ordering::Relaxed) >= self.capacity {
-            self.stored.fetch_sub(1, Ordering::Relaxed);
+        while !self.take_room() {
             if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {
                 return Err(StoreError::unavailable(format!(
                     "the memory store holds {} counters, as many as it may, and all of them are in use",
@@ -151,6 +151,13 @@ impl Memory {
         shard.sweep_at_ms = shard.sweep_at_ms.min(counter.until_ms());
         shard.counters.insert(name, counter);
         Ok(charged)
+    }
+
+    /// Counts one more if the store is not full. It never counts too many, not even for a moment: another thread
+    /// would find the store full that is not.
+    fn take_room(&self) -> bool {
+        let one_more = |stored| (stored < self.capacity).then_some(stored + 1);
+        self.stored.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
     /// Drops what is fresh. Returns how many that were.

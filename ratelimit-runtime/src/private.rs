@@ -4,47 +4,72 @@ use std::time::Duration;
 
 pub use crate::call::{Asked as Charge, Deciding};
 use crate::{
-    Algorithm, Cause, Key, Limiter, OnStoreError, RateKey, Refill, RequestPerMinute, Rule, call,
+    Algorithm, Cause, Key, Limiter, OnStoreError, RateKey, Refill, RequestPerMinute, Rule, algorithm, call,
     call::{AskedKey, Manner, OnLimit},
 };
 
 /// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
 #[must_use]
 pub const fn rule(prefix: &'static str, count: u64, ttl: u64, unit_ms: u64) -> Rule {
-    assert!(!prefix.is_empty(), "`prefix` is empty; give the counter a name");
     assert!(count > 0, "`count` must be at least 1");
+    rule_without_count(prefix, ttl, unit_ms).with_count(count)
+}
+
+/// A rule whose count is known only at the call: until [`with_count`] it is 0.
+#[must_use]
+pub const fn rule_without_count(prefix: &'static str, ttl: u64, unit_ms: u64) -> Rule {
+    assert!(!prefix.is_empty(), "`prefix` is empty; give the counter a name");
     assert!(ttl > 0, "`ttl` must be at least 1");
     let Some(period_ms) = ttl.checked_mul(unit_ms) else { panic!("`ttl` is too large") };
     let period = Duration::from_millis(period_ms);
     assert!(period.as_secs() <= Rule::LONGEST_PERIOD.as_secs(), "`ttl` is longer than 3,650 days");
-    Rule::new(prefix, count, period)
+    Rule::new(prefix, 0, period)
+}
+
+/// The rule by a sliding window.
+#[must_use]
+pub const fn sliding_window(rule: Rule, buckets: u64) -> Rule {
+    checked(rule.algorithm(Algorithm::SlidingWindow { buckets }))
+}
+
+/// The rule by a token bucket that holds `burst`.
+#[must_use]
+pub const fn token_bucket(rule: Rule, burst: u64, refill: Refill) -> Rule {
+    assert!(burst > 0, "`burst` must be at least 1");
+    checked(rule.algorithm(Algorithm::TokenBucket { burst, refill }))
+}
+
+/// The rule by a token bucket that holds the count.
+#[must_use]
+pub const fn token_bucket_of_count(rule: Rule, refill: Refill) -> Rule {
+    checked(rule.algorithm(Algorithm::TokenBucket { burst: rule.count(), refill }))
+}
+
+/// The rule by a leaky bucket.
+#[must_use]
+pub const fn leaky_bucket(rule: Rule, queue: u64) -> Rule {
+    checked(rule.algorithm(Algorithm::LeakyBucket { queue }))
+}
+
+/// The rule, if its numbers are right as far as they are known; a count of 0 is not.
+const fn checked(rule: Rule) -> Rule {
+    if let Some(fault) = algorithm::fault(&rule) {
+        panic!("{}", fault.words());
+    }
+    rule
 }
 
 /// The rule with a count that is known only now.
 #[must_use]
 pub const fn with_count(rule: Rule, count: u64) -> Rule {
-    rule.with_count(count)
-}
-
-/// The rule as a token bucket that holds `burst`, or as much as the rule's count if nothing is said.
-#[must_use]
-pub const fn token_bucket(rule: Rule, burst: Option<u64>, refill: Refill) -> Rule {
-    let burst = match burst {
-        Some(burst) => burst,
-        None => rule.count(),
-    };
-    assert!(burst > 0, "`burst` must be at least 1");
-    rule.algorithm(Algorithm::TokenBucket { burst, refill })
-}
-
-/// The token bucket with a count that is known only now, and that it holds.
-#[must_use]
-pub const fn with_count_and_burst(rule: Rule, count: u64) -> Rule {
+    let rule = rule.with_count(count);
     match rule.counted_by() {
-        Algorithm::TokenBucket { refill, .. } => {
-            rule.with_count(count).algorithm(Algorithm::TokenBucket { burst: count, refill })
+        // It holds the count, which `token_bucket_of_count` did not know. A bucket that never fills has to hold something, too.
+        Algorithm::TokenBucket { burst: 0, refill } => {
+            let burst = if count == 0 { 1 } else { count };
+            rule.algorithm(Algorithm::TokenBucket { burst, refill })
         }
-        _ => rule.with_count(count),
+        _ => rule,
     }
 }
 

@@ -150,6 +150,8 @@ impl Rule {
     /// | `SlidingWindow` | count × milliseconds of a sub-window: 2^52 (52 million for sub-windows of a day) |
     /// | `TokenBucket` | burst × milliseconds of the period, or with [`Refill::Interval`] of the periods to fill it: 2^52 (1,250 million for an hour) |
     /// | `LeakyBucket` | (queue + 1) × milliseconds of the period: 2^52 |
+    ///
+    /// No count, burst or queue may be above 2^52.
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         Self { prefix, count, period, algorithm: Algorithm::FixedWindow { align: false } }
     }
@@ -224,6 +226,6 @@ impl Rule {
                 "its period is {period:?}; it must be a whole number of milliseconds, from 1 ms to 3,650 days"
             ));
         }
-        crate::algorithm::fault(self)
+        crate::algorithm::fault(self).map(|fault| fault.explain(self))
     }
 }

@@ -15,9 +15,13 @@ use crate::{CounterName, Decision, Rule, algorithm::Look};
 /// - decide each request on its own, atomically, and the requests of a batch in any order: either every charge of it fits and all are charged, or
 ///   none is and nothing changes;
 /// - decide by one clock of its own;
-/// - only look, and change nothing, for a request that does not consume, and for a cost of 0.
+/// - only look, and change nothing, for a request that does not consume, and for a cost of 0;
+/// - answer with [`StoreError::misconfigured`] for an algorithm that it does not have.
 ///
 /// What it writes back into a request: each charge's [`Decision`] and [`Charge::receipt`], and the [`Request::outcome`].
+///
+/// Whether a store does all this, and decides as the crate's own do, is told by `conformance::check` (feature `conformance`), one line
+/// in a test.
 ///
 /// ```
 /// use ratelimit_runtime::{

@@ -7,16 +7,18 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
-use tokio::sync::Notify;
+use crate::{
+    CounterName, RequestPerMinute,
+    store::Charge,
+    sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Notify},
+};
 
-use crate::{CounterName, RequestPerMinute, store::Charge};
+#[cfg(all(test, model_check))]
+mod model_check;
 
 /// The lines of one limiter.
 pub(crate) struct Lines {

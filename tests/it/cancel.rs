@@ -12,7 +12,8 @@ use tokio::task::JoinHandle;
 
 use crate::store::on_plain_store;
 use crate::support::{
-    ALGORITHMS, FIXED, LOG, admitted, ends, exceeded, fresh_key, hourly, in_memory, limiter_on, settle,
+    ALGORITHMS, BUCKET, By, FIXED, INTERVAL, LOG, admitted, ends, exceeded, fresh_key, hourly, in_memory, limiter_on,
+    settle,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -27,11 +28,11 @@ fn waiter(limiter: &Limiter, rule: Rule) -> JoinHandle<Result<Permit, RequestPer
 /// The one at the head, who sleeps; one in the middle; the last; the head and the one who follows it.
 #[tokio::test]
 async fn a_caller_may_leave_the_line_anywhere() {
-    for algorithm in [FIXED, LOG] {
+    for algorithm in [FIXED, LOG, BUCKET, INTERVAL] {
         for leaving in [vec![0], vec![2], vec![4], vec![0, 1], vec![1, 3], vec![0, 1, 2, 3], vec![0, 1, 2, 3, 4]] {
             let clock = ManualClock::new();
             let limiter = in_memory(&clock).await;
-            let rule = Rule::new("leave", 1, SECOND).algorithm(algorithm);
+            let rule = Rule::new("leave", 1, SECOND).by(algorithm);
             limiter.acquire(&rule, 1).await.unwrap();
             let mut waiting = Vec::new();
             for _ in 0..5 {
@@ -123,11 +124,11 @@ async fn poll_and_drop(future: impl Future, polls: usize, mut between: impl FnMu
 /// Dropped after each number of polls there is.
 #[tokio::test]
 async fn a_future_may_be_dropped_after_any_poll() {
-    for algorithm in [FIXED, LOG] {
+    for algorithm in ALGORITHMS {
         for polls in 0..12 {
             let clock = ManualClock::new();
             let limiter = in_memory(&clock).await;
-            let rule = Rule::new("polls", 1, SECOND).algorithm(algorithm);
+            let rule = Rule::new("polls", 1, SECOND).by(algorithm);
             limiter.acquire(&rule, 1).await.unwrap();
             let behind = async {
                 settle().await;
@@ -169,7 +170,7 @@ async fn a_call_to_redis_may_be_dropped() {
     let limiter = limiter_on(&server).await;
     for algorithm in ALGORITHMS {
         for polls in 0..4 {
-            let (one, other) = (hourly(100, algorithm), Rule::new("other", 100, HOUR).algorithm(algorithm));
+            let (one, other) = (hourly(100, algorithm), Rule::new("other", 100, HOUR).by(algorithm));
             let key = fresh_key();
             for _ in 0..10 {
                 let charges = [(&one, Key::new(key), 1), (&other, Key::new(key), 1)];

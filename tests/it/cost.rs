@@ -5,7 +5,10 @@ use std::time::Duration;
 use ratelimit_runtime::{Cause, Key, Rule};
 use ratelimit_tests::RedisServer;
 
-use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, ends, exceeded, fresh_key, hourly, limiter_on};
+use crate::support::{
+    ALGORITHMS, BUCKET, By, FIXED, INTERVAL, LOG, SLIDING, Timed, WINDOWS, admitted, ends, exceeded, fresh_key, hourly,
+    limiter_on,
+};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -16,13 +19,17 @@ const DAY: Duration = Duration::from_secs(86_400);
 async fn a_cost_of_a_million_is_one_charge() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
-            let rule = Rule::new("million", 1_000_000, 100 * SECOND).algorithm(algorithm);
+            let rule = Rule::new("million", 1_000_000, 100 * SECOND).by(algorithm);
             let key = fresh_key();
             for _ in 0..3 {
                 assert_eq!(timed.limiter.acquire_n(&rule, key, 1_000_000).await.unwrap().remaining(), 0);
-                let refused = exceeded(timed.limiter.acquire_n(&rule, key, 1_000_000).await);
-                assert_eq!(exceeded(timed.limiter.acquire(&rule, key).await).retry_after(), refused.retry_after());
-                timed.advance(refused.retry_after().unwrap());
+                let all = exceeded(timed.limiter.acquire_n(&rule, key, 1_000_000).await).retry_after();
+                let one = exceeded(timed.limiter.acquire(&rule, key).await).retry_after();
+                assert!(one <= all, "{one:?} for one, {all:?} for a million, {}", timed.of(&rule));
+                if WINDOWS.contains(&algorithm) || algorithm == INTERVAL {
+                    assert_eq!(one, all, "all of it comes back at once: {}", timed.of(&rule));
+                }
+                timed.advance(all.unwrap());
             }
         }
     }
@@ -109,10 +116,22 @@ async fn the_largest_counts_are_exact() {
         (LOG, 37 * DAY, 1_000_000),
         (LOG, 376 * DAY, 100_000),
         (LOG, Rule::LONGEST_PERIOD, 10_000),
+        // The powers of two divided by milliseconds.
+        (SLIDING, MS, 1 << 52),
+        (SLIDING, SECOND, 4_503_599_627_370),
+        (SLIDING, DAY, 52_124_995),
+        (SLIDING, Rule::LONGEST_PERIOD, 14_280),
+        (BUCKET, MS, 1 << 52),
+        (BUCKET, SECOND, 4_503_599_627_370),
+        (BUCKET, HOUR, 1_250_999_896),
+        (BUCKET, Rule::LONGEST_PERIOD, 14_280),
+        (INTERVAL, MS, 1 << 52),
+        (INTERVAL, HOUR, 1 << 52),
+        (INTERVAL, Rule::LONGEST_PERIOD, 1 << 52),
     ];
     for timed in Timed::both().await {
         for (algorithm, period, count) in largest {
-            let (rule, key) = (Rule::new("largest", count, period).algorithm(algorithm), fresh_key());
+            let (rule, key) = (Rule::new("largest", count, period).by(algorithm), fresh_key());
             for _ in 0..5 {
                 let context = timed.of(&rule);
                 let permit = timed.limiter.acquire_n(&rule, key, count - 2).await.unwrap();
@@ -128,7 +147,7 @@ async fn the_largest_counts_are_exact() {
                 timed.advance(wait);
             }
 
-            let above = Rule::new("largest", count + 1, period).algorithm(algorithm);
+            let above = Rule::new("largest", count + 1, period).by(algorithm);
             let refused = timed.limiter.acquire(&above, key).await.unwrap_err();
             assert_eq!(refused.cause(), Cause::Misconfigured, "{}", timed.of(&above));
             assert!(refused.to_string().contains(&count.to_string()), "{refused}");
@@ -148,7 +167,7 @@ async fn an_impossible_rule_is_misconfigured() {
             Rule::new("endless", 1, Duration::MAX),
             Rule::new("many", u64::MAX, SECOND),
         ];
-        for rule in rules.into_iter().flat_map(|rule| ALGORITHMS.map(|algorithm| rule.algorithm(algorithm))) {
+        for rule in rules.into_iter().flat_map(|rule| ALGORITHMS.map(|algorithm| rule.by(algorithm))) {
             let limiter = &timed.limiter;
             let charges = [(&rule, Key::new(1), 1)];
             let causes = [

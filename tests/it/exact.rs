@@ -10,7 +10,7 @@ use ratelimit_tests::RedisServer;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, fresh_key, hourly, is_admitted};
+use crate::support::{ALGORITHMS, BUCKET, By, FIXED, LOG, SLIDING, Timed, admitted, fresh_key, is_admitted};
 
 /// `worker`, a process of its own.
 struct Worker {
@@ -20,9 +20,9 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(url: &str, algorithm: &str) -> Self {
+    fn start(url: &str, algorithm: &str, seconds: &str) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_worker"))
-            .args([url, algorithm, "1000", "16", "24"])
+            .args([url, algorithm, "1000", seconds, "16", "24"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -51,9 +51,9 @@ impl Drop for Worker {
 }
 
 /// 16 tasks × 24 attempts × 4 processes: 1,536 attempts.
-fn four_processes_are_admitted_exactly_the_count(algorithm: &str) {
+fn four_processes_are_admitted_exactly_the_count(algorithm: &str, seconds: &str) {
     let server = RedisServer::start();
-    let mut workers: Vec<_> = (0..4).map(|_| Worker::start(&server.url(), algorithm)).collect();
+    let mut workers: Vec<_> = (0..4).map(|_| Worker::start(&server.url(), algorithm, seconds)).collect();
     for round in 0..50 {
         for worker in &mut workers {
             worker.ask(round);
@@ -65,12 +65,25 @@ fn four_processes_are_admitted_exactly_the_count(algorithm: &str) {
 
 #[test]
 fn four_processes_share_a_fixed_window() {
-    four_processes_are_admitted_exactly_the_count("fixed");
+    four_processes_are_admitted_exactly_the_count("fixed", "60");
 }
 
 #[test]
 fn four_processes_share_a_log() {
-    four_processes_are_admitted_exactly_the_count("log");
+    four_processes_are_admitted_exactly_the_count("log", "60");
+}
+
+/// 100 days: nothing comes back while the test runs.
+const SECONDS: &str = "8640000";
+
+#[test]
+fn four_processes_share_a_sliding_window() {
+    four_processes_are_admitted_exactly_the_count("sliding", SECONDS);
+}
+
+#[test]
+fn four_processes_share_a_token_bucket() {
+    four_processes_are_admitted_exactly_the_count("bucket", SECONDS);
 }
 
 /// Admitted of 1,000 tasks that start at once.
@@ -91,7 +104,8 @@ async fn thousand_tasks_in_memory(algorithm: Algorithm) {
     let limiter = Limiter::in_memory();
     for round in 0..200 {
         let count = 1 + 5 * round;
-        assert_eq!(thousand_tasks(&limiter, hourly(count, algorithm), fresh_key()).await, count, "round {round}");
+        let rule = Rule::new("item", count, Duration::from_secs(100 * 86_400)).by(algorithm);
+        assert_eq!(thousand_tasks(&limiter, rule, fresh_key()).await, count, "round {round}");
     }
 }
 
@@ -105,12 +119,22 @@ async fn a_thousand_tasks_share_a_log_in_memory() {
     thousand_tasks_in_memory(LOG).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_thousand_tasks_share_a_sliding_window_in_memory() {
+    thousand_tasks_in_memory(SLIDING).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_thousand_tasks_share_a_token_bucket_in_memory() {
+    thousand_tasks_in_memory(BUCKET).await;
+}
+
 /// All calls carry the same microsecond.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_stands_still_changes_nothing() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
-            let rule = Rule::new("item", 600, Duration::from_secs(60)).algorithm(algorithm);
+            let rule = Rule::new("item", 600, Duration::from_secs(60)).by(algorithm);
             assert_eq!(admitted(&timed.limiter, &rule, fresh_key(), 1000).await, 600, "{}", timed.of(&rule));
             assert_eq!(thousand_tasks(&timed.limiter, rule, fresh_key()).await, 600, "{}", timed.of(&rule));
         }

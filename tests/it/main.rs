@@ -1,7 +1,10 @@
 //! Tests against real servers.
 #![allow(clippy::unchecked_time_subtraction)] // a test may panic
 
+mod algorithms;
+mod bounds;
 mod cancel;
+mod conformance;
 mod connection;
 mod cost;
 mod exact;
@@ -21,3 +24,4 @@ mod store;
 mod support;
 mod time;
 mod wait;
+mod words;

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use ratelimit_runtime::{Cause, Key, Limiter, OnStoreError, Rule};
 use ratelimit_tests::RedisServer;
 
-use crate::support::{ALGORITHMS, FIXED, LOG, PATIENCE, admitted, ends, exceeded, fresh_key, hourly, limiter_on};
+use crate::support::{
+    ALGORITHMS, BUCKET, FIXED, LOG, PATIENCE, admitted, ends, exceeded, fresh_key, hourly, limiter_on,
+};
 
 const POLICIES: [OnStoreError; 3] = [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny];
 const SECRET: &str = "swordfish";
@@ -21,14 +23,16 @@ async fn with_policy(url: &str, policy: OnStoreError) -> Limiter {
     Limiter::builder(url).deadline(PATIENCE).on_store_error(policy).instances(1).build().await.unwrap()
 }
 
-/// Both algorithms decide, on a key of their own.
+/// All algorithms decide, on a key of their own.
 async fn works(limiter: &Limiter) {
     for algorithm in ALGORITHMS {
         let rule = hourly(3, algorithm);
         let key = fresh_key();
         assert_eq!(admitted(limiter, &rule, key, 5).await, 3, "{algorithm:?}");
         let charges = [(&rule, Key::new(fresh_key()), 2), (&rule, Key::new(fresh_key()), 1)];
-        assert_eq!(limiter.acquire_all(&charges).await.unwrap().give_back().await.unwrap(), 3);
+        let back = limiter.acquire_all(&charges).await.unwrap().give_back().await.unwrap();
+        // A bucket has begun to refill both by then, by parts of a token.
+        assert!(back == 3 || algorithm == BUCKET && back >= 1, "{back} of 3, {algorithm:?}");
         limiter.reset(&rule, key).await.unwrap();
     }
 }

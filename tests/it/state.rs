@@ -7,13 +7,13 @@ use ratelimit_runtime::{Algorithm, Key, Rule};
 use ratelimit_tests::RedisServer;
 use redis::{FromRedisValue, Value};
 
-use crate::support::{ALGORITHMS, FIXED, LOG, Timed, admitted, exceeded, fresh_key};
+use crate::support::{ALGORITHMS, By, LOG, Timed, admitted, exceeded, fresh_key, lifetime};
 
 const SECOND: Duration = Duration::from_secs(1);
 const PERIOD: Duration = Duration::from_secs(10);
 
 fn rule(count: u64, algorithm: Algorithm) -> Rule {
-    Rule::new("state", count, PERIOD).algorithm(algorithm)
+    Rule::new("state", count, PERIOD).by(algorithm)
 }
 
 fn ask<T: FromRedisValue>(server: &RedisServer, words: &[&[u8]]) -> T {
@@ -25,7 +25,7 @@ fn keys(server: &RedisServer) -> Vec<Vec<u8>> {
 }
 
 /// Every key with its end and its content.
-fn dump(server: &RedisServer) -> BTreeMap<Vec<u8>, (i64, Option<Vec<u8>>)> {
+pub(crate) fn dump(server: &RedisServer) -> BTreeMap<Vec<u8>, (i64, Option<Vec<u8>>)> {
     let all = keys(server).into_iter();
     all.map(|key| {
         let end = ask(server, &[b"PEXPIRETIME", &key]);
@@ -35,9 +35,13 @@ fn dump(server: &RedisServer) -> BTreeMap<Vec<u8>, (i64, Option<Vec<u8>>)> {
     .collect()
 }
 
-/// Panics if a key has no end, or one beyond its window; a log may be kept for a sixteenth of its period longer.
-fn all_end(server: &RedisServer, algorithm: Algorithm, when: &str) {
-    let longest = if algorithm == LOG { PERIOD + PERIOD / 16 } else { PERIOD };
+/// How long a key may be kept: a log, a sixteenth of its period longer than it counts.
+fn kept(rule: &Rule) -> Duration {
+    if rule.counted_by() == LOG { lifetime(rule) + rule.period() / 16 } else { lifetime(rule) }
+}
+
+/// Panics if a key has no end, or one beyond what can count.
+fn all_end(server: &RedisServer, longest: Duration, when: &str) {
     for key in keys(server) {
         let left: i64 = ask(server, &[b"PTTL", &key]);
         let longest = i64::try_from(longest.as_millis()).unwrap() + 1;
@@ -50,9 +54,10 @@ async fn every_key_has_an_end_after_every_call() {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     for algorithm in ALGORITHMS {
-        let (rule, other) = (rule(4, algorithm), Rule::new("other", 9, PERIOD).algorithm(algorithm));
+        ask::<Value>(server, &[b"FLUSHALL"]); // others end at other times
+        let (rule, other) = (rule(4, algorithm), Rule::new("other", 9, PERIOD).by(algorithm));
         let key = fresh_key();
-        let when = |what: &str| all_end(server, algorithm, &format!("{what}, {algorithm:?}"));
+        let when = |what: &str| all_end(server, kept(&rule), &format!("{what}, {algorithm:?}"));
         limiter.peek(&rule, key).await.unwrap();
         when("peek of nothing");
         let first = limiter.acquire(&rule, key).await.unwrap();
@@ -64,22 +69,22 @@ async fn every_key_has_an_end_after_every_call() {
         when("refused");
         limiter.peek(&rule, key).await.unwrap();
         when("peek");
-        first.give_back().await.unwrap();
+        assert_eq!(second.give_back().await.unwrap(), 3);
         when("given back");
         limiter.acquire_all(&[(&rule, Key::new(key), 1), (&other, Key::new(key), 5)]).await.unwrap();
         when("stacked, admitted");
-        exceeded(limiter.acquire_all(&[(&rule, Key::new(key), 1), (&other, Key::new(key), 1)]).await);
+        exceeded(limiter.acquire_all(&[(&rule, Key::new(key), 4), (&other, Key::new(key), 1)]).await);
         when("stacked, refused");
-        second.give_back().await.unwrap();
-        when("given back, all of it");
-        timed.advance(PERIOD);
+        first.give_back().await.unwrap();
+        when("given back later");
+        timed.advance(lifetime(&rule));
         limiter.acquire(&rule, key).await.unwrap();
-        when("in the next window");
+        when("when nothing counts any more");
     }
     assert!(!keys(server).is_empty());
 }
 
-/// What somebody made permanent. An admitted call heals it, and so does a refused one.
+/// What somebody made permanent. An admitted call heals it, and so does a refused one; what was charged counts on.
 async fn a_permanent_key_gets_an_end(algorithm: Algorithm, charged: u64) {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
@@ -89,8 +94,8 @@ async fn a_permanent_key_gets_an_end(algorithm: Algorithm, charged: u64) {
     assert_eq!(ask::<i64>(server, &[b"PERSIST", &keys(server)[0]]), 1);
 
     assert_eq!(admitted(limiter, &rule, key, 1).await, u64::from(charged < 4));
-    all_end(server, algorithm, &format!("{algorithm:?}, {charged} charged"));
-    timed.advance(PERIOD + Duration::from_millis(1));
+    all_end(server, kept(&rule), &format!("{algorithm:?}, {charged} charged"));
+    timed.advance(lifetime(&rule) + Duration::from_millis(1));
     assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 4);
     assert_eq!(admitted(limiter, &rule, key, 9).await, 4);
 }
@@ -103,13 +108,10 @@ async fn an_admitted_call_gives_a_permanent_key_an_end() {
 }
 
 #[tokio::test]
-async fn a_refused_call_gives_a_permanent_window_an_end() {
-    a_permanent_key_gets_an_end(FIXED, 4).await;
-}
-
-#[tokio::test]
-async fn a_refused_call_gives_a_permanent_log_an_end() {
-    a_permanent_key_gets_an_end(LOG, 4).await;
+async fn a_refused_call_gives_a_permanent_key_an_end() {
+    for algorithm in ALGORITHMS {
+        a_permanent_key_gets_an_end(algorithm, 4).await;
+    }
 }
 
 #[tokio::test]
@@ -117,7 +119,7 @@ async fn what_grants_nothing_writes_nothing() {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     for algorithm in ALGORITHMS {
-        let (rule, other) = (rule(5, algorithm), Rule::new("other", 9, PERIOD).algorithm(algorithm));
+        let (rule, other) = (rule(5, algorithm), Rule::new("other", 9, PERIOD).by(algorithm));
         let (key, unused) = (fresh_key(), fresh_key());
         limiter.peek(&rule, key).await.unwrap();
         limiter.acquire_n(&rule, key, 0).await.unwrap();
@@ -191,7 +193,7 @@ async fn a_changed_period_or_algorithm_starts_fresh() {
         let periods = [PERIOD, PERIOD + Duration::from_millis(1), SECOND, 6 * PERIOD];
         let counters = ALGORITHMS.map(|algorithm| periods.map(|period| (algorithm, period)));
         for (algorithm, period) in counters.into_iter().flatten() {
-            let rule = Rule::new("state", 3, period).algorithm(algorithm);
+            let rule = Rule::new("state", 3, period).by(algorithm);
             assert_eq!(admitted(limiter, &rule, key, 5).await, 3, "{}", timed.of(&rule));
         }
     }
@@ -218,7 +220,7 @@ async fn forgotten_scripts_are_sent_again() {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     for algorithm in ALGORITHMS {
-        let (rule, other) = (rule(10, algorithm), Rule::new("other", 9, PERIOD).algorithm(algorithm));
+        let (rule, other) = (rule(10, algorithm), Rule::new("other", 9, PERIOD).by(algorithm));
         let key = fresh_key();
         for remaining in [9, 8, 7] {
             ask::<Value>(server, &[b"SCRIPT", b"FLUSH"]);

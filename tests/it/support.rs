@@ -4,13 +4,46 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_runtime::{Algorithm, Cause, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule};
+use ratelimit_runtime::conformance::{Subject, store_of};
+use ratelimit_runtime::{
+    Algorithm, Cause, Limiter, ManualClock, OnStoreError, Permit, Refill, RequestPerMinute, Rule, Store,
+};
 use ratelimit_tests::RedisServer;
 
 pub(crate) const FIXED: Algorithm = Algorithm::FixedWindow { align: false };
 pub(crate) const ALIGNED: Algorithm = Algorithm::FixedWindow { align: true };
 pub(crate) const LOG: Algorithm = Algorithm::SlidingLog;
-pub(crate) const ALGORITHMS: [Algorithm; 3] = [FIXED, ALIGNED, LOG];
+pub(crate) const SLIDING: Algorithm = Algorithm::SlidingWindow { buckets: 1 };
+/// These hold the rule's count, see [`By::by`].
+pub(crate) const BUCKET: Algorithm = Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy };
+pub(crate) const INTERVAL: Algorithm = Algorithm::TokenBucket { burst: 1, refill: Refill::Interval };
+/// Those where what was charged counts as a whole until a time, and then not at all.
+pub(crate) const WINDOWS: [Algorithm; 3] = [FIXED, ALIGNED, LOG];
+/// All that answer at once.
+pub(crate) const ALGORITHMS: [Algorithm; 6] = [FIXED, ALIGNED, LOG, SLIDING, BUCKET, INTERVAL];
+
+/// A rule counted by an algorithm, whatever its count.
+pub(crate) trait By {
+    fn by(self, algorithm: Algorithm) -> Self;
+}
+
+impl By for Rule {
+    /// A token bucket holds as much as the rule's count.
+    fn by(self, algorithm: Algorithm) -> Self {
+        self.algorithm(match algorithm {
+            Algorithm::TokenBucket { refill, .. } => Algorithm::TokenBucket { burst: self.count().max(1), refill },
+            other => other,
+        })
+    }
+}
+
+/// How long at most a charge counts, for a token bucket of [`By::by`].
+pub(crate) fn lifetime(rule: &Rule) -> Duration {
+    match rule.counted_by() {
+        Algorithm::SlidingWindow { buckets } => rule.period() + rule.period() / u32::try_from(buckets).unwrap(),
+        _ => rule.period(),
+    }
+}
 
 /// So long that only a test about deadlines meets one.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,7 +56,7 @@ pub(crate) fn fresh_key() -> u64 {
 
 /// `count` in an hour: nothing of it expires while a test runs.
 pub(crate) fn hourly(count: u64, algorithm: Algorithm) -> Rule {
-    Rule::new("item", count, Duration::from_secs(3600)).algorithm(algorithm)
+    Rule::new("item", count, Duration::from_secs(3600)).by(algorithm)
 }
 
 /// On that server, where no failure hides behind a policy.
@@ -36,47 +69,57 @@ pub(crate) async fn in_memory(clock: &ManualClock) -> Limiter {
     Limiter::builder("memory://").clock(clock.clone()).build().await.unwrap()
 }
 
-/// A limiter whose store lives by a clock of the test.
+/// A limiter whose store and whose waiting live by a clock of the test.
 #[derive(Debug)]
 pub(crate) struct Timed {
     pub(crate) limiter: Limiter,
-    time: Time,
-}
-
-#[derive(Debug)]
-enum Time {
-    Manual(ManualClock),
-    Server(Box<RedisServer>),
+    clock: ManualClock,
+    server: Option<RedisServer>,
 }
 
 impl Timed {
     pub(crate) async fn memory() -> Self {
         let clock = ManualClock::new();
-        Self { limiter: in_memory(&clock).await, time: Time::Manual(clock) }
+        Self { limiter: in_memory(&clock).await, clock, server: None }
     }
 
     pub(crate) async fn redis() -> Self {
-        let server = RedisServer::builder().controlled_clock().start();
-        Self { limiter: limiter_on(&server).await, time: Time::Server(Box::new(server)) }
+        let (clock, server) = (ManualClock::new(), RedisServer::builder().controlled_clock().start());
+        let builder = Limiter::builder(&server.url()).clock(clock.clone()).deadline(PATIENCE);
+        let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
+        Self { limiter, clock, server: Some(server) }
     }
 
     pub(crate) async fn both() -> [Self; 2] {
         [Self::memory().await, Self::redis().await]
     }
 
+    /// By the clock of the waiting, which starts, as that of a server does, with a full hour.
+    pub(crate) fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// The clock of the waiting.
+    pub(crate) fn clock(&self) -> ManualClock {
+        self.clock.clone()
+    }
+
     pub(crate) fn advance(&self, by: Duration) {
-        match &self.time {
-            Time::Manual(clock) => clock.advance(by),
-            Time::Server(server) => server.clock().advance(by),
+        if let Some(server) = &self.server {
+            server.clock().advance(by);
         }
+        self.clock.advance(by);
+    }
+
+    /// Sets a server's clock to what another shows.
+    pub(crate) fn set_to(&self, other: &Self) {
+        let server = self.server().expect("a server");
+        server.clock().set_micros(u64::try_from(other.now().as_micros()).unwrap());
     }
 
     /// The server of [`Timed::redis`].
     pub(crate) fn server(&self) -> Option<&RedisServer> {
-        match &self.time {
-            Time::Manual(_) => None,
-            Time::Server(server) => Some(server),
-        }
+        self.server.as_ref()
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -86,6 +129,20 @@ impl Timed {
     /// For a message: the store and the rule.
     pub(crate) fn of(&self, rule: &Rule) -> String {
         format!("{}, {} per {:?} by {:?}", self.name(), rule.count(), rule.period(), rule.counted_by())
+    }
+}
+
+impl Subject for Timed {
+    fn store(&self) -> &dyn Store {
+        store_of(&self.limiter)
+    }
+
+    fn now(&self) -> Duration {
+        self.server.as_ref().map_or(self.clock.now(), |server| Duration::from_micros(server.clock().now_micros()))
+    }
+
+    fn advance(&self, by: Duration) {
+        Timed::advance(self, by);
     }
 }
 

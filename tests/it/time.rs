@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use ratelimit_runtime::{Algorithm, Rule};
 
-use crate::support::{ALGORITHMS, ALIGNED, FIXED, LOG, Timed, admitted, exceeded, fresh_key, is_admitted};
+use crate::support::{
+    ALGORITHMS, ALIGNED, By, FIXED, LOG, Timed, admitted, exceeded, fresh_key, is_admitted, lifetime,
+};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -14,7 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 async fn a_steady_trickle_moves_no_window() {
     for timed in Timed::both().await {
         for algorithm in [FIXED, LOG] {
-            let rule = Rule::new("trickle", 3, 10 * SECOND).algorithm(algorithm);
+            let rule = Rule::new("trickle", 3, 10 * SECOND).by(algorithm);
             let key = fresh_key();
             let mut admitted_at = Vec::new();
             for second in 0..45 {
@@ -109,7 +111,7 @@ async fn retry_after_is_the_shortest_wait() {
                 for micros in [0, 1, 499, 500, 999] {
                     for cost in 1..=3 {
                         timed.advance(Duration::from_micros(1000 + micros));
-                        let (rule, key) = (Rule::new("retry", 3, period).algorithm(algorithm), fresh_key());
+                        let (rule, key) = (Rule::new("retry", 3, period).by(algorithm), fresh_key());
                         timed.limiter.acquire(&rule, key).await.unwrap();
                         timed.advance(period / 7);
                         let _ = timed.limiter.acquire_n(&rule, key, 2).await;
@@ -140,7 +142,7 @@ async fn reset_after_is_when_all_of_it_is_there_again() {
             for period in [2 * MS, SECOND, 100 * SECOND, 300 * SECOND] {
                 for micros in [0, 1, 999] {
                     timed.advance(Duration::from_micros(1000 + micros));
-                    let (rule, key) = (Rule::new("reset", 9, period).algorithm(algorithm), fresh_key());
+                    let (rule, key) = (Rule::new("reset", 9, period).by(algorithm), fresh_key());
                     assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().reset_after(), Duration::ZERO);
                     timed.limiter.acquire(&rule, key).await.unwrap();
                     timed.advance(period / 3);
@@ -164,7 +166,7 @@ async fn a_count_of_one_is_one() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             for period in [MS, SECOND, 3600 * SECOND, Rule::LONGEST_PERIOD] {
-                let (rule, key) = (Rule::new("one", 1, period).algorithm(algorithm), fresh_key());
+                let (rule, key) = (Rule::new("one", 1, period).by(algorithm), fresh_key());
                 for _ in 0..3 {
                     timed
                         .limiter
@@ -172,7 +174,7 @@ async fn a_count_of_one_is_one() {
                         .await
                         .unwrap_or_else(|error| panic!("{}: {error}", timed.of(&rule)));
                     let wait = exceeded(timed.limiter.acquire(&rule, key).await).retry_after().unwrap();
-                    assert!(wait <= period && wait >= MS, "{wait:?} of {}", timed.of(&rule));
+                    assert!(wait <= lifetime(&rule) && wait >= MS, "{wait:?} of {}", timed.of(&rule));
                     timed.advance(wait);
                 }
             }
@@ -180,19 +182,19 @@ async fn a_count_of_one_is_one() {
     }
 }
 
-/// Ten million a second: the first second admits as many as that, and so does the next.
+/// Ten million a second: they are admitted at once, and again when none of them counts any more.
 #[tokio::test]
 async fn a_high_rate_is_no_other_rate() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
-            let (rule, key) = (Rule::new("fast", 10_000_000, SECOND).algorithm(algorithm), fresh_key());
-            for second in 0..3 {
+            let (rule, key) = (Rule::new("fast", 10_000_000, SECOND).by(algorithm), fresh_key());
+            for round in 0..3 {
                 for tenth in 0..10 {
                     let permit = timed.limiter.acquire_n(&rule, key, 1_000_000).await.unwrap();
-                    assert_eq!(permit.remaining(), (9 - tenth) * 1_000_000, "second {second}, {}", timed.of(&rule));
+                    assert_eq!(permit.remaining(), (9 - tenth) * 1_000_000, "round {round}, {}", timed.of(&rule));
                 }
                 exceeded(timed.limiter.acquire(&rule, key).await);
-                timed.advance(SECOND);
+                timed.advance(lifetime(&rule));
             }
         }
     }
@@ -207,14 +209,14 @@ const BACK: [Duration; 6] = [
     Duration::from_secs(400 * 86_400),
 ];
 
-/// What was admitted stays counted, nobody is banned for longer than one period, and who obeys is not either.
+/// What was admitted stays counted, nobody is banned for longer than a charge can count, and who obeys is not either.
 #[tokio::test]
 async fn a_server_clock_set_back_neither_credits_nor_bans() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in ALGORITHMS {
         for back in BACK {
-            let (rule, key) = (Rule::new("back", 3, 10 * SECOND).algorithm(algorithm), fresh_key());
+            let (rule, key) = (Rule::new("back", 3, 10 * SECOND).by(algorithm), fresh_key());
             timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
             clock.set_micros(clock.now_micros() - u64::try_from(back.as_micros()).unwrap());
             assert_eq!(admitted(&timed.limiter, &rule, key, 5).await, 0, "{back:?} back, {}", timed.of(&rule));
@@ -223,7 +225,7 @@ async fn a_server_clock_set_back_neither_credits_nor_bans() {
             while !is_admitted(timed.limiter.acquire_n(&rule, key, 3).await) {
                 timed.advance(100 * MS);
                 waited += 100 * MS;
-                assert!(waited <= 10 * SECOND + 100 * MS, "{back:?} back, {}", timed.of(&rule));
+                assert!(waited <= lifetime(&rule) + 100 * MS, "{back:?} back, {}", timed.of(&rule));
             }
             exceeded(timed.limiter.acquire(&rule, key).await);
         }
@@ -231,16 +233,16 @@ async fn a_server_clock_set_back_neither_credits_nor_bans() {
 }
 
 #[tokio::test]
-async fn a_server_clock_set_back_asks_nobody_to_wait_longer_than_a_period() {
+async fn a_server_clock_set_back_asks_nobody_to_wait_longer_than_a_charge_counts() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in ALGORITHMS {
         for back in BACK {
-            let (rule, key) = (Rule::new("obey", 3, 10 * SECOND).algorithm(algorithm), fresh_key());
+            let (rule, key) = (Rule::new("obey", 3, 10 * SECOND).by(algorithm), fresh_key());
             timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
             clock.set_micros(clock.now_micros() - u64::try_from(back.as_micros()).unwrap());
             let wait = exceeded(timed.limiter.acquire(&rule, key).await).retry_after().unwrap();
-            assert!(wait <= 10 * SECOND + MS, "{wait:?} after {back:?} back, {}", timed.of(&rule));
+            assert!(wait <= lifetime(&rule) + MS, "{wait:?} after {back:?} back, {}", timed.of(&rule));
             timed.advance(wait);
             assert!(is_admitted(timed.limiter.acquire(&rule, key).await), "{back:?} back, {}", timed.of(&rule));
         }
@@ -273,7 +275,7 @@ async fn a_charge_after_the_clock_was_set_back_counts_for_a_period() {
     let clock = timed.server().unwrap().clock();
     for algorithm in [FIXED, LOG] {
         for back in BACK {
-            let (rule, key) = (Rule::new("stored", 3, 10 * SECOND).algorithm(algorithm), fresh_key());
+            let (rule, key) = (Rule::new("stored", 3, 10 * SECOND).by(algorithm), fresh_key());
             timed.limiter.acquire(&rule, key).await.unwrap();
             clock.set_micros(clock.now_micros() - u64::try_from(back.as_micros()).unwrap());
             timed.limiter.acquire(&rule, key).await.unwrap();
@@ -286,14 +288,14 @@ async fn a_charge_after_the_clock_was_set_back_counts_for_a_period() {
     }
 }
 
-/// As if that time had passed; set right again, it bans nobody for longer than a period.
+/// As if that time had passed; set right again, it bans nobody for longer than a charge can count.
 #[tokio::test]
 async fn a_server_clock_set_forward_and_back_again_bans_nobody() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in ALGORITHMS {
         for forward in BACK {
-            let (rule, key) = (Rule::new("forward", 3, 10 * SECOND).algorithm(algorithm), fresh_key());
+            let (rule, key) = (Rule::new("forward", 3, 10 * SECOND).by(algorithm), fresh_key());
             assert_eq!(admitted(&timed.limiter, &rule, key, 5).await, 3);
             let right = clock.now_micros();
             clock.set_micros(right + u64::try_from(forward.as_micros()).unwrap());
@@ -301,7 +303,7 @@ async fn a_server_clock_set_forward_and_back_again_bans_nobody() {
             assert!(gained <= 3, "{gained} more, {forward:?} forward, {}", timed.of(&rule));
             clock.set_micros(right);
             assert_eq!(admitted(&timed.limiter, &rule, key, 9).await, 0, "{forward:?}, {}", timed.of(&rule));
-            timed.advance(10 * SECOND + MS);
+            timed.advance(lifetime(&rule) + MS);
             assert_eq!(admitted(&timed.limiter, &rule, key, 9).await, 3, "{forward:?}, {}", timed.of(&rule));
         }
     }

@@ -11,7 +11,10 @@ use ratelimit_tests::RedisServer;
 use tokio::task::JoinSet;
 
 use crate::store::on_plain_store;
-use crate::support::{ALGORITHMS, FIXED, LOG, admitted, ends, exceeded, fresh_key, in_memory, limiter_on, settle};
+use crate::support::{
+    ALGORITHMS, ALIGNED, By, FIXED, INTERVAL, LOG, admitted, ends, exceeded, fresh_key, in_memory, lifetime,
+    limiter_on, settle,
+};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -55,7 +58,31 @@ async fn callers_are_served_in_the_order_of_their_arrival() {
         for per_second in [1, 3] {
             let clock = ManualClock::new();
             let mut line = Line::new(&in_memory(&clock).await);
-            let rule = Rule::new("order", per_second, SECOND).algorithm(algorithm);
+            let rule = Rule::new("order", per_second, SECOND).by(algorithm);
+            for number in 0..10 {
+                line.join(number, rule, 1, HOUR).await;
+            }
+            let started = clock.now();
+            while line.served().len() < 10 {
+                clock.advance(25 * MS);
+                settle().await;
+                let served = line.served();
+                assert_eq!(served, (0..10).collect::<Vec<_>>()[..served.len()], "{algorithm:?}");
+                assert!(clock.now() - started <= 10 * lifetime(&rule), "{served:?}, {algorithm:?}");
+            }
+            assert!(line.all().await.iter().all(Result::is_ok));
+        }
+    }
+}
+
+/// As many at once as the rule says, and nobody a millisecond early.
+#[tokio::test]
+async fn callers_are_served_when_a_window_ends() {
+    for algorithm in [FIXED, ALIGNED, LOG, INTERVAL] {
+        for per_second in [1, 3] {
+            let clock = ManualClock::new();
+            let mut line = Line::new(&in_memory(&clock).await);
+            let rule = Rule::new("order", per_second, SECOND).by(algorithm);
             for number in 0..10 {
                 line.join(number, rule, 1, HOUR).await;
             }
@@ -102,7 +129,7 @@ async fn a_wait_known_to_be_too_long_is_refused_at_once() {
     for algorithm in [FIXED, LOG] {
         let clock = ManualClock::new();
         let limiter = in_memory(&clock).await;
-        let rule = Rule::new("patience", 1, SECOND).algorithm(algorithm);
+        let rule = Rule::new("patience", 1, SECOND).by(algorithm);
         limiter.acquire_within(&rule, 1, Duration::ZERO).await.unwrap();
         for longest in [Duration::ZERO, MS, SECOND - MS] {
             let refused = exceeded(ends(limiter.acquire_within(&rule, 1, longest)).await);
@@ -129,7 +156,7 @@ async fn nobody_waits_longer_than_said() {
         let clock = ManualClock::new();
         let limiter = in_memory(&clock).await;
         let mut line = Line::new(&limiter);
-        let rule = Rule::new("patience", 1, SECOND).algorithm(algorithm);
+        let rule = Rule::new("patience", 1, SECOND).by(algorithm);
         for (number, longest) in [(0, HOUR), (1, HOUR), (2, SECOND + 500 * MS), (3, HOUR), (4, 2 * SECOND)] {
             line.join(number, rule, 1, longest).await;
         }
@@ -248,7 +275,7 @@ async fn callers_wait_for_a_redis_store() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     for algorithm in ALGORITHMS {
-        let rule = Rule::new("redis", 2, 150 * MS).algorithm(algorithm);
+        let rule = Rule::new("redis", 2, 150 * MS).by(algorithm);
         let mut line = Line::new(&limiter);
         let key = fresh_key();
         for number in 0..8 {

@@ -13,7 +13,11 @@ async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
                 ::ratelimit_runtime::__private::charge(
                     ::ratelimit_runtime::__private::with_count(
                         const {
-                            ::ratelimit_runtime::__private::rule("item", 1, 1, 1000)
+                            ::ratelimit_runtime::__private::rule_without_count(
+                                "item",
+                                1,
+                                1000,
+                            )
                         },
                         count,
                     ),

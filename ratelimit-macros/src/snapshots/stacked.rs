@@ -18,7 +18,11 @@ async unsafe fn f(id: u64, limit: u64) -> R {
                 ::ratelimit_runtime::__private::charge(
                     ::ratelimit_runtime::__private::with_count(
                         const {
-                            ::ratelimit_runtime::__private::rule("second", 1, 1, 3600000)
+                            ::ratelimit_runtime::__private::rule_without_count(
+                                "second",
+                                1,
+                                3600000,
+                            )
                         },
                         count,
                     ),

@@ -59,6 +59,7 @@ const WORDS: &[&str] = &[
     "burst",
     "refill",
     "queue",
+    "Greedy",
     "Interval",
     "Elapsed",
     "max",
@@ -188,6 +189,9 @@ const VALID: &[&str] = &[
     r#"prefix = "a", unit = Days, count = 1, on_limit = Return(cached(refused).await), limiter = &self.l, crate = ::a::b"#,
     r#"prefix = "a", unit = Days, count = 1, key = id, on_missing_key = Shared, lease = 1, shadow = false"#,
     r#"prefix = "a", unit = Days, count = 1, algorithm = TokenBucket(burst = 5, refill = Interval), shadow = true"#,
+    r#"prefix = "a", unit = Days, count = n, algorithm = TokenBucket(refill = Refill::Greedy), cost = 5"#,
+    r#""a", 10, Seconds, 100, algorithm = SlidingWindow(buckets = 20), cost = 7"#,
+    r#"prefix = "a", unit = Days, count = 1, algorithm = LeakyBucket(queue = 5), on_limit = Wait(max = "1s")"#,
     r#"prefix = "a", unit = Days, count = 1, algorithm = LeakyBucket(queue = 5), lease = 5, cost = Elapsed(max = "5s")"#,
     "skip",
 ];

@@ -147,6 +147,14 @@ fn values() {
         ("algorithm = SlidingLog(align = true)", "`SlidingLog` has no options, write it alone"),
         ("algorithm = LeakyBucket", "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)"),
         ("algorithm = TokenBucket(burst = 0)", "`burst` must be at least 1, for example burst = 1"),
+        ("algorithm = TokenBucket(burst = 1.5)", "`burst` is an integer, for example burst = 1"),
+        ("algorithm = TokenBucket(queue = 5)", "unknown option `queue` of `TokenBucket`, expected `burst` or `refill`"),
+        ("algorithm = TokenBucket(200)", "name the option: TokenBucket(burst = 200)"),
+        ("algorithm = TokenBucket(refill = 5)", "`refill` is `Greedy` or `Interval`"),
+        ("algorithm = LeakyBucket()", "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)"),
+        ("algorithm = LeakyBucket(queue = -1)", "`queue` must be at least 0, for example queue = 1"),
+        ("algorithm = SlidingWindow(buckets = 0)", "`buckets` must be at least 1, for example buckets = 1"),
+        ("algorithm = SlidingWindow(buckets = 1001)", "`buckets` must be at most 1000, for example buckets = 60"),
         ("algorithm = TokenBucket(refill = Intervall)", "unknown refill `Intervall`, did you mean `Interval`?"),
         ("lease = 5, algorithm = SlidingLog", "`lease` needs `algorithm = FixedWindow`, not `SlidingLog`"),
         ("cost = Elapsed", "`Elapsed` needs `algorithm = SlidingLog`, not `FixedWindow`"),
@@ -161,18 +169,6 @@ fn not_yet() {
         ("lease = 5", "`lease` is not available yet, leave it out"),
         ("shadow = true", "`shadow` is not available yet, leave it out"),
         ("algorithm = SlidingLog, cost = Elapsed(max = \"5s\")", "`Elapsed` is not available yet, leave it out"),
-        (
-            "algorithm = SlidingWindow(buckets = 4)",
-            "algorithm `SlidingWindow` is not available yet, use `FixedWindow` or `SlidingLog`",
-        ),
-        (
-            "algorithm = TokenBucket(burst = 200, refill = Interval)",
-            "algorithm `TokenBucket` is not available yet, use `FixedWindow` or `SlidingLog`",
-        ),
-        (
-            "algorithm = Algorithm::LeakyBucket(queue = 50)",
-            "algorithm `LeakyBucket` is not available yet, use `FixedWindow` or `SlidingLog`",
-        ),
     ] {
         check_argument(argument, &[expected]);
     }
@@ -181,6 +177,61 @@ fn not_yet() {
         "#[limit_concurrent_requests(5)] async fn f() {}",
         &["`limit_concurrent_requests` is not available yet, leave it out"],
     );
+}
+
+/// Numbers that can't go together, where they are written down.
+#[test]
+fn numbers_against_each_other() {
+    for (period, buckets, near) in [
+        ("ttl = 1, unit = Milliseconds", 2, 1),
+        ("ttl = 10, unit = Milliseconds", 4, 5),
+        ("unit = Seconds", 7, 8),
+        ("ttl = 7, unit = Seconds", 3, 2),
+        ("ttl = 1, unit = Minutes", 999, 1_000),
+        ("ttl = 997, unit = Milliseconds", 500, 997),
+        ("ttl = 1009, unit = Milliseconds", 1_000, 1),
+    ] {
+        let args = |n| format!("prefix = \"a\", {period}, count = 1, algorithm = SlidingWindow(buckets = {n})");
+        let (errors, found) = compile_errors(&args(buckets), FN);
+        let [error] = &errors[..] else { panic!("{period}, {buckets}: {errors:?}") };
+        let end = format!(" milliseconds can't be divided into {buckets} equal buckets, for example buckets = {near}");
+        assert!(error.ends_with(&end), "{error}");
+        assert_eq!(found, [buckets.to_string()]);
+        check(&args(near), FN, &[]);
+    }
+    // What only rustc can tell.
+    check("\"a\", TTL, Seconds, 1, algorithm = SlidingWindow(buckets = 7)", FN, &[]);
+    check("\"a\", 1, Seconds, 1, algorithm = SlidingWindow(buckets = N)", FN, &[]);
+    // One mistake is one error.
+    let too_long = "`ttl` is longer than 3,650 days";
+    check("\"a\", 4001, Days, 1, algorithm = SlidingWindow(buckets = 7)", FN, &[too_long]);
+
+    for (algorithm, count, cost, said) in [
+        ("FixedWindow", "5", 6, "count = 5 the largest is 5"),
+        ("SlidingLog", "5", 6, "count = 5 the largest is 5"),
+        ("SlidingWindow", "5", 6, "count = 5 the largest is 5"),
+        ("TokenBucket", "5", 6, "count = 5 the largest is 5"),
+        ("TokenBucket(burst = 9)", "5", 10, "burst = 9 the largest is 9"),
+        ("TokenBucket(burst = 9)", "limit", 10, "burst = 9 the largest is 9"),
+        ("LeakyBucket(queue = 9)", "limit", 11, "queue = 9 the largest is 10"),
+        ("LeakyBucket(queue = 0)", "5", 2, "queue = 0 the largest is 1"),
+    ] {
+        let args = |cost| format!("\"a\", 1, Days, {count}, algorithm = {algorithm}, cost = {cost}");
+        check(&args(cost), FN, &[&format!("a cost of {cost} never fits: with {said}")]);
+        check(&args(cost - 1), FN, &[]);
+    }
+    check("\"a\", 1, Days, 5, cost = 6", FN, &["a cost of 6 never fits: with count = 5 the largest is 5"]);
+    for unknown in [
+        "\"a\", 1, Days, limit, cost = 6",
+        "\"a\", 1, Days, 5, cost = weight",
+        "\"a\", 1, Days, 5, algorithm = TokenBucket(burst = BURST), cost = 6",
+        "\"a\", 1, Days, 5, algorithm = LeakyBucket(queue = 18446744073709551615), cost = 18446744073709551615",
+    ] {
+        check(unknown, FN, &[]);
+    }
+    // The limit is not known when the algorithm is not.
+    let unknown = "unknown algorithm `TokenBuckt`, did you mean `TokenBucket`?";
+    check("\"a\", 1, Days, 5, algorithm = TokenBuckt, cost = 6", FN, &[unknown]);
 }
 
 #[test]
@@ -319,8 +370,9 @@ fn errors_are_drawn_at_their_token() {
         ("\"a\", 1, Days, -5, shadow = true, permit = 7", FN, &["-5", "7"]),
         ("\"a\", 1, Days, 1, shadow = true, lease = 7", FN, &["lease", "shadow"]),
         ("\"a\", 1, Days, 1, on_limit = Wait(max = \"0s\", min = 5)", FN, &["\"0s\"", "min"]),
-        ("\"a\", 1, Days, 1, algorithm = X::TokenBucket, key =", FN, &["key"]),
-        ("\"a\", 1, Days, 1, algorithm = X::TokenBucket", FN, &["TokenBucket"]),
+        ("\"a\", 1, Days, 1, algorithm = X::TokenBucket(burst = 0), key =", FN, &["0", "key"]),
+        ("\"a\", 1, Days, 1, algorithm = X::LeakyBucket", FN, &["LeakyBucket"]),
+        ("\"a\", 1, Days, 8, algorithm = SlidingWindow(buckets = 7), cost = 9", FN, &["7", "9"]),
         ("\"a\", 1, Days, 5, lease = 1 ~, crate = a::b", FN, &["a", "~"]),
         (valid, "pub(crate) fn f() {}", &["fn"]),
         (valid, "pub const fn f() {}", &["const"]),

@@ -54,6 +54,26 @@ snapshots! {
         #[r#"prefix = "item", unit = Seconds, count = plan.limit(), key = id, on_missing_key = Shared, cost = rows.len()"#]
         "async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {}"
 
+    sliding_window:
+        #[r#"prefix = "item", unit = Minutes, count = 100, algorithm = SlidingWindow(buckets = BUCKETS)"#]
+        "async fn f() -> R {}"
+
+    sliding_window_of_one_bucket:
+        #[r#"prefix = "item", unit = Minutes, count = 100, algorithm = SlidingWindow, crate = crate::limits"#]
+        "async fn f() -> R {}"
+
+    token_bucket:
+        #[r#"prefix = "item", unit = Minutes, count = 100, algorithm = TokenBucket(burst = 200u64, refill = Refill::Interval), cost = 200"#]
+        "async fn f() -> R {}"
+
+    token_bucket_that_holds_a_dynamic_count:
+        #[r#"prefix = "item", unit = Minutes, count = limit, algorithm = Algorithm::TokenBucket"#]
+        "async fn f(limit: u64) -> R {}"
+
+    leaky_bucket:
+        #[r#"prefix = "item", unit = Minutes, count = limit, algorithm = LeakyBucket(queue = const { N * 2 })"#]
+        "async fn f(limit: u64) -> R {}"
+
     return_a_value:
         #[r#"prefix = "item", unit = Seconds, count = 1, on_limit = Return(cached(&refused).await)"#]
         "async fn f() -> R {}"

@@ -3,9 +3,9 @@
 --
 -- cost, capacity (units), refill (units an interval), interval (ms), longest (ms a caller sleeps for its slot; nil: no slots)
 -- returns  nothing if the bucket is full, or its three integers, after the charge if there is one, with '-' before them
---          if the cost does not fit
+--          if the cost does not fit; what is missing is then without the slots that outlast a raised count
 local value = call('GET', key)
-local left, missing, full = 0, 0
+local left, missing, taken, full = 0, 0, 0
 refill, interval = 0 + refill, 0 + interval
 if value then
   left = call('PTTL', key)
@@ -20,15 +20,16 @@ if value then
   end
   -- x + -x % interval is x rounded up to whole intervals
   missing = missing - (away + -away % interval - left - -left % interval) / interval * refill
-  if longest and missing <= (left - 1) * refill then
-    missing = (left - 1) * refill + 1 -- slots that have been given stay, also when the count was raised since
-  end
   if missing < 0 or left == 0 then
     missing = 0
   end
+  taken = missing
+  if longest and left > 0 then
+    taken = math.max(missing, (left - 1) * refill + 1) -- slots that have been given stay, also when the count was raised since
+  end
 end
-local needed = missing + cost
-if charge ~= 'always' and cost ~= '0' and (needed > 0 + capacity or longest and (missing + -missing % refill) / refill > 0 + longest) then
+local needed = taken + cost -- beyond 2^53, so not exact, only where it does not fit
+if charge ~= 'always' and cost ~= '0' and (needed > 0 + capacity or longest and (taken + -taken % refill) / refill > 0 + longest) then
   return full and string.format('-%.0f/%.0f/%.0f', full, left, missing) or false, false
 elseif not charge then
   return full and string.format('%.0f/%.0f/%.0f', full, left, missing) or false, true

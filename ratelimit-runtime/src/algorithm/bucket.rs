@@ -13,8 +13,10 @@ use redis::Value;
 use smallvec::smallvec;
 
 #[cfg(feature = "redis")]
+use super::EXACT;
+use super::Look;
+#[cfg(feature = "redis")]
 use super::script::Arguments;
-use super::{EXACT, Look, largest};
 use crate::{Algorithm, Refill, Rule};
 
 /// One bucket, as it was when it was last written.
@@ -52,27 +54,15 @@ impl Measures {
     }
 
     /// Refills until so much is back; as good as never without a count.
-    fn refills(&self, units: u64) -> u64 {
-        match (units, self.refill) {
-            (0, _) => 0,
+    #[allow(clippy::cast_possible_truncation)] // what is missing of a queue comes back before its end
+    fn refills(&self, units: u128) -> u64 {
+        match (u64::try_from(units), self.refill) {
+            (Ok(0), _) => 0,
             (_, 0) => u64::MAX,
-            (units, refill) => units.div_ceil(refill),
+            (Ok(units), refill) => units.div_ceil(refill),
+            (Err(_), refill) => units.div_ceil(refill.into()) as u64,
         }
     }
-}
-
-pub(super) fn fault(rule: &Rule) -> Option<String> {
-    let most = EXACT / rule.period_ms();
-    match rule.counted_by() {
-        Algorithm::TokenBucket { burst: 0, .. } => Some("its burst is 0; a bucket has to hold 1 at least".into()),
-        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => largest("burst", burst, most, rule),
-        Algorithm::TokenBucket { burst, .. } if burst.div_ceil(rule.count().max(1)) > most => {
-            largest("burst", burst, most.saturating_mul(rule.count().max(1)), rule)
-        }
-        Algorithm::LeakyBucket { queue } => largest("queue", queue, most - 1, rule),
-        _ => None,
-    }
-    .or_else(|| largest("count", rule.count(), EXACT, rule))
 }
 
 impl Bucket {
@@ -94,7 +84,8 @@ impl Bucket {
         self.full_ms.saturating_sub(from_ms).div_ceil(measures.interval_ms)
     }
 
-    fn missing_at(&self, measures: &Measures, now_ms: u64) -> u64 {
+    /// Of a queue whose count was raised this may be more than it holds, and more than it can ever store.
+    fn missing_at(&self, measures: &Measures, now_ms: u64) -> u128 {
         if now_ms >= self.full_ms {
             return 0;
         }
@@ -102,9 +93,9 @@ impl Bucket {
         let missing = self.missing.saturating_sub(refills.saturating_mul(measures.refill));
         if measures.is_queue {
             // Slots that have been given stay, also when the count was raised since.
-            missing.max((self.full_ms - now_ms - 1).saturating_mul(measures.refill).saturating_add(1))
+            u128::from(missing).max(u128::from(self.full_ms - now_ms - 1) * u128::from(measures.refill) + 1)
         } else {
-            missing
+            missing.into()
         }
     }
 
@@ -119,10 +110,11 @@ impl Bucket {
             let sooner = to_come.saturating_sub(refills).saturating_mul(measures.interval_ms);
             left_ms.saturating_add(later).saturating_sub(sooner).min(left_ms)
         };
-        let remaining = measures.capacity.saturating_sub(missing) / measures.unit;
+        let remaining = measures.capacity.saturating_sub(stored(missing)) / measures.unit;
         let reset_after_ms = if missing == 0 { 0 } else { until(measures.refills(missing)) };
         let wait_ms = if measures.is_queue && cost > 0 { measures.refills(missing) } else { 0 };
-        let too_much = missing.saturating_add(cost.saturating_mul(measures.unit)).saturating_sub(measures.capacity);
+        let too_much =
+            (missing + u128::from(cost) * u128::from(measures.unit)).saturating_sub(measures.capacity.into());
         let too_late = wait_ms.saturating_sub(longest_wait_ms);
         let retry_after_ms =
             (cost > 0 && (too_much > 0 || too_late > 0)).then(|| until(measures.refills(too_much).max(too_late)));
@@ -135,7 +127,7 @@ impl Bucket {
         if now_ms >= self.full_ms {
             *self = Self::full(now_ms);
         }
-        self.write(&measures, now_ms, self.missing_at(&measures, now_ms) + cost * measures.unit);
+        self.write(&measures, now_ms, stored(self.missing_at(&measures, now_ms)) + cost * measures.unit);
         self.receipt(&measures)
     }
 
@@ -146,13 +138,14 @@ impl Bucket {
 
     /// The end of the last slot: so many units before a millisecond.
     fn end(&self, measures: &Measures) -> [u64; 2] {
-        let ceiling = (self.full_ms - self.written_ms).saturating_mul(measures.refill);
-        [self.full_ms, ceiling.saturating_sub(self.missing)]
+        let ceiling = (self.full_ms - self.written_ms).wrapping_mul(measures.refill);
+        // Below zero only for a lower count than that of the last charge, and then no receipt has it.
+        [self.full_ms, ceiling.wrapping_sub(self.missing)]
     }
 
     fn write(&mut self, measures: &Measures, now_ms: u64, missing: u64) {
         let to_come = self.refills_to_come(measures, now_ms);
-        let refills = measures.refills(missing);
+        let refills = measures.refills(missing.into());
         self.full_ms = self.full_ms + refills * measures.interval_ms - to_come * measures.interval_ms;
         self.written_ms = now_ms;
         self.missing = missing;
@@ -161,7 +154,7 @@ impl Bucket {
     /// Returns what the bucket cannot have refilled since it was charged; for a queue, what was charged last.
     pub(super) fn give_back(&mut self, rule: &Rule, now_ms: u64, receipt: [u64; 2], cost: u64) -> u64 {
         let measures = Measures::of(rule);
-        let missing = self.missing_at(&measures, now_ms);
+        let missing = stored(self.missing_at(&measures, now_ms));
         let back = if measures.is_queue {
             if self.end(&measures) == receipt && missing > 0 { cost } else { 0 }
         } else {
@@ -178,6 +171,11 @@ impl Bucket {
         }
         back
     }
+}
+
+/// What is missing, where it can be stored or is only compared with what can.
+fn stored(missing: u128) -> u64 {
+    u64::try_from(missing).unwrap_or(u64::MAX)
 }
 
 #[cfg(feature = "redis")]
@@ -219,6 +217,6 @@ pub(super) fn read(
     }
     let measures = Measures::of(rule);
     let before = missing.checked_sub(cost * measures.unit)?;
-    let wait_ms = if measures.is_queue { measures.refills(before) } else { 0 };
+    let wait_ms = if measures.is_queue { measures.refills(before.into()) } else { 0 };
     Some((Look { wait_ms, ..bucket.look(rule, now_ms, 0, 0) }, bucket.receipt(&measures)))
 }

@@ -14,7 +14,7 @@ local function intervals(ms)
 end
 local back
 if spare then
-  if full ~= 0 + charged or math.max(away * refill - missing, 0) ~= 0 + spare then
+  if full ~= 0 + charged or away * refill - missing ~= 0 + spare then
     return 0
   end
   back = cost

@@ -9,35 +9,31 @@
 --
 -- Redis keeps a key while its PTTL is 0; the window is half open, so it is over by then.
 local value = call('GET', key)
-local left = value and call('PTTL', key) or 0
-local length = 0 + period
+local left, length = value and call('PTTL', key) or 0, 0 + period
 if left < 0 or left > length then -- no expiry, or the server's clock was set back
   time = time or call('TIME')
   left = align == '1' and length - (time[1] * 1000 + math.floor(time[2] / 1000)) % length or length
   call('PEXPIRE', key, string.format('%.0f', left))
 end
-local used, number
+local used, number, fits = 0
 if left > 0 then
   number = 0 + value
   used = number % 1e10
   number = (number - used) / 1e10
-  if used + cost > 0 + count and cost ~= '0' then
-    used = -1 - used
-  elseif charge then
+  fits = used + cost <= 0 + count or cost == '0'
+  if fits and charge then
     call('INCRBY', key, cost)
   end
 elseif charge then
   time = time or call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  left = align == '1' and length - now % length or length
-  used, number = 0, now % 900001
+  left, number, fits = align == '1' and length - now % length or length, now % 900001, true
   call('SET', key, string.format('%.0f', number * 1e10 + cost), 'PXAT', string.format('%.0f', now + left))
 else
   return false, true
 end
-local fits = used >= 0
-local packed = ((fits and used or -1 - used) * length + left - 1) * 900001 + number
+local packed = (used * length + left - 1) * 900001 + number
 if packed >= 2 ^ 53 then
-  return { used, left, number }, fits
+  return { fits and used or -1 - used, left, number }, fits
 end
 return fits and packed or -1 - packed, fits

@@ -64,18 +64,65 @@ pub(crate) struct Tag {
     pub(crate) buckets: Option<u64>,
 }
 
-/// What is wrong with the numbers of a rule, if anything is.
-pub(crate) fn fault(rule: &Rule) -> Option<String> {
-    match rule.counted_by() {
-        Algorithm::FixedWindow { .. } => largest("count", rule.count(), fixed_window::LARGEST_COUNT, rule),
-        Algorithm::SlidingLog => largest("count", rule.count(), sliding_log::Layout::of(rule).largest_count(), rule),
-        Algorithm::SlidingWindow { buckets } => sliding_window::fault(rule, buckets),
-        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => bucket::fault(rule),
+/// What is wrong with the numbers of a rule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    NoBuckets,
+    TooManyBuckets,
+    UnevenBuckets,
+    NoBurst,
+    TooLarge { what: &'static str, number: u64, largest: u64 },
+}
+
+impl Fault {
+    /// As far as it can be told at compile time.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::NoBuckets => "`buckets` must be at least 1",
+            Self::TooManyBuckets => "`buckets` must be at most 1,000",
+            Self::UnevenBuckets => "the period in milliseconds must be a multiple of `buckets`",
+            Self::NoBurst => "`burst` must be at least 1",
+            Self::TooLarge { .. } => {
+                "the numbers are larger than the algorithm can store over this period, see `Rule::new`"
+            }
+        }
+    }
+
+    /// With the numbers of the rule it is in.
+    pub(crate) fn explain(self, rule: &Rule) -> String {
+        let (algorithm, period) = (rule.counted_by(), rule.period());
+        match self {
+            Self::TooLarge { what, number, largest } => {
+                format!("its {what} is {number}; {algorithm:?} over {period:?} can store {largest} at most")
+            }
+            _ => format!("{}; it is {algorithm:?} over {period:?}", self.words()),
+        }
     }
 }
 
-fn largest(what: &str, number: u64, largest: u64, rule: &Rule) -> Option<String> {
-    let (algorithm, period) = (rule.counted_by(), rule.period());
-    (number > largest)
-        .then(|| format!("its {what} is {number}; {algorithm:?} over {period:?} can store {largest} at most"))
+/// What is wrong with the numbers of a rule whose period is right, if anything is.
+pub(crate) const fn fault(rule: &Rule) -> Option<Fault> {
+    const MOST_BUCKETS: u64 = 1_000;
+    let (count, period) = (rule.count(), rule.period_ms());
+    let most = EXACT / period;
+    match rule.counted_by() {
+        Algorithm::FixedWindow { .. } => too_large("count", count, fixed_window::LARGEST_COUNT),
+        Algorithm::SlidingLog => too_large("count", count, sliding_log::Layout::of(rule).largest_count()),
+        Algorithm::SlidingWindow { buckets: 0 } => Some(Fault::NoBuckets),
+        Algorithm::SlidingWindow { buckets } if buckets > MOST_BUCKETS => Some(Fault::TooManyBuckets),
+        Algorithm::SlidingWindow { buckets } if !period.is_multiple_of(buckets) => Some(Fault::UnevenBuckets),
+        Algorithm::SlidingWindow { buckets } => too_large("count", count, EXACT / (period / buckets)),
+        _ if count > EXACT => too_large("count", count, EXACT),
+        Algorithm::LeakyBucket { queue } => too_large("queue", queue, most - 1),
+        Algorithm::TokenBucket { burst: 0, .. } if count > 0 => Some(Fault::NoBurst),
+        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => too_large("burst", burst, most),
+        Algorithm::TokenBucket { burst, .. } => {
+            let fills = most.saturating_mul(if count == 0 { 1 } else { count });
+            too_large("burst", burst, if fills < EXACT { fills } else { EXACT })
+        }
+    }
+}
+
+const fn too_large(what: &'static str, number: u64, largest: u64) -> Option<Fault> {
+    if number > largest { Some(Fault::TooLarge { what, number, largest }) } else { None }
 }

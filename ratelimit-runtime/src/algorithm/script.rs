@@ -1,5 +1,7 @@
 //! The Lua side: the scripts, what they take and what their replies say.
 
+use std::fmt::Write as _;
+
 use redis::Value;
 use smallvec::SmallVec;
 
@@ -81,7 +83,7 @@ pub(crate) fn decide_one(kind: usize, charge: bool) -> String {
 pub(crate) fn decide_all() -> String {
     let mut script = String::from("local functions = {}\n");
     for Half { name, decide, arguments, .. } in HALVES {
-        script += &format!("function functions.{name}(key, call, charge, time, {arguments})\n{decide}end\n");
+        let _ = write!(script, "function functions.{name}(key, call, charge, time, {arguments})\n{decide}end\n");
     }
     script + include_str!("all.lua")
 }

@@ -29,7 +29,7 @@ const ROOM: u64 = 8_123_456_790_000_000;
 const MOST_DIGITS: u32 = 7;
 
 impl Layout {
-    pub(super) fn of(rule: &Rule) -> Self {
+    pub(super) const fn of(rule: &Rule) -> Self {
         let period_us = rule.period_ms().saturating_mul(1000);
         let tick_us = if period_us <= 200_000_000 { 1 } else { 1000 };
         let mut layout = Self { tick_us, period_ticks: period_us / tick_us, digits: MOST_DIGITS };
@@ -40,12 +40,12 @@ impl Layout {
     }
 
     /// What times are stored modulo in Redis: two and a half periods at least.
-    fn cycle(&self) -> u64 {
+    const fn cycle(&self) -> u64 {
         ROOM / self.largest_count()
     }
 
     /// As much as a total in Redis can tell apart.
-    pub(super) fn largest_count(&self) -> u64 {
+    pub(super) const fn largest_count(&self) -> u64 {
         10_u64.pow(self.digits)
     }
 }

@@ -9,12 +9,10 @@ use redis::Value;
 #[cfg(feature = "redis")]
 use smallvec::smallvec;
 
+use super::Look;
 #[cfg(feature = "redis")]
 use super::script::Arguments;
-use super::{EXACT, Look, largest};
 use crate::{Algorithm, Rule};
-
-const MOST_BUCKETS: u64 = 1000;
 
 /// The sub-windows of one counter.
 #[derive(Debug)]
@@ -34,17 +32,6 @@ fn grid(rule: &Rule) -> (u64, u64) {
         _ => 1,
     };
     (buckets, rule.period_ms() / buckets)
-}
-
-pub(super) fn fault(rule: &Rule, buckets: u64) -> Option<String> {
-    if !(1..=MOST_BUCKETS).contains(&buckets) {
-        return Some(format!("it has {buckets} buckets; a sliding window can have 1 to {MOST_BUCKETS}"));
-    }
-    if rule.period_ms() % buckets != 0 {
-        let period = rule.period();
-        return Some(format!("its {buckets} buckets do not divide {period:?} into whole milliseconds"));
-    }
-    largest("count", rule.count(), EXACT / (rule.period_ms() / buckets), rule)
 }
 
 impl SubWindows {
@@ -99,7 +86,7 @@ impl SubWindows {
         for ahead in 0..=buckets {
             let oldest = self.count(buckets - ahead);
             if let Some(room) = rule.count().checked_sub(whole.saturating_add(cost)) {
-                let faded = if oldest == 0 { 0 } else { size - (room * size / oldest).min(size) };
+                let faded = (room * size).checked_div(oldest).map_or(0, |weight| size - weight.min(size));
                 if faded < size {
                     retry_after_ms = ahead * size + faded - passed;
                     break;

@@ -184,8 +184,8 @@ fn read(charges: &mut [Charge], consume: bool, reply: &Value) -> Result<bool, St
     };
     let mut each_fits = true;
     for (charge, reply) in charges.iter_mut().zip(replies) {
-        let charged = consume && all_fit && charge.cost > 0;
-        let (look, receipt) = algorithm::read(charge, charged, reply).ok_or_else(|| unexpected(reply))?;
+        let consumed = consume && all_fit && charge.cost > 0;
+        let (look, receipt) = algorithm::read(charge, consumed, reply).ok_or_else(|| unexpected(reply))?;
         charge.decided(look, receipt);
         each_fits &= look.fits;
     }

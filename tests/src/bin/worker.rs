@@ -1,27 +1,30 @@
 //! Asks one limit from many tasks, in a process of its own; `it/exact.rs` runs several.
 //!
-//! `worker URL fixed|log COUNT TASKS ATTEMPTS`. Each line of standard input is a key: every task asks for it that many
+//! `worker URL ALGORITHM COUNT SECONDS TASKS ATTEMPTS`. Each line of standard input is a key: every task asks for it that many
 //! times, and the number of those admitted is printed.
 
 use std::env;
 use std::io::stdin;
 use std::time::Duration;
 
-use ratelimit_runtime::{Algorithm, Cause, Limiter, OnStoreError, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Limiter, OnStoreError, Refill, Rule};
 use tokio::task::JoinSet;
 
 #[tokio::main(worker_threads = 2)]
 async fn main() {
     let args: Vec<String> = env::args().skip(1).collect();
-    let [url, algorithm, count, tasks, attempts] = args.as_slice() else {
-        panic!("usage: worker URL fixed|log COUNT TASKS ATTEMPTS");
+    let [url, algorithm, count, seconds, tasks, attempts] = args.as_slice() else {
+        panic!("usage: worker URL ALGORITHM COUNT SECONDS TASKS ATTEMPTS");
     };
     let number = |arg: &String| arg.parse::<u64>().unwrap_or_else(|_| panic!("{arg} is no number"));
     let (tasks, attempts) = (number(tasks), number(attempts));
-    let rule = Rule::new("exact", number(count), Duration::from_secs(60)).algorithm(match algorithm.as_str() {
+    let (count, period) = (number(count), Duration::from_secs(number(seconds)));
+    let rule = Rule::new("exact", count, period).algorithm(match algorithm.as_str() {
         "fixed" => Algorithm::FixedWindow { align: false },
         "log" => Algorithm::SlidingLog,
-        other => panic!("{other} is neither fixed nor log"),
+        "sliding" => Algorithm::SlidingWindow { buckets: 1 },
+        "bucket" => Algorithm::TokenBucket { burst: count, refill: Refill::Greedy },
+        other => panic!("{other} is no algorithm"),
     });
     let limiter = Limiter::builder(url).deadline(Duration::from_secs(10)).on_store_error(OnStoreError::Deny);
     let limiter = limiter.build().await.expect("the server answers");

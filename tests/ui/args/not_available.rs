@@ -5,13 +5,7 @@ use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 type R = Result<(), RequestPerMinute>;
 
 #[limit_request_per_time("item", 1, Days, 1, algorithm = TokenBucket(burst = 5), shadow = true)]
-async fn bucket() -> R {
-    Ok(())
-}
-
-#[limit_request_per_time("item", 1, Days, 1, algorithm = LeakyBucket(queue = 5))]
-#[limit_request_per_time("other", 1, Days, 1)]
-async fn leaky() -> R {
+async fn shadow() -> R {
     Ok(())
 }
 

@@ -16,6 +16,12 @@ async fn two_runtimes() -> R {
     Ok(())
 }
 
+#[limit_request_per_time("item", 1, Days, 1, algorithm = LeakyBucket(queue = 5))]
+#[limit_request_per_time("other", 1, Days, 1)]
+async fn leaky() -> R {
+    Ok(())
+}
+
 struct Client(Limiter);
 
 #[limit_request_per_time("one", 1, Days, 1, limiter = &self.0)]

@@ -54,4 +54,44 @@ async fn too_long() -> R {
     Ok(())
 }
 
+#[limit_request_per_time("item", 1, Days, 1, algorithm = SlidingWindow(buckets = 0))]
+async fn no_buckets() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = SlidingWindow(buckets = 2_000))]
+async fn too_many_buckets() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Seconds, 5, algorithm = SlidingWindow(buckets = 7), cost = 6)]
+async fn unequal_buckets() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = TokenBucket(burst = 0, refil = Interval))]
+async fn no_burst() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = TokenBucket(burst = 5, refill = Refill::Eager), cost = 6)]
+async fn refill() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = TokenBucket(burst = 5), cost = 6)]
+async fn larger_than_the_bucket() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = LeakyBucket)]
+async fn no_queue() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 9, algorithm = LeakyBucket(queue = 5), cost = 7)]
+async fn larger_than_the_queue() -> R {
+    Ok(())
+}
+
 fn main() {}

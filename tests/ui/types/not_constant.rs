@@ -1,4 +1,4 @@
-//! `ttl` and `prefix` are known when compiling.
+//! `ttl`, `prefix` and the numbers of an algorithm are known when compiling.
 
 use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 
@@ -16,6 +16,21 @@ async fn prefix(name: &'static str) -> R {
 
 #[limit_request_per_time("item", 1, Hours, const { limit })]
 async fn count(limit: u64) -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Hours, 1, algorithm = SlidingWindow(buckets = buckets))]
+async fn buckets(buckets: u64) -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Hours, 1, algorithm = TokenBucket(burst = burst))]
+async fn burst(burst: u64) -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Hours, 1, algorithm = LeakyBucket(queue = queue))]
+async fn queue(queue: u64) -> R {
     Ok(())
 }
 

@@ -26,6 +26,18 @@ async fn ttl_type() -> R {
     Ok(())
 }
 
+const BURST: u32 = 5;
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = TokenBucket(burst = BURST))]
+async fn burst_type() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, 1, algorithm = LeakyBucket(queue = "5".len() as i64))]
+async fn queue_type() -> R {
+    Ok(())
+}
+
 const PREFIX: u64 = 5;
 
 #[limit_request_per_time(PREFIX, 1, Days, 1)]

@@ -1,0 +1,164 @@
+//! The tests that a [`Store`] has to pass (feature `conformance`).
+//!
+//! The crate's own stores pass them. In a test of yours they are one line:
+//!
+//! ```
+//! # use std::{collections::HashMap, sync::Mutex, time::Duration};
+//! # use ratelimit_runtime::{Clock, CounterName, Decision, Store, store::{Batch, Charges, Reply, StoreError}};
+//! use ratelimit_runtime::{Algorithm, ManualClock, conformance};
+//! # #[derive(Debug)]
+//! # struct MyStore { clock: Clock, windows: Mutex<HashMap<CounterName, (Duration, u64)>> }
+//! # impl MyStore {
+//! #     fn new(clock: impl Into<Clock>) -> Self { Self { clock: clock.into(), windows: Mutex::default() } }
+//! # }
+//! # impl Store for MyStore {
+//! #     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+//! #         let mut windows = self.windows.lock().unwrap();
+//! #         let now = self.clock.now();
+//! #         for request in batch.iter_mut() {
+//! #             if request.charges.iter().any(|charge| charge.rule.counted_by() != Algorithm::FixedWindow { align: false }) {
+//! #                 request.outcome = Err(StoreError::misconfigured("this store has fixed windows only"));
+//! #                 continue;
+//! #             }
+//! #             windows.retain(|_, (end, used)| *end > now && *used > 0);
+//! #             let mut fits = true;
+//! #             for charge in request.charges.iter_mut() {
+//! #                 let (end, used) = windows.get(&charge.counter).copied().unwrap_or((now, 0));
+//! #                 let remaining = charge.rule.count().saturating_sub(used);
+//! #                 let wait = (charge.cost > remaining).then(|| end - now);
+//! #                 charge.decision = Decision::new(charge.rule.count(), remaining, end - now, wait);
+//! #                 fits &= wait.is_none();
+//! #             }
+//! #             if fits && request.consume {
+//! #                 for charge in request.charges.iter_mut().filter(|charge| charge.cost > 0) {
+//! #                     let window = windows.entry(charge.counter.clone()).or_insert((now + charge.rule.period(), 0));
+//! #                     window.1 += charge.cost;
+//! #                     let left = charge.rule.count() - window.1;
+//! #                     charge.receipt = [u64::try_from(window.0.as_micros()).unwrap(), 0];
+//! #                     charge.decision = Decision::new(charge.rule.count(), left, window.0 - now, None);
+//! #                 }
+//! #             }
+//! #             request.outcome = Ok(fits);
+//! #         }
+//! #         drop(windows);
+//! #         Reply::Ready(batch)
+//! #     }
+//! #     fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+//! #         let mut windows = self.windows.lock().unwrap();
+//! #         let now = self.clock.now();
+//! #         let mut back = 0;
+//! #         for charge in charges.iter() {
+//! #             if let Some((end, used)) = windows.get_mut(&charge.counter)
+//! #                 && *end > now && u64::try_from(end.as_micros()) == Ok(charge.receipt[0])
+//! #             {
+//! #                 let returned = charge.cost.min(*used);
+//! #                 *used -= returned;
+//! #                 back += returned;
+//! #             }
+//! #         }
+//! #         Reply::Ready(Ok(back))
+//! #     }
+//! #     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
+//! #         self.windows.lock().unwrap().remove(&counter);
+//! #         Reply::Ready(Ok(()))
+//! #     }
+//! # }
+//!
+//! # /*
+//! #[tokio::test(flavor = "multi_thread")]
+//! # */
+//! # #[tokio::main(flavor = "multi_thread")] async fn main() { my_store_conforms().await }
+//! async fn my_store_conforms() {
+//!     let clock = ManualClock::new();
+//!     let store = MyStore::new(clock.clone());
+//!     conformance::check(&(store, clock), &[Algorithm::FixedWindow { align: false }]).await;
+//! }
+//! ```
+//!
+//! [`check`] panics when a promise is broken, and says which, and after which calls. It takes a [`Subject`], a store
+//! with its time, and the algorithms that the store has: [`ALGORITHMS`] for all. The numbers in them are examples; other bursts and queues
+//! are asked for too. An algorithm that is not among them has to be refused with [`StoreError::misconfigured`](crate::store::StoreError::misconfigured).
+//!
+//! Counters have names that were never used before, so one store serves many runs, and a database need not be empty.
+//! Every run asks the same, but for these names and the order in which concurrent calls arrive. Run it on tokio's multi-threaded runtime: there, more happens at once.
+//!
+//! # A store whose clock can't be moved
+//!
+//! What a store promises about time can't be checked without control over its time. Let the store ask a [`Clock`](crate::Clock)
+//! that it is given, and give it the system's outside of tests; or, if a server decides by a clock of its own, let the time be
+//! an argument of what is sent there in tests, or run the server on a clock of the test's (a `gettimeofday` that is loaded before
+//! the system's will do). [`check`] says so when the time it sees is not the time it has set.
+//!
+//! # Concurrency
+//!
+//! That calls at once never get more than the limit is tried with a few hundred calls from several threads. That finds a store that looks
+//! and then charges; it proves nothing.
+
+mod check;
+mod model;
+mod schedule;
+mod trial;
+
+use std::time::Duration;
+
+pub use self::check::check;
+#[doc(hidden)]
+pub use self::{
+    model::Model,
+    schedule::Schedule,
+    trial::{Broken, Grant, Trial},
+};
+use crate::{Algorithm, Limiter, ManualClock, Refill, Store};
+
+/// A store, and the time it lives by.
+pub trait Subject {
+    /// The store.
+    fn store(&self) -> &dyn Store;
+
+    /// Time since 1970-01-01 00:00 UTC, as the store's clock shows it.
+    fn now(&self) -> Duration;
+
+    /// Moves the store's clock forward.
+    fn advance(&self, by: Duration);
+}
+
+/// A store that was given this clock.
+impl<S: Store> Subject for (S, ManualClock) {
+    fn store(&self) -> &dyn Store {
+        &self.0
+    }
+
+    fn now(&self) -> Duration {
+        self.1.now()
+    }
+
+    fn advance(&self, by: Duration) {
+        self.1.advance(by);
+    }
+}
+
+/// The store a limiter counts in.
+///
+/// # Panics
+///
+/// For a limiter that counts nothing.
+pub fn store_of(limiter: &Limiter) -> &dyn Store {
+    limiter.store().expect("a limiter that counts: this one is unlimited")
+}
+
+/// Every algorithm, with telling numbers.
+pub const ALGORITHMS: &[Algorithm] = &[
+    Algorithm::FixedWindow { align: false },
+    Algorithm::FixedWindow { align: true },
+    Algorithm::SlidingLog,
+    Algorithm::SlidingWindow { buckets: 1 },
+    Algorithm::SlidingWindow { buckets: 3 },
+    Algorithm::SlidingWindow { buckets: 7 },
+    Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy },
+    Algorithm::TokenBucket { burst: 10, refill: Refill::Interval },
+    Algorithm::TokenBucket { burst: 25, refill: Refill::Greedy },
+    Algorithm::TokenBucket { burst: 5, refill: Refill::Interval },
+    Algorithm::TokenBucket { burst: 25, refill: Refill::Interval },
+    Algorithm::LeakyBucket { queue: 0 },
+    Algorithm::LeakyBucket { queue: 5 },
+];

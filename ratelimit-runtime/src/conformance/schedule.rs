@@ -1,0 +1,275 @@
+//! Random steps, made of plain numbers, so that whoever draws the numbers can also shrink them.
+
+use std::time::Duration;
+
+use super::trial::{Broken, Trial};
+use crate::{
+    Algorithm, Rule,
+    store::{Charges, Request},
+};
+
+/// Two rules and what happens to their counters.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    /// How far into its first period it starts.
+    start: Duration,
+    /// Whether to ask also what the contract leaves open: parts of a millisecond, the order within a batch, what is given back of a
+    /// charge from before a reset.
+    strict: bool,
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Pass(Duration),
+    PassUntilRetry { early: Duration },
+    PassUntilReset { early: Duration },
+    Ask(Vec<Asked>),
+    GiveBack { before_last: usize },
+    Reset { rule: Rule, key: u64 },
+}
+
+#[derive(Clone, Debug)]
+struct Asked {
+    charges: Vec<(Rule, u64, u64)>,
+    consume: bool,
+    longest_wait: Duration,
+}
+
+const KEYS: u64 = 2;
+const MILLISECOND: Duration = Duration::from_millis(1);
+const DAY_MS: u64 = 86_400_000;
+const PERIODS_MS: [u64; 11] = [1000, 1, 7, 60_000, 997, 200_000, 300_000, 3_600_000, DAY_MS, 7 * DAY_MS, 30 * DAY_MS];
+const COUNTS: [u64; 10] = [1, 2, 7, 100, 997, 1000, 65_536, 1_000_003, 10_000_000, 999_999_937];
+/// A queue may take longer to pass than a clock can show.
+const LONGEST_PAUSE: Duration = Duration::from_millis(90 * DAY_MS);
+
+impl Schedule {
+    /// A schedule of as many steps as there are lists of numbers; `rules` draws the rules.
+    pub fn new(algorithms: &[Algorithm], rules: &[u32], steps: &[Vec<u32>], strict: bool) -> Self {
+        let mut draw = Draw(rules.iter());
+        let mut rules = ["one", "two"].map(|prefix| draw.rule(prefix, algorithms));
+        if draw.below(2) == 1 {
+            // The same period, or what comes nearest.
+            let [one, two] = rules;
+            rules[1] = fitting("two", two.counted_by(), two.count(), one.period_ms());
+        }
+        let start = Duration::from_millis(draw.below(rules[0].period_ms()));
+        let start = start + Duration::from_micros(draw.below(if strict { 1000 } else { 1 }));
+        let steps = steps.iter().filter_map(|numbers| Draw(numbers.iter()).step(&mut rules, strict)).collect();
+        Self { start, strict, steps }
+    }
+
+    /// Takes each step, until an answer is not the model's.
+    pub async fn run(&self, mut trial: Trial<'_>) -> Result<(), Broken> {
+        trial.pass(self.start);
+        for step in &self.steps {
+            match step {
+                Step::Pass(time) => trial.pass(*time),
+                Step::PassUntilRetry { early } => {
+                    trial.pass(trial.retry_after.saturating_sub(*early).min(LONGEST_PAUSE));
+                }
+                Step::PassUntilReset { early } => {
+                    trial.pass(trial.reset_after.saturating_sub(*early).min(LONGEST_PAUSE));
+                }
+                Step::Ask(asked) => {
+                    let mut requests: Vec<Request> = Vec::new();
+                    for Asked { charges: asked, consume, longest_wait } in asked {
+                        let mut charges = Charges::default();
+                        for (rule, key, cost) in asked {
+                            let mut charge = trial.charge(rule, *key, *cost);
+                            charge.longest_wait = *longest_wait;
+                            charges.push(charge);
+                        }
+                        let request = Request::new(charges, *consume);
+                        // A batch may be decided in any order, so that what comes of a counter asked twice is open.
+                        if self.strict || !requests.iter().any(|other| overlap(other, &request)) {
+                            requests.push(request);
+                        }
+                    }
+                    trial.ask_all(requests).await?;
+                }
+                Step::GiveBack { before_last } => {
+                    if let Some(grant) = trial.granted(*before_last).filter(|grant| !trial.may_be_mistaken(grant)) {
+                        trial.give_back(grant).await?;
+                    }
+                }
+                Step::Reset { rule, key } => {
+                    trial.reset(rule, *key).await?;
+                    let tells_apart =
+                        matches!(rule.counted_by(), Algorithm::FixedWindow { .. } | Algorithm::SlidingLog);
+                    if !self.strict && !tells_apart {
+                        trial.forget_granted(rule, *key);
+                    }
+                    // What is charged in the instant of a reset is not told apart from what was charged before.
+                    trial.pass(MILLISECOND);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn overlap(one: &Request, other: &Request) -> bool {
+    one.charges.iter().any(|one| other.charges.iter().any(|other| one.counter == other.counter))
+}
+
+/// Numbers to choose by; zeros when there are no more.
+struct Draw<'a>(std::slice::Iter<'a, u32>);
+
+impl Draw<'_> {
+    fn below(&mut self, bound: u64) -> u64 {
+        let number = self.0.next().copied().map_or(0, u64::from);
+        number % bound
+    }
+
+    fn up_to_ten(&mut self) -> u32 {
+        self.0.next().map_or(0, |number| number % 11)
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        let at = self.below(from.len() as u64);
+        from[usize::try_from(at).expect("an index")]
+    }
+
+    fn count(&mut self) -> u64 {
+        match self.below(3) {
+            0 => self.below(12),
+            _ => self.pick(&COUNTS),
+        }
+    }
+
+    fn rule(&mut self, prefix: &'static str, algorithms: &[Algorithm]) -> Rule {
+        let algorithm = self.pick(algorithms);
+        let (count, period_ms) = (self.count(), self.pick(&PERIODS_MS));
+        fitting(prefix, self.sized(algorithm, count), count, period_ms)
+    }
+
+    /// With a burst or a queue below, at or above the count.
+    fn sized(&mut self, algorithm: Algorithm, count: u64) -> Algorithm {
+        let size = match self.below(6) {
+            0 => count,
+            1 => 1,
+            2 => count / 2,
+            3 => count * 2 + 1,
+            4 => self.below(12),
+            _ => self.count(),
+        };
+        match algorithm {
+            Algorithm::TokenBucket { refill, .. } => Algorithm::TokenBucket { burst: size.max(1), refill },
+            Algorithm::LeakyBucket { .. } => Algorithm::LeakyBucket { queue: size.saturating_sub(1) },
+            algorithm => algorithm,
+        }
+    }
+
+    fn step(&mut self, rules: &mut [Rule; 2], strict: bool) -> Option<Step> {
+        let kind = self.below(30);
+        let at = usize::from(self.below(2) == 1);
+        let (rule, key) = (rules[at], self.below(KEYS));
+        let both = [(rule, key), (rules[1 - at], self.below(KEYS))];
+        Some(match kind {
+            0..=6 => Step::Ask(vec![self.asked(&both[..1], true, strict)]),
+            7..=8 => Step::Ask(vec![self.asked(&both[..1], false, strict)]),
+            9..=10 => Step::Ask(vec![self.asked(&both, true, strict)]),
+            11 => Step::Ask(vec![self.asked(&both, false, strict)]),
+            12..=13 => {
+                let count = 2 + self.below(3);
+                let mut one_of_many = || {
+                    let (rule, key) = (self.pick(&rules[..]), self.below(KEYS));
+                    let consume = self.below(4) > 0;
+                    self.asked(&[(rule, key)], consume, strict)
+                };
+                Step::Ask((0..count).map(|_| one_of_many()).collect())
+            }
+            14..=20 => self.pause(&rule, strict),
+            21..=24 => Step::GiveBack { before_last: usize::try_from(self.below(4)).expect("an index") },
+            25..=26 => Step::Reset { rule, key },
+            _ => {
+                let count = if kind < 29 { self.count() } else { rule.count() };
+                let algorithm = self.sized(rule.counted_by(), count);
+                rules[at] = fitting(rule.prefix(), algorithm, count, rule.period_ms());
+                return None;
+            }
+        })
+    }
+
+    fn asked(&mut self, counters: &[(Rule, u64)], consume: bool, strict: bool) -> Asked {
+        let is_leaky = |rule: &Rule| matches!(rule.counted_by(), Algorithm::LeakyBucket { .. });
+        let stands_alone = counters.iter().any(|(rule, _)| is_leaky(rule));
+        let counters = if stands_alone { &counters[..1] } else { counters };
+        let charges = counters.iter().map(|&(rule, key)| (rule, key, self.cost(rule.limit()))).collect();
+        let rule = &counters[0].0;
+        let longest_wait = match if is_leaky(rule) { self.below(4) } else { 0 } {
+            0..=1 => Duration::MAX,
+            2 => self.fine(strict),
+            _ => spacing(rule) * self.up_to_ten(),
+        };
+        Asked { charges, consume, longest_wait }
+    }
+
+    fn cost(&mut self, limit: u64) -> u64 {
+        match self.below(8) {
+            0..=1 => 1,
+            2 => 0,
+            3 => self.below(7),
+            4 => limit,
+            5 => limit / 2 + self.below(3),
+            6 => limit / 5,
+            _ => limit.saturating_sub(self.below(3)),
+        }
+        .min(limit)
+    }
+
+    fn pause(&mut self, rule: &Rule, strict: bool) -> Step {
+        let (period, fine) = (rule.period(), self.fine(strict));
+        let early = if self.below(2) == 1 { MILLISECOND } else { Duration::ZERO };
+        let part = match rule.counted_by() {
+            Algorithm::SlidingWindow { buckets } => Duration::from_millis(rule.period_ms() / buckets),
+            _ => Duration::from_millis(rule.period_ms().div_ceil(10)),
+        };
+        let time = match self.below(10) {
+            0 => fine,
+            1 => part,
+            2 => part + fine,
+            3 => (part * self.up_to_ten()).saturating_sub(early),
+            4 => spacing(rule),
+            5 => spacing(rule) * self.up_to_ten() + fine,
+            6 => period.saturating_sub(early),
+            7 => period + fine,
+            8 => return Step::PassUntilRetry { early },
+            _ => return Step::PassUntilReset { early },
+        };
+        Step::Pass(time.min(3 * period))
+    }
+
+    /// Some milliseconds.
+    fn fine(&mut self, strict: bool) -> Duration {
+        if strict { Duration::from_micros(self.below(4000)) } else { Duration::from_millis(self.below(4)) }
+    }
+}
+
+/// How long one of the count takes to come back.
+fn spacing(rule: &Rule) -> Duration {
+    Duration::from_millis(rule.period_ms().div_ceil(rule.count().max(1)))
+}
+
+/// The rule, or the largest below it that can be stored.
+fn fitting(prefix: &'static str, algorithm: Algorithm, count: u64, period_ms: u64) -> Rule {
+    let period_ms = match algorithm {
+        Algorithm::SlidingWindow { buckets } => buckets * (period_ms / buckets).max(1),
+        _ => period_ms,
+    };
+    let rule = Rule::new(prefix, count, Duration::from_millis(period_ms)).algorithm(algorithm);
+    if rule.fault().is_none() {
+        return rule;
+    }
+    match algorithm {
+        Algorithm::TokenBucket { burst, refill } => {
+            fitting(prefix, Algorithm::TokenBucket { burst: burst / 2, refill }, count, period_ms)
+        }
+        Algorithm::LeakyBucket { queue } => {
+            fitting(prefix, Algorithm::LeakyBucket { queue: queue / 2 }, count, period_ms)
+        }
+        _ => fitting(prefix, algorithm, count / 2, period_ms),
+    }
+}

@@ -1,0 +1,397 @@
+//! Stores and the model side by side, told the same things and compared after each.
+
+use std::{
+    fmt::{self, Write as _},
+    hash::{BuildHasher, RandomState},
+    panic,
+    sync::Barrier,
+    thread,
+    time::Duration,
+};
+
+use tokio::{runtime::Handle, task::JoinSet};
+
+use super::{Model, Subject};
+use crate::{
+    CounterName, Key, Rule, Store,
+    store::{Batch, Charge, Charges, Reply, Request, StoreError},
+};
+
+/// A run of steps on fresh counters, that ends where a store does not do what the model does.
+#[allow(missing_debug_implementations)] // a `Subject` need not have one
+pub struct Trial<'a> {
+    promise: String,
+    compared: Compared,
+    stores: &'a [(&'a str, &'a dyn Subject)],
+    model: Model,
+    /// Part of each key, so that no counter was ever used before.
+    id: u64,
+    started: Duration,
+    now: Duration,
+    steps: Vec<String>,
+    granted: Vec<Grant>,
+    /// The waits that the last answer named.
+    pub(super) retry_after: Duration,
+    pub(super) reset_after: Duration,
+}
+
+/// How much of an answer has to be as the model's. Each has what those before it have.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub(super) enum Compared {
+    /// Whether it fits, the limit and what remains.
+    Counts,
+    RetryAfter,
+    ResetAfter,
+    All,
+}
+
+/// A request that was granted, as each of the stores answered it.
+#[derive(Debug)]
+pub struct Grant {
+    /// By the model.
+    pub(super) charges: Charges,
+    theirs: Vec<Charges>,
+}
+
+/// What was asked, what came and what should have come.
+pub type Broken = String;
+
+/// What a store says of one request.
+#[derive(PartialEq)]
+struct Answer {
+    outcome: Result<bool, StoreError>,
+    decisions: Vec<Said>,
+}
+
+/// What it says of one charge, as far as it is compared.
+#[derive(PartialEq)]
+struct Said {
+    limit: u64,
+    remaining: u64,
+    #[allow(clippy::option_option)] // whether there is one may not be compared either
+    retry_after: Option<Option<Duration>>,
+    reset_after: Option<Duration>,
+    slot: Option<Duration>,
+}
+
+impl<'a> Trial<'a> {
+    /// A trial of what is named.
+    pub fn new(promise: impl Into<String>, stores: &'a [(&'a str, &'a dyn Subject)]) -> Self {
+        let now = stores[0].1.now();
+        Self {
+            promise: promise.into(),
+            compared: Compared::All,
+            stores,
+            model: Model::default(),
+            id: RandomState::new().hash_one(0),
+            started: now,
+            now,
+            steps: Vec::new(),
+            granted: Vec::new(),
+            retry_after: Duration::ZERO,
+            reset_after: Duration::ZERO,
+        }
+    }
+
+    /// The same, with an eye on so much of each answer.
+    pub(super) fn comparing(mut self, compared: Compared) -> Self {
+        self.compared = compared;
+        self
+    }
+
+    /// A charge to the rule's counter for a key.
+    pub(super) fn charge(&self, rule: &Rule, key: u64, cost: u64) -> Charge {
+        Charge::new(*rule, CounterName::new("", rule, Some(&Key::new((self.id, key)))), cost)
+    }
+
+    /// Asks for one charge, and returns what the model says of it.
+    pub(super) async fn take(&mut self, rule: &Rule, key: u64, cost: u64) -> Result<Request, Broken> {
+        self.ask(Request::new(self.charge(rule, key, cost), true)).await
+    }
+
+    /// Looks at one cost.
+    pub(super) async fn look(&mut self, rule: &Rule, key: u64, cost: u64) -> Result<Request, Broken> {
+        self.ask(Request::new(self.charge(rule, key, cost), false)).await
+    }
+
+    pub(super) async fn ask(&mut self, request: Request) -> Result<Request, Broken> {
+        Ok(self.ask_all(vec![request]).await?.remove(0))
+    }
+
+    /// Asks for a batch.
+    pub(super) async fn ask_all(&mut self, mut requests: Vec<Request>) -> Result<Vec<Request>, Broken> {
+        let asked = requests.iter().map(|request| self.words(request)).collect::<Vec<_>>().join(", and ");
+        self.check_clocks(&asked)?;
+        let question: Batch = requests.iter().cloned().collect();
+        for request in &mut requests {
+            self.model.decide(self.now, request);
+        }
+        let mut theirs = Vec::new();
+        for (_, subject) in self.stores {
+            theirs.push(answer(subject.store().decide(question.clone())).await);
+        }
+        let expected: Vec<_> = requests.iter().map(|request| Answer::of(request, self.compared)).collect();
+        let answers: Vec<Vec<_>> = theirs
+            .iter()
+            .map(|batch| batch.iter().map(|request| Answer::of(request, self.compared)).collect())
+            .collect();
+        self.compare(&asked, &expected, &answers, |answers| {
+            answers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", and ")
+        })?;
+        for (at, request) in requests.iter().enumerate() {
+            for charge in request.charges.iter() {
+                self.reset_after = charge.decision.reset_after();
+                self.retry_after = charge.decision.retry_after().unwrap_or(self.retry_after);
+            }
+            if request.consume && request.outcome == Ok(true) {
+                let theirs = theirs.iter().map(|batch| batch[at].charges.clone()).collect();
+                self.granted.push(Grant { charges: request.charges.clone(), theirs });
+            }
+        }
+        Ok(requests)
+    }
+
+    /// So many calls that charge 1 to each of the rules, more than fit: in one batch, or at once. They end in any order.
+    pub(super) async fn take_many(&mut self, rules: &[Rule], calls: u64, in_one_batch: bool) -> Result<(), Broken> {
+        let request = |cost| {
+            let mut charges = Charges::default();
+            for rule in rules {
+                charges.push(self.charge(rule, 0, cost));
+            }
+            Request::new(charges, true)
+        };
+        let fits = rules.iter().map(Rule::limit).min().unwrap_or_default();
+        let (one, mut all) = (request(1), request(fits));
+        let manner = if in_one_batch { "in one batch" } else { "at once" };
+        let asked = format!("{calls} times {manner}: {}", self.words(&one));
+        self.check_clocks(&asked)?;
+        // Calls of one instant come to the same as one call with their cost.
+        self.model.decide(self.now, &mut all);
+        let mut answers = Vec::new();
+        for (_, subject) in self.stores {
+            let requests = (0..calls).map(|_| one.clone());
+            let batches = if in_one_batch { vec![requests.collect()] } else { requests.map(Batch::from).collect() };
+            let decided = at_once(subject.store(), batches).await;
+            let outcomes: Result<Vec<_>, _> =
+                decided.iter().flat_map(|batch| batch.iter()).map(|request| request.outcome.clone()).collect();
+            answers
+                .push(outcomes.map(|outcomes| (outcomes.iter().filter(|fits| **fits).count() as u64, outcomes.len())));
+        }
+        let expected = Ok((fits, usize::try_from(calls).expect("a small number")));
+        self.compare(&asked, &expected, &answers, |answer| match answer {
+            Ok((granted, answers)) => format!("{granted} granted of {answers}"),
+            Err(error) => format!("the error {error:?}"),
+        })
+    }
+
+    /// Asks for an algorithm that the store should not know.
+    pub(super) async fn refuses_to_know(self, rule: &Rule) -> Result<(), Broken> {
+        let request = Request::new(self.charge(rule, 0, 1), true);
+        let asked = self.words(&request);
+        for (_, subject) in self.stores {
+            let batch = answer(subject.store().decide(request.clone().into())).await;
+            let outcome = batch.first().map(|request| &request.outcome);
+            if !matches!(outcome, Some(Err(error)) if error.misconfigured) {
+                let promise = &self.promise;
+                return Err(format!(
+                    "a promise is broken: {promise}\n\n  asked     {asked}\n  expected  an error made by \
+                     `StoreError::misconfigured`, or the algorithm among those that are checked\n  the store {outcome:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The request that was granted last but so many, not to be given back by anybody else.
+    pub(super) fn granted(&mut self, before_last: usize) -> Option<Grant> {
+        let at = self.granted.len().checked_sub(before_last + 1)?;
+        Some(self.granted.remove(at))
+    }
+
+    /// Whether a store may take a charge for another one that comes much later.
+    pub(super) fn may_be_mistaken(&self, grant: &Grant) -> bool {
+        grant.charges.iter().any(|charge| self.model.may_be_mistaken(charge))
+    }
+
+    /// Gives back what was granted.
+    pub(super) async fn give_back(&mut self, grant: Grant) -> Result<u64, Broken> {
+        let asked = format!("give back {}", self.words(&Request::new(grant.charges.clone(), true)));
+        self.check_clocks(&asked)?;
+        let expected = self.model.give_back(self.now, &grant.charges);
+        let mut answers = Vec::new();
+        for ((_, subject), charges) in self.stores.iter().zip(grant.theirs) {
+            answers.push(answer(subject.store().give_back(charges)).await);
+        }
+        self.compare(&asked, &Ok(expected), &answers, |answer| match answer {
+            Ok(back) => format!("{back} given back"),
+            Err(error) => format!("the error {error:?}"),
+        })?;
+        Ok(expected)
+    }
+
+    /// Resets the rule's counter for a key.
+    pub(super) async fn reset(&mut self, rule: &Rule, key: u64) -> Result<(), Broken> {
+        let counter = self.charge(rule, key, 0).counter;
+        let asked = format!("reset {}", named(rule, key));
+        self.check_clocks(&asked)?;
+        self.model.reset(&counter);
+        let mut answers = Vec::new();
+        for (_, subject) in self.stores {
+            answers.push(answer(subject.store().reset(counter.clone())).await);
+        }
+        self.compare(&asked, &Ok(()), &answers, |answer| format!("{answer:?}"))
+    }
+
+    /// Loses what the rule's counter for a key has granted, for no one to give back.
+    pub(super) fn forget_granted(&mut self, rule: &Rule, key: u64) {
+        let counter = self.charge(rule, key, 0).counter;
+        self.granted.retain(|grant| grant.charges.iter().all(|charge| charge.counter != counter));
+    }
+
+    /// Lets time pass.
+    pub(super) fn pass(&mut self, time: Duration) {
+        if !time.is_zero() {
+            self.now += time;
+            self.stores.iter().for_each(|(_, subject)| subject.advance(time));
+            self.steps.push(format!("{time:?} pass"));
+        }
+    }
+
+    /// For a message: which key it is, and what is asked of it.
+    fn words(&self, request: &Request) -> String {
+        let mut words = String::from(if request.consume { "charge " } else { "look at " });
+        for (at, charge) in request.charges.iter().enumerate() {
+            let key = (0..).take(1000).find(|&key| self.charge(&charge.rule, key, 0).counter == charge.counter);
+            let between = if at > 0 { " together with " } else { "" };
+            let _ = write!(words, "{between}{} to {}", charge.cost, named(&charge.rule, key.unwrap_or(u64::MAX)));
+            if charge.longest_wait != Duration::MAX {
+                let _ = write!(words, ", waiting at most {:?}", charge.longest_wait);
+            }
+        }
+        words
+    }
+
+    /// The answers mean nothing if time passes by itself, or does not pass when it should.
+    fn check_clocks(&self, asked: &str) -> Result<(), Broken> {
+        for (name, subject) in self.stores {
+            let shown = subject.now();
+            if shown != self.now {
+                let should = self.now;
+                return Err(format!(
+                    "the clock of {name} shows {shown:?} and should show {should:?} before: {asked}\n\
+                     It has to stand still, and to move when `Subject::advance` says so, by as much.{}",
+                    self.told()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn compare<T: PartialEq>(
+        &mut self,
+        asked: &str,
+        expected: &T,
+        answers: &[T],
+        words: impl Fn(&T) -> String,
+    ) -> Result<(), Broken> {
+        if answers.iter().all(|answer| answer == expected) {
+            self.steps.push(format!("{asked}: {}", words(expected)));
+            return Ok(());
+        }
+        let mut broken =
+            format!("a promise is broken: {}\n\n  asked     {asked}\n  expected  {}\n", self.promise, words(expected));
+        for ((name, _), answer) in self.stores.iter().zip(answers) {
+            let _ = writeln!(broken, "  {name:<9} {}", words(answer));
+        }
+        Err(broken + &self.told())
+    }
+
+    fn told(&self) -> String {
+        let mut told = format!("\nsteps before that, from {:?} since 1970 on:\n", self.started);
+        for step in &self.steps {
+            let _ = writeln!(told, "  {step}");
+        }
+        if self.steps.is_empty() {
+            told += "  none\n";
+        }
+        told
+    }
+}
+
+fn named(rule: &Rule, key: u64) -> String {
+    format!("`{}` of key {key} ({} per {:?} by {:?})", rule.prefix(), rule.count(), rule.period(), rule.counted_by())
+}
+
+impl Answer {
+    fn of(request: &Request, compared: Compared) -> Self {
+        let charged = request.consume && request.outcome == Ok(true);
+        let decisions = request.charges.iter().map(|Charge { decision, wait, .. }| Said {
+            limit: decision.limit(),
+            remaining: decision.remaining(),
+            retry_after: (compared >= Compared::RetryAfter).then_some(decision.retry_after()),
+            reset_after: (compared >= Compared::ResetAfter).then_some(decision.reset_after()),
+            slot: (charged && compared >= Compared::All).then_some(*wait),
+        });
+        Self { outcome: request.outcome.clone(), decisions: decisions.collect() }
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.outcome {
+            Ok(true) => f.write_str("it fits")?,
+            Ok(false) => f.write_str("it does not fit")?,
+            Err(error) => return write!(f, "the error {error:?}"),
+        }
+        for Said { limit, remaining, retry_after, reset_after, slot } in &self.decisions {
+            write!(f, "; limit {limit}, remaining {remaining}")?;
+            if let Some(wait) = reset_after {
+                write!(f, ", reset_after {} ms", wait.as_millis())?;
+            }
+            match retry_after {
+                Some(Some(wait)) => write!(f, ", retry_after {} ms", wait.as_millis())?,
+                Some(None) => f.write_str(", no retry_after")?,
+                None => {}
+            }
+            if let Some(wait) = slot.filter(|wait| !wait.is_zero()) {
+                write!(f, ", slot in {} ms", wait.as_millis())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) async fn answer<T>(reply: Reply<T>) -> T {
+    match reply {
+        Reply::Ready(answer) => answer,
+        Reply::Pending(answer) => answer.await,
+    }
+}
+
+/// Asks a store from several threads, and awaits what it does not answer at once in as many tasks.
+async fn at_once(store: &dyn Store, batches: Vec<Batch>) -> Vec<Batch> {
+    const THREADS: usize = 8;
+    let runtime = Handle::try_current().ok();
+    let parts: Vec<_> = batches.chunks(batches.len().div_ceil(THREADS)).collect();
+    let start = Barrier::new(parts.len());
+    let replies: Vec<Reply<Batch>> = thread::scope(|scope| {
+        let ask = |part: &[Batch]| {
+            let _context = runtime.as_ref().map(Handle::enter);
+            start.wait();
+            part.iter().map(|batch| store.decide(batch.clone())).collect::<Vec<_>>()
+        };
+        let threads: Vec<_> = parts.iter().map(|part| scope.spawn(move || ask(part))).collect();
+        let joined =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)));
+        joined.flatten().collect()
+    });
+    let (mut answers, mut tasks) = (Vec::new(), JoinSet::new());
+    for reply in replies {
+        match (reply, &runtime) {
+            (Reply::Pending(answer), Some(_)) => drop(tasks.spawn(answer)),
+            (reply, _) => answers.push(answer(reply).await),
+        }
+    }
+    answers.extend(tasks.join_all().await);
+    answers
+}

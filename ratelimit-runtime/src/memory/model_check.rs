@@ -1,0 +1,252 @@
+//! The store under every order in which the steps of a few threads can follow one another.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use shuttle::thread;
+
+use super::*;
+use crate::{Key, ManualClock, Rule, sync::every_order};
+
+const PERIOD: Duration = Duration::from_secs(60);
+const ONE: Rule = Rule::new("item", 1, PERIOD);
+const TWO: Rule = Rule::new("item", 2, PERIOD);
+const ROOMY: usize = 100;
+
+/// A store, and what the threads of a test do with it.
+struct Scene {
+    store: Memory,
+    clock: ManualClock,
+}
+
+impl Scene {
+    fn new(capacity: usize) -> Arc<Self> {
+        let clock = ManualClock::new();
+        // Without a secret, so that each run is like the one before.
+        let store = Memory { secret: (0, 0), ..Memory::new(clock.clone().into(), capacity) };
+        Arc::new(Self { store, clock })
+    }
+
+    /// The first, second.. counter of a shard.
+    fn counter(&self, shard: usize, nth: usize) -> CounterName {
+        let counters = (0..).map(|key: u32| CounterName::new("", &ONE, Some(&Key::new(key))));
+        counters.filter(|counter| shard_of(&self.store.fingerprint(counter)) == shard).nth(nth).unwrap()
+    }
+
+    fn ask(&self, rule: Rule, counters: &[&CounterName], consume: bool) -> Request {
+        let mut charges = Charges::default();
+        for &counter in counters {
+            charges.push(Charge::new(rule, counter.clone(), 1));
+        }
+        let Reply::Ready(batch) = self.store.decide(Request::new(charges, consume).into()) else {
+            panic!("memory answers at once");
+        };
+        batch.into_first().unwrap()
+    }
+
+    /// Whether all of them were charged; an error if the store is full.
+    fn charge(&self, rule: Rule, counters: &[&CounterName]) -> Result<bool, StoreError> {
+        self.ask(rule, counters, true).outcome
+    }
+
+    fn give_back(&self, charges: Charges) -> u64 {
+        let Reply::Ready(back) = self.store.give_back(charges) else { panic!("memory answers at once") };
+        back.unwrap()
+    }
+
+    fn reset(&self, counter: &CounterName) {
+        let Reply::Ready(done) = self.store.reset(counter.clone()) else { panic!("memory answers at once") };
+        done.unwrap();
+    }
+
+    fn used(&self, rule: Rule, counter: &CounterName) -> u64 {
+        rule.limit() - self.ask(rule, &[counter], false).charges[0].decision.remaining()
+    }
+
+    /// How many counters there are, after a look whether that is what the store takes for the number.
+    fn stored(&self) -> usize {
+        let counters = (0..SHARDS).map(|shard| self.store.shard(shard).counters.len()).sum();
+        assert_eq!(self.store.stored.load(Ordering::Relaxed), counters, "the number of stored counters");
+        assert!(counters <= self.store.capacity, "{counters} counters, {} allowed", self.store.capacity);
+        counters
+    }
+}
+
+/// Does something on a thread of its own.
+fn start<T: Send + 'static>(
+    scene: &Arc<Scene>,
+    act: impl FnOnce(&Scene) -> T + Send + 'static,
+) -> thread::JoinHandle<T> {
+    let scene = Arc::clone(scene);
+    thread::spawn(move || act(&scene))
+}
+
+#[test]
+fn one_counter_is_charged_up_to_its_count() {
+    every_order(|| {
+        let scene = Scene::new(ROOMY);
+        let counter = scene.counter(0, 0);
+        let others: Vec<_> =
+            (0..2).map(|_| start(&scene, |scene| scene.charge(TWO, &[&scene.counter(0, 0)]).unwrap())).collect();
+        let mut granted = u64::from(scene.charge(TWO, &[&counter]).unwrap());
+        for other in others {
+            granted += u64::from(other.join().unwrap());
+        }
+        assert_eq!(granted, 2);
+        assert_eq!(scene.used(TWO, &counter), 2);
+        assert_eq!(scene.stored(), 1);
+    });
+}
+
+#[test]
+fn two_counters_are_charged_together_in_whichever_order_they_are_named() {
+    every_order(|| {
+        let scene = Scene::new(ROOMY);
+        let (left, right) = (scene.counter(0, 0), scene.counter(1, 0));
+        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(1, 0), &scene.counter(0, 0)]).unwrap());
+        let granted = scene.charge(ONE, &[&left, &right]).unwrap();
+        assert_ne!(granted, other.join().unwrap());
+        assert_eq!((scene.used(ONE, &left), scene.used(ONE, &right)), (1, 1));
+        assert_eq!(scene.stored(), 2);
+    });
+}
+
+#[test]
+fn of_two_counters_none_is_charged_if_one_is_used_up() {
+    every_order(|| {
+        let scene = Scene::new(ROOMY);
+        let (left, right) = (scene.counter(0, 0), scene.counter(1, 0));
+        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(0, 0), &scene.counter(1, 0)]).unwrap());
+        let alone = scene.charge(ONE, &[&right]).unwrap();
+        let together = other.join().unwrap();
+        assert_ne!(alone, together);
+        assert_eq!(scene.used(ONE, &left), u64::from(together));
+        assert_eq!(scene.used(ONE, &right), 1);
+        scene.stored();
+    });
+}
+
+#[test]
+fn charge_give_back_and_reset_end_as_if_one_came_after_the_other() {
+    let seen = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
+    every_order({
+        let seen = Arc::clone(&seen);
+        move || {
+            let scene = Scene::new(ROOMY);
+            let counter = scene.counter(0, 0);
+            let held = scene.ask(ONE, &[&counter], true).charges;
+            let give_back = start(&scene, |scene| scene.give_back(held));
+            let reset = start(&scene, |scene| scene.reset(&scene.counter(0, 0)));
+            let granted = scene.charge(ONE, &[&counter]).unwrap();
+            let back = give_back.join().unwrap();
+            reset.join().unwrap();
+            seen.lock().unwrap().insert((back, granted, scene.used(ONE, &counter)));
+            scene.stored();
+        }
+    });
+    let in_turn = BTreeSet::from([
+        (1, true, 0), // give back, charge, reset; or reset, charge, give back: the new charge, as nothing tells them apart
+        (1, true, 1), // give back, reset, charge
+        (1, false, 0), // charge, give back, reset
+        (0, false, 0), // charge, reset, give back
+        (0, true, 1), // reset, give back, charge
+    ]);
+    assert_eq!(*seen.lock().unwrap(), in_turn, "returned, granted, and used in the end");
+}
+
+#[test]
+fn a_charge_is_of_the_window_in_which_it_is_made() {
+    every_order(|| {
+        let scene = Scene::new(ROOMY);
+        let counter = scene.counter(0, 0);
+        assert_eq!(scene.charge(ONE, &[&counter]), Ok(true));
+        let moving = start(&scene, |scene| scene.clock.advance(PERIOD));
+        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(0, 0)]).unwrap());
+        let granted = [scene.charge(ONE, &[&counter]).unwrap(), other.join().unwrap()];
+        moving.join().unwrap();
+        assert_ne!(granted, [true, true]);
+        scene.clock.advance(Duration::from_millis(59_999));
+        assert_eq!(scene.used(ONE, &counter), u64::from(granted != [false, false]));
+    });
+}
+
+#[test]
+fn no_more_counters_are_stored_than_there_is_room_for() {
+    every_order(|| {
+        let scene = Scene::new(1);
+        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(1, 0)]).is_ok());
+        let granted = scene.charge(ONE, &[&scene.counter(0, 0)]).is_ok();
+        assert_ne!(granted, other.join().unwrap());
+        assert_eq!(scene.stored(), 1);
+    });
+}
+
+#[test]
+fn the_room_of_a_counter_is_free_as_soon_as_it_is_reset() {
+    every_order(|| {
+        let scene = Scene::new(1);
+        let old = scene.counter(1, 0);
+        assert_eq!(scene.charge(ONE, &[&old]), Ok(true));
+        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(0, 0)]).is_ok());
+        scene.reset(&old);
+        let granted = scene.charge(ONE, &[&scene.counter(1, 1)]).is_ok();
+        assert_ne!(granted, other.join().unwrap(), "there is room for one of them");
+        assert_eq!(scene.stored(), 1);
+    });
+}
+
+#[test]
+fn a_counter_without_room_takes_back_what_was_charged_with_it() {
+    every_order(|| {
+        let scene = Scene::new(1);
+        let (left, right) = (scene.counter(0, 0), scene.counter(1, 0));
+        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(1, 1)]).is_ok());
+        assert!(scene.charge(ONE, &[&left, &right]).is_err());
+        assert!(other.join().unwrap());
+        assert_eq!((scene.used(ONE, &left), scene.used(ONE, &right)), (0, 0));
+        assert_eq!(scene.stored(), 1);
+    });
+}
+
+#[test]
+fn room_is_made_in_other_shards() {
+    every_order(|| {
+        let scene = Scene::new(2);
+        for nth in 0..2 {
+            assert_eq!(scene.charge(ONE, &[&scene.counter(1, nth)]), Ok(true));
+        }
+        scene.clock.advance(PERIOD);
+        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(0, 0)]).is_ok());
+        assert!(scene.charge(ONE, &[&scene.counter(0, 1)]).is_ok());
+        assert!(other.join().unwrap());
+        assert_eq!(scene.stored(), 2);
+    });
+}
+
+#[test]
+fn two_that_look_for_room_at_each_other_are_both_answered() {
+    every_order(|| {
+        let scene = Scene::new(2);
+        for shard in 0..2 {
+            assert_eq!(scene.charge(ONE, &[&scene.counter(shard, 0)]), Ok(true));
+        }
+        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(1, 1)]).is_ok());
+        assert!(scene.charge(ONE, &[&scene.counter(0, 1)]).is_err());
+        assert!(!other.join().unwrap());
+        assert_eq!(scene.stored(), 2);
+    });
+}
+
+#[test]
+fn a_counter_is_not_swept_away_with_a_new_charge() {
+    every_order(|| {
+        let scene = Scene::new(1);
+        let (old, new) = (scene.counter(1, 0), scene.counter(0, 0));
+        assert_eq!(scene.charge(ONE, &[&old]), Ok(true));
+        scene.clock.advance(PERIOD);
+        let sweeping = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(0, 0)]).is_ok());
+        let again = scene.charge(ONE, &[&old]).is_ok();
+        assert_ne!(again, sweeping.join().unwrap(), "there is room for one of them");
+        assert_eq!((scene.used(ONE, &old), scene.used(ONE, &new)), (u64::from(again), u64::from(!again)));
+        assert_eq!(scene.stored(), 1);
+    });
+}

@@ -1,0 +1,51 @@
+//! The locks and atomics of the memory store and of the lines of waiting callers.
+//!
+//! They are the ones everybody knows, but for the tests in `model_check.rs`. Those run under a scheduler that decides
+//! before each step of theirs which thread goes on.
+
+#[cfg(not(all(test, model_check)))]
+pub(crate) use self::known::*;
+#[cfg(all(test, model_check))]
+pub(crate) use self::scheduled::*;
+
+#[cfg(not(all(test, model_check)))]
+mod known {
+    pub(crate) use std::sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize},
+    };
+    pub(crate) use tokio::sync::Notify;
+}
+
+#[cfg(all(test, model_check))]
+mod scheduled {
+    pub(crate) use shuttle::sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize},
+    };
+    use shuttle::thread::yield_now;
+
+    /// tokio's, each use of it a step.
+    pub(crate) struct Notify(tokio::sync::Notify);
+
+    impl Notify {
+        pub(crate) fn new() -> Self {
+            Self(tokio::sync::Notify::new())
+        }
+
+        pub(crate) fn notify_one(&self) {
+            yield_now();
+            self.0.notify_one();
+        }
+
+        pub(crate) async fn notified(&self) {
+            yield_now();
+            self.0.notified().await;
+        }
+    }
+
+    /// Runs a test under every order in which the steps of its threads can follow one another.
+    pub(crate) fn every_order(run: impl Fn() + Send + Sync + 'static) {
+        shuttle::check_dfs(run, None);
+    }
+}
