@@ -35,9 +35,9 @@ pub(crate) fn dump(server: &RedisServer) -> BTreeMap<Vec<u8>, (i64, Option<Vec<u
     .collect()
 }
 
-/// How long a key is kept at most: a log may outlast what counts by a sixteenth of its period.
+/// How long a key may be kept: a log, a sixteenth of its period longer than it counts.
 fn kept(rule: &Rule) -> Duration {
-    lifetime(rule) + if rule.counted_by() == LOG { rule.period() / 16 } else { Duration::ZERO }
+    if rule.counted_by() == LOG { lifetime(rule) + rule.period() / 16 } else { lifetime(rule) }
 }
 
 /// Panics if a key has no end, or one beyond what can count.
