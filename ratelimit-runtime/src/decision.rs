@@ -146,7 +146,7 @@ impl Permit {
     /// | `FixedWindow` | all of it until the window ends, then nothing |
     /// | `SlidingLog` | all of it for one period, then nothing; nothing either behind more than 5,000 later entries, which would all have to be rewritten |
     /// | `SlidingWindow` | what it still weighs |
-    /// | `TokenBucket` | what the bucket cannot have refilled since |
+    /// | `TokenBucket` | what the bucket cannot have refilled since; the number says a part of a token as one |
     /// | `LeakyBucket` | all of it, if nobody has been given a later slot and the slot has not passed; otherwise nothing |
     ///
     /// # Errors

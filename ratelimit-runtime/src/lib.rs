@@ -105,7 +105,7 @@
 //! | it is set back | nothing; what counted may count for up to a period longer |
 //! | [`Limiter::reset`] | the counter starts fresh; a permit from before, given back after, credits a `SlidingWindow` or a `TokenBucket` with up to its cost |
 //! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go |
-//! | a [`FixedWindow`](Algorithm::FixedWindow) on Redis is given a permit of an earlier window | its cost, if the two were opened a multiple of 900.001 s apart to the millisecond |
+//! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 900.001 s (of 812 s in a log) after it, to the tick |
 //!
 //! # Features
 //!

@@ -63,12 +63,12 @@ async fn a_sliding_window_gives_back_what_a_charge_still_weighs() {
     }
 }
 
-/// Of what it was charged, what it cannot have refilled since: with fractions, so a started token is as good as there.
+/// Of what it was charged, what it cannot have refilled since, to the fraction; a part of a token is said as one.
 #[tokio::test]
 async fn a_token_bucket_gives_back_what_it_has_not_refilled() {
     let cases: [(_, &[(u32, u64)]); 2] = [
         // One each six seconds.
-        (BUCKET, &[(0, 7), (1, 6), (6_000, 6), (6_001, 5), (41_999, 0), (42_000, 0), (48_000, 0), (60_000, 0)]),
+        (BUCKET, &[(0, 7), (1, 7), (6_000, 6), (6_001, 6), (41_999, 1), (42_000, 0), (48_000, 0), (60_000, 0)]),
         (INTERVAL, &[(0, 7), (1, 7), (59_999, 7), (60_000, 0), (60_001, 0)]),
     ];
     for timed in Timed::both().await {

@@ -304,8 +304,15 @@ async fn a_permit_from_before_the_clock_was_set_back_credits_nobody() {
             timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
             let credited = permit.give_back().await.unwrap();
             let twice = if [BUCKET, INTERVAL].contains(&algorithm) { back.as_secs() * 3 / 10 } else { 0 };
-            assert!(credited <= twice.min(3), "{credited}, {back:?} back, {}", timed.of(&rule));
-            assert_eq!(timed.limiter.peek(&rule, key).await.unwrap().remaining(), credited, "{}", timed.of(&rule));
+            let remaining = timed.limiter.peek(&rule, key).await.unwrap().remaining();
+            assert!(remaining <= twice.min(3), "{remaining}, {back:?} back, {}", timed.of(&rule));
+            // A part of a token is said as one.
+            let part = u64::from(algorithm == BUCKET);
+            assert!(
+                (remaining..=remaining + part).contains(&credited),
+                "{credited}, {back:?} back, {}",
+                timed.of(&rule)
+            );
         }
     }
 }

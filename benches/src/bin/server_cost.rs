@@ -6,6 +6,7 @@
 //! what to read. All contenders of a group are sent the same way, by turns, to keys of their own.
 
 use std::{
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,6 +14,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use futures_util::StreamExt as _;
 use ratelimit_runtime::{Algorithm, Limiter, OnStoreError, Refill, Rule};
 use ratelimit_tests::RedisServer;
 use redis::{Client, Cmd, Value, aio::MultiplexedConnection};
@@ -22,6 +24,8 @@ const KEYS: u64 = 100_000;
 /// Shares no factor with [`KEYS`], so that keys come in an order no cache knows.
 const STRIDE: u64 = 38_197;
 const CALLERS: u64 = 64;
+/// Keys.
+const TURN: usize = 5_000;
 const HOUR: Duration = Duration::from_secs(3600);
 /// Never reached: every call is admitted.
 const COUNT: u64 = 1_000_000;
@@ -83,7 +87,7 @@ struct Group {
 
 const GROUPS: [Group; 3] = [
     Group {
-        calls_a_key: 8,
+        calls_a_key: 20,
         scripts: &[("GET, compare, INCRBY, EXPIRE", FIXED_WINDOW, 1)],
         algorithms: &[
             (Algorithm::FixedWindow { align: false }, &[0.9]),
@@ -91,7 +95,7 @@ const GROUPS: [Group; 3] = [
         ],
     },
     Group {
-        calls_a_key: 8,
+        calls_a_key: 20,
         scripts: &[("TIME, GET, GET, SETEX, SETEX", TOKEN_BUCKET, 2)],
         algorithms: &[
             (Algorithm::TokenBucket { burst: COUNT, refill: Refill::Greedy }, &[0.6]),
@@ -109,65 +113,91 @@ const GROUPS: [Group; 3] = [
     },
 ];
 
-/// What charges a key.
+/// What charges a key: a script, sent as a raw command whoever wrote it, so that all of them reach the server at the same pace.
 #[derive(Clone)]
-enum Contender {
-    Ours(Limiter, Rule),
-    Script { connection: MultiplexedConnection, digest: String, number: usize, keys: u64, calls: Arc<AtomicU64> },
+struct Contender {
+    connection: MultiplexedConnection,
+    calls: Arc<AtomicU64>,
+    /// The command, in which [`KEY`] stands for the key.
+    command: Vec<String>,
+    /// Whether it is told the time and a number of its own.
+    is_told: bool,
 }
 
+/// One that is not among those that are counted.
+const KEY: &str = "{100000}";
+
 impl Contender {
-    fn ours(limiter: &Limiter, algorithm: Algorithm) -> Self {
+    /// As the limiter sends it.
+    async fn ours(server: &RedisServer, connection: &MultiplexedConnection, algorithm: Algorithm) -> Self {
+        let limiter =
+            Limiter::builder(&server.url()).on_store_error(OnStoreError::Deny).deadline(Duration::from_secs(60));
+        let limiter = limiter.build().await.expect("a limiter");
         // A call of a leaky bucket waits for its slot: so many slots that the next one is always due.
         let count = if matches!(algorithm, Algorithm::LeakyBucket { .. }) { 1_000_000_000 } else { COUNT };
-        Self::Ours(limiter.clone(), Rule::new("ours", count, HOUR).algorithm(algorithm))
+        let rule = Rule::new("ours", count, HOUR).algorithm(algorithm);
+        limiter.acquire(&rule, KEYS).await.expect("an admitted call"); // the server knows the script from now on
+        let monitor = Client::open(server.url()).expect("an address").get_async_monitor().await.expect("a monitor");
+        let mut seen = monitor.into_on_message::<String>();
+        limiter.acquire(&rule, KEYS).await.expect("an admitted call");
+        let line = loop {
+            let line = seen.next().await.expect("a command");
+            if line.contains("\"EVALSHA\"") {
+                break line;
+            }
+        };
+        // 1700000000.123456 [0 127.0.0.1:50000] "EVALSHA" "digest" "1" "key" "argument"
+        let command = line.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+        Self { connection: connection.clone(), calls: Arc::default(), command, is_told: false }
     }
 
     async fn script(connection: &MultiplexedConnection, number: usize, text: &str, keys: u64) -> Self {
-        let mut connection = connection.clone();
-        let digest = redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await.expect("a script");
-        Self::Script { connection, digest, number, keys, calls: Arc::default() }
+        let mut loading = connection.clone();
+        let digest: String =
+            redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut loading).await.expect("a script");
+        let mut command = vec!["EVALSHA".to_owned(), digest, keys.to_string()];
+        command.extend((0..keys).map(|part| format!("script:{number}:{KEY}:{part}")));
+        command.extend(["1".to_owned(), COUNT.to_string(), HOUR.as_secs().to_string()]);
+        Self { connection: connection.clone(), calls: Arc::default(), command, is_told: true }
     }
 
     async fn charge(&self, key: u64) -> Result<(), String> {
-        let (connection, command) = match self {
-            Self::Ours(limiter, rule) => {
-                return limiter.acquire(rule, key).await.map(drop).map_err(|refused| refused.to_string());
+        let mut command = Cmd::new();
+        for part in &self.command {
+            command.arg(part.replace(KEY, &format!("{{{key}}}")));
+        }
+        if self.is_told {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970").as_micros();
+            let now = u64::try_from(now).expect("microseconds fit");
+            command.arg(now).arg(self.calls.fetch_add(1, Ordering::Relaxed));
+        }
+        match self.connection.clone().send_packed_command(&command).await {
+            Ok(Value::Int(number)) if number > 0 || !self.is_told => Ok(()),
+            Ok(Value::Array(reply)) if matches!(reply.first(), Some(Value::Int(number)) if *number >= i64::from(self.is_told)) => {
+                Ok(())
             }
-            Self::Script { connection, digest, number, keys, calls } => {
-                let mut command = Cmd::new();
-                command.arg("EVALSHA").arg(digest).arg(*keys);
-                for part in 0..*keys {
-                    command.arg(format!("script:{number}:{{{key}}}:{part}"));
-                }
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970").as_micros();
-                let now = u64::try_from(now).expect("microseconds fit");
-                command.arg(1).arg(COUNT).arg(HOUR.as_secs()).arg(now).arg(calls.fetch_add(1, Ordering::Relaxed));
-                (connection, command)
-            }
-        };
-        let allowed = match connection.clone().send_packed_command(&command).await {
-            Ok(Value::Int(allowed)) => allowed == 1,
-            Ok(Value::Array(reply)) => reply.first() == Some(&Value::Int(1)),
-            _ => false,
-        };
-        if allowed { Ok(()) } else { Err("the script refused".into()) }
+            Ok(Value::BulkString(text)) if !text.starts_with(b"-") => Ok(()),
+            other => Err(format!("not admitted: {other:?}")),
+        }
     }
 
-    /// Charges every key once, and returns what a call has cost the server, in microseconds.
-    async fn charge_every_key(&self, server: &RedisServer) -> f64 {
+    /// Charges each of these keys once, and returns what that has cost the server, in microseconds.
+    async fn charge_each(&self, keys: Range<u64>, server: &RedisServer) -> f64 {
         server.command(&[b"CONFIG", b"RESETSTAT"]);
         let mut callers = JoinSet::new();
         for caller in 0..CALLERS {
-            let contender = self.clone();
+            let (contender, mut keys) = (self.clone(), keys.clone());
+            keys.start += caller;
             callers.spawn(async move {
-                for number in (caller..KEYS).step_by(usize::try_from(CALLERS).expect("a few")) {
-                    contender.charge(number * STRIDE % KEYS).await.expect("every call is admitted");
+                for number in keys.step_by(usize::try_from(CALLERS).expect("a few")) {
+                    if let Err(reason) = contender.charge(number * STRIDE % KEYS).await {
+                        panic!("{reason}");
+                    }
                 }
             });
         }
         callers.join_all().await;
-        microseconds(server) / f64::from(u32::try_from(KEYS).expect("fewer than 2^32"))
+        microseconds(server)
     }
 }
 
@@ -221,10 +251,8 @@ async fn main() {
     }
 }
 
-/// A row a contender, scripts first, and in place of a row that cannot be measured the reason why.
-async fn measure(server: &RedisServer, group: &Group) -> Vec<Result<Row, String>> {
-    let limiter = Limiter::builder(&server.url()).deadline(Duration::from_secs(60)).on_store_error(OnStoreError::Deny);
-    let limiter = limiter.build().await.expect("a limiter");
+/// A row a contender, scripts first.
+async fn measure(server: &RedisServer, group: &Group) -> Vec<Row> {
     let client = Client::open(server.url()).expect("an address");
     let connection = client.get_multiplexed_async_connection().await.expect("a connection");
 
@@ -233,45 +261,38 @@ async fn measure(server: &RedisServer, group: &Group) -> Vec<Result<Row, String>
         contenders.push(((*name).to_owned(), Contender::script(&connection, number, text, *keys).await));
     }
     for (algorithm, _) in group.algorithms {
-        contenders.push((format!("{algorithm:?}"), Contender::ours(&limiter, *algorithm)));
+        contenders.push((format!("{algorithm:?}"), Contender::ours(server, &connection, *algorithm).await));
     }
-    let mut rows = Vec::new();
-    for (name, contender) in &contenders {
-        // Not one of the keys that are counted; the server gets to know the script by it.
-        let able = contender.charge(KEYS).await;
-        rows.push(able.map(|()| Row { name: name.clone(), passes: Vec::new() }));
-    }
+    let mut rows: Vec<_> = contenders.iter().map(|(name, _)| Row { name: name.clone(), passes: Vec::new() }).collect();
     for _ in 0..group.calls_a_key {
-        for (row, (_, contender)) in rows.iter_mut().zip(&contenders) {
-            if let Ok(row) = row {
-                row.passes.push(contender.charge_every_key(server).await);
+        let mut pass = vec![0.0; rows.len()];
+        // By turns that are short, so that what else the machine does falls on all alike.
+        for turn in (0..KEYS).step_by(TURN) {
+            for (micros, (_, contender)) in pass.iter_mut().zip(&contenders) {
+                *micros += contender.charge_each(turn..turn + TURN as u64, server).await;
             }
+        }
+        for (row, micros) in rows.iter_mut().zip(pass) {
+            row.passes.push(micros / f64::from(u32::try_from(KEYS).expect("fewer than 2^32")));
         }
     }
     rows
 }
 
-fn print(group: &Group, rows: &[Result<Row, String>]) {
+fn print(group: &Group, rows: &[Row]) {
     let headings = ["of (a)", "of (b)"].map(str::to_owned).into_iter().take(group.scripts.len());
     let calls = format!("{} calls a key", group.calls_a_key);
     println!("\n{calls:<62}{}", columns(["first", "later", "life"].map(str::to_owned).into_iter().chain(headings)));
     let (scripts, ours) = rows.split_at(group.scripts.len());
-    let scripts: Vec<_> = scripts.iter().map(|row| row.as_ref().expect("a script that works")).collect();
     let micros = |row: &Row| numbers([row.first(), row.later(), row.life()].into_iter());
-    for (letter, row) in ["(a)", "(b)"].into_iter().zip(&scripts) {
+    for (letter, row) in ["(a)", "(b)"].into_iter().zip(scripts) {
         println!("{:<62}{}", format!("{letter} {}", row.name), micros(row));
     }
     for (row, (_, wanted)) in ours.iter().zip(group.algorithms) {
-        match row {
-            Ok(row) => {
-                let ratios = numbers(scripts.iter().map(|script| row.life() / script.life()));
-                let wanted: Vec<_> = wanted.iter().map(|wanted| format!("{wanted:.2}")).collect();
-                let wanted =
-                    if wanted.is_empty() { String::new() } else { format!("   wanted: {}", wanted.join(", ")) };
-                println!("{:<62}{}{ratios}{wanted}", row.name, micros(row));
-            }
-            Err(reason) => println!("{reason}"),
-        }
+        let ratios = numbers(scripts.iter().map(|script| row.life() / script.life()));
+        let wanted: Vec<_> = wanted.iter().map(|wanted| format!("{wanted:.2}")).collect();
+        let wanted = if wanted.is_empty() { String::new() } else { format!("   wanted: {}", wanted.join(", ")) };
+        println!("{:<62}{}{ratios}{wanted}", row.name, micros(row));
     }
 }
 

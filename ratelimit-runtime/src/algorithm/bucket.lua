@@ -1,12 +1,12 @@
 -- A bucket is one string of three integers: when it is full (ms since 1970), how many ms that was away when it was written, and
 -- the units that were missing then. Its expiry is when it is full, so what is stored and the key's PTTL tell the time.
 --
--- cost, capacity (units), refill (units an interval), interval (ms), longest (ms a caller sleeps for its slot; nil: no slots)
+-- cost, capacity (units), refill (units an interval), interval (ms; nil: 1), longest (ms a caller sleeps for its slot; nil: no slots)
 -- returns  nothing if the bucket is full, or its three integers, after the charge if there is one, with '-' before them
 --          if the cost does not fit; what is missing is then without the slots that outlast a raised count
 local value = call('GET', key)
 local left, missing, taken, full = 0, 0, 0
-refill, interval = 0 + refill, 0 + interval
+refill = 0 + refill
 if value then
   left = call('PTTL', key)
   local away
@@ -18,8 +18,11 @@ if value then
     value = string.format('%.0f/%.0f/%.0f', full, away, missing)
     call('SET', key, value, 'PXAT', string.format('%.0f', full))
   end
-  -- x + -x % interval is x rounded up to whole intervals
-  missing = missing - (away + -away % interval - left - -left % interval) / interval * refill
+  if interval then -- x + -x % interval is x rounded up to whole intervals
+    missing = missing - (away + -away % interval - left - -left % interval) / interval * refill
+  else
+    missing = missing - (away - left) * refill
+  end
   if missing < 0 or left == 0 then
     missing = 0
   end
@@ -29,7 +32,7 @@ if value then
   end
 end
 local needed = taken + cost -- beyond 2^53, so not exact, only where it does not fit
-if charge ~= 'always' and cost ~= '0' and (needed > 0 + capacity or longest and (taken + -taken % refill) / refill > 0 + longest) then
+if (needed > 0 + capacity or longest and (taken + -taken % refill) / refill > 0 + longest) and charge ~= 'always' and cost ~= '0' then
   return full and string.format('-%.0f/%.0f/%.0f', full, left, missing) or false, false
 elseif not charge then
   return full and string.format('%.0f/%.0f/%.0f', full, left, missing) or false, true
@@ -38,8 +41,13 @@ if not full then
   time = time or call('TIME')
   full = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local later = (needed + -needed % refill) / refill * interval - left - -left % interval
-full = string.format('%.0f', full + later)
-value = full .. string.format('/%.0f/%.0f', left + later, needed)
+local later = (needed + -needed % refill) / refill - left
+if interval then
+  later = (later + left) * interval - left - -left % interval
+end
+full, left = full + later, left + later
+local low = full % 1e7
+full = string.format('%d%07d', (full - low) / 1e7, low) -- `%d` is quick, and takes less than 2^31 on every server
+value = full .. string.format(left < 2 ^ 31 and '/%d/%.0f' or '/%.0f/%.0f', left, needed)
 call('SET', key, value, 'PXAT', full)
 return value, true

@@ -155,21 +155,20 @@ impl Bucket {
     pub(super) fn give_back(&mut self, rule: &Rule, now_ms: u64, receipt: [u64; 2], cost: u64) -> u64 {
         let measures = Measures::of(rule);
         let missing = stored(self.missing_at(&measures, now_ms));
+        let charged = cost.saturating_mul(measures.unit);
         let back = if measures.is_queue {
-            if self.end(&measures) == receipt && missing > 0 { cost } else { 0 }
+            if self.end(&measures) == receipt { charged.min(missing) } else { 0 }
         } else {
             let refills =
                 self.refills_to_come(&measures, receipt[0]) - self.refills_to_come(&measures, now_ms.max(receipt[0]));
-            let charged = cost.saturating_mul(measures.unit);
-            (charged.saturating_sub(refills.saturating_mul(measures.refill)) / measures.unit)
-                .min(missing / measures.unit)
+            charged.saturating_sub(refills.saturating_mul(measures.refill)).min(missing)
         };
-        match missing.saturating_sub(back.saturating_mul(measures.unit)) {
+        match missing - back {
             _ if back == 0 => {}
             0 => *self = Self::full(now_ms),
             left => self.write(&measures, now_ms, left),
         }
-        back
+        if measures.is_queue && back > 0 { cost } else { back.div_ceil(measures.unit) }
     }
 }
 
@@ -181,7 +180,9 @@ fn stored(missing: u128) -> u64 {
 #[cfg(feature = "redis")]
 pub(super) fn arguments(rule: &Rule, cost: u64, longest_wait_ms: u64) -> Arguments {
     let Measures { unit, interval_ms, refill, capacity, is_queue } = Measures::of(rule);
-    let mut arguments: Arguments = smallvec![cost * unit, capacity, refill, interval_ms];
+    let mut arguments: Arguments = smallvec![cost * unit, capacity, refill];
+    // An interval of a millisecond is not told, so that the usual bucket's script has less to read.
+    arguments.extend((is_queue || interval_ms > 1).then_some(interval_ms));
     arguments.extend(is_queue.then_some(longest_wait_ms.min(EXACT)));
     arguments
 }

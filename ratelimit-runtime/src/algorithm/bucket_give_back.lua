@@ -1,7 +1,8 @@
 -- cost, unit (units a token), refill (units an interval), interval (ms)
 -- charged  when the bucket was charged; for a queue, when it was full after the charge
 -- spare    for a queue, how many units before that; otherwise nil
--- returns  how much was given back: what the bucket cannot have refilled since; of a queue, only what was charged last
+-- returns  how much was given back, in tokens, a part of one as one: what the bucket cannot have refilled since; of a queue,
+--          only what was charged last
 local value = call('GET', key)
 local left = value and call('PTTL', key) or 0
 if left <= 0 then
@@ -12,12 +13,8 @@ full, away, missing, cost, unit, refill, interval = 0 + full, 0 + away, 0 + miss
 local function intervals(ms)
   return (ms + -ms % interval) / interval
 end
-local back
-if spare then
-  if full ~= 0 + charged or away * refill - missing ~= 0 + spare then
-    return 0
-  end
-  back = cost
+if spare and (full ~= 0 + charged or away * refill - missing ~= 0 + spare) then
+  return 0
 end
 left = math.min(left, away)
 missing = missing - (intervals(away) - intervals(left)) * refill
@@ -25,15 +22,18 @@ if spare then
   missing = math.max(missing, (left - 1) * refill + 1)
 end
 missing = math.max(missing, 0)
+local back = cost * unit
 if not spare then
   local since = math.max(intervals(math.max(full - charged, 0)) - intervals(left), 0)
-  back = math.min(math.floor(math.max(cost * unit - since * refill, 0) / unit), math.floor(missing / unit))
+  back = math.max(back - since * refill, 0)
 end
+back = math.min(back, missing)
 if back == 0 then
   return 0
 end
-missing = missing - back * unit
-if missing <= 0 then
+missing = missing - back
+back = spare and cost or math.ceil(back / unit)
+if missing == 0 then
   call('DEL', key)
   return back
 end

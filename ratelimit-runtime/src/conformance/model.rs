@@ -221,14 +221,14 @@ impl Counter {
                 let to_come = level.refills_to_come(rule, now_ms);
                 let refills = (level.refills_to_come(rule, granted.at_us / 1000) - to_come).max(0);
                 let missing = self.spent(rule, now);
-                let not_refilled = (cost * unit(rule) - refills * count(rule)).max(0) / unit(rule);
-                let back = not_refilled.min(missing / unit(rule));
+                let not_refilled = (cost * unit(rule) - refills * count(rule)).max(0);
+                let back = not_refilled.min(missing);
                 if back > 0 {
-                    let missing = missing - back * unit(rule);
+                    let missing = missing - back;
                     let full_ms = level.full_ms + (ceil(missing, count(rule)) - to_come) * refill_ms(rule);
                     self.level = (missing > 0).then_some(Level { written_ms: now_ms, missing, full_ms });
                 }
-                back
+                ceil(back, unit(rule))
             }
             Algorithm::LeakyBucket { .. } => {
                 let now_ms = now / 1000;
@@ -473,9 +473,9 @@ mod tests {
         };
         assert_eq!(bucket.look(1), (false, 0, 450, Some(50)));
         bucket.pass(50);
-        // 50 ms later half of one of the two may have been refilled.
-        assert_eq!(bucket.give_back(&two), 1);
-        assert_eq!(bucket.look(3), (false, 2, 300, Some(100)));
+        // 50 ms later half of one of the two may have been refilled: one and a half are back.
+        assert_eq!(bucket.give_back(&two), 2);
+        assert_eq!(bucket.look(3), (false, 2, 250, Some(50)));
     }
 
     /// Four every second with room for ten; the periods begin with the charge that finds it full.
