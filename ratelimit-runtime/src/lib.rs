@@ -91,7 +91,7 @@
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
 //! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +set +incrby +decrby +del +pttl
-//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim`. Add `+select` if the URL names a database. Redis 6.2 is the oldest
+//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+select` if the URL names a database. Redis 6.2 is the oldest
 //! server the scripts run on.
 //!
 //! # Where a promise ends

@@ -1,5 +1,6 @@
 //! Connections that end in unusual ways, and what a connection is allowed to do.
 
+use std::fs;
 use std::{
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
@@ -138,6 +139,13 @@ async fn the_documented_rights_are_enough() {
     let docs = include_str!("../../ratelimit-runtime/src/lib.rs").replace("\n//! ", " ");
     let command =
         docs.split('`').find(|code| code.starts_with("ACL SETUSER limiter")).expect("not in the docs any more");
+    for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../ratelimit-runtime/src/algorithm")).unwrap() {
+        let script = fs::read_to_string(file.unwrap().path()).unwrap();
+        for used in script.split("call('").skip(1) {
+            let right = format!("+{}", used.split('\'').next().unwrap().to_lowercase());
+            assert!(command.split(' ').any(|granted| granted == right), "a script needs {right}");
+        }
+    }
     let server = RedisServer::builder().controlled_clock().start(); // charges in one tick take commands of their own
     let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
     server.command(&words);
