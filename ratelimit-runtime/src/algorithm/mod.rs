@@ -71,7 +71,15 @@ pub(crate) enum Fault {
     TooManyBuckets,
     UnevenBuckets,
     NoBurst,
-    TooLarge { what: &'static str, number: u64, largest: u64 },
+    TooLarge { what: What, number: u64, largest: u64 },
+}
+
+/// A number of a rule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum What {
+    Count,
+    Burst,
+    Queue,
 }
 
 impl Fault {
@@ -82,9 +90,9 @@ impl Fault {
             Self::TooManyBuckets => "`buckets` must be at most 1,000",
             Self::UnevenBuckets => "the period in milliseconds must be a multiple of `buckets`",
             Self::NoBurst => "`burst` must be at least 1",
-            Self::TooLarge { .. } => {
-                "the numbers are larger than the algorithm can store over this period, see `Rule::new`"
-            }
+            Self::TooLarge { what: What::Count, .. } => "`count` is more than the algorithm can store, see `Rule::new`",
+            Self::TooLarge { what: What::Burst, .. } => "`burst` is more than the algorithm can store, see `Rule::new`",
+            Self::TooLarge { what: What::Queue, .. } => "`queue` is more than the algorithm can store, see `Rule::new`",
         }
     }
 
@@ -93,6 +101,11 @@ impl Fault {
         let (algorithm, period) = (rule.counted_by(), rule.period());
         match self {
             Self::TooLarge { what, number, largest } => {
+                let what = match what {
+                    What::Count => "count",
+                    What::Burst => "burst",
+                    What::Queue => "queue",
+                };
                 format!("its {what} is {number}; {algorithm:?} over {period:?} can store {largest} at most")
             }
             _ => format!("{}; it is {algorithm:?} over {period:?}", self.words()),
@@ -106,23 +119,23 @@ pub(crate) const fn fault(rule: &Rule) -> Option<Fault> {
     let (count, period) = (rule.count(), rule.period_ms());
     let most = EXACT / period;
     match rule.counted_by() {
-        Algorithm::FixedWindow { .. } => too_large("count", count, fixed_window::LARGEST_COUNT),
-        Algorithm::SlidingLog => too_large("count", count, sliding_log::Layout::of(rule).largest_count()),
+        Algorithm::FixedWindow { .. } => too_large(What::Count, count, fixed_window::LARGEST_COUNT),
+        Algorithm::SlidingLog => too_large(What::Count, count, sliding_log::Layout::of(rule).largest_count()),
         Algorithm::SlidingWindow { buckets: 0 } => Some(Fault::NoBuckets),
         Algorithm::SlidingWindow { buckets } if buckets > MOST_BUCKETS => Some(Fault::TooManyBuckets),
         Algorithm::SlidingWindow { buckets } if !period.is_multiple_of(buckets) => Some(Fault::UnevenBuckets),
-        Algorithm::SlidingWindow { buckets } => too_large("count", count, EXACT / (period / buckets)),
-        _ if count > EXACT => too_large("count", count, EXACT),
-        Algorithm::LeakyBucket { queue } => too_large("queue", queue, most - 1),
+        Algorithm::SlidingWindow { buckets } => too_large(What::Count, count, EXACT / (period / buckets)),
+        _ if count > EXACT => too_large(What::Count, count, EXACT),
+        Algorithm::LeakyBucket { queue } => too_large(What::Queue, queue, most - 1),
         Algorithm::TokenBucket { burst: 0, .. } if count > 0 => Some(Fault::NoBurst),
-        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => too_large("burst", burst, most),
+        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => too_large(What::Burst, burst, most),
         Algorithm::TokenBucket { burst, .. } => {
             let fills = most.saturating_mul(if count == 0 { 1 } else { count });
-            too_large("burst", burst, if fills < EXACT { fills } else { EXACT })
+            too_large(What::Burst, burst, if fills < EXACT { fills } else { EXACT })
         }
     }
 }
 
-const fn too_large(what: &'static str, number: u64, largest: u64) -> Option<Fault> {
+const fn too_large(what: What, number: u64, largest: u64) -> Option<Fault> {
     if number > largest { Some(Fault::TooLarge { what, number, largest }) } else { None }
 }
