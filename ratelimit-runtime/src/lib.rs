@@ -103,9 +103,9 @@
 //! | Redis restarts without persistence, evicts keys, or fails over to a server that missed writes | the counters that were lost start fresh |
 //! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
 //! | it is set back | nothing; what counted may count for up to a period longer |
-//! | [`Limiter::reset`] | the counter starts fresh; a permit from before, given back after, credits a `SlidingWindow` or a `TokenBucket` with up to its cost |
-//! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go |
-//! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 900.001 s (of 812 s in a log) after it, to the tick |
+//! | [`Limiter::reset`] | the counter starts fresh; a permit from before, given back after, credits a `SlidingWindow` or a bucket with up to its cost |
+//! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go, and a permit from before is worth what the old count would have left of it |
+//! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 900.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |
 //!
 //! # Features
 //!

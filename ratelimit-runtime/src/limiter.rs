@@ -144,7 +144,7 @@ impl Limiter {
     /// # Cancellation
     ///
     /// A future that was never polled has charged nothing. One that is dropped while a Redis server is being asked may or may
-    /// not have been charged. One that is dropped while it sleeps until its slot gives the slot back: at once in memory, in the background on Redis.
+    /// not have been charged. One that is dropped while it sleeps until its slot gives the slot back: at once in memory, in the background on Redis if it is dropped within a tokio runtime.
     ///
     /// # Panics
     ///
@@ -327,7 +327,8 @@ impl Limiter {
         if let Reply::Pending(back) = self.return_charges(charges, by)
             && let Ok(runtime) = Handle::try_current()
         {
-            runtime.spawn(tokio::time::timeout(self.0.settings.deadline, back));
+            let deadline = self.0.settings.deadline;
+            runtime.spawn(async move { tokio::time::timeout(deadline, back).await });
         }
     }
 

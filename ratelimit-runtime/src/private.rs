@@ -64,11 +64,8 @@ const fn checked(rule: Rule) -> Rule {
 pub const fn with_count(rule: Rule, count: u64) -> Rule {
     let rule = rule.with_count(count);
     match rule.counted_by() {
-        // It holds the count, which `token_bucket_of_count` did not know. A bucket that never fills has to hold something, too.
-        Algorithm::TokenBucket { burst: 0, refill } => {
-            let burst = if count == 0 { 1 } else { count };
-            rule.algorithm(Algorithm::TokenBucket { burst, refill })
-        }
+        // It holds the count, which `token_bucket_of_count` did not know.
+        Algorithm::TokenBucket { burst: 0, refill } => rule.algorithm(Algorithm::TokenBucket { burst: count, refill }),
         _ => rule,
     }
 }

@@ -55,7 +55,7 @@ pub enum Algorithm {
     /// count. Sub-windows begin on multiples of their length since 1970-01-01 00:00 UTC.
     ///
     /// The weight assumes that the calls of the oldest sub-window were spread evenly. Where they all came at its end, a window of one
-    /// period may see up to 2C - ⌈2C/S⌉ calls by the store's milliseconds, S being the length of a sub-window in milliseconds; a window one sub-window shorter
+    /// period may see up to 2C - ⌈2C/S⌉ calls (C, if S is 1) by the store's milliseconds, S being the length of a sub-window in milliseconds; a window one sub-window shorter
     /// never sees more than C.
     SlidingWindow {
         /// How many sub-windows a period has: from 1 to 1,000, and the period in milliseconds is a multiple of it.

@@ -176,7 +176,7 @@ pub struct Charge {
     /// Written by the store: the state of the counter after a charge, or what it was when the request was refused
     /// or only looked.
     pub decision: Decision,
-    /// Written by the store: how long from its decision until the call's slot. Zero for all but a `LeakyBucket`.
+    /// Written by the store, also when it refuses: how long from its decision until the call's slot. Zero for all but a `LeakyBucket`.
     pub wait: Duration,
     /// Written by the store on a charge, for itself: what [`Store::give_back`] finds the charge by.
     pub receipt: [u64; 2],

@@ -146,7 +146,8 @@ impl Bucket {
     fn write(&mut self, measures: &Measures, now_ms: u64, missing: u64) {
         let to_come = self.refills_to_come(measures, now_ms);
         let refills = measures.refills(missing.into());
-        self.full_ms = self.full_ms + refills * measures.interval_ms - to_come * measures.interval_ms;
+        let later = self.full_ms.saturating_add(refills.saturating_mul(measures.interval_ms));
+        self.full_ms = later - to_come * measures.interval_ms;
         self.written_ms = now_ms;
         self.missing = missing;
     }
@@ -154,6 +155,7 @@ impl Bucket {
     /// Returns what the bucket cannot have refilled since it was charged; for a queue, what was charged last.
     pub(super) fn give_back(&mut self, rule: &Rule, now_ms: u64, receipt: [u64; 2], cost: u64) -> u64 {
         let measures = Measures::of(rule);
+        let now_ms = now_ms.max(self.written_ms); // the clock may have been set back
         let missing = stored(self.missing_at(&measures, now_ms));
         let charged = cost.saturating_mul(measures.unit);
         let back = if measures.is_queue {
@@ -168,7 +170,7 @@ impl Bucket {
             0 => *self = Self::full(now_ms),
             left => self.write(&measures, now_ms, left),
         }
-        if measures.is_queue && back > 0 { cost } else { back.div_ceil(measures.unit) }
+        back.div_ceil(measures.unit)
     }
 }
 
@@ -220,4 +222,24 @@ pub(super) fn read(
     let before = missing.checked_sub(cost * measures.unit)?;
     let wait_ms = if measures.is_queue { measures.refills(before.into()) } else { 0 };
     Some((Look { wait_ms, ..bucket.look(rule, now_ms, 0, 0) }, bucket.receipt(&measures)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Clocks of tokio's can be: each paused runtime has its own.
+    #[test]
+    fn a_charge_is_given_back_by_a_clock_set_back() {
+        let rule = Rule::new("item", 10, Duration::from_secs(1));
+        let token = rule.algorithm(Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy });
+        let queue = rule.algorithm(Algorithm::LeakyBucket { queue: 9 });
+        for rule in [token, queue] {
+            let mut bucket = Bucket::full(5000);
+            let receipt = bucket.charge(&rule, 5000, 3);
+            assert_eq!(bucket.give_back(&rule, 4000, receipt, 3), 3, "{rule:?}");
+            assert!(bucket.full_ms <= 5000, "{rule:?}");
+        }
+    }
 }

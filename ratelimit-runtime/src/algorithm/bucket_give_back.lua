@@ -32,7 +32,7 @@ if back == 0 then
   return 0
 end
 missing = missing - back
-back = spare and cost or math.ceil(back / unit)
+back = math.ceil(back / unit)
 if missing == 0 then
   call('DEL', key)
   return back

@@ -112,6 +112,7 @@ impl SubWindows {
     /// Takes a charge out of the sub-window of that number, and returns how much it still weighed.
     pub(super) fn give_back(&mut self, rule: &Rule, now_ms: u64, [charged, _]: [u64; 2], cost: u64) -> u64 {
         let (buckets, size) = grid(rule);
+        let now_ms = now_ms.max(self.current * size); // the clock may have been set back
         self.slide(buckets, size, now_ms);
         let back = self.current.wrapping_sub(charged);
         let Some(count) = usize::try_from(back).ok().and_then(|back| self.counts.get_mut(back)) else {
@@ -152,8 +153,9 @@ pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value) -> Opti
     let mut numbers = text.trim_start_matches('-').split(' ').map(|number| number.parse::<u64>().ok());
     let [left_ms, current] = [numbers.next()??, numbers.next()??];
     let counts = numbers.collect::<Option<VecDeque<_>>>()?;
-    let until_ms = (current + 1 + buckets) * size;
+    let until_ms = current.checked_add(1 + buckets)?.checked_mul(size)?;
     let now_ms = until_ms.checked_sub(left_ms)?;
+    counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(*count))?.checked_mul(size)?;
     let mut sub_windows = SubWindows { until_ms, current, counts };
     let cost = if charged && !text.starts_with('-') { 0 } else { cost };
     Some((sub_windows.look(rule, now_ms, cost), [current, 0]))

@@ -58,6 +58,8 @@ impl Model {
         for charge in request.charges.iter_mut() {
             let counter = self.counters.entry(charge.counter.clone()).or_default();
             charge.decision = counter.decision(&charge.rule, now, charge.cost.into(), wait_ms(charge));
+            charge.wait =
+                Duration::from_millis(whole(counter.slot_ms(&charge.rule, now) * i128::from(charge.cost > 0)));
             all_fit &= charge.decision.retry_after().is_none();
         }
         request.outcome = Ok(all_fit);
@@ -66,7 +68,6 @@ impl Model {
         }
         for charge in request.charges.iter_mut().filter(|charge| charge.cost > 0) {
             let counter = self.counters.entry(charge.counter.clone()).or_default();
-            charge.wait = Duration::from_millis(whole(counter.slot_ms(&charge.rule, now)));
             charge.receipt = [self.granted.len() as u64, 0];
             counter.charge(&charge.rule, now, charge.cost.into(), charge.receipt[0]);
             self.granted.push(Granted { at_us: now, level: counter.level });
@@ -237,10 +238,11 @@ impl Counter {
                 if !is_last {
                     return 0;
                 }
-                let missing = self.spent(rule, now) - cost * unit(rule);
+                let back = self.spent(rule, now).min(cost * unit(rule));
+                let missing = self.spent(rule, now) - back;
                 let full_ms = now_ms + ceil(missing, count(rule));
                 self.level = (missing > 0).then_some(Level { written_ms: now_ms, missing, full_ms });
-                cost
+                ceil(back, unit(rule))
             }
         }
     }

@@ -331,13 +331,12 @@ fn named(rule: &Rule, key: u64) -> String {
 
 impl Answer {
     fn of(request: &Request, compared: Compared) -> Self {
-        let charged = request.consume && request.outcome == Ok(true);
         let decisions = request.charges.iter().map(|Charge { decision, wait, .. }| Said {
             limit: decision.limit(),
             remaining: decision.remaining(),
             retry_after: (compared >= Compared::RetryAfter).then_some(decision.retry_after()),
             reset_after: (compared >= Compared::ResetAfter).then_some(decision.reset_after()),
-            slot: (charged && compared >= Compared::All).then_some(*wait),
+            slot: (compared >= Compared::All).then_some(*wait),
         });
         Self { outcome: request.outcome.clone(), decisions: decisions.collect() }
     }
