@@ -197,6 +197,14 @@ pub(super) fn give_back_arguments(rule: &Rule, receipt: [u64; 2], cost: u64) -> 
     arguments
 }
 
+/// A whole number as Lua keeps it.
+#[cfg(feature = "redis")]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)] // it has been looked at
+fn whole(bytes: [u8; 8]) -> Option<u64> {
+    let number = f64::from_le_bytes(bytes);
+    (number.fract() == 0.0 && (0.0..=(1_u64 << 53) as f64).contains(&number)).then_some(number as u64)
+}
+
 /// What the script says of the bucket, after the charge if it was `charged`, and the receipt.
 #[cfg(feature = "redis")]
 pub(super) fn read(
@@ -206,16 +214,19 @@ pub(super) fn read(
     charged: bool,
     reply: &Value,
 ) -> Option<(Look, [u64; 2])> {
-    let text = match reply {
+    let (refused, numbers) = match reply {
         Value::Nil => return Some((Look::fresh(rule, cost), [0; 2])),
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::BulkString(bytes) => match bytes.strip_prefix(b"-") {
+            Some(numbers) if bytes.len() == 25 => (true, numbers),
+            _ => (false, &**bytes),
+        },
         _ => return None,
     };
-    let mut numbers = text.trim_start_matches('-').split('/').map(|number| number.parse::<u64>().ok());
-    let [full_ms, left_ms, missing] = [numbers.next()??, numbers.next()??, numbers.next()??];
+    let (numbers, []) = numbers.as_chunks() else { return None };
+    let [full_ms, left_ms, missing] = [whole(*numbers.first()?)?, whole(*numbers.get(1)?)?, whole(*numbers.get(2)?)?];
     let now_ms = full_ms.checked_sub(left_ms)?;
     let bucket = Bucket { full_ms, written_ms: now_ms, missing };
-    if text.starts_with('-') || !charged {
+    if refused || !charged {
         return Some((bucket.look(rule, now_ms, cost, longest_wait_ms), [0; 2]));
     }
     let measures = Measures::of(rule);

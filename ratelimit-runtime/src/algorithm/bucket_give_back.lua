@@ -8,8 +8,8 @@ local left = value and call('PTTL', key) or 0
 if left <= 0 then
   return 0
 end
-local full, away, missing = string.match(value, '(%d+)/(%d+)/(%d+)')
-full, away, missing, cost, unit, refill, interval = 0 + full, 0 + away, 0 + missing, 0 + cost, 0 + unit, 0 + refill, 0 + interval
+local full, away, missing = struct.unpack('<ddd', value)
+cost, unit, refill, interval = 0 + cost, 0 + unit, 0 + refill, 0 + interval
 local function intervals(ms)
   return (ms + -ms % interval) / interval
 end
@@ -38,6 +38,6 @@ if missing == 0 then
   return back
 end
 local later = ((missing + -missing % refill) / refill - intervals(left)) * interval
-full = string.format('%.0f', full + later)
-call('SET', key, full .. string.format('/%.0f/%.0f', left + later, missing), 'PXAT', full)
+full = full + later
+call('SET', key, struct.pack('<ddd', full, left + later, missing), 'PXAT', string.format('%.0f', full))
 return back

@@ -13,7 +13,7 @@ use super::Look;
 use super::script::Arguments;
 use crate::{Algorithm, Rule};
 
-/// Ten digits of the stored value hold what is used.
+/// What is stored on Redis is [`WINDOWS`] times as large, and Lua is exact up to 2^53.
 pub(super) const LARGEST_COUNT: u64 = 9_999_999_999;
 
 /// One window.
@@ -77,35 +77,39 @@ const WINDOWS: u64 = 900_001;
 
 #[cfg(feature = "redis")]
 pub(super) fn arguments(rule: &Rule, cost: u64) -> Arguments {
-    let align = matches!(rule.counted_by(), Algorithm::FixedWindow { align: true });
-    smallvec![cost, rule.count(), rule.period_ms(), u64::from(align)]
+    // The largest value before the charge; a cost of 0 fits whatever is used.
+    let room = if cost == 0 { LARGEST_COUNT } else { rule.count().saturating_sub(cost) };
+    let mut arguments: Arguments = smallvec![cost * WINDOWS, room * WINDOWS + WINDOWS - 1, rule.period_ms()];
+    // Not told to most windows, so that the script has less to read.
+    arguments.extend(matches!(rule.counted_by(), Algorithm::FixedWindow { align: true }).then_some(1));
+    arguments
 }
 
 #[cfg(feature = "redis")]
 pub(super) fn give_back_arguments([opened, _]: [u64; 2], cost: u64) -> Arguments {
-    smallvec![cost, opened]
+    smallvec![cost * WINDOWS, opened]
 }
 
 /// What the script says of the counter, after the charge if it was `charged`, and the receipt.
 #[cfg(feature = "redis")]
 pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value) -> Option<(Look, [u64; 2])> {
     let refused_or = |number: i64| if number < 0 { (true, -1 - number) } else { (false, number) };
-    let (refused, [used, left_ms, opened]) = match reply {
+    let (refused, value, left_ms) = match reply {
         Value::Nil => return Some((Look::fresh(rule, cost), [0; 2])),
         Value::Int(packed) => {
             let (refused, packed) = refused_or(*packed);
-            let (rest, opened) = (packed.unsigned_abs() / WINDOWS, packed.unsigned_abs() % WINDOWS);
-            (refused, [rest / rule.period_ms(), rest % rule.period_ms() + 1, opened])
+            let packed = packed.unsigned_abs();
+            (refused, packed / rule.period_ms(), packed % rule.period_ms() + 1)
         }
         Value::Array(numbers) => {
-            let [Value::Int(used), Value::Int(left), Value::Int(opened)] = **numbers else { return None };
-            let (refused, used) = refused_or(used);
-            (refused, [used, left, opened].map(i64::unsigned_abs))
+            let [Value::Int(value), Value::Int(left)] = **numbers else { return None };
+            let (refused, value) = refused_or(value);
+            (refused, value.unsigned_abs(), left.unsigned_abs())
         }
         _ => return None,
     };
     // The server's time is not told, so the window is seen from a clock that shows 0.
-    let mut window = Window { end_ms: left_ms, opened, used };
+    let mut window = Window { end_ms: left_ms, opened: value % WINDOWS, used: value / WINDOWS };
     if refused || !charged {
         return Some((window.look(rule, 0, cost), [0; 2]));
     }

@@ -27,7 +27,7 @@ struct Half {
 const FIXED_WINDOW: Half = Half {
     name: "fixed_window",
     decide: include_str!("fixed_window.lua"),
-    arguments: "cost, count, period, align",
+    arguments: "cost, room, period, align",
     give_back: include_str!("fixed_window_give_back.lua"),
     give_back_arguments: "cost, number",
 };
@@ -68,8 +68,8 @@ pub(crate) fn kind(algorithm: Algorithm) -> usize {
 }
 
 fn with_arguments(script: &str, names: &str) -> String {
-    let values: Vec<_> = (1..=names.split(',').count()).map(|index| format!("ARGV[{index}]")).collect();
-    format!("local key, call = KEYS[1], redis.call\nlocal {names} = {}\n{script}", values.join(", "))
+    let values: Vec<_> = (1..=names.split(',').count()).map(|index| format!("argv[{index}]")).collect();
+    format!("local key, call, argv = KEYS[1], redis.call, ARGV\nlocal {names} = {}\n{script}", values.join(", "))
 }
 
 /// Decides on one counter. KEYS: the counter. ARGV: its [`arguments`].

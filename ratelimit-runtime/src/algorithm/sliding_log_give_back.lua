@@ -2,7 +2,7 @@
 -- returns  how much was given back: nothing if the charge has expired, is gone, or has more than 5,000 entries behind it: each
 --          later total changes, and the server does nothing else meanwhile
 cost, period, charged = 0 + cost, 0 + period, 0 + charged
-local wrap, form = 10 ^ (digits or 7), '%.0f%0' .. (digits or 7) .. 'd'
+local wrap = 10 ^ (digits or 7)
 local cycle = 8123456790000000 / wrap
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -15,11 +15,11 @@ local function age(at)
   return (now - at + cycle / 8) % cycle - cycle / 8
 end
 local function entry(index)
-  local number = 0 + call('LINDEX', key, index)
+  local number = struct.unpack('<d', call('LINDEX', key, index))
   return math.floor(number / wrap), number % wrap
 end
 local function push(at, total)
-  call('RPUSH', key, string.format(form, at, total % wrap))
+  call('RPUSH', key, struct.pack('<d', at * wrap + total % wrap))
 end
 
 local length = call('LLEN', key)
@@ -61,6 +61,7 @@ if back + 1 < held then
   push(at, total + held - back - 1)
 end
 for _, number in ipairs(later) do
+  number = struct.unpack('<d', number)
   push(math.floor(number / wrap), number % wrap - back)
 end
 if low == 0 and left > 0 then
