@@ -17,15 +17,19 @@ use std::{
 use futures_util::StreamExt as _;
 use ratelimit_runtime::{Algorithm, Limiter, OnStoreError, Refill, Rule};
 use ratelimit_tests::RedisServer;
-use redis::{Client, Cmd, Value, aio::MultiplexedConnection};
+use redis::{Client, Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::task::JoinSet;
 
 const KEYS: u64 = 100_000;
 /// Shares no factor with [`KEYS`], so that keys come in an order no cache knows.
 const STRIDE: u64 = 38_197;
-const CALLERS: u64 = 64;
+const CALLERS: usize = 4;
+const PIPELINED: usize = 50;
 /// Keys.
 const TURN: usize = 5_000;
+/// Where its keys come to lie in memory favours one contender or another by up to a tenth: each server is another throw.
+const SERVERS: usize = 4;
+const CALLS_A_SERVER: usize = 6;
 const HOUR: Duration = Duration::from_secs(3600);
 /// Never reached: every call is admitted.
 const COUNT: u64 = 1_000_000;
@@ -78,25 +82,22 @@ return 1";
 
 /// Algorithms, and what to compare them with.
 struct Group {
-    calls_a_key: usize,
-    /// A name, a script, and how many keys it has.
-    scripts: &'static [(&'static str, &'static str, u64)],
+    /// A name, a script, how many keys it has, and whether it is told the time and a number of its own.
+    scripts: &'static [(&'static str, &'static str, u64, bool)],
     /// And the largest ratios that are wanted, one a script.
     algorithms: &'static [(Algorithm, &'static [f64])],
 }
 
 const GROUPS: [Group; 3] = [
     Group {
-        calls_a_key: 20,
-        scripts: &[("GET, compare, INCRBY, EXPIRE", FIXED_WINDOW, 1)],
+        scripts: &[("GET, compare, INCRBY, EXPIRE", FIXED_WINDOW, 1, false)],
         algorithms: &[
             (Algorithm::FixedWindow { align: false }, &[0.9]),
             (Algorithm::SlidingWindow { buckets: 1 }, &[]), // nothing simple counts like it
         ],
     },
     Group {
-        calls_a_key: 20,
-        scripts: &[("TIME, GET, GET, SETEX, SETEX", TOKEN_BUCKET, 2)],
+        scripts: &[("TIME, GET, GET, SETEX, SETEX", TOKEN_BUCKET, 2, false)],
         algorithms: &[
             (Algorithm::TokenBucket { burst: COUNT, refill: Refill::Greedy }, &[0.6]),
             (Algorithm::TokenBucket { burst: COUNT, refill: Refill::Interval }, &[0.6]),
@@ -104,10 +105,9 @@ const GROUPS: [Group; 3] = [
         ],
     },
     Group {
-        calls_a_key: 20,
         scripts: &[
-            ("ZREMRANGEBYSCORE, ZCARD, ZADD", PLAIN_LOG, 1),
-            ("TIME, ZREM.., ZCARD, ZADD, PEXPIRE", WHOLE_LOG, 1),
+            ("ZREMRANGEBYSCORE, ZCARD, ZADD", PLAIN_LOG, 1, true),
+            ("TIME, ZREM.., ZCARD, ZADD, PEXPIRE", WHOLE_LOG, 1, true),
         ],
         algorithms: &[(Algorithm::SlidingLog, &[1.0, 1.0])],
     },
@@ -119,7 +119,8 @@ struct Contender {
     connection: MultiplexedConnection,
     calls: Arc<AtomicU64>,
     /// The command, in which [`KEY`] stands for the key.
-    command: Vec<String>,
+    command: Vec<Vec<u8>>,
+    is_ours: bool,
     /// Whether it is told the time and a number of its own.
     is_told: bool,
 }
@@ -147,37 +148,63 @@ impl Contender {
             }
         };
         // 1700000000.123456 [0 127.0.0.1:50000] "EVALSHA" "digest" "1" "key" "argument"
-        let command = line.split('"').skip(1).step_by(2).map(str::to_owned).collect();
-        Self { connection: connection.clone(), calls: Arc::default(), command, is_told: false }
+        let (_, words) = line.split_once('"').expect("words");
+        let command = words.trim_end_matches('"').split("\" \"").map(unescape).collect();
+        Self { connection: connection.clone(), calls: Arc::default(), command, is_ours: true, is_told: false }
     }
 
-    async fn script(connection: &MultiplexedConnection, number: usize, text: &str, keys: u64) -> Self {
+    async fn script(
+        connection: &MultiplexedConnection,
+        number: usize,
+        (text, keys, is_told): (&str, u64, bool),
+    ) -> Self {
         let mut loading = connection.clone();
         let digest: String =
             redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut loading).await.expect("a script");
         let mut command = vec!["EVALSHA".to_owned(), digest, keys.to_string()];
         command.extend((0..keys).map(|part| format!("script:{number}:{KEY}:{part}")));
         command.extend(["1".to_owned(), COUNT.to_string(), HOUR.as_secs().to_string()]);
-        Self { connection: connection.clone(), calls: Arc::default(), command, is_told: true }
+        let command = command.into_iter().map(String::into_bytes).collect();
+        Self { connection: connection.clone(), calls: Arc::default(), command, is_ours: false, is_told }
     }
 
-    async fn charge(&self, key: u64) -> Result<(), String> {
+    fn command(&self, key: u64) -> Cmd {
         let mut command = Cmd::new();
         for part in &self.command {
-            command.arg(part.replace(KEY, &format!("{{{key}}}")));
+            match std::str::from_utf8(part) {
+                Ok(part) if part.contains(KEY) => command.arg(part.replace(KEY, &format!("{{{key}}}"))),
+                _ => command.arg(part),
+            };
         }
         if self.is_told {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970").as_micros();
             let now = u64::try_from(now).expect("microseconds fit");
             command.arg(now).arg(self.calls.fetch_add(1, Ordering::Relaxed));
         }
-        match self.connection.clone().send_packed_command(&command).await {
-            Ok(Value::Int(number)) if number > 0 || !self.is_told => Ok(()),
-            Ok(Value::Array(reply)) if matches!(reply.first(), Some(Value::Int(number)) if *number >= i64::from(self.is_told)) => {
-                Ok(())
+        command
+    }
+
+    fn is_admitted(&self, reply: &Value) -> bool {
+        match reply {
+            Value::Int(number) => *number > 0 || self.is_ours,
+            Value::Array(reply) => {
+                matches!(reply.first(), Some(Value::Int(number)) if *number >= i64::from(!self.is_ours))
             }
-            Ok(Value::BulkString(text)) if !text.starts_with(b"-") => Ok(()),
-            other => Err(format!("not admitted: {other:?}")),
+            Value::BulkString(bytes) => bytes.len() == 24 || !bytes.starts_with(b"-"), // a bucket is 24 bytes
+            _ => false,
+        }
+    }
+
+    /// Charges each of these keys once.
+    async fn charge(&self, keys: Range<u64>) {
+        let mut pipeline = Pipeline::new();
+        for number in keys.clone() {
+            pipeline.add_command(self.command(number * STRIDE % KEYS));
+        }
+        let count = pipeline.len();
+        let replies = self.connection.clone().send_packed_commands(&pipeline, 0, count).await.expect("an answer");
+        for reply in replies {
+            assert!(self.is_admitted(&reply), "not admitted: {reply:?}");
         }
     }
 
@@ -186,19 +213,36 @@ impl Contender {
         server.command(&[b"CONFIG", b"RESETSTAT"]);
         let mut callers = JoinSet::new();
         for caller in 0..CALLERS {
-            let (contender, mut keys) = (self.clone(), keys.clone());
-            keys.start += caller;
+            let (contender, keys) = (self.clone(), keys.clone());
             callers.spawn(async move {
-                for number in keys.step_by(usize::try_from(CALLERS).expect("a few")) {
-                    if let Err(reason) = contender.charge(number * STRIDE % KEYS).await {
-                        panic!("{reason}");
-                    }
+                for start in keys.clone().step_by(PIPELINED).skip(caller).step_by(CALLERS) {
+                    contender.charge(start..(start + PIPELINED as u64).min(keys.end)).await;
                 }
             });
         }
         callers.join_all().await;
         microseconds(server)
     }
+}
+
+/// An argument as MONITOR shows it.
+fn unescape(shown: &str) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), shown.bytes());
+    while let Some(byte) = rest.next() {
+        bytes.push(match (byte, if byte == b'\\' { rest.next() } else { None }) {
+            (_, Some(b'x')) => {
+                let digits = [rest.next(), rest.next()].map(|digit| digit.expect("two digits"));
+                u8::from_str_radix(std::str::from_utf8(&digits).expect("digits"), 16).expect("digits")
+            }
+            (_, Some(b'n')) => b'\n',
+            (_, Some(b'r')) => b'\r',
+            (_, Some(b't')) => b'\t',
+            (_, Some(b'a')) => 7,
+            (_, Some(b'b')) => 8,
+            (_, Some(itself)) | (itself, None) => itself,
+        });
+    }
+    bytes
 }
 
 /// What all calls of scripts have cost since RESETSTAT.
@@ -209,62 +253,75 @@ fn microseconds(server: &RedisServer) -> f64 {
     field.parse().expect("a number")
 }
 
-/// A script's or an algorithm's calls: the first call of each key, and each later one.
+/// A script's or an algorithm's calls: the first call of each key, and each later one, of each server.
 struct Row {
     name: String,
-    passes: Vec<f64>,
+    first: Vec<f64>,
+    later: Vec<f64>,
 }
 
 impl Row {
+    /// So often a key is called in its life.
+    const CALLS: f64 = 20.0;
+
     fn first(&self) -> f64 {
-        self.passes[0]
+        median(&self.first)
     }
 
     /// The median of the later passes, since something else may have had the processor in one of them.
     fn later(&self) -> f64 {
-        let mut later = self.passes[1..].to_vec();
-        later.sort_by(f64::total_cmp);
-        f64::midpoint(later[(later.len() - 1) / 2], later[later.len() / 2])
+        median(&self.later)
     }
 
     fn life(&self) -> f64 {
-        let later = f64::from(u32::try_from(self.passes.len() - 1).expect("a few"));
-        (self.first() + later * self.later()) / (later + 1.0)
+        (self.first() + (Self::CALLS - 1.0) * self.later()) / Self::CALLS
     }
+}
+
+fn median(numbers: &[f64]) -> f64 {
+    let mut numbers = numbers.to_vec();
+    numbers.sort_by(f64::total_cmp);
+    f64::midpoint(numbers[(numbers.len() - 1) / 2], numbers[numbers.len() / 2])
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     println!(
-        "Microseconds of the server a call. {KEYS} keys, {CALLERS} callers on one connection, every call admitted."
+        "Microseconds of the server a call. {KEYS} keys, {CALLERS} callers on one connection, {PIPELINED} calls in one go, all admitted."
     );
+    println!("Nothing expires meanwhile. `first` is the call that finds no key,");
     println!(
-        "Each key is called as often as is said; nothing expires meanwhile. `first` is the call that finds no key,"
+        "`later` the median of the others, by turns with the other rows of the group. `life` is {} calls of a key.",
+        Row::CALLS
     );
-    println!(
-        "`later` the median of the others, by turns with the other rows of the group. `life` is all calls of a key."
-    );
+    println!("Medians of {SERVERS} servers: where its keys lie in memory favours one row or another by up to a tenth.");
     for group in &GROUPS {
-        let server = RedisServer::start();
-        let rows = measure(&server, group).await;
+        let mut rows: Vec<Row> = Vec::new();
+        for _ in 0..SERVERS {
+            measure(&RedisServer::start(), group, &mut rows).await;
+        }
         print(group, &rows);
     }
 }
 
 /// A row a contender, scripts first.
-async fn measure(server: &RedisServer, group: &Group) -> Vec<Row> {
+async fn measure(server: &RedisServer, group: &Group, rows: &mut Vec<Row>) {
     let client = Client::open(server.url()).expect("an address");
     let connection = client.get_multiplexed_async_connection().await.expect("a connection");
 
     let mut contenders = Vec::new();
-    for (number, (name, text, keys)) in group.scripts.iter().enumerate() {
-        contenders.push(((*name).to_owned(), Contender::script(&connection, number, text, *keys).await));
+    for (number, (name, text, keys, is_told)) in group.scripts.iter().enumerate() {
+        let contender = Contender::script(&connection, number, (text, *keys, *is_told)).await;
+        contenders.push(((*name).to_owned(), contender));
     }
     for (algorithm, _) in group.algorithms {
         contenders.push((format!("{algorithm:?}"), Contender::ours(server, &connection, *algorithm).await));
     }
-    let mut rows: Vec<_> = contenders.iter().map(|(name, _)| Row { name: name.clone(), passes: Vec::new() }).collect();
-    for _ in 0..group.calls_a_key {
+    let row = |(name, _): &(String, Contender)| Row { name: name.clone(), first: Vec::new(), later: Vec::new() };
+    if rows.is_empty() {
+        rows.extend(contenders.iter().map(row));
+    }
+    for call in 0..CALLS_A_SERVER {
         let mut pass = vec![0.0; rows.len()];
         // By turns that are short, so that what else the machine does falls on all alike.
         for turn in (0..KEYS).step_by(TURN) {
@@ -273,15 +330,15 @@ async fn measure(server: &RedisServer, group: &Group) -> Vec<Row> {
             }
         }
         for (row, micros) in rows.iter_mut().zip(pass) {
-            row.passes.push(micros / f64::from(u32::try_from(KEYS).expect("fewer than 2^32")));
+            let passes = if call == 0 { &mut row.first } else { &mut row.later };
+            passes.push(micros / f64::from(u32::try_from(KEYS).expect("fewer than 2^32")));
         }
     }
-    rows
 }
 
 fn print(group: &Group, rows: &[Row]) {
     let headings = ["of (a)", "of (b)"].map(str::to_owned).into_iter().take(group.scripts.len());
-    let calls = format!("{} calls a key", group.calls_a_key);
+    let calls = format!("{} calls a key", Row::CALLS);
     println!("\n{calls:<62}{}", columns(["first", "later", "life"].map(str::to_owned).into_iter().chain(headings)));
     let (scripts, ours) = rows.split_at(group.scripts.len());
     let micros = |row: &Row| numbers([row.first(), row.later(), row.life()].into_iter());

@@ -6,12 +6,11 @@ local time = redis.call('TIME')
 local function each(charge)
   local replies, all_fit, at = {}, true, 2
   for i, key in ipairs(KEYS) do
-    local last = at + 1 + ARGV[at + 1]
-    local charged = ARGV[at + 2] ~= '0' and charge
-    local reply, fits = functions[ARGV[at]](key, redis.call, charged, time, unpack(ARGV, at + 2, last))
+    local name, cost, numbers = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+    local reply, fits = functions[name](key, redis.call, cost ~= '0' and charge, time, cost, numbers)
     replies[i] = reply
     all_fit = all_fit and fits
-    at = last + 1
+    at = at + 3
   end
   return replies, all_fit
 end

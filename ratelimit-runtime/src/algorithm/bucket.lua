@@ -2,12 +2,12 @@
 -- how many ms that was away when it was written, and the units that were missing then. Its expiry is when it is full, so what is stored
 -- and the key's PTTL tell the time.
 --
--- cost, capacity (units), refill (units an interval), interval (ms; nil: 1), longest (ms a caller sleeps for its slot; nil: no slots)
+-- cost (units), capacity (units), refill (units an interval), interval (ms)
+-- longest  1 + ms a caller sleeps for its slot; 0: no slots
 -- returns  nothing if the bucket is full, or its three numbers, after the charge if there is one, with '-' before them
 --          if the cost does not fit; what is missing is then without the slots that outlast a raised count
 local value = call('GET', key)
 local left, missing, taken, full = 0, 0, 0
-refill = 0 + refill
 if value then
   left = call('PTTL', key)
   local away
@@ -17,7 +17,7 @@ if value then
     left, full = away, time[1] * 1000 + math.floor(time[2] / 1000) + away
     call('SET', key, struct.pack('<ddd', full, away, missing), 'PXAT', string.format('%.0f', full))
   end
-  if interval then -- x + -x % interval is x rounded up to whole intervals
+  if interval > 1 then -- x + -x % interval is x rounded up to whole intervals
     missing = missing - (away + -away % interval - left - -left % interval) / interval * refill
   else
     missing = missing - (away - left) * refill
@@ -26,12 +26,12 @@ if value then
     missing = 0
   end
   taken = missing
-  if longest and left > 0 then
+  if longest > 0 and left > 0 then
     taken = math.max(missing, (left - 1) * refill + 1) -- slots that have been given stay, also when the count was raised since
   end
 end
 local needed = taken + cost -- beyond 2^53, so not exact, only where it does not fit
-if (needed > 0 + capacity or longest and (taken + -taken % refill) / refill > 0 + longest) and charge ~= 'always' and cost ~= '0' then
+if (needed > capacity or longest > 0 and (taken + -taken % refill) / refill >= longest) and charge ~= 'always' and cost ~= '0' then
   return full and '-' .. struct.pack('<ddd', full, left, missing) or false, false
 elseif not charge then
   return full and struct.pack('<ddd', full, left, missing) or false, true
@@ -41,7 +41,7 @@ if not full then
   full = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local later = (needed + -needed % refill) / refill - left
-if interval then
+if interval > 1 then
   later = (later + left) * interval - left - -left % interval
 end
 full, left = full + later, left + later

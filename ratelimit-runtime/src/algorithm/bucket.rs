@@ -9,14 +9,12 @@
 
 #[cfg(feature = "redis")]
 use redis::Value;
-#[cfg(feature = "redis")]
-use smallvec::smallvec;
 
 #[cfg(feature = "redis")]
 use super::EXACT;
 use super::Look;
 #[cfg(feature = "redis")]
-use super::script::Arguments;
+use super::script::{Numbers, pack};
 use crate::{Algorithm, Refill, Rule};
 
 /// One bucket, as it was when it was last written.
@@ -180,21 +178,17 @@ fn stored(missing: u128) -> u64 {
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn arguments(rule: &Rule, cost: u64, longest_wait_ms: u64) -> Arguments {
+pub(super) fn arguments(rule: &Rule, cost: u64, longest_wait_ms: u64) -> (u64, Numbers) {
     let Measures { unit, interval_ms, refill, capacity, is_queue } = Measures::of(rule);
-    let mut arguments: Arguments = smallvec![cost * unit, capacity, refill];
-    // An interval of a millisecond is not told, so that the usual bucket's script has less to read.
-    arguments.extend((is_queue || interval_ms > 1).then_some(interval_ms));
-    arguments.extend(is_queue.then_some(longest_wait_ms.min(EXACT)));
-    arguments
+    let longest = if is_queue { 1 + longest_wait_ms.min(EXACT) } else { 0 };
+    (cost * unit, pack([capacity, refill, interval_ms, longest]))
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_arguments(rule: &Rule, receipt: [u64; 2], cost: u64) -> Arguments {
+pub(super) fn give_back_numbers(rule: &Rule, [charged, spare]: [u64; 2]) -> Numbers {
     let Measures { unit, interval_ms, refill, is_queue, .. } = Measures::of(rule);
-    let mut arguments: Arguments = smallvec![cost, unit, refill, interval_ms, receipt[0]];
-    arguments.extend(is_queue.then_some(receipt[1]));
-    arguments
+    let spare = if is_queue { spare.saturating_add(1) } else { 0 };
+    pack([unit, refill, interval_ms, charged, spare])
 }
 
 /// A whole number as Lua keeps it.

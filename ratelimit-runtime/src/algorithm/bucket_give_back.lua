@@ -1,6 +1,6 @@
 -- cost, unit (units a token), refill (units an interval), interval (ms)
 -- charged  when the bucket was charged; for a queue, when it was full after the charge
--- spare    for a queue, how many units before that; otherwise nil
+-- spare    for a queue, 1 + how many units before that; otherwise 0
 -- returns  how much was given back, in tokens, a part of one as one: what the bucket cannot have refilled since; of a queue,
 --          only what was charged last
 local value = call('GET', key)
@@ -9,21 +9,20 @@ if left <= 0 then
   return 0
 end
 local full, away, missing = struct.unpack('<ddd', value)
-cost, unit, refill, interval = 0 + cost, 0 + unit, 0 + refill, 0 + interval
 local function intervals(ms)
   return (ms + -ms % interval) / interval
 end
-if spare and (full ~= 0 + charged or away * refill - missing ~= 0 + spare) then
+if spare > 0 and (full ~= charged or away * refill - missing + 1 ~= spare) then
   return 0
 end
 left = math.min(left, away)
 missing = missing - (intervals(away) - intervals(left)) * refill
-if spare then
+if spare > 0 then
   missing = math.max(missing, (left - 1) * refill + 1)
 end
 missing = math.max(missing, 0)
 local back = cost * unit
-if not spare then
+if spare == 0 then
   local since = math.max(intervals(math.max(full - charged, 0)) - intervals(left), 0)
   back = math.max(back - since * refill, 0)
 end

@@ -5,12 +5,10 @@
 
 #[cfg(feature = "redis")]
 use redis::Value;
-#[cfg(feature = "redis")]
-use smallvec::smallvec;
 
 use super::Look;
 #[cfg(feature = "redis")]
-use super::script::Arguments;
+use super::script::{Numbers, pack};
 use crate::{Algorithm, Rule};
 
 /// What is stored on Redis is [`WINDOWS`] times as large, and Lua is exact up to 2^53.
@@ -76,18 +74,16 @@ fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
 const WINDOWS: u64 = 900_001;
 
 #[cfg(feature = "redis")]
-pub(super) fn arguments(rule: &Rule, cost: u64) -> Arguments {
+pub(super) fn arguments(rule: &Rule, cost: u64) -> (u64, Numbers) {
     // The largest value before the charge; a cost of 0 fits whatever is used.
     let room = if cost == 0 { LARGEST_COUNT } else { rule.count().saturating_sub(cost) };
-    let mut arguments: Arguments = smallvec![cost * WINDOWS, room * WINDOWS + WINDOWS - 1, rule.period_ms()];
-    // Not told to most windows, so that the script has less to read.
-    arguments.extend(matches!(rule.counted_by(), Algorithm::FixedWindow { align: true }).then_some(1));
-    arguments
+    let align = matches!(rule.counted_by(), Algorithm::FixedWindow { align: true });
+    (cost * WINDOWS, pack([room * WINDOWS + WINDOWS - 1, rule.period_ms(), align.into()]))
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_arguments([opened, _]: [u64; 2], cost: u64) -> Arguments {
-    smallvec![cost * WINDOWS, opened]
+pub(super) fn give_back_arguments([opened, _]: [u64; 2], cost: u64) -> (u64, Numbers) {
+    (cost * WINDOWS, pack([opened]))
 }
 
 /// What the script says of the counter, after the charge if it was `charged`, and the receipt.

@@ -6,7 +6,7 @@ if not value or call('PTTL', key) == 0 then
 end
 local used = value - value % 900001
 local back = math.min(cost, used)
-if value % 900001 ~= 0 + number or back == 0 then
+if value % 900001 ~= number or back == 0 then
   return 0
 elseif back == used then
   call('DEL', key)

@@ -8,49 +8,55 @@ use smallvec::SmallVec;
 use super::{Look, bucket, fixed_window, sliding_log, sliding_window};
 use crate::{Algorithm, store::Charge};
 
-/// What an algorithm's scripts take.
-pub(crate) type Arguments = SmallVec<[u64; 6]>;
+/// What an algorithm's scripts take beside the cost: numbers of 8 bytes in one argument. Each is a whole number, exact up to 2^53, which are quicker to read
+/// than digits, and one argument is quicker than several.
+pub(crate) type Numbers = SmallVec<[u8; 40]>;
+
+#[allow(clippy::cast_precision_loss)] // what is larger is compared with what is not
+pub(super) fn pack<const N: usize>(numbers: [u64; N]) -> Numbers {
+    numbers.into_iter().flat_map(|number| (number as f64).to_le_bytes()).collect()
+}
 
 /// The Lua half of an algorithm: two bodies, and the names of what they take.
 ///
-/// A body sees `key`, `call` (which is `redis.call`) and its arguments, as the strings they come as. The one that decides also sees `charge`
+/// A body sees `key`, `call` (which is `redis.call`), `cost` (as the string it comes as) and its numbers. The one that decides also sees `charge`
 /// (`false` to look, `true` to charge if the cost fits, `'always'` if it is known to fit) and `time` (the reply of TIME, or nil: it asks
 /// when it needs to). It returns its reply and whether the cost fits; the one that gives back returns how much it gave.
 struct Half {
     name: &'static str,
     decide: &'static str,
-    arguments: &'static str,
+    numbers: &'static str,
     give_back: &'static str,
-    give_back_arguments: &'static str,
+    give_back_numbers: &'static str,
 }
 
 const FIXED_WINDOW: Half = Half {
     name: "fixed_window",
     decide: include_str!("fixed_window.lua"),
-    arguments: "cost, room, period, align",
+    numbers: "room, length, align",
     give_back: include_str!("fixed_window_give_back.lua"),
-    give_back_arguments: "cost, number",
+    give_back_numbers: "number",
 };
 const SLIDING_LOG: Half = Half {
     name: "sliding_log",
     decide: include_str!("sliding_log.lua"),
-    arguments: "cost, count, period, digits",
+    numbers: "count, period, digits",
     give_back: include_str!("sliding_log_give_back.lua"),
-    give_back_arguments: "cost, period, charged, digits",
+    give_back_numbers: "period, charged, digits",
 };
 const SLIDING_WINDOW: Half = Half {
     name: "sliding_window",
     decide: include_str!("sliding_window.lua"),
-    arguments: "cost, count, size, buckets",
+    numbers: "count, size, buckets",
     give_back: include_str!("sliding_window_give_back.lua"),
-    give_back_arguments: "cost, size, buckets, charged",
+    give_back_numbers: "size, buckets, charged",
 };
 const BUCKET: Half = Half {
     name: "bucket",
     decide: include_str!("bucket.lua"),
-    arguments: "cost, capacity, refill, interval, longest",
+    numbers: "capacity, refill, interval, longest",
     give_back: include_str!("bucket_give_back.lua"),
-    give_back_arguments: "cost, unit, refill, interval, charged, spare",
+    give_back_numbers: "unit, refill, interval, charged, spare",
 };
 const HALVES: [Half; 4] = [FIXED_WINDOW, SLIDING_LOG, SLIDING_WINDOW, BUCKET];
 
@@ -67,57 +73,69 @@ pub(crate) fn kind(algorithm: Algorithm) -> usize {
     }
 }
 
-fn with_arguments(script: &str, names: &str) -> String {
-    let values: Vec<_> = (1..=names.split(',').count()).map(|index| format!("argv[{index}]")).collect();
-    format!("local key, call, argv = KEYS[1], redis.call, ARGV\nlocal {names} = {}\n{script}", values.join(", "))
+fn unpack(names: &str) -> String {
+    format!("local {names} = struct.unpack('<{}', numbers)", "d".repeat(names.split(',').count()))
 }
 
-/// Decides on one counter. KEYS: the counter. ARGV: its [`arguments`].
+/// A script for one counter. KEYS: the counter. ARGV: the cost and the numbers.
+fn script(numbers: &str, body: &str) -> String {
+    format!(
+        "local key, call, argv = KEYS[1], redis.call, ARGV\nlocal cost, numbers = argv[1], argv[2]\n{}\n{body}",
+        unpack(numbers)
+    )
+}
+
+/// Decides on one counter. ARGV: what [`arguments`] gives.
 pub(crate) fn decide_one(kind: usize, charge: bool) -> String {
-    let Half { decide, arguments, .. } = &HALVES[kind];
-    with_arguments(&format!("local charge, time = {charge}, nil\n{decide}"), arguments)
+    let Half { decide, numbers, .. } = &HALVES[kind];
+    script(numbers, &format!("local charge, time = {charge}, nil\n{decide}"))
 }
 
 /// Decides on several counters, all or nothing. KEYS: the counters. ARGV: 1 to charge and 0 to look, then for each counter
-/// the [`name`] of its script's half, how many arguments there are, and its [`arguments`].
+/// the [`name`] of its script's half, the cost and the numbers.
 pub(crate) fn decide_all() -> String {
     let mut script = String::from("local functions = {}\n");
-    for Half { name, decide, arguments, .. } in HALVES {
-        let _ = write!(script, "function functions.{name}(key, call, charge, time, {arguments})\n{decide}end\n");
+    for Half { name, decide, numbers, .. } in HALVES {
+        let numbers = unpack(numbers);
+        let _ = write!(
+            script,
+            "function functions.{name}(key, call, charge, time, cost, numbers)\n{numbers}\n{decide}end\n"
+        );
     }
     script + include_str!("all.lua")
 }
 
-/// Returns a charge. KEYS: the counter. ARGV: the [`give_back_arguments`]. Replies with what was returned.
+/// Returns a charge. ARGV: what [`give_back_arguments`] gives. Replies with what was returned.
 pub(crate) fn give_back(kind: usize) -> String {
-    let Half { give_back, give_back_arguments, .. } = &HALVES[kind];
-    with_arguments(give_back, give_back_arguments)
+    let Half { give_back, give_back_numbers, .. } = &HALVES[kind];
+    script(give_back_numbers, give_back)
 }
 
 pub(crate) fn name(algorithm: Algorithm) -> &'static str {
     HALVES[kind(algorithm)].name
 }
 
-pub(crate) fn arguments(charge: &Charge) -> Arguments {
+/// The cost, as the script counts it, and the numbers.
+pub(crate) fn arguments(charge: &Charge) -> (u64, Numbers) {
     let (rule, cost) = (&charge.rule, charge.cost);
     match rule.counted_by() {
         Algorithm::FixedWindow { .. } => fixed_window::arguments(rule, cost),
-        Algorithm::SlidingLog => sliding_log::arguments(rule, cost),
-        Algorithm::SlidingWindow { .. } => sliding_window::arguments(rule, cost),
+        Algorithm::SlidingLog => (cost, sliding_log::numbers(rule)),
+        Algorithm::SlidingWindow { .. } => (cost, sliding_window::numbers(rule)),
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
             bucket::arguments(rule, cost, charge.longest_wait_ms())
         }
     }
 }
 
-pub(crate) fn give_back_arguments(charge: &Charge) -> Arguments {
+pub(crate) fn give_back_arguments(charge: &Charge) -> (u64, Numbers) {
     let (rule, receipt, cost) = (&charge.rule, charge.receipt, charge.cost);
     match rule.counted_by() {
         Algorithm::FixedWindow { .. } => fixed_window::give_back_arguments(receipt, cost),
-        Algorithm::SlidingLog => sliding_log::give_back_arguments(rule, receipt, cost),
-        Algorithm::SlidingWindow { .. } => sliding_window::give_back_arguments(rule, receipt, cost),
+        Algorithm::SlidingLog => (cost, sliding_log::give_back_numbers(rule, receipt)),
+        Algorithm::SlidingWindow { .. } => (cost, sliding_window::give_back_numbers(rule, receipt)),
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
-            bucket::give_back_arguments(rule, receipt, cost)
+            (cost, bucket::give_back_numbers(rule, receipt))
         }
     }
 }

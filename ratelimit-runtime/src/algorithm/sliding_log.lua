@@ -8,13 +8,13 @@
 -- The key ends between one period and a sixteenth more after the last charge: only the first call in a sixteenth looks at its end, and
 -- only the first charge moves it.
 --
--- cost, count, period (ms), digits (nil: 7)
+-- cost, count, period (ms), digits
 -- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one. Otherwise three
 --          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge or
 --          ms until the cost fits
-cost, count, period = cost == '1' and 1 or 0 + cost, 0 + count, 0 + period
+cost = cost == '1' and 1 or 0 + cost
 local wrap, cycle, pack, unpack = 10000000, 812345679, struct.pack, struct.unpack
-if digits then
+if digits < 7 then
   wrap, cycle = 10 ^ digits, 8123456790000000 / 10 ^ digits
 end
 time = time or call('TIME')

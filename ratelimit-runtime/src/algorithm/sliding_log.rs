@@ -7,12 +7,10 @@ use std::collections::VecDeque;
 
 #[cfg(feature = "redis")]
 use redis::Value;
-#[cfg(feature = "redis")]
-use smallvec::smallvec;
 
 use super::Look;
 #[cfg(feature = "redis")]
-use super::script::Arguments;
+use super::script::{Numbers, pack};
 use crate::Rule;
 
 /// How a period is stored. It depends on the period alone, so a changed count reads the same log.
@@ -153,24 +151,13 @@ impl Log {
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn arguments(rule: &Rule, cost: u64) -> Arguments {
-    let mut arguments = smallvec![cost, rule.count(), rule.period_ms()];
-    arguments.extend(digits(rule));
-    arguments
+pub(super) fn numbers(rule: &Rule) -> Numbers {
+    pack([rule.count(), rule.period_ms(), Layout::of(rule).digits.into()])
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_arguments(rule: &Rule, [time, _]: [u64; 2], cost: u64) -> Arguments {
-    let mut arguments = smallvec![cost, rule.period_ms(), time];
-    arguments.extend(digits(rule));
-    arguments
-}
-
-/// How many digits a total has, if it is not as many as for most rules.
-#[cfg(feature = "redis")]
-fn digits(rule: &Rule) -> Option<u64> {
-    let digits = Layout::of(rule).digits;
-    (digits < MOST_DIGITS).then_some(digits.into())
+pub(super) fn give_back_numbers(rule: &Rule, [time, _]: [u64; 2]) -> Numbers {
+    pack([rule.period_ms(), time, Layout::of(rule).digits.into()])
 }
 
 /// What the script says of the log, after the charge if there was one, and the receipt.

@@ -1,8 +1,8 @@
--- cost, period (ms), the time of the charge, digits (nil: 7)
+-- cost, period (ms), the time of the charge, digits
 -- returns  how much was given back: nothing if the charge has expired, is gone, or has more than 5,000 entries behind it: each
 --          later total changes, and the server does nothing else meanwhile
-cost, period, charged = 0 + cost, 0 + period, 0 + charged
-local wrap = 10 ^ (digits or 7)
+cost = 0 + cost
+local wrap = 10 ^ digits
 local cycle = 8123456790000000 / wrap
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]

@@ -7,7 +7,6 @@
 --          there is one; with '-' before them if the cost does not fit
 local value = call('GET', key)
 local left = value and call('PTTL', key) or 0
-size, buckets = 0 + size, 0 + buckets
 local counts, current, now = {}
 if left ~= 0 then
   for number in string.gmatch(value, '%d+') do
@@ -55,7 +54,7 @@ local oldest = counts[buckets + 1]
 if oldest then
   used = used + math.ceil(oldest * (size - now % size) / size)
 end
-local fits = charge == 'always' or cost == '0' or used + cost <= 0 + count
+local fits = charge == 'always' or cost == '0' or used + cost <= count
 if fits and charge then
   counts[1] = (counts[1] or 0) + cost
 end

@@ -6,12 +6,10 @@ use std::collections::VecDeque;
 
 #[cfg(feature = "redis")]
 use redis::Value;
-#[cfg(feature = "redis")]
-use smallvec::smallvec;
 
 use super::Look;
 #[cfg(feature = "redis")]
-use super::script::Arguments;
+use super::script::{Numbers, pack};
 use crate::{Algorithm, Rule};
 
 /// The sub-windows of one counter.
@@ -130,15 +128,15 @@ impl SubWindows {
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn arguments(rule: &Rule, cost: u64) -> Arguments {
+pub(super) fn numbers(rule: &Rule) -> Numbers {
     let (buckets, size) = grid(rule);
-    smallvec![cost, rule.count(), size, buckets]
+    pack([rule.count(), size, buckets])
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_arguments(rule: &Rule, [charged, _]: [u64; 2], cost: u64) -> Arguments {
+pub(super) fn give_back_numbers(rule: &Rule, [charged, _]: [u64; 2]) -> Numbers {
     let (buckets, size) = grid(rule);
-    smallvec![cost, size, buckets, charged]
+    pack([size, buckets, charged])
 }
 
 /// What the script says of the sub-windows, after the charge if it was `charged`, and the receipt.

@@ -6,7 +6,6 @@ local left = value and call('PTTL', key) or 0
 if left <= 0 then
   return 0
 end
-size, buckets = 0 + size, 0 + buckets
 local counts, current = {}
 for number in string.gmatch(value, '%d+') do
   if current then

@@ -136,8 +136,8 @@ impl<'a> ScriptCall<'a> {
     fn command(&self, by_digest: bool) -> Cmd {
         let keys = self.charges.iter().map(|charge| charge.counter.as_bytes().len()).sum::<usize>();
         let text = if by_digest { self.script.digest.len() } else { self.script.text.len() };
-        let count = 4 + self.charges.len() * 9;
-        let mut command = Cmd::with_capacity(count, text + keys + count * 8);
+        let count = 4 + self.charges.len() * 4;
+        let mut command = Cmd::with_capacity(count, text + keys + count * 16);
         if by_digest {
             command.arg("EVALSHA").arg(&self.script.digest);
         } else {
@@ -151,18 +151,14 @@ impl<'a> ScriptCall<'a> {
             command.arg(u64::from(charge));
         }
         for charge in self.charges {
-            let arguments = match self.arguments {
-                Arguments::One => algorithm::arguments(charge),
-                Arguments::All { .. } => {
-                    let arguments = algorithm::arguments(charge);
-                    command.arg(algorithm::name(charge.rule.counted_by())).arg(arguments.len());
-                    arguments
-                }
-                Arguments::GiveBack => algorithm::give_back_arguments(charge),
-            };
-            for argument in arguments {
-                command.arg(argument);
+            if let Arguments::All { .. } = self.arguments {
+                command.arg(algorithm::name(charge.rule.counted_by()));
             }
+            let (cost, numbers) = match self.arguments {
+                Arguments::GiveBack => algorithm::give_back_arguments(charge),
+                _ => algorithm::arguments(charge),
+            };
+            command.arg(cost).arg(&*numbers);
         }
         command
     }
