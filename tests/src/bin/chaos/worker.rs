@@ -1,0 +1,167 @@
+//! One process of several that share limits.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+use std::time::{Duration, Instant};
+
+use ratelimit_runtime::{Cause, Limiter, OnStoreError, Rule};
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+
+use crate::place::{Place, builder};
+use crate::{percentile, runtime};
+
+pub(crate) const TASKS: usize = 32;
+pub(crate) const INSTANCES: u32 = 4;
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Every key of it is asked for once, so a call that was executed twice shows as 2.
+pub(crate) const ONCE: Rule = Rule::new("once", 3, HOUR);
+/// More is asked than there is.
+pub(crate) const SHARED: Rule = Rule::new("shared", 200, HOUR);
+pub(crate) const SHARED_KEYS: usize = 16;
+
+/// What became of a call for [`ONCE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Fate {
+    Admitted,
+    Refused,
+    /// Nobody knows whether it was charged.
+    Unavailable,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// By the key's number.
+    pub(crate) once: Vec<Option<Fate>>,
+    /// Admitted, by the key's number.
+    pub(crate) shared: Vec<u64>,
+    pub(crate) shared_sent: u64,
+    pub(crate) unavailable: u64,
+    /// What was neither a permit, nor a refusal, nor a store that is away.
+    pub(crate) errors: Vec<String>,
+    /// Median, 99 of 100, and the longest, in microseconds.
+    pub(crate) waits: [u64; 3],
+}
+
+/// A worker that is under way.
+#[derive(Debug)]
+pub(crate) struct Worker(Child);
+
+impl Worker {
+    /// Makes `decisions` calls. Half of them for keys of its own, from `number * decisions` on.
+    pub(crate) fn start(place: &Place, policy: OnStoreError, number: usize, decisions: usize) -> Self {
+        let authority = place.authority().unwrap_or_default();
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["worker", &place.url()]).arg(authority).arg(format!("{policy:?}"));
+        command.args([number.to_string(), decisions.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Self(command.spawn().expect("this program runs"))
+    }
+
+    pub(crate) fn report(mut self) -> Report {
+        let out = self.0.stdout.take().expect("its output");
+        let report = serde_json::from_reader(out).expect("the worker prints a report");
+        let _ = self.0.wait();
+        report
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The worker's own side: `URL AUTHORITY POLICY NUMBER DECISIONS`.
+pub(crate) fn run(args: &[String]) {
+    let [url, authority, policy, number, decisions] = args else { panic!("not the arguments of a worker: {args:?}") };
+    let authority = (!authority.is_empty()).then(|| PathBuf::from(authority));
+    let policy = match policy.as_str() {
+        "Local" => OnStoreError::Local,
+        "Deny" => OnStoreError::Deny,
+        other => panic!("{other} is no policy here"),
+    };
+    let (number, decisions): (usize, usize) = (number.parse().expect("a number"), decisions.parse().expect("a number"));
+    end_with_the_parent();
+    let report = runtime().block_on(async {
+        let limiter = builder(url, authority).on_store_error(policy).instances(INSTANCES).lazy().build().await;
+        work(limiter.expect("a limiter"), number, decisions).await
+    });
+    let report = serde_json::to_string(&report).expect("a report");
+    std::io::stdout().write_all(report.as_bytes()).expect("the parent reads");
+}
+
+/// Standard input is a pipe the parent holds.
+fn end_with_the_parent() {
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(1);
+    });
+}
+
+async fn work(limiter: Limiter, number: usize, decisions: usize) -> Report {
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let (limiter, next) = (limiter.clone(), Arc::clone(&next));
+        tasks.spawn(async move {
+            let (mut report, mut waits) = (Report { shared: vec![0; SHARED_KEYS], ..Report::default() }, Vec::new());
+            let mut once = Vec::new();
+            loop {
+                let call = next.fetch_add(1, Ordering::Relaxed);
+                if call >= decisions {
+                    return (report, once, waits);
+                }
+                let shared = call % 2 == 1;
+                let key = if shared { call / 2 % SHARED_KEYS } else { call / 2 };
+                let asked = Instant::now();
+                let answer = if shared {
+                    limiter.acquire(&SHARED, key).await
+                } else {
+                    limiter.acquire(&ONCE, (number, key)).await
+                };
+                waits.push(u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX));
+                let fate = match answer {
+                    Ok(_) => Fate::Admitted,
+                    Err(refused) if refused.cause() == Cause::Exceeded => Fate::Refused,
+                    Err(refused) if refused.cause() == Cause::Unavailable => Fate::Unavailable,
+                    Err(refused) => {
+                        report.errors.push(refused.to_string());
+                        Fate::Unavailable
+                    }
+                };
+                report.unavailable += u64::from(fate == Fate::Unavailable);
+                if shared {
+                    report.shared_sent += 1;
+                    report.shared[key] += u64::from(fate == Fate::Admitted);
+                } else {
+                    once.push((key, fate));
+                }
+            }
+        });
+    }
+    let mut all = Report { once: vec![None; decisions.div_ceil(2)], shared: vec![0; SHARED_KEYS], ..Report::default() };
+    let mut all_waits = Vec::new();
+    for (report, once, waits) in tasks.join_all().await {
+        for (key, fate) in once {
+            all.once[key] = Some(fate);
+        }
+        for (sum, shared) in all.shared.iter_mut().zip(report.shared) {
+            *sum += shared;
+        }
+        all.shared_sent += report.shared_sent;
+        all.unavailable += report.unavailable;
+        all.errors.extend(report.errors);
+        all_waits.extend(waits);
+    }
+    all_waits.sort_unstable();
+    all.waits = [percentile(&all_waits, 50), percentile(&all_waits, 99), all_waits.last().copied().unwrap_or(0)];
+    all.errors.truncate(10);
+    all
+}
