@@ -221,7 +221,11 @@ fn explain(error: &RedisError) -> StoreError {
         (ErrorKind::RESP3NotSupported, _) => "add ?protocol=resp2 to the URL",
         _ => "",
     };
-    let mut reason = format!("Redis: {error}");
+    let mut reason = match (error.code(), error.detail()) {
+        // As the server said it, so that it is found where people look for it.
+        (Some(code), Some(detail)) => format!("Redis: {code} {detail}"),
+        _ => format!("Redis: {error}"),
+    };
     if !advice.is_empty() {
         let _ = write!(reason, "; {advice}");
     }
