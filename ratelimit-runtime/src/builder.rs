@@ -29,8 +29,12 @@ use crate::{Clock, Limiter, limiter::Settings, memory::Memory, store::Store};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnStoreError {
-    /// This process counts alone until the store is back, within its share of the limit: the count divided by
-    /// [`Builder::instances`]. When the memory store itself is full, the call is refused.
+    /// This process counts alone until the store is back, within its share of the limit: count, burst and queue divided by
+    /// [`Builder::instances`] and rounded down, but a burst of at least 1. A call whose cost is above that is refused, as
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable); so is any call of a rule whose count is below the number of instances, and one that
+    /// finds the memory store itself full.
+    ///
+    /// What it counts lives on by its own clock when the store is back, so that outages in quick succession do not grant a share each.
     #[default]
     Local,
     /// The call is let through.
@@ -63,6 +67,8 @@ pub struct Builder {
     fault: Option<&'static str>,
     settings: Settings,
     #[cfg(feature = "redis")]
+    connections: usize,
+    #[cfg(feature = "redis")]
     certificates: crate::redis::Certificates,
 }
 
@@ -84,14 +90,35 @@ impl Builder {
                 is_local: false,
             },
             #[cfg(feature = "redis")]
+            connections: 1,
+            #[cfg(feature = "redis")]
             certificates: crate::redis::Certificates::default(),
         }
     }
 
     /// How long a decision of the store may take before the call is treated as
     /// [`Builder::on_store_error`] says. 100 ms if not set.
+    ///
+    /// The sleep of a [`LeakyBucket`](crate::Algorithm::LeakyBucket) and the waiting of [`Limiter::acquire_within`] are not part of it. A deadline above
+    /// a second also means that a server that is back may go unnoticed for longer than a second: it is asked, and given so long to answer.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
+        if deadline.is_zero() {
+            self.fault = Some("the deadline is 0; give the store some time to answer, 100 ms say");
+        }
+        self
+    }
+
+    /// How many connections each tokio runtime of this process has to a Redis server; calls take them in turn. 1 if not set.
+    ///
+    /// One carries as many calls at once as there are callers, and goes a long way. More help where a single task can't keep up
+    /// with reading and writing one connection, as with TLS on a machine of many cores.
+    #[cfg(feature = "redis")]
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        if connections == 0 {
+            self.fault = Some("connections is 0; a server is reached by 1 or more");
+        }
         self
     }
 
@@ -214,9 +241,9 @@ impl Builder {
         let certificates = std::mem::take(&mut self.certificates);
         let target = crate::redis::Target::new(&self.url, certificates)?;
         let name = target.to_string();
-        let store = crate::redis::Redis::new(target);
+        let store = crate::redis::Redis::new(target, self.settings.deadline, self.connections);
         if !self.lazy {
-            store.connected().await.map_err(|error| SetupError::new(format!("{name}: {error}")))?;
+            store.connected().await.map_err(|error| SetupError::new(error.reason()))?;
         }
         match self.instances {
             Some(instances) => self.settings.instances = instances.get().into(),

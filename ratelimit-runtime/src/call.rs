@@ -146,7 +146,7 @@ impl Call {
     }
 
     fn answer_or_wait(self, batch: Result<Batch, StoreError>) -> Result<Answer, Pending> {
-        match (self.conclude(batch), self.arrival) {
+        match (self.conclude(batch, true), self.arrival) {
             (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
                 let refused = self.refused(refusal);
                 Err(Box::pin(self.wait(arrival, counter, Some(refused))))
@@ -228,7 +228,7 @@ impl Call {
     async fn ask(&self, charges: Charges, consume: bool) -> Verdict {
         let Some(store) = self.limiter.store() else { return Verdict::Permit(Permit::free(&charges), None) };
         let reply = store.decide(Request::new(charges, consume).into());
-        self.conclude(self.limiter.within_deadline(reply).await)
+        self.conclude(self.limiter.within_deadline(reply).await, consume)
     }
 
     /// What a caller hears who stops waiting.
@@ -285,11 +285,11 @@ impl Call {
     }
 
     /// Turns what the store said, or that it said nothing, into a verdict.
-    fn conclude(&self, batch: Result<Batch, StoreError>) -> Verdict {
+    fn conclude(&self, batch: Result<Batch, StoreError>, consume: bool) -> Verdict {
         let error = match batch.map(Batch::into_first) {
             Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
                 if fits {
-                    self.limiter.recovered(); // a server that can't write can still refuse
+                    self.limiter.succeeded(); // a server that can't write can still refuse
                 }
                 return self.verdict(charges, fits, CountedBy::Store);
             }
@@ -306,26 +306,31 @@ impl Call {
                 Ok(charges) => Verdict::Permit(Permit::free(&charges), None),
                 Err(refused) => Verdict::Refused(refused),
             },
-            OnStoreError::Local if !settings.is_local => self.decide_locally(&error),
+            OnStoreError::Local if !settings.is_local => self.decide_locally(&error, consume),
             OnStoreError::Local | OnStoreError::Deny => Verdict::Refused(refusal(&self.rule(), error)),
         }
     }
 
     /// Decides in this process, within its share of each rule.
-    fn decide_locally(&self, error: &StoreError) -> Verdict {
+    fn decide_locally(&self, error: &StoreError, consume: bool) -> Verdict {
         let mut charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Verdict::Refused(refused),
         };
+        let instances = self.limiter.settings().instances;
         for charge in &mut *charges {
-            charge.rule = charge.rule.share(self.limiter.settings().instances);
+            charge.rule = charge.rule.share(instances);
             let share = charge.rule.limit();
             if charge.cost > share {
-                let reason = format!("{error}; this process's share of the limit is {share}, below the cost");
+                let (prefix, cost) = (charge.rule.prefix(), charge.cost);
+                let reason = format!(
+                    "{error}; the share of `{prefix}` that this process may grant alone, as one of {instances} instances, is {share}, \
+                     below the cost of {cost}"
+                );
                 return Verdict::Refused(refusal(&self.rule(), StoreError::unavailable(reason)));
             }
         }
-        let Reply::Ready(batch) = self.limiter.local().decide(Request::new(charges, true).into()) else {
+        let Reply::Ready(batch) = self.limiter.local().decide(Request::new(charges, consume).into()) else {
             return Verdict::Refused(refusal(&self.rule(), no_answer()));
         };
         match batch.into_first() {

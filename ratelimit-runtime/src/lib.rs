@@ -76,22 +76,38 @@
 //!
 //! # When the store fails
 //!
-//! A decision of Redis has a deadline, 100 ms unless [`Builder::deadline`] says otherwise. A server that is away, too slow,
-//! loading or out of memory is treated as [`OnStoreError`] says: this process counts alone (the default), the call
-//! is let through, or it is refused as [`Cause::Unavailable`]. No command is sent a second time, unless the server said
-//! that it did not run. Connections are opened again in the background.
+//! A decision of Redis has a deadline, 100 ms unless [`Builder::deadline`] says otherwise. When it can't be made in time, or at all,
+//! [`OnStoreError`] says what happens: this process counts alone (the default), the call is let through, or it is refused
+//! as [`Cause::Unavailable`]. No command is sent a second time, unless the server said that it did not run.
 //!
-//! Mistakes are reported whatever the policy, as [`Cause::Misconfigured`], and logged:
+//! Each server has a breaker. It opens when three calls in a row had no answer within the deadline, or when its connection is
+//! lost and can't be opened again at once. From then on calls go by the policy without waiting. In the background the server is
+//! connected to and asked PING, ever again, and an answer within the deadline closes the breaker: less than a second after it is back. An
+//! error that the server replies with is an answer. A caller that goes before the deadline, because of a timeout of its own say, does not count.
 //!
-//! | the server says | what to do |
-//! |---|---|
-//! | `WRONGTYPE` | something else is stored under a counter's name: choose another [`Builder::namespace`] |
-//! | `NOPERM`, or that a user can't run a command | give the user the rights below |
-//! | `WRONGPASS`, `NOAUTH` | check user and password in the URL |
+//! [`Limiter::health`] says whether decisions are made; the log has one event when an outage begins and one when it is over.
+//!
+//! | what is wrong | a call gets | what to do |
+//! |---|---|---|
+//! | the server is gone, halted, unreachable or too slow | the policy, at the deadline until the breaker opens, then at once | bring it back; what calls say in [`Cause::Unavailable`] is what was found last, and for how long |
+//! | `LOADING`: it reads its data at its start | the policy, at once | wait |
+//! | `BUSY`: a script of somebody's runs on and on | the policy, at once | `SCRIPT KILL` |
+//! | `OOM`: its memory is full | the policy, at once | raise `maxmemory`: it has to hold the counters |
+//! | `MISCONF`, `NOREPLICAS`: it does not take writes now | the policy, at once | see its log |
+//! | `READONLY`: it is a replica | the policy, at once | put the primary's address into the URL |
+//! | its maxmemory-policy evicts | nothing: a counter that was dropped starts fresh. The log warns when it connects | set it to `noeviction` |
+//! | `WRONGTYPE`: something else is stored under a counter's name | [`Cause::Misconfigured`] | choose another [`Builder::namespace`] |
+//! | `NOPERM`, or that a user can't run a command | [`Cause::Misconfigured`] | give the user the rights below |
+//! | `WRONGPASS`, `NOAUTH` | [`Cause::Misconfigured`], and a [`SetupError`] at the start | check user and password in the URL |
+//! | its certificate is not trusted | the policy, and a [`SetupError`] at the start | `Builder::ca_certificate` (feature `rustls`) names whom to trust |
+//! | the URL is wrong | a [`SetupError`] that says where | |
+//!
+//! What is [`Cause::Misconfigured`] is returned whatever the policy, and logged.
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
-//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +set +incrby +decrby +del +pttl
-//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+select` if the URL names a database. Redis 6.2 is the oldest
+//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +ping +evalsha +eval +get +set +incrby +decrby +del +pttl
+//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+select` if the URL names a database, and
+//! `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest
 //! server the scripts run on.
 //!
 //! # Where a promise ends
@@ -99,7 +115,7 @@
 //! | what happens | what may be admitted beyond the promise |
 //! |---|---|
 //! | [`OnStoreError::Allow`] | everything, until the store is back |
-//! | [`OnStoreError::Local`] | each process: its count divided by [`Builder::instances`], anew on each outage; and the whole count when the store is back |
+//! | [`OnStoreError::Local`] | each process, what the algorithm promises for a share: count, burst and queue divided by [`Builder::instances`] and rounded down, a burst of at least 1. The share's counters go on from one outage to the next; when the store is back, it grants the whole count |
 //! | Redis restarts without persistence, evicts keys, or fails over to a server that missed writes | the counters that were lost start fresh |
 //! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
 //! | it is set back | nothing; what counted may count for up to a period longer |
@@ -114,6 +130,7 @@
 //! | `macros` (default) | the attribute |
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | `rediss://`, Redis over TLS |
+//! | `metrics` | the gauge `ratelimit_degraded`, 1 during an outage, through the crate [`metrics`](https://docs.rs/metrics) |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that a store of your own has to pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -126,6 +143,7 @@ mod clock;
 pub mod conformance;
 mod decision;
 mod error;
+mod health;
 mod key;
 mod limiter;
 mod memory;
@@ -151,6 +169,7 @@ pub use self::{
     clock::{Clock, ManualClock},
     decision::{Decision, Permit},
     error::{Cause, FromRefusal, RequestPerMinute},
+    health::Health,
     key::{CounterName, Key, KeyWriter, RateKey},
     limiter::Limiter,
     rule::{Algorithm, Refill, Rule},

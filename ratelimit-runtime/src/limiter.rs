@@ -1,21 +1,15 @@
 //! The one way in: a rule, a key and a cost become a permit or a refusal.
 
-use std::{
-    fmt,
-    future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use once_cell::sync::OnceCell;
 use tokio::runtime::Handle;
 
 use crate::{
-    Builder, Clock, CounterName, Decision, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule, SetupError,
+    Builder, Clock, CounterName, Decision, Health, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
+    SetupError,
     call::{Asked, AskedKey, Call, CountedBy, Manner, OnLimit},
+    health::Seen,
     memory::Memory,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
     wait::Lines,
@@ -50,7 +44,7 @@ struct Inner {
     lines: Lines,
     /// Counts for this process alone while the store is away.
     local: OnceCell<Memory>,
-    degraded: AtomicBool,
+    seen: Seen,
 }
 
 /// What a builder settles.
@@ -130,7 +124,7 @@ impl Limiter {
 
     pub(crate) fn assemble(store: Option<Box<dyn Store>>, settings: Settings) -> Self {
         let lines = Lines::new(settings.max_waiting);
-        Self(Arc::new(Inner { store, settings, lines, local: OnceCell::new(), degraded: AtomicBool::new(false) }))
+        Self(Arc::new(Inner { store, settings, lines, local: OnceCell::new(), seen: Seen::default() }))
     }
 
     /// Charges a cost of 1 to the rule's counter for this key.
@@ -306,6 +300,31 @@ impl Limiter {
         }
     }
 
+    /// Whether the store decides, as far as that is known: nothing is asked, and nothing waited for.
+    ///
+    /// Degraded while no connection to the server stands, and for a second after a decision could not be made. The memory store is always
+    /// available. The log has an event when decisions begin to fail, and one when they are made again and none has failed for a
+    /// second; so has the gauge `ratelimit_degraded` (feature `metrics`).
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Health, Limiter, OnStoreError, Rule};
+    /// # use std::time::Duration;
+    /// const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// // Nobody listens there.
+    /// let limiter = Limiter::builder("redis://127.0.0.1:1").lazy().build().await.unwrap();
+    /// assert_eq!(limiter.health(), Health::Available); // nothing is known yet
+    ///
+    /// limiter.acquire(&RULE, "alice").await.unwrap(); // this process counts alone
+    /// let Health::Degraded { reason, .. } = limiter.health() else { panic!() };
+    /// assert!(reason.starts_with("127.0.0.1:1: "), "{reason}");
+    /// # });
+    /// ```
+    pub fn health(&self) -> Health {
+        self.0.seen.health(self.0.store.as_ref().and_then(|store| store.outage()).as_ref())
+    }
+
     pub(crate) async fn give_back(&self, charges: Charges, by: CountedBy) -> Result<u64, RequestPerMinute> {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
             return Ok(0);
@@ -370,18 +389,16 @@ impl Limiter {
         }
     }
 
-    /// Says once that the store is away. Memory never is; it may be full for some.
+    /// The store could not decide. Memory is never away; it may be full for some.
     pub(crate) fn failed(&self, error: &StoreError) {
-        if !self.0.settings.is_local && !self.0.degraded.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "the rate limit store is unavailable");
+        if !self.0.settings.is_local {
+            self.0.seen.failed(error);
         }
     }
 
-    /// Says once that the store is back.
-    pub(crate) fn recovered(&self) {
-        if self.0.degraded.load(Ordering::Relaxed) && self.0.degraded.swap(false, Ordering::Relaxed) {
-            tracing::info!("the rate limit store is available again");
-        }
+    /// The store has decided.
+    pub(crate) fn succeeded(&self) {
+        self.0.seen.succeeded();
     }
 }
 
@@ -390,9 +407,9 @@ pub(crate) const NO_RUNTIME: &str = "Redis can only be asked from within a tokio
 pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     if error.misconfigured {
         tracing::error!(rule = rule.prefix(), reason = %error, "a rate limit is misconfigured");
-        RequestPerMinute::misconfigured(rule, error.reason)
+        RequestPerMinute::misconfigured(rule, error.into_words())
     } else {
-        RequestPerMinute::unavailable(rule, error.reason)
+        RequestPerMinute::unavailable(rule, error.into_words())
     }
 }
 

@@ -201,11 +201,15 @@ impl Rule {
         self
     }
 
-    /// An equal part of the rule, for one of so many processes.
+    /// An equal part of the rule, for one of so many processes, rounded down.
+    ///
+    /// A bucket holds at least one: it would grant nothing, where its rate says that something is to be granted. Of a queue nothing may
+    /// be left: a call that finds its slot free runs all the same.
     pub(crate) const fn share(mut self, processes: u64) -> Self {
         self.count /= processes;
         match &mut self.algorithm {
-            Algorithm::TokenBucket { burst: part, .. } | Algorithm::LeakyBucket { queue: part } => *part /= processes,
+            Algorithm::TokenBucket { burst, .. } => *burst = if *burst < processes { 1 } else { *burst / processes },
+            Algorithm::LeakyBucket { queue } => *queue /= processes,
             _ => {}
         }
         self
@@ -229,5 +233,30 @@ impl Rule {
             ));
         }
         crate::algorithm::fault(self).map(|fault| fault.explain(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_grants_something_as_long_as_its_rate_does() {
+        let rule = Rule::new("share", 100, Duration::from_secs(1));
+        for (processes, count, bucket, queue) in [(1, 100, 5, 5), (2, 50, 2, 2), (10, 10, 1, 0), (100, 1, 1, 0)] {
+            let share = rule.share(processes);
+            assert_eq!((share.count(), share.limit()), (count, count));
+            let share = rule.algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }).share(processes);
+            assert_eq!((share.count(), share.limit()), (count, bucket));
+            let share = rule.algorithm(Algorithm::LeakyBucket { queue: 5 }).share(processes);
+            assert_eq!((share.count(), share.limit()), (count, queue + 1));
+        }
+        for algorithm in [
+            Algorithm::SlidingLog,
+            Algorithm::TokenBucket { burst: 500, refill: Refill::Interval },
+            Algorithm::LeakyBucket { queue: 500 },
+        ] {
+            assert_eq!(rule.algorithm(algorithm).share(101).limit(), 0, "{algorithm:?}");
+        }
     }
 }

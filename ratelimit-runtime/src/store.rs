@@ -1,8 +1,9 @@
 //! The interface to where counters live.
 
-use std::{borrow::Cow, fmt, future::Future, ops, pin::Pin, time::Duration};
+use std::{borrow::Cow, fmt, future::Future, ops, pin::Pin, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use crate::{CounterName, Decision, Rule, algorithm::Look};
 
@@ -94,6 +95,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Forgets a counter.
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>>;
+
+    /// Why the store would not decide now, as far as that is known without asking it; see [`Limiter::health`](crate::Limiter::health).
+    /// Nothing, if not said otherwise.
+    fn outage(&self) -> Option<StoreError> {
+        None
+    }
 }
 
 /// An answer that is there, or one that has to be awaited.
@@ -247,25 +254,94 @@ impl From<Charge> for Charges {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
     pub(crate) misconfigured: bool,
-    pub(crate) reason: Cow<'static, str>,
+    reason: Reason,
+    /// When what it tells of began, if it goes on.
+    since: Option<Instant>,
+}
+
+/// Costs nothing to clone: an outage is told to every caller.
+#[derive(Clone, Debug)]
+enum Reason {
+    Known(&'static str),
+    Found(Arc<str>),
 }
 
 impl StoreError {
     /// The store cannot be reached, is too slow or is full. What happens is the caller's `on_store_error`.
     pub fn unavailable(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { misconfigured: false, reason: reason.into() }
+        Self { misconfigured: false, reason: Reason::new(reason.into()), since: None }
     }
 
     /// The store answered that it can't work like this: a wrong type, a missing right, a broken script. Returned to
     /// callers whatever their policy.
     pub fn misconfigured(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { misconfigured: true, reason: reason.into() }
+        Self { misconfigured: true, reason: Reason::new(reason.into()), since: None }
+    }
+
+    /// The same, with whom it is about in front.
+    #[cfg(feature = "redis")]
+    pub(crate) fn about(mut self, whom: &impl fmt::Display) -> Self {
+        self.reason = Reason::Found(format!("{whom}: {}", self.reason.words()).into());
+        self
+    }
+
+    /// The same, of an outage that began then: the message ends with how long it has lasted.
+    #[cfg(feature = "redis")]
+    pub(crate) fn since(mut self, began: Instant) -> Self {
+        self.since = Some(began);
+        self
+    }
+
+    /// When the outage began that it tells of, if it does.
+    pub(crate) fn began(&self) -> Option<Instant> {
+        self.since
+    }
+
+    /// The message, without how long.
+    pub(crate) fn reason(&self) -> &str {
+        self.reason.words()
+    }
+
+    /// The message.
+    pub(crate) fn into_words(self) -> Cow<'static, str> {
+        match self {
+            Self { reason: Reason::Known(words), since: None, .. } => words.into(),
+            error => error.to_string().into(),
+        }
     }
 }
 
+impl Reason {
+    fn new(words: Cow<'static, str>) -> Self {
+        match words {
+            Cow::Borrowed(words) => Self::Known(words),
+            Cow::Owned(words) => Self::Found(words.into()),
+        }
+    }
+
+    fn words(&self) -> &str {
+        match self {
+            Self::Known(words) => words,
+            Self::Found(words) => words,
+        }
+    }
+}
+
+impl PartialEq for Reason {
+    fn eq(&self, other: &Self) -> bool {
+        self.words() == other.words()
+    }
+}
+
+impl Eq for Reason {}
+
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.reason)
+        f.write_str(self.reason.words())?;
+        match self.since {
+            Some(since) => write!(f, " (for {:.1}s)", since.elapsed().as_secs_f64()),
+            None => Ok(()),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod conformance;
 mod connection;
 mod cost;
 mod exact;
+mod failure;
 mod give_back;
 mod harness;
 mod keys;

@@ -59,7 +59,8 @@ impl PlainStore {
         self.0.released.add_permits(1);
     }
 
-    fn fail(&self, error: Option<StoreError>) {
+    /// From now on every decision fails, or none.
+    pub(crate) fn fail(&self, error: Option<StoreError>) {
         *self.0.fails.lock().unwrap() = error;
     }
 

@@ -1,175 +1,378 @@
-//! The connection of each runtime, and the task that keeps it open.
+//! The connections to one node, on each runtime, and the task that keeps them open.
 //!
 //! A connection dies with the tokio runtime that opened it, so each runtime has its own. A task on that runtime
 //! opens it and opens it again when it is gone, so no caller spends its time on that; callers
-//! only wait for an attempt that is under way.
+//! wait for the first attempt that is under way, and after that are told at once: see [`super::breaker`].
 
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::{Duration, Instant},
+    hash::{BuildHasher as _, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
-use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, Value, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::{Handle, Id},
-    sync::{Notify, mpsc, watch},
+    sync::watch,
+    time::{Instant, sleep, timeout},
 };
 
-use super::{explain, target::Target};
+use super::{
+    breaker::{SILENT_CALLS, Silence, State},
+    explain,
+    target::Target,
+};
 use crate::store::StoreError;
 
 const NO_KEEPER: &str =
     "nobody keeps its connection open: its tokio runtime is shutting down, or was built without enable_all";
-/// Successive calls without an answer after which a connection is given up for another.
-const SILENT_CALLS: u32 = 3;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a runtime's first connection may take, and its first answer: whoever is in `Builder::build` has the time.
+const FIRST_CONNECT: Duration = Duration::from_secs(2);
+/// How long later ones may take, unless the deadline is longer. Where packets are dropped, an attempt hangs, and would
+/// hang beyond the end of the outage.
+const CONNECT: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
+/// The connections to one node.
 #[derive(Debug)]
 pub(super) struct Links {
-    target: Arc<Target>,
-    by_runtime: Arc<Mutex<HashMap<Id, Link>>>,
+    node: Arc<Node>,
+    by_runtime: Arc<Mutex<HashMap<Id, Arc<Link>>>>,
+    /// Its end tells the tasks that nobody asks any more.
+    in_use: watch::Sender<()>,
 }
-
-/// The callers' end of a connection.
-type Link = watch::Receiver<State>;
 
 #[derive(Debug)]
-enum State {
-    Connecting,
-    Up(Connection),
-    /// The last attempt failed; another will be made.
-    Down(StoreError),
+struct Node {
+    target: Target,
+    /// The limiter's. A server that needs longer to answer is as good as away.
+    deadline: Duration,
+    /// How many connections a runtime has.
+    connections: usize,
+    inspected: AtomicBool,
 }
 
-/// An open connection, shared by its clones.
+/// The connections of one runtime.
+#[derive(Debug)]
+struct Link {
+    node: Arc<Node>,
+    state: watch::Sender<State<Open>>,
+    silence: Silence,
+    next: AtomicUsize,
+    /// From here on times are measured.
+    began: Instant,
+}
+
+/// An open connection. It is told from others by its silence. A connection that is dead without an error, behind a proxy
+/// say, is only told from a slow one by that too.
 #[derive(Clone)]
-pub(super) struct Connection {
+struct Open {
     redis: MultiplexedConnection,
-    broken: Arc<Notify>,
-    silence: Arc<Mutex<Silence>>,
+    silence: Arc<Silence>,
 }
 
-/// How long a connection has said nothing. A connection that is dead without an error, behind a proxy say, is only told
-/// from a slow one by this.
-#[derive(Debug, Default)]
-struct Silence {
-    calls: u32,
-    /// When the last of them was given up. Calls that were sent before that say nothing new.
-    until: Option<Instant>,
-}
-
-/// A call that has been sent. Dropped without an answer, it counts as silence.
-struct Sent {
-    at: Instant,
-    broken: Arc<Notify>,
-    silence: Arc<Mutex<Silence>>,
-    answered: bool,
-}
-
-impl Drop for Sent {
-    fn drop(&mut self) {
-        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.answered {
-            *silence = Silence::default();
-        } else if silence.until.is_none_or(|until| self.at >= until) {
-            silence.calls += 1;
-            silence.until = Some(Instant::now());
-            if silence.calls == SILENT_CALLS {
-                self.broken.notify_one();
-            }
-        }
-    }
+/// An open connection, for one caller.
+#[derive(Debug)]
+pub(super) struct Connection {
+    open: Open,
+    link: Arc<Link>,
 }
 
 impl Connection {
     /// Sends commands in one go, each once, and answers in their order. An error a server replied with is an answer.
+    ///
+    /// After an error nobody knows whether they were executed.
     pub(super) async fn send(
         &mut self,
         mut commands: impl ExactSizeIterator<Item = Cmd>,
     ) -> Result<Vec<Value>, StoreError> {
-        let mut sent = Sent {
-            at: Instant::now(),
-            broken: Arc::clone(&self.broken),
-            silence: Arc::clone(&self.silence),
-            answered: false,
-        };
+        let Self { open: Open { redis, silence }, link } = self;
+        let mut sent = Sent { link, silence, at: link.now(), returned: false };
         let count = commands.len();
         let replies = if count == 1
             && let Some(command) = commands.next()
         {
-            self.redis.send_packed_command(&command).await.map(|reply| vec![reply])
+            redis.send_packed_command(&command).await.map(|reply| vec![reply])
         } else {
             let mut pipeline = Pipeline::with_capacity(count);
             for command in commands {
                 pipeline.add_command(command);
             }
-            self.redis.send_packed_commands(&pipeline, 0, count).await
+            redis.send_packed_commands(&pipeline, 0, count).await
         };
-        sent.answered = true;
-        replies.map_err(|error| {
-            if error.is_io_error() || error.is_unrecoverable_error() {
-                self.broken.notify_one();
+        sent.returned = true;
+        match &replies {
+            Err(error) if is_fatal(error) => link.lost(silence),
+            _ => {
+                link.silence.answered(sent.at);
+                silence.answered(sent.at);
             }
-            explain(&error)
-        })
+        }
+        replies.map_err(|error| explain(&error))
     }
 }
 
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").finish_non_exhaustive()
+fn is_fatal(error: &RedisError) -> bool {
+    error.is_io_error() || error.is_unrecoverable_error()
+}
+
+/// A call that has been sent. Dropped before it returned, it may count as unanswered.
+struct Sent<'a> {
+    link: &'a Link,
+    silence: &'a Arc<Silence>,
+    at: u64,
+    returned: bool,
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        // A caller who gives up before the deadline says nothing about the server. It began to count a moment before the
+        // call was sent, hence the tenth.
+        let Self { link, silence, at, returned } = *self;
+        let patience = link.node.deadline - link.node.deadline / 10;
+        if returned || Duration::from_nanos(link.now().saturating_sub(at)) < patience {
+            return;
+        }
+        let connection_is_silent = silence.unanswered(at);
+        if link.silence.unanswered(at) {
+            link.silent();
+        } else if connection_is_silent {
+            link.lost(silence);
+        }
     }
 }
 
 impl Links {
-    pub(super) fn new(target: Target) -> Self {
-        Self { target: Arc::new(target), by_runtime: Arc::default() }
-    }
-
-    /// The connection of the runtime we are on. Waits for an attempt that is under way.
-    pub(super) async fn connection(&self) -> Result<Connection, StoreError> {
-        let mut state = self.state()?;
-        let state = state
-            .wait_for(|state| !matches!(state, State::Connecting))
-            .await
-            .map_err(|_| StoreError::unavailable(NO_KEEPER))?;
-        match &*state {
-            State::Up(connection) => Ok(connection.clone()),
-            State::Down(error) => Err(error.clone()),
-            State::Connecting => Err(StoreError::unavailable("not connected yet")),
+    /// Connections to one node, as many as said on each runtime, opened when they are first asked for.
+    pub(super) fn new(target: Target, deadline: Duration, connections: usize) -> Self {
+        Self {
+            node: Arc::new(Node { target, deadline, connections, inspected: AtomicBool::new(false) }),
+            by_runtime: Arc::default(),
+            in_use: watch::Sender::new(()),
         }
     }
 
-    fn state(&self) -> Result<Link, StoreError> {
+    /// A connection of the runtime we are on. Waits for one that is being opened, unless the breaker is open.
+    ///
+    /// With an error, nothing was sent.
+    pub(super) async fn connection(&self) -> Result<Connection, StoreError> {
+        let link = self.link()?;
+        loop {
+            if let Some(answer) = link.connection() {
+                return answer;
+            }
+            let _ = link.state.subscribe().wait_for(|state| !state.is_opening()).await;
+        }
+    }
+
+    /// Waits until the node has answered, or a whole attempt to reach it has failed, however long that takes.
+    pub(super) async fn connected(&self) -> Result<(), StoreError> {
+        let link = self.link()?;
+        let tried = |state: &State<Open>| !matches!(state, State::Opening | State::Away { attempts: 0, .. });
+        let _ = link.state.subscribe().wait_for(tried).await;
+        self.connection().await.map(drop)
+    }
+
+    /// Why callers are not let through to the node, if they are not.
+    pub(super) fn outage(&self) -> Option<StoreError> {
+        lock(&self.by_runtime).values().find_map(|link| match &*link.state.borrow() {
+            State::Away { error, .. } => Some(error.clone()),
+            _ => None,
+        })
+    }
+
+    fn link(&self) -> Result<Arc<Link>, StoreError> {
         let runtime = Handle::try_current().map_err(|_| StoreError::misconfigured(crate::limiter::NO_RUNTIME))?;
         let mut links = lock(&self.by_runtime);
-        if let Some(link) = links.get(&runtime.id())
-            && link.has_changed().is_ok()
-        {
-            return Ok(link.clone());
+        if let Some(link) = links.get(&runtime.id()) {
+            return Ok(Arc::clone(link));
         }
-        let (sender, state) = watch::channel(State::Connecting);
-        let entry = Entry { runtime: runtime.id(), by_runtime: Arc::downgrade(&self.by_runtime) };
-        links.insert(runtime.id(), state.clone());
+        let link = Arc::new(Link {
+            node: Arc::clone(&self.node),
+            state: watch::Sender::new(State::Opening),
+            silence: Silence::default(),
+            next: AtomicUsize::new(0),
+            began: Instant::now(),
+        });
+        let entry =
+            Entry { link: Arc::clone(&link), runtime: runtime.id(), by_runtime: Arc::downgrade(&self.by_runtime) };
+        links.insert(runtime.id(), Arc::clone(&link));
         // A runtime that is shutting down drops the task at once, and with it the entry, which takes the lock.
         drop(links);
-        runtime.spawn(keep_open(Arc::clone(&self.target), sender, entry));
-        Ok(state)
+        runtime.spawn(entry.keep(self.in_use.subscribe()));
+        Ok(link)
     }
 }
 
-fn lock(links: &Mutex<HashMap<Id, Link>>) -> MutexGuard<'_, HashMap<Id, Link>> {
+fn lock(links: &Mutex<HashMap<Id, Arc<Link>>>) -> MutexGuard<'_, HashMap<Id, Arc<Link>>> {
     links.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the link out of the map when its runtime ends.
+impl Link {
+    /// Nothing while one is being opened.
+    fn connection(self: &Arc<Self>) -> Option<Result<Connection, StoreError>> {
+        match &*self.state.borrow() {
+            State::Opening => None,
+            State::Up(open) => {
+                let turn = if open.len() == 1 { 0 } else { self.next.fetch_add(1, Ordering::Relaxed) % open.len() };
+                Some(Ok(Connection { open: open[turn].clone(), link: Arc::clone(self) }))
+            }
+            State::Away { error, .. } => Some(Err(error.clone())),
+            State::Ended => Some(Err(StoreError::unavailable(NO_KEEPER))),
+        }
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // lasts for 500 years
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    fn lost(&self, silence: &Arc<Silence>) {
+        let lost = |state: &mut State<Open>| state.lost(|open| Arc::ptr_eq(&open.silence, silence));
+        if self.state.send_if_modified(lost) {
+            tracing::debug!(server = %self.node.target, "connection lost, opening another");
+        }
+    }
+
+    fn silent(&self) {
+        let error = self.node.unavailable(format_args!("{SILENT_CALLS} calls in a row had no answer"));
+        self.state.send_if_modified(|state| state.silent(error, Instant::now()));
+    }
+
+    /// Opens connections whenever some are missing, one at a time.
+    async fn keep_open(self: &Arc<Self>) {
+        let mut state = self.state.subscribe();
+        let deadline = self.node.deadline;
+        let (mut longest, mut longest_ping) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
+        let mut pause = FIRST_PAUSE;
+        let mut last: Option<Instant> = None;
+        while state.wait_for(|state| state.open() < self.node.connections).await.is_ok() {
+            if last.is_some_and(|last| last.elapsed() < LONGEST_PAUSE) {
+                sleep(with_jitter(pause)).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            } else {
+                pause = FIRST_PAUSE;
+            }
+            let opened = self.open(longest, longest_ping).await;
+            last = Some(Instant::now());
+            (longest, longest_ping) = (deadline.clamp(CONNECT, FIRST_CONNECT), deadline);
+            match opened {
+                Ok(open) => {
+                    let redis = open.redis.clone();
+                    self.silence.answered(self.now());
+                    self.state.send_modify(|state| state.opened(open));
+                    self.node.inspect(redis).await;
+                }
+                Err(error) => {
+                    tracing::debug!(server = %self.node.target, %error, "cannot connect");
+                    self.state.send_modify(|state| state.failed(error, Instant::now()));
+                }
+            }
+        }
+    }
+
+    /// Opens the breaker when callers have waited for a connection for long enough.
+    async fn limit_waiting(&self) {
+        let (mut state, deadline) = (self.state.subscribe(), self.node.deadline);
+        while state.wait_for(State::is_opening).await.is_ok() {
+            if timeout(deadline, state.wait_for(|state| !state.is_opening())).await.is_err() {
+                let error = self.node.unavailable(format_args!("no connection within the deadline of {deadline:?}"));
+                self.state.send_if_modified(|state| state.late(error, Instant::now()));
+            }
+        }
+    }
+
+    /// A connection over which the server has answered.
+    async fn open(self: &Arc<Self>, longest: Duration, longest_ping: Duration) -> Result<Open, StoreError> {
+        let target = &self.node.target;
+        let silence = Arc::<Silence>::default();
+        // Deadlines are ours: the client's own would be a second one.
+        let mut config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(1024);
+        if target.client.get_connection_info().redis_settings().protocol().supports_resp3() {
+            let (link, silence) = (Arc::downgrade(self), Arc::clone(&silence));
+            config = config.set_push_sender(move |push: PushInfo| {
+                if push.kind == PushKind::Disconnection
+                    && let Some(link) = link.upgrade()
+                {
+                    link.lost(&silence);
+                }
+                Ok::<_, RedisError>(())
+            });
+        }
+        let opening = target.client.get_multiplexed_async_connection_with_config(&config);
+        let mut redis = match timeout(longest, opening).await {
+            Ok(opened) => opened.map_err(|error| explain(&error).about(target))?,
+            Err(_) => return Err(self.node.unavailable(format_args!("no connection within {longest:?}"))),
+        };
+        match timeout(longest_ping, redis.send_packed_command(&redis::cmd("PING"))).await {
+            // An error is an answer too, be it that this user may not ask.
+            Ok(pong) => drop(pong.map_err(|error| explain(&error).about(target))?),
+            Err(_) => {
+                return Err(self.node.unavailable(format_args!("no answer to PING within {longest_ping:?}")));
+            }
+        }
+        Ok(Open { redis, silence })
+    }
+}
+
+/// At least half of it, so that the clients of a server that is back do not all arrive at once.
+fn with_jitter(pause: Duration) -> Duration {
+    let part = RandomState::new().hash_one(()) % 1024;
+    pause / 2 + pause * u32::try_from(part).unwrap_or_default() / 2048
+}
+
+impl Node {
+    fn unavailable(&self, what: fmt::Arguments<'_>) -> StoreError {
+        StoreError::unavailable(what.to_string()).about(&self.target)
+    }
+
+    /// Says once in the log that the server may throw counters away. A user who may not ask INFO is not told.
+    async fn inspect(&self, mut redis: MultiplexedConnection) {
+        if self.inspected.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut command = redis::cmd("INFO");
+        command.arg("memory");
+        let Ok(Ok(reply)) = timeout(self.deadline, redis.send_packed_command(&command)).await else { return };
+        let Ok(info) = redis::from_redis_value::<String>(reply) else { return };
+        let value_of = |name| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        if let (Some(maxmemory), Some(policy)) = (value_of("maxmemory"), value_of("maxmemory_policy"))
+            && maxmemory != "0"
+            && policy != "noeviction"
+        {
+            tracing::warn!(
+                server = %self.target, maxmemory, policy,
+                "this server drops keys when its memory is full, and what a dropped counter has counted is forgotten; \
+                 set its maxmemory-policy to noeviction"
+            );
+        }
+    }
+}
+
+/// A runtime's place in the map. Dropped with the task that keeps its connections, when its runtime or the limiter ends.
 struct Entry {
+    link: Arc<Link>,
     runtime: Id,
-    by_runtime: Weak<Mutex<HashMap<Id, Link>>>,
+    by_runtime: Weak<Mutex<HashMap<Id, Arc<Link>>>>,
+}
+
+impl Entry {
+    async fn keep(self, mut in_use: watch::Receiver<()>) {
+        tokio::select! {
+            () = self.link.keep_open() => {}
+            () = self.link.limit_waiting() => {}
+            _ = in_use.changed() => {}
+        }
+    }
 }
 
 impl Drop for Entry {
@@ -177,67 +380,12 @@ impl Drop for Entry {
         if let Some(by_runtime) = self.by_runtime.upgrade() {
             lock(&by_runtime).remove(&self.runtime);
         }
+        self.link.state.send_replace(State::Ended);
     }
 }
 
-/// Runs until nobody can ask for the connection any more, or the runtime ends.
-async fn keep_open(target: Arc<Target>, state: watch::Sender<State>, _entry: Entry) {
-    let work = async {
-        let mut pause = FIRST_PAUSE;
-        loop {
-            match open(&target.client).await {
-                Ok((connection, mut pushes)) => {
-                    let opened = Instant::now();
-                    let broken = Arc::clone(&connection.broken);
-                    drop(state.send_replace(State::Up(connection)));
-                    tokio::select! {
-                        () = disconnected(&mut pushes) => {}
-                        () = broken.notified() => {}
-                    }
-                    tracing::debug!(server = %target, "connection lost, opening another");
-                    drop(state.send_replace(State::Connecting));
-                    if opened.elapsed() > LONGEST_PAUSE {
-                        pause = FIRST_PAUSE;
-                        continue;
-                    }
-                }
-                Err(error) => {
-                    tracing::debug!(server = %target, %error, "cannot connect");
-                    drop(state.send_replace(State::Down(error)));
-                }
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    };
-    tokio::select! {
-        () = work => {}
-        () = state.closed() => {}
-    }
-}
-
-/// What the server pushes on a connection; nothing under RESP2.
-type Pushes = Option<mpsc::UnboundedReceiver<PushInfo>>;
-
-async fn open(client: &Client) -> Result<(Connection, Pushes), StoreError> {
-    // The deadline is the limiter's: the client's own timeout would be a second one.
-    let mut config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(1024);
-    let mut pushes = None;
-    if client.get_connection_info().redis_settings().protocol().supports_resp3() {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        config = config.set_push_sender(sender);
-        pushes = Some(receiver);
-    }
-    let redis = client.get_multiplexed_async_connection_with_config(&config).await.map_err(|error| explain(&error))?;
-    Ok((Connection { redis, broken: Arc::default(), silence: Arc::default() }, pushes))
-}
-
-async fn disconnected(pushes: &mut Pushes) {
-    match pushes {
-        Some(pushes) => while pushes.recv().await.is_some_and(|push| push.kind != PushKind::Disconnection) {},
-        None => std::future::pending().await,
+impl fmt::Debug for Open {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Open").finish_non_exhaustive()
     }
 }

@@ -3,11 +3,12 @@
 //! A decision is one script call on one connection. Nothing is ever sent twice, except a script the
 //! server says it does not know and so has not run.
 
+mod breaker;
 mod link;
 mod script;
 mod target;
 
-use std::{fmt::Write as _, sync::Arc};
+use std::{fmt::Write as _, sync::Arc, time::Duration};
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
@@ -25,13 +26,13 @@ pub(crate) struct Redis {
 }
 
 impl Redis {
-    pub(crate) fn new(target: Target) -> Self {
-        Self { links: Arc::new(Links::new(target)) }
+    pub(crate) fn new(target: Target, deadline: Duration, connections: usize) -> Self {
+        Self { links: Arc::new(Links::new(target, deadline, connections)) }
     }
 
     /// Waits until the server has answered once on this runtime.
     pub(crate) async fn connected(&self) -> Result<(), StoreError> {
-        self.links.connection().await.map(drop)
+        self.links.connected().await
     }
 
     /// Runs scripts, each with its arguments, in one round trip, and answers in their order.
@@ -98,6 +99,10 @@ impl Store for Redis {
             }
             Ok(())
         }))
+    }
+
+    fn outage(&self) -> Option<StoreError> {
+        self.links.outage()
     }
 }
 
@@ -206,12 +211,17 @@ fn explain(error: &RedisError) -> StoreError {
         (_, "NOPERM") => "give its user the rights named in the documentation",
         (_, "WRONGTYPE") => "something else is stored under a counter's name: choose another namespace",
         (_, "OOM") => "the server is out of memory: see its maxmemory",
+        (_, "BUSY") => "a script runs on and on: end it with SCRIPT KILL",
         (_, "READONLY") => "this is a replica: connect to the primary",
         (ErrorKind::AuthenticationFailed, _) | (_, "WRONGPASS" | "NOAUTH") => "check user and password",
         (ErrorKind::RESP3NotSupported, _) => "add ?protocol=resp2 to the URL",
         _ => "",
     };
-    let mut reason = format!("Redis: {error}");
+    let mut reason = match (error.code(), error.detail()) {
+        // As the server said it, so that it is found where people look for it.
+        (Some(code), Some(detail)) => format!("Redis: {code} {detail}"),
+        _ => format!("Redis: {error}"),
+    };
     if !advice.is_empty() {
         let _ = write!(reason, "; {advice}");
     }

@@ -1,8 +1,11 @@
 //! Which server, and how to get there.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
-use redis::{Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, io::tcp::TcpSettings};
+use redis::{
+    Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
+    io::tcp::{TcpSettings, socket2::TcpKeepalive},
+};
 
 use crate::SetupError;
 
@@ -30,7 +33,7 @@ impl Target {
         // Nothing of a URL is shown that was not understood: any part of it could be the password.
         let invalid = |error| SetupError::new(format!("this URL of a Redis server is not right: {error}"));
         let info: ConnectionInfo = url.into_connection_info().map_err(invalid)?;
-        let info = info.clone().set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        let info = info.clone().set_tcp_settings(tcp_settings());
         // RESP3 tells at once when a connection is gone, even an idle one.
         let chosen =
             redis::parse_redis_url(url).is_some_and(|url| url.query_pairs().any(|(name, _)| name == "protocol"));
@@ -43,6 +46,17 @@ impl Target {
         let client = open(info, certificates).map_err(invalid)?;
         Ok(Self { client })
     }
+}
+
+/// A peer that vanished without a word is found within a few seconds, also when nobody calls.
+fn tcp_settings() -> TcpSettings {
+    const SILENCE: Duration = Duration::from_secs(5);
+    let keepalive = TcpKeepalive::new().with_time(SILENCE);
+    let settings = TcpSettings::default().set_nodelay(true);
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    return settings.set_user_timeout(SILENCE).set_keepalive(keepalive.with_interval(Duration::from_secs(1)));
+    #[cfg(not(any(target_os = "android", target_os = "fuchsia", target_os = "linux")))]
+    settings.set_keepalive(keepalive)
 }
 
 /// Whether a character of the password was taken for the end of the host. What is left of it would be the host then.

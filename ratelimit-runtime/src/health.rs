@@ -1,0 +1,241 @@
+//! Whether a limiter's store decides.
+
+use std::{
+    fmt,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::store::StoreError;
+
+/// For so long no decision may have failed before the store counts as available again. Where one of several servers
+/// is away, decisions fail and succeed by turns.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Whether a limiter's store decides; from [`Limiter::health`](crate::Limiter::health).
+///
+/// ```
+/// use ratelimit_runtime::{Health, Limiter};
+///
+/// /// What a health page says.
+/// fn page(limiter: &Limiter) -> String {
+///     match limiter.health() {
+///         Health::Available => "limits hold".into(),
+///         Health::Degraded { lasts, reason, .. } => format!("limits are counted alone for {lasts:?}: {reason}"),
+///         other => format!("{other:?}"),
+///     }
+/// }
+///
+/// assert_eq!(page(&Limiter::in_memory()), "limits hold");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Health {
+    /// Nothing is known to be wrong.
+    Available,
+    /// The store could not decide, and calls are treated as [`OnStoreError`](crate::OnStoreError) says.
+    #[non_exhaustive]
+    Degraded {
+        /// For how long by now.
+        lasts: Duration,
+        /// What happened last. Never a key or a password.
+        reason: String,
+    },
+}
+
+impl Health {
+    fn degraded(since: Instant, error: &StoreError) -> Self {
+        Self::Degraded { lasts: since.elapsed(), reason: error.reason().to_owned() }
+    }
+}
+
+/// What decisions have shown of the store. Entering and leaving the degraded state is an event in the log, and moves the gauge.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// Whether `degraded` holds something: all that a decision looks at while the store is well.
+    is_degraded: AtomicBool,
+    degraded: Mutex<Option<Degraded>>,
+}
+
+#[derive(Debug)]
+struct Degraded {
+    since: Instant,
+    last_failure: Instant,
+    error: StoreError,
+}
+
+impl Seen {
+    /// A decision could not be made.
+    pub(crate) fn failed(&self, error: &StoreError) {
+        let now = Instant::now();
+        let mut degraded = self.lock();
+        match &mut *degraded {
+            Some(degraded) => {
+                degraded.last_failure = now;
+                degraded.error = error.clone();
+            }
+            None => {
+                tracing::warn!(reason = error.reason(), "the rate limit store is unavailable");
+                *degraded = Some(Degraded { since: now, last_failure: now, error: error.clone() });
+                self.is_degraded.store(true, Ordering::Relaxed);
+                show(true);
+            }
+        }
+    }
+
+    /// A decision was made.
+    pub(crate) fn succeeded(&self) {
+        if !self.is_degraded.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut degraded = self.lock();
+        if let Some(over) = degraded.take_if(|degraded| degraded.last_failure.elapsed() >= QUIET) {
+            tracing::info!(lasted = ?over.since.elapsed(), "the rate limit store is available again");
+            self.is_degraded.store(false, Ordering::Relaxed);
+            show(false);
+        }
+    }
+
+    /// As seen by decisions of late, and by what is known of an outage without them.
+    pub(crate) fn health(&self, outage: Option<&StoreError>) -> Health {
+        let degraded = self.lock();
+        match (&*degraded, outage) {
+            (Some(Degraded { since, .. }), Some(error)) => Health::degraded(*since, error),
+            (None, Some(error)) => Health::degraded(error.began().unwrap_or_else(Instant::now), error),
+            (Some(Degraded { since, last_failure, error }), None) if last_failure.elapsed() < QUIET => {
+                Health::degraded(*since, error)
+            }
+            _ => Health::Available,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Degraded>> {
+        self.degraded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock().fmt(f)
+    }
+}
+
+/// Moves the gauge.
+#[cfg(feature = "metrics")]
+fn show(degraded: bool) {
+    metrics::gauge!("ratelimit_degraded").set(if degraded { 1.0 } else { 0.0 });
+}
+
+#[cfg(not(feature = "metrics"))]
+fn show(_: bool) {}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const TENTH: Duration = Duration::from_millis(100);
+
+    fn error() -> StoreError {
+        StoreError::unavailable("refused")
+    }
+
+    fn lasts(health: Health) -> Option<Duration> {
+        match health {
+            Health::Available => None,
+            Health::Degraded { lasts, .. } => Some(lasts),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_fails_among_others_is_one_outage() {
+        let seen = Seen::default();
+        for tenths in 0..50 {
+            seen.failed(&error());
+            seen.succeeded();
+            assert_eq!(lasts(seen.health(None)), Some(tenths * TENTH));
+            advance(TENTH).await;
+        }
+        for _ in 0..8 {
+            advance(TENTH).await;
+            seen.succeeded();
+            assert!(seen.is_degraded.load(Ordering::Relaxed), "less than a second ago");
+        }
+        advance(TENTH).await;
+        seen.succeeded();
+        assert!(!seen.is_degraded.load(Ordering::Relaxed));
+        assert_eq!(seen.health(None), Health::Available);
+    }
+
+    /// Somebody who sends no calls before all is well would never learn that it is.
+    #[tokio::test(start_paused = true)]
+    async fn health_needs_no_calls() {
+        let seen = Seen::default();
+        seen.failed(&error());
+        advance(QUIET).await;
+        assert_eq!(seen.health(None), Health::Available);
+        advance(QUIET).await;
+        let known = StoreError::unavailable("no route");
+        assert_eq!(lasts(seen.health(Some(&known))), Some(2 * QUIET), "one outage since the first failure");
+        let Health::Degraded { reason, .. } = seen.health(Some(&known)) else { panic!() };
+        assert_eq!(reason, "no route");
+        assert!(lasts(Seen::default().health(Some(&known))).is_some());
+    }
+
+    #[cfg(feature = "metrics")]
+    #[tokio::test(start_paused = true)]
+    async fn the_gauge_follows() {
+        use std::sync::Arc;
+
+        use metrics::{
+            Counter, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit, with_local_recorder,
+        };
+
+        /// What a gauge of this name was set to.
+        #[derive(Debug, Default)]
+        struct Values(Mutex<Vec<f64>>);
+
+        impl GaugeFn for Values {
+            fn increment(&self, _: f64) {}
+            fn decrement(&self, _: f64) {}
+            fn set(&self, value: f64) {
+                self.0.lock().unwrap().push(value);
+            }
+        }
+
+        struct OnlyGauge(Arc<Values>);
+
+        impl Recorder for OnlyGauge {
+            fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+            fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+            fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+            fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+                Counter::noop()
+            }
+            fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+                assert_eq!(key.name(), "ratelimit_degraded");
+                Gauge::from_arc(Arc::clone(&self.0))
+            }
+            fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+                Histogram::noop()
+            }
+        }
+
+        let values = Arc::<Values>::default();
+        let (recorder, seen) = (OnlyGauge(Arc::clone(&values)), Seen::default());
+        for _ in 0..3 {
+            with_local_recorder(&recorder, || seen.failed(&error()));
+        }
+        advance(QUIET).await;
+        for _ in 0..3 {
+            with_local_recorder(&recorder, || seen.succeeded());
+        }
+        assert_eq!(*values.0.lock().unwrap(), [1.0, 0.0]);
+    }
+}

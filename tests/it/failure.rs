@@ -1,0 +1,753 @@
+//! A store that fails: who waits, for how long, what they get, and how it ends.
+//!
+//! Ways to be away that have a test of their own elsewhere are in `server.rs` (`away`, `misconfigured`).
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use ratelimit_runtime::store::StoreError;
+use ratelimit_runtime::{Algorithm, Cause, Health, Key, Limiter, ManualClock, OnStoreError, Refill, Rule};
+use ratelimit_tests::{Mode, Proxy, RedisServer};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+use crate::store::PlainStore;
+use crate::support::{
+    ALGORITHMS, FIXED, LOG, PATIENCE, admitted, ends, exceeded, fresh_key, hourly, is_admitted, limiter_on, settle,
+};
+
+const DEADLINE: Duration = Duration::from_millis(200);
+const HOUR: Duration = Duration::from_secs(3600);
+const POLICIES: [OnStoreError; 3] = [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny];
+
+async fn limiter(url: &str, policy: OnStoreError) -> Limiter {
+    Limiter::builder(url).deadline(DEADLINE).on_store_error(policy).instances(4).build().await.unwrap()
+}
+
+/// What the future has to say without any waiting, be it for the server, a timer or another task.
+fn at_once<F: Future>(future: F) -> Option<F::Output> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let until_it_holds = async {
+        while !holds().await {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), until_it_holds).await.unwrap_or_else(|_| panic!("not within 30 seconds: {what}"));
+}
+
+/// The server decides again.
+async fn recovers(limiter: &Limiter) {
+    eventually("the server decides", async || limiter.peek(&hourly(1, FIXED), 0).await.is_ok()).await;
+}
+
+/// Calls, one after another, until one has its answer at once. How many had not.
+async fn calls_until_the_breaker_opens(limiter: &Limiter, rule: &Rule) -> u64 {
+    for unanswered in 0..100 {
+        let mut call = Box::pin(limiter.acquire(rule, 1));
+        if at_once(&mut call).is_some() {
+            return unanswered;
+        }
+        let _ = ends(call).await;
+    }
+    panic!("the breaker never opens");
+}
+
+fn ask<T: redis::FromRedisValue>(server: &RedisServer, command: &str) -> T {
+    let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+    redis::from_redis_value(server.command(&words)).unwrap()
+}
+
+/// How many scripts the server has executed since its start.
+fn executed(server: &RedisServer) -> u64 {
+    let stats: String = ask(server, "INFO commandstats");
+    let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
+    let failed = |line: &str| line.split_once("failed_calls=")?.1.trim().parse::<u64>().ok();
+    let scripts = stats.lines().filter(|line| line.starts_with("cmdstat_eval"));
+    scripts.map(|line| calls(line).unwrap() - failed(line).unwrap()).sum()
+}
+
+mod breaker {
+    use super::*;
+
+    /// Callers meet the deadline until the breaker opens, and nothing at all after that; this process goes on limiting.
+    #[tokio::test]
+    async fn opens_when_the_server_halts_and_closes_when_it_goes_on() {
+        let server = RedisServer::start();
+        let limiter = limiter(&server.url(), OnStoreError::Local).await;
+        let rule = hourly(4000, FIXED);
+        recovers(&limiter).await;
+        for round in 0..2 {
+            server.stop();
+            assert!((1..=10).contains(&calls_until_the_breaker_opens(&limiter, &rule).await));
+            let other = hourly(40, FIXED);
+            let key = 10 + round;
+            let answers = (0..30).map(|_| is_admitted(at_once(limiter.acquire(&other, key)).expect("it waits")));
+            assert_eq!(answers.filter(|admitted| *admitted).count(), 10, "a fourth of the limit");
+            assert!(at_once(limiter.peek(&other, key)).expect("it waits").is_err());
+            assert!(at_once(limiter.reset(&other, key)).expect("it waits").is_err());
+
+            server.cont();
+            recovers(&limiter).await;
+            assert_eq!(admitted(&limiter, &hourly(40, LOG), key, 50).await, 40, "by the server");
+        }
+    }
+
+    #[tokio::test]
+    async fn opens_once_for_hundreds_of_callers() {
+        let server = RedisServer::start();
+        let limiter = limiter(&server.url(), OnStoreError::Deny).await;
+        let rule = hourly(10_000, FIXED);
+        limiter.acquire(&rule, 1).await.unwrap();
+        server.stop();
+        let mut calls = JoinSet::new();
+        for _ in 0..300 {
+            let limiter = limiter.clone();
+            calls.spawn(async move { limiter.acquire(&rule, 1).await.map(drop) });
+        }
+        let answers = ends(calls.join_all()).await;
+        assert!(answers.iter().all(|answer| answer.as_ref().is_err_and(|error| error.cause() == Cause::Unavailable)));
+        let refused = at_once(limiter.acquire(&rule, 1)).expect("the breaker is open").unwrap_err();
+        assert_eq!((refused.cause(), refused.retry_after()), (Cause::Unavailable, None));
+        let words = refused.to_string();
+        assert!(words.contains(&format!("127.0.0.1:{}: ", server.port())) && words.contains(" (for "), "{words}");
+        server.cont();
+        recovers(&limiter).await;
+    }
+
+    /// Killed, the first call knows at once or at its deadline; those behind it at once.
+    #[tokio::test]
+    async fn opens_when_the_server_is_killed_and_closes_when_it_is_back() {
+        let mut server = RedisServer::start();
+        let limiter = limiter(&server.url(), OnStoreError::Local).await;
+        for _ in 0..3 {
+            recovers(&limiter).await;
+            server.kill();
+            assert!(calls_until_the_breaker_opens(&limiter, &hourly(4000, FIXED)).await <= 10);
+            server.restart();
+        }
+        recovers(&limiter).await;
+        assert_eq!(admitted(&limiter, &hourly(40, FIXED), fresh_key(), 50).await, 40);
+    }
+
+    /// Connections are taken, and nothing passes; they are refused; replies get lost.
+    #[tokio::test]
+    async fn opens_and_closes_whatever_is_wrong_on_the_way() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let limiter = limiter(&proxy.url(), OnStoreError::Deny).await;
+        for mode in [Mode::Stall, Mode::DropReplies, Mode::Refuse] {
+            recovers(&limiter).await;
+            proxy.set(mode);
+            if mode == Mode::Refuse {
+                proxy.reset();
+            }
+            assert!(calls_until_the_breaker_opens(&limiter, &hourly(4000, FIXED)).await <= 10, "{mode:?}");
+            sleep(DEADLINE).await; // some attempts fail
+            proxy.set(Mode::Pass);
+        }
+        recovers(&limiter).await;
+    }
+
+    /// It answers, and never in time: calls are not sent to it by turns.
+    #[tokio::test]
+    async fn stays_open_before_a_server_slower_than_the_deadline() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let limiter = limiter(&proxy.url(), OnStoreError::Deny).await;
+        let rule = hourly(4000, FIXED);
+        recovers(&limiter).await;
+        proxy.set(Mode::Delay(DEADLINE * 3 / 4)); // a reply needs twice as much
+        assert!(calls_until_the_breaker_opens(&limiter, &rule).await <= 10);
+        for _ in 0..100 {
+            assert!(at_once(limiter.acquire(&rule, 1)).expect("the breaker is open").is_err());
+            sleep(DEADLINE / 10).await;
+        }
+        proxy.set(Mode::Pass);
+        recovers(&limiter).await;
+    }
+
+    /// A server that was never there: callers wait for the first attempt, and at most for their deadline.
+    #[tokio::test]
+    async fn opens_before_the_first_connection_too() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        proxy.set(Mode::Stall);
+        let builder = Limiter::builder(&proxy.url()).lazy().deadline(DEADLINE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        assert!((1..=10).contains(&calls_until_the_breaker_opens(&limiter, &hourly(9, FIXED)).await));
+        proxy.set(Mode::Pass);
+        recovers(&limiter).await;
+    }
+
+    /// Somebody with less patience than the deadline, a `select!` say, says nothing about the server.
+    #[tokio::test]
+    async fn is_not_opened_by_callers_who_go_early() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let builder = Limiter::builder(&proxy.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        let rule = hourly(1000, FIXED);
+        proxy.set(Mode::Delay(Duration::from_millis(30)));
+        for _ in 0..20 {
+            assert!(timeout(Duration::from_millis(1), limiter.acquire(&rule, 1)).await.is_err());
+        }
+        assert_eq!(limiter.health(), Health::Available);
+        ends(limiter.acquire(&rule, 1)).await.unwrap();
+        assert_eq!(proxy.accepted(), 1, "the connection was given up");
+    }
+
+    /// An error is an answer: the policy decides, call by call, and the server is asked each time.
+    #[tokio::test]
+    async fn is_not_opened_by_errors_of_the_server() {
+        let server = RedisServer::builder().arg("--maxmemory-policy", "noeviction").start();
+        let builder = Limiter::builder(&server.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        let rule = hourly(100, FIXED);
+        ask::<()>(&server, "CONFIG SET maxmemory 1");
+        for _ in 0..20 {
+            assert_eq!(limiter.acquire(&rule, 1).await.unwrap_err().cause(), Cause::Unavailable);
+        }
+        ask::<()>(&server, "CONFIG SET maxmemory 0");
+        limiter.acquire(&rule, 1).await.unwrap();
+    }
+}
+
+mod connections {
+    use super::*;
+
+    async fn several(url: &str) -> Limiter {
+        let builder = Limiter::builder(url).deadline(DEADLINE).on_store_error(OnStoreError::Deny);
+        builder.connections(3).build().await.unwrap()
+    }
+
+    /// The connections there are, each by its id and its latest command.
+    fn connected(server: &RedisServer) -> Vec<(u64, String)> {
+        let clients: String = ask(server, "CLIENT LIST TYPE normal");
+        let value = |line: &str, name: &str| {
+            line.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('=')).unwrap().to_owned()
+        };
+        let clients = clients.lines().filter(|line| !line.contains("cmd=client"));
+        clients.map(|line| (value(line, "id").parse().unwrap(), value(line, "cmd"))).collect()
+    }
+
+    #[tokio::test]
+    async fn are_used_in_turn_and_each_is_opened_again() {
+        let server = RedisServer::start();
+        let limiter = several(&server.url()).await;
+        let rule = hourly(10_000, FIXED);
+        eventually("three connections", async || connected(&server).len() == 3).await;
+        for _ in 0..3 {
+            limiter.acquire(&rule, 1).await.unwrap();
+        }
+        let before = connected(&server);
+        assert!(before.iter().all(|(_, latest)| latest.starts_with("eval")), "{before:?}");
+
+        ask::<i64>(&server, &format!("CLIENT KILL ID {}", before[0].0));
+        eventually("a third connection again", async || {
+            let now = connected(&server);
+            now.len() == 3 && now.iter().all(|(id, _)| *id != before[0].0)
+        })
+        .await;
+        limiter.acquire(&rule, 1).await.unwrap();
+    }
+
+    /// One of them says nothing any more, the others do: it alone is given up.
+    #[tokio::test]
+    async fn that_go_silent_are_replaced_one_by_one() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let limiter = several(&proxy.url()).await;
+        let rule = hourly(10_000, FIXED);
+        eventually("three connections", async || connected(&server).len() == 3).await;
+        recovers(&limiter).await;
+        proxy.set(Mode::DropReplies);
+        assert!(limiter.acquire(&rule, 1).await.is_err());
+        proxy.set(Mode::Pass);
+        let before = proxy.accepted();
+        eventually("ten calls in a row", async || {
+            for _ in 0..10 {
+                if let Err(refused) = limiter.acquire(&rule, 1).await {
+                    assert!(refused.to_string().contains("deadline"), "the breaker opened: {refused}");
+                    return false;
+                }
+            }
+            true
+        })
+        .await;
+        assert_eq!(proxy.accepted(), before + 1);
+    }
+}
+
+mod executed {
+    use super::*;
+
+    /// Nothing is sent twice, though its reply is lost.
+    #[tokio::test]
+    async fn once_though_the_connection_ends_before_the_reply() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let limiter = limiter(&proxy.url(), OnStoreError::Deny).await;
+        for algorithm in ALGORITHMS {
+            let (rule, key) = (hourly(100, algorithm), fresh_key());
+            recovers(&limiter).await;
+            limiter.acquire(&rule, key).await.unwrap(); // the server knows the script
+            let before = executed(&server);
+            proxy.cut_at_next_reply();
+            assert_eq!(limiter.acquire(&rule, key).await.unwrap_err().cause(), Cause::Unavailable);
+            assert_eq!(executed(&server), before + 1, "{algorithm:?}");
+        }
+    }
+
+    /// Under a load, through outages: what was admitted was charged, and what was charged was sent once.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn never_more_often_than_asked_for() {
+        let server = RedisServer::start();
+        let limiter = limiter(&server.url(), OnStoreError::Deny).await;
+        let rule = hourly(1_000_000, FIXED);
+        limiter.acquire(&rule, 1).await.unwrap();
+        let (asked, done) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(1)));
+        let mut tasks = JoinSet::new();
+        for _ in 0..64 {
+            let (limiter, asked, done) = (limiter.clone(), Arc::clone(&asked), Arc::clone(&done));
+            tasks.spawn(async move {
+                loop {
+                    asked.fetch_add(1, Ordering::SeqCst);
+                    match limiter.acquire(&rule, 1).await {
+                        Ok(_) => drop(done.fetch_add(1, Ordering::SeqCst)),
+                        Err(refused) => {
+                            assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
+                            sleep(Duration::from_millis(1)).await;
+                        }
+                    }
+                }
+            });
+        }
+        for _ in 0..3 {
+            let before = done.load(Ordering::SeqCst);
+            eventually("calls are admitted", async || done.load(Ordering::SeqCst) > before + 1000).await;
+            server.stop();
+            sleep(DEADLINE * 2).await;
+            assert_eq!(at_once(limiter.acquire(&rule, 2)).map(|answer| answer.is_err()), Some(true));
+            server.cont();
+        }
+        tasks.shutdown().await;
+        recovers(&limiter).await;
+        let left = limiter.peek(&rule, 1).await.unwrap().remaining();
+        let (charged, admitted) = (1_000_000 - left, done.load(Ordering::SeqCst));
+        assert!(admitted <= charged && charged <= asked.load(Ordering::SeqCst), "{admitted} {charged}");
+    }
+}
+
+mod local {
+    use super::*;
+
+    fn on_failing_store(instances: u32) -> (Limiter, PlainStore, ManualClock) {
+        let clock = ManualClock::new();
+        let store = PlainStore::new(&clock);
+        let limiter = Limiter::builder("memory://").clock(clock.clone()).instances(instances).over(store.clone());
+        store.fail(Some(gone()));
+        (limiter.unwrap(), store, clock)
+    }
+
+    fn gone() -> StoreError {
+        StoreError::unavailable("gone fishing")
+    }
+
+    /// An outage in each second, and one share in each hour.
+    #[tokio::test]
+    async fn grants_one_share_however_often_the_store_goes() {
+        for algorithm in ALGORITHMS {
+            let (limiter, store, clock) = on_failing_store(4);
+            let (rule, key) = (hourly(40, algorithm), fresh_key());
+            let mut granted = 0;
+            for _ in 0..20 {
+                store.fail(Some(gone()));
+                granted += admitted(&limiter, &rule, key, 3).await;
+                store.fail(None);
+                limiter.acquire(&hourly(1000, FIXED), "another").await.unwrap();
+                clock.advance(Duration::from_secs(1));
+            }
+            assert_eq!(granted, 10, "{algorithm:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn grants_what_the_rate_allows_from_a_bucket_smaller_than_the_instances() {
+        let second = Duration::from_secs(1);
+        let rule = Rule::new("small", 100, second);
+        for algorithm in
+            [Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }, Algorithm::LeakyBucket { queue: 5 }]
+        {
+            let (limiter, _store, clock) = on_failing_store(10);
+            let rule = rule.algorithm(algorithm);
+            for _ in 0..20 {
+                limiter.acquire(&rule, 1).await.unwrap();
+                exceeded(limiter.acquire(&rule, 1).await);
+                clock.advance(second / 10);
+            }
+            let refused = limiter.acquire_n(&rule, 1, 2).await.unwrap_err();
+            assert_eq!(refused.cause(), Cause::Unavailable);
+        }
+    }
+
+    #[tokio::test]
+    async fn says_when_a_share_is_nothing() {
+        let (limiter, _store, _clock) = on_failing_store(10);
+        let rule = hourly(9, FIXED);
+        let refused = limiter.acquire(&rule, 1).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Unavailable);
+        let words = refused.to_string();
+        for part in ["gone fishing", "`item`", "10 instances", "is 0"] {
+            assert!(words.contains(part), "{words}");
+        }
+    }
+
+    #[tokio::test]
+    async fn charges_all_rules_or_none() {
+        let (limiter, _store, _clock) = on_failing_store(2);
+        let (one, other) = (hourly(10, FIXED), Rule::new("other", 4, HOUR));
+        let charges = [(&one, Key::new(1), 1), (&other, Key::new(1), 1)];
+        for _ in 0..2 {
+            limiter.acquire_all(&charges).await.unwrap();
+        }
+        assert_eq!(exceeded(limiter.acquire_all(&charges).await).rule(), "other");
+        assert_eq!(admitted(&limiter, &one, 1, 9).await, 3, "what was refused was not charged");
+    }
+
+    /// Lines form before the share as before the limit.
+    #[tokio::test]
+    async fn serves_those_who_wait_in_their_order() {
+        let (limiter, store, clock) = on_failing_store(2);
+        let rule = Rule::new("wait", 2, Duration::from_secs(1));
+        let served = Arc::new(Mutex::new(Vec::new()));
+        let mut waiting = JoinSet::new();
+        for number in 0..4 {
+            let (limiter, served) = (limiter.clone(), Arc::clone(&served));
+            waiting.spawn(async move {
+                limiter.acquire_within(&rule, 1, HOUR).await.unwrap();
+                served.lock().unwrap().push(number);
+            });
+            settle().await;
+        }
+        for expected in 1..=2 {
+            assert_eq!(served.lock().unwrap().len(), expected);
+            clock.advance(Duration::from_secs(1));
+            settle().await;
+        }
+        store.fail(None); // the store has its whole count, by now
+        for _ in 0..2 {
+            clock.advance(Duration::from_secs(1));
+            settle().await;
+        }
+        ends(waiting.join_all()).await;
+        assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
+    }
+
+    /// Who stops waiting asks once more what to say, and takes nothing.
+    #[tokio::test]
+    async fn charges_nothing_to_those_who_stop_waiting() {
+        let (limiter, store, clock) = on_failing_store(1);
+        let rule = Rule::new("stop", 1, Duration::from_secs(1));
+        store.hold();
+        let waiting = |longest| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.acquire_within(&rule, 1, longest).await })
+        };
+        let first = waiting(HOUR);
+        settle().await;
+        store.release();
+        settle().await;
+        assert!(first.is_finished());
+        let asks = waiting(HOUR);
+        settle().await;
+        store.release(); // refused, and first in line
+        settle().await;
+        let stops = waiting(Duration::from_secs(1));
+        settle().await;
+        clock.advance(Duration::from_secs(1)); // the first in line asks, the other stops and asks too
+        settle().await;
+        store.release();
+        store.release();
+        settle().await;
+        let (asked, stopped) = (ends(asks).await.unwrap(), ends(stops).await.unwrap());
+        exceeded(stopped);
+        asked.unwrap();
+        assert_eq!(store.calls(), 4);
+    }
+}
+
+/// What is written into the log by this thread while it lives.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(Level, String)>>>);
+
+impl Log {
+    /// The lines that hold these words.
+    fn with(&self, words: &str) -> Vec<(Level, String)> {
+        self.0.lock().unwrap().iter().filter(|(_, line)| line.contains(words)).cloned().collect()
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &Event<'_>) {
+        struct Line(String);
+        impl Visit for Line {
+            fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+                self.0 += &format!("{}={value:?} ", field.name());
+            }
+        }
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        self.0.lock().unwrap().push((*event.metadata().level(), line.0));
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+mod health {
+    use super::*;
+
+    fn is_degraded(limiter: &Limiter) -> bool {
+        matches!(limiter.health(), Health::Degraded { .. })
+    }
+
+    /// An outage is two events, whatever happens in it; and it is seen without any call.
+    #[tokio::test]
+    async fn tells_of_an_outage_once() {
+        let log = Log::default();
+        let _guard = tracing::subscriber::set_default(log.clone());
+        let mut server = RedisServer::builder().password("swordfish").start();
+        let limiter = limiter(&server.url(), OnStoreError::Deny).await;
+        assert_eq!(limiter.health(), Health::Available);
+        limiter.acquire(&hourly(1000, FIXED), "pear").await.unwrap();
+        server.kill();
+        eventually("it is known without a call", async || is_degraded(&limiter)).await;
+        assert_eq!(log.with("rate limit store"), []);
+        for _ in 0..100 {
+            limiter.acquire(&hourly(1000, FIXED), "pear").await.unwrap_err();
+        }
+        let Health::Degraded { lasts, reason, .. } = limiter.health() else { panic!("available") };
+        assert!(reason.contains(&server.port().to_string()) && lasts < Duration::from_secs(60), "{reason}");
+        assert_eq!(log.with("rate limit store is unavailable").len(), 1);
+
+        server.restart();
+        eventually("it is known without a call", async || !is_degraded(&limiter)).await;
+        assert_eq!(log.with("available again").len(), 0, "no decision was made yet");
+        eventually("a decision says so", async || {
+            let _ = limiter.acquire(&hourly(1000, FIXED), "pear").await;
+            log.with("available again").len() == 1
+        })
+        .await;
+        let events = log.with("rate limit store");
+        assert_eq!(events.iter().map(|(level, _)| *level).collect::<Vec<_>>(), [Level::WARN, Level::INFO]);
+        assert!(events[0].1.contains("reason=") && events[1].1.contains("lasted="), "{events:?}");
+        assert_eq!((log.with("swordfish").len(), log.with("pear").len()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn of_memory_is_good_even_when_it_is_full() {
+        let limiter = Limiter::builder("memory://").max_keys(1).build().await.unwrap();
+        limiter.acquire(&hourly(1, FIXED), 1).await.unwrap();
+        assert_eq!(limiter.acquire(&hourly(1, FIXED), 2).await.unwrap_err().cause(), Cause::Unavailable);
+        assert_eq!(limiter.health(), Health::Available);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_evicts_is_warned_about_once() {
+        for (memory, policy, rights, expected) in [
+            ("100mb", "allkeys-lru", "+@all", 1),
+            ("100mb", "noeviction", "+@all", 0),
+            ("0", "allkeys-lru", "+@all", 0),
+            ("100mb", "volatile-ttl", "+@all -info", 0),
+        ] {
+            let log = Log::default();
+            let _guard = tracing::subscriber::set_default(log.clone());
+            let server = RedisServer::builder().arg("--maxmemory", memory).arg("--maxmemory-policy", policy).start();
+            ask::<()>(&server, &format!("ACL SETUSER limiter on >swordfish ~* {rights}"));
+            let url = format!("redis://limiter:swordfish@127.0.0.1:{}/", server.port());
+            let limiter = limiter(&url, OnStoreError::Deny).await;
+            recovers(&limiter).await;
+            eventually("a warning", async || log.with("maxmemory-policy").len() >= expected).await;
+            ask::<i64>(&server, "CLIENT KILL TYPE normal SKIPME yes");
+            sleep(Duration::from_millis(50)).await;
+            recovers(&limiter).await;
+            let warned = log.with("maxmemory-policy");
+            assert_eq!(warned.len(), expected, "{memory} {policy} {rights}: {warned:?}");
+        }
+    }
+}
+
+/// What a server may answer to a call, and what its caller gets.
+mod answers {
+    use super::*;
+
+    async fn are_unavailable(server: &RedisServer, code: &str) {
+        for policy in POLICIES {
+            let limiter = Limiter::builder(&server.url()).deadline(PATIENCE).on_store_error(policy).lazy();
+            let limiter = limiter.build().await.unwrap();
+            for algorithm in ALGORITHMS {
+                let answer = limiter.acquire(&hourly(10, algorithm), fresh_key()).await;
+                match policy {
+                    OnStoreError::Deny => {
+                        let refused = answer.unwrap_err();
+                        assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
+                        assert!(refused.to_string().contains(code), "{refused}");
+                    }
+                    _ => drop(answer.unwrap()),
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn of_a_replica() {
+        let server = RedisServer::start();
+        ask::<()>(&server, "REPLICAOF 127.0.0.1 1");
+        are_unavailable(&server, "connect to the primary").await;
+    }
+
+    /// Somebody's script runs on and on.
+    #[tokio::test]
+    async fn of_a_busy_server() {
+        let server = RedisServer::builder().arg("--busy-reply-threshold", "1").start();
+        let limiter = limiter_on(&server).await;
+        let (command, socket) = (["EVAL", "while true do end", "0"], server.url());
+        let looping = thread::spawn(move || {
+            let mut connection = redis::Client::open(socket).unwrap().get_connection().unwrap();
+            let _ = redis::cmd(command[0]).arg(&command[1..]).exec(&mut connection);
+        });
+        eventually("it is busy", async || {
+            limiter.peek(&hourly(1, FIXED), 1).await.is_err_and(|error| error.to_string().contains("BUSY"))
+        })
+        .await;
+        are_unavailable(&server, "BUSY").await;
+        ask::<()>(&server, "SCRIPT KILL");
+        recovers(&limiter).await;
+        looping.join().unwrap();
+    }
+
+    #[tokio::test]
+    async fn of_a_server_that_is_loading() {
+        let server = RedisServer::builder().arg("--enable-debug-command", "yes").start();
+        let limiter = limiter_on(&server).await;
+        ask::<()>(&server, "DEBUG POPULATE 20000");
+        ask::<()>(&server, "CONFIG SET key-load-delay 1000");
+        ask::<()>(&server, "CONFIG SET loading-process-events-interval-bytes 1024");
+        let socket = server.url();
+        let reloading = thread::spawn(move || {
+            let mut connection = redis::Client::open(socket).unwrap().get_connection().unwrap();
+            redis::cmd("DEBUG").arg("RELOAD").exec(&mut connection).unwrap();
+        });
+        eventually("it is loading", async || {
+            limiter.peek(&hourly(1, FIXED), 1).await.is_err_and(|error| error.to_string().contains("LOADING"))
+        })
+        .await;
+        are_unavailable(&server, "LOADING").await;
+        ask::<()>(&server, "CONFIG SET key-load-delay 0");
+        recovers(&limiter).await;
+        reloading.join().unwrap();
+    }
+}
+
+mod cancelled {
+    use super::*;
+
+    /// Polled so often, each time as far as it can go, then dropped.
+    async fn poll_and_drop(call: impl Future, polls: usize) {
+        let mut call = pin!(call);
+        for _ in 0..polls {
+            if at_once(call.as_mut()).is_some() {
+                return;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// While a connection is being opened, while the server is asked, while it does not answer, after the breaker opened.
+    #[tokio::test]
+    async fn callers_leave_nothing_behind() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let rule = hourly(100_000, FIXED);
+        for mode in [Mode::Pass, Mode::Stall, Mode::Refuse, Mode::Delay(Duration::from_millis(5))] {
+            let builder = Limiter::builder(&proxy.url()).lazy().deadline(DEADLINE).on_store_error(OnStoreError::Deny);
+            let limiter = builder.build().await.unwrap();
+            proxy.set(mode);
+            for polls in 0..30 {
+                poll_and_drop(limiter.acquire(&rule, 1), polls).await;
+                poll_and_drop(limiter.acquire_within(&rule, 1, HOUR), polls).await;
+                poll_and_drop(limiter.acquire_all(&[(&rule, Key::new(1), 1), (&rule, Key::new(2), 1)]), polls).await;
+                poll_and_drop(limiter.peek(&rule, 1), polls).await;
+                poll_and_drop(limiter.reset(&rule, 1), polls).await;
+            }
+            proxy.set(Mode::Pass);
+            recovers(&limiter).await;
+            ends(limiter.acquire_within(&rule, 1, HOUR)).await.unwrap();
+            drop(limiter);
+            eventually("no task is left", async || Handle::current().metrics().num_alive_tasks() == 0).await;
+        }
+    }
+}
+
+mod deadlines {
+    use super::*;
+
+    #[tokio::test]
+    async fn of_any_length_are_no_reason_to_panic() {
+        let error = Limiter::builder("memory://").deadline(Duration::ZERO).build().await.unwrap_err();
+        assert!(error.to_string().contains("deadline"), "{error}");
+        let server = RedisServer::start();
+        for deadline in [Duration::MAX, Duration::from_nanos(1)] {
+            let builder = Limiter::builder(&server.url()).deadline(deadline).on_store_error(OnStoreError::Deny);
+            let limiter = builder.build().await.unwrap();
+            let (rule, key) = (hourly(9, FIXED), fresh_key());
+            for _ in 0..5 {
+                let answer = ends(limiter.acquire(&rule, key)).await.map(drop).map_err(|refused| refused.cause());
+                assert!(answer == Ok(()) || deadline < DEADLINE && answer == Err(Cause::Unavailable), "{answer:?}");
+            }
+            drop(limiter.peek(&rule, 1).await);
+        }
+    }
+
+    /// What is given back is given back in time, or not at all.
+    #[tokio::test]
+    async fn end_whatever_is_asked() {
+        let server = RedisServer::start();
+        let limiter = limiter(&server.url(), OnStoreError::Deny).await;
+        let rule = hourly(100, FIXED);
+        let mut permits = Vec::new();
+        for _ in 0..5 {
+            permits.push(limiter.acquire(&rule, 1).await.unwrap());
+        }
+        server.stop();
+        for permit in permits {
+            assert_eq!(ends(permit.give_back()).await.unwrap_err().cause(), Cause::Unavailable);
+        }
+        assert_eq!(ends(limiter.peek(&rule, 1)).await.unwrap_err().cause(), Cause::Unavailable);
+        assert_eq!(ends(limiter.reset(&rule, 1)).await.unwrap_err().cause(), Cause::Unavailable);
+        assert_eq!(ends(limiter.acquire_within(&rule, 1, HOUR)).await.unwrap_err().cause(), Cause::Unavailable);
+        server.cont();
+    }
+}
