@@ -11,7 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, Value, aio::MultiplexedConnection};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, ServerErrorKind, Value, aio::MultiplexedConnection,
+};
 use tokio::{
     runtime::{Handle, Id},
     sync::{Notify, mpsc, watch},
@@ -110,6 +112,9 @@ impl Connection {
             self.redis.send_packed_commands(&pipeline, 0, count).await
         };
         sent.answered = true;
+        if replies.as_ref().is_ok_and(|replies| replies.iter().any(is_readonly)) {
+            self.broken.notify_one(); // somebody else is the primary now
+        }
         replies.map_err(|error| {
             if error.is_io_error() || error.is_unrecoverable_error() {
                 self.broken.notify_one();
@@ -117,6 +122,10 @@ impl Connection {
             explain(&error)
         })
     }
+}
+
+fn is_readonly(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::ReadOnly))
 }
 
 impl fmt::Debug for Connection {
@@ -185,14 +194,15 @@ async fn keep_open(target: Arc<Target>, state: watch::Sender<State>, _entry: Ent
     let work = async {
         let mut pause = FIRST_PAUSE;
         loop {
-            match open(&target.client).await {
-                Ok((connection, mut pushes)) => {
+            match open(&target).await {
+                Ok((connection, mut pushes, client)) => {
                     let opened = Instant::now();
                     let broken = Arc::clone(&connection.broken);
                     drop(state.send_replace(State::Up(connection)));
                     tokio::select! {
                         () = disconnected(&mut pushes) => {}
                         () = broken.notified() => {}
+                        () = target.moved(&client) => {}
                     }
                     tracing::debug!(server = %target, "connection lost, opening another");
                     drop(state.send_replace(State::Connecting));
@@ -219,7 +229,8 @@ async fn keep_open(target: Arc<Target>, state: watch::Sender<State>, _entry: Ent
 /// What the server pushes on a connection; nothing under RESP2.
 type Pushes = Option<mpsc::UnboundedReceiver<PushInfo>>;
 
-async fn open(client: &Client) -> Result<(Connection, Pushes), StoreError> {
+async fn open(target: &Target) -> Result<(Connection, Pushes, Client), StoreError> {
+    let client = target.client().await?;
     // The deadline is the limiter's: the client's own timeout would be a second one.
     let mut config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
@@ -232,7 +243,7 @@ async fn open(client: &Client) -> Result<(Connection, Pushes), StoreError> {
         pushes = Some(receiver);
     }
     let redis = client.get_multiplexed_async_connection_with_config(&config).await.map_err(|error| explain(&error))?;
-    Ok((Connection { redis, broken: Arc::default(), silence: Arc::default() }, pushes))
+    Ok((Connection { redis, broken: Arc::default(), silence: Arc::default() }, pushes, client))
 }
 
 async fn disconnected(pushes: &mut Pushes) {
