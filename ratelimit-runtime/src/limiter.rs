@@ -240,9 +240,10 @@ impl Limiter {
     ///
     /// Two charges of one counter are one: their costs add up, and the lower limit holds. On Redis all of it is one script.
     ///
-    /// In a Redis Cluster it is one script if the rules have the same key, and so the same slot. Otherwise they are
-    /// charged slot by slot, each in a round trip of its own, and what was charged is given back if a later one refuses or fails. Never is more
-    /// admitted than the limits say; a concurrent caller may be refused for what is about to be given back.
+    /// In a Redis Cluster it is one script if the rules have the same key, and so the same slot. Otherwise all
+    /// are looked at in one round trip, and if all fit they are charged slot by slot, each in a round trip of its own; what was charged is given back
+    /// if a later slot refuses after all, or fails. Never is more admitted than the limits say; a concurrent caller may be refused for what is about to
+    /// be given back.
     ///
     /// # Errors
     ///

@@ -4,6 +4,7 @@
 mod algorithms;
 mod bounds;
 mod cancel;
+mod cluster;
 mod conformance;
 mod connection;
 mod cost;
@@ -16,6 +17,7 @@ mod memory;
 mod model;
 mod places;
 mod runtimes;
+mod sentinel;
 mod server;
 mod size;
 mod stacked;

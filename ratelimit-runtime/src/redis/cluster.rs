@@ -148,7 +148,7 @@ impl Cluster {
     /// Runs commands, those for one node in one round trip, and those for several nodes at the same time.
     pub(super) async fn run(self: &Arc<Self>, commands: &[Command<'_>]) -> Replies {
         let begun = Instant::now();
-        let mut replies: SmallVec<[_; 1]> =
+        let mut replies: Replies =
             commands.iter().map(|_| Err(StoreError::unavailable("the cluster gave no answer"))).collect();
         let mut under_way: SmallVec<[Delivery; 1]> = commands
             .iter()
@@ -169,7 +169,7 @@ impl Cluster {
                 let mut told = told.map(Vec::into_iter);
                 for mut delivery in trip.deliveries {
                     let reply = match &mut told {
-                        Ok(replies) => Ok(replies.next().unwrap_or_default()),
+                        Ok(values) => Ok(values.next().unwrap_or_default()),
                         Err(failure) => Err(failure.clone()),
                     };
                     match self.next(&mut delivery, &trip.node, reply) {

@@ -1,8 +1,8 @@
 //! A request whose counters lie in several slots of a cluster, so that no script can decide on all of them.
 //!
-//! Slot by slot, in order, what lies in each is charged, all or nothing. Where one refuses, what the earlier ones charged is given
-//! back, so that more is never admitted than the limits say; a concurrent caller may be refused in between.
-//! This runs in a task of its own, which comes to its end when its caller has left.
+//! All slots are looked at first, in one go: a refusal changes nothing. If all fits, it is charged slot by slot, in order. Where one
+//! refuses after all, what the earlier ones charged is given back, so that more is never admitted than the limits say; a concurrent
+//! caller may be refused in between. The charging runs in a task of its own, which comes to its end when its caller has left.
 
 use std::{future::Future, time::Duration};
 
@@ -46,15 +46,15 @@ pub(super) async fn decide(redis: &Redis, requests: &mut [&mut Request], beside:
 }
 
 async fn decide_one(redis: &Redis, mut request: Request) -> Result<Held, StoreError> {
-    if !request.consume {
-        let mut parts = split(&request);
-        request.outcome = look(redis, parts.iter_mut()).await;
+    let mut parts = split(&request);
+    request.outcome = look(redis, parts.iter_mut()).await;
+    if !request.consume || request.outcome != Ok(true) {
         merge(parts, &mut request);
         return Ok(Held { redis: redis.clone(), request: Some(request) });
     }
     let runtime = Handle::try_current().map_err(|_| StoreError::misconfigured(NO_RUNTIME))?;
     let (caller, decided) = oneshot::channel();
-    runtime.spawn(charge(redis.clone(), request, caller));
+    runtime.spawn(charge(redis.clone(), request, parts, caller));
     decided.await.map_err(|_| StoreError::unavailable("its tokio runtime is shutting down"))
 }
 
@@ -97,7 +97,7 @@ fn split(request: &Request) -> Vec<Part> {
     for (place, charge) in request.charges.iter().enumerate() {
         let slot = slot(charge);
         let at = parts.iter().position(|part| part.slot == slot).unwrap_or_else(|| {
-            parts.push(Part { slot, places: Vec::new(), request: Request::new(Charges::default(), request.consume) });
+            parts.push(Part { slot, places: Vec::new(), request: Request::new(Charges::default(), false) });
             parts.len() - 1
         });
         parts[at].places.push(place);
@@ -126,8 +126,7 @@ async fn look(redis: &Redis, parts: impl Iterator<Item = &mut Part>) -> Result<b
     requests.iter().try_fold(true, |all_fit, request| Ok(all_fit & request.outcome.clone()?))
 }
 
-async fn charge(redis: Redis, mut request: Request, mut caller: Sender<Held>) {
-    let mut parts = split(&request);
+async fn charge(redis: Redis, mut request: Request, mut parts: Vec<Part>, mut caller: Sender<Held>) {
     request.outcome = charge_parts(&redis, &mut parts, &mut caller).await;
     merge(parts, &mut request);
     // If the caller has left, it comes back and is dropped.
@@ -164,6 +163,7 @@ async fn charge_part(redis: &Redis, part: &mut Part, caller: &mut Sender<Held>) 
         caller.closed().await;
         sleep(GRACE).await;
     };
+    part.request.consume = true;
     let mut requests = [&mut part.request];
     tokio::select! {
         biased;
