@@ -246,8 +246,7 @@ impl Builder {
         if self.url.starts_with("rediss") || self.url.starts_with("valkeys") {
             return Err(SetupError::new("TLS needs the feature `rustls` of ratelimit-runtime"));
         }
-        let topology =
-            crate::redis::Topology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
+        let topology = crate::redis::Topology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
         let name = topology.to_string();
         let store = crate::redis::Redis::new(topology);
         if !self.lazy {

@@ -62,8 +62,11 @@ impl Timed {
             let builder = RedisServer::builder().controlled_clock().arg("--cluster-enabled", "yes");
             // Nobody is to seem away because the time was moved.
             let builder = builder.arg("--cluster-node-timeout", "100000000000");
-            let builder =
-                if tls { builder.tls().arg("--tls-cluster", "yes").arg("--cluster-announce-ip", "127.0.0.1") } else { builder };
+            let builder = if tls {
+                builder.tls().arg("--tls-cluster", "yes").arg("--cluster-announce-ip", "127.0.0.1")
+            } else {
+                builder
+            };
             servers.push(builder.start());
         }
         for (at, server) in servers.iter().enumerate() {
@@ -144,7 +147,8 @@ async fn charges_over_slots_are_decided_as_in_memory() {
         let keys = [fresh_key(), fresh_key(), fresh_key()];
         let mut permits = Vec::new();
         for step in 0..40_u64 {
-            let charges: Vec<_> = (0..3).map(|at| (&rules[at], Key::new(keys[at]), (step + at as u64 * 2) % 4)).collect();
+            let charges: Vec<_> =
+                (0..3).map(|at| (&rules[at], Key::new(keys[at]), (step + at as u64 * 2) % 4)).collect();
             let (here, there) = (cluster.limiter.acquire_all(&charges).await, memory.acquire_all(&charges).await);
             let said = |answer: &Result<ratelimit_runtime::Permit, ratelimit_runtime::RequestPerMinute>| match answer {
                 Ok(permit) => format!("{permit:?}"),
@@ -159,7 +163,11 @@ async fn charges_over_slots_are_decided_as_in_memory() {
             permits.extend(here.ok().zip(there.ok()));
             if step % 7 == 6 {
                 let (here, there) = permits.pop().expect("some are granted");
-                assert_eq!(here.give_back().await.unwrap(), there.give_back().await.unwrap(), "{algorithm:?}, step {step}");
+                assert_eq!(
+                    here.give_back().await.unwrap(),
+                    there.give_back().await.unwrap(),
+                    "{algorithm:?}, step {step}"
+                );
             }
             let pass = Duration::from_millis(step * 137);
             cluster.advance(pass);
@@ -238,7 +246,8 @@ async fn charges_over_slots_are_all_or_nothing() {
             let (limiter, keys, kept) = (limiter.clone(), keys.clone(), Arc::clone(&kept));
             tasks.spawn(async move {
                 for call in 0..25 {
-                    let mut charges: Vec<_> = (0..3).map(|at| (&rules[at], Key::new(keys[at]), at as u64 + 1)).collect();
+                    let mut charges: Vec<_> =
+                        (0..3).map(|at| (&rules[at], Key::new(keys[at]), at as u64 + 1)).collect();
                     charges.rotate_left(task % 3);
                     let acquired = limiter.acquire_all(&charges);
                     if call % 5 == 4 {

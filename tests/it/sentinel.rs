@@ -117,7 +117,8 @@ async fn a_failover_is_followed() {
 /// How many scripts a server has run.
 fn calls(server: &RedisServer) -> u64 {
     let stats: String = ask(server, "INFO commandstats");
-    let scripts = stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:") || line.starts_with("cmdstat_eval:"));
+    let scripts =
+        stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:") || line.starts_with("cmdstat_eval:"));
     scripts.filter_map(|line| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok()).sum()
 }
 

@@ -255,7 +255,8 @@ impl Cluster {
             }
             Heard::Moved(address) => {
                 self.refresh();
-                self.repoint(delivery.slot, address).map_or_else(|error| Next::Done(Err(error)), |()| redirect(delivery))
+                self.repoint(delivery.slot, address)
+                    .map_or_else(|error| Next::Done(Err(error)), |()| redirect(delivery))
             }
             Heard::Ask(address) => match self.named(address) {
                 Ok(node) => {

@@ -12,7 +12,8 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, ServerErrorKind, Value, aio::MultiplexedConnection,
+    AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, ServerErrorKind, Value,
+    aio::MultiplexedConnection,
 };
 use tokio::{
     runtime::{Handle, Id},

@@ -23,20 +23,20 @@ const INTERVAL: Duration = Duration::from_millis(500);
 
 /// The sentinels of a service.
 pub(crate) struct Sentinels {
-    sentinels: Vec<Client>,
+    all: Vec<Client>,
     service: String,
     /// A server of the service, but for its address.
     server: Client,
 }
 
 impl Sentinels {
-    pub(super) fn new(sentinels: Vec<Client>, service: String, server: Client) -> Self {
-        Self { sentinels, service, server }
+    pub(super) fn new(all: Vec<Client>, service: String, server: Client) -> Self {
+        Self { all, service, server }
     }
 
     /// The primary as it is reached now.
     pub(super) async fn primary(&self) -> Result<Client, StoreError> {
-        let answers = self.sentinels.iter().map(|sentinel| async {
+        let answers = self.all.iter().map(|sentinel| async {
             let named = match connect(sentinel).await {
                 Ok(mut connection) => self.named(&mut connection).await,
                 Err(error) => Err(explain_sentinel(&error)),
@@ -69,7 +69,7 @@ impl Sentinels {
         let from = Address::of(from);
         loop {
             let mut watches: FuturesUnordered<_> =
-                self.sentinels.iter().map(|sentinel| self.names_another(sentinel, &from)).collect();
+                self.all.iter().map(|sentinel| self.names_another(sentinel, &from)).collect();
             watches.next().await;
             drop(watches);
             if self.primary().await.is_ok_and(|now| Address::of(&now) != from) {
@@ -98,7 +98,8 @@ impl Sentinels {
     async fn named(&self, sentinel: &mut MultiplexedConnection) -> Result<Address, StoreError> {
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
-        let named: Option<(String, u16)> = question.query_async(sentinel).await.map_err(|error| explain_sentinel(&error))?;
+        let named: Option<(String, u16)> =
+            question.query_async(sentinel).await.map_err(|error| explain_sentinel(&error))?;
         if let Some((host, port)) = named {
             return Ok(Address { host, port });
         }
@@ -128,9 +129,8 @@ async fn role(server: &Client) -> Result<String, StoreError> {
 }
 
 async fn connect(to: &Client) -> RedisResult<MultiplexedConnection> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(PATIENCE))
-        .set_response_timeout(Some(PATIENCE));
+    let config =
+        AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE));
     to.get_multiplexed_async_connection_with_config(&config).await
 }
 
@@ -152,6 +152,6 @@ fn explain_sentinel(error: &RedisError) -> StoreError {
 /// The service and its sentinels.
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of the sentinels {}", self.service, addresses(&self.sentinels))
+        write!(f, "{} of the sentinels {}", self.service, addresses(&self.all))
     }
 }

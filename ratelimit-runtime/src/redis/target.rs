@@ -11,6 +11,7 @@ use super::sentinel::Sentinels;
 use crate::{SetupError, store::StoreError};
 
 /// What a URL names. Shows itself without its password.
+#[allow(clippy::large_enum_variant)] // made and taken apart at once
 pub(crate) enum Topology {
     One(Target),
     /// Some nodes of a cluster; they know the others.
@@ -93,7 +94,7 @@ struct Hosts<'a> {
     scheme: &'a str,
     /// With the `@` behind it.
     user: &'a str,
-    hosts: Vec<&'a str>,
+    names: Vec<&'a str>,
     /// With the slash in front of it.
     path: &'a str,
     /// The query and the fragment.
@@ -105,18 +106,18 @@ impl<'a> Hosts<'a> {
         let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         let (path, end) = tail.split_at(tail.find(['?', '#']).unwrap_or(tail.len()));
         let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
-        let hosts: Vec<_> = hosts.split(',').collect();
-        if hosts.iter().any(|host| host.is_empty() || host.starts_with(':')) {
+        let names: Vec<_> = hosts.split(',').collect();
+        if names.iter().any(|host| host.is_empty() || host.starts_with(':')) {
             return Err(SetupError::new(
                 "a host is missing in this URL: write `host:port`, and a comma between one host and the next",
             ));
         }
-        Ok(Self { scheme, user, hosts, path, end })
+        Ok(Self { scheme, user, names, path, end })
     }
 
     /// Each of them as the URL of one server.
     fn urls(&self, path: &str) -> impl Iterator<Item = String> {
-        self.hosts.iter().map(move |host| format!("{}://{}{host}{path}{}", self.scheme, self.user, self.end))
+        self.names.iter().map(move |host| format!("{}://{}{host}{path}{}", self.scheme, self.user, self.end))
     }
 }
 
@@ -142,7 +143,7 @@ fn sentinel(
              redis+sentinel://host:port,host:port/service",
         ));
     }
-    let mut sentinels = Vec::with_capacity(hosts.hosts.len());
+    let mut sentinels = Vec::with_capacity(hosts.names.len());
     let mut server = None;
     for url in hosts.urls(&format!("/{database}")) {
         let client = client(&url, certificates)?;
@@ -160,7 +161,9 @@ fn sentinel(
         sentinels.push(Client::open(info).map_err(invalid)?);
         server = Some(client);
     }
-    let Some(server) = server else { return Err(SetupError::new("name the sentinels: redis+sentinel://host:port/service")) };
+    let Some(server) = server else {
+        return Err(SetupError::new("name the sentinels: redis+sentinel://host:port/service"));
+    };
     Ok(Topology::One(Target::Primary(Sentinels::new(sentinels, service.to_owned(), server))))
 }
 
