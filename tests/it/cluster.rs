@@ -1,8 +1,11 @@
 //! Real clusters: what lies where, what moves, and what goes away.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use ratelimit_runtime::conformance::{self, ALGORITHMS as ALL, Subject, store_of};
@@ -250,11 +253,21 @@ async fn charges_over_slots_are_all_or_nothing() {
                         (0..3).map(|at| (&rules[at], Key::new(keys[at]), at as u64 + 1)).collect();
                     charges.rotate_left(task % 3);
                     let acquired = limiter.acquire_all(&charges);
-                    if call % 5 == 4 {
-                        // Long enough to be on its way, most of the time too short to arrive.
-                        let _ = tokio::time::timeout(Duration::from_micros(300), acquired).await.map(|answer| {
-                            kept.fetch_add(u64::from(is_admitted(answer)), Ordering::Relaxed);
+                    if call % 2 == 1 {
+                        // From before the first look until after the last charge.
+                        let leave_at = Instant::now() + Duration::from_micros(call * 100);
+                        let mut acquired = pin!(acquired);
+                        let left_or_answered = poll_fn(|context| match acquired.as_mut().poll(context) {
+                            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                            Poll::Pending if Instant::now() > leave_at => Poll::Ready(None),
+                            Poll::Pending => {
+                                context.waker().wake_by_ref();
+                                Poll::Pending
+                            }
                         });
+                        if let Some(answer) = left_or_answered.await {
+                            kept.fetch_add(u64::from(is_admitted(answer)), Ordering::Relaxed);
+                        }
                     } else {
                         kept.fetch_add(u64::from(is_admitted(acquired.await)), Ordering::Relaxed);
                     }

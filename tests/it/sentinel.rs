@@ -55,6 +55,11 @@ async fn what_is_wrong_is_told() {
     let nowhere = "redis+sentinel://127.0.0.1:1,127.0.0.1:2/shop";
     let error = Limiter::connect(nowhere).await.unwrap_err().to_string();
     assert!(error.contains("127.0.0.1:1") && error.contains("127.0.0.1:2"), "{error}");
+    // The sentinels will not see for an hour what we see.
+    let sentinel = RedisSentinel::builder().down_after(Duration::from_secs(3600)).start();
+    ask::<()>(sentinel.node(0), &format!("REPLICAOF 127.0.0.1 {}", sentinel.node(1).port()));
+    let error = Limiter::connect(&sentinel.url()).await.unwrap_err().to_string();
+    assert!(error.contains("says it is a slave"), "{error}");
     for url in ["redis+sentinel://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/", "redis+sentinel://127.0.0.1:1/a b"] {
         let error = Limiter::connect(url).await.unwrap_err().to_string();
         assert!(error.contains("which service"), "{url}: {error}");
@@ -148,4 +153,30 @@ async fn a_primary_that_became_a_replica_is_left() {
     .await;
     // What the first one counted still counts.
     assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 98);
+}
+
+/// It answers as ever, but the sentinels can't reach it and have another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_primary_cut_off_from_its_sentinels_is_left() {
+    let sentinel = RedisSentinel::start();
+    let limiter = limiter_at(&sentinel.url()).await;
+    let rule = hourly(1_000_000, LOG);
+    assert!(is_admitted(limiter.acquire(&rule, 1).await));
+    let before = sentinel.node(sentinel.primary());
+    let mut connection = redis::Client::open(before.url()).unwrap().get_connection().unwrap();
+    let mut tell = |command: &str| {
+        let mut words = redis::Cmd::new();
+        command.split(' ').for_each(|word| _ = words.arg(word));
+        words.query::<redis::Value>(&mut connection).unwrap()
+    };
+    // Who is connected stays so.
+    tell(&format!("CONFIG SET requirepass {SECRET}"));
+    let clients: String = redis::from_redis_value(tell("CLIENT LIST")).unwrap();
+    for client in clients.lines().filter(|client| client.contains("name=sentinel-")) {
+        let id = client.split("id=").nth(1).unwrap().split(' ').next().unwrap();
+        tell(&format!("CLIENT KILL ID {id}"));
+    }
+    tokio::task::block_in_place(|| sentinel.wait_until_primary_is_not(0));
+    let after = sentinel.node(sentinel.primary());
+    eventually("the next primary counts", || async { limiter.acquire(&rule, 1).await.is_ok() && calls(after) > 0 }).await;
 }

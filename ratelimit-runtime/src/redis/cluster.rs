@@ -46,8 +46,6 @@ const REDIRECTIONS: u8 = 5;
 /// While the keys of a slot move, and how long that is waited for; the deadline of most callers is sooner.
 const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(5);
 const TRY_AGAIN_FOR: Duration = Duration::from_secs(5);
-/// A caller who leaves sooner than this says nothing about the node.
-const HASTY: Duration = Duration::from_millis(10);
 
 pub(super) struct Cluster {
     /// The nodes that the URL names. The way to another is that to the first, but for the address.
@@ -161,8 +159,8 @@ impl Cluster {
         while !under_way.is_empty() {
             let trips = self.trips(mem::take(&mut under_way), &mut replies).await;
             let told: SmallVec<[_; 1]> = match &trips[..] {
-                [trip] => smallvec::smallvec![self.travel(trip, commands).await],
-                trips => join_all(trips.iter().map(|trip| self.travel(trip, commands))).await.into(),
+                [trip] => smallvec::smallvec![Self::travel(trip, commands).await],
+                trips => join_all(trips.iter().map(|trip| Self::travel(trip, commands))).await.into(),
             };
             let mut pause = false;
             for (trip, told) in trips.into_iter().zip(told) {
@@ -222,18 +220,15 @@ impl Cluster {
     }
 
     /// Sends commands to a node.
-    async fn travel(self: &Arc<Self>, trip: &Trip, commands: &[Command<'_>]) -> Result<Vec<Value>, Failure> {
+    async fn travel(trip: &Trip, commands: &[Command<'_>]) -> Result<Vec<Value>, Failure> {
         let at = |error: StoreError| StoreError { reason: format!("{}: {error}", trip.node.address).into(), ..error };
-        let mut watch = Watch { cluster: self, since: Instant::now(), answered: false };
         let commands: SmallVec<[_; 1]> = trip.deliveries.iter().map(|delivery| &commands[delivery.command]).collect();
-        let told = match trip.node.links.connection().await {
+        match trip.node.links.connection().await {
             Ok(mut connection) => command::send(&mut connection, &commands, trip.asking)
                 .await
                 .map_err(|error| Failure::Unknown(at(error))),
             Err(error) => Err(Failure::Unsent(at(error))),
-        };
-        watch.answered = true;
-        told
+        }
     }
 
     /// What a node's reply means for a command.
@@ -567,21 +562,6 @@ impl Drop for Task {
             }
             drop(asking);
             cluster.rounds.send_modify(|round| *round += 1);
-        }
-    }
-}
-
-/// A call on its way to a node. One that is dropped without an answer may have met a node that hangs.
-struct Watch<'a> {
-    cluster: &'a Arc<Cluster>,
-    since: Instant,
-    answered: bool,
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        if !self.answered && self.since.elapsed() > HASTY {
-            self.cluster.refresh();
         }
     }
 }
