@@ -70,7 +70,28 @@ pub struct Builder {
     connections: usize,
     #[cfg(feature = "redis")]
     certificates: crate::redis::Certificates,
+    #[cfg(feature = "redis")]
+    sentinel_credentials: Option<crate::redis::Credentials>,
 }
+
+/// Those of URLs that lead to Redis.
+const REDIS_SCHEMES: [&str; 15] = [
+    "redis",
+    "rediss",
+    "redis+unix",
+    "redis+cluster",
+    "rediss+cluster",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "valkey",
+    "valkeys",
+    "valkey+unix",
+    "valkey+cluster",
+    "valkeys+cluster",
+    "valkey+sentinel",
+    "valkeys+sentinel",
+    "unix",
+];
 
 impl Builder {
     pub(crate) fn new(url: &str) -> Self {
@@ -93,6 +114,8 @@ impl Builder {
             connections: 1,
             #[cfg(feature = "redis")]
             certificates: crate::redis::Certificates::default(),
+            #[cfg(feature = "redis")]
+            sentinel_credentials: None,
         }
     }
 
@@ -186,6 +209,21 @@ impl Builder {
         self
     }
 
+    /// The user and the password that the sentinels of a `redis+sentinel://` ask for. An empty user where they have only a password;
+    /// none of both if not set. Those in the URL are for the servers behind them.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::Limiter;
+    /// let builder = Limiter::builder("redis+sentinel://:password@10.0.0.1,10.0.0.2,10.0.0.3/limits")
+    ///     .sentinel_credentials("", "another password");
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn sentinel_credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        let (user, password) = (user.into(), password.into());
+        self.sentinel_credentials = Some(crate::redis::Credentials { user, password });
+        self
+    }
+
     /// The limiter.
     ///
     /// # Errors
@@ -205,23 +243,20 @@ impl Builder {
             Some("memory") if self.url == "memory://" => Ok(self.in_memory()),
             Some("memory") => Err(SetupError::new("nothing may follow memory://")),
             #[cfg(feature = "redis")]
-            Some("redis" | "valkey" | "rediss" | "valkeys" | "redis+unix" | "valkey+unix" | "unix") => {
-                self.on_redis().await
-            }
+            Some(scheme) if REDIS_SCHEMES.contains(&scheme) => self.on_redis().await,
             #[cfg(not(feature = "redis"))]
-            Some("redis" | "rediss" | "redis+unix") => {
+            Some(scheme) if REDIS_SCHEMES.contains(&scheme) => {
                 Err(SetupError::new("this URL needs the feature `redis` of ratelimit-runtime"))
-            }
-            Some("redis+cluster" | "rediss+cluster" | "redis+sentinel" | "rediss+sentinel") => {
-                Err(SetupError::new("clusters and sentinels are not available yet; name one server: redis://host:port"))
             }
             Some(other) if other.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+') => {
                 Err(SetupError::new(format!(
-                    "unknown scheme `{other}`; use memory://, redis://, rediss:// or redis+unix://"
+                    "unknown scheme `{other}`; use memory://, redis://, rediss://, redis+unix://, redis+cluster://, \
+                     rediss+cluster://, redis+sentinel:// or rediss+sentinel://"
                 )))
             }
             _ => Err(SetupError::new(
-                "this is not a URL; write memory://, redis://host:port, rediss://host:port or redis+unix:///path",
+                "this is not a URL; write memory://, redis://host:port, redis+unix:///path, \
+                 redis+cluster://host:port,host:port or redis+sentinel://host:port,host:port/service",
             )),
         }
     }
@@ -238,10 +273,9 @@ impl Builder {
         if self.url.starts_with("rediss") || self.url.starts_with("valkeys") {
             return Err(SetupError::new("TLS needs the feature `rustls` of ratelimit-runtime"));
         }
-        let certificates = std::mem::take(&mut self.certificates);
-        let target = crate::redis::Target::new(&self.url, certificates)?;
-        let name = target.to_string();
-        let store = crate::redis::Redis::new(target, self.settings.deadline, self.connections);
+        let topology = crate::redis::Topology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
+        let name = topology.to_string();
+        let store = crate::redis::Redis::new(topology, self.settings.deadline, self.connections);
         if !self.lazy {
             store.connected().await.map_err(|error| SetupError::new(error.reason()))?;
         }

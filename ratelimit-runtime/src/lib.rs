@@ -98,7 +98,9 @@
 //! | its maxmemory-policy evicts | nothing: a counter that was dropped starts fresh. The log warns when it connects | set it to `noeviction` |
 //! | `WRONGTYPE`: something else is stored under a counter's name | [`Cause::Misconfigured`] | choose another [`Builder::namespace`] |
 //! | `NOPERM`, or that a user can't run a command | [`Cause::Misconfigured`] | give the user the rights below |
-//! | `WRONGPASS`, `NOAUTH` | [`Cause::Misconfigured`], and a [`SetupError`] at the start | check user and password in the URL |
+//! | `WRONGPASS`, `NOAUTH` | [`Cause::Misconfigured`], and a [`SetupError`] at the start | check user and password in the URL; for sentinels, [`Builder::sentinel_credentials`] |
+//! | `MOVED`, `ASK`, `CROSSSLOT`: it is a node of a cluster | [`Cause::Misconfigured`] | write `redis+cluster://` |
+//! | that its cluster support is disabled | [`Cause::Misconfigured`], and a [`SetupError`] at the start | it is in no cluster: write `redis://` |
 //! | its certificate is not trusted | the policy, and a [`SetupError`] at the start | `Builder::ca_certificate` (feature `rustls`) names whom to trust |
 //! | the URL is wrong | a [`SetupError`] that says where | |
 //!
@@ -106,9 +108,23 @@
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
 //! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +ping +evalsha +eval +get +set +incrby +decrby +del +pttl
-//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+select` if the URL names a database, and
-//! `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest
-//! server the scripts run on.
+//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+select` if the URL names a database, `+cluster|slots +asking` for
+//! a cluster, `+role` behind sentinels, and `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest server the scripts run on.
+//!
+//! Of a sentinel that has users, one needs `+sentinel|get-master-addr-by-name +sentinel|masters`.
+//!
+//! # Sentinel and Cluster
+//!
+//! Behind sentinels, all of them are asked for the primary whenever a connection is opened, and twice a second while it is open. The server that
+//! most of them name is taken, if it says itself that it is the primary.
+//!
+//! In a cluster, each counter lives on the node that has the slot of its key. Which node that is is read when the limiter is built, and
+//! again in the background whenever a node says that something has moved, or cannot be reached. A command that the server says it has not run (`MOVED`, `ASK`,
+//! `TRYAGAIN`) is sent to the right node within the caller's deadline. Rules with the same key share a slot, and one script decides on all of them; for
+//! others see [`Limiter::acquire_all`].
+//!
+//! Each node is available or not by itself. Until a failover is over, calls whose counters were on the lost node are treated as
+//! [`OnStoreError`] says; all others go on.
 //!
 //! # Where a promise ends
 //!
@@ -129,7 +145,7 @@
 //! |---|---|
 //! | `macros` (default) | the attribute |
 //! | `redis` (default) | the Redis store |
-//! | `rustls` | `rediss://`, Redis over TLS |
+//! | `rustls` | `rediss://`, `rediss+cluster://` and `rediss+sentinel://`, Redis over TLS |
 //! | `metrics` | the gauge `ratelimit_degraded`, 1 during an outage, through the crate [`metrics`](https://docs.rs/metrics) |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that a store of your own has to pass |

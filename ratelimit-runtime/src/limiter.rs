@@ -93,8 +93,15 @@ impl Limiter {
     /// | `redis://user:password@host:port/database` | one Redis server, over TCP |
     /// | `rediss://..` | the same, over TLS (feature `rustls`) |
     /// | `redis+unix:///path/to/socket?db=1&user=..&pass=..` | the same, over a unix socket |
+    /// | `redis+cluster://user:password@host:port,host:port` | a Redis Cluster; some of its nodes, which know the others |
+    /// | `redis+sentinel://user:password@host:port,host:port/service/database` | the primary of the service that these sentinels name |
+    /// | `rediss+cluster://..`, `rediss+sentinel://..` | the same two, over TLS (feature `rustls`) |
     ///
-    /// `?protocol=resp2` makes a connection speak the older protocol.
+    /// User, password and database may be left out, and ports: then 6379, and 26379 for a sentinel. `valkey` may stand for `redis`
+    /// everywhere. `?protocol=resp2` makes connections speak the older protocol.
+    ///
+    /// All nodes of a cluster take the same user and password. Those of a URL of sentinels are the servers'; for what the sentinels
+    /// themselves ask see [`Builder::sentinel_credentials`].
     pub fn builder(url: &str) -> Builder {
         Builder::new(url)
     }
@@ -227,6 +234,11 @@ impl Limiter {
     ///
     /// Two charges of one counter are one: their costs add up, and the lower limit holds. On Redis all of it is one script.
     ///
+    /// In a Redis Cluster it is one script if the rules have the same key, and so the same slot. Otherwise all
+    /// are looked at in one round trip, and if all fit they are charged slot by slot, each in a round trip of its own; what was charged is given back
+    /// if a later slot refuses after all, or fails. Never is more admitted than the limits say; a concurrent caller may be refused for what is about to
+    /// be given back.
+    ///
     /// # Errors
     ///
     /// [`RequestPerMinute`], naming the rule with the longest wait, and no rule is charged. As [`Cause::Misconfigured`](crate::Cause::Misconfigured) if one
@@ -234,7 +246,8 @@ impl Limiter {
     ///
     /// # Cancellation
     ///
-    /// As for [`Limiter::acquire`]: all of the charges were made, or none.
+    /// As for [`Limiter::acquire`]: all of the charges were made, or none. In a cluster, over several slots, what a dropped future has charged
+    /// is given back in the background; what that does not reach within a second stays charged.
     pub fn acquire_all(
         &self,
         charges: &[(&Rule, Key, u64)],

@@ -285,6 +285,13 @@ impl StoreError {
         self
     }
 
+    /// The same, with what to do.
+    #[cfg(feature = "redis")]
+    pub(crate) fn advised(mut self, advice: &str) -> Self {
+        self.reason = Reason::Found(format!("{}; {advice}", self.reason.words()).into());
+        self
+    }
+
     /// The same, of an outage that began then: the message ends with how long it has lasted.
     #[cfg(feature = "redis")]
     pub(crate) fn since(mut self, began: Instant) -> Self {

@@ -4,6 +4,7 @@
 mod algorithms;
 mod bounds;
 mod cancel;
+mod cluster;
 mod conformance;
 mod connection;
 mod cost;
@@ -17,6 +18,7 @@ mod memory;
 mod model;
 mod places;
 mod runtimes;
+mod sentinel;
 mod server;
 mod size;
 mod stacked;

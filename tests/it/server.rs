@@ -14,7 +14,7 @@ use crate::support::{
 const POLICIES: [OnStoreError; 3] = [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny];
 const SECRET: &str = "swordfish";
 
-fn ask<T: redis::FromRedisValue>(server: &RedisServer, command: &str) -> T {
+pub(crate) fn ask<T: redis::FromRedisValue>(server: &RedisServer, command: &str) -> T {
     let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
     redis::from_redis_value(server.command(&words)).unwrap()
 }
@@ -24,7 +24,7 @@ async fn with_policy(url: &str, policy: OnStoreError) -> Limiter {
 }
 
 /// All algorithms decide, on a key of their own.
-async fn works(limiter: &Limiter) {
+pub(crate) async fn works(limiter: &Limiter) {
     for algorithm in ALGORITHMS {
         let rule = hourly(3, algorithm);
         let keys = [fresh_key(), fresh_key(), fresh_key()];
@@ -40,7 +40,7 @@ async fn works(limiter: &Limiter) {
 }
 
 /// Until it does, or a long time has passed.
-async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let started = Instant::now();
     while !holds().await {
         assert!(started.elapsed() < Duration::from_secs(20), "not within 20 seconds: {what}");
@@ -49,14 +49,14 @@ async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut(
 }
 
 /// The store decides again.
-async fn recovers(limiter: &Limiter) {
+pub(crate) async fn recovers(limiter: &Limiter) {
     let rule = hourly(3, LOG);
     eventually("the store answers", || async { limiter.peek(&rule, "recovers").await.is_ok() }).await;
     works(limiter).await;
 }
 
 /// Neither of them shows the secret.
-fn keeps_the_secret(shown: &(impl Debug + ?Sized)) {
+pub(crate) fn keeps_the_secret(shown: &(impl Debug + ?Sized)) {
     let shown = format!("{shown:?} {shown:#?}");
     assert!(!shown.contains(SECRET), "{shown}");
 }
@@ -497,7 +497,21 @@ mod misconfigured {
             "redis+unix:///nowhere/redis.sock?user=me&pass=swordfish&db=1",
             "redis+unix:///nowhere/redis.sock?pass=swordfish&db=one",
             "unix:///nowhere/redis.sock?pass=swordfish",
-            "redis+sentinel://:swordfish@localhost/service",
+            "redis+sentinel://:swordfish@localhost:1/service",
+            "redis+sentinel://:swordfish@localhost:1",
+            "redis+sentinel://:swordfish@localhost:1/a/service",
+            "redis+sentinel://:swordfish@localhost:1/service/database",
+            "redis+sentinel://:swordfish@localhost:1,/service",
+            "redis+sentinel://:sword/swordfish@localhost:1/service",
+            "redis+sentinel://:swordfish@localhost:port/service",
+            "rediss+sentinel://:swordfish@localhost:1/service#insecur",
+            "redis+cluster://:swordfish@localhost:1,localhost:2",
+            "redis+cluster://:sword,swordfish@localhost:1,localhost:2",
+            "redis+cluster://:swordfish@localhost:1,localhost:2/3",
+            "redis+cluster://:swordfish@,localhost:2",
+            "redis+cluster://localhost:1,:swordfish@localhost:99999",
+            "redis+cluster://:swordfish@localhost:1?protocol=7",
+            "redis+cluster://:sword?swordfish@localhost:1",
             "http://:swordfish@localhost/",
             "memory://:swordfish@localhost/",
             ":swordfish@localhost",

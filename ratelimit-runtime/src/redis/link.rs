@@ -15,7 +15,10 @@ use std::{
     time::Duration,
 };
 
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
+    aio::MultiplexedConnection,
+};
 use tokio::{
     runtime::{Handle, Id},
     sync::watch,
@@ -109,6 +112,7 @@ impl Connection {
         sent.returned = true;
         match &replies {
             Err(error) if is_fatal(error) => link.lost(silence),
+            Ok(replies) if link.node.target.may_move() && replies.iter().any(is_readonly) => link.lost(silence),
             _ => {
                 link.silence.answered(sent.at);
                 silence.answered(sent.at);
@@ -120,6 +124,11 @@ impl Connection {
 
 fn is_fatal(error: &RedisError) -> bool {
     error.is_io_error() || error.is_unrecoverable_error()
+}
+
+/// Another server is the primary now.
+fn is_readonly(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::ReadOnly))
 }
 
 /// A call that has been sent. Dropped before it returned, it may count as unanswered.
@@ -252,7 +261,21 @@ impl Link {
         let (mut longest, mut longest_ping) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
         let mut pause = FIRST_PAUSE;
         let mut last: Option<Instant> = None;
-        while state.wait_for(|state| state.open() < self.node.connections).await.is_ok() {
+        let mut server: Option<Client> = None;
+        loop {
+            tokio::select! {
+                missing = state.wait_for(|state| state.open() < self.node.connections) => {
+                    if missing.is_err() {
+                        return;
+                    }
+                }
+                () = self.node.moved(server.as_ref()) => {
+                    tracing::debug!(server = %self.node.target, "another server is the primary now");
+                    self.state.send_if_modified(|state| state.lost(|_| true));
+                    server = None;
+                    continue;
+                }
+            }
             if last.is_some_and(|last| last.elapsed() < LONGEST_PAUSE) {
                 sleep(with_jitter(pause)).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -263,7 +286,8 @@ impl Link {
             last = Some(Instant::now());
             (longest, longest_ping) = (deadline.clamp(CONNECT, FIRST_CONNECT), deadline);
             match opened {
-                Ok(open) => {
+                Ok((open, client)) => {
+                    server = Some(client);
                     let redis = open.redis.clone();
                     self.silence.answered(self.now());
                     self.state.send_modify(|state| state.opened(open));
@@ -289,15 +313,16 @@ impl Link {
     }
 
     /// A connection over which the server has answered.
-    async fn open(self: &Arc<Self>, longest: Duration, longest_ping: Duration) -> Result<Open, StoreError> {
+    async fn open(self: &Arc<Self>, longest: Duration, longest_ping: Duration) -> Result<(Open, Client), StoreError> {
         let target = &self.node.target;
+        let client = target.client().await?;
         let silence = Arc::<Silence>::default();
         // Deadlines are ours: the client's own would be a second one.
         let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(1024);
-        if target.client.get_connection_info().redis_settings().protocol().supports_resp3() {
+        if client.get_connection_info().redis_settings().protocol().supports_resp3() {
             let (link, silence) = (Arc::downgrade(self), Arc::clone(&silence));
             config = config.set_push_sender(move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection
@@ -308,7 +333,7 @@ impl Link {
                 Ok::<_, RedisError>(())
             });
         }
-        let opening = target.client.get_multiplexed_async_connection_with_config(&config);
+        let opening = client.get_multiplexed_async_connection_with_config(&config);
         let mut redis = match timeout(longest, opening).await {
             Ok(opened) => opened.map_err(|error| explain(&error).about(target))?,
             Err(_) => return Err(self.node.unavailable(format_args!("no connection within {longest:?}"))),
@@ -320,7 +345,7 @@ impl Link {
                 return Err(self.node.unavailable(format_args!("no answer to PING within {longest_ping:?}")));
             }
         }
-        Ok(Open { redis, silence })
+        Ok((Open { redis, silence }, client))
     }
 }
 
@@ -331,6 +356,14 @@ fn with_jitter(pause: Duration) -> Duration {
 }
 
 impl Node {
+    /// Returns once the server is another one than this.
+    async fn moved(&self, from: Option<&Client>) {
+        match from {
+            Some(from) => self.target.moved(from).await,
+            None => std::future::pending().await,
+        }
+    }
+
     fn unavailable(&self, what: fmt::Arguments<'_>) -> StoreError {
         StoreError::unavailable(what.to_string()).about(&self.target)
     }

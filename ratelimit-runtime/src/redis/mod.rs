@@ -1,66 +1,138 @@
-//! The store on one Redis server.
+//! The store on Redis: one server, the primary that sentinels name, or a cluster.
 //!
-//! A decision is one script call on one connection. Nothing is ever sent twice, except a script the
-//! server says it does not know and so has not run.
+//! A decision is one script call on one connection. Nothing is ever sent twice, except what the
+//! server says it has not run.
 
 mod breaker;
+mod cluster;
+mod command;
 mod link;
+mod majority;
 mod script;
+mod sentinel;
+mod slots;
+mod spread;
 mod target;
 
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
-use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use smallvec::SmallVec;
 
-pub(crate) use self::target::{Certificates, Target};
-use self::{link::Links, script::Script};
+pub(crate) use self::target::{Certificates, Credentials, Topology};
+use self::{cluster::Cluster, command::Command, link::Links};
 use crate::{
     CounterName, algorithm,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
-/// Counters on one Redis server, or one that speaks its protocol.
+/// Counters on Redis, or on servers that speak its protocol.
 #[derive(Clone, Debug)]
 pub(crate) struct Redis {
-    links: Arc<Links>,
+    nodes: Nodes,
+}
+
+/// Where commands go.
+#[derive(Clone, Debug)]
+enum Nodes {
+    One(Arc<Links>),
+    Cluster(Arc<Cluster>),
+}
+
+/// What came of commands, in their order.
+type Replies = SmallVec<[Result<Value, StoreError>; 1]>;
+
+impl Nodes {
+    /// Waits until the servers have answered once on this runtime.
+    async fn connected(&self) -> Result<(), StoreError> {
+        match self {
+            Self::One(links) => links.connected().await,
+            Self::Cluster(cluster) => cluster.connected().await,
+        }
+    }
+
+    /// Runs commands, in one round trip where it can.
+    async fn run(&self, commands: &[Command<'_>]) -> Replies {
+        let links = match self {
+            Self::One(links) => links,
+            Self::Cluster(cluster) => return cluster.run(commands).await,
+        };
+        let replies = match links.connection().await {
+            Ok(mut connection) => command::send(&mut connection, commands, false).await,
+            Err(error) => Err(error),
+        };
+        match replies {
+            Ok(replies) => replies.into_iter().map(answer).collect(),
+            Err(error) => commands.iter().map(|_| Err(error.clone())).collect(),
+        }
+    }
+
+    /// Whether one script can't decide on all of them.
+    fn are_spread_over(&self, charges: &[Charge]) -> bool {
+        match self {
+            Self::One(_) => false,
+            Self::Cluster(_) => spread::over_slots(charges),
+        }
+    }
 }
 
 impl Redis {
-    pub(crate) fn new(target: Target, deadline: Duration, connections: usize) -> Self {
-        Self { links: Arc::new(Links::new(target, deadline, connections)) }
+    /// `connections`: to each node, on each runtime.
+    pub(crate) fn new(topology: Topology, deadline: Duration, connections: usize) -> Self {
+        let nodes = match topology {
+            Topology::One(target) => Nodes::One(Arc::new(Links::new(target, deadline, connections))),
+            Topology::Cluster(seeds) => Nodes::Cluster(Arc::new(Cluster::new(seeds, deadline, connections))),
+        };
+        Self { nodes }
     }
 
-    /// Waits until the server has answered once on this runtime.
+    /// Waits until the servers have answered once on this runtime.
     pub(crate) async fn connected(&self) -> Result<(), StoreError> {
-        self.links.connected().await
+        self.nodes.connected().await
     }
 
-    /// Runs scripts, each with its arguments, in one round trip, and answers in their order.
-    async fn run(&self, calls: &[ScriptCall<'_>]) -> Result<Vec<Result<Value, StoreError>>, StoreError> {
-        if calls.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut connection = self.links.connection().await?;
-        let mut replies = connection.send(calls.iter().map(|call| call.command(true))).await?;
-
-        let unknown: Vec<usize> = (0..replies.len()).filter(|&at| is_noscript(&replies[at])).collect();
-        if !unknown.is_empty() {
-            // On the same connection: another server may not know the script either.
-            let again = connection.send(unknown.iter().map(|&at| calls[at].command(false))).await?;
-            for (at, reply) in unknown.into_iter().zip(again) {
-                replies[at] = reply;
+    async fn decide_all(&self, batch: &mut [Request]) {
+        let mut together: SmallVec<[&mut Request; 1]> = SmallVec::new();
+        let mut spread = Vec::new();
+        for request in batch {
+            if self.nodes.are_spread_over(&request.charges) {
+                spread.push(request);
+            } else {
+                together.push(request);
             }
         }
-        Ok(replies.into_iter().map(|reply| reply.extract_error().map_err(|error| explain(&error))).collect())
+        if spread.is_empty() {
+            return self.decide_together(&mut together).await;
+        }
+        spread::decide(self, &mut spread, self.decide_together(&mut together)).await;
     }
 
-    async fn decide_all(&self, batch: &mut [Request]) -> Result<(), StoreError> {
-        let calls: Vec<_> = batch.iter().map(ScriptCall::decide).collect();
-        let replies = self.run(&calls).await?;
-        for (request, reply) in batch.iter_mut().zip(replies) {
+    /// Decides requests, none of them over several slots.
+    async fn decide_together(&self, requests: &mut [&mut Request]) {
+        if requests.is_empty() {
+            return;
+        }
+        let replies = {
+            let commands: SmallVec<[_; 1]> =
+                requests.iter().map(|request| Command::decide(&request.charges, request.consume)).collect();
+            self.nodes.run(&commands).await
+        };
+        for (request, reply) in requests.iter_mut().zip(replies) {
             request.outcome = reply.and_then(|reply| read(&mut request.charges, request.consume, &reply));
         }
-        Ok(())
+    }
+
+    async fn return_charges(&self, charges: &[Charge]) -> Result<u64, StoreError> {
+        let commands: SmallVec<[_; 1]> =
+            charges.iter().filter(|charge| charge.cost > 0).map(Command::give_back).collect();
+        if commands.is_empty() {
+            return Ok(0);
+        }
+        let mut back = 0;
+        for reply in self.nodes.run(&commands).await {
+            back += number(&reply?)?.unsigned_abs();
+        }
+        Ok(back)
     }
 }
 
@@ -68,109 +140,37 @@ impl Store for Redis {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
         let redis = self.clone();
         Reply::Pending(Box::pin(async move {
-            if let Err(error) = redis.decide_all(&mut batch).await {
-                for request in &mut *batch {
-                    request.outcome = Err(error.clone());
-                }
-            }
+            redis.decide_all(&mut batch).await;
             batch
         }))
     }
 
     fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let redis = self.clone();
-        Reply::Pending(Box::pin(async move {
-            let calls: Vec<_> = charges.iter().filter(|charge| charge.cost > 0).map(ScriptCall::give_back).collect();
-            let mut back = 0;
-            for reply in redis.run(&calls).await? {
-                back += number(&reply?)?.unsigned_abs();
-            }
-            Ok(back)
-        }))
+        Reply::Pending(Box::pin(async move { redis.return_charges(&charges).await }))
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        let links = Arc::clone(&self.links);
+        let redis = self.clone();
         Reply::Pending(Box::pin(async move {
-            let mut command = redis::cmd("DEL");
-            command.arg(counter.as_bytes());
-            for reply in links.connection().await?.send([command].into_iter()).await? {
-                reply.extract_error().map_err(|error| explain(&error))?;
+            for reply in redis.nodes.run(&[Command::Delete(&counter)]).await {
+                reply?;
             }
             Ok(())
         }))
     }
 
     fn outage(&self) -> Option<StoreError> {
-        self.links.outage()
+        match &self.nodes {
+            Nodes::One(links) => links.outage(),
+            Nodes::Cluster(cluster) => cluster.outage(),
+        }
     }
 }
 
-/// A script with its keys and arguments.
-struct ScriptCall<'a> {
-    script: &'static Script,
-    charges: &'a [Charge],
-    arguments: Arguments,
-}
-
-#[derive(Clone, Copy)]
-enum Arguments {
-    One,
-    All { charge: bool },
-    GiveBack,
-}
-
-impl<'a> ScriptCall<'a> {
-    fn decide(request: &'a Request) -> Self {
-        let (charges, charge) = (&*request.charges, request.consume);
-        match charges {
-            [one] => {
-                let script = Script::decide_one(one.rule.counted_by(), charge && one.cost > 0);
-                Self { script, charges, arguments: Arguments::One }
-            }
-            _ => Self { script: Script::decide_all(), charges, arguments: Arguments::All { charge } },
-        }
-    }
-
-    fn give_back(charge: &'a Charge) -> Self {
-        let script = Script::give_back(charge.rule.counted_by());
-        Self { script, charges: std::slice::from_ref(charge), arguments: Arguments::GiveBack }
-    }
-
-    /// The script by its digest, or, for a server that does not know it, by its text.
-    fn command(&self, by_digest: bool) -> Cmd {
-        let keys = self.charges.iter().map(|charge| charge.counter.as_bytes().len()).sum::<usize>();
-        let text = if by_digest { self.script.digest.len() } else { self.script.text.len() };
-        let count = 4 + self.charges.len() * 4;
-        let mut command = Cmd::with_capacity(count, text + keys + count * 16);
-        if by_digest {
-            command.arg("EVALSHA").arg(&self.script.digest);
-        } else {
-            command.arg("EVAL").arg(&self.script.text);
-        }
-        command.arg(self.charges.len());
-        for charge in self.charges {
-            command.arg(charge.counter.as_bytes());
-        }
-        if let Arguments::All { charge } = self.arguments {
-            command.arg(u64::from(charge));
-        }
-        for charge in self.charges {
-            if let Arguments::All { .. } = self.arguments {
-                command.arg(algorithm::name(charge.rule.counted_by()));
-            }
-            let (cost, numbers) = match self.arguments {
-                Arguments::GiveBack => algorithm::give_back_arguments(charge),
-                _ => algorithm::arguments(charge),
-            };
-            command.arg(cost).arg(&*numbers);
-        }
-        command
-    }
-}
-
-fn is_noscript(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+/// A server's reply as what was answered, or why it was not.
+fn answer(reply: Value) -> Result<Value, StoreError> {
+    reply.extract_error().map_err(|error| explain(&error))
 }
 
 /// Writes what a script replied into the charges of a request, and says whether all of them fit.
@@ -207,12 +207,19 @@ fn unexpected(reply: &Value) -> StoreError {
 /// An error in words, with what to do where that is known. Never with what a key or a password holds.
 fn explain(error: &RedisError) -> StoreError {
     let code = error.code().unwrap_or_default();
+    let detail = error.detail().unwrap_or_default();
     let advice = match (error.kind(), code) {
         (_, "NOPERM") => "give its user the rights named in the documentation",
         (_, "WRONGTYPE") => "something else is stored under a counter's name: choose another namespace",
         (_, "OOM") => "the server is out of memory: see its maxmemory",
         (_, "BUSY") => "a script runs on and on: end it with SCRIPT KILL",
         (_, "READONLY") => "this is a replica: connect to the primary",
+        (_, "MOVED" | "ASK" | "CROSSSLOT") => {
+            "this server is a node of a cluster: write redis+cluster:// (or rediss+cluster://) in the URL"
+        }
+        (_, "ERR") if detail.contains("cluster support disabled") => {
+            "this server is not in a cluster: write redis:// (or rediss://) in the URL"
+        }
         (ErrorKind::AuthenticationFailed, _) | (_, "WRONGPASS" | "NOAUTH") => "check user and password",
         (ErrorKind::RESP3NotSupported, _) => "add ?protocol=resp2 to the URL",
         _ => "",
@@ -225,7 +232,6 @@ fn explain(error: &RedisError) -> StoreError {
     if !advice.is_empty() {
         let _ = write!(reason, "; {advice}");
     }
-    let detail = error.detail().unwrap_or_default();
     let misconfigured = match error.kind() {
         // Servers before 7.0 wrap what a command of a script said.
         _ if ["-OOM", "-READONLY", "-MISCONF", "-NOREPLICAS"].iter().any(|code| detail.contains(code)) => false,
@@ -235,6 +241,8 @@ fn explain(error: &RedisError) -> StoreError {
             ServerErrorKind::ResponseError
                 | ServerErrorKind::ExecAbort
                 | ServerErrorKind::CrossSlot
+                | ServerErrorKind::Moved
+                | ServerErrorKind::Ask
                 | ServerErrorKind::NoPerm
                 | ServerErrorKind::NoScript
         ),

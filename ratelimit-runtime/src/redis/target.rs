@@ -1,17 +1,28 @@
-//! Which server, and how to get there.
+//! What a URL names, and how to get there.
 
-use std::{fmt, time::Duration};
+use std::{fmt, future, time::Duration};
 
 use redis::{
-    Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
+    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisResult,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 
-use crate::SetupError;
+use super::sentinel::Sentinels;
+use crate::{SetupError, store::StoreError};
 
-/// A server, and everything that is needed to open a connection to it. Shows itself without its password.
-pub(crate) struct Target {
-    pub(super) client: Client,
+/// What a URL names. Shows itself without its password.
+#[allow(clippy::large_enum_variant)] // made and taken apart at once
+pub(crate) enum Topology {
+    One(Target),
+    /// Some nodes of a cluster; they know the others.
+    Cluster(Vec<Client>),
+}
+
+/// One server, and everything that is needed to open a connection to it. Shows itself without its password.
+pub(crate) enum Target {
+    Server(Client),
+    /// The server that sentinels name, which may be another one the next time.
+    Primary(Sentinels),
 }
 
 /// Certificates for TLS, in PEM.
@@ -23,29 +34,162 @@ pub(crate) struct Certificates {
     pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-impl Target {
-    pub(crate) fn new(url: &str, certificates: Certificates) -> Result<Self, SetupError> {
+/// A user and a password. The user is empty where a server has only a password.
+#[derive(Clone, Default)]
+pub(crate) struct Credentials {
+    pub(crate) user: String,
+    pub(crate) password: String,
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Address {
+    pub(super) host: String,
+    pub(super) port: u16,
+}
+
+const SENTINEL_PORT: u16 = 26379;
+
+impl Topology {
+    /// `sentinels`: what the sentinels ask of their clients, if the URL names some.
+    pub(crate) fn new(
+        url: &str,
+        certificates: &Certificates,
+        sentinels: Option<&Credentials>,
+    ) -> Result<Self, SetupError> {
         if ends_early(url) {
             return Err(SetupError::new(
                 "this URL of a Redis server has an `@` behind its host: percent-encode `/`, `?`, `#` and `@` in the password",
             ));
         }
-        // Nothing of a URL is shown that was not understood: any part of it could be the password.
-        let invalid = |error| SetupError::new(format!("this URL of a Redis server is not right: {error}"));
-        let info: ConnectionInfo = url.into_connection_info().map_err(invalid)?;
-        let info = info.clone().set_tcp_settings(tcp_settings());
-        // RESP3 tells at once when a connection is gone, even an idle one.
-        let chosen =
-            redis::parse_redis_url(url).is_some_and(|url| url.query_pairs().any(|(name, _)| name == "protocol"));
-        let info = if chosen {
-            info
-        } else {
-            let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-            info.set_redis_settings(settings)
-        };
-        let client = open(info, certificates).map_err(invalid)?;
-        Ok(Self { client })
+        let (scheme, rest) = url.split_once("://").unwrap_or_default();
+        match scheme.split_once('+') {
+            Some((scheme, "cluster")) => cluster(&Hosts::of(scheme, rest)?, certificates),
+            Some((scheme, "sentinel")) => sentinel(&Hosts::of(scheme, rest)?, certificates, sentinels),
+            _ => client(url, certificates).map(|client| Self::One(Target::Server(client))),
+        }
     }
+}
+
+impl Target {
+    /// The server as it is reached now.
+    pub(super) async fn client(&self) -> Result<Client, StoreError> {
+        match self {
+            Self::Server(client) => Ok(client.clone()),
+            Self::Primary(sentinels) => sentinels.primary().await,
+        }
+    }
+
+    /// Whether the server may be another one by now.
+    pub(super) fn may_move(&self) -> bool {
+        matches!(self, Self::Primary(_))
+    }
+
+    /// Returns once the server is another one than this.
+    pub(super) async fn moved(&self, from: &Client) {
+        match self {
+            Self::Server(_) => future::pending().await,
+            Self::Primary(sentinels) => sentinels.moved(from).await,
+        }
+    }
+}
+
+/// A URL of several hosts, which differ in nothing but their address.
+struct Hosts<'a> {
+    scheme: &'a str,
+    /// With the `@` behind it.
+    user: &'a str,
+    names: Vec<&'a str>,
+    /// With the slash in front of it.
+    path: &'a str,
+    /// The query and the fragment.
+    end: &'a str,
+}
+
+impl<'a> Hosts<'a> {
+    fn of(scheme: &'a str, rest: &'a str) -> Result<Self, SetupError> {
+        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let (path, end) = tail.split_at(tail.find(['?', '#']).unwrap_or(tail.len()));
+        let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        let names: Vec<_> = hosts.split(',').collect();
+        if names.iter().any(|host| host.is_empty() || host.starts_with(':')) {
+            return Err(SetupError::new(
+                "a host is missing in this URL: write `host:port`, and a comma between one host and the next",
+            ));
+        }
+        Ok(Self { scheme, user, names, path, end })
+    }
+
+    /// Each of them as the URL of one server.
+    fn urls(&self, path: &str) -> impl Iterator<Item = String> {
+        self.names.iter().map(move |host| format!("{}://{}{host}{path}{}", self.scheme, self.user, self.end))
+    }
+}
+
+fn cluster(hosts: &Hosts<'_>, certificates: &Certificates) -> Result<Topology, SetupError> {
+    let seeds: Vec<_> = hosts.urls(hosts.path).map(|url| client(&url, certificates)).collect::<Result<_, _>>()?;
+    if seeds.iter().any(|seed| seed.get_connection_info().redis_settings().db() != 0) {
+        return Err(SetupError::new("a cluster has no other database than 0: leave it out of the URL"));
+    }
+    Ok(Topology::Cluster(seeds))
+}
+
+fn sentinel(
+    hosts: &Hosts<'_>,
+    certificates: &Certificates,
+    credentials: Option<&Credentials>,
+) -> Result<Topology, SetupError> {
+    let path = hosts.path.trim_matches('/');
+    let (service, database) = path.split_once('/').unwrap_or((path, ""));
+    // What Redis takes as a name.
+    if service.is_empty() || !service.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte)) {
+        return Err(SetupError::new(
+            "say which service the sentinels are to be asked for, in letters, digits, `.`, `-` and `_`: \
+             redis+sentinel://host:port,host:port/service",
+        ));
+    }
+    let mut sentinels = Vec::with_capacity(hosts.names.len());
+    let mut server = None;
+    for url in hosts.urls(&format!("/{database}")) {
+        let client = client(&url, certificates)?;
+        let mut address = Address::of(&client);
+        if redis::parse_redis_url(&url).is_some_and(|url| url.port().is_none()) {
+            address.port = SENTINEL_PORT;
+        }
+        // The older protocol, as there is nothing a sentinel tells by itself.
+        let mut settings = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2);
+        if let Some(Credentials { user, password }) = credentials {
+            settings = settings.set_password(password);
+            settings = if user.is_empty() { settings } else { settings.set_username(user) };
+        }
+        let info = at(&client, &address).set_redis_settings(settings);
+        sentinels.push(Client::open(info).map_err(invalid)?);
+        server = Some(client);
+    }
+    let Some(server) = server else {
+        return Err(SetupError::new("name the sentinels: redis+sentinel://host:port/service"));
+    };
+    Ok(Topology::One(Target::Primary(Sentinels::new(sentinels, service.to_owned(), server))))
+}
+
+/// Nothing of a URL is shown that was not understood: any part of it could be the password.
+#[allow(clippy::needless_pass_by_value)] // for `map_err`
+fn invalid(error: redis::RedisError) -> SetupError {
+    SetupError::new(format!("this URL of a Redis server is not right: {error}"))
+}
+
+fn client(url: &str, certificates: &Certificates) -> Result<Client, SetupError> {
+    let info: ConnectionInfo = url.into_connection_info().map_err(invalid)?;
+    let info = info.clone().set_tcp_settings(tcp_settings());
+    // RESP3 tells at once when a connection is gone, even an idle one.
+    let chosen = redis::parse_redis_url(url).is_some_and(|url| url.query_pairs().any(|(name, _)| name == "protocol"));
+    let info = if chosen {
+        info
+    } else {
+        let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+        info.set_redis_settings(settings)
+    };
+    open(info, certificates).map_err(invalid)
 }
 
 /// A peer that vanished without a word is found within a few seconds, also when nobody calls.
@@ -67,13 +211,13 @@ fn ends_early(url: &str) -> bool {
 }
 
 #[cfg(feature = "rustls")]
-fn open(info: ConnectionInfo, certificates: Certificates) -> redis::RedisResult<Client> {
+fn open(info: ConnectionInfo, certificates: &Certificates) -> RedisResult<Client> {
     use redis::{ClientTlsConfig, TlsCertificates};
 
     // The redis crate builds on whatever the process has installed and panics without; an earlier choice stands.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    if let redis::ConnectionAddr::TcpTls { .. } = info.addr() {
-        let Certificates { authority: root_cert, client } = certificates;
+    if let ConnectionAddr::TcpTls { .. } = info.addr() {
+        let Certificates { authority: root_cert, client } = certificates.clone();
         let client_tls = client.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
         return Client::build_with_tls(info, TlsCertificates { client_tls, root_cert });
     }
@@ -81,14 +225,63 @@ fn open(info: ConnectionInfo, certificates: Certificates) -> redis::RedisResult<
 }
 
 #[cfg(not(feature = "rustls"))]
-fn open(info: ConnectionInfo, _: Certificates) -> redis::RedisResult<Client> {
+fn open(info: ConnectionInfo, _: &Certificates) -> RedisResult<Client> {
     Client::open(info)
+}
+
+/// The way to a server at an address, which is that to `like` in all else: credentials, protocol, certificates.
+fn at(like: &Client, address: &Address) -> ConnectionInfo {
+    let Address { host, port } = address.clone();
+    let info = like.get_connection_info();
+    let addr = match info.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    info.clone().set_addr(addr)
+}
+
+impl Address {
+    pub(super) fn of(client: &Client) -> Self {
+        match client.get_connection_info().addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Self { host: host.clone(), port: *port }
+            }
+            path => Self { host: path.to_string(), port: 0 },
+        }
+    }
+
+    /// The server there, reached as `like` is.
+    pub(super) fn client(&self, like: &Client) -> Result<Client, StoreError> {
+        Client::open(at(like, self)).map_err(|error| super::explain(&error))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// The servers' addresses.
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(target) => target.fmt(f),
+            Self::Cluster(seeds) => addresses(seeds).fmt(f),
+        }
+    }
 }
 
 /// The server's address.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.client.get_connection_info().addr().fmt(f)
+        match self {
+            Self::Server(client) => client.get_connection_info().addr().fmt(f),
+            Self::Primary(sentinels) => sentinels.fmt(f),
+        }
     }
 }
 
@@ -96,4 +289,9 @@ impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Target({self})")
     }
+}
+
+pub(super) fn addresses(clients: &[Client]) -> String {
+    let addresses: Vec<_> = clients.iter().map(|client| Address::of(client).to_string()).collect();
+    addresses.join(", ")
 }

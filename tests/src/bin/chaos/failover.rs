@@ -23,9 +23,15 @@ const RULE: Rule = Rule::new("failover", 1_000_000, Duration::from_secs(3600));
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(_: Extent, faults: &mut Faults) {
-    println!("\nA primary is killed under {TASKS} tasks, OnStoreError::Deny. Named: when the sentinels or the other nodes named another one. Admitted: when a call");
-    println!("was admitted again. Acknowledged: permits up to then. Kept: what of them the new primary counts. Extra: permits that could be admitted once more,");
-    println!("which are the writes that the failover lost; the clocks of these servers are one, so their offset adds nothing.");
+    println!(
+        "\nA primary is killed under {TASKS} tasks, OnStoreError::Deny. Named: when the sentinels or the other nodes named another one. Admitted: when a call"
+    );
+    println!(
+        "was admitted again. Acknowledged: permits up to then. Kept: what of them the new primary counts. Extra: permits that could be admitted once more,"
+    );
+    println!(
+        "which are the writes that the failover lost; the clocks of these servers are one, so their offset adds nothing."
+    );
     println!("{:<10}{:>11}{:>14}{:>15}{:>9}{:>8}", "", "named, ms", "admitted, ms", "acknowledged", "kept", "extra");
     for topology in [Topology::Sentinel, Topology::Cluster] {
         let mut place = Place::start(topology, false);
@@ -61,7 +67,8 @@ async fn measure(place: &mut Place, faults: &mut Faults) {
     sleep(Duration::from_millis(150)).await; // what was on its way has been answered or given up
     let acknowledged = admitted.load(Ordering::SeqCst);
     // Replicas follow one primary, and none of them counts meanwhile.
-    let kept = place.nodes().iter().enumerate().filter(|(index, _)| *index != primary).map(|(_, node)| counted(node)).max();
+    let kept =
+        place.nodes().iter().enumerate().filter(|(index, _)| *index != primary).map(|(_, node)| counted(node)).max();
     let kept = kept.unwrap_or(0);
 
     let named = thread::scope(|scope| {

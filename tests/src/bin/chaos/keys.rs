@@ -24,7 +24,9 @@ pub(crate) fn run(extent: Extent, faults: &mut Faults) {
         stored += counts.iter().sum::<usize>();
         fullest = fullest.max(counts.into_iter().max().unwrap_or(0));
     }
-    println!("\nKeys of random bytes, of braces, escapes and NUL, and of a mebibyte, in a cluster, each asked for once.");
+    println!(
+        "\nKeys of random bytes, of braces, escapes and NUL, and of a mebibyte, in a cluster, each asked for once."
+    );
     println!("{:>10}{:>10}{:>10}{:>8}{:>20}", "keys", "stored", "shared", "errors", "in the fullest slot");
     println!("{total:>10}{stored:>10}{shared:>10}{:>8}{fullest:>20}", errors.len());
     for error in errors.iter().take(5) {
@@ -39,7 +41,10 @@ pub(crate) fn run(extent: Extent, faults: &mut Faults) {
 
 fn keys(random: usize) -> HashSet<Vec<u8>> {
     let mut keys = HashSet::new();
-    for awkward in ["", "{", "}", "{}", "}{", "{a}", "a}b", "%", "%7B", ":", "::", "a:b", "\n", "\r\n", "\0", "a\0b", " ", "(", ",", "é"] {
+    for awkward in [
+        "", "{", "}", "{}", "}{", "{a}", "a}b", "%", "%7B", ":", "::", "a:b", "\n", "\r\n", "\0", "a\0b", " ", "(",
+        ",", "é",
+    ] {
         for repeated in [1, 2, 100] {
             keys.insert(awkward.repeat(repeated).into_bytes());
         }

@@ -123,12 +123,27 @@ fn broken(broken: &Broken) -> String {
 }
 
 pub(crate) fn deny(extent: Extent, faults: &mut Faults) {
-    println!("\nUnder load, OnStoreError::Deny: {PROCESSES} processes x {TASKS} tasks; half of the calls ask for a key of their own, half share");
-    println!("{SHARED_KEYS} keys of {} each. Every 100 ms all connections are cut, every 500 ms all scripts forgotten; in the cluster a slot", SHARED.count());
+    println!(
+        "\nUnder load, OnStoreError::Deny: {PROCESSES} processes x {TASKS} tasks; half of the calls ask for a key of their own, half share"
+    );
+    println!(
+        "{SHARED_KEYS} keys of {} each. Every 100 ms all connections are cut, every 500 ms all scripts forgotten; in the cluster a slot",
+        SHARED.count()
+    );
     println!("moves back and forth. Charged is what the servers counted. Waits in ms: median, 99 of 100, longest.");
     println!(
         "{:<15}{:>9}{:>10}{:>10}{:>12}{:>8}{:>7}   {:<17}{:>8}{:>8}{:>8}",
-        "", "sent", "charged", "admitted", "unavailable", "double", "over", "cut/flush/moved", "median", "99", "longest"
+        "",
+        "sent",
+        "charged",
+        "admitted",
+        "unavailable",
+        "double",
+        "over",
+        "cut/flush/moved",
+        "median",
+        "99",
+        "longest"
     );
     for (topology, tls) in Place::ALL {
         let place = Place::start(topology, tls);
@@ -160,7 +175,10 @@ pub(crate) fn deny(extent: Extent, faults: &mut Faults) {
             waits(&outcome.reports)
         );
         let name = place.name();
-        faults.expect(admitted <= charged && charged <= sent, format!("{name}: admitted {admitted} <= charged {charged} <= sent {sent}"));
+        faults.expect(
+            admitted <= charged && charged <= sent,
+            format!("{name}: admitted {admitted} <= charged {charged} <= sent {sent}"),
+        );
         faults.expect(double == 0, format!("{name}: {double} calls were executed twice"));
         faults.expect(over == 0, format!("{name}: {over} were admitted and not charged"));
         let held = outcome.shared.iter().all(|counted| *counted <= SHARED.count());
@@ -171,8 +189,15 @@ pub(crate) fn deny(extent: Extent, faults: &mut Faults) {
 }
 
 pub(crate) fn local(extent: Extent, faults: &mut Faults) {
-    println!("\nThe same under OnStoreError::Local with instances({INSTANCES}). Extras are admitted beyond the {} of a shared key; each process may", SHARED.count());
-    println!("admit its share of {} alone, so {} a key at most.", SHARED.count() / u64::from(INSTANCES), SHARED.count() / u64::from(INSTANCES) * PROCESSES as u64);
+    println!(
+        "\nThe same under OnStoreError::Local with instances({INSTANCES}). Extras are admitted beyond the {} of a shared key; each process may",
+        SHARED.count()
+    );
+    println!(
+        "admit its share of {} alone, so {} a key at most.",
+        SHARED.count() / u64::from(INSTANCES),
+        SHARED.count() / u64::from(INSTANCES) * PROCESSES as u64
+    );
     println!(
         "{:<15}{:>9}{:>10}{:>17}{:>11}   {:<17}{:>8}{:>8}{:>8}",
         "", "sent", "admitted", "extras of a key", "at most", "cut/flush/moved", "median", "99", "longest"

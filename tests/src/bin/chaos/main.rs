@@ -14,7 +14,6 @@ mod worker;
 
 use std::{env, process::ExitCode};
 
-use place::{Place, Topology};
 
 /// How much of everything: enough to see a fault, or a few seconds of it.
 #[derive(Clone, Copy, Debug)]

@@ -40,9 +40,18 @@ enum Kind {
 }
 
 pub(crate) fn run(extent: Extent, faults: &mut Faults) {
-    println!("\nA server goes away for {} ms under {TASKS} tasks, OnStoreError::Local, instances({INSTANCES}), a deadline of {} ms. Slow: calls that took half", extent.outage_ms, DEADLINE.as_millis());
-    println!("a deadline or more while it was away. Opened: when the last of them was answered. Then: calls until it was back, 99 of 100 and the longest.");
-    println!("Back: when the server decided again, after it was there again. Alone: admitted of {} by this process's share while the server was away.", NARROW.count());
+    println!(
+        "\nA server goes away for {} ms under {TASKS} tasks, OnStoreError::Local, instances({INSTANCES}), a deadline of {} ms. Slow: calls that took half",
+        extent.outage_ms,
+        DEADLINE.as_millis()
+    );
+    println!(
+        "a deadline or more while it was away. Opened: when the last of them was answered. Then: calls until it was back, 99 of 100 and the longest."
+    );
+    println!(
+        "Back: when the server decided again, after it was there again. Alone: admitted of {} by this process's share while the server was away.",
+        NARROW.count()
+    );
     println!(
         "{:<18}{:>8}{:>6}{:>12}{:>11}{:>9}{:>9}{:>9}{:>8}{:>8}{:>7}",
         "times in ms", "calls", "slow", "longest", "opened", "calls", "99", "longest", "back", "errors", "alone"
@@ -124,7 +133,10 @@ async fn measure(kind: Kind, extent: Extent, faults: &mut Faults) {
         back.map_or("never".to_owned(), |back| ms(micros(back))),
     );
     let share = usize::try_from(NARROW.count() / u64::from(INSTANCES)).expect("a few");
-    faults.expect(slow.len() <= (2 * TASKS).max(10), format!("{kind:?}: {} calls were slow, two a task at most", slow.len()));
+    faults.expect(
+        slow.len() <= (2 * TASKS).max(10),
+        format!("{kind:?}: {} calls were slow, two a task at most", slow.len()),
+    );
     faults.expect(!then.is_empty(), format!("{kind:?}: no call was answered while the server was away"));
     faults.expect(alone <= share, format!("{kind:?}: {alone} were admitted alone, {share} at most"));
     faults.expect(errors == 0, format!("{kind:?}: {errors} calls failed"));

@@ -1,0 +1,591 @@
+//! The nodes of a cluster: which of them has which slot, and how a command gets to it.
+//!
+//! Each node is a [`Links`], as a single server is. The redis crate's own client for clusters is not used: it sends again what
+//! may have run (one script ran ten times), waits without end for a node that says nothing, and has one queue for all of them.
+
+use std::{
+    collections::HashMap,
+    fmt, mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures_util::future::join_all;
+use redis::{Client, Value};
+use smallvec::SmallVec;
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use super::{
+    Replies, answer,
+    command::{self, Command},
+    link::Links,
+    majority::majority,
+    slots::{Heard, Range, SLOTS, heard, read_ranges, slot_of},
+    target::{Address, Target, addresses},
+};
+use crate::store::StoreError;
+
+/// How long a node may take to say which node has which slots.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Between two times that the nodes are asked, while that changes something; up to the second while it does not.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// A task that asks and has not been heard of for so long is on a runtime that nobody drives.
+const ABANDONED: Duration = Duration::from_secs(3);
+/// How many nodes are asked at once.
+const ASKED: usize = 8;
+/// How often a command is sent on to another node.
+const REDIRECTIONS: u8 = 5;
+/// While the keys of a slot move, and how long that is waited for; the deadline of most callers is sooner.
+const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(5);
+const TRY_AGAIN_FOR: Duration = Duration::from_secs(5);
+
+pub(super) struct Cluster {
+    seeds: Seeds,
+    slots: RwLock<Slots>,
+    asking: Mutex<Asking>,
+    /// How often the nodes have been asked.
+    rounds: watch::Sender<u64>,
+}
+
+/// The nodes that the URL names. The way to another is that to the first, but for the address.
+struct Seeds {
+    all: Vec<Client>,
+    deadline: Duration,
+    /// To each node, on each runtime.
+    connections: usize,
+}
+
+/// What is known of the slots.
+enum Slots {
+    Unknown,
+    /// No node has told yet.
+    Untold(StoreError),
+    Told(Table),
+}
+
+struct Table {
+    nodes: Vec<Arc<Node>>,
+    by_slot: Vec<Option<Arc<Node>>>,
+}
+
+/// A server of the cluster.
+struct Node {
+    address: Address,
+    links: Links,
+    /// It was named for a slot that it does not have yet.
+    asked: AtomicBool,
+}
+
+/// The task that asks the nodes.
+struct Asking {
+    /// Which of them may say what it has learned, as one on an abandoned runtime may wake up later.
+    task: u64,
+    /// When the current one was last heard of.
+    alive: Option<Instant>,
+    last: Option<Instant>,
+    pause: Duration,
+}
+
+/// A command on its way.
+struct Delivery {
+    /// Which of the commands it is.
+    command: usize,
+    slot: u16,
+    /// The node it is to be sent to for this once.
+    to: Option<Arc<Node>>,
+    redirections: u8,
+}
+
+/// Commands that go to one node together.
+struct Trip {
+    node: Arc<Node>,
+    asking: bool,
+    deliveries: SmallVec<[Delivery; 1]>,
+}
+
+#[derive(Clone)]
+enum Failure {
+    /// Nothing was sent.
+    Unsent(StoreError),
+    /// What was sent may have run.
+    Unknown(StoreError),
+}
+
+/// What comes next for a command.
+enum Next {
+    Done(Result<Value, StoreError>),
+    Again,
+    AgainLater,
+}
+
+impl Cluster {
+    pub(super) fn new(seeds: Vec<Client>, deadline: Duration, connections: usize) -> Self {
+        Self {
+            seeds: Seeds { all: seeds, deadline, connections },
+            slots: RwLock::new(Slots::Unknown),
+            asking: Mutex::new(Asking { task: 0, alive: None, last: None, pause: PAUSE }),
+            rounds: watch::Sender::new(0),
+        }
+    }
+
+    /// Waits until the nodes have told who has which slots, and for a connection to each.
+    pub(super) async fn connected(self: &Arc<Self>) -> Result<(), StoreError> {
+        // Any slot: the first look waits until something is known.
+        drop(self.node(0).await);
+        let nodes = match &*self.read_slots() {
+            Slots::Told(table) => table.nodes.clone(),
+            Slots::Untold(error) => return Err(error.clone()),
+            Slots::Unknown => return Err(untold()),
+        };
+        // One that is away is met as one that goes away later.
+        join_all(nodes.iter().map(|node| timeout(PATIENCE, node.links.connected()))).await;
+        Ok(())
+    }
+
+    /// Runs commands, those for one node in one round trip, and those for several nodes at the same time.
+    pub(super) async fn run(self: &Arc<Self>, commands: &[Command<'_>]) -> Replies {
+        let begun = Instant::now();
+        let mut replies: Replies =
+            commands.iter().map(|_| Err(StoreError::unavailable("the cluster gave no answer"))).collect();
+        let mut under_way: SmallVec<[Delivery; 1]> = commands
+            .iter()
+            .enumerate()
+            .map(|(at, command)| {
+                let slot = command.counter().map_or(0, |counter| slot_of(counter.as_bytes()));
+                Delivery { command: at, slot, to: None, redirections: 0 }
+            })
+            .collect();
+        while !under_way.is_empty() {
+            let trips = self.trips(mem::take(&mut under_way), &mut replies).await;
+            let told: SmallVec<[_; 1]> = match &trips[..] {
+                [trip] => smallvec::smallvec![Self::travel(trip, commands).await],
+                trips => join_all(trips.iter().map(|trip| Self::travel(trip, commands))).await.into(),
+            };
+            let mut pause = false;
+            for (trip, told) in trips.into_iter().zip(told) {
+                let mut told = told.map(Vec::into_iter);
+                for mut delivery in trip.deliveries {
+                    let reply = match &mut told {
+                        Ok(values) => Ok(values.next().unwrap_or_default()),
+                        Err(failure) => Err(failure.clone()),
+                    };
+                    match self.next(&mut delivery, &trip.node, reply) {
+                        Next::Done(reply) => replies[delivery.command] = reply,
+                        Next::AgainLater if begun.elapsed() > TRY_AGAIN_FOR => {
+                            replies[delivery.command] = Err(StoreError::unavailable(format!(
+                                "the keys of slot {} have been moving for too long",
+                                delivery.slot
+                            )));
+                        }
+                        next => {
+                            pause |= matches!(next, Next::AgainLater);
+                            under_way.push(delivery);
+                        }
+                    }
+                }
+            }
+            if pause {
+                sleep(TRY_AGAIN_PAUSE).await;
+            }
+        }
+        replies
+    }
+
+    /// Puts together what goes to one node.
+    async fn trips(
+        self: &Arc<Self>,
+        deliveries: SmallVec<[Delivery; 1]>,
+        replies: &mut Replies,
+    ) -> SmallVec<[Trip; 1]> {
+        let mut trips: SmallVec<[Trip; 1]> = SmallVec::new();
+        for mut delivery in deliveries {
+            let asking = delivery.to.is_some();
+            let node = match delivery.to.take() {
+                Some(node) => node,
+                None => match self.node(delivery.slot).await {
+                    Ok(node) => node,
+                    Err(error) => {
+                        replies[delivery.command] = Err(error);
+                        continue;
+                    }
+                },
+            };
+            match trips.iter_mut().find(|trip| trip.asking == asking && Arc::ptr_eq(&trip.node, &node)) {
+                Some(trip) => trip.deliveries.push(delivery),
+                None => trips.push(Trip { node, asking, deliveries: smallvec::smallvec![delivery] }),
+            }
+        }
+        trips
+    }
+
+    /// Sends commands to a node.
+    async fn travel(trip: &Trip, commands: &[Command<'_>]) -> Result<Vec<Value>, Failure> {
+        let commands: SmallVec<[_; 1]> = trip.deliveries.iter().map(|delivery| &commands[delivery.command]).collect();
+        match trip.node.links.connection().await {
+            Ok(mut connection) => command::send(&mut connection, &commands, trip.asking)
+                .await
+                .map_err(|error| Failure::Unknown(error.about(&trip.node.address))),
+            Err(error) => Err(Failure::Unsent(error)),
+        }
+    }
+
+    /// What a node's reply means for a command.
+    fn next(self: &Arc<Self>, delivery: &mut Delivery, node: &Arc<Node>, reply: Result<Value, Failure>) -> Next {
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(Failure::Unsent(error)) => return self.elsewhere(delivery, node, error),
+            Err(Failure::Unknown(error)) => {
+                self.refresh();
+                return Next::Done(Err(error));
+            }
+        };
+        // None of those that are not answers has run.
+        match heard(&reply, &node.address) {
+            Heard::Answer => Next::Done(answer(reply)),
+            Heard::TryAgain => {
+                delivery.redirections = 0;
+                Next::AgainLater
+            }
+            Heard::Moved(address) => {
+                self.refresh();
+                self.repoint(delivery.slot, address)
+                    .map_or_else(|error| Next::Done(Err(error)), |()| redirect(delivery))
+            }
+            Heard::Ask(address) => match self.named(address) {
+                Ok(node) => {
+                    node.asked.store(true, Ordering::Relaxed);
+                    delivery.to = Some(node);
+                    redirect(delivery)
+                }
+                Err(error) => Next::Done(Err(error)),
+            },
+            Heard::NotNow => {
+                let error = match answer(reply) {
+                    Err(error) => StoreError::unavailable(format!("{}: {error}", node.address)),
+                    Ok(_) => untold(),
+                };
+                self.elsewhere(delivery, node, error)
+            }
+        }
+    }
+
+    /// A node did not run a command: if by now another has the slot, it goes there.
+    fn elsewhere(self: &Arc<Self>, delivery: &mut Delivery, node: &Node, error: StoreError) -> Next {
+        self.refresh();
+        match self.look(delivery.slot) {
+            Some(Ok(other)) if other.address != node.address => redirect(delivery),
+            _ => Next::Done(Err(error)),
+        }
+    }
+
+    /// The node that has a slot. Waits only where nothing is known of any.
+    async fn node(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, StoreError> {
+        let node = if let Some(node) = self.look(slot) {
+            node
+        } else {
+            let mut rounds = self.rounds.subscribe();
+            self.refresh();
+            if self.look(slot).is_none() {
+                let _ = rounds.changed().await;
+            }
+            self.look(slot).unwrap_or_else(|| Err(untold()))
+        };
+        if node.is_err() {
+            self.refresh();
+        }
+        node
+    }
+
+    /// The node that has a slot; nothing if nothing is known of any.
+    fn look(&self, slot: u16) -> Option<Result<Arc<Node>, StoreError>> {
+        match &*self.read_slots() {
+            Slots::Unknown => None,
+            Slots::Untold(error) => Some(Err(error.clone())),
+            Slots::Told(table) => Some(
+                table.by_slot[usize::from(slot)]
+                    .clone()
+                    .ok_or_else(|| StoreError::unavailable(format!("no node of the cluster has slot {slot}"))),
+            ),
+        }
+    }
+
+    /// A node told where a slot is now.
+    fn repoint(&self, slot: u16, address: Address) -> Result<(), StoreError> {
+        let mut slots = self.write_slots();
+        let Slots::Told(table) = &mut *slots else { return Ok(()) };
+        let node = table.named(address, &self.seeds)?;
+        table.by_slot[usize::from(slot)] = Some(node);
+        Ok(())
+    }
+
+    /// A node by its address.
+    fn named(&self, address: Address) -> Result<Arc<Node>, StoreError> {
+        match &mut *self.write_slots() {
+            Slots::Told(table) => table.named(address, &self.seeds),
+            _ => Err(untold()),
+        }
+    }
+
+    /// Has the nodes asked who has which slots, in the background, until one of them tells.
+    fn refresh(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut asking = self.lock_asking();
+        if asking.alive.is_some_and(|alive| alive.elapsed() < ABANDONED) {
+            return;
+        }
+        asking.task += 1;
+        asking.alive = Some(Instant::now());
+        let task = Task { number: asking.task, cluster: Arc::downgrade(self) };
+        // A runtime that is shutting down drops the task at once, which takes the lock.
+        drop(asking);
+        runtime.spawn(task.ask());
+    }
+
+    /// Before the nodes are asked again. Nothing if another task does that now.
+    fn pause(&self, task: u64) -> Option<Duration> {
+        let mut asking = self.lock_asking();
+        let since = asking.last.map_or(Duration::MAX, |last| last.elapsed());
+        if since > 2 * LONGEST_PAUSE {
+            asking.pause = PAUSE;
+        }
+        asking.alive = Some(Instant::now());
+        (asking.task == task).then(|| asking.pause.saturating_sub(since))
+    }
+
+    /// Takes in what the nodes told. Returns whether they did.
+    fn learn(&self, task: u64, told: Result<Vec<Range>, StoreError>) -> bool {
+        let mut asking = self.lock_asking();
+        if asking.task != task {
+            return true;
+        }
+        let done = told.is_ok();
+        let mut slots = self.write_slots();
+        let changed = match told {
+            Ok(ranges) => slots.update(&ranges, &self.seeds),
+            Err(error) => {
+                if !matches!(*slots, Slots::Told(_)) {
+                    *slots = Slots::Untold(error);
+                }
+                false
+            }
+        };
+        drop(slots);
+        asking.last = Some(Instant::now());
+        asking.pause = if changed { PAUSE } else { (asking.pause * 2).min(LONGEST_PAUSE) };
+        done
+    }
+
+    /// What most nodes say.
+    async fn ask(&self, round: usize) -> Result<Vec<Range>, StoreError> {
+        let mut known = match &*self.read_slots() {
+            Slots::Told(table) => table.nodes.clone(),
+            _ => Vec::new(),
+        };
+        // Others each time, should there be that many.
+        if known.len() > ASKED {
+            let at = round * ASKED % known.len();
+            known.rotate_left(at);
+            known.truncate(ASKED);
+        }
+        let mut seeds = Vec::with_capacity(self.seeds.all.len());
+        for seed in &self.seeds.all {
+            seeds.push(self.seeds.node(Address::of(seed))?);
+        }
+        let mut reasons = Vec::new();
+        let mut misconfigured = false;
+        for nodes in [known, seeds] {
+            let (told, failed) = majority(nodes.iter().map(|node| node.ranges())).await;
+            if let Some(most) = told.into_iter().next() {
+                return Ok(most);
+            }
+            misconfigured = failed.iter().any(|error| error.misconfigured);
+            reasons = failed.into_iter().map(|error| error.reason().to_owned()).collect();
+        }
+        let reason = format!("no node of the cluster tells which node has which slots: {}", reasons.join("; "));
+        Err(if misconfigured { StoreError::misconfigured(reason) } else { StoreError::unavailable(reason) })
+    }
+
+    /// Why callers are not let through to a node, if they are not to some.
+    pub(super) fn outage(&self) -> Option<StoreError> {
+        match &*self.read_slots() {
+            Slots::Unknown => None,
+            Slots::Untold(error) => Some(error.clone()),
+            Slots::Told(table) => table.nodes.iter().find_map(|node| node.links.outage()),
+        }
+    }
+
+    fn read_slots(&self) -> RwLockReadGuard<'_, Slots> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_slots(&self) -> RwLockWriteGuard<'_, Slots> {
+        self.slots.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_asking(&self) -> MutexGuard<'_, Asking> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn untold() -> StoreError {
+    StoreError::unavailable("the nodes of the cluster have not told yet which of them has which slots")
+}
+
+fn redirect(delivery: &mut Delivery) -> Next {
+    delivery.redirections += 1;
+    if delivery.redirections <= REDIRECTIONS {
+        return Next::Again;
+    }
+    Next::Done(Err(StoreError::unavailable(format!(
+        "the nodes of the cluster do not agree on who has slot {}",
+        delivery.slot
+    ))))
+}
+
+impl Slots {
+    /// Takes over who has which slots, and lets go of nodes that have none. Returns whether anything changed.
+    fn update(&mut self, ranges: &[Range], seeds: &Seeds) -> bool {
+        let before = match self {
+            Self::Told(table) => mem::take(&mut table.nodes),
+            _ => Vec::new(),
+        };
+        let mut nodes: HashMap<&Address, Arc<Node>> = HashMap::new();
+        let mut by_slot = vec![None; usize::from(SLOTS)];
+        for Range { slots, primary } in ranges {
+            let Some(address) = primary else { continue };
+            let known = nodes.get(address).or_else(|| before.iter().find(|node| node.address == *address)).cloned();
+            let Ok(node) = known.map_or_else(|| seeds.node(address.clone()), Ok) else { continue };
+            for slot in slots.clone() {
+                by_slot[usize::from(slot)] = Some(Arc::clone(&node));
+            }
+            nodes.insert(address, node);
+        }
+        let mut nodes: Vec<_> = nodes.into_values().collect();
+        // One that is about to take over a slot may have no other.
+        let asked = before.into_iter().filter(|node| {
+            node.asked.swap(false, Ordering::Relaxed) && !nodes.iter().any(|other| Arc::ptr_eq(other, node))
+        });
+        let asked: Vec<_> = asked.collect();
+        nodes.extend(asked);
+        let changed = match self {
+            Self::Told(table) => {
+                let same = |(one, other): (&Option<Arc<Node>>, &Option<Arc<Node>>)| match (one, other) {
+                    (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+                    (one, other) => one.is_none() && other.is_none(),
+                };
+                !table.by_slot.iter().zip(&by_slot).all(same)
+            }
+            _ => true,
+        };
+        *self = Self::Told(Table { nodes, by_slot });
+        changed
+    }
+}
+
+impl Table {
+    fn named(&mut self, address: Address, seeds: &Seeds) -> Result<Arc<Node>, StoreError> {
+        if let Some(node) = self.nodes.iter().find(|node| node.address == address) {
+            return Ok(Arc::clone(node));
+        }
+        let node = seeds.node(address)?;
+        self.nodes.push(Arc::clone(&node));
+        Ok(node)
+    }
+}
+
+impl Seeds {
+    /// The node at an address.
+    fn node(&self, address: Address) -> Result<Arc<Node>, StoreError> {
+        let like = self.all.first().ok_or_else(untold)?;
+        let links = Links::new(Target::Server(address.client(like)?), self.deadline, self.connections);
+        Ok(Arc::new(Node { address, links, asked: AtomicBool::new(false) }))
+    }
+}
+
+impl Node {
+    /// Who has which slots, as this node knows it.
+    async fn ranges(&self) -> Result<Vec<Range>, StoreError> {
+        let asked = timeout(PATIENCE, async {
+            let mut question = redis::cmd("CLUSTER");
+            question.arg("SLOTS");
+            let mut connection = self.links.connection().await?;
+            let reply = connection.send([question].into_iter()).await?.into_iter().next().unwrap_or_default();
+            answer(reply)
+        });
+        let read = match asked.await {
+            Ok(Ok(reply)) => read_ranges(&reply, &self.address)
+                .ok_or_else(|| StoreError::unavailable("its reply to CLUSTER SLOTS is not what that returns")),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(StoreError::unavailable(format!("no answer within {PATIENCE:?}"))),
+        };
+        match read {
+            Ok(ranges) if ranges.is_empty() => {
+                Err(StoreError::unavailable(format!("{}: it knows no slots, as it is in no cluster yet", self.address)))
+            }
+            Ok(mut ranges) => {
+                ranges.sort_by_key(|range| *range.slots.start()); // older servers name them in any order
+                Ok(ranges)
+            }
+            Err(error) => Err(error.about(&self.address)),
+        }
+    }
+}
+
+/// A task that asks the nodes.
+struct Task {
+    number: u64,
+    cluster: Weak<Cluster>,
+}
+
+impl Task {
+    async fn ask(self) {
+        let mut round = 0;
+        while let Some(pause) = self.cluster.upgrade().and_then(|cluster| cluster.pause(self.number)) {
+            sleep(pause).await;
+            let Some(cluster) = self.cluster.upgrade() else { return };
+            let told = cluster.ask(round).await;
+            if let Err(error) = &told {
+                tracing::debug!(%cluster, %error, "cannot read the cluster's slots");
+            }
+            if cluster.learn(self.number, told) {
+                return;
+            }
+            cluster.rounds.send_modify(|round| *round += 1);
+            round += 1;
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if let Some(cluster) = self.cluster.upgrade() {
+            let mut asking = cluster.lock_asking();
+            if asking.task == self.number {
+                asking.alive = None;
+            }
+            drop(asking);
+            cluster.rounds.send_modify(|round| *round += 1);
+        }
+    }
+}
+
+/// The addresses of the URL.
+impl fmt::Display for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        addresses(&self.seeds.all).fmt(f)
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cluster({self})")
+    }
+}

@@ -1,0 +1,59 @@
+//! What most of those say who were asked.
+
+use std::future::Future;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+
+/// Asks all at once. Returns what was said, what most said first, and the failures. Once more than half of those asked agree,
+/// nobody is waited for any longer.
+pub(super) async fn majority<T: PartialEq, E>(
+    asked: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
+) -> (Vec<T>, Vec<E>) {
+    let mut answers: FuturesUnordered<_> = asked.collect();
+    let count = answers.len();
+    let mut said: Vec<(T, usize)> = Vec::new();
+    let mut failed = Vec::new();
+    while let Some(answer) = answers.next().await {
+        match answer {
+            Ok(answer) => {
+                let at = said.iter().position(|(said, _)| *said == answer).unwrap_or_else(|| {
+                    said.push((answer, 0));
+                    said.len() - 1
+                });
+                said[at].1 += 1;
+                if said[at].1 * 2 > count {
+                    break;
+                }
+            }
+            Err(error) => failed.push(error),
+        }
+    }
+    said.sort_by_key(|(_, votes)| usize::MAX - votes);
+    (said.into_iter().map(|(said, _)| said).collect(), failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use futures_util::future::Either;
+
+    use super::*;
+
+    fn says(answer: Result<u8, u8>) -> impl Future<Output = Result<u8, u8>> {
+        ready(answer)
+    }
+
+    #[tokio::test]
+    async fn what_most_say_comes_first() {
+        let (said, failed) = majority([Ok(1), Err(9), Ok(2), Ok(2), Err(8)].map(says).into_iter()).await;
+        assert_eq!(said, [2, 1]);
+        assert_eq!(failed, [9, 8]);
+    }
+
+    #[tokio::test]
+    async fn one_that_hangs_holds_up_nobody_who_agrees() {
+        let asked = [Either::Left(pending()), Either::Right(says(Ok(1))), Either::Right(says(Ok(1)))];
+        assert_eq!(majority(asked.into_iter()).await.0, [1]);
+    }
+}

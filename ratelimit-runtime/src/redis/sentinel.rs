@@ -1,0 +1,157 @@
+//! The primary that sentinels name.
+//!
+//! All of them are asked at once. The server that most of them name is taken, if it says itself that it is a primary: a sentinel
+//! that is cut off, or has not heard of a failover yet, names the old one.
+
+use std::{fmt, time::Duration};
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use tokio::time::sleep;
+
+use super::{
+    explain,
+    majority::majority,
+    target::{Address, addresses},
+};
+use crate::store::StoreError;
+
+/// Of each step: one that hangs must not hold up a failover.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Between two looks at whether the primary is still the same.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// The sentinels of a service.
+pub(crate) struct Sentinels {
+    all: Vec<Client>,
+    service: String,
+    /// A server of the service, but for its address.
+    server: Client,
+}
+
+impl Sentinels {
+    pub(super) fn new(all: Vec<Client>, service: String, server: Client) -> Self {
+        Self { all, service, server }
+    }
+
+    /// The primary as it is reached now.
+    pub(super) async fn primary(&self) -> Result<Client, StoreError> {
+        let answers = self.all.iter().map(|sentinel| async {
+            let named = match connect(sentinel).await {
+                Ok(mut connection) => self.named(&mut connection).await,
+                Err(error) => Err(explain_sentinel(&error)),
+            };
+            named.map_err(|error| (Address::of(sentinel), error))
+        });
+        let (named, failed) = majority(answers).await;
+        let mut reasons: Vec<String> = Vec::new();
+        let mut misconfigured = named.is_empty() && failed.iter().any(|(_, error)| error.misconfigured);
+        for address in named {
+            let client = address.client(&self.server)?;
+            match role(&client).await {
+                Ok(role) if role == "master" => return Ok(client),
+                Ok(role) => reasons.push(format!("{address} is named, and says it is a {role}")),
+                Err(error) => {
+                    misconfigured |= error.misconfigured;
+                    reasons.push(format!("{address} is named: {error}"));
+                }
+            }
+        }
+        reasons.extend(failed.into_iter().map(|(address, error)| format!("{address}: {error}")));
+        let reason = format!("no primary of the service `{}` is found: {}", self.service, reasons.join("; "));
+        Err(if misconfigured { StoreError::misconfigured(reason) } else { StoreError::unavailable(reason) })
+    }
+
+    /// Returns once the primary is another one than this.
+    ///
+    /// A primary that was cut off from its sentinels may never end a connection by itself.
+    pub(super) async fn moved(&self, from: &Client) {
+        let from = Address::of(from);
+        loop {
+            let mut watches: FuturesUnordered<_> =
+                self.all.iter().map(|sentinel| self.names_another(sentinel, &from)).collect();
+            watches.next().await;
+            drop(watches);
+            if self.primary().await.is_ok_and(|now| Address::of(&now) != from) {
+                return;
+            }
+            sleep(INTERVAL).await;
+        }
+    }
+
+    /// Returns once this sentinel names another server than this.
+    async fn names_another(&self, sentinel: &Client, from: &Address) {
+        loop {
+            if let Ok(mut connection) = connect(sentinel).await {
+                while let Ok(named) = self.named(&mut connection).await {
+                    if named != *from {
+                        return;
+                    }
+                    sleep(INTERVAL).await;
+                }
+            }
+            sleep(INTERVAL).await;
+        }
+    }
+
+    /// What a sentinel says.
+    async fn named(&self, sentinel: &mut MultiplexedConnection) -> Result<Address, StoreError> {
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
+        let named: Option<(String, u16)> =
+            question.query_async(sentinel).await.map_err(|error| explain_sentinel(&error))?;
+        if let Some((host, port)) = named {
+            return Ok(Address { host, port });
+        }
+        let known = redis::cmd("SENTINEL").arg("MASTERS").query_async(sentinel).await;
+        let known: Vec<Value> = known.map_err(|error| explain_sentinel(&error))?;
+        let known: Vec<_> = known.iter().filter_map(name_of).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        Err(StoreError::misconfigured(format!("it does not know this service; the services it knows: {known}")))
+    }
+}
+
+/// The name among the fields of a service.
+fn name_of(service: &Value) -> Option<String> {
+    let fields: std::collections::HashMap<String, String> = redis::from_redis_value_ref(service).ok()?;
+    fields.get("name").cloned()
+}
+
+/// `master` or `slave`, in the server's words.
+async fn role(server: &Client) -> Result<String, StoreError> {
+    let reply: Result<Vec<Value>, _> = match connect(server).await {
+        Ok(mut connection) => redis::cmd("ROLE").query_async(&mut connection).await,
+        Err(error) => Err(error),
+    };
+    let reply = reply.map_err(|error| explain(&error))?;
+    let role = reply.first().and_then(|role| redis::from_redis_value_ref(role).ok());
+    role.ok_or_else(|| StoreError::unavailable("its reply to ROLE is not what ROLE returns"))
+}
+
+async fn connect(to: &Client) -> RedisResult<MultiplexedConnection> {
+    let config =
+        AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE));
+    to.get_multiplexed_async_connection_with_config(&config).await
+}
+
+/// With what to do about what only sentinels say.
+fn explain_sentinel(error: &RedisError) -> StoreError {
+    const CREDENTIALS: &str = "those of the sentinels are set by Builder::sentinel_credentials";
+    let explained = explain(error);
+    let advice = match error.code() {
+        _ if error.kind() == ErrorKind::AuthenticationFailed => CREDENTIALS,
+        Some("NOAUTH" | "WRONGPASS") => CREDENTIALS,
+        Some("ERR") if error.detail().is_some_and(|detail| detail.starts_with("unknown command")) => {
+            "it is not a sentinel"
+        }
+        _ => return explained,
+    };
+    explained.advised(advice)
+}
+
+/// The service and its sentinels.
+impl fmt::Display for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of the sentinels {}", self.service, addresses(&self.all))
+    }
+}

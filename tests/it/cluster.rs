@@ -1,0 +1,477 @@
+//! Real clusters: what lies where, what moves, and what goes away.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use ratelimit_runtime::conformance::{self, ALGORITHMS as ALL, Subject, store_of};
+use ratelimit_runtime::{Cause, Key, Limiter, ManualClock, OnStoreError, Rule, Store};
+use ratelimit_tests::{RedisCluster, RedisServer};
+use tokio::task::JoinSet;
+
+use crate::server::{ask, eventually, keeps_the_secret, recovers, works};
+use crate::support::{
+    ALGORITHMS, By, FIXED, LOG, PATIENCE, SLIDING, admitted, ends, exceeded, fresh_key, hourly, in_memory, is_admitted,
+};
+
+const SECRET: &str = "swordfish";
+
+/// On that cluster, where no failure hides behind a policy.
+async fn limiter_on(cluster: &RedisCluster) -> Limiter {
+    with_deadline(cluster, PATIENCE).await
+}
+
+async fn with_deadline(cluster: &RedisCluster, deadline: Duration) -> Limiter {
+    let builder = Limiter::builder(&cluster.url()).deadline(deadline).on_store_error(OnStoreError::Deny);
+    builder.build().await.unwrap()
+}
+
+/// What the counter of a rule is stored under.
+fn name(rule: &Rule, key: u64) -> String {
+    let (prefix, tag, period) = (rule.prefix(), if rule.counted_by() == LOG { "log" } else { "fixed" }, rule.period());
+    format!("{prefix}:{{{key}}}:{tag}:{}", period.as_millis())
+}
+
+/// Keys whose counters are on that many different nodes, one on each.
+fn keys_apart(cluster: &RedisCluster, nodes: usize) -> Vec<u64> {
+    let mut taken = Vec::new();
+    let mut keys = Vec::new();
+    while keys.len() < nodes {
+        let key = fresh_key();
+        let node = cluster.primary_of(name(&hourly(1, FIXED), key));
+        if !taken.contains(&node) {
+            taken.push(node);
+            keys.push(key);
+        }
+    }
+    keys
+}
+
+/// A cluster that lives by a clock of the test.
+struct Timed {
+    limiter: Limiter,
+    clock: ManualClock,
+    nodes: Vec<RedisServer>,
+}
+
+impl Timed {
+    async fn start(nodes: usize, tls: bool) -> Self {
+        let mut servers = Vec::new();
+        for _ in 0..nodes {
+            let builder = RedisServer::builder().controlled_clock().arg("--cluster-enabled", "yes");
+            // Nobody is to seem away because the time was moved.
+            let builder = builder.arg("--cluster-node-timeout", "100000000000");
+            let builder = if tls {
+                builder.tls().arg("--tls-cluster", "yes").arg("--cluster-announce-ip", "127.0.0.1")
+            } else {
+                builder
+            };
+            servers.push(builder.start());
+        }
+        for (at, server) in servers.iter().enumerate() {
+            let (first, last) = (16384 * at / nodes, 16384 * (at + 1) / nodes - 1);
+            ask::<()>(server, &format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
+            if at > 0 {
+                ask::<()>(server, &format!("CLUSTER MEET 127.0.0.1 {}", servers[0].port()));
+            }
+        }
+        let known = format!("cluster_known_nodes:{nodes}\r\n");
+        eventually("the nodes are a cluster", || async {
+            // Some of what a node waits for goes by its clock.
+            servers.iter().for_each(|server| server.clock().advance(Duration::from_secs(1)));
+            servers.iter().all(|server| {
+                let info: String = ask(server, "CLUSTER INFO");
+                info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384") && info.contains(&known)
+            })
+        })
+        .await;
+        let clock = ManualClock::new();
+        let scheme = if tls { "rediss" } else { "redis" };
+        let url = format!("{scheme}+cluster://127.0.0.1:{}", servers[0].port());
+        let builder = Limiter::builder(&url).clock(clock.clone()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        #[cfg(feature = "rustls")]
+        let builder = match servers[0].tls() {
+            Some(files) => builder.ca_certificate(std::fs::read(&files.ca_pem).unwrap()),
+            None => builder,
+        };
+        let timed = Self { limiter: builder.build().await.unwrap(), clock, nodes: servers };
+        let later = timed.now().as_secs().next_multiple_of(3600);
+        timed.set(Duration::from_secs(later));
+        timed
+    }
+
+    fn set(&self, now: Duration) {
+        for node in &self.nodes {
+            node.clock().set_micros(u64::try_from(now.as_micros()).unwrap());
+        }
+    }
+}
+
+impl Subject for Timed {
+    fn store(&self) -> &dyn Store {
+        store_of(&self.limiter)
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.nodes[0].clock().now_micros())
+    }
+
+    fn advance(&self, by: Duration) {
+        self.set(self.now() + by);
+        self.clock.advance(by);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_cluster_conforms() {
+    conformance::check(&Timed::start(3, false).await, ALL).await;
+}
+
+#[cfg(feature = "rustls")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_cluster_over_tls_conforms() {
+    conformance::check(&Timed::start(1, true).await, ALL).await;
+}
+
+/// Call by call, over several slots, it says what memory says: which is charged, and who refuses for how long.
+#[tokio::test]
+async fn charges_over_slots_are_decided_as_in_memory() {
+    let cluster = Timed::start(3, false).await;
+    for algorithm in ALGORITHMS {
+        let clock = ManualClock::new();
+        clock.advance(cluster.now() - clock.now());
+        let memory = in_memory(&clock).await;
+        let rules = [(7, 60), (5, 600), (11, 10)]
+            .map(|(count, seconds)| Rule::new("item", count, Duration::from_secs(seconds)).by(algorithm));
+        let keys = [fresh_key(), fresh_key(), fresh_key()];
+        let mut permits = Vec::new();
+        for step in 0..40_u64 {
+            let charges: Vec<_> =
+                (0..3).map(|at| (&rules[at], Key::new(keys[at]), (step + at as u64 * 2) % 4)).collect();
+            let (here, there) = (cluster.limiter.acquire_all(&charges).await, memory.acquire_all(&charges).await);
+            let said = |answer: &Result<ratelimit_runtime::Permit, ratelimit_runtime::RequestPerMinute>| match answer {
+                Ok(permit) => format!("{permit:?}"),
+                Err(refused) => format!("{refused:?}"),
+            };
+            assert_eq!(said(&here), said(&there), "{algorithm:?}, step {step}");
+            for at in 0..3 {
+                let (here, there) =
+                    (cluster.limiter.peek(&rules[at], keys[at]).await, memory.peek(&rules[at], keys[at]).await);
+                assert_eq!(here.unwrap(), there.unwrap(), "{algorithm:?}, step {step}, rule {at}");
+            }
+            permits.extend(here.ok().zip(there.ok()));
+            if step % 7 == 6 {
+                let (here, there) = permits.pop().expect("some are granted");
+                assert_eq!(
+                    here.give_back().await.unwrap(),
+                    there.give_back().await.unwrap(),
+                    "{algorithm:?}, step {step}"
+                );
+            }
+            let pass = Duration::from_millis(step * 137);
+            cluster.advance(pass);
+            clock.advance(pass);
+        }
+    }
+}
+
+#[tokio::test]
+async fn is_reached_in_every_way() {
+    let cluster = RedisCluster::builder().replicas(0).password(SECRET).start();
+    for end in ["", "/", "/0", "?protocol=resp2"] {
+        let builder = Limiter::builder(&(cluster.url() + end)).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        works(&limiter).await;
+        keeps_the_secret(&limiter);
+    }
+    let one = format!("valkey+cluster://:{SECRET}@127.0.0.1:{}", cluster.port(2));
+    let builder = Limiter::builder(&one).lazy().deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    let limiter = builder.build().await.unwrap();
+    works(&limiter).await;
+    for node in cluster.nodes() {
+        ask::<()>(node, "SCRIPT FLUSH");
+    }
+    works(&limiter).await;
+
+    // And not like this.
+    let wrong = cluster.url().replace(SECRET, "other");
+    let error = Limiter::connect(&wrong).await.unwrap_err().to_string();
+    assert!(error.contains("password") && error.contains(&cluster.port(0).to_string()), "{error}");
+    let error = Limiter::connect(&(cluster.url() + "/1")).await.unwrap_err().to_string();
+    assert!(error.contains("database"), "{error}");
+    keeps_the_secret(error.as_str());
+    let single = format!("redis://:{SECRET}@127.0.0.1:{}", cluster.port(0));
+    let limiter = Limiter::builder(&single).deadline(PATIENCE).build().await.unwrap();
+    let answers = join_all((0..20).map(|_| limiter.acquire(&hourly(3, FIXED), fresh_key()))).await;
+    let refused = answers.into_iter().find_map(Result::err).expect("not all slots are on one node");
+    assert_eq!(refused.cause(), Cause::Misconfigured);
+    assert!(refused.to_string().contains("redis+cluster://"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_server_without_a_cluster_is_told() {
+    let server = RedisServer::start();
+    let url = format!("redis+cluster://127.0.0.1:{}", server.port());
+    let error = Limiter::connect(&url).await.unwrap_err().to_string();
+    assert!(error.contains("write redis://"), "{error}");
+}
+
+#[cfg(feature = "rustls")]
+#[tokio::test]
+async fn is_reached_over_tls() {
+    let cluster = RedisCluster::builder().tls().password(SECRET).start();
+    let files = cluster.tls().unwrap();
+    let builder = Limiter::builder(&cluster.url()).ca_certificate(std::fs::read(&files.ca_pem).unwrap());
+    let limiter = builder.deadline(PATIENCE).on_store_error(OnStoreError::Deny).build().await.unwrap();
+    works(&limiter).await;
+    keeps_the_secret(&limiter);
+    cluster.failover(3);
+    recovers(&limiter).await;
+    let error = Limiter::connect(&cluster.url()).await.unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+}
+
+/// All or nothing, exactly, whoever leaves half way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn charges_over_slots_are_all_or_nothing() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let limiter = limiter_on(&cluster).await;
+    for algorithm in [FIXED, LOG, SLIDING] {
+        let keys = keys_apart(&cluster, 3);
+        let rules = [hourly(60, algorithm), hourly(200, algorithm), hourly(90, algorithm)];
+        let kept = Arc::new(AtomicU64::new(0));
+        let mut tasks = JoinSet::new();
+        for task in 0..8 {
+            let (limiter, keys, kept) = (limiter.clone(), keys.clone(), Arc::clone(&kept));
+            tasks.spawn(async move {
+                for call in 0..25 {
+                    let mut charges: Vec<_> =
+                        (0..3).map(|at| (&rules[at], Key::new(keys[at]), at as u64 + 1)).collect();
+                    charges.rotate_left(task % 3);
+                    let acquired = limiter.acquire_all(&charges);
+                    if call % 2 == 1 {
+                        // From before the first look until after the last charge.
+                        let leave_at = Instant::now() + Duration::from_micros(call * 100);
+                        let mut acquired = pin!(acquired);
+                        let left_or_answered = poll_fn(|context| match acquired.as_mut().poll(context) {
+                            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                            Poll::Pending if Instant::now() > leave_at => Poll::Ready(None),
+                            Poll::Pending => {
+                                context.waker().wake_by_ref();
+                                Poll::Pending
+                            }
+                        });
+                        if let Some(answer) = left_or_answered.await {
+                            kept.fetch_add(u64::from(is_admitted(answer)), Ordering::Relaxed);
+                        }
+                    } else {
+                        kept.fetch_add(u64::from(is_admitted(acquired.await)), Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        tasks.join_all().await;
+        // What was refused for a moment fits now, up to the tightest of them.
+        let charges: Vec<_> = (0..3).map(|at| (&rules[at], Key::new(keys[at]), at as u64 + 1)).collect();
+        let used = async |at: usize| rules[at].limit() - limiter.peek(&rules[at], keys[at]).await.unwrap().remaining();
+        let kept = kept.load(Ordering::Relaxed);
+        eventually("what those who left were charged is given back", || async {
+            let mut settled = true;
+            for at in 0..3 {
+                let used = used(at).await;
+                assert!(used >= kept * (at as u64 + 1), "{used} of rule {at} for {kept} permits");
+                settled &= used == kept * (at as u64 + 1);
+            }
+            settled
+        })
+        .await;
+        let mut all = kept;
+        let mut permits = Vec::new();
+        while let Ok(permit) = limiter.acquire_all(&charges).await {
+            permits.push(permit);
+            all += 1;
+        }
+        assert_eq!(all, 30, "{algorithm:?}: of 90 with a cost of 3");
+        assert_eq!(permits.pop().map(|permit| permit.limit()), permits.last().map(|permit| permit.limit()));
+        for at in 0..3 {
+            assert_eq!(used(at).await, 30 * (at as u64 + 1), "{algorithm:?}, rule {at}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn charges_over_slots_are_given_back_and_refused_by_the_longest_wait() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let limiter = limiter_on(&cluster).await;
+    let keys = keys_apart(&cluster, 3);
+    let rules = [60, 6000, 600].map(|seconds| Rule::new("item", 5, Duration::from_secs(seconds)));
+    let charges: Vec<_> = (0..3).map(|at| (&rules[at], Key::new(keys[at]), 4)).collect();
+    let permit = limiter.acquire_all(&charges).await.unwrap();
+    assert_eq!((permit.limit(), permit.remaining()), (5, 1));
+    for turn in 0..3 {
+        let mut charges = charges.clone();
+        charges.rotate_left(turn);
+        let refused = exceeded(limiter.acquire_all(&charges).await);
+        assert_eq!(refused.period(), Duration::from_secs(6000), "{refused}");
+    }
+    assert_eq!(permit.give_back().await.unwrap(), 12);
+    for at in 0..3 {
+        assert_eq!(limiter.peek(&rules[at], keys[at]).await.unwrap().remaining(), 5);
+        limiter.acquire_n(&rules[at], keys[at], 4).await.unwrap();
+        // Only this one refuses.
+        assert_eq!(exceeded(limiter.acquire_all(&charges).await).period(), rules[at].period());
+        limiter.reset(&rules[at], keys[at]).await.unwrap();
+    }
+    limiter.acquire_all(&charges).await.unwrap();
+}
+
+/// Each call runs once, wherever its counter is just then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_slot_that_moves_is_followed() {
+    let cluster = Arc::new(RedisCluster::builder().replicas(0).start());
+    let limiter = limiter_on(&cluster).await;
+    let (one, other) = (hourly(400, FIXED), hourly(400, LOG));
+    let key = fresh_key();
+    let slot = cluster.slot_of(name(&one, key));
+    let from = cluster.primary_of_slot(slot);
+    let to = (from + 1) % 3;
+    let moving = Arc::new(AtomicBool::new(true));
+    let mut tasks = JoinSet::new();
+    for task in 0..8 {
+        let (limiter, moving) = (limiter.clone(), Arc::clone(&moving));
+        tasks.spawn(async move {
+            let mut admitted = 0;
+            while moving.load(Ordering::Relaxed) {
+                // One script on one key, and one on two keys, which a half moved slot has no node for.
+                let answer = match task % 2 {
+                    0 => limiter.acquire(&one, key).await,
+                    _ => limiter.acquire_all(&[(&one, Key::new(key), 1), (&other, Key::new(key), 1)]).await,
+                };
+                admitted += u64::from(is_admitted(answer));
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            admitted
+        });
+    }
+    let moves = {
+        let cluster = Arc::clone(&cluster);
+        move || {
+            for (from, to) in [(from, to), (to, from), (from, to)] {
+                let a_while = || std::thread::sleep(Duration::from_millis(60));
+                a_while();
+                cluster.begin_move(slot, from, to);
+                a_while();
+                cluster.move_keys(slot, from, to, 1);
+                a_while();
+                cluster.move_keys(slot, from, to, 1);
+                a_while();
+                cluster.finish_move(slot, from, to);
+                for node in cluster.nodes() {
+                    ask::<()>(node, "SCRIPT FLUSH");
+                }
+            }
+        }
+    };
+    tokio::task::spawn_blocking(moves).await.unwrap();
+    moving.store(false, Ordering::Relaxed);
+    let mut all: u64 = ends(tasks.join_all()).await.into_iter().sum();
+    let used = one.limit() - limiter.peek(&one, key).await.unwrap().remaining();
+    assert!(all > 20, "hardly any call was made: {all}");
+    assert_eq!(used, all, "what is counted is what was admitted");
+    all += admitted(&limiter, &one, key, 400).await;
+    assert_eq!(all, 400);
+}
+
+/// Under a deadline as most have one, a lost node is met by its replica, and nothing else suffers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_failover_is_followed() {
+    let mut cluster = RedisCluster::start();
+    let limiter = with_deadline(&cluster, Duration::from_millis(300)).await;
+    let rule = hourly(1_000_000, FIXED);
+    let keys = keys_apart(&cluster, 3);
+    let works = async |key: u64| limiter.acquire(&rule, key).await.is_ok();
+
+    // A planned one loses nothing.
+    let primary = cluster.primary_of(name(&rule, keys[0]));
+    let replica = cluster.replicas_of(primary)[0];
+    eventually("a call is counted", || works(keys[0])).await;
+    let before = limiter.peek(&rule, keys[0]).await.unwrap().remaining();
+    tokio::task::block_in_place(|| cluster.failover(replica));
+    eventually("the replica counts", || works(keys[0])).await;
+    assert!(limiter.peek(&rule, keys[0]).await.unwrap().remaining() < before);
+
+    for (round, key) in [keys[1], keys[2]].into_iter().enumerate() {
+        let primary = cluster.primary_of(name(&rule, key));
+        if round == 0 {
+            cluster.node_mut(primary).kill();
+        } else {
+            cluster.node(primary).stop();
+        }
+        eventually("the replica counts", || works(key)).await;
+        // Once it does, it does: nothing goes to the lost node any more.
+        eventually("all calls are counted", || async {
+            let answers = join_all((0..50).map(|_| limiter.acquire(&rule, key))).await;
+            answers.iter().all(Result::is_ok)
+        })
+        .await;
+        eventually("the others count", || works(keys[0])).await;
+        if round == 0 {
+            cluster.node_mut(primary).restart();
+        } else {
+            cluster.node(primary).cont();
+        }
+        tokio::task::block_in_place(|| cluster.wait_until_ready());
+        recovers(&limiter).await;
+    }
+}
+
+/// What was sent and not answered may have run, and is not sent again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_runs_twice() {
+    let cluster = RedisCluster::builder().replicas(0).proxied().start();
+    let limiter = limiter_on(&cluster).await;
+    let rule = hourly(1000, LOG);
+    let key = fresh_key();
+    let node = cluster.primary_of(name(&rule, key));
+    limiter.acquire(&rule, key).await.unwrap();
+    let mut sent = 1;
+    for _ in 0..5 {
+        cluster.proxy(node).cut_at_next_reply();
+        let refused = limiter.acquire(&rule, key).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
+        sent += 1;
+        // What finds no connection was not sent.
+        eventually("a call is counted", || async { limiter.acquire(&rule, key).await.is_ok() }).await;
+        sent += 1;
+    }
+    let counted = 1000 - limiter.peek(&rule, key).await.unwrap().remaining();
+    assert_eq!(counted, sent);
+}
+
+/// The whole cluster is away, from the start and later.
+#[tokio::test]
+async fn a_cluster_that_is_away_is_met_by_the_policy() {
+    let mut cluster = RedisCluster::builder().replicas(0).start();
+    let ports: Vec<_> = (0..3).map(|node| cluster.port(node)).collect();
+    let builder = Limiter::builder(&cluster.url()).lazy().deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    let limiter = builder.build().await.unwrap();
+    for node in 0..3 {
+        cluster.node_mut(node).kill();
+    }
+    let refused = limiter.acquire(&hourly(3, FIXED), 1).await.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
+    for port in &ports {
+        assert!(refused.to_string().contains(&port.to_string()), "{refused}");
+    }
+    let error = Limiter::connect(&cluster.url()).await.unwrap_err().to_string();
+    assert!(error.contains(&ports[0].to_string()), "{error}");
+    for node in 0..3 {
+        cluster.node_mut(node).restart();
+    }
+    cluster.wait_until_ready();
+    recovers(&limiter).await;
+}

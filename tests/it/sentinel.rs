@@ -1,0 +1,183 @@
+//! Real sentinels: the primary they name is the one that counts.
+
+use std::time::Duration;
+
+use ratelimit_runtime::{Cause, Limiter, OnStoreError};
+use ratelimit_tests::{RedisSentinel, RedisServer};
+
+use crate::server::{ask, eventually, keeps_the_secret, recovers, works};
+use crate::support::{FIXED, LOG, PATIENCE, hourly, is_admitted};
+
+const SECRET: &str = "swordfish";
+
+async fn limiter_at(url: &str) -> Limiter {
+    Limiter::builder(url).deadline(PATIENCE).on_store_error(OnStoreError::Deny).build().await.unwrap()
+}
+
+#[tokio::test]
+async fn is_reached_in_every_way() {
+    let sentinel = RedisSentinel::builder().password(SECRET).sentinel_password("another").start();
+    for end in ["", "/0", "?protocol=resp2"] {
+        let builder = Limiter::builder(&(sentinel.url() + end)).sentinel_credentials("", "another");
+        let builder = builder.deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        works(&limiter).await;
+        keeps_the_secret(&limiter);
+    }
+    let builder = Limiter::builder(&(sentinel.url() + "/3")).sentinel_credentials("", "another");
+    let limiter = builder.deadline(PATIENCE).on_store_error(OnStoreError::Deny).build().await.unwrap();
+    limiter.acquire(&hourly(3, FIXED), 1).await.unwrap();
+    let keyspace: String = ask(sentinel.node(sentinel.primary()), "INFO keyspace");
+    assert!(keyspace.contains("db3:keys=1"), "{keyspace}");
+
+    // And not like this.
+    let error = Limiter::connect(&sentinel.url()).await.unwrap_err().to_string();
+    assert!(error.contains("sentinel_credentials"), "{error}");
+    let wrong = sentinel.url().replace(SECRET, "other");
+    let error = Limiter::builder(&wrong).sentinel_credentials("", "another").build().await.unwrap_err().to_string();
+    assert!(error.contains("password"), "{error}");
+    let port = sentinel.node(0).port().to_string();
+    assert!(error.contains(&port), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_told() {
+    let sentinel = RedisSentinel::start();
+    let unknown = sentinel.url().replace("/shop", "/market");
+    let error = Limiter::connect(&unknown).await.unwrap_err().to_string();
+    assert!(error.contains("`market`") && error.contains("shop"), "{error}");
+
+    let server = RedisServer::start();
+    let error =
+        Limiter::connect(&format!("redis+sentinel://127.0.0.1:{}/shop", server.port())).await.unwrap_err().to_string();
+    assert!(error.contains("not a sentinel"), "{error}");
+
+    let nowhere = "redis+sentinel://127.0.0.1:1,127.0.0.1:2/shop";
+    let error = Limiter::connect(nowhere).await.unwrap_err().to_string();
+    assert!(error.contains("127.0.0.1:1") && error.contains("127.0.0.1:2"), "{error}");
+    // The sentinels will not see for an hour what we see.
+    let sentinel = RedisSentinel::builder().down_after(Duration::from_secs(3600)).start();
+    ask::<()>(sentinel.node(0), &format!("REPLICAOF 127.0.0.1 {}", sentinel.node(1).port()));
+    let error = Limiter::connect(&sentinel.url()).await.unwrap_err().to_string();
+    assert!(error.contains("says it is a slave"), "{error}");
+    for url in ["redis+sentinel://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/", "redis+sentinel://127.0.0.1:1/a b"] {
+        let error = Limiter::connect(url).await.unwrap_err().to_string();
+        assert!(error.contains("which service"), "{url}: {error}");
+    }
+}
+
+#[cfg(feature = "rustls")]
+#[tokio::test]
+async fn is_reached_over_tls() {
+    let sentinel = RedisSentinel::builder().tls().password(SECRET).start();
+    let files = sentinel.tls().unwrap();
+    let builder = Limiter::builder(&sentinel.url()).ca_certificate(std::fs::read(&files.ca_pem).unwrap());
+    let limiter = builder.deadline(PATIENCE).on_store_error(OnStoreError::Deny).build().await.unwrap();
+    works(&limiter).await;
+    sentinel.failover();
+    recovers(&limiter).await;
+    let error = Limiter::connect(&sentinel.url()).await.unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+}
+
+/// Planned, killed, halted: the next primary counts, under a deadline as most have one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_failover_is_followed() {
+    let mut sentinel = RedisSentinel::start();
+    let builder = Limiter::builder(&sentinel.url()).deadline(Duration::from_millis(300));
+    let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
+    let rule = hourly(1_000_000, LOG);
+    let counts = async || limiter.acquire(&rule, 1).await.is_ok();
+    eventually("the first primary counts", || counts()).await;
+    for round in 0..3 {
+        let before = sentinel.primary();
+        match round {
+            0 => drop(tokio::task::block_in_place(|| sentinel.failover())),
+            1 => sentinel.node_mut(before).kill(),
+            _ => {
+                // One of the sentinels hangs as well.
+                sentinel.sentinels()[2].stop();
+                sentinel.node(before).stop();
+            }
+        }
+        tokio::task::block_in_place(|| sentinel.wait_until_primary_is_not(before));
+        let now = sentinel.primary();
+        eventually("the next primary counts", || async {
+            counts().await && ask::<i64>(sentinel.node(now), "DBSIZE") > 0 && calls(sentinel.node(now)) > 0
+        })
+        .await;
+        match round {
+            1 => sentinel.node_mut(before).restart(),
+            2 => {
+                sentinel.sentinels()[2].cont();
+                sentinel.node(before).cont();
+            }
+            _ => {}
+        }
+        tokio::task::block_in_place(|| sentinel.wait_until_ready());
+        recovers(&limiter).await;
+    }
+}
+
+/// How many scripts a server has run.
+fn calls(server: &RedisServer) -> u64 {
+    let stats: String = ask(server, "INFO commandstats");
+    let scripts =
+        stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:") || line.starts_with("cmdstat_eval:"));
+    scripts.filter_map(|line| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok()).sum()
+}
+
+/// A replica that took its primary's place while nobody noticed: the reply says so.
+#[tokio::test]
+async fn a_primary_that_became_a_replica_is_left() {
+    let sentinel = RedisSentinel::start();
+    let limiter = limiter_at(&sentinel.url()).await;
+    let rule = hourly(100, LOG);
+    assert!(is_admitted(limiter.acquire(&rule, 1).await));
+    eventually("the replicas have it too", || async {
+        sentinel.nodes().iter().all(|node| ask::<i64>(node, "DBSIZE") == 1)
+    })
+    .await;
+    let before = sentinel.primary();
+    let after = sentinel.failover();
+    assert_ne!(before, after);
+    eventually("the next primary counts", || async {
+        match limiter.acquire(&rule, 1).await {
+            Ok(_) => true,
+            Err(refused) => {
+                assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
+                false
+            }
+        }
+    })
+    .await;
+    // What the first one counted still counts.
+    assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 98);
+}
+
+/// It answers as ever, but the sentinels can't reach it and have another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_primary_cut_off_from_its_sentinels_is_left() {
+    let sentinel = RedisSentinel::start();
+    let limiter = limiter_at(&sentinel.url()).await;
+    let rule = hourly(1_000_000, LOG);
+    assert!(is_admitted(limiter.acquire(&rule, 1).await));
+    let before = sentinel.node(sentinel.primary());
+    let mut connection = redis::Client::open(before.url()).unwrap().get_connection().unwrap();
+    let mut tell = |command: &str| {
+        let mut words = redis::Cmd::new();
+        command.split(' ').for_each(|word| _ = words.arg(word));
+        words.query::<redis::Value>(&mut connection).unwrap()
+    };
+    // Who is connected stays so.
+    tell(&format!("CONFIG SET requirepass {SECRET}"));
+    let clients: String = redis::from_redis_value(tell("CLIENT LIST")).unwrap();
+    for client in clients.lines().filter(|client| client.contains("name=sentinel-")) {
+        let id = client.split("id=").nth(1).unwrap().split(' ').next().unwrap();
+        tell(&format!("CLIENT KILL ID {id}"));
+    }
+    tokio::task::block_in_place(|| sentinel.wait_until_primary_is_not(0));
+    let after = sentinel.node(sentinel.primary());
+    eventually("the next primary counts", || async { limiter.acquire(&rule, 1).await.is_ok() && calls(after) > 0 })
+        .await;
+}
