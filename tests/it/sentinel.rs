@@ -178,5 +178,6 @@ async fn a_primary_cut_off_from_its_sentinels_is_left() {
     }
     tokio::task::block_in_place(|| sentinel.wait_until_primary_is_not(0));
     let after = sentinel.node(sentinel.primary());
-    eventually("the next primary counts", || async { limiter.acquire(&rule, 1).await.is_ok() && calls(after) > 0 }).await;
+    eventually("the next primary counts", || async { limiter.acquire(&rule, 1).await.is_ok() && calls(after) > 0 })
+        .await;
 }
