@@ -1,21 +1,13 @@
 //! Connections that end in unusual ways, and what a connection is allowed to do.
 
 use std::fs;
-use std::{
-    io::{Read as _, Write as _},
-    net::{TcpListener, TcpStream},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
-    task::{Context, Waker},
-    thread,
-    time::Duration,
-};
+use std::sync::mpsc;
+use std::task::{Context, Waker};
+use std::thread;
+use std::time::Duration;
 
 use ratelimit_runtime::{Cause, Key, Limiter, OnStoreError};
-use ratelimit_tests::RedisServer;
+use ratelimit_tests::{Mode, Proxy, RedisServer, documented_acl};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{ALGORITHMS, FIXED, fresh_key, hourly, limiter_on};
@@ -88,57 +80,28 @@ fn without_a_runtime_redis_says_so() {
     assert!(refused.to_string().contains("tokio runtime"), "{refused}");
 }
 
-/// Passes on what is said, except on its first connections once they are to be silent.
-fn proxy(to: u16, silent: &Arc<AtomicUsize>) -> (u16, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let accepted = Arc::new(AtomicUsize::new(0));
-    let (silent, count) = (Arc::clone(silent), Arc::clone(&accepted));
-    thread::spawn(move || {
-        for client in listener.incoming() {
-            let number = count.fetch_add(1, Ordering::SeqCst);
-            let (client, server) = (client.unwrap(), TcpStream::connect(("127.0.0.1", to)).unwrap());
-            let ways = [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)];
-            for (mut from, mut to) in ways {
-                let silent = Arc::clone(&silent);
-                thread::spawn(move || {
-                    let mut bytes = [0; 4096];
-                    while let Ok(length @ 1..) = from.read(&mut bytes) {
-                        if number >= silent.load(Ordering::SeqCst) {
-                            let _ = to.write_all(&bytes[..length]);
-                        }
-                    }
-                });
-            }
-        }
-    });
-    (port, accepted)
-}
-
 #[tokio::test]
 async fn a_connection_that_goes_silent_is_given_up_for_another() {
     let server = RedisServer::start();
-    let silent = Arc::new(AtomicUsize::new(0));
-    let (port, accepted) = proxy(server.port(), &silent);
-    let url = format!("redis://127.0.0.1:{port}");
-    let limiter = Limiter::builder(&url).on_store_error(OnStoreError::Deny).build().await.unwrap();
+    let proxy = Proxy::start(server.port());
+    let limiter =
+        Limiter::builder(&server.url_through(&proxy)).on_store_error(OnStoreError::Deny).build().await.unwrap();
     let (rule, key) = (hourly(1000, FIXED), fresh_key());
     let works = async || limiter.acquire(&rule, key).await.is_ok();
     while !works().await {} // a busy machine may miss a deadline
-    let opened = accepted.load(Ordering::SeqCst);
+    let opened = proxy.accepted();
 
-    silent.store(opened, Ordering::SeqCst);
+    proxy.set(Mode::DropReplies);
     assert!(!works().await, "a silent connection answered");
+    proxy.set(Mode::Pass); // for new connections: this one stays silent
     tokio::time::timeout(Duration::from_secs(30), async { while !works().await {} }).await.expect("never came back");
-    assert!(accepted.load(Ordering::SeqCst) > opened);
+    assert!(proxy.accepted() > opened);
 }
 
 /// The rights are those of the crate's documentation.
 #[tokio::test]
 async fn the_documented_rights_are_enough() {
-    let docs = include_str!("../../ratelimit-runtime/src/lib.rs").replace("\n//! ", " ");
-    let command =
-        docs.split('`').find(|code| code.starts_with("ACL SETUSER limiter")).expect("not in the docs any more");
+    let command = documented_acl();
     for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../ratelimit-runtime/src/algorithm")).unwrap() {
         let script = fs::read_to_string(file.unwrap().path()).unwrap();
         for used in script.split("call('").skip(1) {

@@ -1,9 +1,12 @@
 /* Preloaded into a redis-server: its wall clock shows the microseconds in a file, and stands still until they change.
    The monotonic clock stays real, so that the server's own timers go on. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -47,3 +50,15 @@ time_t time(time_t *seconds) {
     if (seconds) *seconds = now_seconds;
     return now_seconds;
 }
+
+/* A Valkey that counts the processor's ticks asks for the wall clock once a millisecond only, and adds ticks in between. It
+   looks in this file whether it may; without it, it asks each time. */
+static FILE *open_other(const char *name, const char *path, const char *mode) {
+    if (!strcmp(path, "/proc/cpuinfo")) return NULL;
+    FILE *(*next)(const char *, const char *) = (FILE * (*)(const char *, const char *))dlsym(RTLD_NEXT, name);
+    return next(path, mode);
+}
+
+FILE *fopen(const char *restrict path, const char *restrict mode) { return open_other("fopen", path, mode); }
+
+FILE *fopen64(const char *restrict path, const char *restrict mode) { return open_other("fopen64", path, mode); }

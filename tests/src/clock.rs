@@ -83,6 +83,7 @@ fn library_bytes() -> &'static [u8] {
         let output = Command::new("cc")
             .args(["-shared", "-fPIC", "-O2", "-o"])
             .args([&library, &source])
+            .arg("-ldl")
             .output()
             .unwrap_or_else(|error| {
                 panic!(

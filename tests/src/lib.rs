@@ -9,6 +9,9 @@
 //! server.restart(); // comes back empty, at the same address
 //! ```
 //!
+//! Beside the single server there are [`RedisCluster`] and [`RedisSentinel`], whose nodes are such servers, and [`Proxy`] for
+//! what goes wrong on the way to one.
+//!
 //! A server ends with the value that owns it, when the test panics, and when the test process is killed.
 //! Where no server can be started the test fails and says how to get one; nothing is skipped.
 //!
@@ -16,10 +19,20 @@
 #![allow(clippy::missing_panics_doc)]
 
 mod clock;
+mod cluster;
+mod patience;
+mod port;
 mod process;
+mod proxy;
+mod sentinel;
 mod server;
 mod tls;
+mod user;
 
 pub use clock::ServerClock;
+pub use cluster::{RedisCluster, RedisClusterBuilder};
+pub use proxy::{Mode, Proxy};
+pub use sentinel::{RedisSentinel, RedisSentinelBuilder};
 pub use server::{RedisServer, RedisServerBuilder};
 pub use tls::TlsFiles;
+pub use user::documented_acl;

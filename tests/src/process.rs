@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
@@ -15,11 +16,12 @@ const WATCHDOG: &str = r#"trap "" HUP INT TERM; read -r _; kill -9 "$1"; rm -rf 
 pub(crate) struct Process {
     server: Child,
     watchdog: Option<Child>,
+    stopped: AtomicBool,
 }
 
 impl Process {
     pub(crate) fn spawn(server: &mut Command, folder: &Path) -> io::Result<Self> {
-        let mut process = Process { server: server.spawn()?, watchdog: None };
+        let mut process = Process { server: server.spawn()?, watchdog: None, stopped: AtomicBool::new(false) };
         process.watchdog = Some(
             Command::new("sh")
                 .args(["-c", WATCHDOG, "watchdog"])
@@ -48,10 +50,16 @@ impl Process {
         self.signal(Signal::STOP);
         let states = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         waitid(WaitId::Pid(self.pid()), states).expect("the server is our child");
+        self.stopped.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn cont(&self) {
         self.signal(Signal::CONT);
+        self.stopped.store(false, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
     }
 
     fn signal(&self, signal: Signal) {

@@ -4,22 +4,21 @@ use std::env;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{self, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use redis::{Client, Cmd, Connection, RedisResult, Value};
+use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult, Value};
 use tempfile::TempDir;
 
 use crate::clock::ServerClock;
+use crate::patience::PATIENCE;
+use crate::port::free_port;
 use crate::process::Process;
+use crate::proxy::Proxy;
 use crate::tls::TlsFiles;
-
-/// How long a server may take to start, or to answer [`RedisServer::command`].
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::user::{self, User};
 
 const PORT_ATTEMPTS: u32 = 20;
 
@@ -32,8 +31,12 @@ pub struct RedisServer {
     folder: TempDir,
     address: Address,
     password: Option<String>,
+    /// Whom the URL names instead of the default user.
+    user: Option<&'static User>,
     clock: Option<ServerClock>,
     tls: Option<TlsFiles>,
+    cluster_port: Option<u16>,
+    kind: Kind,
     args: Vec<String>,
 }
 
@@ -44,7 +47,22 @@ pub struct RedisServerBuilder {
     listen: Listen,
     password: Option<String>,
     controlled_clock: bool,
+    tls: Option<TlsFiles>,
+    kind: Kind,
     args: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Kind {
+    /// Told everything on the command line.
+    #[default]
+    Plain,
+    /// A node of a cluster, which has a second port for the others.
+    ClusterNode,
+    /// With a configuration file of this text, which it or its sentinels rewrite; a restart goes on from there.
+    Configured(String),
+    /// The same, and it is a sentinel.
+    Sentinel(String),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -97,6 +115,27 @@ impl RedisServerBuilder {
         self
     }
 
+    /// As [`RedisServerBuilder::tls`], with certificates that other servers have too.
+    pub(crate) fn shared_tls(mut self, files: Option<&TlsFiles>) -> Self {
+        self.tls = files.cloned();
+        self.tls()
+    }
+
+    pub(crate) fn cluster_node(mut self) -> Self {
+        self.kind = Kind::ClusterNode;
+        self
+    }
+
+    pub(crate) fn configured(mut self, text: &str) -> Self {
+        self.kind = Kind::Configured(text.to_owned());
+        self
+    }
+
+    pub(crate) fn sentinel(mut self, text: &str) -> Self {
+        self.kind = Kind::Sentinel(text.to_owned());
+        self
+    }
+
     /// Starts the server, and waits until it answers.
     pub fn start(self) -> RedisServer {
         self.start_on(free_port)
@@ -107,18 +146,31 @@ impl RedisServerBuilder {
         let mut server = RedisServer {
             process: None,
             address: Address::Unix,
+            // A sentinel knows none of the rights, and where a test gives a password it is about that password.
+            user: user::chosen().filter(|_| !matches!(self.kind, Kind::Sentinel(_)) && self.password.is_none()),
             password: self.password,
             clock: self.controlled_clock.then(|| ServerClock::create(folder.path())),
-            tls: matches!(self.listen, Listen::Tls).then(|| TlsFiles::create(folder.path())),
+            tls: matches!(self.listen, Listen::Tls)
+                .then(|| self.tls.unwrap_or_else(|| TlsFiles::create(folder.path()))),
+            cluster_port: None,
+            kind: self.kind,
             args: self.args,
             folder,
         };
+        if let Kind::Configured(text) | Kind::Sentinel(text) = &server.kind {
+            let user =
+                server.user.map_or(String::new(), |user| format!("user {} {}\n", user.name, user.rules.join(" ")));
+            fs::write(server.config_file(), format!("{text}{user}")).expect("the server's configuration is written");
+        }
         for _ in 0..PORT_ATTEMPTS {
             server.address = match self.listen {
                 Listen::Tcp => Address::Tcp(next_port()),
                 Listen::Tls => Address::Tls(next_port()),
                 Listen::Unix => Address::Unix,
             };
+            if let Kind::ClusterNode = server.kind {
+                server.cluster_port = Some(next_port());
+            }
             if let Ok(()) = server.launch() {
                 return server;
             }
@@ -144,13 +196,34 @@ impl RedisServer {
     /// Where it listens, as the redis crate takes it: `redis://127.0.0.1:20000/`, `rediss://localhost:20000/` or
     /// `redis+unix:///path/of/socket`, with the password if it has one.
     pub fn url(&self) -> String {
-        let password =
-            self.password.as_ref().map_or(String::new(), |password| format!(":{}@", percent_encoded(password, "")));
         match self.address {
-            Address::Tcp(port) => format!("redis://{password}127.0.0.1:{port}/"),
-            Address::Tls(port) => format!("rediss://{password}localhost:{port}/"),
-            Address::Unix => self.socket_url(),
+            Address::Tcp(port) | Address::Tls(port) => self.url_at(port),
+            Address::Unix => match self.user {
+                Some(user) => self.socket_url(&format!("?user={}&pass={}", user.name, user.password)),
+                None => self.default_socket_url(),
+            },
         }
+    }
+
+    /// The same by way of a proxy.
+    pub fn url_through(&self, proxy: &Proxy) -> String {
+        self.url_at(proxy.port())
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        let credentials = self.credentials();
+        match self.address {
+            Address::Tls(_) => format!("rediss://{credentials}localhost:{port}/"),
+            _ => format!("redis://{credentials}127.0.0.1:{port}/"),
+        }
+    }
+
+    /// In front of the host in a URL: `:password@`, `user:password@`, or nothing.
+    pub(crate) fn credentials(&self) -> String {
+        if let Some(user) = self.user {
+            return format!("{}:{}@", user.name, user.password);
+        }
+        self.password.as_ref().map_or(String::new(), |password| format!(":{}@", percent_encoded(password, "")))
     }
 
     /// The loopback port it listens on.
@@ -205,14 +278,54 @@ impl RedisServer {
     ///
     /// Goes over a fresh connection to a unix socket of the server's, whatever it is that [`RedisServer::url`] names.
     pub fn command(&self, args: &[&[u8]]) -> Value {
+        self.try_command(args).unwrap_or_else(|error| {
+            let command: Vec<_> = args.iter().map(|arg| String::from_utf8_lossy(arg)).collect();
+            panic!("{}: {error}", command.join(" "))
+        })
+    }
+
+    fn try_command<T: FromRedisValue>(&self, args: &[&[u8]]) -> RedisResult<T> {
         let mut command = Cmd::new();
         for arg in args {
             command.arg(arg);
         }
-        self.connect_socket().and_then(|mut connection| command.query(&mut connection)).unwrap_or_else(|error| {
-            let command: Vec<_> = args.iter().map(|arg| String::from_utf8_lossy(arg)).collect();
-            panic!("{}: {error}", command.join(" "))
-        })
+        command.query(&mut self.connect_socket()?)
+    }
+
+    /// One command, its words parted by spaces. The error names it.
+    pub(crate) fn ask<T: FromRedisValue>(&self, command: &str) -> Result<T, String> {
+        let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+        self.try_command(&words).map_err(|error| format!("the server at port {}, {command}: {error}", self.port()))
+    }
+
+    /// Neither killed nor halted.
+    pub(crate) fn is_up(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| !process.is_stopped())
+    }
+
+    /// Whether it has all of that primary's keys and gets every write from now on. Its own word is not enough: a primary
+    /// sends nothing until it has heard from the replica, up to a second later.
+    pub(crate) fn follows(&self, primary: &RedisServer) -> Result<(), String> {
+        let own: String = self.ask("INFO replication")?;
+        let others: String = primary.ask("INFO replication")?;
+        let history = |info: &str| info.lines().find(|line| line.starts_with("master_replid:")).map(str::to_owned);
+        let up = own.contains("master_link_status:up\r\n") && history(&own) == history(&others);
+        let online = others.contains(&format!(",port={},state=online,", self.port()));
+        if up && online {
+            return Ok(());
+        }
+        let (replica, primary) = (self.port(), primary.port());
+        Err(format!("the server at port {replica} does not follow the one at port {primary} yet: {own}{others}"))
+    }
+
+    pub(crate) fn cluster_port(&self) -> u16 {
+        self.cluster_port.expect("a node of a cluster")
+    }
+
+    /// Changes a setting now, and for every restart.
+    pub(crate) fn configure(&mut self, name: &str, value: &str) {
+        self.command(&[b"CONFIG", b"SET", name.as_bytes(), value.as_bytes()]);
+        self.args.extend([format!("--{name}"), value.to_owned()]);
     }
 
     fn running(&self) -> &Process {
@@ -236,6 +349,10 @@ impl RedisServer {
             sleep(Duration::from_millis(2));
         }
         self.process = Some(process);
+        if let Kind::Sentinel(_) = self.kind {
+            // What it looks at, and tells, every ten and every two seconds otherwise. Not kept over a restart.
+            self.command(&[b"SENTINEL", b"DEBUG", b"INFO-PERIOD", b"500", b"PUBLISH-PERIOD", b"200"]);
+        }
         Ok(())
     }
 
@@ -243,7 +360,7 @@ impl RedisServer {
         let log = File::create(log).expect("the server's log is created");
         let binary = env::var_os("REDIS_SERVER").unwrap_or_else(|| OsString::from("redis-server"));
         let mut command = Command::new(&binary);
-        self.configure(&mut command)
+        self.arguments(&mut command)
             .stdin(Stdio::null())
             .stderr(log.try_clone().expect("a second handle of the log"))
             .stdout(log);
@@ -257,12 +374,18 @@ impl RedisServer {
         })
     }
 
-    fn configure<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    fn arguments<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let (port, tls_port) = match self.address {
             Address::Tcp(port) => (port, 0),
             Address::Tls(port) => (0, port),
             Address::Unix => (0, 0),
         };
+        if let Kind::Configured(_) | Kind::Sentinel(_) = self.kind {
+            command.arg(self.config_file());
+        }
+        if let Kind::Sentinel(_) = self.kind {
+            command.arg("--sentinel");
+        }
         command
             .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
             .arg("--unixsocket")
@@ -278,10 +401,20 @@ impl RedisServer {
         if let Some(password) = &self.password {
             command.args(["--requirepass", password]);
         }
+        if let (Some(user), Kind::Plain | Kind::ClusterNode) = (self.user, &self.kind) {
+            command.args(["--user", &user.name]).args(&user.rules);
+        }
+        if let Some(port) = self.cluster_port {
+            command.args(["--cluster-enabled", "yes", "--cluster-port", &port.to_string()]);
+        }
         if let Some(clock) = &self.clock {
             clock.attach(command);
         }
         command.args(&self.args)
+    }
+
+    fn config_file(&self) -> PathBuf {
+        self.folder.path().join("redis.conf")
     }
 
     /// Every server has one, so that the harness can speak to it whatever its clients must speak.
@@ -290,15 +423,19 @@ impl RedisServer {
         self.folder.path().join("redis.sock")
     }
 
-    fn socket_url(&self) -> String {
-        let path = percent_encoded(self.socket().to_str().expect("a UTF-8 path"), "/");
+    fn socket_url(&self, query: &str) -> String {
+        format!("redis+unix://{}{query}", percent_encoded(self.socket().to_str().expect("a UTF-8 path"), "/"))
+    }
+
+    /// Of the user who may do everything.
+    fn default_socket_url(&self) -> String {
         let password =
             self.password.as_ref().map_or(String::new(), |password| format!("?pass={}", percent_encoded(password, "")));
-        format!("redis+unix://{path}{password}")
+        self.socket_url(&password)
     }
 
     fn connect_socket(&self) -> RedisResult<Connection> {
-        let connection = Client::open(self.socket_url())?.get_connection_with_timeout(PATIENCE)?;
+        let connection = Client::open(self.default_socket_url())?.get_connection_with_timeout(PATIENCE)?;
         connection.set_read_timeout(Some(PATIENCE))?;
         connection.set_write_timeout(Some(PATIENCE))?;
         Ok(connection)
@@ -307,24 +444,6 @@ impl RedisServer {
     fn ping(&self) -> RedisResult<()> {
         redis::cmd("PING").exec(&mut self.connect_socket()?)
     }
-}
-
-/// A port below the range systems take client ports from: there, a client that calls a killed server again and again
-/// can be given the very port it calls, and is then connected to itself. No two calls in a process return the same
-/// one; other processes start elsewhere in the range.
-fn free_port() -> u16 {
-    const FIRST: u32 = 15_000;
-    const COUNT: u32 = 17_000;
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let start = process::id().wrapping_mul(97);
-    for _ in 0..COUNT {
-        let next = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = u16::try_from(FIRST + next % COUNT).expect("a port below 65,536");
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return port;
-        }
-    }
-    panic!("no free port from {FIRST} to {}", FIRST + COUNT - 1);
 }
 
 /// For a part of a URL; `kept` beside the characters that mean nothing there.
@@ -346,6 +465,8 @@ fn read_lossy(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
     use super::*;
 
     /// Between the look at a port and the server's start another process may take it.
@@ -357,13 +478,5 @@ mod tests {
         let server = RedisServer::builder().start_on(|| ports.next().unwrap());
         assert_ne!(server.port(), taken);
         assert_eq!(ports.next(), None);
-    }
-
-    #[test]
-    fn ports_of_one_process_differ() {
-        let mut ports: Vec<u16> = (0..100).map(|_| free_port()).collect();
-        ports.sort_unstable();
-        ports.dedup();
-        assert_eq!(ports.len(), 100);
     }
 }

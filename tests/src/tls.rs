@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 
 /// The PEM files a client may want, in the folder of the server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct TlsFiles {
     /// The authority that signed the server's certificate and the client's. No system trusts it.
     pub ca_pem: PathBuf,
@@ -43,12 +43,15 @@ impl TlsFiles {
     }
 
     /// What `redis-server` is told about them.
-    pub(crate) fn server_args(&self) -> [(&'static str, &Path); 4] {
+    pub(crate) fn server_args(&self) -> [(&'static str, &Path); 6] {
         [
             ("--tls-ca-cert-file", &self.ca_pem),
             ("--tls-cert-file", &self.server_cert_pem),
             ("--tls-key-file", &self.server_key_pem),
             ("--tls-auth-clients", Path::new("optional")),
+            // Servers call each other, too.
+            ("--tls-client-cert-file", &self.client_cert_pem),
+            ("--tls-client-key-file", &self.client_key_pem),
         ]
     }
 }

@@ -1,0 +1,55 @@
+//! The least-privileged user of the runtime's documentation.
+
+use std::env;
+use std::sync::OnceLock;
+
+/// A user of a server, besides the one the harness itself speaks as.
+#[derive(Debug)]
+pub(crate) struct User {
+    pub(crate) name: String,
+    pub(crate) password: String,
+    /// As behind the name in `ACL SETUSER`.
+    pub(crate) rules: Vec<String>,
+}
+
+/// The paragraph of the runtime's documentation about a user's rights, as one line.
+fn paragraph() -> String {
+    let docs = include_str!("../../ratelimit-runtime/src/lib.rs");
+    let start = docs.find("`ACL SETUSER ").expect("the runtime's documentation has an `ACL SETUSER ..`");
+    let paragraph = docs[start..].split("\n//!\n").next().expect("a first part");
+    paragraph.replace("\n//! ", " ")
+}
+
+/// The `ACL SETUSER ..` of the runtime's documentation: for a user who counts in the namespace `shop`.
+pub fn documented_acl() -> String {
+    paragraph().split('`').nth(1).expect("what stands between backticks").to_owned()
+}
+
+impl User {
+    /// With all rights the paragraph mentions, on all keys: most tests have no namespace.
+    fn documented() -> Self {
+        let acl = documented_acl();
+        let words: Vec<&str> = acl.split(' ').collect();
+        let [_, _, name, rules @ ..] = words.as_slice() else { panic!("`{acl}` names no user") };
+        let paragraph = paragraph();
+        let others = paragraph.split('`').skip(3).step_by(2).filter(|code| code.starts_with('+'));
+        let password = rules.iter().find_map(|rule| rule.strip_prefix('>')).expect("a password");
+        let rules = rules.iter().map(|rule| if rule.starts_with('~') { "~*" } else { rule });
+        User {
+            name: (*name).to_owned(),
+            password: password.to_owned(),
+            rules: rules.chain(others.flat_map(|rights| rights.split(' '))).map(str::to_owned).collect(),
+        }
+    }
+}
+
+/// The user all URLs of servers name, if the environment asks for the least-privileged one.
+pub(crate) fn chosen() -> Option<&'static User> {
+    static USER: OnceLock<Option<User>> = OnceLock::new();
+    let chosen = USER.get_or_init(|| match env::var("RATELIMIT_TEST_USER").ok().as_deref() {
+        None | Some("") => None,
+        Some("limited") => Some(User::documented()),
+        Some(other) => panic!("RATELIMIT_TEST_USER is `{other}`; there is only `limited`"),
+    });
+    chosen.as_ref()
+}
