@@ -3,7 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -235,7 +235,7 @@ async fn is_reached_over_tls() {
     assert!(error.contains("certificate"), "{error}");
 }
 
-/// All or nothing, exactly, whoever leaves half way.
+/// All or nothing, and exactly as many as the tightest rule lets through.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn charges_over_slots_are_all_or_nothing() {
     let cluster = RedisCluster::builder().replicas(0).start();
@@ -243,64 +243,103 @@ async fn charges_over_slots_are_all_or_nothing() {
     for algorithm in [FIXED, LOG, SLIDING] {
         let keys = keys_apart(&cluster, 3);
         let rules = [hourly(60, algorithm), hourly(200, algorithm), hourly(90, algorithm)];
-        let kept = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
         for task in 0..8 {
-            let (limiter, keys, kept) = (limiter.clone(), keys.clone(), Arc::clone(&kept));
+            let (limiter, keys) = (limiter.clone(), keys.clone());
             tasks.spawn(async move {
-                for call in 0..25 {
-                    let mut charges: Vec<_> =
-                        (0..3).map(|at| (&rules[at], Key::new(keys[at]), at as u64 + 1)).collect();
-                    charges.rotate_left(task % 3);
-                    let acquired = limiter.acquire_all(&charges);
-                    if call % 2 == 1 {
-                        // From before the first look until after the last charge.
-                        let leave_at = Instant::now() + Duration::from_micros(call * 100);
-                        let mut acquired = pin!(acquired);
-                        let left_or_answered = poll_fn(|context| match acquired.as_mut().poll(context) {
-                            Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                            Poll::Pending if Instant::now() > leave_at => Poll::Ready(None),
-                            Poll::Pending => {
-                                context.waker().wake_by_ref();
-                                Poll::Pending
-                            }
-                        });
-                        if let Some(answer) = left_or_answered.await {
-                            kept.fetch_add(u64::from(is_admitted(answer)), Ordering::Relaxed);
-                        }
-                    } else {
-                        kept.fetch_add(u64::from(is_admitted(acquired.await)), Ordering::Relaxed);
-                    }
+                let mut charges = each(&rules, &keys);
+                charges.rotate_left(task % 3);
+                let mut admitted = 0;
+                for _ in 0..20 {
+                    admitted += u64::from(is_admitted(limiter.acquire_all(&charges).await));
                 }
+                admitted
             });
         }
-        tasks.join_all().await;
-        // What was refused for a moment fits now, up to the tightest of them.
-        let charges: Vec<_> = (0..3).map(|at| (&rules[at], Key::new(keys[at]), at as u64 + 1)).collect();
-        let used = async |at: usize| rules[at].limit() - limiter.peek(&rules[at], keys[at]).await.unwrap().remaining();
-        let kept = kept.load(Ordering::Relaxed);
-        eventually("what those who left were charged is given back", || async {
-            let mut settled = true;
-            for at in 0..3 {
-                let used = used(at).await;
-                assert!(used >= kept * (at as u64 + 1), "{used} of rule {at} for {kept} permits");
-                settled &= used == kept * (at as u64 + 1);
-            }
-            settled
-        })
-        .await;
-        let mut all = kept;
-        let mut permits = Vec::new();
-        while let Ok(permit) = limiter.acquire_all(&charges).await {
-            permits.push(permit);
+        let mut all: u64 = tasks.join_all().await.into_iter().sum();
+        // What was refused for the moment that another was charged fits now.
+        while is_admitted(limiter.acquire_all(&each(&rules, &keys)).await) {
             all += 1;
         }
         assert_eq!(all, 30, "{algorithm:?}: of 90 with a cost of 3");
-        assert_eq!(permits.pop().map(|permit| permit.limit()), permits.last().map(|permit| permit.limit()));
         for at in 0..3 {
-            assert_eq!(used(at).await, 30 * (at as u64 + 1), "{algorithm:?}, rule {at}");
+            let used = rules[at].limit() - limiter.peek(&rules[at], keys[at]).await.unwrap().remaining();
+            assert_eq!(used, 30 * (at as u64 + 1), "{algorithm:?}, rule {at}");
         }
     }
+}
+
+/// A cost of 1 to the first rule, of 2 to the second, of 3 to the third.
+fn each<'a>(rules: &'a [Rule; 3], keys: &[u64]) -> Vec<(&'a Rule, Key, u64)> {
+    rules.iter().zip(keys).zip(1..).map(|((rule, key), cost)| (rule, Key::new(key), cost)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_caller_who_leaves_between_slots_has_charged_nothing() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let limiter = limiter_on(&cluster).await;
+    let keys = keys_apart(&cluster, 3);
+    let rules = [hourly(1_000_000, FIXED); 3];
+    let charges = each(&rules, &keys);
+    let (mut kept, mut left) = (0, 0);
+    let mut whole = Duration::ZERO;
+    for call in 0..500 {
+        // One stays, and shows how long that takes; the next leave at all times in between, for which a timer is not fine enough.
+        let (asked, step) = (Instant::now(), call % 50);
+        let leave_at = asked + if step == 0 { PATIENCE } else { whole * (step - 1) / 40 };
+        let mut acquired = pin!(limiter.acquire_all(&charges));
+        let left_or_answered = poll_fn(|context| match acquired.as_mut().poll(context) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending if Instant::now() > leave_at => Poll::Ready(None),
+            Poll::Pending => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        });
+        match left_or_answered.await {
+            Some(answer) => kept += u64::from(is_admitted(answer)),
+            None => left += 1,
+        }
+        if step == 0 {
+            whole = asked.elapsed();
+        }
+    }
+    assert!(kept > 0 && left > 0, "{kept} stayed, {left} left");
+    eventually("what those who left were charged is given back", || async {
+        let mut settled = true;
+        for (rule, key, cost) in &charges {
+            let used = rule.limit() - limiter.peek(rule, key.to_string()).await.unwrap().remaining();
+            assert!(used >= kept * cost, "{used} for {kept} permits of {cost}");
+            settled &= used == kept * cost;
+        }
+        settled
+    })
+    .await;
+}
+
+/// Not even for a moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_refusal_over_slots_is_in_nobodys_way() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let limiter = limiter_on(&cluster).await;
+    let rule = hourly(10, LOG);
+    let mut keys = keys_apart(&cluster, 2);
+    keys.sort_by_key(|key| cluster.slot_of(name(&rule, *key)));
+    limiter.acquire_n(&rule, keys[1], 10).await.unwrap();
+    let refused = tokio::spawn({
+        let (limiter, charges) = (limiter.clone(), [(keys[0], 10), (keys[1], 1)]);
+        async move {
+            loop {
+                exceeded(limiter.acquire_all(&charges.map(|(key, cost)| (&rule, Key::new(key), cost))).await);
+            }
+        }
+    });
+    for _ in 0..300 {
+        let permit = limiter.acquire(&rule, keys[0]).await.unwrap();
+        assert_eq!(permit.give_back().await.unwrap(), 1);
+    }
+    assert!(!refused.is_finished(), "{:?}", refused.await);
+    refused.abort();
 }
 
 #[tokio::test]

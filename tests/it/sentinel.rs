@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use ratelimit_runtime::{Cause, Limiter, OnStoreError};
-use ratelimit_tests::{RedisSentinel, RedisServer};
+use ratelimit_runtime::conformance::{self, ALGORITHMS, Subject, store_of};
+use ratelimit_runtime::{Cause, Limiter, ManualClock, OnStoreError, Store};
+use ratelimit_tests::{RedisSentinel, RedisSentinelBuilder, RedisServer};
 
 use crate::server::{ask, eventually, keeps_the_secret, recovers, works};
 use crate::support::{FIXED, LOG, PATIENCE, hourly, is_admitted};
@@ -12,6 +13,55 @@ const SECRET: &str = "swordfish";
 
 async fn limiter_at(url: &str) -> Limiter {
     Limiter::builder(url).deadline(PATIENCE).on_store_error(OnStoreError::Deny).build().await.unwrap()
+}
+
+/// Lives by a clock of the test.
+struct Timed {
+    limiter: Limiter,
+    clock: ManualClock,
+    sentinel: RedisSentinel,
+}
+
+impl Timed {
+    async fn start(sentinel: RedisSentinelBuilder) -> Self {
+        // No server is to seem away because the time was moved.
+        let sentinel = sentinel.controlled_clock().down_after(Duration::from_secs(3600)).start();
+        let clock = ManualClock::new();
+        let builder = Limiter::builder(&sentinel.url()).clock(clock.clone()).deadline(PATIENCE);
+        #[cfg(feature = "rustls")]
+        let builder = match sentinel.tls() {
+            Some(files) => builder.ca_certificate(std::fs::read(&files.ca_pem).unwrap()),
+            None => builder,
+        };
+        let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
+        Self { limiter, clock, sentinel }
+    }
+}
+
+impl Subject for Timed {
+    fn store(&self) -> &dyn Store {
+        store_of(&self.limiter)
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.sentinel.node(0).clock().now_micros())
+    }
+
+    fn advance(&self, by: Duration) {
+        self.sentinel.node(0).clock().advance(by);
+        self.clock.advance(by);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_primary_behind_sentinels_conforms() {
+    conformance::check(&Timed::start(RedisSentinel::builder()).await, ALGORITHMS).await;
+}
+
+#[cfg(feature = "rustls")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_primary_behind_sentinels_over_tls_conforms() {
+    conformance::check(&Timed::start(RedisSentinel::builder().tls()).await, ALGORITHMS).await;
 }
 
 #[tokio::test]

@@ -369,6 +369,27 @@ mod away {
         }
     }
 
+    /// The name in the URL may lead to another server by now, so the connection is opened anew.
+    #[tokio::test]
+    async fn a_primary_that_became_a_replica_is_connected_to_anew() {
+        let (server, other) = (RedisServer::start(), RedisServer::start());
+        let limiter = limiter_on(&server).await;
+        works(&limiter).await;
+        let ours = || {
+            ask::<String>(&server, "CLIENT LIST").lines().find_map(|line| {
+                line.contains("addr=127.0.0.1").then(|| line.split(' ').next().map(str::to_owned)).flatten()
+            })
+        };
+        let before = ours().expect("a connection");
+        ask::<()>(&server, &format!("REPLICAOF 127.0.0.1 {}", other.port()));
+        let refused = limiter.acquire(&hourly(3, FIXED), 1).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
+        assert!(refused.to_string().contains("replica"), "{refused}");
+        ask::<()>(&server, "REPLICAOF NO ONE");
+        eventually("another connection", || async { ours().is_some_and(|now| now != before) }).await;
+        recovers(&limiter).await;
+    }
+
     /// Full: an error of the server's that has to do with nobody's mistake.
     #[tokio::test]
     async fn a_server_out_of_memory_is_unavailable() {

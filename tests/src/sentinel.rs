@@ -31,6 +31,7 @@ pub struct RedisSentinelBuilder {
     tls: bool,
     password: Option<String>,
     sentinel_password: Option<String>,
+    controlled_clock: bool,
     args: Vec<(String, String)>,
 }
 
@@ -60,6 +61,12 @@ impl RedisSentinelBuilder {
         self
     }
 
+    /// Puts the wall clock of the first primary in the hands of the test, see [`RedisServer::clock`].
+    pub fn controlled_clock(mut self) -> Self {
+        self.controlled_clock = true;
+        self
+    }
+
     /// Any setting of `redis.conf` for the primary and its replicas, as in [`RedisServerBuilder::arg`].
     pub fn arg(mut self, name: &str, value: &str) -> Self {
         self.args.push((name.to_owned(), value.to_owned()));
@@ -68,7 +75,8 @@ impl RedisSentinelBuilder {
 
     /// Starts everything, and waits until a failover could happen: the replicas follow, and the sentinels know them and each other.
     pub fn start(self) -> RedisSentinel {
-        let primary = self.node("", None).start();
+        let primary = self.node("", None);
+        let primary = if self.controlled_clock { primary.controlled_clock() } else { primary }.start();
         let tls = primary.tls().cloned();
         let port = primary.port();
         let mut all = RedisSentinel { nodes: vec![primary], sentinels: Vec::new() };
@@ -138,6 +146,7 @@ impl RedisSentinel {
             tls: false,
             password: None,
             sentinel_password: None,
+            controlled_clock: false,
             args: Vec::new(),
         }
     }
