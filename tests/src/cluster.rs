@@ -296,11 +296,16 @@ impl RedisCluster {
 
     fn is_ready(&self) -> Result<(), String> {
         let running: Vec<&str> = self.running().map(|(index, _)| self.ids[index].as_str()).collect();
-        let mut agreed: Option<Layout> = None;
+        let (mut agreed, mut latest): (Option<Layout>, Option<String>) = (None, None);
         for (index, node) in self.running() {
             let info: String = node.ask("CLUSTER INFO")?;
             if !info.contains("cluster_state:ok") || !info.contains("cluster_slots_ok:16384") {
                 return Err(format!("node {index} does not serve: {info}"));
+            }
+            // Who takes over a slot says so under the next number it knows of. Two that know of different ones could both say it.
+            let epoch = info.lines().find(|line| line.starts_with("cluster_current_epoch:")).unwrap_or_default();
+            if latest.get_or_insert_with(|| epoch.to_owned()) != epoch {
+                return Err(format!("node {index} is at {epoch}, and another at {latest:?}"));
             }
             let lines = lines_of(node)?;
             if lines.len() != self.nodes.len() {

@@ -276,17 +276,15 @@ impl Link {
                     continue;
                 }
             }
-            if last.is_some_and(|last| last.elapsed() < LONGEST_PAUSE) {
+            if last.is_some_and(|last| last.elapsed() < pause) {
                 sleep(with_jitter(pause)).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            } else {
-                pause = FIRST_PAUSE;
             }
             let opened = self.open(longest, longest_ping).await;
             last = Some(Instant::now());
             (longest, longest_ping) = (deadline.clamp(CONNECT, FIRST_CONNECT), deadline);
             match opened {
                 Ok((open, client)) => {
+                    pause = FIRST_PAUSE;
                     server = Some(client);
                     let redis = open.redis.clone();
                     self.silence.answered(self.now());
@@ -296,6 +294,7 @@ impl Link {
                 Err(error) => {
                     tracing::debug!(server = %self.node.target, %error, "cannot connect");
                     self.state.send_modify(|state| state.failed(error, Instant::now()));
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }

@@ -145,7 +145,7 @@ pub(crate) fn deny(extent: Extent, faults: &mut Faults) {
         "99",
         "longest"
     );
-    for (topology, tls) in Place::ALL {
+    for (topology, tls) in Place::kinds(extent.tls) {
         let place = Place::start(topology, tls);
         let outcome = run(&place, OnStoreError::Deny, extent.decisions);
         let (mut sent, mut charged, mut admitted, mut double, mut uncharged) = (0, 0, 0, 0, 0_u64);
@@ -202,7 +202,7 @@ pub(crate) fn local(extent: Extent, faults: &mut Faults) {
         "{:<15}{:>9}{:>10}{:>17}{:>11}   {:<17}{:>8}{:>8}{:>8}",
         "", "sent", "admitted", "extras of a key", "at most", "cut/flush/moved", "median", "99", "longest"
     );
-    for (topology, tls) in Place::ALL {
+    for (topology, tls) in Place::kinds(extent.tls) {
         let place = Place::start(topology, tls);
         let outcome = run(&place, OnStoreError::Local, extent.decisions);
         let of_key = |key: usize| outcome.reports.iter().map(|report| report.shared[key]).sum::<u64>();

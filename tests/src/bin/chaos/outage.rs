@@ -102,7 +102,10 @@ async fn measure(kind: Kind, extent: Extent, faults: &mut Faults) {
         }
         sleep(Duration::from_millis(1)).await;
     }
-    sleep(Duration::from_millis(1_500)).await; // it counts as well again after a second without a failure
+    // It counts as available again after a second without a failure.
+    while limiter.health() != Health::Available && start.elapsed() < there + PATIENCE {
+        sleep(Duration::from_millis(10)).await;
+    }
     done.store(true, Ordering::Relaxed);
     let calls: Vec<Call> = tasks.join_all().await.into_iter().flatten().collect();
     let healthy = limiter.health() == Health::Available;

@@ -42,14 +42,12 @@ pub(crate) enum Servers {
 }
 
 impl Place {
-    pub(crate) const ALL: [(Topology, bool); 6] = [
-        (Topology::Single, false),
-        (Topology::Sentinel, false),
-        (Topology::Cluster, false),
-        (Topology::Single, true),
-        (Topology::Sentinel, true),
-        (Topology::Cluster, true),
-    ];
+    /// Of each topology, without TLS and, if that is wanted, with it.
+    pub(crate) fn kinds(tls: bool) -> impl Iterator<Item = (Topology, bool)> {
+        let topologies = [Topology::Single, Topology::Sentinel, Topology::Cluster];
+        let kinds = topologies.map(|topology| (topology, false)).into_iter();
+        kinds.chain(topologies.map(|topology| (topology, true)).into_iter().filter(move |_| tls))
+    }
 
     pub(crate) fn start(topology: Topology, tls: bool) -> Self {
         let servers = match topology {

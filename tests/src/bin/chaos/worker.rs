@@ -12,12 +12,15 @@ use std::time::{Duration, Instant};
 use ratelimit_runtime::{Cause, Limiter, OnStoreError, Rule};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use crate::place::{Place, builder};
 use crate::{percentile, runtime};
 
 pub(crate) const TASKS: usize = 32;
 pub(crate) const INSTANCES: u32 = 4;
+/// What a caller does who was told that the store is away; or all calls were made before it is back.
+const BACK_OFF: Duration = Duration::from_millis(5);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Every key of it is asked for once, so a call that was executed twice shows as 2.
@@ -136,7 +139,10 @@ async fn work(limiter: Limiter, number: usize, decisions: usize) -> Report {
                         Fate::Unavailable
                     }
                 };
-                report.unavailable += u64::from(fate == Fate::Unavailable);
+                if fate == Fate::Unavailable {
+                    report.unavailable += 1;
+                    sleep(BACK_OFF).await;
+                }
                 if shared {
                     report.shared_sent += 1;
                     report.shared[key] += u64::from(fate == Fate::Admitted);
