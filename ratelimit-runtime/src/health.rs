@@ -194,7 +194,8 @@ mod tests {
         use std::sync::Arc;
 
         use metrics::{
-            Counter, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit, with_local_recorder,
+            Counter, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+            with_local_recorder,
         };
 
         /// What a gauge of this name was set to.

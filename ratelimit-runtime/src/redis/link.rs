@@ -19,6 +19,7 @@ use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError
 use tokio::{
     runtime::{Handle, Id},
     sync::watch,
+    task::coop::consume_budget,
     time::{Instant, sleep, timeout},
 };
 
@@ -165,6 +166,11 @@ impl Links {
         let link = self.link()?;
         loop {
             if let Some(answer) = link.connection() {
+                if answer.is_err() {
+                    // Nothing else on this way lets other tasks run: a caller who tries again and again would hold up the
+                    // task that opens connections.
+                    consume_budget().await;
+                }
                 return answer;
             }
             let _ = link.state.subscribe().wait_for(|state| !state.is_opening()).await;
