@@ -2,7 +2,7 @@
 //!
 //! Ways to be away that have a test of their own elsewhere are in `server.rs` (`away`, `misconfigured`).
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Write as _};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -515,7 +515,7 @@ impl Subscriber for Log {
         struct Line(String);
         impl Visit for Line {
             fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-                self.0 += &format!("{}={value:?} ", field.name());
+                let _ = write!(self.0, "{}={value:?} ", field.name());
             }
         }
         let mut line = Line(String::new());

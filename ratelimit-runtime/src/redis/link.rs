@@ -136,7 +136,7 @@ impl Drop for Sent<'_> {
         // A caller who gives up before the deadline says nothing about the server. It began to count a moment before the
         // call was sent, hence the tenth.
         let Self { link, silence, at, returned } = *self;
-        let patience = link.node.deadline - link.node.deadline / 10;
+        let patience = link.node.deadline.saturating_sub(link.node.deadline / 10);
         if returned || Duration::from_nanos(link.now().saturating_sub(at)) < patience {
             return;
         }
