@@ -189,7 +189,8 @@ mod breaker {
         proxy.set(Mode::Stall);
         let builder = Limiter::builder(&proxy.url()).lazy().deadline(DEADLINE).on_store_error(OnStoreError::Deny);
         let limiter = builder.build().await.unwrap();
-        assert!((1..=10).contains(&calls_until_the_breaker_opens(&limiter, &hourly(9, FIXED)).await));
+        // Long before the attempt itself is given up.
+        assert!((1..=3).contains(&calls_until_the_breaker_opens(&limiter, &hourly(9, FIXED)).await));
         proxy.set(Mode::Pass);
         recovers(&limiter).await;
     }
@@ -481,13 +482,14 @@ mod local {
         settle().await;
         clock.advance(Duration::from_secs(1)); // the first in line asks, the other stops and asks too
         settle().await;
-        store.release();
+        asks.abort();
+        settle().await;
         store.release();
         settle().await;
-        let (asked, stopped) = (ends(asks).await.unwrap(), ends(stops).await.unwrap());
-        exceeded(stopped);
-        asked.unwrap();
+        exceeded(ends(stops).await.unwrap());
         assert_eq!(store.calls(), 4);
+        store.release();
+        ends(limiter.acquire(&rule, 1)).await.unwrap();
     }
 }
 
