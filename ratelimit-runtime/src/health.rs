@@ -74,18 +74,15 @@ impl Seen {
     pub(crate) fn failed(&self, error: &StoreError) {
         let now = Instant::now();
         let mut degraded = self.lock();
-        match &mut *degraded {
-            Some(degraded) => {
-                degraded.last_failure = now;
-                degraded.error = error.clone();
-            }
-            None => {
-                tracing::warn!(reason = error.reason(), "the rate limit store is unavailable");
-                *degraded = Some(Degraded { since: now, last_failure: now, error: error.clone() });
-                self.is_degraded.store(true, Ordering::Relaxed);
-                show(true);
-            }
+        if let Some(degraded) = &mut *degraded {
+            degraded.last_failure = now;
+            degraded.error = error.clone();
+            return;
         }
+        tracing::warn!(reason = error.reason(), "the rate limit store is unavailable");
+        *degraded = Some(Degraded { since: now, last_failure: now, error: error.clone() });
+        self.is_degraded.store(true, Ordering::Relaxed);
+        show(true);
     }
 
     /// A decision was made.
@@ -146,10 +143,10 @@ mod tests {
         StoreError::unavailable("refused")
     }
 
-    fn lasts(health: Health) -> Option<Duration> {
+    fn lasts(health: &Health) -> Option<Duration> {
         match health {
             Health::Available => None,
-            Health::Degraded { lasts, .. } => Some(lasts),
+            Health::Degraded { lasts, .. } => Some(*lasts),
         }
     }
 
@@ -159,7 +156,7 @@ mod tests {
         for tenths in 0..50 {
             seen.failed(&error());
             seen.succeeded();
-            assert_eq!(lasts(seen.health(None)), Some(tenths * TENTH));
+            assert_eq!(lasts(&seen.health(None)), Some(tenths * TENTH));
             advance(TENTH).await;
         }
         for _ in 0..8 {
@@ -182,10 +179,10 @@ mod tests {
         assert_eq!(seen.health(None), Health::Available);
         advance(QUIET).await;
         let known = StoreError::unavailable("no route");
-        assert_eq!(lasts(seen.health(Some(&known))), Some(2 * QUIET), "one outage since the first failure");
+        assert_eq!(lasts(&seen.health(Some(&known))), Some(2 * QUIET), "one outage since the first failure");
         let Health::Degraded { reason, .. } = seen.health(Some(&known)) else { panic!() };
         assert_eq!(reason, "no route");
-        assert!(lasts(Seen::default().health(Some(&known))).is_some());
+        assert!(lasts(&Seen::default().health(Some(&known))).is_some());
     }
 
     #[cfg(feature = "metrics")]

@@ -2,7 +2,7 @@
 //!
 //! Ways to be away that have a test of their own elsewhere are in `server.rs` (`away`, `misconfigured`).
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Write as _};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -189,7 +189,8 @@ mod breaker {
         proxy.set(Mode::Stall);
         let builder = Limiter::builder(&proxy.url()).lazy().deadline(DEADLINE).on_store_error(OnStoreError::Deny);
         let limiter = builder.build().await.unwrap();
-        assert!((1..=10).contains(&calls_until_the_breaker_opens(&limiter, &hourly(9, FIXED)).await));
+        // Long before the attempt itself is given up.
+        assert!((1..=3).contains(&calls_until_the_breaker_opens(&limiter, &hourly(9, FIXED)).await));
         proxy.set(Mode::Pass);
         recovers(&limiter).await;
     }
@@ -481,13 +482,14 @@ mod local {
         settle().await;
         clock.advance(Duration::from_secs(1)); // the first in line asks, the other stops and asks too
         settle().await;
-        store.release();
+        asks.abort();
+        settle().await;
         store.release();
         settle().await;
-        let (asked, stopped) = (ends(asks).await.unwrap(), ends(stops).await.unwrap());
-        exceeded(stopped);
-        asked.unwrap();
+        exceeded(ends(stops).await.unwrap());
         assert_eq!(store.calls(), 4);
+        store.release();
+        ends(limiter.acquire(&rule, 1)).await.unwrap();
     }
 }
 
@@ -515,7 +517,7 @@ impl Subscriber for Log {
         struct Line(String);
         impl Visit for Line {
             fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-                self.0 += &format!("{}={value:?} ", field.name());
+                let _ = write!(self.0, "{}={value:?} ", field.name());
             }
         }
         let mut line = Line(String::new());

@@ -22,6 +22,7 @@ use redis::{
 use tokio::{
     runtime::{Handle, Id},
     sync::watch,
+    task::coop::consume_budget,
     time::{Instant, sleep, timeout},
 };
 
@@ -144,7 +145,7 @@ impl Drop for Sent<'_> {
         // A caller who gives up before the deadline says nothing about the server. It began to count a moment before the
         // call was sent, hence the tenth.
         let Self { link, silence, at, returned } = *self;
-        let patience = link.node.deadline - link.node.deadline / 10;
+        let patience = link.node.deadline.saturating_sub(link.node.deadline / 10);
         if returned || Duration::from_nanos(link.now().saturating_sub(at)) < patience {
             return;
         }
@@ -174,6 +175,11 @@ impl Links {
         let link = self.link()?;
         loop {
             if let Some(answer) = link.connection() {
+                if answer.is_err() {
+                    // Nothing else on this way lets other tasks run: a caller who tries again and again would hold up the
+                    // task that opens connections.
+                    consume_budget().await;
+                }
                 return answer;
             }
             let _ = link.state.subscribe().wait_for(|state| !state.is_opening()).await;
