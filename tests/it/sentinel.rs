@@ -138,7 +138,7 @@ async fn a_failover_is_followed() {
     let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
     let rule = hourly(1_000_000, LOG);
     let counts = async || limiter.acquire(&rule, 1).await.is_ok();
-    eventually("the first primary counts", || counts()).await;
+    eventually("the first primary counts", counts).await;
     for round in 0..3 {
         let before = sentinel.primary();
         match round {
