@@ -11,6 +11,7 @@ use futures_util::future::join_all;
 use ratelimit_runtime::conformance::{self, ALGORITHMS as ALL, Subject, store_of};
 use ratelimit_runtime::{Cause, Key, Limiter, ManualClock, OnStoreError, Rule, Store};
 use ratelimit_tests::{RedisCluster, RedisServer};
+use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
 use crate::server::{ask, eventually, keeps_the_secret, recovers, works};
@@ -82,7 +83,9 @@ impl Timed {
         let known = format!("cluster_known_nodes:{nodes}\r\n");
         eventually("the nodes are a cluster", || async {
             // Some of what a node waits for goes by its clock.
-            servers.iter().for_each(|server| server.clock().advance(Duration::from_secs(1)));
+            for server in &servers {
+                server.clock().advance(Duration::from_secs(1));
+            }
             servers.iter().all(|server| {
                 let info: String = ask(server, "CLUSTER INFO");
                 info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384") && info.contains(&known)
@@ -513,4 +516,23 @@ async fn a_cluster_that_is_away_is_met_by_the_policy() {
     }
     cluster.wait_until_ready();
     recovers(&limiter).await;
+}
+
+/// The one that began to ask the cluster, and is kept, and never goes on.
+#[test]
+fn a_runtime_that_nobody_drives_holds_up_no_other() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let idle = Builder::new_current_thread().enable_all().build().unwrap();
+    let rule = hourly(3, FIXED);
+    let limiter = idle.block_on(async {
+        let builder = Limiter::builder(&cluster.url()).lazy().deadline(Duration::from_millis(300));
+        let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
+        let mut first = pin!(limiter.acquire(&rule, 1));
+        poll_fn(|context| Poll::Ready(assert!(first.as_mut().poll(context).is_pending()))).await;
+        limiter.clone()
+    });
+    let driven = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    driven.block_on(eventually("the other is served", || async { limiter.acquire(&rule, 1).await.is_ok() }));
+    drop(idle);
+    driven.block_on(recovers(&limiter));
 }

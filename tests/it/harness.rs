@@ -210,18 +210,19 @@ fn a_panic_ends_the_server() {
     assert!(!exists(pid) && !folder.exists());
 }
 
-/// `hold_server`, with its server's port and folder.
-fn hold_server(command: &mut Command) -> (Child, u16, PathBuf) {
+/// `hold_server`, with its server's port, folder and URL.
+fn hold_server(command: &mut Command) -> (Child, u16, PathBuf, String) {
     let mut owner = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(owner.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let (port, folder) = line.trim().split_once(' ').unwrap_or_else(|| panic!("hold_server printed {line:?}"));
-    (owner, port.parse().unwrap(), folder.into())
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let &[port, folder, url] = words.as_slice() else { panic!("hold_server printed {line:?}") };
+    (owner, port.parse().unwrap(), folder.into(), url.to_owned())
 }
 
 #[test]
 fn a_killed_owner_takes_its_server_along() {
-    let (mut owner, port, folder) = hold_server(&mut Command::new(env!("CARGO_BIN_EXE_hold_server")));
+    let (mut owner, port, folder, _) = hold_server(&mut Command::new(env!("CARGO_BIN_EXE_hold_server")));
     assert_eq!(ping(&format!("redis://127.0.0.1:{port}/")).unwrap(), "PONG");
     assert!(folder.exists());
     owner.kill().unwrap();
@@ -263,6 +264,23 @@ fn the_environment_names_another_server() {
     assert!(used.exists());
     owner.kill().unwrap();
     owner.wait().unwrap();
+}
+
+#[test]
+fn the_environment_names_a_user_with_few_rights() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hold_server"));
+    let (mut owner, .., url) = hold_server(command.env("RATELIMIT_TEST_USER", "limited"));
+    let mut connection = connect(&url).unwrap();
+    let reply: String = redis::cmd("EVAL").arg("return 'pear'").arg(0).query(&mut connection).unwrap();
+    assert_eq!(reply, "pear");
+    let error = redis::cmd("KEYS").arg("*").exec(&mut connection).unwrap_err();
+    assert_eq!(error.code(), Some("NOPERM"), "{error}");
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+
+    let output = command.env("RATELIMIT_TEST_USER", "unlimited").output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("RATELIMIT_TEST_USER is `unlimited`; there is only `limited`"), "{message}");
 }
 
 mod controlled_clock {

@@ -118,7 +118,8 @@ mod reached {
         assert!(keyspace.contains("db3:keys=1,expires=1") && !keyspace.contains("db0"), "{keyspace}");
 
         let server = RedisServer::builder().unix_socket().start();
-        let limiter = with_policy(&format!("{}?db=5", server.url()), OnStoreError::Deny).await;
+        let and = if server.url().contains('?') { '&' } else { '?' };
+        let limiter = with_policy(&format!("{}{and}db=5", server.url()), OnStoreError::Deny).await;
         limiter.acquire(&hourly(3, FIXED), 1).await.unwrap();
         let keyspace: String = ask(&server, "INFO keyspace");
         assert!(keyspace.contains("db5:keys=1,expires=1"), "{keyspace}");

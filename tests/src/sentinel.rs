@@ -113,10 +113,10 @@ impl RedisSentinelBuilder {
             self.down_after.as_millis()
         );
         if let Some(password) = &self.password {
-            let _ = writeln!(config, "sentinel auth-pass {service} {}", quoted(password));
+            let _ = writeln!(config, "sentinel auth-pass {service} \"{password}\"");
         }
         if let Some(password) = &self.sentinel_password {
-            let _ = writeln!(config, "sentinel sentinel-pass {}", quoted(password));
+            let _ = writeln!(config, "sentinel sentinel-pass \"{password}\"");
         }
         let sentinel = self.on_tls(RedisServer::builder().sentinel(&config), tls);
         match &self.sentinel_password {
@@ -285,9 +285,4 @@ fn sees(
         }
     }
     Ok(())
-}
-
-/// For a configuration file.
-fn quoted(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }

@@ -97,7 +97,8 @@ impl RedisServerBuilder {
         self
     }
 
-    /// Asks clients for a password. [`RedisServer::url`] has it.
+    /// Asks clients for a password. [`RedisServer::url`] has it. No quotes and backslashes: Valkey 8.1 does not take
+    /// them on its command line.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
         self
