@@ -36,8 +36,8 @@ pub struct RedisSentinelBuilder {
 }
 
 impl RedisSentinelBuilder {
-    /// After how long without an answer a server counts as gone (`down-after-milliseconds`): half a second unless asked for.
-    /// A replica takes over a second or two later.
+    /// After how long without an answer a server counts as gone (`down-after-milliseconds`): a second unless asked for.
+    /// A replica takes over a second or two later. On a busy machine less finds servers gone that are only slow.
     pub fn down_after(mut self, time: Duration) -> Self {
         self.down_after = time;
         self
@@ -142,7 +142,7 @@ impl RedisSentinel {
     /// Those that are not the plain ones.
     pub fn builder() -> RedisSentinelBuilder {
         RedisSentinelBuilder {
-            down_after: Duration::from_millis(500),
+            down_after: Duration::from_secs(1),
             tls: false,
             password: None,
             sentinel_password: None,
@@ -264,7 +264,8 @@ impl RedisSentinel {
     }
 }
 
-/// Each of them is in the list, and well: a server that is down, or not reached yet, has more flags.
+/// Each of them is in the list, and well: a server that is down, or not reached yet, has more flags. A sentinel that has
+/// lately seen a primary down says so in its own, and is well.
 fn sees(
     sentinel: &RedisServer,
     flags: &str,
@@ -275,7 +276,8 @@ fn sees(
         let port = server.port().to_string();
         let seen = list.iter().find(|entry| entry.get("port") == Some(&port));
         let well = |entry: &HashMap<String, String>| {
-            entry["flags"] == flags && entry.get("master-link-status").is_none_or(|status| status == "ok")
+            entry["flags"].trim_end_matches(",master_down") == flags
+                && entry.get("master-link-status").is_none_or(|status| status == "ok")
         };
         if !seen.is_some_and(well) {
             return Err(format!(
