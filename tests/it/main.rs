@@ -4,6 +4,7 @@
 mod algorithms;
 mod bounds;
 mod cancel;
+mod chaos;
 mod cluster;
 mod conformance;
 mod connection;

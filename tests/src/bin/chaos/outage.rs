@@ -74,7 +74,7 @@ async fn measure(kind: Kind, extent: Extent, faults: &mut Faults) {
             while !done.load(Ordering::Relaxed) {
                 let (asked, wide) = (start.elapsed(), task > 0);
                 let answer = limiter.acquire(if wide { &WIDE } else { &NARROW }, task).await;
-                let took = start.elapsed() - asked;
+                let took = start.elapsed().saturating_sub(asked);
                 calls.push(Call { asked, took, wide, answer: answer.map(drop).map_err(|refused| refused.cause()) });
                 sleep(Duration::from_millis(2)).await;
             }
@@ -98,7 +98,7 @@ async fn measure(kind: Kind, extent: Extent, faults: &mut Faults) {
     while back.is_none() && start.elapsed() < there + PATIENCE {
         // A look is never answered by this process.
         if limiter.peek(&WIDE, 0).await.is_ok() {
-            back = Some(start.elapsed() - there);
+            back = Some(start.elapsed().saturating_sub(there));
         }
         sleep(Duration::from_millis(1)).await;
     }
@@ -129,7 +129,7 @@ async fn measure(kind: Kind, extent: Extent, faults: &mut Faults) {
         calls.len(),
         slow.len(),
         ms(slow.iter().map(|call| micros(call.took)).max().unwrap_or(0)),
-        ms(micros(opened - gone)),
+        ms(micros(opened.saturating_sub(gone))),
         then.len(),
         ms(percentile(&then, 99)),
         ms(then.last().copied().unwrap_or(0)),

@@ -35,6 +35,7 @@ pub(crate) struct Place {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // there is one of it
 pub(crate) enum Servers {
     Single(RedisServer),
     Sentinel(RedisSentinel),
