@@ -528,7 +528,7 @@ fn a_runtime_that_nobody_drives_holds_up_no_other() {
         let builder = Limiter::builder(&cluster.url()).lazy().deadline(Duration::from_millis(300));
         let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
         let mut first = pin!(limiter.acquire(&rule, 1));
-        poll_fn(|context| Poll::Ready(assert!(first.as_mut().poll(context).is_pending()))).await;
+        assert!(poll_fn(|context| Poll::Ready(first.as_mut().poll(context).is_pending())).await);
         limiter.clone()
     });
     let driven = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
