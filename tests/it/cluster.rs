@@ -504,7 +504,7 @@ async fn a_cluster_that_is_away_is_met_by_the_policy() {
     for node in 0..3 {
         cluster.node_mut(node).kill();
     }
-    let refused = limiter.acquire(&hourly(3, FIXED), 1).await.unwrap_err();
+    let refused = limiter.acquire(&hourly(3, FIXED), fresh_key()).await.unwrap_err();
     assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
     for port in &ports {
         assert!(refused.to_string().contains(&port.to_string()), "{refused}");
@@ -523,16 +523,16 @@ async fn a_cluster_that_is_away_is_met_by_the_policy() {
 fn a_runtime_that_nobody_drives_holds_up_no_other() {
     let cluster = RedisCluster::builder().replicas(0).start();
     let idle = Builder::new_current_thread().enable_all().build().unwrap();
-    let rule = hourly(3, FIXED);
+    let (rule, key) = (hourly(3, FIXED), fresh_key());
     let limiter = idle.block_on(async {
         let builder = Limiter::builder(&cluster.url()).lazy().deadline(Duration::from_millis(300));
         let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
-        let mut first = pin!(limiter.acquire(&rule, 1));
-        poll_fn(|context| Poll::Ready(assert!(first.as_mut().poll(context).is_pending()))).await;
+        let mut first = pin!(limiter.acquire(&rule, key));
+        assert!(poll_fn(|context| Poll::Ready(first.as_mut().poll(context).is_pending())).await);
         limiter.clone()
     });
     let driven = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    driven.block_on(eventually("the other is served", || async { limiter.acquire(&rule, 1).await.is_ok() }));
+    driven.block_on(eventually("the other is served", || async { limiter.acquire(&rule, key).await.is_ok() }));
     drop(idle);
     driven.block_on(recovers(&limiter));
 }

@@ -7,7 +7,7 @@ use ratelimit_runtime::{Cause, Limiter, ManualClock, OnStoreError, Store};
 use ratelimit_tests::{RedisSentinel, RedisSentinelBuilder, RedisServer};
 
 use crate::server::{ask, eventually, keeps_the_secret, recovers, works};
-use crate::support::{FIXED, LOG, PATIENCE, hourly, is_admitted};
+use crate::support::{FIXED, LOG, PATIENCE, fresh_key, hourly, is_admitted};
 
 const SECRET: &str = "swordfish";
 
@@ -136,8 +136,8 @@ async fn a_failover_is_followed() {
     let mut sentinel = RedisSentinel::start();
     let builder = Limiter::builder(&sentinel.url()).deadline(Duration::from_millis(300));
     let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
-    let rule = hourly(1_000_000, LOG);
-    let counts = async || limiter.acquire(&rule, 1).await.is_ok();
+    let (rule, key) = (hourly(1_000_000, LOG), fresh_key());
+    let counts = async || limiter.acquire(&rule, key).await.is_ok();
     eventually("the first primary counts", counts).await;
     for round in 0..3 {
         let before = sentinel.primary();
@@ -182,8 +182,8 @@ fn calls(server: &RedisServer) -> u64 {
 async fn a_primary_that_became_a_replica_is_left() {
     let sentinel = RedisSentinel::start();
     let limiter = limiter_at(&sentinel.url()).await;
-    let rule = hourly(100, LOG);
-    assert!(is_admitted(limiter.acquire(&rule, 1).await));
+    let (rule, key) = (hourly(100, LOG), fresh_key());
+    assert!(is_admitted(limiter.acquire(&rule, key).await));
     eventually("the replicas have it too", || async {
         sentinel.nodes().iter().all(|node| ask::<i64>(node, "DBSIZE") == 1)
     })
@@ -192,7 +192,7 @@ async fn a_primary_that_became_a_replica_is_left() {
     let after = sentinel.failover();
     assert_ne!(before, after);
     eventually("the next primary counts", || async {
-        match limiter.acquire(&rule, 1).await {
+        match limiter.acquire(&rule, key).await {
             Ok(_) => true,
             Err(refused) => {
                 assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
@@ -202,7 +202,7 @@ async fn a_primary_that_became_a_replica_is_left() {
     })
     .await;
     // What the first one counted still counts.
-    assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 98);
+    assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 98);
 }
 
 /// It answers as ever, but the sentinels can't reach it and have another.
@@ -210,8 +210,8 @@ async fn a_primary_that_became_a_replica_is_left() {
 async fn a_primary_cut_off_from_its_sentinels_is_left() {
     let sentinel = RedisSentinel::start();
     let limiter = limiter_at(&sentinel.url()).await;
-    let rule = hourly(1_000_000, LOG);
-    assert!(is_admitted(limiter.acquire(&rule, 1).await));
+    let (rule, key) = (hourly(1_000_000, LOG), fresh_key());
+    assert!(is_admitted(limiter.acquire(&rule, key).await));
     let before = sentinel.node(sentinel.primary());
     let url = format!("redis://127.0.0.1:{}", before.port());
     let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
@@ -229,6 +229,6 @@ async fn a_primary_cut_off_from_its_sentinels_is_left() {
     }
     tokio::task::block_in_place(|| sentinel.wait_until_primary_is_not(0));
     let after = sentinel.node(sentinel.primary());
-    eventually("the next primary counts", || async { limiter.acquire(&rule, 1).await.is_ok() && calls(after) > 0 })
+    eventually("the next primary counts", || async { limiter.acquire(&rule, key).await.is_ok() && calls(after) > 0 })
         .await;
 }
