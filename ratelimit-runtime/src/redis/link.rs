@@ -79,6 +79,7 @@ struct Link {
 struct Open {
     redis: MultiplexedConnection,
     silence: Arc<Silence>,
+    opened: u64,
 }
 
 /// An open connection, for one caller.
@@ -96,7 +97,7 @@ impl Connection {
         &mut self,
         mut commands: impl ExactSizeIterator<Item = Cmd>,
     ) -> Result<Vec<Value>, StoreError> {
-        let Self { open: Open { redis, silence }, link } = self;
+        let Self { open: Open { redis, silence, opened }, link } = self;
         let mut sent = Sent { link, silence, at: link.now(), returned: false };
         let count = commands.len();
         let replies = if count == 1
@@ -113,7 +114,10 @@ impl Connection {
         sent.returned = true;
         match &replies {
             Err(error) if is_fatal(error) => link.lost(silence),
-            Ok(replies) if link.node.target.may_move() && replies.iter().any(is_readonly) => link.lost(silence),
+            // Somebody else is the primary now, maybe at the same name. If not, that is found out no more often than this.
+            Ok(replies) if replies.iter().any(is_readonly) && link.since(*opened) > LONGEST_PAUSE => {
+                link.lost(silence);
+            }
             _ => {
                 link.silence.answered(sent.at);
                 silence.answered(sent.at);
@@ -127,7 +131,6 @@ fn is_fatal(error: &RedisError) -> bool {
     error.is_io_error() || error.is_unrecoverable_error()
 }
 
-/// Another server is the primary now.
 fn is_readonly(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::ReadOnly))
 }
@@ -146,7 +149,7 @@ impl Drop for Sent<'_> {
         // call was sent, hence the tenth.
         let Self { link, silence, at, returned } = *self;
         let patience = link.node.deadline.saturating_sub(link.node.deadline / 10);
-        if returned || Duration::from_nanos(link.now().saturating_sub(at)) < patience {
+        if returned || link.since(at) < patience {
             return;
         }
         let connection_is_silent = silence.unanswered(at);
@@ -246,6 +249,10 @@ impl Link {
     #[allow(clippy::cast_possible_truncation)] // lasts for 500 years
     fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
+    }
+
+    fn since(&self, then: u64) -> Duration {
+        Duration::from_nanos(self.now().saturating_sub(then))
     }
 
     fn lost(&self, silence: &Arc<Silence>) {
@@ -350,7 +357,7 @@ impl Link {
                 return Err(self.node.unavailable(format_args!("no answer to PING within {longest_ping:?}")));
             }
         }
-        Ok((Open { redis, silence }, client))
+        Ok((Open { redis, silence, opened: self.now() }, client))
     }
 }
 

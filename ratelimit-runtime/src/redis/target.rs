@@ -80,11 +80,6 @@ impl Target {
         }
     }
 
-    /// Whether the server may be another one by now.
-    pub(super) fn may_move(&self) -> bool {
-        matches!(self, Self::Primary(_))
-    }
-
     /// Returns once the server is another one than this.
     pub(super) async fn moved(&self, from: &Client) {
         match self {
