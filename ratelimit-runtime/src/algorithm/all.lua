@@ -6,8 +6,8 @@ local time = redis.call('TIME')
 local function each(charge)
   local replies, all_fit, at = {}, true, 2
   for i, key in ipairs(KEYS) do
-    local name, cost, numbers = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-    local reply, fits = functions[name](key, redis.call, cost ~= '0' and charge, time, cost, numbers)
+    local name, numbers, charged = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+    local reply, fits = functions[name](key, redis.call, charged ~= '0' and charge, time, numbers, charged)
     replies[i] = reply
     all_fit = all_fit and fits
     at = at + 3

@@ -31,7 +31,7 @@ if value then
   end
 end
 local needed = taken + cost -- beyond 2^53, so not exact, only where it does not fit
-if (needed > capacity or longest > 0 and (taken + -taken % refill) / refill >= longest) and charge ~= 'always' and cost ~= '0' then
+if (needed > capacity or longest > 0 and (taken + -taken % refill) / refill >= longest) and charge ~= 'always' and cost ~= 0 then
   return full and '-' .. struct.pack('<ddd', full, left, missing) or false, false
 elseif not charge then
   return full and struct.pack('<ddd', full, left, missing) or false, true

@@ -178,17 +178,17 @@ fn stored(missing: u128) -> u64 {
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn arguments(rule: &Rule, cost: u64, longest_wait_ms: u64) -> (u64, Numbers) {
+pub(super) fn numbers(rule: &Rule, cost: u64, longest_wait_ms: u64) -> Numbers {
     let Measures { unit, interval_ms, refill, capacity, is_queue } = Measures::of(rule);
     let longest = if is_queue { 1 + longest_wait_ms.min(EXACT) } else { 0 };
-    (cost * unit, pack([capacity, refill, interval_ms, longest]))
+    pack([cost * unit, capacity, refill, interval_ms, longest])
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_numbers(rule: &Rule, [charged, spare]: [u64; 2]) -> Numbers {
+pub(super) fn give_back_numbers(rule: &Rule, [charged, spare]: [u64; 2], cost: u64) -> Numbers {
     let Measures { unit, interval_ms, refill, is_queue, .. } = Measures::of(rule);
     let spare = if is_queue { spare.saturating_add(1) } else { 0 };
-    pack([unit, refill, interval_ms, charged, spare])
+    pack([cost, unit, refill, interval_ms, charged, spare])
 }
 
 /// A whole number as Lua keeps it.

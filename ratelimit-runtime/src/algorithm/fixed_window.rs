@@ -71,19 +71,19 @@ fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
 
 /// How many windows of a counter are told apart on a server.
 #[cfg(feature = "redis")]
-const WINDOWS: u64 = 900_001;
+pub(super) const WINDOWS: u64 = 900_001;
 
 #[cfg(feature = "redis")]
-pub(super) fn arguments(rule: &Rule, cost: u64) -> (u64, Numbers) {
+pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
     // The largest value before the charge; a cost of 0 fits whatever is used.
     let room = if cost == 0 { LARGEST_COUNT } else { rule.count().saturating_sub(cost) };
     let align = matches!(rule.counted_by(), Algorithm::FixedWindow { align: true });
-    (cost * WINDOWS, pack([room * WINDOWS + WINDOWS - 1, rule.period_ms(), align.into()]))
+    pack([room * WINDOWS + WINDOWS - 1, rule.period_ms(), align.into()])
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_arguments([opened, _]: [u64; 2], cost: u64) -> (u64, Numbers) {
-    (cost * WINDOWS, pack([opened]))
+pub(super) fn give_back_numbers([opened, _]: [u64; 2], cost: u64) -> Numbers {
+    pack([cost * WINDOWS, opened])
 }
 
 /// What the script says of the counter, after the charge if it was `charged`, and the receipt.
@@ -95,7 +95,8 @@ pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value) -> Opti
         Value::Int(packed) => {
             let (refused, packed) = refused_or(*packed);
             let packed = packed.unsigned_abs();
-            (refused, packed / rule.period_ms(), packed % rule.period_ms() + 1)
+            let before = packed.checked_sub(1)?;
+            (refused, before / rule.period_ms(), before % rule.period_ms() + 1)
         }
         Value::Array(numbers) => {
             let [Value::Int(value), Value::Int(left)] = **numbers else { return None };

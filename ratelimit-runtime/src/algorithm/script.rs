@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 use super::{Look, bucket, fixed_window, sliding_log, sliding_window};
 use crate::{Algorithm, store::Charge};
 
-/// What an algorithm's scripts take beside the cost: numbers of 8 bytes in one argument. Each is a whole number, exact up to 2^53, which are quicker to read
-/// than digits, and one argument is quicker than several.
+/// What an algorithm's scripts take: numbers of 8 bytes in one argument, which are quicker to read than digits in several. Each is a whole number,
+/// exact up to 2^53.
 pub(crate) type Numbers = SmallVec<[u8; 40]>;
 
 #[allow(clippy::cast_precision_loss)] // what is larger is compared with what is not
@@ -19,9 +19,9 @@ pub(super) fn pack<const N: usize>(numbers: [u64; N]) -> Numbers {
 
 /// The Lua half of an algorithm: two bodies, and the names of what they take.
 ///
-/// A body sees `key`, `call` (which is `redis.call`), `cost` (as the string it comes as) and its numbers. The one that decides also sees `charge`
-/// (`false` to look, `true` to charge if the cost fits, `'always'` if it is known to fit) and `time` (the reply of TIME, or nil: it asks
-/// when it needs to). It returns its reply and whether the cost fits; the one that gives back returns how much it gave.
+/// A body sees `key`, `call` (which is `redis.call`) and its numbers. The one that decides also sees `charge` (`false` to look, `true` to
+/// charge if the cost fits, `'always'` if it is known to fit), `time` (the reply of TIME, or nil: it asks
+/// when it needs to) and `charged` (the cost in digits, as the script counts it, or nil if it is 1). It returns its reply and whether the cost fits; the one that gives back returns how much it gave.
 struct Half {
     name: &'static str,
     decide: &'static str,
@@ -35,28 +35,28 @@ const FIXED_WINDOW: Half = Half {
     decide: include_str!("fixed_window.lua"),
     numbers: "room, length, align",
     give_back: include_str!("fixed_window_give_back.lua"),
-    give_back_numbers: "number",
+    give_back_numbers: "cost, number",
 };
 const SLIDING_LOG: Half = Half {
     name: "sliding_log",
     decide: include_str!("sliding_log.lua"),
-    numbers: "count, period, digits",
+    numbers: "cost, count, period, digits",
     give_back: include_str!("sliding_log_give_back.lua"),
-    give_back_numbers: "period, charged, digits",
+    give_back_numbers: "cost, period, charged, digits",
 };
 const SLIDING_WINDOW: Half = Half {
     name: "sliding_window",
     decide: include_str!("sliding_window.lua"),
-    numbers: "count, size, buckets",
+    numbers: "cost, count, size, buckets",
     give_back: include_str!("sliding_window_give_back.lua"),
-    give_back_numbers: "size, buckets, charged",
+    give_back_numbers: "cost, size, buckets, charged",
 };
 const BUCKET: Half = Half {
     name: "bucket",
     decide: include_str!("bucket.lua"),
-    numbers: "capacity, refill, interval, longest",
+    numbers: "cost, capacity, refill, interval, longest",
     give_back: include_str!("bucket_give_back.lua"),
-    give_back_numbers: "unit, refill, interval, charged, spare",
+    give_back_numbers: "cost, unit, refill, interval, charged, spare",
 };
 const HALVES: [Half; 4] = [FIXED_WINDOW, SLIDING_LOG, SLIDING_WINDOW, BUCKET];
 
@@ -77,35 +77,33 @@ fn unpack(names: &str) -> String {
     format!("local {names} = struct.unpack('<{}', numbers)", "d".repeat(names.split(',').count()))
 }
 
-/// A script for one counter. KEYS: the counter. ARGV: the cost and the numbers.
+/// A script for one counter. KEYS: the counter. ARGV: the numbers, and what was or is to be charged, if that is told.
 fn script(numbers: &str, body: &str) -> String {
-    format!(
-        "local key, call, argv = KEYS[1], redis.call, ARGV\nlocal cost, numbers = argv[1], argv[2]\n{}\n{body}",
-        unpack(numbers)
-    )
+    let numbers = unpack(numbers);
+    format!("local key, call, numbers, charged = KEYS[1], redis.call, ARGV[1], ARGV[2]\n{numbers}\n{body}")
 }
 
-/// Decides on one counter. ARGV: what [`arguments`] gives.
+/// Decides on one counter. ARGV: [`numbers`], and, if [`is_told`], [`charged`].
 pub(crate) fn decide_one(kind: usize, charge: bool) -> String {
     let Half { decide, numbers, .. } = &HALVES[kind];
     script(numbers, &format!("local charge, time = {charge}, nil\n{decide}"))
 }
 
 /// Decides on several counters, all or nothing. KEYS: the counters. ARGV: 1 to charge and 0 to look, then for each counter
-/// the [`name`] of its script's half, the cost and the numbers.
+/// the [`name`] of its script's half, [`numbers`] and [`charged`].
 pub(crate) fn decide_all() -> String {
     let mut script = String::from("local functions = {}\n");
     for Half { name, decide, numbers, .. } in HALVES {
         let numbers = unpack(numbers);
         let _ = write!(
             script,
-            "function functions.{name}(key, call, charge, time, cost, numbers)\n{numbers}\n{decide}end\n"
+            "function functions.{name}(key, call, charge, time, numbers, charged)\n{numbers}\n{decide}end\n"
         );
     }
     script + include_str!("all.lua")
 }
 
-/// Returns a charge. ARGV: what [`give_back_arguments`] gives. Replies with what was returned.
+/// Returns a charge. ARGV: [`give_back_numbers`]. Replies with what was returned.
 pub(crate) fn give_back(kind: usize) -> String {
     let Half { give_back, give_back_numbers, .. } = &HALVES[kind];
     script(give_back_numbers, give_back)
@@ -115,28 +113,38 @@ pub(crate) fn name(algorithm: Algorithm) -> &'static str {
     HALVES[kind(algorithm)].name
 }
 
-/// The cost, as the script counts it, and the numbers.
-pub(crate) fn arguments(charge: &Charge) -> (u64, Numbers) {
+pub(crate) fn numbers(charge: &Charge) -> Numbers {
     let (rule, cost) = (&charge.rule, charge.cost);
     match rule.counted_by() {
-        Algorithm::FixedWindow { .. } => fixed_window::arguments(rule, cost),
-        Algorithm::SlidingLog => (cost, sliding_log::numbers(rule)),
-        Algorithm::SlidingWindow { .. } => (cost, sliding_window::numbers(rule)),
+        Algorithm::FixedWindow { .. } => fixed_window::numbers(rule, cost),
+        Algorithm::SlidingLog => sliding_log::numbers(rule, cost),
+        Algorithm::SlidingWindow { .. } => sliding_window::numbers(rule, cost),
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
-            bucket::arguments(rule, cost, charge.longest_wait_ms())
+            bucket::numbers(rule, cost, charge.longest_wait_ms())
         }
     }
 }
 
-pub(crate) fn give_back_arguments(charge: &Charge) -> (u64, Numbers) {
+/// The cost, as the script counts it.
+pub(crate) fn charged(charge: &Charge) -> u64 {
+    match charge.rule.counted_by() {
+        Algorithm::FixedWindow { .. } => charge.cost * fixed_window::WINDOWS,
+        _ => charge.cost,
+    }
+}
+
+/// Whether a script for one counter is told what [`charged`] says: if it can't know that otherwise.
+pub(crate) fn is_told(charge: &Charge) -> bool {
+    matches!(charge.rule.counted_by(), Algorithm::FixedWindow { .. }) && charge.cost != 1
+}
+
+pub(crate) fn give_back_numbers(charge: &Charge) -> Numbers {
     let (rule, receipt, cost) = (&charge.rule, charge.receipt, charge.cost);
     match rule.counted_by() {
-        Algorithm::FixedWindow { .. } => fixed_window::give_back_arguments(receipt, cost),
-        Algorithm::SlidingLog => (cost, sliding_log::give_back_numbers(rule, receipt)),
-        Algorithm::SlidingWindow { .. } => (cost, sliding_window::give_back_numbers(rule, receipt)),
-        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
-            (cost, bucket::give_back_numbers(rule, receipt))
-        }
+        Algorithm::FixedWindow { .. } => fixed_window::give_back_numbers(receipt, cost),
+        Algorithm::SlidingLog => sliding_log::give_back_numbers(rule, receipt, cost),
+        Algorithm::SlidingWindow { .. } => sliding_window::give_back_numbers(rule, receipt, cost),
+        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => bucket::give_back_numbers(rule, receipt, cost),
     }
 }
 

@@ -12,7 +12,6 @@
 -- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one. Otherwise three
 --          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge or
 --          ms until the cost fits
-cost = cost == '1' and 1 or 0 + cost
 local wrap, cycle, pack, unpack = 10000000, 812345679, struct.pack, struct.unpack
 if digits < 7 then
   wrap, cycle = 10 ^ digits, 8123456790000000 / 10 ^ digits

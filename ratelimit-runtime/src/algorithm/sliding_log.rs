@@ -151,13 +151,13 @@ impl Log {
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn numbers(rule: &Rule) -> Numbers {
-    pack([rule.count(), rule.period_ms(), Layout::of(rule).digits.into()])
+pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
+    pack([cost, rule.count(), rule.period_ms(), Layout::of(rule).digits.into()])
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_numbers(rule: &Rule, [time, _]: [u64; 2]) -> Numbers {
-    pack([rule.period_ms(), time, Layout::of(rule).digits.into()])
+pub(super) fn give_back_numbers(rule: &Rule, [time, _]: [u64; 2], cost: u64) -> Numbers {
+    pack([cost, rule.period_ms(), time, Layout::of(rule).digits.into()])
 }
 
 /// What the script says of the log, after the charge if there was one, and the receipt.

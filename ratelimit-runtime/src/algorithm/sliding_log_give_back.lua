@@ -1,7 +1,6 @@
 -- cost, period (ms), the time of the charge, digits
 -- returns  how much was given back: nothing if the charge has expired, is gone, or has more than 5,000 entries behind it: each
 --          later total changes, and the server does nothing else meanwhile
-cost = 0 + cost
 local wrap = 10 ^ digits
 local cycle = 8123456790000000 / wrap
 local time = call('TIME')

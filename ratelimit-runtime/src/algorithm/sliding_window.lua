@@ -54,7 +54,7 @@ local oldest = counts[buckets + 1]
 if oldest then
   used = used + math.ceil(oldest * (size - now % size) / size)
 end
-local fits = charge == 'always' or cost == '0' or used + cost <= count
+local fits = charge == 'always' or cost == 0 or used + cost <= count
 if fits and charge then
   counts[1] = (counts[1] or 0) + cost
 end

@@ -128,15 +128,15 @@ impl SubWindows {
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn numbers(rule: &Rule) -> Numbers {
+pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
     let (buckets, size) = grid(rule);
-    pack([rule.count(), size, buckets])
+    pack([cost, rule.count(), size, buckets])
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_numbers(rule: &Rule, [charged, _]: [u64; 2]) -> Numbers {
+pub(super) fn give_back_numbers(rule: &Rule, [charged, _]: [u64; 2], cost: u64) -> Numbers {
     let (buckets, size) = grid(rule);
-    pack([size, buckets, charged])
+    pack([cost, size, buckets, charged])
 }
 
 /// What the script says of the sub-windows, after the charge if it was `charged`, and the receipt.

@@ -87,14 +87,21 @@ impl ScriptCall<'_> {
             command.arg(u64::from(charge));
         }
         for charge in self.charges {
-            if let Arguments::All { .. } = self.arguments {
-                command.arg(algorithm::name(charge.rule.counted_by()));
+            match self.arguments {
+                Arguments::One => {
+                    command.arg(&*algorithm::numbers(charge));
+                    if algorithm::is_told(charge) {
+                        command.arg(algorithm::charged(charge));
+                    }
+                }
+                Arguments::All { .. } => {
+                    command.arg(algorithm::name(charge.rule.counted_by()));
+                    command.arg(&*algorithm::numbers(charge)).arg(algorithm::charged(charge));
+                }
+                Arguments::GiveBack => {
+                    command.arg(&*algorithm::give_back_numbers(charge));
+                }
             }
-            let (cost, numbers) = match self.arguments {
-                Arguments::GiveBack => algorithm::give_back_arguments(charge),
-                _ => algorithm::arguments(charge),
-            };
-            command.arg(cost).arg(&*numbers);
         }
         command
     }
