@@ -34,7 +34,7 @@ pub enum Cause {
     Misconfigured,
 }
 
-/// A call was refused. Nothing was consumed.
+/// A call was refused. Nothing was consumed, unless it is [`Cause::Unavailable`]: then nobody knows.
 ///
 /// ```
 /// # use ratelimit_runtime::{Cause, Limiter, Rule};

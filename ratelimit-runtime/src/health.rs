@@ -74,15 +74,22 @@ impl Seen {
     pub(crate) fn failed(&self, error: &StoreError) {
         let now = Instant::now();
         let mut degraded = self.lock();
-        if let Some(degraded) = &mut *degraded {
-            degraded.last_failure = now;
-            degraded.error = error.clone();
-            return;
-        }
-        tracing::warn!(reason = error.reason(), "the rate limit store is unavailable");
-        *degraded = Some(Degraded { since: now, last_failure: now, error: error.clone() });
+        let begins = degraded.is_none();
+        let since = match &*degraded {
+            // What began after a while without failures, unnoticed for lack of calls, is an outage of its own.
+            Some(known) => match error.began() {
+                Some(began) if began > known.last_failure + QUIET => began,
+                _ => known.since,
+            },
+            None => now,
+        };
+        *degraded = Some(Degraded { since, last_failure: now, error: error.clone() });
         self.is_degraded.store(true, Ordering::Relaxed);
-        show(true);
+        drop(degraded); // who listens to the log may ask for the health
+        if begins {
+            tracing::warn!(reason = error.reason(), "the rate limit store is unavailable");
+            move_gauge(1.0);
+        }
     }
 
     /// A decision was made.
@@ -91,10 +98,12 @@ impl Seen {
             return;
         }
         let mut degraded = self.lock();
-        if let Some(over) = degraded.take_if(|degraded| degraded.last_failure.elapsed() >= QUIET) {
+        let over = degraded.take_if(|degraded| degraded.last_failure.elapsed() >= QUIET);
+        self.is_degraded.store(degraded.is_some(), Ordering::Relaxed);
+        drop(degraded);
+        if let Some(over) = over {
             tracing::info!(lasted = ?over.since.elapsed(), "the rate limit store is available again");
-            self.is_degraded.store(false, Ordering::Relaxed);
-            show(false);
+            move_gauge(-1.0);
         }
     }
 
@@ -102,7 +111,10 @@ impl Seen {
     pub(crate) fn health(&self, outage: Option<&StoreError>) -> Health {
         let degraded = self.lock();
         match (&*degraded, outage) {
-            (Some(Degraded { since, .. }), Some(error)) => Health::degraded(*since, error),
+            (Some(Degraded { since, last_failure, .. }), Some(error)) => {
+                let began = error.began().filter(|began| *began > *last_failure + QUIET);
+                Health::degraded(began.unwrap_or(*since), error)
+            }
             (None, Some(error)) => Health::degraded(error.began().unwrap_or_else(Instant::now), error),
             (Some(Degraded { since, last_failure, error }), None) if last_failure.elapsed() < QUIET => {
                 Health::degraded(*since, error)
@@ -122,14 +134,22 @@ impl fmt::Debug for Seen {
     }
 }
 
-/// Moves the gauge.
+impl Drop for Seen {
+    fn drop(&mut self) {
+        if self.is_degraded.load(Ordering::Relaxed) {
+            move_gauge(-1.0);
+        }
+    }
+}
+
+/// The gauge says how many limiters of the process are degraded.
 #[cfg(feature = "metrics")]
-fn show(degraded: bool) {
-    metrics::gauge!("ratelimit_degraded").set(if degraded { 1.0 } else { 0.0 });
+fn move_gauge(by: f64) {
+    metrics::gauge!("ratelimit_degraded").increment(by);
 }
 
 #[cfg(not(feature = "metrics"))]
-fn show(_: bool) {}
+fn move_gauge(_: f64) {}
 
 #[cfg(test)]
 mod tests {
@@ -170,6 +190,19 @@ mod tests {
         assert_eq!(seen.health(None), Health::Available);
     }
 
+    #[cfg(feature = "redis")]
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_that_began_long_after_the_last_one_is_another() {
+        let seen = Seen::default();
+        seen.failed(&error());
+        advance(3600 * QUIET).await;
+        let known = StoreError::unavailable("no route").since(Instant::now());
+        advance(TENTH).await;
+        assert_eq!(lasts(&seen.health(Some(&known))), Some(TENTH));
+        seen.failed(&known);
+        assert_eq!(lasts(&seen.health(None)), Some(TENTH));
+    }
+
     /// Somebody who sends no calls before all is well would never learn that it is.
     #[tokio::test(start_paused = true)]
     async fn health_needs_no_calls() {
@@ -195,16 +228,16 @@ mod tests {
             with_local_recorder,
         };
 
-        /// What a gauge of this name was set to.
+        /// What a gauge of this name was moved by.
         #[derive(Debug, Default)]
         struct Values(Mutex<Vec<f64>>);
 
         impl GaugeFn for Values {
-            fn increment(&self, _: f64) {}
-            fn decrement(&self, _: f64) {}
-            fn set(&self, value: f64) {
-                self.0.lock().unwrap().push(value);
+            fn increment(&self, by: f64) {
+                self.0.lock().unwrap().push(by);
             }
+            fn decrement(&self, _: f64) {}
+            fn set(&self, _: f64) {}
         }
 
         struct OnlyGauge(Arc<Values>);
@@ -234,6 +267,11 @@ mod tests {
         for _ in 0..3 {
             with_local_recorder(&recorder, || seen.succeeded());
         }
-        assert_eq!(*values.0.lock().unwrap(), [1.0, 0.0]);
+        assert_eq!(*values.0.lock().unwrap(), [1.0, -1.0]);
+        with_local_recorder(&recorder, || {
+            seen.failed(&error());
+            drop(seen);
+        });
+        assert_eq!(*values.0.lock().unwrap(), [1.0, -1.0, 1.0, -1.0], "a limiter that is gone is not degraded");
     }
 }

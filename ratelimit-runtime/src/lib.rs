@@ -104,7 +104,7 @@
 //! | its certificate is not trusted | the policy, and a [`SetupError`] at the start | `Builder::ca_certificate` (feature `rustls`) names whom to trust |
 //! | the URL is wrong | a [`SetupError`] that says where | |
 //!
-//! What is [`Cause::Misconfigured`] is returned whatever the policy, and logged.
+//! What is [`Cause::Misconfigured`] is returned whatever the policy, and logged, once a second at most.
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
 //! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +ping +evalsha +eval +get +set +incrby +decrby +del +pttl
@@ -146,7 +146,7 @@
 //! | `macros` (default) | the attribute |
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | `rediss://`, `rediss+cluster://` and `rediss+sentinel://`, Redis over TLS |
-//! | `metrics` | the gauge `ratelimit_degraded`, 1 during an outage, through the crate [`metrics`](https://docs.rs/metrics) |
+//! | `metrics` | the gauge `ratelimit_degraded`: how many limiters of the process are degraded, through the crate [`metrics`](https://docs.rs/metrics) |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that a store of your own has to pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,6 +1,11 @@
 //! The one way in: a rule, a key and a cost become a permit or a refusal.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use once_cell::sync::OnceCell;
 use tokio::runtime::Handle;
@@ -140,7 +145,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`RequestPerMinute`], and nothing is consumed.
+    /// [`RequestPerMinute`], and nothing is consumed. Only after [`Cause::Unavailable`](crate::Cause::Unavailable) it may have been: a server that does not answer
+    /// in time may have counted the call all the same.
     ///
     /// # Cancellation
     ///
@@ -193,7 +199,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`RequestPerMinute`], and nothing is consumed.
+    /// [`RequestPerMinute`], and nothing is consumed. Only after [`Cause::Unavailable`](crate::Cause::Unavailable) it may have been: a server that does not answer
+    /// in time may have counted the call all the same.
     ///
     /// # Cancellation
     ///
@@ -241,7 +248,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`RequestPerMinute`], naming the rule with the longest wait, and no rule is charged. As [`Cause::Misconfigured`](crate::Cause::Misconfigured) if one
+    /// [`RequestPerMinute`], naming the rule with the longest wait, and no rule is charged; after [`Cause::Unavailable`](crate::Cause::Unavailable) some may have been. As [`Cause::Misconfigured`](crate::Cause::Misconfigured) if one
     /// of several rules is a [`LeakyBucket`](crate::Algorithm::LeakyBucket): it stands alone.
     ///
     /// # Cancellation
@@ -419,11 +426,24 @@ pub(crate) const NO_RUNTIME: &str = "Redis can only be asked from within a tokio
 
 pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     if error.misconfigured {
-        tracing::error!(rule = rule.prefix(), reason = %error, "a rate limit is misconfigured");
+        if may_be_logged() {
+            tracing::error!(rule = rule.prefix(), reason = %error, "a rate limit is misconfigured");
+        }
         RequestPerMinute::misconfigured(rule, error.into_words())
     } else {
         RequestPerMinute::unavailable(rule, error.into_words())
     }
+}
+
+/// Every caller is told of a mistake; the log once a second, or it would be as long as the list of calls.
+fn may_be_logged() -> bool {
+    static LOGGED: Mutex<Option<Instant>> = Mutex::new(None);
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    let may = logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1));
+    if may {
+        *logged = Some(Instant::now());
+    }
+    may
 }
 
 pub(crate) fn no_answer() -> StoreError {

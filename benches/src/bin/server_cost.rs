@@ -17,7 +17,7 @@ use std::{
 use futures_util::StreamExt as _;
 use ratelimit_runtime::{Algorithm, Limiter, OnStoreError, Refill, Rule};
 use ratelimit_tests::RedisServer;
-use redis::{Client, Cmd, Pipeline, Value, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::task::JoinSet;
 
 const KEYS: u64 = 100_000;
@@ -307,7 +307,8 @@ async fn main() {
 /// A row a contender, scripts first.
 async fn measure(server: &RedisServer, group: &Group, rows: &mut Vec<Row>) {
     let client = Client::open(server.url()).expect("an address");
-    let connection = client.get_multiplexed_async_connection().await.expect("a connection");
+    let patient = AsyncConnectionConfig::new().set_response_timeout(None);
+    let connection = client.get_multiplexed_async_connection_with_config(&patient).await.expect("a connection");
 
     let mut contenders = Vec::new();
     for (number, (name, text, keys, is_told)) in group.scripts.iter().enumerate() {

@@ -207,11 +207,18 @@ fn unexpected(reply: &Value) -> StoreError {
 /// An error in words, with what to do where that is known. Never with what a key or a password holds.
 fn explain(error: &RedisError) -> StoreError {
     let code = error.code().unwrap_or_default();
+    // `unknown command 'HELLO', with args beginning with: 'AUTH' ..` goes on with the password, and with keys for scripts.
     let detail = error.detail().unwrap_or_default();
+    let detail = detail.split_once(", with args").map_or(detail, |(detail, _)| detail);
+    let is_full = detail.contains("max number of clients");
     let advice = match (error.kind(), code) {
         (_, "NOPERM") => "give its user the rights named in the documentation",
         (_, "WRONGTYPE") => "something else is stored under a counter's name: choose another namespace",
         (_, "OOM") => "the server is out of memory: see its maxmemory",
+        _ if is_full => "it has as many connections as it may: raise its maxclients",
+        (_, "ERR") if detail.starts_with("unknown command") && detail.contains("HELLO") => {
+            "add ?protocol=resp2 to the URL"
+        }
         (_, "BUSY") => "a script runs on and on: end it with SCRIPT KILL",
         (_, "READONLY") => "this is a replica: connect to the primary",
         (_, "MOVED" | "ASK" | "CROSSSLOT") => {
@@ -224,15 +231,17 @@ fn explain(error: &RedisError) -> StoreError {
         (ErrorKind::RESP3NotSupported, _) => "add ?protocol=resp2 to the URL",
         _ => "",
     };
-    let mut reason = match (error.code(), error.detail()) {
+    let mut reason = match error.code() {
         // As the server said it, so that it is found where people look for it.
-        (Some(code), Some(detail)) => format!("Redis: {code} {detail}"),
-        _ => format!("Redis: {error}"),
+        Some(code) if !detail.is_empty() => format!("Redis: {code} {detail}"),
+        _ if detail.is_empty() => format!("Redis: {error}"),
+        _ => format!("Redis: {:?}: {detail}", error.kind()),
     };
     if !advice.is_empty() {
         let _ = write!(reason, "; {advice}");
     }
     let misconfigured = match error.kind() {
+        _ if is_full => false,
         // Servers before 7.0 wrap what a command of a script said.
         _ if ["-OOM", "-READONLY", "-MISCONF", "-NOREPLICAS"].iter().any(|code| detail.contains(code)) => false,
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => false,
@@ -250,4 +259,32 @@ fn explain(error: &RedisError) -> StoreError {
         _ => true,
     };
     if misconfigured { StoreError::misconfigured(reason) } else { StoreError::unavailable(reason) }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::{Value, parse_redis_value};
+
+    use super::*;
+
+    fn said(words: &str) -> StoreError {
+        let reply = parse_redis_value(format!("-{words}\r\n").as_bytes()).and_then(Value::extract_error);
+        explain(&reply.expect_err("an error"))
+    }
+
+    #[test]
+    fn what_a_server_repeats_of_a_command_is_not_shown() {
+        let error = said("ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'shop' 'swordfish'");
+        assert!(!error.reason().contains("swordfish"), "{error}");
+        assert!(error.reason().contains("HELLO") && error.reason().contains("protocol=resp2"), "{error}");
+        let error =
+            said("ERR unknown command `EVALSHA`, with args beginning with: `abc`, `1`, `item:{4711}:fixed:60000`, ");
+        assert!(!error.reason().contains("4711"), "{error}");
+    }
+
+    #[test]
+    fn a_server_with_all_its_connections_taken_is_away() {
+        let error = said("ERR max number of clients reached");
+        assert!(!error.misconfigured && error.reason().contains("maxclients"), "{error}");
+    }
 }
