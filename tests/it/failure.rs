@@ -4,6 +4,8 @@
 
 use std::fmt::{Debug, Write as _};
 use std::future::Future;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -72,12 +74,12 @@ fn ask<T: redis::FromRedisValue>(server: &RedisServer, command: &str) -> T {
     redis::from_redis_value(server.command(&words)).unwrap()
 }
 
-/// How many scripts the server has executed since its start.
+/// How many scripts that it knew the server has executed since its start. The probe of a new connection is not among them.
 fn executed(server: &RedisServer) -> u64 {
     let stats: String = ask(server, "INFO commandstats");
     let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
     let failed = |line: &str| line.split_once("failed_calls=")?.1.trim().parse::<u64>().ok();
-    let scripts = stats.lines().filter(|line| line.starts_with("cmdstat_eval"));
+    let scripts = stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:"));
     scripts.map(|line| calls(line).unwrap() - failed(line).unwrap()).sum()
 }
 
@@ -181,6 +183,61 @@ mod breaker {
         recovers(&limiter).await;
     }
 
+    /// It answers whatever writes nothing: what is asked before callers are let through must be what they ask.
+    #[tokio::test]
+    async fn stays_open_before_a_server_that_holds_back_writes() {
+        let server = RedisServer::start();
+        let limiter = limiter(&server.url(), OnStoreError::Deny).await;
+        let rule = hourly(4000, FIXED);
+        recovers(&limiter).await;
+        ask::<()>(&server, "CLIENT PAUSE 60000 WRITE");
+        assert!(calls_until_the_breaker_opens(&limiter, &rule).await <= 10);
+        for _ in 0..100 {
+            assert!(at_once(limiter.acquire(&rule, 1)).expect("the breaker is open").is_err());
+            sleep(DEADLINE / 10).await;
+        }
+        ask::<()>(&server, "CLIENT UNPAUSE");
+        recovers(&limiter).await;
+    }
+
+    /// Where calls are never answered, though the probe is, callers are let through less and less often.
+    #[tokio::test]
+    async fn closes_more_rarely_while_only_the_probe_is_answered() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://127.0.0.1:{}/?protocol=resp2", listener.local_addr().unwrap().port());
+        let accepted = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&accepted);
+        thread::spawn(move || {
+            for connection in listener.incoming() {
+                count.fetch_add(1, Ordering::SeqCst);
+                let mut connection = connection.unwrap();
+                thread::spawn(move || {
+                    let mut bytes = [0; 4096];
+                    while let Ok(length @ 1..) = connection.read(&mut bytes) {
+                        let text = String::from_utf8_lossy(&bytes[..length]);
+                        let answered = text.lines().filter(|line| line.starts_with('*')).count();
+                        if !text.contains("EVALSHA") {
+                            let _ = connection.write_all("+OK\r\n".repeat(answered).as_bytes());
+                        }
+                    }
+                });
+            }
+        });
+        let deadline = Duration::from_millis(20);
+        let builder = Limiter::builder(&url).deadline(deadline).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        let calling = async {
+            loop {
+                let rule = hourly(4000, FIXED);
+                let _ = tokio::join!(limiter.acquire(&rule, 1), limiter.acquire(&rule, 1), limiter.acquire(&rule, 1));
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let _ = timeout(Duration::from_secs(4), calling).await;
+        let accepted = accepted.load(Ordering::SeqCst);
+        assert!((2..40).contains(&accepted), "{accepted} connections");
+    }
+
     /// A server that was never there: callers wait for the first attempt, and at most for their deadline.
     #[tokio::test]
     async fn opens_before_the_first_connection_too() {
@@ -252,11 +309,12 @@ mod connections {
         let limiter = several(&server.url()).await;
         let rule = hourly(10_000, FIXED);
         eventually("three connections", async || connected(&server).len() == 3).await;
+        limiter.acquire(&rule, 1).await.unwrap(); // the server knows the script
         for _ in 0..3 {
             limiter.acquire(&rule, 1).await.unwrap();
         }
         let before = connected(&server);
-        assert!(before.iter().all(|(_, latest)| latest.starts_with("eval")), "{before:?}");
+        assert!(before.iter().all(|(_, latest)| latest == "evalsha"), "{before:?}");
 
         ask::<i64>(&server, &format!("CLIENT KILL ID {}", before[0].0));
         eventually("a third connection again", async || {

@@ -42,6 +42,8 @@ const FIRST_CONNECT: Duration = Duration::from_secs(2);
 const CONNECT: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Before a server is tried again that answers the probe and no call.
+const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// The connections to one node.
 #[derive(Debug)]
@@ -271,8 +273,10 @@ impl Link {
     async fn keep_open(self: &Arc<Self>) {
         let mut state = self.state.subscribe();
         let deadline = self.node.deadline;
-        let (mut longest, mut longest_ping) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
-        let mut pause = FIRST_PAUSE;
+        let (mut longest, mut longest_probe) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
+        let (mut pause, mut rest) = (FIRST_PAUSE, Duration::ZERO);
+        // Since when callers have been let through, if they were not just before.
+        let mut let_through: Option<u64> = None;
         let mut last: Option<Instant> = None;
         let mut server: Option<Client> = None;
         loop {
@@ -289,23 +293,38 @@ impl Link {
                     continue;
                 }
             }
+            if self.state.borrow().is_away()
+                && let Some(since) = let_through.take()
+            {
+                // Calls fell silent. If none was answered meanwhile, the next ones would wait in vain as well.
+                rest = if self.silence.answered_since(since) {
+                    Duration::ZERO
+                } else {
+                    (rest * 2).clamp(LONGEST_PAUSE, LONGEST_REST)
+                };
+                sleep(with_jitter(rest)).await;
+            }
             if last.is_some_and(|last| last.elapsed() < pause) {
                 sleep(with_jitter(pause)).await;
             }
-            let opened = self.open(longest, longest_ping).await;
+            let opened = self.open(longest, longest_probe).await;
             last = Some(Instant::now());
-            (longest, longest_ping) = (deadline.clamp(CONNECT, FIRST_CONNECT), deadline);
+            (longest, longest_probe) = (deadline.clamp(CONNECT, FIRST_CONNECT), deadline);
             match opened {
                 Ok((open, client)) => {
                     pause = FIRST_PAUSE;
                     server = Some(client);
                     let redis = open.redis.clone();
                     self.silence.answered(self.now());
+                    if self.state.borrow().open() == 0 {
+                        let_through = Some(self.now());
+                    }
                     self.state.send_modify(|state| state.opened(open));
                     self.node.inspect(redis).await;
                 }
                 Err(error) => {
                     tracing::debug!(server = %self.node.target, %error, "cannot connect");
+                    let_through = None;
                     self.state.send_modify(|state| state.failed(error, Instant::now()));
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
@@ -324,8 +343,9 @@ impl Link {
         }
     }
 
-    /// A connection over which the server has answered.
-    async fn open(self: &Arc<Self>, longest: Duration, longest_ping: Duration) -> Result<(Open, Client), StoreError> {
+    /// A connection over which the server has run a script, as decisions do: it may answer all else, and hold back
+    /// whatever could write (`CLIENT PAUSE .. WRITE`, a failover).
+    async fn open(self: &Arc<Self>, longest: Duration, longest_probe: Duration) -> Result<(Open, Client), StoreError> {
         let target = &self.node.target;
         let client = target.client().await?;
         let silence = Arc::<Silence>::default();
@@ -350,15 +370,22 @@ impl Link {
             Ok(opened) => opened.map_err(|error| explain(&error).about(target))?,
             Err(_) => return Err(self.node.unavailable(format_args!("no connection within {longest:?}"))),
         };
-        match timeout(longest_ping, redis.send_packed_command(&redis::cmd("PING"))).await {
+        match timeout(longest_probe, redis.send_packed_command(&probe())).await {
             // An error is an answer too, be it that this user may not ask.
-            Ok(pong) => drop(pong.map_err(|error| explain(&error).about(target))?),
+            Ok(reply) => drop(reply.map_err(|error| explain(&error).about(target))?),
             Err(_) => {
-                return Err(self.node.unavailable(format_args!("no answer to PING within {longest_ping:?}")));
+                return Err(self.node.unavailable(format_args!("no answer to a script within {longest_probe:?}")));
             }
         }
         Ok((Open { redis, silence, opened: self.now() }, client))
     }
+}
+
+/// A script that does nothing.
+fn probe() -> Cmd {
+    let mut command = redis::cmd("EVAL");
+    command.arg("return 1").arg(0);
+    command
 }
 
 /// At least half of it, so that the clients of a server that is back do not all arrive at once.
