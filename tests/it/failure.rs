@@ -267,6 +267,33 @@ mod breaker {
         assert_eq!(limiter.health(), Health::Available);
         ends(limiter.acquire(&rule, 1)).await.unwrap();
         assert_eq!(proxy.accepted(), 1, "the connection was given up");
+
+        // For longer than the deadline, and nobody else calls.
+        let builder = Limiter::builder(&proxy.url()).deadline(DEADLINE * 5).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        for _ in 0..100 {
+            assert!(timeout(Duration::from_millis(20), limiter.acquire(&rule, 1)).await.is_err());
+            assert_eq!(limiter.health(), Health::Available);
+        }
+        assert_eq!(proxy.accepted(), 2, "the connection was given up");
+    }
+
+    /// Nobody waits for the deadline, and yet it is found out that the server no longer answers.
+    #[tokio::test]
+    async fn opens_when_all_callers_go_early() {
+        let server = RedisServer::start();
+        let limiter = limiter(&server.url(), OnStoreError::Local).await;
+        let rule = hourly(4000, FIXED);
+        recovers(&limiter).await;
+        for _ in 0..2 {
+            server.stop();
+            eventually("the breaker is open", async || timeout(DEADLINE / 4, limiter.acquire(&rule, 1)).await.is_ok())
+                .await;
+            assert!(at_once(limiter.acquire(&rule, 1)).is_some());
+            assert_ne!(limiter.health(), Health::Available);
+            server.cont();
+            recovers(&limiter).await;
+        }
     }
 
     /// An error is an answer: the policy decides, call by call, and the server is asked each time.

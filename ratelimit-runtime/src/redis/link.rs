@@ -8,6 +8,7 @@ use std::{
     collections::HashMap,
     fmt,
     hash::{BuildHasher as _, RandomState},
+    iter,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -21,7 +22,7 @@ use redis::{
 };
 use tokio::{
     runtime::{Handle, Id},
-    sync::watch,
+    sync::{Notify, watch},
     task::coop::consume_budget,
     time::{Instant, sleep, timeout},
 };
@@ -70,6 +71,8 @@ struct Link {
     node: Arc<Node>,
     state: watch::Sender<State<Open>>,
     silence: Silence,
+    /// A caller went too early to say anything about the server.
+    doubted: Notify,
     next: AtomicUsize,
     /// From here on times are measured.
     began: Instant,
@@ -147,11 +150,17 @@ struct Sent<'a> {
 
 impl Drop for Sent<'_> {
     fn drop(&mut self) {
-        // A caller who gives up before the deadline says nothing about the server. It began to count a moment before the
-        // call was sent, hence the tenth.
+        // A caller who gives up before the deadline says nothing about the server, which is asked then. The deadline began
+        // a moment before the call was sent, hence the tenth.
         let Self { link, silence, at, returned } = *self;
         let patience = link.node.deadline.saturating_sub(link.node.deadline / 10);
-        if returned || link.since(at) < patience {
+        if returned {
+            return;
+        }
+        if link.since(at) < patience {
+            if !link.silence.answered_since(at) {
+                link.doubted.notify_one();
+            }
             return;
         }
         let connection_is_silent = silence.unanswered(at);
@@ -217,6 +226,7 @@ impl Links {
             node: Arc::clone(&self.node),
             state: watch::Sender::new(State::Opening),
             silence: Silence::default(),
+            doubted: Notify::new(),
             next: AtomicUsize::new(0),
             began: Instant::now(),
         });
@@ -343,6 +353,21 @@ impl Link {
         }
     }
 
+    /// Asks the server when callers went too early to tell a halted one from one that answers: with the patience they did
+    /// not have, and until it answers or was silent for too long.
+    async fn ask_when_doubted(self: &Arc<Self>) {
+        loop {
+            self.doubted.notified().await;
+            while let Some(Ok(mut connection)) = self.connection() {
+                if timeout(self.node.deadline, connection.send(iter::once(probe()))).await.is_ok() {
+                    break;
+                }
+            }
+            // If all callers go early, that is no reason to ask all the time.
+            sleep(self.node.deadline).await;
+        }
+    }
+
     /// A connection over which the server has run a script, as decisions do: it may answer all else, and hold back
     /// whatever could write (`CLIENT PAUSE .. WRITE`, a failover).
     async fn open(self: &Arc<Self>, longest: Duration, longest_probe: Duration) -> Result<(Open, Client), StoreError> {
@@ -442,6 +467,7 @@ impl Entry {
         tokio::select! {
             () = self.link.keep_open() => {}
             () = self.link.limit_waiting() => {}
+            () = self.link.ask_when_doubted() => {}
             _ = in_use.changed() => {}
         }
     }
