@@ -137,7 +137,10 @@ fn is_fatal(error: &RedisError) -> bool {
 }
 
 fn is_readonly(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::ReadOnly))
+    let Value::ServerError(error) = reply else { return false };
+    // Servers before 7.0 wrap what a command of a script said.
+    error.kind() == Some(ServerErrorKind::ReadOnly)
+        || error.details().is_some_and(|detail| detail.contains("-READONLY"))
 }
 
 /// A call that has been sent. Dropped before it returned, it may count as unanswered.
@@ -485,5 +488,24 @@ impl Drop for Entry {
 impl fmt::Debug for Open {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Open").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_is_known_by_its_word_within_a_scripts_error_too() {
+        let reply = |line: &str| redis::parse_redis_value(format!("{line}\r\n").as_bytes()).unwrap();
+        let words = "You can't write against a read only replica.";
+        assert!(is_readonly(&reply(&format!("-READONLY {words}"))));
+        let digest = "f_0123456789012345678901234567890123456789";
+        assert!(is_readonly(&reply(&format!(
+            "-ERR Error running script (call to {digest}): @user_script:1: -READONLY {words}"
+        ))));
+        assert!(!is_readonly(&reply("-ERR Error compiling script (new function): user_script:1: syntax error")));
+        assert!(!is_readonly(&reply("-OOM command not allowed when used memory > 'maxmemory'.")));
+        assert!(!is_readonly(&reply("+READONLY")));
     }
 }
