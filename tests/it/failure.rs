@@ -16,7 +16,7 @@ use std::time::Duration;
 use ratelimit_runtime::store::StoreError;
 use ratelimit_runtime::{Algorithm, Cause, Health, Key, Limiter, ManualClock, OnStoreError, Refill, Rule};
 use ratelimit_tests::{Mode, Proxy, RedisServer};
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Handle};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::field::{Field, Visit};
@@ -651,6 +651,25 @@ mod health {
         assert_eq!(events.iter().map(|(level, _)| *level).collect::<Vec<_>>(), [Level::WARN, Level::INFO]);
         assert!(events[0].1.contains("reason=") && events[1].1.contains("lasted="), "{events:?}");
         assert_eq!((log.with("swordfish").len(), log.with("pear").len()), (0, 0));
+    }
+
+    /// A runtime that is left during an outage never hears of its end.
+    #[test]
+    fn is_that_of_the_runtime_that_asks() {
+        let runtime = || runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (left, used, another) = (runtime(), runtime(), runtime());
+        let mut server = RedisServer::start();
+        let limiter = left.block_on(limiter(&server.url(), OnStoreError::Deny));
+        server.kill();
+        left.block_on(eventually("it is known", async || is_degraded(&limiter)));
+        assert!(is_degraded(&limiter) && another.block_on(async { is_degraded(&limiter) }), "by all there are");
+        server.restart();
+        used.block_on(eventually("the outage is over", async || {
+            limiter.acquire(&hourly(1_000_000, FIXED), 1).await.is_ok() && !is_degraded(&limiter)
+        }));
+        assert!(!is_degraded(&limiter) && !another.block_on(async { is_degraded(&limiter) }));
+        assert!(left.block_on(async { is_degraded(&limiter) }), "it was not driven");
+        left.block_on(recovers(&limiter));
     }
 
     #[tokio::test]

@@ -211,12 +211,14 @@ impl Links {
         self.connection().await.map(drop)
     }
 
-    /// Why callers are not let through to the node, if they are not.
+    /// Why callers are not let through to the node, if they are not: those of the runtime we are on. Who is on none, or on
+    /// one that never called, hears of it if it holds for all of them. A runtime that nobody drives any more knows nothing new.
     pub(super) fn outage(&self) -> Option<StoreError> {
-        lock(&self.by_runtime).values().find_map(|link| match &*link.state.borrow() {
-            State::Away { error, .. } => Some(error.clone()),
-            _ => None,
-        })
+        let links = lock(&self.by_runtime);
+        match Handle::try_current().ok().and_then(|runtime| links.get(&runtime.id())) {
+            Some(link) => link.outage(),
+            None => links.values().map(|link| link.outage()).collect::<Option<Vec<_>>>()?.pop(),
+        }
     }
 
     fn link(&self) -> Result<Arc<Link>, StoreError> {
@@ -258,6 +260,13 @@ impl Link {
             }
             State::Away { error, .. } => Some(Err(error.clone())),
             State::Ended => Some(Err(StoreError::unavailable(NO_KEEPER))),
+        }
+    }
+
+    fn outage(&self) -> Option<StoreError> {
+        match &*self.state.borrow() {
+            State::Away { error, .. } => Some(error.clone()),
+            _ => None,
         }
     }
 
