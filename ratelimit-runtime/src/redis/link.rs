@@ -30,7 +30,7 @@ use tokio::{
 use super::{
     breaker::{SILENT_CALLS, Silence, State},
     explain,
-    target::Target,
+    target::{Address, Target},
 };
 use crate::store::StoreError;
 
@@ -335,13 +335,20 @@ impl Link {
             match opened {
                 Ok((open, client)) => {
                     pause = FIRST_PAUSE;
+                    // Two primaries would each count alone, so callers use one.
+                    let moved = server.is_some_and(|before| Address::of(&before) != Address::of(&client));
                     server = Some(client);
                     let redis = open.redis.clone();
                     self.silence.answered(self.now());
                     if self.state.borrow().open() == 0 {
                         let_through = Some(self.now());
                     }
-                    self.state.send_modify(|state| state.opened(open));
+                    self.state.send_modify(|state| {
+                        if moved {
+                            state.lost(|_| true);
+                        }
+                        state.opened(open);
+                    });
                     self.node.inspect(redis).await;
                 }
                 Err(error) => {
