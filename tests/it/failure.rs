@@ -5,7 +5,7 @@
 use std::fmt::{Debug, Write as _};
 use std::future::Future;
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -81,6 +81,32 @@ fn executed(server: &RedisServer) -> u64 {
     let failed = |line: &str| line.split_once("failed_calls=")?.1.trim().parse::<u64>().ok();
     let scripts = stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:"));
     scripts.map(|line| calls(line).unwrap() - failed(line).unwrap()).sum()
+}
+
+/// Something like a server, for as long as the test runs, that answers everything but this command. With the number
+/// of connections it has taken.
+fn silent_on(command: &'static str) -> (String, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://127.0.0.1:{}/?protocol=resp2", listener.local_addr().unwrap().port());
+    let accepted = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&accepted);
+    let serve = move |mut connection: TcpStream| {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = connection.read(&mut bytes) {
+            let text = String::from_utf8_lossy(&bytes[..length]);
+            if !text.contains(&format!("\n{command}\r")) {
+                let commands = text.lines().filter(|line| line.starts_with('*')).count();
+                let _ = connection.write_all("+OK\r\n".repeat(commands).as_bytes());
+            }
+        }
+    };
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            count.fetch_add(1, Ordering::SeqCst);
+            thread::spawn(move || serve(connection.unwrap()));
+        }
+    });
+    (url, accepted)
 }
 
 mod breaker {
@@ -203,26 +229,7 @@ mod breaker {
     /// Where calls are never answered, though the probe is, callers are let through less and less often.
     #[tokio::test]
     async fn closes_more_rarely_while_only_the_probe_is_answered() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("redis://127.0.0.1:{}/?protocol=resp2", listener.local_addr().unwrap().port());
-        let accepted = Arc::new(AtomicU64::new(0));
-        let count = Arc::clone(&accepted);
-        thread::spawn(move || {
-            for connection in listener.incoming() {
-                count.fetch_add(1, Ordering::SeqCst);
-                let mut connection = connection.unwrap();
-                thread::spawn(move || {
-                    let mut bytes = [0; 4096];
-                    while let Ok(length @ 1..) = connection.read(&mut bytes) {
-                        let text = String::from_utf8_lossy(&bytes[..length]);
-                        let answered = text.lines().filter(|line| line.starts_with('*')).count();
-                        if !text.contains("EVALSHA") {
-                            let _ = connection.write_all("+OK\r\n".repeat(answered).as_bytes());
-                        }
-                    }
-                });
-            }
-        });
+        let (url, accepted) = silent_on("EVALSHA");
         let deadline = Duration::from_millis(20);
         let builder = Limiter::builder(&url).deadline(deadline).on_store_error(OnStoreError::Deny);
         let limiter = builder.build().await.unwrap();
@@ -350,6 +357,15 @@ mod connections {
         })
         .await;
         limiter.acquire(&rule, 1).await.unwrap();
+    }
+
+    /// What is asked for the log alone is not waited for, whatever the deadline.
+    #[tokio::test]
+    async fn are_opened_though_the_server_does_not_tell_its_settings() {
+        let (url, accepted) = silent_on("INFO");
+        let builder = Limiter::builder(&url).deadline(Duration::from_secs(3600)).on_store_error(OnStoreError::Deny);
+        let _limiter = builder.connections(3).build().await.unwrap();
+        eventually("three connections", async || accepted.load(Ordering::SeqCst) == 3).await;
     }
 
     /// One of them says nothing any more, the others do: it alone is given up.

@@ -62,6 +62,7 @@ struct Node {
     deadline: Duration,
     /// How many connections a runtime has.
     connections: usize,
+    /// Whether the log was told what is to be said of its settings.
     inspected: AtomicBool,
 }
 
@@ -349,7 +350,10 @@ impl Link {
                         }
                         state.opened(open);
                     });
-                    self.node.inspect(redis).await;
+                    if !self.node.inspected.swap(true, Ordering::Relaxed) {
+                        // Beside all this: an answer that does not come must not hold up the next connection.
+                        tokio::spawn(Arc::clone(&self.node).inspect(redis));
+                    }
                 }
                 Err(error) => {
                     tracing::debug!(server = %self.node.target, %error, "cannot connect");
@@ -451,14 +455,11 @@ impl Node {
         StoreError::unavailable(what.to_string()).about(&self.target)
     }
 
-    /// Says once in the log that the server may throw counters away. A user who may not ask INFO is not told.
-    async fn inspect(&self, mut redis: MultiplexedConnection) {
-        if self.inspected.swap(true, Ordering::Relaxed) {
-            return;
-        }
+    /// Says in the log that the server may throw counters away. A user who may not ask INFO is not told.
+    async fn inspect(self: Arc<Self>, mut redis: MultiplexedConnection) {
         let mut command = redis::cmd("INFO");
         command.arg("memory");
-        let Ok(Ok(reply)) = timeout(self.deadline, redis.send_packed_command(&command)).await else { return };
+        let Ok(Ok(reply)) = timeout(CONNECT, redis.send_packed_command(&command)).await else { return };
         let Ok(info) = redis::from_redis_value::<String>(reply) else { return };
         let value_of = |name| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         if let (Some(maxmemory), Some(policy)) = (value_of("maxmemory"), value_of("maxmemory_policy"))
