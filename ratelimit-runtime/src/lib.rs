@@ -82,9 +82,10 @@
 //!
 //! Each server has a breaker. It opens when three calls in a row had no answer within the deadline, or when its connection is
 //! lost and can't be opened again at once. From then on calls go by the policy without waiting. In the background the server is
-//! connected to and asked to run a script that does nothing, ever again, and an answer within the deadline closes the breaker: less than a second after it is back. An
-//! error that the server replies with is an answer. A caller that goes before the deadline, because of a timeout of its own say, does not count;
-//! the server is asked in the background then, and what it does not answer within the deadline counts.
+//! connected to and asked to run a script that does nothing, ever again, and an answer within the deadline closes the breaker:
+//! less than a second after it is back, or three where packets were dropped or its TLS handshakes are slow. An error that the
+//! server replies with is an answer. A caller that goes before the deadline, because of a timeout of its own say, does not
+//! count; the server is asked in the background then, and what it does not answer within the deadline counts.
 //!
 //! [`Limiter::health`] says whether decisions are made; the log has one event when an outage begins and one when it is over.
 //!

@@ -359,6 +359,21 @@ mod connections {
         limiter.acquire(&rule, 1).await.unwrap();
     }
 
+    /// A handshake takes longer than an attempt may at first, as when all clients come back at once; decisions are in time.
+    #[cfg(feature = "rustls")]
+    #[tokio::test]
+    async fn are_opened_by_a_server_whose_handshakes_are_slow() {
+        let server = RedisServer::builder().tls().start();
+        let proxy = Proxy::start(server.port());
+        let builder = Limiter::builder(&server.url_through(&proxy)).deadline(DEADLINE * 5);
+        let builder = builder.ca_certificate(std::fs::read(&server.tls().unwrap().ca_pem).unwrap());
+        let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
+        proxy.set(Mode::Delay(DEADLINE * 3 / 2)); // four times: of TLS and of the protocol, there and back
+        proxy.cut();
+        assert!(ends(limiter.peek(&hourly(9, FIXED), 1)).await.is_err());
+        recovers(&limiter).await;
+    }
+
     /// What is asked for the log alone is not waited for, whatever the deadline.
     #[tokio::test]
     async fn are_opened_though_the_server_does_not_tell_its_settings() {

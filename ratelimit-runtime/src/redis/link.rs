@@ -39,7 +39,8 @@ const NO_KEEPER: &str =
 /// How long a runtime's first connection may take, and its first answer: whoever is in `Builder::build` has the time.
 const FIRST_CONNECT: Duration = Duration::from_secs(2);
 /// How long later ones may take, unless the deadline is longer. Where packets are dropped, an attempt hangs, and would
-/// hang beyond the end of the outage.
+/// hang beyond the end of the outage. After each one that took too long the next has twice the time, up to that of the
+/// first: a server that all its clients come back to at once, over TLS, needs longer.
 const CONNECT: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -296,6 +297,8 @@ impl Link {
     async fn keep_open(self: &Arc<Self>) {
         let mut state = self.state.subscribe();
         let deadline = self.node.deadline;
+        let usual = deadline.clamp(CONNECT, FIRST_CONNECT);
+        let mut later = usual;
         let (mut longest, mut longest_probe) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
         let (mut pause, mut rest) = (FIRST_PAUSE, Duration::ZERO);
         // Since when callers have been let through, if they were not just before.
@@ -330,11 +333,15 @@ impl Link {
             if last.is_some_and(|last| last.elapsed() < pause) {
                 sleep(with_jitter(pause)).await;
             }
+            let began = Instant::now();
             let opened = self.open(longest, longest_probe).await;
             last = Some(Instant::now());
-            (longest, longest_probe) = (deadline.clamp(CONNECT, FIRST_CONNECT), deadline);
+            if began.elapsed() >= longest {
+                later = (later * 2).min(FIRST_CONNECT);
+            }
             match opened {
                 Ok((open, client)) => {
+                    later = usual;
                     pause = FIRST_PAUSE;
                     // Two primaries would each count alone, so callers use one.
                     let moved = server.is_some_and(|before| Address::of(&before) != Address::of(&client));
@@ -362,6 +369,7 @@ impl Link {
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
+            (longest, longest_probe) = (later, deadline);
         }
     }
 
