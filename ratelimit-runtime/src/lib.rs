@@ -82,8 +82,10 @@
 //!
 //! Each server has a breaker. It opens when three calls in a row had no answer within the deadline, or when its connection is
 //! lost and can't be opened again at once. From then on calls go by the policy without waiting. In the background the server is
-//! connected to and asked PING, ever again, and an answer within the deadline closes the breaker: less than a second after it is back. An
-//! error that the server replies with is an answer. A caller that goes before the deadline, because of a timeout of its own say, does not count.
+//! connected to and asked to run a script that does nothing, ever again, and an answer within the deadline closes the breaker:
+//! less than a second after it is back, or three where packets were dropped or its TLS handshakes are slow. An error that the
+//! server replies with is an answer. A caller that goes before the deadline, because of a timeout of its own say, does not
+//! count; the server is asked in the background then, and what it does not answer within the deadline counts.
 //!
 //! [`Limiter::health`] says whether decisions are made; the log has one event when an outage begins and one when it is over.
 //!
@@ -107,7 +109,7 @@
 //! What is [`Cause::Misconfigured`] is returned whatever the policy, and logged, once a second at most.
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
-//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +ping +evalsha +eval +get +set +incrby +decrby +del +pttl
+//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +set +incrby +decrby +del +pttl
 //! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+select` if the URL names a database, `+cluster|slots +asking` for
 //! a cluster, `+role` behind sentinels, and `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest server the scripts run on.
 //!

@@ -4,6 +4,8 @@
 
 use std::fmt::{Debug, Write as _};
 use std::future::Future;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,7 +16,7 @@ use std::time::Duration;
 use ratelimit_runtime::store::StoreError;
 use ratelimit_runtime::{Algorithm, Cause, Health, Key, Limiter, ManualClock, OnStoreError, Refill, Rule};
 use ratelimit_tests::{Mode, Proxy, RedisServer};
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Handle};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::field::{Field, Visit};
@@ -72,13 +74,39 @@ fn ask<T: redis::FromRedisValue>(server: &RedisServer, command: &str) -> T {
     redis::from_redis_value(server.command(&words)).unwrap()
 }
 
-/// How many scripts the server has executed since its start.
+/// How many scripts that it knew the server has executed since its start. The probe of a new connection is not among them.
 fn executed(server: &RedisServer) -> u64 {
     let stats: String = ask(server, "INFO commandstats");
     let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
     let failed = |line: &str| line.split_once("failed_calls=")?.1.trim().parse::<u64>().ok();
-    let scripts = stats.lines().filter(|line| line.starts_with("cmdstat_eval"));
+    let scripts = stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:"));
     scripts.map(|line| calls(line).unwrap() - failed(line).unwrap()).sum()
+}
+
+/// Something like a server, for as long as the test runs, that answers everything but this command. With the number
+/// of connections it has taken.
+fn silent_on(command: &'static str) -> (String, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://127.0.0.1:{}/?protocol=resp2", listener.local_addr().unwrap().port());
+    let accepted = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&accepted);
+    let serve = move |mut connection: TcpStream| {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = connection.read(&mut bytes) {
+            let text = String::from_utf8_lossy(&bytes[..length]);
+            if !text.contains(&format!("\n{command}\r")) {
+                let commands = text.lines().filter(|line| line.starts_with('*')).count();
+                let _ = connection.write_all("+OK\r\n".repeat(commands).as_bytes());
+            }
+        }
+    };
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            count.fetch_add(1, Ordering::SeqCst);
+            thread::spawn(move || serve(connection.unwrap()));
+        }
+    });
+    (url, accepted)
 }
 
 mod breaker {
@@ -181,6 +209,42 @@ mod breaker {
         recovers(&limiter).await;
     }
 
+    /// It answers whatever writes nothing: what is asked before callers are let through must be what they ask.
+    #[tokio::test]
+    async fn stays_open_before_a_server_that_holds_back_writes() {
+        let server = RedisServer::start();
+        let limiter = limiter(&server.url(), OnStoreError::Deny).await;
+        let rule = hourly(4000, FIXED);
+        recovers(&limiter).await;
+        ask::<()>(&server, "CLIENT PAUSE 60000 WRITE");
+        assert!(calls_until_the_breaker_opens(&limiter, &rule).await <= 10);
+        for _ in 0..100 {
+            assert!(at_once(limiter.acquire(&rule, 1)).expect("the breaker is open").is_err());
+            sleep(DEADLINE / 10).await;
+        }
+        ask::<()>(&server, "CLIENT UNPAUSE");
+        recovers(&limiter).await;
+    }
+
+    /// Where calls are never answered, though the probe is, callers are let through less and less often.
+    #[tokio::test]
+    async fn closes_more_rarely_while_only_the_probe_is_answered() {
+        let (url, accepted) = silent_on("EVALSHA");
+        let deadline = Duration::from_millis(20);
+        let builder = Limiter::builder(&url).deadline(deadline).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        let calling = async {
+            loop {
+                let rule = hourly(4000, FIXED);
+                let _ = tokio::join!(limiter.acquire(&rule, 1), limiter.acquire(&rule, 1), limiter.acquire(&rule, 1));
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let _ = timeout(Duration::from_secs(4), calling).await;
+        let accepted = accepted.load(Ordering::SeqCst);
+        assert!((2..40).contains(&accepted), "{accepted} connections");
+    }
+
     /// A server that was never there: callers wait for the first attempt, and at most for their deadline.
     #[tokio::test]
     async fn opens_before_the_first_connection_too() {
@@ -210,6 +274,33 @@ mod breaker {
         assert_eq!(limiter.health(), Health::Available);
         ends(limiter.acquire(&rule, 1)).await.unwrap();
         assert_eq!(proxy.accepted(), 1, "the connection was given up");
+
+        // For longer than the deadline, and nobody else calls.
+        let builder = Limiter::builder(&proxy.url()).deadline(DEADLINE * 5).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        for _ in 0..100 {
+            assert!(timeout(Duration::from_millis(20), limiter.acquire(&rule, 1)).await.is_err());
+            assert_eq!(limiter.health(), Health::Available);
+        }
+        assert_eq!(proxy.accepted(), 2, "the connection was given up");
+    }
+
+    /// Nobody waits for the deadline, and yet it is found out that the server no longer answers.
+    #[tokio::test]
+    async fn opens_when_all_callers_go_early() {
+        let server = RedisServer::start();
+        let limiter = limiter(&server.url(), OnStoreError::Local).await;
+        let rule = hourly(4000, FIXED);
+        recovers(&limiter).await;
+        for _ in 0..2 {
+            server.stop();
+            eventually("the breaker is open", async || timeout(DEADLINE / 4, limiter.acquire(&rule, 1)).await.is_ok())
+                .await;
+            assert!(at_once(limiter.acquire(&rule, 1)).is_some());
+            assert_ne!(limiter.health(), Health::Available);
+            server.cont();
+            recovers(&limiter).await;
+        }
     }
 
     /// An error is an answer: the policy decides, call by call, and the server is asked each time.
@@ -252,11 +343,12 @@ mod connections {
         let limiter = several(&server.url()).await;
         let rule = hourly(10_000, FIXED);
         eventually("three connections", async || connected(&server).len() == 3).await;
+        limiter.acquire(&rule, 1).await.unwrap(); // the server knows the script
         for _ in 0..3 {
             limiter.acquire(&rule, 1).await.unwrap();
         }
         let before = connected(&server);
-        assert!(before.iter().all(|(_, latest)| latest.starts_with("eval")), "{before:?}");
+        assert!(before.iter().all(|(_, latest)| latest == "evalsha"), "{before:?}");
 
         ask::<i64>(&server, &format!("CLIENT KILL ID {}", before[0].0));
         eventually("a third connection again", async || {
@@ -265,6 +357,30 @@ mod connections {
         })
         .await;
         limiter.acquire(&rule, 1).await.unwrap();
+    }
+
+    /// A handshake takes longer than an attempt may at first, as when all clients come back at once; decisions are in time.
+    #[cfg(feature = "rustls")]
+    #[tokio::test]
+    async fn are_opened_by_a_server_whose_handshakes_are_slow() {
+        let server = RedisServer::builder().tls().start();
+        let proxy = Proxy::start(server.port());
+        let builder = Limiter::builder(&server.url_through(&proxy)).deadline(DEADLINE * 5);
+        let builder = builder.ca_certificate(std::fs::read(&server.tls().unwrap().ca_pem).unwrap());
+        let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
+        proxy.set(Mode::Delay(DEADLINE * 3 / 2)); // four times: of TLS and of the protocol, there and back
+        proxy.cut();
+        assert!(ends(limiter.peek(&hourly(9, FIXED), 1)).await.is_err());
+        recovers(&limiter).await;
+    }
+
+    /// What is asked for the log alone is not waited for, whatever the deadline.
+    #[tokio::test]
+    async fn are_opened_though_the_server_does_not_tell_its_settings() {
+        let (url, accepted) = silent_on("INFO");
+        let builder = Limiter::builder(&url).deadline(Duration::from_secs(3600)).on_store_error(OnStoreError::Deny);
+        let _limiter = builder.connections(3).build().await.unwrap();
+        eventually("three connections", async || accepted.load(Ordering::SeqCst) == 3).await;
     }
 
     /// One of them says nothing any more, the others do: it alone is given up.
@@ -566,6 +682,25 @@ mod health {
         assert_eq!(events.iter().map(|(level, _)| *level).collect::<Vec<_>>(), [Level::WARN, Level::INFO]);
         assert!(events[0].1.contains("reason=") && events[1].1.contains("lasted="), "{events:?}");
         assert_eq!((log.with("swordfish").len(), log.with("pear").len()), (0, 0));
+    }
+
+    /// A runtime that is left during an outage never hears of its end.
+    #[test]
+    fn is_that_of_the_runtime_that_asks() {
+        let runtime = || runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (left, used, another) = (runtime(), runtime(), runtime());
+        let mut server = RedisServer::start();
+        let limiter = left.block_on(limiter(&server.url(), OnStoreError::Deny));
+        server.kill();
+        left.block_on(eventually("it is known", async || is_degraded(&limiter)));
+        assert!(is_degraded(&limiter) && another.block_on(async { is_degraded(&limiter) }), "by all there are");
+        server.restart();
+        used.block_on(eventually("the outage is over", async || {
+            limiter.acquire(&hourly(1_000_000, FIXED), 1).await.is_ok() && !is_degraded(&limiter)
+        }));
+        assert!(!is_degraded(&limiter) && !another.block_on(async { is_degraded(&limiter) }));
+        assert!(left.block_on(async { is_degraded(&limiter) }), "it was not driven");
+        left.block_on(recovers(&limiter));
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! Real sentinels: the primary they name is the one that counts.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use ratelimit_runtime::conformance::{self, ALGORITHMS, Subject, store_of};
@@ -169,11 +170,13 @@ async fn a_failover_is_followed() {
     }
 }
 
-/// How many scripts a server has run.
+/// How many scripts a server was asked for by their digest, as only decisions do.
 fn calls(server: &RedisServer) -> u64 {
-    let stats: String = ask(server, "INFO commandstats");
-    let scripts =
-        stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:") || line.starts_with("cmdstat_eval:"));
+    calls_of(&ask::<String>(server, "INFO commandstats"))
+}
+
+fn calls_of(stats: &str) -> u64 {
+    let scripts = stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:"));
     scripts.filter_map(|line| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok()).sum()
 }
 
@@ -205,6 +208,29 @@ async fn a_primary_that_became_a_replica_is_left() {
     assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 98);
 }
 
+/// Cuts the primary off from its sentinels and replicas, and goes on to ask it things: who is connected stays so.
+fn cut_off(primary: &RedisServer) -> impl Fn(&str) -> String + use<> {
+    let url = format!("redis://127.0.0.1:{}", primary.port());
+    let connection = RefCell::new(redis::Client::open(url).unwrap().get_connection().unwrap());
+    let tell = move |command: &str| {
+        let mut words = redis::Cmd::new();
+        command.split(' ').for_each(|word| _ = words.arg(word));
+        let reply: redis::Value = words.query(&mut *connection.borrow_mut()).unwrap();
+        redis::from_redis_value::<String>(reply).unwrap()
+    };
+    tell(&format!("CONFIG SET requirepass {SECRET}"));
+    for id in ids(&tell("CLIENT LIST"), "name=sentinel-") {
+        tell(&format!("CLIENT KILL ID {id}"));
+    }
+    tell
+}
+
+/// The clients whose lines hold these words.
+fn ids(clients: &str, words: &str) -> Vec<String> {
+    let lines = clients.lines().filter(|client| client.contains(words));
+    lines.map(|client| client.split("id=").nth(1).unwrap().split(' ').next().unwrap().to_owned()).collect()
+}
+
 /// It answers as ever, but the sentinels can't reach it and have another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_primary_cut_off_from_its_sentinels_is_left() {
@@ -212,23 +238,35 @@ async fn a_primary_cut_off_from_its_sentinels_is_left() {
     let limiter = limiter_at(&sentinel.url()).await;
     let (rule, key) = (hourly(1_000_000, LOG), fresh_key());
     assert!(is_admitted(limiter.acquire(&rule, key).await));
-    let before = sentinel.node(sentinel.primary());
-    let url = format!("redis://127.0.0.1:{}", before.port());
-    let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
-    let mut tell = |command: &str| {
-        let mut words = redis::Cmd::new();
-        command.split(' ').for_each(|word| _ = words.arg(word));
-        words.query::<redis::Value>(&mut connection).unwrap()
-    };
-    // Who is connected stays so.
-    tell(&format!("CONFIG SET requirepass {SECRET}"));
-    let clients: String = redis::from_redis_value(tell("CLIENT LIST")).unwrap();
-    for client in clients.lines().filter(|client| client.contains("name=sentinel-")) {
-        let id = client.split("id=").nth(1).unwrap().split(' ').next().unwrap();
-        tell(&format!("CLIENT KILL ID {id}"));
-    }
+    let _before = cut_off(sentinel.node(sentinel.primary()));
     tokio::task::block_in_place(|| sentinel.wait_until_primary_is_not(0));
     let after = sentinel.node(sentinel.primary());
     eventually("the next primary counts", || async { limiter.acquire(&rule, key).await.is_ok() && calls(after) > 0 })
         .await;
+}
+
+/// One of several connections to it breaks, and is opened to the next primary: the others are left too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn all_connections_lead_to_one_primary() {
+    let sentinel = RedisSentinel::start();
+    let builder = Limiter::builder(&sentinel.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    let limiter = builder.connections(2).build().await.unwrap();
+    let (rule, key) = (hourly(1_000_000, LOG), fresh_key());
+    assert!(is_admitted(limiter.acquire(&rule, key).await));
+    let before = cut_off(sentinel.node(0));
+    // Whichever is the newer one breaks again and again, so that it is one of those that find the next primary.
+    eventually("the next primary counts", || async {
+        let clients = before("CLIENT LIST");
+        if let [_, newer, ..] = &*ids(&clients, "cmd=eval") {
+            before(&format!("CLIENT KILL ID {newer}"));
+        }
+        let _ = limiter.acquire(&rule, key).await;
+        sentinel.nodes()[1..].iter().any(|node| calls(node) > 0)
+    })
+    .await;
+    let counted = calls_of(&before("INFO commandstats"));
+    for _ in 0..20 {
+        limiter.acquire(&rule, key).await.unwrap();
+    }
+    assert_eq!(calls_of(&before("INFO commandstats")), counted, "the first primary counts on");
 }

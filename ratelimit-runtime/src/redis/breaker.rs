@@ -11,7 +11,7 @@
 //!                     a connection was opened
 //! ```
 //!
-//! A connection counts as opened when the server has answered PING over it in time. So the breaker, which is open while the node is
+//! A connection counts as opened when the server has run a script over it in time. So the breaker, which is open while the node is
 //! `Away`, is closed by such an answer alone, and a server that is slower than the deadline leaves it open.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -43,6 +43,10 @@ pub(super) enum State<C> {
 impl<C> State<C> {
     pub(super) fn is_opening(&self) -> bool {
         matches!(self, Self::Opening)
+    }
+
+    pub(super) fn is_away(&self) -> bool {
+        matches!(self, Self::Away { .. })
     }
 
     /// How many connections there are.
@@ -120,6 +124,11 @@ impl Silence {
         if self.calls.load(Ordering::Relaxed) != 0 {
             self.calls.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Whether a call that was sent later has been answered.
+    pub(super) fn answered_since(&self, then: u64) -> bool {
+        self.answered.load(Ordering::Relaxed) > then
     }
 
     /// A call that was sent then had no answer. Says whether that is one too many.
@@ -222,7 +231,7 @@ mod tests {
             let now = Instant::now();
             let mut state = State::<u8>::Opening;
             for step in steps {
-                let before = (matches!(state, State::Away { .. }), state.open());
+                let before = (state.is_away(), state.open());
                 match step {
                     0 => state.opened(step),
                     1 => drop(state.lost(|_| true)),
@@ -231,7 +240,7 @@ mod tests {
                     _ => drop(state.silent(error("silent"), now)),
                 }
                 if before.0 {
-                    prop_assert_eq!(matches!(state, State::Away { .. }), step != 0);
+                    prop_assert_eq!(state.is_away(), step != 0);
                 }
                 if state.is_opening() {
                     prop_assert!(step == 1 || before == (false, 0));

@@ -8,6 +8,7 @@ use std::{
     collections::HashMap,
     fmt,
     hash::{BuildHasher as _, RandomState},
+    iter,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -21,7 +22,7 @@ use redis::{
 };
 use tokio::{
     runtime::{Handle, Id},
-    sync::watch,
+    sync::{Notify, watch},
     task::coop::consume_budget,
     time::{Instant, sleep, timeout},
 };
@@ -29,7 +30,7 @@ use tokio::{
 use super::{
     breaker::{SILENT_CALLS, Silence, State},
     explain,
-    target::Target,
+    target::{Address, Target},
 };
 use crate::store::StoreError;
 
@@ -38,10 +39,13 @@ const NO_KEEPER: &str =
 /// How long a runtime's first connection may take, and its first answer: whoever is in `Builder::build` has the time.
 const FIRST_CONNECT: Duration = Duration::from_secs(2);
 /// How long later ones may take, unless the deadline is longer. Where packets are dropped, an attempt hangs, and would
-/// hang beyond the end of the outage.
+/// hang beyond the end of the outage. After each one that took too long the next has twice the time, up to that of the
+/// first: a server that all its clients come back to at once, over TLS, needs longer.
 const CONNECT: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Before a server is tried again that answers the probe and no call.
+const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// The connections to one node.
 #[derive(Debug)]
@@ -59,6 +63,7 @@ struct Node {
     deadline: Duration,
     /// How many connections a runtime has.
     connections: usize,
+    /// Whether the log was told what is to be said of its settings.
     inspected: AtomicBool,
 }
 
@@ -68,6 +73,8 @@ struct Link {
     node: Arc<Node>,
     state: watch::Sender<State<Open>>,
     silence: Silence,
+    /// A caller went too early to say anything about the server.
+    doubted: Notify,
     next: AtomicUsize,
     /// From here on times are measured.
     began: Instant,
@@ -132,7 +139,10 @@ fn is_fatal(error: &RedisError) -> bool {
 }
 
 fn is_readonly(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::ReadOnly))
+    let Value::ServerError(error) = reply else { return false };
+    // Servers before 7.0 wrap what a command of a script said.
+    error.kind() == Some(ServerErrorKind::ReadOnly)
+        || error.details().is_some_and(|detail| detail.contains("-READONLY"))
 }
 
 /// A call that has been sent. Dropped before it returned, it may count as unanswered.
@@ -145,11 +155,17 @@ struct Sent<'a> {
 
 impl Drop for Sent<'_> {
     fn drop(&mut self) {
-        // A caller who gives up before the deadline says nothing about the server. It began to count a moment before the
-        // call was sent, hence the tenth.
+        // A caller who gives up before the deadline says nothing about the server, which is asked then. The deadline began
+        // a moment before the call was sent, hence the tenth.
         let Self { link, silence, at, returned } = *self;
         let patience = link.node.deadline.saturating_sub(link.node.deadline / 10);
-        if returned || link.since(at) < patience {
+        if returned {
+            return;
+        }
+        if link.since(at) < patience {
+            if !link.silence.answered_since(at) {
+                link.doubted.notify_one();
+            }
             return;
         }
         let connection_is_silent = silence.unanswered(at);
@@ -197,12 +213,14 @@ impl Links {
         self.connection().await.map(drop)
     }
 
-    /// Why callers are not let through to the node, if they are not.
+    /// Why callers are not let through to the node, if they are not: those of the runtime we are on. Who is on none, or on
+    /// one that never called, hears of it if it holds for all of them. A runtime that nobody drives any more knows nothing new.
     pub(super) fn outage(&self) -> Option<StoreError> {
-        lock(&self.by_runtime).values().find_map(|link| match &*link.state.borrow() {
-            State::Away { error, .. } => Some(error.clone()),
-            _ => None,
-        })
+        let links = lock(&self.by_runtime);
+        match Handle::try_current().ok().and_then(|runtime| links.get(&runtime.id())) {
+            Some(link) => link.outage(),
+            None => links.values().map(|link| link.outage()).collect::<Option<Vec<_>>>()?.pop(),
+        }
     }
 
     fn link(&self) -> Result<Arc<Link>, StoreError> {
@@ -215,6 +233,7 @@ impl Links {
             node: Arc::clone(&self.node),
             state: watch::Sender::new(State::Opening),
             silence: Silence::default(),
+            doubted: Notify::new(),
             next: AtomicUsize::new(0),
             began: Instant::now(),
         });
@@ -246,6 +265,13 @@ impl Link {
         }
     }
 
+    fn outage(&self) -> Option<StoreError> {
+        match &*self.state.borrow() {
+            State::Away { error, .. } => Some(error.clone()),
+            _ => None,
+        }
+    }
+
     #[allow(clippy::cast_possible_truncation)] // lasts for 500 years
     fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
@@ -271,8 +297,12 @@ impl Link {
     async fn keep_open(self: &Arc<Self>) {
         let mut state = self.state.subscribe();
         let deadline = self.node.deadline;
-        let (mut longest, mut longest_ping) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
-        let mut pause = FIRST_PAUSE;
+        let usual = deadline.clamp(CONNECT, FIRST_CONNECT);
+        let mut later = usual;
+        let (mut longest, mut longest_probe) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
+        let (mut pause, mut rest) = (FIRST_PAUSE, Duration::ZERO);
+        // Since when callers have been let through, if they were not just before.
+        let mut let_through: Option<u64> = None;
         let mut last: Option<Instant> = None;
         let mut server: Option<Client> = None;
         loop {
@@ -289,27 +319,57 @@ impl Link {
                     continue;
                 }
             }
+            if self.state.borrow().is_away()
+                && let Some(since) = let_through.take()
+            {
+                // Calls fell silent. If none was answered meanwhile, the next ones would wait in vain as well.
+                rest = if self.silence.answered_since(since) {
+                    Duration::ZERO
+                } else {
+                    (rest * 2).clamp(LONGEST_PAUSE, LONGEST_REST)
+                };
+                sleep(with_jitter(rest)).await;
+            }
             if last.is_some_and(|last| last.elapsed() < pause) {
                 sleep(with_jitter(pause)).await;
             }
-            let opened = self.open(longest, longest_ping).await;
+            let began = Instant::now();
+            let opened = self.open(longest, longest_probe).await;
             last = Some(Instant::now());
-            (longest, longest_ping) = (deadline.clamp(CONNECT, FIRST_CONNECT), deadline);
+            if began.elapsed() >= longest {
+                later = (later * 2).min(FIRST_CONNECT);
+            }
             match opened {
                 Ok((open, client)) => {
+                    later = usual;
                     pause = FIRST_PAUSE;
+                    // Two primaries would each count alone, so callers use one.
+                    let moved = server.is_some_and(|before| Address::of(&before) != Address::of(&client));
                     server = Some(client);
                     let redis = open.redis.clone();
                     self.silence.answered(self.now());
-                    self.state.send_modify(|state| state.opened(open));
-                    self.node.inspect(redis).await;
+                    if self.state.borrow().open() == 0 {
+                        let_through = Some(self.now());
+                    }
+                    self.state.send_modify(|state| {
+                        if moved {
+                            state.lost(|_| true);
+                        }
+                        state.opened(open);
+                    });
+                    if !self.node.inspected.swap(true, Ordering::Relaxed) {
+                        // Beside all this: an answer that does not come must not hold up the next connection.
+                        tokio::spawn(Arc::clone(&self.node).inspect(redis));
+                    }
                 }
                 Err(error) => {
                     tracing::debug!(server = %self.node.target, %error, "cannot connect");
+                    let_through = None;
                     self.state.send_modify(|state| state.failed(error, Instant::now()));
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
+            (longest, longest_probe) = (later, deadline);
         }
     }
 
@@ -324,8 +384,24 @@ impl Link {
         }
     }
 
-    /// A connection over which the server has answered.
-    async fn open(self: &Arc<Self>, longest: Duration, longest_ping: Duration) -> Result<(Open, Client), StoreError> {
+    /// Asks the server when callers went too early to tell a halted one from one that answers: with the patience they did
+    /// not have, and until it answers or was silent for too long.
+    async fn ask_when_doubted(self: &Arc<Self>) {
+        loop {
+            self.doubted.notified().await;
+            while let Some(Ok(mut connection)) = self.connection() {
+                if timeout(self.node.deadline, connection.send(iter::once(probe()))).await.is_ok() {
+                    break;
+                }
+            }
+            // If all callers go early, that is no reason to ask all the time.
+            sleep(self.node.deadline).await;
+        }
+    }
+
+    /// A connection over which the server has run a script, as decisions do: it may answer all else, and hold back
+    /// whatever could write (`CLIENT PAUSE .. WRITE`, a failover).
+    async fn open(self: &Arc<Self>, longest: Duration, longest_probe: Duration) -> Result<(Open, Client), StoreError> {
         let target = &self.node.target;
         let client = target.client().await?;
         let silence = Arc::<Silence>::default();
@@ -350,15 +426,22 @@ impl Link {
             Ok(opened) => opened.map_err(|error| explain(&error).about(target))?,
             Err(_) => return Err(self.node.unavailable(format_args!("no connection within {longest:?}"))),
         };
-        match timeout(longest_ping, redis.send_packed_command(&redis::cmd("PING"))).await {
+        match timeout(longest_probe, redis.send_packed_command(&probe())).await {
             // An error is an answer too, be it that this user may not ask.
-            Ok(pong) => drop(pong.map_err(|error| explain(&error).about(target))?),
+            Ok(reply) => drop(reply.map_err(|error| explain(&error).about(target))?),
             Err(_) => {
-                return Err(self.node.unavailable(format_args!("no answer to PING within {longest_ping:?}")));
+                return Err(self.node.unavailable(format_args!("no answer to a script within {longest_probe:?}")));
             }
         }
         Ok((Open { redis, silence, opened: self.now() }, client))
     }
+}
+
+/// A script that does nothing.
+fn probe() -> Cmd {
+    let mut command = redis::cmd("EVAL");
+    command.arg("return 1").arg(0);
+    command
 }
 
 /// At least half of it, so that the clients of a server that is back do not all arrive at once.
@@ -380,14 +463,11 @@ impl Node {
         StoreError::unavailable(what.to_string()).about(&self.target)
     }
 
-    /// Says once in the log that the server may throw counters away. A user who may not ask INFO is not told.
-    async fn inspect(&self, mut redis: MultiplexedConnection) {
-        if self.inspected.swap(true, Ordering::Relaxed) {
-            return;
-        }
+    /// Says in the log that the server may throw counters away. A user who may not ask INFO is not told.
+    async fn inspect(self: Arc<Self>, mut redis: MultiplexedConnection) {
         let mut command = redis::cmd("INFO");
         command.arg("memory");
-        let Ok(Ok(reply)) = timeout(self.deadline, redis.send_packed_command(&command)).await else { return };
+        let Ok(Ok(reply)) = timeout(CONNECT, redis.send_packed_command(&command)).await else { return };
         let Ok(info) = redis::from_redis_value::<String>(reply) else { return };
         let value_of = |name| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         if let (Some(maxmemory), Some(policy)) = (value_of("maxmemory"), value_of("maxmemory_policy"))
@@ -415,6 +495,7 @@ impl Entry {
         tokio::select! {
             () = self.link.keep_open() => {}
             () = self.link.limit_waiting() => {}
+            () = self.link.ask_when_doubted() => {}
             _ = in_use.changed() => {}
         }
     }
@@ -432,5 +513,24 @@ impl Drop for Entry {
 impl fmt::Debug for Open {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Open").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_is_known_by_its_word_within_a_scripts_error_too() {
+        let reply = |line: &str| redis::parse_redis_value(format!("{line}\r\n").as_bytes()).unwrap();
+        let words = "You can't write against a read only replica.";
+        assert!(is_readonly(&reply(&format!("-READONLY {words}"))));
+        let digest = "f_0123456789012345678901234567890123456789";
+        assert!(is_readonly(&reply(&format!(
+            "-ERR Error running script (call to {digest}): @user_script:1: -READONLY {words}"
+        ))));
+        assert!(!is_readonly(&reply("-ERR Error compiling script (new function): user_script:1: syntax error")));
+        assert!(!is_readonly(&reply("-OOM command not allowed when used memory > 'maxmemory'.")));
+        assert!(!is_readonly(&reply("+READONLY")));
     }
 }
