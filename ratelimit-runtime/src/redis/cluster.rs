@@ -399,7 +399,7 @@ impl Cluster {
         let done = told.is_ok();
         let mut slots = self.write_slots();
         let changed = match told {
-            Ok(layout) => slots.update(layout, &self.seeds, mem::take(&mut *self.lock_others())),
+            Ok(layout) => slots.update(layout, &self.seeds, &mem::take(&mut *self.lock_others())),
             Err(error) => {
                 if !matches!(*slots, Slots::Told(_)) {
                     *slots = Slots::Untold(error);
@@ -505,7 +505,7 @@ fn redirect(delivery: &mut Delivery) -> Next {
 impl Slots {
     /// Takes over who has which slots, and lets go of nodes that have none. Returns whether anything changed.
     /// Nodes of `others` are taken over with their connections.
-    fn update(&mut self, layout: Layout, seeds: &Seeds, others: Vec<Arc<Node>>) -> bool {
+    fn update(&mut self, layout: Layout, seeds: &Seeds, others: &[Arc<Node>]) -> bool {
         let Layout { ranges, replicas } = layout;
         let before = match self {
             Self::Told(table) => mem::take(&mut table.nodes),
@@ -515,7 +515,7 @@ impl Slots {
         let mut by_slot = vec![None; usize::from(SLOTS)];
         for Range { slots, primary } in &ranges {
             let Some(address) = primary else { continue };
-            let mut known = before.iter().chain(&others);
+            let mut known = before.iter().chain(others);
             let known = nodes.get(address).or_else(|| known.find(|node| node.address == *address)).cloned();
             let Ok(node) = known.map_or_else(|| seeds.node(address.clone()), Ok) else { continue };
             for slot in slots.clone() {
@@ -605,12 +605,11 @@ impl Task {
             sleep(pause).await;
             let Some(cluster) = self.cluster.upgrade() else { return };
             let mut asking = pin!(cluster.ask(round));
-            let told = match timeout(cluster.seeds.deadline, &mut asking).await {
-                Ok(told) => told,
-                Err(_) => {
-                    cluster.late();
-                    asking.await
-                }
+            let told = if let Ok(told) = timeout(cluster.seeds.deadline, &mut asking).await {
+                told
+            } else {
+                cluster.late();
+                asking.await
             };
             if let Err(error) = &told {
                 tracing::debug!(%cluster, %error, "cannot read the cluster's slots");

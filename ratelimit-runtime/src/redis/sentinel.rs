@@ -89,7 +89,7 @@ impl Sentinels {
                     Err(_) => interval = INTERVAL,
                 }
                 sleep(INTERVAL).await;
-                match timeout(interval - INTERVAL, news.notified()).await {
+                match timeout(interval.saturating_sub(INTERVAL), news.notified()).await {
                     Ok(()) => interval = INTERVAL,
                     Err(_) => interval = (interval * 2).min(LONGEST_INTERVAL),
                 }
