@@ -35,6 +35,7 @@ pub enum OnStoreError {
     /// finds the memory store itself full.
     ///
     /// What it counts lives on by its own clock when the store is back, so that outages in quick succession do not grant a share each.
+    /// [`Limiter::reset`] does not reach it: it deletes the store's counter alone.
     #[default]
     Local,
     /// The call is let through.
@@ -225,6 +226,10 @@ impl Builder {
     }
 
     /// The limiter.
+    ///
+    /// On Redis, unless [`Builder::lazy`], this waits for the server's first answer: if there is none, for up to 5 seconds, and behind
+    /// sentinels for some 7, longer by what the deadline is above 2 seconds. Of a cluster one node has to answer; another that
+    /// does not holds it up for 2 seconds.
     ///
     /// # Errors
     ///

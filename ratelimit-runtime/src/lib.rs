@@ -102,6 +102,7 @@
 //! | `NOPERM`, or that a user can't run a command | [`Cause::Misconfigured`] | give the user the rights below |
 //! | `WRONGPASS`, `NOAUTH` | [`Cause::Misconfigured`], and a [`SetupError`] at the start | check user and password in the URL; for sentinels, [`Builder::sentinel_credentials`] |
 //! | `MOVED`, `ASK`, `CROSSSLOT`: it is a node of a cluster | [`Cause::Misconfigured`] | write `redis+cluster://` |
+//! | most of the sentinels, or of the cluster's nodes, refuse to say what they are asked | [`Cause::Misconfigured`], and a [`SetupError`] at the start; the policy if others are just away | the message names each with its reason |
 //! | that its cluster support is disabled | [`Cause::Misconfigured`], and a [`SetupError`] at the start | it is in no cluster: write `redis://` |
 //! | its certificate is not trusted | the policy, and a [`SetupError`] at the start | `Builder::ca_certificate` (feature `rustls`) names whom to trust |
 //! | the URL is wrong | a [`SetupError`] that says where | |
@@ -118,12 +119,23 @@
 //! # Sentinel and Cluster
 //!
 //! Behind sentinels, all of them are asked for the primary whenever a connection is opened, and twice a second while it is open. The server that
-//! most of them name is taken, if it says itself that it is the primary.
+//! most of them name is taken, if it says itself that it is the primary. One that goes on naming another is looked into less and less often, up to
+//! every 8 seconds.
 //!
 //! In a cluster, each counter lives on the node that has the slot of its key. Which node that is is read when the limiter is built, and
 //! again in the background whenever a node says that something has moved, or cannot be reached. A command that the server says it has not run (`MOVED`, `ASK`,
 //! `TRYAGAIN`) is sent to the right node within the caller's deadline. Rules with the same key share a slot, and one script decides on all of them; for
 //! others see [`Limiter::acquire_all`].
+//!
+//! A cluster is found by any node of the URL, later also by the nodes and replicas it has told of. Name several: replicas that have joined
+//! since it was last read are not known. A node that announces no host, or no port for this way (with TLS or without), is not found.
+//!
+//! Nodes, and primaries behind sentinels, are reached at the addresses that servers announce. Over TLS their certificates must be valid for
+//! these, so have the IP addresses among their subject alternative names, or servers must announce host names: `cluster-announce-hostname` and
+//! `cluster-preferred-endpoint-type hostname` in a cluster, `sentinel resolve-hostnames yes` and `sentinel announce-hostnames yes` for sentinels.
+//!
+//! Host names are looked up by the system whenever a connection is opened, on tokio's blocking threads. A look-up that hangs goes on there after
+//! the attempt has been given up, and others come after it: write IP addresses, or have a resolver that answers, be it with an error.
 //!
 //! Each node is available or not by itself. Until a failover is over, calls whose counters were on the lost node are treated as
 //! [`OnStoreError`] says; all others go on.

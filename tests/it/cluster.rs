@@ -4,13 +4,13 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use ratelimit_runtime::conformance::{self, ALGORITHMS as ALL, Subject, store_of};
 use ratelimit_runtime::{Cause, Key, Limiter, ManualClock, OnStoreError, Rule, Store};
-use ratelimit_tests::{RedisCluster, RedisServer};
+use ratelimit_tests::{Mode, RedisCluster, RedisServer};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
@@ -468,6 +468,64 @@ async fn a_failover_is_followed() {
         }
         tokio::task::block_in_place(|| cluster.wait_until_ready());
         recovers(&limiter).await;
+    }
+}
+
+/// Nobody else is known of a single shard.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_replica_of_a_single_shard_is_found() {
+    let mut cluster = RedisCluster::builder().primaries(1).start();
+    let url = format!("redis+cluster://127.0.0.1:{}", cluster.port(0));
+    // A replica that has got nothing yet is not named.
+    Limiter::connect(&url).await.unwrap().acquire(&hourly(3, FIXED), fresh_key()).await.unwrap();
+    eventually("the primary names its replica", || async {
+        let slots: Vec<Vec<redis::Value>> = ask(cluster.node(0), "CLUSTER SLOTS");
+        slots[0].len() == 4
+    })
+    .await;
+    let builder = Limiter::builder(&url).deadline(Duration::from_millis(300)).on_store_error(OnStoreError::Deny);
+    let limiter = builder.build().await.unwrap();
+    recovers(&limiter).await;
+    cluster.node_mut(0).kill();
+    ask::<()>(cluster.node(1), "CLUSTER FAILOVER TAKEOVER");
+    recovers(&limiter).await;
+}
+
+/// To connect takes two round trips or more, and a call one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nodes_far_away_are_found_although_connecting_takes_longer_than_the_deadline() {
+    let cluster = RedisCluster::builder().replicas(0).proxied().start();
+    for node in 0..3 {
+        cluster.proxy(node).set(Mode::Delay(Duration::from_millis(100)));
+    }
+    let url = format!("redis+cluster://127.0.0.1:{}", cluster.port(0));
+    for lazy in [false, true] {
+        let builder = Limiter::builder(&url).deadline(Duration::from_millis(350)).on_store_error(OnStoreError::Deny);
+        let builder = if lazy { builder.lazy() } else { builder };
+        let limiter = builder.build().await.unwrap();
+        for key in keys_apart(&cluster, 3) {
+            eventually("a call is counted", || async { limiter.acquire(&hourly(1000, FIXED), key).await.is_ok() })
+                .await;
+        }
+    }
+}
+
+/// It could be that nothing ever wakes a caller there.
+#[test]
+fn without_a_runtime_every_store_says_so() {
+    fn at_once<T>(future: impl Future<Output = T>) -> T {
+        let Poll::Ready(answer) = pin!(future).poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!("nothing would wake it")
+        };
+        answer
+    }
+    for url in ["redis://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/shop", "redis+cluster://127.0.0.1:1"] {
+        let error = at_once(Limiter::connect(url)).unwrap_err().to_string();
+        assert!(error.contains("tokio runtime"), "{url}: {error}");
+        let limiter = at_once(Limiter::builder(url).lazy().build()).unwrap();
+        let refused = at_once(limiter.acquire(&hourly(3, FIXED), fresh_key())).unwrap_err();
+        assert_eq!(refused.cause(), Cause::Misconfigured, "{url}");
+        assert!(refused.to_string().contains("tokio runtime"), "{url}: {refused}");
     }
 }
 

@@ -180,6 +180,51 @@ fn calls_of(stats: &str) -> u64 {
     scripts.filter_map(|line| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok()).sum()
 }
 
+/// It has another primary under the same name, and is the only one.
+fn mislead(sentinel: &RedisServer, to: u16) {
+    ask::<()>(sentinel, "SENTINEL REMOVE shop");
+    ask::<()>(sentinel, &format!("SENTINEL MONITOR shop 127.0.0.1 {to} 3"));
+}
+
+/// How many connections a server has taken, this one included.
+fn connections(server: &RedisServer) -> u64 {
+    let stats: String = ask(server, "INFO stats");
+    let count = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+    count.unwrap().trim().parse().unwrap()
+}
+
+/// What most say counts, and nobody is connected to again and again for the sake of one who says otherwise.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_stale_sentinel_is_no_trouble() {
+    let (sentinel, other) = (RedisSentinel::start(), RedisServer::start());
+    mislead(&sentinel.sentinels()[2], other.port());
+    let limiter = limiter_at(&sentinel.url()).await;
+    let primary = sentinel.node(0);
+    works(&limiter).await;
+    // Until the limiter has seen it, and has looked for a few times.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let before = connections(primary);
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let opened = connections(primary) - before;
+    assert!(opened <= 4, "{opened} connections in six seconds");
+    works(&limiter).await;
+}
+
+/// A sentinel that does not know the service is a mistake, but not the reason while the others are away.
+#[tokio::test]
+async fn an_outage_is_not_blamed_on_one_sentinel() {
+    let mut sentinel = RedisSentinel::start();
+    ask::<()>(&sentinel.sentinels()[2], "SENTINEL REMOVE shop");
+    let builder = Limiter::builder(&sentinel.url()).lazy().deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    let limiter = builder.build().await.unwrap();
+    for index in [0, 1] {
+        sentinel.sentinel_mut(index).kill();
+    }
+    let refused = limiter.acquire(&hourly(3, FIXED), fresh_key()).await.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
+    assert!(refused.to_string().contains("does not know this service"), "{refused}");
+}
+
 /// A replica that took its primary's place while nobody noticed: the reply says so.
 #[tokio::test]
 async fn a_primary_that_became_a_replica_is_left() {

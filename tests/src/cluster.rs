@@ -61,6 +61,12 @@ struct Line {
 type Layout = BTreeMap<String, (Option<String>, Vec<RangeInclusive<u16>>)>;
 
 impl RedisClusterBuilder {
+    /// How many primaries share the slots: 3 unless asked for otherwise. One that is alone has no other to vote for its replica.
+    pub fn primaries(mut self, primaries: usize) -> Self {
+        self.primaries = primaries;
+        self
+    }
+
     /// How many replicas each primary has: 1 unless asked for, 0 for none.
     pub fn replicas(mut self, each: usize) -> Self {
         self.replicas = each;

@@ -6,6 +6,7 @@
 use std::{
     collections::HashMap,
     fmt, mem,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
         atomic::{AtomicBool, Ordering},
@@ -26,23 +27,28 @@ use super::{
     Replies, answer,
     command::{self, Command},
     link::Links,
-    majority::majority,
-    slots::{Heard, Range, SLOTS, heard, read_ranges, slot_of},
+    majority::{majority, mostly_misconfigured},
+    slots::{Heard, Layout, Range, SLOTS, heard, read_layout, slot_of},
     target::{Address, Target, addresses},
 };
-use crate::store::StoreError;
+use crate::{limiter::NO_RUNTIME, store::StoreError};
 
 /// How long a node may take to say which node has which slots.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How long the connection to it may take while nothing is known: several round trips, where a call has one.
+const OPENING: Duration = Duration::from_secs(2);
 /// Between two times that the nodes are asked, while that changes something; up to the second while it does not.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// A task that asks and has not been heard of for so long is on a runtime that nobody drives.
-const ABANDONED: Duration = Duration::from_secs(3);
+const ABANDONED: Duration = Duration::from_secs(4);
 /// How many nodes are asked at once.
 const ASKED: usize = 8;
 /// How often a command is sent on to another node.
 const REDIRECTIONS: u8 = 5;
+/// What is to be done where the node that has a slot is not named.
+const ANNOUNCE: &str =
+    "each node must announce a host, and a port without TLS for redis+cluster:// or with TLS for rediss+cluster://";
 /// While the keys of a slot move, and how long that is waited for; the deadline of most callers is sooner.
 const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(5);
 const TRY_AGAIN_FOR: Duration = Duration::from_secs(5);
@@ -50,6 +56,8 @@ const TRY_AGAIN_FOR: Duration = Duration::from_secs(5);
 pub(super) struct Cluster {
     seeds: Seeds,
     slots: RwLock<Slots>,
+    /// Nodes that are asked as those with slots do not answer. Kept until somebody tells: to connect may take longer than a round.
+    others: Mutex<Vec<Arc<Node>>>,
     asking: Mutex<Asking>,
     /// How often the nodes have been asked.
     rounds: watch::Sender<u64>,
@@ -74,6 +82,8 @@ enum Slots {
 struct Table {
     nodes: Vec<Arc<Node>>,
     by_slot: Vec<Option<Arc<Node>>>,
+    /// Those that may take the place of a lost node.
+    replicas: Vec<Address>,
 }
 
 /// A server of the cluster.
@@ -131,6 +141,7 @@ impl Cluster {
         Self {
             seeds: Seeds { all: seeds, deadline, connections },
             slots: RwLock::new(Slots::Unknown),
+            others: Mutex::default(),
             asking: Mutex::new(Asking { task: 0, alive: None, last: None, pause: PAUSE }),
             rounds: watch::Sender::new(0),
         }
@@ -138,15 +149,18 @@ impl Cluster {
 
     /// Waits until the nodes have told who has which slots, and for a connection to each.
     pub(super) async fn connected(self: &Arc<Self>) -> Result<(), StoreError> {
-        // Any slot: the first look waits until something is known.
-        drop(self.node(0).await);
+        let mut rounds = self.rounds.subscribe();
+        self.refresh()?;
+        if !matches!(&*self.read_slots(), Slots::Told(_)) {
+            let _ = rounds.changed().await;
+        }
         let nodes = match &*self.read_slots() {
             Slots::Told(table) => table.nodes.clone(),
             Slots::Untold(error) => return Err(error.clone()),
             Slots::Unknown => return Err(untold()),
         };
         // One that is away is met as one that goes away later.
-        join_all(nodes.iter().map(|node| timeout(PATIENCE, node.links.connected()))).await;
+        join_all(nodes.iter().map(|node| timeout(OPENING, node.links.connected()))).await;
         Ok(())
     }
 
@@ -243,7 +257,7 @@ impl Cluster {
             Ok(reply) => reply,
             Err(Failure::Unsent(error)) => return self.elsewhere(delivery, node, error),
             Err(Failure::Unknown(error)) => {
-                self.refresh();
+                let _ = self.refresh();
                 return Next::Done(Err(error));
             }
         };
@@ -255,7 +269,7 @@ impl Cluster {
                 Next::AgainLater
             }
             Heard::Moved(address) => {
-                self.refresh();
+                let _ = self.refresh();
                 self.repoint(delivery.slot, address)
                     .map_or_else(|error| Next::Done(Err(error)), |()| redirect(delivery))
             }
@@ -267,6 +281,13 @@ impl Cluster {
                 }
                 Err(error) => Next::Done(Err(error)),
             },
+            Heard::Nameless => {
+                let error = StoreError::unavailable(format!(
+                    "another node has slot {}, but its address is not told: {ANNOUNCE}",
+                    delivery.slot
+                ));
+                self.elsewhere(delivery, node, error.about(&node.address))
+            }
             Heard::NotNow => {
                 let error = match answer(reply) {
                     Err(error) => StoreError::unavailable(format!("{}: {error}", node.address)),
@@ -279,7 +300,7 @@ impl Cluster {
 
     /// A node did not run a command: if by now another has the slot, it goes there.
     fn elsewhere(self: &Arc<Self>, delivery: &mut Delivery, node: &Node, error: StoreError) -> Next {
-        self.refresh();
+        let _ = self.refresh();
         match self.look(delivery.slot) {
             Some(Ok(other)) if other.address != node.address => redirect(delivery),
             _ => Next::Done(Err(error)),
@@ -292,14 +313,14 @@ impl Cluster {
             node
         } else {
             let mut rounds = self.rounds.subscribe();
-            self.refresh();
+            self.refresh()?;
             if self.look(slot).is_none() {
                 let _ = rounds.changed().await;
             }
             self.look(slot).unwrap_or_else(|| Err(untold()))
         };
         if node.is_err() {
-            self.refresh();
+            let _ = self.refresh();
         }
         node
     }
@@ -309,11 +330,11 @@ impl Cluster {
         match &*self.read_slots() {
             Slots::Unknown => None,
             Slots::Untold(error) => Some(Err(error.clone())),
-            Slots::Told(table) => Some(
-                table.by_slot[usize::from(slot)]
-                    .clone()
-                    .ok_or_else(|| StoreError::unavailable(format!("no node of the cluster has slot {slot}"))),
-            ),
+            Slots::Told(table) => Some(table.by_slot[usize::from(slot)].clone().ok_or_else(|| {
+                StoreError::unavailable(format!(
+                    "no node of the cluster has slot {slot}, or its address is not told: {ANNOUNCE}"
+                ))
+            })),
         }
     }
 
@@ -335,11 +356,11 @@ impl Cluster {
     }
 
     /// Has the nodes asked who has which slots, in the background, until one of them tells.
-    fn refresh(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else { return };
+    fn refresh(self: &Arc<Self>) -> Result<(), StoreError> {
+        let runtime = Handle::try_current().map_err(|_| StoreError::misconfigured(NO_RUNTIME))?;
         let mut asking = self.lock_asking();
         if asking.alive.is_some_and(|alive| alive.elapsed() < ABANDONED) {
-            return;
+            return Ok(());
         }
         asking.task += 1;
         asking.alive = Some(Instant::now());
@@ -347,6 +368,7 @@ impl Cluster {
         // A runtime that is shutting down drops the task at once, which takes the lock.
         drop(asking);
         runtime.spawn(task.ask());
+        Ok(())
     }
 
     /// Before the nodes are asked again. Nothing if another task does that now.
@@ -360,8 +382,16 @@ impl Cluster {
         (asking.task == task).then(|| asking.pause.saturating_sub(since))
     }
 
+    /// The nodes take longer to tell than callers should wait for it.
+    fn late(&self) {
+        let mut slots = self.write_slots();
+        if matches!(*slots, Slots::Unknown) {
+            *slots = Slots::Untold(untold());
+        }
+    }
+
     /// Takes in what the nodes told. Returns whether they did.
-    fn learn(&self, task: u64, told: Result<Vec<Range>, StoreError>) -> bool {
+    fn learn(&self, task: u64, told: Result<Layout, StoreError>) -> bool {
         let mut asking = self.lock_asking();
         if asking.task != task {
             return true;
@@ -369,7 +399,7 @@ impl Cluster {
         let done = told.is_ok();
         let mut slots = self.write_slots();
         let changed = match told {
-            Ok(ranges) => slots.update(&ranges, &self.seeds),
+            Ok(layout) => slots.update(layout, &self.seeds, &mem::take(&mut *self.lock_others())),
             Err(error) => {
                 if !matches!(*slots, Slots::Told(_)) {
                     *slots = Slots::Untold(error);
@@ -384,33 +414,41 @@ impl Cluster {
     }
 
     /// What most nodes say.
-    async fn ask(&self, round: usize) -> Result<Vec<Range>, StoreError> {
-        let mut known = match &*self.read_slots() {
-            Slots::Told(table) => table.nodes.clone(),
-            _ => Vec::new(),
+    async fn ask(&self, round: usize) -> Result<Layout, StoreError> {
+        let (known, replicas, opening) = match &*self.read_slots() {
+            Slots::Told(table) => (table.nodes.clone(), table.replicas.clone(), PATIENCE),
+            _ => (Vec::new(), Vec::new(), OPENING),
         };
-        // Others each time, should there be that many.
-        if known.len() > ASKED {
-            let at = round * ASKED % known.len();
-            known.rotate_left(at);
-            known.truncate(ASKED);
+        let replicas = some_of(replicas, round);
+        let nodes = some_of(known.clone(), round);
+        let (mut told, mut failed) = majority(nodes.iter().map(|node| node.layout(opening))).await;
+        if told.is_empty() {
+            let nodes = self.others(&known, replicas)?;
+            let (others_told, others_failed) = majority(nodes.iter().map(|node| node.layout(opening))).await;
+            told = others_told;
+            failed.extend(others_failed);
         }
-        let mut seeds = Vec::with_capacity(self.seeds.all.len());
-        for seed in &self.seeds.all {
-            seeds.push(self.seeds.node(Address::of(seed))?);
+        if let Some(most) = told.into_iter().next() {
+            return Ok(most);
         }
-        let mut reasons = Vec::new();
-        let mut misconfigured = false;
-        for nodes in [known, seeds] {
-            let (told, failed) = majority(nodes.iter().map(|node| node.ranges())).await;
-            if let Some(most) = told.into_iter().next() {
-                return Ok(most);
-            }
-            misconfigured = failed.iter().any(|error| error.misconfigured);
-            reasons = failed.into_iter().map(|error| error.reason().to_owned()).collect();
-        }
+        let reasons: Vec<_> = failed.iter().map(StoreError::reason).collect();
         let reason = format!("no node of the cluster tells which node has which slots: {}", reasons.join("; "));
-        Err(if misconfigured { StoreError::misconfigured(reason) } else { StoreError::unavailable(reason) })
+        Err(if mostly_misconfigured(failed.iter()) {
+            StoreError::misconfigured(reason)
+        } else {
+            StoreError::unavailable(reason)
+        })
+    }
+
+    /// The nodes of the URL and replicas, but for those that are known anyway.
+    fn others(&self, known: &[Arc<Node>], replicas: Vec<Address>) -> Result<Vec<Arc<Node>>, StoreError> {
+        let mut others = self.lock_others();
+        for address in self.seeds.all.iter().map(Address::of).chain(replicas) {
+            if !known.iter().chain(&*others).any(|node| node.address == address) {
+                others.push(self.seeds.node(address)?);
+            }
+        }
+        Ok(others.clone())
     }
 
     /// Why callers are not let through to a node, if they are not to some.
@@ -430,9 +468,23 @@ impl Cluster {
         self.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn lock_others(&self) -> MutexGuard<'_, Vec<Arc<Node>>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock_asking(&self) -> MutexGuard<'_, Asking> {
         self.asking.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// As many as are asked at once. Others each time, should there be more.
+fn some_of<T>(mut all: Vec<T>, round: usize) -> Vec<T> {
+    if all.len() > ASKED {
+        let at = round * ASKED % all.len();
+        all.rotate_left(at);
+        all.truncate(ASKED);
+    }
+    all
 }
 
 fn untold() -> StoreError {
@@ -452,16 +504,19 @@ fn redirect(delivery: &mut Delivery) -> Next {
 
 impl Slots {
     /// Takes over who has which slots, and lets go of nodes that have none. Returns whether anything changed.
-    fn update(&mut self, ranges: &[Range], seeds: &Seeds) -> bool {
+    /// Nodes of `others` are taken over with their connections.
+    fn update(&mut self, layout: Layout, seeds: &Seeds, others: &[Arc<Node>]) -> bool {
+        let Layout { ranges, replicas } = layout;
         let before = match self {
             Self::Told(table) => mem::take(&mut table.nodes),
             _ => Vec::new(),
         };
         let mut nodes: HashMap<&Address, Arc<Node>> = HashMap::new();
         let mut by_slot = vec![None; usize::from(SLOTS)];
-        for Range { slots, primary } in ranges {
+        for Range { slots, primary } in &ranges {
             let Some(address) = primary else { continue };
-            let known = nodes.get(address).or_else(|| before.iter().find(|node| node.address == *address)).cloned();
+            let mut known = before.iter().chain(others);
+            let known = nodes.get(address).or_else(|| known.find(|node| node.address == *address)).cloned();
             let Ok(node) = known.map_or_else(|| seeds.node(address.clone()), Ok) else { continue };
             for slot in slots.clone() {
                 by_slot[usize::from(slot)] = Some(Arc::clone(&node));
@@ -485,7 +540,7 @@ impl Slots {
             }
             _ => true,
         };
-        *self = Self::Told(Table { nodes, by_slot });
+        *self = Self::Told(Table { nodes, by_slot, replicas });
         changed
     }
 }
@@ -511,8 +566,10 @@ impl Seeds {
 }
 
 impl Node {
-    /// Who has which slots, as this node knows it.
-    async fn ranges(&self) -> Result<Vec<Range>, StoreError> {
+    /// Who has which slots, as this node knows it. `opening`: how long the connection may take.
+    async fn layout(&self, opening: Duration) -> Result<Layout, StoreError> {
+        let late = |_| StoreError::unavailable(format!("no connection within {opening:?}")).about(&self.address);
+        timeout(opening, self.links.connected()).await.map_err(late)??;
         let asked = timeout(PATIENCE, async {
             let mut question = redis::cmd("CLUSTER");
             question.arg("SLOTS");
@@ -521,20 +578,16 @@ impl Node {
             answer(reply)
         });
         let read = match asked.await {
-            Ok(Ok(reply)) => read_ranges(&reply, &self.address)
+            Ok(Ok(reply)) => read_layout(&reply, &self.address)
                 .ok_or_else(|| StoreError::unavailable("its reply to CLUSTER SLOTS is not what that returns")),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(StoreError::unavailable(format!("no answer within {PATIENCE:?}"))),
         };
         match read {
-            Ok(ranges) if ranges.is_empty() => {
+            Ok(layout) if layout.ranges.is_empty() => {
                 Err(StoreError::unavailable(format!("{}: it knows no slots, as it is in no cluster yet", self.address)))
             }
-            Ok(mut ranges) => {
-                ranges.sort_by_key(|range| *range.slots.start()); // older servers name them in any order
-                Ok(ranges)
-            }
-            Err(error) => Err(error.about(&self.address)),
+            read => read.map_err(|error| error.about(&self.address)),
         }
     }
 }
@@ -551,7 +604,13 @@ impl Task {
         while let Some(pause) = self.cluster.upgrade().and_then(|cluster| cluster.pause(self.number)) {
             sleep(pause).await;
             let Some(cluster) = self.cluster.upgrade() else { return };
-            let told = cluster.ask(round).await;
+            let mut asking = pin!(cluster.ask(round));
+            let told = if let Ok(told) = timeout(cluster.seeds.deadline, &mut asking).await {
+                told
+            } else {
+                cluster.late();
+                asking.await
+            };
             if let Err(error) = &told {
                 tracing::debug!(%cluster, %error, "cannot read the cluster's slots");
             }

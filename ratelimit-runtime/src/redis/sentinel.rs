@@ -5,13 +5,16 @@
 
 use std::{fmt, time::Duration};
 
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use futures_util::future::join_all;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
-use tokio::time::sleep;
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
 
 use super::{
     explain,
-    majority::majority,
+    majority::{majority, mostly_misconfigured},
     target::{Address, addresses},
 };
 use crate::store::StoreError;
@@ -20,6 +23,8 @@ use crate::store::StoreError;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Between two looks at whether the primary is still the same.
 const INTERVAL: Duration = Duration::from_millis(500);
+/// Between two looks at what sentinels have said before, which is a stale one that goes on naming another.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(8);
 
 /// The sentinels of a service.
 pub(crate) struct Sentinels {
@@ -45,14 +50,18 @@ impl Sentinels {
         });
         let (named, failed) = majority(answers).await;
         let mut reasons: Vec<String> = Vec::new();
-        let mut misconfigured = named.is_empty() && failed.iter().any(|(_, error)| error.misconfigured);
+        // Of several that are named, one may be long gone, and something else be in its place.
+        let mut misconfigured = !named.is_empty() || mostly_misconfigured(failed.iter().map(|(_, error)| error));
         for address in named {
             let client = address.client(&self.server)?;
             match role(&client).await {
                 Ok(role) if role == "master" => return Ok(client),
-                Ok(role) => reasons.push(format!("{address} is named, and says it is a {role}")),
+                Ok(role) => {
+                    misconfigured = false;
+                    reasons.push(format!("{address} is named, and says it is a {role}"));
+                }
                 Err(error) => {
-                    misconfigured |= error.misconfigured;
+                    misconfigured &= error.misconfigured;
                     reasons.push(format!("{address} is named: {error}"));
                 }
             }
@@ -67,25 +76,40 @@ impl Sentinels {
     /// A primary that was cut off from its sentinels may never end a connection by itself.
     pub(super) async fn moved(&self, from: &Client) {
         let from = Address::of(from);
-        loop {
-            let mut watches: FuturesUnordered<_> =
-                self.all.iter().map(|sentinel| self.names_another(sentinel, &from)).collect();
-            watches.next().await;
-            drop(watches);
-            if self.primary().await.is_ok_and(|now| Address::of(&now) != from) {
-                return;
+        let news = Notify::new();
+        let watches = join_all(self.all.iter().map(|sentinel| self.watch(sentinel, &from, &news)));
+        let decided = async {
+            news.notified().await;
+            let mut interval = INTERVAL;
+            loop {
+                match self.primary().await {
+                    Ok(now) if Address::of(&now) != from => return,
+                    Ok(_) => {}
+                    // Maybe only for the moment.
+                    Err(_) => interval = INTERVAL,
+                }
+                sleep(INTERVAL).await;
+                match timeout(interval.saturating_sub(INTERVAL), news.notified()).await {
+                    Ok(()) => interval = INTERVAL,
+                    Err(_) => interval = (interval * 2).min(LONGEST_INTERVAL),
+                }
             }
-            sleep(INTERVAL).await;
+        };
+        tokio::select! {
+            () = decided => {}
+            _ = watches => {}
         }
     }
 
-    /// Returns once this sentinel names another server than this.
-    async fn names_another(&self, sentinel: &Client, from: &Address) {
+    /// Tells whenever this sentinel names another server than before.
+    async fn watch(&self, sentinel: &Client, from: &Address, news: &Notify) {
+        let mut last = from.clone();
         loop {
             if let Ok(mut connection) = connect(sentinel).await {
                 while let Ok(named) = self.named(&mut connection).await {
-                    if named != *from {
-                        return;
+                    if named != last {
+                        last = named;
+                        news.notify_one();
                     }
                     sleep(INTERVAL).await;
                 }

@@ -22,6 +22,21 @@ pub(super) fn slot_of(key: &[u8]) -> u16 {
     CRC.checksum(tag.unwrap_or(key)) % SLOTS
 }
 
+/// Who has which slots, as a node says.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    pub(super) ranges: Vec<Range>,
+    /// Those that may take the place of a primary.
+    pub(super) replicas: Vec<Address>,
+}
+
+/// Nodes agree if they name the same primaries. A node leaves out replicas that it deems down.
+impl PartialEq for Layout {
+    fn eq(&self, other: &Self) -> bool {
+        self.ranges == other.ranges
+    }
+}
+
 /// Slots that one node has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Range {
@@ -31,20 +46,34 @@ pub(super) struct Range {
 }
 
 /// The reply to `CLUSTER SLOTS` of the node at `asked`. Nothing if it is none.
-pub(super) fn read_ranges(reply: &Value, asked: &Address) -> Option<Vec<Range>> {
+pub(super) fn read_layout(reply: &Value, asked: &Address) -> Option<Layout> {
     let Value::Array(ranges) = reply else { return None };
-    let read = |range: &Value| {
+    let mut replicas: Vec<Address> = Vec::new();
+    let mut read = |range: &Value| {
         let Value::Array(fields) = range else { return None };
-        let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &fields[..] else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(primary), others @ ..] = &fields[..] else {
+            return None;
+        };
         let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+        for other in others {
+            if let Value::Array(replica) = other
+                && let Some(address) = read_node(replica, asked)
+                && !replicas.contains(&address)
+            {
+                replicas.push(address);
+            }
+        }
         (first <= last && last < SLOTS).then(|| Range { slots: first..=last, primary: read_node(primary, asked) })
     };
-    ranges.iter().map(read).collect()
+    let mut ranges: Vec<_> = ranges.iter().map(&mut read).collect::<Option<_>>()?;
+    ranges.sort_by_key(|range| *range.slots.start()); // older servers name them in any order
+    Some(Layout { ranges, replicas })
 }
 
 /// Its endpoint and port, its id, and in later versions what else is known of it.
 fn read_node(fields: &[Value], asked: &Address) -> Option<Address> {
-    let port = fields.get(1).and_then(|port| redis::from_redis_value_ref(port).ok())?;
+    // The port is that for clients like this one, with or without TLS; 0 if the node has none for those.
+    let port = fields.get(1).and_then(|port| redis::from_redis_value_ref(port).ok()).filter(|port| *port != 0)?;
     let host = match fields.first() {
         // The endpoint is not known, but is the one that was asked.
         None | Some(Value::Nil) => asked.host.clone(),
@@ -73,6 +102,8 @@ pub(super) enum Heard {
     Moved(Address),
     /// For this time, this node.
     Ask(Address),
+    /// Another node, and not how it is reached.
+    Nameless,
     /// Keys of the slot are on the move.
     TryAgain,
     /// The node cannot run it now, and has not.
@@ -84,8 +115,8 @@ pub(super) fn heard(reply: &Value, asked: &Address) -> Heard {
     let Value::ServerError(error) = reply else { return Heard::Answer };
     let named = || error.details().and_then(|details| named_in(details, asked));
     match error.kind() {
-        Some(ServerErrorKind::Moved) => named().map_or(Heard::NotNow, Heard::Moved),
-        Some(ServerErrorKind::Ask) => named().map_or(Heard::NotNow, Heard::Ask),
+        Some(ServerErrorKind::Moved) => named().map_or(Heard::Nameless, Heard::Moved),
+        Some(ServerErrorKind::Ask) => named().map_or(Heard::Nameless, Heard::Ask),
         Some(ServerErrorKind::TryAgain) => Heard::TryAgain,
         Some(
             ServerErrorKind::ClusterDown
@@ -105,7 +136,7 @@ fn named_in(details: &str, asked: &Address) -> Option<Address> {
         "?" => return None,
         host => host.to_owned(),
     };
-    Some(Address { host, port: port.parse().ok()? })
+    Some(Address { host, port: port.parse().ok().filter(|port| *port != 0)? })
 }
 
 #[cfg(test)]
@@ -145,15 +176,44 @@ mod tests {
     fn ranges_name_the_node_that_was_asked_by_nothing() {
         let node = |host: Value| Value::Array(vec![host, Value::Int(7001), text("id")]);
         let range = |node| Value::Array(vec![Value::Int(0), Value::Int(100), node]);
-        let read = |node| read_ranges(&Value::Array(vec![range(node)]), &asked()).unwrap().remove(0).primary;
+        let read = |node| read_layout(&Value::Array(vec![range(node)]), &asked()).unwrap().ranges.remove(0).primary;
         assert_eq!(read(node(text("10.0.0.2"))), Some(address("10.0.0.2", 7001)));
         assert_eq!(read(node(text("::1"))), Some(address("::1", 7001)));
         assert_eq!(read(node(text(""))), Some(address("10.0.0.1", 7001)));
         assert_eq!(read(node(Value::Nil)), Some(address("10.0.0.1", 7001)));
         assert_eq!(read(node(text("?"))), None);
+        let portless = Value::Array(vec![text("10.0.0.2"), Value::Int(0), text("id")]);
+        assert_eq!(read(portless), None, "it has no port with TLS, or none without");
         let known = Value::Array(vec![text("ip"), text("10.0.0.3")]);
         let nameless = Value::Array(vec![text("?"), Value::Int(7001), text("id"), known]);
         assert_eq!(read(nameless), Some(address("10.0.0.3", 7001)));
+    }
+
+    #[test]
+    fn replicas_are_read_and_nodes_may_disagree_on_them() {
+        let node = |port| Value::Array(vec![text("10.0.0.2"), Value::Int(port), text("id")]);
+        let range = |first, nodes: &[i64]| {
+            let nodes = nodes.iter().map(|port| node(*port));
+            Value::Array([Value::Int(first), Value::Int(first + 9)].into_iter().chain(nodes).collect())
+        };
+        let read = |ranges| read_layout(&Value::Array(ranges), &asked()).unwrap();
+        let both = read(vec![range(10, &[7001, 7002, 7003]), range(0, &[7001, 7003, 7002])]);
+        assert_eq!(both.replicas, [address("10.0.0.2", 7002), address("10.0.0.2", 7003)]);
+        assert_eq!(both, read(vec![range(0, &[7001]), range(10, &[7001])]), "in any order, whatever replicas");
+        assert_ne!(both, read(vec![range(0, &[7001]), range(10, &[7002])]));
+    }
+
+    #[test]
+    fn a_redirection_to_nobody_is_told() {
+        let asked = asked();
+        for (code, details, expected) in [
+            ("MOVED", "3999 ?:6381", Heard::Nameless),
+            ("ASK", "3999 10.0.0.2:0", Heard::Nameless),
+            ("MOVED", "3999 10.0.0.2:7001", Heard::Moved(address("10.0.0.2", 7001))),
+        ] {
+            let reply = redis::parse_redis_value(format!("-{code} {details}\r\n").as_bytes()).unwrap();
+            assert_eq!(heard(&reply, &asked), expected, "{code} {details}");
+        }
     }
 
     #[test]
@@ -161,9 +221,9 @@ mod tests {
         for (first, last) in [(0, 16384), (5, 4), (-1, 4)] {
             let node = Value::Array(vec![text("10.0.0.2"), Value::Int(7001)]);
             let range = Value::Array(vec![Value::Int(first), Value::Int(last), node]);
-            assert_eq!(read_ranges(&Value::Array(vec![range]), &asked()), None, "{first} to {last}");
+            assert_eq!(read_layout(&Value::Array(vec![range]), &asked()), None, "{first} to {last}");
         }
-        assert_eq!(read_ranges(&Value::Okay, &asked()), None);
+        assert_eq!(read_layout(&Value::Okay, &asked()), None);
     }
 
     #[test]
@@ -175,6 +235,7 @@ mod tests {
             ("3999 redis-1.example:6381", Some(address("redis-1.example", 6381))),
             ("3999 :6381", Some(address("10.0.0.1", 6381))),
             ("3999 ?:6381", None),
+            ("3999 127.0.0.1:0", None),
             ("3999", None),
             ("3999 127.0.0.1:x", None),
         ] {
