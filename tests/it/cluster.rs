@@ -510,6 +510,20 @@ async fn nodes_far_away_are_found_although_connecting_takes_longer_than_the_dead
     }
 }
 
+/// What one node of the URL is, in no cluster, is not the reason while the others are away.
+#[tokio::test]
+async fn an_outage_is_not_blamed_on_one_node() {
+    let server = RedisServer::start();
+    for (others, cause) in [("", Cause::Misconfigured), (",127.0.0.1:1", Cause::Unavailable)] {
+        let url = format!("redis+cluster://127.0.0.1:{}{others}", server.port());
+        let builder = Limiter::builder(&url).lazy().deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        let refused = limiter.acquire(&hourly(3, FIXED), fresh_key()).await.unwrap_err();
+        assert_eq!(refused.cause(), cause, "{refused}");
+        assert!(refused.to_string().contains("write redis://"), "{refused}");
+    }
+}
+
 /// It could be that nothing ever wakes a caller there.
 #[test]
 fn without_a_runtime_every_store_says_so() {
