@@ -2,7 +2,12 @@
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
-use crate::{Clock, Limiter, limiter::Settings, memory::Memory, store::Store};
+use crate::{
+    Clock, Limiter,
+    limiter::{Settings, Storage},
+    memory::Memory,
+    store::Store,
+};
 
 /// What happens to a call when the store cannot decide: it is not reachable, too slow or full.
 ///
@@ -269,7 +274,7 @@ impl Builder {
     fn in_memory(mut self) -> Limiter {
         let store = Memory::new(self.settings.clock.clone(), self.settings.max_keys);
         self.settings.is_local = true;
-        Limiter::assemble(Some(Box::new(store)), self.settings)
+        Limiter::assemble(Storage::Memory(store), self.settings)
     }
 
     #[cfg(feature = "redis")]
@@ -292,7 +297,7 @@ impl Builder {
             ),
             None => {}
         }
-        Ok(Limiter::assemble(Some(Box::new(store)), self.settings))
+        Ok(Limiter::assemble(Storage::Other(Box::new(store)), self.settings))
     }
 
     pub(crate) fn memory() -> Limiter {
@@ -313,11 +318,11 @@ impl Builder {
     }
 
     pub(crate) fn with_store(self, store: impl Store) -> Limiter {
-        Limiter::assemble(Some(Box::new(store)), self.settings)
+        Limiter::assemble(Storage::Other(Box::new(store)), self.settings)
     }
 
     pub(crate) fn without_store(self) -> Limiter {
-        Limiter::assemble(None, self.settings)
+        Limiter::assemble(Storage::None, self.settings)
     }
 }
 

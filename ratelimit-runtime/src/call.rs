@@ -12,15 +12,18 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    Algorithm, Clock, CounterName, Decision, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule,
-    limiter::{no_answer, refusal},
+    Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
+    algorithm::{Ask, Taken},
+    key::Fingerprint,
+    limiter::{Held, no_answer, refusal},
+    memory::Memory,
     store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
     wait::Refused,
 };
 
 /// What a caller asks for, and of whom.
 pub(crate) struct Call {
-    pub(crate) limiter: Limiter,
+    limiter: Held,
     asked: SmallVec<[Asked; 1]>,
     manner: Manner,
     /// If it is ready to wait.
@@ -104,18 +107,29 @@ impl Drop for Slot {
 ///
 /// A type with a name and no borrows, so that it costs little in each function that awaits it: little time to compile,
 /// and no more room than the call takes before it is on its way.
-pub struct Deciding(State);
+pub struct Deciding {
+    /// Who is asked, until it has been.
+    limiter: Option<Held>,
+    state: State,
+}
 
 enum State {
-    Asked(Limiter, SmallVec<[Asked; 1]>, Manner),
+    One(Asked, Manner),
+    Several(Vec<Asked>, Manner),
     Pending(Pending),
     Done,
 }
 
 impl Call {
     /// Decides when it is first polled.
-    pub(crate) fn decide(limiter: Limiter, asked: SmallVec<[Asked; 1]>, manner: Manner) -> Deciding {
-        Deciding(State::Asked(limiter, asked, manner))
+    #[inline]
+    pub(crate) fn decide_one(limiter: Held, rule: Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
+        Deciding { limiter: Some(limiter), state: State::One(Asked { rule, key, cost }, manner) }
+    }
+
+    /// Decides when it is first polled.
+    pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner) -> Deciding {
+        Deciding { limiter: Some(limiter), state: State::Several(asked, manner) }
     }
 
     /// The answer of a store that has it at once, or the way to it.
@@ -368,21 +382,85 @@ impl Call {
     }
 }
 
+#[allow(clippy::inline_always)] // each copy of a permit on its way takes as long as all of the arithmetic
+impl Deciding {
+    /// Whether this is what most calls are: one rule, whose limit holds or not, in memory. It can be charged without a counter's name and
+    /// without lists.
+    ///
+    /// What would have to wait, what is wrong and what can't fit goes the long way.
+    #[inline(always)]
+    fn in_memory(&self) -> Option<(&Memory, &Asked, Fingerprint)> {
+        let (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) = (&self.limiter, &self.state)
+        else {
+            return None;
+        };
+        let Asked { rule, key, cost } = asked;
+        let key = match key {
+            AskedKey::Some(key) => Some(key),
+            AskedKey::Shared => None,
+            AskedKey::Missing | AskedKey::Skip => return None,
+        };
+        let can_fit = (1..=rule.limit()).contains(cost);
+        if !can_fit || rule.has_fault() || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. }) {
+            return None;
+        }
+        Some((limiter.memory()?, asked, Fingerprint::new(rule, key)))
+    }
+
+    #[inline(always)]
+    fn in_window(&self) -> Option<(Fingerprint, Taken)> {
+        let (memory, Asked { rule, cost, .. }, name) = self.in_memory()?;
+        let is_window = matches!(rule.counted_by(), Algorithm::FixedWindow { .. });
+        if is_window { Some((name, memory.take_window(name, rule, *cost)?)) } else { None }
+    }
+
+    /// The answer of the memory store to one rule.
+    #[inline(always)]
+    fn answer(&mut self, name: Fingerprint, taken: &Taken) -> Poll<Answer> {
+        let (Some(limiter), State::One(Asked { rule, cost, .. }, _)) = (self.limiter.take(), &self.state) else {
+            panic!("one rule was decided, and there was none")
+        };
+        Poll::Ready(if taken.fits() {
+            Ok(Permit::in_memory(limiter, name, rule, *cost, taken))
+        } else {
+            Err(RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule)))
+        })
+    }
+
+    /// All that is not a fixed window in memory that is stored.
+    #[inline(never)]
+    fn poll_other(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
+        if let Some((memory, Asked { rule, cost, .. }, name)) = self.in_memory()
+            // Where there is no room, the long way says what becomes of the call; nothing was charged.
+            && let Ok(taken) = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX })
+        {
+            return self.answer(name, &taken);
+        }
+        if let Some(limiter) = self.limiter.take() {
+            let (asked, manner) = match mem::replace(&mut self.state, State::Done) {
+                State::One(asked, manner) => ([asked].into(), manner),
+                State::Several(asked, manner) => (asked.into(), manner),
+                State::Pending(_) | State::Done => panic!("a call was pending before anybody was asked"),
+            };
+            match (Call { limiter, asked, manner, arrival: None }).start() {
+                Ok(answer) => return Poll::Ready(answer),
+                Err(pending) => self.state = State::Pending(pending),
+            }
+        }
+        match &mut self.state {
+            State::Pending(pending) => pending.as_mut().poll(context),
+            State::One(..) | State::Several(..) | State::Done => panic!("`Deciding` polled after it was done"),
+        }
+    }
+}
+
 impl Future for Deciding {
     type Output = Answer;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        if let State::Asked(..) = self.0
-            && let State::Asked(limiter, asked, manner) = mem::replace(&mut self.0, State::Done)
-        {
-            match (Call { limiter, asked, manner, arrival: None }).start() {
-                Ok(answer) => return Poll::Ready(answer),
-                Err(pending) => self.0 = State::Pending(pending),
-            }
-        }
-        match &mut self.0 {
-            State::Pending(pending) => pending.as_mut().poll(context),
-            State::Asked(..) | State::Done => panic!("`Deciding` polled after it was done"),
+        match self.in_window() {
+            Some((name, taken)) => self.answer(name, &taken),
+            None => self.poll_other(context),
         }
     }
 }

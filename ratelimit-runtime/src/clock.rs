@@ -2,16 +2,20 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 
 /// The time a limiter lives by: the memory store decides by it, and waiting callers sleep by it.
 ///
-/// The default is the system's, read once and from then on monotonic. It follows tokio's paused
-/// time, so a test under `#[tokio::test(start_paused = true)]` waits for nothing. A [`ManualClock`] moves only
+/// The default is the system's, read once and from then on monotonic; between two readings, a millisecond apart at most, the processor's counter
+/// is asked. Where tokio's time can be paused (its feature `test-util` is part of the build) it follows that, so a test under
+/// `#[tokio::test(start_paused = true)]` waits for nothing. A [`ManualClock`] moves only
 /// when told to. A Redis store decides by its server's clock, whichever clock the limiter has.
 ///
 /// ```
@@ -29,41 +33,59 @@ pub struct Clock(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
-    System { at: Duration, since: Instant },
+    System(Arc<System>),
+    /// tokio's, where it can be paused.
+    Tokio {
+        began: Duration,
+        since: tokio::time::Instant,
+    },
     Manual(ManualClock),
 }
 
 impl Clock {
     /// The system's clock.
     pub fn system() -> Self {
-        Self(Kind::System {
-            at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
-            since: Instant::now(),
-        })
+        if TOKIO_CAN_PAUSE {
+            Self(Kind::Tokio { began: since_1970(), since: tokio::time::Instant::now() })
+        } else {
+            Self::unpaused()
+        }
+    }
+
+    /// The system's clock, whatever tokio's shows.
+    pub(crate) fn unpaused() -> Self {
+        Self(Kind::System(Arc::new(System::new(since_1970()))))
     }
 
     /// Time since 1970-01-01 00:00 UTC.
     pub fn now(&self) -> Duration {
         match &self.0 {
-            Kind::System { at, since } => *at + since.elapsed(),
+            Kind::System(system) => Duration::from_nanos(system.now_ns()),
+            Kind::Tokio { began, since } => *began + since.elapsed(),
             Kind::Manual(manual) => manual.now(),
         }
     }
 
-    /// Microseconds since 1970-01-01 00:00 UTC.
-    #[allow(clippy::cast_possible_truncation)] // lasts for half a million years
+    /// Microseconds since 1970-01-01 00:00 UTC. It stands still in the year 4199: counters have room for as much and the longest period.
+    #[allow(clippy::cast_possible_truncation)]
+    #[inline]
     pub(crate) fn now_us(&self) -> u64 {
-        self.now().as_micros() as u64
+        match &self.0 {
+            Kind::System(system) => system.now_ns() / 1000,
+            Kind::Tokio { .. } | Kind::Manual(_) => self.now().as_micros().min(LATEST_US) as u64,
+        }
     }
 
     /// Returns when the clock has reached `time`.
     pub(crate) async fn sleep_until(&self, time: Duration) {
         match &self.0 {
-            Kind::System { .. } => tokio::time::sleep(time.saturating_sub(self.now())).await,
+            Kind::System(_) | Kind::Tokio { .. } => tokio::time::sleep(time.saturating_sub(self.now())).await,
             Kind::Manual(manual) => manual.reaches(time).await,
         }
     }
 }
+
+const LATEST_US: u128 = 1000 << 46;
 
 impl Default for Clock {
     fn default() -> Self {
@@ -75,6 +97,98 @@ impl From<ManualClock> for Clock {
     fn from(clock: ManualClock) -> Self {
         Self(Kind::Manual(clock))
     }
+}
+
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Whether tokio's time can be paused: whether anybody in this build wants tokio's feature `test-util`.
+///
+/// Nobody can ask for the features of another crate, but a name is looked up in the block before it is looked up outside of it: this one
+/// is tokio's function if tokio has it, and takes no room then.
+const TOKIO_CAN_PAUSE: bool = {
+    #[allow(unused_imports, clippy::wildcard_imports)]
+    use tokio::time::*;
+    size_of_val(&pause) == 0
+};
+
+/// What is found where tokio has no such function.
+#[allow(dead_code, non_upper_case_globals)]
+const pause: u8 = 0;
+
+/// The system's monotonic clock. It is asked once in a millisecond; in between the processor's counter is, which takes a third of the time.
+///
+/// What the counter shows is taken to be slower than it is by a thousandth, so that it stays behind the clock until the two are compared
+/// again: by a microsecond at most. So time does not go back, but for what the counters of two processors are apart, some nanoseconds.
+#[derive(Debug)]
+struct System {
+    /// Nanoseconds since 1970.
+    began: u64,
+    since: Instant,
+    counter: quanta::Clock,
+    /// What the counter showed when they were last compared.
+    compared_at: AtomicU64,
+    /// What is added to what the counter shows; modulo 2^64.
+    ahead: AtomicU64,
+    comparing: Mutex<()>,
+}
+
+const COMPARE_EVERY_NS: u64 = 1_000_000;
+
+impl System {
+    fn new(began: Duration) -> Self {
+        let system = Self {
+            began: nanoseconds(began),
+            since: Instant::now(),
+            counter: quanta::Clock::new(),
+            compared_at: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
+            comparing: Mutex::new(()),
+        };
+        system.compare();
+        system
+    }
+
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        let counted = self.counted();
+        // In this order: whoever sees when they were compared sees what came of it.
+        let compared_at = self.compared_at.load(Ordering::Acquire);
+        let ahead = self.ahead.load(Ordering::Acquire);
+        if counted.wrapping_sub(compared_at) < COMPARE_EVERY_NS { counted.wrapping_add(ahead) } else { self.compare() }
+    }
+
+    #[inline]
+    fn counted(&self) -> u64 {
+        let nanoseconds = self.counter.delta_as_nanos(0, self.counter.raw());
+        nanoseconds - nanoseconds / 1024
+    }
+
+    /// Compares the counter with the clock.
+    ///
+    /// The time is somewhere between what the clock shows before and after. If the counter says so too, it is left as it is. If it does not,
+    /// it was behind; or, where a machine was asleep or moved to another host, the counter stopped, ran or began anew.
+    #[cold]
+    fn compare(&self) -> u64 {
+        let _one_at_a_time = self.comparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.clock_ns();
+        let counted = self.counted();
+        let after = self.clock_ns();
+        let now = counted.wrapping_add(self.ahead.load(Ordering::Acquire)).clamp(before, after);
+        self.ahead.store(now.wrapping_sub(counted), Ordering::Release);
+        self.compared_at.store(counted, Ordering::Release);
+        now
+    }
+
+    fn clock_ns(&self) -> u64 {
+        self.began + nanoseconds(self.since.elapsed())
+    }
+}
+
+/// Enough for 584 years.
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A clock that stands still until it is moved, for tests of annotated code.
@@ -145,5 +259,62 @@ impl Default for ManualClock {
 impl fmt::Debug for ManualClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ManualClock").field(&self.now()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn system() -> System {
+        System::new(since_1970())
+    }
+
+    #[test]
+    fn tokio_can_pause_in_tests() {
+        const { assert!(TOKIO_CAN_PAUSE) };
+    }
+
+    /// By more than the processors are apart.
+    #[test]
+    fn time_never_goes_back_on_any_thread() {
+        let (system, latest) = (system(), Mutex::new(0));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200_000 {
+                        let mut latest = latest.lock().unwrap();
+                        let now = system.now_ns();
+                        assert!(now + 100_000 > *latest, "{now} after {latest}");
+                        *latest = now;
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn the_counter_keeps_to_the_clock() {
+        let system = system();
+        for _ in 0..20_000 {
+            let (before, now, after) = (system.clock_ns(), system.now_ns(), system.clock_ns());
+            assert!(now <= after, "{now} is ahead of {after}");
+            assert!(now + 10_000 >= before, "{now} is behind {before}");
+        }
+    }
+
+    #[test]
+    fn a_counter_that_jumped_is_set_right() {
+        let system = system();
+        for jump in [1 << 40, u64::MAX - (1 << 40)] {
+            // As if the counter showed so much more, or less, than it did.
+            let compared_at = system.compared_at.load(Ordering::Relaxed);
+            system.compared_at.store(compared_at.wrapping_sub(jump), Ordering::Relaxed);
+            system.ahead.store(system.ahead.load(Ordering::Relaxed).wrapping_add(jump), Ordering::Relaxed);
+            let (before, now, after) = (system.clock_ns(), system.now_ns(), system.clock_ns());
+            assert!((before..=after).contains(&now), "{before}, {now}, {after}");
+        }
     }
 }

@@ -3,8 +3,11 @@
 use std::{fmt, time::Duration};
 
 use crate::{
-    Limiter, RequestPerMinute,
+    Algorithm, RequestPerMinute, Rule,
+    algorithm::Taken,
     call::CountedBy,
+    key::Fingerprint,
+    limiter::Held,
     store::{Charge, Charges},
 };
 
@@ -101,40 +104,90 @@ fn round_up_ms(duration: Duration) -> u64 {
 /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
 /// ```
 pub struct Permit {
-    tightest: Decision,
-    /// Who charged what; nothing if nothing was charged.
-    charged: Option<(Limiter, Charges, CountedBy)>,
+    limit: u64,
+    remaining: u64,
+    reset_after_ms: u64,
+    charged: Charged,
+}
+
+/// Who charged what. A permit is moved more often than it is given back, so it is kept small.
+enum Charged {
+    Nothing,
+    InMemory(Held, ChargedInMemory),
+    Elsewhere(Box<(Held, Charges, CountedBy)>),
+}
+
+/// One charge in the memory store: what is needed to take it back.
+pub(crate) struct ChargedInMemory {
+    pub(crate) name: Fingerprint,
+    pub(crate) cost: u64,
+    pub(crate) receipt: [u64; 2],
+    count: u64,
+    period_ms: u64,
+    algorithm: Algorithm,
+}
+
+impl ChargedInMemory {
+    #[inline]
+    pub(crate) fn new(name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
+        let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.counted_by());
+        Self { name, cost, receipt, count, period_ms, algorithm }
+    }
+
+    /// The rule, but for its name.
+    pub(crate) fn rule(&self) -> Rule {
+        Rule::new("", self.count, Duration::from_millis(self.period_ms)).algorithm(self.algorithm)
+    }
 }
 
 impl Permit {
-    pub(crate) fn new(limiter: Limiter, charges: Charges, by: CountedBy) -> Self {
+    /// For one charge in the memory store.
+    #[inline]
+    pub(crate) fn in_memory(limiter: Held, name: Fingerprint, rule: &Rule, cost: u64, taken: &Taken) -> Self {
+        let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
+        let charged = ChargedInMemory::new(name, rule, cost, receipt);
+        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
+    }
+
+    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy) -> Self {
         let tightest = charges
             .iter()
             .map(|charge| charge.decision)
             .min_by_key(|decision| (decision.remaining, u64::MAX - decision.reset_after_ms))
             .unwrap_or(Decision::fresh(u64::MAX));
-        Self { tightest, charged: Some((limiter, charges, by)) }
+        let held = match (&charges[..], by, limiter.memory()) {
+            ([charge], CountedBy::Store, Some(_)) => {
+                let name = charge.counter.fingerprint();
+                Charged::InMemory(limiter, ChargedInMemory::new(name, &charge.rule, charge.cost, charge.receipt))
+            }
+            _ => Charged::Elsewhere(Box::new((limiter, charges, by))),
+        };
+        Self { charged: held, ..Self::uncharged(tightest) }
+    }
+
+    fn uncharged(Decision { limit, remaining, reset_after_ms, .. }: Decision) -> Self {
+        Self { limit, remaining, reset_after_ms, charged: Charged::Nothing }
     }
 
     /// A permit nobody had to pay for.
     pub(crate) fn free(charges: &[Charge]) -> Self {
         let limit = charges.iter().map(|charge| charge.rule.limit()).min().unwrap_or(u64::MAX);
-        Self { tightest: Decision::fresh(limit), charged: None }
+        Self::uncharged(Decision::fresh(limit))
     }
 
     /// The limit of the rule; of the tightest one if there were several.
     pub fn limit(&self) -> u64 {
-        self.tightest.limit
+        self.limit
     }
 
     /// What remained after this call was charged; under the tightest rule if there were several.
     pub fn remaining(&self) -> u64 {
-        self.tightest.remaining
+        self.remaining
     }
 
     /// How long after the decision all of the limit is there again if nobody calls.
     pub fn reset_after(&self) -> Duration {
-        self.tightest.reset_after()
+        Duration::from_millis(self.reset_after_ms)
     }
 
     /// Returns what this permit was charged and says how much that was, over all of its rules.
@@ -159,8 +212,12 @@ impl Permit {
     /// A future dropped half way may or may not have returned the charge.
     pub async fn give_back(self) -> Result<u64, RequestPerMinute> {
         match self.charged {
-            Some((limiter, charges, by)) => limiter.give_back(charges, by).await,
-            None => Ok(0),
+            Charged::Nothing => Ok(0),
+            Charged::InMemory(limiter, charged) => Ok(limiter.give_back_in_memory(&charged)),
+            Charged::Elsewhere(elsewhere) => {
+                let (limiter, charges, by) = *elsewhere;
+                limiter.give_back(charges, by).await
+            }
         }
     }
 }
@@ -168,8 +225,13 @@ impl Permit {
 impl Permit {
     /// Gives the permit back without anybody waiting for that.
     pub(crate) fn abandon(self) {
-        if let Some((limiter, charges, by)) = self.charged {
-            limiter.abandon(charges, by);
+        match self.charged {
+            Charged::Nothing => {}
+            Charged::InMemory(limiter, charged) => drop(limiter.give_back_in_memory(&charged)),
+            Charged::Elsewhere(elsewhere) => {
+                let (limiter, charges, by) = *elsewhere;
+                limiter.abandon(charges, by);
+            }
         }
     }
 }

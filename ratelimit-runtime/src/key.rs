@@ -1,7 +1,16 @@
 //! Who is limited: the key of a call and the name of the counter it leads to.
 
-use std::{borrow::Cow, fmt, net::IpAddr, num, rc::Rc, sync::Arc};
+use std::{
+    borrow::Cow,
+    fmt::{self, Write as _},
+    hash::{BuildHasher, Hasher, RandomState},
+    net::IpAddr,
+    num,
+    rc::Rc,
+    sync::{Arc, LazyLock},
+};
 
+use foldhash::{SharedSeed, fast::FoldHasher};
 use sha2::{Digest, Sha256};
 use smallvec::{Array, SmallVec};
 
@@ -45,11 +54,18 @@ const LONGEST_PART: usize = 200;
 pub trait RateKey {
     /// Writes this value, usually by calling `write_key` of a field or of a tuple of fields.
     fn write_key(&self, key: &mut KeyWriter<'_>);
+
+    /// The number that is all it would write, if it is one: then nothing need be written.
+    #[doc(hidden)]
+    #[inline]
+    fn as_number(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Takes the value of a key and keeps it unambiguous: what would end a part is escaped.
 pub struct KeyWriter<'a> {
-    out: &'a mut Text,
+    out: &'a mut Output,
     /// Whether this part has been written to, so that a second write can be set apart.
     written: bool,
 }
@@ -57,63 +73,134 @@ pub struct KeyWriter<'a> {
 /// Text with room for a usual key without an allocation; as large as a `Vec`.
 type Text = SmallVec<[u8; 16]>;
 
+/// What has been written.
+#[derive(Default)]
+struct Output {
+    text: Text,
+    /// A number that is all of it so far, and not printed yet.
+    number: Option<u64>,
+}
+
+impl Output {
+    fn print_number(&mut self) {
+        if let Some(number) = self.number.take() {
+            self.text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+        }
+    }
+}
+
 impl KeyWriter<'_> {
     /// Writes one part made of bytes.
     ///
     /// A second call sets its part apart with a comma. To write several parts use a tuple, which also
     /// says where they end.
     pub fn write_bytes(&mut self, bytes: &[u8]) {
-        if self.written {
-            self.out.push(b',');
+        self.begin();
+        for chunk in bytes.utf8_chunks() {
+            escape(chunk.valid(), &IN_KEYS, &mut self.out.text);
+            for &byte in chunk.invalid() {
+                escape_byte(byte, &mut self.out.text);
+            }
         }
-        self.written = true;
-        escape(bytes, b"%{}(),", self.out);
     }
 
+    #[inline]
+    fn write_text(&mut self, text: &str) {
+        self.begin();
+        escape(text, &IN_KEYS, &mut self.out.text);
+    }
+
+    /// What has nothing to be escaped.
     fn write_plain(&mut self, text: &str) {
+        self.begin();
+        self.out.text.extend_from_slice(text.as_bytes());
+    }
+
+    #[inline]
+    fn write_number(&mut self, number: u64) {
+        if !self.written && self.out.text.is_empty() {
+            self.written = true;
+            self.out.number = Some(number);
+        } else {
+            self.write_plain(itoa::Buffer::new().format(number));
+        }
+    }
+
+    fn write_printed(&mut self, value: &dyn fmt::Display) {
+        self.begin();
+        let _ = write!(Escaped(&mut self.out.text), "{value}"); // a `Vec` has room for everything
+    }
+
+    /// Sets what follows apart from what was written.
+    #[inline]
+    fn begin(&mut self) {
         if self.written {
-            self.out.push(b',');
+            self.out.print_number();
+            self.out.text.push(b',');
         }
         self.written = true;
-        self.out.extend_from_slice(text.as_bytes());
     }
 
     fn write_tuple(&mut self, parts: &[&dyn RateKey]) {
-        if self.written {
-            self.out.push(b',');
-        }
-        self.written = true;
-        self.out.push(b'(');
+        self.begin();
+        self.out.text.push(b'(');
         for (index, part) in parts.iter().enumerate() {
             if index > 0 {
-                self.out.push(b',');
+                self.out.text.push(b',');
             }
             part.write_key(&mut KeyWriter { out: self.out, written: false });
         }
-        self.out.push(b')');
+        self.out.text.push(b')');
     }
 }
 
 impl fmt::Debug for KeyWriter<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("KeyWriter").field(&String::from_utf8_lossy(self.out)).finish()
+        f.debug_tuple("KeyWriter").field(&String::from_utf8_lossy(&self.out.text)).finish()
     }
 }
 
-/// Appends `bytes` with `%`-escapes for the given ones, control characters and what is not UTF-8.
-fn escape<A: Array<Item = u8>>(bytes: &[u8], reserved: &[u8], out: &mut SmallVec<A>) {
-    for chunk in bytes.utf8_chunks() {
-        for &byte in chunk.valid().as_bytes() {
-            if byte.is_ascii_control() || reserved.contains(&byte) {
-                escape_byte(byte, out);
-            } else {
-                out.push(byte);
-            }
-        }
-        for &byte in chunk.invalid() {
-            escape_byte(byte, out);
-        }
+/// Escapes what is printed into it.
+struct Escaped<'a>(&'a mut Text);
+
+impl fmt::Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        escape(text, &IN_KEYS, self.0);
+        Ok(())
     }
+}
+
+/// The bytes that are escaped.
+type Reserved = [bool; 256];
+
+static IN_KEYS: Reserved = reserved(b"%{}(),");
+static IN_NAMES: Reserved = reserved(b"%{}:");
+
+/// These, and control characters.
+const fn reserved(bytes: &[u8]) -> Reserved {
+    let mut table = [false; 256];
+    let mut byte: u8 = 0;
+    while byte < 128 {
+        table[byte as usize] = byte.is_ascii_control();
+        byte += 1;
+    }
+    let mut at = 0;
+    while at < bytes.len() {
+        table[bytes[at] as usize] = true;
+        at += 1;
+    }
+    table
+}
+
+/// Appends `text` with `%`-escapes for what is reserved.
+fn escape<A: Array<Item = u8>>(text: &str, reserved: &Reserved, out: &mut SmallVec<A>) {
+    let mut rest = text.as_bytes();
+    while let Some(at) = rest.iter().position(|byte| reserved[usize::from(*byte)]) {
+        out.extend_from_slice(&rest[..at]);
+        escape_byte(rest[at], out);
+        rest = &rest[at + 1..];
+    }
+    out.extend_from_slice(rest);
 }
 
 fn escape_byte<A: Array<Item = u8>>(byte: u8, out: &mut SmallVec<A>) {
@@ -130,21 +217,51 @@ fn escape_byte<A: Array<Item = u8>>(byte: u8, out: &mut SmallVec<A>) {
 /// assert_eq!(Key::new("{a}").to_string(), "%7Ba%7D");
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(Text);
+pub struct Key(Printed);
+
+/// A key has one form: what reads like a number is one. Most numbers are never printed, as only a server needs a name for a counter.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Printed {
+    Number(u64),
+    Text(Text),
+}
 
 impl Key {
     /// The key of a value, or of a reference to one.
     #[allow(clippy::needless_pass_by_value)] // a reference to a key is a key too
+    #[inline]
     pub fn new<K: RateKey>(key: K) -> Self {
-        let mut out = Text::new();
+        if let Some(number) = key.as_number() {
+            return Self(Printed::Number(number));
+        }
+        let mut out = Output::default();
         key.write_key(&mut KeyWriter { out: &mut out, written: false });
-        Self(out)
+        let number = out.number.or_else(|| read_number(&out.text));
+        Self(number.map_or(Printed::Text(out.text), Printed::Number))
     }
+
+    fn with_text<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
+        match &self.0 {
+            Printed::Number(number) => read(itoa::Buffer::new().format(*number).as_bytes()),
+            Printed::Text(text) => read(text),
+        }
+    }
+}
+
+/// The number that is printed like this.
+fn read_number(text: &[u8]) -> Option<u64> {
+    let as_printed = match text {
+        [b'0'] => true,
+        [first, ..] => (b'1'..=b'9').contains(first),
+        [] => false,
+    };
+    // The first byte is a digit, so there is no sign.
+    if as_printed { str::from_utf8(text).ok()?.parse().ok() } else { None }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&String::from_utf8_lossy(&self.0))
+        self.with_text(|text| f.write_str(&String::from_utf8_lossy(text)))
     }
 }
 
@@ -157,19 +274,30 @@ impl fmt::Debug for Key {
 /// A [`Key`] stands for the value it was made from.
 impl RateKey for Key {
     fn write_key(&self, key: &mut KeyWriter<'_>) {
-        if key.written {
-            key.out.push(b',');
+        match &self.0 {
+            Printed::Number(number) => key.write_number(*number),
+            Printed::Text(text) => {
+                key.begin();
+                key.out.text.extend_from_slice(text);
+            }
         }
-        key.written = true;
-        key.out.extend_from_slice(&self.0);
     }
 }
 
 macro_rules! integers {
     ($($int:ty)*) => {$(
         impl RateKey for $int {
+            #[inline]
             fn write_key(&self, key: &mut KeyWriter<'_>) {
-                key.write_plain(itoa::Buffer::new().format(*self));
+                match self.as_number() {
+                    Some(number) => key.write_number(number),
+                    None => key.write_plain(itoa::Buffer::new().format(*self)),
+                }
+            }
+
+            #[inline]
+            fn as_number(&self) -> Option<u64> {
+                u64::try_from(*self).ok()
             }
         }
     )*};
@@ -182,6 +310,11 @@ macro_rules! non_zero_integers {
             fn write_key(&self, key: &mut KeyWriter<'_>) {
                 self.get().write_key(key);
             }
+
+            #[inline]
+            fn as_number(&self) -> Option<u64> {
+                self.get().as_number()
+            }
         }
     )*};
 }
@@ -192,7 +325,7 @@ macro_rules! printed {
     ($($type:ty)*) => {$(
         impl RateKey for $type {
             fn write_key(&self, key: &mut KeyWriter<'_>) {
-                key.write_bytes(self.to_string().as_bytes());
+                key.write_printed(self);
             }
         }
     )*};
@@ -202,15 +335,27 @@ printed!(IpAddr std::net::Ipv4Addr std::net::Ipv6Addr fmt::Arguments<'_>);
 printed!(uuid::Uuid);
 
 macro_rules! bytes {
-    ($($type:ty => $as_bytes:ident),*) => {$(
+    ($($type:ty),*) => {$(
         impl RateKey for $type {
             fn write_key(&self, key: &mut KeyWriter<'_>) {
-                key.write_bytes(self.$as_bytes());
+                key.write_bytes(self);
             }
         }
     )*};
 }
-bytes!(str => as_bytes, String => as_bytes, [u8] => as_ref, Vec<u8> => as_ref);
+bytes!([u8], Vec<u8>);
+
+macro_rules! texts {
+    ($($type:ty),*) => {$(
+        impl RateKey for $type {
+            #[inline]
+            fn write_key(&self, key: &mut KeyWriter<'_>) {
+                key.write_text(self);
+            }
+        }
+    )*};
+}
+texts!(str, String);
 
 impl<const N: usize> RateKey for [u8; N] {
     fn write_key(&self, key: &mut KeyWriter<'_>) {
@@ -226,7 +371,7 @@ impl RateKey for bool {
 
 impl RateKey for char {
     fn write_key(&self, key: &mut KeyWriter<'_>) {
-        key.write_bytes(self.encode_utf8(&mut [0; 4]).as_bytes());
+        key.write_text(self.encode_utf8(&mut [0; 4]));
     }
 }
 
@@ -235,6 +380,11 @@ macro_rules! pointers {
         impl<K: RateKey + ?Sized> RateKey for $pointer {
             fn write_key(&self, key: &mut KeyWriter<'_>) {
                 K::write_key(self, key);
+            }
+
+            #[inline]
+            fn as_number(&self) -> Option<u64> {
+                K::as_number(self)
             }
         }
     )*};
@@ -265,23 +415,26 @@ tuples!((A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) (A B C D E F G) (A
 /// Namespace (with `::` behind it), prefix, key as the hash tag, algorithm, period in milliseconds. Without a key the
 /// prefix is the tag. Distinct counters have distinct names, whatever a caller puts into a key.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CounterName(SmallVec<[u8; 56]>);
+pub struct CounterName {
+    text: SmallVec<[u8; 56]>,
+    fingerprint: Fingerprint,
+}
 
 impl CounterName {
     pub(crate) fn new(namespace: &str, rule: &Rule, key: Option<&Key>) -> Self {
-        let mut name = SmallVec::new();
+        let mut name = SmallVec::<[u8; 56]>::new();
         if !namespace.is_empty() {
             push_part(namespace, &mut name);
             name.extend_from_slice(b"::");
         }
-        if let Some(Key(key)) = key {
+        if let Some(key) = key {
             push_part(rule.prefix(), &mut name);
             name.extend_from_slice(b":{");
-            match key.len() {
+            key.with_text(|key| match key.len() {
                 0 => name.push(b'%'), // or the tag would be empty; no escape is a lone `%`
                 1..=LONGEST_PART => name.extend_from_slice(key),
                 _ => push_hex(&Sha256::digest(key), &mut name),
-            }
+            });
         } else {
             name.push(b'{');
             push_part(rule.prefix(), &mut name);
@@ -294,18 +447,22 @@ impl CounterName {
         }
         name.push(b':');
         name.extend_from_slice(itoa::Buffer::new().format(rule.period_ms()).as_bytes());
-        Self(name)
+        Self { text: name, fingerprint: Fingerprint::new(rule, key) }
     }
 
     /// The name's bytes. They are UTF-8.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.text
+    }
+
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
     }
 }
 
 fn push_part<A: Array<Item = u8>>(part: &str, name: &mut SmallVec<A>) {
     let from = name.len();
-    escape(part.as_bytes(), b"%{}:", name);
+    escape(part, &IN_NAMES, name);
     if name.len() - from > LONGEST_PART {
         let digest = Sha256::digest(&name[from..]);
         name.truncate(from);
@@ -324,12 +481,165 @@ fn push_hex<A: Array<Item = u8>>(digest: &[u8], name: &mut SmallVec<A>) {
 
 impl fmt::Display for CounterName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&String::from_utf8_lossy(&self.0))
+        f.write_str(&String::from_utf8_lossy(&self.text))
     }
 }
 
 impl fmt::Debug for CounterName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CounterName({self})")
+    }
+}
+
+/// What the memory store knows a counter by: a hash of its rule and key under a secret of this process. The namespace is its limiter's.
+///
+/// Two passes over the same bytes, each with a secret of 128 bits of its own, give 128 bits, in a fraction of the time that the name takes.
+///
+/// Counters that share a fingerprint would share their limit, so nobody may find two that do. The hash is a fast one, made for hash tables: who
+/// sees its values can compute keys that collide. Nobody does: they stay in this process, are not printed, and decide nothing that can be
+/// observed but where in a table a counter lies. Without them keys can only be tried. In each step of a pass two 64-bit numbers, each with a
+/// secret in it, are multiplied and the halves of the product are laid over each other: as far as is known, two keys of one's choice meet in one
+/// pass for about one secret in 2^64, and so in both for one in 2^128.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Fingerprint(pub(crate) u64, pub(crate) u64);
+
+/// The secret of one pass.
+struct Secret(u64, SharedSeed);
+
+static SECRETS: LazyLock<[Secret; 2]> = LazyLock::new(|| {
+    // The standard library seeds its maps from the system's randomness.
+    let random = || RandomState::new().hash_one(0);
+    [(); 2].map(|()| Secret(random(), SharedSeed::from_u64(random())))
+});
+
+impl Fingerprint {
+    /// Of no counter.
+    pub(crate) const NONE: Self = Self(0, 0);
+
+    #[inline]
+    pub(crate) fn new(rule: &Rule, key: Option<&Key>) -> Self {
+        let (kind, number, text): (u64, u64, &[u8]) = match key {
+            None => (0, 0, &[]),
+            Some(Key(Printed::Number(number))) => (1, *number, &[]),
+            Some(Key(Printed::Text(text))) => (2, text.len() as u64, text),
+        };
+        // A period has 39 bits, an algorithm 13.
+        let rest = [kind << 62 | rule.counted_by().number() << 40 | rule.period_ms(), number];
+        let [left, right] = &*SECRETS;
+        match Self(left.hash(rule.prefix(), text, rest), right.hash(rule.prefix(), text, rest)) {
+            Self::NONE => Self(0, 1),
+            name => name,
+        }
+    }
+}
+
+impl Secret {
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // two passes side by side take little longer than one
+    fn hash(&self, prefix: &str, text: &[u8], rest: [u64; 2]) -> u64 {
+        let mut hasher = FoldHasher::with_seed(self.0, &self.1);
+        hasher.write(prefix.as_bytes());
+        if !text.is_empty() {
+            hasher.write(text);
+        }
+        for number in rest {
+            hasher.write_u64(number);
+        }
+        hasher.finish()
+    }
+}
+
+impl std::hash::Hash for Fingerprint {
+    /// Half of it is hash enough to find it in a table; the other half has chosen the table.
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashMap, time::Duration};
+
+    use super::*;
+    use crate::{Algorithm, Refill};
+
+    #[test]
+    fn a_number_and_its_text_are_one_key() {
+        for number in [0, 1, 9, 10, 4711, u64::MAX] {
+            assert_eq!(Key::new(number), Key::new(number.to_string()));
+            assert_eq!(Key::new(number), Key::new(u128::from(number)));
+            assert_eq!(Key::new(number), Key::new(Key::new(number)));
+            assert_eq!(Key::new(number).to_string(), number.to_string());
+            assert_eq!(Key::new((number, "a")), Key::new((number.to_string(), "a")));
+        }
+        assert_eq!(Key::new(-1), Key::new("-1"));
+        assert_eq!(Key::new(u128::MAX), Key::new(u128::MAX.to_string()));
+        assert_ne!(Key::new(1), Key::new((1,)));
+        for text in ["", "00", "01", "+1", "1 ", " 1", "1.0", "1e1", "18446744073709551616", "١"] {
+            assert_eq!(Key::new(text).to_string(), text);
+            assert_eq!(read_number(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    /// A key that is written in pieces.
+    struct Pieces(&'static [&'static str]);
+
+    impl RateKey for Pieces {
+        fn write_key(&self, key: &mut KeyWriter<'_>) {
+            for piece in self.0 {
+                match piece.parse::<u64>() {
+                    Ok(number) => number.write_key(key),
+                    Err(_) => piece.write_key(key),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_may_be_the_first_of_several() {
+        assert_eq!(Key::new(Pieces(&["1"])), Key::new(1));
+        assert_eq!(Key::new(Pieces(&["1", "2"])).to_string(), "1,2");
+        assert_eq!(Key::new(Pieces(&["1", "a", "2"])).to_string(), "1,a,2");
+        assert_eq!(Key::new(Pieces(&["", "2"])).to_string(), ",2");
+        assert_eq!(Key::new((Pieces(&["1", "2"]), 3)).to_string(), "(1,2,3)");
+    }
+
+    #[test]
+    fn counters_have_one_fingerprint_if_they_have_one_name() {
+        let long = "a".repeat(LONGEST_PART + 1);
+        let (longer, other) = (format!("{long}a"), format!("{}b", &long[1..]));
+        let texts = ["", "a", "b", "aa", "ab", "0", "1", "01", "item", "itema", "(a,1)", &long, &longer, &other];
+        let mut keys: Vec<Option<Key>> = texts.iter().map(|text| Some(Key::new(*text))).collect();
+        keys.extend([None, Some(Key::new(0)), Some(Key::new(1)), Some(Key::new(u64::MAX)), Some(Key::new(("a", 1)))]);
+        let second = Duration::from_secs(1);
+        let algorithms = [
+            Algorithm::FixedWindow { align: false },
+            Algorithm::FixedWindow { align: true },
+            Algorithm::SlidingLog,
+            Algorithm::SlidingWindow { buckets: 1 },
+            Algorithm::SlidingWindow { buckets: 2 },
+            Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy },
+            Algorithm::TokenBucket { burst: 2, refill: Refill::Greedy },
+            Algorithm::TokenBucket { burst: 1, refill: Refill::Interval },
+            Algorithm::LeakyBucket { queue: 1 },
+            Algorithm::LeakyBucket { queue: 2 },
+        ];
+        let mut by_name = HashMap::new();
+        let mut by_fingerprint = HashMap::new();
+        for prefix in ["item", "itema", "i", "a-prefix-above-16-bytes", "a-prefix-above-17-bytes"] {
+            for (algorithm, period) in algorithms.into_iter().flat_map(|one| [(one, second), (one, 2 * second)]) {
+                for key in &keys {
+                    let rule = Rule::new(prefix, 1, period).algorithm(algorithm);
+                    let name = CounterName::new("", &rule, key.as_ref());
+                    let fingerprint = name.fingerprint();
+                    assert_eq!(fingerprint, Fingerprint::new(&rule, key.as_ref()));
+                    assert_eq!(*by_name.entry(name.clone()).or_insert(fingerprint), fingerprint, "{name}");
+                    assert_eq!(*by_fingerprint.entry(fingerprint).or_insert_with(|| name.clone()), name);
+                }
+            }
+        }
+        assert_eq!(by_name.len(), by_fingerprint.len());
+        assert!(by_name.len() > 1000, "{}", by_name.len());
     }
 }

@@ -3,7 +3,11 @@
 use std::{
     fmt,
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    ops,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -14,9 +18,11 @@ use crate::{
     Builder, Clock, CounterName, Decision, Health, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     SetupError,
     call::{Asked, AskedKey, Call, CountedBy, Manner, OnLimit},
+    decision::ChargedInMemory,
     health::Seen,
     memory::Memory,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
+    sync::Apart,
     wait::Lines,
 };
 
@@ -40,11 +46,44 @@ use crate::{
 /// # });
 /// ```
 #[derive(Clone)]
-pub struct Limiter(Arc<Inner>);
+pub struct Limiter(Arc<[Held; HANDLES]>);
 
-struct Inner {
-    /// Nothing for a limiter that limits nothing.
-    store: Option<Box<dyn Store>>,
+/// A limiter as a call and its permit hold it.
+#[derive(Clone)]
+pub(crate) enum Held {
+    /// The process-wide one, which nobody can drop.
+    ForEver(&'static Inner),
+    /// Who holds it is counted for some of the threads together, and not for all: threads that count at one place are as slow as threads
+    /// that decide on one key.
+    Counted(Arc<Apart<Arc<Inner>>>),
+}
+
+const HANDLES: usize = 16;
+
+impl ops::Deref for Held {
+    type Target = Inner;
+
+    #[inline]
+    fn deref(&self) -> &Inner {
+        match self {
+            Self::ForEver(inner) => inner,
+            Self::Counted(inner) => inner,
+        }
+    }
+}
+
+/// Where a limiter counts.
+#[allow(clippy::large_enum_variant)] // a limiter has one, and it is not moved
+#[derive(Debug)]
+pub(crate) enum Storage {
+    /// Nowhere: it limits nothing.
+    None,
+    Memory(Memory),
+    Other(Box<dyn Store>),
+}
+
+pub(crate) struct Inner {
+    storage: Storage,
     settings: Settings,
     lines: Lines,
     /// Counts for this process alone while the store is away.
@@ -134,9 +173,35 @@ impl Limiter {
         Builder::new("memory://").without_store()
     }
 
-    pub(crate) fn assemble(store: Option<Box<dyn Store>>, settings: Settings) -> Self {
+    pub(crate) fn assemble(storage: Storage, settings: Settings) -> Self {
         let lines = Lines::new(settings.max_waiting);
-        Self(Arc::new(Inner { store, settings, lines, local: OnceCell::new(), seen: Seen::default() }))
+        let inner = Arc::new(Inner { storage, settings, lines, local: OnceCell::new(), seen: Seen::default() });
+        Self(Arc::new([(); HANDLES].map(|()| Held::Counted(Arc::new(Apart(Arc::clone(&inner)))))))
+    }
+
+    /// For a call.
+    #[inline]
+    pub(crate) fn hold(&self) -> Held {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static HANDLE: usize = THREADS.fetch_add(1, Ordering::Relaxed) % HANDLES;
+        }
+        if let Some(installed) = Self::installed()
+            && Arc::ptr_eq(&self.0, &installed.0)
+        {
+            return installed.hold_for_ever();
+        }
+        self.0[HANDLE.try_with(|handle| *handle).unwrap_or_default()].clone()
+    }
+
+    #[inline]
+    pub(crate) fn hold_for_ever(&'static self) -> Held {
+        Held::ForEver(self.inner())
+    }
+
+    #[inline]
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.0[0]
     }
 
     /// Charges a cost of 1 to the rule's counter for this key.
@@ -156,6 +221,7 @@ impl Limiter {
     /// # Panics
     ///
     /// On a Redis store, within a tokio runtime that was built without `enable_time`. Also when it has to sleep outside of one.
+    #[inline]
     pub fn acquire<K: RateKey>(
         &self,
         rule: &Rule,
@@ -167,14 +233,14 @@ impl Limiter {
     /// Charges a cost to the rule's counter for this key. A cost of 0 is always let through and consumes nothing.
     ///
     /// Errors, cancellation and panics are those of [`Limiter::acquire`].
+    #[inline]
     pub fn acquire_n<K: RateKey>(
         &self,
         rule: &Rule,
         key: K,
         cost: u64,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
-        let asked = Asked { rule: *rule, key: AskedKey::Some(Key::new(key)), cost };
-        Call::decide(self.clone(), [asked].into(), Manner::default())
+        Call::decide_one(self.hold(), *rule, AskedKey::Some(Key::new(key)), cost, Manner::default())
     }
 
     /// Charges a cost of 1, and waits for it up to `longest` if the limit is reached.
@@ -217,9 +283,8 @@ impl Limiter {
         key: K,
         longest: Duration,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
-        let asked = Asked { rule: *rule, key: AskedKey::Some(Key::new(key)), cost: 1 };
         let manner = Manner { on_limit: OnLimit::Wait(Some(longest)), on_store_error: None };
-        Call::decide(self.clone(), [asked].into(), manner)
+        Call::decide_one(self.hold(), *rule, AskedKey::Some(Key::new(key)), 1, manner)
     }
 
     /// Charges several rules, each with its key and cost: all of them, or none.
@@ -263,7 +328,7 @@ impl Limiter {
             .iter()
             .map(|(rule, key, cost)| Asked { rule: **rule, key: AskedKey::Some(key.clone()), cost: *cost })
             .collect();
-        Call::decide(self.clone(), asked, Manner::default())
+        Call::decide(self.hold(), asked, Manner::default())
     }
 
     /// What the rule's counter for this key says about a cost of 1. Consumes nothing.
@@ -278,12 +343,13 @@ impl Limiter {
     ) -> impl Future<Output = Result<Decision, RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
-            let charge = self.charge(rule, Some(&key), rule.limit().min(1))?; // a count of 0 has no wait to tell
-            let Some(store) = &self.0.store else {
+            let inner = self.inner();
+            let charge = inner.charge(rule, Some(&key), rule.limit().min(1))?; // a count of 0 has no wait to tell
+            let Some(store) = inner.store() else {
                 return Ok(charge.decision);
             };
             let batch = Request::new(charge, false).into();
-            let request = self.within_deadline(store.decide(batch)).await.map(Batch::into_first);
+            let request = inner.within_deadline(store.decide(batch)).await.map(Batch::into_first);
             match request {
                 Ok(Some(Request { charges, outcome: Ok(_), .. })) => {
                     Ok(charges.first().map_or(Decision::fresh(rule.limit()), |charge| charge.decision))
@@ -311,11 +377,12 @@ impl Limiter {
     ) -> impl Future<Output = Result<(), RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
-            let charge = self.charge(rule, Some(&key), 0)?;
-            let Some(store) = &self.0.store else {
+            let inner = self.inner();
+            let charge = inner.charge(rule, Some(&key), 0)?;
+            let Some(store) = inner.store() else {
                 return Ok(());
             };
-            let reset = self.within_deadline(store.reset(charge.counter)).await;
+            let reset = inner.within_deadline(store.reset(charge.counter)).await;
             reset.and_then(|done| done).map_err(|error| refusal(rule, error))
         }
     }
@@ -342,9 +409,12 @@ impl Limiter {
     /// # });
     /// ```
     pub fn health(&self) -> Health {
-        self.0.seen.health(self.0.store.as_ref().and_then(|store| store.outage()).as_ref())
+        let inner = self.inner();
+        inner.seen.health(inner.store().and_then(Store::outage).as_ref())
     }
+}
 
+impl Inner {
     pub(crate) async fn give_back(&self, charges: Charges, by: CountedBy) -> Result<u64, RequestPerMinute> {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
             return Ok(0);
@@ -353,8 +423,13 @@ impl Limiter {
         back.and_then(|back| back).map_err(|error| refusal(&rule, error))
     }
 
+    pub(crate) fn give_back_in_memory(&self, charged: &ChargedInMemory) -> u64 {
+        let ChargedInMemory { name, cost, receipt, .. } = *charged;
+        self.memory().map_or(0, |memory| memory.give_back_one(name, &charged.rule(), cost, receipt))
+    }
+
     fn return_charges(&self, charges: Charges, by: CountedBy) -> Reply<Result<u64, StoreError>> {
-        match (by, &self.0.store) {
+        match (by, self.store()) {
             (CountedBy::Local, _) => self.local().give_back(charges),
             (CountedBy::Store, Some(store)) => store.give_back(charges),
             (CountedBy::Store, None) => Reply::Ready(Ok(0)),
@@ -366,34 +441,49 @@ impl Limiter {
         if let Reply::Pending(back) = self.return_charges(charges, by)
             && let Ok(runtime) = Handle::try_current()
         {
-            let deadline = self.0.settings.deadline;
+            let deadline = self.settings.deadline;
             runtime.spawn(async move { tokio::time::timeout(deadline, back).await });
         }
     }
 
+    #[inline]
     pub(crate) fn settings(&self) -> &Settings {
-        &self.0.settings
+        &self.settings
     }
 
+    /// Nothing for a limiter that limits nothing.
     pub(crate) fn store(&self) -> Option<&dyn Store> {
-        self.0.store.as_deref()
+        match &self.storage {
+            Storage::None => None,
+            Storage::Memory(memory) => Some(memory),
+            Storage::Other(store) => Some(&**store),
+        }
+    }
+
+    /// The store, if it is memory: that can be asked for a single charge, without a name or a list.
+    #[inline]
+    pub(crate) fn memory(&self) -> Option<&Memory> {
+        match &self.storage {
+            Storage::Memory(memory) => Some(memory),
+            Storage::None | Storage::Other(_) => None,
+        }
     }
 
     pub(crate) fn lines(&self) -> &Lines {
-        &self.0.lines
+        &self.lines
     }
 
     /// Counts for this process alone.
     pub(crate) fn local(&self) -> &Memory {
-        let settings = &self.0.settings;
-        self.0.local.get_or_init(|| Memory::new(settings.clock.clone(), settings.max_keys))
+        let settings = &self.settings;
+        self.local.get_or_init(|| Memory::new(settings.clock.clone(), settings.max_keys))
     }
 
     pub(crate) fn charge(&self, rule: &Rule, key: Option<&Key>, cost: u64) -> Result<Charge, RequestPerMinute> {
         if let Some(fault) = rule.fault() {
             return Err(refusal(rule, StoreError::misconfigured(fault)));
         }
-        Ok(Charge::new(*rule, CounterName::new(&self.0.settings.namespace, rule, key), cost))
+        Ok(Charge::new(*rule, CounterName::new(&self.settings.namespace, rule, key), cost))
     }
 
     pub(crate) async fn within_deadline<T>(&self, reply: Reply<T>) -> Result<T, StoreError> {
@@ -401,7 +491,7 @@ impl Limiter {
             Reply::Ready(answer) => Ok(answer),
             Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::misconfigured(NO_RUNTIME)),
             Reply::Pending(answer) => {
-                let deadline = self.0.settings.deadline;
+                let deadline = self.settings.deadline;
                 tokio::time::timeout(deadline, answer).await.map_err(|_| {
                     StoreError::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
                 })
@@ -411,14 +501,14 @@ impl Limiter {
 
     /// The store could not decide. Memory is never away; it may be full for some.
     pub(crate) fn failed(&self, error: &StoreError) {
-        if !self.0.settings.is_local {
-            self.0.seen.failed(error);
+        if !self.settings.is_local {
+            self.seen.failed(error);
         }
     }
 
     /// The store has decided.
     pub(crate) fn succeeded(&self) {
-        self.0.seen.succeeded();
+        self.seen.succeeded();
     }
 }
 
@@ -453,8 +543,8 @@ pub(crate) fn no_answer() -> StoreError {
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
-            .field("store", &self.0.store)
-            .field("settings", &self.0.settings)
+            .field("store", &self.inner().storage)
+            .field("settings", &self.inner().settings)
             .finish_non_exhaustive()
     }
 }

@@ -1,101 +1,128 @@
 //! The store in this process's memory.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
     sync::{PoisonError, TryLockError, atomic::Ordering},
 };
 
-use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
 
 use crate::{
-    Clock, CounterName,
-    algorithm::{Counter, Look},
+    Algorithm, Clock, CounterName, Rule,
+    algorithm::{Ask, Counter, PackedWindow, Taken, Window},
+    key::Fingerprint,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
-    sync::{AtomicUsize, Mutex, MutexGuard},
+    sync::{Apart, AtomicUsize, Mutex, MutexGuard},
 };
 
 #[cfg(all(test, model_check))]
 mod model_check;
+mod table;
+
+use table::Table;
 
 /// Counters of one process, exact under any number of threads.
 ///
 /// It needs no background task: what equals a fresh counter is dropped when a new one needs its room. When every
 /// counter is live and the store is full, new keys are refused as unavailable, and those that are stored go on.
+///
+/// A fixed window takes 32 bytes, of a table that has up to three empty places for four windows: 40 to 56 bytes a window.
 #[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,
-    /// Of the hash, so that nobody can choose keys that collide.
-    secret: (u64, u64),
-    shards: Box<[Mutex<Shard>]>,
-    stored: AtomicUsize,
+    shards: Box<[Apart<Mutex<Shard>>]>,
     capacity: usize,
+    stored: Apart<AtomicUsize>,
 }
 
-/// The hash of a counter's name under this store's secret.
-type Fingerprint = u128;
-
+/// In this order, so that what a call of a fixed window needs is in one cache line with the lock.
 #[derive(Debug, Default)]
+#[repr(C)]
 struct Shard {
-    counters: HashMap<Fingerprint, Counter, BuildHasherDefault<AlreadyHashed>>,
+    /// When it was last asked.
+    latest_us: u64,
     /// Nothing is to be gained by a look for fresh counters before this.
     sweep_at_ms: u64,
+    counters: Counters,
     /// Let go of what is fresh when there are this many.
     sweep_above: usize,
 }
 
+/// Fixed windows, which are small, and the rest.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Counters {
+    windows: Table,
+    others: HashMap<Fingerprint, Counter, BuildHasherDefault<AlreadyHashed>>,
+}
+
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 const SWEEP_PAUSE_MS: u64 = 100;
+/// How far at most the counters of two processors are apart, and more.
+const SKEW_US: u64 = 1000;
 
 /// The shards of one request.
 type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 1]>;
 
 impl Memory {
     pub(crate) fn new(clock: Clock, capacity: usize) -> Self {
-        Self {
-            clock,
-            secret: (random(), random()),
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            stored: AtomicUsize::new(0),
-            capacity,
-        }
+        Self { clock, shards: (0..SHARDS).map(|_| Apart::default()).collect(), capacity, stored: Apart::default() }
     }
 
-    fn fingerprint(&self, name: &CounterName) -> Fingerprint {
-        let mut hasher = SipHasher13::new_with_keys(self.secret.0, self.secret.1);
-        hasher.write(name.as_bytes());
-        hasher.finish128().as_u128()
-    }
-
+    #[inline]
     fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {
         // A panic elsewhere can't leave a shard half changed: each change is a whole one.
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn decide_one(&self, request: &mut Request) {
-        let names: SmallVec<[Fingerprint; 1]> =
-            request.charges.iter().map(|charge| self.fingerprint(&charge.counter)).collect();
+    /// Charges one counter if the cost, of 1 to the rule's limit, fits.
+    pub(crate) fn take(&self, name: Fingerprint, ask: &Ask<'_>) -> Result<Taken, StoreError> {
+        let mut shard = self.shard(shard_of(&name));
+        let now_us = shard.now_us(&self.clock);
+        self.take_in(&mut shard, name, ask, now_us)
+    }
 
+    /// The same where most calls find themselves, and without a way round: with a fixed window, and one that is stored. `None` if it is not.
+    #[inline]
+    pub(crate) fn take_window(&self, name: Fingerprint, rule: &Rule, cost: u64) -> Option<Taken> {
+        let mut shard = self.shard(shard_of(&name));
+        let now_us = shard.now_us(&self.clock);
+        let Shard { counters, sweep_at_ms, .. } = &mut *shard;
+        let packed = counters.windows.get_mut(name)?;
+        let mut window = Window::from(*packed);
+        let before = window.end_ms;
+        let taken = window.take(rule, now_us / 1000, cost);
+        *packed = PackedWindow::from(&window);
+        if window.end_ms != before {
+            *sweep_at_ms = (*sweep_at_ms).min(window.end_ms);
+        }
+        Some(taken)
+    }
+
+    fn take_in(&self, shard: &mut Shard, name: Fingerprint, ask: &Ask<'_>, now_us: u64) -> Result<Taken, StoreError> {
+        match shard.update(name, ask.rule, |counter| counter.take(ask, now_us)) {
+            Some(taken) => Ok(taken),
+            None => self.take_new(shard, name, ask, now_us),
+        }
+    }
+
+    fn decide_one(&self, request: &mut Request) {
         // Each shard once, in order, so that two requests cannot wait for each other.
-        let mut indices: SmallVec<[usize; 1]> = names.iter().map(shard_of).collect();
+        let mut indices: SmallVec<[usize; 1]> =
+            request.charges.iter().map(|charge| shard_of(&charge.counter.fingerprint())).collect();
         indices.sort_unstable();
         indices.dedup();
         let mut shards: Locked<'_> = indices.into_iter().map(|index| (index, self.shard(index))).collect();
-        // Read under the locks: whoever comes later sees a later time.
-        let now_us = self.clock.now_us();
+        let now_us = shards.iter_mut().map(|(_, shard)| shard.now_us(&self.clock)).max().unwrap_or_default();
+        shards.iter_mut().for_each(|(_, shard)| shard.latest_us = now_us);
 
         let mut all_fit = true;
-        for (charge, name) in request.charges.iter_mut().zip(&names) {
-            let shard = shard_in(&mut shards, name);
-            let mut stored = shard.counters.get_mut(name);
-            let until_ms = stored.as_ref().map_or(0, |counter| counter.until_ms());
-            let look = Counter::look(stored.as_deref_mut(), charge, now_us);
-            if let Some(counter) = stored
-                && counter.until_ms() < until_ms
-            {
-                shard.sweep_at_ms = shard.sweep_at_ms.min(counter.until_ms()); // the clock was set back
-            }
+        for charge in &mut *request.charges {
+            let (name, ask) = (charge.counter.fingerprint(), charge.ask());
+            let look = |counter: &mut Counter| Counter::look(Some(counter), &ask, now_us);
+            let look = shard_in(&mut shards, &name).update(name, ask.rule, look);
+            let look = look.unwrap_or_else(|| Counter::look(None, &ask, now_us));
             all_fit &= look.fits;
             charge.decided(look, [0; 2]);
         }
@@ -104,16 +131,19 @@ impl Memory {
             return;
         }
 
-        for at in 0..names.len() {
+        for at in 0..request.charges.len() {
             let charge = &mut request.charges[at];
             if charge.cost == 0 {
                 continue;
             }
-            match self.charge(shard_in(&mut shards, &names[at]), names[at], charge, now_us) {
-                Ok((after, receipt)) => (charge.decision, charge.receipt) = (after.decision, receipt),
+            let name = charge.counter.fingerprint();
+            match self.take_in(shard_in(&mut shards, &name), name, &charge.ask(), now_us) {
+                Ok(taken) => (charge.decision, charge.receipt) = (taken.decision(&charge.rule), taken.receipt),
                 Err(full) => {
-                    for (charge, name) in request.charges[..at].iter().zip(&names) {
-                        self.return_charge(shard_in(&mut shards, name), *name, charge, now_us);
+                    for charge in &request.charges[..at] {
+                        let name = charge.counter.fingerprint();
+                        let shard = shard_in(&mut shards, &name);
+                        self.return_charge(shard, name, &charge.rule, charge.cost, charge.receipt, now_us);
                     }
                     request.outcome = Err(full);
                     return;
@@ -122,17 +152,11 @@ impl Memory {
         }
     }
 
-    fn charge(
-        &self,
-        shard: &mut Shard,
-        name: Fingerprint,
-        charge: &Charge,
-        now_us: u64,
-    ) -> Result<(Look, [u64; 2]), StoreError> {
-        if let Entry::Occupied(mut stored) = shard.counters.entry(name) {
-            let charged = stored.get_mut().charge(charge, now_us);
-            shard.sweep_at_ms = shard.sweep_at_ms.min(stored.get().until_ms());
-            return Ok(charged);
+    /// Charges a counter that is not stored.
+    fn take_new(&self, shard: &mut Shard, name: Fingerprint, ask: &Ask<'_>, now_us: u64) -> Result<Taken, StoreError> {
+        let look = Counter::look(None, ask, now_us);
+        if !look.fits || ask.cost == 0 {
+            return Ok(Taken::new(look, [0; 2]));
         }
         if shard.counters.len() >= shard.sweep_above {
             self.sweep(shard, now_us);
@@ -146,11 +170,11 @@ impl Memory {
                 )));
             }
         }
-        let mut counter = Counter::fresh(&charge.rule, now_us);
-        let charged = counter.charge(charge, now_us);
+        let mut counter = Counter::fresh(ask.rule, now_us);
+        let taken = counter.take(ask, now_us);
         shard.sweep_at_ms = shard.sweep_at_ms.min(counter.until_ms());
         shard.counters.insert(name, counter);
-        Ok(charged)
+        Ok(taken)
     }
 
     /// Counts one more if the store is not full. It never counts too many, not even for a moment: another thread
@@ -167,10 +191,10 @@ impl Memory {
         }
         let before = shard.counters.len();
         let mut soonest = u64::MAX;
-        shard.counters.retain(|_, counter| {
-            let live = !counter.is_fresh(now_us);
+        shard.counters.retain(|until_ms| {
+            let live = until_ms > now_us / 1000;
             if live {
-                soonest = soonest.min(counter.until_ms());
+                soonest = soonest.min(until_ms);
             }
             live
         });
@@ -197,17 +221,103 @@ impl Memory {
             .unwrap_or(0)
     }
 
-    fn return_charge(&self, shard: &mut Shard, name: Fingerprint, charge: &Charge, now_us: u64) -> u64 {
-        let Entry::Occupied(mut stored) = shard.counters.entry(name) else {
-            return 0;
-        };
-        let back = stored.get_mut().give_back(charge, now_us);
-        shard.sweep_at_ms = shard.sweep_at_ms.min(stored.get().until_ms());
-        if stored.get().is_fresh(now_us) {
-            stored.remove();
-            self.stored.fetch_sub(1, Ordering::Relaxed);
+    /// Returns what still counts of a charge.
+    pub(crate) fn give_back_one(&self, name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> u64 {
+        let mut shard = self.shard(shard_of(&name));
+        let now_us = shard.now_us(&self.clock);
+        self.return_charge(&mut shard, name, rule, cost, receipt, now_us)
+    }
+
+    fn return_charge(
+        &self,
+        shard: &mut Shard,
+        name: Fingerprint,
+        rule: &Rule,
+        cost: u64,
+        receipt: [u64; 2],
+        now_us: u64,
+    ) -> u64 {
+        let returned = shard.update(name, rule, |counter| {
+            let back = counter.give_back(rule, cost, receipt, now_us);
+            (back, counter.is_fresh(now_us))
+        });
+        let Some((back, is_fresh)) = returned else { return 0 };
+        if is_fresh {
+            self.remove(shard, name);
         }
         back
+    }
+
+    fn remove(&self, shard: &mut Shard, name: Fingerprint) {
+        if shard.counters.remove(name) {
+            self.stored.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Shard {
+    /// The time. As it is read under the lock, whoever comes later sees a later one, however slightly the processors disagree; what goes back
+    /// further is a clock that was set back.
+    #[inline]
+    fn now_us(&mut self, clock: &Clock) -> u64 {
+        let now_us = clock.now_us();
+        let is_skew = now_us < self.latest_us && self.latest_us - now_us < SKEW_US;
+        if !is_skew {
+            self.latest_us = now_us;
+        }
+        self.latest_us
+    }
+
+    /// Does something to a counter, if it is stored.
+    #[inline]
+    fn update<T>(&mut self, name: Fingerprint, rule: &Rule, act: impl FnOnce(&mut Counter) -> T) -> Option<T> {
+        let (before, after, done) = self.counters.update(name, rule, |counter| {
+            let before = counter.until_ms();
+            let done = act(counter);
+            (before, counter.until_ms(), done)
+        })?;
+        if after != before {
+            self.sweep_at_ms = self.sweep_at_ms.min(after);
+        }
+        Some(done)
+    }
+}
+
+impl Counters {
+    #[inline]
+    fn update<T>(&mut self, name: Fingerprint, rule: &Rule, act: impl FnOnce(&mut Counter) -> T) -> Option<T> {
+        if !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
+            return self.others.get_mut(&name).map(act);
+        }
+        let packed = self.windows.get_mut(name)?;
+        let mut counter = Counter::Window(Window::from(*packed));
+        let done = act(&mut counter);
+        if let Counter::Window(window) = &counter {
+            *packed = window.into();
+        }
+        Some(done)
+    }
+
+    fn insert(&mut self, name: Fingerprint, counter: Counter) {
+        match counter {
+            Counter::Window(window) => self.windows.insert(name, (&window).into()),
+            other => drop(self.others.insert(name, other)),
+        }
+    }
+
+    /// Says whether it was stored.
+    fn remove(&mut self, name: Fingerprint) -> bool {
+        self.windows.remove(name) || self.others.remove(&name).is_some()
+    }
+
+    /// Keeps those that are to be kept by when they are fresh.
+    fn retain(&mut self, mut keep: impl FnMut(u64) -> bool) {
+        self.windows.retain(|window| keep(Window::from(window).end_ms));
+        self.others.retain(|_, counter| keep(counter.until_ms()));
+    }
+
+    fn len(&self) -> usize {
+        self.windows.len() + self.others.len()
     }
 }
 
@@ -220,23 +330,15 @@ impl Store for Memory {
     }
 
     fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        let back = charges
-            .iter()
-            .filter(|charge| charge.cost > 0)
-            .map(|charge| {
-                let name = self.fingerprint(&charge.counter);
-                let mut shard = self.shard(shard_of(&name));
-                self.return_charge(&mut shard, name, charge, self.clock.now_us())
-            })
-            .sum();
-        Reply::Ready(Ok(back))
+        let give_back = |charge: &Charge| {
+            self.give_back_one(charge.counter.fingerprint(), &charge.rule, charge.cost, charge.receipt)
+        };
+        Reply::Ready(Ok(charges.iter().filter(|charge| charge.cost > 0).map(give_back).sum()))
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        let name = self.fingerprint(&counter);
-        if self.shard(shard_of(&name)).counters.remove(&name).is_some() {
-            self.stored.fetch_sub(1, Ordering::Relaxed);
-        }
+        let name = counter.fingerprint();
+        self.remove(&mut self.shard(shard_of(&name)), name);
         Reply::Ready(Ok(()))
     }
 }
@@ -248,14 +350,9 @@ fn shard_in<'a>(locked: &'a mut Locked<'_>, name: &Fingerprint) -> &'a mut Shard
 }
 
 #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
+#[inline]
 fn shard_of(name: &Fingerprint) -> usize {
-    (*name >> 64) as usize % SHARDS
-}
-
-/// Secret enough: the standard library seeds its maps from the system's randomness.
-fn random() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0)
+    name.0 as usize % SHARDS
 }
 
 /// A fingerprint is its own hash.
@@ -263,20 +360,62 @@ fn random() -> u64 {
 struct AlreadyHashed(u64);
 
 impl Hasher for AlreadyHashed {
+    #[inline]
     fn finish(&self) -> u64 {
         self.0
     }
 
-    #[allow(clippy::cast_possible_truncation)]
-    fn write_u128(&mut self, fingerprint: u128) {
-        self.0 = fingerprint as u64;
+    #[inline]
+    fn write_u64(&mut self, fingerprint: u64) {
+        self.0 = fingerprint;
     }
 
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.0 ^= u64::from_le_bytes(word);
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a fingerprint is written as a number");
+    }
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::{
+        sync::Arc,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    #[test]
+    fn time_goes_back_in_a_shard_if_the_clock_was_set_back() {
+        let early = crate::ManualClock::new();
+        let at = |after: Duration| {
+            let clock = crate::ManualClock::new();
+            clock.advance(after);
+            Clock::from(clock)
+        };
+        let mut shard = Shard::default();
+        let start_us = shard.now_us(&early.into());
+        for (after, seen) in [(5_000, 5_000), (4_001, 5_000), (4_000, 4_000), (4_001, 4_001), (4_001, 4_001)] {
+            assert_eq!(shard.now_us(&at(Duration::from_micros(after))) - start_us, seen, "{after}");
         }
+    }
+
+    /// By the clock that programs have: tests have one that can be paused.
+    #[test]
+    fn time_never_goes_back_in_a_shard() {
+        let memory = Arc::new(Memory::new(Clock::unpaused(), 10));
+        let ends = Instant::now() + Duration::from_millis(200);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                let memory = Arc::clone(&memory);
+                scope.spawn(move || {
+                    while Instant::now() < ends {
+                        let mut shard = memory.shard(0);
+                        let before = shard.latest_us;
+                        let now = shard.now_us(&memory.clock);
+                        assert!(now >= before, "{now} after {before}");
+                    }
+                });
+            }
+        });
     }
 }

@@ -76,6 +76,7 @@ pub fn count<N: TryInto<u64>>(count: N) -> u64 {
 }
 
 /// A cost of any integer type; a negative one never fits.
+#[inline]
 pub fn cost<N: TryInto<u64>>(cost: N) -> u64 {
     cost.try_into().unwrap_or(u64::MAX)
 }
@@ -84,11 +85,13 @@ pub fn cost<N: TryInto<u64>>(cost: N) -> u64 {
 #[derive(Debug)]
 pub struct ChargedKey(AskedKey);
 
+#[inline]
 pub fn key<K: RateKey + ?Sized>(key: &K) -> ChargedKey {
     ChargedKey(AskedKey::Some(Key::new(key)))
 }
 
 #[must_use]
+#[inline]
 pub fn no_key() -> ChargedKey {
     ChargedKey(AskedKey::Shared)
 }
@@ -132,6 +135,7 @@ impl<K: OptionalKey + ?Sized> OptionalKey for &K {
 }
 
 #[must_use]
+#[inline]
 pub fn charge(rule: Rule, ChargedKey(key): ChargedKey, cost: u64) -> Charge {
     Charge { rule, key, cost }
 }
@@ -168,13 +172,18 @@ impl Call {
 
 /// The call in front of every annotated function's body.
 #[must_use]
+#[inline]
 pub fn limit_request_per_time<const N: usize>(
     limiter: Option<&Limiter>,
     Call(manner): Call,
     charges: [Charge; N],
 ) -> Deciding {
-    let limiter = limiter.cloned().unwrap_or_else(Limiter::current);
-    call::Call::decide(limiter, charges.into_iter().collect(), manner)
+    let limiter = limiter.map_or_else(Limiter::current, Limiter::hold);
+    let mut charges = charges.into_iter();
+    match (N, charges.next()) {
+        (1, Some(Charge { rule, key, cost })) => call::Call::decide_one(limiter, rule, key, cost, manner),
+        (_, first) => call::Call::decide(limiter, first.into_iter().chain(charges).collect(), manner),
+    }
 }
 
 /// Whether a refusal is about the limit, and so for `on_limit` to answer.

@@ -4,7 +4,7 @@ use std::future::Future;
 
 use once_cell::sync::{Lazy, OnceCell};
 
-use crate::{Limiter, SetupError};
+use crate::{Limiter, SetupError, limiter::Held};
 
 static INSTALLED: OnceCell<Limiter> = OnceCell::new();
 
@@ -55,7 +55,13 @@ impl Limiter {
     }
 
     /// The limiter that holds here.
-    pub(crate) fn current() -> Self {
-        SCOPED.try_with(Clone::clone).unwrap_or_else(|_| INSTALLED.get().unwrap_or_else(|| &*DEFAULT).clone())
+    pub(crate) fn current() -> Held {
+        let process_wide = |_| Self::installed().unwrap_or_else(|| &*DEFAULT).hold_for_ever();
+        SCOPED.try_with(Self::hold).unwrap_or_else(process_wide)
+    }
+
+    #[inline]
+    pub(crate) fn installed() -> Option<&'static Self> {
+        INSTALLED.get()
     }
 }

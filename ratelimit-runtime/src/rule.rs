@@ -166,27 +166,32 @@ impl Rule {
     }
 
     /// The counter's name.
+    #[inline]
     pub const fn prefix(&self) -> &'static str {
         self.prefix
     }
 
     /// How much is admitted in one period.
+    #[inline]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
     /// The length of the window.
+    #[inline]
     pub const fn period(&self) -> Duration {
         self.period
     }
 
     /// How the rule counts.
+    #[inline]
     pub const fn counted_by(&self) -> Algorithm {
         self.algorithm
     }
 
     /// The largest cost that is ever granted: the burst of a [`TokenBucket`](Algorithm::TokenBucket), one more than the queue of a
     /// [`LeakyBucket`](Algorithm::LeakyBucket), and otherwise the count. 0 if the count is 0.
+    #[inline]
     pub const fn limit(&self) -> u64 {
         match self.algorithm {
             _ if self.count == 0 => 0,
@@ -221,18 +226,34 @@ impl Rule {
         self.period.as_millis() as u64
     }
 
+    /// Whether anything is wrong with the rule's own values.
+    #[inline]
+    pub(crate) fn has_fault(&self) -> bool {
+        self.prefix.is_empty() || !self.has_period() || crate::algorithm::fault(self).is_some()
+    }
+
     /// What is wrong with the rule's own values, in words, if anything is.
     pub(crate) fn fault(&self) -> Option<String> {
         let Self { prefix, period, .. } = self;
+        if !self.has_fault() {
+            return None;
+        }
         if prefix.is_empty() {
             return Some("its prefix is empty; give the counter a name".into());
         }
-        if period.is_zero() || *period > Self::LONGEST_PERIOD || period.subsec_nanos() % 1_000_000 != 0 {
+        if !self.has_period() {
             return Some(format!(
                 "its period is {period:?}; it must be a whole number of milliseconds, from 1 ms to 3,650 days"
             ));
         }
         crate::algorithm::fault(self).map(|fault| fault.explain(self))
+    }
+
+    /// Whether the period is one that a rule can have.
+    #[inline]
+    fn has_period(&self) -> bool {
+        let period = self.period;
+        !period.is_zero() && period <= Self::LONGEST_PERIOD && period.subsec_nanos().is_multiple_of(1_000_000)
     }
 }
 

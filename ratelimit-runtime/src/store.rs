@@ -5,7 +5,10 @@ use std::{borrow::Cow, fmt, future::Future, ops, pin::Pin, sync::Arc, time::Dura
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::{CounterName, Decision, Rule, algorithm::Look};
+use crate::{
+    CounterName, Decision, Rule,
+    algorithm::{Ask, Look},
+};
 
 /// Where counters live and decisions are made.
 ///
@@ -205,6 +208,10 @@ impl Charge {
 
     pub(crate) fn longest_wait_ms(&self) -> u64 {
         u64::try_from(self.longest_wait.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn ask(&self) -> Ask<'_> {
+        Ask { rule: &self.rule, cost: self.cost, longest_wait_ms: self.longest_wait_ms() }
     }
 
     /// Takes in what the store's algorithm says.

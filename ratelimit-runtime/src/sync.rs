@@ -3,10 +3,25 @@
 //! They are the ones everybody knows, but for the tests in `model_check.rs`. Those run under a scheduler that decides
 //! before each step of theirs which thread goes on.
 
+use std::ops;
+
 #[cfg(not(all(test, model_check)))]
 pub(crate) use self::known::*;
 #[cfg(all(test, model_check))]
 pub(crate) use self::scheduled::*;
+
+/// Something on cache lines of its own (processors take two at once), so that who changes it slows nobody down who is at its neighbours.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Apart<T>(pub(crate) T);
+
+impl<T> ops::Deref for Apart<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
 
 #[cfg(not(all(test, model_check)))]
 mod known {

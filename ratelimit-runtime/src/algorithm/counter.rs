@@ -1,7 +1,16 @@
 //! The state of one counter in memory.
 
-use super::{Look, bucket::Bucket, fixed_window::Window, sliding_log::Log, sliding_window::SubWindows};
-use crate::{Algorithm, Rule, store::Charge};
+use super::{Look, Taken, bucket::Bucket, fixed_window::Window, sliding_log::Log, sliding_window::SubWindows};
+use crate::{Algorithm, Rule};
+
+/// What a counter is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask<'a> {
+    pub(crate) rule: &'a Rule,
+    pub(crate) cost: u64,
+    /// Until a slot of a queue.
+    pub(crate) longest_wait_ms: u64,
+}
 
 /// What is stored for one counter.
 #[derive(Debug)]
@@ -25,6 +34,7 @@ impl Counter {
     }
 
     /// From when on, in milliseconds, it is as good as new: nothing is lost by dropping it.
+    #[inline]
     pub(crate) fn until_ms(&self) -> u64 {
         match self {
             Self::Window(window) => window.end_ms,
@@ -34,15 +44,17 @@ impl Counter {
         }
     }
 
+    #[inline]
     pub(crate) fn is_fresh(&self, now_us: u64) -> bool {
         self.until_ms() <= now_us / 1000
     }
 
     /// Decides without a charge, on a counter that may not be stored yet.
-    pub(crate) fn look(stored: Option<&mut Self>, charge: &Charge, now_us: u64) -> Look {
-        let (rule, millis) = (&charge.rule, now_us / 1000);
+    #[inline]
+    pub(crate) fn look(stored: Option<&mut Self>, ask: &Ask<'_>, now_us: u64) -> Look {
+        let (rule, millis) = (ask.rule, now_us / 1000);
         let Some(counter) = stored.filter(|counter| !counter.is_fresh(now_us)) else {
-            return Look::fresh(rule, charge.cost);
+            return Look::fresh(rule, ask.cost);
         };
         match counter {
             Self::Window(window) => window.set_right(rule, millis),
@@ -50,22 +62,32 @@ impl Counter {
             Self::SubWindows(sub_windows) => sub_windows.set_right(rule, millis),
             Self::Bucket(bucket) => bucket.set_right(millis),
         }
-        counter.decide(charge, charge.cost, now_us)
+        counter.decide(ask, ask.cost, now_us)
     }
 
-    fn decide(&mut self, charge: &Charge, cost: u64, now_us: u64) -> Look {
-        let (rule, millis) = (&charge.rule, now_us / 1000);
+    #[inline]
+    fn decide(&mut self, ask: &Ask<'_>, cost: u64, now_us: u64) -> Look {
+        let (rule, millis) = (ask.rule, now_us / 1000);
         match self {
             Self::Window(window) => window.look(rule, millis, cost),
             Self::Log(log) => log.look(rule, now_us, cost),
             Self::SubWindows(sub_windows) => sub_windows.look(rule, millis, cost),
-            Self::Bucket(bucket) => bucket.look(rule, millis, cost, charge.longest_wait_ms()),
+            Self::Bucket(bucket) => bucket.look(rule, millis, cost, ask.longest_wait_ms),
         }
     }
 
-    /// Charges a cost that [`Counter::look`] has found to fit. Returns what the counter says after it, and the receipt.
-    pub(crate) fn charge(&mut self, charge: &Charge, now_us: u64) -> (Look, [u64; 2]) {
-        let (rule, cost, millis) = (&charge.rule, charge.cost, now_us / 1000);
+    /// Charges the cost if it fits.
+    pub(crate) fn take(&mut self, ask: &Ask<'_>, now_us: u64) -> Taken {
+        if let Self::Window(window) = self
+            && (1..=ask.rule.count()).contains(&ask.cost)
+        {
+            return window.take(ask.rule, now_us / 1000, ask.cost);
+        }
+        let look = Self::look(Some(self), ask, now_us);
+        if !look.fits || ask.cost == 0 {
+            return Taken::new(look, [0; 2]);
+        }
+        let (rule, cost, millis) = (ask.rule, ask.cost, now_us / 1000);
         if self.is_fresh(now_us) {
             *self = Self::fresh(rule, now_us);
         }
@@ -75,12 +97,12 @@ impl Counter {
             Self::SubWindows(sub_windows) => sub_windows.charge(rule, millis, cost),
             Self::Bucket(bucket) => bucket.charge(rule, millis, cost),
         };
-        (self.decide(charge, 0, now_us), receipt)
+        Taken::new(self.decide(ask, 0, now_us), receipt)
     }
 
     /// Returns what still counts of a charge. What is then empty is fresh.
-    pub(crate) fn give_back(&mut self, charge: &Charge, now_us: u64) -> u64 {
-        let (rule, cost, receipt, millis) = (&charge.rule, charge.cost, charge.receipt, now_us / 1000);
+    pub(crate) fn give_back(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
+        let millis = now_us / 1000;
         if self.is_fresh(now_us) {
             return 0;
         }

@@ -11,7 +11,8 @@ mod script;
 mod sliding_log;
 mod sliding_window;
 
-pub(crate) use counter::Counter;
+pub(crate) use counter::{Ask, Counter};
+pub(crate) use fixed_window::{PackedWindow, Window};
 #[cfg(feature = "redis")]
 pub(crate) use script::*;
 
@@ -26,7 +27,36 @@ pub(crate) struct Look {
     pub(crate) wait_ms: u64,
 }
 
+/// What a counter says after it was asked to charge a cost, and the receipt if it did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) remaining: u64,
+    pub(crate) reset_after_ms: u64,
+    /// `u64::MAX` if the cost was charged.
+    pub(crate) retry_after_ms: u64,
+    pub(crate) receipt: [u64; 2],
+}
+
+impl Taken {
+    pub(crate) fn new(Look { decision, .. }: Look, receipt: [u64; 2]) -> Self {
+        let Decision { remaining, reset_after_ms, retry_after_ms, .. } = decision;
+        Self { remaining, reset_after_ms, retry_after_ms, receipt }
+    }
+
+    #[inline]
+    pub(crate) fn fits(&self) -> bool {
+        self.retry_after_ms == u64::MAX
+    }
+
+    #[inline]
+    pub(crate) fn decision(&self, rule: &Rule) -> Decision {
+        let Self { remaining, reset_after_ms, retry_after_ms, .. } = *self;
+        Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms }
+    }
+}
+
 impl Look {
+    #[inline]
     fn new(rule: &Rule, remaining: u64, reset_after_ms: u64, retry_after_ms: Option<u64>) -> Self {
         let retry_after_ms = retry_after_ms.unwrap_or(u64::MAX);
         let decision = Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms };
@@ -34,6 +64,7 @@ impl Look {
     }
 
     /// What a counter says that nobody has used.
+    #[inline]
     fn fresh(rule: &Rule, cost: u64) -> Self {
         Self::new(rule, rule.limit(), 0, (cost > rule.limit()).then_some(0))
     }
@@ -55,6 +86,20 @@ impl Algorithm {
             Self::LeakyBucket { .. } => ("leaky", None),
         };
         Tag { name, buckets }
+    }
+
+    /// The same as a number below 2^13, for a rule without fault: algorithms with one tag have one number.
+    #[inline]
+    pub(crate) const fn number(self) -> u64 {
+        match self {
+            Self::FixedWindow { align: false } => 0,
+            Self::FixedWindow { align: true } => 1,
+            Self::SlidingLog => 2,
+            Self::TokenBucket { refill: Refill::Greedy, .. } => 3,
+            Self::TokenBucket { refill: Refill::Interval, .. } => 4,
+            Self::LeakyBucket { .. } => 5,
+            Self::SlidingWindow { buckets } => 6 | buckets << 3,
+        }
     }
 }
 
@@ -114,10 +159,10 @@ impl Fault {
 }
 
 /// What is wrong with the numbers of a rule whose period is right, if anything is.
+#[inline]
 pub(crate) const fn fault(rule: &Rule) -> Option<Fault> {
     const MOST_BUCKETS: u64 = 1_000;
     let (count, period) = (rule.count(), rule.period_ms());
-    let most = EXACT / period;
     match rule.counted_by() {
         Algorithm::FixedWindow { .. } => too_large(What::Count, count, fixed_window::LARGEST_COUNT),
         Algorithm::SlidingLog => too_large(What::Count, count, sliding_log::Layout::of(rule).largest_count()),
@@ -126,11 +171,11 @@ pub(crate) const fn fault(rule: &Rule) -> Option<Fault> {
         Algorithm::SlidingWindow { buckets } if !period.is_multiple_of(buckets) => Some(Fault::UnevenBuckets),
         Algorithm::SlidingWindow { buckets } => too_large(What::Count, count, EXACT / (period / buckets)),
         _ if count > EXACT => too_large(What::Count, count, EXACT),
-        Algorithm::LeakyBucket { queue } => too_large(What::Queue, queue, most - 1),
+        Algorithm::LeakyBucket { queue } => too_large(What::Queue, queue, EXACT / period - 1),
         Algorithm::TokenBucket { burst: 0, .. } if count > 0 => Some(Fault::NoBurst),
-        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => too_large(What::Burst, burst, most),
+        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => too_large(What::Burst, burst, EXACT / period),
         Algorithm::TokenBucket { burst, .. } => {
-            let fills = most.saturating_mul(if count == 0 { 1 } else { count });
+            let fills = (EXACT / period).saturating_mul(if count == 0 { 1 } else { count });
             too_large(What::Burst, burst, if fills < EXACT { fills } else { EXACT })
         }
     }

@@ -143,7 +143,7 @@ impl<S: Store> Subject for (S, ManualClock) {
 ///
 /// For a limiter that counts nothing.
 pub fn store_of(limiter: &Limiter) -> &dyn Store {
-    limiter.store().expect("a limiter that counts: this one is unlimited")
+    limiter.inner().store().expect("a limiter that counts: this one is unlimited")
 }
 
 /// Every algorithm, with telling numbers.

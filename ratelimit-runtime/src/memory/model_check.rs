@@ -21,15 +21,7 @@ struct Scene {
 impl Scene {
     fn new(capacity: usize) -> Arc<Self> {
         let clock = ManualClock::new();
-        // Without a secret, so that each run is like the one before.
-        let store = Memory { secret: (0, 0), ..Memory::new(clock.clone().into(), capacity) };
-        Arc::new(Self { store, clock })
-    }
-
-    /// The first, second.. counter of a shard.
-    fn counter(&self, shard: usize, nth: usize) -> CounterName {
-        let counters = (0..).map(|key: u32| CounterName::new("", &ONE, Some(&Key::new(key))));
-        counters.filter(|counter| shard_of(&self.store.fingerprint(counter)) == shard).nth(nth).unwrap()
+        Arc::new(Self { store: Memory::new(clock.clone().into(), capacity), clock })
     }
 
     fn ask(&self, rule: Rule, counters: &[&CounterName], consume: bool) -> Request {
@@ -71,6 +63,12 @@ impl Scene {
     }
 }
 
+/// The first, second.. counter of a shard.
+fn counter_in(shard: usize, nth: usize) -> CounterName {
+    let counters = (0..).map(|key: u32| CounterName::new("", &ONE, Some(&Key::new(key))));
+    counters.filter(|counter| shard_of(&counter.fingerprint()) == shard).nth(nth).unwrap()
+}
+
 /// Does something on a thread of its own.
 fn start<T: Send + 'static>(
     scene: &Arc<Scene>,
@@ -84,9 +82,9 @@ fn start<T: Send + 'static>(
 fn one_counter_is_charged_up_to_its_count() {
     every_order(|| {
         let scene = Scene::new(ROOMY);
-        let counter = scene.counter(0, 0);
+        let counter = counter_in(0, 0);
         let others: Vec<_> =
-            (0..2).map(|_| start(&scene, |scene| scene.charge(TWO, &[&scene.counter(0, 0)]).unwrap())).collect();
+            (0..2).map(|_| start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap())).collect();
         let mut granted = u64::from(scene.charge(TWO, &[&counter]).unwrap());
         for other in others {
             granted += u64::from(other.join().unwrap());
@@ -97,12 +95,31 @@ fn one_counter_is_charged_up_to_its_count() {
     });
 }
 
+/// Of a counter that is stored, and of one that may not be, without a name; and with one.
+#[test]
+fn the_short_ways_and_the_long_way_charge_one_counter() {
+    every_order(|| {
+        let scene = Scene::new(ROOMY);
+        let counter = counter_in(0, 0);
+        let name = counter.fingerprint();
+        let long = start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap());
+        let stored = start(&scene, move |scene| scene.store.take_window(name, &TWO, 1));
+        let ask = Ask { rule: &TWO, cost: 1, longest_wait_ms: u64::MAX };
+        let mut granted = u64::from(scene.store.take(name, &ask).unwrap().fits());
+        granted += u64::from(long.join().unwrap());
+        granted += u64::from(stored.join().unwrap().is_some_and(|taken| taken.fits()));
+        assert_eq!(granted, 2);
+        assert_eq!(scene.used(TWO, &counter), 2);
+        assert_eq!(scene.stored(), 1);
+    });
+}
+
 #[test]
 fn two_counters_are_charged_together_in_whichever_order_they_are_named() {
     every_order(|| {
         let scene = Scene::new(ROOMY);
-        let (left, right) = (scene.counter(0, 0), scene.counter(1, 0));
-        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(1, 0), &scene.counter(0, 0)]).unwrap());
+        let (left, right) = (counter_in(0, 0), counter_in(1, 0));
+        let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(1, 0), &counter_in(0, 0)]).unwrap());
         let granted = scene.charge(ONE, &[&left, &right]).unwrap();
         assert_ne!(granted, other.join().unwrap());
         assert_eq!((scene.used(ONE, &left), scene.used(ONE, &right)), (1, 1));
@@ -114,8 +131,8 @@ fn two_counters_are_charged_together_in_whichever_order_they_are_named() {
 fn of_two_counters_none_is_charged_if_one_is_used_up() {
     every_order(|| {
         let scene = Scene::new(ROOMY);
-        let (left, right) = (scene.counter(0, 0), scene.counter(1, 0));
-        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(0, 0), &scene.counter(1, 0)]).unwrap());
+        let (left, right) = (counter_in(0, 0), counter_in(1, 0));
+        let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(0, 0), &counter_in(1, 0)]).unwrap());
         let alone = scene.charge(ONE, &[&right]).unwrap();
         let together = other.join().unwrap();
         assert_ne!(alone, together);
@@ -132,10 +149,10 @@ fn charge_give_back_and_reset_end_as_if_one_came_after_the_other() {
         let seen = Arc::clone(&seen);
         move || {
             let scene = Scene::new(ROOMY);
-            let counter = scene.counter(0, 0);
+            let counter = counter_in(0, 0);
             let held = scene.ask(ONE, &[&counter], true).charges;
             let give_back = start(&scene, |scene| scene.give_back(held));
-            let reset = start(&scene, |scene| scene.reset(&scene.counter(0, 0)));
+            let reset = start(&scene, |scene| scene.reset(&counter_in(0, 0)));
             let granted = scene.charge(ONE, &[&counter]).unwrap();
             let back = give_back.join().unwrap();
             reset.join().unwrap();
@@ -157,10 +174,10 @@ fn charge_give_back_and_reset_end_as_if_one_came_after_the_other() {
 fn a_charge_is_of_the_window_in_which_it_is_made() {
     every_order(|| {
         let scene = Scene::new(ROOMY);
-        let counter = scene.counter(0, 0);
+        let counter = counter_in(0, 0);
         assert_eq!(scene.charge(ONE, &[&counter]), Ok(true));
         let moving = start(&scene, |scene| scene.clock.advance(PERIOD));
-        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(0, 0)]).unwrap());
+        let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(0, 0)]).unwrap());
         let granted = [scene.charge(ONE, &[&counter]).unwrap(), other.join().unwrap()];
         moving.join().unwrap();
         assert_ne!(granted, [true, true]);
@@ -173,8 +190,8 @@ fn a_charge_is_of_the_window_in_which_it_is_made() {
 fn no_more_counters_are_stored_than_there_is_room_for() {
     every_order(|| {
         let scene = Scene::new(1);
-        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(1, 0)]).is_ok());
-        let granted = scene.charge(ONE, &[&scene.counter(0, 0)]).is_ok();
+        let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(1, 0)]).is_ok());
+        let granted = scene.charge(ONE, &[&counter_in(0, 0)]).is_ok();
         assert_ne!(granted, other.join().unwrap());
         assert_eq!(scene.stored(), 1);
     });
@@ -184,11 +201,11 @@ fn no_more_counters_are_stored_than_there_is_room_for() {
 fn the_room_of_a_counter_is_free_as_soon_as_it_is_reset() {
     every_order(|| {
         let scene = Scene::new(1);
-        let old = scene.counter(1, 0);
+        let old = counter_in(1, 0);
         assert_eq!(scene.charge(ONE, &[&old]), Ok(true));
-        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(0, 0)]).is_ok());
+        let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(0, 0)]).is_ok());
         scene.reset(&old);
-        let granted = scene.charge(ONE, &[&scene.counter(1, 1)]).is_ok();
+        let granted = scene.charge(ONE, &[&counter_in(1, 1)]).is_ok();
         assert_ne!(granted, other.join().unwrap(), "there is room for one of them");
         assert_eq!(scene.stored(), 1);
     });
@@ -198,8 +215,8 @@ fn the_room_of_a_counter_is_free_as_soon_as_it_is_reset() {
 fn a_counter_without_room_takes_back_what_was_charged_with_it() {
     every_order(|| {
         let scene = Scene::new(1);
-        let (left, right) = (scene.counter(0, 0), scene.counter(1, 0));
-        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(1, 1)]).is_ok());
+        let (left, right) = (counter_in(0, 0), counter_in(1, 0));
+        let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(1, 1)]).is_ok());
         assert!(scene.charge(ONE, &[&left, &right]).is_err());
         assert!(other.join().unwrap());
         assert_eq!((scene.used(ONE, &left), scene.used(ONE, &right)), (0, 0));
@@ -212,11 +229,11 @@ fn room_is_made_in_other_shards() {
     every_order(|| {
         let scene = Scene::new(2);
         for nth in 0..2 {
-            assert_eq!(scene.charge(ONE, &[&scene.counter(1, nth)]), Ok(true));
+            assert_eq!(scene.charge(ONE, &[&counter_in(1, nth)]), Ok(true));
         }
         scene.clock.advance(PERIOD);
-        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(0, 0)]).is_ok());
-        assert!(scene.charge(ONE, &[&scene.counter(0, 1)]).is_ok());
+        let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(0, 0)]).is_ok());
+        assert!(scene.charge(ONE, &[&counter_in(0, 1)]).is_ok());
         assert!(other.join().unwrap());
         assert_eq!(scene.stored(), 2);
     });
@@ -227,10 +244,10 @@ fn two_that_look_for_room_at_each_other_are_both_answered() {
     every_order(|| {
         let scene = Scene::new(2);
         for shard in 0..2 {
-            assert_eq!(scene.charge(ONE, &[&scene.counter(shard, 0)]), Ok(true));
+            assert_eq!(scene.charge(ONE, &[&counter_in(shard, 0)]), Ok(true));
         }
-        let other = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(1, 1)]).is_ok());
-        assert!(scene.charge(ONE, &[&scene.counter(0, 1)]).is_err());
+        let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(1, 1)]).is_ok());
+        assert!(scene.charge(ONE, &[&counter_in(0, 1)]).is_err());
         assert!(!other.join().unwrap());
         assert_eq!(scene.stored(), 2);
     });
@@ -240,10 +257,10 @@ fn two_that_look_for_room_at_each_other_are_both_answered() {
 fn a_counter_is_not_swept_away_with_a_new_charge() {
     every_order(|| {
         let scene = Scene::new(1);
-        let (old, new) = (scene.counter(1, 0), scene.counter(0, 0));
+        let (old, new) = (counter_in(1, 0), counter_in(0, 0));
         assert_eq!(scene.charge(ONE, &[&old]), Ok(true));
         scene.clock.advance(PERIOD);
-        let sweeping = start(&scene, |scene| scene.charge(ONE, &[&scene.counter(0, 0)]).is_ok());
+        let sweeping = start(&scene, |scene| scene.charge(ONE, &[&counter_in(0, 0)]).is_ok());
         let again = scene.charge(ONE, &[&old]).is_ok();
         assert_ne!(again, sweeping.join().unwrap(), "there is room for one of them");
         assert_eq!((scene.used(ONE, &old), scene.used(ONE, &new)), (u64::from(again), u64::from(!again)));

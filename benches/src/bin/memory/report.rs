@@ -1,0 +1,73 @@
+//! Tables for people, JSON for programs.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+/// One contender's line of a table.
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) figures: Vec<f64>,
+    /// What there is to say against the figures.
+    pub(crate) note: Option<String>,
+}
+
+pub(crate) struct Report {
+    json_only: bool,
+    tables: Vec<Value>,
+}
+
+impl Report {
+    pub(crate) fn new(json_only: bool) -> Self {
+        Self { json_only, tables: Vec::new() }
+    }
+
+    /// Takes in a table whose first line is ours. Some columns come with a ratio, of the first line to each of the others.
+    pub(crate) fn table(&mut self, title: &str, columns: &[&str], ratios: &[usize], rows: Vec<Row>) {
+        let first: Vec<f64> = rows.first().map(|row| row.figures.clone()).unwrap_or_default();
+        let ratio = |at: usize, figure: f64| ratios.contains(&at).then(|| first[at] / figure);
+        if !self.json_only {
+            println!("\n{title}");
+            print!("{:<34}", "");
+            for (at, column) in columns.iter().enumerate() {
+                print!("{column:>15}");
+                if ratios.contains(&at) {
+                    print!("{:>8}", "ratio");
+                }
+            }
+            println!();
+            for Row { name, figures, note } in &rows {
+                print!("  {name:<32}");
+                for (at, figure) in figures.iter().enumerate() {
+                    print!("{:>15}", format_figure(*figure));
+                    if let Some(ratio) = ratio(at, *figure) {
+                        print!("{ratio:>8.2}");
+                    }
+                }
+                println!("{}", note.as_ref().map(|note| format!("  {note}")).unwrap_or_default());
+            }
+        }
+        for Row { name, figures, note } in rows {
+            for (at, figure) in figures.into_iter().enumerate() {
+                self.tables.push(json!({
+                    "of": title, "contender": name, "what": columns[at], "figure": figure, "ours_to_it": ratio(at, figure), "note": note,
+                }));
+            }
+        }
+    }
+
+    /// Writes the JSON to where it is wanted.
+    pub(crate) fn end(self, file: Option<&str>) {
+        let json = Value::Array(self.tables).to_string();
+        if self.json_only {
+            println!("{json}");
+        }
+        if let Some(file) = file {
+            fs::write(file, json).unwrap_or_else(|error| panic!("cannot write {file}: {error}"));
+        }
+    }
+}
+
+fn format_figure(figure: f64) -> String {
+    if figure.fract() == 0.0 { format!("{figure}") } else { format!("{figure:.1}") }
+}

@@ -1,0 +1,60 @@
+//! What the memory store allocates. In a process of its own, as it counts for all of it.
+
+use std::{
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use ratelimit_runtime::{Algorithm, Limiter, Refill, RequestPerMinute, Rule, limit_request_per_time};
+
+const DAY: Duration = Duration::from_secs(86_400);
+const MILLION: u64 = 1_000_000;
+
+fn now<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("memory answers at once"),
+    }
+}
+
+fn allocations(call: impl Fn()) -> u64 {
+    call(); // the counter is new, and so may be what is made once
+    allocation_counter::measure(|| (0..100).for_each(|_| call())).count_total
+}
+
+#[test]
+fn an_admitted_call_allocates_nothing() {
+    #[limit_request_per_time(prefix = "annotated", ttl = 1, unit = Days, count = 1_000_000, key = id)]
+    async fn annotated(id: u64) -> Result<u64, RequestPerMinute> {
+        Ok(id)
+    }
+
+    let limiter = Limiter::in_memory();
+    let fixed = Rule::new("item", MILLION, DAY);
+    let bucket = Algorithm::TokenBucket { burst: MILLION, refill: Refill::Interval };
+    for rule in [fixed, fixed.algorithm(Algorithm::FixedWindow { align: true }), fixed.algorithm(bucket)] {
+        assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, 4711)).unwrap())), 0, "{rule:?}");
+        assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, "user-0004711")).unwrap())), 0, "{rule:?}");
+        assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, ("eu", 4711))).unwrap())), 0, "{rule:?}");
+        assert_eq!(allocations(|| drop(now(limiter.acquire_n(&rule, 4712, 2)).unwrap())), 0, "{rule:?}");
+        let give_back = || assert_eq!(now(now(limiter.acquire(&rule, 4713)).unwrap().give_back()).unwrap(), 1);
+        assert_eq!(allocations(give_back), 0, "{rule:?}");
+    }
+    assert_eq!(allocations(|| assert!(now(annotated(1)).is_ok())), 0);
+}
+
+#[test]
+fn a_million_fixed_windows_take_at_most_64_bytes_each() {
+    for keys in [MILLION, MILLION * 5 / 4] {
+        let mut limiter = None;
+        let allocated = allocation_counter::measure(|| {
+            let made = now(Limiter::builder("memory://").max_keys(2_000_000).build()).unwrap();
+            let rule = Rule::new("item", 1, DAY);
+            (0..keys).for_each(|key| drop(now(made.acquire(&rule, key)).unwrap()));
+            limiter = Some(made);
+        });
+        let bytes = u64::try_from(allocated.bytes_current).unwrap() / keys;
+        assert!((32..=64).contains(&bytes), "{bytes} bytes a key at {keys}");
+    }
+}
