@@ -1,5 +1,5 @@
 //! One attribute on an async function, and no caller gets through more often than its algorithm
-//! promises: in one process, or in many that share one Redis.
+//! promises: in one process, or in many that share one Redis or a cluster.
 //!
 //! ```
 //! use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};

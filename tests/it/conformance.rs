@@ -23,6 +23,13 @@ async fn redis_conforms() {
     conformance::check(&Timed::redis().await, ALGORITHMS).await;
 }
 
+#[cfg(feature = "rustls")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn redis_over_tls_conforms() {
+    let server = ratelimit_tests::RedisServer::builder().tls().controlled_clock().start();
+    conformance::check(&Timed::on(server).await, ALGORITHMS).await;
+}
+
 /// The model as a store, with a defect.
 #[derive(Debug)]
 struct Defective {

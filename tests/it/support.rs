@@ -84,8 +84,18 @@ impl Timed {
     }
 
     pub(crate) async fn redis() -> Self {
-        let (clock, server) = (ManualClock::new(), RedisServer::builder().controlled_clock().start());
+        Self::on(RedisServer::builder().controlled_clock().start()).await
+    }
+
+    /// On a server with a controlled clock.
+    pub(crate) async fn on(server: RedisServer) -> Self {
+        let clock = ManualClock::new();
         let builder = Limiter::builder(&server.url()).clock(clock.clone()).deadline(PATIENCE);
+        let builder = match server.tls() {
+            #[cfg(feature = "rustls")]
+            Some(files) => builder.ca_certificate(std::fs::read(&files.ca_pem).unwrap()),
+            _ => builder,
+        };
         let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
         Self { limiter, clock, server: Some(server) }
     }
