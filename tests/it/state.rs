@@ -186,6 +186,28 @@ async fn a_changed_count_acts_on_the_next_call() {
     }
 }
 
+/// A refusal says nothing of another cost, another count, or a counter that was given back to or reset since.
+#[tokio::test]
+async fn a_refusal_answers_for_its_own_question_only() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let (limiter, key, ten) = (&timed.limiter, fresh_key(), rule(10, algorithm));
+            let context = timed.of(&ten);
+            let seven = limiter.acquire_n(&ten, key, 7).await.unwrap();
+            exceeded(limiter.acquire_n(&ten, key, 4).await);
+            limiter.acquire_n(&ten, key, 3).await.unwrap_or_else(|refused| panic!("{context}: {refused}"));
+            exceeded(limiter.acquire(&ten, key).await);
+            limiter.acquire(&rule(11, algorithm), key).await.unwrap_or_else(|refused| panic!("{context}: {refused}"));
+            exceeded(limiter.acquire_n(&ten, key, 2).await);
+            assert_eq!(seven.give_back().await.unwrap(), 7, "{context}");
+            limiter.acquire_n(&ten, key, 2).await.unwrap_or_else(|refused| panic!("{context}: {refused}"));
+            exceeded(limiter.acquire_n(&ten, key, 10).await);
+            limiter.reset(&ten, key).await.unwrap();
+            limiter.acquire_n(&ten, key, 10).await.unwrap_or_else(|refused| panic!("{context}: {refused}"));
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_changed_period_or_algorithm_starts_fresh() {
     for timed in Timed::both().await {
