@@ -140,6 +140,12 @@ impl ChargedInMemory {
     }
 }
 
+/// The charge that leaves least, and of those the one that takes longest to leave more.
+fn tightest(charges: &[Charge]) -> Option<&Charge> {
+    let room = |charge: &&Charge| (charge.decision.remaining, u64::MAX - charge.decision.reset_after_ms);
+    charges.iter().min_by_key(room)
+}
+
 impl Permit {
     /// For one charge in the memory store.
     #[inline]
@@ -150,11 +156,7 @@ impl Permit {
     }
 
     pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy) -> Self {
-        let tightest = charges
-            .iter()
-            .map(|charge| charge.decision)
-            .min_by_key(|decision| (decision.remaining, u64::MAX - decision.reset_after_ms))
-            .unwrap_or(Decision::fresh(u64::MAX));
+        let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let held = match (&charges[..], by, limiter.memory()) {
             ([charge], CountedBy::Store, Some(_)) => {
                 let name = charge.counter.fingerprint();
@@ -173,6 +175,16 @@ impl Permit {
     pub(crate) fn free(charges: &[Charge]) -> Self {
         let limit = charges.iter().map(|charge| charge.rule.limit()).min().unwrap_or(u64::MAX);
         Self::uncharged(Decision::fresh(limit))
+    }
+
+    /// The rule that the numbers are about, and what it was charged. A permit of the memory store does not know the rule's name.
+    #[cfg(any(feature = "axum", feature = "tower"))]
+    pub(crate) fn tightest(&self) -> Option<(Rule, u64)> {
+        match &self.charged {
+            Charged::Nothing => None,
+            Charged::InMemory(_, charged) => Some((charged.rule(), charged.cost)),
+            Charged::Elsewhere(elsewhere) => tightest(&elsewhere.1).map(|charge| (charge.rule, charge.cost)),
+        }
     }
 
     /// The limit of the rule; of the tightest one if there were several.

@@ -161,6 +161,8 @@
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | `rediss://`, `rediss+cluster://` and `rediss+sentinel://`, Redis over TLS |
 //! | `metrics` | the gauge `ratelimit_degraded`: how many limiters of the process are degraded, through the crate [`metrics`](https://docs.rs/metrics) |
+//! | `tower` | [`web::RateLimitLayer`], limits in front of any service of HTTP or gRPC requests |
+//! | `axum` | `RequestPerMinute` as a response; see [`web`] |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that a store of your own has to pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -185,6 +187,8 @@ pub mod store;
 mod sync;
 pub mod testing;
 mod wait;
+#[cfg(any(feature = "axum", feature = "tower"))]
+pub mod web;
 
 #[doc(hidden)]
 #[path = "private.rs"]

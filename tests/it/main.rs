@@ -28,4 +28,5 @@ mod store;
 mod support;
 mod time;
 mod wait;
+mod web;
 mod words;
