@@ -31,6 +31,7 @@ pub(crate) struct Rule {
     pub(crate) missing_key: Option<Ident>,
     pub(crate) cost: Number,
     pub(crate) algorithm: Algorithm,
+    pub(crate) shadow: bool,
 }
 
 /// What holds for the whole call, each with the name it was set by.
@@ -149,6 +150,7 @@ struct Fields {
     cost: Option<Number>,
     elapsed: Option<Span>,
     algorithm: Option<(Algorithm, &'static str)>,
+    shadow: bool,
     lease: Option<Span>,
     settings: Settings,
     restricted: Vec<Restricted>,
@@ -249,11 +251,7 @@ impl Fields {
                     self.lease = Some(name.span());
                 }
             }
-            "shadow" => {
-                if value::boolean(input, argument)?.value {
-                    self.restricted.push(Restricted { span: name.span(), word: "shadow", alone: false, later: true });
-                }
-            }
+            "shadow" => self.shadow = value::boolean(input, argument)?.value,
             _ => settings.krate = Some((name, runtime(input)?)),
         }
         Ok(())
@@ -305,6 +303,7 @@ impl Fields {
                 missing_key: self.missing_key.map(|(_, word)| word),
                 cost: self.cost.unwrap_or_else(Number::one),
                 algorithm: self.algorithm.map(|(algorithm, _)| algorithm).unwrap_or_default(),
+                shadow: self.shadow,
             },
             settings: self.settings,
             restricted: self.restricted,

@@ -51,7 +51,7 @@ use proc_macro::TokenStream;
 /// | `permit` | a name: the body finds its `Permit` there | |
 /// | `limiter` | an expression giving a `&Limiter` | the one of the process |
 /// | `lease` | how many calls a process takes at a time, to spend them without asking, with `FixedWindow` only. Not available yet | `1` |
-/// | `shadow` | `true`: decide and count, but never refuse. Not available yet | `false` |
+/// | `shadow` | `true`: the rule is only tried out: it decides and counts, and lets through what it refuses | `false` |
 /// | `crate` | where the runtime is, for crates that re-export it: a path starting with `::`, `crate` or `$crate` | `::ratelimit_runtime` |
 ///
 /// What is not available yet is a compile error, never ignored. Durations in quotes are written

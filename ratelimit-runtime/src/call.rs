@@ -17,6 +17,7 @@ use crate::{
     key::Fingerprint,
     limiter::{Held, no_answer, refusal},
     memory::Memory,
+    observe,
     store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
     wait::Refused,
 };
@@ -89,6 +90,12 @@ enum Verdict {
     Refused(RequestPerMinute),
 }
 
+/// What is left of a question when rules that are only tried out have refused: what they said, and the charges of the others.
+struct Shadowed {
+    said: Decision,
+    rest: Charges,
+}
+
 type Answer = Result<Permit, RequestPerMinute>;
 type Pending = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
@@ -135,6 +142,7 @@ impl Call {
     /// The answer of a store that has it at once, or the way to it.
     fn start(mut self) -> Result<Answer, Pending> {
         self.arrival = self.arrive();
+        self.asked.retain(|asked| !is_refused_in_shadow(asked));
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
@@ -160,7 +168,20 @@ impl Call {
     }
 
     fn answer_or_wait(self, batch: Result<Batch, StoreError>) -> Result<Answer, Pending> {
-        match (self.conclude(batch, true), self.arrival) {
+        match self.conclude(batch, true) {
+            Ok(verdict) => self.act_on(verdict),
+            Err(shadowed) => Err(Box::pin(async move {
+                let verdict = self.ask_without(shadowed, true).await;
+                match self.act_on(verdict) {
+                    Ok(answer) => answer,
+                    Err(waiting) => waiting.await,
+                }
+            })),
+        }
+    }
+
+    fn act_on(self, verdict: Verdict) -> Result<Answer, Pending> {
+        match (verdict, self.arrival) {
             (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
                 let refused = self.refused(refusal);
                 Err(Box::pin(self.wait(arrival, counter, Some(refused))))
@@ -242,7 +263,19 @@ impl Call {
     async fn ask(&self, charges: Charges, consume: bool) -> Verdict {
         let Some(store) = self.limiter.store() else { return Verdict::Permit(Permit::free(&charges), None) };
         let reply = store.decide(Request::new(charges, consume).into());
-        self.conclude(self.limiter.within_deadline(reply).await, consume)
+        match self.conclude(self.limiter.within_deadline(reply).await, consume) {
+            Ok(verdict) => verdict,
+            Err(shadowed) => self.ask_without(shadowed, consume).await,
+        }
+    }
+
+    /// Asks again without the rules that are only tried out and have refused.
+    async fn ask_without(&self, shadowed: Box<Shadowed>, consume: bool) -> Verdict {
+        let Shadowed { said, rest } = *shadowed;
+        if rest.is_empty() {
+            return Verdict::Permit(Permit::of_shadow(said), None);
+        }
+        Box::pin(self.ask(rest, consume)).await
     }
 
     /// What a caller hears who stops waiting.
@@ -299,30 +332,40 @@ impl Call {
     }
 
     /// Turns what the store said, or that it said nothing, into a verdict.
-    fn conclude(&self, batch: Result<Batch, StoreError>, consume: bool) -> Verdict {
+    fn conclude(&self, batch: Result<Batch, StoreError>, consume: bool) -> Result<Verdict, Box<Shadowed>> {
         let error = match batch.map(Batch::into_first) {
             Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
                 if fits {
                     self.limiter.succeeded(); // a server that can't write can still refuse
                 }
-                return self.verdict(charges, fits, CountedBy::Store);
+                return self.verdict(charges, fits, consume, CountedBy::Store);
             }
             Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => error,
             Ok(None) => no_answer(),
         };
         if error.misconfigured {
-            return Verdict::Refused(refusal(&self.rule(), error));
+            return Ok(Verdict::Refused(refusal(&self.rule(), error)));
         }
         self.limiter.failed(&error);
         let settings = self.limiter.settings();
-        match self.manner.on_store_error.unwrap_or(settings.on_store_error) {
+        let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
+        observe::decided_without_store(policy);
+        Ok(match policy {
             OnStoreError::Allow => match self.charges() {
                 Ok(charges) => Verdict::Permit(Permit::free(&charges), None),
                 Err(refused) => Verdict::Refused(refused),
             },
             OnStoreError::Local if !settings.is_local => self.decide_locally(&error, consume),
-            OnStoreError::Local | OnStoreError::Deny => Verdict::Refused(refusal(&self.rule(), error)),
+            OnStoreError::Local | OnStoreError::Deny => self.undecided(error),
+        })
+    }
+
+    /// What nobody could decide is refused, unless all of it is only tried out.
+    fn undecided(&self, error: StoreError) -> Verdict {
+        if !error.misconfigured && self.asked.iter().all(|asked| asked.rule.is_shadow()) {
+            return Verdict::Permit(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
         }
+        Verdict::Refused(refusal(&self.rule(), error))
     }
 
     /// Decides in this process, within its share of each rule.
@@ -335,7 +378,7 @@ impl Call {
         for charge in &mut *charges {
             charge.rule = charge.rule.share(instances);
             let share = charge.rule.limit();
-            if charge.cost > share {
+            if charge.cost > share && !charge.rule.is_shadow() {
                 let (prefix, cost) = (charge.rule.prefix(), charge.cost);
                 let reason = format!(
                     "{error}; the share of `{prefix}` that this process may grant alone, as one of {instances} instances, is {share}, \
@@ -344,32 +387,67 @@ impl Call {
                 return Verdict::Refused(refusal(&self.rule(), StoreError::unavailable(reason)));
             }
         }
-        let Reply::Ready(batch) = self.limiter.local().decide(Request::new(charges, consume).into()) else {
-            return Verdict::Refused(refusal(&self.rule(), no_answer()));
-        };
-        match batch.into_first() {
-            Some(Request { charges, outcome: Ok(fits), .. }) => self.verdict(charges, fits, CountedBy::Local),
-            Some(Request { outcome: Err(error), .. }) => Verdict::Refused(refusal(&self.rule(), error)),
-            None => Verdict::Refused(refusal(&self.rule(), no_answer())),
+        // What is only tried out does not refuse because its share is small.
+        charges.retain(|charge| charge.cost <= charge.rule.limit());
+        if charges.is_empty() {
+            return Verdict::Permit(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
+        }
+        loop {
+            let Reply::Ready(batch) = self.limiter.local().decide(Request::new(charges, consume).into()) else {
+                return Verdict::Refused(refusal(&self.rule(), no_answer()));
+            };
+            let verdict = match batch.into_first() {
+                Some(Request { charges, outcome: Ok(fits), .. }) => {
+                    self.verdict(charges, fits, consume, CountedBy::Local)
+                }
+                Some(Request { outcome: Err(error), .. }) => Ok(self.undecided(error)),
+                None => Ok(Verdict::Refused(refusal(&self.rule(), no_answer()))),
+            };
+            charges = match verdict {
+                Ok(verdict) => return verdict,
+                Err(shadowed) if shadowed.rest.is_empty() => {
+                    return Verdict::Permit(Permit::of_shadow(shadowed.said), None);
+                }
+                Err(shadowed) => shadowed.rest,
+            };
         }
     }
 
-    fn verdict(&self, charges: Charges, fits: bool, by: CountedBy) -> Verdict {
+    fn verdict(&self, charges: Charges, fits: bool, consume: bool, by: CountedBy) -> Result<Verdict, Box<Shadowed>> {
         if fits {
-            let wait = charges.iter().map(|charge| charge.wait).max().filter(|wait| !wait.is_zero());
+            if consume {
+                charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
+            }
+            let holding = charges.iter().filter(|charge| !charge.rule.is_shadow());
+            let wait = holding.map(|charge| charge.wait).max().filter(|wait| !wait.is_zero());
             let at = wait.map(|wait| self.clock().now().saturating_add(wait));
-            return Verdict::Permit(Permit::new(self.limiter.clone(), charges, by), at);
+            let alone = self.asked.len() == 1;
+            return Ok(Verdict::Permit(Permit::new(self.limiter.clone(), charges, by, alone), at));
         }
-        let refusing = charges.iter().filter(|charge| charge.decision.retry_after().is_some());
-        let Some(charge) = refusing.max_by_key(|charge| charge.decision.retry_after_ms) else {
+        let is_over = |charge: &Charge| charge.decision.retry_after().is_some();
+        let refusing = charges.iter().filter(|charge| is_over(charge));
+        let weight = |charge: &&Charge| (!charge.rule.is_shadow(), charge.decision.retry_after_ms);
+        let Some(charge) = refusing.max_by_key(weight) else {
             let error = StoreError::misconfigured("the store refused, and named no counter that did");
-            return Verdict::Refused(refusal(&self.rule(), error));
+            return Ok(Verdict::Refused(refusal(&self.rule(), error)));
         };
+        if charge.rule.is_shadow() {
+            let said = charge.decision;
+            let mut rest = charges;
+            rest.retain(|charge| {
+                let is_over = is_over(charge);
+                if is_over && consume {
+                    observe::refused_in_shadow(&charge.rule);
+                }
+                !is_over
+            });
+            return Err(Box::new(Shadowed { said, rest }));
+        }
         let refused = RequestPerMinute::exceeded(&charge.rule, charge.cost, &charge.decision);
         if charge.wait > charge.longest_wait {
-            return Verdict::Refused(refused); // a slot comes no sooner for a caller who waits to ask again
+            return Ok(Verdict::Refused(refused)); // a slot comes no sooner for a caller who waits to ask again
         }
-        Verdict::Exceeded(refused, charge.counter.clone())
+        Ok(Verdict::Exceeded(refused, charge.counter.clone()))
     }
 
     /// The rule that an error of the store is reported under.
@@ -401,7 +479,11 @@ impl Deciding {
             AskedKey::Missing | AskedKey::Skip => return None,
         };
         let can_fit = (1..=rule.limit()).contains(cost);
-        if !can_fit || rule.has_fault() || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. }) {
+        if !can_fit
+            || rule.is_shadow()
+            || rule.has_fault()
+            || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. })
+        {
             return None;
         }
         Some((limiter.memory()?, asked, Fingerprint::new(rule, key)))
@@ -421,9 +503,12 @@ impl Deciding {
             panic!("one rule was decided, and there was none")
         };
         Poll::Ready(if taken.fits() {
+            observe::admitted(rule, taken.remaining);
             Ok(Permit::in_memory(limiter, name, rule, *cost, taken))
         } else {
-            Err(RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule)))
+            let refused = RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule));
+            observe::refused(&refused);
+            Err(refused)
         })
     }
 
@@ -443,12 +528,15 @@ impl Deciding {
                 State::Pending(_) | State::Done => panic!("a call was pending before anybody was asked"),
             };
             match (Call { limiter, asked, manner, arrival: None }).start() {
-                Ok(answer) => return Poll::Ready(answer),
+                Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
                 Err(pending) => self.state = State::Pending(pending),
             }
         }
         match &mut self.state {
-            State::Pending(pending) => pending.as_mut().poll(context),
+            State::Pending(pending) => pending.as_mut().poll(context).map_err(|refused| {
+                observe::refused(&refused);
+                refused
+            }),
             State::One(..) | State::Several(..) | State::Done => panic!("`Deciding` polled after it was done"),
         }
     }
@@ -469,6 +557,15 @@ impl fmt::Debug for Deciding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Deciding").finish_non_exhaustive()
     }
+}
+
+/// Whether the rule is only tried out, and would refuse without asking the store.
+fn is_refused_in_shadow(Asked { rule, key, cost }: &Asked) -> bool {
+    let refused = rule.is_shadow() && (matches!(key, AskedKey::Missing) || *cost > rule.limit());
+    if refused {
+        observe::refused_in_shadow(rule);
+    }
+    refused
 }
 
 /// Whether the future was done before the clock showed `give_up`.

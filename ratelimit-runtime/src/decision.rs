@@ -140,9 +140,12 @@ impl ChargedInMemory {
     }
 }
 
-/// The charge that leaves least, and of those the one that takes longest to leave more.
+/// The charge that leaves least, and of those the one that takes longest to leave more. One that is only tried out comes last.
 fn tightest(charges: &[Charge]) -> Option<&Charge> {
-    let room = |charge: &&Charge| (charge.decision.remaining, u64::MAX - charge.decision.reset_after_ms);
+    let room = |charge: &&Charge| {
+        let Decision { remaining, reset_after_ms, .. } = charge.decision;
+        (charge.rule.is_shadow(), remaining, u64::MAX - reset_after_ms)
+    };
     charges.iter().min_by_key(room)
 }
 
@@ -155,10 +158,11 @@ impl Permit {
         Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
     }
 
-    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy) -> Self {
+    /// `alone` if no other rule was asked: whoever asked knows which rule it is about, so the permit need not.
+    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy, alone: bool) -> Self {
         let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let held = match (&charges[..], by, limiter.memory()) {
-            ([charge], CountedBy::Store, Some(_)) => {
+            ([charge], CountedBy::Store, Some(_)) if alone && !charge.rule.is_shadow() => {
                 let name = charge.counter.fingerprint();
                 Charged::InMemory(limiter, ChargedInMemory::new(name, &charge.rule, charge.cost, charge.receipt))
             }
@@ -169,6 +173,11 @@ impl Permit {
 
     fn uncharged(Decision { limit, remaining, reset_after_ms, .. }: Decision) -> Self {
         Self { limit, remaining, reset_after_ms, charged: Charged::Nothing }
+    }
+
+    /// A permit that a rule lets through which would refuse if it were not only tried out.
+    pub(crate) fn of_shadow(decision: Decision) -> Self {
+        Self::uncharged(decision)
     }
 
     /// A permit nobody had to pay for.
@@ -183,7 +192,10 @@ impl Permit {
         match &self.charged {
             Charged::Nothing => None,
             Charged::InMemory(_, charged) => Some((charged.rule(), charged.cost)),
-            Charged::Elsewhere(elsewhere) => tightest(&elsewhere.1).map(|charge| (charge.rule, charge.cost)),
+            Charged::Elsewhere(elsewhere) => {
+                let told = tightest(&elsewhere.1).filter(|charge| !charge.rule.is_shadow());
+                told.map(|charge| (charge.rule, charge.cost))
+            }
         }
     }
 

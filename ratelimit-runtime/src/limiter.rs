@@ -5,14 +5,15 @@ use std::{
     future::Future,
     ops,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use once_cell::sync::OnceCell;
 use tokio::runtime::Handle;
+use tracing::Instrument as _;
 
 use crate::{
     Builder, Clock, CounterName, Decision, Health, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
@@ -21,6 +22,7 @@ use crate::{
     decision::ChargedInMemory,
     health::Seen,
     memory::Memory,
+    observe::{self, Stopwatch, Throttle},
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
     sync::Apart,
     wait::Lines,
@@ -174,6 +176,7 @@ impl Limiter {
     }
 
     pub(crate) fn assemble(storage: Storage, settings: Settings) -> Self {
+        observe::describe();
         let lines = Lines::new(settings.max_waiting);
         let inner = Arc::new(Inner { storage, settings, lines, local: OnceCell::new(), seen: Seen::default() });
         Self(Arc::new([(); HANDLES].map(|()| Held::Counted(Arc::new(Apart(Arc::clone(&inner)))))))
@@ -491,8 +494,11 @@ impl Inner {
             Reply::Ready(answer) => Ok(answer),
             Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::misconfigured(NO_RUNTIME)),
             Reply::Pending(answer) => {
-                let deadline = self.settings.deadline;
-                tokio::time::timeout(deadline, answer).await.map_err(|_| {
+                let (deadline, stopwatch) = (self.settings.deadline, Stopwatch::start());
+                let answer = tokio::time::timeout(deadline, answer);
+                let answer = answer.instrument(tracing::debug_span!("ask_rate_limit_store")).await;
+                stopwatch.stop();
+                answer.map_err(|_| {
                     StoreError::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
                 })
             }
@@ -516,24 +522,14 @@ pub(crate) const NO_RUNTIME: &str = "Redis can only be asked from within a tokio
 
 pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     if error.misconfigured {
-        if may_be_logged() {
+        static SAID: Throttle = Throttle::new();
+        if SAID.may_speak() {
             tracing::error!(rule = rule.prefix(), reason = %error, "a rate limit is misconfigured");
         }
         RequestPerMinute::misconfigured(rule, error.into_words())
     } else {
         RequestPerMinute::unavailable(rule, error.into_words())
     }
-}
-
-/// Every caller is told of a mistake; the log once a second, or it would be as long as the list of calls.
-fn may_be_logged() -> bool {
-    static LOGGED: Mutex<Option<Instant>> = Mutex::new(None);
-    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
-    let may = logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1));
-    if may {
-        *logged = Some(Instant::now());
-    }
-    may
 }
 
 pub(crate) fn no_answer() -> StoreError {

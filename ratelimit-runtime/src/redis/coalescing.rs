@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::command::{Command, Packet};
 use crate::{
-    Algorithm, algorithm,
+    Algorithm, algorithm, observe,
     store::{Charge, StoreError},
     sync::{Mutex, MutexGuard},
 };
@@ -107,6 +107,7 @@ impl Queue {
             state.calls -= 1;
             return None;
         }
+        observe::sent_together(entries.iter().map(Entry::callers).sum());
         Some(entries)
     }
 
