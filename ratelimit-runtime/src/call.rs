@@ -15,7 +15,7 @@ use crate::{
     Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
     algorithm::{Ask, Taken},
     key::Fingerprint,
-    limiter::{Held, no_answer, refusal},
+    limiter::{Held, Settings, no_answer, refusal},
     memory::Memory,
     observe,
     store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
@@ -26,6 +26,8 @@ use crate::{
 pub(crate) struct Call {
     limiter: Held,
     asked: SmallVec<[Asked; 1]>,
+    /// Whether one rule was asked for, whatever became of it.
+    alone: bool,
     manner: Manner,
     /// If it is ready to wait.
     arrival: Option<Arrival>,
@@ -142,7 +144,7 @@ impl Call {
     /// The answer of a store that has it at once, or the way to it.
     fn start(mut self) -> Result<Answer, Pending> {
         self.arrival = self.arrive();
-        self.asked.retain(|asked| !is_refused_in_shadow(asked));
+        self.asked.retain(|asked| is_to_be_asked(self.limiter.settings(), asked));
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
@@ -200,7 +202,7 @@ impl Call {
 
     /// Waits in the lines of the counters that refuse, one after the other, until none does.
     async fn wait(
-        self,
+        mut self,
         Arrival { ticket, give_up }: Arrival,
         mut counter: CounterName,
         mut refused: Option<Refused>,
@@ -220,7 +222,11 @@ impl Call {
                         continue; // an earlier caller came over from another line
                     }
                 }
+                self.asked.retain(|asked| is_to_be_asked(self.limiter.settings(), asked));
                 let charges = self.charges()?;
+                if charges.is_empty() {
+                    return Ok(Permit::free(&charges));
+                }
                 if let Some(other) = self.limiter.lines().ahead(&charges, ticket) {
                     counter = other; // somebody who came earlier waits for another of our counters
                     continue 'lines;
@@ -349,6 +355,8 @@ impl Call {
         self.limiter.failed(&error);
         let settings = self.limiter.settings();
         let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
+        #[cfg(feature = "config")]
+        let policy = settings.on_store_error_of(self.asked.iter().map(|asked| asked.rule)).unwrap_or(policy);
         observe::decided_without_store(policy);
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
@@ -421,8 +429,7 @@ impl Call {
             let holding = charges.iter().filter(|charge| !charge.rule.is_shadow());
             let wait = holding.map(|charge| charge.wait).max().filter(|wait| !wait.is_zero());
             let at = wait.map(|wait| self.clock().now().saturating_add(wait));
-            let alone = self.asked.len() == 1;
-            return Ok(Verdict::Permit(Permit::new(self.limiter.clone(), charges, by, alone), at));
+            return Ok(Verdict::Permit(Permit::new(self.limiter.clone(), charges, by, self.alone), at));
         }
         let is_over = |charge: &Charge| charge.decision.retry_after().is_some();
         let refusing = charges.iter().filter(|charge| is_over(charge));
@@ -486,6 +493,9 @@ impl Deciding {
         {
             return None;
         }
+        if !limiter.settings().rules_are_as_written() {
+            return None;
+        }
         Some((limiter.memory()?, asked, Fingerprint::new(rule, key)))
     }
 
@@ -522,12 +532,12 @@ impl Deciding {
             return self.answer(name, &taken);
         }
         if let Some(limiter) = self.limiter.take() {
-            let (asked, manner) = match mem::replace(&mut self.state, State::Done) {
-                State::One(asked, manner) => ([asked].into(), manner),
-                State::Several(asked, manner) => (asked.into(), manner),
+            let (asked, alone, manner) = match mem::replace(&mut self.state, State::Done) {
+                State::One(asked, manner) => ([asked].into(), true, manner),
+                State::Several(asked, manner) => (asked.into(), false, manner),
                 State::Pending(_) | State::Done => panic!("a call was pending before anybody was asked"),
             };
-            match (Call { limiter, asked, manner, arrival: None }).start() {
+            match (Call { limiter, asked, alone, manner, arrival: None }).start() {
                 Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
                 Err(pending) => self.state = State::Pending(pending),
             }
@@ -559,13 +569,18 @@ impl fmt::Debug for Deciding {
     }
 }
 
-/// Whether the rule is only tried out, and would refuse without asking the store.
-fn is_refused_in_shadow(Asked { rule, key, cost }: &Asked) -> bool {
-    let refused = rule.is_shadow() && (matches!(key, AskedKey::Missing) || *cost > rule.limit());
-    if refused {
+/// Takes the rule as it holds now, and says whether the store is to be asked for it. One that is only tried out is not, where it would refuse
+/// without the store.
+fn is_to_be_asked(settings: &Settings, Asked { rule, key, cost }: &mut Asked) -> bool {
+    let of_key = if let AskedKey::Some(key) = &*key { Some(key) } else { None };
+    let Some(holds) = settings.hold(rule, of_key) else { return false };
+    *rule = holds;
+    let refuses = matches!(key, AskedKey::Missing) || *cost > rule.limit();
+    if rule.is_shadow() && refuses && !rule.has_fault() {
         observe::refused_in_shadow(rule);
+        return false;
     }
-    refused
+    true
 }
 
 /// Whether the future was done before the clock showed `give_up`.

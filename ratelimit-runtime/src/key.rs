@@ -240,7 +240,7 @@ impl Key {
         Self(number.map_or(Printed::Text(out.text), Printed::Number))
     }
 
-    fn with_text<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
+    pub(crate) fn with_text<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
         match &self.0 {
             Printed::Number(number) => read(itoa::Buffer::new().format(*number).as_bytes()),
             Printed::Text(text) => read(text),

@@ -161,6 +161,7 @@
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | `rediss://`, `rediss+cluster://` and `rediss+sentinel://`, Redis over TLS |
 //! | `metrics` | what decisions come to, through the crate [`metrics`](https://docs.rs/metrics): see below |
+//! | `config` | rules in a file that may change while the program runs: see [`config`] |
 //! | `tower` | [`web::RateLimitLayer`], limits in front of any service of HTTP or gRPC requests |
 //! | `axum` | `RequestPerMinute` as a response; see [`web`] |
 //! | `uuid` | UUIDs as keys |
@@ -188,6 +189,8 @@ mod algorithm;
 mod builder;
 mod call;
 mod clock;
+#[cfg(feature = "config")]
+pub mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod decision;

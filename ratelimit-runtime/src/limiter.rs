@@ -105,6 +105,39 @@ pub(crate) struct Settings {
     pub(crate) max_waiting: usize,
     /// Whether counting in this process is what the store does anyway.
     pub(crate) is_local: bool,
+    /// What a file says of rules.
+    #[cfg(feature = "config")]
+    pub(crate) rules: Option<crate::config::Rules>,
+}
+
+impl Settings {
+    /// The rule as it holds for a key, whatever the code says. Nothing if it is not to be asked.
+    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
+    #[inline]
+    pub(crate) fn hold(&self, rule: &Rule, key: Option<&Key>) -> Option<Rule> {
+        #[cfg(feature = "config")]
+        if let Some(rules) = &self.rules {
+            return rules.hold(rule, key);
+        }
+        Some(*rule)
+    }
+
+    /// Whether rules hold as the code says.
+    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
+    #[inline]
+    pub(crate) fn rules_are_as_written(&self) -> bool {
+        #[cfg(feature = "config")]
+        return self.rules.is_none();
+        #[cfg(not(feature = "config"))]
+        true
+    }
+
+    /// What is to happen where the store can't decide, for one of several rules that a file says so of.
+    #[cfg(feature = "config")]
+    pub(crate) fn on_store_error_of(&self, rules: impl Iterator<Item = Rule>) -> Option<OnStoreError> {
+        let known = self.rules.as_ref()?;
+        rules.into_iter().find_map(|rule| known.on_store_error(rule.prefix()))
+    }
 }
 
 impl Limiter {
@@ -347,6 +380,7 @@ impl Limiter {
         let key = Key::new(key);
         async move {
             let inner = self.inner();
+            let rule = &inner.settings.hold(rule, Some(&key)).unwrap_or(*rule);
             let charge = inner.charge(rule, Some(&key), rule.limit().min(1))?; // a count of 0 has no wait to tell
             let Some(store) = inner.store() else {
                 return Ok(charge.decision);
@@ -381,6 +415,7 @@ impl Limiter {
         let key = Key::new(key);
         async move {
             let inner = self.inner();
+            let rule = &inner.settings.hold(rule, Some(&key)).unwrap_or(*rule);
             let charge = inner.charge(rule, Some(&key), 0)?;
             let Some(store) = inner.store() else {
                 return Ok(());

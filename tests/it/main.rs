@@ -6,6 +6,7 @@ mod bounds;
 mod cancel;
 mod chaos;
 mod cluster;
+mod config;
 mod conformance;
 mod connection;
 mod cost;
