@@ -492,9 +492,7 @@ impl Inner {
             Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::misconfigured(NO_RUNTIME)),
             Reply::Pending(answer) => {
                 let deadline = self.settings.deadline;
-                tokio::time::timeout(deadline, answer).await.map_err(|_| {
-                    StoreError::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
-                })
+                tokio::time::timeout(deadline, answer).await.map_err(|_| StoreError::late(deadline))
             }
         }
     }

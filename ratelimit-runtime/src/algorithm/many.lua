@@ -9,7 +9,7 @@
 --   several counters   32, or 33 to charge: all or nothing
 --                      how many, and for each its kind, numbers and what is charged
 --
--- Replies with a reply for each request, or an error.
+-- Replies with a reply for each request, or an error; if all of them are numbers, in one string of 8 bytes each, which is quicker to read.
 local call = redis.call
 
 -- Charges as many as fit: all at once, or else by halves. Replies with how many that were, which of them, counted from 0, the
@@ -65,7 +65,7 @@ local function several(charge, key, at, count)
   return replies
 end
 
-local replies, key, at = {}, 1, 2
+local replies, numbers, key, at = {}, true, 1, 2
 for i, request in ipairs({ string.byte(ARGV[1], 1, -1) }) do
   local done, reply
   if request < 8 then
@@ -85,6 +85,10 @@ for i, request in ipairs({ string.byte(ARGV[1], 1, -1) }) do
   if not done and type(reply) ~= 'table' then
     reply = { err = 'ERR ' .. reply } -- as servers before 7.0 tell it
   end
+  numbers = numbers and type(reply) == 'number'
   replies[i] = reply
+end
+if numbers then
+  return struct.pack('<' .. string.rep('d', #replies), unpack(replies))
 end
 return replies

@@ -1,6 +1,6 @@
 //! What is sent to a server, and what a server that lacks a script is sent instead.
 
-use std::{iter, slice};
+use std::{iter, mem, slice};
 
 use redis::{Cmd, ServerErrorKind, Value};
 use smallvec::SmallVec;
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{coalescing::Entry, link::Connection, script::Script};
 use crate::{
     CounterName, algorithm,
-    store::{Charge, Charges, StoreError},
+    store::{Charge, Charges, Request, StoreError},
 };
 
 /// A command on counters of one slot.
@@ -24,6 +24,11 @@ pub(super) enum Command {
 }
 
 impl Command {
+    /// Takes the charges out of a request; see [`Command::into_charges`].
+    pub(super) fn decide(request: &mut Request) -> Self {
+        Self::Decide { charges: mem::take(&mut request.charges), consume: request.consume }
+    }
+
     /// The first counter; the others are in the same slot.
     pub(super) fn counter(&self) -> Option<&CounterName> {
         match self {
@@ -60,6 +65,7 @@ impl Packet<'_> {
     }
 
     /// What a reply says to each of its commands or entries. An error is said to all.
+    #[allow(clippy::cast_possible_truncation)] // Lua's numbers are whole, and below 2^53
     fn read(&self, reply: Value, answers: &mut Vec<Value>) {
         let by_itself = match self {
             Self::Command(Command::Decide { charges, .. }) => charges.len() == 1,
@@ -68,6 +74,9 @@ impl Packet<'_> {
         };
         match reply {
             Value::Array(replies) if !by_itself && replies.len() == self.len() => answers.extend(replies),
+            Value::BulkString(numbers) if !by_itself && numbers.len() == 8 * self.len() => {
+                answers.extend(numbers.as_chunks().0.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)));
+            }
             reply => answers.extend(iter::repeat_n(reply, self.len())),
         }
     }
@@ -90,15 +99,15 @@ impl Packet<'_> {
                 command.arg(counter.as_bytes());
                 command
             }
-            Self::Decisions([entry]) if entry.times() == 1 => Packet::Command(entry.command()).packed(by_digest),
+            Self::Decisions([entry]) if entry.is_by_itself() => {
+                decide_one(&entry.charges()[0], entry.consume(), by_digest)
+            }
             Self::Decisions(entries) => {
-                let decisions = entries.iter().filter_map(|entry| match entry.command() {
-                    Command::Decide { charges, consume } => {
-                        Some(Decision { charges, consume: *consume, times: entry.times() })
-                    }
-                    Command::GiveBack(_) | Command::Delete(_) => None,
+                let decisions = entries.iter().map(|entry| {
+                    let (charges, consume) = (entry.charges(), entry.consume());
+                    Decision { charges, consume, times: entry.times() }
                 });
-                decide_many(&decisions.collect::<SmallVec<[_; 64]>>(), by_digest)
+                decide_many(&decisions.collect::<Vec<_>>(), by_digest)
             }
         }
     }
@@ -122,7 +131,7 @@ fn decide_one(charge: &Charge, consume: bool, by_digest: bool) -> Cmd {
     command
 }
 
-fn decide_many(decisions: &[Decision<'_>], by_digest: bool) -> Cmd {
+fn decide_many<'a>(decisions: &[Decision<'a>], by_digest: bool) -> Cmd {
     let counters = decisions.iter().flat_map(|decision| decision.charges).map(|charge| &charge.counter);
     let mut command = call(Script::decide_many(), by_digest, counters, 1 + 2 * decisions.len());
     let kinds: SmallVec<[u8; 64]> = decisions.iter().map(Decision::kind).collect();
