@@ -103,7 +103,7 @@ enum Told {
     Failure(Failure),
 }
 
-/// What `many.lua` replies to equal charges.
+/// What `each.lua` replies to equal charges.
 #[derive(Debug)]
 struct Equal {
     granted: usize,
@@ -328,9 +328,15 @@ impl Entry {
         self.callers
     }
 
-    /// Whether a script decides it that decides nothing else.
-    pub(super) fn is_by_itself(&self) -> bool {
-        self.times() == 1 && self.charges().len() == 1
+    /// Whether one script decides both.
+    fn may_travel_with(&self, other: &Self) -> bool {
+        match (self.charges(), other.charges()) {
+            ([one], [other_one]) => {
+                self.slot() == other.slot()
+                    && algorithm::kind(one.rule.counted_by()) == algorithm::kind(other_one.rule.counted_by())
+            }
+            _ => false,
+        }
     }
 
     /// How many charges it asks for; one, if it only looks.
@@ -420,13 +426,19 @@ impl Drop for Share {
     }
 }
 
-/// Puts those next to each other that one script can decide: all on one server, those with the same slot in a cluster. Those of a slot stay in order.
+/// Puts those next to each other that one script decides. Those that meet at a counter stay in order: such as are about several counters
+/// are not passed by any.
 pub(super) fn sort(entries: &mut [Entry]) {
-    entries.sort_by_key(Entry::slot);
+    for entries in entries.chunk_by_mut(|one, other| one.charges().len() == 1 && other.charges().len() == 1) {
+        entries.sort_by_key(|entry| {
+            let kind = entry.charges().first().map(|charge| algorithm::kind(charge.rule.counted_by()));
+            (entry.slot(), kind)
+        });
+    }
 }
 
 pub(super) fn packets(sorted: &[Entry]) -> Vec<Packet<'_>> {
-    sorted.chunk_by(|one, other| one.slot() == other.slot()).map(Packet::Decisions).collect()
+    sorted.chunk_by(Entry::may_travel_with).map(Packet::Decisions).collect()
 }
 
 impl fmt::Debug for Decision {
