@@ -533,9 +533,7 @@ impl Inner {
                 let answer = tokio::time::timeout(deadline, answer);
                 let answer = answer.instrument(tracing::debug_span!("ask_rate_limit_store")).await;
                 stopwatch.stop();
-                answer.map_err(|_| {
-                    StoreError::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
-                })
+                answer.map_err(|_| StoreError::late(deadline))
             }
         }
     }

@@ -211,12 +211,6 @@ impl Bucket {
     }
 }
 
-/// A cost in units.
-#[cfg(feature = "redis")]
-pub(super) fn units(rule: &Rule, cost: u64) -> u64 {
-    cost * Measures::of(rule).unit
-}
-
 /// The reply to a charge that was made at the same time after `more` has been taken.
 #[cfg(feature = "redis")]
 pub(super) fn reply_to_another(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {

@@ -11,7 +11,7 @@ use super::script::{Numbers, pack};
 use super::{Look, Taken};
 use crate::{Algorithm, Rule};
 
-/// What is stored on Redis is [`WINDOWS`] times as large, and Lua is exact up to 2^53.
+/// What is stored on Redis is [`WINDOWS`] times as large, and Lua's remainders are exact up to 2^52.
 pub(super) const LARGEST_COUNT: u64 = 9_999_999_999;
 
 /// One window.
@@ -123,7 +123,7 @@ fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
 
 /// How many windows of a counter are told apart on a server.
 #[cfg(feature = "redis")]
-pub(super) const WINDOWS: u64 = 900_001;
+pub(super) const WINDOWS: u64 = 450_001;
 
 #[cfg(feature = "redis")]
 pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {

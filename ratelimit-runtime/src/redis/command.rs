@@ -1,14 +1,16 @@
 //! What is sent to a server, and what a server that lacks a script is sent instead.
 
-use std::{iter, slice};
+use std::{iter, mem, slice};
 
 use redis::{Cmd, ServerErrorKind, Value};
 use smallvec::SmallVec;
 
 use super::{coalescing::Entry, link::Connection, script::Script};
 use crate::{
-    CounterName, algorithm,
-    store::{Charge, Charges, StoreError},
+    CounterName,
+    algorithm::{self, Numbers},
+    key::Fingerprint,
+    store::{Charge, Charges, Request, StoreError},
 };
 
 /// A command on counters of one slot.
@@ -24,6 +26,11 @@ pub(super) enum Command {
 }
 
 impl Command {
+    /// Takes the charges out of a request; see [`Command::into_charges`].
+    pub(super) fn decide(request: &mut Request) -> Self {
+        Self::Decide { charges: mem::take(&mut request.charges), consume: request.consume }
+    }
+
     /// The first counter; the others are in the same slot.
     pub(super) fn counter(&self) -> Option<&CounterName> {
         match self {
@@ -46,7 +53,7 @@ impl Command {
 pub(super) enum Packet<'a> {
     /// One that is on its own.
     Command(&'a Command),
-    /// Decisions in one script.
+    /// Decisions in one script: one, or such as [`Entry::may_travel_with`] says.
     Decisions(&'a [Entry]),
 }
 
@@ -60,14 +67,18 @@ impl Packet<'_> {
     }
 
     /// What a reply says to each of its commands or entries. An error is said to all.
+    #[allow(clippy::cast_possible_truncation)] // Lua's numbers are whole, and below 2^53
     fn read(&self, reply: Value, answers: &mut Vec<Value>) {
-        let by_itself = match self {
-            Self::Command(Command::Decide { charges, .. }) => charges.len() == 1,
-            Self::Command(Command::GiveBack(_) | Command::Delete(_)) => true,
-            Self::Decisions(entries) => entries.len() == 1 && entries[0].is_by_itself(),
+        let is_each = match self {
+            Self::Command(_) => false,
+            Self::Decisions([entry]) => entry.times() > 1,
+            Self::Decisions(_) => true,
         };
         match reply {
-            Value::Array(replies) if !by_itself && replies.len() == self.len() => answers.extend(replies),
+            Value::Array(replies) if is_each && replies.len() == self.len() => answers.extend(replies),
+            Value::BulkString(numbers) if is_each && numbers.len() == 8 * self.len() => {
+                answers.extend(numbers.as_chunks().0.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)));
+            }
             reply => answers.extend(iter::repeat_n(reply, self.len())),
         }
     }
@@ -75,13 +86,10 @@ impl Packet<'_> {
     /// A script by its digest, or, for a server that does not know it, by its text.
     fn packed(&self, by_digest: bool) -> Cmd {
         match self {
-            Self::Command(Command::Decide { charges, consume }) => match &**charges {
-                [charge] => decide_one(charge, *consume, by_digest),
-                charges => decide_many(slice::from_ref(&Decision { charges, consume: *consume, times: 1 }), by_digest),
-            },
+            Self::Command(Command::Decide { charges, consume }) => decide(charges, *consume, by_digest),
             Self::Command(Command::GiveBack(charge)) => {
                 let script = Script::give_back(charge.rule.counted_by());
-                let mut command = call(script, by_digest, slice::from_ref(&charge.counter).iter(), 1);
+                let mut command = call(script, by_digest, slice::from_ref(charge).iter(), 1);
                 command.arg(&*algorithm::give_back_numbers(charge));
                 command
             }
@@ -90,89 +98,86 @@ impl Packet<'_> {
                 command.arg(counter.as_bytes());
                 command
             }
-            Self::Decisions([entry]) if entry.times() == 1 => Packet::Command(entry.command()).packed(by_digest),
-            Self::Decisions(entries) => {
-                let decisions = entries.iter().filter_map(|entry| match entry.command() {
-                    Command::Decide { charges, consume } => {
-                        Some(Decision { charges, consume: *consume, times: entry.times() })
-                    }
-                    Command::GiveBack(_) | Command::Delete(_) => None,
-                });
-                decide_many(&decisions.collect::<SmallVec<[_; 64]>>(), by_digest)
-            }
+            Self::Decisions([entry]) if entry.times() == 1 => decide(entry.charges(), entry.consume(), by_digest),
+            Self::Decisions(entries) => decide_each(entries, by_digest),
         }
     }
 }
 
-/// A request as `many.lua` takes it.
-struct Decision<'a> {
-    charges: &'a [Charge],
-    consume: bool,
-    /// How many such charges are asked for.
-    times: usize,
-}
-
-fn decide_one(charge: &Charge, consume: bool, by_digest: bool) -> Cmd {
-    let script = Script::decide_one(charge.rule.counted_by(), consume && charge.cost > 0);
-    let mut command = call(script, by_digest, slice::from_ref(&charge.counter).iter(), 2);
-    command.arg(&*algorithm::numbers(charge));
-    if algorithm::is_told(charge) {
-        command.arg(algorithm::charged(charge));
+/// One request.
+fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
+    if let [charge] = charges {
+        let script = Script::decide_one(charge.rule.counted_by(), consume && charge.cost > 0);
+        let mut command = call(script, by_digest, charges.iter(), 2);
+        command.arg(&*algorithm::numbers(charge));
+        if algorithm::is_told(charge) {
+            command.arg(algorithm::charged(charge));
+        }
+        return command;
+    }
+    let mut command = call(Script::decide_all(), by_digest, charges.iter(), 1 + 3 * charges.len());
+    command.arg(u64::from(consume));
+    for charge in charges {
+        command.arg(algorithm::kind(charge.rule.counted_by()));
+        command.arg(&*algorithm::numbers(charge)).arg(algorithm::charged(charge));
     }
     command
 }
 
-fn decide_many(decisions: &[Decision<'_>], by_digest: bool) -> Cmd {
-    let counters = decisions.iter().flat_map(|decision| decision.charges).map(|charge| &charge.counter);
-    let mut command = call(Script::decide_many(), by_digest, counters, 1 + 2 * decisions.len());
-    let kinds: SmallVec<[u8; 64]> = decisions.iter().map(Decision::kind).collect();
-    command.arg(&*kinds);
-    for Decision { charges, times, .. } in decisions {
-        if let [charge] = charges {
-            command.arg(&*algorithm::numbers(charge));
-            if *times > 1 {
-                command.arg(&*algorithm::repetition(charge, *times));
-            } else if algorithm::is_told(charge) {
-                command.arg(algorithm::charged(charge));
-            }
-            continue;
-        }
-        command.arg(charges.len());
-        for charge in *charges {
-            command.arg(algorithm::kind(charge.rule.counted_by()));
-            command.arg(&*algorithm::numbers(charge)).arg(algorithm::charged(charge));
-        }
+/// Requests about one counter each, all of one kind; see `each.lua`.
+fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
+    let charges = entries.iter().filter_map(|entry| entry.charges().first());
+    let Some(algorithm) = charges.clone().next().map(|charge| charge.rule.counted_by()) else { return Cmd::new() };
+    let mut rules: SmallVec<[(&Charge, Numbers); 4]> = SmallVec::new();
+    let mut requests: SmallVec<[u8; 132]> = smallvec::smallvec![0];
+    let mut names: SmallVec<[Fingerprint; 64]> = SmallVec::new();
+    for (entry, charge) in entries.iter().zip(charges.clone()) {
+        let known = rules.iter().position(|(other, _)| {
+            other.rule == charge.rule && other.cost == charge.cost && other.longest_wait == charge.longest_wait
+        });
+        let number = known.unwrap_or_else(|| {
+            rules.push((charge, algorithm::rule(charge)));
+            rules.len() - 1
+        });
+        let name = charge.counter.fingerprint();
+        let has_been = names.contains(&name);
+        names.push(name);
+        let request = match entry.times() {
+            1 => u8::from(entry.consume() && charge.cost > 0),
+            _ => 2,
+        };
+        requests.extend([request + 4 * u8::from(has_been), small(number)]);
+    }
+    requests[0] = small(rules.len());
+    let mut command = call(Script::decide_each(algorithm), by_digest, charges.clone(), 2 + rules.len());
+    command.arg(&*requests);
+    for (_, rule) in &rules {
+        command.arg(&**rule);
+    }
+    for (entry, charge) in entries.iter().zip(charges).filter(|(entry, _)| entry.times() > 1) {
+        command.arg(entry.times()).arg(charge.rule.limit() / charge.cost.max(1));
     }
     command
 }
 
-impl Decision<'_> {
-    /// The byte that `many.lua` knows it by.
-    fn kind(&self) -> u8 {
-        let Self { charges, consume, times } = self;
-        let [charge] = charges else { return 32 + u8::from(*consume) };
-        let kind = algorithm::kind(charge.rule.counted_by());
-        match *consume && charge.cost > 0 {
-            _ if *times > 1 => kind + 16,
-            charged => kind + u8::from(charged) * 4 + u8::from(algorithm::is_told(charge)) * 8,
-        }
-    }
+fn small(number: usize) -> u8 {
+    u8::try_from(number).expect("a call carries fewer than 255 decisions")
 }
 
 /// A call of a script with its keys, and room for its arguments.
 fn call<'a>(
     script: &Script,
     by_digest: bool,
-    counters: impl Iterator<Item = &'a CounterName> + Clone,
+    charges: impl Iterator<Item = &'a Charge> + Clone,
     arguments: usize,
 ) -> Cmd {
     let (name, text) = if by_digest { ("EVALSHA", &script.digest) } else { ("EVAL", &script.text) };
-    let keys = counters.clone().count();
-    let bytes = counters.clone().map(|counter| counter.as_bytes().len()).sum::<usize>();
-    let mut command = Cmd::with_capacity(3 + keys + arguments, 16 + text.len() + bytes + 40 * arguments);
+    let names = charges.map(|charge| charge.counter.as_bytes());
+    let (keys, bytes) = names.clone().fold((0, 0), |(keys, bytes), name| (keys + 1, bytes + name.len()));
+    let mut command = Cmd::with_capacity(3 + keys + arguments, 16 + text.len() + bytes + 48 * arguments);
     command.arg(name).arg(text).arg(keys);
-    for counter in counters {
-        command.arg(counter.as_bytes());
+    for name in names {
+        command.arg(name);
     }
     command
 }

@@ -5,14 +5,16 @@
 //! wait for the first attempt that is under way, and after that are told at once: see [`super::breaker`].
 
 use std::{
-    collections::HashMap,
     fmt,
+    future::Future,
     hash::{BuildHasher as _, RandomState},
     iter,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -24,12 +26,12 @@ use tokio::{
     runtime::{Handle, Id},
     sync::{Notify, watch},
     task::coop::consume_budget,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
     breaker::{SILENT_CALLS, Silence, State},
-    coalescing::{self, Entry, Failure, Queue, Told},
+    coalescing::{self, Entry, Failure, Queue, Share},
     command::{self, Command, Packet},
     explain,
     target::{Address, Target},
@@ -53,7 +55,7 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Links {
     node: Arc<Node>,
-    by_runtime: Arc<Mutex<HashMap<Id, Arc<Link>>>>,
+    by_runtime: Arc<Mutex<ByRuntime>>,
     /// Its end tells the tasks that nobody asks any more.
     in_use: watch::Sender<()>,
 }
@@ -69,6 +71,9 @@ pub(crate) struct Settings {
     pub(crate) coalescing: bool,
 }
 
+/// A process has few runtimes, mostly one.
+type ByRuntime = Vec<(Id, Arc<Link>)>;
+
 #[derive(Debug)]
 struct Node {
     target: Target,
@@ -79,7 +84,7 @@ struct Node {
 
 /// The connections of one runtime.
 #[derive(Debug)]
-struct Link {
+pub(super) struct Link {
     node: Arc<Node>,
     state: watch::Sender<State<Open>>,
     queue: Queue,
@@ -194,6 +199,40 @@ impl Drop for Sent<'_> {
     }
 }
 
+/// A command on its way.
+pub(super) enum Running {
+    Together { link: Arc<Link>, command: Option<Command>, slot: u16, share: Option<Share> },
+    Alone(Pin<Box<dyn Future<Output = Told> + Send>>),
+}
+
+/// A command comes back with what came of it.
+pub(super) type Told = (Command, Result<Value, Failure>);
+
+impl Running {
+    fn alone(told: impl Future<Output = Told> + Send + 'static) -> Self {
+        Self::Alone(Box::pin(told))
+    }
+}
+
+impl Future for Running {
+    type Output = Told;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Told> {
+        match &mut *self {
+            Self::Alone(told) => told.as_mut().poll(context),
+            Self::Together { link, command, slot, share } => {
+                if let (None, Some(Command::Decide { charges, consume })) = (&share, &command) {
+                    *share = Some(link.join(charges, *consume, *slot, context.waker()));
+                    return Poll::Pending;
+                }
+                let (Some(share), Some(_)) = (share, &command) else { panic!("a command polled after it was done") };
+                let told = Pin::new(share).poll(context);
+                told.map(|told| command.take().map(|command| (command, told)).expect("it was there"))
+            }
+        }
+    }
+}
+
 impl Links {
     /// Connections to one node, opened when they are first asked for.
     pub(super) fn new(target: Target, settings: Settings) -> Self {
@@ -206,21 +245,21 @@ impl Links {
 
     /// Runs a command. A decision goes together with those of other callers, unless it is `asking`: then a node runs it that
     /// is about to take over its slot.
-    pub(super) async fn run(&self, command: Command, slot: u16, asking: bool) -> Told {
+    pub(super) fn run(&self, command: Command, slot: u16, asking: bool) -> Running {
         let link = match self.link() {
             Ok(link) => link,
-            Err(error) => return (command, Err(Failure::Unsent(error))),
+            Err(error) => return Running::alone(async move { (command, Err(Failure::Unsent(error))) }),
         };
-        if link.node.settings.coalescing && !asking && matches!(command, Command::Decide { .. }) {
-            return link.decide(command, slot).await;
+        if asking || !link.node.settings.coalescing || !matches!(command, Command::Decide { .. }) {
+            return Running::alone(link.send_alone(command, asking));
         }
-        let mut connection = match link.connection().await {
-            Ok(connection) => connection,
-            Err(error) => return (command, Err(Failure::Unsent(error))),
-        };
-        let sent = command::send(&mut connection, &[Packet::Command(&command)], 1, asking).await;
-        let reply = sent.map(|replies| replies.into_iter().next().unwrap_or_default());
-        (command, reply.map_err(Failure::Unknown))
+        if let Some(error) = link.refusal() {
+            return Running::alone(async move {
+                consume_budget().await; // see `Link::connection`
+                (command, Err(Failure::Unsent(error)))
+            });
+        }
+        Running::Together { link, command: Some(command), slot, share: None }
     }
 
     /// A connection of the runtime we are on. Waits for one that is being opened, unless the breaker is open.
@@ -242,16 +281,16 @@ impl Links {
     /// one that never called, hears of it if it holds for all of them. A runtime that nobody drives any more knows nothing new.
     pub(super) fn outage(&self) -> Option<StoreError> {
         let links = lock(&self.by_runtime);
-        match Handle::try_current().ok().and_then(|runtime| links.get(&runtime.id())) {
-            Some(link) => link.outage(),
-            None => links.values().map(|link| link.outage()).collect::<Option<Vec<_>>>()?.pop(),
+        match Handle::try_current().ok().and_then(|runtime| links.iter().find(|(id, _)| *id == runtime.id())) {
+            Some((_, link)) => link.outage(),
+            None => links.iter().map(|(_, link)| link.outage()).collect::<Option<Vec<_>>>()?.pop(),
         }
     }
 
     fn link(&self) -> Result<Arc<Link>, StoreError> {
         let runtime = Handle::try_current().map_err(|_| StoreError::misconfigured(crate::limiter::NO_RUNTIME))?;
         let mut links = lock(&self.by_runtime);
-        if let Some(link) = links.get(&runtime.id()) {
+        if let Some((_, link)) = links.iter().find(|(id, _)| *id == runtime.id()) {
             return Ok(Arc::clone(link));
         }
         let link = Arc::new(Link {
@@ -265,7 +304,7 @@ impl Links {
         });
         let keeper =
             Keeper { link: Arc::clone(&link), runtime: runtime.id(), by_runtime: Arc::downgrade(&self.by_runtime) };
-        links.insert(runtime.id(), Arc::clone(&link));
+        links.push((runtime.id(), Arc::clone(&link)));
         // A runtime that is shutting down drops the task at once, and with it the keeper, which takes the lock.
         drop(links);
         runtime.spawn(keeper.keep(self.in_use.subscribe()));
@@ -273,7 +312,7 @@ impl Links {
     }
 }
 
-fn lock(links: &Mutex<HashMap<Id, Arc<Link>>>) -> MutexGuard<'_, HashMap<Id, Arc<Link>>> {
+fn lock(links: &Mutex<ByRuntime>) -> MutexGuard<'_, ByRuntime> {
     links.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -292,20 +331,24 @@ impl Link {
         }
     }
 
-    /// Has a decision made together with those of other callers.
-    async fn decide(self: &Arc<Self>, command: Command, slot: u16) -> Told {
-        if let Some(error) = self.refusal() {
-            consume_budget().await; // see `connection`
-            return (command, Err(Failure::Unsent(error)));
-        }
-        let (told, begin) = self.queue.push(command, slot);
+    /// Adds a caller to the decisions that travel together.
+    fn join(self: &Arc<Self>, charges: &Charges, consume: bool, slot: u16, waker: &Waker) -> Share {
+        let (share, begin) = self.queue.join(charges, consume, slot, waker, self.node.settings.deadline);
         if begin {
             tokio::spawn(Carrier { link: Arc::clone(self), done: false }.carry());
         }
-        told.await.unwrap_or_else(|_| {
-            let error = StoreError::unavailable("its tokio runtime is shutting down");
-            (Command::Decide { charges: Charges::default(), consume: false }, Err(Failure::Unknown(error)))
-        })
+        share
+    }
+
+    /// Sends a command by itself.
+    async fn send_alone(self: Arc<Self>, command: Command, asking: bool) -> Told {
+        let mut connection = match self.connection().await {
+            Ok(connection) => connection,
+            Err(error) => return (command, Err(Failure::Unsent(error))),
+        };
+        let sent = command::send(&mut connection, &[Packet::Command(&command)], 1, asking).await;
+        let reply = sent.map(|replies| replies.into_iter().next().unwrap_or_default());
+        (command, reply.map_err(Failure::Unknown))
     }
 
     /// Why callers are not let through, if they are not.
@@ -317,18 +360,30 @@ impl Link {
         }
     }
 
-    /// Sends decisions, and tells their callers.
-    async fn send(connection: &mut Connection, mut entries: Vec<Entry>, deadline: Duration) {
-        let callers = entries.iter().map(Entry::callers).sum();
+    /// Sends decisions, and tells their callers. Those who have waited too long are told so meanwhile, wherever they are.
+    async fn carry(&self, connection: &mut Connection, mut entries: Vec<Entry>) {
+        let deadline = self.node.settings.deadline;
+        let (ends, callers) = (later(Instant::now(), deadline), entries.iter().map(Entry::callers).sum());
+        let mut tick = entries.iter().map(Entry::since).min().map_or(ends, |since| later(since, deadline));
+        coalescing::sort(&mut entries);
         let answers = {
-            let packets = coalescing::packets(&mut entries);
-            timeout(deadline, command::send(connection, &packets, callers, false)).await
+            let packets = coalescing::packets(&entries);
+            let mut sending = pin!(command::send(connection, &packets, callers, false));
+            loop {
+                if let Ok(answers) = timeout_at(tick, &mut sending).await {
+                    break answers;
+                }
+                let now = Instant::now();
+                let Some(before) = now.checked_sub(deadline).filter(|_| now < ends) else {
+                    break Err(StoreError::late(deadline));
+                };
+                let others = entries.iter().map(|entry| entry.give_up(before)).chain([self.queue.give_up(before)]);
+                tick = others.flatten().min().map_or(ends, |since| ends.min(later(since, deadline)));
+            }
         };
         match answers {
-            Ok(Ok(answers)) => entries.into_iter().zip(answers).for_each(|(entry, answer)| entry.answer(answer)),
-            Ok(Err(error)) => fail(entries, &Failure::Unknown(error)),
-            // They are told the same by their own clock, which began earlier.
-            Err(_) => fail(entries, &Failure::Unknown(StoreError::unavailable(format!("no answer within {deadline:?}")))),
+            Ok(answers) => entries.into_iter().zip(answers).for_each(|(entry, answer)| entry.answer(answer)),
+            Err(error) => fail(entries, &Failure::Unknown(error)),
         }
     }
 
@@ -567,7 +622,7 @@ impl Node {
 struct Keeper {
     link: Arc<Link>,
     runtime: Id,
-    by_runtime: Weak<Mutex<HashMap<Id, Arc<Link>>>>,
+    by_runtime: Weak<Mutex<ByRuntime>>,
 }
 
 impl Keeper {
@@ -584,14 +639,19 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         if let Some(by_runtime) = self.by_runtime.upgrade() {
-            lock(&by_runtime).remove(&self.runtime);
+            lock(&by_runtime).retain(|(id, _)| *id != self.runtime);
         }
         self.link.state.send_replace(State::Ended);
     }
 }
 
+/// A deadline may be longer than times can tell.
+fn later(than: Instant, by: Duration) -> Instant {
+    than.checked_add(by).unwrap_or_else(|| than + Duration::from_secs(60 * 60 * 24 * 365))
+}
+
 fn fail(entries: Vec<Entry>, failure: &Failure) {
-    entries.into_iter().for_each(|entry| entry.fail(failure));
+    entries.into_iter().for_each(|entry| entry.fail(failure.clone()));
 }
 
 /// Carries decisions for as long as some wait.
@@ -607,7 +667,7 @@ impl Carrier {
             let connection = link.connection().await;
             let Some(entries) = link.queue.take() else { break };
             match connection {
-                Ok(mut connection) => Link::send(&mut connection, entries, link.node.settings.deadline).await,
+                Ok(mut connection) => link.carry(&mut connection, entries).await,
                 Err(error) => fail(entries, &Failure::Unsent(error)),
             }
         }

@@ -15,7 +15,7 @@ mod slots;
 mod spread;
 mod target;
 
-use std::{fmt::Write as _, mem, sync::Arc};
+use std::{fmt::Write as _, sync::Arc};
 
 use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
@@ -123,12 +123,11 @@ impl Redis {
     async fn decide_together(&self, requests: &mut [&mut Request]) {
         let mut commands = Commands::new();
         for request in requests.iter_mut() {
-            commands.push(Command::Decide { charges: mem::take(&mut request.charges), consume: request.consume });
+            commands.push(Command::decide(request));
         }
         let replies = self.nodes.run(commands).await;
         for (request, (command, reply)) in requests.iter_mut().zip(replies) {
-            request.charges = command.into_charges();
-            request.outcome = reply.and_then(|reply| read(&mut request.charges, request.consume, &reply));
+            take_in(request, command, reply);
         }
     }
 
@@ -145,6 +144,19 @@ impl Redis {
 
 impl Store for Redis {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        // What most calls are, in a small future.
+        if let Nodes::One(links) = &self.nodes
+            && let [request] = &mut *batch
+        {
+            let consume = request.consume;
+            let running = links.run(Command::decide(request), 0, false);
+            return Reply::Pending(Box::pin(async move {
+                let (command, reply) = running.await;
+                let mut request = Request::new(Charges::default(), consume);
+                take_in(&mut request, command, reply.map_err(Failure::into_error).and_then(answer));
+                request.into()
+            }));
+        }
         let redis = self.clone();
         Reply::Pending(Box::pin(async move {
             redis.decide_all(&mut batch).await;
@@ -176,6 +188,12 @@ impl Store for Redis {
 /// A server's reply as what was answered, or why it was not.
 fn answer(reply: Value) -> Result<Value, StoreError> {
     reply.extract_error().map_err(|error| explain(&error))
+}
+
+/// Gives a request its charges back, with what came of them.
+fn take_in(request: &mut Request, command: Command, reply: Result<Value, StoreError>) {
+    request.charges = command.into_charges();
+    request.outcome = reply.and_then(|reply| read(&mut request.charges, request.consume, &reply));
 }
 
 /// Writes what a script replied into the charges of a request, and says whether all of them fit.
@@ -291,5 +309,25 @@ mod tests {
     fn a_server_with_all_its_connections_taken_is_away() {
         let error = said("ERR max number of clients reached");
         assert!(!error.misconfigured && error.reason().contains("maxclients"), "{error}");
+    }
+
+    #[test]
+    fn sizes() {
+        let redis = Redis::new(Topology::new("redis://127.0.0.1:1", &Default::default(), None).unwrap(), Settings { deadline: std::time::Duration::from_secs(1), connections: 1, coalescing: true });
+        let rule = crate::Rule::new("a", 1, std::time::Duration::from_secs(1));
+        let charge = Charge::new(rule, CounterName::new("", &rule, None), 1);
+        let request = Request::new(charge.clone(), true);
+        println!("rule {} charge {} request {} command {}", size_of_val(&rule), size_of_val(&charge), size_of_val(&request), size_of::<Command>());
+        let mut batch: Batch = request.into();
+        println!("batch {}", size_of_val(&batch));
+        if let Reply::Pending(f) = Store::decide(&redis, batch.clone()) { println!("decide {}", size_of_val(&*f)); }
+        println!("decide_all {}", size_of_val(&redis.decide_all(&mut batch)));
+        println!("run {}", size_of_val(&redis.nodes.run(Commands::new())));
+        println!("run_one {}", size_of_val(&redis.nodes.run_one(Command::GiveBack(charge.clone()))));
+        if let Nodes::One(links) = &redis.nodes {
+            println!("links.run {}", size_of_val(&links.run(Command::GiveBack(charge.clone()), 0, false)));
+        }
+        println!("told {}", size_of::<super::coalescing::Told>());
+        println!("entry {}", size_of::<super::coalescing::Entry>());
     }
 }

@@ -31,9 +31,16 @@ impl Script {
         &SCRIPTS[usize::from(algorithm::kind(algorithm))][usize::from(charge)]
     }
 
-    /// See [`algorithm::decide_many`].
-    pub(super) fn decide_many() -> &'static Self {
-        static SCRIPT: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_many()));
+    /// See [`algorithm::decide_each`].
+    pub(super) fn decide_each(algorithm: Algorithm) -> &'static Self {
+        static SCRIPTS: Lazy<[Script; KINDS]> =
+            Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::decide_each(kind))));
+        &SCRIPTS[usize::from(algorithm::kind(algorithm))]
+    }
+
+    /// See [`algorithm::decide_all`].
+    pub(super) fn decide_all() -> &'static Self {
+        static SCRIPT: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_all()));
         &SCRIPT
     }
 
