@@ -15,6 +15,24 @@ use tower::ServiceExt as _;
 
 use crate::support::in_memory;
 
+/// What is for servers alone is not in the default build.
+#[test]
+fn the_default_build_pulls_none_of_it_in() {
+    let tree = |more: &[&str]| {
+        let arguments =
+            ["tree", "--offline", "--package", "ratelimit-runtime", "--edges", "normal", "--prefix", "none"];
+        let output = std::process::Command::new(env!("CARGO")).args(arguments).args(more).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (default, all) = (tree(&[]), tree(&["--all-features"]));
+    for name in ["arc-swap", "axum-core", "base64", "http", "metrics", "serde", "toml", "tower-layer", "tower-service"]
+    {
+        let is_in = |tree: &str| tree.lines().any(|line| line.split(' ').next() == Some(name));
+        assert!(!is_in(&default) && is_in(&all), "{name}");
+    }
+}
+
 mod axum_responses;
 mod grpc;
 mod headers;
