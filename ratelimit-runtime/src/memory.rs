@@ -357,7 +357,7 @@ fn shard_of(name: &Fingerprint) -> usize {
 
 /// A fingerprint is its own hash.
 #[derive(Debug, Default)]
-struct AlreadyHashed(u64);
+pub(crate) struct AlreadyHashed(u64);
 
 impl Hasher for AlreadyHashed {
     #[inline]
