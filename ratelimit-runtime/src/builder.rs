@@ -1,6 +1,6 @@
 //! Settings of a limiter.
 
-use std::{fmt, num::NonZeroU32, time::Duration};
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use crate::{
     Clock, Limiter,
@@ -289,7 +289,7 @@ impl Builder {
     fn in_memory(mut self) -> Limiter {
         let store = Memory::new(self.settings.clock.clone(), self.settings.max_keys);
         self.settings.is_local = true;
-        Limiter::assemble(Storage::Memory(store), self.settings)
+        Limiter::assemble(Storage::Memory(store), self.settings, Arc::default())
     }
 
     #[cfg(feature = "redis")]
@@ -314,7 +314,7 @@ impl Builder {
             ),
             None => {}
         }
-        Ok(Limiter::assemble(Storage::Other(Box::new(store)), self.settings))
+        Ok(Limiter::asking(Box::new(store), self.settings))
     }
 
     pub(crate) fn memory() -> Limiter {
@@ -335,11 +335,11 @@ impl Builder {
     }
 
     pub(crate) fn with_store(self, store: impl Store) -> Limiter {
-        Limiter::assemble(Storage::Other(Box::new(store)), self.settings)
+        Limiter::asking(Box::new(store), self.settings)
     }
 
     pub(crate) fn without_store(self) -> Limiter {
-        Limiter::assemble(Storage::None, self.settings)
+        Limiter::assemble(Storage::None, self.settings, Arc::default())
     }
 }
 

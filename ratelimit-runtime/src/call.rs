@@ -390,6 +390,13 @@ impl Deciding {
     /// What would have to wait, what is wrong and what can't fit goes the long way.
     #[inline(always)]
     fn in_memory(&self) -> Option<(&Memory, &Asked, Fingerprint)> {
+        let (limiter, asked, key) = self.one_rule()?;
+        Some((limiter.memory()?, asked, Fingerprint::new(&asked.rule, key)))
+    }
+
+    /// One rule, whose limit holds or not, and nobody waits.
+    #[inline(always)]
+    fn one_rule(&self) -> Option<(&Held, &Asked, Option<&Key>)> {
         let (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) = (&self.limiter, &self.state)
         else {
             return None;
@@ -404,7 +411,17 @@ impl Deciding {
         if !can_fit || rule.has_fault() || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. }) {
             return None;
         }
-        Some((limiter.memory()?, asked, Fingerprint::new(rule, key)))
+        Some((limiter, asked, key))
+    }
+
+    /// What the store would say, where it is known and need not be asked.
+    fn known_refusal(&mut self) -> Option<RequestPerMinute> {
+        let (limiter, Asked { rule, cost, .. }, key) = self.one_rule()?;
+        let decision = limiter.guarded()?.known_denial(Fingerprint::new(rule, key), rule, *cost)?;
+        let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
+        self.limiter = None;
+        self.state = State::Done;
+        Some(refused)
     }
 
     #[inline(always)]
@@ -435,6 +452,9 @@ impl Deciding {
             && let Ok(taken) = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX })
         {
             return self.answer(name, &taken);
+        }
+        if let Some(refused) = self.known_refusal() {
+            return Poll::Ready(Err(refused));
         }
         if let Some(limiter) = self.limiter.take() {
             let (asked, manner) = match mem::replace(&mut self.state, State::Done) {

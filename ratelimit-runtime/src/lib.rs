@@ -173,6 +173,7 @@ mod clock;
 pub mod conformance;
 mod decision;
 mod error;
+mod guard;
 mod health;
 mod key;
 mod limiter;
