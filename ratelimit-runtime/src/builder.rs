@@ -4,6 +4,7 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use crate::{
     Clock, Limiter,
+    guard::Behind,
     limiter::{Settings, Storage},
     memory::Memory,
     store::Store,
@@ -314,7 +315,7 @@ impl Builder {
             ),
             None => {}
         }
-        Ok(Limiter::asking(Box::new(store), self.settings))
+        Ok(Limiter::asking(Behind::Redis(store), self.settings))
     }
 
     pub(crate) fn memory() -> Limiter {
@@ -335,7 +336,7 @@ impl Builder {
     }
 
     pub(crate) fn with_store(self, store: impl Store) -> Limiter {
-        Limiter::asking(Box::new(store), self.settings)
+        Limiter::asking(Behind::Other(Box::new(store)), self.settings)
     }
 
     pub(crate) fn without_store(self) -> Limiter {

@@ -11,6 +11,8 @@ use std::{
 
 use smallvec::SmallVec;
 
+#[cfg(feature = "redis")]
+use crate::redis::Share;
 use crate::{
     Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
     algorithm::{Ask, Taken},
@@ -111,6 +113,9 @@ pub struct Deciding {
     /// Who is asked, until it has been.
     limiter: Option<Held>,
     state: State,
+    /// While it is one of many who ask a server at once.
+    #[cfg(feature = "redis")]
+    share: Option<Share>,
 }
 
 enum State {
@@ -124,12 +129,12 @@ impl Call {
     /// Decides when it is first polled.
     #[inline]
     pub(crate) fn decide_one(limiter: Held, rule: Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
-        Deciding { limiter: Some(limiter), state: State::One(Asked { rule, key, cost }, manner) }
+        Deciding::new(limiter, State::One(Asked { rule, key, cost }, manner))
     }
 
     /// Decides when it is first polled.
     pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner) -> Deciding {
-        Deciding { limiter: Some(limiter), state: State::Several(asked, manner) }
+        Deciding::new(limiter, State::Several(asked, manner))
     }
 
     /// The answer of a store that has it at once, or the way to it.
@@ -384,6 +389,16 @@ impl Call {
 
 #[allow(clippy::inline_always)] // each copy of a permit on its way takes as long as all of the arithmetic
 impl Deciding {
+    #[inline(always)]
+    fn new(limiter: Held, state: State) -> Self {
+        Self {
+            limiter: Some(limiter),
+            state,
+            #[cfg(feature = "redis")]
+            share: None,
+        }
+    }
+
     /// Whether this is what most calls are: one rule, whose limit holds or not, in memory. It can be charged without a counter's name and
     /// without lists.
     ///
@@ -414,14 +429,60 @@ impl Deciding {
         Some((limiter, asked, key))
     }
 
-    /// What the store would say, where it is known and need not be asked.
-    fn known_refusal(&mut self) -> Option<RequestPerMinute> {
+    /// What is known without asking the store, or what comes of asking it together with others. Nothing if there is no such short way now.
+    fn poll_guarded(&mut self, context: &mut Context<'_>) -> Option<Poll<Answer>> {
+        #[cfg(feature = "redis")]
+        if let Some(share) = self.share.take() {
+            return self.poll_share(share, context);
+        }
         let (limiter, Asked { rule, cost, .. }, key) = self.one_rule()?;
-        let decision = limiter.guarded()?.known_denial(Fingerprint::new(rule, key), rule, *cost)?;
-        let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
-        self.limiter = None;
-        self.state = State::Done;
-        Some(refused)
+        let guarded = limiter.guarded()?;
+        let name = Fingerprint::new(rule, key);
+        if let Some(decision) = guarded.known_denial(name, rule, *cost) {
+            let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
+            self.limiter = None;
+            self.state = State::Done;
+            return Some(Poll::Ready(Err(refused)));
+        }
+        #[cfg(feature = "redis")]
+        {
+            let charge = || Charge::new(*rule, CounterName::new(&limiter.settings().namespace, rule, key), *cost);
+            self.share = Some(guarded.share(name, rule, *cost, charge, context.waker())?);
+            return Some(Poll::Pending);
+        }
+        #[cfg(not(feature = "redis"))]
+        None
+    }
+
+    #[cfg(feature = "redis")]
+    fn poll_share(&mut self, mut share: Share, context: &mut Context<'_>) -> Option<Poll<Answer>> {
+        let limiter = self.limiter.as_ref()?;
+        let Poll::Ready(told) = limiter.guarded()?.poll(&mut share, context) else {
+            self.share = Some(share);
+            return Some(Poll::Pending);
+        };
+        let limiter = self.limiter.take()?;
+        let State::One(asked, manner) = mem::replace(&mut self.state, State::Done) else { return None };
+        let error = match told {
+            Some(Ok((look, _))) if !look.fits => {
+                return Some(Poll::Ready(Err(RequestPerMinute::exceeded(&asked.rule, asked.cost, &look.decision))));
+            }
+            Some(Ok((look, receipt))) => {
+                limiter.succeeded();
+                let permit = Permit::shared(limiter, share.into_decision(), look.decision, receipt);
+                return Some(Poll::Ready(Ok(permit)));
+            }
+            Some(Err(error)) => error,
+            None => StoreError::late(limiter.settings().deadline),
+        };
+        match (Call { limiter, asked: [asked].into(), manner, arrival: None }).answer_or_wait(Err(error)) {
+            Ok(answer) => Some(Poll::Ready(answer)),
+            Err(mut pending) => {
+                let poll = pending.as_mut().poll(context);
+                self.state = State::Pending(pending);
+                Some(poll)
+            }
+        }
     }
 
     #[inline(always)]
@@ -453,8 +514,8 @@ impl Deciding {
         {
             return self.answer(name, &taken);
         }
-        if let Some(refused) = self.known_refusal() {
-            return Poll::Ready(Err(refused));
+        if let Some(poll) = self.poll_guarded(context) {
+            return poll;
         }
         if let Some(limiter) = self.limiter.take() {
             let (asked, manner) = match mem::replace(&mut self.state, State::Done) {

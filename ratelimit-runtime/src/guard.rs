@@ -2,11 +2,15 @@
 
 mod denials;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, ops, sync::Arc, time::Duration};
+#[cfg(feature = "redis")]
+use std::task::{Context, Poll, Waker, ready};
 
 use smallvec::SmallVec;
 
 use self::denials::{Denial, Denials};
+#[cfg(feature = "redis")]
+use crate::redis::{self, Redis, Share};
 use crate::{
     Algorithm, Clock, CounterName, Decision, Rule,
     health::Seen,
@@ -20,10 +24,29 @@ use crate::{
 pub(crate) struct Guarded(Arc<Guard>);
 
 struct Guard {
-    store: Box<dyn Store>,
+    store: Behind,
     clock: Clock,
     seen: Arc<Seen>,
     denials: Denials,
+}
+
+/// A store that has to be asked.
+pub(crate) enum Behind {
+    #[cfg(feature = "redis")]
+    Redis(Redis),
+    Other(Box<dyn Store>),
+}
+
+impl ops::Deref for Behind {
+    type Target = dyn Store;
+
+    fn deref(&self) -> &(dyn Store + 'static) {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis,
+            Self::Other(store) => &**store,
+        }
+    }
 }
 
 /// When a batch was sent, and how often something had been forgotten then of each charge in it.
@@ -33,16 +56,59 @@ struct Sent {
 }
 
 impl Guarded {
-    pub(crate) fn new(store: Box<dyn Store>, settings: &Settings, seen: Arc<Seen>) -> Self {
+    pub(crate) fn new(store: Behind, settings: &Settings, seen: Arc<Seen>) -> Self {
         Self(Arc::new(Guard { store, clock: settings.clock.clone(), seen, denials: Denials::new() }))
     }
 
     /// What the store would say of a cost, if it is known that it would refuse it.
     pub(crate) fn known_denial(&self, name: Fingerprint, rule: &Rule, cost: u64) -> Option<Decision> {
         let guard = &*self.0;
+        if guard.denials.is_empty() {
+            return None;
+        }
         let denial = guard.known(name, rule, cost, Duration::MAX, guard.clock.now_us())?;
         (!guard.is_degraded()).then_some(denial.decision)
     }
+}
+
+#[cfg(feature = "redis")]
+impl Guarded {
+    /// A share in a decision, where such travel together now: the short way for many callers at once. `charge`: what is to be charged, asked for
+    /// if nobody is about to charge the same.
+    pub(crate) fn share(
+        &self,
+        name: Fingerprint,
+        rule: &Rule,
+        cost: u64,
+        charge: impl FnOnce() -> Charge,
+        waker: &Waker,
+    ) -> Option<Share> {
+        let Behind::Redis(redis) = &self.0.store else { return None };
+        let is_same = |other: &Charge| other.cost == cost && other.rule == *rule;
+        let asked = || Asked { at_us: self.0.clock.now_us(), forgotten: self.0.denials.forgotten(name) };
+        redis.share(name, is_same, || (charge(), asked()), waker)
+    }
+
+    /// What came of it. Nothing for a caller who has waited for longer than the deadline.
+    pub(crate) fn poll(&self, share: &mut Share, context: &mut Context<'_>) -> Poll<Option<redis::Shared>> {
+        let told = ready!(Redis::poll(share, context));
+        if let (Some(Ok((look, _))), Some(charge)) = (&told, share.charge()) {
+            let guard = &self.0;
+            if look.fits {
+                guard.denials.drop_one(charge.counter.fingerprint());
+            } else if let Some(asked) = share.asked() {
+                guard.keep(charge, &look.decision, look.wait_ms, asked);
+            }
+        }
+        Poll::Ready(told)
+    }
+}
+
+/// When a decision was asked for, and how often something had been forgotten of its counter then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    at_us: u64,
+    forgotten: u64,
 }
 
 impl Guard {
@@ -91,7 +157,7 @@ impl Guard {
         for ((request, charge), forgotten) in charges_of(batch).zip(&sent.forgotten) {
             let name = charge.counter.fingerprint();
             match request.outcome {
-                Ok(false) if request.consume && will_stay_known(charge) => {
+                Ok(false) if request.consume && will_stay_known(charge, &charge.decision) => {
                     let wait_ms = u64::try_from(charge.wait.as_millis()).unwrap_or(u64::MAX);
                     let denial = Denial { decision: charge.decision, wait_ms };
                     self.denials.keep(name, &charge.rule, denial, (sent.at_us, now_us), *forgotten);
@@ -100,6 +166,15 @@ impl Guard {
                 Ok(true) if request.consume && charge.cost > 0 => self.denials.drop_one(name),
                 _ => {}
             }
+        }
+    }
+
+    /// The same for one charge.
+    #[cfg(feature = "redis")]
+    fn keep(&self, charge: &Charge, decision: &Decision, wait_ms: u64, Asked { at_us, forgotten }: Asked) {
+        if will_stay_known(charge, decision) && !self.seen.is_degraded() {
+            let (name, denial) = (charge.counter.fingerprint(), Denial { decision: *decision, wait_ms });
+            self.denials.keep(name, &charge.rule, denial, (at_us, self.clock.now_us()), forgotten);
         }
     }
 
@@ -125,8 +200,8 @@ fn may_be_known(rule: &Rule, cost: u64, longest_wait: Duration) -> bool {
         }
 }
 
-fn will_stay_known(charge: &Charge) -> bool {
-    charge.decision.remaining() == 0 && may_be_known(&charge.rule, charge.cost, charge.longest_wait)
+fn will_stay_known(charge: &Charge, decision: &Decision) -> bool {
+    decision.remaining() == 0 && may_be_known(&charge.rule, charge.cost, charge.longest_wait)
 }
 
 /// Forgets what is known of some counters when something has been done to them, or may have been.

@@ -19,7 +19,7 @@ use crate::{
     SetupError,
     call::{Asked, AskedKey, Call, CountedBy, Manner, OnLimit},
     decision::ChargedInMemory,
-    guard::Guarded,
+    guard::{Behind, Guarded},
     health::Seen,
     memory::Memory,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
@@ -175,7 +175,7 @@ impl Limiter {
     }
 
     /// On a store that has to be asked.
-    pub(crate) fn asking(store: Box<dyn Store>, settings: Settings) -> Self {
+    pub(crate) fn asking(store: Behind, settings: Settings) -> Self {
         let seen = Arc::default();
         let guarded = Guarded::new(store, &settings, Arc::clone(&seen));
         Self::assemble(Storage::Other(guarded), settings, seen)

@@ -66,8 +66,12 @@ impl Denials {
     }
 
     /// What the store would say, if that is known.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.any.load(Ordering::Acquire)
+    }
+
     pub(super) fn look(&self, name: Fingerprint, rule: &Rule, now_us: u64) -> Option<Denial> {
-        if !self.any.load(Ordering::Acquire) {
+        if self.is_empty() {
             return None;
         }
         let shard = self.shard(name);
