@@ -32,6 +32,7 @@ pub(crate) struct Rule {
     pub(crate) cost: Number,
     pub(crate) algorithm: Algorithm,
     pub(crate) shadow: bool,
+    pub(crate) denial_cache: bool,
 }
 
 /// What holds for the whole call, each with the name it was set by.
@@ -81,7 +82,7 @@ pub(crate) struct Restricted {
 }
 
 /// Every argument and an example of its value; the first four may be positional.
-const ARGUMENTS: [(&str, &str); 15] = [
+const ARGUMENTS: [(&str, &str); 16] = [
     ("prefix", "\"item\""),
     ("ttl", "1"),
     ("unit", "Minutes"),
@@ -95,6 +96,7 @@ const ARGUMENTS: [(&str, &str); 15] = [
     ("permit", "permit"),
     ("limiter", "&self.limiter"),
     ("lease", "1"),
+    ("denial_cache", "false"),
     ("shadow", "false"),
     ("crate", "::ratelimit_runtime"),
 ];
@@ -152,6 +154,7 @@ struct Fields {
     algorithm: Option<(Algorithm, &'static str)>,
     shadow: bool,
     lease: Option<Span>,
+    no_denial_cache: bool,
     settings: Settings,
     restricted: Vec<Restricted>,
 }
@@ -251,6 +254,7 @@ impl Fields {
                     self.lease = Some(name.span());
                 }
             }
+            "denial_cache" => self.no_denial_cache = !value::boolean(input, argument)?.value,
             "shadow" => self.shadow = value::boolean(input, argument)?.value,
             _ => settings.krate = Some((name, runtime(input)?)),
         }
@@ -304,6 +308,7 @@ impl Fields {
                 cost: self.cost.unwrap_or_else(Number::one),
                 algorithm: self.algorithm.map(|(algorithm, _)| algorithm).unwrap_or_default(),
                 shadow: self.shadow,
+                denial_cache: !self.no_denial_cache,
             },
             settings: self.settings,
             restricted: self.restricted,

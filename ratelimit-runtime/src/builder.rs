@@ -1,9 +1,10 @@
 //! Settings of a limiter.
 
-use std::{fmt, num::NonZeroU32, time::Duration};
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use crate::{
     Clock, Limiter,
+    guard::Behind,
     limiter::{Settings, Storage},
     memory::Memory,
     store::Store,
@@ -298,7 +299,7 @@ impl Builder {
     fn in_memory(mut self) -> Limiter {
         let store = Memory::new(self.settings.clock.clone(), self.settings.max_keys);
         self.settings.is_local = true;
-        Limiter::assemble(Storage::Memory(store), self.settings)
+        Limiter::assemble(Storage::Memory(store), self.settings, Arc::default())
     }
 
     #[cfg(feature = "redis")]
@@ -323,7 +324,7 @@ impl Builder {
             ),
             None => {}
         }
-        Ok(Limiter::assemble(Storage::Other(Box::new(store)), self.settings))
+        Ok(Limiter::asking(Behind::Redis(store), self.settings))
     }
 
     pub(crate) fn memory() -> Limiter {
@@ -344,11 +345,11 @@ impl Builder {
     }
 
     pub(crate) fn with_store(self, store: impl Store) -> Limiter {
-        Limiter::assemble(Storage::Other(Box::new(store)), self.settings)
+        Limiter::asking(Behind::Other(Box::new(store)), self.settings)
     }
 
     pub(crate) fn without_store(self) -> Limiter {
-        Limiter::assemble(Storage::None, self.settings)
+        Limiter::assemble(Storage::None, self.settings, Arc::default())
     }
 }
 

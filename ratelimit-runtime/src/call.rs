@@ -11,6 +11,8 @@ use std::{
 
 use smallvec::SmallVec;
 
+#[cfg(feature = "redis")]
+use crate::redis::Share;
 use crate::{
     Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
     algorithm::{Ask, Taken},
@@ -120,6 +122,9 @@ pub struct Deciding {
     /// Who is asked, until it has been.
     limiter: Option<Held>,
     state: State,
+    /// While it is one of many who ask a server at once.
+    #[cfg(feature = "redis")]
+    share: Option<Share>,
 }
 
 enum State {
@@ -133,12 +138,12 @@ impl Call {
     /// Decides when it is first polled.
     #[inline]
     pub(crate) fn decide_one(limiter: Held, rule: Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
-        Deciding { limiter: Some(limiter), state: State::One(Asked { rule, key, cost }, manner) }
+        Deciding::new(limiter, State::One(Asked { rule, key, cost }, manner))
     }
 
     /// Decides when it is first polled.
     pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner) -> Deciding {
-        Deciding { limiter: Some(limiter), state: State::Several(asked, manner) }
+        Deciding::new(limiter, State::Several(asked, manner))
     }
 
     /// The answer of a store that has it at once, or the way to it.
@@ -469,12 +474,29 @@ impl Call {
 
 #[allow(clippy::inline_always)] // each copy of a permit on its way takes as long as all of the arithmetic
 impl Deciding {
+    #[inline(always)]
+    fn new(limiter: Held, state: State) -> Self {
+        Self {
+            limiter: Some(limiter),
+            state,
+            #[cfg(feature = "redis")]
+            share: None,
+        }
+    }
+
     /// Whether this is what most calls are: one rule, whose limit holds or not, in memory. It can be charged without a counter's name and
     /// without lists.
     ///
     /// What would have to wait, what is wrong and what can't fit goes the long way.
     #[inline(always)]
     fn in_memory(&self) -> Option<(&Memory, &Asked, Fingerprint)> {
+        let (limiter, asked, key) = self.one_rule()?;
+        Some((limiter.memory()?, asked, Fingerprint::new(&asked.rule, key)))
+    }
+
+    /// One rule, whose limit holds or not, and nobody waits.
+    #[inline(always)]
+    fn one_rule(&self) -> Option<(&Held, &Asked, Option<&Key>)> {
         let (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) = (&self.limiter, &self.state)
         else {
             return None;
@@ -496,7 +518,66 @@ impl Deciding {
         if !limiter.settings().rules_are_as_written() {
             return None;
         }
-        Some((limiter.memory()?, asked, Fingerprint::new(rule, key)))
+        Some((limiter, asked, key))
+    }
+
+    /// What is known without asking the store, or what comes of asking it together with others. Nothing if there is no such short way now.
+    fn poll_guarded(&mut self, context: &mut Context<'_>) -> Option<Poll<Answer>> {
+        #[cfg(feature = "redis")]
+        if let Some(share) = self.share.take() {
+            return self.poll_share(share, context);
+        }
+        let (limiter, Asked { rule, cost, .. }, key) = self.one_rule()?;
+        let guarded = limiter.guarded()?;
+        let name = Fingerprint::new(rule, key);
+        if let Some(decision) = guarded.known_denial(name, rule, *cost) {
+            let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
+            observe::refused(&refused);
+            self.limiter = None;
+            self.state = State::Done;
+            return Some(Poll::Ready(Err(refused)));
+        }
+        #[cfg(feature = "redis")]
+        {
+            let charge = || Charge::new(*rule, CounterName::new(&limiter.settings().namespace, rule, key), *cost);
+            self.share = Some(guarded.share(name, rule, *cost, charge, context.waker())?);
+            return Some(Poll::Pending);
+        }
+        #[cfg(not(feature = "redis"))]
+        None
+    }
+
+    #[cfg(feature = "redis")]
+    fn poll_share(&mut self, mut share: Share, context: &mut Context<'_>) -> Option<Poll<Answer>> {
+        let limiter = self.limiter.as_ref()?;
+        let Poll::Ready(told) = limiter.guarded()?.poll(&mut share, context) else {
+            self.share = Some(share);
+            return Some(Poll::Pending);
+        };
+        let limiter = self.limiter.take()?;
+        let State::One(asked, manner) = mem::replace(&mut self.state, State::Done) else { return None };
+        let error = match told {
+            Some(Ok((look, _))) if !look.fits => {
+                let refused = RequestPerMinute::exceeded(&asked.rule, asked.cost, &look.decision);
+                observe::refused(&refused);
+                return Some(Poll::Ready(Err(refused)));
+            }
+            Some(Ok((look, receipt))) => {
+                limiter.succeeded();
+                observe::admitted(&asked.rule, look.decision.remaining);
+                let permit = Permit::shared(limiter, share.into_decision(), look.decision, receipt);
+                return Some(Poll::Ready(Ok(permit)));
+            }
+            Some(Err(error)) => error,
+            None => StoreError::late(limiter.settings().deadline),
+        };
+        match (Call { limiter, asked: [asked].into(), alone: true, manner, arrival: None }).answer_or_wait(Err(error)) {
+            Ok(answer) => Some(Poll::Ready(answer.inspect_err(observe::refused))),
+            Err(pending) => {
+                self.state = State::Pending(pending);
+                None // is polled next
+            }
+        }
     }
 
     #[inline(always)]
@@ -530,6 +611,9 @@ impl Deciding {
             && let Ok(taken) = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX })
         {
             return self.answer(name, &taken);
+        }
+        if let Some(poll) = self.poll_guarded(context) {
+            return poll;
         }
         if let Some(limiter) = self.limiter.take() {
             let (asked, alone, manner) = match mem::replace(&mut self.state, State::Done) {

@@ -1,6 +1,6 @@
 //! What a store decided: the numbers of one counter, and the permit a caller gets.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     Algorithm, RequestPerMinute, Rule,
@@ -115,6 +115,9 @@ enum Charged {
     Nothing,
     InMemory(Held, ChargedInMemory),
     Elsewhere(Box<(Held, Charges, CountedBy)>),
+    /// A share in a decision, and the receipt.
+    #[cfg(feature = "redis")]
+    Shared(Held, Arc<crate::redis::Decision>, [u64; 2]),
 }
 
 /// One charge in the memory store: what is needed to take it back.
@@ -158,6 +161,17 @@ impl Permit {
         Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
     }
 
+    /// For a share in a decision.
+    #[cfg(feature = "redis")]
+    pub(crate) fn shared(
+        limiter: Held,
+        decided: Arc<crate::redis::Decision>,
+        decision: Decision,
+        receipt: [u64; 2],
+    ) -> Self {
+        Self { charged: Charged::Shared(limiter, decided, receipt), ..Self::uncharged(decision) }
+    }
+
     /// `alone` if no other rule was asked: whoever asked knows which rule it is about, so the permit need not.
     pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy, alone: bool) -> Self {
         let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
@@ -196,6 +210,8 @@ impl Permit {
                 let told = tightest(&elsewhere.1).filter(|charge| !charge.rule.is_shadow());
                 told.map(|charge| (charge.rule, charge.cost))
             }
+            #[cfg(feature = "redis")]
+            Charged::Shared(_, decision, _) => decision.charge().map(|charge| (charge.rule, charge.cost)),
         }
     }
 
@@ -242,6 +258,10 @@ impl Permit {
                 let (limiter, charges, by) = *elsewhere;
                 limiter.give_back(charges, by).await
             }
+            #[cfg(feature = "redis")]
+            Charged::Shared(limiter, decision, receipt) => {
+                limiter.give_back(decision.charged(receipt), CountedBy::Store).await
+            }
         }
     }
 }
@@ -255,6 +275,10 @@ impl Permit {
             Charged::Elsewhere(elsewhere) => {
                 let (limiter, charges, by) = *elsewhere;
                 limiter.abandon(charges, by);
+            }
+            #[cfg(feature = "redis")]
+            Charged::Shared(limiter, decision, receipt) => {
+                limiter.abandon(decision.charged(receipt), CountedBy::Store);
             }
         }
     }

@@ -173,6 +173,7 @@
 //! |---|---|---|
 //! | `ratelimit_decisions_total` | `rule`, `outcome` | each rule of a call that is let through, as `admitted`; the rule that refuses it, as `refused`, `never_fits`, `missing_key`, `unavailable` or `misconfigured`; a rule in shadow mode that would have, as `shadow_refused` |
 //! | `ratelimit_near_limit_total` | `rule` | admitted calls that leave less than a tenth of the limit; over those admitted, a share that says how close the limit is |
+//! | `ratelimit_known_refusals_total` | `rule` | refusals that were known without asking the store; over those refused, the share that costs nothing |
 //! | `ratelimit_store_seconds` | | a histogram: how long the store took for an answer, or the caller waited for none. Memory answers at once and is not in it |
 //! | `ratelimit_store_calls_total`, `ratelimit_store_decisions_total` | | calls to Redis servers, and the decisions they carried: some travel together |
 //! | `ratelimit_decisions_without_store_total` | `policy` | decisions by [`OnStoreError`], as the store could not make them: `local`, `allow` or `deny` |
@@ -182,7 +183,7 @@
 //!
 //! The log, through the crate [`tracing`](https://docs.rs/tracing): an outage and its end (`WARN`, `INFO`), what is misconfigured (`ERROR`, once a second at
 //! most), what a rule in shadow mode would have refused (`INFO`, once a second at most), each refusal (`DEBUG`), and a span `ask_rate_limit_store` (`DEBUG`)
-//! around each question to a server.
+//! around a question to a server that does not travel with others.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
@@ -195,6 +196,7 @@ pub mod config;
 pub mod conformance;
 mod decision;
 mod error;
+mod guard;
 mod health;
 mod key;
 mod limiter;

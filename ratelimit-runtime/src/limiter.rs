@@ -20,6 +20,7 @@ use crate::{
     SetupError,
     call::{Asked, AskedKey, Call, CountedBy, Manner, OnLimit},
     decision::ChargedInMemory,
+    guard::{Behind, Guarded},
     health::Seen,
     memory::Memory,
     observe::{self, Stopwatch, Throttle},
@@ -81,7 +82,7 @@ pub(crate) enum Storage {
     /// Nowhere: it limits nothing.
     None,
     Memory(Memory),
-    Other(Box<dyn Store>),
+    Other(Guarded),
 }
 
 pub(crate) struct Inner {
@@ -90,7 +91,7 @@ pub(crate) struct Inner {
     lines: Lines,
     /// Counts for this process alone while the store is away.
     local: OnceCell<Memory>,
-    seen: Seen,
+    seen: Arc<Seen>,
 }
 
 /// What a builder settles.
@@ -208,10 +209,17 @@ impl Limiter {
         Builder::new("memory://").without_store()
     }
 
-    pub(crate) fn assemble(storage: Storage, settings: Settings) -> Self {
+    /// On a store that has to be asked.
+    pub(crate) fn asking(store: Behind, settings: Settings) -> Self {
+        let seen = Arc::default();
+        let guarded = Guarded::new(store, &settings, Arc::clone(&seen));
+        Self::assemble(Storage::Other(guarded), settings, seen)
+    }
+
+    pub(crate) fn assemble(storage: Storage, settings: Settings, seen: Arc<Seen>) -> Self {
         observe::describe();
         let lines = Lines::new(settings.max_waiting);
-        let inner = Arc::new(Inner { storage, settings, lines, local: OnceCell::new(), seen: Seen::default() });
+        let inner = Arc::new(Inner { storage, settings, lines, local: OnceCell::new(), seen });
         Self(Arc::new([(); HANDLES].map(|()| Held::Counted(Arc::new(Apart(Arc::clone(&inner)))))))
     }
 
@@ -494,7 +502,7 @@ impl Inner {
         match &self.storage {
             Storage::None => None,
             Storage::Memory(memory) => Some(memory),
-            Storage::Other(store) => Some(&**store),
+            Storage::Other(guarded) => Some(guarded),
         }
     }
 
@@ -504,6 +512,14 @@ impl Inner {
         match &self.storage {
             Storage::Memory(memory) => Some(memory),
             Storage::None | Storage::Other(_) => None,
+        }
+    }
+
+    /// The store, if it has to be asked: something may be known of a counter without.
+    pub(crate) fn guarded(&self) -> Option<&Guarded> {
+        match &self.storage {
+            Storage::Other(guarded) => Some(guarded),
+            Storage::None | Storage::Memory(_) => None,
         }
     }
 

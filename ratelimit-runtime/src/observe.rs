@@ -63,6 +63,20 @@ pub(crate) fn sent_together(decisions: usize) {
     }
 }
 
+/// A rule is known to refuse, and the store is not asked.
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
+pub(crate) fn known(rule: &Rule) {
+    #[cfg(feature = "metrics")]
+    recorder::known(rule);
+}
+
+/// A store has given its answer after so long, or a caller has waited so long for none.
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
+pub(crate) fn answered_after(wait: Duration) {
+    #[cfg(feature = "metrics")]
+    metrics::histogram!("ratelimit_store_seconds").record(wait);
+}
+
 /// How long a store takes for an answer.
 pub(crate) struct Stopwatch(#[cfg(feature = "metrics")] Instant);
 
@@ -77,7 +91,7 @@ impl Stopwatch {
     #[allow(clippy::unused_self)] // without `metrics` there is nothing in it
     pub(crate) fn stop(self) {
         #[cfg(feature = "metrics")]
-        metrics::histogram!("ratelimit_store_seconds").record(self.0.elapsed());
+        answered_after(self.0.elapsed());
     }
 }
 
@@ -131,18 +145,19 @@ mod recorder {
         Unavailable,
         Misconfigured,
         NearLimit,
+        Known,
     }
 
     const DECISIONS: &str = "ratelimit_decisions_total";
     const OUTCOMES: [&str; 7] =
         ["admitted", "refused", "shadow_refused", "never_fits", "missing_key", "unavailable", "misconfigured"];
-    const NEAR_LIMIT: &str = "ratelimit_near_limit_total";
+    const MORE: [&str; 2] = ["ratelimit_near_limit_total", "ratelimit_known_refusals_total"];
 
     static METADATA: Metadata<'_> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
     /// The names of a rule's counters, by [`Recorded`]. Made once and kept: a decision in memory takes no more time than a few
     /// allocations would.
-    type Series = [Key; OUTCOMES.len() + 1];
+    type Series = [Key; OUTCOMES.len() + MORE.len()];
 
     fn series(prefix: &'static str) -> &'static Series {
         /// By the address of the prefix, as a program has few of them, and to hash one takes longer.
@@ -159,7 +174,7 @@ mod recorder {
                     Some(outcome) => {
                         Key::from_parts(DECISIONS, vec![rule(), Label::from_static_parts("outcome", outcome)])
                     }
-                    None => Key::from_parts(NEAR_LIMIT, vec![rule()]),
+                    None => Key::from_parts(MORE[at - OUTCOMES.len()], vec![rule()]),
                 };
                 Box::leak(Box::new(std::array::from_fn(outcome)))
             })
@@ -191,6 +206,10 @@ mod recorder {
         count(refused.rule(), cause);
     }
 
+    pub(super) fn known(rule: &Rule) {
+        count(rule.prefix(), Recorded::Known);
+    }
+
     pub(super) fn refused_in_shadow(rule: &Rule) {
         count(rule.prefix(), Recorded::RefusedInShadow);
     }
@@ -198,9 +217,14 @@ mod recorder {
     pub(super) fn describe() {
         describe_counter!(DECISIONS, Unit::Count, "Decisions, by the rule's prefix and what came of them.");
         describe_counter!(
-            NEAR_LIMIT,
+            MORE[0],
             Unit::Count,
             "Admitted calls that leave less than a tenth of the limit, by the rule's prefix."
+        );
+        describe_counter!(
+            MORE[1],
+            Unit::Count,
+            "Refusals that were known without asking the store, by the rule's prefix."
         );
         describe_counter!(
             "ratelimit_decisions_without_store_total",

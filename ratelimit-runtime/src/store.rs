@@ -136,7 +136,11 @@ impl FromIterator<Request> for Batch {
 impl Batch {
     /// The first request of a batch that has one.
     pub(crate) fn into_first(self) -> Option<Request> {
-        self.0.into_iter().next()
+        self.into_requests().next()
+    }
+
+    pub(crate) fn into_requests(self) -> impl Iterator<Item = Request> {
+        self.0.into_iter()
     }
 }
 

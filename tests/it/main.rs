@@ -10,6 +10,7 @@ mod config;
 mod conformance;
 mod connection;
 mod cost;
+mod denials;
 mod exact;
 mod failure;
 mod give_back;

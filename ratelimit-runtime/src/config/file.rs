@@ -48,7 +48,7 @@ impl Settings {
             Some(Word::BucketOfCount(refill)) => Algorithm::TokenBucket { burst: count, refill },
         };
         let changed = Rule::new(rule.prefix(), count, self.period.unwrap_or(rule.period())).algorithm(algorithm);
-        changed.shadow(self.shadow.unwrap_or(rule.is_shadow()))
+        changed.shadow(self.shadow.unwrap_or(rule.is_shadow())).denial_cache(rule.caches_denials())
     }
 
     /// The rule, if all of it is said here that a rule needs.
@@ -382,6 +382,7 @@ mod tests {
     fn what_is_not_said_stays() {
         let bucket = Algorithm::TokenBucket { burst: 7, refill: Refill::Interval };
         let rule = Rule::new("item", 5, MINUTE).algorithm(bucket).shadow(true);
+        assert_eq!(change("[rules.item]", rule.denial_cache(false)), rule.denial_cache(false));
         for (text, changed) in [
             ("", rule),
             ("count = 6", Rule::new("item", 6, MINUTE).algorithm(bucket).shadow(true)),

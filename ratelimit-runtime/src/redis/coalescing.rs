@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use super::command::Packet;
 use crate::{
     Algorithm, algorithm,
+    guard::Asked,
     key::{AlreadyHashed, Fingerprint},
     observe,
     store::{Charge, Charges, StoreError},
@@ -38,7 +39,7 @@ const ENTRIES: usize = 64;
 
 /// Why nobody knows an answer.
 #[derive(Clone, Debug)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// Nothing was sent.
     Unsent(StoreError),
     /// What was sent may have run.
@@ -46,7 +47,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) fn into_error(self) -> StoreError {
+    pub(crate) fn into_error(self) -> StoreError {
         match self {
             Self::Unsent(error) | Self::Unknown(error) => error,
         }
@@ -66,6 +67,8 @@ struct State {
     latest: HashMap<Fingerprint, u64, BuildHasherDefault<AlreadyHashed>>,
     /// How many calls are under way, or about to be.
     calls: usize,
+    /// A caller who came while nothing was under way sends by itself: that spares the way over a task.
+    is_one_alone: bool,
 }
 
 /// What is to be decided, and for whom.
@@ -73,6 +76,8 @@ pub(crate) struct Decision {
     charges: Charges,
     consume: bool,
     slot: u16,
+    /// What the guard wants to know later.
+    asked: Option<Asked>,
     callers: Mutex<Callers>,
     told: OnceLock<Told>,
 }
@@ -129,41 +134,62 @@ pub(super) struct Entry {
 
 /// One caller's share in a decision.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(crate) struct Share {
     decision: Arc<Decision>,
     /// Which of the callers it is.
-    index: usize,
+    index: u32,
     is_told: bool,
-    deadline: Duration,
 }
 
 impl Queue {
-    /// Adds a caller. Says whether a call is to be begun: whoever is told so sees to it that [`Queue::take`] is called until it has nothing.
-    ///
-    /// `deadline`: how long the caller waits. The same for all.
+    /// Whether a caller may send by itself, as nothing else is under way. Then [`Queue::not_alone`] is to be called when it is done.
+    pub(super) fn alone(&self) -> bool {
+        let mut state = self.lock();
+        let may = state.is_idle();
+        state.is_one_alone |= may;
+        may
+    }
+
+    pub(super) fn not_alone(&self) {
+        self.lock().is_one_alone = false;
+    }
+
+    /// A share in a decision that waits, if there is one that serves this charge too. `Err(true)` if nothing at all is under way.
     pub(super) fn join(
         &self,
-        charges: &Charges,
+        name: Fingerprint,
+        is_same: impl Fn(&Charge) -> bool,
+        consume: bool,
+        waker: &Waker,
+    ) -> Result<Share, bool> {
+        let state = self.lock();
+        let latest = state.latest(name).filter(|decision| match &*decision.charges {
+            [charge] => decision.consume == consume && charge.counter.fingerprint() == name && is_same(charge),
+            _ => false,
+        });
+        match latest {
+            Some(decision) => {
+                let index = decision.join(Caller::new(waker));
+                Ok(Share { decision: Arc::clone(decision), index, is_told: false })
+            }
+            None => Err(state.is_idle()),
+        }
+    }
+
+    /// Adds a decision. Says whether a call is to be begun: whoever is told so sees to it that [`Queue::take`] is called until it has nothing.
+    pub(super) fn add(
+        &self,
+        charges: Charges,
         consume: bool,
         slot: u16,
+        asked: Option<Asked>,
         waker: &Waker,
-        deadline: Duration,
     ) -> (Share, bool) {
-        let caller = Caller { waker: waker.clone(), since: Instant::now(), has_left: false };
+        let callers = Mutex::new(Callers { all: vec![Caller::new(waker)], ..Callers::default() });
+        let decision = Arc::new(Decision { charges, consume, slot, asked, callers, told: OnceLock::new() });
         let mut state = self.lock();
-        if let [charge] = &**charges
-            && let Some(decision) = state.latest(charge.counter.fingerprint())
-            && decision.is_same(charge, consume)
-        {
-            let decision = Arc::clone(decision);
-            let index = decision.join(caller);
-            return (Share { decision, index, is_told: false, deadline }, false);
-        }
-        let callers = Mutex::new(Callers { all: vec![caller], ..Callers::default() });
-        let decision =
-            Arc::new(Decision { charges: charges.clone(), consume, slot, callers, told: OnceLock::new() });
         let number = state.taken + state.waiting.len() as u64;
-        for charge in charges.iter() {
+        for charge in decision.charges.iter() {
             state.latest.insert(charge.counter.fingerprint(), number);
         }
         state.waiting.push_back(Arc::clone(&decision));
@@ -171,7 +197,7 @@ impl Queue {
         if begin {
             state.calls += 1;
         }
-        (Share { decision, index: 0, is_told: false, deadline }, begin)
+        (Share { decision, index: 0, is_told: false }, begin)
     }
 
     /// What the next call carries. Nothing if none is needed: then it is no longer under way.
@@ -218,7 +244,17 @@ impl Queue {
     }
 }
 
+impl Caller {
+    fn new(waker: &Waker) -> Self {
+        Self { waker: waker.clone(), since: Instant::now(), has_left: false }
+    }
+}
+
 impl State {
+    fn is_idle(&self) -> bool {
+        self.calls == 0 && self.waiting.is_empty() && !self.is_one_alone
+    }
+
     /// The latest decision on a counter, if it waits.
     fn latest(&self, counter: Fingerprint) -> Option<&Arc<Decision>> {
         let at = self.latest.get(&counter)?.checked_sub(self.taken)?;
@@ -242,22 +278,11 @@ impl State {
 }
 
 impl Decision {
-    /// Whether one answer serves both, or one charge as large as both.
-    fn is_same(&self, charge: &Charge, consume: bool) -> bool {
-        let [mine] = &*self.charges else { return false };
-        // A slot that comes too late for one must not be charged because it is soon enough for another.
-        let has_slots = matches!(charge.rule.counted_by(), Algorithm::LeakyBucket { .. });
-        self.consume == consume
-            && mine.cost == charge.cost
-            && mine.rule == charge.rule
-            && mine.counter == charge.counter
-            && (!has_slots || [mine, charge].map(|charge| charge.longest_wait) == [Duration::MAX; 2])
-    }
-
-    fn join(&self, caller: Caller) -> usize {
+    #[allow(clippy::cast_possible_truncation)] // callers take more room each than that many could have
+    fn join(&self, caller: Caller) -> u32 {
         let mut callers = self.lock();
         callers.all.push(caller);
-        callers.all.len() - 1
+        callers.all.len() as u32 - 1
     }
 
     /// When the first came of those who still wait.
@@ -395,20 +420,59 @@ impl Equal {
     }
 }
 
+/// Whether one answer serves both, or one charge as large as both. They are on one counter.
+pub(super) fn is_same(one: &Charge, other: &Charge) -> bool {
+    // A slot that comes too late for one must not be charged because it is soon enough for another.
+    let has_slots = matches!(one.rule.counted_by(), Algorithm::LeakyBucket { .. });
+    one.cost == other.cost
+        && one.rule == other.rule
+        && (!has_slots || [one, other].map(|charge| charge.longest_wait) == [Duration::MAX; 2])
+}
+
+impl Share {
+    /// Of a decision on one counter.
+    pub(crate) fn charge(&self) -> Option<&Charge> {
+        self.decision.charge()
+    }
+
+    pub(crate) fn asked(&self) -> Option<Asked> {
+        self.decision.asked
+    }
+
+    pub(crate) fn into_decision(self) -> Arc<Decision> {
+        Arc::clone(&self.decision)
+    }
+}
+
+impl Decision {
+    /// Of a decision on one counter.
+    pub(crate) fn charge(&self) -> Option<&Charge> {
+        self.charges.first()
+    }
+
+    /// What a caller was charged.
+    pub(crate) fn charged(&self, receipt: [u64; 2]) -> Charges {
+        let mut charges = self.charges.clone();
+        charges.iter_mut().for_each(|charge| charge.receipt = receipt);
+        charges
+    }
+}
+
 impl Future for Share {
-    type Output = Result<Value, Failure>;
+    /// Nothing for a caller who has waited for longer than the deadline.
+    type Output = Option<Result<Value, Failure>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { decision, index, deadline, .. } = &*self;
-        let mut told = decision.told(*index);
+        let (decision, index) = (&self.decision, self.index as usize);
+        let mut told = decision.told(index).map(Some);
         if told.is_none() {
             let mut callers = decision.lock();
-            if *index < callers.late {
-                told = Some(Err(Failure::Unknown(StoreError::late(*deadline))));
-            } else if let Some(caller) = callers.all.get_mut(*index) {
+            if index < callers.late {
+                told = Some(None);
+            } else if let Some(caller) = callers.all.get_mut(index) {
                 caller.waker.clone_from(context.waker());
             } else {
-                told = decision.told(*index); // it was told meanwhile
+                told = decision.told(index).map(Some); // it was told meanwhile
             }
         }
         told.map_or(Poll::Pending, |told| {
@@ -421,7 +485,7 @@ impl Future for Share {
 impl Drop for Share {
     fn drop(&mut self) {
         if !self.is_told
-            && let Some(caller) = self.decision.lock().all.get_mut(self.index)
+            && let Some(caller) = self.decision.lock().all.get_mut(self.index as usize)
         {
             caller.has_left = true;
         }

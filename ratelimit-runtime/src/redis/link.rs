@@ -36,7 +36,12 @@ use super::{
     explain,
     target::{Address, Target},
 };
-use crate::store::{Charges, StoreError};
+use crate::{
+    guard::Asked,
+    key::Fingerprint,
+    observe,
+    store::{Charge, Charges, StoreError},
+};
 
 const NO_KEEPER: &str =
     "nobody keeps its connection open: its tokio runtime is shutting down, or was built without enable_all";
@@ -226,8 +231,11 @@ impl Future for Running {
                     return Poll::Pending;
                 }
                 let (Some(share), Some(_)) = (share, &command) else { panic!("a command polled after it was done") };
-                let told = Pin::new(share).poll(context);
-                told.map(|told| command.take().map(|command| (command, told)).expect("it was there"))
+                Pin::new(share).poll(context).map(|told| {
+                    let command = command.take().expect("it was there");
+                    let late = || Err(Failure::Unknown(StoreError::late(link.node.settings.deadline)));
+                    (command, told.unwrap_or_else(late))
+                })
             }
         }
     }
@@ -259,7 +267,33 @@ impl Links {
                 (command, Err(Failure::Unsent(error)))
             });
         }
+        if link.queue.alone() {
+            let alone = Alone(Arc::clone(&link));
+            return Running::alone(async move {
+                let _alone = alone;
+                link.send_alone(command, false).await
+            });
+        }
         Running::Together { link, command: Some(command), slot, share: None }
+    }
+
+    /// A share in a decision on one counter, where such travel together now. `charge`: what is to be charged, where it is not known yet.
+    pub(super) fn share(
+        &self,
+        name: Fingerprint,
+        is_same: impl Fn(&Charge) -> bool,
+        charge: impl FnOnce() -> (Charge, Asked),
+        waker: &Waker,
+    ) -> Option<Share> {
+        let link = self.link().ok().filter(|link| link.node.settings.coalescing && link.refusal().is_none())?;
+        match link.queue.join(name, is_same, true, waker) {
+            Ok(share) => Some(share),
+            Err(true) => None,
+            Err(false) => {
+                let (charge, asked) = charge();
+                Some(link.add(charge.into(), true, 0, Some(asked), waker))
+            }
+        }
     }
 
     /// A connection of the runtime we are on. Waits for one that is being opened, unless the breaker is open.
@@ -333,7 +367,24 @@ impl Link {
 
     /// Adds a caller to the decisions that travel together.
     fn join(self: &Arc<Self>, charges: &Charges, consume: bool, slot: u16, waker: &Waker) -> Share {
-        let (share, begin) = self.queue.join(charges, consume, slot, waker, self.node.settings.deadline);
+        if let [charge] = &**charges {
+            let is_same = |other: &Charge| other.counter == charge.counter && coalescing::is_same(other, charge);
+            if let Ok(share) = self.queue.join(charge.counter.fingerprint(), is_same, consume, waker) {
+                return share;
+            }
+        }
+        self.add(charges.clone(), consume, slot, None, waker)
+    }
+
+    fn add(
+        self: &Arc<Self>,
+        charges: Charges,
+        consume: bool,
+        slot: u16,
+        asked: Option<Asked>,
+        waker: &Waker,
+    ) -> Share {
+        let (share, begin) = self.queue.add(charges, consume, slot, asked, waker);
         if begin {
             tokio::spawn(Carrier { link: Arc::clone(self), done: false }.carry());
         }
@@ -346,6 +397,9 @@ impl Link {
             Ok(connection) => connection,
             Err(error) => return (command, Err(Failure::Unsent(error))),
         };
+        if matches!(command, Command::Decide { .. }) {
+            observe::sent_together(1);
+        }
         let sent = command::send(&mut connection, &[Packet::Command(&command)], 1, asking).await;
         let reply = sent.map(|replies| replies.into_iter().next().unwrap_or_default());
         (command, reply.map_err(Failure::Unknown))
@@ -652,6 +706,15 @@ fn later(than: Instant, by: Duration) -> Instant {
 
 fn fail(entries: Vec<Entry>, failure: &Failure) {
     entries.into_iter().for_each(|entry| entry.fail(failure.clone()));
+}
+
+/// A caller who sends by itself.
+struct Alone(Arc<Link>);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.queue.not_alone();
+    }
 }
 
 /// Carries decisions for as long as some wait.

@@ -15,19 +15,29 @@ mod slots;
 mod spread;
 mod target;
 
-use std::{fmt::Write as _, sync::Arc};
+use std::{
+    fmt::Write as _,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
 
 use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use smallvec::SmallVec;
 
 pub(crate) use self::{
+    coalescing::{Decision, Share},
     link::Settings,
     target::{Certificates, Credentials, Topology},
 };
 use self::{cluster::Cluster, coalescing::Failure, command::Command, link::Links};
 use crate::{
-    CounterName, algorithm,
+    CounterName,
+    algorithm::{self, Look},
+    guard::Asked,
+    key::Fingerprint,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
@@ -139,6 +149,35 @@ impl Redis {
             back += number(&reply?)?.unsigned_abs();
         }
         Ok(back)
+    }
+}
+
+/// What came of a share.
+pub(crate) type Shared = Result<(Look, [u64; 2]), StoreError>;
+
+impl Redis {
+    /// A share in a decision on one counter, where such travel together now: the short way for many callers at once.
+    pub(crate) fn share(
+        &self,
+        name: Fingerprint,
+        is_same: impl Fn(&Charge) -> bool,
+        charge: impl FnOnce() -> (Charge, Asked),
+        waker: &Waker,
+    ) -> Option<Share> {
+        match &self.nodes {
+            Nodes::One(links) => links.share(name, is_same, charge, waker),
+            Nodes::Cluster(_) => None, // the node is found by the name, which the short way has not
+        }
+    }
+
+    /// What a share came to. Nothing for a caller who has waited for longer than the deadline.
+    pub(crate) fn poll(share: &mut Share, context: &mut Context<'_>) -> Poll<Option<Shared>> {
+        Pin::new(&mut *share).poll(context).map(|told| {
+            Some(told?.map_err(Failure::into_error).and_then(answer).and_then(|reply| {
+                let charge = share.charge().ok_or_else(|| unexpected(&reply))?;
+                algorithm::read(charge, true, &reply).ok_or_else(|| unexpected(&reply))
+            }))
+        })
     }
 }
 
@@ -309,25 +348,5 @@ mod tests {
     fn a_server_with_all_its_connections_taken_is_away() {
         let error = said("ERR max number of clients reached");
         assert!(!error.misconfigured && error.reason().contains("maxclients"), "{error}");
-    }
-
-    #[test]
-    fn sizes() {
-        let redis = Redis::new(Topology::new("redis://127.0.0.1:1", &Default::default(), None).unwrap(), Settings { deadline: std::time::Duration::from_secs(1), connections: 1, coalescing: true });
-        let rule = crate::Rule::new("a", 1, std::time::Duration::from_secs(1));
-        let charge = Charge::new(rule, CounterName::new("", &rule, None), 1);
-        let request = Request::new(charge.clone(), true);
-        println!("rule {} charge {} request {} command {}", size_of_val(&rule), size_of_val(&charge), size_of_val(&request), size_of::<Command>());
-        let mut batch: Batch = request.into();
-        println!("batch {}", size_of_val(&batch));
-        if let Reply::Pending(f) = Store::decide(&redis, batch.clone()) { println!("decide {}", size_of_val(&*f)); }
-        println!("decide_all {}", size_of_val(&redis.decide_all(&mut batch)));
-        println!("run {}", size_of_val(&redis.nodes.run(Commands::new())));
-        println!("run_one {}", size_of_val(&redis.nodes.run_one(Command::GiveBack(charge.clone()))));
-        if let Nodes::One(links) = &redis.nodes {
-            println!("links.run {}", size_of_val(&links.run(Command::GiveBack(charge.clone()), 0, false)));
-        }
-        println!("told {}", size_of::<super::coalescing::Told>());
-        println!("entry {}", size_of::<super::coalescing::Entry>());
     }
 }
