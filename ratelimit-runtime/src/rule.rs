@@ -176,7 +176,8 @@ impl Rule {
     /// What it would have refused is an event in the log, once a second at most, and counted in the metric `ratelimit_decisions_total` as
     /// `shadow_refused` (feature `metrics`); nothing is charged for it, as for any refusal. The permit says what the rule says; header
     /// fields do not tell of it. A call that it would have made wait for a slot of a [`LeakyBucket`](Algorithm::LeakyBucket) takes the slot and runs
-    /// at once. Where it would refuse, other rules of the call are asked once more, without it. The counter is the same with and without: when the trial is over, what has been counted goes on to count.
+    /// at once. Where it would refuse, other rules of the call are asked once more, without it. The counter is the same with and without: when the
+    /// trial is over, what has been counted goes on to count.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, Rule};

@@ -88,7 +88,9 @@ impl KeyBy {
         })
     }
 
-    /// The value of a header field, an API key say. One that is empty, or that the request has twice, is missing.
+    /// The value of a header field, the number of a customer say. One that is empty, or that the request has twice, is missing.
+    ///
+    /// It becomes part of the counter's name, which whoever may look into a Redis server can read: of a secret, take a hash, with [`KeyBy::from_fn`].
     pub fn header(name: HeaderName) -> Self {
         Self::from_fn(move |request| {
             let mut values = request.headers.get_all(&name).iter();
