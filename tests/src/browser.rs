@@ -1,4 +1,4 @@
-//! A real browser without a window, for tests of a page: Chromium, over its DevTools protocol.
+//! A real browser without a window, for tests of a page: Chromium, over its `DevTools` protocol.
 
 use std::{env, fs, net::TcpStream, path::Path, process::Command, process::Stdio};
 
@@ -52,16 +52,16 @@ impl Browser {
             connect(profile.path())
         });
         let mut browser = Self { socket, session: None, calls: 0, _process: process, _profile: profile };
-        let page = browser.call("Target.createTarget", json!({ "url": url }));
+        let page = browser.call("Target.createTarget", &json!({ "url": url }));
         let attach = json!({ "targetId": page["targetId"], "flatten": true });
-        let session = browser.call("Target.attachToTarget", attach);
+        let session = browser.call("Target.attachToTarget", &attach);
         browser.session = session["sessionId"].as_str().map(str::to_owned);
         browser
     }
 
     /// What an expression comes to in the page.
     pub fn evaluate(&mut self, expression: &str) -> Value {
-        let result = self.call("Runtime.evaluate", json!({ "expression": expression, "returnByValue": true }));
+        let result = self.call("Runtime.evaluate", &json!({ "expression": expression, "returnByValue": true }));
         assert!(result["exceptionDetails"].is_null(), "{expression}: {result}");
         result["result"]["value"].clone()
     }
@@ -82,7 +82,7 @@ impl Browser {
         ));
         for event in ["mousePressed", "mouseReleased"] {
             let press = json!({ "type": event, "x": at[0], "y": at[1], "button": "left", "clickCount": 1 });
-            self.call("Input.dispatchMouseEvent", press);
+            self.call("Input.dispatchMouseEvent", &press);
         }
     }
 
@@ -90,10 +90,10 @@ impl Browser {
     pub fn write(&mut self, selector: &str, text: &str) {
         self.click(selector);
         self.evaluate(&format!("document.querySelector({selector:?}).select()"));
-        self.call("Input.insertText", json!({ "text": text }));
+        self.call("Input.insertText", &json!({ "text": text }));
     }
 
-    fn call(&mut self, method: &str, params: Value) -> Value {
+    fn call(&mut self, method: &str, params: &Value) -> Value {
         self.calls += 1;
         let mut call = json!({ "id": self.calls, "method": method, "params": params });
         if let Some(session) = &self.session {
