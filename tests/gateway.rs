@@ -229,20 +229,28 @@ async fn a_rule_changed_in_the_file() {
 /// All that the dashboard asks for is there once it has happened.
 #[tokio::test]
 async fn metrics_can_be_scraped_and_the_dashboard_asks_for_them() {
-    let routes = [("/api", "limits = [{ rule = \"api\" }]"), ("/tried", "limits = [{ rule = \"tried\" }]")];
+    let routes = [
+        ("/api", "limits = [{ rule = \"api\" }]"),
+        ("/tried", "limits = [{ rule = \"tried\" }]"),
+        ("/later", "limits = [{ rule = \"later\" }]"),
+    ];
     let tried = "count = 1\nunit = \"Days\"\nshadow = true";
     let mut server = RedisServer::start();
-    let gateway = Gateway::with(&server.url(), &routes, &[("api", "count = 2\nunit = \"Days\""), ("tried", tried)]);
+    let api = "count = 2\nunit = \"Days\"";
+    let rules = [("api", api), ("tried", tried), ("later", "count = 5\nunit = \"Days\"")];
+    let gateway = Gateway::with(&server.url(), &routes, &rules);
     let client = client();
-    for path in ["/api", "/api", "/api", "/tried", "/tried"] {
+    for path in ["/api", "/api", "/api", "/api", "/tried", "/tried"] {
         gateway.get(&client, path).await;
     }
     server.kill();
-    gateway.get(&client, "/api").await;
+    gateway.get(&client, "/later").await;
     let scraped = gateway.get(&client, "/metrics").await.text().await.unwrap();
     for line in [
-        "ratelimit_decisions_total{rule=\"api\",outcome=\"admitted\"} 3", // one of them by this process alone
-        "ratelimit_decisions_total{rule=\"api\",outcome=\"refused\"} 1",
+        "ratelimit_decisions_total{rule=\"api\",outcome=\"admitted\"} 2",
+        "ratelimit_decisions_total{rule=\"api\",outcome=\"refused\"} 2",
+        "ratelimit_known_refusals_total{rule=\"api\"} 1",
+        "ratelimit_decisions_total{rule=\"later\",outcome=\"admitted\"} 1", // by this process alone
         "ratelimit_decisions_total{rule=\"tried\",outcome=\"shadow_refused\"} 1",
         "ratelimit_near_limit_total{rule=\"tried\"} 1",
         "ratelimit_decisions_without_store_total{policy=\"local\"} 1",
