@@ -2,9 +2,9 @@
 
 mod denials;
 
-use std::{fmt, ops, sync::Arc, time::Duration};
 #[cfg(feature = "redis")]
 use std::task::{Context, Poll, Waker, ready};
+use std::{fmt, ops, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 

@@ -59,6 +59,14 @@ mod scheduled {
         }
     }
 
+    /// Runs a test under many of the orders in which the steps of its threads can follow one another, where all are too many: such as
+    /// have few switches between threads (*probabilistic concurrency testing*, Burckhardt and others, 2010), and random ones.
+    #[cfg(feature = "redis")]
+    pub(crate) fn many_orders(run: impl Fn() + Clone + Send + Sync + 'static) {
+        shuttle::check_pct(run.clone(), 3_000, 3);
+        shuttle::check_random(run, 3_000);
+    }
+
     /// Runs a test under every order in which the steps of its threads can follow one another.
     pub(crate) fn every_order(run: impl Fn() + Send + Sync + 'static) {
         shuttle::check_dfs(run, None);
