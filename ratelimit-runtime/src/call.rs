@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
-    algorithm::{Ask, Taken},
+    algorithm::{Ask, TakenWindow, Window},
     key::Fingerprint,
     limiter::{Held, no_answer, refusal},
     memory::Memory,
@@ -115,21 +115,28 @@ pub struct Deciding {
 
 enum State {
     One(Asked, Manner),
-    Several(Vec<Asked>, Manner),
     Pending(Pending),
     Done,
 }
 
 impl Call {
     /// Decides when it is first polled.
-    #[inline]
-    pub(crate) fn decide_one(limiter: Held, rule: Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
-        Deciding { limiter: Some(limiter), state: State::One(Asked { rule, key, cost }, manner) }
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // or a rule is copied twice, which takes as long as a lock
+    pub(crate) fn decide_one(limiter: Held, rule: &Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
+        Deciding { limiter: Some(limiter), state: State::One(Asked { rule: *rule, key, cost }, manner) }
     }
 
     /// Decides when it is first polled.
     pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner) -> Deciding {
-        Deciding { limiter: Some(limiter), state: State::Several(asked, manner) }
+        let call = Self { limiter, asked: asked.into(), manner, arrival: None };
+        let answer = async move {
+            match call.start() {
+                Ok(answer) => answer,
+                Err(pending) => pending.await,
+            }
+        };
+        Deciding { limiter: None, state: State::Pending(Box::pin(answer)) }
     }
 
     /// The answer of a store that has it at once, or the way to it.
@@ -382,74 +389,88 @@ impl Call {
     }
 }
 
-#[allow(clippy::inline_always)] // each copy of a permit on its way takes as long as all of the arithmetic
+impl Asked {
+    /// What tells the counter from others, if it is sure that the call has one.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // the algorithm is known where it is called
+    fn name(&self) -> Option<Fingerprint> {
+        match &self.key {
+            AskedKey::Some(key) => Some(Fingerprint::new(&self.rule, Some(key))),
+            AskedKey::Shared => Some(Fingerprint::new(&self.rule, None)),
+            AskedKey::Missing | AskedKey::Skip => None,
+        }
+    }
+}
+
 impl Deciding {
     /// Whether this is what most calls are: one rule, whose limit holds or not, in memory. It can be charged without a counter's name and
     /// without lists.
+    #[inline]
+    fn in_memory(&self) -> Option<(&Memory, &Asked)> {
+        match (&self.limiter, &self.state) {
+            (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) => {
+                Some((limiter.memory()?, asked))
+            }
+            _ => None,
+        }
+    }
+
+    /// Charges a fixed window that is stored, which is what most calls do. `None` if it did not, and nothing is changed then.
+    ///
+    /// Here ends what is compiled into each caller. What is found out is left to whoever polls, where it is no part of anything yet: most
+    /// callers only want to know whether there is a permit, and it takes as long as all of the arithmetic to make one and to move it.
+    #[inline(never)]
+    fn take_window(&self) -> Option<TakenWindow> {
+        let (memory, asked) = self.in_memory()?;
+        let Asked { rule, cost, .. } = asked;
+        let can_fit = (1..=rule.count()).contains(cost) && rule.count() <= Window::LARGEST_COUNT;
+        if !can_fit || !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
+            return None;
+        }
+        memory.take_window(asked.name()?, rule.count(), *cost)
+    }
+
+    /// Charges any other counter in memory, or one that is not stored.
     ///
     /// What would have to wait, what is wrong and what can't fit goes the long way.
-    #[inline(always)]
-    fn in_memory(&self) -> Option<(&Memory, &Asked, Fingerprint)> {
-        let (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) = (&self.limiter, &self.state)
-        else {
-            return None;
-        };
-        let Asked { rule, key, cost } = asked;
-        let key = match key {
-            AskedKey::Some(key) => Some(key),
-            AskedKey::Shared => None,
-            AskedKey::Missing | AskedKey::Skip => return None,
-        };
+    fn take(&mut self) -> Option<Answer> {
+        let (memory, asked) = self.in_memory()?;
+        let Asked { rule, cost, .. } = asked;
         let can_fit = (1..=rule.limit()).contains(cost);
         if !can_fit || rule.has_fault() || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. }) {
             return None;
         }
-        Some((limiter.memory()?, asked, Fingerprint::new(rule, key)))
-    }
-
-    #[inline(always)]
-    fn in_window(&self) -> Option<(Fingerprint, Taken)> {
-        let (memory, Asked { rule, cost, .. }, name) = self.in_memory()?;
-        let is_window = matches!(rule.counted_by(), Algorithm::FixedWindow { .. });
-        if is_window { Some((name, memory.take_window(name, rule, *cost)?)) } else { None }
-    }
-
-    /// The answer of the memory store to one rule.
-    #[inline(always)]
-    fn answer(&mut self, name: Fingerprint, taken: &Taken) -> Poll<Answer> {
-        let (Some(limiter), State::One(Asked { rule, cost, .. }, _)) = (self.limiter.take(), &self.state) else {
-            panic!("one rule was decided, and there was none")
-        };
-        Poll::Ready(if taken.fits() {
-            Ok(Permit::in_memory(limiter, name, rule, *cost, taken))
-        } else {
-            Err(RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule)))
-        })
-    }
-
-    /// All that is not a fixed window in memory that is stored.
-    #[inline(never)]
-    fn poll_other(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
-        if let Some((memory, Asked { rule, cost, .. }, name)) = self.in_memory()
-            // Where there is no room, the long way says what becomes of the call; nothing was charged.
-            && let Ok(taken) = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX })
-        {
-            return self.answer(name, &taken);
+        let name = asked.name()?;
+        // Where there is no room, the long way says what becomes of the call; nothing was charged.
+        let taken = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX }).ok()?;
+        if !taken.fits() {
+            return Some(Err(RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule))));
         }
-        if let Some(limiter) = self.limiter.take() {
-            let (asked, manner) = match mem::replace(&mut self.state, State::Done) {
-                State::One(asked, manner) => ([asked].into(), manner),
-                State::Several(asked, manner) => (asked.into(), manner),
-                State::Pending(_) | State::Done => panic!("a call was pending before anybody was asked"),
-            };
-            match (Call { limiter, asked, manner, arrival: None }).start() {
-                Ok(answer) => return Poll::Ready(answer),
+        let (rule, cost) = (*rule, *cost);
+        Some(Ok(Permit::in_memory(self.limiter.take()?, name, &rule, cost, &taken)))
+    }
+
+    /// All that is not an admitted call of a fixed window in memory that is stored. `None` if there is no answer yet.
+    #[inline(never)]
+    fn decide(&mut self, context: &mut Context<'_>, answer: &mut Option<Answer>) {
+        *answer = self.take();
+        if answer.is_some() {
+            return;
+        }
+        if let State::One(..) = &self.state
+            && let State::One(asked, manner) = mem::replace(&mut self.state, State::Done)
+            && let Some(limiter) = self.limiter.take()
+        {
+            match (Call { limiter, asked: [asked].into(), manner, arrival: None }).start() {
+                Ok(now) => *answer = Some(now),
                 Err(pending) => self.state = State::Pending(pending),
             }
         }
-        match &mut self.state {
-            State::Pending(pending) => pending.as_mut().poll(context),
-            State::One(..) | State::Several(..) | State::Done => panic!("`Deciding` polled after it was done"),
+        if let State::Pending(pending) = &mut self.state
+            && let Poll::Ready(now) = pending.as_mut().poll(context)
+        {
+            *answer = Some(now);
+            self.state = State::Done;
         }
     }
 }
@@ -457,10 +478,21 @@ impl Deciding {
 impl Future for Deciding {
     type Output = Answer;
 
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `Deciding::take_window`
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        match self.in_window() {
-            Some((name, taken)) => self.answer(name, &taken),
-            None => self.poll_other(context),
+        if let Some(taken) = self.take_window()
+            && let State::One(Asked { rule, cost, .. }, _) = &self.state
+            && let (limit, cost) = (rule.count(), *cost)
+            && let Some(limiter) = self.limiter.take()
+        {
+            return Poll::Ready(Ok(Permit::of_window(limiter, limit, cost, &taken)));
+        }
+        let mut answer = None;
+        self.decide(context, &mut answer);
+        match answer {
+            Some(answer) => Poll::Ready(answer),
+            None => Poll::Pending,
         }
     }
 }

@@ -9,7 +9,7 @@ use redis::Value;
 #[cfg(feature = "redis")]
 use super::script::{Numbers, pack};
 use super::{Look, Taken};
-use crate::{Algorithm, Rule};
+use crate::{Algorithm, Rule, key::Fingerprint};
 
 /// What is stored on Redis is [`WINDOWS`] times as large, and Lua is exact up to 2^53.
 pub(super) const LARGEST_COUNT: u64 = 9_999_999_999;
@@ -24,6 +24,8 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    pub(crate) const LARGEST_COUNT: u64 = LARGEST_COUNT;
+
     #[inline]
     pub(crate) fn open(rule: &Rule, now_ms: u64) -> Self {
         Self { end_ms: end_ms(rule, now_ms), opened: now_ms, used: 0 }
@@ -92,6 +94,32 @@ const USED_MASK: u64 = (1 << USED_BITS) - 1;
 impl PackedWindow {
     /// What stands where there is no window.
     pub(crate) const NONE: Self = Self(0, 0);
+
+    /// Charges a cost that fits in a window that is open. `None` if it does not, or is not, and nothing is changed then.
+    ///
+    /// A window that was opened after now is not taken for open: the clock was set back.
+    #[inline]
+    pub(crate) fn take(&mut self, name: Fingerprint, count: u64, now_ms: u64, cost: u64) -> Option<TakenWindow> {
+        let Window { end_ms, opened, used } = Window::from(*self);
+        let is_open = opened <= now_ms && now_ms < end_ms;
+        let used = used + cost;
+        if !is_open || used > count {
+            return None;
+        }
+        let low = (self.1 & USED_MASK) + cost;
+        *self = Self(self.0 + (low >> USED_BITS), self.1 & !USED_MASK | low & USED_MASK);
+        Some(TakenWindow { name, remaining: count - used, reset_after_ms: end_ms - now_ms, opened })
+    }
+}
+
+/// What becomes of a charge that fits in a window in memory.
+#[derive(Debug)]
+pub(crate) struct TakenWindow {
+    pub(crate) name: Fingerprint,
+    pub(crate) remaining: u64,
+    pub(crate) reset_after_ms: u64,
+    /// Its receipt.
+    pub(crate) opened: u64,
 }
 
 impl From<&Window> for PackedWindow {
