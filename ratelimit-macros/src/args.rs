@@ -31,6 +31,7 @@ pub(crate) struct Rule {
     pub(crate) missing_key: Option<Ident>,
     pub(crate) cost: Number,
     pub(crate) algorithm: Algorithm,
+    pub(crate) denial_cache: bool,
 }
 
 /// What holds for the whole call, each with the name it was set by.
@@ -80,7 +81,7 @@ pub(crate) struct Restricted {
 }
 
 /// Every argument and an example of its value; the first four may be positional.
-const ARGUMENTS: [(&str, &str); 15] = [
+const ARGUMENTS: [(&str, &str); 16] = [
     ("prefix", "\"item\""),
     ("ttl", "1"),
     ("unit", "Minutes"),
@@ -94,6 +95,7 @@ const ARGUMENTS: [(&str, &str); 15] = [
     ("permit", "permit"),
     ("limiter", "&self.limiter"),
     ("lease", "1"),
+    ("denial_cache", "false"),
     ("shadow", "false"),
     ("crate", "::ratelimit_runtime"),
 ];
@@ -150,6 +152,7 @@ struct Fields {
     elapsed: Option<Span>,
     algorithm: Option<(Algorithm, &'static str)>,
     lease: Option<Span>,
+    no_denial_cache: bool,
     settings: Settings,
     restricted: Vec<Restricted>,
 }
@@ -249,6 +252,7 @@ impl Fields {
                     self.lease = Some(name.span());
                 }
             }
+            "denial_cache" => self.no_denial_cache = !value::boolean(input, argument)?.value,
             "shadow" => {
                 if value::boolean(input, argument)?.value {
                     self.restricted.push(Restricted { span: name.span(), word: "shadow", alone: false, later: true });
@@ -305,6 +309,7 @@ impl Fields {
                 missing_key: self.missing_key.map(|(_, word)| word),
                 cost: self.cost.unwrap_or_else(Number::one),
                 algorithm: self.algorithm.map(|(algorithm, _)| algorithm).unwrap_or_default(),
+                denial_cache: !self.no_denial_cache,
             },
             settings: self.settings,
             restricted: self.restricted,

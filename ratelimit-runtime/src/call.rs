@@ -403,16 +403,20 @@ impl Asked {
 }
 
 impl Deciding {
-    /// Whether this is what most calls are: one rule, whose limit holds or not, in memory. It can be charged without a counter's name and
-    /// without lists.
+    /// Whether this is what most calls are: one rule, whose limit holds or not, and nobody waits.
     #[inline]
-    fn in_memory(&self) -> Option<(&Memory, &Asked)> {
+    fn one_rule(&self) -> Option<(&Held, &Asked)> {
         match (&self.limiter, &self.state) {
-            (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) => {
-                Some((limiter.memory()?, asked))
-            }
+            (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) => Some((limiter, asked)),
             _ => None,
         }
+    }
+
+    /// The same in memory. It can be charged without a counter's name and without lists.
+    #[inline]
+    fn in_memory(&self) -> Option<(&Memory, &Asked)> {
+        let (limiter, asked) = self.one_rule()?;
+        Some((limiter.memory()?, asked))
     }
 
     /// Charges a fixed window that is stored, which is what most calls do. `None` if it did not, and nothing is changed then.
@@ -430,17 +434,22 @@ impl Deciding {
         memory.take_window(asked.name()?, rule.count(), *cost)
     }
 
-    /// Charges any other counter in memory, or one that is not stored.
+    /// Charges any other counter in memory, or one that is not stored; or says what another store would say, where it is known and need not be
+    /// asked.
     ///
     /// What would have to wait, what is wrong and what can't fit goes the long way.
     fn take(&mut self) -> Option<Answer> {
-        let (memory, asked) = self.in_memory()?;
+        let (limiter, asked) = self.one_rule()?;
         let Asked { rule, cost, .. } = asked;
         let can_fit = (1..=rule.limit()).contains(cost);
         if !can_fit || rule.has_fault() || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. }) {
             return None;
         }
         let name = asked.name()?;
+        let Some(memory) = limiter.memory() else {
+            let decision = limiter.guarded()?.known_denial(name, rule, *cost)?;
+            return Some(Err(RequestPerMinute::exceeded(rule, *cost, &decision)));
+        };
         // Where there is no room, the long way says what becomes of the call; nothing was charged.
         let taken = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX }).ok()?;
         if !taken.fits() {
@@ -455,6 +464,8 @@ impl Deciding {
     fn decide(&mut self, context: &mut Context<'_>, answer: &mut Option<Answer>) {
         *answer = self.take();
         if answer.is_some() {
+            self.limiter = None;
+            self.state = State::Done;
             return;
         }
         if let State::One(..) = &self.state
@@ -466,11 +477,14 @@ impl Deciding {
                 Err(pending) => self.state = State::Pending(pending),
             }
         }
-        if let State::Pending(pending) = &mut self.state
-            && let Poll::Ready(now) = pending.as_mut().poll(context)
-        {
-            *answer = Some(now);
-            self.state = State::Done;
+        match &mut self.state {
+            State::Pending(pending) => {
+                if let Poll::Ready(now) = pending.as_mut().poll(context) {
+                    *answer = Some(now);
+                    self.state = State::Done;
+                }
+            }
+            State::One(..) | State::Done => assert!(answer.is_some(), "`Deciding` polled after it was done"),
         }
     }
 }

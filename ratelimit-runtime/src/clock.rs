@@ -176,7 +176,7 @@ impl System {
     #[allow(clippy::cast_possible_truncation)] // differences are all that counts
     #[inline]
     fn counted(&self) -> u64 {
-        (u128::from(self.counter.raw()) * u128::from(self.pace) >> 32) as u64
+        ((u128::from(self.counter.raw()) * u128::from(self.pace)) >> 32) as u64
     }
 
     /// Compares the counter with the clock.

@@ -107,6 +107,12 @@ impl Seen {
         }
     }
 
+    /// Whether decisions could not be made of late.
+    pub(crate) fn is_degraded(&self) -> bool {
+        let is_late = |degraded: &Degraded| degraded.last_failure.elapsed() < QUIET;
+        self.is_degraded.load(Ordering::Relaxed) && self.lock().as_ref().is_some_and(is_late)
+    }
+
     /// As seen by decisions of late, and by what is known of an outage without them.
     pub(crate) fn health(&self, outage: Option<&StoreError>) -> Health {
         let degraded = self.lock();

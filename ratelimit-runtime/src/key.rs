@@ -312,8 +312,8 @@ fn is_plain(text: &[u8]) -> bool {
 /// The same for as many bytes as a processor compares at once, which looking up one after the other is not.
 #[inline]
 fn are_plain<const N: usize>(text: &[u8; N]) -> bool {
-    let is_one_of = |byte: u8, reserved: &[u8; 7]| reserved.iter().fold(byte < 32, |any, other| any | (byte == *other));
-    !text.iter().fold(false, |any, byte| any | is_one_of(*byte, b"%{}(),\x7f"))
+    let is_reserved = |byte: u8| b"%{}(),\x7f".iter().fold(byte < 32, |any, other| any.max(byte == *other));
+    !text.iter().fold(false, |any, byte| any.max(is_reserved(*byte)))
 }
 
 /// The number that is printed like this.
@@ -342,12 +342,11 @@ impl fmt::Debug for Key {
 /// A [`Key`] stands for the value it was made from.
 impl RateKey for Key {
     fn write_key(&self, key: &mut KeyWriter<'_>) {
-        match &self.0 {
-            Printed::Number([number, _]) => key.write_number(*number),
-            _ => {
-                key.begin();
-                self.with_text(|text| key.out.text.extend_from_slice(text));
-            }
+        if let Printed::Number([number, _]) = &self.0 {
+            key.write_number(*number);
+        } else {
+            key.begin();
+            self.with_text(|text| key.out.text.extend_from_slice(text));
         }
     }
 
@@ -654,6 +653,26 @@ impl std::hash::Hash for Fingerprint {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.1);
+    }
+}
+
+/// A fingerprint is its own hash.
+#[derive(Debug, Default)]
+pub(crate) struct AlreadyHashed(u64);
+
+impl Hasher for AlreadyHashed {
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    #[inline]
+    fn write_u64(&mut self, fingerprint: u64) {
+        self.0 = fingerprint;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a fingerprint is written as a number");
     }
 }
 

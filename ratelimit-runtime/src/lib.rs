@@ -110,7 +110,7 @@
 //! What is [`Cause::Misconfigured`] is returned whatever the policy, and logged, once a second at most.
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
-//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +set +incrby +decrby +del +pttl
+//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +mget +set +incrby +decrby +del +pttl
 //! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+select` if the URL names a database, `+cluster|slots +asking` for
 //! a cluster, `+role` behind sentinels, and `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest server the scripts run on.
 //!
@@ -151,7 +151,7 @@
 //! | it is set back | nothing; what counted may count for up to a period longer |
 //! | [`Limiter::reset`] | the counter starts fresh; a permit from before, given back after, credits a `SlidingWindow` or a bucket with up to its cost |
 //! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go, and a permit from before is worth what the old count would have left of it |
-//! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 900.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |
+//! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 450.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |
 //!
 //! # Features
 //!
@@ -173,6 +173,7 @@ mod clock;
 pub mod conformance;
 mod decision;
 mod error;
+mod guard;
 mod health;
 mod key;
 mod limiter;

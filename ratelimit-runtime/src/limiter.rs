@@ -19,6 +19,7 @@ use crate::{
     SetupError,
     call::{Asked, AskedKey, Call, CountedBy, Manner, OnLimit},
     decision::ChargedInMemory,
+    guard::Guarded,
     health::Seen,
     memory::Memory,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
@@ -79,7 +80,7 @@ pub(crate) enum Storage {
     /// Nowhere: it limits nothing.
     None,
     Memory(Memory),
-    Other(Box<dyn Store>),
+    Other(Guarded),
 }
 
 pub(crate) struct Inner {
@@ -88,7 +89,7 @@ pub(crate) struct Inner {
     lines: Lines,
     /// Counts for this process alone while the store is away.
     local: OnceCell<Memory>,
-    seen: Seen,
+    seen: Arc<Seen>,
 }
 
 /// What a builder settles.
@@ -173,9 +174,16 @@ impl Limiter {
         Builder::new("memory://").without_store()
     }
 
-    pub(crate) fn assemble(storage: Storage, settings: Settings) -> Self {
+    /// On a store that has to be asked.
+    pub(crate) fn asking(store: Box<dyn Store>, settings: Settings) -> Self {
+        let seen = Arc::default();
+        let guarded = Guarded::new(store, &settings, Arc::clone(&seen));
+        Self::assemble(Storage::Other(guarded), settings, seen)
+    }
+
+    pub(crate) fn assemble(storage: Storage, settings: Settings, seen: Arc<Seen>) -> Self {
         let lines = Lines::new(settings.max_waiting);
-        let inner = Arc::new(Inner { storage, settings, lines, local: OnceCell::new(), seen: Seen::default() });
+        let inner = Arc::new(Inner { storage, settings, lines, local: OnceCell::new(), seen });
         Self(Arc::new([(); HANDLES].map(|()| Held::Counted(Arc::new(Apart(Arc::clone(&inner)))))))
     }
 
@@ -456,7 +464,7 @@ impl Inner {
         match &self.storage {
             Storage::None => None,
             Storage::Memory(memory) => Some(memory),
-            Storage::Other(store) => Some(&**store),
+            Storage::Other(guarded) => Some(guarded),
         }
     }
 
@@ -466,6 +474,14 @@ impl Inner {
         match &self.storage {
             Storage::Memory(memory) => Some(memory),
             Storage::None | Storage::Other(_) => None,
+        }
+    }
+
+    /// The store, if it has to be asked: something may be known of a counter without.
+    pub(crate) fn guarded(&self) -> Option<&Guarded> {
+        match &self.storage {
+            Storage::Other(guarded) => Some(guarded),
+            Storage::None | Storage::Memory(_) => None,
         }
     }
 
@@ -492,9 +508,7 @@ impl Inner {
             Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::misconfigured(NO_RUNTIME)),
             Reply::Pending(answer) => {
                 let deadline = self.settings.deadline;
-                tokio::time::timeout(deadline, answer).await.map_err(|_| {
-                    StoreError::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
-                })
+                tokio::time::timeout(deadline, answer).await.map_err(|_| StoreError::late(deadline))
             }
         }
     }

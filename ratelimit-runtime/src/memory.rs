@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
+    hash::BuildHasherDefault,
     sync::{TryLockError, atomic::Ordering},
 };
 
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::{
     Algorithm, Clock, CounterName, Rule,
     algorithm::{Ask, Counter, Taken, TakenWindow, Window},
-    key::Fingerprint,
+    key::{AlreadyHashed, Fingerprint},
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
     sync::{Apart, AtomicUsize, Mutex, MutexGuard, lock},
 };
@@ -348,26 +348,6 @@ fn shard_in<'a>(locked: &'a mut Locked<'_>, name: &Fingerprint) -> &'a mut Shard
 #[inline]
 fn shard_of(name: &Fingerprint) -> usize {
     name.0 as usize % SHARDS
-}
-
-/// A fingerprint is its own hash.
-#[derive(Debug, Default)]
-struct AlreadyHashed(u64);
-
-impl Hasher for AlreadyHashed {
-    #[inline]
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    #[inline]
-    fn write_u64(&mut self, fingerprint: u64) {
-        self.0 = fingerprint;
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("a fingerprint is written as a number");
-    }
 }
 
 #[cfg(all(test, not(model_check)))]

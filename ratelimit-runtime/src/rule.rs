@@ -133,6 +133,7 @@ pub struct Rule {
     count: u64,
     period: Duration,
     algorithm: Algorithm,
+    denial_cache: bool,
 }
 
 impl Rule {
@@ -155,7 +156,7 @@ impl Rule {
     ///
     /// No count, burst or queue may be above 2^52.
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
-        Self { prefix, count, period, algorithm: Algorithm::FixedWindow { align: false } }
+        Self { prefix, count, period, algorithm: Algorithm::FixedWindow { align: false }, denial_cache: true }
     }
 
     /// The same rule, counted by another algorithm.
@@ -163,6 +164,34 @@ impl Rule {
     pub const fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self
+    }
+
+    /// Whether this process remembers that a call was refused; it does if nothing is said.
+    ///
+    /// What a store said when it refused is answered here until shortly before the wait is over, with what is left of it, and the store is not
+    /// asked. That is what the store would say, as long as nobody else gives back to the counter or resets it: this process forgets what it knows when it does so
+    /// itself, while the store is away, and for a rule of another count, burst or queue. Turn it off for a rule whose counters are
+    /// reset, or given back to, by other processes, and whose callers can't wait until the refusal ends.
+    ///
+    /// It is part of neither the counter's name nor its state. The memory store has no need of it.
+    ///
+    /// Remembered are, of each store, up to 65,536 counters of which nothing remained: for a cost of 1, and with a fixed window for any cost. Of a call with several
+    /// rules, all have to be known to refuse.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::Rule;
+    /// # use std::time::Duration;
+    /// const RULE: Rule = Rule::new("item", 100, Duration::from_secs(60)).denial_cache(false);
+    /// ```
+    #[must_use]
+    pub const fn denial_cache(mut self, remember: bool) -> Self {
+        self.denial_cache = remember;
+        self
+    }
+
+    #[inline]
+    pub(crate) const fn caches_denials(&self) -> bool {
+        self.denial_cache
     }
 
     /// The counter's name.

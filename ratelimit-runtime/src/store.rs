@@ -136,7 +136,11 @@ impl FromIterator<Request> for Batch {
 impl Batch {
     /// The first request of a batch that has one.
     pub(crate) fn into_first(self) -> Option<Request> {
-        self.0.into_iter().next()
+        self.into_requests().next()
+    }
+
+    pub(crate) fn into_requests(self) -> impl Iterator<Item = Request> {
+        self.0.into_iter()
     }
 }
 
@@ -220,9 +224,9 @@ impl Charge {
     }
 }
 
-/// The charges of one request; a list that holds one of them without an allocation.
+/// The charges of one request. A list that is small to move: it goes through many hands, and a charge is some 200 bytes.
 #[derive(Clone, Debug, Default)]
-pub struct Charges(SmallVec<[Charge; 1]>);
+pub struct Charges(Vec<Charge>);
 
 impl Charges {
     /// Adds a charge. A second one for a counter is added to the first: the costs add up, and the lower limit holds.
@@ -253,7 +257,7 @@ impl ops::DerefMut for Charges {
 
 impl From<Charge> for Charges {
     fn from(charge: Charge) -> Self {
-        Self(smallvec::smallvec![charge])
+        Self(vec![charge])
     }
 }
 
@@ -283,6 +287,10 @@ impl StoreError {
     /// callers whatever their policy.
     pub fn misconfigured(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { misconfigured: true, reason: Reason::new(reason.into()), since: None }
+    }
+
+    pub(crate) fn late(deadline: Duration) -> Self {
+        Self::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
     }
 
     /// The same, with whom it is about in front.

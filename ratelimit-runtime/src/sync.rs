@@ -1,4 +1,4 @@
-//! The locks and atomics of the memory store and of the lines of waiting callers.
+//! The locks and atomics of the memory store, of the lines of waiting callers and of what is known of counters.
 //!
 //! They are the ones everybody knows, but for the tests in `model_check.rs`. Those run under a scheduler that decides
 //! before each step of theirs which thread goes on.
@@ -27,7 +27,7 @@ impl<T> ops::Deref for Apart<T> {
 mod known {
     pub(crate) use std::sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicU64, AtomicUsize},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize},
     };
     use std::{
         sync::{PoisonError, TryLockError},
@@ -68,7 +68,7 @@ mod known {
 mod scheduled {
     pub(crate) use shuttle::sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicU64, AtomicUsize},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize},
     };
     use std::sync::PoisonError;
 

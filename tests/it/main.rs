@@ -9,6 +9,7 @@ mod cluster;
 mod conformance;
 mod connection;
 mod cost;
+mod denials;
 mod exact;
 mod failure;
 mod give_back;

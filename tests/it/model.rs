@@ -15,18 +15,17 @@ fn schedules() -> u32 {
 }
 
 /// Made of numbers, which get smaller and fewer when it fails.
-fn schedule() -> impl Strategy<Value = Schedule> {
+fn schedule(strict: bool) -> impl Strategy<Value = Schedule> {
     let several = |count| prop::collection::vec(any::<u32>(), count);
     (several(16), prop::collection::vec(several(24), 1..60))
-        .prop_map(|(rules, steps)| Schedule::new(ALGORITHMS, &rules, &steps, true))
+        .prop_map(move |(rules, steps)| Schedule::new(ALGORITHMS, &rules, &steps, strict))
 }
 
-#[test]
-fn memory_redis_and_the_model_decide_alike() {
+fn all_decide_alike(schedules: impl Strategy<Value = Schedule>, count: u32) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let redis = runtime.block_on(Timed::redis());
-    let config = ProptestConfig { cases: schedules(), failure_persistence: None, ..ProptestConfig::default() };
-    proptest!(config, |(schedule in schedule())| {
+    let config = ProptestConfig { cases: count, failure_persistence: None, ..ProptestConfig::default() };
+    proptest!(config, |(schedule in schedules)| {
         runtime.block_on(async {
             // From the same instant each time, so that a schedule that fails fails again.
             let memory = Timed::memory().await;
@@ -35,4 +34,15 @@ fn memory_redis_and_the_model_decide_alike() {
             schedule.run(Trial::new("memory, Redis and the model decide alike", &stores)).await
         }).map_err(TestCaseError::fail)?;
     });
+}
+
+#[test]
+fn memory_redis_and_the_model_decide_alike() {
+    all_decide_alike(schedule(true).prop_map(Schedule::without_denial_cache), schedules());
+}
+
+/// In whole milliseconds: what a store rounded up to one is known no better.
+#[test]
+fn what_is_known_of_denials_is_what_redis_would_say() {
+    all_decide_alike(schedule(false), schedules());
 }

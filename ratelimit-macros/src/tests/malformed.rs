@@ -40,6 +40,7 @@ const WORDS: &[&str] = &[
     "permit",
     "limiter",
     "lease",
+    "denial_cache",
     "shadow",
     "crate",
     "skip",

@@ -37,7 +37,7 @@ fn names() {
         ("on_stroe_eror = Deny", "unknown argument `on_stroe_eror`, did you mean `on_store_error`?"),
         (
             "colour = Red",
-            "unknown argument `colour`, expected `prefix`, `ttl`, `unit`, `count`, `key`, `algorithm`, `cost`, `on_limit`, `on_store_error`, `on_missing_key`, `permit`, `limiter`, `lease`, `shadow` or `crate`",
+            "unknown argument `colour`, expected `prefix`, `ttl`, `unit`, `count`, `key`, `algorithm`, `cost`, `on_limit`, `on_store_error`, `on_missing_key`, `permit`, `limiter`, `lease`, `denial_cache`, `shadow` or `crate`",
         ),
         ("count = 2", "`count` is set twice"),
         ("key", "`key` needs a value: key = user_id"),
@@ -138,6 +138,7 @@ fn values() {
         ("crate = facade", path),
         ("crate = \"facade\"", path),
         ("shadow = 1", "`shadow` is `true` or `false`"),
+        ("denial_cache = no", "`denial_cache` is `true` or `false`"),
         ("lease = 0", "`lease` must be at least 1, for example lease = 1"),
         (
             "algorithm = Bucket",

@@ -11,7 +11,7 @@ use super::script::{Numbers, pack};
 use super::{Look, Taken};
 use crate::{Algorithm, Rule, key::Fingerprint};
 
-/// What is stored on Redis is [`WINDOWS`] times as large, and Lua is exact up to 2^53.
+/// What is stored on Redis is [`WINDOWS`] times as large, and Lua's remainders are exact up to 2^52.
 pub(super) const LARGEST_COUNT: u64 = 9_999_999_999;
 
 /// One window.
@@ -151,7 +151,7 @@ fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
 
 /// How many windows of a counter are told apart on a server.
 #[cfg(feature = "redis")]
-pub(super) const WINDOWS: u64 = 900_001;
+pub(super) const WINDOWS: u64 = 450_001;
 
 #[cfg(feature = "redis")]
 pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
@@ -192,6 +192,29 @@ pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value) -> Opti
     }
     let receipt = window.charge(cost);
     Some((window.look(rule, 0, 0), receipt))
+}
+
+/// The reply to a charge that was made after `more` has been charged in the same window.
+#[cfg(feature = "redis")]
+#[allow(clippy::cast_possible_wrap)] // constants, and a period has 39 bits
+pub(super) fn reply_to_another(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {
+    let more = more.checked_mul(WINDOWS as i64)?;
+    let period = rule.period_ms() as i64;
+    Some(match reply {
+        // A number that is too large for Lua may still be read.
+        Value::Int(packed) => match more.checked_mul(period).and_then(|more| packed.checked_add(more)) {
+            Some(packed) => Value::Int(packed),
+            None => Value::Array(vec![
+                Value::Int(((packed - 1) / period).checked_add(more)?),
+                Value::Int((packed - 1) % period + 1),
+            ]),
+        },
+        Value::Array(numbers) => {
+            let [Value::Int(value), Value::Int(left)] = **numbers else { return None };
+            Value::Array(vec![Value::Int(value.checked_add(more)?), Value::Int(left)])
+        }
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

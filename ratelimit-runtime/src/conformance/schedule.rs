@@ -60,6 +60,22 @@ impl Schedule {
         Self { start, strict, steps }
     }
 
+    /// The same, with nothing answered from what is known.
+    #[must_use]
+    pub fn without_denial_cache(mut self) -> Self {
+        for step in &mut self.steps {
+            match step {
+                Step::Ask(asked) => {
+                    let charges = asked.iter_mut().flat_map(|asked| &mut asked.charges);
+                    charges.for_each(|(rule, ..)| *rule = rule.denial_cache(false));
+                }
+                Step::Reset { rule, .. } => *rule = rule.denial_cache(false),
+                Step::Pass(_) | Step::PassUntilRetry { .. } | Step::PassUntilReset { .. } | Step::GiveBack { .. } => {}
+            }
+        }
+        self
+    }
+
     /// Takes each step, until an answer is not the model's.
     pub async fn run(&self, mut trial: Trial<'_>) -> Result<(), Broken> {
         trial.pass(self.start);

@@ -1,0 +1,262 @@
+//! What is known to be refused, and until when.
+
+use std::{
+    collections::HashMap,
+    hash::BuildHasherDefault,
+    sync::{PoisonError, atomic::Ordering},
+};
+
+use crate::{
+    Decision, Rule,
+    key::{AlreadyHashed, Fingerprint},
+    sync::{Apart, AtomicBool, Mutex, MutexGuard},
+};
+
+#[cfg(all(test, model_check))]
+mod model_check;
+
+/// The denials that still hold, for all threads.
+#[derive(Debug)]
+pub(super) struct Denials {
+    shards: Box<[Apart<Mutex<Shard>>]>,
+    /// Whether there may be any.
+    any: AtomicBool,
+}
+
+/// What a store said when it refused, and what it would say now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Denial {
+    pub(super) decision: Decision,
+    /// Until the slot of a queue.
+    pub(super) wait_ms: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    kept: HashMap<Fingerprint, Kept, BuildHasherDefault<AlreadyHashed>>,
+    /// No denial ends before.
+    soonest_us: u64,
+    /// How often one was forgotten.
+    forgotten: u64,
+}
+
+#[derive(Debug)]
+struct Kept {
+    denial: Denial,
+    count: u64,
+    limit: u64,
+    /// When the store's answer arrived. What it says of time is counted from here, so that who obeys it does not come too early.
+    since_us: u64,
+    /// Until then the store is not asked. Counted from when it was.
+    until_us: u64,
+}
+
+const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
+/// 65,536 in all.
+const CAPACITY: usize = if cfg!(test) { 2 } else { 1024 };
+
+impl Denials {
+    pub(super) fn new() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Apart::default()).collect(), any: AtomicBool::new(false) }
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
+    fn shard(&self, name: Fingerprint) -> MutexGuard<'_, Shard> {
+        self.shards[name.0 as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the store would say, if that is known.
+    pub(super) fn look(&self, name: Fingerprint, rule: &Rule, now_us: u64) -> Option<Denial> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let shard = self.shard(name);
+        let kept = shard.kept.get(&name)?;
+        let Denial { mut decision, mut wait_ms } = kept.denial;
+        let is_same_rule = (kept.count, kept.limit) == (rule.count(), rule.limit());
+        if !is_same_rule || now_us >= kept.until_us {
+            return None;
+        }
+        let passed_ms = now_us.saturating_sub(kept.since_us) / 1000; // what is left is rounded up
+        for ms in [&mut decision.retry_after_ms, &mut decision.reset_after_ms, &mut wait_ms] {
+            *ms = ms.saturating_sub(passed_ms);
+        }
+        Some(Denial { decision, wait_ms })
+    }
+
+    /// How often something was forgotten of a counter, or of others beside it.
+    pub(super) fn forgotten(&self, name: Fingerprint) -> u64 {
+        self.shard(name).forgotten
+    }
+
+    /// Keeps what the store said, unless something has been forgotten since it was asked.
+    ///
+    /// The store has decided after `sent_us`, and rounded up to a millisecond: as long as less than that has passed, it would refuse too.
+    pub(super) fn keep(
+        &self,
+        name: Fingerprint,
+        rule: &Rule,
+        denial: Denial,
+        (sent_us, now_us): (u64, u64),
+        forgotten: u64,
+    ) {
+        let holds_us = denial.decision.retry_after_ms.checked_sub(1).and_then(|ms| ms.checked_mul(1000));
+        let Some(until_us) = holds_us.and_then(|us| sent_us.checked_add(us)).filter(|until_us| *until_us > now_us)
+        else {
+            return;
+        };
+        let mut shard = self.shard(name);
+        if shard.forgotten != forgotten || !shard.has_room(name, now_us) {
+            return;
+        }
+        shard.soonest_us = if shard.kept.is_empty() { until_us } else { shard.soonest_us.min(until_us) };
+        shard.kept.insert(name, Kept { denial, count: rule.count(), limit: rule.limit(), since_us: now_us, until_us });
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Drops a denial that is none any more by what the store has said since.
+    pub(super) fn drop_one(&self, name: Fingerprint) {
+        if self.any.load(Ordering::Acquire) {
+            self.shard(name).kept.remove(&name);
+        }
+    }
+
+    /// Forgets what is known of a counter, and does not learn what is on its way.
+    pub(super) fn forget(&self, name: Fingerprint) {
+        let mut shard = self.shard(name);
+        shard.kept.remove(&name);
+        shard.forgotten += 1;
+    }
+
+    /// Forgets everything.
+    pub(super) fn forget_all(&self) {
+        if !self.any.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.kept.clear();
+            shard.forgotten += 1;
+        }
+    }
+}
+
+impl Shard {
+    /// Whether there is room for one, perhaps in place of those that hold no longer.
+    fn has_room(&mut self, name: Fingerprint, now_us: u64) -> bool {
+        if self.kept.len() >= CAPACITY && self.soonest_us <= now_us && !self.kept.contains_key(&name) {
+            self.kept.retain(|_, kept| kept.until_us > now_us);
+            self.soonest_us = self.kept.values().map(|kept| kept.until_us).min().unwrap_or(u64::MAX);
+        }
+        self.kept.len() < CAPACITY || self.kept.contains_key(&name)
+    }
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
+    const START: u64 = 1_000_000;
+
+    /// Of the shard that all of these tests use.
+    fn name(number: u64) -> Fingerprint {
+        Fingerprint(0, number + 1)
+    }
+
+    fn denial(retry_after_ms: u64, reset_after_ms: u64) -> Denial {
+        let decision = Decision { limit: 1, remaining: 0, reset_after_ms, retry_after_ms };
+        Denial { decision, wait_ms: 7 }
+    }
+
+    fn keep(denials: &Denials, number: u64, denial: Denial, times: (u64, u64)) {
+        let name = name(number);
+        denials.keep(name, &RULE, denial, times, denials.forgotten(name));
+    }
+
+    fn is_known(denials: &Denials, number: u64, now_us: u64) -> bool {
+        denials.look(name(number), &RULE, now_us).is_some()
+    }
+
+    #[test]
+    fn it_holds_from_sending_and_its_waits_from_the_answer() {
+        let denials = Denials::new();
+        keep(&denials, 1, denial(10, 12), (START, START + 2_500));
+        let left = |after_us| {
+            let known = denials.look(name(1), &RULE, START + after_us)?;
+            Some((known.decision.retry_after_ms, known.decision.reset_after_ms, known.wait_ms))
+        };
+        assert_eq!(left(2_500), Some((10, 12, 7)));
+        assert_eq!(left(3_499), Some((10, 12, 7)));
+        assert_eq!(left(3_500), Some((9, 11, 6)));
+        // The store may have decided at once, and have rounded up by almost a millisecond.
+        assert_eq!(left(8_999), Some((4, 6, 1)));
+        assert_eq!(left(9_000), None);
+        // The clock of another processor may be behind.
+        assert_eq!(left(2_000), Some((10, 12, 7)));
+    }
+
+    #[test]
+    fn what_holds_for_less_than_a_millisecond_or_for_ever_is_not_kept() {
+        for (retry_after_ms, times) in [
+            (0, (START, START)),
+            (1, (START, START)),
+            (5, (START, START + 4_000)),
+            (u64::MAX, (START, START)),
+            (u64::MAX - 1, (START, START)),
+            (u64::MAX / 1000, (START, START)),
+        ] {
+            let denials = Denials::new();
+            keep(&denials, 1, denial(retry_after_ms, 5), times);
+            assert!(!is_known(&denials, 1, times.1), "{retry_after_ms}");
+        }
+    }
+
+    #[test]
+    fn it_is_of_one_count_and_one_limit() {
+        let denials = Denials::new();
+        keep(&denials, 1, denial(10, 10), (START, START));
+        assert!(denials.look(name(1), &RULE.with_count(2), START).is_none());
+        let burst = |burst| RULE.algorithm(crate::Algorithm::TokenBucket { burst, refill: crate::Refill::Greedy });
+        denials.keep(name(2), &burst(5), denial(10, 10), (START, START), 0);
+        assert!(denials.look(name(2), &burst(5), START).is_some());
+        assert!(denials.look(name(2), &burst(6), START).is_none());
+        assert!(is_known(&denials, 1, START) && !is_known(&denials, 2, START));
+    }
+
+    #[test]
+    fn a_full_shard_takes_the_place_of_what_is_over_and_of_nothing_else() {
+        let denials = Denials::new();
+        keep(&denials, 1, denial(10, 10), (START, START));
+        keep(&denials, 2, denial(20, 20), (START, START));
+        keep(&denials, 3, denial(30, 30), (START, START));
+        assert_eq!([1, 2, 3].map(|number| is_known(&denials, number, START)), [true, true, false]);
+        keep(&denials, 2, denial(40, 40), (START, START));
+        assert!(is_known(&denials, 2, START + 30_000), "one that is there is renewed");
+        keep(&denials, 3, denial(30, 30), (START + 9_000, START + 9_000));
+        assert_eq!([1, 2, 3].map(|number| is_known(&denials, number, START + 9_000)), [false, true, true]);
+        keep(&denials, 1, denial(30, 30), (START + 10_000, START + 10_000));
+        assert!(!is_known(&denials, 1, START + 10_000));
+    }
+
+    #[test]
+    fn an_answer_that_was_asked_for_before_something_was_forgotten_is_not_kept() {
+        let denials = Denials::new();
+        let asked = denials.forgotten(name(1));
+        denials.forget(name(1));
+        denials.keep(name(1), &RULE, denial(10, 10), (START, START), asked);
+        assert!(!is_known(&denials, 1, START));
+        keep(&denials, 1, denial(10, 10), (START, START));
+        assert!(is_known(&denials, 1, START));
+        let asked = denials.forgotten(name(2));
+        denials.forget_all();
+        denials.keep(name(2), &RULE, denial(10, 10), (START, START), asked);
+        assert_eq!([1, 2].map(|number| is_known(&denials, number, START)), [false, false]);
+        denials.forget_all();
+        keep(&denials, 1, denial(10, 10), (START, START));
+        denials.drop_one(name(1));
+        assert!(!is_known(&denials, 1, START));
+    }
+}

@@ -1,0 +1,82 @@
+//! What is known under every order in which the steps of a few threads can follow one another.
+
+use std::{sync::Arc, time::Duration};
+
+use shuttle::thread;
+
+use super::*;
+use crate::sync::every_order;
+
+const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
+const NAME: Fingerprint = Fingerprint(0, 1);
+/// In another shard.
+const OTHER: Fingerprint = Fingerprint(1, 1);
+const DENIAL: Denial = Denial {
+    decision: Decision { limit: 1, remaining: 0, reset_after_ms: 60_000, retry_after_ms: 60_000 },
+    wait_ms: 0,
+};
+
+/// A counter of one at a store, and what is known of it here.
+struct Scene {
+    /// Whether it is charged.
+    charged: Mutex<bool>,
+    denials: Denials,
+}
+
+impl Scene {
+    fn new(charged: bool) -> Arc<Self> {
+        Arc::new(Self { charged: Mutex::new(charged), denials: Denials::new() })
+    }
+
+    /// Whether a call is let through, as the guard goes about it.
+    fn acquire(&self) -> bool {
+        if self.denials.look(NAME, &RULE, 0).is_some() {
+            return false;
+        }
+        let forgotten = self.denials.forgotten(NAME);
+        let was_charged = std::mem::replace(&mut *self.charged.lock().unwrap(), true);
+        if was_charged {
+            self.denials.keep(NAME, &RULE, DENIAL, (0, 0), forgotten);
+        }
+        !was_charged
+    }
+
+    fn give_back(&self) {
+        *self.charged.lock().unwrap() = false;
+        self.denials.forget(NAME);
+    }
+
+    fn lose_everything(&self) {
+        *self.charged.lock().unwrap() = false;
+        self.denials.forget_all();
+    }
+}
+
+#[test]
+fn no_denial_survives_a_give_back_that_is_over() {
+    every_order(|| {
+        let scene = Scene::new(true);
+        let asking = {
+            let scene = Arc::clone(&scene);
+            thread::spawn(move || scene.acquire())
+        };
+        scene.give_back();
+        let admitted = asking.join().unwrap();
+        assert_eq!(scene.acquire(), !admitted);
+    });
+}
+
+#[test]
+fn no_denial_survives_an_outage() {
+    every_order(|| {
+        let scene = Scene::new(true);
+        scene.denials.keep(OTHER, &RULE, DENIAL, (0, 0), 0); // or there is nothing to be forgotten
+        let asking = {
+            let scene = Arc::clone(&scene);
+            thread::spawn(move || scene.acquire())
+        };
+        scene.lose_everything();
+        let admitted = asking.join().unwrap();
+        assert_eq!(scene.acquire(), !admitted);
+    });
+}
