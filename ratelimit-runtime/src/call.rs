@@ -394,11 +394,12 @@ impl Asked {
     #[inline(always)]
     #[allow(clippy::inline_always)] // the algorithm is known where it is called
     fn name(&self) -> Option<Fingerprint> {
-        match &self.key {
-            AskedKey::Some(key) => Some(Fingerprint::new(&self.rule, Some(key))),
-            AskedKey::Shared => Some(Fingerprint::new(&self.rule, None)),
-            AskedKey::Missing | AskedKey::Skip => None,
-        }
+        let key = match &self.key {
+            AskedKey::Some(key) => Some(key),
+            AskedKey::Shared => None,
+            AskedKey::Missing | AskedKey::Skip => return None,
+        };
+        Some(Fingerprint::new_inline(&self.rule, key))
     }
 }
 

@@ -282,7 +282,8 @@ impl Key {
 }
 
 /// Up to 16 bytes with zeros behind them. Two numbers are hashed and copied faster than so many bytes.
-#[inline]
+#[inline(always)]
+#[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
 fn short(text: &[u8]) -> [u64; 2] {
     // The last bytes overlap with the first ones; what they have in common is shifted out.
     let overlap = |of: usize| u32::try_from(8 * (2 * of - text.len())).unwrap_or_default();
@@ -597,10 +598,16 @@ impl Fingerprint {
     /// Of no counter.
     pub(crate) const NONE: Self = Self(0, 0);
 
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // the algorithm is known where it is called
     pub(crate) fn new(rule: &Rule, key: Option<&Key>) -> Self {
-        let (kind, key, text): (u64, [u64; 2], &[u8]) = match key {
+        Self::new_inline(rule, key)
+    }
+
+    /// The same where it is part of its caller, as on the way of most calls. Two passes side by side take little longer than one, but
+    /// what is handed from one function to another lies in memory.
+    #[inline(always)]
+    #[allow(clippy::inline_always)]
+    pub(crate) fn new_inline(rule: &Rule, key: Option<&Key>) -> Self {
+        let (kind, [key, more], text): (u64, [u64; 2], &[u8]) = match key {
             None => (0, [0; 2], &[]),
             Some(Key(Printed::Number(number))) => (1, *number, &[]),
             Some(Key(Printed::Short(length, text))) => (2 | u64::from(*length) << 2, *text, &[]),
@@ -610,41 +617,40 @@ impl Fingerprint {
         // length of a short text 7.
         let (prefix, period) = (rule.prefix().as_bytes(), rule.period());
         let rest = kind << 43 | rule.counted_by().number() << 30 | u64::from(period.subsec_nanos());
-        let numbers = [period.as_secs(), rest, key[0], key[1]];
+        let [left, right] = &*SECRETS;
         let name = if prefix.len() > LONGEST_SHORT || !text.is_empty() {
-            Self::of_long(prefix, text, numbers)
+            let numbers = [period.as_secs(), rest, key, more];
+            Self(left.hash_long(prefix, text, numbers), right.hash_long(prefix, text, numbers))
         } else {
             let ([first, second], length) = (short(prefix), prefix.len() as u64);
-            let [secs, rest, key, more] = numbers;
-            Self::hash(|hasher| {
-                for number in [first, second, secs, rest | length << 50, key, more] {
-                    hasher.write_u64(number);
-                }
-            })
+            let numbers = [first, second, period.as_secs(), rest | length << 50, key, more];
+            Self(left.hash(numbers), right.hash(numbers))
         };
         if name == Self::NONE { Self(0, 1) } else { name }
+    }
+}
+
+impl Secret {
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
+    fn hash(&self, numbers: [u64; 6]) -> u64 {
+        let mut hasher = FoldHasher::with_seed(self.0, &self.1);
+        for number in numbers {
+            hasher.write_u64(number);
+        }
+        hasher.finish()
     }
 
     #[cold]
     #[inline(never)]
-    fn of_long(prefix: &[u8], text: &[u8], numbers: [u64; 4]) -> Self {
-        Self::hash(|hasher| {
-            hasher.write(prefix);
-            hasher.write(text);
-            for number in numbers {
-                hasher.write_u64(number);
-            }
-        })
-    }
-
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // two passes side by side take little longer than one
-    fn hash(write: impl Fn(&mut FoldHasher<'_>)) -> Self {
-        let [left, right] = &*SECRETS;
-        let (mut left, mut right) = (FoldHasher::with_seed(left.0, &left.1), FoldHasher::with_seed(right.0, &right.1));
-        write(&mut left);
-        write(&mut right);
-        Self(left.finish(), right.finish())
+    fn hash_long(&self, prefix: &[u8], text: &[u8], numbers: [u64; 4]) -> u64 {
+        let mut hasher = FoldHasher::with_seed(self.0, &self.1);
+        hasher.write(prefix);
+        hasher.write(text);
+        for number in numbers {
+            hasher.write_u64(number);
+        }
+        hasher.finish()
     }
 }
 
