@@ -420,7 +420,7 @@ impl Deciding {
         Some((limiter.memory()?, asked))
     }
 
-    /// Charges a fixed window that is stored, which is what most calls do. `None` if it did not, and nothing is changed then.
+    /// Charges a fixed window that is stored and open, which is what most calls do. `None` if there is none, and nothing is changed then.
     ///
     /// Here ends what is compiled into each caller. What is found out is left to whoever polls, where it is no part of anything yet: most
     /// callers only want to know whether there is a permit, and it takes as long as all of the arithmetic to make one and to move it.
@@ -460,10 +460,15 @@ impl Deciding {
         Some(Ok(Permit::in_memory(self.limiter.take()?, name, &rule, cost, &taken)))
     }
 
-    /// All that is not an admitted call of a fixed window in memory that is stored. `None` if there is no answer yet.
+    /// All that is not an admitted call of a fixed window in memory that is stored and open. `None` if there is no answer yet.
     #[inline(never)]
-    fn decide(&mut self, context: &mut Context<'_>, answer: &mut Option<Answer>) {
-        *answer = self.take();
+    fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>, answer: &mut Option<Answer>) {
+        *answer = match (refused, &self.state) {
+            (Some(taken), State::One(Asked { rule, cost, .. }, _)) => {
+                Some(Err(RequestPerMinute::exceeded(rule, *cost, &taken.refusal(rule))))
+            }
+            _ => self.take(),
+        };
         if answer.is_some() {
             self.limiter = None;
             self.state = State::Done;
@@ -496,15 +501,17 @@ impl Future for Deciding {
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `Deciding::take_window`
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        if let Some(taken) = self.take_window()
+        let taken = self.take_window();
+        if let Some(taken) = &taken
+            && taken.fits
             && let State::One(Asked { rule, cost, .. }, _) = &self.state
             && let (limit, cost) = (rule.count(), *cost)
             && let Some(limiter) = self.limiter.take()
         {
-            return Poll::Ready(Ok(Permit::of_window(limiter, limit, cost, &taken)));
+            return Poll::Ready(Ok(Permit::of_window(limiter, limit, cost, taken)));
         }
         let mut answer = None;
-        self.decide(context, &mut answer);
+        self.decide(taken.as_ref(), context, &mut answer);
         match answer {
             Some(answer) => Poll::Ready(answer),
             None => Poll::Pending,

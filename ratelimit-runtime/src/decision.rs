@@ -155,7 +155,7 @@ impl Permit {
     /// For one charge of a fixed window in the memory store.
     #[inline]
     pub(crate) fn of_window(limiter: Held, limit: u64, cost: u64, taken: &TakenWindow) -> Self {
-        let TakenWindow { name, remaining, reset_after_ms, opened } = *taken;
+        let TakenWindow { name, remaining, reset_after_ms, opened, .. } = *taken;
         // Of the rule nothing is needed to take it back.
         let rule = Rule::new("", 0, Duration::ZERO);
         let charged = ChargedInMemory::new(name, &rule, cost, [opened, 0]);

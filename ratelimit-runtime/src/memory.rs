@@ -83,7 +83,7 @@ impl Memory {
         self.take_in(&mut shard, name, ask, now_us)
     }
 
-    /// The same where most calls find themselves, and without a way round: in a fixed window that is stored and open, at a cost that fits.
+    /// The same where most calls find themselves, and without a way round: in a fixed window that is stored and open, at a cost of 1 to the count.
     /// `None` if it is not so, and nothing is changed then.
     ///
     /// The rule was looked at when the window was stored, but for its count. The time is not kept in the shard, as it changes nothing there: who
