@@ -105,6 +105,7 @@ impl Guarded {
 }
 
 /// When a decision was asked for, and how often something had been forgotten of its counter then.
+#[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     at_us: u64,
