@@ -75,6 +75,8 @@ pub struct Builder {
     #[cfg(feature = "redis")]
     connections: usize,
     #[cfg(feature = "redis")]
+    coalescing: bool,
+    #[cfg(feature = "redis")]
     certificates: crate::redis::Certificates,
     #[cfg(feature = "redis")]
     sentinel_credentials: Option<crate::redis::Credentials>,
@@ -118,6 +120,8 @@ impl Builder {
             },
             #[cfg(feature = "redis")]
             connections: 1,
+            #[cfg(feature = "redis")]
+            coalescing: true,
             #[cfg(feature = "redis")]
             certificates: crate::redis::Certificates::default(),
             #[cfg(feature = "redis")]
@@ -185,6 +189,17 @@ impl Builder {
     /// are refused, or let through under [`OnStoreError::Allow`].
     pub fn max_keys(mut self, max_keys: usize) -> Self {
         self.settings.max_keys = max_keys;
+        self
+    }
+
+    /// Whether calls to a Redis server carry the decisions of several callers. They do if not set.
+    ///
+    /// While four calls to a server are under way on a tokio runtime, further decisions gather, and the next call carries up to 64
+    /// different ones; equal ones travel as one, that is granted as often as fits. Each is decided by itself, in the order of arrival. A decision
+    /// that comes alone goes at once. In a cluster a call goes to one slot.
+    #[cfg(feature = "redis")]
+    pub fn coalescing(mut self, coalescing: bool) -> Self {
+        self.coalescing = coalescing;
         self
     }
 
@@ -285,7 +300,9 @@ impl Builder {
         }
         let topology = crate::redis::Topology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
         let name = topology.to_string();
-        let store = crate::redis::Redis::new(topology, self.settings.deadline, self.connections);
+        let (deadline, connections, coalescing) = (self.settings.deadline, self.connections, self.coalescing);
+        let settings = crate::redis::Settings { deadline, connections, coalescing };
+        let store = crate::redis::Redis::new(topology, settings);
         if !self.lazy {
             store.connected().await.map_err(|error| SetupError::new(error.reason()))?;
         }

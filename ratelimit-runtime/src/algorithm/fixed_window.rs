@@ -166,6 +166,29 @@ pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value) -> Opti
     Some((window.look(rule, 0, 0), receipt))
 }
 
+/// The reply to a charge that was made after `more` has been charged in the same window.
+#[cfg(feature = "redis")]
+#[allow(clippy::cast_possible_wrap)] // constants, and a period has 39 bits
+pub(super) fn reply_to_another(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {
+    let more = more.checked_mul(WINDOWS as i64)?;
+    let period = rule.period_ms() as i64;
+    Some(match reply {
+        // A number that is too large for Lua may still be read.
+        Value::Int(packed) => match more.checked_mul(period).and_then(|more| packed.checked_add(more)) {
+            Some(packed) => Value::Int(packed),
+            None => Value::Array(vec![
+                Value::Int(((packed - 1) / period).checked_add(more)?),
+                Value::Int((packed - 1) % period + 1),
+            ]),
+        },
+        Value::Array(numbers) => {
+            let [Value::Int(value), Value::Int(left)] = **numbers else { return None };
+            Value::Array(vec![Value::Int(value.checked_add(more)?), Value::Int(left)])
+        }
+        _ => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

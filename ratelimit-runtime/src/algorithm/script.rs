@@ -23,7 +23,6 @@ pub(super) fn pack<const N: usize>(numbers: [u64; N]) -> Numbers {
 /// charge if the cost fits, `'always'` if it is known to fit), `time` (the reply of TIME, or nil: it asks
 /// when it needs to) and `charged` (the cost in digits, as the script counts it, or nil if it is 1). It returns its reply and whether the cost fits; the one that gives back returns how much it gave.
 struct Half {
-    name: &'static str,
     decide: &'static str,
     numbers: &'static str,
     give_back: &'static str,
@@ -31,28 +30,24 @@ struct Half {
 }
 
 const FIXED_WINDOW: Half = Half {
-    name: "fixed_window",
     decide: include_str!("fixed_window.lua"),
     numbers: "room, length, align",
     give_back: include_str!("fixed_window_give_back.lua"),
     give_back_numbers: "cost, number",
 };
 const SLIDING_LOG: Half = Half {
-    name: "sliding_log",
     decide: include_str!("sliding_log.lua"),
     numbers: "cost, count, period, digits",
     give_back: include_str!("sliding_log_give_back.lua"),
     give_back_numbers: "cost, period, charged, digits",
 };
 const SLIDING_WINDOW: Half = Half {
-    name: "sliding_window",
     decide: include_str!("sliding_window.lua"),
     numbers: "cost, count, size, buckets",
     give_back: include_str!("sliding_window_give_back.lua"),
     give_back_numbers: "cost, size, buckets, charged",
 };
 const BUCKET: Half = Half {
-    name: "bucket",
     decide: include_str!("bucket.lua"),
     numbers: "cost, capacity, refill, interval, longest",
     give_back: include_str!("bucket_give_back.lua"),
@@ -64,7 +59,7 @@ const HALVES: [Half; 4] = [FIXED_WINDOW, SLIDING_LOG, SLIDING_WINDOW, BUCKET];
 pub(crate) const KINDS: usize = HALVES.len();
 
 /// Which of them an algorithm is counted by.
-pub(crate) fn kind(algorithm: Algorithm) -> usize {
+pub(crate) fn kind(algorithm: Algorithm) -> u8 {
     match algorithm {
         Algorithm::FixedWindow { .. } => 0,
         Algorithm::SlidingLog => 1,
@@ -89,28 +84,23 @@ pub(crate) fn decide_one(kind: usize, charge: bool) -> String {
     script(numbers, &format!("local charge, time = {charge}, nil\n{decide}"))
 }
 
-/// Decides on several counters, all or nothing. KEYS: the counters. ARGV: 1 to charge and 0 to look, then for each counter
-/// the [`name`] of its script's half, [`numbers`] and [`charged`].
-pub(crate) fn decide_all() -> String {
-    let mut script = String::from("local functions = {}\n");
-    for Half { name, decide, numbers, .. } in HALVES {
+/// Decides several requests, each on one counter or on several; see `many.lua`.
+pub(crate) fn decide_many() -> String {
+    let mut script = String::from("local kinds = {}\n");
+    for (kind, Half { decide, numbers, .. }) in HALVES.iter().enumerate() {
         let numbers = unpack(numbers);
         let _ = write!(
             script,
-            "function functions.{name}(key, call, charge, time, numbers, charged)\n{numbers}\n{decide}end\n"
+            "kinds[{kind}] = function(key, call, charge, time, numbers, charged)\n{numbers}\n{decide}end\n"
         );
     }
-    script + include_str!("all.lua")
+    script + include_str!("many.lua")
 }
 
 /// Returns a charge. ARGV: [`give_back_numbers`]. Replies with what was returned.
 pub(crate) fn give_back(kind: usize) -> String {
     let Half { give_back, give_back_numbers, .. } = &HALVES[kind];
     script(give_back_numbers, give_back)
-}
-
-pub(crate) fn name(algorithm: Algorithm) -> &'static str {
-    HALVES[kind(algorithm)].name
 }
 
 pub(crate) fn numbers(charge: &Charge) -> Numbers {
@@ -130,6 +120,35 @@ pub(crate) fn charged(charge: &Charge) -> u64 {
     match charge.rule.counted_by() {
         Algorithm::FixedWindow { .. } => charge.cost * fixed_window::WINDOWS,
         _ => charge.cost,
+    }
+}
+
+/// How much larger the first of [`numbers`] is for each further charge that is made in one go.
+#[allow(clippy::cast_possible_wrap)] // a cost has 53 bits in any unit
+fn step(charge: &Charge) -> i64 {
+    match charge.rule.counted_by() {
+        Algorithm::FixedWindow { .. } => -(charged(charge) as i64),
+        Algorithm::SlidingLog | Algorithm::SlidingWindow { .. } => charge.cost as i64,
+        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => bucket::units(&charge.rule, charge.cost) as i64,
+    }
+}
+
+/// What `many.lua` takes of so many equal charges beside the [`numbers`] of one.
+#[allow(clippy::cast_precision_loss)] // see `step`; and nobody has 2^53 callers
+pub(crate) fn repetition(charge: &Charge, times: usize) -> Numbers {
+    let most = charge.rule.limit() / charge.cost.max(1);
+    let numbers = [times as f64, most as f64, step(charge) as f64, charged(charge) as f64];
+    numbers.into_iter().flat_map(f64::to_le_bytes).collect()
+}
+
+/// The reply to one of several equal charges that were made in one go, by the reply to another. `later`: how many of them lie between the two.
+pub(crate) fn reply_to_another(charge: &Charge, reply: &Value, later: i64) -> Option<Value> {
+    let (rule, more) = (&charge.rule, later.checked_mul(i64::try_from(charge.cost).ok()?)?);
+    match rule.counted_by() {
+        Algorithm::FixedWindow { .. } => fixed_window::reply_to_another(rule, reply, more),
+        Algorithm::SlidingLog => sliding_log::reply_to_another(rule, reply, more),
+        Algorithm::SlidingWindow { .. } => sliding_window::reply_to_another(reply, more),
+        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => bucket::reply_to_another(rule, reply, more),
     }
 }
 

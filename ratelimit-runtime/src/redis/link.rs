@@ -29,10 +29,12 @@ use tokio::{
 
 use super::{
     breaker::{SILENT_CALLS, Silence, State},
+    coalescing::{self, Entry, Failure, Queue, Told},
+    command::{self, Command, Packet},
     explain,
     target::{Address, Target},
 };
-use crate::store::StoreError;
+use crate::store::{Charges, StoreError};
 
 const NO_KEEPER: &str =
     "nobody keeps its connection open: its tokio runtime is shutting down, or was built without enable_all";
@@ -56,13 +58,21 @@ pub(super) struct Links {
     in_use: watch::Sender<()>,
 }
 
+/// How nodes are talked to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// The limiter's. A server that needs longer to answer is as good as away.
+    pub(crate) deadline: Duration,
+    /// How many connections a runtime has.
+    pub(crate) connections: usize,
+    /// Whether decisions of several callers travel together.
+    pub(crate) coalescing: bool,
+}
+
 #[derive(Debug)]
 struct Node {
     target: Target,
-    /// The limiter's. A server that needs longer to answer is as good as away.
-    deadline: Duration,
-    /// How many connections a runtime has.
-    connections: usize,
+    settings: Settings,
     /// Whether the log was told what is to be said of its settings.
     inspected: AtomicBool,
 }
@@ -72,6 +82,7 @@ struct Node {
 struct Link {
     node: Arc<Node>,
     state: watch::Sender<State<Open>>,
+    queue: Queue,
     silence: Silence,
     /// A caller went too early to say anything about the server.
     doubted: Notify,
@@ -99,13 +110,14 @@ pub(super) struct Connection {
 impl Connection {
     /// Sends commands in one go, each once, and answers in their order. An error a server replied with is an answer.
     ///
-    /// After an error nobody knows whether they were executed.
+    /// After an error nobody knows whether they were executed. `callers`: how many wait for that.
     pub(super) async fn send(
         &mut self,
         mut commands: impl ExactSizeIterator<Item = Cmd>,
+        callers: usize,
     ) -> Result<Vec<Value>, StoreError> {
         let Self { open: Open { redis, silence, opened }, link } = self;
-        let mut sent = Sent { link, silence, at: link.now(), returned: false };
+        let mut sent = Sent { link, silence, at: link.now(), callers, returned: false };
         let count = commands.len();
         let replies = if count == 1
             && let Some(command) = commands.next()
@@ -139,7 +151,11 @@ fn is_fatal(error: &RedisError) -> bool {
 }
 
 fn is_readonly(reply: &Value) -> bool {
-    let Value::ServerError(error) = reply else { return false };
+    let error = match reply {
+        Value::ServerError(error) => error,
+        Value::Array(replies) => return replies.iter().any(is_readonly), // of decisions that were sent together
+        _ => return false,
+    };
     // Servers before 7.0 wrap what a command of a script said.
     error.kind() == Some(ServerErrorKind::ReadOnly)
         || error.details().is_some_and(|detail| detail.contains("-READONLY"))
@@ -150,6 +166,7 @@ struct Sent<'a> {
     link: &'a Link,
     silence: &'a Arc<Silence>,
     at: u64,
+    callers: usize,
     returned: bool,
 }
 
@@ -157,8 +174,8 @@ impl Drop for Sent<'_> {
     fn drop(&mut self) {
         // A caller who gives up before the deadline says nothing about the server, which is asked then. The deadline began
         // a moment before the call was sent, hence the tenth.
-        let Self { link, silence, at, returned } = *self;
-        let patience = link.node.deadline.saturating_sub(link.node.deadline / 10);
+        let Self { link, silence, at, callers, returned } = *self;
+        let patience = link.node.settings.deadline.saturating_sub(link.node.settings.deadline / 10);
         if returned {
             return;
         }
@@ -168,8 +185,8 @@ impl Drop for Sent<'_> {
             }
             return;
         }
-        let connection_is_silent = silence.unanswered(at);
-        if link.silence.unanswered(at) {
+        let connection_is_silent = silence.unanswered(at, callers);
+        if link.silence.unanswered(at, callers) {
             link.silent();
         } else if connection_is_silent {
             link.lost(silence);
@@ -178,31 +195,39 @@ impl Drop for Sent<'_> {
 }
 
 impl Links {
-    /// Connections to one node, as many as said on each runtime, opened when they are first asked for.
-    pub(super) fn new(target: Target, deadline: Duration, connections: usize) -> Self {
+    /// Connections to one node, opened when they are first asked for.
+    pub(super) fn new(target: Target, settings: Settings) -> Self {
         Self {
-            node: Arc::new(Node { target, deadline, connections, inspected: AtomicBool::new(false) }),
+            node: Arc::new(Node { target, settings, inspected: AtomicBool::new(false) }),
             by_runtime: Arc::default(),
             in_use: watch::Sender::new(()),
         }
+    }
+
+    /// Runs a command. A decision goes together with those of other callers, unless it is `asking`: then a node runs it that
+    /// is about to take over its slot.
+    pub(super) async fn run(&self, command: Command, slot: u16, asking: bool) -> Told {
+        let link = match self.link() {
+            Ok(link) => link,
+            Err(error) => return (command, Err(Failure::Unsent(error))),
+        };
+        if link.node.settings.coalescing && !asking && matches!(command, Command::Decide { .. }) {
+            return link.decide(command, slot).await;
+        }
+        let mut connection = match link.connection().await {
+            Ok(connection) => connection,
+            Err(error) => return (command, Err(Failure::Unsent(error))),
+        };
+        let sent = command::send(&mut connection, &[Packet::Command(&command)], 1, asking).await;
+        let reply = sent.map(|replies| replies.into_iter().next().unwrap_or_default());
+        (command, reply.map_err(Failure::Unknown))
     }
 
     /// A connection of the runtime we are on. Waits for one that is being opened, unless the breaker is open.
     ///
     /// With an error, nothing was sent.
     pub(super) async fn connection(&self) -> Result<Connection, StoreError> {
-        let link = self.link()?;
-        loop {
-            if let Some(answer) = link.connection() {
-                if answer.is_err() {
-                    // Nothing else on this way lets other tasks run: a caller who tries again and again would hold up the
-                    // task that opens connections.
-                    consume_budget().await;
-                }
-                return answer;
-            }
-            let _ = link.state.subscribe().wait_for(|state| !state.is_opening()).await;
-        }
+        self.link()?.connection().await
     }
 
     /// Waits until the node has answered, or a whole attempt to reach it has failed, however long that takes.
@@ -232,17 +257,18 @@ impl Links {
         let link = Arc::new(Link {
             node: Arc::clone(&self.node),
             state: watch::Sender::new(State::Opening),
+            queue: Queue::default(),
             silence: Silence::default(),
             doubted: Notify::new(),
             next: AtomicUsize::new(0),
             began: Instant::now(),
         });
-        let entry =
-            Entry { link: Arc::clone(&link), runtime: runtime.id(), by_runtime: Arc::downgrade(&self.by_runtime) };
+        let keeper =
+            Keeper { link: Arc::clone(&link), runtime: runtime.id(), by_runtime: Arc::downgrade(&self.by_runtime) };
         links.insert(runtime.id(), Arc::clone(&link));
-        // A runtime that is shutting down drops the task at once, and with it the entry, which takes the lock.
+        // A runtime that is shutting down drops the task at once, and with it the keeper, which takes the lock.
         drop(links);
-        runtime.spawn(entry.keep(self.in_use.subscribe()));
+        runtime.spawn(keeper.keep(self.in_use.subscribe()));
         Ok(link)
     }
 }
@@ -252,8 +278,62 @@ fn lock(links: &Mutex<HashMap<Id, Arc<Link>>>) -> MutexGuard<'_, HashMap<Id, Arc
 }
 
 impl Link {
+    async fn connection(self: &Arc<Self>) -> Result<Connection, StoreError> {
+        loop {
+            if let Some(answer) = self.open_connection() {
+                if answer.is_err() {
+                    // Nothing else on this way lets other tasks run: a caller who tries again and again would hold up the
+                    // task that opens connections.
+                    consume_budget().await;
+                }
+                return answer;
+            }
+            let _ = self.state.subscribe().wait_for(|state| !state.is_opening()).await;
+        }
+    }
+
+    /// Has a decision made together with those of other callers.
+    async fn decide(self: &Arc<Self>, command: Command, slot: u16) -> Told {
+        if let Some(error) = self.refusal() {
+            consume_budget().await; // see `connection`
+            return (command, Err(Failure::Unsent(error)));
+        }
+        let (told, begin) = self.queue.push(command, slot);
+        if begin {
+            tokio::spawn(Carrier { link: Arc::clone(self), done: false }.carry());
+        }
+        told.await.unwrap_or_else(|_| {
+            let error = StoreError::unavailable("its tokio runtime is shutting down");
+            (Command::Decide { charges: Charges::default(), consume: false }, Err(Failure::Unknown(error)))
+        })
+    }
+
+    /// Why callers are not let through, if they are not.
+    fn refusal(&self) -> Option<StoreError> {
+        match &*self.state.borrow() {
+            State::Opening | State::Up(_) => None,
+            State::Away { error, .. } => Some(error.clone()),
+            State::Ended => Some(StoreError::unavailable(NO_KEEPER)),
+        }
+    }
+
+    /// Sends decisions, and tells their callers.
+    async fn send(connection: &mut Connection, mut entries: Vec<Entry>, deadline: Duration) {
+        let callers = entries.iter().map(Entry::callers).sum();
+        let answers = {
+            let packets = coalescing::packets(&mut entries);
+            timeout(deadline, command::send(connection, &packets, callers, false)).await
+        };
+        match answers {
+            Ok(Ok(answers)) => entries.into_iter().zip(answers).for_each(|(entry, answer)| entry.answer(answer)),
+            Ok(Err(error)) => fail(entries, &Failure::Unknown(error)),
+            // They are told the same by their own clock, which began earlier.
+            Err(_) => fail(entries, &Failure::Unknown(StoreError::unavailable(format!("no answer within {deadline:?}")))),
+        }
+    }
+
     /// Nothing while one is being opened.
-    fn connection(self: &Arc<Self>) -> Option<Result<Connection, StoreError>> {
+    fn open_connection(self: &Arc<Self>) -> Option<Result<Connection, StoreError>> {
         match &*self.state.borrow() {
             State::Opening => None,
             State::Up(open) => {
@@ -296,7 +376,7 @@ impl Link {
     /// Opens connections whenever some are missing, one at a time.
     async fn keep_open(self: &Arc<Self>) {
         let mut state = self.state.subscribe();
-        let deadline = self.node.deadline;
+        let deadline = self.node.settings.deadline;
         let usual = deadline.clamp(CONNECT, FIRST_CONNECT);
         let mut later = usual;
         let (mut longest, mut longest_probe) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
@@ -307,7 +387,7 @@ impl Link {
         let mut server: Option<Client> = None;
         loop {
             tokio::select! {
-                missing = state.wait_for(|state| state.open() < self.node.connections) => {
+                missing = state.wait_for(|state| state.open() < self.node.settings.connections) => {
                     if missing.is_err() {
                         return;
                     }
@@ -375,7 +455,7 @@ impl Link {
 
     /// Opens the breaker when callers have waited for a connection for long enough.
     async fn limit_waiting(&self) {
-        let (mut state, deadline) = (self.state.subscribe(), self.node.deadline);
+        let (mut state, deadline) = (self.state.subscribe(), self.node.settings.deadline);
         while state.wait_for(State::is_opening).await.is_ok() {
             if timeout(deadline, state.wait_for(|state| !state.is_opening())).await.is_err() {
                 let error = self.node.unavailable(format_args!("no connection within the deadline of {deadline:?}"));
@@ -389,13 +469,13 @@ impl Link {
     async fn ask_when_doubted(self: &Arc<Self>) {
         loop {
             self.doubted.notified().await;
-            while let Some(Ok(mut connection)) = self.connection() {
-                if timeout(self.node.deadline, connection.send(iter::once(probe()))).await.is_ok() {
+            while let Some(Ok(mut connection)) = self.open_connection() {
+                if timeout(self.node.settings.deadline, connection.send(iter::once(probe()), 1)).await.is_ok() {
                     break;
                 }
             }
             // If all callers go early, that is no reason to ask all the time.
-            sleep(self.node.deadline).await;
+            sleep(self.node.settings.deadline).await;
         }
     }
 
@@ -484,13 +564,13 @@ impl Node {
 }
 
 /// A runtime's place in the map. Dropped with the task that keeps its connections, when its runtime or the limiter ends.
-struct Entry {
+struct Keeper {
     link: Arc<Link>,
     runtime: Id,
     by_runtime: Weak<Mutex<HashMap<Id, Arc<Link>>>>,
 }
 
-impl Entry {
+impl Keeper {
     async fn keep(self, mut in_use: watch::Receiver<()>) {
         tokio::select! {
             () = self.link.keep_open() => {}
@@ -501,12 +581,45 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for Keeper {
     fn drop(&mut self) {
         if let Some(by_runtime) = self.by_runtime.upgrade() {
             lock(&by_runtime).remove(&self.runtime);
         }
         self.link.state.send_replace(State::Ended);
+    }
+}
+
+fn fail(entries: Vec<Entry>, failure: &Failure) {
+    entries.into_iter().for_each(|entry| entry.fail(failure));
+}
+
+/// Carries decisions for as long as some wait.
+struct Carrier {
+    link: Arc<Link>,
+    done: bool,
+}
+
+impl Carrier {
+    async fn carry(mut self) {
+        let Self { link, .. } = &self;
+        loop {
+            let connection = link.connection().await;
+            let Some(entries) = link.queue.take() else { break };
+            match connection {
+                Ok(mut connection) => Link::send(&mut connection, entries, link.node.settings.deadline).await,
+                Err(error) => fail(entries, &Failure::Unsent(error)),
+            }
+        }
+        self.done = true;
+    }
+}
+
+impl Drop for Carrier {
+    fn drop(&mut self) {
+        if !self.done {
+            self.link.queue.broken_off(); // its runtime is shutting down
+        }
     }
 }
 

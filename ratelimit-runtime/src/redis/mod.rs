@@ -5,6 +5,7 @@
 
 mod breaker;
 mod cluster;
+mod coalescing;
 mod command;
 mod link;
 mod majority;
@@ -14,13 +15,17 @@ mod slots;
 mod spread;
 mod target;
 
-use std::{fmt::Write as _, sync::Arc, time::Duration};
+use std::{fmt::Write as _, mem, sync::Arc};
 
+use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use smallvec::SmallVec;
 
-pub(crate) use self::target::{Certificates, Credentials, Topology};
-use self::{cluster::Cluster, command::Command, link::Links};
+pub(crate) use self::{
+    link::Settings,
+    target::{Certificates, Credentials, Topology},
+};
+use self::{cluster::Cluster, coalescing::Failure, command::Command, link::Links};
 use crate::{
     CounterName, algorithm,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
@@ -39,8 +44,10 @@ enum Nodes {
     Cluster(Arc<Cluster>),
 }
 
-/// What came of commands, in their order.
-type Replies = SmallVec<[Result<Value, StoreError>; 1]>;
+type Commands = SmallVec<[Command; 1]>;
+
+/// Commands, in their order, and what came of each.
+type Replies = SmallVec<[(Command, Result<Value, StoreError>); 1]>;
 
 impl Nodes {
     /// Waits until the servers have answered once on this runtime.
@@ -51,19 +58,25 @@ impl Nodes {
         }
     }
 
-    /// Runs commands, in one round trip where it can.
-    async fn run(&self, commands: &[Command<'_>]) -> Replies {
-        let links = match self {
-            Self::One(links) => links,
-            Self::Cluster(cluster) => return cluster.run(commands).await,
-        };
-        let replies = match links.connection().await {
-            Ok(mut connection) => command::send(&mut connection, commands, false).await,
-            Err(error) => Err(error),
-        };
-        match replies {
-            Ok(replies) => replies.into_iter().map(answer).collect(),
-            Err(error) => commands.iter().map(|_| Err(error.clone())).collect(),
+    /// Runs commands at the same time.
+    async fn run(&self, commands: Commands) -> Replies {
+        if commands.len() > 1 {
+            return join_all(commands.into_iter().map(|command| self.run_one(command))).await.into();
+        }
+        let mut replies = Replies::new();
+        for command in commands {
+            replies.push(self.run_one(command).await);
+        }
+        replies
+    }
+
+    async fn run_one(&self, command: Command) -> (Command, Result<Value, StoreError>) {
+        match self {
+            Self::One(links) => {
+                let (command, reply) = links.run(command, 0, false).await;
+                (command, reply.map_err(Failure::into_error).and_then(answer))
+            }
+            Self::Cluster(cluster) => cluster.run(command).await,
         }
     }
 
@@ -77,11 +90,10 @@ impl Nodes {
 }
 
 impl Redis {
-    /// `connections`: to each node, on each runtime.
-    pub(crate) fn new(topology: Topology, deadline: Duration, connections: usize) -> Self {
+    pub(crate) fn new(topology: Topology, settings: Settings) -> Self {
         let nodes = match topology {
-            Topology::One(target) => Nodes::One(Arc::new(Links::new(target, deadline, connections))),
-            Topology::Cluster(seeds) => Nodes::Cluster(Arc::new(Cluster::new(seeds, deadline, connections))),
+            Topology::One(target) => Nodes::One(Arc::new(Links::new(target, settings))),
+            Topology::Cluster(seeds) => Nodes::Cluster(Arc::new(Cluster::new(seeds, settings))),
         };
         Self { nodes }
     }
@@ -109,27 +121,22 @@ impl Redis {
 
     /// Decides requests, none of them over several slots.
     async fn decide_together(&self, requests: &mut [&mut Request]) {
-        if requests.is_empty() {
-            return;
+        let mut commands = Commands::new();
+        for request in requests.iter_mut() {
+            commands.push(Command::Decide { charges: mem::take(&mut request.charges), consume: request.consume });
         }
-        let replies = {
-            let commands: SmallVec<[_; 1]> =
-                requests.iter().map(|request| Command::decide(&request.charges, request.consume)).collect();
-            self.nodes.run(&commands).await
-        };
-        for (request, reply) in requests.iter_mut().zip(replies) {
+        let replies = self.nodes.run(commands).await;
+        for (request, (command, reply)) in requests.iter_mut().zip(replies) {
+            request.charges = command.into_charges();
             request.outcome = reply.and_then(|reply| read(&mut request.charges, request.consume, &reply));
         }
     }
 
     async fn return_charges(&self, charges: &[Charge]) -> Result<u64, StoreError> {
-        let commands: SmallVec<[_; 1]> =
-            charges.iter().filter(|charge| charge.cost > 0).map(Command::give_back).collect();
-        if commands.is_empty() {
-            return Ok(0);
-        }
+        let charges = charges.iter().filter(|charge| charge.cost > 0);
+        let commands: Commands = charges.cloned().map(Command::GiveBack).collect();
         let mut back = 0;
-        for reply in self.nodes.run(&commands).await {
+        for (_, reply) in self.nodes.run(commands).await {
             back += number(&reply?)?.unsigned_abs();
         }
         Ok(back)
@@ -153,10 +160,8 @@ impl Store for Redis {
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
         let redis = self.clone();
         Reply::Pending(Box::pin(async move {
-            for reply in redis.nodes.run(&[Command::Delete(&counter)]).await {
-                reply?;
-            }
-            Ok(())
+            let (_, reply) = redis.nodes.run_one(Command::Delete(counter)).await;
+            reply.map(drop)
         }))
     }
 

@@ -28,12 +28,12 @@ impl Script {
         static SCRIPTS: Lazy<[[Script; 2]; KINDS]> = Lazy::new(|| {
             array::from_fn(|kind| [false, true].map(|charge| Script::new(algorithm::decide_one(kind, charge))))
         });
-        &SCRIPTS[algorithm::kind(algorithm)][usize::from(charge)]
+        &SCRIPTS[usize::from(algorithm::kind(algorithm))][usize::from(charge)]
     }
 
-    /// See [`algorithm::decide_all`].
-    pub(super) fn decide_all() -> &'static Self {
-        static SCRIPT: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_all()));
+    /// See [`algorithm::decide_many`].
+    pub(super) fn decide_many() -> &'static Self {
+        static SCRIPT: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_many()));
         &SCRIPT
     }
 
@@ -41,6 +41,6 @@ impl Script {
     pub(super) fn give_back(algorithm: Algorithm) -> &'static Self {
         static SCRIPTS: Lazy<[Script; KINDS]> =
             Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::give_back(kind))));
-        &SCRIPTS[algorithm::kind(algorithm)]
+        &SCRIPTS[usize::from(algorithm::kind(algorithm))]
     }
 }
