@@ -31,7 +31,7 @@ use trypema::{
 use crate::place::Place;
 
 /// What the limiter does not have yet.
-const COALESCING: Option<fn(Builder, bool) -> Builder> = None; // Some(Builder::coalescing)
+const COALESCING: Option<fn(Builder, bool) -> Builder> = Some(Builder::coalescing);
 const DENIAL_CACHE: Option<fn(Rule, bool) -> Rule> = None; // Some(Rule::denial_cache)
 const LEASE: Option<fn(Rule, u64) -> Rule> = None; // Some(Rule::lease)
 
