@@ -31,6 +31,7 @@ pub(crate) struct Rule {
     pub(crate) missing_key: Option<Ident>,
     pub(crate) cost: Number,
     pub(crate) algorithm: Algorithm,
+    pub(crate) shadow: bool,
     pub(crate) denial_cache: bool,
 }
 
@@ -151,6 +152,7 @@ struct Fields {
     cost: Option<Number>,
     elapsed: Option<Span>,
     algorithm: Option<(Algorithm, &'static str)>,
+    shadow: bool,
     lease: Option<Span>,
     no_denial_cache: bool,
     settings: Settings,
@@ -253,11 +255,7 @@ impl Fields {
                 }
             }
             "denial_cache" => self.no_denial_cache = !value::boolean(input, argument)?.value,
-            "shadow" => {
-                if value::boolean(input, argument)?.value {
-                    self.restricted.push(Restricted { span: name.span(), word: "shadow", alone: false, later: true });
-                }
-            }
+            "shadow" => self.shadow = value::boolean(input, argument)?.value,
             _ => settings.krate = Some((name, runtime(input)?)),
         }
         Ok(())
@@ -309,6 +307,7 @@ impl Fields {
                 missing_key: self.missing_key.map(|(_, word)| word),
                 cost: self.cost.unwrap_or_else(Number::one),
                 algorithm: self.algorithm.map(|(algorithm, _)| algorithm).unwrap_or_default(),
+                shadow: self.shadow,
                 denial_cache: !self.no_denial_cache,
             },
             settings: self.settings,

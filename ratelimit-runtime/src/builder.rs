@@ -118,6 +118,8 @@ impl Builder {
                 max_keys: 1_000_000,
                 max_waiting: 10_000,
                 is_local: false,
+                #[cfg(feature = "config")]
+                rules: None,
             },
             #[cfg(feature = "redis")]
             connections: 1,
@@ -175,6 +177,13 @@ impl Builder {
     /// What happens to a call when the store cannot decide, unless its function says otherwise.
     pub fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
         self.settings.on_store_error = on_store_error;
+        self
+    }
+
+    /// What a file says of rules, in place of what the code says (feature `config`).
+    #[cfg(feature = "config")]
+    pub fn rules(mut self, rules: crate::config::Rules) -> Self {
+        self.settings.rules = Some(rules);
         self
     }
 

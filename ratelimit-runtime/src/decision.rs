@@ -146,6 +146,15 @@ impl ChargedInMemory {
     }
 }
 
+/// The charge that leaves least, and of those the one that takes longest to leave more. One that is only tried out comes last.
+fn tightest(charges: &[Charge]) -> Option<&Charge> {
+    let room = |charge: &&Charge| {
+        let Decision { remaining, reset_after_ms, .. } = charge.decision;
+        (charge.rule.is_shadow(), remaining, u64::MAX - reset_after_ms)
+    };
+    charges.iter().min_by_key(room)
+}
+
 impl Permit {
     /// For one charge in the memory store.
     #[inline]
@@ -176,14 +185,11 @@ impl Permit {
         Self { limit, remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
     }
 
-    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy) -> Self {
-        let tightest = charges
-            .iter()
-            .map(|charge| charge.decision)
-            .min_by_key(|decision| (decision.remaining, u64::MAX - decision.reset_after_ms))
-            .unwrap_or(Decision::fresh(u64::MAX));
+    /// `alone` if no other rule was asked: whoever asked knows which rule it is about, so the permit need not.
+    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy, alone: bool) -> Self {
+        let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let held = match (&charges[..], by, limiter.memory()) {
-            ([charge], CountedBy::Store, Some(_)) => {
+            ([charge], CountedBy::Store, Some(_)) if alone && !charge.rule.is_shadow() => {
                 let name = charge.counter.fingerprint();
                 Charged::InMemory(limiter, ChargedInMemory::new(name, &charge.rule, charge.cost, charge.receipt))
             }
@@ -196,10 +202,30 @@ impl Permit {
         Self { limit, remaining, reset_after_ms, charged: Charged::Nothing }
     }
 
+    /// A permit that a rule lets through which would refuse if it were not only tried out.
+    pub(crate) fn of_shadow(decision: Decision) -> Self {
+        Self::uncharged(decision)
+    }
+
     /// A permit nobody had to pay for.
     pub(crate) fn free(charges: &[Charge]) -> Self {
         let limit = charges.iter().map(|charge| charge.rule.limit()).min().unwrap_or(u64::MAX);
         Self::uncharged(Decision::fresh(limit))
+    }
+
+    /// The rule that the numbers are about, and what it was charged. A permit of the memory store does not know the rule's name.
+    #[cfg(any(feature = "axum", feature = "tower"))]
+    pub(crate) fn tightest(&self) -> Option<(Rule, u64)> {
+        match &self.charged {
+            Charged::Nothing => None,
+            Charged::InMemory(_, charged) => Some((charged.rule(), charged.cost)),
+            Charged::Elsewhere(elsewhere) => {
+                let told = tightest(&elsewhere.1).filter(|charge| !charge.rule.is_shadow());
+                told.map(|charge| (charge.rule, charge.cost))
+            }
+            #[cfg(feature = "redis")]
+            Charged::Shared(_, decision, _) => decision.charge().map(|charge| (charge.rule, charge.cost)),
+        }
     }
 
     /// The limit of the rule; of the tightest one if there were several.

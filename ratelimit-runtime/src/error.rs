@@ -99,6 +99,12 @@ impl RequestPerMinute {
         self
     }
 
+    /// The rule that refused, and the cost it was asked for.
+    #[cfg(any(feature = "axum", feature = "tower"))]
+    pub(crate) fn asked(&self) -> (Rule, u64) {
+        (self.0.rule, self.0.cost)
+    }
+
     /// Why the call was not let through.
     pub fn cause(&self) -> Cause {
         self.0.cause

@@ -16,6 +16,7 @@ use crate::{
     health::Seen,
     key::Fingerprint,
     limiter::Settings,
+    observe,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
@@ -67,7 +68,11 @@ impl Guarded {
             return None;
         }
         let denial = guard.known(name, rule, cost, Duration::MAX, guard.clock.now_us())?;
-        (!guard.is_degraded()).then_some(denial.decision)
+        if guard.is_degraded() {
+            return None;
+        }
+        observe::known(rule);
+        Some(denial.decision)
     }
 }
 
@@ -92,8 +97,11 @@ impl Guarded {
     /// What came of it. Nothing for a caller who has waited for longer than the deadline.
     pub(crate) fn poll(&self, share: &mut Share, context: &mut Context<'_>) -> Poll<Option<redis::Shared>> {
         let told = ready!(Redis::poll(share, context));
+        let guard = &self.0;
+        if let Some(Asked { at_us, .. }) = share.asked() {
+            observe::answered_after(Duration::from_micros(guard.clock.now_us().saturating_sub(at_us)));
+        }
         if let (Some(Ok((look, _))), Some(charge)) = (&told, share.charge()) {
-            let guard = &self.0;
             if look.fits {
                 guard.denials.drop_one(charge.counter.fingerprint());
             } else if let Some(asked) = share.asked() {
@@ -143,6 +151,7 @@ impl Guard {
             return false;
         }
         for (charge, denial) in request.charges.iter_mut().zip(denials) {
+            observe::known(&charge.rule);
             (charge.decision, charge.wait) = (denial.decision, Duration::from_millis(denial.wait_ms));
         }
         request.outcome = Ok(false);

@@ -269,7 +269,7 @@ impl Key {
         })
     }
 
-    fn with_text<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
+    pub(crate) fn with_text<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
         match &self.0 {
             Printed::Number([number, _]) => read(itoa::Buffer::new().format(*number).as_bytes()),
             Printed::Short(length, [first, second]) => {

@@ -234,10 +234,18 @@ impl Charges {
         match self.0.iter_mut().find(|other| other.counter == charge.counter) {
             Some(other) => {
                 other.cost = other.cost.saturating_add(charge.cost);
-                other.rule = if charge.rule.limit() < other.rule.limit() { charge.rule } else { other.rule };
+                // One that is only tried out does not stand in for one that holds.
+                let tightness = |rule: &Rule| (rule.is_shadow(), rule.limit());
+                other.rule = if tightness(&charge.rule) < tightness(&other.rule) { charge.rule } else { other.rule };
             }
             None => self.0.push(charge),
         }
+    }
+}
+
+impl Charges {
+    pub(crate) fn retain(&mut self, keep: impl Fn(&Charge) -> bool) {
+        self.0.retain(|charge| keep(charge));
     }
 }
 

@@ -54,6 +54,10 @@ snapshots! {
         #[r#"prefix = "item", unit = Seconds, count = plan.limit(), key = id, on_missing_key = Shared, cost = rows.len()"#]
         "async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {}"
 
+    shadow:
+        #[r#""item", 1, Minutes, 100, algorithm = TokenBucket, shadow = true"#]
+        "async fn f() -> R {}"
+
     sliding_window:
         #[r#"prefix = "item", unit = Minutes, count = 100, algorithm = SlidingWindow(buckets = BUCKETS)"#]
         "async fn f() -> R {}"

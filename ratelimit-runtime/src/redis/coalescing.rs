@@ -24,6 +24,7 @@ use crate::{
     Algorithm, algorithm,
     guard::Asked,
     key::{AlreadyHashed, Fingerprint},
+    observe,
     store::{Charge, Charges, StoreError},
     sync::{Mutex, MutexGuard},
 };
@@ -210,6 +211,7 @@ impl Queue {
             }
             let entries: Vec<_> = state.take(count).into_iter().filter_map(Decision::send).collect();
             if !entries.is_empty() {
+                observe::sent_together(entries.iter().map(Entry::callers).sum());
                 return Some(entries);
             }
         }
@@ -431,7 +433,7 @@ pub(super) fn is_same(one: &Charge, other: &Charge) -> bool {
 impl Share {
     /// Of a decision on one counter.
     pub(crate) fn charge(&self) -> Option<&Charge> {
-        self.decision.charges.first()
+        self.decision.charge()
     }
 
     pub(crate) fn asked(&self) -> Option<Asked> {
@@ -444,6 +446,11 @@ impl Share {
 }
 
 impl Decision {
+    /// Of a decision on one counter.
+    pub(crate) fn charge(&self) -> Option<&Charge> {
+        self.charges.first()
+    }
+
     /// What a caller was charged.
     pub(crate) fn charged(&self, receipt: [u64; 2]) -> Charges {
         let mut charges = self.charges.clone();

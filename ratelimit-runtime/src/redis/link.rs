@@ -39,6 +39,7 @@ use super::{
 use crate::{
     guard::Asked,
     key::Fingerprint,
+    observe,
     store::{Charge, Charges, StoreError},
 };
 
@@ -389,6 +390,9 @@ impl Link {
             Ok(connection) => connection,
             Err(error) => return (command, Err(Failure::Unsent(error))),
         };
+        if matches!(command, Command::Decide { .. }) {
+            observe::sent_together(1);
+        }
         let sent = command::send(&mut connection, &[Packet::Command(&command)], 1, asking).await;
         let reply = sent.map(|replies| replies.into_iter().next().unwrap_or_default());
         (command, reply.map_err(Failure::Unknown))
