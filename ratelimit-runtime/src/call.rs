@@ -655,10 +655,10 @@ impl Future for Deciding {
         if let Some(taken) = &taken
             && taken.fits
             && let State::One(Asked { rule, cost, .. }, _) = &self.state
-            && let (limit, cost) = (rule.count(), *cost)
+            && let (limit, period_ms, cost) = (rule.count(), rule.period_ms(), *cost)
             && let Some(limiter) = self.limiter.take()
         {
-            return Poll::Ready(Ok(Permit::of_window(limiter, limit, cost, taken)));
+            return Poll::Ready(Ok(Permit::of_window(limiter, limit, period_ms, cost, taken)));
         }
         let mut answer = None;
         self.decide(taken.as_ref(), context, &mut answer);

@@ -177,11 +177,10 @@ impl Permit {
 
     /// For one charge of a fixed window in the memory store.
     #[inline]
-    pub(crate) fn of_window(limiter: Held, limit: u64, cost: u64, taken: &TakenWindow) -> Self {
+    pub(crate) fn of_window(limiter: Held, limit: u64, period_ms: u64, cost: u64, taken: &TakenWindow) -> Self {
         let TakenWindow { name, remaining, reset_after_ms, opened, .. } = *taken;
-        // Of the rule nothing is needed to take it back.
-        let rule = Rule::new("", 0, Duration::ZERO);
-        let charged = ChargedInMemory::new(name, &rule, cost, [opened, 0]);
+        let algorithm = Algorithm::FixedWindow { align: false }; // as good as aligned to take it back, and to tell the quota
+        let charged = ChargedInMemory { name, cost, receipt: [opened, 0], count: limit, period_ms, algorithm };
         Self { limit, remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
     }
 
