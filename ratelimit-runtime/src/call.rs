@@ -15,10 +15,9 @@ use smallvec::SmallVec;
 use crate::redis::Share;
 use crate::{
     Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
-    algorithm::{Ask, Taken},
+    algorithm::{Ask, TakenWindow, Window},
     key::Fingerprint,
     limiter::{Held, Settings, no_answer, refusal},
-    memory::Memory,
     observe,
     store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
     wait::Refused,
@@ -122,28 +121,35 @@ pub struct Deciding {
     /// Who is asked, until it has been.
     limiter: Option<Held>,
     state: State,
-    /// While it is one of many who ask a server at once.
-    #[cfg(feature = "redis")]
-    share: Option<Share>,
 }
 
 enum State {
     One(Asked, Manner),
-    Several(Vec<Asked>, Manner),
+    /// Many ask a server at once, and this is one of them.
+    #[cfg(feature = "redis")]
+    Sharing(Asked, Manner, Share),
     Pending(Pending),
     Done,
 }
 
 impl Call {
     /// Decides when it is first polled.
-    #[inline]
-    pub(crate) fn decide_one(limiter: Held, rule: Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
-        Deciding::new(limiter, State::One(Asked { rule, key, cost }, manner))
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // or a rule is copied twice, which takes as long as a lock
+    pub(crate) fn decide_one(limiter: Held, rule: &Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
+        Deciding { limiter: Some(limiter), state: State::One(Asked { rule: *rule, key, cost }, manner) }
     }
 
     /// Decides when it is first polled.
     pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner) -> Deciding {
-        Deciding::new(limiter, State::Several(asked, manner))
+        let call = Self { limiter, asked: asked.into(), alone: false, manner, arrival: None };
+        let answer = async move {
+            match call.start() {
+                Ok(answer) => answer,
+                Err(pending) => pending.await,
+            }
+        };
+        Deciding { limiter: None, state: State::Pending(Box::pin(answer)) }
     }
 
     /// The answer of a store that has it at once, or the way to it.
@@ -472,41 +478,58 @@ impl Call {
     }
 }
 
-#[allow(clippy::inline_always)] // each copy of a permit on its way takes as long as all of the arithmetic
-impl Deciding {
+impl Asked {
+    /// What tells the counter from others, if it is sure that the call has one.
     #[inline(always)]
-    fn new(limiter: Held, state: State) -> Self {
-        Self {
-            limiter: Some(limiter),
-            state,
-            #[cfg(feature = "redis")]
-            share: None,
-        }
-    }
-
-    /// Whether this is what most calls are: one rule, whose limit holds or not, in memory. It can be charged without a counter's name and
-    /// without lists.
-    ///
-    /// What would have to wait, what is wrong and what can't fit goes the long way.
-    #[inline(always)]
-    fn in_memory(&self) -> Option<(&Memory, &Asked, Fingerprint)> {
-        let (limiter, asked, key) = self.one_rule()?;
-        Some((limiter.memory()?, asked, Fingerprint::new(&asked.rule, key)))
-    }
-
-    /// One rule, whose limit holds or not, and nobody waits.
-    #[inline(always)]
-    fn one_rule(&self) -> Option<(&Held, &Asked, Option<&Key>)> {
-        let (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) = (&self.limiter, &self.state)
-        else {
-            return None;
-        };
-        let Asked { rule, key, cost } = asked;
-        let key = match key {
+    #[allow(clippy::inline_always)] // the algorithm is known where it is called
+    fn name(&self) -> Option<Fingerprint> {
+        let key = match &self.key {
             AskedKey::Some(key) => Some(key),
             AskedKey::Shared => None,
             AskedKey::Missing | AskedKey::Skip => return None,
         };
+        Some(Fingerprint::new_inline(&self.rule, key))
+    }
+}
+
+impl Deciding {
+    /// Whether this is what most calls are: one rule, whose limit holds or not, and nobody waits.
+    #[inline]
+    fn one_rule(&self) -> Option<(&Held, &Asked)> {
+        match (&self.limiter, &self.state) {
+            (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) => Some((limiter, asked)),
+            _ => None,
+        }
+    }
+
+    /// Charges a fixed window that is stored and open, which is what most calls do. `None` if there is none, and nothing is changed then.
+    ///
+    /// Here ends what is compiled into each caller. What is found out is left to whoever polls, where it is no part of anything yet: most
+    /// callers only want to know whether there is a permit, and it takes as long as all of the arithmetic to make one and to move it.
+    #[inline(never)]
+    fn take_window(&self) -> Option<TakenWindow> {
+        let (limiter, asked) = self.one_rule()?;
+        let memory = limiter.memory().filter(|_| limiter.settings().rules_are_as_written())?;
+        let Asked { rule, cost, .. } = asked;
+        let can_fit = (1..=rule.count()).contains(cost) && rule.count() <= Window::LARGEST_COUNT && !rule.is_shadow();
+        if !can_fit || !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
+            return None;
+        }
+        let taken = memory.take_window(asked.name()?, rule.count(), *cost)?;
+        if taken.fits {
+            observe::admitted(rule, taken.remaining);
+        }
+        Some(taken)
+    }
+
+    /// Charges any other counter in memory, or one that is not stored; or says what another store would say, where it is known and need not be
+    /// asked; or asks it together with others.
+    ///
+    /// What would have to wait, what is wrong and what can't fit goes the long way.
+    #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
+    fn take(&mut self, context: &mut Context<'_>) -> Option<Answer> {
+        let (limiter, asked) = self.one_rule()?;
+        let Asked { rule, cost, .. } = asked;
         let can_fit = (1..=rule.limit()).contains(cost);
         if !can_fit
             || rule.is_shadow()
@@ -518,120 +541,106 @@ impl Deciding {
         if !limiter.settings().rules_are_as_written() {
             return None;
         }
-        Some((limiter, asked, key))
-    }
-
-    /// What is known without asking the store, or what comes of asking it together with others. Nothing if there is no such short way now.
-    fn poll_guarded(&mut self, context: &mut Context<'_>) -> Option<Poll<Answer>> {
-        #[cfg(feature = "redis")]
-        if let Some(share) = self.share.take() {
-            return self.poll_share(share, context);
-        }
-        let (limiter, Asked { rule, cost, .. }, key) = self.one_rule()?;
-        let guarded = limiter.guarded()?;
-        let name = Fingerprint::new(rule, key);
-        if let Some(decision) = guarded.known_denial(name, rule, *cost) {
-            let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
-            observe::refused(&refused);
-            self.limiter = None;
-            self.state = State::Done;
-            return Some(Poll::Ready(Err(refused)));
-        }
-        #[cfg(feature = "redis")]
-        {
-            let charge = || Charge::new(*rule, CounterName::new(&limiter.settings().namespace, rule, key), *cost);
-            self.share = Some(guarded.share(name, rule, *cost, charge, context.waker())?);
-            return Some(Poll::Pending);
-        }
-        #[cfg(not(feature = "redis"))]
-        None
-    }
-
-    #[cfg(feature = "redis")]
-    fn poll_share(&mut self, mut share: Share, context: &mut Context<'_>) -> Option<Poll<Answer>> {
-        let limiter = self.limiter.as_ref()?;
-        let Poll::Ready(told) = limiter.guarded()?.poll(&mut share, context) else {
-            self.share = Some(share);
-            return Some(Poll::Pending);
+        let name = asked.name()?;
+        let Some(memory) = limiter.memory() else {
+            let guarded = limiter.guarded()?;
+            if let Some(decision) = guarded.known_denial(name, rule, *cost) {
+                let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
+                observe::refused(&refused);
+                return Some(Err(refused));
+            }
+            #[cfg(feature = "redis")]
+            {
+                let charge = || {
+                    let key = if let AskedKey::Some(key) = &asked.key { Some(key) } else { None };
+                    Charge::new(*rule, CounterName::new(&limiter.settings().namespace, rule, key), *cost)
+                };
+                let share = guarded.share(name, rule, *cost, charge, context.waker())?;
+                if let State::One(asked, manner) = mem::replace(&mut self.state, State::Done) {
+                    self.state = State::Sharing(asked, manner, share);
+                }
+            }
+            return None;
         };
+        // Where there is no room, the long way says what becomes of the call; nothing was charged.
+        let taken = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX }).ok()?;
+        if !taken.fits() {
+            let refused = RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule));
+            observe::refused(&refused);
+            return Some(Err(refused));
+        }
+        observe::admitted(rule, taken.remaining);
+        let (rule, cost) = (*rule, *cost);
+        Some(Ok(Permit::in_memory(self.limiter.take()?, name, &rule, cost, &taken)))
+    }
+
+    /// What came of asking together with others.
+    #[cfg(feature = "redis")]
+    fn poll_share(&mut self, context: &mut Context<'_>) -> Option<Answer> {
+        let (Some(limiter), State::Sharing(_, _, share)) = (&self.limiter, &mut self.state) else { return None };
+        let Poll::Ready(told) = limiter.guarded()?.poll(share, context) else { return None };
         let limiter = self.limiter.take()?;
-        let State::One(asked, manner) = mem::replace(&mut self.state, State::Done) else { return None };
+        let State::Sharing(asked, manner, share) = mem::replace(&mut self.state, State::Done) else { return None };
         let error = match told {
             Some(Ok((look, _))) if !look.fits => {
                 let refused = RequestPerMinute::exceeded(&asked.rule, asked.cost, &look.decision);
                 observe::refused(&refused);
-                return Some(Poll::Ready(Err(refused)));
+                return Some(Err(refused));
             }
             Some(Ok((look, receipt))) => {
                 limiter.succeeded();
                 observe::admitted(&asked.rule, look.decision.remaining);
-                let permit = Permit::shared(limiter, share.into_decision(), look.decision, receipt);
-                return Some(Poll::Ready(Ok(permit)));
+                return Some(Ok(Permit::shared(limiter, share.into_decision(), look.decision, receipt)));
             }
             Some(Err(error)) => error,
             None => StoreError::late(limiter.settings().deadline),
         };
         match (Call { limiter, asked: [asked].into(), alone: true, manner, arrival: None }).answer_or_wait(Err(error)) {
-            Ok(answer) => Some(Poll::Ready(answer.inspect_err(observe::refused))),
+            Ok(answer) => Some(answer.inspect_err(observe::refused)),
             Err(pending) => {
                 self.state = State::Pending(pending);
-                None // is polled next
+                None
             }
         }
     }
 
-    #[inline(always)]
-    fn in_window(&self) -> Option<(Fingerprint, Taken)> {
-        let (memory, Asked { rule, cost, .. }, name) = self.in_memory()?;
-        let is_window = matches!(rule.counted_by(), Algorithm::FixedWindow { .. });
-        if is_window { Some((name, memory.take_window(name, rule, *cost)?)) } else { None }
-    }
-
-    /// The answer of the memory store to one rule.
-    #[inline(always)]
-    fn answer(&mut self, name: Fingerprint, taken: &Taken) -> Poll<Answer> {
-        let (Some(limiter), State::One(Asked { rule, cost, .. }, _)) = (self.limiter.take(), &self.state) else {
-            panic!("one rule was decided, and there was none")
-        };
-        Poll::Ready(if taken.fits() {
-            observe::admitted(rule, taken.remaining);
-            Ok(Permit::in_memory(limiter, name, rule, *cost, taken))
-        } else {
-            let refused = RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule));
-            observe::refused(&refused);
-            Err(refused)
-        })
-    }
-
-    /// All that is not a fixed window in memory that is stored.
+    /// All that is not an admitted call of a fixed window in memory that is stored and open. `None` if there is no answer yet.
     #[inline(never)]
-    fn poll_other(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
-        if let Some((memory, Asked { rule, cost, .. }, name)) = self.in_memory()
-            // Where there is no room, the long way says what becomes of the call; nothing was charged.
-            && let Ok(taken) = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX })
+    fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>, answer: &mut Option<Answer>) {
+        *answer = match (refused, &self.state) {
+            (Some(taken), State::One(Asked { rule, cost, .. }, _)) => {
+                let refused = RequestPerMinute::exceeded(rule, *cost, &taken.refusal(rule));
+                observe::refused(&refused);
+                Some(Err(refused))
+            }
+            #[cfg(feature = "redis")]
+            (_, State::Sharing(..)) => self.poll_share(context),
+            _ => self.take(context),
+        };
+        if answer.is_some() {
+            self.limiter = None;
+            self.state = State::Done;
+            return;
+        }
+        if let State::One(..) = &self.state
+            && let State::One(asked, manner) = mem::replace(&mut self.state, State::Done)
+            && let Some(limiter) = self.limiter.take()
         {
-            return self.answer(name, &taken);
-        }
-        if let Some(poll) = self.poll_guarded(context) {
-            return poll;
-        }
-        if let Some(limiter) = self.limiter.take() {
-            let (asked, alone, manner) = match mem::replace(&mut self.state, State::Done) {
-                State::One(asked, manner) => ([asked].into(), true, manner),
-                State::Several(asked, manner) => (asked.into(), false, manner),
-                State::Pending(_) | State::Done => panic!("a call was pending before anybody was asked"),
-            };
-            match (Call { limiter, asked, alone, manner, arrival: None }).start() {
-                Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
+            match (Call { limiter, asked: [asked].into(), alone: true, manner, arrival: None }).start() {
+                Ok(now) => *answer = Some(now.inspect_err(observe::refused)),
                 Err(pending) => self.state = State::Pending(pending),
             }
         }
         match &mut self.state {
-            State::Pending(pending) => pending.as_mut().poll(context).map_err(|refused| {
-                observe::refused(&refused);
-                refused
-            }),
-            State::One(..) | State::Several(..) | State::Done => panic!("`Deciding` polled after it was done"),
+            State::Pending(pending) => {
+                if let Poll::Ready(now) = pending.as_mut().poll(context) {
+                    *answer = Some(now.inspect_err(observe::refused));
+                    self.state = State::Done;
+                }
+            }
+            #[cfg(feature = "redis")]
+            State::Sharing(..) => {}
+            State::One(..) | State::Done => assert!(answer.is_some(), "`Deciding` polled after it was done"),
         }
     }
 }
@@ -639,10 +648,23 @@ impl Deciding {
 impl Future for Deciding {
     type Output = Answer;
 
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `Deciding::take_window`
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        match self.in_window() {
-            Some((name, taken)) => self.answer(name, &taken),
-            None => self.poll_other(context),
+        let taken = self.take_window();
+        if let Some(taken) = &taken
+            && taken.fits
+            && let State::One(Asked { rule, cost, .. }, _) = &self.state
+            && let (limit, period_ms, cost) = (rule.count(), rule.period_ms(), *cost)
+            && let Some(limiter) = self.limiter.take()
+        {
+            return Poll::Ready(Ok(Permit::of_window(limiter, limit, period_ms, cost, taken)));
+        }
+        let mut answer = None;
+        self.decide(taken.as_ref(), context, &mut answer);
+        match answer {
+            Some(answer) => Poll::Ready(answer),
+            None => Poll::Pending,
         }
     }
 }

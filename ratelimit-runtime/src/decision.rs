@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     Algorithm, RequestPerMinute, Rule,
-    algorithm::Taken,
+    algorithm::{Taken, TakenWindow},
     call::CountedBy,
     key::Fingerprint,
     limiter::Held,
@@ -114,11 +114,14 @@ pub struct Permit {
 enum Charged {
     Nothing,
     InMemory(Held, ChargedInMemory),
-    Elsewhere(Box<(Held, Charges, CountedBy)>),
     /// A share in a decision, and the receipt.
     #[cfg(feature = "redis")]
     Shared(Held, Arc<crate::redis::Decision>, [u64; 2]),
+    /// In an `Arc`, though nobody shares it: letting go of one is short code, and there is some in front of each limited function.
+    Elsewhere(Arc<Elsewhere>),
 }
+
+type Elsewhere = (Held, Charges, CountedBy);
 
 /// One charge in the memory store: what is needed to take it back.
 pub(crate) struct ChargedInMemory {
@@ -172,6 +175,15 @@ impl Permit {
         Self { charged: Charged::Shared(limiter, decided, receipt), ..Self::uncharged(decision) }
     }
 
+    /// For one charge of a fixed window in the memory store.
+    #[inline]
+    pub(crate) fn of_window(limiter: Held, limit: u64, period_ms: u64, cost: u64, taken: &TakenWindow) -> Self {
+        let TakenWindow { name, remaining, reset_after_ms, opened, .. } = *taken;
+        let algorithm = Algorithm::FixedWindow { align: false }; // as good as aligned to take it back, and to tell the quota
+        let charged = ChargedInMemory { name, cost, receipt: [opened, 0], count: limit, period_ms, algorithm };
+        Self { limit, remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
+    }
+
     /// `alone` if no other rule was asked: whoever asked knows which rule it is about, so the permit need not.
     pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy, alone: bool) -> Self {
         let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
@@ -180,7 +192,7 @@ impl Permit {
                 let name = charge.counter.fingerprint();
                 Charged::InMemory(limiter, ChargedInMemory::new(name, &charge.rule, charge.cost, charge.receipt))
             }
-            _ => Charged::Elsewhere(Box::new((limiter, charges, by))),
+            _ => Charged::Elsewhere(Arc::new((limiter, charges, by))),
         };
         Self { charged: held, ..Self::uncharged(tightest) }
     }
@@ -255,7 +267,7 @@ impl Permit {
             Charged::Nothing => Ok(0),
             Charged::InMemory(limiter, charged) => Ok(limiter.give_back_in_memory(&charged)),
             Charged::Elsewhere(elsewhere) => {
-                let (limiter, charges, by) = *elsewhere;
+                let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) else { return Ok(0) };
                 limiter.give_back(charges, by).await
             }
             #[cfg(feature = "redis")]
@@ -273,8 +285,9 @@ impl Permit {
             Charged::Nothing => {}
             Charged::InMemory(limiter, charged) => drop(limiter.give_back_in_memory(&charged)),
             Charged::Elsewhere(elsewhere) => {
-                let (limiter, charges, by) = *elsewhere;
-                limiter.abandon(charges, by);
+                if let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) {
+                    limiter.abandon(charges, by);
+                }
             }
             #[cfg(feature = "redis")]
             Charged::Shared(limiter, decision, receipt) => {

@@ -2,9 +2,9 @@
 
 mod denials;
 
-use std::{fmt, ops, sync::Arc, time::Duration};
 #[cfg(feature = "redis")]
 use std::task::{Context, Poll, Waker, ready};
+use std::{fmt, ops, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -113,6 +113,7 @@ impl Guarded {
 }
 
 /// When a decision was asked for, and how often something had been forgotten of its counter then.
+#[cfg(feature = "redis")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     at_us: u64,

@@ -284,7 +284,7 @@ impl Limiter {
         key: K,
         cost: u64,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
-        Call::decide_one(self.hold(), *rule, AskedKey::Some(Key::new(key)), cost, Manner::default())
+        Call::decide_one(self.hold(), rule, AskedKey::Some(Key::new(key)), cost, Manner::default())
     }
 
     /// Charges a cost of 1, and waits for it up to `longest` if the limit is reached.
@@ -328,7 +328,7 @@ impl Limiter {
         longest: Duration,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
         let manner = Manner { on_limit: OnLimit::Wait(Some(longest)), on_store_error: None };
-        Call::decide_one(self.hold(), *rule, AskedKey::Some(Key::new(key)), 1, manner)
+        Call::decide_one(self.hold(), rule, AskedKey::Some(Key::new(key)), 1, manner)
     }
 
     /// Charges several rules, each with its key and cost: all of them, or none.

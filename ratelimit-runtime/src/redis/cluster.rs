@@ -192,8 +192,7 @@ impl Cluster {
             }
             Heard::Moved(address) => {
                 let _ = self.refresh();
-                self.repoint(way.slot, address)
-                    .map_or_else(|error| Next::Done(Err(error)), |()| redirect(way))
+                self.repoint(way.slot, address).map_or_else(|error| Next::Done(Err(error)), |()| redirect(way))
             }
             Heard::Ask(address) => match self.named(address) {
                 Ok(node) => {

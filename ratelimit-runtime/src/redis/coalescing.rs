@@ -301,13 +301,14 @@ impl Decision {
         let count = callers.all.len() - gone.len();
         let since = callers.all.first()?.since;
         drop(callers);
-        (count > 0).then_some(Entry { decision: self, callers: count, since, gone })
+        (count > 0).then(|| Entry { decision: self, callers: count, since, gone })
     }
 
     fn give_up(&self, before: Instant) {
         let mut callers = self.lock();
         let late = callers.all.partition_point(|caller| caller.since <= before);
-        let wakers: Vec<_> = callers.all[callers.late.min(late)..late].iter().map(|caller| caller.waker.clone()).collect();
+        let wakers: Vec<_> =
+            callers.all[callers.late.min(late)..late].iter().map(|caller| caller.waker.clone()).collect();
         callers.late = callers.late.max(late);
         drop(callers);
         wakers.into_iter().for_each(Waker::wake);

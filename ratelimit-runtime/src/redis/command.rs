@@ -77,7 +77,8 @@ impl Packet<'_> {
         match reply {
             Value::Array(replies) if is_each && replies.len() == self.len() => answers.extend(replies),
             Value::BulkString(numbers) if is_each && numbers.len() == 8 * self.len() => {
-                answers.extend(numbers.as_chunks().0.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)));
+                answers
+                    .extend(numbers.as_chunks().0.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)));
             }
             reply => answers.extend(iter::repeat_n(reply, self.len())),
         }
@@ -198,7 +199,8 @@ pub(super) async fn send(
         match packet {
             // A user who may not use one of the counters is refused them all, and nothing has run.
             Packet::Decisions(entries) if entries.len() > 1 && is_error(&reply, ServerErrorKind::NoPerm) => {
-                refused.extend(entries.chunks(1).zip(answers.len()..).map(|(entry, at)| (Packet::Decisions(entry), at)));
+                refused
+                    .extend(entries.chunks(1).zip(answers.len()..).map(|(entry, at)| (Packet::Decisions(entry), at)));
                 packet.read(reply, &mut answers);
             }
             _ => packet.read(reply, &mut answers),

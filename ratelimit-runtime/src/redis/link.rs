@@ -376,14 +376,7 @@ impl Link {
         self.add(charges.clone(), consume, slot, None, waker)
     }
 
-    fn add(
-        self: &Arc<Self>,
-        charges: Charges,
-        consume: bool,
-        slot: u16,
-        asked: Option<Asked>,
-        waker: &Waker,
-    ) -> Share {
+    fn add(self: &Arc<Self>, charges: Charges, consume: bool, slot: u16, asked: Option<Asked>, waker: &Waker) -> Share {
         let (share, begin) = self.queue.add(charges, consume, slot, asked, waker);
         if begin {
             tokio::spawn(Carrier { link: Arc::clone(self), done: false }.carry());

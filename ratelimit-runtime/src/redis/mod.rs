@@ -27,12 +27,12 @@ use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use smallvec::SmallVec;
 
+use self::{cluster::Cluster, coalescing::Failure, command::Command, link::Links};
 pub(crate) use self::{
     coalescing::{Decision, Share},
     link::Settings,
     target::{Certificates, Credentials, Topology},
 };
-use self::{cluster::Cluster, coalescing::Failure, command::Command, link::Links};
 use crate::{
     CounterName,
     algorithm::{self, Look},

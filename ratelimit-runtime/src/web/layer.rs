@@ -177,7 +177,7 @@ impl Settings {
         let manner = Manner { on_store_error: self.on_store_error, ..Manner::default() };
         let permit = match asked.pop() {
             Some(Asked { rule, key, cost }) if asked.is_empty() => {
-                Call::decide_one(limiter, rule, key, cost, manner).await
+                Call::decide_one(limiter, &rule, key, cost, manner).await
             }
             last => {
                 asked.extend(last);
