@@ -204,7 +204,7 @@ impl Builder {
 
     /// Whether calls to a Redis server carry the decisions of several callers. They do if not set.
     ///
-    /// While four calls to a server are under way on a tokio runtime, further decisions gather, and the next call carries up to 64
+    /// While three calls to a server are under way on a tokio runtime, further decisions gather, and the next call carries up to 64
     /// different ones; equal ones travel as one, that is granted as often as fits. Each is decided by itself, in the order of arrival. A decision
     /// that comes alone goes at once. In a cluster a call goes to one slot.
     #[cfg(feature = "redis")]

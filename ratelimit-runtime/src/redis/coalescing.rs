@@ -1,6 +1,6 @@
 //! Decisions that travel together: while a few calls are under way, later decisions gather, and the next call carries them.
 //!
-//! Databases commit in groups this way (*group commit*, DeWitt and others, 1984). There is no timer: a decision that comes alone goes at once.
+//! Databases commit in groups this way (*group commit*). There is no timer: a decision that comes alone goes at once.
 //! Decisions are taken in the order in which they came, and callers who ask the same share one. A call belongs to no single caller, so
 //! one who leaves takes nothing from the others.
 
@@ -33,7 +33,7 @@ use crate::{
 mod model_check;
 
 /// How many calls may be under way before decisions gather.
-const CALLS: usize = 4;
+const CALLS: usize = 3;
 /// How many different decisions a call carries. So many do not wait for another call to end.
 const ENTRIES: usize = 64;
 
@@ -224,7 +224,9 @@ impl Queue {
             let late = state.waiting.iter().take_while(|decision| decision.first() <= Some(before));
             late.map(Arc::clone).collect()
         };
-        waiting.iter().for_each(|decision| decision.give_up(before));
+        for decision in &waiting {
+            decision.give_up(before);
+        }
         self.lock().waiting.front().and_then(|decision| decision.first())
     }
 
@@ -236,7 +238,7 @@ impl Queue {
             let count = state.waiting.len();
             state.take(count)
         };
-        waiting.into_iter().filter_map(Decision::send).for_each(drop);
+        drop(waiting.into_iter().filter_map(Decision::send).collect::<Vec<_>>());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -317,7 +319,9 @@ impl Decision {
     fn tell(&self, told: Told) {
         let _ = self.told.set(told);
         let callers = mem::take(&mut self.lock().all);
-        callers.into_iter().for_each(|caller| caller.waker.wake());
+        for caller in callers {
+            caller.waker.wake();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Callers> {

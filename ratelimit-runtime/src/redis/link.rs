@@ -25,7 +25,7 @@ use redis::{
 use tokio::{
     runtime::{Handle, Id},
     sync::{Notify, watch},
-    task::coop::consume_budget,
+    task::{coop::consume_budget, yield_now},
     time::{Instant, sleep, timeout, timeout_at},
 };
 
@@ -205,6 +205,7 @@ impl Drop for Sent<'_> {
 }
 
 /// A command on its way.
+#[allow(clippy::large_enum_variant)] // it lies in the future of its caller, which is large enough anyway
 pub(super) enum Running {
     Together { link: Arc<Link>, command: Option<Command>, slot: u16, share: Option<Share> },
     Alone(Pin<Box<dyn Future<Output = Told> + Send>>),
@@ -698,7 +699,9 @@ fn later(than: Instant, by: Duration) -> Instant {
 }
 
 fn fail(entries: Vec<Entry>, failure: &Failure) {
-    entries.into_iter().for_each(|entry| entry.fail(failure.clone()));
+    for entry in entries {
+        entry.fail(failure.clone());
+    }
 }
 
 /// A caller who sends by itself.
@@ -720,6 +723,8 @@ impl Carrier {
     async fn carry(mut self) {
         let Self { link, .. } = &self;
         loop {
+            // Others who are about to ask come along: a caller who was alone would not be here.
+            yield_now().await;
             let connection = link.connection().await;
             let Some(entries) = link.queue.take() else { break };
             match connection {
