@@ -7,6 +7,7 @@ mod cancel;
 mod chaos;
 mod cluster;
 mod config;
+mod coalescing;
 mod conformance;
 mod connection;
 mod cost;
