@@ -32,7 +32,7 @@ use crate::place::Place;
 
 /// What the limiter does not have yet.
 const COALESCING: Option<fn(Builder, bool) -> Builder> = Some(Builder::coalescing);
-const DENIAL_CACHE: Option<fn(Rule, bool) -> Rule> = None; // Some(Rule::denial_cache)
+const DENIAL_CACHE: Option<fn(Rule, bool) -> Rule> = Some(Rule::denial_cache);
 const LEASE: Option<fn(Rule, u64) -> Rule> = None; // Some(Rule::lease)
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -110,7 +110,7 @@ impl Kind {
                 u64::try_from(ahead.div_ceil(HOUR_MS.into())).expect("fits")
             }
             // See `fixed_window.lua`.
-            _ => value.parse::<u64>().expect("a number") / 900_001,
+            _ => value.parse::<u64>().expect("a number") / 450_001,
         }
     }
 }
