@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Rule};
 use ratelimit_tests::{RedisCluster, RedisServer};
 
 use crate::support::{ALGORITHMS, ALIGNED, By, FIXED, LOG, SLIDING};
@@ -42,7 +42,7 @@ async fn of_equal_calls_as_many_are_granted_as_fit_each_with_its_own_numbers() {
             assert!(asked(&server) - before <= 8, "{rule:?}: {}", asked(&server) - before);
 
             let fit = 250.min((count - 1) / cost);
-            let granted: BTreeSet<_> = calls.iter().flatten().map(|permit| permit.remaining()).collect();
+            let granted: BTreeSet<_> = calls.iter().flatten().map(Permit::remaining).collect();
             let expected: BTreeSet<_> = (1..=fit).map(|nth| count - 1 - nth * cost).collect();
             assert_eq!(granted, expected, "{rule:?} by {cost}");
             for refused in calls.into_iter().filter_map(Result::err) {
@@ -160,7 +160,8 @@ async fn one_bad_counter_fails_alone() {
 #[tokio::test]
 async fn who_may_not_use_one_counter_may_use_the_others() {
     let server = RedisServer::start();
-    let rights = "ACL SETUSER some on >secret resetkeys ~mine:* -@all +hello +evalsha +eval +get +mget +set +incrby +pttl +time";
+    let rights =
+        "ACL SETUSER some on >secret resetkeys ~mine:* -@all +hello +evalsha +eval +get +mget +set +incrby +pttl +time";
     server.command(&rights.split(' ').map(str::as_bytes).collect::<Vec<_>>());
     let url = server.url().replace("redis://", "redis://some:secret@");
     let builder = Limiter::builder(&url).on_store_error(OnStoreError::Deny).deadline(Duration::from_secs(20));
@@ -239,7 +240,8 @@ async fn in_a_cluster_each_slot_has_a_call_of_its_own() {
 #[tokio::test]
 async fn it_can_be_turned_off() {
     let server = RedisServer::start();
-    let limiter = Limiter::builder(&server.url()).coalescing(false).deadline(Duration::from_secs(20)).build().await.unwrap();
+    let limiter =
+        Limiter::builder(&server.url()).coalescing(false).deadline(Duration::from_secs(20)).build().await.unwrap();
     let rule = rule("off", 50, ALGORITHMS[0]);
     limiter.acquire(&rule, 1).await.unwrap();
     let before = asked(&server);
