@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use crate::{
     Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
     algorithm::{Ask, Taken},
+    guard::Known,
     key::Fingerprint,
     limiter::{Held, no_answer, refusal},
     memory::Memory,
@@ -283,12 +284,19 @@ impl Call {
             let charge = self.limiter.charge(rule, key, *cost)?;
             charges.push(Charge { longest_wait: longest_wait.unwrap_or(Duration::MAX), ..charge });
         }
-        let queue = charges.iter().find(|charge| matches!(charge.rule.counted_by(), Algorithm::LeakyBucket { .. }));
-        if let Some(queue) = queue
-            && charges.len() > 1
-        {
-            let error = "a LeakyBucket stands alone: it can't be one of several rules of a call";
-            return Err(refusal(&queue.rule, StoreError::misconfigured(error)));
+        if charges.len() > 1 {
+            for Charge { rule, .. } in &*charges {
+                let error = match rule.counted_by() {
+                    Algorithm::LeakyBucket { .. } => {
+                        "a LeakyBucket stands alone: it can't be one of several rules of a call"
+                    }
+                    _ if rule.lease_size() > 1 => {
+                        "a rule with a lease stands alone: it can't be one of several rules of a call"
+                    }
+                    _ => continue,
+                };
+                return Err(refusal(rule, StoreError::misconfigured(error)));
+            }
         }
         match charges.iter().find(|charge| charge.cost > charge.rule.limit()) {
             Some(charge) if self.limiter.store().is_some() => {
@@ -414,14 +422,18 @@ impl Deciding {
         Some((limiter, asked, key))
     }
 
-    /// What the store would say, where it is known and need not be asked.
-    fn known_refusal(&mut self) -> Option<RequestPerMinute> {
-        let (limiter, Asked { rule, cost, .. }, key) = self.one_rule()?;
-        let decision = limiter.guarded()?.known_denial(Fingerprint::new(rule, key), rule, *cost)?;
-        let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
-        self.limiter = None;
+    /// The answer, where the store need not be asked.
+    fn known(&mut self) -> Option<Answer> {
+        let (limiter, &Asked { rule, cost, .. }, key) = self.one_rule()?;
+        let guarded = limiter.guarded()?;
+        let name = Fingerprint::new(&rule, key);
+        let known = guarded.known(name, &rule, cost)?;
+        let limiter = self.limiter.take()?;
         self.state = State::Done;
-        Some(refused)
+        Some(match known {
+            Known::Spent(spent) => Ok(Permit::leased(limiter, name, &rule, &spent)),
+            Known::Denied(decision) => Err(RequestPerMinute::exceeded(&rule, cost, &decision)),
+        })
     }
 
     #[inline(always)]
@@ -453,8 +465,8 @@ impl Deciding {
         {
             return self.answer(name, &taken);
         }
-        if let Some(refused) = self.known_refusal() {
-            return Poll::Ready(Err(refused));
+        if let Some(answer) = self.known() {
+            return Poll::Ready(answer);
         }
         if let Some(limiter) = self.limiter.take() {
             let (asked, manner) = match mem::replace(&mut self.state, State::Done) {

@@ -6,8 +6,9 @@ use crate::{
     Algorithm, RequestPerMinute, Rule,
     algorithm::Taken,
     call::CountedBy,
+    guard::Spent,
     key::Fingerprint,
-    limiter::Held,
+    limiter::{Held, refusal},
     store::{Charge, Charges},
 };
 
@@ -114,6 +115,8 @@ pub struct Permit {
 enum Charged {
     Nothing,
     InMemory(Held, ChargedInMemory),
+    /// Spent of what this process had taken from the store.
+    Leased(Held, ChargedInMemory),
     Elsewhere(Box<(Held, Charges, CountedBy)>),
 }
 
@@ -147,6 +150,13 @@ impl Permit {
         let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
         let charged = ChargedInMemory::new(name, rule, cost, receipt);
         Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
+    }
+
+    /// For one charge that had been made before, with others.
+    pub(crate) fn leased(limiter: Held, name: Fingerprint, rule: &Rule, spent: &Spent) -> Self {
+        let Spent { cost, remaining, reset_after_ms, receipt } = *spent;
+        let charged = ChargedInMemory::new(name, rule, cost, receipt);
+        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::Leased(limiter, charged) }
     }
 
     pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy) -> Self {
@@ -214,6 +224,10 @@ impl Permit {
         match self.charged {
             Charged::Nothing => Ok(0),
             Charged::InMemory(limiter, charged) => Ok(limiter.give_back_in_memory(&charged)),
+            Charged::Leased(limiter, charged) => {
+                let back = limiter.within_deadline(limiter.give_back_leased(&charged)).await;
+                back.and_then(|back| back).map_err(|error| refusal(&charged.rule(), error))
+            }
             Charged::Elsewhere(elsewhere) => {
                 let (limiter, charges, by) = *elsewhere;
                 limiter.give_back(charges, by).await
@@ -228,6 +242,8 @@ impl Permit {
         match self.charged {
             Charged::Nothing => {}
             Charged::InMemory(limiter, charged) => drop(limiter.give_back_in_memory(&charged)),
+            // Nobody who sleeps until a slot has one of these.
+            Charged::Leased(limiter, charged) => drop(limiter.give_back_leased(&charged)),
             Charged::Elsewhere(elsewhere) => {
                 let (limiter, charges, by) = *elsewhere;
                 limiter.abandon(charges, by);

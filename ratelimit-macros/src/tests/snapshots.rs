@@ -54,6 +54,10 @@ snapshots! {
         #[r#"prefix = "item", unit = Seconds, count = plan.limit(), key = id, on_missing_key = Shared, cost = rows.len()"#]
         "async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {}"
 
+    leased_and_asked_each_time:
+        #[r#"prefix = "item", unit = Seconds, count = limit(), algorithm = FixedWindow, lease = LEASE, denial_cache = false"#]
+        "async fn f() -> R {}"
+
     sliding_window:
         #[r#"prefix = "item", unit = Minutes, count = 100, algorithm = SlidingWindow(buckets = BUCKETS)"#]
         "async fn f() -> R {}"
