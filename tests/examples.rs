@@ -35,6 +35,31 @@ fn text(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// A file of rules is checked before a program reads it, with what the environment says of it.
+#[test]
+fn check_rules_tells_the_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("rules.toml");
+    let check = |text: &str, environment: &str| {
+        fs::write(&path, text).unwrap();
+        let output = example("check_rules").arg(&path).env("RATELIMIT_RULES", environment).output().unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code().unwrap(), out, err)
+    };
+    let text = "[rules.half]\ncount = 1\n[rules.item]\ncount = 100\nunit = \"Minutes\"\nshadow = true";
+    let item = "item: 100 per 60s by FixedWindow { align: false }, only tried out\n";
+    let half = "half: changes what the code says\n";
+    assert_eq!(check(text, ""), (0, format!("{half}{item}"), String::new()));
+    let changed = format!("{half}{}", item.replace("100", "50"));
+    assert_eq!(check(text, "item.count = 50"), (0, changed, String::new()));
+    let file = path.display();
+    let wrong = format!("{file}: line 2: `count` is 0; it must be at least 1\n");
+    assert_eq!(check("[rules.item]\ncount = 0", ""), (1, String::new(), wrong));
+    let (code, _, wrong) = check(text, "item.cuont = 50");
+    assert_eq!(code, 1);
+    assert!(wrong.starts_with("the variable RATELIMIT_RULES: line 1: unknown field `cuont`"), "{wrong}");
+}
+
 fn start_import(arguments: &[&str]) -> Child {
     let mut command = example("excel_import");
     command.arg("--json").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()

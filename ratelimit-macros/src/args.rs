@@ -32,6 +32,7 @@ pub(crate) struct Rule {
     pub(crate) cost: Number,
     pub(crate) algorithm: Algorithm,
     pub(crate) lease: Option<Number>,
+    pub(crate) shadow: bool,
     pub(crate) denial_cache: bool,
 }
 
@@ -152,6 +153,7 @@ struct Fields {
     cost: Option<Number>,
     elapsed: Option<Span>,
     algorithm: Option<(Algorithm, &'static str)>,
+    shadow: bool,
     lease: Option<(Number, Span)>,
     no_denial_cache: bool,
     settings: Settings,
@@ -254,11 +256,7 @@ impl Fields {
                 }
             }
             "denial_cache" => self.no_denial_cache = !value::boolean(input, argument)?.value,
-            "shadow" => {
-                if value::boolean(input, argument)?.value {
-                    self.restricted.push(Restricted { span: name.span(), word: "shadow", alone: false, later: true });
-                }
-            }
+            "shadow" => self.shadow = value::boolean(input, argument)?.value,
             _ => settings.krate = Some((name, runtime(input)?)),
         }
         Ok(())
@@ -311,6 +309,7 @@ impl Fields {
                 cost: self.cost.unwrap_or_else(Number::one),
                 algorithm: self.algorithm.map(|(algorithm, _)| algorithm).unwrap_or_default(),
                 lease: self.lease.map(|(number, _)| number),
+                shadow: self.shadow,
                 denial_cache: !self.no_denial_cache,
             },
             settings: self.settings,

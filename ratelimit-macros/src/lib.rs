@@ -52,7 +52,7 @@ use proc_macro::TokenStream;
 /// | `limiter` | an expression giving a `&Limiter` | the one of the process |
 /// | `lease` | how many calls a process takes of the store at a time, to let them through without asking, with `FixedWindow` only: an integer or a constant `u64`. See `Rule::lease` for what a process may hold of the limit | `1` |
 /// | `denial_cache` | `false`: ask the store also when it is known to refuse, see `Rule::denial_cache` | `true` |
-/// | `shadow` | `true`: decide and count, but never refuse. Not available yet | `false` |
+/// | `shadow` | `true`: the rule is only tried out: it decides and counts, and lets through what it refuses | `false` |
 /// | `crate` | where the runtime is, for crates that re-export it: a path starting with `::`, `crate` or `$crate` | `::ratelimit_runtime` |
 ///
 /// What is not available yet is a compile error, never ignored. Durations in quotes are written

@@ -14,10 +14,10 @@ macro_rules! ours {
 }
 
 // Output:
-//     let deciding = limit_request_per_time(None, const { Call::new() }, [{
+//     let deciding = limit_request_per_time(None, const { Call::new() }, {
 //         let key = key(&(seller_id));
 //         charge(const { rule("item", 100, 1, 60_000) }, key, 1)
-//     }]);
+//     });
 //     if let Err(refused) = deciding.await {
 //         return FromRefusal::from_refusal(refused);
 //     }
@@ -28,9 +28,12 @@ pub(crate) fn prologue(limits: &[&Limit], settings: &Settings, returned: (Span, 
     let path = settings.krate.as_ref().map(|(_, path)| path);
     let runtime = &Runtime(path.map(ToTokens::to_token_stream));
     let krate = runtime.path();
-    let charges = limits.iter().map(|limit| charge(limit, runtime));
+    let charges: Vec<_> = limits.iter().map(|limit| charge(limit, runtime)).collect();
     let call = call(&krate, settings);
-    let limit = |limiter| ours!(#krate::__private::limit_request_per_time(#limiter, #call, [#(#charges),*]));
+    let limit = |limiter| match &charges[..] {
+        [charge] => ours!(#krate::__private::limit_request_per_time(#limiter, #call, #charge)),
+        charges => ours!(#krate::__private::limit_requests_per_time(#limiter, #call, [#(#charges),*])),
+    };
     let deciding = match &settings.limiter {
         None => limit(ours!(::core::option::Option::None)),
         Some((_, expr)) => {
@@ -95,11 +98,12 @@ fn charge(limit: &Limit, runtime: &Runtime) -> TokenStream {
     let unit = value::integer(rule.unit, Span::mixed_site());
     let constant = |plain: &TokenStream| {
         let cache = (!rule.denial_cache).then(|| ours!(.denial_cache(false)));
+        let shadow = rule.shadow.then(|| ours!(.shadow(true)));
         let mut counted = with_algorithm(plain, &rule.algorithm, krate);
         if let Some(lease) = rule.lease.as_ref().map(Number::to_const) {
             counted = ours!(#krate::__private::lease(#counted, #lease));
         }
-        ours!(const { #counted #cache })
+        ours!(const { #counted #cache #shadow })
     };
     let counted = |count: &TokenStream| constant(&ours!(#krate::__private::rule(#prefix, #count, #ttl, #unit)));
     // Each value of the user's in a statement of its own: the next may lock what this one has locked.

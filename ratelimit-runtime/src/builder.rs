@@ -4,6 +4,7 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use crate::{
     Clock, Limiter,
+    guard::Behind,
     limiter::{Settings, Storage},
     memory::Memory,
     store::Store,
@@ -75,6 +76,8 @@ pub struct Builder {
     #[cfg(feature = "redis")]
     connections: usize,
     #[cfg(feature = "redis")]
+    coalescing: bool,
+    #[cfg(feature = "redis")]
     certificates: crate::redis::Certificates,
     #[cfg(feature = "redis")]
     sentinel_credentials: Option<crate::redis::Credentials>,
@@ -115,9 +118,13 @@ impl Builder {
                 max_keys: 1_000_000,
                 max_waiting: 10_000,
                 is_local: false,
+                #[cfg(feature = "config")]
+                rules: None,
             },
             #[cfg(feature = "redis")]
             connections: 1,
+            #[cfg(feature = "redis")]
+            coalescing: true,
             #[cfg(feature = "redis")]
             certificates: crate::redis::Certificates::default(),
             #[cfg(feature = "redis")]
@@ -173,6 +180,13 @@ impl Builder {
         self
     }
 
+    /// What a file says of rules, in place of what the code says (feature `config`).
+    #[cfg(feature = "config")]
+    pub fn rules(mut self, rules: crate::config::Rules) -> Self {
+        self.settings.rules = Some(rules);
+        self
+    }
+
     /// The clock of the memory store and of all waiting.
     pub fn clock(mut self, clock: impl Into<Clock>) -> Self {
         self.settings.clock = clock.into();
@@ -185,6 +199,17 @@ impl Builder {
     /// are refused, or let through under [`OnStoreError::Allow`].
     pub fn max_keys(mut self, max_keys: usize) -> Self {
         self.settings.max_keys = max_keys;
+        self
+    }
+
+    /// Whether calls to a Redis server carry the decisions of several callers. They do if not set.
+    ///
+    /// While four calls to a server are under way on a tokio runtime, further decisions gather, and the next call carries up to 64
+    /// different ones; equal ones travel as one, that is granted as often as fits. Each is decided by itself, in the order of arrival. A decision
+    /// that comes alone goes at once. In a cluster a call goes to one slot.
+    #[cfg(feature = "redis")]
+    pub fn coalescing(mut self, coalescing: bool) -> Self {
+        self.coalescing = coalescing;
         self
     }
 
@@ -285,7 +310,9 @@ impl Builder {
         }
         let topology = crate::redis::Topology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
         let name = topology.to_string();
-        let store = crate::redis::Redis::new(topology, self.settings.deadline, self.connections);
+        let (deadline, connections, coalescing) = (self.settings.deadline, self.connections, self.coalescing);
+        let settings = crate::redis::Settings { deadline, connections, coalescing };
+        let store = crate::redis::Redis::new(topology, settings);
         if !self.lazy {
             store.connected().await.map_err(|error| SetupError::new(error.reason()))?;
         }
@@ -297,7 +324,7 @@ impl Builder {
             ),
             None => {}
         }
-        Ok(Limiter::asking(Box::new(store), self.settings))
+        Ok(Limiter::asking(Behind::Redis(store), self.settings))
     }
 
     pub(crate) fn memory() -> Limiter {
@@ -318,7 +345,7 @@ impl Builder {
     }
 
     pub(crate) fn with_store(self, store: impl Store) -> Limiter {
-        Limiter::asking(Box::new(store), self.settings)
+        Limiter::asking(Behind::Other(Box::new(store)), self.settings)
     }
 
     pub(crate) fn without_store(self) -> Limiter {

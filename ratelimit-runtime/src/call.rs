@@ -11,13 +11,15 @@ use std::{
 
 use smallvec::SmallVec;
 
+#[cfg(feature = "redis")]
+use crate::redis::Share;
 use crate::{
     Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
-    algorithm::{Ask, Taken},
+    algorithm::{Ask, TakenWindow, Window},
     guard::Known,
     key::Fingerprint,
-    limiter::{Held, no_answer, refusal},
-    memory::Memory,
+    limiter::{Held, Settings, no_answer, refusal},
+    observe,
     store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
     wait::Refused,
 };
@@ -26,6 +28,8 @@ use crate::{
 pub(crate) struct Call {
     limiter: Held,
     asked: SmallVec<[Asked; 1]>,
+    /// Whether one rule was asked for, whatever became of it.
+    alone: bool,
     manner: Manner,
     /// If it is ready to wait.
     arrival: Option<Arrival>,
@@ -90,6 +94,12 @@ enum Verdict {
     Refused(RequestPerMinute),
 }
 
+/// What is left of a question when rules that are only tried out have refused: what they said, and the charges of the others.
+struct Shadowed {
+    said: Decision,
+    rest: Charges,
+}
+
 type Answer = Result<Permit, RequestPerMinute>;
 type Pending = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
@@ -116,26 +126,37 @@ pub struct Deciding {
 
 enum State {
     One(Asked, Manner),
-    Several(Vec<Asked>, Manner),
+    /// Many ask a server at once, and this is one of them.
+    #[cfg(feature = "redis")]
+    Sharing(Asked, Manner, Share),
     Pending(Pending),
     Done,
 }
 
 impl Call {
     /// Decides when it is first polled.
-    #[inline]
-    pub(crate) fn decide_one(limiter: Held, rule: Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
-        Deciding { limiter: Some(limiter), state: State::One(Asked { rule, key, cost }, manner) }
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // or a rule is copied twice, which takes as long as a lock
+    pub(crate) fn decide_one(limiter: Held, rule: &Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
+        Deciding { limiter: Some(limiter), state: State::One(Asked { rule: *rule, key, cost }, manner) }
     }
 
     /// Decides when it is first polled.
     pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner) -> Deciding {
-        Deciding { limiter: Some(limiter), state: State::Several(asked, manner) }
+        let call = Self { limiter, asked: asked.into(), alone: false, manner, arrival: None };
+        let answer = async move {
+            match call.start() {
+                Ok(answer) => answer,
+                Err(pending) => pending.await,
+            }
+        };
+        Deciding { limiter: None, state: State::Pending(Box::pin(answer)) }
     }
 
     /// The answer of a store that has it at once, or the way to it.
     fn start(mut self) -> Result<Answer, Pending> {
         self.arrival = self.arrive();
+        self.asked.retain(|asked| is_to_be_asked(self.limiter.settings(), asked));
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
@@ -161,7 +182,20 @@ impl Call {
     }
 
     fn answer_or_wait(self, batch: Result<Batch, StoreError>) -> Result<Answer, Pending> {
-        match (self.conclude(batch, true), self.arrival) {
+        match self.conclude(batch, true) {
+            Ok(verdict) => self.act_on(verdict),
+            Err(shadowed) => Err(Box::pin(async move {
+                let verdict = self.ask_without(shadowed, true).await;
+                match self.act_on(verdict) {
+                    Ok(answer) => answer,
+                    Err(waiting) => waiting.await,
+                }
+            })),
+        }
+    }
+
+    fn act_on(self, verdict: Verdict) -> Result<Answer, Pending> {
+        match (verdict, self.arrival) {
             (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
                 let refused = self.refused(refusal);
                 Err(Box::pin(self.wait(arrival, counter, Some(refused))))
@@ -180,7 +214,7 @@ impl Call {
 
     /// Waits in the lines of the counters that refuse, one after the other, until none does.
     async fn wait(
-        self,
+        mut self,
         Arrival { ticket, give_up }: Arrival,
         mut counter: CounterName,
         mut refused: Option<Refused>,
@@ -200,7 +234,11 @@ impl Call {
                         continue; // an earlier caller came over from another line
                     }
                 }
+                self.asked.retain(|asked| is_to_be_asked(self.limiter.settings(), asked));
                 let charges = self.charges()?;
+                if charges.is_empty() {
+                    return Ok(Permit::free(&charges));
+                }
                 if let Some(other) = self.limiter.lines().ahead(&charges, ticket) {
                     counter = other; // somebody who came earlier waits for another of our counters
                     continue 'lines;
@@ -243,7 +281,19 @@ impl Call {
     async fn ask(&self, charges: Charges, consume: bool) -> Verdict {
         let Some(store) = self.limiter.store() else { return Verdict::Permit(Permit::free(&charges), None) };
         let reply = store.decide(Request::new(charges, consume).into());
-        self.conclude(self.limiter.within_deadline(reply).await, consume)
+        match self.conclude(self.limiter.within_deadline(reply).await, consume) {
+            Ok(verdict) => verdict,
+            Err(shadowed) => self.ask_without(shadowed, consume).await,
+        }
+    }
+
+    /// Asks again without the rules that are only tried out and have refused.
+    async fn ask_without(&self, shadowed: Box<Shadowed>, consume: bool) -> Verdict {
+        let Shadowed { said, rest } = *shadowed;
+        if rest.is_empty() {
+            return Verdict::Permit(Permit::of_shadow(said), None);
+        }
+        Box::pin(self.ask(rest, consume)).await
     }
 
     /// What a caller hears who stops waiting.
@@ -307,30 +357,42 @@ impl Call {
     }
 
     /// Turns what the store said, or that it said nothing, into a verdict.
-    fn conclude(&self, batch: Result<Batch, StoreError>, consume: bool) -> Verdict {
+    fn conclude(&self, batch: Result<Batch, StoreError>, consume: bool) -> Result<Verdict, Box<Shadowed>> {
         let error = match batch.map(Batch::into_first) {
             Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
                 if fits {
                     self.limiter.succeeded(); // a server that can't write can still refuse
                 }
-                return self.verdict(charges, fits, CountedBy::Store);
+                return self.verdict(charges, fits, consume, CountedBy::Store);
             }
             Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => error,
             Ok(None) => no_answer(),
         };
         if error.misconfigured {
-            return Verdict::Refused(refusal(&self.rule(), error));
+            return Ok(Verdict::Refused(refusal(&self.rule(), error)));
         }
         self.limiter.failed(&error);
         let settings = self.limiter.settings();
-        match self.manner.on_store_error.unwrap_or(settings.on_store_error) {
+        let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
+        #[cfg(feature = "config")]
+        let policy = settings.on_store_error_of(self.asked.iter().map(|asked| asked.rule)).unwrap_or(policy);
+        observe::decided_without_store(policy);
+        Ok(match policy {
             OnStoreError::Allow => match self.charges() {
                 Ok(charges) => Verdict::Permit(Permit::free(&charges), None),
                 Err(refused) => Verdict::Refused(refused),
             },
             OnStoreError::Local if !settings.is_local => self.decide_locally(&error, consume),
-            OnStoreError::Local | OnStoreError::Deny => Verdict::Refused(refusal(&self.rule(), error)),
+            OnStoreError::Local | OnStoreError::Deny => self.undecided(error),
+        })
+    }
+
+    /// What nobody could decide is refused, unless all of it is only tried out.
+    fn undecided(&self, error: StoreError) -> Verdict {
+        if !error.misconfigured && self.asked.iter().all(|asked| asked.rule.is_shadow()) {
+            return Verdict::Permit(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
         }
+        Verdict::Refused(refusal(&self.rule(), error))
     }
 
     /// Decides in this process, within its share of each rule.
@@ -343,7 +405,7 @@ impl Call {
         for charge in &mut *charges {
             charge.rule = charge.rule.share(instances);
             let share = charge.rule.limit();
-            if charge.cost > share {
+            if charge.cost > share && !charge.rule.is_shadow() {
                 let (prefix, cost) = (charge.rule.prefix(), charge.cost);
                 let reason = format!(
                     "{error}; the share of `{prefix}` that this process may grant alone, as one of {instances} instances, is {share}, \
@@ -352,32 +414,66 @@ impl Call {
                 return Verdict::Refused(refusal(&self.rule(), StoreError::unavailable(reason)));
             }
         }
-        let Reply::Ready(batch) = self.limiter.local().decide(Request::new(charges, consume).into()) else {
-            return Verdict::Refused(refusal(&self.rule(), no_answer()));
-        };
-        match batch.into_first() {
-            Some(Request { charges, outcome: Ok(fits), .. }) => self.verdict(charges, fits, CountedBy::Local),
-            Some(Request { outcome: Err(error), .. }) => Verdict::Refused(refusal(&self.rule(), error)),
-            None => Verdict::Refused(refusal(&self.rule(), no_answer())),
+        // What is only tried out does not refuse because its share is small.
+        charges.retain(|charge| charge.cost <= charge.rule.limit());
+        if charges.is_empty() {
+            return Verdict::Permit(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
+        }
+        loop {
+            let Reply::Ready(batch) = self.limiter.local().decide(Request::new(charges, consume).into()) else {
+                return Verdict::Refused(refusal(&self.rule(), no_answer()));
+            };
+            let verdict = match batch.into_first() {
+                Some(Request { charges, outcome: Ok(fits), .. }) => {
+                    self.verdict(charges, fits, consume, CountedBy::Local)
+                }
+                Some(Request { outcome: Err(error), .. }) => Ok(self.undecided(error)),
+                None => Ok(Verdict::Refused(refusal(&self.rule(), no_answer()))),
+            };
+            charges = match verdict {
+                Ok(verdict) => return verdict,
+                Err(shadowed) if shadowed.rest.is_empty() => {
+                    return Verdict::Permit(Permit::of_shadow(shadowed.said), None);
+                }
+                Err(shadowed) => shadowed.rest,
+            };
         }
     }
 
-    fn verdict(&self, charges: Charges, fits: bool, by: CountedBy) -> Verdict {
+    fn verdict(&self, charges: Charges, fits: bool, consume: bool, by: CountedBy) -> Result<Verdict, Box<Shadowed>> {
         if fits {
-            let wait = charges.iter().map(|charge| charge.wait).max().filter(|wait| !wait.is_zero());
+            if consume {
+                charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
+            }
+            let holding = charges.iter().filter(|charge| !charge.rule.is_shadow());
+            let wait = holding.map(|charge| charge.wait).max().filter(|wait| !wait.is_zero());
             let at = wait.map(|wait| self.clock().now().saturating_add(wait));
-            return Verdict::Permit(Permit::new(self.limiter.clone(), charges, by), at);
+            return Ok(Verdict::Permit(Permit::new(self.limiter.clone(), charges, by, self.alone), at));
         }
-        let refusing = charges.iter().filter(|charge| charge.decision.retry_after().is_some());
-        let Some(charge) = refusing.max_by_key(|charge| charge.decision.retry_after_ms) else {
+        let is_over = |charge: &Charge| charge.decision.retry_after().is_some();
+        let refusing = charges.iter().filter(|charge| is_over(charge));
+        let weight = |charge: &&Charge| (!charge.rule.is_shadow(), charge.decision.retry_after_ms);
+        let Some(charge) = refusing.max_by_key(weight) else {
             let error = StoreError::misconfigured("the store refused, and named no counter that did");
-            return Verdict::Refused(refusal(&self.rule(), error));
+            return Ok(Verdict::Refused(refusal(&self.rule(), error)));
         };
+        if charge.rule.is_shadow() {
+            let said = charge.decision;
+            let mut rest = charges;
+            rest.retain(|charge| {
+                let is_over = is_over(charge);
+                if is_over && consume {
+                    observe::refused_in_shadow(&charge.rule);
+                }
+                !is_over
+            });
+            return Err(Box::new(Shadowed { said, rest }));
+        }
         let refused = RequestPerMinute::exceeded(&charge.rule, charge.cost, &charge.decision);
         if charge.wait > charge.longest_wait {
-            return Verdict::Refused(refused); // a slot comes no sooner for a caller who waits to ask again
+            return Ok(Verdict::Refused(refused)); // a slot comes no sooner for a caller who waits to ask again
         }
-        Verdict::Exceeded(refused, charge.counter.clone())
+        Ok(Verdict::Exceeded(refused, charge.counter.clone()))
     }
 
     /// The rule that an error of the store is reported under.
@@ -390,98 +486,177 @@ impl Call {
     }
 }
 
-#[allow(clippy::inline_always)] // each copy of a permit on its way takes as long as all of the arithmetic
-impl Deciding {
-    /// Whether this is what most calls are: one rule, whose limit holds or not, in memory. It can be charged without a counter's name and
-    /// without lists.
-    ///
-    /// What would have to wait, what is wrong and what can't fit goes the long way.
+impl Asked {
+    /// What tells the counter from others, if it is sure that the call has one.
     #[inline(always)]
-    fn in_memory(&self) -> Option<(&Memory, &Asked, Fingerprint)> {
-        let (limiter, asked, key) = self.one_rule()?;
-        Some((limiter.memory()?, asked, Fingerprint::new(&asked.rule, key)))
-    }
-
-    /// One rule, whose limit holds or not, and nobody waits.
-    #[inline(always)]
-    fn one_rule(&self) -> Option<(&Held, &Asked, Option<&Key>)> {
-        let (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) = (&self.limiter, &self.state)
-        else {
-            return None;
-        };
-        let Asked { rule, key, cost } = asked;
-        let key = match key {
+    #[allow(clippy::inline_always)] // the algorithm is known where it is called
+    fn name(&self) -> Option<Fingerprint> {
+        let key = match &self.key {
             AskedKey::Some(key) => Some(key),
             AskedKey::Shared => None,
             AskedKey::Missing | AskedKey::Skip => return None,
         };
-        let can_fit = (1..=rule.limit()).contains(cost);
-        if !can_fit || rule.has_fault() || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. }) {
+        Some(Fingerprint::new_inline(&self.rule, key))
+    }
+}
+
+impl Deciding {
+    /// Whether this is what most calls are: one rule, whose limit holds or not, and nobody waits.
+    #[inline]
+    fn one_rule(&self) -> Option<(&Held, &Asked)> {
+        match (&self.limiter, &self.state) {
+            (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) => Some((limiter, asked)),
+            _ => None,
+        }
+    }
+
+    /// Charges a fixed window that is stored and open, which is what most calls do. `None` if there is none, and nothing is changed then.
+    ///
+    /// Here ends what is compiled into each caller. What is found out is left to whoever polls, where it is no part of anything yet: most
+    /// callers only want to know whether there is a permit, and it takes as long as all of the arithmetic to make one and to move it.
+    #[inline(never)]
+    fn take_window(&self) -> Option<TakenWindow> {
+        let (limiter, asked) = self.one_rule()?;
+        let memory = limiter.memory().filter(|_| limiter.settings().rules_are_as_written())?;
+        let Asked { rule, cost, .. } = asked;
+        let can_fit = (1..=rule.count()).contains(cost) && rule.count() <= Window::LARGEST_COUNT && !rule.is_shadow();
+        if !can_fit || !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
             return None;
         }
-        Some((limiter, asked, key))
+        let taken = memory.take_window(asked.name()?, rule.count(), *cost)?;
+        if taken.fits {
+            observe::admitted(rule, taken.remaining);
+        }
+        Some(taken)
     }
 
-    /// The answer, where the store need not be asked.
-    fn known(&mut self) -> Option<Answer> {
-        let (limiter, &Asked { rule, cost, .. }, key) = self.one_rule()?;
-        let guarded = limiter.guarded()?;
-        let name = Fingerprint::new(&rule, key);
-        let known = guarded.known(name, &rule, cost)?;
-        let limiter = self.limiter.take()?;
-        self.state = State::Done;
-        Some(match known {
-            Known::Spent(spent) => Ok(Permit::leased(limiter, name, &rule, &spent)),
-            Known::Denied(decision) => Err(RequestPerMinute::exceeded(&rule, cost, &decision)),
-        })
-    }
-
-    #[inline(always)]
-    fn in_window(&self) -> Option<(Fingerprint, Taken)> {
-        let (memory, Asked { rule, cost, .. }, name) = self.in_memory()?;
-        let is_window = matches!(rule.counted_by(), Algorithm::FixedWindow { .. });
-        if is_window { Some((name, memory.take_window(name, rule, *cost)?)) } else { None }
-    }
-
-    /// The answer of the memory store to one rule.
-    #[inline(always)]
-    fn answer(&mut self, name: Fingerprint, taken: &Taken) -> Poll<Answer> {
-        let (Some(limiter), State::One(Asked { rule, cost, .. }, _)) = (self.limiter.take(), &self.state) else {
-            panic!("one rule was decided, and there was none")
-        };
-        Poll::Ready(if taken.fits() {
-            Ok(Permit::in_memory(limiter, name, rule, *cost, taken))
-        } else {
-            Err(RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule)))
-        })
-    }
-
-    /// All that is not a fixed window in memory that is stored.
-    #[inline(never)]
-    fn poll_other(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
-        if let Some((memory, Asked { rule, cost, .. }, name)) = self.in_memory()
-            // Where there is no room, the long way says what becomes of the call; nothing was charged.
-            && let Ok(taken) = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX })
+    /// Charges any other counter in memory, or one that is not stored; or spends what was taken from another store, or says what it would say, where
+    /// that is known and need not be asked; or asks it together with others.
+    ///
+    /// What would have to wait, what is wrong and what can't fit goes the long way.
+    #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
+    fn take(&mut self, context: &mut Context<'_>) -> Option<Answer> {
+        let (limiter, asked) = self.one_rule()?;
+        let Asked { rule, cost, .. } = asked;
+        let can_fit = (1..=rule.limit()).contains(cost);
+        if !can_fit
+            || rule.is_shadow()
+            || rule.has_fault()
+            || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. })
         {
-            return self.answer(name, &taken);
+            return None;
         }
-        if let Some(answer) = self.known() {
-            return Poll::Ready(answer);
+        if !limiter.settings().rules_are_as_written() {
+            return None;
         }
-        if let Some(limiter) = self.limiter.take() {
-            let (asked, manner) = match mem::replace(&mut self.state, State::Done) {
-                State::One(asked, manner) => ([asked].into(), manner),
-                State::Several(asked, manner) => (asked.into(), manner),
-                State::Pending(_) | State::Done => panic!("a call was pending before anybody was asked"),
-            };
-            match (Call { limiter, asked, manner, arrival: None }).start() {
-                Ok(answer) => return Poll::Ready(answer),
+        let name = asked.name()?;
+        let Some(memory) = limiter.memory() else {
+            let guarded = limiter.guarded()?;
+            match guarded.known(name, rule, *cost) {
+                Some(Known::Denied(decision)) => {
+                    let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
+                    observe::refused(&refused);
+                    return Some(Err(refused));
+                }
+                Some(Known::Spent(spent)) => {
+                    observe::admitted(rule, spent.remaining);
+                    let rule = *rule;
+                    return Some(Ok(Permit::leased(self.limiter.take()?, name, &rule, &spent)));
+                }
+                None => {}
+            }
+            #[cfg(feature = "redis")]
+            {
+                let charge = || {
+                    let key = if let AskedKey::Some(key) = &asked.key { Some(key) } else { None };
+                    Charge::new(*rule, CounterName::new(&limiter.settings().namespace, rule, key), *cost)
+                };
+                let share = guarded.share(name, rule, *cost, charge, context.waker())?;
+                if let State::One(asked, manner) = mem::replace(&mut self.state, State::Done) {
+                    self.state = State::Sharing(asked, manner, share);
+                }
+            }
+            return None;
+        };
+        // Where there is no room, the long way says what becomes of the call; nothing was charged.
+        let taken = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX }).ok()?;
+        if !taken.fits() {
+            let refused = RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule));
+            observe::refused(&refused);
+            return Some(Err(refused));
+        }
+        observe::admitted(rule, taken.remaining);
+        let (rule, cost) = (*rule, *cost);
+        Some(Ok(Permit::in_memory(self.limiter.take()?, name, &rule, cost, &taken)))
+    }
+
+    /// What came of asking together with others.
+    #[cfg(feature = "redis")]
+    fn poll_share(&mut self, context: &mut Context<'_>) -> Option<Answer> {
+        let (Some(limiter), State::Sharing(_, _, share)) = (&self.limiter, &mut self.state) else { return None };
+        let Poll::Ready(told) = limiter.guarded()?.poll(share, context) else { return None };
+        let limiter = self.limiter.take()?;
+        let State::Sharing(asked, manner, share) = mem::replace(&mut self.state, State::Done) else { return None };
+        let error = match told {
+            Some(Ok((look, _))) if !look.fits => {
+                let refused = RequestPerMinute::exceeded(&asked.rule, asked.cost, &look.decision);
+                observe::refused(&refused);
+                return Some(Err(refused));
+            }
+            Some(Ok((look, receipt))) => {
+                limiter.succeeded();
+                observe::admitted(&asked.rule, look.decision.remaining);
+                return Some(Ok(Permit::shared(limiter, share.into_decision(), look.decision, receipt)));
+            }
+            Some(Err(error)) => error,
+            None => StoreError::late(limiter.settings().deadline),
+        };
+        match (Call { limiter, asked: [asked].into(), alone: true, manner, arrival: None }).answer_or_wait(Err(error)) {
+            Ok(answer) => Some(answer.inspect_err(observe::refused)),
+            Err(pending) => {
+                self.state = State::Pending(pending);
+                None
+            }
+        }
+    }
+
+    /// All that is not an admitted call of a fixed window in memory that is stored and open. `None` if there is no answer yet.
+    #[inline(never)]
+    fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>, answer: &mut Option<Answer>) {
+        *answer = match (refused, &self.state) {
+            (Some(taken), State::One(Asked { rule, cost, .. }, _)) => {
+                let refused = RequestPerMinute::exceeded(rule, *cost, &taken.refusal(rule));
+                observe::refused(&refused);
+                Some(Err(refused))
+            }
+            #[cfg(feature = "redis")]
+            (_, State::Sharing(..)) => self.poll_share(context),
+            _ => self.take(context),
+        };
+        if answer.is_some() {
+            self.limiter = None;
+            self.state = State::Done;
+            return;
+        }
+        if let State::One(..) = &self.state
+            && let State::One(asked, manner) = mem::replace(&mut self.state, State::Done)
+            && let Some(limiter) = self.limiter.take()
+        {
+            match (Call { limiter, asked: [asked].into(), alone: true, manner, arrival: None }).start() {
+                Ok(now) => *answer = Some(now.inspect_err(observe::refused)),
                 Err(pending) => self.state = State::Pending(pending),
             }
         }
         match &mut self.state {
-            State::Pending(pending) => pending.as_mut().poll(context),
-            State::One(..) | State::Several(..) | State::Done => panic!("`Deciding` polled after it was done"),
+            State::Pending(pending) => {
+                if let Poll::Ready(now) = pending.as_mut().poll(context) {
+                    *answer = Some(now.inspect_err(observe::refused));
+                    self.state = State::Done;
+                }
+            }
+            #[cfg(feature = "redis")]
+            State::Sharing(..) => {}
+            State::One(..) | State::Done => assert!(answer.is_some(), "`Deciding` polled after it was done"),
         }
     }
 }
@@ -489,10 +664,23 @@ impl Deciding {
 impl Future for Deciding {
     type Output = Answer;
 
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `Deciding::take_window`
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        match self.in_window() {
-            Some((name, taken)) => self.answer(name, &taken),
-            None => self.poll_other(context),
+        let taken = self.take_window();
+        if let Some(taken) = &taken
+            && taken.fits
+            && let State::One(Asked { rule, cost, .. }, _) = &self.state
+            && let (limit, period_ms, cost) = (rule.count(), rule.period_ms(), *cost)
+            && let Some(limiter) = self.limiter.take()
+        {
+            return Poll::Ready(Ok(Permit::of_window(limiter, limit, period_ms, cost, taken)));
+        }
+        let mut answer = None;
+        self.decide(taken.as_ref(), context, &mut answer);
+        match answer {
+            Some(answer) => Poll::Ready(answer),
+            None => Poll::Pending,
         }
     }
 }
@@ -501,6 +689,20 @@ impl fmt::Debug for Deciding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Deciding").finish_non_exhaustive()
     }
+}
+
+/// Takes the rule as it holds now, and says whether the store is to be asked for it. One that is only tried out is not, where it would refuse
+/// without the store.
+fn is_to_be_asked(settings: &Settings, Asked { rule, key, cost }: &mut Asked) -> bool {
+    let of_key = if let AskedKey::Some(key) = &*key { Some(key) } else { None };
+    let Some(holds) = settings.hold(rule, of_key) else { return false };
+    *rule = holds;
+    let refuses = matches!(key, AskedKey::Missing) || *cost > rule.limit();
+    if rule.is_shadow() && refuses && !rule.has_fault() {
+        observe::refused_in_shadow(rule);
+        return false;
+    }
+    true
 }
 
 /// Whether the future was done before the clock showed `give_up`.

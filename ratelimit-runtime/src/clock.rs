@@ -76,6 +76,15 @@ impl Clock {
         }
     }
 
+    /// Milliseconds since 1970-01-01 00:00 UTC, up to the same year.
+    #[inline]
+    pub(crate) fn now_ms(&self) -> u64 {
+        match &self.0 {
+            Kind::System(system) => system.now_ns() / 1_000_000,
+            Kind::Tokio { .. } | Kind::Manual(_) => self.now_us() / 1000,
+        }
+    }
+
     /// Returns when the clock has reached `time`.
     pub(crate) async fn sleep_until(&self, time: Duration) {
         match &self.0 {
@@ -127,6 +136,8 @@ struct System {
     began: u64,
     since: Instant,
     counter: quanta::Clock,
+    /// Nanoseconds in 2^32 ticks of the counter, less a thousandth.
+    pace: u64,
     /// What the counter showed when they were last compared.
     compared_at: AtomicU64,
     /// What is added to what the counter shows; modulo 2^64.
@@ -138,10 +149,13 @@ const COMPARE_EVERY_NS: u64 = 1_000_000;
 
 impl System {
     fn new(began: Duration) -> Self {
+        let counter = quanta::Clock::new();
+        let pace = counter.delta_as_nanos(0, 1 << 32);
         let system = Self {
             began: nanoseconds(began),
             since: Instant::now(),
-            counter: quanta::Clock::new(),
+            counter,
+            pace: pace - pace / 1024,
             compared_at: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             comparing: Mutex::new(()),
@@ -159,10 +173,10 @@ impl System {
         if counted.wrapping_sub(compared_at) < COMPARE_EVERY_NS { counted.wrapping_add(ahead) } else { self.compare() }
     }
 
+    #[allow(clippy::cast_possible_truncation)] // differences are all that counts
     #[inline]
     fn counted(&self) -> u64 {
-        let nanoseconds = self.counter.delta_as_nanos(0, self.counter.raw());
-        nanoseconds - nanoseconds / 1024
+        ((u128::from(self.counter.raw()) * u128::from(self.pace)) >> 32) as u64
     }
 
     /// Compares the counter with the clock.

@@ -1,10 +1,10 @@
 //! What a store decided: the numbers of one counter, and the permit a caller gets.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     Algorithm, RequestPerMinute, Rule,
-    algorithm::Taken,
+    algorithm::{Taken, TakenWindow},
     call::CountedBy,
     guard::Spent,
     key::Fingerprint,
@@ -117,8 +117,14 @@ enum Charged {
     InMemory(Held, ChargedInMemory),
     /// Spent of what this process had taken from the store.
     Leased(Held, ChargedInMemory),
-    Elsewhere(Box<(Held, Charges, CountedBy)>),
+    /// A share in a decision, and the receipt.
+    #[cfg(feature = "redis")]
+    Shared(Held, Arc<crate::redis::Decision>, [u64; 2]),
+    /// In an `Arc`, though nobody shares it: letting go of one is short code, and there is some in front of each limited function.
+    Elsewhere(Arc<Elsewhere>),
 }
+
+type Elsewhere = (Held, Charges, CountedBy);
 
 /// One charge in the memory store: what is needed to take it back.
 pub(crate) struct ChargedInMemory {
@@ -143,6 +149,15 @@ impl ChargedInMemory {
     }
 }
 
+/// The charge that leaves least, and of those the one that takes longest to leave more. One that is only tried out comes last.
+fn tightest(charges: &[Charge]) -> Option<&Charge> {
+    let room = |charge: &&Charge| {
+        let Decision { remaining, reset_after_ms, .. } = charge.decision;
+        (charge.rule.is_shadow(), remaining, u64::MAX - reset_after_ms)
+    };
+    charges.iter().min_by_key(room)
+}
+
 impl Permit {
     /// For one charge in the memory store.
     #[inline]
@@ -159,18 +174,35 @@ impl Permit {
         Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::Leased(limiter, charged) }
     }
 
-    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy) -> Self {
-        let tightest = charges
-            .iter()
-            .map(|charge| charge.decision)
-            .min_by_key(|decision| (decision.remaining, u64::MAX - decision.reset_after_ms))
-            .unwrap_or(Decision::fresh(u64::MAX));
+    /// For a share in a decision.
+    #[cfg(feature = "redis")]
+    pub(crate) fn shared(
+        limiter: Held,
+        decided: Arc<crate::redis::Decision>,
+        decision: Decision,
+        receipt: [u64; 2],
+    ) -> Self {
+        Self { charged: Charged::Shared(limiter, decided, receipt), ..Self::uncharged(decision) }
+    }
+
+    /// For one charge of a fixed window in the memory store.
+    #[inline]
+    pub(crate) fn of_window(limiter: Held, limit: u64, period_ms: u64, cost: u64, taken: &TakenWindow) -> Self {
+        let TakenWindow { name, remaining, reset_after_ms, opened, .. } = *taken;
+        let algorithm = Algorithm::FixedWindow { align: false }; // as good as aligned to take it back, and to tell the quota
+        let charged = ChargedInMemory { name, cost, receipt: [opened, 0], count: limit, period_ms, algorithm };
+        Self { limit, remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
+    }
+
+    /// `alone` if no other rule was asked: whoever asked knows which rule it is about, so the permit need not.
+    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy, alone: bool) -> Self {
+        let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let held = match (&charges[..], by, limiter.memory()) {
-            ([charge], CountedBy::Store, Some(_)) => {
+            ([charge], CountedBy::Store, Some(_)) if alone && !charge.rule.is_shadow() => {
                 let name = charge.counter.fingerprint();
                 Charged::InMemory(limiter, ChargedInMemory::new(name, &charge.rule, charge.cost, charge.receipt))
             }
-            _ => Charged::Elsewhere(Box::new((limiter, charges, by))),
+            _ => Charged::Elsewhere(Arc::new((limiter, charges, by))),
         };
         Self { charged: held, ..Self::uncharged(tightest) }
     }
@@ -179,10 +211,30 @@ impl Permit {
         Self { limit, remaining, reset_after_ms, charged: Charged::Nothing }
     }
 
+    /// A permit that a rule lets through which would refuse if it were not only tried out.
+    pub(crate) fn of_shadow(decision: Decision) -> Self {
+        Self::uncharged(decision)
+    }
+
     /// A permit nobody had to pay for.
     pub(crate) fn free(charges: &[Charge]) -> Self {
         let limit = charges.iter().map(|charge| charge.rule.limit()).min().unwrap_or(u64::MAX);
         Self::uncharged(Decision::fresh(limit))
+    }
+
+    /// The rule that the numbers are about, and what it was charged. A permit of the memory store does not know the rule's name.
+    #[cfg(any(feature = "axum", feature = "tower"))]
+    pub(crate) fn tightest(&self) -> Option<(Rule, u64)> {
+        match &self.charged {
+            Charged::Nothing => None,
+            Charged::InMemory(_, charged) | Charged::Leased(_, charged) => Some((charged.rule(), charged.cost)),
+            Charged::Elsewhere(elsewhere) => {
+                let told = tightest(&elsewhere.1).filter(|charge| !charge.rule.is_shadow());
+                told.map(|charge| (charge.rule, charge.cost))
+            }
+            #[cfg(feature = "redis")]
+            Charged::Shared(_, decision, _) => decision.charge().map(|charge| (charge.rule, charge.cost)),
+        }
     }
 
     /// The limit of the rule; of the tightest one if there were several.
@@ -229,8 +281,12 @@ impl Permit {
                 back.and_then(|back| back).map_err(|error| refusal(&charged.rule(), error))
             }
             Charged::Elsewhere(elsewhere) => {
-                let (limiter, charges, by) = *elsewhere;
+                let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) else { return Ok(0) };
                 limiter.give_back(charges, by).await
+            }
+            #[cfg(feature = "redis")]
+            Charged::Shared(limiter, decision, receipt) => {
+                limiter.give_back(decision.charged(receipt), CountedBy::Store).await
             }
         }
     }
@@ -245,8 +301,13 @@ impl Permit {
             // Nobody who sleeps until a slot has one of these.
             Charged::Leased(limiter, charged) => drop(limiter.give_back_leased(&charged)),
             Charged::Elsewhere(elsewhere) => {
-                let (limiter, charges, by) = *elsewhere;
-                limiter.abandon(charges, by);
+                if let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) {
+                    limiter.abandon(charges, by);
+                }
+            }
+            #[cfg(feature = "redis")]
+            Charged::Shared(limiter, decision, receipt) => {
+                limiter.abandon(decision.charged(receipt), CountedBy::Store);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What a caller gets who may not run.
 
-use std::{borrow::Cow, fmt, time::Duration};
+use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use crate::{Decision, Rule};
 
@@ -53,7 +53,7 @@ pub enum Cause {
 /// # });
 /// ```
 #[derive(Clone, PartialEq, Eq)]
-pub struct RequestPerMinute(Box<Refusal>);
+pub struct RequestPerMinute(Arc<Refusal>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Refusal {
@@ -66,42 +66,43 @@ struct Refusal {
 }
 
 impl RequestPerMinute {
-    fn new(cause: Cause, rule: &Rule, cost: u64) -> Self {
-        Self(Box::new(Refusal { cause, rule: *rule, cost, remaining: 0, retry_after: None, reason: "".into() }))
+    fn new(cause: Cause, rule: &Rule, cost: u64, reason: impl Into<Cow<'static, str>>) -> Self {
+        let reason = reason.into();
+        Self(Arc::new(Refusal { cause, rule: *rule, cost, remaining: 0, retry_after: None, reason }))
     }
 
     pub(crate) fn exceeded(rule: &Rule, cost: u64, decision: &Decision) -> Self {
-        let mut refused = Self::new(Cause::Exceeded, rule, cost);
-        refused.0.remaining = decision.remaining;
-        refused.0.retry_after = decision.retry_after();
-        refused
+        let (remaining, retry_after) = (decision.remaining, decision.retry_after());
+        Self(Arc::new(Refusal { cause: Cause::Exceeded, rule: *rule, cost, remaining, retry_after, reason: "".into() }))
     }
 
     pub(crate) fn never_fits(rule: &Rule, cost: u64) -> Self {
-        Self::new(Cause::NeverFits, rule, cost)
+        Self::new(Cause::NeverFits, rule, cost, "")
     }
 
     pub(crate) fn missing_key(rule: &Rule) -> Self {
-        Self::new(Cause::MissingKey, rule, 0)
+        Self::new(Cause::MissingKey, rule, 0, "")
     }
 
     pub(crate) fn unavailable(rule: &Rule, reason: impl Into<Cow<'static, str>>) -> Self {
-        let mut refused = Self::new(Cause::Unavailable, rule, 0);
-        refused.0.reason = reason.into();
-        refused
+        Self::new(Cause::Unavailable, rule, 0, reason)
     }
 
     pub(crate) fn misconfigured(rule: &Rule, reason: impl Into<Cow<'static, str>>) -> Self {
-        let mut refused = Self::new(Cause::Misconfigured, rule, 0);
-        refused.0.reason = reason.into();
-        refused
+        Self::new(Cause::Misconfigured, rule, 0, reason)
     }
 
     /// The same refusal, seen when this much of its wait is left.
     pub(crate) fn retry_in(mut self, wait: Duration) -> Self {
         let ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-        self.0.retry_after = Some(Duration::from_millis(ms));
+        Arc::make_mut(&mut self.0).retry_after = Some(Duration::from_millis(ms));
         self
+    }
+
+    /// The rule that refused, and the cost it was asked for.
+    #[cfg(any(feature = "axum", feature = "tower"))]
+    pub(crate) fn asked(&self) -> (Rule, u64) {
+        (self.0.rule, self.0.cost)
     }
 
     /// Why the call was not let through.

@@ -3,7 +3,9 @@
 mod denials;
 mod leases;
 
-use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+#[cfg(feature = "redis")]
+use std::task::{Context, Poll, Waker, ready};
+use std::{fmt, future::Future, ops, pin::Pin, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::{
@@ -15,13 +17,16 @@ use tokio::{
 pub(crate) use self::leases::Spent;
 use self::{
     denials::{Denial, Denials},
-    leases::{Answer, Asked, Leases, Take, Then},
+    leases::{Answer, Leases, Take, Then, Turn},
 };
+#[cfg(feature = "redis")]
+use crate::redis::{self, Redis, Share};
 use crate::{
     Algorithm, Clock, CounterName, Decision, Rule,
     health::Seen,
     key::Fingerprint,
-    limiter::{Settings, no_answer, too_late},
+    limiter::{Settings, no_answer},
+    observe,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
@@ -30,7 +35,7 @@ use crate::{
 pub(crate) struct Guarded(Arc<Guard>);
 
 struct Guard {
-    store: Box<dyn Store>,
+    store: Behind,
     clock: Clock,
     seen: Arc<Seen>,
     deadline: Duration,
@@ -46,6 +51,25 @@ pub(crate) enum Known {
     Denied(Decision),
 }
 
+/// A store that has to be asked.
+pub(crate) enum Behind {
+    #[cfg(feature = "redis")]
+    Redis(Redis),
+    Other(Box<dyn Store>),
+}
+
+impl ops::Deref for Behind {
+    type Target = dyn Store;
+
+    fn deref(&self) -> &(dyn Store + 'static) {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis,
+            Self::Other(store) => &**store,
+        }
+    }
+}
+
 /// When a batch was sent, and how often something had been forgotten then of each charge in it.
 struct Sent {
     at_us: u64,
@@ -53,7 +77,7 @@ struct Sent {
 }
 
 impl Guarded {
-    pub(crate) fn new(store: Box<dyn Store>, settings: &Settings, seen: Arc<Seen>) -> Self {
+    pub(crate) fn new(store: Behind, settings: &Settings, seen: Arc<Seen>) -> Self {
         Self(Arc::new(Guard {
             store,
             clock: settings.clock.clone(),
@@ -67,8 +91,13 @@ impl Guarded {
 
     /// What becomes of a cost that can be spent here, or of which it is known that the store would refuse it.
     pub(crate) fn known(&self, name: Fingerprint, rule: &Rule, cost: u64) -> Option<Known> {
-        let (guard, now_us) = (&self.0, self.0.clock.now_us());
-        if rule.lease_size() > 1 {
+        let guard = &*self.0;
+        let has_lease = rule.lease_size() > 1;
+        if !has_lease && guard.denials.is_empty() {
+            return None;
+        }
+        let now_us = guard.clock.now_us();
+        if has_lease {
             match guard.leases.spend(name, rule, cost, now_us) {
                 Ok((spent, take)) => {
                     if let Some(take) = take {
@@ -80,8 +109,12 @@ impl Guarded {
                 Err(_) => return None, // with what is here there may be enough
             }
         }
-        let denial = guard.denial(name, rule, cost, Duration::MAX, now_us)?;
-        (!guard.is_degraded()).then_some(Known::Denied(denial.decision))
+        let denial = guard.known(name, rule, cost, Duration::MAX, now_us)?;
+        if guard.is_degraded() {
+            return None;
+        }
+        observe::known(rule);
+        Some(Known::Denied(denial.decision))
     }
 
     /// Gives back what was spent here: to be spent here again, or to the store if that is not to be.
@@ -120,7 +153,7 @@ impl Guarded {
             let given_back = match self.return_charges(charges) {
                 Reply::Ready(answer) => answer,
                 Reply::Pending(answer) => {
-                    timeout(guard.deadline, answer).await.unwrap_or_else(|_| Err(too_late(guard.deadline)))
+                    timeout(guard.deadline, answer).await.unwrap_or_else(|_| Err(StoreError::late(guard.deadline)))
                 }
             };
             match given_back {
@@ -130,6 +163,53 @@ impl Guarded {
         }
         back
     }
+}
+
+#[cfg(feature = "redis")]
+impl Guarded {
+    /// A share in a decision, where such travel together now: the short way for many callers at once. `charge`: what is to be charged, asked for
+    /// if nobody is about to charge the same.
+    pub(crate) fn share(
+        &self,
+        name: Fingerprint,
+        rule: &Rule,
+        cost: u64,
+        charge: impl FnOnce() -> Charge,
+        waker: &Waker,
+    ) -> Option<Share> {
+        let Behind::Redis(redis) = &self.0.store else { return None };
+        if rule.lease_size() > 1 {
+            return None; // what it takes is not for one caller
+        }
+        let is_same = |other: &Charge| other.cost == cost && other.rule == *rule;
+        let asked = || Asked { at_us: self.0.clock.now_us(), forgotten: self.0.denials.forgotten(name) };
+        redis.share(name, is_same, || (charge(), asked()), waker)
+    }
+
+    /// What came of it. Nothing for a caller who has waited for longer than the deadline.
+    pub(crate) fn poll(&self, share: &mut Share, context: &mut Context<'_>) -> Poll<Option<redis::Shared>> {
+        let told = ready!(Redis::poll(share, context));
+        let guard = &self.0;
+        if let Some(Asked { at_us, .. }) = share.asked() {
+            observe::answered_after(Duration::from_micros(guard.clock.now_us().saturating_sub(at_us)));
+        }
+        if let (Some(Ok((look, _))), Some(charge)) = (&told, share.charge()) {
+            if look.fits {
+                guard.denials.drop_one(charge.counter.fingerprint());
+            } else if let Some(asked) = share.asked() {
+                guard.keep(charge, &look.decision, look.wait_ms, asked);
+            }
+        }
+        Poll::Ready(told)
+    }
+}
+
+/// When a decision was asked for, and how often something had been forgotten of its counter then.
+#[cfg(feature = "redis")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    at_us: u64,
+    forgotten: u64,
 }
 
 impl Guard {
@@ -142,7 +222,7 @@ impl Guard {
         is_degraded
     }
 
-    fn denial(&self, name: Fingerprint, rule: &Rule, cost: u64, longest_wait: Duration, now_us: u64) -> Option<Denial> {
+    fn known(&self, name: Fingerprint, rule: &Rule, cost: u64, longest_wait: Duration, now_us: u64) -> Option<Denial> {
         may_be_known(rule, cost, longest_wait).then(|| self.denials.look(name, rule, now_us))?
     }
 
@@ -153,16 +233,17 @@ impl Guard {
         if !request.consume || request.charges.is_empty() {
             return false;
         }
-        let denial = |charge: &Charge| {
-            self.denial(charge.counter.fingerprint(), &charge.rule, charge.cost, charge.longest_wait, now_us)
+        let known = |charge: &Charge| {
+            self.known(charge.counter.fingerprint(), &charge.rule, charge.cost, charge.longest_wait, now_us)
         };
-        let Some(denials) = request.charges.iter().map(denial).collect::<Option<SmallVec<[Denial; 1]>>>() else {
+        let Some(denials) = request.charges.iter().map(known).collect::<Option<SmallVec<[Denial; 1]>>>() else {
             return false;
         };
         if self.is_degraded() {
             return false;
         }
         for (charge, denial) in request.charges.iter_mut().zip(denials) {
+            observe::known(&charge.rule);
             (charge.decision, charge.wait) = (denial.decision, Duration::from_millis(denial.wait_ms));
         }
         request.outcome = Ok(false);
@@ -178,7 +259,7 @@ impl Guard {
         for ((request, charge), forgotten) in charges_of(batch).zip(&sent.forgotten) {
             let name = charge.counter.fingerprint();
             match request.outcome {
-                Ok(false) if request.consume && will_stay_known(charge) => {
+                Ok(false) if request.consume && will_stay_known(charge, &charge.decision) => {
                     let wait_ms = u64::try_from(charge.wait.as_millis()).unwrap_or(u64::MAX);
                     let denial = Denial { decision: charge.decision, wait_ms };
                     self.denials.keep(name, &charge.rule, denial, (sent.at_us, now_us), *forgotten);
@@ -187,6 +268,15 @@ impl Guard {
                 Ok(true) if request.consume && charge.cost > 0 => self.denials.drop_one(name),
                 _ => {}
             }
+        }
+    }
+
+    /// The same for one charge.
+    #[cfg(feature = "redis")]
+    fn keep(&self, charge: &Charge, decision: &Decision, wait_ms: u64, Asked { at_us, forgotten }: Asked) {
+        if will_stay_known(charge, decision) && !self.seen.is_degraded() {
+            let (name, denial) = (charge.counter.fingerprint(), Denial { decision: *decision, wait_ms });
+            self.denials.keep(name, &charge.rule, denial, (at_us, self.clock.now_us()), forgotten);
         }
     }
 
@@ -212,8 +302,8 @@ fn may_be_known(rule: &Rule, cost: u64, longest_wait: Duration) -> bool {
         }
 }
 
-fn will_stay_known(charge: &Charge) -> bool {
-    charge.decision.remaining() == 0 && may_be_known(&charge.rule, charge.cost, charge.longest_wait)
+fn will_stay_known(charge: &Charge, decision: &Decision) -> bool {
+    decision.remaining() == 0 && may_be_known(&charge.rule, charge.cost, charge.longest_wait)
 }
 
 /// Forgets what is known of some counters when something has been done to them, or may have been.
@@ -287,31 +377,38 @@ impl Guarded {
 
     /// Decides on one charge of a rule with a lease.
     fn decide_leased(&self, mut request: Request) -> Reply<Batch> {
-        let now_us = self.0.clock.now_us();
-        let left = self.0.leases.left(request.charges[0].counter.fingerprint(), now_us);
-        if left == 0 && self.0.refuse(&mut request, now_us) {
-            return Reply::Ready(request.into());
+        let (guard, now_us) = (&self.0, self.0.clock.now_us());
+        let charge = &mut request.charges[0];
+        match guard.leases.spend(charge.counter.fingerprint(), &charge.rule, charge.cost, now_us) {
+            Ok((spent, take)) => {
+                if let Some(take) = take {
+                    self.begin(take);
+                }
+                spent.write_to(charge);
+                request.outcome = Ok(true);
+                return Reply::Ready(request.into());
+            }
+            Err(0) if guard.refuse(&mut request, now_us) => return Reply::Ready(request.into()),
+            Err(_) => {}
         }
         let store = self.clone();
         Reply::Pending(Box::pin(async move {
             let charge = &mut request.charges[0];
             let answer = loop {
                 match store.ask(charge) {
-                    Asked::Spent(spent) => break Answer::Spent(spent),
-                    Asked::Waits(answer) => {
+                    Turn::Spent(spent) => break Answer::Spent(spent),
+                    Turn::Waits(answer) => {
                         let waits = Waits { store: &store, name: charge.counter.fingerprint(), answer };
                         if let Some(answer) = waits.answer().await {
                             break answer;
                         }
                     }
-                    Asked::Alone => return answer_of(store.decide_unleased(request.into())).await,
+                    Turn::Alone => return answer_of(store.decide_unleased(request.into())).await,
                 }
             };
             request.outcome = match answer {
-                Answer::Spent(Spent { remaining, reset_after_ms, receipt, .. }) => {
-                    let limit = charge.rule.limit();
-                    charge.decision = Decision { limit, remaining, reset_after_ms, retry_after_ms: u64::MAX };
-                    charge.receipt = receipt;
+                Answer::Spent(spent) => {
+                    spent.write_to(charge);
                     Ok(true)
                 }
                 Answer::Denied(decision) => {
@@ -343,7 +440,7 @@ impl Guarded {
         }))
     }
 
-    fn ask(&self, charge: &Charge) -> Asked {
+    fn ask(&self, charge: &Charge) -> Turn {
         let Charge { counter, rule, cost, .. } = charge;
         let (asked, then) = self.0.leases.ask(counter, rule, *cost, self.0.clock.now_us());
         if let Some(take) = self.follow(counter.fingerprint(), then) {
@@ -441,7 +538,7 @@ impl UnderWay {
                 }
                 Ok(Some(Request { outcome: Err(error), .. })) => Err(error),
                 Ok(None) => Err(no_answer()),
-                Err(_) => Err(too_late(guard.deadline)),
+                Err(_) => Err(StoreError::late(guard.deadline)),
             };
             let then = guard.leases.arrived(&take, said, sent_us, guard.clock.now_us());
             self.is_over = then.take.is_none();

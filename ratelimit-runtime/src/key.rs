@@ -55,10 +55,10 @@ pub trait RateKey {
     /// Writes this value, usually by calling `write_key` of a field or of a tuple of fields.
     fn write_key(&self, key: &mut KeyWriter<'_>);
 
-    /// The number that is all it would write, if it is one: then nothing need be written.
+    /// The key that comes of what it would write, if that can be told without writing.
     #[doc(hidden)]
     #[inline]
-    fn as_number(&self) -> Option<u64> {
+    fn at_once(&self) -> Option<Key> {
         None
     }
 }
@@ -219,11 +219,24 @@ fn escape_byte<A: Array<Item = u8>>(byte: u8, out: &mut SmallVec<A>) {
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Printed);
 
-/// A key has one form: what reads like a number is one. Most numbers are never printed, as only a server needs a name for a counter.
+/// A key has one form: what reads like a number is one, and what is short is `Short`. Most numbers are never printed, as only a server
+/// needs a name for a counter.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Printed {
-    Number(u64),
-    Text(Text),
+    /// A number and 0. Nothing is left unwritten: a compiler copies what comes next to that twice.
+    Number([u64; 2]),
+    /// Up to 16 bytes with zeros behind them, as two little-endian numbers.
+    Short(u8, [u64; 2]),
+    Long(Box<[u8]>),
+}
+
+const LONGEST_SHORT: usize = 16;
+
+impl Printed {
+    #[inline]
+    const fn number(number: u64) -> Self {
+        Self::Number([number, 0])
+    }
 }
 
 impl Key {
@@ -231,21 +244,77 @@ impl Key {
     #[allow(clippy::needless_pass_by_value)] // a reference to a key is a key too
     #[inline]
     pub fn new<K: RateKey>(key: K) -> Self {
-        if let Some(number) = key.as_number() {
-            return Self(Printed::Number(number));
+        if let Some(key) = key.at_once() {
+            return key;
         }
-        let mut out = Output::default();
-        key.write_key(&mut KeyWriter { out: &mut out, written: false });
-        let number = out.number.or_else(|| read_number(&out.text));
-        Self(number.map_or(Printed::Text(out.text), Printed::Number))
+        // In a place of its own, so that a key that is there at once needs none.
+        let mut written = Self(Printed::number(0));
+        written.write(&key);
+        written
     }
 
-    fn with_text<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
+    fn write<K: RateKey>(&mut self, key: &K) {
+        let mut out = Output::default();
+        key.write_key(&mut KeyWriter { out: &mut out, written: false });
+        *self = out.number.map_or_else(|| Self::printed(&out.text), |number| Self(Printed::number(number)));
+    }
+
+    /// What is printed like this.
+    #[inline]
+    fn printed(text: &[u8]) -> Self {
+        Self(match (u8::try_from(text.len()), read_number(text)) {
+            (_, Some(number)) => Printed::number(number),
+            (Ok(length), None) if text.len() <= LONGEST_SHORT => Printed::Short(length, short(text)),
+            _ => Printed::Long(text.into()),
+        })
+    }
+
+    pub(crate) fn with_text<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
         match &self.0 {
-            Printed::Number(number) => read(itoa::Buffer::new().format(*number).as_bytes()),
-            Printed::Text(text) => read(text),
+            Printed::Number([number, _]) => read(itoa::Buffer::new().format(*number).as_bytes()),
+            Printed::Short(length, [first, second]) => {
+                let text = u128::from(*second) << 64 | u128::from(*first);
+                read(&text.to_le_bytes()[..usize::from(*length)])
+            }
+            Printed::Long(text) => read(text),
         }
     }
+}
+
+/// Up to 16 bytes with zeros behind them. Two numbers are hashed and copied faster than so many bytes.
+#[inline(always)]
+#[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
+fn short(text: &[u8]) -> [u64; 2] {
+    // The last bytes overlap with the first ones; what they have in common is shifted out.
+    let overlap = |of: usize| u32::try_from(8 * (2 * of - text.len())).unwrap_or_default();
+    if let (Some(first), Some(last)) = (text.first_chunk(), text.last_chunk()) {
+        return [u64::from_le_bytes(*first), u64::from_le_bytes(*last).unbounded_shr(overlap(8))];
+    }
+    if let (Some(first), Some(last)) = (text.first_chunk(), text.last_chunk()) {
+        let last = u32::from_le_bytes(*last).unbounded_shr(overlap(4));
+        return [u64::from(last) << 32 | u64::from(u32::from_le_bytes(*first)), 0];
+    }
+    [text.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)), 0]
+}
+
+/// Whether nothing of a key's text is to be escaped.
+#[inline]
+fn is_plain(text: &[u8]) -> bool {
+    let (chunks, rest) = text.as_chunks::<16>();
+    if let Some(last) = text.last_chunk() {
+        return chunks.iter().chain([last]).all(are_plain);
+    }
+    if let (Some(first), Some(last)) = (rest.first_chunk::<8>(), rest.last_chunk::<8>()) {
+        return are_plain(first) && are_plain(last);
+    }
+    !rest.iter().any(|byte| IN_KEYS[usize::from(*byte)])
+}
+
+/// The same for as many bytes as a processor compares at once, which looking up one after the other is not.
+#[inline]
+fn are_plain<const N: usize>(text: &[u8; N]) -> bool {
+    let is_reserved = |byte: u8| b"%{}(),\x7f".iter().fold(byte < 32, |any, other| any.max(byte == *other));
+    !text.iter().fold(false, |any, byte| any.max(is_reserved(*byte)))
 }
 
 /// The number that is printed like this.
@@ -274,13 +343,16 @@ impl fmt::Debug for Key {
 /// A [`Key`] stands for the value it was made from.
 impl RateKey for Key {
     fn write_key(&self, key: &mut KeyWriter<'_>) {
-        match &self.0 {
-            Printed::Number(number) => key.write_number(*number),
-            Printed::Text(text) => {
-                key.begin();
-                key.out.text.extend_from_slice(text);
-            }
+        if let Printed::Number([number, _]) = &self.0 {
+            key.write_number(*number);
+        } else {
+            key.begin();
+            self.with_text(|text| key.out.text.extend_from_slice(text));
         }
+    }
+
+    fn at_once(&self) -> Option<Key> {
+        Some(self.clone())
     }
 }
 
@@ -289,15 +361,15 @@ macro_rules! integers {
         impl RateKey for $int {
             #[inline]
             fn write_key(&self, key: &mut KeyWriter<'_>) {
-                match self.as_number() {
-                    Some(number) => key.write_number(number),
-                    None => key.write_plain(itoa::Buffer::new().format(*self)),
+                match u64::try_from(*self) {
+                    Ok(number) => key.write_number(number),
+                    Err(_) => key.write_plain(itoa::Buffer::new().format(*self)),
                 }
             }
 
             #[inline]
-            fn as_number(&self) -> Option<u64> {
-                u64::try_from(*self).ok()
+            fn at_once(&self) -> Option<Key> {
+                Some(Key(Printed::number(u64::try_from(*self).ok()?)))
             }
         }
     )*};
@@ -312,8 +384,8 @@ macro_rules! non_zero_integers {
             }
 
             #[inline]
-            fn as_number(&self) -> Option<u64> {
-                self.get().as_number()
+            fn at_once(&self) -> Option<Key> {
+                self.get().at_once()
             }
         }
     )*};
@@ -352,6 +424,11 @@ macro_rules! texts {
             fn write_key(&self, key: &mut KeyWriter<'_>) {
                 key.write_text(self);
             }
+
+            #[inline]
+            fn at_once(&self) -> Option<Key> {
+                is_plain(self.as_bytes()).then(|| Key::printed(self.as_bytes()))
+            }
         }
     )*};
 }
@@ -383,8 +460,8 @@ macro_rules! pointers {
             }
 
             #[inline]
-            fn as_number(&self) -> Option<u64> {
-                K::as_number(self)
+            fn at_once(&self) -> Option<Key> {
+                K::at_once(self)
             }
         }
     )*};
@@ -394,6 +471,11 @@ pointers!(&K, &mut K, Box<K>, Rc<K>, Arc<K>);
 impl<K: RateKey + ToOwned + ?Sized> RateKey for Cow<'_, K> {
     fn write_key(&self, key: &mut KeyWriter<'_>) {
         K::write_key(self, key);
+    }
+
+    #[inline]
+    fn at_once(&self) -> Option<Key> {
+        K::at_once(self)
     }
 }
 
@@ -516,33 +598,56 @@ impl Fingerprint {
     /// Of no counter.
     pub(crate) const NONE: Self = Self(0, 0);
 
-    #[inline]
     pub(crate) fn new(rule: &Rule, key: Option<&Key>) -> Self {
-        let (kind, number, text): (u64, u64, &[u8]) = match key {
-            None => (0, 0, &[]),
+        Self::new_inline(rule, key)
+    }
+
+    /// The same where it is part of its caller, as on the way of most calls. Two passes side by side take little longer than one, but
+    /// what is handed from one function to another lies in memory.
+    #[inline(always)]
+    #[allow(clippy::inline_always)]
+    pub(crate) fn new_inline(rule: &Rule, key: Option<&Key>) -> Self {
+        let (kind, [key, more], text): (u64, [u64; 2], &[u8]) = match key {
+            None => (0, [0; 2], &[]),
             Some(Key(Printed::Number(number))) => (1, *number, &[]),
-            Some(Key(Printed::Text(text))) => (2, text.len() as u64, text),
+            Some(Key(Printed::Short(length, text))) => (2 | u64::from(*length) << 2, *text, &[]),
+            Some(Key(Printed::Long(text))) => (3, [text.len() as u64, 0], text),
         };
-        // A period has 39 bits, an algorithm 13.
-        let rest = [kind << 62 | rule.counted_by().number() << 40 | rule.period_ms(), number];
+        // The period is all of it, so that no rule with a fault has the name of one without. An algorithm has 13 bits, a kind with the
+        // length of a short text 7.
+        let (prefix, period) = (rule.prefix().as_bytes(), rule.period());
+        let rest = kind << 43 | rule.counted_by().number() << 30 | u64::from(period.subsec_nanos());
         let [left, right] = &*SECRETS;
-        match Self(left.hash(rule.prefix(), text, rest), right.hash(rule.prefix(), text, rest)) {
-            Self::NONE => Self(0, 1),
-            name => name,
-        }
+        let name = if prefix.len() > LONGEST_SHORT || !text.is_empty() {
+            let numbers = [period.as_secs(), rest, key, more];
+            Self(left.hash_long(prefix, text, numbers), right.hash_long(prefix, text, numbers))
+        } else {
+            let ([first, second], length) = (short(prefix), prefix.len() as u64);
+            let numbers = [first, second, period.as_secs(), rest | length << 50, key, more];
+            Self(left.hash(numbers), right.hash(numbers))
+        };
+        if name == Self::NONE { Self(0, 1) } else { name }
     }
 }
 
 impl Secret {
     #[inline(always)]
-    #[allow(clippy::inline_always)] // two passes side by side take little longer than one
-    fn hash(&self, prefix: &str, text: &[u8], rest: [u64; 2]) -> u64 {
+    #[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
+    fn hash(&self, numbers: [u64; 6]) -> u64 {
         let mut hasher = FoldHasher::with_seed(self.0, &self.1);
-        hasher.write(prefix.as_bytes());
-        if !text.is_empty() {
-            hasher.write(text);
+        for number in numbers {
+            hasher.write_u64(number);
         }
-        for number in rest {
+        hasher.finish()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn hash_long(&self, prefix: &[u8], text: &[u8], numbers: [u64; 4]) -> u64 {
+        let mut hasher = FoldHasher::with_seed(self.0, &self.1);
+        hasher.write(prefix);
+        hasher.write(text);
+        for number in numbers {
             hasher.write_u64(number);
         }
         hasher.finish()
@@ -554,6 +659,26 @@ impl std::hash::Hash for Fingerprint {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.1);
+    }
+}
+
+/// A fingerprint is its own hash.
+#[derive(Debug, Default)]
+pub(crate) struct AlreadyHashed(u64);
+
+impl Hasher for AlreadyHashed {
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    #[inline]
+    fn write_u64(&mut self, fingerprint: u64) {
+        self.0 = fingerprint;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a fingerprint is written as a number");
     }
 }
 
@@ -606,10 +731,45 @@ mod tests {
     }
 
     #[test]
+    fn a_text_is_plain_if_none_of_its_bytes_is_reserved() {
+        for length in [1, 7, 8, 15, 16, 17, 31, 32, 33, 40] {
+            assert!(is_plain(&vec![b'a'; length]));
+            for (at, byte) in (0..length).flat_map(|at| (0..=255).map(move |byte| (at, byte))) {
+                let mut text = vec![b'a'; length];
+                text[at] = byte;
+                assert_eq!(is_plain(&text), !IN_KEYS[usize::from(byte)], "{byte} at {at} of {length}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_short_text_is_two_numbers() {
+        for length in 0..=LONGEST_SHORT {
+            let text: Vec<u8> = (1..=16).take(length).collect();
+            let mut padded = text.clone();
+            padded.resize(LONGEST_SHORT, 0);
+            let bytes: Vec<u8> = short(&text).into_iter().flat_map(u64::to_le_bytes).collect();
+            assert_eq!(bytes, padded);
+        }
+    }
+
+    #[test]
+    fn a_rule_with_a_fault_has_not_the_name_of_one_without() {
+        let second = Duration::from_secs(1);
+        let right = Fingerprint::new(&Rule::new("item", 1, second), None);
+        for period in [Duration::ZERO, second + Duration::from_nanos(1), Duration::from_secs(1 << 40), Duration::MAX] {
+            assert_ne!(Fingerprint::new(&Rule::new("item", 1, period), None), right, "{period:?}");
+        }
+        assert_ne!(Fingerprint::new(&Rule::new("", 1, second), None), right);
+    }
+
+    #[test]
     fn counters_have_one_fingerprint_if_they_have_one_name() {
         let long = "a".repeat(LONGEST_PART + 1);
         let (longer, other) = (format!("{long}a"), format!("{}b", &long[1..]));
-        let texts = ["", "a", "b", "aa", "ab", "0", "1", "01", "item", "itema", "(a,1)", &long, &longer, &other];
+        let texts =
+            ["", "a", "b", "aa", "ab", "0", "1", "01", "item", "itema", "(a,1)", "\0", "a\0", "a-key-of-16-byte"];
+        let texts: Vec<&str> = texts.into_iter().chain(["a-key-of-17-bytes", &long, &longer, &other]).collect();
         let mut keys: Vec<Option<Key>> = texts.iter().map(|text| Some(Key::new(*text))).collect();
         keys.extend([None, Some(Key::new(0)), Some(Key::new(1)), Some(Key::new(u64::MAX)), Some(Key::new(("a", 1)))]);
         let second = Duration::from_secs(1);

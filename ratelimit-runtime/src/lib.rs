@@ -132,7 +132,7 @@
 //! What is [`Cause::Misconfigured`] is returned whatever the policy, and logged, once a second at most.
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
-//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +set +incrby +decrby +del +pttl
+//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +mget +set +incrby +decrby +del +pttl
 //! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+select` if the URL names a database, `+cluster|slots +asking` for
 //! a cluster, `+role` behind sentinels, and `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest server the scripts run on.
 //!
@@ -174,7 +174,7 @@
 //! | it is set back | nothing; what counted may count for up to a period longer |
 //! | [`Limiter::reset`] | the counter starts fresh; other processes go on spending what they hold by a [`Rule::lease`]; a permit from before, given back after, credits a `SlidingWindow` or a bucket with up to its cost |
 //! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go, and a permit from before is worth what the old count would have left of it |
-//! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 900.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |
+//! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 450.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |
 //!
 //! # Features
 //!
@@ -183,15 +183,38 @@
 //! | `macros` (default) | the attribute |
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | `rediss://`, `rediss+cluster://` and `rediss+sentinel://`, Redis over TLS |
-//! | `metrics` | the gauge `ratelimit_degraded`: how many limiters of the process are degraded, through the crate [`metrics`](https://docs.rs/metrics) |
+//! | `metrics` | what decisions come to, through the crate [`metrics`](https://docs.rs/metrics): see below |
+//! | `config` | rules in a file that may change while the program runs: see [`config`] |
+//! | `tower` | [`web::RateLimitLayer`], limits in front of any service of HTTP or gRPC requests |
+//! | `axum` | `RequestPerMinute` as a response; see [`web`] |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that a store of your own has to pass |
+//!
+//! # What can be seen
+//!
+//! | metric (feature `metrics`) | labels | |
+//! |---|---|---|
+//! | `ratelimit_decisions_total` | `rule`, `outcome` | each rule of a call that is let through, as `admitted`; the rule that refuses it, as `refused`, `never_fits`, `missing_key`, `unavailable` or `misconfigured`; a rule in shadow mode that would have, as `shadow_refused` |
+//! | `ratelimit_near_limit_total` | `rule` | admitted calls that leave less than a tenth of the limit; over those admitted, a share that says how close the limit is |
+//! | `ratelimit_known_refusals_total` | `rule` | refusals that were known without asking the store; over those refused, the share that costs nothing |
+//! | `ratelimit_store_seconds` | | a histogram: how long the store took for an answer, or the caller waited for none. Memory answers at once and is not in it |
+//! | `ratelimit_store_calls_total`, `ratelimit_store_decisions_total` | | calls to Redis servers, and the decisions they carried: some travel together |
+//! | `ratelimit_decisions_without_store_total` | `policy` | decisions by [`OnStoreError`], as the store could not make them: `local`, `allow` or `deny` |
+//! | `ratelimit_degraded` | | a gauge: how many limiters of the process have a store that does not decide |
+//!
+//! `rule` is the prefix. Keys are no labels: there may be millions. Install a recorder before the first limiter is built, and it has the descriptions, too.
+//!
+//! The log, through the crate [`tracing`](https://docs.rs/tracing): an outage and its end (`WARN`, `INFO`), what is misconfigured (`ERROR`, once a second at
+//! most), what a rule in shadow mode would have refused (`INFO`, once a second at most), each refusal (`DEBUG`), and a span `ask_rate_limit_store` (`DEBUG`)
+//! around a question to a server that does not travel with others.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
 mod builder;
 mod call;
 mod clock;
+#[cfg(feature = "config")]
+pub mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod decision;
@@ -201,6 +224,7 @@ mod health;
 mod key;
 mod limiter;
 mod memory;
+mod observe;
 mod process;
 #[cfg(feature = "redis")]
 mod redis;
@@ -209,6 +233,8 @@ pub mod store;
 mod sync;
 pub mod testing;
 mod wait;
+#[cfg(any(feature = "axum", feature = "tower"))]
+pub mod web;
 
 #[doc(hidden)]
 #[path = "private.rs"]

@@ -5,23 +5,25 @@ use std::{
     future::Future,
     ops,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use once_cell::sync::OnceCell;
 use tokio::runtime::Handle;
+use tracing::Instrument as _;
 
 use crate::{
     Builder, Clock, CounterName, Decision, Health, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     SetupError,
     call::{Asked, AskedKey, Call, CountedBy, Manner, OnLimit},
     decision::ChargedInMemory,
-    guard::Guarded,
+    guard::{Behind, Guarded},
     health::Seen,
     memory::Memory,
+    observe::{self, Stopwatch, Throttle},
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
     sync::Apart,
     wait::Lines,
@@ -104,6 +106,39 @@ pub(crate) struct Settings {
     pub(crate) max_waiting: usize,
     /// Whether counting in this process is what the store does anyway.
     pub(crate) is_local: bool,
+    /// What a file says of rules.
+    #[cfg(feature = "config")]
+    pub(crate) rules: Option<crate::config::Rules>,
+}
+
+impl Settings {
+    /// The rule as it holds for a key, whatever the code says. Nothing if it is not to be asked.
+    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
+    #[inline]
+    pub(crate) fn hold(&self, rule: &Rule, key: Option<&Key>) -> Option<Rule> {
+        #[cfg(feature = "config")]
+        if let Some(rules) = &self.rules {
+            return rules.hold(rule, key);
+        }
+        Some(*rule)
+    }
+
+    /// Whether rules hold as the code says.
+    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
+    #[inline]
+    pub(crate) fn rules_are_as_written(&self) -> bool {
+        #[cfg(feature = "config")]
+        return self.rules.is_none();
+        #[cfg(not(feature = "config"))]
+        true
+    }
+
+    /// What is to happen where the store can't decide, for one of several rules that a file says so of.
+    #[cfg(feature = "config")]
+    pub(crate) fn on_store_error_of(&self, rules: impl Iterator<Item = Rule>) -> Option<OnStoreError> {
+        let known = self.rules.as_ref()?;
+        rules.into_iter().find_map(|rule| known.on_store_error(rule.prefix()))
+    }
 }
 
 impl Limiter {
@@ -175,13 +210,14 @@ impl Limiter {
     }
 
     /// On a store that has to be asked.
-    pub(crate) fn asking(store: Box<dyn Store>, settings: Settings) -> Self {
+    pub(crate) fn asking(store: Behind, settings: Settings) -> Self {
         let seen = Arc::default();
         let guarded = Guarded::new(store, &settings, Arc::clone(&seen));
         Self::assemble(Storage::Other(guarded), settings, seen)
     }
 
     pub(crate) fn assemble(storage: Storage, settings: Settings, seen: Arc<Seen>) -> Self {
+        observe::describe();
         let lines = Lines::new(settings.max_waiting);
         let inner = Arc::new(Inner { storage, settings, lines, local: OnceCell::new(), seen });
         Self(Arc::new([(); HANDLES].map(|()| Held::Counted(Arc::new(Apart(Arc::clone(&inner)))))))
@@ -248,7 +284,7 @@ impl Limiter {
         key: K,
         cost: u64,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
-        Call::decide_one(self.hold(), *rule, AskedKey::Some(Key::new(key)), cost, Manner::default())
+        Call::decide_one(self.hold(), rule, AskedKey::Some(Key::new(key)), cost, Manner::default())
     }
 
     /// Charges a cost of 1, and waits for it up to `longest` if the limit is reached.
@@ -292,7 +328,7 @@ impl Limiter {
         longest: Duration,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
         let manner = Manner { on_limit: OnLimit::Wait(Some(longest)), on_store_error: None };
-        Call::decide_one(self.hold(), *rule, AskedKey::Some(Key::new(key)), 1, manner)
+        Call::decide_one(self.hold(), rule, AskedKey::Some(Key::new(key)), 1, manner)
     }
 
     /// Charges several rules, each with its key and cost: all of them, or none.
@@ -352,6 +388,7 @@ impl Limiter {
         let key = Key::new(key);
         async move {
             let inner = self.inner();
+            let rule = &inner.settings.hold(rule, Some(&key)).unwrap_or(*rule);
             let charge = inner.charge(rule, Some(&key), rule.limit().min(1))?; // a count of 0 has no wait to tell
             let Some(store) = inner.store() else {
                 return Ok(charge.decision);
@@ -386,6 +423,7 @@ impl Limiter {
         let key = Key::new(key);
         async move {
             let inner = self.inner();
+            let rule = &inner.settings.hold(rule, Some(&key)).unwrap_or(*rule);
             let charge = inner.charge(rule, Some(&key), 0)?;
             let Some(store) = inner.store() else {
                 return Ok(());
@@ -538,8 +576,11 @@ impl Inner {
             Reply::Ready(answer) => Ok(answer),
             Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::misconfigured(NO_RUNTIME)),
             Reply::Pending(answer) => {
-                let deadline = self.settings.deadline;
-                tokio::time::timeout(deadline, answer).await.map_err(|_| too_late(deadline))
+                let (deadline, stopwatch) = (self.settings.deadline, Stopwatch::start());
+                let answer = tokio::time::timeout(deadline, answer);
+                let answer = answer.instrument(tracing::debug_span!("ask_rate_limit_store")).await;
+                stopwatch.stop();
+                answer.map_err(|_| StoreError::late(deadline))
             }
         }
     }
@@ -559,30 +600,16 @@ impl Inner {
 
 pub(crate) const NO_RUNTIME: &str = "Redis can only be asked from within a tokio runtime, and there is none here";
 
-pub(crate) fn too_late(deadline: Duration) -> StoreError {
-    StoreError::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
-}
-
 pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     if error.misconfigured {
-        if may_be_logged() {
+        static SAID: Throttle = Throttle::new();
+        if SAID.may_speak() {
             tracing::error!(rule = rule.prefix(), reason = %error, "a rate limit is misconfigured");
         }
         RequestPerMinute::misconfigured(rule, error.into_words())
     } else {
         RequestPerMinute::unavailable(rule, error.into_words())
     }
-}
-
-/// Every caller is told of a mistake; the log once a second, or it would be as long as the list of calls.
-fn may_be_logged() -> bool {
-    static LOGGED: Mutex<Option<Instant>> = Mutex::new(None);
-    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
-    let may = logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1));
-    if may {
-        *logged = Some(Instant::now());
-    }
-    may
 }
 
 pub(crate) fn no_answer() -> StoreError {

@@ -2,18 +2,18 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
-    sync::{PoisonError, TryLockError, atomic::Ordering},
+    hash::BuildHasherDefault,
+    sync::{TryLockError, atomic::Ordering},
 };
 
 use smallvec::SmallVec;
 
 use crate::{
     Algorithm, Clock, CounterName, Rule,
-    algorithm::{Ask, Counter, PackedWindow, Taken, Window},
-    key::Fingerprint,
+    algorithm::{Ask, Counter, Taken, TakenWindow, Window},
+    key::{AlreadyHashed, Fingerprint},
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
-    sync::{Apart, AtomicUsize, Mutex, MutexGuard},
+    sync::{Apart, AtomicUsize, Mutex, MutexGuard, lock},
 };
 
 #[cfg(all(test, model_check))]
@@ -31,7 +31,7 @@ use table::Table;
 #[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,
-    shards: Box<[Apart<Mutex<Shard>>]>,
+    shards: Box<[Apart<Mutex<Shard>>; SHARDS]>,
     capacity: usize,
     stored: Apart<AtomicUsize>,
 }
@@ -67,13 +67,13 @@ type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 1]>;
 
 impl Memory {
     pub(crate) fn new(clock: Clock, capacity: usize) -> Self {
-        Self { clock, shards: (0..SHARDS).map(|_| Apart::default()).collect(), capacity, stored: Apart::default() }
+        Self { clock, shards: Box::new([(); SHARDS].map(|()| Apart::default())), capacity, stored: Apart::default() }
     }
 
     #[inline]
     fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {
         // A panic elsewhere can't leave a shard half changed: each change is a whole one.
-        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shards[index])
     }
 
     /// Charges one counter if the cost, of 1 to the rule's limit, fits.
@@ -83,21 +83,16 @@ impl Memory {
         self.take_in(&mut shard, name, ask, now_us)
     }
 
-    /// The same where most calls find themselves, and without a way round: with a fixed window, and one that is stored. `None` if it is not.
+    /// The same where most calls find themselves, and without a way round: in a fixed window that is stored and open, at a cost of 1 to the count.
+    /// `None` if it is not so, and nothing is changed then.
+    ///
+    /// The rule was looked at when the window was stored, but for its count. The time is not kept in the shard, as it changes nothing there: who
+    /// comes later and sees an earlier one, by the little that processors disagree, may as well have come before.
     #[inline]
-    pub(crate) fn take_window(&self, name: Fingerprint, rule: &Rule, cost: u64) -> Option<Taken> {
+    pub(crate) fn take_window(&self, name: Fingerprint, count: u64, cost: u64) -> Option<TakenWindow> {
         let mut shard = self.shard(shard_of(&name));
-        let now_us = shard.now_us(&self.clock);
-        let Shard { counters, sweep_at_ms, .. } = &mut *shard;
-        let packed = counters.windows.get_mut(name)?;
-        let mut window = Window::from(*packed);
-        let before = window.end_ms;
-        let taken = window.take(rule, now_us / 1000, cost);
-        *packed = PackedWindow::from(&window);
-        if window.end_ms != before {
-            *sweep_at_ms = (*sweep_at_ms).min(window.end_ms);
-        }
-        Some(taken)
+        let now_ms = self.clock.now_ms();
+        shard.counters.windows.get_mut(name)?.take(name, count, now_ms, cost)
     }
 
     fn take_in(&self, shard: &mut Shard, name: Fingerprint, ask: &Ask<'_>, now_us: u64) -> Result<Taken, StoreError> {
@@ -353,26 +348,6 @@ fn shard_in<'a>(locked: &'a mut Locked<'_>, name: &Fingerprint) -> &'a mut Shard
 #[inline]
 fn shard_of(name: &Fingerprint) -> usize {
     name.0 as usize % SHARDS
-}
-
-/// A fingerprint is its own hash.
-#[derive(Debug, Default)]
-pub(crate) struct AlreadyHashed(u64);
-
-impl Hasher for AlreadyHashed {
-    #[inline]
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    #[inline]
-    fn write_u64(&mut self, fingerprint: u64) {
-        self.0 = fingerprint;
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("a fingerprint is written as a number");
-    }
 }
 
 #[cfg(all(test, not(model_check)))]

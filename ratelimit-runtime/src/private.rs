@@ -176,20 +176,28 @@ impl Call {
     }
 }
 
-/// The call in front of every annotated function's body.
+/// The call in front of the body of a function with one limit.
 #[must_use]
-#[inline]
-pub fn limit_request_per_time<const N: usize>(
+#[inline(always)]
+#[allow(clippy::inline_always)] // or what is asked is copied on its way
+pub fn limit_request_per_time(
+    limiter: Option<&Limiter>,
+    Call(manner): Call,
+    Charge { rule, key, cost }: Charge,
+) -> Deciding {
+    let limiter = limiter.map_or_else(Limiter::current, Limiter::hold);
+    call::Call::decide_one(limiter, &rule, key, cost, manner)
+}
+
+/// The call in front of the body of a function with several.
+#[must_use]
+pub fn limit_requests_per_time<const N: usize>(
     limiter: Option<&Limiter>,
     Call(manner): Call,
     charges: [Charge; N],
 ) -> Deciding {
     let limiter = limiter.map_or_else(Limiter::current, Limiter::hold);
-    let mut charges = charges.into_iter();
-    match (N, charges.next()) {
-        (1, Some(Charge { rule, key, cost })) => call::Call::decide_one(limiter, rule, key, cost, manner),
-        (_, first) => call::Call::decide(limiter, first.into_iter().chain(charges).collect(), manner),
-    }
+    call::Call::decide(limiter, charges.into(), manner)
 }
 
 /// Whether a refusal is about the limit, and so for `on_limit` to answer.

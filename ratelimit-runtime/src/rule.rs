@@ -1,6 +1,6 @@
 //! What is limited: a counter's name, how much of it, in how long, by which algorithm.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// How a [`Rule`] counts.
 ///
@@ -127,14 +127,17 @@ pub enum Refill {
 /// assert_eq!(permit.remaining(), 99);
 /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rule {
     prefix: &'static str,
     count: u64,
-    period: Duration,
-    algorithm: Algorithm,
-    lease: u32,
+    /// The period in two parts: a `Duration` has room behind it, and keeps it. Every call carries its rules.
+    seconds: u64,
+    nanos: u32,
+    shadow: bool,
     denial_cache: bool,
+    lease: u16,
+    algorithm: Algorithm,
 }
 
 impl Rule {
@@ -157,7 +160,9 @@ impl Rule {
     ///
     /// No count, burst or queue may be above 2^52.
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
-        Self { prefix, count, period, algorithm: Algorithm::FixedWindow { align: false }, lease: 1, denial_cache: true }
+        let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
+        let algorithm = Algorithm::FixedWindow { align: false };
+        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, lease: 1, algorithm }
     }
 
     /// The same rule, counted by another algorithm.
@@ -165,6 +170,38 @@ impl Rule {
     pub const fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self
+    }
+
+    /// The same rule, to be tried out: it counts and decides, and lets through what it refuses.
+    ///
+    /// What it would have refused is an event in the log, once a second at most, and counted in the metric `ratelimit_decisions_total` as
+    /// `shadow_refused` (feature `metrics`); nothing is charged for it, as for any refusal. The permit says what the rule says; header
+    /// fields do not tell of it. A call that it would have made wait for a slot of a [`LeakyBucket`](Algorithm::LeakyBucket) takes the slot and runs
+    /// at once. Where it would refuse, other rules of the call are asked once more, without it. The counter is the same with and without: when the
+    /// trial is over, what has been counted goes on to count.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Limiter, Rule};
+    /// # use std::time::Duration;
+    /// const TRIED_OUT: Rule = Rule::new("item", 1, Duration::from_secs(60)).shadow(true);
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::in_memory();
+    /// assert!(limiter.acquire(&TRIED_OUT, "alice").await.is_ok());
+    /// assert!(limiter.acquire(&TRIED_OUT, "alice").await.is_ok());
+    /// assert!(limiter.acquire(&TRIED_OUT.shadow(false), "alice").await.is_err());
+    /// # });
+    /// ```
+    #[must_use]
+    pub const fn shadow(mut self, shadow: bool) -> Self {
+        self.shadow = shadow;
+        self
+    }
+
+    /// Whether the rule is only tried out.
+    #[inline]
+    pub const fn is_shadow(&self) -> bool {
+        self.shadow
     }
 
     /// Whether this process remembers that a call was refused; it does if nothing is said.
@@ -190,7 +227,8 @@ impl Rule {
         self
     }
 
-    /// Takes the rule's permits so many at a time, to be spent in this process without asking the store. 1 if nothing is said.
+    /// Takes the rule's permits so many at a time, to be spent in this process without asking the store. 1 if nothing is said; what is
+    /// above 65,535 is taken for that.
     ///
     /// For [`Algorithm::FixedWindow`]: permits are spent in the window they were charged in or not at all, so that never more than the count is
     /// admitted in it, by all processes together. What one process holds is not there for others, until it is given back or the window ends, so a
@@ -219,12 +257,12 @@ impl Rule {
     #[allow(clippy::cast_possible_truncation)] // not beyond the largest
     #[must_use]
     pub const fn lease(mut self, permits: u64) -> Self {
-        self.lease = if permits > u32::MAX as u64 { u32::MAX } else { permits as u32 };
+        self.lease = if permits > u16::MAX as u64 { u16::MAX } else { permits as u16 };
         self
     }
 
     #[inline]
-    pub(crate) const fn lease_size(&self) -> u32 {
+    pub(crate) const fn lease_size(&self) -> u16 {
         self.lease
     }
 
@@ -248,7 +286,7 @@ impl Rule {
     /// The length of the window.
     #[inline]
     pub const fn period(&self) -> Duration {
-        self.period
+        Duration::new(self.seconds, self.nanos)
     }
 
     /// How the rule counts.
@@ -291,7 +329,7 @@ impl Rule {
     /// The period in milliseconds, which [`Rule::fault`] has found to be whole and to fit.
     #[allow(clippy::cast_possible_truncation)] // at most 3,650 days
     pub(crate) const fn period_ms(&self) -> u64 {
-        self.period.as_millis() as u64
+        self.period().as_millis() as u64
     }
 
     /// Whether anything is wrong with the rule's own values.
@@ -302,7 +340,7 @@ impl Rule {
 
     /// What is wrong with the rule's own values, in words, if anything is.
     pub(crate) fn fault(&self) -> Option<String> {
-        let Self { prefix, period, .. } = self;
+        let (prefix, period) = (self.prefix, self.period());
         if !self.has_fault() {
             return None;
         }
@@ -320,8 +358,23 @@ impl Rule {
     /// Whether the period is one that a rule can have.
     #[inline]
     fn has_period(&self) -> bool {
-        let period = self.period;
+        let period = self.period();
         !period.is_zero() && period <= Self::LONGEST_PERIOD && period.subsec_nanos().is_multiple_of(1_000_000)
+    }
+}
+
+#[allow(clippy::missing_fields_in_debug)] // two of them are the period
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rule")
+            .field("prefix", &self.prefix)
+            .field("count", &self.count)
+            .field("period", &self.period())
+            .field("algorithm", &self.algorithm)
+            .field("shadow", &self.shadow)
+            .field("denial_cache", &self.denial_cache)
+            .field("lease", &self.lease)
+            .finish()
     }
 }
 

@@ -224,9 +224,9 @@ impl Charge {
     }
 }
 
-/// The charges of one request; a list that holds one of them without an allocation.
+/// The charges of one request. A list that is small to move: it goes through many hands, and a charge is some 200 bytes.
 #[derive(Clone, Debug, Default)]
-pub struct Charges(SmallVec<[Charge; 1]>);
+pub struct Charges(Vec<Charge>);
 
 impl Charges {
     /// Adds a charge. A second one for a counter is added to the first: the costs add up, and the lower limit holds.
@@ -234,10 +234,18 @@ impl Charges {
         match self.0.iter_mut().find(|other| other.counter == charge.counter) {
             Some(other) => {
                 other.cost = other.cost.saturating_add(charge.cost);
-                other.rule = if charge.rule.limit() < other.rule.limit() { charge.rule } else { other.rule };
+                // One that is only tried out does not stand in for one that holds.
+                let tightness = |rule: &Rule| (rule.is_shadow(), rule.limit());
+                other.rule = if tightness(&charge.rule) < tightness(&other.rule) { charge.rule } else { other.rule };
             }
             None => self.0.push(charge),
         }
+    }
+}
+
+impl Charges {
+    pub(crate) fn retain(&mut self, keep: impl Fn(&Charge) -> bool) {
+        self.0.retain(|charge| keep(charge));
     }
 }
 
@@ -257,7 +265,7 @@ impl ops::DerefMut for Charges {
 
 impl From<Charge> for Charges {
     fn from(charge: Charge) -> Self {
-        Self(smallvec::smallvec![charge])
+        Self(vec![charge])
     }
 }
 
@@ -287,6 +295,10 @@ impl StoreError {
     /// callers whatever their policy.
     pub fn misconfigured(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { misconfigured: true, reason: Reason::new(reason.into()), since: None }
+    }
+
+    pub(crate) fn late(deadline: Duration) -> Self {
+        Self::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
     }
 
     /// The same, with whom it is about in front.

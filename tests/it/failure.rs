@@ -611,18 +611,18 @@ mod local {
 
 /// What is written into the log by this thread while it lives.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<(Level, String)>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<(Level, String)>>>);
 
 impl Log {
     /// The lines that hold these words.
-    fn with(&self, words: &str) -> Vec<(Level, String)> {
+    pub(crate) fn with(&self, words: &str) -> Vec<(Level, String)> {
         self.0.lock().unwrap().iter().filter(|(_, line)| line.contains(words)).cloned().collect()
     }
 }
 
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::INFO
+        *metadata.level() <= Level::DEBUG
     }
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
         span::Id::from_u64(1)

@@ -70,6 +70,23 @@ async fn the_policy_decides_on_a_full_store() {
     }
 }
 
+/// A counter that is stored is charged without a look at all of the rule: only rules without a fault may find it.
+#[tokio::test]
+async fn a_rule_with_a_fault_finds_no_counter_of_one_without() {
+    let (limiter, _clock) = holding(10, OnStoreError::Deny).await;
+    let right = Rule::new("item", 9_999_999_999, SECOND);
+    limiter.acquire(&right, 1).await.unwrap();
+    for fault in [
+        Rule::new("item", 10_000_000_000, SECOND),
+        Rule::new("item", 1, SECOND + Duration::from_nanos(1)),
+        Rule::new("item", 1, SECOND + Duration::from_secs(1 << 34)),
+    ] {
+        let refused = limiter.acquire(&fault, 1).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Misconfigured, "{fault:?}");
+    }
+    assert_eq!(limiter.peek(&right, 1).await.unwrap().remaining(), 9_999_999_998);
+}
+
 #[tokio::test]
 async fn what_is_given_back_or_reset_makes_room() {
     for algorithm in ALGORITHMS {

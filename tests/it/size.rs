@@ -148,7 +148,7 @@ fn asking_is_small() {
     let one = size_of_val(&send_and_static(limiter.acquire(&RULE, 1)));
     let charges = [(&RULE, Key::new(1), 1), (&RULE, Key::new(2), 1), (&RULE, Key::new(3), 1)];
     assert_eq!(size_of_val(&limiter.acquire_all(&charges)), one);
-    assert!(one <= 144, "{one}");
+    assert!(one <= 152, "{one}"); // two words of it are a share in a decision that others have a share in too
 }
 
 /// The future is `Send` if the body's is: what is not, in the body or an argument, stays possible.

@@ -9,8 +9,8 @@
 //! server.restart(); // comes back empty, at the same address
 //! ```
 //!
-//! Beside the single server there are [`RedisCluster`] and [`RedisSentinel`], whose nodes are such servers, and [`Proxy`] for
-//! what goes wrong on the way to one.
+//! Beside the single server there are [`RedisCluster`] and [`RedisSentinel`], whose nodes are such servers, [`Proxy`] for
+//! what goes wrong on the way to one, and [`Browser`] for a page.
 //!
 //! A server ends with the value that owns it, when the test panics, and when the test process is killed.
 //! Where no server can be started the test fails and says how to get one; nothing is skipped.
@@ -18,6 +18,7 @@
 //! Everything here panics where it cannot go on: it runs in tests only.
 #![allow(clippy::missing_panics_doc)]
 
+mod browser;
 mod clock;
 mod cluster;
 mod patience;
@@ -29,6 +30,7 @@ mod server;
 mod tls;
 mod user;
 
+pub use browser::Browser;
 pub use clock::ServerClock;
 pub use cluster::{RedisCluster, RedisClusterBuilder};
 pub use proxy::{Mode, Proxy};

@@ -9,23 +9,16 @@ async fn f(state: State) -> R {
                     .wait_at_most(90000)
                     .on_store_error(::facade::limits::OnStoreError::Allow)
             },
-            [
-                ::facade::limits::__private::charge(
-                    const {
-                        ::facade::limits::__private::rule(
-                                concat!("a", "b"),
-                                5,
-                                1,
-                                86400000,
-                            )
-                            .algorithm(::facade::limits::Algorithm::FixedWindow {
-                                align: true,
-                            })
-                    },
-                    ::facade::limits::__private::no_key(),
-                    1,
-                ),
-            ],
+            ::facade::limits::__private::charge(
+                const {
+                    ::facade::limits::__private::rule(concat!("a", "b"), 5, 1, 86400000)
+                        .algorithm(::facade::limits::Algorithm::FixedWindow {
+                            align: true,
+                        })
+                },
+                ::facade::limits::__private::no_key(),
+                1,
+            ),
         )
     };
     if let ::core::result::Result::Err(refused) = deciding.await {

@@ -5,18 +5,14 @@ unsafe impl<const N: usize> Api<{ N }> {
         let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
-            [
-                {
-                    let key = ::ratelimit_runtime::__private::key(&(self.id));
-                    ::ratelimit_runtime::__private::charge(
-                        const {
-                            ::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
-                        },
-                        key,
-                        1,
-                    )
-                },
-            ],
+            {
+                let key = ::ratelimit_runtime::__private::key(&(self.id));
+                ::ratelimit_runtime::__private::charge(
+                    const { ::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
+                    key,
+                    1,
+                )
+            },
         );
         if let ::core::result::Result::Err(refused) = deciding.await {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
@@ -24,7 +20,7 @@ unsafe impl<const N: usize> Api<{ N }> {
         { self.id }
     }
     async fn put(mut self: Box<Self>) -> R {
-        let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+        let deciding = ::ratelimit_runtime::__private::limit_requests_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             [

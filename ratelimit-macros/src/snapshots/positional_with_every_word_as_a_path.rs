@@ -5,21 +5,19 @@ async fn f<const N: usize>() -> R {
             ::ratelimit_runtime::__private::Call::new()
                 .on_store_error(::ratelimit_runtime::OnStoreError::Deny)
         },
-        [
-            ::ratelimit_runtime::__private::charge(
-                const {
-                    ::ratelimit_runtime::__private::rule(
-                            "item",
-                            const { N as u64 },
-                            TTL,
-                            3600000,
-                        )
-                        .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
-                },
-                ::ratelimit_runtime::__private::no_key(),
-                1,
-            ),
-        ],
+        ::ratelimit_runtime::__private::charge(
+            const {
+                ::ratelimit_runtime::__private::rule(
+                        "item",
+                        const { N as u64 },
+                        TTL,
+                        3600000,
+                    )
+                    .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+            },
+            ::ratelimit_runtime::__private::no_key(),
+            1,
+        ),
     );
     if let ::core::result::Result::Err(refused) = deciding.await {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);

@@ -3,18 +3,14 @@ fn f(id: u64) -> Pin<Box<dyn Future<Output = R> + Send>> {
         let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
-            [
-                {
-                    let key = ::ratelimit_runtime::__private::key(&(id));
-                    ::ratelimit_runtime::__private::charge(
-                        const {
-                            ::ratelimit_runtime::__private::rule("item", 1, 1, 1000)
-                        },
-                        key,
-                        1,
-                    )
-                },
-            ],
+            {
+                let key = ::ratelimit_runtime::__private::key(&(id));
+                ::ratelimit_runtime::__private::charge(
+                    const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                    key,
+                    1,
+                )
+            },
         );
         if let ::core::result::Result::Err(refused) = deciding.await {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);

@@ -2,18 +2,14 @@ pub async fn save(req: Req) -> Result<Saved, E> {
     let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
-        [
-            {
-                let key = ::ratelimit_runtime::__private::key(&(req.seller_id));
-                ::ratelimit_runtime::__private::charge(
-                    const {
-                        ::ratelimit_runtime::__private::rule("item", 100, 1, 60000)
-                    },
-                    key,
-                    1,
-                )
-            },
-        ],
+        {
+            let key = ::ratelimit_runtime::__private::key(&(req.seller_id));
+            ::ratelimit_runtime::__private::charge(
+                const { ::ratelimit_runtime::__private::rule("item", 100, 1, 60000) },
+                key,
+                1,
+            )
+        },
     );
     if let ::core::result::Result::Err(refused) = deciding.await {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);

@@ -2,18 +2,16 @@ async fn f() -> R {
     let deciding = crate::limits::__private::limit_request_per_time(
         ::core::option::Option::None,
         const { crate::limits::__private::Call::new() },
-        [
-            crate::limits::__private::charge(
-                const {
-                    crate::limits::__private::sliding_window(
-                        crate::limits::__private::rule("item", 100, 1, 60000),
-                        1,
-                    )
-                },
-                crate::limits::__private::no_key(),
-                1,
-            ),
-        ],
+        crate::limits::__private::charge(
+            const {
+                crate::limits::__private::sliding_window(
+                    crate::limits::__private::rule("item", 100, 1, 60000),
+                    1,
+                )
+            },
+            crate::limits::__private::no_key(),
+            1,
+        ),
     );
     if let ::core::result::Result::Err(refused) = deciding.await {
         return crate::limits::FromRefusal::from_refusal(refused);

@@ -1,7 +1,7 @@
 /// Docs.
 #[inline]
 async unsafe fn f(id: u64, limit: u64) -> R {
-    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+    let deciding = ::ratelimit_runtime::__private::limit_requests_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new().wait() },
         [

@@ -58,6 +58,10 @@ snapshots! {
         #[r#"prefix = "item", unit = Seconds, count = limit(), algorithm = FixedWindow, lease = LEASE, denial_cache = false"#]
         "async fn f() -> R {}"
 
+    shadow:
+        #[r#""item", 1, Minutes, 100, algorithm = TokenBucket, shadow = true"#]
+        "async fn f() -> R {}"
+
     sliding_window:
         #[r#"prefix = "item", unit = Minutes, count = 100, algorithm = SlidingWindow(buckets = BUCKETS)"#]
         "async fn f() -> R {}"

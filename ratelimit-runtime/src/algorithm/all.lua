@@ -2,12 +2,13 @@
 -- serves both: set back in between, it could make room that is not there, or take away what is.
 -- Replies with what each function returned, then 1 if all of them fit and 0 otherwise.
 local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function each(charge)
   local replies, all_fit, at = {}, true, 2
   for i, key in ipairs(KEYS) do
-    local name, numbers, charged = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-    local reply, fits = functions[name](key, redis.call, charged ~= '0' and charge, time, numbers, charged)
+    local kind, numbers, charged = 0 + ARGV[at], ARGV[at + 1], ARGV[at + 2]
+    local reply, fits = kinds[kind](key, redis.call, charged ~= '0' and charge, time, now, numbers, charged)
     replies[i] = reply
     all_fit = all_fit and fits
     at = at + 3

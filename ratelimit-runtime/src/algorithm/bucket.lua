@@ -6,15 +6,23 @@
 -- longest  1 + ms a caller sleeps for its slot; 0: no slots
 -- returns  nothing if the bucket is full, or its three numbers, after the charge if there is one, with '-' before them
 --          if the cost does not fit; what is missing is then without the slots that outlast a raised count
-local value = call('GET', key)
+value = value or call('GET', key)
 local left, missing, taken, full = 0, 0, 0
 if value then
-  left = call('PTTL', key)
   local away
   full, away, missing = struct.unpack('<ddd', value)
+  if now then
+    full = full > now and full or now
+    left = full - now
+  else
+    left = call('PTTL', key)
+  end
   if left < 0 or left > away then -- no expiry, or the server's clock was set back: as if written just now
-    time = time or call('TIME')
-    left, full = away, time[1] * 1000 + math.floor(time[2] / 1000) + away
+    if not now then
+      time = call('TIME')
+      now = time[1] * 1000 + math.floor(time[2] / 1000)
+    end
+    left, full = away, now + away
     call('SET', key, struct.pack('<ddd', full, away, missing), 'PXAT', string.format('%.0f', full))
   end
   if interval > 1 then -- x + -x % interval is x rounded up to whole intervals
@@ -32,20 +40,24 @@ if value then
 end
 local needed = taken + cost -- beyond 2^53, so not exact, only where it does not fit
 if (needed > capacity or longest > 0 and (taken + -taken % refill) / refill >= longest) and charge ~= 'always' and cost ~= 0 then
-  return full and '-' .. struct.pack('<ddd', full, left, missing) or false, false
+  reply, fits = full and '-' .. struct.pack('<ddd', full, left, missing) or false, false
+  break
 elseif not charge then
-  return full and struct.pack('<ddd', full, left, missing) or false, true
+  reply, fits = full and struct.pack('<ddd', full, left, missing) or false, true
+  break
 end
 if not full then
-  time = time or call('TIME')
-  full = time[1] * 1000 + math.floor(time[2] / 1000)
+  if not now then
+    time = call('TIME')
+    now = time[1] * 1000 + math.floor(time[2] / 1000)
+  end
+  full = now
 end
 local later = (needed + -needed % refill) / refill - left
 if interval > 1 then
   later = (later + left) * interval - left - -left % interval
 end
 full, left = full + later, left + later
-value = struct.pack('<ddd', full, left, needed)
+reply, fits = struct.pack('<ddd', full, left, needed), true
 local low = full % 1e7 -- `%d` is quick, and takes less than 2^31 on every server
-call('SET', key, value, 'PXAT', string.format('%d%07d', (full - low) / 1e7, low))
-return value, true
+call('SET', key, reply, 'PXAT', string.format('%d%07d', (full - low) / 1e7, low))

@@ -199,6 +199,29 @@ fn whole(bytes: [u8; 8]) -> Option<u64> {
     (number.fract() == 0.0 && (0.0..=(1_u64 << 53) as f64).contains(&number)).then_some(number as u64)
 }
 
+#[cfg(feature = "redis")]
+impl Bucket {
+    /// As it is stored on Redis, and when that was written.
+    fn read(bytes: &[u8]) -> Option<(Self, u64)> {
+        let (numbers, []) = bytes.as_chunks() else { return None };
+        let [full_ms, left_ms, missing] =
+            [whole(*numbers.first()?)?, whole(*numbers.get(1)?)?, whole(*numbers.get(2)?)?];
+        let now_ms = full_ms.checked_sub(left_ms)?;
+        Some((Self { full_ms, written_ms: now_ms, missing }, now_ms))
+    }
+}
+
+/// The reply to a charge that was made at the same time after `more` has been taken.
+#[cfg(feature = "redis")]
+pub(super) fn reply_to_another(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {
+    let Value::BulkString(bytes) = reply else { return None };
+    let (mut bucket, now_ms) = Bucket::read(bytes)?;
+    let measures = Measures::of(rule);
+    let more = more.checked_mul(i64::try_from(measures.unit).ok()?)?;
+    bucket.write(&measures, now_ms, bucket.missing.checked_add_signed(more)?);
+    Some(Value::BulkString(pack([bucket.full_ms, bucket.full_ms - now_ms, bucket.missing]).to_vec()))
+}
+
 /// What the script says of the bucket, after the charge if it was `charged`, and the receipt.
 #[cfg(feature = "redis")]
 pub(super) fn read(
@@ -208,7 +231,7 @@ pub(super) fn read(
     charged: bool,
     reply: &Value,
 ) -> Option<(Look, [u64; 2])> {
-    let (refused, numbers) = match reply {
+    let (refused, bytes) = match reply {
         Value::Nil => return Some((Look::fresh(rule, cost), [0; 2])),
         Value::BulkString(bytes) => match bytes.strip_prefix(b"-") {
             Some(numbers) if bytes.len() == 25 => (true, numbers),
@@ -216,15 +239,12 @@ pub(super) fn read(
         },
         _ => return None,
     };
-    let (numbers, []) = numbers.as_chunks() else { return None };
-    let [full_ms, left_ms, missing] = [whole(*numbers.first()?)?, whole(*numbers.get(1)?)?, whole(*numbers.get(2)?)?];
-    let now_ms = full_ms.checked_sub(left_ms)?;
-    let bucket = Bucket { full_ms, written_ms: now_ms, missing };
+    let (bucket, now_ms) = Bucket::read(bytes)?;
     if refused || !charged {
         return Some((bucket.look(rule, now_ms, cost, longest_wait_ms), [0; 2]));
     }
     let measures = Measures::of(rule);
-    let before = missing.checked_sub(cost * measures.unit)?;
+    let before = bucket.missing.checked_sub(cost * measures.unit)?;
     let wait_ms = if measures.is_queue { measures.refills(before.into()) } else { 0 };
     Some((Look { wait_ms, ..bucket.look(rule, now_ms, 0, 0) }, bucket.receipt(&measures)))
 }

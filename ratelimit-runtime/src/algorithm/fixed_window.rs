@@ -9,9 +9,9 @@ use redis::Value;
 #[cfg(feature = "redis")]
 use super::script::{Numbers, pack};
 use super::{Look, Taken};
-use crate::{Algorithm, Rule};
+use crate::{Algorithm, Decision, Rule, key::Fingerprint};
 
-/// What is stored on Redis is [`WINDOWS`] times as large, and Lua is exact up to 2^53.
+/// What is stored on Redis is [`WINDOWS`] times as large, and Lua's remainders are exact up to 2^52.
 pub(super) const LARGEST_COUNT: u64 = 9_999_999_999;
 
 /// One window.
@@ -24,6 +24,8 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    pub(crate) const LARGEST_COUNT: u64 = LARGEST_COUNT;
+
     #[inline]
     pub(crate) fn open(rule: &Rule, now_ms: u64) -> Self {
         Self { end_ms: end_ms(rule, now_ms), opened: now_ms, used: 0 }
@@ -92,6 +94,45 @@ const USED_MASK: u64 = (1 << USED_BITS) - 1;
 impl PackedWindow {
     /// What stands where there is no window.
     pub(crate) const NONE: Self = Self(0, 0);
+
+    /// Charges a cost of 1 to the count if it fits in a window that is open. `None` if the window is not.
+    ///
+    /// A window that was opened after now is not taken for open: the clock was set back.
+    #[inline]
+    pub(crate) fn take(&mut self, name: Fingerprint, count: u64, now_ms: u64, cost: u64) -> Option<TakenWindow> {
+        let Window { end_ms, opened, used } = Window::from(*self);
+        let is_open = opened <= now_ms && now_ms < end_ms;
+        if !is_open {
+            return None;
+        }
+        let reset_after_ms = end_ms - now_ms;
+        if used + cost > count {
+            let remaining = count.saturating_sub(used);
+            return Some(TakenWindow { name, fits: false, remaining, reset_after_ms, opened });
+        }
+        let low = (self.1 & USED_MASK) + cost;
+        *self = Self(self.0 + (low >> USED_BITS), self.1 & !USED_MASK | low & USED_MASK);
+        Some(TakenWindow { name, fits: true, remaining: count - used - cost, reset_after_ms, opened })
+    }
+}
+
+/// What becomes of a charge in a window in memory that is open.
+#[derive(Debug)]
+pub(crate) struct TakenWindow {
+    pub(crate) name: Fingerprint,
+    pub(crate) fits: bool,
+    pub(crate) remaining: u64,
+    pub(crate) reset_after_ms: u64,
+    /// Its receipt.
+    pub(crate) opened: u64,
+}
+
+impl TakenWindow {
+    /// Of a charge that did not fit: it does when the window has ended.
+    pub(crate) fn refusal(&self, rule: &Rule) -> Decision {
+        let Self { remaining, reset_after_ms, .. } = *self;
+        Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms: reset_after_ms }
+    }
 }
 
 impl From<&Window> for PackedWindow {
@@ -123,7 +164,7 @@ fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
 
 /// How many windows of a counter are told apart on a server.
 #[cfg(feature = "redis")]
-pub(super) const WINDOWS: u64 = 900_001;
+pub(super) const WINDOWS: u64 = 450_001;
 
 #[cfg(feature = "redis")]
 pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
@@ -164,6 +205,29 @@ pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value) -> Opti
     }
     let receipt = window.charge(cost);
     Some((window.look(rule, 0, 0), receipt))
+}
+
+/// The reply to a charge that was made after `more` has been charged in the same window.
+#[cfg(feature = "redis")]
+#[allow(clippy::cast_possible_wrap)] // constants, and a period has 39 bits
+pub(super) fn reply_to_another(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {
+    let more = more.checked_mul(WINDOWS as i64)?;
+    let period = rule.period_ms() as i64;
+    Some(match reply {
+        // A number that is too large for Lua may still be read.
+        Value::Int(packed) => match more.checked_mul(period).and_then(|more| packed.checked_add(more)) {
+            Some(packed) => Value::Int(packed),
+            None => Value::Array(vec![
+                Value::Int(((packed - 1) / period).checked_add(more)?),
+                Value::Int((packed - 1) % period + 1),
+            ]),
+        },
+        Value::Array(numbers) => {
+            let [Value::Int(value), Value::Int(left)] = **numbers else { return None };
+            Value::Array(vec![Value::Int(value.checked_add(more)?), Value::Int(left)])
+        }
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
--- cost (* 900,001), number of the window that was charged
+-- cost (* 450,001), number of the window that was charged
 -- returns  how much was given back: nothing to another window
 local value = call('GET', key)
 if not value or call('PTTL', key) == 0 then
   return 0
 end
-local used = value - value % 900001
+local used = value - value % 450001
 local back = math.min(cost, used)
-if value % 900001 ~= number or back == 0 then
+if value % 450001 ~= number or back == 0 then
   return 0
 elseif back == used then
   call('DEL', key)
 else
   call('DECRBY', key, string.format('%.0f', back))
 end
-return back / 900001
+return back / 450001

@@ -12,7 +12,7 @@ mod sliding_log;
 mod sliding_window;
 
 pub(crate) use counter::{Ask, Counter};
-pub(crate) use fixed_window::{PackedWindow, Window};
+pub(crate) use fixed_window::{PackedWindow, TakenWindow, Window};
 #[cfg(feature = "redis")]
 pub(crate) use script::*;
 

@@ -10,7 +10,7 @@ use crate::{Algorithm, store::Charge};
 
 /// What an algorithm's scripts take: numbers of 8 bytes in one argument, which are quicker to read than digits in several. Each is a whole number,
 /// exact up to 2^53.
-pub(crate) type Numbers = SmallVec<[u8; 40]>;
+pub(crate) type Numbers = SmallVec<[u8; 48]>;
 
 #[allow(clippy::cast_precision_loss)] // what is larger is compared with what is not
 pub(super) fn pack<const N: usize>(numbers: [u64; N]) -> Numbers {
@@ -20,41 +20,55 @@ pub(super) fn pack<const N: usize>(numbers: [u64; N]) -> Numbers {
 /// The Lua half of an algorithm: two bodies, and the names of what they take.
 ///
 /// A body sees `key`, `call` (which is `redis.call`) and its numbers. The one that decides also sees `charge` (`false` to look, `true` to
-/// charge if the cost fits, `'always'` if it is known to fit), `time` (the reply of TIME, or nil: it asks
-/// when it needs to) and `charged` (the cost in digits, as the script counts it, or nil if it is 1). It returns its reply and whether the cost fits; the one that gives back returns how much it gave.
+/// charge if the cost fits, `'always'` if it is known to fit), `time` (the reply of TIME, or nil: it asks when it needs to), `now` (the same in ms, to go by
+/// instead of the key's end, or nil), `value` (what the key holds, or nil: it asks) and `charged` (the cost in digits, as the script counts it, or nil if it is 1).
+/// It sets `reply`, and whether the cost `fits`, and may `break` after that; the one that gives back returns how much it gave.
 struct Half {
-    name: &'static str,
     decide: &'static str,
     numbers: &'static str,
+    /// The first of the numbers for `n` equal charges.
+    first_of_many: &'static str,
+    /// Which of equal charges that were made in one go the reply is the one to.
+    place: &'static str,
+    /// Whether `value` is of use.
+    has_value: bool,
     give_back: &'static str,
     give_back_numbers: &'static str,
 }
 
 const FIXED_WINDOW: Half = Half {
-    name: "fixed_window",
     decide: include_str!("fixed_window.lua"),
     numbers: "room, length, align",
+    first_of_many: "room - (n - 1) * rule[4]",
+    place: "granted", // it says what was before
+    has_value: true,
     give_back: include_str!("fixed_window_give_back.lua"),
     give_back_numbers: "cost, number",
 };
 const SLIDING_LOG: Half = Half {
-    name: "sliding_log",
     decide: include_str!("sliding_log.lua"),
     numbers: "cost, count, period, digits",
+    first_of_many: "cost * n",
+    place: "granted + n - 1",
+    has_value: false,
     give_back: include_str!("sliding_log_give_back.lua"),
     give_back_numbers: "cost, period, charged, digits",
 };
 const SLIDING_WINDOW: Half = Half {
-    name: "sliding_window",
     decide: include_str!("sliding_window.lua"),
     numbers: "cost, count, size, buckets",
+    first_of_many: "cost * n",
+    place: "granted + n - 1",
+    has_value: true,
     give_back: include_str!("sliding_window_give_back.lua"),
     give_back_numbers: "cost, size, buckets, charged",
 };
 const BUCKET: Half = Half {
-    name: "bucket",
     decide: include_str!("bucket.lua"),
     numbers: "cost, capacity, refill, interval, longest",
+    first_of_many: "cost * n",
+    place: "granted + n - 1",
+    has_value: true,
     give_back: include_str!("bucket_give_back.lua"),
     give_back_numbers: "cost, unit, refill, interval, charged, spare",
 };
@@ -64,7 +78,7 @@ const HALVES: [Half; 4] = [FIXED_WINDOW, SLIDING_LOG, SLIDING_WINDOW, BUCKET];
 pub(crate) const KINDS: usize = HALVES.len();
 
 /// Which of them an algorithm is counted by.
-pub(crate) fn kind(algorithm: Algorithm) -> usize {
+pub(crate) fn kind(algorithm: Algorithm) -> u8 {
     match algorithm {
         Algorithm::FixedWindow { .. } => 0,
         Algorithm::SlidingLog => 1,
@@ -86,18 +100,39 @@ fn script(numbers: &str, body: &str) -> String {
 /// Decides on one counter. ARGV: [`numbers`], and, if [`is_told`], [`charged`].
 pub(crate) fn decide_one(kind: usize, charge: bool) -> String {
     let Half { decide, numbers, .. } = &HALVES[kind];
-    script(numbers, &format!("local charge, time = {charge}, nil\n{decide}"))
+    let body = format!(
+        "local charge, time, now, value, reply, fits = {charge}, nil, nil, nil, nil, nil\nrepeat\n{decide}until true\nreturn reply"
+    );
+    script(numbers, &body)
+}
+
+/// Decides on several counters of one kind, each by itself; see `each.lua`.
+pub(crate) fn decide_each(kind: usize) -> String {
+    let Half { decide, numbers, first_of_many, place, has_value, .. } = &HALVES[kind];
+    let names: Vec<_> = numbers.split(", ").collect();
+    let rule: Vec<_> = (1..=names.len()).map(|number| format!("rule[{number}]")).collect();
+    include_str!("each.lua")
+        .replace("@format", &format!("<{}", "d".repeat(names.len() + 1)))
+        .replace("@values", if *has_value { "call('MGET', unpack(KEYS))" } else { "values" })
+        .replace("@first_of_many", first_of_many)
+        .replace("@first", names[0])
+        .replace("@place", place)
+        .replace("@charged", &format!("rule[{}]", names.len() + 1))
+        .replace("@numbers", numbers)
+        .replace("@rule", &rule.join(", "))
+        .replace("@decide\n", decide)
 }
 
 /// Decides on several counters, all or nothing. KEYS: the counters. ARGV: 1 to charge and 0 to look, then for each counter
-/// the [`name`] of its script's half, [`numbers`] and [`charged`].
+/// its [`kind`], [`numbers`] and [`charged`].
 pub(crate) fn decide_all() -> String {
-    let mut script = String::from("local functions = {}\n");
-    for Half { name, decide, numbers, .. } in HALVES {
+    let mut script = String::from("local kinds = {}\n");
+    for (kind, Half { decide, numbers, .. }) in HALVES.iter().enumerate() {
         let numbers = unpack(numbers);
         let _ = write!(
             script,
-            "function functions.{name}(key, call, charge, time, numbers, charged)\n{numbers}\n{decide}end\n"
+            "kinds[{kind}] = function(key, call, charge, time, now, numbers, charged)\n\
+             local value, reply, fits\n{numbers}\nrepeat\n{decide}until true\nreturn reply, fits\nend\n"
         );
     }
     script + include_str!("all.lua")
@@ -107,10 +142,6 @@ pub(crate) fn decide_all() -> String {
 pub(crate) fn give_back(kind: usize) -> String {
     let Half { give_back, give_back_numbers, .. } = &HALVES[kind];
     script(give_back_numbers, give_back)
-}
-
-pub(crate) fn name(algorithm: Algorithm) -> &'static str {
-    HALVES[kind(algorithm)].name
 }
 
 pub(crate) fn numbers(charge: &Charge) -> Numbers {
@@ -130,6 +161,25 @@ pub(crate) fn charged(charge: &Charge) -> u64 {
     match charge.rule.counted_by() {
         Algorithm::FixedWindow { .. } => charge.cost * fixed_window::WINDOWS,
         _ => charge.cost,
+    }
+}
+
+/// A charge's rule for `each.lua`.
+#[allow(clippy::cast_precision_loss)] // see `pack`
+pub(crate) fn rule(charge: &Charge) -> Numbers {
+    let mut numbers = numbers(charge);
+    numbers.extend((charged(charge) as f64).to_le_bytes());
+    numbers
+}
+
+/// The reply to one of several equal charges that were made in one go, by the reply to another. `later`: how many of them lie between the two.
+pub(crate) fn reply_to_another(charge: &Charge, reply: &Value, later: i64) -> Option<Value> {
+    let (rule, more) = (&charge.rule, later.checked_mul(i64::try_from(charge.cost).ok()?)?);
+    match rule.counted_by() {
+        Algorithm::FixedWindow { .. } => fixed_window::reply_to_another(rule, reply, more),
+        Algorithm::SlidingLog => sliding_log::reply_to_another(rule, reply, more),
+        Algorithm::SlidingWindow { .. } => sliding_window::reply_to_another(reply, more),
+        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => bucket::reply_to_another(rule, reply, more),
     }
 }
 

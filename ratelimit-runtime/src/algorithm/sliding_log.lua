@@ -75,7 +75,8 @@ end
 
 local remaining = used < count and count - used or 0
 if charge ~= 'always' and cost > remaining or not charge then
-  local retry, short, fits = 0, used + cost - count, cost <= remaining
+  local retry, short = 0, used + cost - count
+  fits = cost <= remaining
   if not fits and used > 0 then
     -- The first entry after whose expiry the cost fits; an entry costs 1 at least.
     short = short < used and short or used
@@ -93,7 +94,8 @@ if charge ~= 'always' and cost > remaining or not charge then
     local entry = low == base and first or unpack('<d', call('LINDEX', key, low))
     retry = math.ceil((period - ((now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth)) * tick / 1000)
   end
-  return { fits and remaining or -1 - remaining, used > 0 and math.ceil((period - age) * tick / 1000) or 0, retry }, fits
+  reply = { fits and remaining or -1 - remaining, used > 0 and math.ceil((period - age) * tick / 1000) or 0, retry }
+  break
 end
 
 if used == 0 then
@@ -129,8 +131,10 @@ end
 if left then
   call('PEXPIRE', key, longest)
 end
+fits = true
 if age + ahead < 0 then
-  return { remaining, math.ceil((period - age) * tick / 1000), latest }, true
+  reply = { remaining, math.ceil((period - age) * tick / 1000), latest }
+  break
 end
 remaining = remaining * cycle + latest
-return ahead == 0 and remaining or -1 - remaining, true
+reply = ahead == 0 and remaining or -1 - remaining

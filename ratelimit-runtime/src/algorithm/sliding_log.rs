@@ -181,3 +181,19 @@ pub(super) fn read(rule: &Rule, reply: &Value) -> Option<(Look, [u64; 2])> {
         (Look::new(rule, remaining.unsigned_abs(), reset_after_ms, None), [other, 0])
     })
 }
+
+/// The reply to a charge that was made in the same tick after `more` has been charged.
+#[cfg(feature = "redis")]
+pub(super) fn reply_to_another(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {
+    Some(match reply {
+        Value::Int(packed) => {
+            let more = more.checked_mul(i64::try_from(Layout::of(rule).cycle()).ok()?)?;
+            Value::Int(if *packed < 0 { packed.checked_add(more)? } else { packed.checked_sub(more)? })
+        }
+        Value::Array(numbers) => {
+            let [Value::Int(remaining), Value::Int(reset_after_ms), Value::Int(time)] = **numbers else { return None };
+            Value::Array([remaining.checked_sub(more)?, reset_after_ms, time].map(Value::Int).into())
+        }
+        _ => return None,
+    })
+}

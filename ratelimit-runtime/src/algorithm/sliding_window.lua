@@ -5,7 +5,7 @@
 -- cost, count, size (ms a sub-window), buckets
 -- returns  nothing if nothing counts, or ms until all of it has stopped counting, and the integers, after the charge if
 --          there is one; with '-' before them if the cost does not fit
-local value = call('GET', key)
+value = value or call('GET', key)
 local left = value and call('PTTL', key) or 0
 local counts, current, now = {}
 if left ~= 0 then
@@ -33,7 +33,8 @@ elseif charge then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
   current = math.floor(now / size)
 else
-  return false, true
+  reply, fits = false, true
+  break
 end
 
 local passed = math.floor(now / size) - current
@@ -54,7 +55,7 @@ local oldest = counts[buckets + 1]
 if oldest then
   used = used + math.ceil(oldest * (size - now % size) / size)
 end
-local fits = charge == 'always' or cost == 0 or used + cost <= count
+fits = charge == 'always' or cost == 0 or used + cost <= count
 if fits and charge then
   counts[1] = (counts[1] or 0) + cost
 end
@@ -66,4 +67,4 @@ local stops = (current + 1 + buckets) * size
 if fits and charge then
   call('SET', key, text, 'PXAT', string.format('%.0f', stops))
 end
-return string.format(fits and '%.0f ' or '-%.0f ', stops - now) .. text, fits
+reply = string.format(fits and '%.0f ' or '-%.0f ', stops - now) .. text

@@ -158,3 +158,17 @@ pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value) -> Opti
     let cost = if charged && !text.starts_with('-') { 0 } else { cost };
     Some((sub_windows.look(rule, now_ms, cost), [current, 0]))
 }
+
+/// The reply to a charge that was made in the same sub-window after `more` has been charged.
+#[cfg(feature = "redis")]
+pub(super) fn reply_to_another(reply: &Value, more: i64) -> Option<Value> {
+    let Value::BulkString(bytes) = reply else { return None };
+    let mut numbers = std::str::from_utf8(bytes).ok()?.splitn(4, ' ');
+    let (left_ms, current, newest) = (numbers.next()?, numbers.next()?, numbers.next()?.parse::<i64>().ok()?);
+    let mut text = format!("{left_ms} {current} {}", newest.checked_add(more)?);
+    if let Some(older) = numbers.next() {
+        text.push(' ');
+        text.push_str(older);
+    }
+    Some(Value::BulkString(text.into_bytes()))
+}

@@ -90,12 +90,12 @@ impl Model {
 
     /// Whether Redis may take a charge for one to a later window, or a later entry of a log.
     ///
-    /// It knows a window by the millisecond it was opened in modulo 900,001, and an entry by its tick modulo 812,345,679 or a
+    /// It knows a window by the millisecond it was opened in modulo 450,001, and an entry by its tick modulo 812,345,679 or a
     /// multiple of it. What is given back too late meets the wrong one once in as many times.
     pub(super) fn may_be_mistaken(&self, charge: &Charge) -> bool {
         let tick = tick_us(&charge.rule);
         let (round_up, modulus) = match charge.rule.counted_by() {
-            Algorithm::FixedWindow { .. } => (0, 900_001),
+            Algorithm::FixedWindow { .. } => (0, 450_001),
             Algorithm::SlidingLog => (tick - 1, 812_345_679),
             _ => return false,
         };

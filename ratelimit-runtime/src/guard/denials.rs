@@ -8,8 +8,7 @@ use std::{
 
 use crate::{
     Decision, Rule,
-    key::Fingerprint,
-    memory::AlreadyHashed,
+    key::{AlreadyHashed, Fingerprint},
     sync::{Apart, AtomicBool, Mutex, MutexGuard},
 };
 
@@ -66,9 +65,14 @@ impl Denials {
         self.shards[name.0 as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether nothing is known.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.any.load(Ordering::Acquire)
+    }
+
     /// What the store would say, if that is known.
     pub(super) fn look(&self, name: Fingerprint, rule: &Rule, now_us: u64) -> Option<Denial> {
-        if !self.any.load(Ordering::Acquire) {
+        if self.is_empty() {
             return None;
         }
         let shard = self.shard(name);

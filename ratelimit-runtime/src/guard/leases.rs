@@ -16,8 +16,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     CounterName, Decision, Rule,
-    key::Fingerprint,
-    memory::AlreadyHashed,
+    key::{AlreadyHashed, Fingerprint},
     store::{Charge, StoreError},
     sync::{Apart, Mutex, MutexGuard},
 };
@@ -95,7 +94,7 @@ pub(crate) struct Spent {
 
 /// What becomes of a cost that was not spent at once.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum Turn {
     Spent(Spent),
     Waits(oneshot::Receiver<Answer>),
     /// The store is to be asked for this cost alone.
@@ -132,6 +131,16 @@ const TOO_LONG_US: u64 = 40_000;
 /// The largest take, in times of the rule's number.
 const MOST_TIMES: u64 = 64;
 const NO_RECEIPT: [u64; 2] = [u64::MAX; 2];
+
+impl Spent {
+    /// As a store says it.
+    pub(super) fn write_to(self, charge: &mut Charge) {
+        let Self { remaining, reset_after_ms, receipt, .. } = self;
+        let limit = charge.rule.limit();
+        charge.decision = Decision { limit, remaining, reset_after_ms, retry_after_ms: u64::MAX };
+        charge.receipt = receipt;
+    }
+}
 
 impl Leases {
     pub(super) fn new() -> Self {
@@ -173,11 +182,11 @@ impl Leases {
     }
 
     /// Spends what is here, or joins those who wait for a take.
-    pub(super) fn ask(&self, counter: &CounterName, rule: &Rule, cost: u64, now_us: u64) -> (Asked, Then) {
+    pub(super) fn ask(&self, counter: &CounterName, rule: &Rule, cost: u64, now_us: u64) -> (Turn, Then) {
         let (name, mut then) = (counter.fingerprint(), Then::default());
         let mut shard = self.shard(name);
         if shard.is_closed || !shard.has_room(name, now_us) {
-            return (Asked::Alone, then);
+            return (Turn::Alone, then);
         }
         let lease = shard.leases.entry(name).or_insert_with(|| Lease::new(counter, rule));
         if lease.rule.count() != rule.count() {
@@ -185,7 +194,7 @@ impl Leases {
         }
         lease.rule = *rule;
         if !lease.has_waiting() && lease.left_at(now_us) >= cost {
-            return (Asked::Spent(lease.spend(cost, now_us)), then);
+            return (Turn::Spent(lease.spend(cost, now_us)), then);
         }
         let (answer, answered) = oneshot::channel();
         lease.waiting.push_back(Waiting { cost, since_us: now_us, answer });
@@ -195,7 +204,7 @@ impl Leases {
             then.take = Some(lease.take(name, remaining, now_us));
             self.count_task(true);
         }
-        (Asked::Waits(answered), then)
+        (Turn::Waits(answered), then)
     }
 
     fn count_task(&self, is_one_more: bool) {
@@ -484,7 +493,7 @@ mod tests {
     /// Joins those who wait; the take that is begun, and the answer.
     fn wait(leases: &Leases, count: u64, cost: u64, now_us: u64) -> (Option<Take>, oneshot::Receiver<Answer>) {
         match leases.ask(&counter(1), &rule(count), cost, now_us) {
-            (Asked::Waits(answer), then) => (then.take, answer),
+            (Turn::Waits(answer), then) => (then.take, answer),
             (other, _) => panic!("{other:?}"),
         }
     }
@@ -569,7 +578,7 @@ mod tests {
             if let Some(take) = then.take {
                 charge(&leases, &take, 90, 1000, now_us, now_us);
             }
-            matches!(asked, Asked::Waits(_))
+            matches!(asked, Turn::Waits(_))
         };
         assert_eq!([ask(None, START), ask(None, START), ask(None, START)], [true, true, false]);
         assert!(!ask(None, START + SWEEP_PAUSE_US));

@@ -103,11 +103,11 @@ fn the_short_ways_and_the_long_way_charge_one_counter() {
         let counter = counter_in(0, 0);
         let name = counter.fingerprint();
         let long = start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap());
-        let stored = start(&scene, move |scene| scene.store.take_window(name, &TWO, 1));
+        let stored = start(&scene, move |scene| scene.store.take_window(name, TWO.count(), 1));
         let ask = Ask { rule: &TWO, cost: 1, longest_wait_ms: u64::MAX };
         let mut granted = u64::from(scene.store.take(name, &ask).unwrap().fits());
         granted += u64::from(long.join().unwrap());
-        granted += u64::from(stored.join().unwrap().is_some_and(|taken| taken.fits()));
+        granted += u64::from(stored.join().unwrap().is_some_and(|taken| taken.fits));
         assert_eq!(granted, 2);
         assert_eq!(scene.used(TWO, &counter), 2);
         assert_eq!(scene.stored(), 1);

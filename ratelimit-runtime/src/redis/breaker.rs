@@ -131,9 +131,11 @@ impl Silence {
         self.answered.load(Ordering::Relaxed) > then
     }
 
-    /// A call that was sent then had no answer. Says whether that is one too many.
-    pub(super) fn unanswered(&self, sent: u64) -> bool {
-        sent >= self.answered.load(Ordering::Relaxed) && self.calls.fetch_add(1, Ordering::Relaxed) + 1 >= SILENT_CALLS
+    /// What was sent then for so many callers had no answer. Says whether that is one too many.
+    pub(super) fn unanswered(&self, sent: u64, callers: usize) -> bool {
+        let calls = u32::try_from(callers).unwrap_or(SILENT_CALLS).min(SILENT_CALLS);
+        sent >= self.answered.load(Ordering::Relaxed)
+            && self.calls.fetch_add(calls, Ordering::Relaxed).saturating_add(calls) >= SILENT_CALLS
     }
 }
 
@@ -163,8 +165,8 @@ mod tests {
         for sent in [[5, 6, 7], [5, 5, 5], [7, 6, 5]] {
             let silence = Silence::default();
             silence.answered(4);
-            assert_eq!(sent.map(|sent| silence.unanswered(sent)), [false, false, true]);
-            assert!(silence.unanswered(8), "and it lasts");
+            assert_eq!(sent.map(|sent| silence.unanswered(sent, 1)), [false, false, true]);
+            assert!(silence.unanswered(8, 1), "and it lasts");
         }
     }
 
@@ -172,12 +174,12 @@ mod tests {
     fn an_answer_ends_a_silence() {
         let silence = Silence::default();
         for sent in [1, 2, 4, 5, 7, 8] {
-            assert!(!silence.unanswered(sent));
+            assert!(!silence.unanswered(sent, 1));
             if sent % 3 == 2 {
                 silence.answered(sent + 1);
             }
         }
-        assert!(!silence.unanswered(10) && !silence.unanswered(11) && silence.unanswered(12));
+        assert!(!silence.unanswered(10, 1) && !silence.unanswered(11, 1) && silence.unanswered(12, 1));
     }
 
     /// Such calls end at their deadline, long after the server has answered others.
@@ -185,7 +187,7 @@ mod tests {
     fn calls_sent_before_one_that_was_answered_say_nothing() {
         let silence = Silence::default();
         silence.answered(100);
-        assert!((0..100).all(|sent| !silence.unanswered(sent)));
+        assert!((0..100).all(|sent| !silence.unanswered(sent, 1)));
     }
 
     #[test]

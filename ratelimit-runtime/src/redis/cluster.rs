@@ -16,7 +16,6 @@ use std::{
 
 use futures_util::future::join_all;
 use redis::{Client, Value};
-use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     sync::watch,
@@ -24,9 +23,10 @@ use tokio::{
 };
 
 use super::{
-    Replies, answer,
-    command::{self, Command},
-    link::Links,
+    answer,
+    coalescing::Failure,
+    command::Command,
+    link::{Links, Settings},
     majority::{majority, mostly_misconfigured},
     slots::{Heard, Layout, Range, SLOTS, heard, read_layout, slot_of},
     target::{Address, Target, addresses},
@@ -66,9 +66,7 @@ pub(super) struct Cluster {
 /// The nodes that the URL names. The way to another is that to the first, but for the address.
 struct Seeds {
     all: Vec<Client>,
-    deadline: Duration,
-    /// To each node, on each runtime.
-    connections: usize,
+    settings: Settings,
 }
 
 /// What is known of the slots.
@@ -104,29 +102,12 @@ struct Asking {
     pause: Duration,
 }
 
-/// A command on its way.
-struct Delivery {
-    /// Which of the commands it is.
-    command: usize,
+/// Where a command goes.
+struct Way {
     slot: u16,
     /// The node it is to be sent to for this once.
     to: Option<Arc<Node>>,
     redirections: u8,
-}
-
-/// Commands that go to one node together.
-struct Trip {
-    node: Arc<Node>,
-    asking: bool,
-    deliveries: SmallVec<[Delivery; 1]>,
-}
-
-#[derive(Clone)]
-enum Failure {
-    /// Nothing was sent.
-    Unsent(StoreError),
-    /// What was sent may have run.
-    Unknown(StoreError),
 }
 
 /// What comes next for a command.
@@ -137,9 +118,9 @@ enum Next {
 }
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<Client>, deadline: Duration, connections: usize) -> Self {
+    pub(super) fn new(seeds: Vec<Client>, settings: Settings) -> Self {
         Self {
-            seeds: Seeds { all: seeds, deadline, connections },
+            seeds: Seeds { all: seeds, settings },
             slots: RwLock::new(Slots::Unknown),
             others: Mutex::default(),
             asking: Mutex::new(Asking { task: 0, alive: None, last: None, pause: PAUSE }),
@@ -164,145 +145,85 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs commands, those for one node in one round trip, and those for several nodes at the same time.
-    pub(super) async fn run(self: &Arc<Self>, commands: &[Command<'_>]) -> Replies {
+    /// Runs a command on the node that has its slot.
+    pub(super) async fn run(self: &Arc<Self>, mut command: Command) -> (Command, Result<Value, StoreError>) {
         let begun = Instant::now();
-        let mut replies: Replies =
-            commands.iter().map(|_| Err(StoreError::unavailable("the cluster gave no answer"))).collect();
-        let mut under_way: SmallVec<[Delivery; 1]> = commands
-            .iter()
-            .enumerate()
-            .map(|(at, command)| {
-                let slot = command.counter().map_or(0, |counter| slot_of(counter.as_bytes()));
-                Delivery { command: at, slot, to: None, redirections: 0 }
-            })
-            .collect();
-        while !under_way.is_empty() {
-            let trips = self.trips(mem::take(&mut under_way), &mut replies).await;
-            let told: SmallVec<[_; 1]> = match &trips[..] {
-                [trip] => smallvec::smallvec![Self::travel(trip, commands).await],
-                trips => join_all(trips.iter().map(|trip| Self::travel(trip, commands))).await.into(),
-            };
-            let mut pause = false;
-            for (trip, told) in trips.into_iter().zip(told) {
-                let mut told = told.map(Vec::into_iter);
-                for mut delivery in trip.deliveries {
-                    let reply = match &mut told {
-                        Ok(values) => Ok(values.next().unwrap_or_default()),
-                        Err(failure) => Err(failure.clone()),
-                    };
-                    match self.next(&mut delivery, &trip.node, reply) {
-                        Next::Done(reply) => replies[delivery.command] = reply,
-                        Next::AgainLater if begun.elapsed() > TRY_AGAIN_FOR => {
-                            replies[delivery.command] = Err(StoreError::unavailable(format!(
-                                "the keys of slot {} have been moving for too long",
-                                delivery.slot
-                            )));
-                        }
-                        next => {
-                            pause |= matches!(next, Next::AgainLater);
-                            under_way.push(delivery);
-                        }
-                    }
-                }
-            }
-            if pause {
-                sleep(TRY_AGAIN_PAUSE).await;
-            }
-        }
-        replies
-    }
-
-    /// Puts together what goes to one node.
-    async fn trips(
-        self: &Arc<Self>,
-        deliveries: SmallVec<[Delivery; 1]>,
-        replies: &mut Replies,
-    ) -> SmallVec<[Trip; 1]> {
-        let mut trips: SmallVec<[Trip; 1]> = SmallVec::new();
-        for mut delivery in deliveries {
-            let asking = delivery.to.is_some();
-            let node = match delivery.to.take() {
+        let slot = command.counter().map_or(0, |counter| slot_of(counter.as_bytes()));
+        let mut way = Way { slot, to: None, redirections: 0 };
+        loop {
+            let asking = way.to.is_some();
+            let node = match way.to.take() {
                 Some(node) => node,
-                None => match self.node(delivery.slot).await {
+                None => match self.node(slot).await {
                     Ok(node) => node,
-                    Err(error) => {
-                        replies[delivery.command] = Err(error);
-                        continue;
-                    }
+                    Err(error) => return (command, Err(error)),
                 },
             };
-            match trips.iter_mut().find(|trip| trip.asking == asking && Arc::ptr_eq(&trip.node, &node)) {
-                Some(trip) => trip.deliveries.push(delivery),
-                None => trips.push(Trip { node, asking, deliveries: smallvec::smallvec![delivery] }),
+            let (back, reply) = node.links.run(command, slot, asking).await;
+            command = back;
+            match self.next(&mut way, &node, reply) {
+                Next::Done(reply) => return (command, reply),
+                Next::AgainLater if begun.elapsed() > TRY_AGAIN_FOR => {
+                    let error = format!("the keys of slot {slot} have been moving for too long");
+                    return (command, Err(StoreError::unavailable(error)));
+                }
+                Next::AgainLater => sleep(TRY_AGAIN_PAUSE).await,
+                Next::Again => {}
             }
-        }
-        trips
-    }
-
-    /// Sends commands to a node.
-    async fn travel(trip: &Trip, commands: &[Command<'_>]) -> Result<Vec<Value>, Failure> {
-        let commands: SmallVec<[_; 1]> = trip.deliveries.iter().map(|delivery| &commands[delivery.command]).collect();
-        match trip.node.links.connection().await {
-            Ok(mut connection) => command::send(&mut connection, &commands, trip.asking)
-                .await
-                .map_err(|error| Failure::Unknown(error.about(&trip.node.address))),
-            Err(error) => Err(Failure::Unsent(error)),
         }
     }
 
     /// What a node's reply means for a command.
-    fn next(self: &Arc<Self>, delivery: &mut Delivery, node: &Arc<Node>, reply: Result<Value, Failure>) -> Next {
+    fn next(self: &Arc<Self>, way: &mut Way, node: &Arc<Node>, reply: Result<Value, Failure>) -> Next {
         let reply = match reply {
             Ok(reply) => reply,
-            Err(Failure::Unsent(error)) => return self.elsewhere(delivery, node, error),
+            Err(Failure::Unsent(error)) => return self.elsewhere(way, node, error),
             Err(Failure::Unknown(error)) => {
                 let _ = self.refresh();
-                return Next::Done(Err(error));
+                return Next::Done(Err(error.about(&node.address)));
             }
         };
         // None of those that are not answers has run.
         match heard(&reply, &node.address) {
             Heard::Answer => Next::Done(answer(reply)),
             Heard::TryAgain => {
-                delivery.redirections = 0;
+                way.redirections = 0;
                 Next::AgainLater
             }
             Heard::Moved(address) => {
                 let _ = self.refresh();
-                self.repoint(delivery.slot, address)
-                    .map_or_else(|error| Next::Done(Err(error)), |()| redirect(delivery))
+                self.repoint(way.slot, address).map_or_else(|error| Next::Done(Err(error)), |()| redirect(way))
             }
             Heard::Ask(address) => match self.named(address) {
                 Ok(node) => {
                     node.asked.store(true, Ordering::Relaxed);
-                    delivery.to = Some(node);
-                    redirect(delivery)
+                    way.to = Some(node);
+                    redirect(way)
                 }
                 Err(error) => Next::Done(Err(error)),
             },
             Heard::Nameless => {
                 let error = StoreError::unavailable(format!(
                     "another node has slot {}, but its address is not told: {ANNOUNCE}",
-                    delivery.slot
+                    way.slot
                 ));
-                self.elsewhere(delivery, node, error.about(&node.address))
+                self.elsewhere(way, node, error.about(&node.address))
             }
             Heard::NotNow => {
                 let error = match answer(reply) {
                     Err(error) => StoreError::unavailable(format!("{}: {error}", node.address)),
                     Ok(_) => untold(),
                 };
-                self.elsewhere(delivery, node, error)
+                self.elsewhere(way, node, error)
             }
         }
     }
 
     /// A node did not run a command: if by now another has the slot, it goes there.
-    fn elsewhere(self: &Arc<Self>, delivery: &mut Delivery, node: &Node, error: StoreError) -> Next {
+    fn elsewhere(self: &Arc<Self>, way: &mut Way, node: &Node, error: StoreError) -> Next {
         let _ = self.refresh();
-        match self.look(delivery.slot) {
-            Some(Ok(other)) if other.address != node.address => redirect(delivery),
+        match self.look(way.slot) {
+            Some(Ok(other)) if other.address != node.address => redirect(way),
             _ => Next::Done(Err(error)),
         }
     }
@@ -491,14 +412,14 @@ fn untold() -> StoreError {
     StoreError::unavailable("the nodes of the cluster have not told yet which of them has which slots")
 }
 
-fn redirect(delivery: &mut Delivery) -> Next {
-    delivery.redirections += 1;
-    if delivery.redirections <= REDIRECTIONS {
+fn redirect(way: &mut Way) -> Next {
+    way.redirections += 1;
+    if way.redirections <= REDIRECTIONS {
         return Next::Again;
     }
     Next::Done(Err(StoreError::unavailable(format!(
         "the nodes of the cluster do not agree on who has slot {}",
-        delivery.slot
+        way.slot
     ))))
 }
 
@@ -560,7 +481,7 @@ impl Seeds {
     /// The node at an address.
     fn node(&self, address: Address) -> Result<Arc<Node>, StoreError> {
         let like = self.all.first().ok_or_else(untold)?;
-        let links = Links::new(Target::Server(address.client(like)?), self.deadline, self.connections);
+        let links = Links::new(Target::Server(address.client(like)?), self.settings);
         Ok(Arc::new(Node { address, links, asked: AtomicBool::new(false) }))
     }
 }
@@ -574,7 +495,7 @@ impl Node {
             let mut question = redis::cmd("CLUSTER");
             question.arg("SLOTS");
             let mut connection = self.links.connection().await?;
-            let reply = connection.send([question].into_iter()).await?.into_iter().next().unwrap_or_default();
+            let reply = connection.send([question].into_iter(), 1).await?.into_iter().next().unwrap_or_default();
             answer(reply)
         });
         let read = match asked.await {
@@ -605,7 +526,7 @@ impl Task {
             sleep(pause).await;
             let Some(cluster) = self.cluster.upgrade() else { return };
             let mut asking = pin!(cluster.ask(round));
-            let told = if let Ok(told) = timeout(cluster.seeds.deadline, &mut asking).await {
+            let told = if let Ok(told) = timeout(cluster.seeds.settings.deadline, &mut asking).await {
                 told
             } else {
                 cluster.late();

@@ -1,126 +1,235 @@
 //! What is sent to a server, and what a server that lacks a script is sent instead.
 
-use std::borrow::Borrow;
+use std::{iter, mem, slice};
 
 use redis::{Cmd, ServerErrorKind, Value};
+use smallvec::SmallVec;
 
-use super::{link::Connection, script::Script};
+use super::{coalescing::Entry, link::Connection, script::Script};
 use crate::{
-    CounterName, algorithm,
-    store::{Charge, StoreError},
+    CounterName,
+    algorithm::{self, Numbers},
+    key::Fingerprint,
+    store::{Charge, Charges, Request, StoreError},
 };
 
 /// A command on counters of one slot.
-pub(super) enum Command<'a> {
-    Script(ScriptCall<'a>),
-    Delete(&'a CounterName),
-}
-
-/// A script with its keys and arguments.
-pub(super) struct ScriptCall<'a> {
-    script: &'static Script,
-    charges: &'a [Charge],
-    arguments: Arguments,
-}
-
-#[derive(Clone, Copy)]
-enum Arguments {
-    One,
-    All { charge: bool },
-    GiveBack,
-}
-
-impl<'a> Command<'a> {
+#[derive(Debug)]
+pub(super) enum Command {
     /// Charges if all of them fit and it is to `consume`.
-    pub(super) fn decide(charges: &'a [Charge], consume: bool) -> Self {
-        Self::Script(match charges {
-            [one] => {
-                let script = Script::decide_one(one.rule.counted_by(), consume && one.cost > 0);
-                ScriptCall { script, charges, arguments: Arguments::One }
-            }
-            _ => ScriptCall { script: Script::decide_all(), charges, arguments: Arguments::All { charge: consume } },
-        })
-    }
+    Decide {
+        charges: Charges,
+        consume: bool,
+    },
+    GiveBack(Charge),
+    Delete(CounterName),
+}
 
-    pub(super) fn give_back(charge: &'a Charge) -> Self {
-        let script = Script::give_back(charge.rule.counted_by());
-        Self::Script(ScriptCall { script, charges: std::slice::from_ref(charge), arguments: Arguments::GiveBack })
+impl Command {
+    /// Takes the charges out of a request; see [`Command::into_charges`].
+    pub(super) fn decide(request: &mut Request) -> Self {
+        Self::Decide { charges: mem::take(&mut request.charges), consume: request.consume }
     }
 
     /// The first counter; the others are in the same slot.
     pub(super) fn counter(&self) -> Option<&CounterName> {
         match self {
-            Self::Script(script) => script.charges.first().map(|charge| &charge.counter),
+            Self::Decide { charges, .. } => charges.first().map(|charge| &charge.counter),
+            Self::GiveBack(charge) => Some(&charge.counter),
             Self::Delete(counter) => Some(counter),
+        }
+    }
+
+    /// What it was to decide.
+    pub(super) fn into_charges(self) -> Charges {
+        match self {
+            Self::Decide { charges, .. } => charges,
+            Self::GiveBack(_) | Self::Delete(_) => Charges::default(),
+        }
+    }
+}
+
+/// What a server is sent as one command.
+pub(super) enum Packet<'a> {
+    /// One that is on its own.
+    Command(&'a Command),
+    /// Decisions in one script: one, or such as [`Entry::may_travel_with`] says.
+    Decisions(&'a [Entry]),
+}
+
+impl Packet<'_> {
+    /// How many answers its reply holds.
+    fn len(&self) -> usize {
+        match self {
+            Self::Command(_) => 1,
+            Self::Decisions(entries) => entries.len(),
+        }
+    }
+
+    /// What a reply says to each of its commands or entries. An error is said to all.
+    #[allow(clippy::cast_possible_truncation)] // Lua's numbers are whole, and below 2^53
+    fn read(&self, reply: Value, answers: &mut Vec<Value>) {
+        let is_each = match self {
+            Self::Command(_) => false,
+            Self::Decisions([entry]) => entry.times() > 1,
+            Self::Decisions(_) => true,
+        };
+        match reply {
+            Value::Array(replies) if is_each && replies.len() == self.len() => answers.extend(replies),
+            Value::BulkString(numbers) if is_each && numbers.len() == 8 * self.len() => {
+                answers
+                    .extend(numbers.as_chunks().0.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)));
+            }
+            reply => answers.extend(iter::repeat_n(reply, self.len())),
         }
     }
 
     /// A script by its digest, or, for a server that does not know it, by its text.
     fn packed(&self, by_digest: bool) -> Cmd {
         match self {
-            Self::Script(script) => script.packed(by_digest),
-            Self::Delete(counter) => {
+            Self::Command(Command::Decide { charges, consume }) => decide(charges, *consume, by_digest),
+            Self::Command(Command::GiveBack(charge)) => {
+                let script = Script::give_back(charge.rule.counted_by());
+                let mut command = call(script, by_digest, slice::from_ref(charge).iter(), 1);
+                command.arg(&*algorithm::give_back_numbers(charge));
+                command
+            }
+            Self::Command(Command::Delete(counter)) => {
                 let mut command = redis::cmd("DEL");
                 command.arg(counter.as_bytes());
                 command
             }
+            Self::Decisions([entry]) if entry.times() == 1 => decide(entry.charges(), entry.consume(), by_digest),
+            Self::Decisions(entries) => decide_each(entries, by_digest),
         }
     }
 }
 
-impl ScriptCall<'_> {
-    fn packed(&self, by_digest: bool) -> Cmd {
-        let keys = self.charges.iter().map(|charge| charge.counter.as_bytes().len()).sum::<usize>();
-        let text = if by_digest { self.script.digest.len() } else { self.script.text.len() };
-        let count = 4 + self.charges.len() * 4;
-        let mut command = Cmd::with_capacity(count, text + keys + count * 16);
-        if by_digest {
-            command.arg("EVALSHA").arg(&self.script.digest);
-        } else {
-            command.arg("EVAL").arg(&self.script.text);
+/// One request.
+fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
+    if let [charge] = charges {
+        let script = Script::decide_one(charge.rule.counted_by(), consume && charge.cost > 0);
+        let mut command = call(script, by_digest, charges.iter(), 2);
+        command.arg(&*algorithm::numbers(charge));
+        if algorithm::is_told(charge) {
+            command.arg(algorithm::charged(charge));
         }
-        command.arg(self.charges.len());
-        for charge in self.charges {
-            command.arg(charge.counter.as_bytes());
-        }
-        if let Arguments::All { charge } = self.arguments {
-            command.arg(u64::from(charge));
-        }
-        for charge in self.charges {
-            match self.arguments {
-                Arguments::One => {
-                    command.arg(&*algorithm::numbers(charge));
-                    if algorithm::is_told(charge) {
-                        command.arg(algorithm::charged(charge));
-                    }
-                }
-                Arguments::All { .. } => {
-                    command.arg(algorithm::name(charge.rule.counted_by()));
-                    command.arg(&*algorithm::numbers(charge)).arg(algorithm::charged(charge));
-                }
-                Arguments::GiveBack => {
-                    command.arg(&*algorithm::give_back_numbers(charge));
-                }
-            }
-        }
-        command
+        return command;
     }
+    let mut command = call(Script::decide_all(), by_digest, charges.iter(), 1 + 3 * charges.len());
+    command.arg(u64::from(consume));
+    for charge in charges {
+        command.arg(algorithm::kind(charge.rule.counted_by()));
+        command.arg(&*algorithm::numbers(charge)).arg(algorithm::charged(charge));
+    }
+    command
 }
 
-/// Sends commands over a connection in one go, and those scripts that the server does not know once more as text. Replies in their order.
+/// Requests about one counter each, all of one kind; see `each.lua`.
+fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
+    let charges = entries.iter().filter_map(|entry| entry.charges().first());
+    let Some(algorithm) = charges.clone().next().map(|charge| charge.rule.counted_by()) else { return Cmd::new() };
+    let mut rules: SmallVec<[(&Charge, Numbers); 4]> = SmallVec::new();
+    let mut requests: SmallVec<[u8; 132]> = smallvec::smallvec![0];
+    let mut names: SmallVec<[Fingerprint; 64]> = SmallVec::new();
+    for (entry, charge) in entries.iter().zip(charges.clone()) {
+        let known = rules.iter().position(|(other, _)| {
+            other.rule == charge.rule && other.cost == charge.cost && other.longest_wait == charge.longest_wait
+        });
+        let number = known.unwrap_or_else(|| {
+            rules.push((charge, algorithm::rule(charge)));
+            rules.len() - 1
+        });
+        let name = charge.counter.fingerprint();
+        let has_been = names.contains(&name);
+        names.push(name);
+        let request = match entry.times() {
+            1 => u8::from(entry.consume() && charge.cost > 0),
+            _ => 2,
+        };
+        requests.extend([request + 4 * u8::from(has_been), small(number)]);
+    }
+    requests[0] = small(rules.len());
+    let mut command = call(Script::decide_each(algorithm), by_digest, charges.clone(), 2 + rules.len());
+    command.arg(&*requests);
+    for (_, rule) in &rules {
+        command.arg(&**rule);
+    }
+    for (entry, charge) in entries.iter().zip(charges).filter(|(entry, _)| entry.times() > 1) {
+        command.arg(entry.times()).arg(charge.rule.limit() / charge.cost.max(1));
+    }
+    command
+}
+
+fn small(number: usize) -> u8 {
+    u8::try_from(number).expect("a call carries fewer than 255 decisions")
+}
+
+/// A call of a script with its keys, and room for its arguments.
+fn call<'a>(
+    script: &Script,
+    by_digest: bool,
+    charges: impl Iterator<Item = &'a Charge> + Clone,
+    arguments: usize,
+) -> Cmd {
+    let (name, text) = if by_digest { ("EVALSHA", &script.digest) } else { ("EVAL", &script.text) };
+    let names = charges.map(|charge| charge.counter.as_bytes());
+    let (keys, bytes) = names.clone().fold((0, 0), |(keys, bytes), name| (keys + 1, bytes + name.len()));
+    let mut command = Cmd::with_capacity(3 + keys + arguments, 16 + text.len() + bytes + 48 * arguments);
+    command.arg(name).arg(text).arg(keys);
+    for name in names {
+        command.arg(name);
+    }
+    command
+}
+
+/// Sends packets over a connection in one go. Answers for each command and each entry, in their order.
 ///
-/// With `asking`, a node that is about to take over their slot runs them all the same.
-pub(super) async fn send<'a, C: Borrow<Command<'a>>>(
+/// `callers`: how many wait for that. With `asking`, a node that is about to take over their slot runs them all the same.
+pub(super) async fn send(
     connection: &mut Connection,
-    commands: &[C],
+    packets: &[Packet<'_>],
+    callers: usize,
     asking: bool,
 ) -> Result<Vec<Value>, StoreError> {
-    let mut replies = send_once(connection, commands.iter().map(C::borrow), true, asking).await?;
-    let unknown: Vec<usize> = (0..replies.len()).filter(|&at| is_noscript(&replies[at])).collect();
+    let replies = send_known(connection, packets, callers, asking).await?;
+    let mut answers = Vec::with_capacity(packets.iter().map(Packet::len).sum());
+    let mut refused = Vec::new();
+    for (packet, reply) in packets.iter().zip(replies) {
+        match packet {
+            // A user who may not use one of the counters is refused them all, and nothing has run.
+            Packet::Decisions(entries) if entries.len() > 1 && is_error(&reply, ServerErrorKind::NoPerm) => {
+                refused
+                    .extend(entries.chunks(1).zip(answers.len()..).map(|(entry, at)| (Packet::Decisions(entry), at)));
+                packet.read(reply, &mut answers);
+            }
+            _ => packet.read(reply, &mut answers),
+        }
+    }
+    if !refused.is_empty() {
+        let (alone, places): (Vec<_>, Vec<_>) = refused.into_iter().unzip();
+        let replies = send_known(connection, &alone, callers, asking).await?;
+        let mut answered = Vec::with_capacity(alone.len());
+        alone.iter().zip(replies).for_each(|(packet, reply)| packet.read(reply, &mut answered));
+        places.into_iter().zip(answered).for_each(|(at, answer)| answers[at] = answer);
+    }
+    Ok(answers)
+}
+
+/// Sends packets, and those scripts that the server does not know once more as text. A reply to each.
+async fn send_known(
+    connection: &mut Connection,
+    packets: &[Packet<'_>],
+    callers: usize,
+    asking: bool,
+) -> Result<Vec<Value>, StoreError> {
+    let mut replies = send_once(connection, packets.iter(), callers, true, asking).await?;
+    let is_unknown = |reply: &Value| is_error(reply, ServerErrorKind::NoScript);
+    let unknown: Vec<usize> = (0..replies.len()).filter(|&at| is_unknown(&replies[at])).collect();
     if !unknown.is_empty() {
         // On the same connection: another server may not know the script either.
-        let again = unknown.iter().map(|&at| commands[at].borrow());
-        let again = send_once(connection, again, false, asking).await?;
+        let again = unknown.iter().map(|&at| &packets[at]);
+        let again = send_once(connection, again, callers, false, asking).await?;
         for (at, reply) in unknown.into_iter().zip(again) {
             replies[at] = reply;
         }
@@ -128,18 +237,19 @@ pub(super) async fn send<'a, C: Borrow<Command<'a>>>(
     Ok(replies)
 }
 
-async fn send_once<'c, 'a: 'c>(
+async fn send_once<'a>(
     connection: &mut Connection,
-    commands: impl ExactSizeIterator<Item = &'c Command<'a>>,
+    packets: impl ExactSizeIterator<Item = &'a Packet<'a>>,
+    callers: usize,
     by_digest: bool,
     asking: bool,
 ) -> Result<Vec<Value>, StoreError> {
     if !asking {
-        return connection.send(commands.map(|command| command.packed(by_digest))).await;
+        return connection.send(packets.map(|packet| packet.packed(by_digest)), callers).await;
     }
     // It holds for one command.
-    let pairs: Vec<_> = commands.flat_map(|command| [redis::cmd("ASKING"), command.packed(by_digest)]).collect();
-    let mut replies = connection.send(pairs.into_iter()).await?.into_iter();
+    let pairs: Vec<_> = packets.flat_map(|packet| [redis::cmd("ASKING"), packet.packed(by_digest)]).collect();
+    let mut replies = connection.send(pairs.into_iter(), callers).await?.into_iter();
     let mut answers = Vec::with_capacity(replies.len() / 2);
     while let (Some(asked), Some(reply)) = (replies.next(), replies.next()) {
         answers.push(if matches!(asked, Value::ServerError(_)) { asked } else { reply });
@@ -147,6 +257,6 @@ async fn send_once<'c, 'a: 'c>(
     Ok(answers)
 }
 
-fn is_noscript(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+fn is_error(reply: &Value, kind: ServerErrorKind) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(kind))
 }

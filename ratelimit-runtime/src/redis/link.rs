@@ -5,14 +5,16 @@
 //! wait for the first attempt that is under way, and after that are told at once: see [`super::breaker`].
 
 use std::{
-    collections::HashMap,
     fmt,
+    future::Future,
     hash::{BuildHasher as _, RandomState},
     iter,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -24,15 +26,22 @@ use tokio::{
     runtime::{Handle, Id},
     sync::{Notify, watch},
     task::coop::consume_budget,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
     breaker::{SILENT_CALLS, Silence, State},
+    coalescing::{self, Entry, Failure, Queue, Share},
+    command::{self, Command, Packet},
     explain,
     target::{Address, Target},
 };
-use crate::store::StoreError;
+use crate::{
+    guard::Asked,
+    key::Fingerprint,
+    observe,
+    store::{Charge, Charges, StoreError},
+};
 
 const NO_KEEPER: &str =
     "nobody keeps its connection open: its tokio runtime is shutting down, or was built without enable_all";
@@ -51,27 +60,39 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Links {
     node: Arc<Node>,
-    by_runtime: Arc<Mutex<HashMap<Id, Arc<Link>>>>,
+    by_runtime: Arc<Mutex<ByRuntime>>,
     /// Its end tells the tasks that nobody asks any more.
     in_use: watch::Sender<()>,
 }
 
+/// How nodes are talked to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// The limiter's. A server that needs longer to answer is as good as away.
+    pub(crate) deadline: Duration,
+    /// How many connections a runtime has.
+    pub(crate) connections: usize,
+    /// Whether decisions of several callers travel together.
+    pub(crate) coalescing: bool,
+}
+
+/// A process has few runtimes, mostly one.
+type ByRuntime = Vec<(Id, Arc<Link>)>;
+
 #[derive(Debug)]
 struct Node {
     target: Target,
-    /// The limiter's. A server that needs longer to answer is as good as away.
-    deadline: Duration,
-    /// How many connections a runtime has.
-    connections: usize,
+    settings: Settings,
     /// Whether the log was told what is to be said of its settings.
     inspected: AtomicBool,
 }
 
 /// The connections of one runtime.
 #[derive(Debug)]
-struct Link {
+pub(super) struct Link {
     node: Arc<Node>,
     state: watch::Sender<State<Open>>,
+    queue: Queue,
     silence: Silence,
     /// A caller went too early to say anything about the server.
     doubted: Notify,
@@ -99,13 +120,14 @@ pub(super) struct Connection {
 impl Connection {
     /// Sends commands in one go, each once, and answers in their order. An error a server replied with is an answer.
     ///
-    /// After an error nobody knows whether they were executed.
+    /// After an error nobody knows whether they were executed. `callers`: how many wait for that.
     pub(super) async fn send(
         &mut self,
         mut commands: impl ExactSizeIterator<Item = Cmd>,
+        callers: usize,
     ) -> Result<Vec<Value>, StoreError> {
         let Self { open: Open { redis, silence, opened }, link } = self;
-        let mut sent = Sent { link, silence, at: link.now(), returned: false };
+        let mut sent = Sent { link, silence, at: link.now(), callers, returned: false };
         let count = commands.len();
         let replies = if count == 1
             && let Some(command) = commands.next()
@@ -139,7 +161,11 @@ fn is_fatal(error: &RedisError) -> bool {
 }
 
 fn is_readonly(reply: &Value) -> bool {
-    let Value::ServerError(error) = reply else { return false };
+    let error = match reply {
+        Value::ServerError(error) => error,
+        Value::Array(replies) => return replies.iter().any(is_readonly), // of decisions that were sent together
+        _ => return false,
+    };
     // Servers before 7.0 wrap what a command of a script said.
     error.kind() == Some(ServerErrorKind::ReadOnly)
         || error.details().is_some_and(|detail| detail.contains("-READONLY"))
@@ -150,6 +176,7 @@ struct Sent<'a> {
     link: &'a Link,
     silence: &'a Arc<Silence>,
     at: u64,
+    callers: usize,
     returned: bool,
 }
 
@@ -157,8 +184,8 @@ impl Drop for Sent<'_> {
     fn drop(&mut self) {
         // A caller who gives up before the deadline says nothing about the server, which is asked then. The deadline began
         // a moment before the call was sent, hence the tenth.
-        let Self { link, silence, at, returned } = *self;
-        let patience = link.node.deadline.saturating_sub(link.node.deadline / 10);
+        let Self { link, silence, at, callers, returned } = *self;
+        let patience = link.node.settings.deadline.saturating_sub(link.node.settings.deadline / 10);
         if returned {
             return;
         }
@@ -168,8 +195,8 @@ impl Drop for Sent<'_> {
             }
             return;
         }
-        let connection_is_silent = silence.unanswered(at);
-        if link.silence.unanswered(at) {
+        let connection_is_silent = silence.unanswered(at, callers);
+        if link.silence.unanswered(at, callers) {
             link.silent();
         } else if connection_is_silent {
             link.lost(silence);
@@ -177,13 +204,95 @@ impl Drop for Sent<'_> {
     }
 }
 
+/// A command on its way.
+pub(super) enum Running {
+    Together { link: Arc<Link>, command: Option<Command>, slot: u16, share: Option<Share> },
+    Alone(Pin<Box<dyn Future<Output = Told> + Send>>),
+}
+
+/// A command comes back with what came of it.
+pub(super) type Told = (Command, Result<Value, Failure>);
+
+impl Running {
+    fn alone(told: impl Future<Output = Told> + Send + 'static) -> Self {
+        Self::Alone(Box::pin(told))
+    }
+}
+
+impl Future for Running {
+    type Output = Told;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Told> {
+        match &mut *self {
+            Self::Alone(told) => told.as_mut().poll(context),
+            Self::Together { link, command, slot, share } => {
+                if let (None, Some(Command::Decide { charges, consume })) = (&share, &command) {
+                    *share = Some(link.join(charges, *consume, *slot, context.waker()));
+                    return Poll::Pending;
+                }
+                let (Some(share), Some(_)) = (share, &command) else { panic!("a command polled after it was done") };
+                Pin::new(share).poll(context).map(|told| {
+                    let command = command.take().expect("it was there");
+                    let late = || Err(Failure::Unknown(StoreError::late(link.node.settings.deadline)));
+                    (command, told.unwrap_or_else(late))
+                })
+            }
+        }
+    }
+}
+
 impl Links {
-    /// Connections to one node, as many as said on each runtime, opened when they are first asked for.
-    pub(super) fn new(target: Target, deadline: Duration, connections: usize) -> Self {
+    /// Connections to one node, opened when they are first asked for.
+    pub(super) fn new(target: Target, settings: Settings) -> Self {
         Self {
-            node: Arc::new(Node { target, deadline, connections, inspected: AtomicBool::new(false) }),
+            node: Arc::new(Node { target, settings, inspected: AtomicBool::new(false) }),
             by_runtime: Arc::default(),
             in_use: watch::Sender::new(()),
+        }
+    }
+
+    /// Runs a command. A decision goes together with those of other callers, unless it is `asking`: then a node runs it that
+    /// is about to take over its slot.
+    pub(super) fn run(&self, command: Command, slot: u16, asking: bool) -> Running {
+        let link = match self.link() {
+            Ok(link) => link,
+            Err(error) => return Running::alone(async move { (command, Err(Failure::Unsent(error))) }),
+        };
+        if asking || !link.node.settings.coalescing || !matches!(command, Command::Decide { .. }) {
+            return Running::alone(link.send_alone(command, asking));
+        }
+        if let Some(error) = link.refusal() {
+            return Running::alone(async move {
+                consume_budget().await; // see `Link::connection`
+                (command, Err(Failure::Unsent(error)))
+            });
+        }
+        if link.queue.alone() {
+            let alone = Alone(Arc::clone(&link));
+            return Running::alone(async move {
+                let _alone = alone;
+                link.send_alone(command, false).await
+            });
+        }
+        Running::Together { link, command: Some(command), slot, share: None }
+    }
+
+    /// A share in a decision on one counter, where such travel together now. `charge`: what is to be charged, where it is not known yet.
+    pub(super) fn share(
+        &self,
+        name: Fingerprint,
+        is_same: impl Fn(&Charge) -> bool,
+        charge: impl FnOnce() -> (Charge, Asked),
+        waker: &Waker,
+    ) -> Option<Share> {
+        let link = self.link().ok().filter(|link| link.node.settings.coalescing && link.refusal().is_none())?;
+        match link.queue.join(name, is_same, true, waker) {
+            Ok(share) => Some(share),
+            Err(true) => None,
+            Err(false) => {
+                let (charge, asked) = charge();
+                Some(link.add(charge.into(), true, 0, Some(asked), waker))
+            }
         }
     }
 
@@ -191,18 +300,7 @@ impl Links {
     ///
     /// With an error, nothing was sent.
     pub(super) async fn connection(&self) -> Result<Connection, StoreError> {
-        let link = self.link()?;
-        loop {
-            if let Some(answer) = link.connection() {
-                if answer.is_err() {
-                    // Nothing else on this way lets other tasks run: a caller who tries again and again would hold up the
-                    // task that opens connections.
-                    consume_budget().await;
-                }
-                return answer;
-            }
-            let _ = link.state.subscribe().wait_for(|state| !state.is_opening()).await;
-        }
+        self.link()?.connection().await
     }
 
     /// Waits until the node has answered, or a whole attempt to reach it has failed, however long that takes.
@@ -217,43 +315,127 @@ impl Links {
     /// one that never called, hears of it if it holds for all of them. A runtime that nobody drives any more knows nothing new.
     pub(super) fn outage(&self) -> Option<StoreError> {
         let links = lock(&self.by_runtime);
-        match Handle::try_current().ok().and_then(|runtime| links.get(&runtime.id())) {
-            Some(link) => link.outage(),
-            None => links.values().map(|link| link.outage()).collect::<Option<Vec<_>>>()?.pop(),
+        match Handle::try_current().ok().and_then(|runtime| links.iter().find(|(id, _)| *id == runtime.id())) {
+            Some((_, link)) => link.outage(),
+            None => links.iter().map(|(_, link)| link.outage()).collect::<Option<Vec<_>>>()?.pop(),
         }
     }
 
     fn link(&self) -> Result<Arc<Link>, StoreError> {
         let runtime = Handle::try_current().map_err(|_| StoreError::misconfigured(crate::limiter::NO_RUNTIME))?;
         let mut links = lock(&self.by_runtime);
-        if let Some(link) = links.get(&runtime.id()) {
+        if let Some((_, link)) = links.iter().find(|(id, _)| *id == runtime.id()) {
             return Ok(Arc::clone(link));
         }
         let link = Arc::new(Link {
             node: Arc::clone(&self.node),
             state: watch::Sender::new(State::Opening),
+            queue: Queue::default(),
             silence: Silence::default(),
             doubted: Notify::new(),
             next: AtomicUsize::new(0),
             began: Instant::now(),
         });
-        let entry =
-            Entry { link: Arc::clone(&link), runtime: runtime.id(), by_runtime: Arc::downgrade(&self.by_runtime) };
-        links.insert(runtime.id(), Arc::clone(&link));
-        // A runtime that is shutting down drops the task at once, and with it the entry, which takes the lock.
+        let keeper =
+            Keeper { link: Arc::clone(&link), runtime: runtime.id(), by_runtime: Arc::downgrade(&self.by_runtime) };
+        links.push((runtime.id(), Arc::clone(&link)));
+        // A runtime that is shutting down drops the task at once, and with it the keeper, which takes the lock.
         drop(links);
-        runtime.spawn(entry.keep(self.in_use.subscribe()));
+        runtime.spawn(keeper.keep(self.in_use.subscribe()));
         Ok(link)
     }
 }
 
-fn lock(links: &Mutex<HashMap<Id, Arc<Link>>>) -> MutexGuard<'_, HashMap<Id, Arc<Link>>> {
+fn lock(links: &Mutex<ByRuntime>) -> MutexGuard<'_, ByRuntime> {
     links.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Link {
+    async fn connection(self: &Arc<Self>) -> Result<Connection, StoreError> {
+        loop {
+            if let Some(answer) = self.open_connection() {
+                if answer.is_err() {
+                    // Nothing else on this way lets other tasks run: a caller who tries again and again would hold up the
+                    // task that opens connections.
+                    consume_budget().await;
+                }
+                return answer;
+            }
+            let _ = self.state.subscribe().wait_for(|state| !state.is_opening()).await;
+        }
+    }
+
+    /// Adds a caller to the decisions that travel together.
+    fn join(self: &Arc<Self>, charges: &Charges, consume: bool, slot: u16, waker: &Waker) -> Share {
+        if let [charge] = &**charges {
+            let is_same = |other: &Charge| other.counter == charge.counter && coalescing::is_same(other, charge);
+            if let Ok(share) = self.queue.join(charge.counter.fingerprint(), is_same, consume, waker) {
+                return share;
+            }
+        }
+        self.add(charges.clone(), consume, slot, None, waker)
+    }
+
+    fn add(self: &Arc<Self>, charges: Charges, consume: bool, slot: u16, asked: Option<Asked>, waker: &Waker) -> Share {
+        let (share, begin) = self.queue.add(charges, consume, slot, asked, waker);
+        if begin {
+            tokio::spawn(Carrier { link: Arc::clone(self), done: false }.carry());
+        }
+        share
+    }
+
+    /// Sends a command by itself.
+    async fn send_alone(self: Arc<Self>, command: Command, asking: bool) -> Told {
+        let mut connection = match self.connection().await {
+            Ok(connection) => connection,
+            Err(error) => return (command, Err(Failure::Unsent(error))),
+        };
+        if matches!(command, Command::Decide { .. }) {
+            observe::sent_together(1);
+        }
+        let sent = command::send(&mut connection, &[Packet::Command(&command)], 1, asking).await;
+        let reply = sent.map(|replies| replies.into_iter().next().unwrap_or_default());
+        (command, reply.map_err(Failure::Unknown))
+    }
+
+    /// Why callers are not let through, if they are not.
+    fn refusal(&self) -> Option<StoreError> {
+        match &*self.state.borrow() {
+            State::Opening | State::Up(_) => None,
+            State::Away { error, .. } => Some(error.clone()),
+            State::Ended => Some(StoreError::unavailable(NO_KEEPER)),
+        }
+    }
+
+    /// Sends decisions, and tells their callers. Those who have waited too long are told so meanwhile, wherever they are.
+    async fn carry(&self, connection: &mut Connection, mut entries: Vec<Entry>) {
+        let deadline = self.node.settings.deadline;
+        let (ends, callers) = (later(Instant::now(), deadline), entries.iter().map(Entry::callers).sum());
+        let mut tick = entries.iter().map(Entry::since).min().map_or(ends, |since| later(since, deadline));
+        coalescing::sort(&mut entries);
+        let answers = {
+            let packets = coalescing::packets(&entries);
+            let mut sending = pin!(command::send(connection, &packets, callers, false));
+            loop {
+                if let Ok(answers) = timeout_at(tick, &mut sending).await {
+                    break answers;
+                }
+                let now = Instant::now();
+                let Some(before) = now.checked_sub(deadline).filter(|_| now < ends) else {
+                    break Err(StoreError::late(deadline));
+                };
+                let others = entries.iter().map(|entry| entry.give_up(before)).chain([self.queue.give_up(before)]);
+                tick = others.flatten().min().map_or(ends, |since| ends.min(later(since, deadline)));
+            }
+        };
+        match answers {
+            Ok(answers) => entries.into_iter().zip(answers).for_each(|(entry, answer)| entry.answer(answer)),
+            Err(error) => fail(entries, &Failure::Unknown(error)),
+        }
+    }
+
     /// Nothing while one is being opened.
-    fn connection(self: &Arc<Self>) -> Option<Result<Connection, StoreError>> {
+    fn open_connection(self: &Arc<Self>) -> Option<Result<Connection, StoreError>> {
         match &*self.state.borrow() {
             State::Opening => None,
             State::Up(open) => {
@@ -296,7 +478,7 @@ impl Link {
     /// Opens connections whenever some are missing, one at a time.
     async fn keep_open(self: &Arc<Self>) {
         let mut state = self.state.subscribe();
-        let deadline = self.node.deadline;
+        let deadline = self.node.settings.deadline;
         let usual = deadline.clamp(CONNECT, FIRST_CONNECT);
         let mut later = usual;
         let (mut longest, mut longest_probe) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
@@ -307,7 +489,7 @@ impl Link {
         let mut server: Option<Client> = None;
         loop {
             tokio::select! {
-                missing = state.wait_for(|state| state.open() < self.node.connections) => {
+                missing = state.wait_for(|state| state.open() < self.node.settings.connections) => {
                     if missing.is_err() {
                         return;
                     }
@@ -375,7 +557,7 @@ impl Link {
 
     /// Opens the breaker when callers have waited for a connection for long enough.
     async fn limit_waiting(&self) {
-        let (mut state, deadline) = (self.state.subscribe(), self.node.deadline);
+        let (mut state, deadline) = (self.state.subscribe(), self.node.settings.deadline);
         while state.wait_for(State::is_opening).await.is_ok() {
             if timeout(deadline, state.wait_for(|state| !state.is_opening())).await.is_err() {
                 let error = self.node.unavailable(format_args!("no connection within the deadline of {deadline:?}"));
@@ -389,13 +571,13 @@ impl Link {
     async fn ask_when_doubted(self: &Arc<Self>) {
         loop {
             self.doubted.notified().await;
-            while let Some(Ok(mut connection)) = self.connection() {
-                if timeout(self.node.deadline, connection.send(iter::once(probe()))).await.is_ok() {
+            while let Some(Ok(mut connection)) = self.open_connection() {
+                if timeout(self.node.settings.deadline, connection.send(iter::once(probe()), 1)).await.is_ok() {
                     break;
                 }
             }
             // If all callers go early, that is no reason to ask all the time.
-            sleep(self.node.deadline).await;
+            sleep(self.node.settings.deadline).await;
         }
     }
 
@@ -484,13 +666,13 @@ impl Node {
 }
 
 /// A runtime's place in the map. Dropped with the task that keeps its connections, when its runtime or the limiter ends.
-struct Entry {
+struct Keeper {
     link: Arc<Link>,
     runtime: Id,
-    by_runtime: Weak<Mutex<HashMap<Id, Arc<Link>>>>,
+    by_runtime: Weak<Mutex<ByRuntime>>,
 }
 
-impl Entry {
+impl Keeper {
     async fn keep(self, mut in_use: watch::Receiver<()>) {
         tokio::select! {
             () = self.link.keep_open() => {}
@@ -501,12 +683,59 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for Keeper {
     fn drop(&mut self) {
         if let Some(by_runtime) = self.by_runtime.upgrade() {
-            lock(&by_runtime).remove(&self.runtime);
+            lock(&by_runtime).retain(|(id, _)| *id != self.runtime);
         }
         self.link.state.send_replace(State::Ended);
+    }
+}
+
+/// A deadline may be longer than times can tell.
+fn later(than: Instant, by: Duration) -> Instant {
+    than.checked_add(by).unwrap_or_else(|| than + Duration::from_secs(60 * 60 * 24 * 365))
+}
+
+fn fail(entries: Vec<Entry>, failure: &Failure) {
+    entries.into_iter().for_each(|entry| entry.fail(failure.clone()));
+}
+
+/// A caller who sends by itself.
+struct Alone(Arc<Link>);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.queue.not_alone();
+    }
+}
+
+/// Carries decisions for as long as some wait.
+struct Carrier {
+    link: Arc<Link>,
+    done: bool,
+}
+
+impl Carrier {
+    async fn carry(mut self) {
+        let Self { link, .. } = &self;
+        loop {
+            let connection = link.connection().await;
+            let Some(entries) = link.queue.take() else { break };
+            match connection {
+                Ok(mut connection) => link.carry(&mut connection, entries).await,
+                Err(error) => fail(entries, &Failure::Unsent(error)),
+            }
+        }
+        self.done = true;
+    }
+}
+
+impl Drop for Carrier {
+    fn drop(&mut self) {
+        if !self.done {
+            self.link.queue.broken_off(); // its runtime is shutting down
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod breaker;
 mod cluster;
+mod coalescing;
 mod command;
 mod link;
 mod majority;
@@ -14,15 +15,29 @@ mod slots;
 mod spread;
 mod target;
 
-use std::{fmt::Write as _, sync::Arc, time::Duration};
+use std::{
+    fmt::Write as _,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
 
+use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use smallvec::SmallVec;
 
-pub(crate) use self::target::{Certificates, Credentials, Topology};
-use self::{cluster::Cluster, command::Command, link::Links};
+use self::{cluster::Cluster, coalescing::Failure, command::Command, link::Links};
+pub(crate) use self::{
+    coalescing::{Decision, Share},
+    link::Settings,
+    target::{Certificates, Credentials, Topology},
+};
 use crate::{
-    CounterName, algorithm,
+    CounterName,
+    algorithm::{self, Look},
+    guard::Asked,
+    key::Fingerprint,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
@@ -39,8 +54,10 @@ enum Nodes {
     Cluster(Arc<Cluster>),
 }
 
-/// What came of commands, in their order.
-type Replies = SmallVec<[Result<Value, StoreError>; 1]>;
+type Commands = SmallVec<[Command; 1]>;
+
+/// Commands, in their order, and what came of each.
+type Replies = SmallVec<[(Command, Result<Value, StoreError>); 1]>;
 
 impl Nodes {
     /// Waits until the servers have answered once on this runtime.
@@ -51,19 +68,25 @@ impl Nodes {
         }
     }
 
-    /// Runs commands, in one round trip where it can.
-    async fn run(&self, commands: &[Command<'_>]) -> Replies {
-        let links = match self {
-            Self::One(links) => links,
-            Self::Cluster(cluster) => return cluster.run(commands).await,
-        };
-        let replies = match links.connection().await {
-            Ok(mut connection) => command::send(&mut connection, commands, false).await,
-            Err(error) => Err(error),
-        };
-        match replies {
-            Ok(replies) => replies.into_iter().map(answer).collect(),
-            Err(error) => commands.iter().map(|_| Err(error.clone())).collect(),
+    /// Runs commands at the same time.
+    async fn run(&self, commands: Commands) -> Replies {
+        if commands.len() > 1 {
+            return join_all(commands.into_iter().map(|command| self.run_one(command))).await.into();
+        }
+        let mut replies = Replies::new();
+        for command in commands {
+            replies.push(self.run_one(command).await);
+        }
+        replies
+    }
+
+    async fn run_one(&self, command: Command) -> (Command, Result<Value, StoreError>) {
+        match self {
+            Self::One(links) => {
+                let (command, reply) = links.run(command, 0, false).await;
+                (command, reply.map_err(Failure::into_error).and_then(answer))
+            }
+            Self::Cluster(cluster) => cluster.run(command).await,
         }
     }
 
@@ -77,11 +100,10 @@ impl Nodes {
 }
 
 impl Redis {
-    /// `connections`: to each node, on each runtime.
-    pub(crate) fn new(topology: Topology, deadline: Duration, connections: usize) -> Self {
+    pub(crate) fn new(topology: Topology, settings: Settings) -> Self {
         let nodes = match topology {
-            Topology::One(target) => Nodes::One(Arc::new(Links::new(target, deadline, connections))),
-            Topology::Cluster(seeds) => Nodes::Cluster(Arc::new(Cluster::new(seeds, deadline, connections))),
+            Topology::One(target) => Nodes::One(Arc::new(Links::new(target, settings))),
+            Topology::Cluster(seeds) => Nodes::Cluster(Arc::new(Cluster::new(seeds, settings))),
         };
         Self { nodes }
     }
@@ -109,35 +131,71 @@ impl Redis {
 
     /// Decides requests, none of them over several slots.
     async fn decide_together(&self, requests: &mut [&mut Request]) {
-        if requests.is_empty() {
-            return;
+        let mut commands = Commands::new();
+        for request in requests.iter_mut() {
+            commands.push(Command::decide(request));
         }
-        let replies = {
-            let commands: SmallVec<[_; 1]> =
-                requests.iter().map(|request| Command::decide(&request.charges, request.consume)).collect();
-            self.nodes.run(&commands).await
-        };
-        for (request, reply) in requests.iter_mut().zip(replies) {
-            request.outcome = reply.and_then(|reply| read(&mut request.charges, request.consume, &reply));
+        let replies = self.nodes.run(commands).await;
+        for (request, (command, reply)) in requests.iter_mut().zip(replies) {
+            take_in(request, command, reply);
         }
     }
 
     async fn return_charges(&self, charges: &[Charge]) -> Result<u64, StoreError> {
-        let commands: SmallVec<[_; 1]> =
-            charges.iter().filter(|charge| charge.cost > 0).map(Command::give_back).collect();
-        if commands.is_empty() {
-            return Ok(0);
-        }
+        let charges = charges.iter().filter(|charge| charge.cost > 0);
+        let commands: Commands = charges.cloned().map(Command::GiveBack).collect();
         let mut back = 0;
-        for reply in self.nodes.run(&commands).await {
+        for (_, reply) in self.nodes.run(commands).await {
             back += number(&reply?)?.unsigned_abs();
         }
         Ok(back)
     }
 }
 
+/// What came of a share.
+pub(crate) type Shared = Result<(Look, [u64; 2]), StoreError>;
+
+impl Redis {
+    /// A share in a decision on one counter, where such travel together now: the short way for many callers at once.
+    pub(crate) fn share(
+        &self,
+        name: Fingerprint,
+        is_same: impl Fn(&Charge) -> bool,
+        charge: impl FnOnce() -> (Charge, Asked),
+        waker: &Waker,
+    ) -> Option<Share> {
+        match &self.nodes {
+            Nodes::One(links) => links.share(name, is_same, charge, waker),
+            Nodes::Cluster(_) => None, // the node is found by the name, which the short way has not
+        }
+    }
+
+    /// What a share came to. Nothing for a caller who has waited for longer than the deadline.
+    pub(crate) fn poll(share: &mut Share, context: &mut Context<'_>) -> Poll<Option<Shared>> {
+        Pin::new(&mut *share).poll(context).map(|told| {
+            Some(told?.map_err(Failure::into_error).and_then(answer).and_then(|reply| {
+                let charge = share.charge().ok_or_else(|| unexpected(&reply))?;
+                algorithm::read(charge, true, &reply).ok_or_else(|| unexpected(&reply))
+            }))
+        })
+    }
+}
+
 impl Store for Redis {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        // What most calls are, in a small future.
+        if let Nodes::One(links) = &self.nodes
+            && let [request] = &mut *batch
+        {
+            let consume = request.consume;
+            let running = links.run(Command::decide(request), 0, false);
+            return Reply::Pending(Box::pin(async move {
+                let (command, reply) = running.await;
+                let mut request = Request::new(Charges::default(), consume);
+                take_in(&mut request, command, reply.map_err(Failure::into_error).and_then(answer));
+                request.into()
+            }));
+        }
         let redis = self.clone();
         Reply::Pending(Box::pin(async move {
             redis.decide_all(&mut batch).await;
@@ -153,10 +211,8 @@ impl Store for Redis {
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
         let redis = self.clone();
         Reply::Pending(Box::pin(async move {
-            for reply in redis.nodes.run(&[Command::Delete(&counter)]).await {
-                reply?;
-            }
-            Ok(())
+            let (_, reply) = redis.nodes.run_one(Command::Delete(counter)).await;
+            reply.map(drop)
         }))
     }
 
@@ -171,6 +227,12 @@ impl Store for Redis {
 /// A server's reply as what was answered, or why it was not.
 fn answer(reply: Value) -> Result<Value, StoreError> {
     reply.extract_error().map_err(|error| explain(&error))
+}
+
+/// Gives a request its charges back, with what came of them.
+fn take_in(request: &mut Request, command: Command, reply: Result<Value, StoreError>) {
+    request.charges = command.into_charges();
+    request.outcome = reply.and_then(|reply| read(&mut request.charges, request.consume, &reply));
 }
 
 /// Writes what a script replied into the charges of a request, and says whether all of them fit.

@@ -28,7 +28,14 @@ impl Script {
         static SCRIPTS: Lazy<[[Script; 2]; KINDS]> = Lazy::new(|| {
             array::from_fn(|kind| [false, true].map(|charge| Script::new(algorithm::decide_one(kind, charge))))
         });
-        &SCRIPTS[algorithm::kind(algorithm)][usize::from(charge)]
+        &SCRIPTS[usize::from(algorithm::kind(algorithm))][usize::from(charge)]
+    }
+
+    /// See [`algorithm::decide_each`].
+    pub(super) fn decide_each(algorithm: Algorithm) -> &'static Self {
+        static SCRIPTS: Lazy<[Script; KINDS]> =
+            Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::decide_each(kind))));
+        &SCRIPTS[usize::from(algorithm::kind(algorithm))]
     }
 
     /// See [`algorithm::decide_all`].
@@ -41,6 +48,6 @@ impl Script {
     pub(super) fn give_back(algorithm: Algorithm) -> &'static Self {
         static SCRIPTS: Lazy<[Script; KINDS]> =
             Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::give_back(kind))));
-        &SCRIPTS[algorithm::kind(algorithm)]
+        &SCRIPTS[usize::from(algorithm::kind(algorithm))]
     }
 }

@@ -4,11 +4,6 @@ use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 
 type R = Result<(), RequestPerMinute>;
 
-#[limit_request_per_time("item", 1, Days, 1, algorithm = TokenBucket(burst = 5), shadow = true)]
-async fn shadow() -> R {
-    Ok(())
-}
-
 #[limit_request_per_time("item", 1, Days, 1, algorithm = SlidingLog, cost = Elapsed(max = "5s"))]
 async fn elapsed() -> R {
     Ok(())

@@ -32,7 +32,7 @@ impl Report {
             for (at, column) in columns.iter().enumerate() {
                 print!("{column:>15}");
                 if ratios.contains(&at) {
-                    print!("{:>8}", "ratio");
+                    print!("{:>9}", "ratio");
                 }
             }
             println!();
@@ -41,7 +41,7 @@ impl Report {
                 for (at, figure) in figures.iter().enumerate() {
                     print!("{:>15}", format_figure(*figure));
                     if let Some(ratio) = ratio(at, *figure) {
-                        print!("{ratio:>8.2}");
+                        print!("{ratio:>9.2}");
                     }
                 }
                 println!("{}", note.as_ref().map(|note| format!("  {note}")).unwrap_or_default());
@@ -69,5 +69,9 @@ impl Report {
 }
 
 fn format_figure(figure: f64) -> String {
-    if figure.fract() == 0.0 { format!("{figure}") } else { format!("{figure:.1}") }
+    match figure {
+        whole if whole.fract() == 0.0 => format!("{whole}"),
+        small if small < 10.0 => format!("{small:.3}"),
+        large => format!("{large:.1}"),
+    }
 }

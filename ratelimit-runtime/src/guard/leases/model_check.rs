@@ -95,9 +95,9 @@ impl Scene {
         let (asked, then) = self.leases.ask(&counter(), &RULE, cost, 0);
         self.follow(then).into_iter().for_each(|take| self.make(take));
         match asked {
-            Asked::Spent(spent) => Some(spent),
-            Asked::Alone => panic!("there is room"),
-            Asked::Waits(mut answer) => {
+            Turn::Spent(spent) => Some(spent),
+            Turn::Alone => panic!("there is room"),
+            Turn::Waits(mut answer) => {
                 answer.close();
                 match answer.try_recv() {
                     Ok(Answer::Spent(spent)) => Some(spent),
@@ -197,6 +197,6 @@ fn what_is_drained_is_not_spent() {
         let drained: u64 = scene.leases.drain(0).iter().map(|charge| charge.cost).sum();
         let spent = 1 + other.join().unwrap();
         scene.check(spent + drained, 0);
-        assert!(matches!(scene.leases.ask(&counter(), &RULE, 1, 0).0, Asked::Alone));
+        assert!(matches!(scene.leases.ask(&counter(), &RULE, 1, 0).0, Turn::Alone));
     });
 }

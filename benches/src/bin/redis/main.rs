@@ -1,0 +1,469 @@
+//! The Redis store against other limiters that count on Redis, and against the bare `redis` client.
+//!
+//! `cargo run --release -p ratelimit-benches --bin redis -- [--quick] [--json FILE] [WORDS]`: the tables whose title contains one of the words,
+//! or all but `growth`, which takes some minutes and, with `--full`, some gigabytes. `--json` writes the figures to a file, too. `--quick`
+//! has shorter rounds, for a look.
+//!
+//! All contenders run in this process, round by round, one after the other, on a tokio runtime of two threads, each over one connection to
+//! a `redis-server` of its own, which shares the processors with all else. A round is so many decisions, taken by so many callers, each of which waits for its
+//! answer before it asks again. A figure is the median of the rounds. What is to be read are the ratios, ours to the other: above 1 this
+//! crate decides more often in a second, below 1 it takes less time.
+//!
+//! After each round what the servers have stored must be what was admitted. A contender that admits more or fewer than it should, or stores
+//! something else, has a word about that in its line.
+//!
+//! | column | |
+//! |---|---|
+//! | decisions/s | of all callers together |
+//! | p50, p99 | how long a caller waits for a decision, in microseconds; of refusals that are known without the server every seventh is measured |
+//! | commands | that reached the servers, a decision |
+//! | client, server | processor time a decision, in microseconds |
+//! | allocations | a decision, of caller and connection, on a runtime of one thread |
+//!
+//! Allocations are counted while the clock runs, which costs whoever allocates about a nanosecond for each.
+//!
+//! `--once CALLS CONTENDER CALLERS KEYS` makes so many calls of one contender on a runtime of one thread and nothing else, for
+//! `valgrind --tool=callgrind`: the difference between two runs is instructions.
+
+mod contenders;
+mod place;
+#[path = "../memory/report.rs"]
+mod report;
+
+use std::{
+    env,
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use contenders::{Contender, Kind};
+use place::Place;
+use ratelimit_tests::{RedisCluster, RedisServer};
+use report::{Report, Row};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::JoinSet,
+};
+
+/// More than is ever asked for.
+const PLENTY: u64 = 1_000_000_000;
+/// Shares no factor with any number of keys here, and leads to them in an order that no cache likes.
+const STRIDE: u64 = 382_197;
+const MANY: u64 = 100_000;
+const MILLION: u64 = 1_000_000;
+
+const COLUMNS: [&str; 7] = ["decisions/s", "p50, µs", "p99, µs", "commands", "client, µs", "server, µs", "allocations"];
+/// Those with a ratio.
+const RATIOS: [usize; 2] = [0, 2];
+
+const CONDITIONS: &str = "\
+One connection each, which sends at once (TCP_NODELAY), in RESP3; two threads of tokio.
+throttle-kit and limitador 0.6 bring a client (redis 0.25) that speaks RESP2 only.
+limitador 0.14 is not here: its Redis storage does not compile without its storage on disk, nor has it since 0.7.
+limitador, cached, counts in this process and tells the server later: it is here for information.";
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["--once", calls, kind, callers, keys] => once(number(calls), kind_named(kind), number(callers), number(keys)),
+        ["--process", url, kind, count, calls] => {
+            process(url.to_owned(), kind_named(kind), number(count), number(calls));
+        }
+        _ => Bench::new(&arguments).run(),
+    }
+}
+
+fn number(word: &str) -> u64 {
+    word.parse().unwrap_or_else(|error| panic!("`{word}` is no number: {error}"))
+}
+
+fn kind_named(word: &str) -> Kind {
+    let is_it = |kind: &&Kind| format!("{kind:?}").eq_ignore_ascii_case(word);
+    *Kind::ALL.iter().find(is_it).unwrap_or_else(|| panic!("`{word}` is none of {:?}", Kind::ALL))
+}
+
+/// How the calls of a measurement are made.
+#[derive(Clone, Copy)]
+struct Load {
+    callers: u64,
+    calls: u64,
+    /// So many keys from this one on.
+    keys: u64,
+    first_key: u64,
+    /// Of how many calls one is measured.
+    measured: u64,
+}
+
+/// What came of a round.
+struct Lap {
+    time: Duration,
+    admitted: u64,
+    /// Sorted.
+    waits: Vec<Duration>,
+}
+
+impl Lap {
+    fn microseconds(&self, percentile: usize) -> f64 {
+        self.waits[(self.waits.len() - 1) * percentile / 100].as_secs_f64() * 1e6
+    }
+}
+
+fn run(runtime: &Runtime, contender: &Arc<Contender>, load: Load) -> Lap {
+    let Load { callers, calls, keys, first_key, measured } = load;
+    let started = Instant::now();
+    let next = Arc::new(AtomicU64::new(0));
+    let mut lap = Lap { time: Duration::ZERO, admitted: 0, waits: Vec::new() };
+    let results = runtime.block_on(async {
+        let mut tasks = JoinSet::new();
+        for _ in 0..callers {
+            let (next, contender) = (Arc::clone(&next), Arc::clone(contender));
+            tasks.spawn(async move {
+                let mut waits = Vec::with_capacity(usize::try_from(2 * calls / callers / measured).expect("fits") + 16);
+                let mut admitted = 0;
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= calls {
+                        return (admitted, waits);
+                    }
+                    let key = first_key + number * STRIDE % keys;
+                    let asked = number.is_multiple_of(measured).then(Instant::now);
+                    admitted += u64::from(contender.admits(key).await);
+                    waits.extend(asked.map(|asked| asked.elapsed()));
+                }
+            });
+        }
+        tasks.join_all().await
+    });
+    lap.time = started.elapsed();
+    for (admitted, mut waits) in results {
+        lap.admitted += admitted;
+        lap.waits.append(&mut waits);
+    }
+    lap.waits.sort_unstable();
+    lap
+}
+
+/// One contender in a contest.
+struct Runner {
+    kind: Kind,
+    contender: Arc<Contender>,
+    place: Place,
+    /// Since its servers were empty.
+    admitted: u64,
+    /// What there is to say against it.
+    fault: Option<String>,
+}
+
+/// Figures of one contender, round by round.
+type Figures = [Vec<f64>; 6];
+
+impl Runner {
+    fn run(&mut self, runtime: &Runtime, load: Load) -> Lap {
+        let lap = run(runtime, &self.contender, load);
+        self.admitted += lap.admitted;
+        lap
+    }
+
+    /// Where it is not what it should be the figures are worth little.
+    fn expect(&mut self, is_right: bool, fault: impl FnOnce() -> String) {
+        if !is_right && self.fault.is_none() {
+            self.fault = Some(fault());
+        }
+    }
+
+    fn compare_with_server(&mut self) {
+        let stored = self.place.admitted(self.kind);
+        let admitted = self.admitted;
+        let is_right = match self.kind {
+            Kind::Leasing => stored >= admitted,
+            kind => stored == admitted || !kind.counts_at_once(),
+        };
+        self.expect(is_right, || format!("admitted {admitted}, but {stored} are stored"));
+    }
+
+    /// How many calls fill a turn.
+    fn calls(&mut self, runtime: &Runtime, load: Load, turn: Duration) -> u64 {
+        let mut calls = load.callers.max(100);
+        loop {
+            let Lap { time, .. } = self.run(runtime, Load { calls, ..load });
+            if time > turn / 4 {
+                let filling = u128::from(calls) * turn.as_nanos() / time.as_nanos();
+                return u64::try_from(filling).expect("a turn is short").max(load.callers);
+            }
+            calls *= 2;
+        }
+    }
+
+    /// One round, with what it should have come to.
+    fn round(&mut self, runtime: &Runtime, load: Load, admitted: u64, figures: &mut Figures) {
+        let (work, cpu) = (self.place.work(), cpu_seconds());
+        let lap = self.run(runtime, load);
+        let (work_after, cpu_after) = (self.place.work(), cpu_seconds());
+        self.expect(lap.admitted == admitted, || format!("admitted {} instead of {admitted}", lap.admitted));
+        let calls = float(load.calls);
+        let figure = [
+            (calls / lap.time.as_secs_f64()).round(),
+            lap.microseconds(50),
+            lap.microseconds(99),
+            float(work_after.commands - work.commands) / calls,
+            (cpu_after - cpu) * 1e6 / calls,
+            (work_after.cpu_seconds - work.cpu_seconds) * 1e6 / calls,
+        ];
+        figures.iter_mut().zip(figure).for_each(|(figures, figure)| figures.push(figure));
+    }
+
+    /// Allocations a call, by a contender like it whose connection runs on this thread.
+    fn allocations(&mut self, count: u64, load: Load) -> f64 {
+        const CALLS: u64 = 10_000;
+        let here = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let contender = Arc::new(here.block_on(Contender::new(self.kind, &self.place, count)));
+        let mut allocations = |calls| {
+            let allocations = allocation_counter::measure(|| {
+                self.admitted += run(&here, &contender, Load { calls, ..load }).admitted;
+            });
+            float(allocations.count_total)
+        };
+        allocations(2 * CALLS); // what is known of its keys is known from now on
+        // The callers themselves are in both.
+        (allocations(2 * CALLS) - allocations(CALLS)) / float(CALLS)
+    }
+}
+
+struct Bench<'a> {
+    /// Words of the titles that are wanted.
+    words: Vec<&'a str>,
+    json: Option<&'a str>,
+    full: bool,
+    rounds: usize,
+    /// Of one contender in one round.
+    turn: Duration,
+    runtime: Runtime,
+    report: Report,
+    /// Those that do not limit as they are told, and how.
+    inexact: Vec<(Kind, String)>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(arguments: &[&'a str]) -> Self {
+        let mut words = arguments.to_vec();
+        let mut take = |word| words.iter().position(|other| *other == word).map(|at| words.remove(at)).is_some();
+        let (quick, full) = (take("--quick"), take("--full"));
+        let json = words.iter().position(|word| *word == "--json").map(|at| {
+            words.remove(at);
+            assert!(at < words.len(), "--json needs the name of a file");
+            words.remove(at)
+        });
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+        let turn = Duration::from_millis(if quick { 50 } else { 200 });
+        let rounds = if quick { 5 } else { 7 };
+        let report = Report::new(false);
+        Self { words, json, full, rounds, turn, runtime, report, inexact: Vec::new() }
+    }
+
+    fn run(mut self) {
+        println!("{CONDITIONS}");
+        self.exactness();
+        for (refused, keys) in [(false, 1), (false, MANY), (true, 1), (true, MANY)] {
+            self.contest("", refused, keys, &Kind::ALL, || Place::Single(RedisServer::start()));
+        }
+        self.lone_caller();
+        self.processes();
+        for (refused, keys) in [(false, 1), (false, MANY), (true, MANY)] {
+            let cluster = || Place::Cluster(RedisCluster::builder().replicas(0).start());
+            self.contest("cluster of three, ", refused, keys, &[Kind::Ours, Kind::OneByOne, Kind::Raw], cluster);
+        }
+        if self.words.contains(&"growth") {
+            for keys in [1_000, MANY, MILLION].into_iter().chain(self.full.then_some(10 * MILLION)) {
+                let single = || Place::Single(RedisServer::start());
+                self.contest("growth, ", false, keys, &[Kind::Ours, Kind::OneByOne, Kind::Raw], single);
+            }
+        }
+        self.report.end(self.json);
+    }
+
+    fn wants(&self, title: &str) -> bool {
+        self.words.is_empty() || self.words.iter().any(|word| title.contains(word))
+    }
+
+    fn runner(&self, kind: Kind, place: Place, count: u64) -> Runner {
+        let contender = Arc::new(self.runtime.block_on(Contender::new(kind, &place, count)));
+        let inexact = self.inexact.iter().find(|(inexact, _)| *inexact == kind);
+        Runner { kind, contender, place, admitted: 0, fault: inexact.map(|(_, fault)| fault.clone()) }
+    }
+
+    /// Whether each contender admits as many as it should, asked by many callers at once. Always first: what does not is marked everywhere.
+    fn exactness(&mut self) {
+        const COUNT: u64 = 5_000;
+        let crowds = [64, 256, 1_024];
+        let mut rows = Vec::new();
+        for kind in Kind::ALL.into_iter().filter(|kind| kind.exists()) {
+            let mut runner = self.runner(kind, Place::Single(RedisServer::start()), COUNT);
+            let mut most = crowds.map(|_| 0);
+            for round in 0..5 {
+                for (at, callers) in crowds.into_iter().enumerate() {
+                    let first_key = round * 10 + u64::try_from(at).expect("fits");
+                    let load = Load { callers, calls: 2 * COUNT, keys: 1, first_key, measured: 1 };
+                    let Lap { admitted, .. } = runner.run(&self.runtime, load);
+                    most[at] = admitted.max(most[at]);
+                    runner.expect(admitted == COUNT, || format!("admits {admitted} of {COUNT}"));
+                }
+            }
+            runner.compare_with_server();
+            self.inexact.extend(runner.fault.iter().map(|fault| (kind, fault.clone())));
+            rows.push(Row { name: kind.name(), figures: most.map(float).to_vec(), note: runner.fault });
+        }
+        let title =
+            format!("admitted at most in 5 rounds of {} calls of one key, limited to {COUNT} an hour", 2 * COUNT);
+        self.report.table(&title, &["64 callers", "256 callers", "1024 callers"], &[], rows);
+    }
+
+    fn contest(&mut self, prefix: &str, refused: bool, keys: u64, kinds: &[Kind], place: impl Fn() -> Place) {
+        let crowds: &[u64] = match (prefix, keys) {
+            ("growth, ", _) => &[64],
+            (_, 1) => &[1, 64, 256, 1_024],
+            _ => &[1, 64, 256],
+        };
+        let outcome = if refused { "refused" } else { "admitted" };
+        let what = if keys == 1 { "one key".to_owned() } else { format!("{keys} keys") };
+        let title =
+            |callers| format!("{prefix}{outcome}, {what}, {callers} caller{}", if callers == 1 { "" } else { "s" });
+        let crowds: Vec<u64> = crowds.iter().copied().filter(|callers| self.wants(&title(*callers))).collect();
+        if crowds.is_empty() {
+            return;
+        }
+        let count = if refused { 1 } else { PLENTY };
+        let kinds = kinds.iter().filter(|kind| kind.exists() && (refused || **kind != Kind::Forgetful));
+        // Leases are for counts above them.
+        let kinds = kinds.filter(|kind| !refused || **kind != Kind::Leasing);
+        let mut runners: Vec<Runner> = kinds.map(|kind| self.runner(*kind, place(), count)).collect();
+        let load = Load { callers: 256, calls: keys, keys, first_key: 0, measured: if refused { 7 } else { 1 } };
+        for runner in &mut runners {
+            let Lap { admitted, .. } = runner.run(&self.runtime, load); // each key has been asked about once
+            runner.expect(admitted == keys, || format!("admitted {admitted} of {keys} first calls"));
+        }
+        for callers in crowds {
+            let load = Load { callers, ..load };
+            let rows = self.take_turns(&mut runners, load, refused, count);
+            self.report.table(&title(callers), &COLUMNS, &RATIOS, rows);
+        }
+    }
+
+    fn take_turns(&self, runners: &mut [Runner], load: Load, refused: bool, count: u64) -> Vec<Row> {
+        let calls: Vec<u64> = runners.iter_mut().map(|runner| runner.calls(&self.runtime, load, self.turn)).collect();
+        let mut figures: Vec<Figures> = runners.iter().map(|_| Figures::default()).collect();
+        for round in 1..=self.rounds {
+            for ((runner, calls), figures) in runners.iter_mut().zip(&calls).zip(&mut figures) {
+                let admitted = if refused { 0 } else { *calls };
+                runner.round(&self.runtime, Load { calls: *calls, ..load }, admitted, figures);
+                // To read millions takes longer than all the rest.
+                if load.keys <= MANY || round == self.rounds {
+                    runner.compare_with_server();
+                }
+            }
+        }
+        runners
+            .iter_mut()
+            .zip(figures)
+            .map(|(runner, figures)| {
+                let mut figures: Vec<f64> = figures.into_iter().map(median).collect();
+                figures.push(runner.allocations(count, load));
+                Row { name: runner.kind.name(), figures, note: runner.fault.clone() }
+            })
+            .collect()
+    }
+
+    /// Whether a caller who is alone pays for what is done for many: many short rounds, by turns.
+    fn lone_caller(&mut self) {
+        let title = "a caller who is alone, one key, coalescing on and off";
+        if !Kind::OneByOne.exists() || !self.wants(title) {
+            return;
+        }
+        let mut runners =
+            [Kind::Ours, Kind::OneByOne].map(|kind| self.runner(kind, Place::Single(RedisServer::start()), PLENTY));
+        let load = Load { callers: 1, calls: 200, keys: 1, first_key: 0, measured: 1 };
+        let mut figures = [Figures::default(), Figures::default()];
+        for _ in 0..40 * self.rounds {
+            for (runner, figures) in runners.iter_mut().zip(&mut figures) {
+                runner.round(&self.runtime, load, load.calls, figures);
+            }
+        }
+        let ratios = figures[0][0].iter().zip(&figures[1][0]).map(|(on, off)| on / off).collect();
+        let ratios = [median(ratios), 1.0];
+        let rows = runners.iter().zip(figures).zip(ratios).map(|((runner, [rate, ..]), ratio)| Row {
+            name: runner.kind.name(),
+            figures: vec![median(rate), ratio],
+            note: runner.fault.clone(),
+        });
+        self.report.table(title, &["decisions/s", "ratio, median"], &[], rows.collect());
+    }
+
+    /// Several processes that share one limit.
+    fn processes(&mut self) {
+        const PROCESSES: u64 = 4;
+        const COUNT: u64 = 50_000;
+        let title = format!("one key, {COUNT} an hour, {PROCESSES} processes of 64 callers");
+        if !self.wants(&title) {
+            return;
+        }
+        let kinds = [Kind::Ours, Kind::OneByOne, Kind::Leasing, Kind::Raw];
+        let rows = kinds.into_iter().filter(|kind| kind.exists()).map(|kind| {
+            let server = RedisServer::start();
+            let [count, calls] = [COUNT, COUNT].map(|number| number.to_string());
+            let start = |_| {
+                Command::new(env::current_exe().expect("the path of this program"))
+                    .args(["--process", &server.url(), &format!("{kind:?}"), &count, &calls])
+                    .stdout(Stdio::piped())
+                    .spawn()
+                    .expect("another process")
+            };
+            let processes: Vec<_> = (0..PROCESSES).map(start).collect();
+            let admitted: u64 = processes
+                .into_iter()
+                .map(|process| {
+                    let output = process.wait_with_output().expect("its output");
+                    number(String::from_utf8(output.stdout).expect("a text").trim())
+                })
+                .sum();
+            let above = float(admitted.saturating_sub(COUNT));
+            Row { name: kind.name(), figures: vec![float(PROCESSES * COUNT), float(admitted), above], note: None }
+        });
+        self.report.table(&title, &["calls", "admitted", "above"], &[], rows.collect());
+    }
+}
+
+/// One of several processes: says how many of its calls were admitted.
+fn process(url: String, kind: Kind, count: u64, calls: u64) {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let contender = Arc::new(runtime.block_on(Contender::new(kind, &Place::Elsewhere(url), count)));
+    println!("{}", run(&runtime, &contender, Load { callers: 64, calls, keys: 1, first_key: 0, measured: 1 }).admitted);
+}
+
+fn once(calls: u64, kind: Kind, callers: u64, keys: u64) {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let place = Place::Single(RedisServer::start());
+    let contender = Arc::new(runtime.block_on(Contender::new(kind, &place, PLENTY)));
+    let lap = run(&runtime, &contender, Load { callers, calls, keys, first_key: 0, measured: calls });
+    println!("{} of {calls} admitted in {:?}", lap.admitted, lap.time);
+}
+
+/// Of this process so far.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(time).expect("a time since the start").as_secs_f64()
+}
+
+#[allow(clippy::cast_precision_loss)] // of numbers of calls
+fn float(number: u64) -> f64 {
+    number as f64
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}

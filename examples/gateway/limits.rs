@@ -1,0 +1,143 @@
+//! The page that shows the limits and changes them.
+
+use std::{collections::BTreeMap, fs, sync::Arc};
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::StatusCode,
+    response::Html,
+};
+use ratelimit_runtime::{Algorithm, Refill, config::Rules};
+use serde::{Deserialize, Serialize};
+use toml_edit::{DocumentMut, Item, TableLike, Value};
+
+use crate::Gateway;
+
+pub(crate) async fn page() -> Html<&'static str> {
+    Html(include_str!("limits.html"))
+}
+
+/// A rule as the page has it; the names are those of the file.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Settings {
+    count: i64,
+    ttl: i64,
+    unit: String,
+    algorithm: String,
+    /// `buckets`, `burst` or `queue`, whichever the algorithm has.
+    option: Option<i64>,
+    shadow: bool,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Shown {
+    rule: String,
+    /// One that it is on.
+    path: Option<String>,
+    settings: Settings,
+    /// By outcome, since the gateway began.
+    outcomes: BTreeMap<String, u64>,
+}
+
+pub(crate) async fn state(State(gateway): State<Arc<Gateway>>) -> Json<Vec<Shown>> {
+    let mut outcomes = outcomes(&gateway.metrics.render());
+    let rules = gateway.rules.prefixes().into_iter().filter_map(|rule| {
+        let settings = settings(&gateway.rules, &rule)?;
+        let outcomes = outcomes.remove(&rule).unwrap_or_default();
+        let path = gateway.routes.path_of(&rule);
+        Some(Shown { rule, path, settings, outcomes })
+    });
+    Json(rules.collect())
+}
+
+/// Writes a changed rule into the file, which is read again at once as after any other change of it.
+pub(crate) async fn change(
+    State(gateway): State<Arc<Gateway>>,
+    Path(prefix): Path<String>,
+    Json(new): Json<Settings>,
+) -> Result<StatusCode, (StatusCode, String)> {
+    let broken = |error: &dyn std::fmt::Display| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+    let mut file: DocumentMut =
+        fs::read_to_string(&gateway.config).map_err(|error| broken(&error))?.parse().map_err(|error| broken(&error))?;
+    let Some(rule) = file["rules"].get_mut(&prefix).and_then(Item::as_table_like_mut) else {
+        return Err((StatusCode::NOT_FOUND, format!("there is no rule {prefix}")));
+    };
+    let (option, others): (_, &[_]) = match new.algorithm.as_str() {
+        "FixedWindow" => (None, &["buckets", "burst", "refill", "queue"]),
+        "SlidingWindow" => (Some("buckets"), &["align", "burst", "refill", "queue"]),
+        "TokenBucket" => (Some("burst"), &["align", "buckets", "queue"]),
+        "LeakyBucket" => (Some("queue"), &["align", "buckets", "burst", "refill"]),
+        _ => (None, &["align", "buckets", "burst", "refill", "queue"]),
+    };
+    for other in others {
+        rule.remove(other);
+    }
+    set(rule, "count", new.count, false);
+    set(rule, "ttl", new.ttl, new.ttl == 1);
+    set(rule, "unit", new.unit, false);
+    let is_default = new.algorithm == "FixedWindow";
+    set(rule, "algorithm", new.algorithm, is_default);
+    if let (Some(name), Some(number)) = (option, new.option) {
+        set(rule, name, number, false);
+    }
+    set(rule, "shadow", new.shadow, !new.shadow);
+    let text = file.to_string();
+    Rules::parse(&text).map_err(|error| (StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))?;
+    // In one step: nobody reads half of it.
+    let beside = gateway.config.with_extension("new");
+    fs::write(&beside, text).and_then(|()| fs::rename(&beside, &gateway.config)).map_err(|error| broken(&error))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Sets a value, and leaves what is written around it. One that goes without saying is not written where none is.
+fn set(rule: &mut dyn TableLike, name: &str, new: impl Into<Value>, is_default: bool) {
+    let mut new = new.into();
+    match rule.get(name).and_then(Item::as_value) {
+        Some(old) => *new.decor_mut() = old.decor().clone(),
+        None if is_default => return,
+        None => {}
+    }
+    rule.insert(name, Item::Value(new));
+}
+
+fn settings(rules: &Rules, prefix: &str) -> Option<Settings> {
+    const UNITS: [(&str, u128); 5] =
+        [("Days", 86_400_000), ("Hours", 3_600_000), ("Minutes", 60_000), ("Seconds", 1_000), ("Milliseconds", 1)];
+    let rule = rules.rule(prefix)?;
+    let period = rule.period().as_millis();
+    let (unit, length) = UNITS.into_iter().find(|(_, length)| period.is_multiple_of(*length))?;
+    let (algorithm, option) = match rule.counted_by() {
+        Algorithm::FixedWindow { .. } => ("FixedWindow", None),
+        Algorithm::SlidingLog => ("SlidingLog", None),
+        Algorithm::SlidingWindow { buckets } => ("SlidingWindow", Some(buckets)),
+        Algorithm::TokenBucket { burst, refill: Refill::Greedy | Refill::Interval } => ("TokenBucket", Some(burst)),
+        Algorithm::LeakyBucket { queue } => ("LeakyBucket", Some(queue)),
+        _ => return None,
+    };
+    Some(Settings {
+        count: rule.count().try_into().ok()?,
+        ttl: (period / length).try_into().ok()?,
+        unit: unit.into(),
+        algorithm: algorithm.into(),
+        option: option.and_then(|option| option.try_into().ok()),
+        shadow: rule.is_shadow(),
+    })
+}
+
+/// What decisions came to, by rule and outcome, from the text that Prometheus scrapes.
+fn outcomes(metrics: &str) -> BTreeMap<String, BTreeMap<String, u64>> {
+    let mut found = BTreeMap::<String, BTreeMap<String, u64>>::new();
+    let lines = metrics.lines().filter_map(|line| line.strip_prefix("ratelimit_decisions_total{"));
+    for (labels, count) in lines.filter_map(|line| line.rsplit_once("} ")) {
+        let label = |name: &str| {
+            let (_, rest) = labels.split_once(&format!("{name}=\""))?;
+            Some(rest.split_once('"')?.0.to_owned())
+        };
+        if let (Some(rule), Some(outcome), Ok(count)) = (label("rule"), label("outcome"), count.parse()) {
+            found.entry(rule).or_default().insert(outcome, count);
+        }
+    }
+    found
+}

@@ -1,0 +1,431 @@
+//! What stands in the file, read and checked.
+
+use std::{collections::BTreeMap, ops::Range, time::Duration};
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::{Algorithm, OnStoreError, Refill, Rule, SetupError};
+
+/// What a file says, by prefix.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pub(super) by_prefix: BTreeMap<String, OfRule>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct OfRule {
+    pub(super) all: Settings,
+    /// By what the key prints. Once the table is [complete](Table::complete), all that holds for the key.
+    pub(super) keys: BTreeMap<Box<[u8]>, Settings>,
+}
+
+/// What is said of one rule; the rest stays as it is.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Settings {
+    pub(super) enabled: Option<bool>,
+    count: Option<u64>,
+    period: Option<Duration>,
+    algorithm: Option<Word>,
+    shadow: Option<bool>,
+    pub(super) on_store_error: Option<OnStoreError>,
+}
+
+/// An algorithm; without a number, a bucket holds the count.
+#[derive(Clone, Copy, Debug)]
+enum Word {
+    Known(Algorithm),
+    BucketOfCount(Refill),
+}
+
+impl Settings {
+    /// The rule with all that is said here.
+    pub(super) fn change(&self, rule: &Rule) -> Rule {
+        let count = self.count.unwrap_or(rule.count());
+        let algorithm = match self.algorithm {
+            None => rule.counted_by(),
+            Some(Word::Known(algorithm)) => algorithm,
+            Some(Word::BucketOfCount(refill)) => Algorithm::TokenBucket { burst: count, refill },
+        };
+        let changed = Rule::new(rule.prefix(), count, self.period.unwrap_or(rule.period())).algorithm(algorithm);
+        let changed = changed.shadow(self.shadow.unwrap_or(rule.is_shadow())).denial_cache(rule.caches_denials());
+        // Other algorithms have none.
+        if let Algorithm::FixedWindow { .. } = algorithm { changed.lease(rule.lease_size().into()) } else { changed }
+    }
+
+    /// The rule, if all of it is said here that a rule needs.
+    pub(super) fn to_rule(&self, prefix: &'static str) -> Option<Rule> {
+        let rule = Rule::new(prefix, self.count?, self.period?);
+        Some(self.change(&rule))
+    }
+
+    /// Whether a rule can be like this, as far as that is said here.
+    fn check(&self, place: &Range<usize>) -> Result<(), Fault> {
+        match self.to_rule("checked").and_then(|rule| rule.fault()) {
+            Some(fault) => Err(Fault(format!("a rule can't be like this: {fault}"), place.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn over(self, under: &Self) -> Self {
+        Self {
+            enabled: self.enabled.or(under.enabled),
+            count: self.count.or(under.count),
+            period: self.period.or(under.period),
+            algorithm: self.algorithm.or(under.algorithm),
+            shadow: self.shadow.or(under.shadow),
+            on_store_error: self.on_store_error.or(under.on_store_error),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct File {
+    rules: Option<RawRules>,
+}
+
+type RawRules = BTreeMap<Spanned<String>, RawRule>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRule {
+    enabled: Option<bool>,
+    count: Option<Spanned<u64>>,
+    ttl: Option<Spanned<u64>>,
+    unit: Option<Spanned<Unit>>,
+    algorithm: Option<Spanned<AlgorithmWord>>,
+    align: Option<Spanned<bool>>,
+    buckets: Option<Spanned<u64>>,
+    burst: Option<Spanned<u64>>,
+    refill: Option<Spanned<RefillWord>>,
+    queue: Option<Spanned<u64>>,
+    shadow: Option<bool>,
+    on_store_error: Option<Spanned<PolicyWord>>,
+    keys: Option<Spanned<BTreeMap<String, RawRule>>>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+enum Unit {
+    Milliseconds = 1,
+    Seconds = 1_000,
+    Minutes = 60_000,
+    Hours = 3_600_000,
+    Days = 86_400_000,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+enum AlgorithmWord {
+    FixedWindow,
+    SlidingLog,
+    SlidingWindow,
+    TokenBucket,
+    LeakyBucket,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+enum RefillWord {
+    Greedy,
+    Interval,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+enum PolicyWord {
+    Local,
+    Allow,
+    Deny,
+}
+
+/// What is wrong, and where in the text.
+struct Fault(String, Range<usize>);
+
+impl Fault {
+    fn at<T>(value: &Spanned<T>, message: impl Into<String>) -> Self {
+        Self(message.into(), value.span())
+    }
+
+    fn explain(self, text: &str) -> SetupError {
+        let Self(message, span) = self;
+        let line = text.get(..span.start).map_or(1, |before| 1 + before.matches('\n').count());
+        SetupError::new(format!("line {line}: {message}"))
+    }
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Fault> {
+    toml::from_str(text)
+        .map_err(|error| Fault(error.message().trim().replace('\n', "; "), error.span().unwrap_or_default()))
+}
+
+impl Table {
+    pub(super) fn parse(text: &str) -> Result<Self, SetupError> {
+        let file = read::<File>(text).map_err(|fault| fault.explain(text))?;
+        let Some(rules) = file.rules else {
+            return Err(SetupError::new("there is no table [rules]; write [rules.item], and its settings below it"));
+        };
+        Self::check(rules).map_err(|fault| fault.explain(text))
+    }
+
+    /// From what stands in a table `[rules]`.
+    pub(super) fn parse_rules(text: &str) -> Result<Self, SetupError> {
+        read(text).and_then(Self::check).map_err(|fault| fault.explain(text))
+    }
+
+    fn check(rules: RawRules) -> Result<Self, Fault> {
+        let mut by_prefix = BTreeMap::new();
+        for (prefix, rule) in rules {
+            if prefix.get_ref().is_empty() {
+                return Err(Fault::at(&prefix, "the prefix is empty; give the counter a name"));
+            }
+            let place = prefix.span();
+            by_prefix.insert(prefix.into_inner(), rule.check(&place)?);
+        }
+        Ok(Self { by_prefix })
+    }
+
+    /// What both say, this one first.
+    pub(super) fn over(self, mut under: Self) -> Self {
+        for (prefix, OfRule { all, keys }) in self.by_prefix {
+            let below = under.by_prefix.entry(prefix).or_default();
+            below.all = all.over(&below.all);
+            for (key, settings) in keys {
+                let of_key = below.keys.entry(key).or_default();
+                *of_key = settings.over(of_key);
+            }
+        }
+        under
+    }
+
+    /// Fills in for each key what is said of its rule.
+    pub(super) fn complete(mut self) -> Self {
+        for OfRule { all, keys } in self.by_prefix.values_mut() {
+            for of_key in keys.values_mut() {
+                *of_key = std::mem::take(of_key).over(all);
+            }
+        }
+        self
+    }
+}
+
+impl RawRule {
+    fn check(self, place: &Range<usize>) -> Result<OfRule, Fault> {
+        let all = self.settings()?;
+        all.check(place)?;
+        let mut keys = BTreeMap::new();
+        if let Some(of_keys) = self.keys {
+            let place = of_keys.span();
+            for (key, rule) in of_keys.into_inner() {
+                if let Some(keys) = &rule.keys {
+                    return Err(Fault::at(keys, "a key has no keys of its own"));
+                }
+                if let Some(policy) = &rule.on_store_error {
+                    return Err(Fault::at(
+                        policy,
+                        "`on_store_error` is for all keys of a rule; write it beside `keys`",
+                    ));
+                }
+                let settings = rule.settings()?;
+                settings.clone().over(&all).check(&place)?;
+                keys.insert(key.into_bytes().into(), settings);
+            }
+        }
+        Ok(OfRule { all, keys })
+    }
+
+    fn settings(&self) -> Result<Settings, Fault> {
+        Ok(Settings {
+            enabled: self.enabled,
+            count: self.count.as_ref().map(|count| positive(count, "count")).transpose()?,
+            period: self.period()?,
+            algorithm: self.algorithm()?,
+            shadow: self.shadow,
+            on_store_error: self.on_store_error.as_ref().map(|word| match word.get_ref() {
+                PolicyWord::Local => OnStoreError::Local,
+                PolicyWord::Allow => OnStoreError::Allow,
+                PolicyWord::Deny => OnStoreError::Deny,
+            }),
+        })
+    }
+
+    fn period(&self) -> Result<Option<Duration>, Fault> {
+        match (&self.ttl, &self.unit) {
+            (None, None) => Ok(None),
+            (Some(ttl), None) => Err(Fault::at(ttl, "`ttl` has no unit; write unit = \"Seconds\", for example")),
+            (ttl, Some(unit)) => {
+                let number = ttl.as_ref().map_or(Ok(1), |ttl| positive(ttl, "ttl"))?;
+                let period = number.checked_mul(*unit.get_ref() as u64).map(Duration::from_millis);
+                let period = period.filter(|period| *period <= Rule::LONGEST_PERIOD);
+                period.ok_or_else(|| Fault::at(unit, "`ttl` is longer than 3,650 days")).map(Some)
+            }
+        }
+    }
+
+    fn algorithm(&self) -> Result<Option<Word>, Fault> {
+        use AlgorithmWord::{FixedWindow, LeakyBucket, SlidingLog, SlidingWindow, TokenBucket};
+        let options = [
+            ("align", self.align.as_ref().map(Spanned::span), FixedWindow),
+            ("buckets", self.buckets.as_ref().map(Spanned::span), SlidingWindow),
+            ("burst", self.burst.as_ref().map(Spanned::span), TokenBucket),
+            ("refill", self.refill.as_ref().map(Spanned::span), TokenBucket),
+            ("queue", self.queue.as_ref().map(Spanned::span), LeakyBucket),
+        ];
+        for (name, span, of) in options {
+            if let Some(span) = span
+                && self.algorithm.as_ref().is_none_or(|word| *word.get_ref() != of)
+            {
+                let message = format!("`{name}` is an option of {of:?}; write algorithm = \"{of:?}\" beside it");
+                return Err(Fault(message, span));
+            }
+        }
+        let Some(word) = &self.algorithm else { return Ok(None) };
+        Ok(Some(match word.get_ref() {
+            FixedWindow => {
+                let align = self.align.as_ref().is_some_and(|align| *align.get_ref());
+                Word::Known(Algorithm::FixedWindow { align })
+            }
+            SlidingLog => Word::Known(Algorithm::SlidingLog),
+            SlidingWindow => {
+                let buckets = self.buckets.as_ref().map_or(Ok(1), |buckets| positive(buckets, "buckets"))?;
+                Word::Known(Algorithm::SlidingWindow { buckets })
+            }
+            TokenBucket => {
+                let refill = match self.refill.as_ref().map(|refill| *refill.get_ref()) {
+                    None | Some(RefillWord::Greedy) => Refill::Greedy,
+                    Some(RefillWord::Interval) => Refill::Interval,
+                };
+                match &self.burst {
+                    Some(burst) => Word::Known(Algorithm::TokenBucket { burst: positive(burst, "burst")?, refill }),
+                    None => Word::BucketOfCount(refill),
+                }
+            }
+            LeakyBucket => {
+                let Some(queue) = &self.queue else {
+                    return Err(Fault::at(word, "`LeakyBucket` needs to know how many may wait: queue = 50"));
+                };
+                Word::Known(Algorithm::LeakyBucket { queue: *queue.get_ref() })
+            }
+        }))
+    }
+}
+
+fn positive(value: &Spanned<u64>, name: &str) -> Result<u64, Fault> {
+    match *value.get_ref() {
+        0 => Err(Fault::at(value, format!("`{name}` is 0; it must be at least 1"))),
+        number => Ok(number),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn wrong(text: &str) -> String {
+        Table::parse(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn mistakes_are_told_with_line_and_reason() {
+        for (text, message) in [
+            ("", "there is no table [rules]; write [rules.item], and its settings below it"),
+            ("[rule.item]\ncount = 1", "there is no table [rules]; write [rules.item], and its settings below it"),
+            ("[rules.item]\n\ncount = 0", "line 3: `count` is 0; it must be at least 1"),
+            ("[rules.item]\nttl = 5", "line 2: `ttl` has no unit; write unit = \"Seconds\", for example"),
+            ("[rules.item]\nunit = \"Days\"\nttl = 3651", "line 2: `ttl` is longer than 3,650 days"),
+            (
+                "[rules.item]\nburst = 5",
+                "line 2: `burst` is an option of TokenBucket; write algorithm = \"TokenBucket\" beside it",
+            ),
+            (
+                "[rules.item]\nalgorithm = \"SlidingLog\"\nqueue = 5",
+                "line 3: `queue` is an option of LeakyBucket; write algorithm = \"LeakyBucket\" beside it",
+            ),
+            (
+                "[rules.item]\nalgorithm = \"LeakyBucket\"",
+                "line 2: `LeakyBucket` needs to know how many may wait: queue = 50",
+            ),
+            ("[rules.\"\"]\ncount = 5", "line 1: the prefix is empty; give the counter a name"),
+            ("[rules.item.keys.a.keys.b]\ncount = 5", "line 1: a key has no keys of its own"),
+            (
+                "[rules.item.keys.a]\non_store_error = \"Deny\"",
+                "line 2: `on_store_error` is for all keys of a rule; write it beside `keys`",
+            ),
+        ] {
+            assert_eq!(wrong(text), message, "{text}");
+        }
+        for (text, begins) in [
+            ("[rules.item]\ncuont = 5", "line 2: unknown field `cuont`, expected one of `enabled`, `count`"),
+            ("[rules.item]\ncount = -5", "line 2: invalid value: integer `-5`"),
+            ("[rules.item]\ncount = \"5\"", "line 2: invalid type: string \"5\""),
+            ("[rules.item]\nunit = \"Minuts\"", "line 2: unknown variant `Minuts`, expected one of `Milliseconds`"),
+            ("[rules.item]\ncount = ", "line 2: "),
+            ("[rules.item]\ncount = 1\ncount = 2", "line 3: duplicate key"),
+            (
+                "[rules.item]\ncount = 99_999_999_999\nunit = \"Days\"",
+                "line 1: a rule can't be like this: its count is 99999999999",
+            ),
+            (
+                "[rules.item]\ncount = 1\nunit = \"Days\"\n[rules.item.keys.a]\ncount = 99_999_999_999",
+                "line 4: a rule can't be like this: its count is 99999999999",
+            ),
+        ] {
+            assert!(wrong(text).starts_with(begins), "{text}: {}", wrong(text));
+        }
+        assert_eq!(
+            Table::parse_rules("item.count = 0").unwrap_err().to_string(),
+            "line 1: `count` is 0; it must be at least 1"
+        );
+    }
+
+    fn change(text: &str, rule: Rule) -> Rule {
+        Table::parse(text).unwrap().complete().by_prefix["item"].all.change(&rule)
+    }
+
+    #[test]
+    fn what_is_not_said_stays() {
+        let bucket = Algorithm::TokenBucket { burst: 7, refill: Refill::Interval };
+        let rule = Rule::new("item", 5, MINUTE).algorithm(bucket).shadow(true);
+        assert_eq!(change("[rules.item]", rule.denial_cache(false)), rule.denial_cache(false));
+        let leased = Rule::new("item", 5, MINUTE).lease(3);
+        assert_eq!(change("[rules.item]\ncount = 6", leased), Rule::new("item", 6, MINUTE).lease(3));
+        let unleased = Rule::new("item", 5, MINUTE).algorithm(Algorithm::SlidingLog);
+        assert_eq!(change("[rules.item]\nalgorithm = \"SlidingLog\"", leased), unleased);
+        for (text, changed) in [
+            ("", rule),
+            ("count = 6", Rule::new("item", 6, MINUTE).algorithm(bucket).shadow(true)),
+            ("ttl = 2\nunit = \"Hours\"", Rule::new("item", 5, 120 * MINUTE).algorithm(bucket).shadow(true)),
+            ("unit = \"Milliseconds\"", Rule::new("item", 5, MINUTE / 60_000).algorithm(bucket).shadow(true)),
+            ("shadow = false", rule.shadow(false)),
+            ("algorithm = \"SlidingLog\"", rule.algorithm(Algorithm::SlidingLog)),
+            ("algorithm = \"FixedWindow\"\nalign = true", rule.algorithm(Algorithm::FixedWindow { align: true })),
+            ("algorithm = \"SlidingWindow\"", rule.algorithm(Algorithm::SlidingWindow { buckets: 1 })),
+            ("algorithm = \"SlidingWindow\"\nbuckets = 6", rule.algorithm(Algorithm::SlidingWindow { buckets: 6 })),
+            (
+                "algorithm = \"TokenBucket\"",
+                rule.algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }),
+            ),
+            (
+                "algorithm = \"TokenBucket\"\nburst = 9\nrefill = \"Interval\"",
+                rule.algorithm(Algorithm::TokenBucket { burst: 9, refill: Refill::Interval }),
+            ),
+            ("algorithm = \"LeakyBucket\"\nqueue = 0", rule.algorithm(Algorithm::LeakyBucket { queue: 0 })),
+        ] {
+            assert_eq!(change(&format!("[rules.item]\n{text}"), rule), changed, "{text}");
+        }
+    }
+
+    /// What is said of a key goes before what is said of all; and the environment before the file.
+    #[test]
+    fn what_is_more_exact_holds() {
+        let file =
+            "[rules.item]\ncount = 1\nunit = \"Hours\"\n[rules.item.keys]\na = { count = 2 }\nb = { enabled = false }";
+        let environment = "item.count = 3\nitem.keys.c.count = 4\nother.shadow = true";
+        let table = Table::parse_rules(environment).unwrap().over(Table::parse(file).unwrap()).complete();
+        let item = &table.by_prefix["item"];
+        let count = |key: &str| item.keys[key.as_bytes()].change(&Rule::new("item", 9, MINUTE)).count();
+        assert_eq!(item.all.count, Some(3));
+        assert_eq!((count("a"), count("b"), count("c")), (2, 3, 4));
+        assert_eq!(item.keys[&b"b"[..]].enabled, Some(false));
+        assert_eq!(item.keys[&b"c"[..]].period, Some(60 * MINUTE));
+        assert_eq!(table.by_prefix["other"].all.shadow, Some(true));
+    }
+}

@@ -1,0 +1,40 @@
+//! A refusal as a response of `axum`.
+
+use axum_core::response::{IntoResponse, Response};
+
+use super::{
+    HeaderStyle,
+    problem::{self, Problem},
+};
+use crate::RequestPerMinute;
+
+/// The response to a refused request, as [`web`](crate::web) describes it: an annotated handler returns it through `?`.
+///
+/// ```
+/// # mod axum { pub mod response { pub use axum_core::response::*; } }
+/// use axum::response::{IntoResponse, Response};
+/// use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
+///
+/// #[limit_request_per_time(prefix = "greet", ttl = 1, unit = Minutes, count = 1, permit = permit)]
+/// async fn greet() -> Result<impl IntoResponse, RequestPerMinute> {
+///     Ok((permit.headers("greet"), "hello"))
+/// }
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(Limiter::in_memory().scope(async {
+/// let response: Response = greet().await.into_response();
+/// assert_eq!((response.status().as_u16(), &response.headers()["RateLimit"]), (200, &"\"greet\";r=0;t=60".parse().unwrap()));
+///
+/// let response: Response = greet().await.into_response();
+/// assert_eq!((response.status().as_u16(), &response.headers()["Retry-After"]), (429, &"60".parse().unwrap()));
+/// # }));
+/// ```
+impl IntoResponse for RequestPerMinute {
+    fn into_response(self) -> Response {
+        let status = problem::status(self.cause());
+        let Problem { headers, body } = Problem::new(&self, HeaderStyle::installed(), status);
+        // After the body, as a text sets the type of its content.
+        let mut response = (status, body).into_response();
+        response.headers_mut().extend(headers);
+        response
+    }
+}

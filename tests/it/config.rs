@@ -1,0 +1,257 @@
+//! Rules in a file, which hold instead of what the code says.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ratelimit_runtime::config::Rules;
+use ratelimit_runtime::{
+    Cause, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
+};
+use ratelimit_tests::RedisServer;
+use tempfile::TempDir;
+
+use crate::server::eventually;
+use crate::support::exceeded;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const ITEM: Rule = Rule::new("item", 2, MINUTE);
+
+async fn with(text: &str) -> Limiter {
+    Limiter::builder("memory://").rules(Rules::parse(text).unwrap()).build().await.unwrap()
+}
+
+/// With the rules of a file, in memory and on Redis.
+async fn both(rules: &Rules) -> (Vec<Limiter>, RedisServer) {
+    let server = RedisServer::start();
+    let mut limiters = Vec::new();
+    for url in ["memory://".to_owned(), server.url()] {
+        let builder = Limiter::builder(&url).deadline(crate::support::PATIENCE).on_store_error(OnStoreError::Deny);
+        limiters.push(builder.rules(rules.clone()).build().await.unwrap());
+    }
+    (limiters, server)
+}
+
+struct File {
+    path: PathBuf,
+    _directory: TempDir,
+}
+
+impl File {
+    fn new(text: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rules.toml");
+        fs::write(&path, text).unwrap();
+        Self { path, _directory: directory }
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(&self.path, text).unwrap();
+    }
+}
+
+/// How much a key may cost at most, which is seen without consuming.
+async fn limit(limiter: &Limiter, key: &str) -> u64 {
+    limiter.peek(&ITEM, key).await.unwrap().limit()
+}
+
+#[tokio::test]
+async fn the_file_holds_for_its_prefixes_and_keys() {
+    let rules = Rules::parse(
+        "[rules.item]\ncount = 3\n[rules.item.keys]\nalice = { count = 5 }\nbob = { enabled = false }\n\"(eu,7)\" = { count = 4 }",
+    );
+    let (limiters, _server) = both(&rules.unwrap()).await;
+    for limiter in &limiters {
+        let admitted = async |key: Key| {
+            let mut admitted = 0;
+            while admitted < 10 && limiter.acquire(&ITEM, &key).await.is_ok() {
+                admitted += 1;
+            }
+            admitted
+        };
+        for (key, expected) in
+            [(Key::new("carol"), 3), (Key::new("alice"), 5), (Key::new("bob"), 10), (Key::new(("eu", 7)), 4)]
+        {
+            assert_eq!(admitted(key.clone()).await, expected, "{key}");
+        }
+        let other = Rule::new("other", 1, MINUTE);
+        limiter.acquire(&other, "alice").await.unwrap();
+        assert_eq!(exceeded(limiter.acquire(&other, "alice").await).limit(), 1, "not in the file");
+    }
+}
+
+#[tokio::test]
+async fn annotated_functions_and_stacked_rules() {
+    #[limit_request_per_time("all", 1, Days, 1)]
+    #[limit_request_per_time("item", 1, Days, 1, key = id)]
+    async fn save(id: u64) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    let limiter =
+        with("[rules.item]\ncount = 3\n[rules.all]\nenabled = false\n[rules.item.keys.7]\nshadow = true").await;
+    limiter
+        .scope(async {
+            for _ in 0..3 {
+                save(1).await.unwrap();
+            }
+            assert_eq!(save(1).await.unwrap_err().rule(), "item");
+            for _ in 0..5 {
+                save(7).await.unwrap();
+            }
+        })
+        .await;
+}
+
+/// Headers name the rule that was charged, not one that is switched off.
+#[tokio::test]
+async fn a_layer_tells_what_holds() {
+    use ratelimit_runtime::web::{Limit, RateLimitLayer};
+    use tower::ServiceExt as _;
+
+    let limiter = with("[rules.off]\nenabled = false\n[rules.item]\ncount = 7").await;
+    let limits = [Limit::new(Rule::new("off", 1, MINUTE)), Limit::new(ITEM)];
+    let layer = RateLimitLayer::new(limits).limiter(limiter);
+    let router = axum::Router::new().fallback(|| async { "hello" }).layer(layer);
+    let Ok(response) = router.oneshot(axum::extract::Request::new(axum::body::Body::empty())).await;
+    assert_eq!(response.headers()["ratelimit-policy"], "\"item\";q=7;w=60");
+    assert_eq!(response.headers()["ratelimit"], "\"item\";r=6;t=60");
+}
+
+#[tokio::test]
+async fn a_rule_of_nowhere_else() {
+    let rules = Rules::parse("[rules.item]\ncount = 1\nunit = \"Hours\"\n[rules.half]\ncount = 1").unwrap();
+    assert_eq!(rules.rule("item"), Some(Rule::new("item", 1, 60 * MINUTE)));
+    assert_eq!((rules.rule("half"), rules.rule("none")), (None, None));
+    assert_eq!(rules.prefixes(), ["half", "item"]);
+}
+
+#[tokio::test]
+async fn a_policy_for_one_rule() {
+    let rules = Rules::parse("[rules.item]\non_store_error = \"Deny\"").unwrap();
+    let builder = Limiter::builder("redis://127.0.0.1:1").lazy().on_store_error(OnStoreError::Allow);
+    let limiter = builder.rules(rules).build().await.unwrap();
+    assert_eq!(limiter.acquire(&ITEM, 1).await.unwrap_err().cause(), Cause::Unavailable);
+    limiter.acquire(&Rule::new("other", 1, MINUTE), 1).await.unwrap();
+}
+
+/// Only with what the code says is it seen that this can't be. A mistake changes nothing.
+#[tokio::test]
+async fn what_does_not_fit_the_code_changes_nothing() {
+    let limiter = with("[rules.item]\nalgorithm = \"SlidingWindow\"\nbuckets = 999").await;
+    assert_eq!(limit(&limiter, "alice").await, 2);
+    limiter.acquire(&ITEM, "alice").await.unwrap();
+}
+
+/// A changed count acts on what was counted; a changed period starts fresh.
+#[tokio::test]
+async fn a_change_acts_on_the_next_call() {
+    let file = File::new("[rules.item]\ncount = 4");
+    let (limiters, _server) = both(&Rules::watch(&file.path).unwrap()).await;
+    for limiter in &limiters {
+        limiter.acquire_n(&ITEM, "alice", 3).await.unwrap();
+    }
+    let becomes = async |expected: u64| {
+        for limiter in &limiters {
+            eventually("the file is read", || async { limit(limiter, "alice").await == expected }).await;
+        }
+    };
+    file.write("[rules.item]\ncount = 6");
+    becomes(6).await;
+    for limiter in &limiters {
+        assert_eq!(limiter.acquire(&ITEM, "alice").await.unwrap().remaining(), 2);
+    }
+    file.write("[rules.item]\ncount = 5\nunit = \"Hours\"");
+    becomes(5).await;
+    for limiter in &limiters {
+        assert_eq!(limiter.acquire(&ITEM, "alice").await.unwrap().remaining(), 4);
+    }
+}
+
+/// However it is changed: written over, replaced, a link that points elsewhere, gone and back.
+#[tokio::test]
+async fn a_change_is_seen_whatever_way_it_is_made() {
+    let file = File::new("[rules.item]\ncount = 1");
+    let limiter = Limiter::builder("memory://").rules(Rules::watch(&file.path).unwrap()).build().await.unwrap();
+    let becomes = async |expected: u64| {
+        eventually("the file is read", || async { limit(&limiter, "alice").await == expected }).await;
+    };
+    let beside = |name: &str, count: u64| {
+        let path = file.path.with_file_name(name);
+        fs::write(&path, format!("[rules.item]\ncount = {count}")).unwrap();
+        path
+    };
+    fs::rename(beside("next", 3), &file.path).unwrap();
+    becomes(3).await;
+    fs::remove_file(&file.path).unwrap();
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    becomes(3).await;
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(beside("fourth", 4), &file.path).unwrap();
+        becomes(4).await;
+        std::os::unix::fs::symlink(beside("fifth", 5), file.path.with_file_name("link")).unwrap();
+        fs::rename(file.path.with_file_name("link"), &file.path).unwrap();
+        becomes(5).await;
+    }
+}
+
+/// While it is used; and a change loses no call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_a_broken_file_changes_nothing() {
+    let file = File::new("[rules.item]\ncount = 1000000");
+    let rules = Rules::watch(&file.path).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules).build().await.unwrap();
+    let (stop, calls, lost) =
+        (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let load = tokio::spawn({
+        let (limiter, stop, calls, lost) = (limiter.clone(), Arc::clone(&stop), Arc::clone(&calls), Arc::clone(&lost));
+        async move {
+            while !stop.load(Ordering::Relaxed) {
+                calls.fetch_add(1, Ordering::Relaxed);
+                lost.fetch_add(u64::from(limiter.acquire(&ITEM, "load").await.is_err()), Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    for broken in ["[rules.item]\ncount = 0", "[rules.item", "", "[rules.item]\ncuont = 1"] {
+        file.write(broken);
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        assert_eq!(limit(&limiter, "alice").await, 1_000_000, "{broken}");
+    }
+    file.write("[rules.item]\ncount = 2000000");
+    eventually("the file is read", || async { limit(&limiter, "alice").await == 2_000_000 }).await;
+    stop.store(true, Ordering::Relaxed);
+    load.await.unwrap();
+    assert!(calls.load(Ordering::Relaxed) > 100);
+    assert_eq!(lost.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_file_that_is_wrong_at_the_start_is_an_error() {
+    let file = File::new("[rules.item]\n\ncount = 0");
+    let wrong = Rules::watch(&file.path).unwrap_err().to_string();
+    assert_eq!(wrong, format!("{}: line 3: `count` is 0; it must be at least 1", file.path.display()));
+    let missing = Rules::watch(file.path.with_file_name("none.toml")).unwrap_err().to_string();
+    assert!(missing.contains("none.toml: No such file"), "{missing}");
+}
+
+/// Who waits hears of a change too.
+#[tokio::test]
+async fn a_change_reaches_those_who_wait() {
+    let file = File::new("[rules.item]\ncount = 1");
+    let clock = ManualClock::new();
+    let rules = Rules::watch(&file.path).unwrap();
+    let limiter = Limiter::builder("memory://").clock(clock.clone()).rules(rules).build().await.unwrap();
+    limiter.acquire(&ITEM, "alice").await.unwrap();
+    let waiting = tokio::spawn(limiter.acquire_within(&ITEM, "alice", 10 * MINUTE));
+    crate::support::settle().await;
+    file.write("[rules.item]\nenabled = false");
+    eventually("the file is read", || async { limiter.acquire(&ITEM, "alice").await.is_ok() }).await;
+    assert!(!waiting.is_finished());
+    clock.advance(MINUTE);
+    let permit = crate::support::ends(waiting).await.unwrap().unwrap();
+    assert_eq!(permit.give_back().await.unwrap(), 0, "it was not charged");
+}

@@ -1,0 +1,167 @@
+//! The header fields, in each style.
+
+use ratelimit_runtime::web::HeaderStyle;
+use ratelimit_runtime::{Algorithm, Refill};
+use sfv::{BareItem, KeyRef, List, ListEntry, Parser};
+
+use super::*;
+
+/// The names and integers of a field of the IETF's draft, by a parser of somebody else's.
+fn parse(field: &str) -> Vec<(String, Vec<(String, i64)>)> {
+    let list: List = Parser::new(field).parse().unwrap();
+    let items = list.into_iter().map(|entry| {
+        let ListEntry::Item(item) = entry else { panic!("{entry:?}") };
+        let BareItem::String(name) = item.bare_item else { panic!("{item:?}") };
+        let params = item.params.iter().map(|(name, value)| {
+            let name: &KeyRef = name;
+            (name.as_str().to_owned(), i64::from(value.as_integer().unwrap()))
+        });
+        (name.as_str().to_owned(), params.collect())
+    });
+    items.collect()
+}
+
+fn fields(response: &Response) -> Vec<(&str, &str)> {
+    let fields = response.headers().iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+    let mut fields: Vec<_> =
+        fields.filter(|(name, _)| name.contains("ratelimit") || name.starts_with("retry")).collect();
+    fields.sort_unstable();
+    fields
+}
+
+/// 10 a second in a bucket of 20, at a cost of 7.
+async fn bucket(style: HeaderStyle) -> (Router, ManualClock) {
+    let bucket = Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy };
+    let rule = Rule::new("item", 10, Duration::from_secs(1)).algorithm(bucket);
+    let clock = ManualClock::new();
+    let limit = Limit::new(rule).key(by_user()).cost(|_| 7);
+    let layer = RateLimitLayer::new([limit]).limiter(in_memory(&clock).await).headers(style);
+    (behind(layer), clock)
+}
+
+#[tokio::test]
+async fn each_style_has_its_fields() {
+    let ietf = [
+        &[("ratelimit", "\"item\";r=13;t=1"), ("ratelimit-policy", "\"item\";q=10;w=1")][..],
+        &[("ratelimit", "\"item\";r=6;t=1"), ("ratelimit-policy", "\"item\";q=10;w=1"), ("retry-after", "1")],
+    ];
+    let triple = [
+        &[("ratelimit-limit", "20"), ("ratelimit-remaining", "13"), ("ratelimit-reset", "1")][..],
+        &[("ratelimit-limit", "20"), ("ratelimit-remaining", "6"), ("ratelimit-reset", "1"), ("retry-after", "1")],
+    ];
+    let with_x = [
+        &[("x-ratelimit-limit", "20"), ("x-ratelimit-remaining", "13"), ("x-ratelimit-reset", "1")][..],
+        &[
+            ("retry-after", "1"),
+            ("x-ratelimit-limit", "20"),
+            ("x-ratelimit-remaining", "6"),
+            ("x-ratelimit-reset", "1"),
+        ],
+    ];
+    let gateway = [
+        &[
+            ("x-ratelimit-burst-capacity", "20"),
+            ("x-ratelimit-remaining", "13"),
+            ("x-ratelimit-replenish-rate", "10"),
+            ("x-ratelimit-requested-tokens", "7"),
+        ][..],
+        &[
+            ("retry-after", "1"),
+            ("x-ratelimit-burst-capacity", "20"),
+            ("x-ratelimit-remaining", "6"),
+            ("x-ratelimit-replenish-rate", "10"),
+            ("x-ratelimit-requested-tokens", "7"),
+        ],
+    ];
+    let none = [&[][..], &[("retry-after", "1")]];
+    for (style, [first, refused]) in [
+        (HeaderStyle::Ietf, ietf),
+        (HeaderStyle::RateLimit, triple),
+        (HeaderStyle::XRateLimit, with_x),
+        (HeaderStyle::Gateway, gateway),
+        (HeaderStyle::None, none),
+    ] {
+        let (router, _clock) = bucket(style).await;
+        assert_eq!(fields(&send(&router, by("alice")).await), first, "{style:?}");
+        assert_eq!(status(&router, by("alice")).await, 200, "{style:?}");
+        let response = send(&router, by("alice")).await;
+        assert_eq!(response.status(), 429, "{style:?}");
+        assert_eq!(fields(&response), refused, "{style:?}");
+    }
+}
+
+/// Whatever the wait, a client that obeys is let in, and one that comes when the wait begins to be short is not.
+#[tokio::test]
+async fn obeying_retry_after_is_admitted() {
+    for period_ms in [1, 10, 999, 1_000, 1_001, 59_999, 60_000] {
+        let rule = Rule::new("item", 1, Duration::from_millis(period_ms));
+        let (router, clock) = limited(Limit::new(rule).key(by_user())).await;
+        assert_eq!(status(&router, by("alice")).await, 200);
+        let refused = send(&router, by("alice")).await;
+        assert_eq!(refused.status(), 429);
+        let wait = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+        assert_eq!(wait, period_ms.div_ceil(1000), "{period_ms} ms");
+        clock.advance(Duration::from_millis(period_ms - 1));
+        assert_eq!(status(&router, by("alice")).await, 429, "{period_ms} ms");
+        clock.advance(Duration::from_secs(wait) - Duration::from_millis(period_ms - 1));
+        assert_eq!(status(&router, by("alice")).await, 200, "{period_ms} ms");
+    }
+}
+
+#[tokio::test]
+async fn a_parser_of_structured_fields_reads_any_prefix() {
+    for (prefix, name) in [("item", "item"), ("a \"b\"\\;c,d", "a \"b\"\\;c,d"), ("größe\n", "gr%C3%B6%C3%9Fe%0A")] {
+        let rule = Rule::new(prefix, 3, Duration::from_millis(1_500));
+        let (router, _clock) = limited(Limit::new(rule)).await;
+        let response = send(&router, anonymous()).await;
+        let field = |name: &str| parse(response.headers()[name].to_str().unwrap());
+        assert_eq!(field("ratelimit"), [(name.to_owned(), vec![("r".to_owned(), 2), ("t".to_owned(), 2)])]);
+        // No whole number of seconds, so no window.
+        assert_eq!(field("ratelimit-policy"), [(name.to_owned(), vec![("q".to_owned(), 3)])]);
+    }
+}
+
+#[tokio::test]
+async fn the_largest_numbers_are_still_integers_of_a_structured_field() {
+    let rule = Rule::new("item", 1 << 52, Duration::from_secs(1)).algorithm(Algorithm::LeakyBucket { queue: 1 });
+    let (router, _clock) = limited(Limit::new(rule)).await;
+    let response = send(&router, anonymous()).await;
+    assert_eq!(response.status(), 200);
+    let policy = parse(response.headers()["ratelimit-policy"].to_str().unwrap());
+    assert_eq!(policy[0].1[0], ("q".to_owned(), 999_999_999_999_999));
+}
+
+/// Several rules of one layer.
+#[tokio::test]
+async fn the_tightest_rule_is_told() {
+    const WIDE: Rule = Rule::new("wide", 10, MINUTE);
+    const TIGHT: Rule = Rule::new("tight", 3, MINUTE);
+    let server = ratelimit_tests::RedisServer::start();
+    for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
+        for limits in [[WIDE, TIGHT], [TIGHT, WIDE]] {
+            let user = crate::support::fresh_key().to_string();
+            let layer = RateLimitLayer::new(limits.map(|rule| Limit::new(rule).key(by_user())));
+            let router = behind(layer.limiter(limiter.clone()));
+            let response = send(&router, by(&user)).await;
+            assert_eq!(response.headers()["ratelimit-policy"], "\"tight\";q=3;w=60");
+            assert_eq!(response.headers()["ratelimit"], "\"tight\";r=2;t=60");
+        }
+    }
+}
+
+/// Layers one around the other: a list can name both, a triple the tighter one, whichever it is.
+#[tokio::test]
+async fn layers_add_up() {
+    let layer = |style, count| {
+        RateLimitLayer::new([Limit::new(per_minute(count))]).limiter(Limiter::in_memory()).headers(style)
+    };
+    for (inner, outer) in [(3, 10), (10, 3)] {
+        let router = behind(layer(HeaderStyle::XRateLimit, inner)).layer(layer(HeaderStyle::XRateLimit, outer));
+        let response = send(&router, anonymous()).await;
+        assert_eq!(response.headers()["x-ratelimit-limit"], "3");
+        assert_eq!(response.headers()["x-ratelimit-remaining"], "2");
+    }
+    let router = behind(layer(HeaderStyle::Ietf, 3)).layer(layer(HeaderStyle::Ietf, 10));
+    let response = send(&router, anonymous()).await;
+    assert_eq!(response.headers().get_all("ratelimit").iter().count(), 2);
+}

@@ -1,0 +1,129 @@
+//! Who is limited: what a request has to say about its sender, through real servers.
+
+use axum::Extension;
+use axum::extract::ConnectInfo;
+use ratelimit_runtime::Key;
+use ratelimit_runtime::web::OnMissingKey;
+use reqwest::Client;
+
+use super::*;
+
+/// The gateway's behaviour: no name, no answer, unless it is set up otherwise.
+#[tokio::test]
+async fn a_missing_key_is_denied_or_as_set() {
+    let limit = |missing| Limit::new(per_minute(1)).key(by_user()).on_missing_key(missing);
+    let layer = |missing| RateLimitLayer::new([limit(missing)]).limiter(Limiter::in_memory());
+
+    let default = behind(RateLimitLayer::new([Limit::new(per_minute(1)).key(by_user())]).limiter(Limiter::in_memory()));
+    let refused = send(&default, anonymous()).await;
+    assert_eq!(refused.status(), 403);
+    let problem = problem(refused).await;
+    assert_eq!(problem["detail"], "`item` is limited by a key, and this call has none");
+    assert_eq!(status(&default, by("alice")).await, 200, "a refusal has not counted");
+
+    let unauthorized = behind(layer(OnMissingKey::Deny).missing_key_status(http::StatusCode::UNAUTHORIZED));
+    let refused = send(&unauthorized, anonymous()).await;
+    assert_eq!(refused.status(), 401);
+    assert_eq!(super::problem(refused).await["status"], 401);
+
+    let skip = behind(layer(OnMissingKey::Skip));
+    for _ in 0..3 {
+        let response = send(&skip, anonymous()).await;
+        assert_eq!(response.status(), 200);
+        assert!(response.headers().get("ratelimit").is_none(), "nothing was counted");
+    }
+
+    let shared = behind(layer(OnMissingKey::Shared));
+    assert_eq!(status(&shared, anonymous()).await, 200);
+    assert_eq!(status(&shared, anonymous()).await, 429);
+    assert_eq!(status(&shared, by("alice")).await, 200);
+}
+
+#[tokio::test]
+async fn a_peer_of_axum() {
+    let by_peer = KeyBy::peer_ip(|peer: &ConnectInfo<SocketAddr>| peer.0.ip());
+    let layer = RateLimitLayer::new([Limit::new(per_minute(2)).key(by_peer)]).limiter(Limiter::in_memory());
+    let address = serve(behind(layer)).await;
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        let client = Client::builder().no_proxy().build().unwrap(); // a connection, and a port, of its own
+        statuses.push(client.get(format!("http://{address}/")).send().await.unwrap().status().as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 429]);
+}
+
+#[tokio::test]
+async fn a_peer_of_hyper() {
+    use hyper::server::conn::http1;
+    use hyper_util::rt::TokioIo;
+    use hyper_util::service::TowerToHyperService;
+    use tower::{Layer as _, service_fn};
+
+    let by_peer = KeyBy::peer_ip(|peer: &SocketAddr| peer.ip());
+    let layer = RateLimitLayer::new([Limit::new(per_minute(2)).key(by_peer)]).limiter(Limiter::in_memory());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, peer)) = listener.accept().await {
+            let limited = layer.layer(service_fn(async |_: http::Request<hyper::body::Incoming>| {
+                Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Full::<bytes::Bytes>::from(
+                    "hello",
+                )))
+            }));
+            let with_peer = service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
+                request.extensions_mut().insert(peer);
+                limited.clone().oneshot(request)
+            });
+            let service = TowerToHyperService::new(with_peer);
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let client = Client::builder().no_proxy().build().unwrap();
+    let mut answers = Vec::new();
+    for _ in 0..3 {
+        let response = client.get(format!("http://{address}/")).send().await.unwrap();
+        answers.push((response.status().as_u16(), response.text().await.unwrap()));
+    }
+    assert_eq!(answers[..2], [(200, "hello".to_owned()), (200, "hello".to_owned())]);
+    assert_eq!(answers[2].0, 429);
+    assert!(answers[2].1.contains("quota-exceeded"), "{}", answers[2].1);
+}
+
+#[derive(Clone)]
+struct UserId(u64);
+
+#[tokio::test]
+async fn what_another_layer_has_found_out() {
+    let by_extension = KeyBy::extension(|user: &UserId| user.0);
+    let (router, _clock) = limited(Limit::new(per_minute(1)).key(by_extension)).await;
+    let as_user = |id| router.clone().layer(Extension(UserId(id)));
+    assert_eq!(status(&as_user(1), anonymous()).await, 200);
+    assert_eq!(status(&as_user(1), anonymous()).await, 429);
+    assert_eq!(status(&as_user(2), anonymous()).await, 200);
+    assert_eq!(status(&router, anonymous()).await, 403);
+}
+
+#[tokio::test]
+async fn what_has_to_be_looked_up_first() {
+    let looked_up = KeyBy::from_async_fn(|request| {
+        let user = request.headers.get("x-user").and_then(|user| user.to_str().ok()).map(str::to_owned);
+        async move {
+            tokio::task::yield_now().await; // a database
+            user.map(|user| Key::new(user.len()))
+        }
+    });
+    let (router, _clock) = limited(Limit::new(per_minute(1)).key(looked_up)).await;
+    assert_eq!(status(&router, by("alice")).await, 200);
+    assert_eq!(status(&router, by("clara")).await, 429);
+    assert_eq!(status(&router, by("bob")).await, 200);
+    assert_eq!(status(&router, anonymous()).await, 403);
+}
+
+#[tokio::test]
+async fn the_path() {
+    let (router, _clock) = limited(Limit::new(per_minute(1)).key(KeyBy::path())).await;
+    let at = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    assert_eq!(status(&router, at("/a?b")).await, 200);
+    assert_eq!(status(&router, at("/a?c")).await, 429);
+    assert_eq!(status(&router, at("/b")).await, 200);
+}

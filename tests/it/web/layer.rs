@@ -1,0 +1,171 @@
+//! The layer in front of a service.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::future::join_all;
+use ratelimit_runtime::OnStoreError;
+use tower::{Layer as _, Service as _, service_fn};
+
+use super::*;
+
+/// A clone that counts for itself limits nothing: servers clone a service for each connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_a_thousand_concurrent_requests_as_many_pass_as_the_limit_says() {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let server = ratelimit_tests::RedisServer::start();
+    for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
+        let layer = RateLimitLayer::new([Limit::new(per_minute(100)).key(by_user())]).limiter(limiter);
+        let address = serve(behind(layer)).await;
+        let requests = (0..1_000).map(|_| {
+            let request = client.get(format!("http://{address}/")).header("x-user", "alice");
+            tokio::spawn(async move { request.send().await.unwrap().status().as_u16() })
+        });
+        let statuses: Vec<_> = join_all(requests).await.into_iter().map(Result::unwrap).collect();
+        let with = |status| statuses.iter().filter(|other| **other == status).count();
+        assert_eq!((with(200), with(429)), (100, 900));
+    }
+}
+
+#[tokio::test]
+async fn several_limits_are_one_decision() {
+    const PER_USER: Rule = Rule::new("user", 10, MINUTE);
+    const ALL: Rule = Rule::new("all", 2, MINUTE);
+    let limiter = Limiter::in_memory();
+    let layer = RateLimitLayer::new([Limit::new(PER_USER).key(by_user()), Limit::new(ALL)]);
+    let router = behind(layer.limiter(limiter.clone()));
+    for expected in [200, 200, 429, 429] {
+        assert_eq!(status(&router, by("alice")).await, expected);
+    }
+    assert_eq!(limiter.peek(&PER_USER, "alice").await.unwrap().remaining(), 8, "a refusal charges no rule");
+    let refused = send(&router, by("alice")).await;
+    assert_eq!(problem(refused).await["violated-policies"], serde_json::json!(["all"]));
+}
+
+#[tokio::test]
+async fn a_limit_can_be_for_some_requests_and_at_a_cost() {
+    let is_export = |request: &http::request::Parts| request.uri.path() == "/export";
+    let cost = |request: &http::request::Parts| if request.method == "POST" { 3 } else { 1 };
+    let (router, _clock) = limited(Limit::new(per_minute(4)).when(is_export).cost(cost)).await;
+    let request = |method: &str, path: &str| Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+    for (method, path, expected) in [
+        ("POST", "/export", 200),
+        ("POST", "/export", 429),
+        ("GET", "/export", 200),
+        ("GET", "/export", 429),
+        ("POST", "/", 200),
+    ] {
+        assert_eq!(status(&router, request(method, path)).await, expected, "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn a_route_has_its_own_layer() {
+    let limiter = Limiter::in_memory();
+    let layer = |rule| RateLimitLayer::new([Limit::new(rule)]).limiter(limiter.clone());
+    let hello = || async { "hello" };
+    let router = Router::new()
+        .route("/a", axum::routing::get(hello).layer(layer(Rule::new("a", 1, MINUTE))))
+        .route("/b", axum::routing::get(hello).layer(layer(Rule::new("b", 2, MINUTE))));
+    let at = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    for (path, expected) in [("/a", 200), ("/a", 429), ("/b", 200), ("/b", 200), ("/b", 429)] {
+        assert_eq!(status(&router, at(path)).await, expected, "{path}");
+    }
+}
+
+/// A refused upload is not read.
+#[tokio::test]
+async fn the_body_is_not_touched_before_the_decision() {
+    struct Untouchable;
+
+    impl http_body::Body for Untouchable {
+        type Data = bytes::Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<bytes::Bytes>, Infallible>>> {
+            panic!("the body of a refused request was read")
+        }
+    }
+
+    let (router, _clock) = limited(Limit::new(per_minute(1)).key(by_user())).await;
+    assert_eq!(status(&router, by("alice")).await, 200);
+    let upload = Request::post("/").header("x-user", "alice").body(Body::new(Untouchable)).unwrap();
+    assert_eq!(status(&router, upload).await, 429);
+}
+
+/// What was asked whether it is ready is what is called.
+#[tokio::test]
+async fn the_service_that_is_ready_gets_the_request() {
+    let service = tower::limit::ConcurrencyLimit::new(
+        service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(Body::from("hello")))),
+        1,
+    );
+    let mut limited = RateLimitLayer::new([Limit::new(per_minute(10))]).limiter(Limiter::in_memory()).layer(service);
+    for _ in 0..3 {
+        limited.ready().await.unwrap();
+        assert_eq!(limited.call(http::Request::new(())).await.unwrap().status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn an_error_of_the_service_comes_through() {
+    let failing = service_fn(async |_: http::Request<()>| Err::<http::Response<Body>, _>("broken"));
+    let limited = RateLimitLayer::new([Limit::new(per_minute(1))]).limiter(Limiter::in_memory()).layer(failing);
+    assert_eq!(limited.clone().oneshot(http::Request::new(())).await.unwrap_err(), "broken");
+    let refused = limited.oneshot(http::Request::new(())).await.unwrap();
+    assert_eq!(refused.status(), 429);
+}
+
+#[tokio::test]
+async fn a_refused_request_does_not_reach_the_service() {
+    let calls = Arc::new(AtomicU64::new(0));
+    let counting = {
+        let calls = Arc::clone(&calls);
+        service_fn(move |_: http::Request<()>| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            async { Ok::<_, Infallible>(http::Response::new(Body::empty())) }
+        })
+    };
+    let limited = RateLimitLayer::new([Limit::new(per_minute(2))]).limiter(Limiter::in_memory()).layer(counting);
+    for _ in 0..5 {
+        limited.clone().oneshot(http::Request::new(())).await.unwrap();
+    }
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn an_outage_is_treated_as_the_layer_says() {
+    for (limiters, layers, expected) in [
+        (OnStoreError::Deny, None, 503),
+        (OnStoreError::Allow, None, 200),
+        (OnStoreError::Allow, Some(OnStoreError::Deny), 503),
+        (OnStoreError::Deny, Some(OnStoreError::Allow), 200),
+    ] {
+        let layer = RateLimitLayer::new([Limit::new(per_minute(1))]).limiter(nowhere(limiters).await);
+        let layer = layers.into_iter().fold(layer, RateLimitLayer::on_store_error);
+        let router = behind(layer);
+        for _ in 0..2 {
+            let response = send(&router, anonymous()).await;
+            assert_eq!(response.status(), expected, "{limiters:?}, {layers:?}");
+            assert!(response.headers().get("ratelimit").is_none(), "nothing was counted");
+        }
+    }
+}
+
+/// Without a limiter of its own, a layer sees that of the process, or of the scope.
+#[tokio::test]
+async fn the_limiter_of_the_scope_holds() {
+    let router = behind(RateLimitLayer::new([Limit::new(per_minute(1))]));
+    for _ in 0..2 {
+        Limiter::in_memory()
+            .scope(async {
+                assert_eq!(status(&router, anonymous()).await, 200);
+                assert_eq!(status(&router, anonymous()).await, 429);
+            })
+            .await;
+    }
+}
