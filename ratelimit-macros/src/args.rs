@@ -31,6 +31,7 @@ pub(crate) struct Rule {
     pub(crate) missing_key: Option<Ident>,
     pub(crate) cost: Number,
     pub(crate) algorithm: Algorithm,
+    pub(crate) lease: Option<Number>,
     pub(crate) shadow: bool,
     pub(crate) denial_cache: bool,
 }
@@ -153,7 +154,7 @@ struct Fields {
     elapsed: Option<Span>,
     algorithm: Option<(Algorithm, &'static str)>,
     shadow: bool,
-    lease: Option<Span>,
+    lease: Option<(Number, Span)>,
     no_denial_cache: bool,
     settings: Settings,
     restricted: Vec<Restricted>,
@@ -251,7 +252,7 @@ impl Fields {
             "lease" => {
                 let number = value::number(input, argument, 1)?;
                 if !matches!(number, Number::Literal(1, _)) {
-                    self.lease = Some(name.span());
+                    self.lease = Some((number, name.span()));
                 }
             }
             "denial_cache" => self.no_denial_cache = !value::boolean(input, argument)?.value,
@@ -287,7 +288,7 @@ impl Fields {
             errors.add(name.span(), message);
         }
         let algorithm = self.algorithm.as_ref().map_or("FixedWindow", |(_, word)| word);
-        if let Some(span) = self.lease {
+        if let Some((_, span)) = self.lease {
             self.only_with(span, "lease", algorithm, "FixedWindow", &mut errors);
         }
         if let Some(span) = self.elapsed {
@@ -307,6 +308,7 @@ impl Fields {
                 missing_key: self.missing_key.map(|(_, word)| word),
                 cost: self.cost.unwrap_or_else(Number::one),
                 algorithm: self.algorithm.map(|(algorithm, _)| algorithm).unwrap_or_default(),
+                lease: self.lease.map(|(number, _)| number),
                 shadow: self.shadow,
                 denial_cache: !self.no_denial_cache,
             },
@@ -359,7 +361,8 @@ impl Fields {
 
     fn only_with(&mut self, span: Span, word: &'static str, algorithm: &str, only: &str, errors: &mut Errors) {
         if algorithm == only {
-            self.restricted.push(Restricted { span, word, alone: word == "lease", later: true });
+            let is_lease = word == "lease";
+            self.restricted.push(Restricted { span, word, alone: is_lease, later: !is_lease });
         } else if !self.given.contains(&"algorithm") || self.algorithm.is_some() {
             let message = format!("`{word}` needs `algorithm = {only}`, not `{algorithm}`");
             errors.add(span, message);

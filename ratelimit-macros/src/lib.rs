@@ -50,7 +50,7 @@ use proc_macro::TokenStream;
 /// | `on_missing_key` | if the key is `None`: `Deny` (refuse the call), `Skip` (do not limit it) or `Shared` (all calls without a key share one counter). Needed if the key is an `Option`, and only then | |
 /// | `permit` | a name: the body finds its `Permit` there | |
 /// | `limiter` | an expression giving a `&Limiter` | the one of the process |
-/// | `lease` | how many calls a process takes at a time, to spend them without asking, with `FixedWindow` only. Not available yet | `1` |
+/// | `lease` | how many calls a process takes of the store at a time, to let them through without asking, with `FixedWindow` only: an integer or a constant `u64`. See `Rule::lease` for what a process may hold of the limit | `1` |
 /// | `denial_cache` | `false`: ask the store also when it is known to refuse, see `Rule::denial_cache` | `true` |
 /// | `shadow` | `true`: the rule is only tried out: it decides and counts, and lets through what it refuses | `false` |
 /// | `crate` | where the runtime is, for crates that re-export it: a path starting with `::`, `crate` or `$crate` | `::ratelimit_runtime` |

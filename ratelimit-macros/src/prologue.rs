@@ -99,8 +99,11 @@ fn charge(limit: &Limit, runtime: &Runtime) -> TokenStream {
     let constant = |plain: &TokenStream| {
         let cache = (!rule.denial_cache).then(|| ours!(.denial_cache(false)));
         let shadow = rule.shadow.then(|| ours!(.shadow(true)));
-        let rule = with_algorithm(plain, &rule.algorithm, krate);
-        ours!(const { #rule #cache #shadow })
+        let mut counted = with_algorithm(plain, &rule.algorithm, krate);
+        if let Some(lease) = rule.lease.as_ref().map(Number::to_const) {
+            counted = ours!(#krate::__private::lease(#counted, #lease));
+        }
+        ours!(const { #counted #cache #shadow })
     };
     let counted = |count: &TokenStream| constant(&ours!(#krate::__private::rule(#prefix, #count, #ttl, #unit)));
     // Each value of the user's in a statement of its own: the next may lock what this one has locked.

@@ -16,6 +16,7 @@ use crate::redis::Share;
 use crate::{
     Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
     algorithm::{Ask, TakenWindow, Window},
+    guard::Known,
     key::Fingerprint,
     limiter::{Held, Settings, no_answer, refusal},
     observe,
@@ -333,12 +334,19 @@ impl Call {
             let charge = self.limiter.charge(rule, key, *cost)?;
             charges.push(Charge { longest_wait: longest_wait.unwrap_or(Duration::MAX), ..charge });
         }
-        let queue = charges.iter().find(|charge| matches!(charge.rule.counted_by(), Algorithm::LeakyBucket { .. }));
-        if let Some(queue) = queue
-            && charges.len() > 1
-        {
-            let error = "a LeakyBucket stands alone: it can't be one of several rules of a call";
-            return Err(refusal(&queue.rule, StoreError::misconfigured(error)));
+        if charges.len() > 1 {
+            for Charge { rule, .. } in &*charges {
+                let error = match rule.counted_by() {
+                    Algorithm::LeakyBucket { .. } => {
+                        "a LeakyBucket stands alone: it can't be one of several rules of a call"
+                    }
+                    _ if rule.lease_size() > 1 => {
+                        "a rule with a lease stands alone: it can't be one of several rules of a call"
+                    }
+                    _ => continue,
+                };
+                return Err(refusal(rule, StoreError::misconfigured(error)));
+            }
         }
         match charges.iter().find(|charge| charge.cost > charge.rule.limit()) {
             Some(charge) if self.limiter.store().is_some() => {
@@ -522,8 +530,8 @@ impl Deciding {
         Some(taken)
     }
 
-    /// Charges any other counter in memory, or one that is not stored; or says what another store would say, where it is known and need not be
-    /// asked; or asks it together with others.
+    /// Charges any other counter in memory, or one that is not stored; or spends what was taken from another store, or says what it would say, where
+    /// that is known and need not be asked; or asks it together with others.
     ///
     /// What would have to wait, what is wrong and what can't fit goes the long way.
     #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
@@ -544,10 +552,18 @@ impl Deciding {
         let name = asked.name()?;
         let Some(memory) = limiter.memory() else {
             let guarded = limiter.guarded()?;
-            if let Some(decision) = guarded.known_denial(name, rule, *cost) {
-                let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
-                observe::refused(&refused);
-                return Some(Err(refused));
+            match guarded.known(name, rule, *cost) {
+                Some(Known::Denied(decision)) => {
+                    let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
+                    observe::refused(&refused);
+                    return Some(Err(refused));
+                }
+                Some(Known::Spent(spent)) => {
+                    observe::admitted(rule, spent.remaining);
+                    let rule = *rule;
+                    return Some(Ok(Permit::leased(self.limiter.take()?, name, &rule, &spent)));
+                }
+                None => {}
             }
             #[cfg(feature = "redis")]
             {

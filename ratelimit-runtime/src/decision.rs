@@ -6,8 +6,9 @@ use crate::{
     Algorithm, RequestPerMinute, Rule,
     algorithm::{Taken, TakenWindow},
     call::CountedBy,
+    guard::Spent,
     key::Fingerprint,
-    limiter::Held,
+    limiter::{Held, refusal},
     store::{Charge, Charges},
 };
 
@@ -114,6 +115,8 @@ pub struct Permit {
 enum Charged {
     Nothing,
     InMemory(Held, ChargedInMemory),
+    /// Spent of what this process had taken from the store.
+    Leased(Held, ChargedInMemory),
     /// A share in a decision, and the receipt.
     #[cfg(feature = "redis")]
     Shared(Held, Arc<crate::redis::Decision>, [u64; 2]),
@@ -162,6 +165,13 @@ impl Permit {
         let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
         let charged = ChargedInMemory::new(name, rule, cost, receipt);
         Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
+    }
+
+    /// For one charge that had been made before, with others.
+    pub(crate) fn leased(limiter: Held, name: Fingerprint, rule: &Rule, spent: &Spent) -> Self {
+        let Spent { cost, remaining, reset_after_ms, receipt } = *spent;
+        let charged = ChargedInMemory::new(name, rule, cost, receipt);
+        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::Leased(limiter, charged) }
     }
 
     /// For a share in a decision.
@@ -217,7 +227,7 @@ impl Permit {
     pub(crate) fn tightest(&self) -> Option<(Rule, u64)> {
         match &self.charged {
             Charged::Nothing => None,
-            Charged::InMemory(_, charged) => Some((charged.rule(), charged.cost)),
+            Charged::InMemory(_, charged) | Charged::Leased(_, charged) => Some((charged.rule(), charged.cost)),
             Charged::Elsewhere(elsewhere) => {
                 let told = tightest(&elsewhere.1).filter(|charge| !charge.rule.is_shadow());
                 told.map(|charge| (charge.rule, charge.cost))
@@ -266,6 +276,10 @@ impl Permit {
         match self.charged {
             Charged::Nothing => Ok(0),
             Charged::InMemory(limiter, charged) => Ok(limiter.give_back_in_memory(&charged)),
+            Charged::Leased(limiter, charged) => {
+                let back = limiter.within_deadline(limiter.give_back_leased(&charged)).await;
+                back.and_then(|back| back).map_err(|error| refusal(&charged.rule(), error))
+            }
             Charged::Elsewhere(elsewhere) => {
                 let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) else { return Ok(0) };
                 limiter.give_back(charges, by).await
@@ -284,6 +298,8 @@ impl Permit {
         match self.charged {
             Charged::Nothing => {}
             Charged::InMemory(limiter, charged) => drop(limiter.give_back_in_memory(&charged)),
+            // Nobody who sleeps until a slot has one of these.
+            Charged::Leased(limiter, charged) => drop(limiter.give_back_leased(&charged)),
             Charged::Elsewhere(elsewhere) => {
                 if let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) {
                     limiter.abandon(charges, by);

@@ -1,21 +1,31 @@
 //! What stands in front of a store that has to be asked: what this process knows already is not asked again.
 
 mod denials;
+mod leases;
 
 #[cfg(feature = "redis")]
 use std::task::{Context, Poll, Waker, ready};
-use std::{fmt, ops, sync::Arc, time::Duration};
+use std::{fmt, future::Future, ops, pin::Pin, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, oneshot},
+    time::timeout,
+};
 
-use self::denials::{Denial, Denials};
+pub(crate) use self::leases::Spent;
+use self::{
+    denials::{Denial, Denials},
+    leases::{Answer, Leases, Take, Then, Turn},
+};
 #[cfg(feature = "redis")]
 use crate::redis::{self, Redis, Share};
 use crate::{
     Algorithm, Clock, CounterName, Decision, Rule,
     health::Seen,
     key::Fingerprint,
-    limiter::Settings,
+    limiter::{Settings, no_answer},
     observe,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
@@ -28,7 +38,17 @@ struct Guard {
     store: Behind,
     clock: Clock,
     seen: Arc<Seen>,
+    deadline: Duration,
     denials: Denials,
+    leases: Leases,
+    /// Nothing is being taken any more.
+    all_taken: Notify,
+}
+
+/// What need not be asked.
+pub(crate) enum Known {
+    Spent(Spent),
+    Denied(Decision),
 }
 
 /// A store that has to be asked.
@@ -58,21 +78,90 @@ struct Sent {
 
 impl Guarded {
     pub(crate) fn new(store: Behind, settings: &Settings, seen: Arc<Seen>) -> Self {
-        Self(Arc::new(Guard { store, clock: settings.clock.clone(), seen, denials: Denials::new() }))
+        Self(Arc::new(Guard {
+            store,
+            clock: settings.clock.clone(),
+            seen,
+            deadline: settings.deadline,
+            denials: Denials::new(),
+            leases: Leases::new(),
+            all_taken: Notify::new(),
+        }))
     }
 
-    /// What the store would say of a cost, if it is known that it would refuse it.
-    pub(crate) fn known_denial(&self, name: Fingerprint, rule: &Rule, cost: u64) -> Option<Decision> {
+    /// What becomes of a cost that can be spent here, or of which it is known that the store would refuse it.
+    pub(crate) fn known(&self, name: Fingerprint, rule: &Rule, cost: u64) -> Option<Known> {
         let guard = &*self.0;
-        if guard.denials.is_empty() {
+        let has_lease = rule.lease_size() > 1;
+        if !has_lease && guard.denials.is_empty() {
             return None;
         }
-        let denial = guard.known(name, rule, cost, Duration::MAX, guard.clock.now_us())?;
+        let now_us = guard.clock.now_us();
+        if has_lease {
+            match guard.leases.spend(name, rule, cost, now_us) {
+                Ok((spent, take)) => {
+                    if let Some(take) = take {
+                        self.begin(take);
+                    }
+                    return Some(Known::Spent(spent));
+                }
+                Err(0) => {}
+                Err(_) => return None, // with what is here there may be enough
+            }
+        }
+        let denial = guard.known(name, rule, cost, Duration::MAX, now_us)?;
         if guard.is_degraded() {
             return None;
         }
         observe::known(rule);
-        Some(denial.decision)
+        Some(Known::Denied(denial.decision))
+    }
+
+    /// Gives back what was spent here: to be spent here again, or to the store if that is not to be.
+    pub(crate) fn give_back_spent(
+        &self,
+        name: Fingerprint,
+        cost: u64,
+        receipt: [u64; 2],
+    ) -> Reply<Result<u64, StoreError>> {
+        if self.put_back(name, cost, receipt) {
+            return Reply::Ready(Ok(cost));
+        }
+        match self.0.leases.charge(name, receipt, cost) {
+            Some(charge) => self.return_charges(charge.into()),
+            None => Reply::Ready(Ok(0)), // of a window before, or from before a reset
+        }
+    }
+
+    /// Gives back all that was taken and not spent, and takes no more.
+    pub(crate) async fn close(&self) -> u64 {
+        let guard = &self.0;
+        guard.leases.close();
+        let all_taken = async {
+            loop {
+                let all_taken = guard.all_taken.notified(); // registered before the look
+                if !guard.leases.is_taking() {
+                    return;
+                }
+                all_taken.await;
+            }
+        };
+        let _ = timeout(guard.deadline, all_taken).await;
+        let mut back = 0;
+        for charges in guard.unspent() {
+            let permits: u64 = charges.iter().map(|charge| charge.cost).sum();
+            let given_back = match self.return_charges(charges) {
+                Reply::Ready(answer) => answer,
+                Reply::Pending(answer) => {
+                    timeout(guard.deadline, answer).await.unwrap_or_else(|_| Err(StoreError::late(guard.deadline)))
+                }
+            };
+            match given_back {
+                Ok(permits) => back += permits,
+                Err(error) => tracing::warn!(permits, %error, "permits that were taken and not spent stay charged"),
+            }
+        }
+        back
     }
 }
 
@@ -89,6 +178,9 @@ impl Guarded {
         waker: &Waker,
     ) -> Option<Share> {
         let Behind::Redis(redis) = &self.0.store else { return None };
+        if rule.lease_size() > 1 {
+            return None; // what it takes is not for one caller
+        }
         let is_same = |other: &Charge| other.cost == cost && other.rule == *rule;
         let asked = || Asked { at_us: self.0.clock.now_us(), forgotten: self.0.denials.forgotten(name) };
         redis.share(name, is_same, || (charge(), asked()), waker)
@@ -226,6 +318,18 @@ impl Drop for Forget {
     }
 }
 
+/// Makes void what was taken of a counter, when it has been reset, or may have been.
+struct Void {
+    guard: Arc<Guard>,
+    name: Fingerprint,
+}
+
+impl Drop for Void {
+    fn drop(&mut self) {
+        self.guard.leases.forget(self.name);
+    }
+}
+
 impl Guarded {
     fn forget_after<T: Send + 'static>(&self, names: SmallVec<[Fingerprint; 1]>, reply: Reply<T>) -> Reply<T> {
         // Not before: what is asked while the store is about to act may be refused, and answered after it has acted.
@@ -240,8 +344,9 @@ impl Guarded {
     }
 }
 
-impl Store for Guarded {
-    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+impl Guarded {
+    /// Asks the store for what is not known to be refused.
+    fn decide_unleased(&self, mut batch: Batch) -> Reply<Batch> {
         let guard = &self.0;
         let now_us = guard.clock.now_us();
         let denied: SmallVec<[bool; 1]> = batch.iter_mut().map(|request| guard.refuse(request, now_us)).collect();
@@ -270,14 +375,272 @@ impl Store for Guarded {
         }
     }
 
-    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+    /// Decides on one charge of a rule with a lease.
+    fn decide_leased(&self, mut request: Request) -> Reply<Batch> {
+        let (guard, now_us) = (&self.0, self.0.clock.now_us());
+        let charge = &mut request.charges[0];
+        match guard.leases.spend(charge.counter.fingerprint(), &charge.rule, charge.cost, now_us) {
+            Ok((spent, take)) => {
+                if let Some(take) = take {
+                    self.begin(take);
+                }
+                spent.write_to(charge);
+                request.outcome = Ok(true);
+                return Reply::Ready(request.into());
+            }
+            Err(0) if guard.refuse(&mut request, now_us) => return Reply::Ready(request.into()),
+            Err(_) => {}
+        }
+        let store = self.clone();
+        Reply::Pending(Box::pin(async move {
+            let charge = &mut request.charges[0];
+            let answer = loop {
+                match store.ask(charge) {
+                    Turn::Spent(spent) => break Answer::Spent(spent),
+                    Turn::Waits(answer) => {
+                        let waits = Waits { store: &store, name: charge.counter.fingerprint(), answer };
+                        if let Some(answer) = waits.answer().await {
+                            break answer;
+                        }
+                    }
+                    Turn::Alone => return answer_of(store.decide_unleased(request.into())).await,
+                }
+            };
+            request.outcome = match answer {
+                Answer::Spent(spent) => {
+                    spent.write_to(charge);
+                    Ok(true)
+                }
+                Answer::Denied(decision) => {
+                    charge.decision = decision;
+                    Ok(false)
+                }
+                Answer::Failed(error) => Err(error),
+            };
+            request.into()
+        }))
+    }
+
+    /// Looks at one charge of a rule with a lease: what is here can be granted too.
+    fn look_leased(&self, request: Request) -> Reply<Batch> {
+        let (guard, reply) = (Arc::clone(&self.0), self.0.store.decide(request.into()));
+        Reply::Pending(Box::pin(async move {
+            let mut batch = answer_of(reply).await;
+            for request in batch.iter_mut().filter(|request| request.outcome.is_ok()) {
+                for Charge { decision, counter, rule, cost, .. } in &mut *request.charges {
+                    let left = guard.leases.left(counter.fingerprint(), guard.clock.now_us());
+                    decision.remaining = (decision.remaining + left).min(rule.limit());
+                    if *cost <= decision.remaining {
+                        decision.retry_after_ms = u64::MAX;
+                        request.outcome = Ok(true);
+                    }
+                }
+            }
+            batch
+        }))
+    }
+
+    fn ask(&self, charge: &Charge) -> Turn {
+        let Charge { counter, rule, cost, .. } = charge;
+        let (asked, then) = self.0.leases.ask(counter, rule, *cost, self.0.clock.now_us());
+        if let Some(take) = self.follow(counter.fingerprint(), then) {
+            self.begin(take);
+        }
+        asked
+    }
+
+    /// Takes back what was spent, and says whether it can be spent again.
+    fn put_back(&self, name: Fingerprint, cost: u64, receipt: [u64; 2]) -> bool {
+        let back = self.0.leases.put_back(name, receipt, cost, self.0.clock.now_us());
+        let is_back = back.is_some();
+        self.follow(name, back.unwrap_or_default());
+        is_back
+    }
+
+    /// The same for somebody who is gone.
+    fn return_spent(&self, name: Fingerprint, Spent { cost, receipt, .. }: Spent) {
+        if let Reply::Pending(back) = self.give_back_spent(name, cost, receipt) {
+            self.0.in_background(back);
+        }
+    }
+
+    /// Does what is to be done when the lock is free again. Returns the take that is to be made.
+    fn follow(&self, name: Fingerprint, Then { answers, take, back }: Then) -> Option<Take> {
+        for (caller, answer) in answers {
+            if let Err(Answer::Spent(spent)) = caller.send(answer) {
+                self.return_spent(name, spent);
+            }
+        }
+        if let Some(back) = back
+            && let Reply::Pending(back) = self.return_charges(back.into())
+        {
+            self.0.in_background(back);
+        }
+        take
+    }
+
+    /// Makes a take, in a task of its own: whoever waits for it may go.
+    fn begin(&self, take: Take) {
+        let under_way = UnderWay { store: self.clone(), name: take.name, is_over: false };
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(under_way.make(take));
+        }
+    }
+
+    fn return_charges(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let names = charges.iter().map(|charge| charge.counter.fingerprint()).collect();
         self.forget_after(names, self.0.store.give_back(charges))
     }
+}
+
+/// Somebody who waits for a take. What was spent for one who is gone comes back.
+struct Waits<'a> {
+    store: &'a Guarded,
+    name: Fingerprint,
+    answer: oneshot::Receiver<Answer>,
+}
+
+impl Waits<'_> {
+    /// Nothing if the take was given up.
+    async fn answer(mut self) -> Option<Answer> {
+        (&mut self.answer).await.ok()
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.answer.close();
+        if let Ok(Answer::Spent(spent)) = self.answer.try_recv() {
+            self.store.return_spent(self.name, spent);
+        }
+    }
+}
+
+/// A take that is being made. If its task ends before it is over, with its runtime say, it is given up.
+struct UnderWay {
+    store: Guarded,
+    name: Fingerprint,
+    is_over: bool,
+}
+
+impl UnderWay {
+    /// And those after it, as long as somebody needs more than what came.
+    async fn make(mut self, mut take: Take) {
+        let guard = Arc::clone(&self.store.0);
+        loop {
+            let sent_us = guard.clock.now_us();
+            let charge = Charge::new(take.rule, take.counter.clone(), take.cost);
+            let reply = self.store.decide_unleased(Request::new(charge, true).into());
+            let batch = timeout(guard.deadline, answer_of(reply)).await;
+            let said = match batch.map(Batch::into_first) {
+                Ok(Some(Request { outcome: Ok(fits), charges, .. })) => {
+                    charges.first().cloned().map(|charge| (charge, fits)).ok_or_else(no_answer)
+                }
+                Ok(Some(Request { outcome: Err(error), .. })) => Err(error),
+                Ok(None) => Err(no_answer()),
+                Err(_) => Err(StoreError::late(guard.deadline)),
+            };
+            let then = guard.leases.arrived(&take, said, sent_us, guard.clock.now_us());
+            self.is_over = then.take.is_none();
+            match self.store.follow(self.name, then) {
+                Some(next) => take = next,
+                None => return,
+            }
+        }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let guard = &self.store.0;
+        if !self.is_over {
+            guard.leases.given_up(self.name);
+        }
+        if guard.leases.task_ended() {
+            guard.all_taken.notify_waiters();
+        }
+    }
+}
+
+impl Guard {
+    /// All that was taken and not spent, as much at a time as is given back in one call.
+    fn unspent(&self) -> Vec<Charges> {
+        const AT_ONCE: usize = 256;
+        let charges = self.leases.drain(self.clock.now_us());
+        let together = |charges: &[Charge]| {
+            let mut all = Charges::default();
+            for charge in charges {
+                all.push(charge.clone());
+            }
+            all
+        };
+        charges.chunks(AT_ONCE).map(together).collect()
+    }
+
+    /// Nobody waits for this. What can't be given back stays charged.
+    fn in_background<T: Send + 'static>(&self, back: Pin<Box<dyn Future<Output = T> + Send>>) {
+        if let Ok(runtime) = Handle::try_current() {
+            let deadline = self.deadline;
+            runtime.spawn(async move { timeout(deadline, back).await.is_ok() });
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        for charges in self.unspent() {
+            if let Reply::Pending(back) = self.store.give_back(charges) {
+                self.in_background(back);
+            }
+        }
+    }
+}
+
+async fn answer_of<T>(reply: Reply<T>) -> T {
+    match reply {
+        Reply::Ready(answer) => answer,
+        Reply::Pending(answer) => answer.await,
+    }
+}
+
+impl Store for Guarded {
+    fn decide(&self, batch: Batch) -> Reply<Batch> {
+        let leased = match &*batch {
+            [Request { charges, consume, .. }] => match &**charges {
+                [charge] if charge.rule.lease_size() > 1 && charge.cost > 0 => Some(*consume),
+                _ => None,
+            },
+            _ => None,
+        };
+        let one = |batch: Batch| batch.into_first().expect("a request, as was seen");
+        match leased {
+            Some(false) => self.look_leased(one(batch)),
+            // Without a runtime nothing can be taken.
+            Some(true) if Handle::try_current().is_ok() => self.decide_leased(one(batch)),
+            _ => self.decide_unleased(batch),
+        }
+    }
+
+    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        if let [Charge { rule, counter, cost, receipt, .. }] = &*charges
+            && rule.lease_size() > 1
+            && self.put_back(counter.fingerprint(), *cost, *receipt)
+        {
+            return Reply::Ready(Ok(*cost));
+        }
+        self.return_charges(charges)
+    }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
+        let void = Void { guard: Arc::clone(&self.0), name: counter.fingerprint() };
         let names = SmallVec::from_iter([counter.fingerprint()]);
-        self.forget_after(names, self.0.store.reset(counter))
+        match self.forget_after(names, self.0.store.reset(counter)) {
+            Reply::Ready(done) => Reply::Ready(done),
+            Reply::Pending(done) => Reply::Pending(Box::pin(async move {
+                let _void = void;
+                done.await
+            })),
+        }
     }
 
     fn outage(&self) -> Option<StoreError> {

@@ -74,6 +74,28 @@
 //! Durations count from the store's decision and are rounded up to a millisecond, so a caller who waits for
 //! `retry_after` is not refused again for having come too early.
 //!
+//! # When the store is not asked
+//!
+//! In front of a store that has to be asked, this process keeps two things of a counter:
+//!
+//! | | what is kept | until | off, or on |
+//! |---|---|---|---|
+//! | that it refuses | what the store said when nothing remained | shortly before `retry_after`, counted from when the store was asked | on; [`Rule::denial_cache`] |
+//! | permits of a [`Algorithm::FixedWindow`] | a number of them, charged at once | shortly before their window ends | off; [`Rule::lease`] |
+//!
+//! What it answers by the first is what the store would say if nobody else gives back or resets: then it refuses what could be admitted again, until the wait it was told is over.
+//! What it grants by the second has been charged before. [`Limiter::peek`] asks the store each time.
+//!
+//! Permits that a process holds are not there for others:
+//!
+//! | with `lease = n`, a process holds of a counter | at most |
+//! |---|---|
+//! | as a rule | n |
+//! | where n do not last for 10 ms | twice as many and so on, up to 96n |
+//! | near the limit | half of what remained |
+//! | after [`Limiter::close`] | none |
+//! | when it is killed | what it held stays charged until the window ends |
+//!
 //! # When the store fails
 //!
 //! A decision of Redis has a deadline, 100 ms unless [`Builder::deadline`] says otherwise. When it can't be made in time, or at all,
@@ -148,8 +170,9 @@
 //! | [`OnStoreError::Local`] | each process, what the algorithm promises for a share: count, burst and queue divided by [`Builder::instances`] and rounded down, a burst of at least 1. The share's counters go on from one outage to the next; when the store is back, it grants the whole count |
 //! | Redis restarts without persistence, evicts keys, or fails over to a server that missed writes | the counters that were lost start fresh |
 //! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
+//! | the same, or this process' machine was asleep, and a rule has a [`Rule::lease`] | in a process, what it held of a window that is over by the server's clock |
 //! | it is set back | nothing; what counted may count for up to a period longer |
-//! | [`Limiter::reset`] | the counter starts fresh; a permit from before, given back after, credits a `SlidingWindow` or a bucket with up to its cost |
+//! | [`Limiter::reset`] | the counter starts fresh; other processes go on spending what they hold by a [`Rule::lease`]; a permit from before, given back after, credits a `SlidingWindow` or a bucket with up to its cost |
 //! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go, and a permit from before is worth what the old count would have left of it |
 //! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 450.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |
 //!

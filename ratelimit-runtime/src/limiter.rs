@@ -433,6 +433,29 @@ impl Limiter {
         }
     }
 
+    /// Gives back what was taken from the store ahead of need, see [`Rule::lease`], and takes no more so. Returns how many permits that were.
+    ///
+    /// For the end of a program, when its calls are over. The limiter goes on deciding, but asks the store for each call.
+    /// What can't be given back within the deadline stays charged until its window ends; the log says so.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::Limiter;
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::in_memory();
+    /// assert_eq!(limiter.close().await, 0); // in memory nothing is taken ahead
+    /// # });
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// A future dropped half way has given back some of it, and the rest stays charged.
+    pub async fn close(&self) -> u64 {
+        match self.inner().guarded() {
+            Some(guarded) => guarded.close().await,
+            None => 0,
+        }
+    }
+
     /// Whether the store decides, as far as that is known: nothing is asked, and nothing waited for.
     ///
     /// Degraded while no connection to the server stands, and for a second after a decision could not be made. The memory store is always
@@ -472,6 +495,14 @@ impl Inner {
     pub(crate) fn give_back_in_memory(&self, charged: &ChargedInMemory) -> u64 {
         let ChargedInMemory { name, cost, receipt, .. } = *charged;
         self.memory().map_or(0, |memory| memory.give_back_one(name, &charged.rule(), cost, receipt))
+    }
+
+    /// Gives back what was spent of what this process had taken.
+    pub(crate) fn give_back_leased(&self, charged: &ChargedInMemory) -> Reply<Result<u64, StoreError>> {
+        match self.guarded() {
+            Some(guarded) => guarded.give_back_spent(charged.name, charged.cost, charged.receipt),
+            None => Reply::Ready(Ok(0)),
+        }
     }
 
     fn return_charges(&self, charges: Charges, by: CountedBy) -> Reply<Result<u64, StoreError>> {

@@ -51,6 +51,12 @@ pub const fn leaky_bucket(rule: Rule, queue: u64) -> Rule {
     checked(rule.algorithm(Algorithm::LeakyBucket { queue }))
 }
 
+/// The rule with permits taken so many at a time.
+#[must_use]
+pub const fn lease(rule: Rule, permits: u64) -> Rule {
+    checked(rule.lease(permits))
+}
+
 /// The rule, if its numbers are right as far as they are known; a count of 0 is not.
 const fn checked(rule: Rule) -> Rule {
     if let Some(fault) = algorithm::fault(&rule) {

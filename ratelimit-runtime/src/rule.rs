@@ -136,6 +136,7 @@ pub struct Rule {
     nanos: u32,
     shadow: bool,
     denial_cache: bool,
+    lease: u16,
     algorithm: Algorithm,
 }
 
@@ -161,7 +162,7 @@ impl Rule {
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
         let algorithm = Algorithm::FixedWindow { align: false };
-        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, algorithm }
+        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, lease: 1, algorithm }
     }
 
     /// The same rule, counted by another algorithm.
@@ -224,6 +225,45 @@ impl Rule {
     pub const fn denial_cache(mut self, remember: bool) -> Self {
         self.denial_cache = remember;
         self
+    }
+
+    /// Takes the rule's permits so many at a time, to be spent in this process without asking the store. 1 if nothing is said; what is
+    /// above 65,535 is taken for that.
+    ///
+    /// For [`Algorithm::FixedWindow`]: permits are spent in the window they were charged in or not at all, so that never more than the count is
+    /// admitted in it, by all processes together. What one process holds is not there for others, until it is given back or the window ends, so a
+    /// call may be refused while another process holds permits. A process holds
+    ///
+    /// - up to `permits` of each counter, or the largest cost of a call if that is more;
+    /// - where these do not last for 10 ms, twice as many, and so on up to 64 times `permits`, and half as many again, as more are taken before the
+    ///   last one is spent;
+    /// - but it takes no more than half of what remains, beyond what callers wait for: the closer the limit, the fewer.
+    ///
+    /// What is left goes back to the store with [`Limiter::close`](crate::Limiter::close), and in the background when the last handle of a limiter is dropped within a tokio runtime. A
+    /// process that ends without leaves it charged. A caller who finds too few permits waits for the store as without a lease, and
+    /// callers of one counter are served in the order of their arrival. [`Permit::remaining`](crate::Permit::remaining) is what remained at the store when it was asked last, and
+    /// what is left here. A permit that is given back can be spent again by this process.
+    ///
+    /// While the store is away, what was taken before is spent, then [`OnStoreError`](crate::OnStoreError) says what happens.
+    ///
+    /// A rule with a lease stands alone: it can't be one of several in [`Limiter::acquire_all`](crate::Limiter::acquire_all). The memory store counts in
+    /// this process anyway, and takes permits one by one. Other algorithms are [`Cause::Misconfigured`](crate::Cause::Misconfigured), and so is 0. It is not part of the counter's name.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::Rule;
+    /// # use std::time::Duration;
+    /// const RULE: Rule = Rule::new("item", 100_000, Duration::from_secs(60)).lease(100);
+    /// ```
+    #[allow(clippy::cast_possible_truncation)] // not beyond the largest
+    #[must_use]
+    pub const fn lease(mut self, permits: u64) -> Self {
+        self.lease = if permits > u16::MAX as u64 { u16::MAX } else { permits as u16 };
+        self
+    }
+
+    #[inline]
+    pub(crate) const fn lease_size(&self) -> u16 {
+        self.lease
     }
 
     #[inline]
@@ -333,6 +373,7 @@ impl fmt::Debug for Rule {
             .field("algorithm", &self.algorithm)
             .field("shadow", &self.shadow)
             .field("denial_cache", &self.denial_cache)
+            .field("lease", &self.lease)
             .finish()
     }
 }

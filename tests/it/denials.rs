@@ -34,7 +34,7 @@ fn command<T: redis::FromRedisValue>(server: &RedisServer, words: &str) -> T {
 }
 
 /// How often the server has been asked to run a script; those that it did not know have been sent to it then.
-fn asked(server: &RedisServer) -> u64 {
+pub(crate) fn asked(server: &RedisServer) -> u64 {
     let stats: String = command(server, "INFO commandstats");
     let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
     stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:")).map(|line| calls(line).unwrap()).sum()

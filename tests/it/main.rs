@@ -17,6 +17,7 @@ mod failure;
 mod give_back;
 mod harness;
 mod keys;
+mod leases;
 mod lints;
 mod memory;
 mod model;

@@ -2,19 +2,17 @@ async fn f() -> R {
     let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
-        [
-            ::ratelimit_runtime::__private::charge(
-                const {
-                    ::ratelimit_runtime::__private::token_bucket_of_count(
-                            ::ratelimit_runtime::__private::rule("item", 100, 1, 60000),
-                            ::ratelimit_runtime::Refill::Greedy,
-                        )
-                        .shadow(true)
-                },
-                ::ratelimit_runtime::__private::no_key(),
-                1,
-            ),
-        ],
+        ::ratelimit_runtime::__private::charge(
+            const {
+                ::ratelimit_runtime::__private::token_bucket_of_count(
+                        ::ratelimit_runtime::__private::rule("item", 100, 1, 60000),
+                        ::ratelimit_runtime::Refill::Greedy,
+                    )
+                    .shadow(true)
+            },
+            ::ratelimit_runtime::__private::no_key(),
+            1,
+        ),
     );
     if let ::core::result::Result::Err(refused) = deciding.await {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);

@@ -54,6 +54,10 @@ snapshots! {
         #[r#"prefix = "item", unit = Seconds, count = plan.limit(), key = id, on_missing_key = Shared, cost = rows.len()"#]
         "async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {}"
 
+    leased_and_asked_each_time:
+        #[r#"prefix = "item", unit = Seconds, count = limit(), algorithm = FixedWindow, lease = LEASE, denial_cache = false"#]
+        "async fn f() -> R {}"
+
     shadow:
         #[r#""item", 1, Minutes, 100, algorithm = TokenBucket, shadow = true"#]
         "async fn f() -> R {}"

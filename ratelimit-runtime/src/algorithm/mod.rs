@@ -116,6 +116,8 @@ pub(crate) enum Fault {
     TooManyBuckets,
     UnevenBuckets,
     NoBurst,
+    NoLease,
+    NotLeased,
     TooLarge { what: What, number: u64, largest: u64 },
 }
 
@@ -135,6 +137,8 @@ impl Fault {
             Self::TooManyBuckets => "`buckets` must be at most 1,000",
             Self::UnevenBuckets => "the period in milliseconds must be a multiple of `buckets`",
             Self::NoBurst => "`burst` must be at least 1",
+            Self::NoLease => "`lease` must be at least 1",
+            Self::NotLeased => "`lease` needs the algorithm `FixedWindow`",
             Self::TooLarge { what: What::Count, .. } => "`count` is more than the algorithm can store, see `Rule::new`",
             Self::TooLarge { what: What::Burst, .. } => "`burst` is more than the algorithm can store, see `Rule::new`",
             Self::TooLarge { what: What::Queue, .. } => "`queue` is more than the algorithm can store, see `Rule::new`",
@@ -164,7 +168,9 @@ pub(crate) const fn fault(rule: &Rule) -> Option<Fault> {
     const MOST_BUCKETS: u64 = 1_000;
     let (count, period) = (rule.count(), rule.period_ms());
     match rule.counted_by() {
+        _ if rule.lease_size() == 0 => Some(Fault::NoLease),
         Algorithm::FixedWindow { .. } => too_large(What::Count, count, fixed_window::LARGEST_COUNT),
+        _ if rule.lease_size() > 1 => Some(Fault::NotLeased),
         Algorithm::SlidingLog => too_large(What::Count, count, sliding_log::Layout::of(rule).largest_count()),
         Algorithm::SlidingWindow { buckets: 0 } => Some(Fault::NoBuckets),
         Algorithm::SlidingWindow { buckets } if buckets > MOST_BUCKETS => Some(Fault::TooManyBuckets),

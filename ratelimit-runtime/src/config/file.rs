@@ -48,7 +48,9 @@ impl Settings {
             Some(Word::BucketOfCount(refill)) => Algorithm::TokenBucket { burst: count, refill },
         };
         let changed = Rule::new(rule.prefix(), count, self.period.unwrap_or(rule.period())).algorithm(algorithm);
-        changed.shadow(self.shadow.unwrap_or(rule.is_shadow())).denial_cache(rule.caches_denials())
+        let changed = changed.shadow(self.shadow.unwrap_or(rule.is_shadow())).denial_cache(rule.caches_denials());
+        // Other algorithms have none.
+        if let Algorithm::FixedWindow { .. } = algorithm { changed.lease(rule.lease_size().into()) } else { changed }
     }
 
     /// The rule, if all of it is said here that a rule needs.
@@ -383,6 +385,10 @@ mod tests {
         let bucket = Algorithm::TokenBucket { burst: 7, refill: Refill::Interval };
         let rule = Rule::new("item", 5, MINUTE).algorithm(bucket).shadow(true);
         assert_eq!(change("[rules.item]", rule.denial_cache(false)), rule.denial_cache(false));
+        let leased = Rule::new("item", 5, MINUTE).lease(3);
+        assert_eq!(change("[rules.item]\ncount = 6", leased), Rule::new("item", 6, MINUTE).lease(3));
+        let unleased = Rule::new("item", 5, MINUTE).algorithm(Algorithm::SlidingLog);
+        assert_eq!(change("[rules.item]\nalgorithm = \"SlidingLog\"", leased), unleased);
         for (text, changed) in [
             ("", rule),
             ("count = 6", Rule::new("item", 6, MINUTE).algorithm(bucket).shadow(true)),

@@ -65,11 +65,12 @@ impl Denials {
         self.shards[name.0 as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the store would say, if that is known.
+    /// Whether nothing is known.
     pub(super) fn is_empty(&self) -> bool {
         !self.any.load(Ordering::Acquire)
     }
 
+    /// What the store would say, if that is known.
     pub(super) fn look(&self, name: Fingerprint, rule: &Rule, now_us: u64) -> Option<Denial> {
         if self.is_empty() {
             return None;

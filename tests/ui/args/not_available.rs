@@ -9,11 +9,6 @@ async fn elapsed() -> R {
     Ok(())
 }
 
-#[limit_request_per_time("item", 1, Days, 1, lease = 10)]
-async fn lease() -> R {
-    Ok(())
-}
-
 #[limit_request_per_time("item", 1, Days, 1, algorithm = SlidingLog, lease = 10)]
 async fn lease_of_a_log() -> R {
     Ok(())

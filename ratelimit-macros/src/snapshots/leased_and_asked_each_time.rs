@@ -1,0 +1,31 @@
+async fn f() -> R {
+    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+        ::core::option::Option::None,
+        const { ::ratelimit_runtime::__private::Call::new() },
+        {
+            let count = ::ratelimit_runtime::__private::count(limit());
+            ::ratelimit_runtime::__private::charge(
+                ::ratelimit_runtime::__private::with_count(
+                    const {
+                        ::ratelimit_runtime::__private::lease(
+                                ::ratelimit_runtime::__private::rule_without_count(
+                                    "item",
+                                    1,
+                                    1000,
+                                ),
+                                LEASE,
+                            )
+                            .denial_cache(false)
+                    },
+                    count,
+                ),
+                ::ratelimit_runtime::__private::no_key(),
+                1,
+            )
+        },
+    );
+    if let ::core::result::Result::Err(refused) = deciding.await {
+        return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+    }
+    {}
+}
