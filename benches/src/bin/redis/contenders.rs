@@ -33,7 +33,7 @@ use crate::place::Place;
 /// What the limiter does not have yet.
 const COALESCING: Option<fn(Builder, bool) -> Builder> = Some(Builder::coalescing);
 const DENIAL_CACHE: Option<fn(Rule, bool) -> Rule> = Some(Rule::denial_cache);
-const LEASE: Option<fn(Rule, u64) -> Rule> = None; // Some(Rule::lease)
+const LEASE: Option<fn(Rule, u64) -> Rule> = Some(Rule::lease);
 
 const HOUR: Duration = Duration::from_secs(3600);
 const HOUR_MS: u64 = 3_600_000;
