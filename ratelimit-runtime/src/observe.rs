@@ -72,7 +72,7 @@ pub(crate) fn known(rule: &Rule) {
 
 /// A store has given its answer after so long, or a caller has waited so long for none.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "metrics"))]
 pub(crate) fn answered_after(wait: Duration) {
     #[cfg(feature = "metrics")]
     metrics::histogram!("ratelimit_store_seconds").record(wait);

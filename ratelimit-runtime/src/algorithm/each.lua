@@ -8,7 +8,7 @@
 -- equal charges is how many were granted, which of them, counted from 0, the reply is the one to, that reply, and that to those that do not fit.
 local call, requests, rules, replies, i = redis.call, { string.byte(ARGV[1], 1, -1) }, {}, {}, 0
 local at, numbers, time, now, values = requests[1] + 2, true, nil, nil, {}
-if #KEYS > 1 then
+if #KEYS > 1 or requests[2] % 4 == 2 then
   time = call('TIME')
   time[1], time[2] = 0 + time[1], 0 + time[2]
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -28,28 +28,38 @@ local function each()
     local is_equal, times, n, granted, place, last = request % 4 == 2, 1, 1, 0, 0, false
     if is_equal then
       times = 0 + ARGV[at]
-      n = math.min(times, ARGV[at + 1])
+      n = math.max(math.min(times, ARGV[at + 1]), 1)
       at = at + 2
     end
     local value = request < 4 and values[i] or nil
+    -- All at once, or else as many as are found to fit by looks, also at once: so that one reply tells of all of them.
+    local is_look, fitting, too_many = false, 0, 0
     while granted < times do
       local reply, fits
-      local charge, charged, @numbers = request % 4 > 0, rule.digits, @rule
+      local charge, charged, @numbers = request % 4 > 0 and not is_look, rule.digits, @rule
       if n > 1 then
         @first, charged = @first_of_many, string.format('%.0f', @charged * n)
       end
       repeat
 @decide
       until true
+      value = nil
       if not is_equal then
         last = reply
         break
+      elseif is_look then
+        if fits then
+          fitting = n
+        else
+          too_many = n
+        end
+        is_look = too_many - fitting > 1
+        n = is_look and math.floor((fitting + too_many) / 2) or math.max(fitting, 1)
       elseif fits then
         place = @place
-        granted, last, value = granted + n, reply, nil
-        n = math.min(n, times - granted)
+        granted, last, n = granted + n, reply, 1
       elseif n > 1 then
-        n = math.floor(n / 2)
+        is_look, fitting, too_many, n = true, 0, n, math.floor(n / 2)
       else
         last = { granted, place, last, reply }
         break

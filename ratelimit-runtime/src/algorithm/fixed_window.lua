@@ -17,6 +17,9 @@ if value then
   if now and length < 225000 then
     if align == 0 then
       left = (value - now) % 450001
+      if left > length then
+        left = nil -- it has just ended, or the server's clock was set back
+      end
     elseif (now - value) % 450001 <= now % length then
       left = length - now % length
     end

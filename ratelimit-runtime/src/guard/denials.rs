@@ -115,8 +115,8 @@ impl Denials {
             return;
         }
         shard.soonest_us = if shard.kept.is_empty() { until_us } else { shard.soonest_us.min(until_us) };
+        self.any.store(true, Ordering::Release); // first: who forgets all looks at it before
         shard.kept.insert(name, Kept { denial, count: rule.count(), limit: rule.limit(), since_us: now_us, until_us });
-        self.any.store(true, Ordering::Release);
     }
 
     /// Drops a denial that is none any more by what the store has said since.

@@ -79,7 +79,8 @@ pub(crate) struct Decision {
     /// What the guard wants to know later.
     asked: Option<Asked>,
     callers: Mutex<Callers>,
-    told: OnceLock<Told>,
+    /// What came of it, and those for whom it was not: they had left, or had waited too long, before it was sent.
+    told: OnceLock<(Told, Vec<usize>)>,
 }
 
 #[derive(Debug, Default)]
@@ -117,8 +118,6 @@ struct Equal {
     at: i64,
     reply: Value,
     refusal: Value,
-    /// Those who had left before it was sent.
-    gone: Vec<usize>,
 }
 
 /// A decision on its way.
@@ -128,7 +127,7 @@ pub(super) struct Entry {
     callers: usize,
     /// When the first of them came.
     since: Instant,
-    /// Those who have left before.
+    /// Those who have left before, or have waited too long.
     gone: Vec<usize>,
 }
 
@@ -227,7 +226,12 @@ impl Queue {
         for decision in &waiting {
             decision.give_up(before);
         }
-        self.lock().waiting.front().and_then(|decision| decision.first())
+        self.first()
+    }
+
+    /// When the first came of those who wait.
+    pub(super) fn first(&self) -> Option<Instant> {
+        self.lock().waiting.iter().find_map(|decision| decision.first())
     }
 
     /// A call has ended before there was nothing left to take, and with it all others: their tokio runtime shuts down.
@@ -316,8 +320,8 @@ impl Decision {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    fn tell(&self, told: Told) {
-        let _ = self.told.set(told);
+    fn tell(&self, told: Told, gone: Vec<usize>) {
+        let _ = self.told.set((told, gone));
         let callers = mem::take(&mut self.lock().all);
         for caller in callers {
             caller.waker.wake();
@@ -328,18 +332,24 @@ impl Decision {
         self.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What came of it for one caller: as if each had been decided alone, in order.
-    fn told(&self, index: usize) -> Option<Result<Value, Failure>> {
-        Some(match self.told.get()? {
+    /// What came of it for one caller: as if each had been decided alone, in order. `Some(None)` for one it was not sent for.
+    #[allow(clippy::option_option)] // not told yet; never to be told
+    fn told(&self, index: usize) -> Option<Option<Result<Value, Failure>>> {
+        let (told, gone) = self.told.get()?;
+        let Err(before) = gone.binary_search(&index) else { return Some(None) };
+        Some(Some(match told {
             Told::Reply(reply) => Ok(reply.clone()),
             Told::Failure(failure) => Err(failure.clone()),
-            Told::Equal(Equal { granted, at, reply, refusal, gone }) => {
-                let place = index - gone.partition_point(|gone| *gone < index);
-                let theirs = i64::try_from(place).ok().zip(self.charges.first()).filter(|_| place < *granted);
-                let theirs = theirs.and_then(|(place, charge)| algorithm::reply_to_another(charge, reply, place - at));
-                Ok(theirs.unwrap_or_else(|| refusal.clone()))
+            Told::Equal(Equal { granted, refusal, .. }) if index - before >= *granted => Ok(refusal.clone()),
+            Told::Equal(Equal { at, reply, .. }) => {
+                let place = i64::try_from(index - before).ok().zip(self.charges.first());
+                let theirs = place.and_then(|(place, charge)| algorithm::reply_to_another(charge, reply, place - at));
+                theirs.ok_or_else(|| {
+                    let error = "the server's reply to equal charges can't be told to each of them";
+                    Failure::Unknown(StoreError::unavailable(error))
+                })
             }
-        })
+        }))
     }
 }
 
@@ -390,20 +400,20 @@ impl Entry {
         self.decision.first()
     }
 
-    pub(super) fn fail(self, failure: Failure) {
-        self.decision.tell(Told::Failure(failure));
+    pub(super) fn fail(mut self, failure: Failure) {
+        self.decision.tell(Told::Failure(failure), mem::take(&mut self.gone));
     }
 
     /// Tells its callers what the server replied.
     pub(super) fn answer(mut self, reply: Value) {
-        let gone = mem::take(&mut self.gone);
-        self.decision.tell(match reply {
-            Value::Array(parts) if self.times() > 1 => match Equal::read(parts, gone) {
+        let told = match reply {
+            Value::Array(parts) if self.times() > 1 => match Equal::read(parts) {
                 Ok(equal) => Told::Equal(equal),
                 Err(parts) => Told::Reply(Value::Array(parts)),
             },
             reply => Told::Reply(reply),
-        });
+        };
+        self.decision.tell(told, mem::take(&mut self.gone));
     }
 }
 
@@ -412,16 +422,16 @@ impl Drop for Entry {
         // It was not: its call has ended early.
         if self.decision.told.get().is_none() {
             let error = StoreError::unavailable("its tokio runtime is shutting down");
-            self.decision.tell(Told::Failure(Failure::Unknown(error)));
+            self.decision.tell(Told::Failure(Failure::Unknown(error)), mem::take(&mut self.gone));
         }
     }
 }
 
 impl Equal {
-    fn read(mut parts: Vec<Value>, gone: Vec<usize>) -> Result<Self, Vec<Value>> {
+    fn read(mut parts: Vec<Value>) -> Result<Self, Vec<Value>> {
         let [Value::Int(granted), Value::Int(at), reply, refusal] = &mut parts[..] else { return Err(parts) };
         let (reply, refusal) = (mem::take(reply), mem::take(refusal));
-        Ok(Self { granted: usize::try_from(*granted).unwrap_or_default(), at: *at, reply, refusal, gone })
+        Ok(Self { granted: usize::try_from(*granted).unwrap_or_default(), at: *at, reply, refusal })
     }
 }
 
@@ -469,7 +479,7 @@ impl Future for Share {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let (decision, index) = (&self.decision, self.index as usize);
-        let mut told = decision.told(index).map(Some);
+        let mut told = decision.told(index);
         if told.is_none() {
             let mut callers = decision.lock();
             if index < callers.late {
@@ -477,7 +487,7 @@ impl Future for Share {
             } else if let Some(caller) = callers.all.get_mut(index) {
                 caller.waker.clone_from(context.waker());
             } else {
-                told = decision.told(index).map(Some); // it was told meanwhile
+                told = decision.told(index); // it was told meanwhile
             }
         }
         told.map_or(Poll::Pending, |told| {

@@ -197,8 +197,8 @@ pub(super) async fn send(
     let mut refused = Vec::new();
     for (packet, reply) in packets.iter().zip(replies) {
         match packet {
-            // A user who may not use one of the counters is refused them all, and nothing has run.
-            Packet::Decisions(entries) if entries.len() > 1 && is_error(&reply, ServerErrorKind::NoPerm) => {
+            // One of the counters was a reason to refuse them all, and nothing has run: the user may not use it, or it has moved to another node.
+            Packet::Decisions(entries) if entries.len() > 1 && is_about_one(&reply) => {
                 refused
                     .extend(entries.chunks(1).zip(answers.len()..).map(|(entry, at)| (Packet::Decisions(entry), at)));
                 packet.read(reply, &mut answers);
@@ -255,6 +255,10 @@ async fn send_once<'a>(
         answers.push(if matches!(asked, Value::ServerError(_)) { asked } else { reply });
     }
     Ok(answers)
+}
+
+fn is_about_one(reply: &Value) -> bool {
+    [ServerErrorKind::NoPerm, ServerErrorKind::Ask, ServerErrorKind::TryAgain].iter().any(|kind| is_error(reply, *kind))
 }
 
 fn is_error(reply: &Value, kind: ServerErrorKind) -> bool {

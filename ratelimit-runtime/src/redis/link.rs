@@ -435,6 +435,23 @@ impl Link {
         }
     }
 
+    /// The same for those who wait in the queue: who has waited too long meanwhile is told so.
+    async fn connection_for_many(self: &Arc<Self>) -> Result<Connection, StoreError> {
+        let deadline = self.node.settings.deadline;
+        if let Some(connection) = self.open_connection() {
+            return connection;
+        }
+        let mut first = self.queue.first();
+        loop {
+            let now = Instant::now();
+            let tick = first.map_or_else(|| later(now, deadline), |since| later(since, deadline));
+            if let Ok(connection) = timeout_at(tick, self.connection()).await {
+                return connection;
+            }
+            first = Instant::now().checked_sub(deadline).and_then(|before| self.queue.give_up(before));
+        }
+    }
+
     /// Nothing while one is being opened.
     fn open_connection(self: &Arc<Self>) -> Option<Result<Connection, StoreError>> {
         match &*self.state.borrow() {
@@ -725,7 +742,7 @@ impl Carrier {
         loop {
             // Others who are about to ask come along: a caller who was alone would not be here.
             yield_now().await;
-            let connection = link.connection().await;
+            let connection = link.connection_for_many().await;
             let Some(entries) = link.queue.take() else { break };
             match connection {
                 Ok(mut connection) => link.carry(&mut connection, entries).await,

@@ -176,6 +176,26 @@ fn a_call_that_is_broken_off_leaves_nobody_waiting() {
 }
 
 #[test]
+fn who_has_waited_too_long_has_no_part_in_what_was_sent_for_others() {
+    many_orders(|| {
+        let (queue, server) = (Queue::default(), Server::default());
+        let (late, _) = ask(&queue, 0);
+        let now = late.decision.first().expect("it waits");
+        let (staying, _) = ask(&queue, 0);
+        let is_late = staying.decision.lock().all[1].since <= now;
+        thread::scope(|threads| {
+            threads.spawn(|| queue.give_up(now));
+            carry(&queue, &server);
+        });
+        // Polled only now.
+        let granted = [late, staying].map(|share| block_on(share).is_some());
+        assert!(granted[1] || is_late);
+        let shares = i64::try_from(granted.iter().filter(|granted| **granted).count()).unwrap();
+        assert!(shares <= server.used(), "{shares} of {}", server.used());
+    });
+}
+
+#[test]
 fn who_waits_too_long_is_told_and_the_others_go_on() {
     many_orders(|| {
         let (queue, server) = (Queue::default(), Server::default());
