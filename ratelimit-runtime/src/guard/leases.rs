@@ -410,7 +410,7 @@ impl Lease {
         let needed = wanted.saturating_sub(left);
         let first = self.waiting.front().map_or(0, |waiting| waiting.cost.saturating_sub(left));
         let whole = needed.div_ceil(size).max(self.times).saturating_mul(size);
-        let cost = whole.min(remaining / 2).max(needed).min(remaining).max(first).max(1);
+        let cost = whole.min(remaining / 2).max(needed).min(remaining).max(first).min(self.rule.count()).max(1);
         self.is_taking = true;
         Take { name, counter: self.counter.clone(), rule: self.rule, cost, voided: self.voided }
     }
@@ -566,6 +566,16 @@ mod tests {
         assert!(is_spent(&mut first) && !is_spent(&mut late));
         assert!(charge(&leases, &next.expect("somebody waits"), 90, 60_000, START + 8_000, START + 9_000).is_none());
         assert!(is_spent(&mut late));
+    }
+
+    /// A store is never asked for more than a rule has: in a window that it has to open it does not look.
+    #[test]
+    fn who_waits_for_more_than_a_lowered_count_does_not_get_it() {
+        let leases = Leases::new();
+        let (take, _large) = wait(&leases, 100, 50, START);
+        let (_, _lowered) = wait(&leases, 5, 1, START);
+        let next = charge(&leases, &take.unwrap(), 90, 60_000, START, START + 1_000).expect("somebody waits");
+        assert!(next.cost <= next.rule.count(), "{} of {}", next.cost, next.rule.count());
     }
 
     #[test]

@@ -64,7 +64,7 @@ const RATIOS: [usize; 2] = [0, 2];
 const CONDITIONS: &str = "\
 One connection each, which sends at once (TCP_NODELAY), in RESP3; two threads of tokio.
 throttle-kit and limitador 0.6 bring a client (redis 0.25) that speaks RESP2 only.
-limitador 0.14 is not here: its Redis storage does not compile without its storage on disk, nor has it since 0.7.
+limitador 0.14 is not here: its Redis storage does not compile without its storage on disk, nor does that of 0.7.
 limitador, cached, counts in this process and tells the server later: it is here for information.";
 
 fn main() {
