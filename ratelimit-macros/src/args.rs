@@ -461,12 +461,12 @@ impl Fields {
     }
 
     fn check_cost(&self, errors: &mut Errors) {
-        let (what, cost, span) = match &self.cost {
-            Some(Cost::Number(Number::Literal(cost, span))) => ("cost", *cost, *span),
+        let (what, unit, cost, span) = match &self.cost {
+            Some(Cost::Number(Number::Literal(cost, span))) => ("cost", "", *cost, *span),
             // Of another algorithm, that is the mistake.
             _ if !matches!(self.algorithm, Some((Algorithm::SlidingLog, _))) => return,
-            Some(Cost::Elapsed { max: Some((max, span)), .. }) => ("`max` in milliseconds", *max, *span),
-            Some(Cost::Settled { max: Number::Literal(max, span), .. }) => ("`max`", *max, *span),
+            Some(Cost::Elapsed { max: Some((max, span)), .. }) => ("`max`", " ms", *max, *span),
+            Some(Cost::Settled { max: Number::Literal(max, span), .. }) => ("`max`", "", *max, *span),
             _ => return,
         };
         let (name, number, more) = match &self.algorithm {
@@ -479,7 +479,9 @@ impl Fields {
             && cost > number.saturating_add(more)
         {
             let largest = number.saturating_add(more);
-            errors.add(span, format!("a {what} of {cost} never fits: with {name} = {number} the largest is {largest}"));
+            let message =
+                format!("a {what} of {cost}{unit} never fits: with {name} = {number} the largest is {largest}{unit}");
+            errors.add(span, message);
         }
     }
 

@@ -172,12 +172,12 @@ fn merge(mut merged: Settings, limits: &[Limit], errors: &mut Errors) -> Setting
         let given = limit.settings.clone();
         let named = given.permit.as_ref().map(|(name, _)| name.span());
         let settled = given.settled.as_ref().map(|(word, _)| word.span());
-        once(&mut merged.limiter, given.limiter, errors);
-        once(&mut merged.on_limit, given.on_limit, errors);
-        once(&mut merged.on_busy, given.on_busy, errors);
-        once(&mut merged.on_store_error, given.on_store_error, errors);
-        once(&mut merged.permit, given.permit, errors);
-        once(&mut merged.settled, given.settled, errors);
+        once(&mut merged.limiter, given.limiter, WHOLE, errors);
+        once(&mut merged.on_limit, given.on_limit, "all #[limit_request_per_time] of a call", errors);
+        once(&mut merged.on_busy, given.on_busy, "all #[limit_concurrent_requests] of a call", errors);
+        once(&mut merged.on_store_error, given.on_store_error, WHOLE, errors);
+        once(&mut merged.permit, given.permit, WHOLE, errors);
+        once(&mut merged.settled, given.settled, WHOLE, errors);
         if let (Some(at), Some(_), Some(_)) = (named.or(settled), &merged.permit, &merged.settled) {
             let message =
                 "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out";
@@ -195,10 +195,12 @@ fn merge(mut merged: Settings, limits: &[Limit], errors: &mut Errors) -> Setting
     merged
 }
 
-fn once<T>(slot: &mut Option<(Ident, T)>, given: Option<(Ident, T)>, errors: &mut Errors) {
+const WHOLE: &str = "the whole call";
+
+fn once<T>(slot: &mut Option<(Ident, T)>, given: Option<(Ident, T)>, whole: &str, errors: &mut Errors) {
     let Some((name, value)) = given else { return };
     if slot.is_some() {
-        let message = format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
+        let message = format!("`{name}` holds for {whole}: give it on one of the stacked rate limits");
         errors.add(name.span(), message);
     } else {
         *slot = Some((name, value));

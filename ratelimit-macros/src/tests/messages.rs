@@ -187,10 +187,7 @@ fn costs_of_the_end() {
         ("Elapsed(max = \"0s\")", "a duration must be greater than 0, for example \"30s\""),
         ("Elapsed(mx = \"5s\")", "unknown option `mx` of `Elapsed`, did you mean `max`?"),
         ("Elapsed(max = \"5s\", max = \"5s\")", "`max` is set twice"),
-        (
-            "Elapsed(max = \"1s1ms\")",
-            "a `max` in milliseconds of 1001 never fits: with count = 1000 the largest is 1000",
-        ),
+        ("Elapsed(max = \"1s1ms\")", "a `max` of 1001 ms never fits: with count = 1000 the largest is 1000 ms"),
         ("Elapsd(max = \"5s\")", "unknown cost `Elapsd`, did you mean `Elapsed`?"),
         ("Cost::Elapse", "unknown cost `Elapse`, did you mean `Elapsed`?"),
         ("Setled(max = 5, |o| 5)", "unknown cost `Setled`, did you mean `Settled`?"),
@@ -404,9 +401,11 @@ fn places() {
 
 #[test]
 fn stacked() {
+    let on_limit =
+        "`on_limit` holds for all #[limit_request_per_time] of a call: give it on one of the stacked rate limits";
     let once = |name: &str| format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
     for (first, second, expected) in [
-        ("on_limit = Wait", "on_limit = Wait", once("on_limit")),
+        ("on_limit = Wait", "on_limit = Wait", on_limit.into()),
         ("limiter = a", "limiter = a", once("limiter")),
         ("on_store_error = Deny", "on_store_error = Deny", once("on_store_error")),
         ("permit = a", "permit = b", once("permit")),
@@ -445,7 +444,7 @@ fn stacked() {
     check(
         "\"a\", 1, Days, 1, on_limit = Wait",
         "#[limit_request_per_time(\"b\", 1, Days, 1, on_limit = Wait)] impl S { async fn f() {} async fn g() {} }",
-        &[&once("on_limit")],
+        &[on_limit],
     );
 }
 
@@ -479,7 +478,7 @@ fn stacked_with_concurrent() {
     check_concurrent(
         "\"a\", 1, on_limit = Wait",
         &format!("#[limit_concurrent_requests(\"b\", 1, on_limit = Reject)] {FN}"),
-        &[&once("on_limit")],
+        &["`on_limit` holds for all #[limit_concurrent_requests] of a call: give it on one of the stacked rate limits"],
     );
     check(
         &format!("\"a\", 1, Days, 1, {settled}"),
