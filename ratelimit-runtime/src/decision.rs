@@ -252,16 +252,6 @@ impl Permit {
         Duration::from_millis(self.reset_after_ms)
     }
 
-    /// Whether the place is held.
-    pub fn is_held(&self) -> bool {
-        true
-    }
-
-    /// What the body may still use.
-    pub fn remaining_time(&self) -> Duration {
-        Duration::MAX
-    }
-
     /// Returns what this permit was charged and says how much that was, over all of its rules.
     ///
     /// What no longer counts is not returned, and no later window is ever credited:

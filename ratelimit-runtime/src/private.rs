@@ -4,7 +4,7 @@ use std::time::Duration;
 
 pub use crate::call::{Asked as Charge, Deciding};
 use crate::{
-    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, Refill, RequestPerMinute, Rule, algorithm, call,
+    Algorithm, Cause, Key, Limiter, OnStoreError, RateKey, Refill, RequestPerMinute, Rule, algorithm, call,
     call::{AskedKey, Manner, OnLimit},
 };
 
@@ -24,19 +24,6 @@ pub const fn rule_without_count(prefix: &'static str, ttl: u64, unit_ms: u64) ->
     let period = Duration::from_millis(period_ms);
     assert!(period.as_secs() <= Rule::LONGEST_PERIOD.as_secs(), "`ttl` is longer than 3,650 days");
     Rule::new(prefix, 0, period)
-}
-
-/// A rule about calls at once.
-#[must_use]
-pub const fn concurrent(prefix: &'static str, count: u64, lease_ms: u64) -> Rule {
-    assert!(count > 0, "`count` must be at least 1");
-    concurrent_without_count(prefix, lease_ms).with_count(count)
-}
-
-/// The same, until [`with_count`].
-#[must_use]
-pub const fn concurrent_without_count(prefix: &'static str, lease_ms: u64) -> Rule {
-    rule_without_count(prefix, lease_ms, 1).algorithm(Algorithm::SlidingLog)
 }
 
 /// The rule by a sliding window.
@@ -159,18 +146,6 @@ pub fn charge(rule: Rule, ChargedKey(key): ChargedKey, cost: u64) -> Charge {
     Charge { rule, key, cost }
 }
 
-/// A charge that is known when the call ends.
-#[must_use]
-pub fn charge_elapsed(rule: Rule, ChargedKey(key): ChargedKey, max_ms: Option<u64>) -> Charge {
-    Charge { rule, key, cost: max_ms.unwrap_or(1) }
-}
-
-/// A charge that the outcome says.
-#[must_use]
-pub fn charge_settled(rule: Rule, ChargedKey(key): ChargedKey, max: u64) -> Charge {
-    Charge { rule, key, cost: max }
-}
-
 /// How a call is treated: what is said once, however many rules it has.
 #[derive(Clone, Copy, Debug)]
 pub struct Call(Manner);
@@ -192,16 +167,6 @@ impl Call {
     pub const fn wait_at_most(mut self, ms: u64) -> Self {
         self.0.on_limit = OnLimit::Wait(Some(Duration::from_millis(ms)));
         self
-    }
-
-    #[must_use]
-    pub const fn wait_for_place(self) -> Self {
-        self.wait()
-    }
-
-    #[must_use]
-    pub const fn wait_for_place_at_most(self, ms: u64) -> Self {
-        self.wait_at_most(ms)
     }
 
     #[must_use]
@@ -233,24 +198,6 @@ pub fn limit_requests_per_time<const N: usize>(
 ) -> Deciding {
     let limiter = limiter.map_or_else(Limiter::current, Limiter::hold);
     call::Call::decide(limiter, charges.into(), manner)
-}
-
-/// The call in front of the body of a function that holds something until its end.
-#[must_use]
-pub fn hold_requests<const N: usize>(limiter: Option<&Limiter>, call: Call, charges: [Charge; N]) -> Deciding {
-    limit_requests_per_time(limiter, call, charges)
-}
-
-/// Ends a call whose outcome says what was used.
-pub fn settle<T: ?Sized, N: TryInto<u64>>(permit: Permit, outcome: &T, used: impl FnOnce(&T) -> N) {
-    cost(used(outcome));
-    drop(permit);
-}
-
-/// Whether a call was refused for the lack of a place.
-#[must_use]
-pub fn is_busy(refused: &RequestPerMinute) -> bool {
-    over_limit(refused)
 }
 
 /// Whether a refusal is about the limit, and so for `on_limit` to answer.
