@@ -272,7 +272,7 @@ pub mod web;
 pub mod __private;
 
 #[cfg(feature = "macros")]
-pub use ratelimit_macros::limit_request_per_time;
+pub use ratelimit_macros::{limit_concurrent_requests, limit_request_per_time};
 
 pub use self::{
     builder::{Builder, OnStoreError, SetupError},
