@@ -151,6 +151,14 @@ impl Rule {
         }
     }
 
+    /// Where it says that the outcome says the cost.
+    pub(crate) fn settled(&self) -> Option<Span> {
+        match self.counted {
+            Counted::PerTime(PerTime { cost: Cost::Settled { word, .. }, .. }) => Some(word),
+            _ => None,
+        }
+    }
+
     /// The expressions that are evaluated before the call.
     pub(crate) fn exprs(&self) -> impl Iterator<Item = &Expr> {
         let cost = match &self.counted {
@@ -215,6 +223,9 @@ const LONGEST: u64 = 3_650 * 86_400_000;
 const SHORTEST_LEASE: u64 = 1_000;
 const LONGEST_LEASE: u64 = 86_400_000;
 const USUAL_LEASE: u64 = 30_000;
+
+/// What `Settled` lacks.
+pub(crate) const SETTLED_NEEDS: &str = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
 
 /// The most buckets of a `SlidingWindow`.
 const MOST_BUCKETS: u64 = 1_000;
@@ -563,7 +574,7 @@ fn cost(input: ParseStream, settings: &mut Settings) -> Result<Cost> {
     if name == "Settled" {
         let (max, used) = settled(&word, input)?;
         let span = word.span();
-        settings.settled = Some((word, used));
+        settings.settled = used.map(|used| (word, used));
         return Ok(Cost::Settled { word: span, max });
     }
     let mut max = None;
@@ -590,8 +601,8 @@ fn is_word_of_cost(input: ParseStream, words: &[&'static str]) -> bool {
     like_a_word && at_end(&fork) && nearest(&last, words).is_some()
 }
 
-/// What is held, and the closure that says what was used.
-fn settled(word: &Ident, input: ParseStream) -> Result<(Number, Expr)> {
+/// What is held, and the closure that says what was used, unless another attribute has it.
+fn settled(word: &Ident, input: ParseStream) -> Result<(Number, Option<Expr>)> {
     let (mut max, mut used, mut seen) = (None, None, Vec::new());
     value::in_parentheses(input, |input| {
         if !value::starts_named(input) && !input.peek(syn::Lit) {
@@ -605,11 +616,10 @@ fn settled(word: &Ident, input: ParseStream) -> Result<(Number, Expr)> {
         max = Some(value::number(input, name, 1)?);
         Ok(())
     })?;
-    let (Some(max), Some(used)) = (max, used) else {
-        let message = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
-        return fail(word.span(), message);
-    };
-    Ok((max, used))
+    match max {
+        Some(max) => Ok((max, used)),
+        None => fail(word.span(), SETTLED_NEEDS),
+    }
 }
 
 /// For how long, in milliseconds, a caller that died keeps its place.
