@@ -111,7 +111,7 @@ pub(crate) struct Rule {
 }
 
 pub(crate) enum Counted {
-    PerTime(PerTime),
+    PerTime(Box<PerTime>),
     /// For so many milliseconds a caller that died keeps its place.
     Concurrently {
         lease: u64,
@@ -143,26 +143,31 @@ pub(crate) enum Cost {
 }
 
 impl Rule {
+    /// None of a place, which is one.
+    pub(crate) fn cost(&self) -> Option<&Cost> {
+        match &self.counted {
+            Counted::PerTime(per_time) => Some(&per_time.cost),
+            Counted::Concurrently { .. } => None,
+        }
+    }
+
     /// Whether a call holds something of it until its end.
     pub(crate) fn is_held(&self) -> bool {
-        match &self.counted {
-            Counted::PerTime(PerTime { cost, .. }) => !matches!(cost, Cost::Number(_)),
-            Counted::Concurrently { .. } => true,
-        }
+        !matches!(self.cost(), Some(Cost::Number(_)))
     }
 
     /// Where it says that the outcome says the cost.
     pub(crate) fn settled(&self) -> Option<Span> {
-        match self.counted {
-            Counted::PerTime(PerTime { cost: Cost::Settled { word, .. }, .. }) => Some(word),
+        match self.cost() {
+            Some(Cost::Settled { word, .. }) => Some(*word),
             _ => None,
         }
     }
 
     /// The expressions that are evaluated before the call.
     pub(crate) fn exprs(&self) -> impl Iterator<Item = &Expr> {
-        let cost = match &self.counted {
-            Counted::PerTime(PerTime { cost: Cost::Number(cost) | Cost::Settled { max: cost, .. }, .. }) => Some(cost),
+        let cost = match self.cost() {
+            Some(Cost::Number(cost) | Cost::Settled { max: cost, .. }) => Some(cost),
             _ => None,
         };
         let numbers = [Some(&self.count), cost].into_iter().flatten();
@@ -426,7 +431,7 @@ impl Fields {
         let counted = match (self.kind, self.unit) {
             (Kind::Concurrent, _) => Counted::Concurrently { lease: self.lease_of_place.unwrap_or(USUAL_LEASE) },
             (Kind::PerTime, None) => return fail(at, "`unit` is needed"),
-            (Kind::PerTime, Some(unit)) => Counted::PerTime(PerTime {
+            (Kind::PerTime, Some(unit)) => Counted::PerTime(Box::new(PerTime {
                 ttl: self.ttl.unwrap_or_else(Number::one).to_const(),
                 unit,
                 cost: self.cost.unwrap_or_else(|| Cost::Number(Number::one())),
@@ -434,7 +439,7 @@ impl Fields {
                 lease: self.lease.map(|(number, _)| number),
                 shadow: self.shadow,
                 denial_cache: !self.no_denial_cache,
-            }),
+            })),
         };
         let missing_key = self.missing_key.map(|(_, word)| word);
         Ok(Limit {
