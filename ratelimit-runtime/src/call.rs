@@ -680,6 +680,10 @@ impl Call {
         if charge.wait > charge.longest_wait {
             return Ok(Verdict::Refused(refused)); // a slot comes no sooner for a caller who waits to ask again
         }
+        let refused = match charge.hold {
+            Some(hold) if hold.is_timed => refused.of_time(),
+            _ => refused,
+        };
         let takes_all = charge.hold.is_some_and(|hold| hold.partial) && charge.cost == charge.rule.limit();
         let by = match charge.is_busy {
             true if charge.rule.is_concurrent() => By::Places,

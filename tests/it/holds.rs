@@ -46,6 +46,7 @@ async fn so_many_places_are_held_at_once() {
         assert_eq!(two.remaining(), 0);
         let refused = exceeded(limiter.acquire(&PLACES, key).await);
         assert_eq!((refused.rule(), refused.limit(), refused.retry_after()), ("place", 2, None), "{}", timed.name());
+        assert_eq!(refused.to_string(), "`place` is limited to 2 at once");
         assert!(one.is_held() && two.is_held());
         assert_eq!(remaining(limiter, &PLACES, fresh_key()).await, 2);
         for _ in 0..10 {
@@ -198,6 +199,7 @@ async fn calls_that_use_all_that_remains_run_one_after_another() {
         drop(next);
         let refused = exceeded(ends(run(&limiter, TIME, key, None)).await);
         assert_eq!(refused.retry_after(), Some(43 * SECOND));
+        assert_eq!(refused.to_string(), "`time` is limited to 20s of time per minute; retry in 43.000s");
     }
 }
 
