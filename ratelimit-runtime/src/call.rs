@@ -374,7 +374,7 @@ impl Call {
                         tokio::select! {
                             biased;
                             () = place.called() => {}
-                            () = self.clock().sleep_until(ask_at) => {}
+                            () = self.clock().sleep_until(give_up.map_or(ask_at, |give_up| ask_at.min(give_up))) => {}
                         }
                     } else {
                         self.clock().sleep_until(ask_at).await;
@@ -399,7 +399,8 @@ impl Call {
                         }
                         give_up = self.give_up(in_the_way.by, arrival);
                         let latest = self.refused(refusal, in_the_way);
-                        if latest.is_after(give_up) {
+                        let is_over = give_up.is_some_and(|give_up| give_up <= self.clock().now());
+                        if latest.is_after(give_up) || latest.is_held && is_over {
                             return Err(self.last_word(Some(latest)).await);
                         }
                         refused = Some(latest.clone());
@@ -490,11 +491,8 @@ impl Call {
             };
             let longest_wait = longest_wait.unwrap_or(Duration::MAX);
             let charge = Charge { longest_wait, ..self.limiter.charge(rule, key, *cost)? };
-            charges.push(if *holds == Holds::Cost && !rule.is_concurrent() {
-                charge
-            } else {
-                self.hold(asked, charge)?
-            });
+            let is_held = (*holds != Holds::Cost || rule.is_concurrent()) && *cost > 0;
+            charges.push(if is_held { self.hold(asked, charge)? } else { charge });
         }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {
@@ -539,7 +537,8 @@ impl Call {
         let is_timed = asked.holds == Holds::Time;
         let is_kept = self.limiter.memory().is_some();
         let hold = Hold { partial: is_timed, is_kept, is_timed, ..Hold::new(lease) };
-        Ok(Charge { cost: if is_timed { cost.min(rule.limit()) } else { cost }, hold: Some(hold), ..charge })
+        // Of nothing, not even a moment is granted.
+        Ok(Charge { cost: if is_timed { cost.min(rule.limit().max(1)) } else { cost }, hold: Some(hold), ..charge })
     }
 
     /// Turns what the store said, or that it said nothing, into a verdict.
