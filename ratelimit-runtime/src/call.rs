@@ -328,11 +328,10 @@ impl Call {
     /// What the call does when it is refused for that reason.
     fn on_refusal(&self, by: By) -> OnLimit {
         match (by, self.manner.on_limit) {
-            (By::Limit, on_limit) => on_limit,
             (By::Places, _) => self.on_busy,
             // Calls that use all that remains run one after another, whoever they are.
             (By::Turn, OnLimit::Reject) => OnLimit::Wait(None),
-            (By::Turn, on_limit) => on_limit,
+            (By::Limit | By::Turn, on_limit) => on_limit,
         }
     }
 

@@ -123,9 +123,9 @@ impl RequestPerMinute {
         self
     }
 
-    /// Whether all places are taken.
+    /// Whether it is about places, of which too few are free.
     pub(crate) fn is_busy(&self) -> bool {
-        self.0.cause == Cause::Exceeded && self.0.rule.is_concurrent()
+        matches!(self.0.cause, Cause::Exceeded | Cause::NeverFits) && self.0.rule.is_concurrent()
     }
 
     /// The rule that refused, and the cost it was asked for.

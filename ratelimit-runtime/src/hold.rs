@@ -13,7 +13,6 @@ use std::{
     time::Duration,
 };
 
-use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     sync::{Notify, oneshot},
@@ -55,7 +54,7 @@ enum Kept {
 /// A task that keeps what is held.
 struct Task {
     rule: Rule,
-    counters: SmallVec<[CounterName; 2]>,
+    counters: Vec<CounterName>,
     settle: oneshot::Sender<Settlement>,
     /// Until when it is held for certain, in microseconds of the limiter's clock; 0 once it is lost.
     until_us: Arc<AtomicU64>,
@@ -319,11 +318,11 @@ impl Settlements {
 /// A settlement under way, until this is dropped.
 struct UnderWay {
     limiter: Held,
-    counters: SmallVec<[CounterName; 2]>,
+    counters: Vec<CounterName>,
 }
 
 impl UnderWay {
-    fn new(limiter: Held, counters: SmallVec<[CounterName; 2]>) -> Self {
+    fn new(limiter: Held, counters: Vec<CounterName>) -> Self {
         let settlements = limiter.settlements();
         let mut waiting = settlements.lock();
         for counter in &counters {

@@ -208,7 +208,7 @@
 //!
 //! | feature | |
 //! |---|---|
-//! | `macros` (default) | the attribute |
+//! | `macros` (default) | the attributes |
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | `rediss://`, `rediss+cluster://` and `rediss+sentinel://`, Redis over TLS |
 //! | `metrics` | what decisions come to, through the crate [`metrics`](https://docs.rs/metrics): see below |

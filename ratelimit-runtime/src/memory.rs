@@ -269,18 +269,17 @@ impl Memory {
     }
 
     fn settle_in(&self, shard: &mut Shard, name: Fingerprint, rule: &Rule, hold: &Hold, used: u64, now_us: u64) {
-        let is_stored = shard.update(name, rule, |counter| {
+        let settle = |counter: &mut Counter| {
             counter.settle(rule, hold, used, now_us);
             counter.is_fresh(now_us)
-        });
-        match is_stored {
-            Some(true) => self.remove(shard, name),
-            Some(false) => {}
+        };
+        let is_fresh = match shard.update(name, rule, settle) {
             // Where there is no room for a counter, what was used is not counted.
-            None if used > 0 => {
-                drop(self.insert_new(shard, name, rule, now_us, |counter| counter.settle(rule, hold, used, now_us)))
-            }
-            None => {}
+            None if used > 0 => self.insert_new(shard, name, rule, now_us, settle).unwrap_or(false),
+            is_fresh => is_fresh.unwrap_or(false),
+        };
+        if is_fresh {
+            self.remove(shard, name);
         }
     }
 

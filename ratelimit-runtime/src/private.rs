@@ -261,7 +261,7 @@ pub fn over_limit(refused: &RequestPerMinute) -> bool {
     matches!(refused.cause(), Cause::Exceeded | Cause::NeverFits)
 }
 
-/// Whether a refusal is about places, all of which are taken.
+/// Whether a refusal is about places, of which too few are free.
 #[must_use]
 pub fn is_busy(refused: &RequestPerMinute) -> bool {
     refused.is_busy()

@@ -35,9 +35,9 @@ impl Places {
     }
 
     pub(super) fn look(&mut self, rule: &Rule, now_us: u64, cost: u64) -> Look {
-        let now_ms = now_us / 1000;
+        let millis = now_us / 1000;
         self.0.iter_mut().filter(|held| held.hold.is_kept).for_each(|held| held.renew(now_us));
-        self.0.retain(|held| held.ends_ms > now_ms);
+        self.0.retain(|held| held.ends_ms > millis);
         self.0.sort_by_key(|held| held.ends_ms);
         let taken: u64 = self.0.iter().map(|held| held.places).sum();
         let remaining = rule.count().saturating_sub(taken);
@@ -48,29 +48,29 @@ impl Places {
                 freed += held.places;
                 freed >= short
             });
-            last_in_the_way.map_or(0, |held| held.ends_ms - now_ms)
+            last_in_the_way.map_or(0, |held| held.ends_ms - millis)
         });
-        let reset_after_ms = self.0.last().map_or(0, |held| held.ends_ms - now_ms);
+        let reset_after_ms = self.0.last().map_or(0, |held| held.ends_ms - millis);
         let look = Look::new(rule, remaining, reset_after_ms, retry_after_ms);
         if look.fits { look } else { Look { held: taken, is_busy: true, ..look } }
     }
 
     /// Takes places that [`Places::look`] has found to be free.
-    pub(super) fn hold(&mut self, now_us: u64, places: u64, hold: &Hold) -> [u64; 2] {
-        let mut held = Held { places, ends_ms: 0, hold: *hold };
+    pub(super) fn hold(&mut self, now_us: u64, places: u64, asked: &Hold) -> [u64; 2] {
+        let mut held = Held { places, ends_ms: 0, hold: *asked };
         held.renew(now_us);
         self.0.push(held);
-        [hold.id, places]
+        [asked.id, places]
     }
 
     /// Says whether the places are still held, which last as long again from now if they are.
-    pub(super) fn renew(&mut self, now_us: u64, hold: &Hold) -> bool {
-        let held = self.0.iter_mut().find(|held| held.hold.id == hold.id && held.ends_ms > now_us / 1000);
+    pub(super) fn renew(&mut self, now_us: u64, asked: &Hold) -> bool {
+        let held = self.0.iter_mut().find(|held| held.hold.id == asked.id && held.ends_ms > now_us / 1000);
         held.map(|held| held.renew(now_us)).is_some()
     }
 
-    pub(super) fn settle(&mut self, hold: &Hold) {
-        self.0.retain(|held| held.hold.id != hold.id);
+    pub(super) fn settle(&mut self, asked: &Hold) {
+        self.0.retain(|held| held.hold.id != asked.id);
     }
 }
 

@@ -81,9 +81,9 @@ fn lifetime_ms(rule: &Rule) -> u64 {
 }
 
 impl Held {
-    fn begin(rule: &Rule, now_us: u64, much: u64, hold: &Hold) -> Self {
-        let (lease_ms, is_kept) = (hold.lease_ms(), hold.is_kept);
-        let mut held = Self { id: hold.id, much, ends_ms: 0, until_ms: 0, lease_ms, is_kept };
+    fn begin(rule: &Rule, now_us: u64, much: u64, asked: &Hold) -> Self {
+        let (lease_ms, is_kept) = (asked.lease_ms(), asked.is_kept);
+        let mut held = Self { id: asked.id, much, ends_ms: 0, until_ms: 0, lease_ms, is_kept };
         held.renew(rule, now_us);
         held
     }
@@ -121,10 +121,10 @@ impl Log {
 
     /// Decides at `now_us`, having dropped what has expired by then.
     pub(super) fn look(&mut self, rule: &Rule, now_us: u64, cost: u64) -> Look {
-        let (layout, now_ms) = (Layout::of(rule), now_us / 1000);
+        let (layout, millis) = (Layout::of(rule), now_us / 1000);
         let now = now_us / layout.tick_us;
         self.drop_expired(&layout, now);
-        self.holds.retain(|held| held.until_ms > now_ms);
+        self.holds.retain(|held| held.until_ms > millis);
         // Those that end first come first.
         self.holds.sort_by_key(|held| held.until_ms);
 
@@ -134,13 +134,13 @@ impl Log {
         let held: u64 = self.holds.iter().map(|held| held.much).sum();
         let remaining = rule.count().saturating_sub(used + held);
         let reset_after_ms = newest.map_or(0, |(time, _)| wait_ms(*time));
-        let reset_after_ms = self.holds.last().map_or(0, |held| held.until_ms - now_ms).max(reset_after_ms);
+        let reset_after_ms = self.holds.last().map_or(0, |held| held.until_ms - millis).max(reset_after_ms);
         let retry_after_ms = (cost > remaining).then(|| {
             let short = (used + held).saturating_add(cost).saturating_sub(rule.count()).min(used + held);
             // How long until so much has expired, if the first holds have, and for the rest entries.
             let mut freed = 0;
             let after_holds = |at: usize| {
-                let after_ms = at.checked_sub(1).map_or(0, |last| self.holds[last].until_ms - now_ms);
+                let after_ms = at.checked_sub(1).map_or(0, |last| self.holds[last].until_ms - millis);
                 freed += at.checked_sub(1).map_or(0, |last| self.holds[last].much);
                 let rest = short.saturating_sub(freed);
                 let last_in_the_way = self.entries.partition_point(|(_, total)| total - self.base < rest);
@@ -150,7 +150,7 @@ impl Log {
             };
             (0..=self.holds.len()).filter_map(after_holds).min().unwrap_or_default()
         });
-        let live: u64 = self.holds.iter().filter(|held| held.ends_ms > now_ms).map(|held| held.much).sum();
+        let live: u64 = self.holds.iter().filter(|held| held.ends_ms > millis).map(|held| held.much).sum();
         let look = Look::new(rule, remaining, reset_after_ms, retry_after_ms);
         if look.fits {
             return look;
@@ -159,22 +159,22 @@ impl Log {
     }
 
     /// Holds what [`Log::look`] has found to fit.
-    pub(super) fn hold(&mut self, rule: &Rule, now_us: u64, much: u64, hold: &Hold) -> [u64; 2] {
-        self.holds.push(Held::begin(rule, now_us, much, hold));
-        [hold.id, much]
+    pub(super) fn hold(&mut self, rule: &Rule, now_us: u64, much: u64, asked: &Hold) -> [u64; 2] {
+        self.holds.push(Held::begin(rule, now_us, much, asked));
+        [asked.id, much]
     }
 
     /// Says whether the hold still counts, which lasts as long again from now if it does.
-    pub(super) fn renew(&mut self, rule: &Rule, now_us: u64, hold: &Hold) -> bool {
-        let held = self.holds.iter_mut().find(|held| held.id == hold.id && held.until_ms > now_us / 1000);
+    pub(super) fn renew(&mut self, rule: &Rule, now_us: u64, asked: &Hold) -> bool {
+        let held = self.holds.iter_mut().find(|held| held.id == asked.id && held.until_ms > now_us / 1000);
         let Some(held) = held else { return false };
-        *held = Held::begin(rule, now_us, held.much, hold);
+        *held = Held::begin(rule, now_us, held.much, asked);
         true
     }
 
     /// Charges what was used instead of what was held, whether or not it fits.
-    pub(super) fn settle(&mut self, rule: &Rule, now_us: u64, hold: &Hold, used: u64) {
-        self.holds.retain(|held| held.id != hold.id);
+    pub(super) fn settle(&mut self, rule: &Rule, now_us: u64, asked: &Hold, used: u64) {
+        self.holds.retain(|held| held.id != asked.id);
         self.look(rule, now_us, 0);
         let charged = self.entries.back().map_or(0, |(_, total)| total - self.base);
         let used = used.min(Layout::of(rule).largest_count() - charged);
@@ -241,9 +241,9 @@ pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
 
 /// And for a charge that is held.
 #[cfg(feature = "redis")]
-pub(super) fn hold_numbers(rule: &Rule, cost: u64, hold: &Hold) -> Numbers {
+pub(super) fn hold_numbers(rule: &Rule, cost: u64, asked: &Hold) -> Numbers {
     let digits = Layout::of(rule).digits.into();
-    pack([cost, rule.count(), rule.period_ms(), digits, hold.id, hold.lease_ms(), hold.partial.into()])
+    pack([cost, rule.count(), rule.period_ms(), digits, asked.id, asked.lease_ms(), asked.partial.into()])
 }
 
 #[cfg(feature = "redis")]
