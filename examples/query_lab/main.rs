@@ -12,7 +12,6 @@ mod log;
 mod page;
 mod query;
 mod report;
-mod stand_in;
 
 use std::{
     error::Error,

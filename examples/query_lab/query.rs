@@ -10,7 +10,9 @@ use std::{
 };
 
 use clap::ValueEnum;
-use ratelimit_runtime::{Algorithm, Limiter, RequestPerMinute, Rule};
+use ratelimit_runtime::{
+    Algorithm, Limiter, RequestPerMinute, Rule, limit_concurrent_requests, limit_request_per_time,
+};
 use serde::Serialize;
 use tokio::{
     task::{JoinError, spawn_blocking},
@@ -20,7 +22,6 @@ use tokio::{
 use crate::{
     database::{Database, Fault, Table, Time},
     log::{Entry, Log, Outcome},
-    stand_in,
 };
 
 /// What queries share.
@@ -62,13 +63,23 @@ const LOOK: Duration = Duration::from_millis(50);
 /// While a query runs, all that its user has left is held. What it took is charged when it ends, however it ends.
 ///
 /// `ttl` is a constant, hence the parameter; `count` may be any expression.
+#[limit_concurrent_requests("query-place", 1, key = user, lease = "10s", on_limit = Wait)]
+#[limit_request_per_time(
+    prefix = "query-time",
+    ttl = WINDOW_MS,
+    unit = Milliseconds,
+    count = lab.budget_ms,
+    key = user,
+    algorithm = SlidingLog,
+    cost = Elapsed,
+    permit = permit
+)]
 async fn run<const WINDOW_MS: u64>(
     lab: &Lab,
     user: &str,
     sql: String,
     is_wanted: &AtomicBool,
 ) -> Result<Ran, RequestPerMinute> {
-    let permit = stand_in::acquire::<WINDOW_MS>(lab, user).await?;
     let (start_us, given) = (now_us(), permit.remaining_time());
     let time = Time::new(given);
     let (database, its_time) = (Arc::clone(&lab.database), time.clone());
@@ -179,9 +190,11 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) async fn of(lab: &Lab, user: &str) -> Result<Self, RequestPerMinute> {
+        // Counters are known by what stands in the attributes of `run`.
         let time = Rule::new("query-time", lab.budget_ms, lab.window.length()).algorithm(Algorithm::SlidingLog);
+        let place = Rule::new("query-place", 1, Duration::from_secs(10)).algorithm(Algorithm::Concurrent);
         let left_ms = lab.limiter.peek(&time, user).await?.remaining();
-        let is_running = stand_in::is_running(user);
+        let is_running = lab.limiter.peek(&place, user).await?.remaining() == 0;
         Ok(Self { budget_ms: lab.budget_ms, window_ms: lab.window as u64, left_ms, is_running })
     }
 }
