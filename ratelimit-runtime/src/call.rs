@@ -10,6 +10,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
+use tokio::time::timeout;
 
 #[cfg(feature = "redis")]
 use crate::redis::Share;
@@ -20,7 +21,7 @@ use crate::{
     key::Fingerprint,
     limiter::{Held, Settings, no_answer, refusal},
     observe,
-    store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
+    store::{Batch, Charge, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
     wait::Refused,
 };
 
@@ -31,6 +32,8 @@ pub(crate) struct Call {
     /// Whether one rule was asked for, whatever became of it.
     alone: bool,
     manner: Manner,
+    /// What it does when all places are taken.
+    on_busy: OnLimit,
     /// If it is ready to wait.
     arrival: Option<Arrival>,
 }
@@ -41,6 +44,18 @@ pub struct Asked {
     pub(crate) rule: Rule,
     pub(crate) key: AskedKey,
     pub(crate) cost: u64,
+    pub(crate) holds: Holds,
+}
+
+/// What a charge comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// The cost; places of [`Algorithm::Concurrent`] are held.
+    Cost,
+    /// What is told in the end; the cost is held until then.
+    Told,
+    /// The milliseconds until the end; what remains is held until then, up to the cost.
+    Time,
 }
 
 #[derive(Debug)]
@@ -81,7 +96,26 @@ pub(crate) enum CountedBy {
 #[derive(Clone, Copy)]
 struct Arrival {
     ticket: u64,
+    at: Duration,
     give_up: Option<Duration>,
+}
+
+/// What a caller is refused by.
+#[derive(Clone, Copy)]
+struct InTheWay {
+    ready_in: Duration,
+    /// Somebody may leave before, what they hold.
+    is_held: bool,
+    by: By,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Limit,
+    /// All places are taken.
+    Places,
+    /// It is another's turn.
+    Turn,
 }
 
 /// What comes of one question to the store.
@@ -90,7 +124,7 @@ enum Verdict {
     /// And when the call may run, if not at once.
     Permit(Permit, Option<Duration>),
     /// Waiting helps; the counter that asks for the longest wait.
-    Exceeded(RequestPerMinute, CounterName),
+    Exceeded(RequestPerMinute, CounterName, InTheWay),
     Refused(RequestPerMinute),
 }
 
@@ -99,6 +133,12 @@ struct Shadowed {
     said: Decision,
     rest: Charges,
 }
+
+/// How long a hold lasts without being renewed, where nothing is said.
+const LEASE: Duration = Duration::from_secs(30);
+const SHORTEST_LEASE: Duration = Duration::from_secs(1);
+/// When to ask again for what other processes may have left.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 type Answer = Result<Permit, RequestPerMinute>;
 type Pending = Pin<Box<dyn Future<Output = Answer> + Send>>;
@@ -110,6 +150,43 @@ impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(permit) = self.0.take() {
             permit.abandon();
+        }
+    }
+}
+
+/// A store that was asked to hold something, and has not answered. Dropped, it is told that nobody needs it any more.
+struct Unsure(Option<(Held, Charges)>);
+
+impl Unsure {
+    fn new(limiter: &Held, charges: &Charges) -> Self {
+        if charges.iter().all(|charge| charge.hold.is_none()) {
+            return Self(None);
+        }
+        Self(Some((limiter.clone(), charges.clone().split_held().0)))
+    }
+
+    fn forget(mut self) {
+        self.0 = None;
+    }
+
+    async fn until_answered(
+        mut self,
+        answer: impl Future<Output = Result<Batch, StoreError>>,
+    ) -> Result<Batch, StoreError> {
+        let batch = answer.await;
+        if let Ok(batch) = &batch
+            && batch.iter().all(|request| request.outcome.is_ok())
+        {
+            self.0 = None;
+        }
+        batch
+    }
+}
+
+impl Drop for Unsure {
+    fn drop(&mut self) {
+        if let Some((limiter, charges)) = self.0.take() {
+            limiter.abandon(charges, CountedBy::Store);
         }
     }
 }
@@ -138,12 +215,15 @@ impl Call {
     #[inline(always)]
     #[allow(clippy::inline_always)] // or a rule is copied twice, which takes as long as a lock
     pub(crate) fn decide_one(limiter: Held, rule: &Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
-        Deciding { limiter: Some(limiter), state: State::One(Asked { rule: *rule, key, cost }, manner) }
+        Deciding {
+            limiter: Some(limiter),
+            state: State::One(Asked { rule: *rule, key, cost, holds: Holds::Cost }, manner),
+        }
     }
 
     /// Decides when it is first polled.
-    pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner) -> Deciding {
-        let call = Self { limiter, asked: asked.into(), alone: false, manner, arrival: None };
+    pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner, on_busy: OnLimit) -> Deciding {
+        let call = Self { limiter, asked: asked.into(), alone: false, manner, on_busy, arrival: None };
         let answer = async move {
             match call.start() {
                 Ok(answer) => answer,
@@ -169,11 +249,25 @@ impl Call {
         {
             return Err(Box::pin(self.wait(arrival, counter, None)));
         }
+        if self.limiter.settlements().are_under_way(&charges) {
+            return Err(Box::pin(async move {
+                let (asked, batch) = self.question(charges, true).await;
+                match self.answer_or_wait(batch, asked) {
+                    Ok(answer) => answer,
+                    Err(waiting) => waiting.await,
+                }
+            }));
+        }
+        let asked = self.clock().now();
+        let unsure = Unsure::new(&self.limiter, &charges);
         match store.decide(Request::new(charges, true).into()) {
-            Reply::Ready(batch) => self.answer_or_wait(Ok(batch)),
+            Reply::Ready(batch) => {
+                unsure.forget();
+                self.answer_or_wait(Ok(batch), asked)
+            }
             reply @ Reply::Pending(_) => Err(Box::pin(async move {
-                let batch = self.limiter.within_deadline(reply).await;
-                match self.answer_or_wait(batch) {
+                let batch = unsure.until_answered(self.limiter.within_deadline(reply)).await;
+                match self.answer_or_wait(batch, asked) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
                 }
@@ -181,8 +275,21 @@ impl Call {
         }
     }
 
-    fn answer_or_wait(self, batch: Result<Batch, StoreError>) -> Result<Answer, Pending> {
-        match self.conclude(batch, true) {
+    /// Asks the store, when what is being settled has been; and tells when it did.
+    async fn question(&self, charges: Charges, consume: bool) -> (Duration, Result<Batch, StoreError>) {
+        let settlements = self.limiter.settlements();
+        if settlements.are_under_way(&charges) {
+            let _ = timeout(self.limiter.settings().deadline, settlements.done(&charges)).await;
+        }
+        let asked = self.clock().now();
+        let Some(store) = self.limiter.store() else { return (asked, Err(no_answer())) };
+        let unsure = Unsure::new(&self.limiter, &charges);
+        let reply = store.decide(Request::new(charges, consume).into());
+        (asked, unsure.until_answered(self.limiter.within_deadline(reply)).await)
+    }
+
+    fn answer_or_wait(self, batch: Result<Batch, StoreError>, asked: Duration) -> Result<Answer, Pending> {
+        match self.conclude(batch, true, asked) {
             Ok(verdict) => self.act_on(verdict),
             Err(shadowed) => Err(Box::pin(async move {
                 let verdict = self.ask_without(shadowed, true).await;
@@ -196,40 +303,82 @@ impl Call {
 
     fn act_on(self, verdict: Verdict) -> Result<Answer, Pending> {
         match (verdict, self.arrival) {
-            (Verdict::Exceeded(refusal, counter), Some(arrival)) => {
-                let refused = self.refused(refusal);
-                Err(Box::pin(self.wait(arrival, counter, Some(refused))))
+            (Verdict::Exceeded(refusal, counter, in_the_way), Some(arrival)) if self.waits_for(in_the_way.by) => {
+                let give_up = self.give_up(in_the_way.by, arrival);
+                let refused = self.refused(refusal, in_the_way);
+                Err(Box::pin(self.wait(Arrival { give_up, ..arrival }, counter, Some(refused))))
             }
             (Verdict::Permit(permit, Some(at)), _) => Err(Box::pin(async move { self.sleep_until(at, permit).await })),
             (Verdict::Permit(permit, None), _) => Ok(Ok(permit)),
-            (Verdict::Exceeded(refused, _) | Verdict::Refused(refused), _) => Ok(Err(refused)),
+            (Verdict::Exceeded(refused, ..) | Verdict::Refused(refused), _) => Ok(Err(refused)),
         }
     }
 
     fn arrive(&self) -> Option<Arrival> {
-        let OnLimit::Wait(longest) = self.manner.on_limit else { return None };
-        let give_up = longest.map(|longest| self.clock().now().saturating_add(longest));
-        Some(Arrival { ticket: self.limiter.lines().ticket(), give_up })
+        let reasons = [By::Limit, By::Places, By::Turn].map(|by| self.waits_for(by).then_some(by));
+        if reasons == [None; 3] {
+            return None;
+        }
+        let arrival = Arrival { ticket: self.limiter.lines().ticket(), at: self.clock().now(), give_up: None };
+        let longest = reasons.into_iter().flatten().map(|by| self.give_up(by, arrival));
+        let give_up = longest.reduce(|one, other| Some(one?.max(other?))).flatten();
+        Some(Arrival { give_up, ..arrival })
+    }
+
+    /// What the call does when it is refused for that reason.
+    fn on_refusal(&self, by: By) -> OnLimit {
+        match (by, self.manner.on_limit) {
+            (By::Limit, on_limit) => on_limit,
+            (By::Places, _) => self.on_busy,
+            // Calls that use all that remains run one after another, whoever they are.
+            (By::Turn, OnLimit::Reject) => OnLimit::Wait(None),
+            (By::Turn, on_limit) => on_limit,
+        }
+    }
+
+    fn waits_for(&self, by: By) -> bool {
+        let may_be = match by {
+            By::Limit => true,
+            By::Places => self.asked.iter().any(|asked| asked.rule.is_concurrent()),
+            By::Turn => self.asked.iter().any(Asked::takes_all),
+        };
+        may_be && matches!(self.on_refusal(by), OnLimit::Wait(_))
+    }
+
+    fn give_up(&self, by: By, arrival: Arrival) -> Option<Duration> {
+        match self.on_refusal(by) {
+            OnLimit::Wait(longest) => longest.map(|longest| arrival.at.saturating_add(longest)),
+            OnLimit::Reject => Some(arrival.at),
+        }
     }
 
     /// Waits in the lines of the counters that refuse, one after the other, until none does.
-    async fn wait(
-        mut self,
-        Arrival { ticket, give_up }: Arrival,
-        mut counter: CounterName,
-        mut refused: Option<Refused>,
-    ) -> Answer {
+    async fn wait(mut self, arrival: Arrival, mut counter: CounterName, mut refused: Option<Refused>) -> Answer {
+        let Arrival { ticket, mut give_up, .. } = arrival;
         'lines: loop {
             let place = match self.limiter.lines().join(counter, ticket, refused.as_ref(), give_up) {
                 Ok(place) => place,
                 Err(theirs) => return Err(self.last_word(refused.or(theirs)).await),
             };
+            if let Some(refused) = &mut refused
+                && refused.is_held
+            {
+                refused.ask_at = Duration::ZERO; // what was held may have been left before we stood here
+            }
             loop {
                 if !in_time(self.clock(), give_up, place.first()).await {
                     return Err(self.last_word(place.last().or(refused)).await);
                 }
-                if let Some(Refused { ready_at, .. }) = refused.take() {
-                    self.clock().sleep_until(ready_at).await;
+                if let Some(Refused { ask_at, is_held, .. }) = refused.take() {
+                    if is_held {
+                        tokio::select! {
+                            biased;
+                            () = place.called() => {}
+                            () = self.clock().sleep_until(ask_at) => {}
+                        }
+                    } else {
+                        self.clock().sleep_until(ask_at).await;
+                    }
                     if !place.is_first() {
                         continue; // an earlier caller came over from another line
                     }
@@ -244,9 +393,13 @@ impl Call {
                     continue 'lines;
                 }
                 match self.ask(charges, true).await {
-                    Verdict::Exceeded(refusal, by) => {
-                        let latest = self.refused(refusal);
-                        if give_up.is_some_and(|give_up| latest.ready_at > give_up) {
+                    Verdict::Exceeded(refusal, by, in_the_way) => {
+                        if !self.waits_for(in_the_way.by) {
+                            return Err(refusal);
+                        }
+                        give_up = self.give_up(in_the_way.by, arrival);
+                        let latest = self.refused(refusal, in_the_way);
+                        if latest.is_after(give_up) {
                             return Err(self.last_word(Some(latest)).await);
                         }
                         refused = Some(latest.clone());
@@ -273,15 +426,19 @@ impl Call {
         slot.0.take().ok_or_else(|| refusal(&self.rule(), no_answer()))
     }
 
-    fn refused(&self, refusal: RequestPerMinute) -> Refused {
-        let wait = refusal.retry_after().unwrap_or_default();
-        Refused { refusal, ready_at: self.clock().now().saturating_add(wait) }
+    fn refused(&self, refusal: RequestPerMinute, InTheWay { ready_in, is_held, .. }: InTheWay) -> Refused {
+        let now = self.clock().now();
+        let ready_at = now.saturating_add(ready_in);
+        let ask_at = if is_held { ready_at.min(now.saturating_add(LOOK_AGAIN)) } else { ready_at };
+        Refused { refusal, ready_at, ask_at, is_held }
     }
 
     async fn ask(&self, charges: Charges, consume: bool) -> Verdict {
-        let Some(store) = self.limiter.store() else { return Verdict::Permit(Permit::free(&charges), None) };
-        let reply = store.decide(Request::new(charges, consume).into());
-        match self.conclude(self.limiter.within_deadline(reply).await, consume) {
+        if self.limiter.store().is_none() {
+            return Verdict::Permit(Permit::free(&charges), None);
+        }
+        let (asked, batch) = self.question(charges, consume).await;
+        match self.conclude(batch, consume, asked) {
             Ok(verdict) => verdict,
             Err(shadowed) => self.ask_without(shadowed, consume).await,
         }
@@ -310,7 +467,7 @@ impl Call {
             Err(refused) => return refused,
         };
         match self.ask(charges, false).await {
-            Verdict::Exceeded(refused, _) | Verdict::Refused(refused) => refused,
+            Verdict::Exceeded(refused, ..) | Verdict::Refused(refused) => refused,
             Verdict::Permit(permit, _) => {
                 let soon = Some(Duration::from_millis(1));
                 let decision = Decision::new(permit.limit(), permit.remaining(), permit.reset_after(), soon);
@@ -324,15 +481,20 @@ impl Call {
         let mut charges = Charges::default();
         let give_up = self.arrival.and_then(|arrival| arrival.give_up);
         let longest_wait = give_up.map(|give_up| give_up.saturating_sub(self.clock().now()));
-        for Asked { rule, key, cost } in &self.asked {
+        for asked @ Asked { rule, key, cost, holds } in &self.asked {
             let key = match key {
                 AskedKey::Some(key) => Some(key),
                 AskedKey::Shared => None,
                 AskedKey::Missing => return Err(RequestPerMinute::missing_key(rule)),
                 AskedKey::Skip => continue,
             };
-            let charge = self.limiter.charge(rule, key, *cost)?;
-            charges.push(Charge { longest_wait: longest_wait.unwrap_or(Duration::MAX), ..charge });
+            let longest_wait = longest_wait.unwrap_or(Duration::MAX);
+            let charge = Charge { longest_wait, ..self.limiter.charge(rule, key, *cost)? };
+            charges.push(if *holds == Holds::Cost && !rule.is_concurrent() {
+                charge
+            } else {
+                self.hold(asked, charge)?
+            });
         }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {
@@ -348,7 +510,7 @@ impl Call {
                 return Err(refusal(rule, StoreError::misconfigured(error)));
             }
         }
-        match charges.iter().find(|charge| charge.cost > charge.rule.limit()) {
+        match charges.iter().find(|charge| charge.least() > charge.rule.limit()) {
             Some(charge) if self.limiter.store().is_some() => {
                 Err(RequestPerMinute::never_fits(&charge.rule, charge.cost))
             }
@@ -356,14 +518,43 @@ impl Call {
         }
     }
 
+    /// The charge as one that is held.
+    fn hold(&self, asked: &Asked, charge: Charge) -> Result<Charge, RequestPerMinute> {
+        let Charge { rule, cost, .. } = charge;
+        let lease = match (asked.holds, rule.counted_by()) {
+            (_, Algorithm::Concurrent) => rule.period(),
+            (Holds::Told | Holds::Cost, Algorithm::SlidingLog) => LEASE,
+            // A holder that died is charged when its time would have been over.
+            (Holds::Time, Algorithm::SlidingLog) => {
+                Duration::from_millis(cost.min(rule.limit())).clamp(SHORTEST_LEASE, LEASE)
+            }
+            (_, algorithm) => {
+                let error = format!("what a call used can be charged by a SlidingLog only, and this is {algorithm:?}");
+                return Err(refusal(&rule, StoreError::misconfigured(error)));
+            }
+        };
+        if self.limiter.store().is_some_and(|store| !store.can_hold()) {
+            return Err(refusal(&rule, StoreError::misconfigured(HOLDS_NOTHING)));
+        }
+        let is_timed = asked.holds == Holds::Time;
+        let is_kept = self.limiter.memory().is_some();
+        let hold = Hold { partial: is_timed, is_kept, is_timed, ..Hold::new(lease) };
+        Ok(Charge { cost: if is_timed { cost.min(rule.limit()) } else { cost }, hold: Some(hold), ..charge })
+    }
+
     /// Turns what the store said, or that it said nothing, into a verdict.
-    fn conclude(&self, batch: Result<Batch, StoreError>, consume: bool) -> Result<Verdict, Box<Shadowed>> {
+    fn conclude(
+        &self,
+        batch: Result<Batch, StoreError>,
+        consume: bool,
+        asked: Duration,
+    ) -> Result<Verdict, Box<Shadowed>> {
         let error = match batch.map(Batch::into_first) {
             Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
                 if fits {
                     self.limiter.succeeded(); // a server that can't write can still refuse
                 }
-                return self.verdict(charges, fits, consume, CountedBy::Store);
+                return self.verdict(charges, fits, consume, CountedBy::Store, asked);
             }
             Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => error,
             Ok(None) => no_answer(),
@@ -405,6 +596,10 @@ impl Call {
         for charge in &mut *charges {
             charge.rule = charge.rule.share(instances);
             let share = charge.rule.limit();
+            if let Some(hold) = &mut charge.hold {
+                hold.is_kept = true;
+                charge.cost = if hold.partial { charge.cost.min(share.max(1)) } else { charge.cost };
+            }
             if charge.cost > share && !charge.rule.is_shadow() {
                 let (prefix, cost) = (charge.rule.prefix(), charge.cost);
                 let reason = format!(
@@ -425,7 +620,7 @@ impl Call {
             };
             let verdict = match batch.into_first() {
                 Some(Request { charges, outcome: Ok(fits), .. }) => {
-                    self.verdict(charges, fits, consume, CountedBy::Local)
+                    self.verdict(charges, fits, consume, CountedBy::Local, Duration::ZERO)
                 }
                 Some(Request { outcome: Err(error), .. }) => Ok(self.undecided(error)),
                 None => Ok(Verdict::Refused(refusal(&self.rule(), no_answer()))),
@@ -440,7 +635,18 @@ impl Call {
         }
     }
 
-    fn verdict(&self, charges: Charges, fits: bool, consume: bool, by: CountedBy) -> Result<Verdict, Box<Shadowed>> {
+    fn verdict(
+        &self,
+        charges: Charges,
+        fits: bool,
+        consume: bool,
+        by: CountedBy,
+        asked: Duration,
+    ) -> Result<Verdict, Box<Shadowed>> {
+        if fits && consume && charges.iter().any(|charge| charge.hold.is_some()) {
+            charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
+            return Ok(Verdict::Permit(Permit::held(self.limiter.clone(), charges, by, asked), None));
+        }
         if fits {
             if consume {
                 charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
@@ -452,7 +658,8 @@ impl Call {
         }
         let is_over = |charge: &Charge| charge.decision.retry_after().is_some();
         let refusing = charges.iter().filter(|charge| is_over(charge));
-        let weight = |charge: &&Charge| (!charge.rule.is_shadow(), charge.decision.retry_after_ms);
+        // Where one will not fit however soon others leave, that is the reason.
+        let weight = |charge: &&Charge| (!charge.rule.is_shadow(), !charge.is_busy, charge.decision.retry_after_ms);
         let Some(charge) = refusing.max_by_key(weight) else {
             let error = StoreError::misconfigured("the store refused, and named no counter that did");
             return Ok(Verdict::Refused(refusal(&self.rule(), error)));
@@ -469,11 +676,19 @@ impl Call {
             });
             return Err(Box::new(Shadowed { said, rest }));
         }
-        let refused = RequestPerMinute::exceeded(&charge.rule, charge.cost, &charge.decision);
+        let refused = RequestPerMinute::exceeded(&charge.rule, charge.least(), &charge.decision);
         if charge.wait > charge.longest_wait {
             return Ok(Verdict::Refused(refused)); // a slot comes no sooner for a caller who waits to ask again
         }
-        Ok(Verdict::Exceeded(refused, charge.counter.clone()))
+        let takes_all = charge.hold.is_some_and(|hold| hold.partial) && charge.cost == charge.rule.limit();
+        let by = match charge.is_busy {
+            true if charge.rule.is_concurrent() => By::Places,
+            true if takes_all => By::Turn,
+            _ => By::Limit,
+        };
+        let ready_in = charge.decision.retry_after().unwrap_or_default();
+        let in_the_way = InTheWay { ready_in, is_held: charge.held > 0, by };
+        Ok(Verdict::Exceeded(refused, charge.counter.clone(), in_the_way))
     }
 
     /// The rule that an error of the store is reported under.
@@ -487,6 +702,11 @@ impl Call {
 }
 
 impl Asked {
+    /// Whether nothing remains for others while it runs.
+    fn takes_all(&self) -> bool {
+        self.holds == Holds::Time && self.cost >= self.rule.limit()
+    }
+
     /// What tells the counter from others, if it is sure that the call has one.
     #[inline(always)]
     #[allow(clippy::inline_always)] // the algorithm is known where it is called
@@ -542,11 +762,11 @@ impl Deciding {
         if !can_fit
             || rule.is_shadow()
             || rule.has_fault()
-            || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. })
+            || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. } | Algorithm::Concurrent)
         {
             return None;
         }
-        if !limiter.settings().rules_are_as_written() {
+        if !limiter.settings().rules_are_as_written() || !limiter.settlements().are_none() {
             return None;
         }
         let name = asked.name()?;
@@ -579,7 +799,7 @@ impl Deciding {
             return None;
         };
         // Where there is no room, the long way says what becomes of the call; nothing was charged.
-        let taken = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX }).ok()?;
+        let taken = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX, hold: None }).ok()?;
         if !taken.fits() {
             let refused = RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule));
             observe::refused(&refused);
@@ -611,7 +831,9 @@ impl Deciding {
             Some(Err(error)) => error,
             None => StoreError::late(limiter.settings().deadline),
         };
-        match (Call { limiter, asked: [asked].into(), alone: true, manner, arrival: None }).answer_or_wait(Err(error)) {
+        match (Call { limiter, asked: [asked].into(), alone: true, manner, on_busy: manner.on_limit, arrival: None })
+            .answer_or_wait(Err(error), Duration::ZERO)
+        {
             Ok(answer) => Some(answer.inspect_err(observe::refused)),
             Err(pending) => {
                 self.state = State::Pending(pending);
@@ -642,7 +864,16 @@ impl Deciding {
             && let State::One(asked, manner) = mem::replace(&mut self.state, State::Done)
             && let Some(limiter) = self.limiter.take()
         {
-            match (Call { limiter, asked: [asked].into(), alone: true, manner, arrival: None }).start() {
+            match (Call {
+                limiter,
+                asked: [asked].into(),
+                alone: true,
+                manner,
+                on_busy: manner.on_limit,
+                arrival: None,
+            })
+            .start()
+            {
                 Ok(now) => *answer = Some(now.inspect_err(observe::refused)),
                 Err(pending) => self.state = State::Pending(pending),
             }
@@ -693,11 +924,12 @@ impl fmt::Debug for Deciding {
 
 /// Takes the rule as it holds now, and says whether the store is to be asked for it. One that is only tried out is not, where it would refuse
 /// without the store.
-fn is_to_be_asked(settings: &Settings, Asked { rule, key, cost }: &mut Asked) -> bool {
+fn is_to_be_asked(settings: &Settings, Asked { rule, key, cost, holds }: &mut Asked) -> bool {
     let of_key = if let AskedKey::Some(key) = &*key { Some(key) } else { None };
-    let Some(holds) = settings.hold(rule, of_key) else { return false };
-    *rule = holds;
-    let refuses = matches!(key, AskedKey::Missing) || *cost > rule.limit();
+    let Some(now) = settings.hold(rule, of_key) else { return false };
+    *rule = now;
+    let least = if *holds == Holds::Time { (*cost).min(1) } else { *cost };
+    let refuses = matches!(key, AskedKey::Missing) || least > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {
         observe::refused_in_shadow(rule);
         return false;

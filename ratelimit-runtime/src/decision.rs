@@ -7,6 +7,7 @@ use crate::{
     algorithm::{Taken, TakenWindow},
     call::CountedBy,
     guard::Spent,
+    hold::Holding,
     key::Fingerprint,
     limiter::{Held, refusal},
     store::{Charge, Charges},
@@ -88,7 +89,8 @@ fn round_up_ms(duration: Duration) -> u64 {
 /// The right to run once, already charged.
 ///
 /// Dropping a permit changes nothing: the call counts. A call that did not happen after all can be
-/// given back.
+/// given back. Only what a permit holds ends with it: a place of [`Algorithm::Concurrent`] becomes free, and a call that is charged by its time has ended.
+/// On Redis that is done in the background; the next acquire of the key in this process waits for it.
 ///
 /// ```
 /// # use ratelimit_runtime::{Limiter, Rule};
@@ -122,6 +124,8 @@ enum Charged {
     Shared(Held, Arc<crate::redis::Decision>, [u64; 2]),
     /// In an `Arc`, though nobody shares it: letting go of one is short code, and there is some in front of each limited function.
     Elsewhere(Arc<Elsewhere>),
+    /// Held until the permit is dropped, and what was charged at once.
+    Held(Box<(Holding, Option<Elsewhere>)>),
 }
 
 type Elsewhere = (Held, Charges, CountedBy);
@@ -149,11 +153,11 @@ impl ChargedInMemory {
     }
 }
 
-/// The charge that leaves least, and of those the one that takes longest to leave more. One that is only tried out comes last.
+/// The charge that leaves least, and of those the one that takes longest to leave more. One that is only tried out comes last, after one that is held.
 fn tightest(charges: &[Charge]) -> Option<&Charge> {
     let room = |charge: &&Charge| {
         let Decision { remaining, reset_after_ms, .. } = charge.decision;
-        (charge.rule.is_shadow(), remaining, u64::MAX - reset_after_ms)
+        (charge.rule.is_shadow(), charge.hold.is_some(), remaining, u64::MAX - reset_after_ms)
     };
     charges.iter().min_by_key(room)
 }
@@ -207,6 +211,30 @@ impl Permit {
         Self { charged: held, ..Self::uncharged(tightest) }
     }
 
+    /// For charges of which some are held. `asked`: when the store was.
+    pub(crate) fn held(limiter: Held, charges: Charges, by: CountedBy, asked: Duration) -> Self {
+        let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
+        let (held, rest) = charges.split_held();
+        let rest = (!rest.is_empty()).then(|| (limiter.clone(), rest, by));
+        let held = Holding::new(limiter, held, by, asked);
+        Self { charged: Charged::Held(Box::new((held, rest))), ..Self::uncharged(tightest) }
+    }
+
+    /// What is held, of a permit that holds something.
+    pub(crate) fn into_holding(self) -> Option<Holding> {
+        if let Charged::Held(held) = self.charged { Some(held.0) } else { None }
+    }
+
+    /// Whether something is held until it is dropped.
+    #[cfg(feature = "tower")]
+    pub(crate) fn holds(&self) -> bool {
+        self.holding().is_some()
+    }
+
+    fn holding(&self) -> Option<&Holding> {
+        if let Charged::Held(held) = &self.charged { Some(&held.0) } else { None }
+    }
+
     fn uncharged(Decision { limit, remaining, reset_after_ms, .. }: Decision) -> Self {
         Self { limit, remaining, reset_after_ms, charged: Charged::Nothing }
     }
@@ -232,6 +260,7 @@ impl Permit {
                 let told = tightest(&elsewhere.1).filter(|charge| !charge.rule.is_shadow());
                 told.map(|charge| (charge.rule, charge.cost))
             }
+            Charged::Held(held) => tightest(&held.1.as_ref()?.1).map(|charge| (charge.rule, charge.cost)),
             #[cfg(feature = "redis")]
             Charged::Shared(_, decision, _) => decision.charge().map(|charge| (charge.rule, charge.cost)),
         }
@@ -245,6 +274,45 @@ impl Permit {
     /// What remained after this call was charged; under the tightest rule if there were several.
     pub fn remaining(&self) -> u64 {
         self.remaining
+    }
+
+    /// What the body of a call that is charged by its time, `cost = Elapsed`, may still use: to be given to a database or a client as its own
+    /// limit. Zero when it is used up; [`Duration::MAX`] for a permit that is not charged by time.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Limiter, Rule};
+    /// # use std::time::Duration;
+    /// # const RULE: Rule = Rule::new("query", 10, Duration::from_secs(60));
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// # let limiter = Limiter::in_memory();
+    /// let permit = limiter.acquire(&RULE, "alice").await?;
+    /// assert_eq!(permit.remaining_time(), Duration::MAX);
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    pub fn remaining_time(&self) -> Duration {
+        self.holding().map_or(Duration::MAX, Holding::remaining_time)
+    }
+
+    /// Whether what this permit holds is still held for certain: a place of [`Algorithm::Concurrent`], or a charge that is not settled yet.
+    ///
+    /// On Redis it may be lost when the server could not be told for a whole lease that its holder lives: this process was stopped, the
+    /// network was away, or the server has lost its counters. What is counted in this process is held until it is dropped. A permit that holds nothing has nothing
+    /// to lose.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
+    /// # use std::time::Duration;
+    /// const EXPORTS: Rule = Rule::new("export", 1, Duration::from_secs(30)).algorithm(Algorithm::Concurrent);
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// # let limiter = Limiter::in_memory();
+    /// let permit = limiter.acquire(&EXPORTS, "alice").await?;
+    /// // before what must not be done twice at once:
+    /// assert!(permit.is_held());
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    pub fn is_held(&self) -> bool {
+        self.holding().is_none_or(Holding::is_held)
     }
 
     /// How long after the decision all of the limit is there again if nobody calls.
@@ -262,6 +330,7 @@ impl Permit {
     /// | `SlidingLog` | all of it for one period, then nothing; nothing either behind more than 5,000 later entries, which would all have to be rewritten |
     /// | `SlidingWindow` | what it still weighs |
     /// | `TokenBucket` | what the bucket cannot have refilled since; the number says a part of a token as one |
+    /// | `Concurrent`, and charges by time | all of it: the place is free, and no time was used |
     /// | `LeakyBucket` | all of it, if nobody has been given a later slot and the slot has not passed; otherwise nothing |
     ///
     /// # Errors
@@ -284,6 +353,18 @@ impl Permit {
                 let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) else { return Ok(0) };
                 limiter.give_back(charges, by).await
             }
+            Charged::Held(held) => {
+                let (holding, rest) = *held;
+                let held = holding.much();
+                let rest = async {
+                    match rest {
+                        Some((limiter, charges, by)) => limiter.give_back(charges, by).await,
+                        None => Ok(0),
+                    }
+                };
+                let (cancelled, rest) = tokio::join!(holding.cancel(), rest);
+                cancelled.and(rest).map(|rest| held + rest)
+            }
             #[cfg(feature = "redis")]
             Charged::Shared(limiter, decision, receipt) => {
                 limiter.give_back(decision.charged(receipt), CountedBy::Store).await
@@ -302,6 +383,11 @@ impl Permit {
             Charged::Leased(limiter, charged) => drop(limiter.give_back_leased(&charged)),
             Charged::Elsewhere(elsewhere) => {
                 if let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) {
+                    limiter.abandon(charges, by);
+                }
+            }
+            Charged::Held(held) => {
+                if let (_, Some((limiter, charges, by))) = *held {
                     limiter.abandon(charges, by);
                 }
             }

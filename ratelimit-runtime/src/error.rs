@@ -72,7 +72,9 @@ impl RequestPerMinute {
     }
 
     pub(crate) fn exceeded(rule: &Rule, cost: u64, decision: &Decision) -> Self {
-        let (remaining, retry_after) = (decision.remaining, decision.retry_after());
+        let remaining = decision.remaining;
+        // When a place becomes free nobody knows.
+        let retry_after = decision.retry_after().filter(|_| !rule.is_concurrent());
         Self(Arc::new(Refusal { cause: Cause::Exceeded, rule: *rule, cost, remaining, retry_after, reason: "".into() }))
     }
 
@@ -95,8 +97,14 @@ impl RequestPerMinute {
     /// The same refusal, seen when this much of its wait is left.
     pub(crate) fn retry_in(mut self, wait: Duration) -> Self {
         let ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-        Arc::make_mut(&mut self.0).retry_after = Some(Duration::from_millis(ms));
+        let retry_after = &mut Arc::make_mut(&mut self.0).retry_after;
+        *retry_after = retry_after.map(|_| Duration::from_millis(ms));
         self
+    }
+
+    /// Whether all places are taken.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.0.cause == Cause::Exceeded && self.0.rule.is_concurrent()
     }
 
     /// The rule that refused, and the cost it was asked for.

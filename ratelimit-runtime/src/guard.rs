@@ -19,8 +19,6 @@ use self::{
     denials::{Denial, Denials},
     leases::{Answer, Leases, Take, Then, Turn},
 };
-#[cfg(feature = "redis")]
-use crate::redis::{self, Redis, Share};
 use crate::{
     Algorithm, Clock, CounterName, Decision, Rule,
     health::Seen,
@@ -28,6 +26,11 @@ use crate::{
     limiter::{Settings, no_answer},
     observe,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
+};
+#[cfg(feature = "redis")]
+use crate::{
+    algorithm::Look,
+    redis::{self, Redis, Share},
 };
 
 /// A store, and what is known of its counters. It is a store too, which decides as the one behind it does.
@@ -197,7 +200,7 @@ impl Guarded {
             if look.fits {
                 guard.denials.drop_one(charge.counter.fingerprint());
             } else if let Some(asked) = share.asked() {
-                guard.keep(charge, &look.decision, look.wait_ms, asked);
+                guard.keep(charge, look, asked);
             }
         }
         Poll::Ready(told)
@@ -234,6 +237,9 @@ impl Guard {
             return false;
         }
         let known = |charge: &Charge| {
+            if charge.hold.is_some() {
+                return None;
+            }
             self.known(charge.counter.fingerprint(), &charge.rule, charge.cost, charge.longest_wait, now_us)
         };
         let Some(denials) = request.charges.iter().map(known).collect::<Option<SmallVec<[Denial; 1]>>>() else {
@@ -259,7 +265,7 @@ impl Guard {
         for ((request, charge), forgotten) in charges_of(batch).zip(&sent.forgotten) {
             let name = charge.counter.fingerprint();
             match request.outcome {
-                Ok(false) if request.consume && will_stay_known(charge, &charge.decision) => {
+                Ok(false) if request.consume && will_stay_known(charge, &charge.decision, charge.held) => {
                     let wait_ms = u64::try_from(charge.wait.as_millis()).unwrap_or(u64::MAX);
                     let denial = Denial { decision: charge.decision, wait_ms };
                     self.denials.keep(name, &charge.rule, denial, (sent.at_us, now_us), *forgotten);
@@ -273,9 +279,10 @@ impl Guard {
 
     /// The same for one charge.
     #[cfg(feature = "redis")]
-    fn keep(&self, charge: &Charge, decision: &Decision, wait_ms: u64, Asked { at_us, forgotten }: Asked) {
-        if will_stay_known(charge, decision) && !self.seen.is_degraded() {
-            let (name, denial) = (charge.counter.fingerprint(), Denial { decision: *decision, wait_ms });
+    fn keep(&self, charge: &Charge, look: &Look, Asked { at_us, forgotten }: Asked) {
+        let Look { decision, wait_ms, held, .. } = *look;
+        if will_stay_known(charge, &decision, held) && !self.seen.is_degraded() {
+            let (name, denial) = (charge.counter.fingerprint(), Denial { decision, wait_ms });
             self.denials.keep(name, &charge.rule, denial, (at_us, self.clock.now_us()), forgotten);
         }
     }
@@ -302,8 +309,12 @@ fn may_be_known(rule: &Rule, cost: u64, longest_wait: Duration) -> bool {
         }
 }
 
-fn will_stay_known(charge: &Charge, decision: &Decision) -> bool {
-    decision.remaining() == 0 && may_be_known(&charge.rule, charge.cost, charge.longest_wait)
+/// What others hold they may leave at any time.
+fn will_stay_known(charge: &Charge, decision: &Decision, held: u64) -> bool {
+    decision.remaining() == 0
+        && held == 0
+        && charge.hold.is_none()
+        && may_be_known(&charge.rule, charge.cost, charge.longest_wait)
 }
 
 /// Forgets what is known of some counters when something has been done to them, or may have been.
@@ -641,6 +652,19 @@ impl Store for Guarded {
                 done.await
             })),
         }
+    }
+
+    fn can_hold(&self) -> bool {
+        self.0.store.can_hold()
+    }
+
+    fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
+        self.0.store.renew(charge)
+    }
+
+    fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
+        let names = SmallVec::from_iter([charge.counter.fingerprint()]);
+        self.forget_after(names, self.0.store.settle(charge, used))
     }
 
     fn outage(&self) -> Option<StoreError> {

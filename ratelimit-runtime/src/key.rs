@@ -528,7 +528,7 @@ impl CounterName {
             name.extend_from_slice(itoa::Buffer::new().format(buckets).as_bytes());
         }
         name.push(b':');
-        name.extend_from_slice(itoa::Buffer::new().format(rule.period_ms()).as_bytes());
+        name.extend_from_slice(itoa::Buffer::new().format(rule.counted_in_ms()).as_bytes());
         Self { text: name, fingerprint: Fingerprint::new(rule, key) }
     }
 
@@ -615,7 +615,7 @@ impl Fingerprint {
         };
         // The period is all of it, so that no rule with a fault has the name of one without. An algorithm has 13 bits, a kind with the
         // length of a short text 7.
-        let (prefix, period) = (rule.prefix().as_bytes(), rule.period());
+        let (prefix, period) = (rule.prefix().as_bytes(), rule.counted_in());
         let rest = kind << 43 | rule.counted_by().number() << 30 | u64::from(period.subsec_nanos());
         let [left, right] = &*SECRETS;
         let name = if prefix.len() > LONGEST_SHORT || !text.is_empty() {

@@ -221,6 +221,7 @@ mod decision;
 mod error;
 mod guard;
 mod health;
+mod hold;
 mod key;
 mod limiter;
 mod memory;
@@ -228,6 +229,7 @@ mod observe;
 mod process;
 #[cfg(feature = "redis")]
 mod redis;
+mod reservation;
 mod rule;
 pub mod store;
 mod sync;
@@ -252,6 +254,7 @@ pub use self::{
     health::Health,
     key::{CounterName, Key, KeyWriter, RateKey},
     limiter::Limiter,
+    reservation::Reservation,
     rule::{Algorithm, Refill, Rule},
     store::Store,
 };

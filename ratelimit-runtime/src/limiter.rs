@@ -18,10 +18,11 @@ use tracing::Instrument as _;
 use crate::{
     Builder, Clock, CounterName, Decision, Health, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     SetupError,
-    call::{Asked, AskedKey, Call, CountedBy, Manner, OnLimit},
+    call::{Asked, AskedKey, Call, CountedBy, Holds, Manner, OnLimit},
     decision::ChargedInMemory,
     guard::{Behind, Guarded},
     health::Seen,
+    hold::Settlements,
     memory::Memory,
     observe::{self, Stopwatch, Throttle},
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
@@ -89,6 +90,7 @@ pub(crate) struct Inner {
     storage: Storage,
     settings: Settings,
     lines: Lines,
+    settlements: Settlements,
     /// Counts for this process alone while the store is away.
     local: OnceCell<Memory>,
     seen: Arc<Seen>,
@@ -219,7 +221,14 @@ impl Limiter {
     pub(crate) fn assemble(storage: Storage, settings: Settings, seen: Arc<Seen>) -> Self {
         observe::describe();
         let lines = Lines::new(settings.max_waiting);
-        let inner = Arc::new(Inner { storage, settings, lines, local: OnceCell::new(), seen });
+        let inner = Arc::new(Inner {
+            storage,
+            settings,
+            lines,
+            settlements: Settlements::default(),
+            local: OnceCell::new(),
+            seen,
+        });
         Self(Arc::new([(); HANDLES].map(|()| Held::Counted(Arc::new(Apart(Arc::clone(&inner)))))))
     }
 
@@ -370,9 +379,14 @@ impl Limiter {
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<> {
         let asked = charges
             .iter()
-            .map(|(rule, key, cost)| Asked { rule: **rule, key: AskedKey::Some(key.clone()), cost: *cost })
+            .map(|(rule, key, cost)| Asked {
+                rule: **rule,
+                key: AskedKey::Some(key.clone()),
+                cost: *cost,
+                holds: Holds::Cost,
+            })
             .collect();
-        Call::decide(self.hold(), asked, Manner::default())
+        Call::decide(self.hold(), asked, Manner::default(), OnLimit::Reject)
     }
 
     /// What the rule's counter for this key says about a cost of 1. Consumes nothing.
@@ -556,6 +570,25 @@ impl Inner {
 
     pub(crate) fn lines(&self) -> &Lines {
         &self.lines
+    }
+
+    #[inline]
+    pub(crate) fn settlements(&self) -> &Settlements {
+        &self.settlements
+    }
+
+    /// Makes what is held last as long again.
+    pub(crate) fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
+        self.store().map_or(Reply::Ready(Ok(false)), |store| store.renew(charge))
+    }
+
+    /// Charges what was used instead of what is held.
+    pub(crate) fn settle(&self, charge: Charge, used: u64, by: CountedBy) -> Reply<Result<(), StoreError>> {
+        match (by, self.store()) {
+            (CountedBy::Local, _) => self.local().settle(charge, used),
+            (CountedBy::Store, Some(store)) => store.settle(charge, used),
+            (CountedBy::Store, None) => Reply::Ready(Ok(())),
+        }
     }
 
     /// Counts for this process alone.

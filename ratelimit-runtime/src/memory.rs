@@ -12,7 +12,7 @@ use crate::{
     Algorithm, Clock, CounterName, Rule,
     algorithm::{Ask, Counter, Taken, TakenWindow, Window},
     key::{AlreadyHashed, Fingerprint},
-    store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
+    store::{Batch, Charge, Charges, Hold, Reply, Request, Store, StoreError},
     sync::{Apart, AtomicUsize, Mutex, MutexGuard, lock},
 };
 
@@ -133,12 +133,13 @@ impl Memory {
             }
             let name = charge.counter.fingerprint();
             match self.take_in(shard_in(&mut shards, &name), name, &charge.ask(), now_us) {
-                Ok(taken) => (charge.decision, charge.receipt) = (taken.decision(&charge.rule), taken.receipt),
+                Ok(taken) => {
+                    (charge.decision, charge.receipt) = (taken.decision(&charge.rule), taken.receipt);
+                    charge.charged();
+                }
                 Err(full) => {
                     for charge in &request.charges[..at] {
-                        let name = charge.counter.fingerprint();
-                        let shard = shard_in(&mut shards, &name);
-                        self.return_charge(shard, name, &charge.rule, charge.cost, charge.receipt, now_us);
+                        self.take_back(shard_in(&mut shards, &charge.counter.fingerprint()), charge, now_us);
                     }
                     request.outcome = Err(full);
                     return;
@@ -153,6 +154,18 @@ impl Memory {
         if !look.fits || ask.cost == 0 {
             return Ok(Taken::new(look, [0; 2]));
         }
+        self.insert_new(shard, name, ask.rule, now_us, |counter| counter.take(ask, now_us))
+    }
+
+    /// Stores a new counter after something has been done to it.
+    fn insert_new<T>(
+        &self,
+        shard: &mut Shard,
+        name: Fingerprint,
+        rule: &Rule,
+        now_us: u64,
+        act: impl FnOnce(&mut Counter) -> T,
+    ) -> Result<T, StoreError> {
         if shard.counters.len() >= shard.sweep_above {
             self.sweep(shard, now_us);
             shard.sweep_above = (2 * shard.counters.len()).max(64);
@@ -165,11 +178,11 @@ impl Memory {
                 )));
             }
         }
-        let mut counter = Counter::fresh(ask.rule, now_us);
-        let taken = counter.take(ask, now_us);
+        let mut counter = Counter::fresh(rule, now_us);
+        let done = act(&mut counter);
         shard.sweep_at_ms = shard.sweep_at_ms.min(counter.until_ms());
         shard.counters.insert(name, counter);
-        Ok(taken)
+        Ok(done)
     }
 
     /// Counts one more if the store is not full. It never counts too many, not even for a moment: another thread
@@ -241,6 +254,34 @@ impl Memory {
             self.remove(shard, name);
         }
         back
+    }
+
+    /// Returns what still counts of a charge, or all that is held of it.
+    fn take_back(&self, shard: &mut Shard, charge: &Charge, now_us: u64) -> u64 {
+        let Charge { counter, rule, cost, hold, receipt, .. } = charge;
+        match hold {
+            None => self.return_charge(shard, counter.fingerprint(), rule, *cost, *receipt, now_us),
+            Some(hold) => {
+                self.settle_in(shard, counter.fingerprint(), rule, hold, 0, now_us);
+                *cost
+            }
+        }
+    }
+
+    fn settle_in(&self, shard: &mut Shard, name: Fingerprint, rule: &Rule, hold: &Hold, used: u64, now_us: u64) {
+        let is_stored = shard.update(name, rule, |counter| {
+            counter.settle(rule, hold, used, now_us);
+            counter.is_fresh(now_us)
+        });
+        match is_stored {
+            Some(true) => self.remove(shard, name),
+            Some(false) => {}
+            // Where there is no room for a counter, what was used is not counted.
+            None if used > 0 => {
+                drop(self.insert_new(shard, name, rule, now_us, |counter| counter.settle(rule, hold, used, now_us)))
+            }
+            None => {}
+        }
     }
 
     fn remove(&self, shard: &mut Shard, name: Fingerprint) {
@@ -326,9 +367,33 @@ impl Store for Memory {
 
     fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let give_back = |charge: &Charge| {
-            self.give_back_one(charge.counter.fingerprint(), &charge.rule, charge.cost, charge.receipt)
+            let mut shard = self.shard(shard_of(&charge.counter.fingerprint()));
+            let now_us = shard.now_us(&self.clock);
+            self.take_back(&mut shard, charge, now_us)
         };
         Reply::Ready(Ok(charges.iter().filter(|charge| charge.cost > 0).map(give_back).sum()))
+    }
+
+    fn can_hold(&self) -> bool {
+        true
+    }
+
+    fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
+        let Charge { counter, rule, hold, .. } = &charge;
+        let Some(hold) = hold else { return Reply::Ready(Ok(false)) };
+        let mut shard = self.shard(shard_of(&counter.fingerprint()));
+        let now_us = shard.now_us(&self.clock);
+        let is_held = shard.update(counter.fingerprint(), rule, |counter| counter.renew(rule, hold, now_us));
+        Reply::Ready(Ok(is_held.unwrap_or(false)))
+    }
+
+    fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
+        let Charge { counter, rule, hold, .. } = &charge;
+        let Some(hold) = hold else { return Reply::Ready(Ok(())) };
+        let mut shard = self.shard(shard_of(&counter.fingerprint()));
+        let now_us = shard.now_us(&self.clock);
+        self.settle_in(&mut shard, counter.fingerprint(), rule, hold, used, now_us);
+        Reply::Ready(Ok(()))
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {

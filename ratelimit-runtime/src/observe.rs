@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{OnStoreError, RequestPerMinute, Rule};
+use crate::{OnStoreError, RequestPerMinute, Rule, store::StoreError};
 
 /// A rule has let a call through, and so much of it remains.
 #[inline]
@@ -37,6 +37,22 @@ pub(crate) fn refused_in_shadow(rule: &Rule) {
     recorder::refused_in_shadow(rule);
     if SAID.may_speak() {
         tracing::info!(rule = rule.prefix(), "a limit in shadow mode would have refused a call");
+    }
+}
+
+/// What is held could not be renewed: when its time is over, it is charged in full, or lost.
+pub(crate) fn not_renewed(rule: &Rule, error: &StoreError) {
+    static SAID: Throttle = Throttle::new();
+    if SAID.may_speak() {
+        tracing::warn!(rule = rule.prefix(), %error, "what a call holds could not be renewed");
+    }
+}
+
+/// What was held could not be settled.
+pub(crate) fn not_settled(rule: &Rule, error: &StoreError) {
+    static SAID: Throttle = Throttle::new();
+    if SAID.may_speak() {
+        tracing::warn!(rule = rule.prefix(), %error, "what a call held could not be settled: it is charged in full when its time is over");
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 pub use crate::call::{Asked as Charge, Deciding};
 use crate::{
-    Algorithm, Cause, Key, Limiter, OnStoreError, RateKey, Refill, RequestPerMinute, Rule, algorithm, call,
-    call::{AskedKey, Manner, OnLimit},
+    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, Refill, RequestPerMinute, Rule, algorithm, call,
+    call::{AskedKey, Holds, Manner, OnLimit},
 };
 
 /// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
@@ -24,6 +24,19 @@ pub const fn rule_without_count(prefix: &'static str, ttl: u64, unit_ms: u64) ->
     let period = Duration::from_millis(period_ms);
     assert!(period.as_secs() <= Rule::LONGEST_PERIOD.as_secs(), "`ttl` is longer than 3,650 days");
     Rule::new(prefix, 0, period)
+}
+
+/// A rule for places, held until the permit is dropped.
+#[must_use]
+pub const fn concurrent(prefix: &'static str, count: u64, lease_ms: u64) -> Rule {
+    assert!(count > 0, "`count` must be at least 1");
+    concurrent_without_count(prefix, lease_ms).with_count(count)
+}
+
+/// The same with a count that is known only at the call.
+#[must_use]
+pub const fn concurrent_without_count(prefix: &'static str, lease_ms: u64) -> Rule {
+    rule_without_count(prefix, 1, lease_ms).algorithm(Algorithm::Concurrent)
 }
 
 /// The rule by a sliding window.
@@ -143,18 +156,37 @@ impl<K: OptionalKey + ?Sized> OptionalKey for &K {
 #[must_use]
 #[inline]
 pub fn charge(rule: Rule, ChargedKey(key): ChargedKey, cost: u64) -> Charge {
-    Charge { rule, key, cost }
+    Charge { rule, key, cost, holds: Holds::Cost }
+}
+
+/// For the milliseconds until the permit is dropped. `max_ms`, or what remains if that is less, is held until then.
+#[must_use]
+pub fn charge_elapsed(rule: Rule, ChargedKey(key): ChargedKey, max_ms: Option<u64>) -> Charge {
+    Charge { rule, key, cost: max_ms.unwrap_or(u64::MAX), holds: Holds::Time }
+}
+
+/// For what is told at the end, see [`settle`].
+#[must_use]
+pub fn charge_settled(rule: Rule, ChargedKey(key): ChargedKey, max: u64) -> Charge {
+    Charge { rule, key, cost: max, holds: Holds::Told }
+}
+
+/// Charges what an outcome says that it has used.
+pub fn settle<T: ?Sized, N: TryInto<u64>>(permit: Permit, outcome: &T, used: impl FnOnce(&T) -> N) {
+    if let Some(mut holding) = permit.into_holding() {
+        holding.record(cost(used(outcome)));
+    }
 }
 
 /// How a call is treated: what is said once, however many rules it has.
 #[derive(Clone, Copy, Debug)]
-pub struct Call(Manner);
+pub struct Call(Manner, OnLimit);
 
 impl Call {
     #[allow(clippy::new_without_default)]
     #[must_use]
     pub const fn new() -> Self {
-        Self(Manner { on_limit: OnLimit::Reject, on_store_error: None })
+        Self(Manner { on_limit: OnLimit::Reject, on_store_error: None }, OnLimit::Reject)
     }
 
     #[must_use]
@@ -166,6 +198,18 @@ impl Call {
     #[must_use]
     pub const fn wait_at_most(mut self, ms: u64) -> Self {
         self.0.on_limit = OnLimit::Wait(Some(Duration::from_millis(ms)));
+        self
+    }
+
+    #[must_use]
+    pub const fn wait_for_place(mut self) -> Self {
+        self.1 = OnLimit::Wait(None);
+        self
+    }
+
+    #[must_use]
+    pub const fn wait_for_place_at_most(mut self, ms: u64) -> Self {
+        self.1 = OnLimit::Wait(Some(Duration::from_millis(ms)));
         self
     }
 
@@ -182,8 +226,8 @@ impl Call {
 #[allow(clippy::inline_always)] // or what is asked is copied on its way
 pub fn limit_request_per_time(
     limiter: Option<&Limiter>,
-    Call(manner): Call,
-    Charge { rule, key, cost }: Charge,
+    Call(manner, _): Call,
+    Charge { rule, key, cost, .. }: Charge,
 ) -> Deciding {
     let limiter = limiter.map_or_else(Limiter::current, Limiter::hold);
     call::Call::decide_one(limiter, &rule, key, cost, manner)
@@ -193,15 +237,32 @@ pub fn limit_request_per_time(
 #[must_use]
 pub fn limit_requests_per_time<const N: usize>(
     limiter: Option<&Limiter>,
-    Call(manner): Call,
+    Call(manner, _): Call,
     charges: [Charge; N],
 ) -> Deciding {
     let limiter = limiter.map_or_else(Limiter::current, Limiter::hold);
-    call::Call::decide(limiter, charges.into(), manner)
+    call::Call::decide(limiter, charges.into(), manner, OnLimit::Reject)
+}
+
+/// The call in front of the body of a function that holds something while it runs.
+#[must_use]
+pub fn hold_requests<const N: usize>(
+    limiter: Option<&Limiter>,
+    Call(manner, on_busy): Call,
+    charges: [Charge; N],
+) -> Deciding {
+    let limiter = limiter.map_or_else(Limiter::current, Limiter::hold);
+    call::Call::decide(limiter, charges.into(), manner, on_busy)
 }
 
 /// Whether a refusal is about the limit, and so for `on_limit` to answer.
 #[must_use]
 pub fn over_limit(refused: &RequestPerMinute) -> bool {
     matches!(refused.cause(), Cause::Exceeded | Cause::NeverFits)
+}
+
+/// Whether a refusal is about places, all of which are taken.
+#[must_use]
+pub fn is_busy(refused: &RequestPerMinute) -> bool {
+    refused.is_busy()
 }

@@ -13,6 +13,7 @@ use std::{fmt, time::Duration};
 /// | `SlidingWindow { buckets: n }` | less than 2C; C in any window of P - P/n | n + 2 integers |
 /// | `TokenBucket { burst: B, .. }` | B + C | three integers |
 /// | `LeakyBucket { queue: Q }` | C, by the slots the calls are given; C - 1 + the largest cost, if costs differ from 1 | three integers |
+/// | `Concurrent` | any number, but never more than C at once | about 100 bytes a place that is held |
 ///
 /// ```
 /// use ratelimit_runtime::{Algorithm, Refill, Rule};
@@ -86,6 +87,30 @@ pub enum Algorithm {
         /// How many calls may wait. With 0 a call is admitted only if it can run at once.
         queue: u64,
     },
+    /// Lets the count run at once, however long they take.
+    ///
+    /// This is the *counting semaphore*, with leases: an admitted call holds a place until its [`Permit`](crate::Permit) is dropped. The period is the
+    /// lease: a process that died keeps its places for that long at most, and one that lives renews its leases every third of it.
+    /// [`Permit::is_held`](crate::Permit::is_held) tells whether it could.
+    ///
+    /// The count is what all processes may hold together. The lease is not part of the counter's name. A cost of n takes n places. If a Redis
+    /// server's clock is set back, places of those who died are kept for as much longer.
+    ///
+    /// ```
+    /// use ratelimit_runtime::{Algorithm, Limiter, Rule};
+    /// use std::time::Duration;
+    ///
+    /// const EXPORTS: Rule = Rule::new("export", 1, Duration::from_secs(30)).algorithm(Algorithm::Concurrent);
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::in_memory();
+    /// let permit = limiter.acquire(&EXPORTS, "alice").await?;
+    /// assert!(limiter.acquire(&EXPORTS, "alice").await.is_err());
+    /// drop(permit);
+    /// assert!(limiter.acquire(&EXPORTS, "alice").await.is_ok());
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    Concurrent,
 }
 
 /// When a [`TokenBucket`](Algorithm::TokenBucket) gets its tokens back.
@@ -330,6 +355,26 @@ impl Rule {
     #[allow(clippy::cast_possible_truncation)] // at most 3,650 days
     pub(crate) const fn period_ms(&self) -> u64 {
         self.period().as_millis() as u64
+    }
+
+    #[inline]
+    pub(crate) const fn is_concurrent(&self) -> bool {
+        matches!(self.algorithm, Algorithm::Concurrent)
+    }
+
+    /// The period that tells the counter from others: a lease does not.
+    #[inline]
+    pub(crate) const fn counted_in(&self) -> Duration {
+        match self.algorithm {
+            Algorithm::Concurrent => Duration::ZERO,
+            _ => self.period(),
+        }
+    }
+
+    /// The same in milliseconds.
+    #[allow(clippy::cast_possible_truncation)] // at most 3,650 days
+    pub(crate) const fn counted_in_ms(&self) -> u64 {
+        self.counted_in().as_millis() as u64
     }
 
     /// Whether anything is wrong with the rule's own values.

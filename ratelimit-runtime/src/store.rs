@@ -1,6 +1,15 @@
 //! The interface to where counters live.
 
-use std::{borrow::Cow, fmt, future::Future, ops, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    fmt,
+    future::Future,
+    hash::{BuildHasher as _, RandomState},
+    ops,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -23,6 +32,8 @@ use crate::{
 /// - answer with [`StoreError::misconfigured`] for an algorithm that it does not have.
 ///
 /// What it writes back into a request: each charge's [`Decision`] and [`Charge::receipt`], and the [`Request::outcome`].
+///
+/// A store that also knows what a [`Hold`] is says so by [`Store::can_hold`], and is then asked to hold, renew and settle.
 ///
 /// Whether a store does all this, and decides as the crate's own do, is told by `conformance::check` (feature `conformance`), one line
 /// in a test.
@@ -99,12 +110,34 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Forgets a counter.
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>>;
 
+    /// Whether the store holds charges that have a [`Hold`]. If not, as if nothing is said, those who ask for one are told that it can't.
+    fn can_hold(&self) -> bool {
+        false
+    }
+
+    /// Makes what is held of a charge last as long again, from now. `false` if it counts no more: its time was over, or it is gone.
+    fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
+        let _ = charge;
+        Reply::Ready(Err(StoreError::misconfigured(HOLDS_NOTHING)))
+    }
+
+    /// Ends what is held of a charge, and charges what was used instead, now and whether or not it fits.
+    ///
+    /// If nothing is held any more, its time was over and the charge it became has expired: what was used is charged all the same.
+    /// With [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) places become free, and nothing is charged.
+    fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
+        let _ = (charge, used);
+        Reply::Ready(Err(StoreError::misconfigured(HOLDS_NOTHING)))
+    }
+
     /// Why the store would not decide now, as far as that is known without asking it; see [`Limiter::health`](crate::Limiter::health).
     /// Nothing, if not said otherwise.
     fn outage(&self) -> Option<StoreError> {
         None
     }
 }
+
+pub(crate) const HOLDS_NOTHING: &str = "this store can't hold a charge until it is settled";
 
 /// An answer that is there, or one that has to be awaited.
 ///
@@ -187,6 +220,13 @@ pub struct Charge {
     pub cost: u64,
     /// How long the caller is ready to sleep until its slot of a [`LeakyBucket`](crate::Algorithm::LeakyBucket): a later slot is refused.
     pub longest_wait: Duration,
+    /// To be held until it is settled, instead of charged at once: by [`SlidingLog`](crate::Algorithm::SlidingLog), and always by
+    /// [`Concurrent`](crate::Algorithm::Concurrent). The store writes into [`Charge::cost`] how much is held, if that may be less.
+    pub hold: Option<Hold>,
+    /// Written by the store when it refuses: how much others hold whose time is not over, and may leave before.
+    pub held: u64,
+    /// Written by the store when it refuses: whether the cost would fit but for that.
+    pub is_busy: bool,
     /// Written by the store: the state of the counter after a charge, or what it was when the request was refused
     /// or only looked.
     pub decision: Decision,
@@ -204,6 +244,9 @@ impl Charge {
             counter,
             cost,
             longest_wait: Duration::MAX,
+            hold: None,
+            held: 0,
+            is_busy: false,
             decision: Decision::fresh(rule.limit()),
             wait: Duration::ZERO,
             receipt: [0; 2],
@@ -215,12 +258,57 @@ impl Charge {
     }
 
     pub(crate) fn ask(&self) -> Ask<'_> {
-        Ask { rule: &self.rule, cost: self.cost, longest_wait_ms: self.longest_wait_ms() }
+        let (rule, longest_wait_ms) = (&self.rule, self.longest_wait_ms());
+        Ask { rule, cost: self.cost, longest_wait_ms, hold: self.hold.as_ref() }
+    }
+
+    /// The least that is granted.
+    pub(crate) fn least(&self) -> u64 {
+        self.ask().least()
     }
 
     /// Takes in what the store's algorithm says.
-    pub(crate) fn decided(&mut self, Look { decision, wait_ms, .. }: Look, receipt: [u64; 2]) {
+    pub(crate) fn decided(&mut self, Look { decision, wait_ms, held, is_busy, .. }: Look, receipt: [u64; 2]) {
         (self.decision, self.wait, self.receipt) = (decision, Duration::from_millis(wait_ms), receipt);
+        (self.held, self.is_busy) = (held, is_busy);
+    }
+
+    /// Takes in how much of the cost is held.
+    pub(crate) fn charged(&mut self) {
+        if self.hold.is_some() {
+            self.cost = self.receipt[1];
+        }
+    }
+}
+
+/// A charge that is held: how much it comes to is known later.
+///
+/// It counts while it is held. Nobody else can use what it holds, and when its time is over without having been renewed or settled it
+/// becomes a charge in full, made then. Places of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) become free instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// What it is known by. No two have the same: below 2^52, and random.
+    pub id: u64,
+    /// How long it is held, if it is not renewed. Whole milliseconds.
+    pub lease: Duration,
+    /// Take what remains, at least 1, if that is less than the cost.
+    pub partial: bool,
+    /// As long as this process runs, without being renewed.
+    pub(crate) is_kept: bool,
+    /// What is used is the time it takes.
+    pub(crate) is_timed: bool,
+}
+
+impl Hold {
+    /// A hold of the whole cost, under a new number.
+    pub fn new(lease: Duration) -> Self {
+        // The standard library seeds its maps from the system's randomness, and each anew.
+        let id = RandomState::new().hash_one(0) >> 12;
+        Self { id, lease, partial: false, is_kept: false, is_timed: false }
+    }
+
+    pub(crate) fn lease_ms(&self) -> u64 {
+        u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX)
     }
 }
 
@@ -229,11 +317,12 @@ impl Charge {
 pub struct Charges(Vec<Charge>);
 
 impl Charges {
-    /// Adds a charge. A second one for a counter is added to the first: the costs add up, and the lower limit holds.
+    /// Adds a charge. A second one for a counter is added to the first: the costs add up, and the lower limit holds. If one of them is held, both are.
     pub fn push(&mut self, charge: Charge) {
         match self.0.iter_mut().find(|other| other.counter == charge.counter) {
             Some(other) => {
                 other.cost = other.cost.saturating_add(charge.cost);
+                other.hold = other.hold.or(charge.hold);
                 // One that is only tried out does not stand in for one that holds.
                 let tightness = |rule: &Rule| (rule.is_shadow(), rule.limit());
                 other.rule = if tightness(&charge.rule) < tightness(&other.rule) { charge.rule } else { other.rule };
@@ -244,6 +333,12 @@ impl Charges {
 }
 
 impl Charges {
+    /// Those that are held, and the others.
+    pub(crate) fn split_held(self) -> (Self, Self) {
+        let (held, others) = self.0.into_iter().partition(|charge| charge.hold.is_some());
+        (Self(held), Self(others))
+    }
+
     pub(crate) fn retain(&mut self, keep: impl Fn(&Charge) -> bool) {
         self.0.retain(|charge| keep(charge));
     }

@@ -42,12 +42,21 @@ struct Line {
 pub(crate) struct Refused {
     pub(crate) refusal: RequestPerMinute,
     pub(crate) ready_at: Duration,
+    /// When to ask again. Not later than it is ready, and before that where others may leave what they hold.
+    pub(crate) ask_at: Duration,
+    /// Whether others may leave what they hold.
+    pub(crate) is_held: bool,
 }
 
 impl Refused {
     /// The refusal, as seen later.
     pub(crate) fn at(self, now: Duration) -> RequestPerMinute {
         self.refusal.retry_in(self.ready_at.saturating_sub(now))
+    }
+
+    /// Whether a caller who waits until then knows that it is in vain.
+    pub(crate) fn is_after(&self, give_up: Option<Duration>) -> bool {
+        give_up.is_some_and(|give_up| self.ask_at > give_up)
     }
 }
 
@@ -85,7 +94,7 @@ impl Lines {
         refused: Option<&Refused>,
         give_up: Option<Duration>,
     ) -> Result<Place<'_>, Option<Refused>> {
-        let too_late = |refused: &Refused| give_up.is_some_and(|give_up| refused.ready_at > give_up);
+        let too_late = |refused: &Refused| refused.is_after(give_up);
         if let Some(refused) = refused
             && (too_late(refused) || self.capacity == 0)
         {
@@ -109,6 +118,17 @@ impl Lines {
         line.waiting.insert(ticket, Arc::clone(&turn));
         self.count.store(lines.len(), Ordering::Release);
         Ok(Place { lines: self, counter, ticket, turn })
+    }
+
+    /// Lets the first in the line of a counter ask again: something has been left there.
+    pub(crate) fn call(&self, counter: &CounterName) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let lines = self.lock();
+        if let Some((_, first)) = lines.get(counter).and_then(|line| line.waiting.first_key_value()) {
+            first.notify_one();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<CounterName, Line>> {
@@ -146,6 +166,11 @@ impl Place<'_> {
         while !self.is_first() {
             self.turn.notified().await; // a turn given before this line is kept for it
         }
+    }
+
+    /// Returns when the first in the line was called, see [`Lines::call`].
+    pub(crate) async fn called(&self) {
+        self.turn.notified().await;
     }
 
     /// Tells those behind what the store said last.

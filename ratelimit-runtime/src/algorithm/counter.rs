@@ -1,7 +1,9 @@
 //! The state of one counter in memory.
 
-use super::{Look, Taken, bucket::Bucket, fixed_window::Window, sliding_log::Log, sliding_window::SubWindows};
-use crate::{Algorithm, Rule};
+use super::{
+    Look, Taken, bucket::Bucket, fixed_window::Window, places::Places, sliding_log::Log, sliding_window::SubWindows,
+};
+use crate::{Algorithm, Rule, store::Hold};
 
 /// What a counter is asked for.
 #[derive(Clone, Copy)]
@@ -10,6 +12,15 @@ pub(crate) struct Ask<'a> {
     pub(crate) cost: u64,
     /// Until a slot of a queue.
     pub(crate) longest_wait_ms: u64,
+    /// To be held until it is settled.
+    pub(crate) hold: Option<&'a Hold>,
+}
+
+impl Ask<'_> {
+    /// The least that is granted.
+    pub(crate) fn least(&self) -> u64 {
+        if self.hold.is_some_and(|hold| hold.partial) { self.cost.min(1) } else { self.cost }
+    }
 }
 
 /// What is stored for one counter.
@@ -19,6 +30,7 @@ pub(crate) enum Counter {
     Log(Box<Log>),
     SubWindows(Box<SubWindows>),
     Bucket(Bucket),
+    Places(Box<Places>),
 }
 
 impl Counter {
@@ -30,6 +42,7 @@ impl Counter {
             Algorithm::SlidingLog => Self::Log(Box::default()),
             Algorithm::SlidingWindow { .. } => Self::SubWindows(Box::new(SubWindows::empty(rule, millis))),
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => Self::Bucket(Bucket::full(millis)),
+            Algorithm::Concurrent => Self::Places(Box::default()),
         }
     }
 
@@ -38,9 +51,10 @@ impl Counter {
     pub(crate) fn until_ms(&self) -> u64 {
         match self {
             Self::Window(window) => window.end_ms,
-            Self::Log(log) => log.until_ms,
+            Self::Log(log) => log.until_ms(),
             Self::SubWindows(sub_windows) => sub_windows.until_ms,
             Self::Bucket(bucket) => bucket.full_ms,
+            Self::Places(places) => places.until_ms(),
         }
     }
 
@@ -54,15 +68,16 @@ impl Counter {
     pub(crate) fn look(stored: Option<&mut Self>, ask: &Ask<'_>, now_us: u64) -> Look {
         let (rule, millis) = (ask.rule, now_us / 1000);
         let Some(counter) = stored.filter(|counter| !counter.is_fresh(now_us)) else {
-            return Look::fresh(rule, ask.cost);
+            return Look::fresh(rule, ask.least());
         };
         match counter {
             Self::Window(window) => window.set_right(rule, millis),
             Self::Log(log) => log.set_right(rule, now_us),
             Self::SubWindows(sub_windows) => sub_windows.set_right(rule, millis),
             Self::Bucket(bucket) => bucket.set_right(millis),
+            Self::Places(_) => {}
         }
-        counter.decide(ask, ask.cost, now_us)
+        counter.decide(ask, ask.least(), now_us)
     }
 
     #[inline]
@@ -73,6 +88,7 @@ impl Counter {
             Self::Log(log) => log.look(rule, now_us, cost),
             Self::SubWindows(sub_windows) => sub_windows.look(rule, millis, cost),
             Self::Bucket(bucket) => bucket.look(rule, millis, cost, ask.longest_wait_ms),
+            Self::Places(places) => places.look(rule, now_us, cost),
         }
     }
 
@@ -91,11 +107,14 @@ impl Counter {
         if self.is_fresh(now_us) {
             *self = Self::fresh(rule, now_us);
         }
-        let receipt = match self {
-            Self::Window(window) => window.charge(cost),
-            Self::Log(log) => log.charge(rule, now_us, cost),
-            Self::SubWindows(sub_windows) => sub_windows.charge(rule, millis, cost),
-            Self::Bucket(bucket) => bucket.charge(rule, millis, cost),
+        let receipt = match (self as &mut Self, ask.hold) {
+            (Self::Window(window), _) => window.charge(cost),
+            (Self::Log(log), Some(hold)) => log.hold(rule, now_us, cost.min(look.decision.remaining), hold),
+            (Self::Places(places), Some(hold)) => places.hold(now_us, cost, hold),
+            (Self::Places(_), None) => [0; 2], // see `Store::decide`
+            (Self::Log(log), None) => log.charge(rule, now_us, cost),
+            (Self::SubWindows(sub_windows), _) => sub_windows.charge(rule, millis, cost),
+            (Self::Bucket(bucket), _) => bucket.charge(rule, millis, cost),
         };
         Taken::new(self.decide(ask, 0, now_us), receipt)
     }
@@ -111,6 +130,28 @@ impl Counter {
             Self::Log(log) => log.give_back(rule, now_us, receipt, cost),
             Self::SubWindows(sub_windows) => sub_windows.give_back(rule, millis, receipt, cost),
             Self::Bucket(bucket) => bucket.give_back(rule, millis, receipt, cost),
+            Self::Places(_) => 0, // they are settled
+        }
+    }
+
+    /// Says whether what is held still counts, and lasts as long again from now.
+    pub(crate) fn renew(&mut self, rule: &Rule, hold: &Hold, now_us: u64) -> bool {
+        match self {
+            Self::Log(log) => log.renew(rule, now_us, hold),
+            Self::Places(places) => places.renew(now_us, hold),
+            Self::Window(_) | Self::SubWindows(_) | Self::Bucket(_) => false,
+        }
+    }
+
+    /// Charges what was used instead of what was held.
+    pub(crate) fn settle(&mut self, rule: &Rule, hold: &Hold, used: u64, now_us: u64) {
+        match self {
+            Self::Log(log) => {
+                log.set_right(rule, now_us);
+                log.settle(rule, now_us, hold, used);
+            }
+            Self::Places(places) => places.settle(hold),
+            Self::Window(_) | Self::SubWindows(_) | Self::Bucket(_) => {}
         }
     }
 }

@@ -6,6 +6,7 @@
 mod bucket;
 mod counter;
 mod fixed_window;
+mod places;
 #[cfg(feature = "redis")]
 mod script;
 mod sliding_log;
@@ -25,6 +26,10 @@ pub(crate) struct Look {
     pub(crate) decision: Decision,
     /// How long until the call may run, if it fits.
     pub(crate) wait_ms: u64,
+    /// How much is held, if it does not fit.
+    pub(crate) held: u64,
+    /// Whether it would fit without that.
+    pub(crate) is_busy: bool,
 }
 
 /// What a counter says after it was asked to charge a cost, and the receipt if it did.
@@ -60,7 +65,16 @@ impl Look {
     fn new(rule: &Rule, remaining: u64, reset_after_ms: u64, retry_after_ms: Option<u64>) -> Self {
         let retry_after_ms = retry_after_ms.unwrap_or(u64::MAX);
         let decision = Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms };
-        Self { fits: retry_after_ms == u64::MAX, decision, wait_ms: 0 }
+        Self { fits: retry_after_ms == u64::MAX, decision, wait_ms: 0, held: 0, is_busy: false }
+    }
+
+    /// The same where so much is held, as a script says it: as -n if the cost would not fit without that either.
+    #[cfg(feature = "redis")]
+    fn holding(self, reply: &[redis::Value]) -> Self {
+        match (self.fits, reply) {
+            (false, [redis::Value::Int(held)]) => Self { held: held.unsigned_abs(), is_busy: *held > 0, ..self },
+            _ => self,
+        }
     }
 
     /// What a counter says that nobody has used.
@@ -84,6 +98,7 @@ impl Algorithm {
             Self::TokenBucket { refill: Refill::Greedy, .. } => ("bucket", None),
             Self::TokenBucket { refill: Refill::Interval, .. } => ("bucket-interval", None),
             Self::LeakyBucket { .. } => ("leaky", None),
+            Self::Concurrent => ("concurrent", None),
         };
         Tag { name, buckets }
     }
@@ -98,6 +113,7 @@ impl Algorithm {
             Self::TokenBucket { refill: Refill::Greedy, .. } => 3,
             Self::TokenBucket { refill: Refill::Interval, .. } => 4,
             Self::LeakyBucket { .. } => 5,
+            Self::Concurrent => 7,
             Self::SlidingWindow { buckets } => 6 | buckets << 3,
         }
     }
@@ -172,6 +188,7 @@ pub(crate) const fn fault(rule: &Rule) -> Option<Fault> {
         Algorithm::FixedWindow { .. } => too_large(What::Count, count, fixed_window::LARGEST_COUNT),
         _ if rule.lease_size() > 1 => Some(Fault::NotLeased),
         Algorithm::SlidingLog => too_large(What::Count, count, sliding_log::Layout::of(rule).largest_count()),
+        Algorithm::Concurrent => too_large(What::Count, count, EXACT),
         Algorithm::SlidingWindow { buckets: 0 } => Some(Fault::NoBuckets),
         Algorithm::SlidingWindow { buckets } if buckets > MOST_BUCKETS => Some(Fault::TooManyBuckets),
         Algorithm::SlidingWindow { buckets } if !period.is_multiple_of(buckets) => Some(Fault::UnevenBuckets),

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use redis::Value;
 use smallvec::SmallVec;
 
-use super::{Look, bucket, fixed_window, sliding_log, sliding_window};
+use super::{Look, bucket, fixed_window, places, sliding_log, sliding_window};
 use crate::{Algorithm, store::Charge};
 
 /// What an algorithm's scripts take: numbers of 8 bytes in one argument, which are quicker to read than digits in several. Each is a whole number,
@@ -20,7 +20,7 @@ pub(super) fn pack<const N: usize>(numbers: [u64; N]) -> Numbers {
 /// The Lua half of an algorithm: two bodies, and the names of what they take.
 ///
 /// A body sees `key`, `call` (which is `redis.call`) and its numbers. The one that decides also sees `charge` (`false` to look, `true` to
-/// charge if the cost fits, `'always'` if it is known to fit), `time` (the reply of TIME, or nil: it asks when it needs to), `now` (the same in ms, to go by
+/// charge if the cost fits, `'always'` if it is known to fit, `'renew'` and `'settle'` for a hold), `time` (the reply of TIME, or nil: it asks when it needs to), `now` (the same in ms, to go by
 /// instead of the key's end, or nil), `value` (what the key holds, or nil: it asks) and `charged` (the cost in digits, as the script counts it, or nil if it is 1).
 /// It sets `reply`, and whether the cost `fits`, and may `break` after that; the one that gives back returns how much it gave.
 struct Half {
@@ -46,7 +46,7 @@ const FIXED_WINDOW: Half = Half {
     give_back_numbers: "cost, number",
 };
 const SLIDING_LOG: Half = Half {
-    decide: include_str!("sliding_log.lua"),
+    decide: concat!("local id, lease, partial\n", include_str!("sliding_log.lua")),
     numbers: "cost, count, period, digits",
     first_of_many: "cost * n",
     place: "granted + n - 1",
@@ -72,19 +72,44 @@ const BUCKET: Half = Half {
     give_back: include_str!("bucket_give_back.lua"),
     give_back_numbers: "cost, unit, refill, interval, charged, spare",
 };
-const HALVES: [Half; 4] = [FIXED_WINDOW, SLIDING_LOG, SLIDING_WINDOW, BUCKET];
+const HELD_LOG: Half = Half {
+    decide: include_str!("sliding_log.lua"),
+    numbers: "cost, count, period, digits, id, lease, partial",
+    ..SLIDING_LOG
+};
+const PLACES: Half = Half {
+    decide: include_str!("places.lua"),
+    numbers: "cost, count, id, lease",
+    give_back: "return 0", // they are settled
+    give_back_numbers: "cost",
+    ..SLIDING_LOG
+};
+const HALVES: [Half; 6] = [FIXED_WINDOW, SLIDING_LOG, SLIDING_WINDOW, BUCKET, HELD_LOG, PLACES];
 
 /// How many scripts of each kind there are.
 pub(crate) const KINDS: usize = HALVES.len();
 
-/// Which of them an algorithm is counted by.
-pub(crate) fn kind(algorithm: Algorithm) -> u8 {
-    match algorithm {
+/// Which of them a charge is counted by.
+pub(crate) fn kind(charge: &Charge) -> u8 {
+    match charge.rule.counted_by() {
         Algorithm::FixedWindow { .. } => 0,
+        Algorithm::SlidingLog if charge.hold.is_some() => 4,
         Algorithm::SlidingLog => 1,
         Algorithm::SlidingWindow { .. } => 2,
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => 3,
+        Algorithm::Concurrent => 5,
     }
+}
+
+/// What a script for one counter does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Act {
+    Look,
+    Charge,
+    /// What is held lasts longer.
+    Renew,
+    /// Charges what was used instead of what was held.
+    Settle,
 }
 
 fn unpack(names: &str) -> String {
@@ -98,8 +123,9 @@ fn script(numbers: &str, body: &str) -> String {
 }
 
 /// Decides on one counter. ARGV: [`numbers`], and, if [`is_told`], [`charged`].
-pub(crate) fn decide_one(kind: usize, charge: bool) -> String {
+pub(crate) fn decide_one(kind: usize, act: Act) -> String {
     let Half { decide, numbers, .. } = &HALVES[kind];
+    let charge = ["false", "true", "'renew'", "'settle'"][act as usize];
     let body = format!(
         "local charge, time, now, value, reply, fits = {charge}, nil, nil, nil, nil, nil\nrepeat\n{decide}until true\nreturn reply"
     );
@@ -148,7 +174,11 @@ pub(crate) fn numbers(charge: &Charge) -> Numbers {
     let (rule, cost) = (&charge.rule, charge.cost);
     match rule.counted_by() {
         Algorithm::FixedWindow { .. } => fixed_window::numbers(rule, cost),
-        Algorithm::SlidingLog => sliding_log::numbers(rule, cost),
+        Algorithm::SlidingLog => match &charge.hold {
+            Some(hold) => sliding_log::hold_numbers(rule, cost, hold),
+            None => sliding_log::numbers(rule, cost),
+        },
+        Algorithm::Concurrent => places::numbers(rule, cost, charge.hold.as_ref()),
         Algorithm::SlidingWindow { .. } => sliding_window::numbers(rule, cost),
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
             bucket::numbers(rule, cost, charge.longest_wait_ms())
@@ -178,6 +208,7 @@ pub(crate) fn reply_to_another(charge: &Charge, reply: &Value, later: i64) -> Op
     match rule.counted_by() {
         Algorithm::FixedWindow { .. } => fixed_window::reply_to_another(rule, reply, more),
         Algorithm::SlidingLog => sliding_log::reply_to_another(rule, reply, more),
+        Algorithm::Concurrent => None, // they are held, and decided one by one
         Algorithm::SlidingWindow { .. } => sliding_window::reply_to_another(reply, more),
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => bucket::reply_to_another(rule, reply, more),
     }
@@ -193,6 +224,7 @@ pub(crate) fn give_back_numbers(charge: &Charge) -> Numbers {
     match rule.counted_by() {
         Algorithm::FixedWindow { .. } => fixed_window::give_back_numbers(receipt, cost),
         Algorithm::SlidingLog => sliding_log::give_back_numbers(rule, receipt, cost),
+        Algorithm::Concurrent => pack([cost]),
         Algorithm::SlidingWindow { .. } => sliding_window::give_back_numbers(rule, receipt, cost),
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => bucket::give_back_numbers(rule, receipt, cost),
     }
@@ -204,6 +236,7 @@ pub(crate) fn read(charge: &Charge, charged: bool, reply: &Value) -> Option<(Loo
     match rule.counted_by() {
         Algorithm::FixedWindow { .. } => fixed_window::read(rule, cost, charged, reply),
         Algorithm::SlidingLog => sliding_log::read(rule, reply),
+        Algorithm::Concurrent => places::read(rule, reply),
         Algorithm::SlidingWindow { .. } => sliding_window::read(rule, cost, charged, reply),
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
             bucket::read(rule, cost, charge.longest_wait_ms(), charged, reply)

@@ -8,10 +8,17 @@
 -- The key ends between one period and a sixteenth more after the last charge: only the first call in a sixteenth looks at its end, and
 -- only the first charge moves it.
 --
+-- What is held lies to the left of all that, in one string of 32 bytes a hold: its number, when it ends (ms since 1970), how long it was to
+-- last and how much it is. It counts until a period after its end, so one that nobody settles becomes a charge made then.
+--
 -- cost, count, period (ms), digits
+-- id       the number of the hold to be made, renewed or settled; nil: this is no hold
+-- lease    ms it is to last
+-- partial  1: hold what remains, at least 1, if that is less than the cost
 -- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one. Otherwise three
---          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge or
---          ms until the cost fits
+--          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge, or how much is held, or
+--          ms until the cost fits; and, if something is held, how much, as -n if the cost would not fit without it either.
+--          After a renewal: 1 if the hold still counts. After a settlement: how much was charged
 local wrap, cycle, pack, unpack = 10000000, 812345679, struct.pack, struct.unpack
 if digits < 7 then
   wrap, cycle = 10 ^ digits, 8123456790000000 / 10 ^ digits
@@ -24,23 +31,69 @@ if period > 200000 then
 else
   period = period * 1000
 end
+
+-- What is held and still counts: { ms until it no longer does, how much, number, end, lease }.
+local holds, held, live, skip, ms, pack_holds, known = nil, 0, 0, 0, nil, nil, longest
+local first = call('LINDEX', key, '0')
+if id or first and #first > 8 then
+  holds, skip, ms = {}, first and #first > 8 and 1 or 0, time[1] * 1000 + math.floor(time[2] / 1000)
+  local ceiling = ms + (time[2] % 1000 > 0 and 1 or 0)
+  for at = 1, skip == 1 and #first or 0, 32 do
+    local number, ends, length, much = unpack('<dddd', first, at)
+    ends = math.min(ends, ceiling + length) -- or else the server's clock was set back
+    local left = ends + period * tick / 1000 - ms
+    known = math.max(known, left + 1000)
+    if left > 0 and number == id and charge == 'renew' then
+      ends, length, reply = ceiling + lease, lease, 1
+      left = ends + period * tick / 1000 - ms
+    end
+    if left > 0 and not (number == id and charge == 'settle') then
+      holds[#holds + 1] = { left, much, number, ends, length }
+      held = held + much
+      live = live + (ends > ms and much or 0)
+      longest = math.max(longest, left + 1)
+    end
+  end
+  function pack_holds()
+    local packed = {}
+    for i, hold in ipairs(holds) do
+      packed[i] = pack('<dddd', hold[3], hold[4], hold[5], hold[2])
+    end
+    return table.concat(packed)
+  end
+  if charge == 'renew' then
+    if reply then
+      call('LSET', key, '0', pack_holds())
+      call('PEXPIRE', key, longest)
+    end
+    reply = reply or 0
+    break
+  end
+  first = skip == 1 and call('LINDEX', key, '1') or skip == 0 and first
+end
+
 now = now % cycle
 local sixteenth = period / 16
 
 -- An age is negative if the clock was set back, an eighth of the cycle at most: beyond that the key's end tells it.
 local eighth = cycle / 8
-local base, used, first, newest, total, latest, age, left = 0, 0, call('LINDEX', key, '0')
+local base, used, newest, total, latest, age, left = 0, 0
 if first then
   first, newest = unpack('<d', first), unpack('<d', call('LINDEX', key, '-1'))
   total = newest % wrap
   latest = (newest - total) / wrap
   age = (now - latest + eighth) % cycle - eighth
   left = now - now % sixteenth ~= latest - latest % sixteenth and call('PTTL', key)
-  if left and (left < 0 or left > longest) or age * tick < -1000 then
+  if left and (left < 0 or left > known) or age * tick < -1000 then
     -- No end, or the server's clock was set back: nobody knows how old the entries are. All of them count as made now.
     latest, total, age, left = (now + ahead) % cycle, (newest - first) % wrap + 1, -ahead, false
     first, newest = latest * wrap + 1, latest * wrap + total % wrap
     call('DEL', key)
+    if holds and #holds > 0 then
+      call('RPUSH', key, pack_holds())
+    else
+      skip = 0
+    end
     call('RPUSH', key, pack('<d', latest * wrap + 1))
     if total > 1 then
       call('RPUSH', key, pack('<d', latest * wrap + total % wrap))
@@ -54,14 +107,14 @@ if first then
       return entry and (now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth >= period
     end
     local low
-    low, base, first = 0, 1, call('LINDEX', key, '1')
+    low, base, first = 0, 1, call('LINDEX', key, 1 + skip)
     while has_expired(first) do
       low, base = base, 2 * base
-      first = call('LINDEX', key, base)
+      first = call('LINDEX', key, base + skip)
     end
     while base - low > 1 do
       local middle = math.floor((low + base) / 2)
-      local entry = call('LINDEX', key, middle)
+      local entry = call('LINDEX', key, middle + skip)
       if has_expired(entry) then
         low = middle
       else
@@ -73,68 +126,118 @@ if first then
   used = first and (newest - first) % wrap + 1 or 0
 end
 
-local remaining = used < count and count - used or 0
-if charge ~= 'always' and cost > remaining or not charge then
-  local retry, short = 0, used + cost - count
-  fits = cost <= remaining
-  if not fits and used > 0 then
-    -- The first entry after whose expiry the cost fits; an entry costs 1 at least.
-    short = short < used and short or used
-    local low, high = base, base + short - 1
-    local middle = high - 1
-    while low < high do
-      local entry = call('LINDEX', key, middle)
-      if not entry or (unpack('<d', entry) - first) % wrap + 1 >= short then
-        high = middle
-      else
-        low = middle + 1
-      end
-      middle = math.floor((low + high) / 2)
+local remaining = used + held < count and count - used - held or 0
+local least, is_sure = partial == 1 and cost > 0 and 1 or cost, charge == 'always' or charge == 'settle'
+if not is_sure and least > remaining or not charge then
+  fits = least <= remaining
+  local retry, reset = 0, used > 0 and math.ceil((period - age) * tick / 1000) or 0
+  if not fits and used + held > 0 then
+    local short, i = math.min(used + held + least - count, used + held), 0
+    if holds then
+      table.sort(holds, function(one, other) return one[1] < other[1] end)
     end
-    local entry = low == base and first or unpack('<d', call('LINDEX', key, low))
-    retry = math.ceil((period - ((now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth)) * tick / 1000)
+    retry = nil
+    repeat
+      -- How long until so much has expired, if the first holds have, and for the rest entries.
+      if short <= used then
+        local after = i > 0 and holds[i][1] or 0
+        if short > 0 then
+          -- The first entry after whose expiry it has; an entry costs 1 at least.
+          local low, high = base, base + short - 1
+          local middle = high - 1
+          while low < high do
+            local entry = call('LINDEX', key, middle + skip)
+            if not entry or (unpack('<d', entry) - first) % wrap + 1 >= short then
+              high = middle
+            else
+              low = middle + 1
+            end
+            middle = math.floor((low + high) / 2)
+          end
+          local entry = low == base and first or unpack('<d', call('LINDEX', key, low + skip))
+          local expired = (now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth
+          after = math.max(after, math.ceil((period - expired) * tick / 1000))
+        end
+        retry = retry and math.min(retry, after) or after
+      end
+      i = i + 1
+      short = short - (holds and holds[i] and holds[i][2] or 0)
+    until not holds or i > #holds
   end
-  reply = { fits and remaining or -1 - remaining, used > 0 and math.ceil((period - age) * tick / 1000) or 0, retry }
+  reply = { fits and remaining or -1 - remaining, reset, retry }
+  if held > 0 then
+    for _, hold in ipairs(holds) do
+      reply[2] = math.max(reply[2], hold[1])
+    end
+    reply[4] = used + held - live + least <= count and live or -live
+  end
   break
 end
 
-if used == 0 then
+fits = true
+if charge == 'settle' then
+  cost = math.min(cost, wrap - used)
+elseif partial == 1 then
+  cost = math.min(cost, remaining)
+end
+if skip == 1 then
+  call('LTRIM', key, base + 1, '-1')
+  left = 0
+elseif used == 0 then
   if base > 0 then
     call('DEL', key)
   end
-  total, age, left = 0, cycle, 0
 elseif base == 1 then
   call('LPOP', key)
 elseif base > 1 then
   call('LTRIM', key, base, '-1')
 end
-remaining = remaining - cost
-if age + ahead > 0 then
-  latest = (now + ahead) % cycle
-  local entry = pack('<d', latest * wrap + (total + cost) % wrap)
-  if cost == 1 then
-    call('RPUSH', key, entry)
+if used == 0 then
+  total, age, left = 0, cycle, 0
+end
+if id and charge ~= 'settle' then
+  local ends = ms + (time[2] % 1000 > 0 and 1 or 0) + lease
+  holds[#holds + 1] = { ends + period * tick / 1000 - ms, cost, id, ends, lease }
+  longest, left = math.max(longest, holds[#holds][1] + 1), 0
+elseif cost > 0 then
+  if age + ahead > 0 then
+    age, latest = -ahead, (now + ahead) % cycle
+    local entry = pack('<d', latest * wrap + (total + cost) % wrap)
+    if cost == 1 then
+      call('RPUSH', key, entry)
+    else
+      call('RPUSH', key, pack('<d', latest * wrap + (total + 1) % wrap), entry)
+    end
   else
-    call('RPUSH', key, pack('<d', latest * wrap + (total + 1) % wrap), entry)
+    -- One charge a tick, and time never moves back in the log.
+    local entry = pack('<d', latest * wrap + (total + cost) % wrap)
+    local before = call('LINDEX', key, '-2')
+    before = before and unpack('<d', before)
+    if before and (before - before % wrap) / wrap == latest then
+      call('LSET', key, '-1', entry)
+    else
+      call('RPUSH', key, entry)
+    end
   end
-else
-  -- One charge a tick, and time never moves back in the log.
-  local entry = pack('<d', latest * wrap + (total + cost) % wrap)
-  local before = call('LINDEX', key, '-2')
-  before = before and unpack('<d', before)
-  if before and (before - before % wrap) / wrap == latest then
-    call('LSET', key, '-1', entry)
-  else
-    call('RPUSH', key, entry)
+end
+local reset = age < cycle and math.ceil((period - age) * tick / 1000) or 0
+if holds and #holds > 0 then
+  call('LPUSH', key, pack_holds())
+  for _, hold in ipairs(holds) do
+    reset = math.max(reset, hold[1])
   end
 end
 if left then
   call('PEXPIRE', key, longest)
 end
-fits = true
-if age + ahead < 0 then
-  reply = { remaining, math.ceil((period - age) * tick / 1000), latest }
-  break
+remaining = remaining - cost
+if charge == 'settle' then
+  reply = cost
+elseif id then
+  reply = { remaining, reset, cost }
+elseif age + ahead < 0 or holds and #holds > 0 then
+  reply = { remaining, reset, latest }
+else
+  remaining = remaining * cycle + latest
+  reply = ahead == 0 and remaining or -1 - remaining
 end
-remaining = remaining * cycle + latest
-reply = ahead == 0 and remaining or -1 - remaining

@@ -11,7 +11,7 @@ use redis::Value;
 use super::Look;
 #[cfg(feature = "redis")]
 use super::script::{Numbers, pack};
-use crate::Rule;
+use crate::{Rule, store::Hold};
 
 /// How a period is stored. It depends on the period alone, so a changed count reads the same log.
 pub(super) struct Layout {
@@ -54,17 +54,45 @@ const GIVE_BACK_DEPTH: usize = 5000;
 /// The log of one counter.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
-    /// When all of it has expired.
-    pub(super) until_ms: u64,
+    /// When all of its entries have expired.
+    until_ms: u64,
     /// Ticks, and the total of all charges up to and including this one.
     entries: VecDeque<(u64, u64)>,
     /// The total of what has expired.
     base: u64,
+    holds: Vec<Held>,
+}
+
+/// What is held until it is settled. It counts until a period after its end, so one that nobody settles becomes a charge made then.
+#[derive(Debug)]
+struct Held {
+    id: u64,
+    much: u64,
+    ends_ms: u64,
+    /// When it no longer counts.
+    until_ms: u64,
+    lease_ms: u64,
+    is_kept: bool,
 }
 
 /// How long after a charge at most it still counts; a clock may be a fraction of a millisecond ahead of it.
 fn lifetime_ms(rule: &Rule) -> u64 {
     rule.period_ms() + 1
+}
+
+impl Held {
+    fn begin(rule: &Rule, now_us: u64, much: u64, hold: &Hold) -> Self {
+        let (lease_ms, is_kept) = (hold.lease_ms(), hold.is_kept);
+        let mut held = Self { id: hold.id, much, ends_ms: 0, until_ms: 0, lease_ms, is_kept };
+        held.renew(rule, now_us);
+        held
+    }
+
+    /// Lasts as long again from now.
+    fn renew(&mut self, rule: &Rule, now_us: u64) {
+        self.ends_ms = now_us.div_ceil(1000).saturating_add(self.lease_ms);
+        self.until_ms = self.ends_ms.saturating_add(rule.period_ms());
+    }
 }
 
 impl Log {
@@ -78,25 +106,81 @@ impl Log {
             self.entries.push_back((now_us.div_ceil(Layout::of(rule).tick_us), total));
             self.until_ms = until_ms;
         }
+        for held in &mut self.holds {
+            if held.is_kept || held.ends_ms > now_us.div_ceil(1000).saturating_add(held.lease_ms) {
+                held.renew(rule, now_us);
+            }
+        }
+    }
+
+    /// When nothing counts any more.
+    pub(super) fn until_ms(&self) -> u64 {
+        let until_ms = |held: &Held| if held.is_kept { u64::MAX } else { held.until_ms };
+        self.holds.iter().map(until_ms).fold(self.until_ms, u64::max)
     }
 
     /// Decides at `now_us`, having dropped what has expired by then.
     pub(super) fn look(&mut self, rule: &Rule, now_us: u64, cost: u64) -> Look {
-        let layout = Layout::of(rule);
+        let (layout, now_ms) = (Layout::of(rule), now_us / 1000);
         let now = now_us / layout.tick_us;
         self.drop_expired(&layout, now);
+        self.holds.retain(|held| held.until_ms > now_ms);
+        // Those that end first come first.
+        self.holds.sort_by_key(|held| held.until_ms);
 
         let wait_ms = |time: u64| ((time + layout.period_ticks - now) * layout.tick_us).div_ceil(1000);
         let newest = self.entries.back();
         let used = newest.map_or(0, |(_, total)| total - self.base);
-        let remaining = rule.count().saturating_sub(used);
+        let held: u64 = self.holds.iter().map(|held| held.much).sum();
+        let remaining = rule.count().saturating_sub(used + held);
         let reset_after_ms = newest.map_or(0, |(time, _)| wait_ms(*time));
+        let reset_after_ms = self.holds.last().map_or(0, |held| held.until_ms - now_ms).max(reset_after_ms);
         let retry_after_ms = (cost > remaining).then(|| {
-            let short = used.saturating_add(cost).saturating_sub(rule.count()).min(used);
-            let last_in_the_way = self.entries.partition_point(|(_, total)| total - self.base < short);
-            self.entries.get(last_in_the_way).map_or(0, |(time, _)| wait_ms(*time))
+            let short = (used + held).saturating_add(cost).saturating_sub(rule.count()).min(used + held);
+            // How long until so much has expired, if the first holds have, and for the rest entries.
+            let mut freed = 0;
+            let after_holds = |at: usize| {
+                let after_ms = at.checked_sub(1).map_or(0, |last| self.holds[last].until_ms - now_ms);
+                freed += at.checked_sub(1).map_or(0, |last| self.holds[last].much);
+                let rest = short.saturating_sub(freed);
+                let last_in_the_way = self.entries.partition_point(|(_, total)| total - self.base < rest);
+                let entry =
+                    if rest == 0 { Some(0) } else { self.entries.get(last_in_the_way).map(|(time, _)| wait_ms(*time)) };
+                entry.map(|entry_ms| entry_ms.max(after_ms))
+            };
+            (0..=self.holds.len()).filter_map(after_holds).min().unwrap_or_default()
         });
-        Look::new(rule, remaining, reset_after_ms, retry_after_ms)
+        let live: u64 = self.holds.iter().filter(|held| held.ends_ms > now_ms).map(|held| held.much).sum();
+        let look = Look::new(rule, remaining, reset_after_ms, retry_after_ms);
+        if look.fits {
+            return look;
+        }
+        Look { held: live, is_busy: (used + held - live).saturating_add(cost) <= rule.count(), ..look }
+    }
+
+    /// Holds what [`Log::look`] has found to fit.
+    pub(super) fn hold(&mut self, rule: &Rule, now_us: u64, much: u64, hold: &Hold) -> [u64; 2] {
+        self.holds.push(Held::begin(rule, now_us, much, hold));
+        [hold.id, much]
+    }
+
+    /// Says whether the hold still counts, which lasts as long again from now if it does.
+    pub(super) fn renew(&mut self, rule: &Rule, now_us: u64, hold: &Hold) -> bool {
+        let held = self.holds.iter_mut().find(|held| held.id == hold.id && held.until_ms > now_us / 1000);
+        let Some(held) = held else { return false };
+        *held = Held::begin(rule, now_us, held.much, hold);
+        true
+    }
+
+    /// Charges what was used instead of what was held, whether or not it fits.
+    pub(super) fn settle(&mut self, rule: &Rule, now_us: u64, hold: &Hold, used: u64) {
+        self.holds.retain(|held| held.id != hold.id);
+        self.look(rule, now_us, 0);
+        let charged = self.entries.back().map_or(0, |(_, total)| total - self.base);
+        let used = used.min(Layout::of(rule).largest_count() - charged);
+        if used > 0 {
+            self.charge(rule, now_us, used);
+        }
     }
 
     /// Adds a charge that [`Log::look`] has found to fit, and returns the time of its entry.
@@ -155,6 +239,13 @@ pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
     pack([cost, rule.count(), rule.period_ms(), Layout::of(rule).digits.into()])
 }
 
+/// And for a charge that is held.
+#[cfg(feature = "redis")]
+pub(super) fn hold_numbers(rule: &Rule, cost: u64, hold: &Hold) -> Numbers {
+    let digits = Layout::of(rule).digits.into();
+    pack([cost, rule.count(), rule.period_ms(), digits, hold.id, hold.lease_ms(), hold.partial.into()])
+}
+
 #[cfg(feature = "redis")]
 pub(super) fn give_back_numbers(rule: &Rule, [time, _]: [u64; 2], cost: u64) -> Numbers {
     pack([cost, rule.period_ms(), time, Layout::of(rule).digits.into()])
@@ -173,12 +264,17 @@ pub(super) fn read(rule: &Rule, reply: &Value) -> Option<(Look, [u64; 2])> {
         Value::Array(numbers) => numbers,
         _ => return None,
     };
-    let [Value::Int(remaining), Value::Int(reset_after_ms), Value::Int(other)] = **numbers else { return None };
-    let [reset_after_ms, other] = [reset_after_ms, other].map(i64::unsigned_abs);
+    let [Value::Int(remaining), Value::Int(reset_after_ms), Value::Int(other), held @ ..] = &**numbers else {
+        return None;
+    };
+    let (remaining, [reset_after_ms, other]) =
+        (*remaining, [reset_after_ms, other].map(|number| number.unsigned_abs()));
     Some(if remaining < 0 {
-        (Look::new(rule, (-1 - remaining).unsigned_abs(), reset_after_ms, Some(other)), [0; 2])
+        let look = Look::new(rule, (-1 - remaining).unsigned_abs(), reset_after_ms, Some(other));
+        (look.holding(held), [0; 2])
     } else {
-        (Look::new(rule, remaining.unsigned_abs(), reset_after_ms, None), [other, 0])
+        // The time of a charge, or how much is held.
+        (Look::new(rule, remaining.unsigned_abs(), reset_after_ms, None), [other, other])
     })
 }
 

@@ -147,6 +147,7 @@ impl Counter {
                 let full: i128 = (current - buckets + 1..=current).map(charged).sum();
                 full + ceil(charged(current - buckets) * (length - elapsed), length)
             }
+            Algorithm::Concurrent => 0,
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
                 let now = at_us / 1000;
                 let Some(level) = self.level.filter(|level| now < level.full_ms) else { return 0 };
@@ -216,6 +217,7 @@ impl Counter {
                 }
                 before - self.spent(rule, now)
             }
+            Algorithm::Concurrent => 0,
             Algorithm::TokenBucket { .. } => {
                 let now_ms = now / 1000;
                 let Some(level) = self.level.filter(|level| now_ms < level.full_ms) else { return 0 };

@@ -373,10 +373,7 @@ impl Entry {
     /// Whether one script decides both.
     fn may_travel_with(&self, other: &Self) -> bool {
         match (self.charges(), other.charges()) {
-            ([one], [other_one]) => {
-                self.slot() == other.slot()
-                    && algorithm::kind(one.rule.counted_by()) == algorithm::kind(other_one.rule.counted_by())
-            }
+            ([one], [other_one]) => self.slot() == other.slot() && algorithm::kind(one) == algorithm::kind(other_one),
             _ => false,
         }
     }
@@ -512,7 +509,7 @@ impl Drop for Share {
 pub(super) fn sort(entries: &mut [Entry]) {
     for entries in entries.chunk_by_mut(|one, other| one.charges().len() == 1 && other.charges().len() == 1) {
         entries.sort_by_key(|entry| {
-            let kind = entry.charges().first().map(|charge| algorithm::kind(charge.rule.counted_by()));
+            let kind = entry.charges().first().map(algorithm::kind);
             (entry.slot(), kind)
         });
     }

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use super::{coalescing::Entry, link::Connection, script::Script};
 use crate::{
-    CounterName,
-    algorithm::{self, Numbers},
+    Algorithm, CounterName,
+    algorithm::{self, Act, Numbers},
     key::Fingerprint,
     store::{Charge, Charges, Request, StoreError},
 };
@@ -22,6 +22,9 @@ pub(super) enum Command {
         consume: bool,
     },
     GiveBack(Charge),
+    Renew(Charge),
+    /// Charges so much instead of what is held.
+    Settle(Charge, u64),
     Delete(CounterName),
 }
 
@@ -35,7 +38,7 @@ impl Command {
     pub(super) fn counter(&self) -> Option<&CounterName> {
         match self {
             Self::Decide { charges, .. } => charges.first().map(|charge| &charge.counter),
-            Self::GiveBack(charge) => Some(&charge.counter),
+            Self::GiveBack(charge) | Self::Renew(charge) | Self::Settle(charge, _) => Some(&charge.counter),
             Self::Delete(counter) => Some(counter),
         }
     }
@@ -44,8 +47,13 @@ impl Command {
     pub(super) fn into_charges(self) -> Charges {
         match self {
             Self::Decide { charges, .. } => charges,
-            Self::GiveBack(_) | Self::Delete(_) => Charges::default(),
+            Self::GiveBack(_) | Self::Renew(_) | Self::Settle(..) | Self::Delete(_) => Charges::default(),
         }
+    }
+
+    /// Whether it can be decided together with others.
+    pub(super) fn may_travel(&self) -> bool {
+        matches!(self, Self::Decide { charges, .. } if charges.iter().all(|charge| charge.hold.is_none()))
     }
 }
 
@@ -89,10 +97,15 @@ impl Packet<'_> {
         match self {
             Self::Command(Command::Decide { charges, consume }) => decide(charges, *consume, by_digest),
             Self::Command(Command::GiveBack(charge)) => {
-                let script = Script::give_back(charge.rule.counted_by());
-                let mut command = call(script, by_digest, slice::from_ref(charge).iter(), 1);
+                let mut command = call(Script::give_back(charge), by_digest, slice::from_ref(charge).iter(), 1);
                 command.arg(&*algorithm::give_back_numbers(charge));
                 command
+            }
+            Self::Command(Command::Renew(charge)) => on_hold(charge, Act::Renew, charge.cost, by_digest),
+            Self::Command(Command::Settle(charge, used)) => {
+                // Places become free, all of them.
+                let is_time = !matches!(charge.rule.counted_by(), Algorithm::Concurrent);
+                on_hold(charge, Act::Settle, if is_time { *used } else { charge.cost }, by_digest)
             }
             Self::Command(Command::Delete(counter)) => {
                 let mut command = redis::cmd("DEL");
@@ -105,10 +118,18 @@ impl Packet<'_> {
     }
 }
 
+/// Something done to what is held.
+fn on_hold(charge: &Charge, act: Act, cost: u64, by_digest: bool) -> Cmd {
+    let mut command = call(Script::decide_one(charge, act), by_digest, slice::from_ref(charge).iter(), 1);
+    command.arg(&*algorithm::numbers(&Charge { cost, ..charge.clone() }));
+    command
+}
+
 /// One request.
 fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
     if let [charge] = charges {
-        let script = Script::decide_one(charge.rule.counted_by(), consume && charge.cost > 0);
+        let act = if consume && charge.cost > 0 { Act::Charge } else { Act::Look };
+        let script = Script::decide_one(charge, act);
         let mut command = call(script, by_digest, charges.iter(), 2);
         command.arg(&*algorithm::numbers(charge));
         if algorithm::is_told(charge) {
@@ -119,7 +140,7 @@ fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
     let mut command = call(Script::decide_all(), by_digest, charges.iter(), 1 + 3 * charges.len());
     command.arg(u64::from(consume));
     for charge in charges {
-        command.arg(algorithm::kind(charge.rule.counted_by()));
+        command.arg(algorithm::kind(charge));
         command.arg(&*algorithm::numbers(charge)).arg(algorithm::charged(charge));
     }
     command
@@ -128,7 +149,7 @@ fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
 /// Requests about one counter each, all of one kind; see `each.lua`.
 fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
     let charges = entries.iter().filter_map(|entry| entry.charges().first());
-    let Some(algorithm) = charges.clone().next().map(|charge| charge.rule.counted_by()) else { return Cmd::new() };
+    let Some(first) = charges.clone().next() else { return Cmd::new() };
     let mut rules: SmallVec<[(&Charge, Numbers); 4]> = SmallVec::new();
     let mut requests: SmallVec<[u8; 132]> = smallvec::smallvec![0];
     let mut names: SmallVec<[Fingerprint; 64]> = SmallVec::new();
@@ -150,7 +171,7 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
         requests.extend([request + 4 * u8::from(has_been), small(number)]);
     }
     requests[0] = small(rules.len());
-    let mut command = call(Script::decide_each(algorithm), by_digest, charges.clone(), 2 + rules.len());
+    let mut command = call(Script::decide_each(first), by_digest, charges.clone(), 2 + rules.len());
     command.arg(&*requests);
     for (_, rule) in &rules {
         command.arg(&**rule);

@@ -259,7 +259,7 @@ impl Links {
             Ok(link) => link,
             Err(error) => return Running::alone(async move { (command, Err(Failure::Unsent(error))) }),
         };
-        if asking || !link.node.settings.coalescing || !matches!(command, Command::Decide { .. }) {
+        if asking || !link.node.settings.coalescing || !command.may_travel() {
             return Running::alone(link.send_alone(command, asking));
         }
         if let Some(error) = link.refusal() {

@@ -142,11 +142,15 @@ impl Redis {
     }
 
     async fn return_charges(&self, charges: &[Charge]) -> Result<u64, StoreError> {
-        let charges = charges.iter().filter(|charge| charge.cost > 0);
-        let commands: Commands = charges.cloned().map(Command::GiveBack).collect();
+        let charges = charges.iter().filter(|charge| charge.cost > 0).cloned();
+        let command = |charge: Charge| match charge.hold {
+            None => Command::GiveBack(charge),
+            Some(_) => Command::Settle(charge, 0),
+        };
         let mut back = 0;
-        for (_, reply) in self.nodes.run(commands).await {
-            back += number(&reply?)?.unsigned_abs();
+        for (command, reply) in self.nodes.run(charges.map(command).collect()).await {
+            let number = number(&reply?)?.unsigned_abs();
+            back += if let Command::Settle(charge, _) = command { charge.cost } else { number };
         }
         Ok(back)
     }
@@ -208,6 +212,26 @@ impl Store for Redis {
         Reply::Pending(Box::pin(async move { redis.return_charges(&charges).await }))
     }
 
+    fn can_hold(&self) -> bool {
+        true
+    }
+
+    fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
+        let redis = self.clone();
+        Reply::Pending(Box::pin(async move {
+            let (_, reply) = redis.nodes.run_one(Command::Renew(charge)).await;
+            Ok(number(&reply?)? == 1)
+        }))
+    }
+
+    fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
+        let redis = self.clone();
+        Reply::Pending(Box::pin(async move {
+            let (_, reply) = redis.nodes.run_one(Command::Settle(charge, used)).await;
+            number(&reply?).map(drop)
+        }))
+    }
+
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
         let redis = self.clone();
         Reply::Pending(Box::pin(async move {
@@ -250,6 +274,9 @@ fn read(charges: &mut [Charge], consume: bool, reply: &Value) -> Result<bool, St
         let consumed = consume && all_fit && charge.cost > 0;
         let (look, receipt) = algorithm::read(charge, consumed, reply).ok_or_else(|| unexpected(reply))?;
         charge.decided(look, receipt);
+        if consumed && look.fits {
+            charge.charged();
+        }
         each_fits &= look.fits;
     }
     Ok(all_fit && each_fits)

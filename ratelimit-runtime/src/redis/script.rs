@@ -6,8 +6,8 @@ use once_cell::sync::Lazy;
 use redis::Script as Digest;
 
 use crate::{
-    Algorithm,
-    algorithm::{self, KINDS},
+    algorithm::{self, Act, KINDS},
+    store::Charge,
 };
 
 /// A script's text and its digest.
@@ -24,18 +24,18 @@ impl Script {
     }
 
     /// See [`algorithm::decide_one`].
-    pub(super) fn decide_one(algorithm: Algorithm, charge: bool) -> &'static Self {
-        static SCRIPTS: Lazy<[[Script; 2]; KINDS]> = Lazy::new(|| {
-            array::from_fn(|kind| [false, true].map(|charge| Script::new(algorithm::decide_one(kind, charge))))
-        });
-        &SCRIPTS[usize::from(algorithm::kind(algorithm))][usize::from(charge)]
+    pub(super) fn decide_one(charge: &Charge, act: Act) -> &'static Self {
+        const ACTS: [Act; 4] = [Act::Look, Act::Charge, Act::Renew, Act::Settle];
+        static SCRIPTS: Lazy<[[Script; 4]; KINDS]> =
+            Lazy::new(|| array::from_fn(|kind| ACTS.map(|act| Script::new(algorithm::decide_one(kind, act)))));
+        &SCRIPTS[usize::from(algorithm::kind(charge))][act as usize]
     }
 
     /// See [`algorithm::decide_each`].
-    pub(super) fn decide_each(algorithm: Algorithm) -> &'static Self {
+    pub(super) fn decide_each(charge: &Charge) -> &'static Self {
         static SCRIPTS: Lazy<[Script; KINDS]> =
             Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::decide_each(kind))));
-        &SCRIPTS[usize::from(algorithm::kind(algorithm))]
+        &SCRIPTS[usize::from(algorithm::kind(charge))]
     }
 
     /// See [`algorithm::decide_all`].
@@ -45,9 +45,9 @@ impl Script {
     }
 
     /// See [`algorithm::give_back`].
-    pub(super) fn give_back(algorithm: Algorithm) -> &'static Self {
+    pub(super) fn give_back(charge: &Charge) -> &'static Self {
         static SCRIPTS: Lazy<[Script; KINDS]> =
             Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::give_back(kind))));
-        &SCRIPTS[usize::from(algorithm::kind(algorithm))]
+        &SCRIPTS[usize::from(algorithm::kind(charge))]
     }
 }

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Cause, Limiter, OnStoreError, Permit, RequestPerMinute,
-    call::{Asked, Call, Manner},
+    call::{Asked, Call, Manner, OnLimit},
 };
 
 /// Asks limits before a request reaches a service, and answers in its place if one refuses.
@@ -152,10 +152,11 @@ where
                 Ok(permit) => {
                     let response = service.call(Request::from_parts(head, body)).await?;
                     let mut response = response.map(LimitedBody::of_service);
-                    if let Some((permit, name)) = &permit
-                        && let Some(told) = Told::by_permit(permit, name)
-                    {
-                        settings.style().write(&told, response.headers_mut());
+                    if let Some((permit, name)) = permit {
+                        if let Some(told) = Told::by_permit(&permit, name) {
+                            settings.style().write(&told, response.headers_mut());
+                        }
+                        response.body_mut().held = permit.holds().then_some(permit);
                     }
                     Ok(response)
                 }
@@ -176,12 +177,12 @@ impl Settings {
         let limiter = self.limiter.as_ref().map_or_else(Limiter::current, Limiter::hold);
         let manner = Manner { on_store_error: self.on_store_error, ..Manner::default() };
         let permit = match asked.pop() {
-            Some(Asked { rule, key, cost }) if asked.is_empty() => {
+            Some(Asked { rule, key, cost, .. }) if asked.is_empty() => {
                 Call::decide_one(limiter, &rule, key, cost, manner).await
             }
             last => {
                 asked.extend(last);
-                Call::decide(limiter, asked, manner).await
+                Call::decide(limiter, asked, manner, OnLimit::Reject).await
             }
         };
         permit.map(|permit| {
@@ -202,7 +203,7 @@ impl Settings {
             let Problem { headers, body } = Problem::new(refused, style, status);
             (status, headers, body)
         };
-        let mut response = Response::new(LimitedBody { service: None, refusal: Some(body.into()) });
+        let mut response = Response::new(LimitedBody { service: None, refusal: Some(body.into()), held: None });
         (*response.status_mut(), *response.headers_mut()) = (status, headers);
         response
     }
@@ -219,12 +220,14 @@ pin_project! {
         #[pin]
         service: Option<B>,
         refusal: Option<Bytes>,
+        // What the request holds until its response is over.
+        held: Option<Permit>,
     }
 }
 
 impl<B> LimitedBody<B> {
     fn of_service(body: B) -> Self {
-        Self { service: Some(body), refusal: None }
+        Self { service: Some(body), refusal: None, held: None }
     }
 }
 

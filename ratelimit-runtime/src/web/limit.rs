@@ -7,7 +7,7 @@ use http::request::Parts;
 use super::{KeyBy, key_by::Found};
 use crate::{
     Rule,
-    call::{Asked, AskedKey},
+    call::{Asked, AskedKey, Holds},
 };
 
 /// What a limit does with a request that has no key.
@@ -86,7 +86,9 @@ impl Limit {
             return None;
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(request));
-        let Some(by) = &self.key else { return Some(Asked { rule: self.rule, key: AskedKey::Shared, cost }) };
+        let Some(by) = &self.key else {
+            return Some(Asked { rule: self.rule, key: AskedKey::Shared, cost, holds: Holds::Cost });
+        };
         let key = match by.find(request) {
             Found::Now(key) => key,
             Found::Later(key) => key.await,
@@ -97,7 +99,7 @@ impl Limit {
             (None, OnMissingKey::Shared) => AskedKey::Shared,
             (None, OnMissingKey::Skip) => return None,
         };
-        Some(Asked { rule: self.rule, key, cost })
+        Some(Asked { rule: self.rule, key, cost, holds: Holds::Cost })
     }
 }
 

@@ -1,0 +1,343 @@
+//! What is held for a call: places, and charges that come to something when it is over.
+//!
+//! A store that has to be asked forgets what nobody renews, so a task keeps what is held there, and settles it. It does so wherever
+//! its holder is dropped, and to its end. A store in this process keeps it by itself, and is settled at once.
+
+use std::{
+    collections::HashMap,
+    fmt, mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, oneshot},
+    time::{sleep, timeout},
+};
+
+use crate::{
+    CounterName, RequestPerMinute, Rule,
+    call::CountedBy,
+    limiter::{Held, refusal},
+    observe,
+    store::{Charge, Charges, Reply, StoreError},
+};
+
+/// What is held for one call. Dropped, it is settled.
+pub(crate) struct Holding {
+    limiter: Held,
+    by: CountedBy,
+    began: Duration,
+    /// The least time that a charge by elapsed time has granted.
+    granted: Duration,
+    much: u64,
+    /// What was used, as far as it is known.
+    known: Option<u64>,
+    kept: Kept,
+}
+
+/// Who settles.
+enum Kept {
+    /// Whoever drops it.
+    Here(Charges),
+    ByTask(Task),
+    Settled,
+}
+
+/// A task that keeps what is held.
+struct Task {
+    rule: Rule,
+    counters: SmallVec<[CounterName; 2]>,
+    settle: oneshot::Sender<Settlement>,
+    /// Until when it is held for certain, in microseconds of the limiter's clock; 0 once it is lost.
+    until_us: Arc<AtomicU64>,
+}
+
+/// What is to be charged instead of what is held.
+struct Settlement {
+    used: Used,
+    /// Held by those who ask before it is done.
+    _under_way: UnderWay,
+    told: Option<oneshot::Sender<Result<(), StoreError>>>,
+}
+
+/// How much was used.
+#[derive(Clone, Copy)]
+struct Used {
+    elapsed_ms: u64,
+    /// By who knows; nothing if it was not said, which is all of it.
+    told: Option<u64>,
+}
+
+impl Used {
+    fn of(self, charge: &Charge) -> u64 {
+        match charge.hold {
+            Some(hold) if hold.is_timed => self.elapsed_ms,
+            _ => self.told.unwrap_or(charge.cost),
+        }
+    }
+}
+
+impl Holding {
+    /// Takes over what a store has just granted. `asked`: when it was.
+    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy, asked: Duration) -> Self {
+        let began = limiter.settings().clock.now();
+        let timed = charges.iter().filter(|charge| charge.hold.is_some_and(|hold| hold.is_timed));
+        let granted = timed.map(|charge| Duration::from_millis(charge.cost)).min().unwrap_or(Duration::MAX);
+        let much = charges.iter().map(|charge| charge.cost).sum();
+        let is_here = matches!(by, CountedBy::Local) || limiter.memory().is_some();
+        let kept = match Handle::try_current() {
+            Ok(runtime) if !is_here => Kept::ByTask(Task::start(&runtime, &limiter, charges, asked)),
+            _ => Kept::Here(charges),
+        };
+        Self { limiter, by, began, granted, much, known: None, kept }
+    }
+
+    /// What a call that is charged by its time may still use.
+    pub(crate) fn remaining_time(&self) -> Duration {
+        if self.granted == Duration::MAX {
+            return Duration::MAX;
+        }
+        self.granted.saturating_sub(self.elapsed())
+    }
+
+    /// Whether nobody else can have it.
+    pub(crate) fn is_held(&self) -> bool {
+        match &self.kept {
+            Kept::Here(_) => true,
+            Kept::ByTask(task) => self.limiter.settings().clock.now_us() < task.until_us.load(Ordering::Acquire),
+            Kept::Settled => false,
+        }
+    }
+
+    /// How much was held when it began, of all counters.
+    pub(crate) fn much(&self) -> u64 {
+        self.much
+    }
+
+    /// Adds to what is known to have been used.
+    pub(crate) fn record(&mut self, more: u64) {
+        self.known = Some(self.known.unwrap_or_default().saturating_add(more));
+    }
+
+    /// Charges what was used, and the time that it took where that is charged.
+    pub(crate) async fn settle(self, used: u64) -> Result<(), RequestPerMinute> {
+        let used = Used { elapsed_ms: self.elapsed_ms(), told: Some(used) };
+        self.settle_as(used).await
+    }
+
+    /// Charges nothing.
+    pub(crate) async fn cancel(self) -> Result<(), RequestPerMinute> {
+        self.settle_as(Used { elapsed_ms: 0, told: Some(0) }).await
+    }
+
+    async fn settle_as(mut self, used: Used) -> Result<(), RequestPerMinute> {
+        let (told, answer) = oneshot::channel();
+        let Some(rule) = self.end(used, Some(told)) else { return Ok(()) };
+        let gone = || StoreError::unavailable("its tokio runtime is shutting down");
+        answer.await.unwrap_or_else(|_| Err(gone())).map_err(|error| refusal(&rule, error))
+    }
+
+    fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.elapsed().as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.limiter.settings().clock.now().saturating_sub(self.began)
+    }
+
+    /// The rule to be named in an error, if somebody else does it.
+    fn end(&mut self, used: Used, told: Option<oneshot::Sender<Result<(), StoreError>>>) -> Option<Rule> {
+        match mem::replace(&mut self.kept, Kept::Settled) {
+            Kept::Here(charges) => {
+                for charge in charges.iter() {
+                    drop(self.limiter.settle(charge.clone(), used.of(charge), self.by));
+                    self.limiter.lines().call(&charge.counter);
+                }
+                None
+            }
+            Kept::ByTask(Task { rule, counters, settle, .. }) => {
+                let under_way = UnderWay::new(self.limiter.clone(), counters);
+                drop(settle.send(Settlement { used, _under_way: under_way, told }));
+                Some(rule)
+            }
+            Kept::Settled => None,
+        }
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.end(Used { elapsed_ms: self.elapsed_ms(), told: self.known }, None);
+    }
+}
+
+impl Task {
+    fn start(runtime: &Handle, limiter: &Held, charges: Charges, asked: Duration) -> Self {
+        let lease = charges.iter().filter_map(|charge| charge.hold).map(|hold| hold.lease).min().unwrap_or_default();
+        let until_us = Arc::new(AtomicU64::new(in_us(asked.saturating_add(lease))));
+        let rule = charges[0].rule;
+        let counters = charges.iter().map(|charge| charge.counter.clone()).collect();
+        let (settle, settlement) = oneshot::channel();
+        runtime.spawn(keep(limiter.clone(), charges, lease, Arc::clone(&until_us), settlement));
+        Self { rule, counters, settle, until_us }
+    }
+}
+
+/// Renews what is held until it is to be settled.
+async fn keep(
+    limiter: Held,
+    charges: Charges,
+    lease: Duration,
+    until_us: Arc<AtomicU64>,
+    mut settlement: oneshot::Receiver<Settlement>,
+) {
+    let deadline = limiter.settings().deadline;
+    let Settlement { used, _under_way, told } = loop {
+        tokio::select! {
+            biased;
+            settlement = &mut settlement => match settlement {
+                Ok(settlement) => break settlement,
+                Err(_) => return,
+            },
+            () = sleep(lease / 3) => {}
+        }
+        let asked = limiter.settings().clock.now();
+        let mut is_held = until_us.load(Ordering::Acquire) > 0;
+        let mut is_known = true;
+        for charge in charges.iter() {
+            match in_time(deadline, limiter.renew(charge.clone())).await {
+                Ok(renewed) => is_held &= renewed,
+                Err(error) => {
+                    is_known = false;
+                    observe::not_renewed(&charge.rule, &error);
+                }
+            }
+        }
+        // What is lost stays so: somebody else may have had it in the meantime.
+        if !is_held {
+            until_us.store(0, Ordering::Release);
+        } else if is_known {
+            until_us.store(in_us(asked.saturating_add(lease)), Ordering::Release);
+        }
+    };
+    let mut settled = Ok(());
+    for charge in charges.iter() {
+        let done = in_time(deadline, limiter.settle(charge.clone(), used.of(charge), CountedBy::Store)).await;
+        if let Err(error) = &done {
+            observe::not_settled(&charge.rule, error);
+        }
+        settled = settled.and(done);
+    }
+    if let Some(told) = told {
+        let _ = told.send(settled);
+    }
+}
+
+async fn in_time<T>(deadline: Duration, reply: Reply<Result<T, StoreError>>) -> Result<T, StoreError> {
+    match reply {
+        Reply::Ready(answer) => answer,
+        Reply::Pending(answer) => timeout(deadline, answer).await.unwrap_or_else(|_| Err(StoreError::late(deadline))),
+    }
+}
+
+fn in_us(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Settlements that are under way: who asks for a counter waits for those of it.
+#[derive(Debug, Default)]
+pub(crate) struct Settlements {
+    by_counter: Mutex<HashMap<CounterName, Waiting>>,
+    /// How many counters there are, for those who only want to know that there are none.
+    count: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    settlements: usize,
+    done: Arc<Notify>,
+}
+
+impl Settlements {
+    #[inline]
+    pub(crate) fn are_none(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether one of these is being settled.
+    pub(crate) fn are_under_way(&self, charges: &[Charge]) -> bool {
+        !self.are_none() && {
+            let waiting = self.lock();
+            charges.iter().any(|charge| waiting.contains_key(&charge.counter))
+        }
+    }
+
+    /// Returns when none of these is being settled.
+    pub(crate) async fn done(&self, charges: &[Charge]) {
+        for Charge { counter, .. } in charges {
+            loop {
+                let done = match self.lock().get(counter) {
+                    Some(waiting) => Arc::clone(&waiting.done).notified_owned(), // registered under the lock
+                    None => break,
+                };
+                done.await;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<CounterName, Waiting>> {
+        self.by_counter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A settlement under way, until this is dropped.
+struct UnderWay {
+    limiter: Held,
+    counters: SmallVec<[CounterName; 2]>,
+}
+
+impl UnderWay {
+    fn new(limiter: Held, counters: SmallVec<[CounterName; 2]>) -> Self {
+        let settlements = limiter.settlements();
+        let mut waiting = settlements.lock();
+        for counter in &counters {
+            waiting.entry(counter.clone()).or_default().settlements += 1;
+        }
+        settlements.count.store(waiting.len(), Ordering::Release);
+        drop(waiting);
+        Self { limiter, counters }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let settlements = self.limiter.settlements();
+        let mut waiting = settlements.lock();
+        for counter in &self.counters {
+            if let Some(one) = waiting.get_mut(counter) {
+                one.settlements -= 1;
+                if one.settlements == 0 {
+                    one.done.notify_waiters();
+                    waiting.remove(counter);
+                }
+            }
+        }
+        settlements.count.store(waiting.len(), Ordering::Release);
+        drop(waiting);
+        for counter in &self.counters {
+            self.limiter.lines().call(counter);
+        }
+    }
+}
+
+impl fmt::Debug for Holding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holding").field("is_held", &self.is_held()).finish_non_exhaustive()
+    }
+}
