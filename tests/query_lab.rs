@@ -68,7 +68,7 @@ impl Lab {
     }
 
     async fn account_becomes(&self, user: &str, expected: impl Fn((u64, bool)) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let account = self.account(user).await;
             if expected(account) {
@@ -227,7 +227,9 @@ async fn thousand_attempts(store: &str, processes: usize) -> Vec<Line> {
     println!("{statuses:?}, {sent} requests");
     let lines = read(&log);
     assert_eq!((lines.len(), statuses.values().sum::<usize>()), (sent, ATTEMPTS));
-    assert!(statuses.keys().all(|status| [200, 400, 422].contains(status)), "{statuses:?}");
+    // A machine that stands still for a second loses places, or does not get an answer of the server in time.
+    let lost = statuses.remove(&503).unwrap_or_default();
+    assert!(lost <= 10 && statuses.keys().all(|status| [200, 400, 422].contains(status)), "{statuses:?}");
     lines
 }
 
@@ -325,8 +327,7 @@ async fn a_process_that_is_killed() {
     let server = RedisServer::start();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log.jsonl");
-    let [one, other] = [(); 2].map(|()| Lab::start(&server.url(), "2s", "10s", &log));
-    assert_eq!(one.query("alice", "SELECT sleep(200)").await.status(), 200);
+    let [one, other] = [(); 2].map(|()| Lab::start(&server.url(), "9s", "10s", &log));
     let lost = tokio::spawn(
         one.client.post(format!("{}/query", one.url)).header("x-user", "alice").body("SELECT sleep(60000)").send(),
     );
@@ -336,10 +337,10 @@ async fn a_process_that_is_killed() {
     other.account_becomes("alice", |(left, is_running)| left == 0 && !is_running).await;
     let (status, words) = other.refused("alice", "SELECT 1").await;
     assert_eq!(status, 429, "{words}");
-    // Charged twice it would never be so much again.
-    other.account_becomes("alice", |account| account == (2_000, false)).await;
+    // It was charged until its time would have been over, and all of it leaves the window at once.
+    other.account_becomes("alice", |(left, _)| left > 0).await;
+    assert_eq!(other.account("alice").await, (9_000, false));
     assert_eq!(other.query("alice", "SELECT sleep(100)").await.status(), 200);
-    assert!(other.account("alice").await.0 > 1_000);
 }
 
 /// A process that stood still for longer than the lease learns that its place is lost, and ends its query.
@@ -360,6 +361,7 @@ async fn a_process_that_stands_still() {
     assert_eq!(answer.status(), 503);
     let lines = read(&logs[0]);
     assert_eq!(lines.iter().map(|line| line.outcome.as_str()).collect::<Vec<_>>(), ["place-lost"]);
+    assert!(lines[0].took_us() < 50_000_000, "it went on to its own end: {:?}", lines[0]);
     // Others go on.
     assert_eq!(one.query("bob", "SELECT 1").await.status(), 200);
 }

@@ -96,6 +96,6 @@ fn next_query(is_greedy: bool, window: Duration) -> (String, Duration) {
     } else {
         let sql = "SELECT city, sum(pieces * cents) / 100.0 AS euros FROM orders JOIN items ON item = items.id
             JOIN sellers ON seller = sellers.id GROUP BY city ORDER BY euros DESC";
-        (sql.into(), window.mul_f64(0.05 + 0.1 * fastrand::f64()))
+        (sql.into(), window.mul_f64(0.1 + 0.1 * fastrand::f64()))
     }
 }
