@@ -1,13 +1,93 @@
-//! Reads and checks what stands in the parentheses of one attribute.
+//! Reads and checks what stands in the parentheses of one attribute, of either name.
 
-use proc_macro2::{Span, TokenStream};
+use proc_macro2::{Span, TokenStream, TokenTree};
 use syn::ext::IdentExt as _;
 use syn::parse::{ParseStream, Parser as _};
 use syn::{Error, Expr, Ident, Path, Result, Token};
 
 use crate::errors::{Errors, fail};
-use crate::suggest::{nearest, suggest};
+use crate::suggest::{list, nearest, suggest};
 use crate::value::{self, Number, at_end};
+
+/// Which of the two attributes.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Kind {
+    #[default]
+    PerTime,
+    Concurrent,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 2] = [Self::PerTime, Self::Concurrent];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::PerTime => "limit_request_per_time",
+            Kind::Concurrent => "limit_concurrent_requests",
+        }
+    }
+
+    /// Every argument and an example of its value. The first ones may be positional.
+    fn arguments(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Kind::PerTime => &[
+                ("prefix", "\"item\""),
+                ("ttl", "1"),
+                ("unit", "Minutes"),
+                ("count", "100"),
+                ("key", "user_id"),
+                ("algorithm", "SlidingLog"),
+                ("cost", "5"),
+                ("on_limit", "Wait(max = \"30s\")"),
+                ("on_store_error", "Local"),
+                ("on_missing_key", "Deny"),
+                ("permit", "permit"),
+                ("limiter", "&self.limiter"),
+                ("lease", "1"),
+                ("denial_cache", "false"),
+                ("shadow", "false"),
+                ("crate", "::ratelimit_runtime"),
+            ],
+            Kind::Concurrent => &[
+                ("prefix", "\"export\""),
+                ("count", "3"),
+                ("key", "user_id"),
+                ("lease", "\"30s\""),
+                ("on_limit", "Wait(max = \"30s\")"),
+                ("on_store_error", "Local"),
+                ("on_missing_key", "Deny"),
+                ("permit", "permit"),
+                ("limiter", "&self.limiter"),
+                ("crate", "::ratelimit_runtime"),
+            ],
+        }
+    }
+
+    fn names(self) -> Vec<&'static str> {
+        self.arguments().iter().map(|(name, _)| *name).collect()
+    }
+
+    /// In this order.
+    fn positional(self) -> Vec<&'static str> {
+        let several = match self {
+            Kind::PerTime => 4,
+            Kind::Concurrent => 2,
+        };
+        self.names().into_iter().take(several).collect()
+    }
+
+    /// What must be given, and what it is.
+    fn required(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Kind::PerTime => &[
+                ("prefix", "the counter's name"),
+                ("unit", "the unit of `ttl`"),
+                ("count", "how many calls are let through"),
+            ],
+            Kind::Concurrent => &[("prefix", "the counter's name"), ("count", "how many calls may run at once")],
+        }
+    }
+}
 
 pub(crate) enum Attr {
     Skip(Ident),
@@ -17,23 +97,69 @@ pub(crate) enum Attr {
 pub(crate) struct Limit {
     pub(crate) rule: Rule,
     pub(crate) settings: Settings,
-    /// What may not be possible here.
-    pub(crate) restricted: Vec<Restricted>,
+    /// What can have no second rule beside it.
+    pub(crate) alone: Vec<Alone>,
 }
 
 /// What each of several stacked attributes has for itself.
 pub(crate) struct Rule {
     pub(crate) prefix: TokenStream,
-    pub(crate) ttl: TokenStream,
-    pub(crate) unit: u64,
     pub(crate) count: Number,
     pub(crate) key: Option<Expr>,
     pub(crate) missing_key: Option<Ident>,
-    pub(crate) cost: Number,
+    pub(crate) counted: Counted,
+}
+
+pub(crate) enum Counted {
+    PerTime(PerTime),
+    /// For so many milliseconds a caller that died keeps its place.
+    Concurrently {
+        lease: u64,
+    },
+}
+
+pub(crate) struct PerTime {
+    pub(crate) ttl: TokenStream,
+    pub(crate) unit: u64,
+    pub(crate) cost: Cost,
     pub(crate) algorithm: Algorithm,
     pub(crate) lease: Option<Number>,
     pub(crate) shadow: bool,
     pub(crate) denial_cache: bool,
+}
+
+pub(crate) enum Cost {
+    Number(Number),
+    /// The time that the call took; so many milliseconds are held until it is known.
+    Elapsed {
+        word: Span,
+        max: Option<(u64, Span)>,
+    },
+    /// What the outcome says; so much is held until it is known.
+    Settled {
+        word: Span,
+        max: Number,
+    },
+}
+
+impl Rule {
+    /// Whether a call holds something of it until its end.
+    pub(crate) fn is_held(&self) -> bool {
+        match &self.counted {
+            Counted::PerTime(PerTime { cost, .. }) => !matches!(cost, Cost::Number(_)),
+            Counted::Concurrently { .. } => true,
+        }
+    }
+
+    /// The expressions that are evaluated before the call.
+    pub(crate) fn exprs(&self) -> impl Iterator<Item = &Expr> {
+        let cost = match &self.counted {
+            Counted::PerTime(PerTime { cost: Cost::Number(cost) | Cost::Settled { max: cost, .. }, .. }) => Some(cost),
+            _ => None,
+        };
+        let numbers = [Some(&self.count), cost].into_iter().flatten();
+        self.key.iter().chain(numbers.filter_map(Number::expr))
+    }
 }
 
 /// What holds for the whole call, each with the name it was set by.
@@ -41,8 +167,12 @@ pub(crate) struct Rule {
 pub(crate) struct Settings {
     pub(crate) limiter: Option<(Ident, Expr)>,
     pub(crate) on_limit: Option<(Ident, OnLimit)>,
+    /// The `on_limit` of the calls that may run at once.
+    pub(crate) on_busy: Option<(Ident, OnLimit)>,
     pub(crate) on_store_error: Option<(Ident, Ident)>,
     pub(crate) permit: Option<(Ident, Ident)>,
+    /// The closure that says what was used.
+    pub(crate) settled: Option<(Ident, Expr)>,
     pub(crate) krate: Option<(Ident, Path)>,
 }
 
@@ -72,41 +202,19 @@ pub(crate) enum Algorithm {
     },
 }
 
-/// A word that can't be had everywhere.
-pub(crate) struct Restricted {
+/// A word, and where it stands.
+pub(crate) struct Alone {
     pub(crate) span: Span,
     pub(crate) word: &'static str,
-    /// There can be no second rule beside it.
-    pub(crate) alone: bool,
-    /// Only a later version can do it.
-    pub(crate) later: bool,
 }
-
-/// Every argument and an example of its value; the first four may be positional.
-const ARGUMENTS: [(&str, &str); 16] = [
-    ("prefix", "\"item\""),
-    ("ttl", "1"),
-    ("unit", "Minutes"),
-    ("count", "100"),
-    ("key", "user_id"),
-    ("algorithm", "SlidingLog"),
-    ("cost", "5"),
-    ("on_limit", "Wait(max = \"30s\")"),
-    ("on_store_error", "Local"),
-    ("on_missing_key", "Deny"),
-    ("permit", "permit"),
-    ("limiter", "&self.limiter"),
-    ("lease", "1"),
-    ("denial_cache", "false"),
-    ("shadow", "false"),
-    ("crate", "::ratelimit_runtime"),
-];
-const POSITIONAL: usize = 4;
-
-const SKIP_ALONE: &str = "`skip` stands alone: #[limit_request_per_time(skip)]";
 
 /// The longest period, in milliseconds: 3,650 days.
 const LONGEST: u64 = 3_650 * 86_400_000;
+
+/// The shortest and the longest `lease` of a place, and what it is if none is given, in milliseconds.
+const SHORTEST_LEASE: u64 = 1_000;
+const LONGEST_LEASE: u64 = 86_400_000;
+const USUAL_LEASE: u64 = 30_000;
 
 /// The most buckets of a `SlidingWindow`.
 const MOST_BUCKETS: u64 = 1_000;
@@ -115,12 +223,12 @@ const UNITS: [&str; 5] = ["Milliseconds", "Seconds", "Minutes", "Hours", "Days"]
 const ALGORITHMS: [&str; 5] = ["FixedWindow", "SlidingLog", "SlidingWindow", "TokenBucket", "LeakyBucket"];
 
 /// The arguments of an attribute standing at `at`; none if there are errors.
-pub(crate) fn parse(args: TokenStream, at: Span, errors: &mut Errors) -> Option<Attr> {
+pub(crate) fn parse(kind: Kind, args: TokenStream, at: Span, errors: &mut Errors) -> Option<Attr> {
     let parser = |input: ParseStream| {
         if input.peek(Ident) && input.fork().parse::<Ident>()? == "skip" {
-            return skip(input);
+            return skip(kind, input);
         }
-        let mut fields = Fields::default();
+        let mut fields = Fields { kind, ..Fields::default() };
         let mut errors = Errors::default();
         errors.keep(value::comma_separated(input, |input| fields.argument(input)));
         fields.finish(at, errors).map(Box::new).map(Attr::Limit)
@@ -128,17 +236,22 @@ pub(crate) fn parse(args: TokenStream, at: Span, errors: &mut Errors) -> Option<
     errors.keep(parser.parse2(args))
 }
 
-fn skip(input: ParseStream) -> Result<Attr> {
+fn skip(kind: Kind, input: ParseStream) -> Result<Attr> {
     let word: Ident = input.parse()?;
     if input.is_empty() {
         return Ok(Attr::Skip(word));
     }
     input.parse::<TokenStream>()?;
-    fail(word.span(), SKIP_ALONE)
+    fail(word.span(), skip_alone(kind))
+}
+
+fn skip_alone(kind: Kind) -> String {
+    format!("`skip` stands alone: #[{}(skip)]", kind.name())
 }
 
 #[derive(Default)]
 struct Fields {
+    kind: Kind,
     given: Vec<&'static str>,
     /// Not given, but reporting them as missing would be a second error for one mistake.
     excused: Vec<&'static str>,
@@ -150,14 +263,14 @@ struct Fields {
     count: Option<Number>,
     key: Option<Expr>,
     missing_key: Option<(Ident, Ident)>,
-    cost: Option<Number>,
-    elapsed: Option<Span>,
+    cost: Option<Cost>,
     algorithm: Option<(Algorithm, &'static str)>,
     shadow: bool,
     lease: Option<(Number, Span)>,
+    lease_of_place: Option<u64>,
     no_denial_cache: bool,
     settings: Settings,
-    restricted: Vec<Restricted>,
+    alone: Vec<Alone>,
 }
 
 impl Fields {
@@ -169,9 +282,9 @@ impl Fields {
         };
         let word = name.to_string();
         if word == "skip" {
-            return fail(name.span(), SKIP_ALONE);
+            return fail(name.span(), skip_alone(self.kind));
         }
-        if let Some((known, example)) = ARGUMENTS.iter().find(|(known, _)| word == *known) {
+        if let Some((known, example)) = self.kind.arguments().iter().find(|(known, _)| word == *known) {
             input.call(Ident::parse_any)?;
             if self.given.contains(known) {
                 return fail(name.span(), format!("`{known}` is set twice"));
@@ -188,7 +301,7 @@ impl Fields {
         }
         if value::starts_named(input) {
             self.named = true;
-            let names = ARGUMENTS.map(|(name, _)| name);
+            let names = self.kind.names();
             self.excused.extend(nearest(&word, &names));
             let end = suggest(&word, &names);
             return fail(name.span(), format!("unknown argument `{name}`, {end}"));
@@ -197,25 +310,24 @@ impl Fields {
     }
 
     fn positional(&mut self, input: ParseStream) -> Result<()> {
-        let names = || ARGUMENTS.iter().take(POSITIONAL).map(|(name, _)| *name);
+        let names = self.kind.positional();
         if at_end(input) {
             return Err(input.error("expected an argument before this `,`"));
         }
         if self.named {
-            self.excused.extend(names());
+            self.excused.extend(names);
             return Err(input.error("a value without a name comes before the named ones: write `name = value`"));
         }
-        let Some(name) = names().nth(self.position) else {
-            return Err(input.error(
-                "only `prefix`, `ttl`, `unit` and `count` go without a name, in this order: write `name = value`",
-            ));
+        let Some(&name) = names.get(self.position) else {
+            let names = list(&names, "and");
+            return Err(input.error(format!("only {names} go without a name, in this order: write `name = value`")));
         };
         self.position += 1;
         self.given.push(name);
         let result = self.value(name, Ident::new(name, input.span()), input);
         if result.is_err() {
             // Perhaps one was left out: then those after it are not missing too.
-            self.excused.extend(names());
+            self.excused.extend(names);
         }
         result
     }
@@ -228,12 +340,15 @@ impl Fields {
             "unit" => self.unit = Some(unit(input)?),
             "count" => self.count = Some(value::number(input, argument, 1)?),
             "key" => self.key = Some(value::expr(input, argument)?),
-            "algorithm" => self.algorithm = Some(algorithm(input, &mut self.restricted)?),
-            "cost" => match elapsed(input)? {
-                Some(span) => self.elapsed = Some(span),
-                None => self.cost = Some(value::number(input, argument, 0)?),
-            },
-            "on_limit" => settings.on_limit = Some((name, on_limit(input)?)),
+            "algorithm" => self.algorithm = Some(algorithm(input, &mut self.alone)?),
+            "cost" => self.cost = Some(cost(input, settings)?),
+            "on_limit" => {
+                let slot = match self.kind {
+                    Kind::PerTime => &mut settings.on_limit,
+                    Kind::Concurrent => &mut settings.on_busy,
+                };
+                *slot = Some((name, on_limit(input)?));
+            }
             "on_store_error" => {
                 let words = ["Local", "Allow", "Deny"];
                 settings.on_store_error = Some((name, variant(input, argument, &words)?));
@@ -249,6 +364,7 @@ impl Fields {
                 settings.permit = Some((name, ident));
             }
             "limiter" => settings.limiter = Some((name, value::expr(input, argument)?)),
+            "lease" if self.kind == Kind::Concurrent => self.lease_of_place = Some(lease_of_place(input)?),
             "lease" => {
                 let number = value::number(input, argument, 1)?;
                 if !matches!(number, Number::Literal(1, _)) {
@@ -264,14 +380,10 @@ impl Fields {
 
     /// Checks the arguments against each other.
     fn finish(mut self, at: Span, mut errors: Errors) -> Result<Limit> {
-        for (name, what) in [
-            ("prefix", "the counter's name"),
-            ("unit", "the unit of `ttl`"),
-            ("count", "how many calls are let through"),
-        ] {
-            if !self.given.contains(&name)
-                && !self.excused.contains(&name)
-                && let Some((_, example)) = ARGUMENTS.iter().find(|(known, _)| *known == name)
+        for (name, what) in self.kind.required() {
+            if !self.given.contains(name)
+                && !self.excused.contains(name)
+                && let Some((_, example)) = self.kind.arguments().iter().find(|(known, _)| known == name)
             {
                 errors.add(at, format!("missing `{name}`, {what}: {name} = {example}"));
             }
@@ -287,33 +399,37 @@ impl Fields {
             let message = "`on_missing_key` needs a `key` that may be missing: key = user_id";
             errors.add(name.span(), message);
         }
-        let algorithm = self.algorithm.as_ref().map_or("FixedWindow", |(_, word)| word);
         if let Some((_, span)) = self.lease {
-            self.only_with(span, "lease", algorithm, "FixedWindow", &mut errors);
+            self.only_with(span, "lease", "FixedWindow", &mut errors);
+            self.alone.push(Alone { span, word: "lease" });
         }
-        if let Some(span) = self.elapsed {
-            self.only_with(span, "Elapsed", algorithm, "SlidingLog", &mut errors);
+        match self.cost {
+            Some(Cost::Elapsed { word, .. }) => self.only_with(word, "Elapsed", "SlidingLog", &mut errors),
+            Some(Cost::Settled { word, .. }) => self.only_with(word, "Settled", "SlidingLog", &mut errors),
+            Some(Cost::Number(_)) | None => {}
         }
         errors.finish()?;
-        let (Some(prefix), Some(unit), Some(count)) = (self.prefix, self.unit, self.count) else {
-            return fail(at, "`prefix`, `unit` and `count` are needed");
+        let (Some(prefix), Some(count)) = (self.prefix, self.count) else {
+            return fail(at, "`prefix` and `count` are needed");
         };
-        Ok(Limit {
-            rule: Rule {
-                prefix,
+        let counted = match (self.kind, self.unit) {
+            (Kind::Concurrent, _) => Counted::Concurrently { lease: self.lease_of_place.unwrap_or(USUAL_LEASE) },
+            (Kind::PerTime, None) => return fail(at, "`unit` is needed"),
+            (Kind::PerTime, Some(unit)) => Counted::PerTime(PerTime {
                 ttl: self.ttl.unwrap_or_else(Number::one).to_const(),
                 unit,
-                count,
-                key: self.key,
-                missing_key: self.missing_key.map(|(_, word)| word),
-                cost: self.cost.unwrap_or_else(Number::one),
+                cost: self.cost.unwrap_or_else(|| Cost::Number(Number::one())),
                 algorithm: self.algorithm.map(|(algorithm, _)| algorithm).unwrap_or_default(),
                 lease: self.lease.map(|(number, _)| number),
                 shadow: self.shadow,
                 denial_cache: !self.no_denial_cache,
-            },
+            }),
+        };
+        let missing_key = self.missing_key.map(|(_, word)| word);
+        Ok(Limit {
+            rule: Rule { prefix, count, key: self.key, missing_key, counted },
             settings: self.settings,
-            restricted: self.restricted,
+            alone: self.alone,
         })
     }
 
@@ -345,25 +461,33 @@ impl Fields {
     }
 
     fn check_cost(&self, errors: &mut Errors) {
+        let (what, unit, cost, span) = match &self.cost {
+            Some(Cost::Number(Number::Literal(cost, span))) => ("cost", "", *cost, *span),
+            // Of another algorithm, that is the mistake.
+            _ if !matches!(self.algorithm, Some((Algorithm::SlidingLog, _))) => return,
+            Some(Cost::Elapsed { max: Some((max, span)), .. }) => ("`max`", " ms", *max, *span),
+            Some(Cost::Settled { max: Number::Literal(max, span), .. }) => ("`max`", "", *max, *span),
+            _ => return,
+        };
         let (name, number, more) = match &self.algorithm {
             None if self.given.contains(&"algorithm") => return,
             Some((Algorithm::TokenBucket { burst: Some(burst), .. }, _)) => ("burst", Some(burst), 0),
             Some((Algorithm::LeakyBucket { queue }, _)) => ("queue", Some(queue), 1),
             _ => ("count", self.count.as_ref(), 0),
         };
-        if let (Some(Number::Literal(cost, span)), Some(Number::Literal(number, _))) = (&self.cost, number)
-            && *cost > number.saturating_add(more)
+        if let Some(Number::Literal(number, _)) = number
+            && cost > number.saturating_add(more)
         {
             let largest = number.saturating_add(more);
-            errors.add(*span, format!("a cost of {cost} never fits: with {name} = {number} the largest is {largest}"));
+            let message =
+                format!("a {what} of {cost}{unit} never fits: with {name} = {number} the largest is {largest}{unit}");
+            errors.add(span, message);
         }
     }
 
-    fn only_with(&mut self, span: Span, word: &'static str, algorithm: &str, only: &str, errors: &mut Errors) {
-        if algorithm == only {
-            let is_lease = word == "lease";
-            self.restricted.push(Restricted { span, word, alone: is_lease, later: !is_lease });
-        } else if !self.given.contains(&"algorithm") || self.algorithm.is_some() {
+    fn only_with(&self, span: Span, word: &str, only: &str, errors: &mut Errors) {
+        let algorithm = self.algorithm.as_ref().map_or("FixedWindow", |(_, word)| word);
+        if algorithm != only && (!self.given.contains(&"algorithm") || self.algorithm.is_some()) {
             let message = format!("`{word}` needs `algorithm = {only}`, not `{algorithm}`");
             errors.add(span, message);
         }
@@ -389,7 +513,7 @@ fn unit(input: ParseStream) -> Result<u64> {
     })
 }
 
-fn algorithm(input: ParseStream, restricted: &mut Vec<Restricted>) -> Result<(Algorithm, &'static str)> {
+fn algorithm(input: ParseStream, alone: &mut Vec<Alone>) -> Result<(Algorithm, &'static str)> {
     let (ident, word) = value::word(input, "algorithm", &ALGORITHMS)?;
     let options: &[(&str, &str)] = match word {
         "FixedWindow" => &[("align", "true")],
@@ -422,23 +546,83 @@ fn algorithm(input: ParseStream, restricted: &mut Vec<Restricted>) -> Result<(Al
                 let message = "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)";
                 return fail(ident.span(), message);
             };
-            restricted.push(Restricted { span: ident.span(), word, alone: true, later: false });
+            alone.push(Alone { span: ident.span(), word });
             Algorithm::LeakyBucket { queue }
         }
     };
     Ok((algorithm, word))
 }
 
-/// `Elapsed` or `Elapsed(max = "5s")`, if that is what stands here.
-fn elapsed(input: ParseStream) -> Result<Option<Span>> {
-    let fork = input.fork();
-    match Path::parse_mod_style(&fork) {
-        Ok(path) if path.segments.last().is_some_and(|last| last.ident == "Elapsed") => {}
-        _ => return Ok(None),
+/// A number, `Elapsed`, `Elapsed(max = "5s")` or `Settled(max = 4_000, |outcome| outcome.tokens())`.
+fn cost(input: ParseStream, settings: &mut Settings) -> Result<Cost> {
+    let words = ["Elapsed", "Settled"];
+    if !is_word_of_cost(input, &words) {
+        return value::number(input, "cost", 0).map(Cost::Number);
     }
-    let (word, _) = value::word(input, "cost", &["Elapsed"])?;
-    value::options(&word, input, &[("max", "\"5s\"")], |_, input| value::milliseconds(input).map(drop))?;
-    Ok(Some(word.span()))
+    let (word, name) = value::word(input, "cost", &words)?;
+    if name == "Settled" {
+        let (max, used) = settled(&word, input)?;
+        let span = word.span();
+        settings.settled = Some((word, used));
+        return Ok(Cost::Settled { word: span, max });
+    }
+    let mut max = None;
+    value::options(&word, input, &[("max", "\"5s\"")], |_, input| {
+        let at = input.span();
+        max = Some((value::milliseconds(input)?, at));
+        Ok(())
+    })?;
+    Ok(Cost::Elapsed { word: word.span(), max })
+}
+
+/// Whether one of the words stands here, or is meant: written like one, which no number is, it is nearly one.
+fn is_word_of_cost(input: ParseStream, words: &[&'static str]) -> bool {
+    let fork = input.fork();
+    let Ok(path) = Path::parse_mod_style(&fork) else { return false };
+    let Some(last) = path.segments.last().map(|last| last.ident.to_string()) else { return false };
+    if words.contains(&&*last) {
+        return true;
+    }
+    if fork.peek(syn::token::Paren) && fork.parse::<TokenTree>().is_err() {
+        return false;
+    }
+    let like_a_word = last.starts_with(char::is_uppercase) && last.contains(char::is_lowercase);
+    like_a_word && at_end(&fork) && nearest(&last, words).is_some()
+}
+
+/// What is held, and the closure that says what was used.
+fn settled(word: &Ident, input: ParseStream) -> Result<(Number, Expr)> {
+    let (mut max, mut used, mut seen) = (None, None, Vec::new());
+    value::in_parentheses(input, |input| {
+        if !value::starts_named(input) && !input.peek(syn::Lit) {
+            if used.is_some() {
+                return Err(input.error("`Settled` takes one closure, and what is held by its name: max = 4_000"));
+            }
+            used = Some(value::expr(input, "Settled")?);
+            return Ok(());
+        }
+        let name = value::option(word, input, &[("max", "4_000")], &mut seen)?;
+        max = Some(value::number(input, name, 1)?);
+        Ok(())
+    })?;
+    let (Some(max), Some(used)) = (max, used) else {
+        let message = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
+        return fail(word.span(), message);
+    };
+    Ok((max, used))
+}
+
+/// For how long, in milliseconds, a caller that died keeps its place.
+fn lease_of_place(input: ParseStream) -> Result<u64> {
+    let at = input.span();
+    let lease = value::milliseconds(input)?;
+    if lease < SHORTEST_LEASE {
+        return fail(at, "`lease` must be at least \"1s\", for example lease = \"30s\"");
+    }
+    if lease > LONGEST_LEASE {
+        return fail(at, "`lease` must be at most \"1d\", for example lease = \"30s\"");
+    }
+    Ok(lease)
 }
 
 fn on_limit(input: ParseStream) -> Result<OnLimit> {

@@ -4,19 +4,16 @@ use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Attribute, Meta};
 
-use crate::args::{self, Attr, Limit, Restricted, Settings};
+use crate::args::{self, Alone, Attr, Kind, Limit, Settings};
 use crate::errors::Errors;
 use crate::function::{Function, Impl, Item, Member, Place};
 use crate::future::{find_name, unpacked_names};
-use crate::prologue::prologue;
-use crate::value::Number;
+use crate::prologue::Check;
 
-const NAME: &str = "limit_request_per_time";
-
-pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
+pub(crate) fn expand(kind: Kind, args: TokenStream, item: TokenStream) -> TokenStream {
     let item = ungroup(item);
     let mut errors = Errors::default();
-    let own = args::parse(args, Span::call_site(), &mut errors);
+    let own = args::parse(kind, args, Span::call_site(), &mut errors);
     let mut item = match Item::parse(item.clone()) {
         Ok(item) => item,
         Err(error) => {
@@ -26,8 +23,8 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
         }
     };
     match &mut item {
-        Item::Function(function) => expand_function(own, function, &mut errors),
-        Item::Impl(block) => expand_impl(own, block, &mut errors),
+        Item::Function(function) => expand_function(kind, own, function, &mut errors),
+        Item::Impl(block) => expand_impl(kind, own, block, &mut errors),
     }
     // The item stays, so that one mistake is one error and editors keep working; it stands first,
     // as editors take their colours from the first tokens they meet again.
@@ -36,29 +33,28 @@ pub(crate) fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
 }
 
 /// Limits the function, or takes nothing from it but the attributes beside this one.
-fn expand_function(own: Option<Attr>, function: &mut Function, errors: &mut Errors) {
+fn expand_function(kind: Kind, own: Option<Attr>, function: &mut Function, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(&mut function.attrs, errors));
     let limits = only_limits(attrs, errors);
-    check_words(&limits, limits.len() > 1, errors);
+    check_alone(&limits, limits.len() > 1, errors);
     let settings = merge(Settings::default(), &limits, errors);
     let limits: Vec<_> = limits.iter().collect();
-    if let Some(place) = check_place(function, &limits, errors)
+    if let Some(place) = check_place(kind, function, &limits, errors)
         && errors.is_empty()
     {
-        let prologue = prologue(&limits, &settings, function.returned());
-        function.insert(&prologue, place);
+        let check = Check::new(&limits, &settings, function);
+        function.insert(&check, place);
     }
 }
 
 /// Limits each async method, or takes nothing from the block but attributes, too.
-fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) {
+fn expand_impl(kind: Kind, own: Option<Attr>, block: &mut Impl, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(&mut block.attrs, errors));
     let all = only_limits(attrs, errors);
-    check_words(&all, all.len() > 1, errors);
     let settings = merge(Settings::default(), &all, errors);
-    let (mut any, mut skipped) = (false, false);
+    let (mut any, mut skipped, mut stacked) = (false, false, all.len() > 1);
     let mut checked = Vec::new();
     for member in &mut block.members {
         let Member::Function(function) = member else {
@@ -79,16 +75,18 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) {
         }
         any = true;
         let own = only_limits(attrs, errors);
-        check_words(&own, !all.is_empty() || own.len() > 1, errors);
+        stacked |= !own.is_empty();
+        check_alone(&own, !all.is_empty() || own.len() > 1, errors);
         let settings = merge(settings.clone(), &own, errors);
         let limits: Vec<_> = all.iter().chain(&own).collect();
-        if let Some(place) = check_place(function, &limits, errors)
+        if let Some(place) = check_place(kind, function, &limits, errors)
             && errors.is_empty()
         {
-            let prologue = prologue(&limits, &settings, function.returned());
-            checked.push((function, prologue, place));
+            let check = Check::new(&limits, &settings, function);
+            checked.push((function, check, place));
         }
     }
+    check_alone(&all, stacked, errors);
     if !any {
         let message = if skipped {
             "every async function of this `impl` block is skipped: nothing is limited"
@@ -98,8 +96,8 @@ fn expand_impl(own: Option<Attr>, block: &mut Impl, errors: &mut Errors) {
         errors.add(block.keyword, message);
     }
     if errors.is_empty() {
-        for (function, prologue, place) in checked {
-            function.insert(&prologue, place);
+        for (function, check, place) in checked {
+            function.insert(&check, place);
         }
     }
 }
@@ -111,22 +109,17 @@ fn take_siblings(attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<
         let Some(name) = attr.path().segments.last().map(|last| &last.ident) else {
             return true;
         };
-        if name == "limit_concurrent_requests" {
-            let message = "`limit_concurrent_requests` is not available yet, leave it out";
-            errors.add(name.span(), message);
-        } else if name == NAME {
-            siblings.push(match &attr.meta {
-                Meta::Path(_) => args::parse(TokenStream::new(), name.span(), errors),
-                Meta::List(list) => args::parse(list.tokens.clone(), name.span(), errors),
-                Meta::NameValue(_) => {
-                    let message = "write the arguments in parentheses: #[limit_request_per_time(..)]";
-                    errors.add(name.span(), message);
-                    None
-                }
-            });
-        } else {
+        let Some(kind) = Kind::ALL.into_iter().find(|kind| name == kind.name()) else {
             return true;
-        }
+        };
+        siblings.push(match &attr.meta {
+            Meta::Path(_) => args::parse(kind, TokenStream::new(), name.span(), errors),
+            Meta::List(list) => args::parse(kind, list.tokens.clone(), name.span(), errors),
+            Meta::NameValue(_) => {
+                errors.add(name.span(), format!("write the arguments in parentheses: #[{}(..)]", kind.name()));
+                None
+            }
+        });
         false
     });
     siblings
@@ -146,33 +139,22 @@ fn only_limits(attrs: Vec<Option<Attr>>, errors: &mut Errors) -> Vec<Limit> {
     limits
 }
 
-/// Whether each word may stand here.
-fn check_words(limits: &[Limit], stacked: bool, errors: &mut Errors) {
-    for Restricted { span, word, alone, later } in limits.iter().flat_map(|limit| &limit.restricted) {
-        if *alone && stacked {
-            errors.add(*span, format!("`{word}` stands alone: a function with it has no second rate limit"));
-        } else if *later {
-            errors.add(*span, format!("`{word}` is not available yet, leave it out"));
-        }
+/// Whether there is nothing beside what can have nothing beside it.
+fn check_alone(limits: &[Limit], stacked: bool, errors: &mut Errors) {
+    for Alone { span, word } in limits.iter().flat_map(|limit| &limit.alone).filter(|_| stacked) {
+        errors.add(*span, format!("`{word}` stands alone: a function with it has no second rate limit"));
     }
 }
 
 /// Where the limits are checked, if all their values are there already.
-fn check_place(function: &Function, limits: &[&Limit], errors: &mut Errors) -> Option<Place> {
-    let mut place = errors.keep(function.place())?;
+fn check_place(kind: Kind, function: &Function, limits: &[&Limit], errors: &mut Errors) -> Option<Place> {
+    let mut place = errors.keep(function.place(kind))?;
     let unpacked = match &mut place {
         Place::Start => Vec::new(),
         Place::Block(statements) => unpacked_names(statements),
     };
     for limit in limits {
-        let rule = &limit.rule;
-        let mut exprs: Vec<_> = rule.key.iter().collect();
-        for number in [&rule.count, &rule.cost] {
-            if let Number::Const(expr) | Number::Other(expr) = number {
-                exprs.push(expr);
-            }
-        }
-        for expr in exprs {
+        for expr in limit.rule.exprs() {
             if let Some(name) = find_name(expr.into_token_stream(), &unpacked) {
                 let message = format!(
                     "`{name}` has no value yet when the limit is checked, #[async_trait] takes the argument apart later: give the argument a name and take it apart in the body"
@@ -188,10 +170,19 @@ fn check_place(function: &Function, limits: &[&Limit], errors: &mut Errors) -> O
 fn merge(mut merged: Settings, limits: &[Limit], errors: &mut Errors) -> Settings {
     for limit in limits {
         let given = limit.settings.clone();
-        once(&mut merged.limiter, given.limiter, errors);
-        once(&mut merged.on_limit, given.on_limit, errors);
-        once(&mut merged.on_store_error, given.on_store_error, errors);
-        once(&mut merged.permit, given.permit, errors);
+        let named = given.permit.as_ref().map(|(name, _)| name.span());
+        let settled = given.settled.as_ref().map(|(word, _)| word.span());
+        once(&mut merged.limiter, given.limiter, WHOLE, errors);
+        once(&mut merged.on_limit, given.on_limit, "all #[limit_request_per_time] of a call", errors);
+        once(&mut merged.on_busy, given.on_busy, "all #[limit_concurrent_requests] of a call", errors);
+        once(&mut merged.on_store_error, given.on_store_error, WHOLE, errors);
+        once(&mut merged.permit, given.permit, WHOLE, errors);
+        once(&mut merged.settled, given.settled, WHOLE, errors);
+        if let (Some(at), Some(_), Some(_)) = (named.or(settled), &merged.permit, &merged.settled) {
+            let message =
+                "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out";
+            errors.add(at, message);
+        }
         match (&merged.krate, given.krate) {
             (None, krate) => merged.krate = krate,
             (Some((_, first)), Some((name, path))) if text(first) != text(&path) => {
@@ -204,10 +195,12 @@ fn merge(mut merged: Settings, limits: &[Limit], errors: &mut Errors) -> Setting
     merged
 }
 
-fn once<T>(slot: &mut Option<(Ident, T)>, given: Option<(Ident, T)>, errors: &mut Errors) {
+const WHOLE: &str = "the whole call";
+
+fn once<T>(slot: &mut Option<(Ident, T)>, given: Option<(Ident, T)>, whole: &str, errors: &mut Errors) {
     let Some((name, value)) = given else { return };
     if slot.is_some() {
-        let message = format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
+        let message = format!("`{name}` holds for {whole}: give it on one of the stacked rate limits");
         errors.add(name.span(), message);
     } else {
         *slot = Some((name, value));

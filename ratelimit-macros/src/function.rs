@@ -5,10 +5,12 @@ use quote::{ToTokens, quote};
 use syn::parse::{Parse, ParseStream, Parser as _};
 use syn::spanned::Spanned as _;
 use syn::token::Brace;
-use syn::{Attribute, Block, Expr, Result, ReturnType, Signature, Stmt, Token, Visibility, braced};
+use syn::{Attribute, Block, Expr, Result, ReturnType, Signature, Stmt, Token, Type, Visibility, braced};
 
+use crate::args::Kind;
 use crate::errors::fail;
-use crate::future::{contains_own_call, output_of_future, tail};
+use crate::future::{Output, contains_own_call, output_of_future, tail};
+use crate::prologue::Check;
 
 pub(crate) enum Item {
     Function(Box<Function>),
@@ -180,7 +182,7 @@ impl Function {
         self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.ends_in_block().is_some()
     }
 
-    pub(crate) fn place(&self) -> Result<Place> {
+    pub(crate) fn place(&self, kind: Kind) -> Result<Place> {
         let Some(body) = &self.body else {
             let message =
                 "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
@@ -191,7 +193,7 @@ impl Function {
             return fail(constness.span(), message);
         }
         if contains_own_call(&body.tokens) {
-            let message = "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)]";
+            let message = "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)] or #[limit_concurrent_requests(..)]";
             return fail(Span::call_site(), message);
         }
         if self.sig.asyncness.is_some() {
@@ -208,12 +210,15 @@ impl Function {
             || self.attrs.iter().any(|attr| {
                 attr.path().segments.last().is_some_and(|last| last.ident == "test" || last.ident == "main")
             });
-        let message = if made_sync {
-            "another attribute already made this function synchronous: write #[limit_request_per_time] above it"
-        } else {
-            "only an async function can be limited: write `async fn`"
-        };
-        fail(self.sig.fn_token.span(), message)
+        let at = self.sig.fn_token.span();
+        if made_sync {
+            let name = kind.name();
+            return fail(
+                at,
+                format!("another attribute already made this function synchronous: write #[{name}] above it"),
+            );
+        }
+        fail(at, "only an async function can be limited: write `async fn`")
     }
 
     fn ends_in_block(&self) -> Option<Vec<Stmt>> {
@@ -225,7 +230,7 @@ impl Function {
         tail(&mut statements).is_some().then_some(statements)
     }
 
-    fn output_of_future(&self) -> Option<&dyn ToTokens> {
+    fn output_of_future(&self) -> Option<Output<'_>> {
         match &self.sig.output {
             ReturnType::Type(_, ty) => output_of_future(ty),
             ReturnType::Default => None,
@@ -241,22 +246,31 @@ impl Function {
         }
     }
 
+    /// What a call ends with, if the function says that.
+    pub(crate) fn output(&self) -> Option<&Type> {
+        match (self.output_of_future(), &self.sig.output) {
+            (Some(Output::Is(ty)), _) if self.sig.asyncness.is_none() => Some(ty),
+            (_, ReturnType::Type(_, ty)) if self.sig.asyncness.is_some() => Some(ty),
+            _ => None,
+        }
+    }
+
     // Input:
     //     async fn f(..) -> .. { body }
     // Output:
     //     async fn f(..) -> .. { prologue { body } }
-    pub(crate) fn insert(&mut self, prologue: &TokenStream, place: Place) {
+    pub(crate) fn insert(&mut self, check: &Check, place: Place) {
         let Some(body) = &mut self.body else { return };
         match place {
             Place::Start => {
                 let block = block(body.brace, std::mem::take(&mut body.tokens));
-                body.tokens = quote!(#prologue #block);
+                body.tokens = check.around(&block);
             }
             Place::Block(mut statements) => {
                 if let Some(future) = tail(&mut statements) {
                     let inner = &future.block.stmts;
                     let block = block(future.block.brace_token, quote!(#(#inner)*));
-                    let limited = Expr::Verbatim(quote!(#prologue #block));
+                    let limited = Expr::Verbatim(check.around(&block));
                     future.block.stmts = vec![Stmt::Expr(limited, None)];
                 }
                 body.tokens = quote!(#(#statements)*);

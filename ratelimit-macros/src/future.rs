@@ -44,8 +44,24 @@ fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
     }
 }
 
+/// What a future is said to be ready with.
+pub(crate) enum Output<'a> {
+    Is(&'a Type),
+    /// `impl Future` says nothing.
+    Unsaid(&'a Ident),
+}
+
+impl ToTokens for Output<'_> {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        match self {
+            Output::Is(ty) => ty.to_tokens(tokens),
+            Output::Unsaid(future) => future.to_tokens(tokens),
+        }
+    }
+}
+
 /// `T` of `impl Future<Output = T>`, `Pin<Box<dyn Future<Output = T>>>` or `BoxFuture<T>`.
-pub(crate) fn output_of_future(ty: &Type) -> Option<&dyn ToTokens> {
+pub(crate) fn output_of_future(ty: &Type) -> Option<Output<'_>> {
     let bounds = match ty {
         Type::Group(group) => return output_of_future(&group.elem),
         Type::Paren(paren) => return output_of_future(&paren.elem),
@@ -63,7 +79,7 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<&dyn ToTokens> {
             return if last.ident == "Pin" || last.ident == "Box" {
                 output_of_future(ty)
             } else if last.ident == "BoxFuture" || last.ident == "LocalBoxFuture" {
-                Some(ty)
+                Some(Output::Is(ty))
             } else {
                 None
             };
@@ -76,30 +92,33 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<&dyn ToTokens> {
             match &last.arguments {
                 _ if last.ident != "Future" => None,
                 PathArguments::AngleBracketed(arguments) => arguments.args.iter().find_map(|argument| match argument {
-                    GenericArgument::AssocType(output) => Some(&output.ty as &dyn ToTokens),
+                    GenericArgument::AssocType(output) => Some(Output::Is(&output.ty)),
                     _ => None,
                 }),
-                _ => Some(&last.ident),
+                _ => Some(Output::Unsaid(&last.ident)),
             }
         }
         _ => None,
     })
 }
 
-/// Whether this body was limited before: does it say `__private::limit_request_per_time`?
+/// What the check calls to decide, by any number of limits.
+const OWN_CALLS: [&str; 3] = ["limit_request_per_time", "limit_requests_per_time", "hold_requests"];
+
+/// Whether this body was limited before: does it say `__private::limit_request_per_time`, or the like?
 pub(crate) fn contains_own_call(tokens: &TokenStream) -> bool {
     fn contains(tokens: TokenStream) -> bool {
         let mut private = false;
         tokens.into_iter().any(|token| match token {
             TokenTree::Group(group) => contains(group.stream()),
             TokenTree::Ident(ident) => {
-                std::mem::replace(&mut private, ident == "__private") && ident == "limit_request_per_time"
+                std::mem::replace(&mut private, ident == "__private") && OWN_CALLS.iter().any(|call| ident == call)
             }
             TokenTree::Punct(_) | TokenTree::Literal(_) => false,
         })
     }
     // As text first: it costs one question to the compiler, the tokens one each.
-    tokens.to_string().contains("limit_request_per_time") && contains(tokens.clone())
+    tokens.to_string().contains("__private") && contains(tokens.clone())
 }
 
 /// The names that `#[async_trait]` binds only inside of its block, taking an argument apart.

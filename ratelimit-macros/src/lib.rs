@@ -16,6 +16,8 @@ mod tests;
 
 use proc_macro::TokenStream;
 
+use crate::args::Kind;
+
 /// Limits how often an async function runs.
 ///
 /// ```
@@ -140,5 +142,11 @@ use proc_macro::TokenStream;
 /// function that calls itself is counted.
 #[proc_macro_attribute]
 pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStream {
-    expand::expand(args.into(), item.into()).into()
+    expand::expand(Kind::PerTime, args.into(), item.into()).into()
+}
+
+/// Limits how many calls of an async function run at once.
+#[proc_macro_attribute]
+pub fn limit_concurrent_requests(args: TokenStream, item: TokenStream) -> TokenStream {
+    expand::expand(Kind::Concurrent, args.into(), item.into()).into()
 }

@@ -1,11 +1,11 @@
-//! Generates the check: statements that come before the user's body.
+//! Generates the check: statements that come before the user's body, and a few around it where the outcome says the cost.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
-use quote::{ToTokens, quote_spanned};
-use syn::Expr;
+use quote::{ToTokens, format_ident, quote_spanned};
+use syn::{Expr, GenericArgument, PathArguments, Type};
 
-use crate::args::{Algorithm, Limit, OnLimit, Settings};
-use crate::function::ends;
+use crate::args::{Algorithm, Cost, Counted, Limit, OnLimit, PerTime, Rule, Settings};
+use crate::function::{Function, ends};
 use crate::value::{self, Number};
 
 /// Tokens of ours: the user's code can't see the names among them, nor they its.
@@ -13,54 +13,145 @@ macro_rules! ours {
     ($($tokens:tt)*) => { quote_spanned!(Span::mixed_site()=> $($tokens)*) };
 }
 
-// Output:
-//     let deciding = limit_request_per_time(None, const { Call::new() }, {
-//         let key = key(&(seller_id));
-//         charge(const { rule("item", 100, 1, 60_000) }, key, 1)
-//     });
-//     if let Err(refused) = deciding.await {
-//         return FromRefusal::from_refusal(refused);
-//     }
-//
-// What is awaited is made in a statement of its own: what a key expression borrows, say a guard, is
-// gone before the await, and the future stays `Send`.
-pub(crate) fn prologue(limits: &[&Limit], settings: &Settings, returned: (Span, Span)) -> TokenStream {
-    let path = settings.krate.as_ref().map(|(_, path)| path);
-    let runtime = &Runtime(path.map(ToTokens::to_token_stream));
-    let krate = runtime.path();
-    let charges: Vec<_> = limits.iter().map(|limit| charge(limit, runtime)).collect();
-    let call = call(&krate, settings);
-    let limit = |limiter| match &charges[..] {
-        [charge] => ours!(#krate::__private::limit_request_per_time(#limiter, #call, #charge)),
-        charges => ours!(#krate::__private::limit_requests_per_time(#limiter, #call, [#(#charges),*])),
-    };
-    let deciding = match &settings.limiter {
-        None => limit(ours!(::core::option::Option::None)),
-        Some((_, expr)) => {
-            let limit = limit(ours!(::core::option::Option::Some(limiter)));
-            ours! {{
-                let limiter: &#krate::Limiter = #expr;
-                #limit
-            }}
-        }
-    };
-    let refusal = refusal(runtime, settings, returned);
-    match &settings.permit {
-        None => ours! {
-            let deciding = #deciding;
-            if let ::core::result::Result::Err(refused) = deciding.await {
-                #refusal
+/// What stands around the body.
+pub(crate) struct Check {
+    prologue: TokenStream,
+    settle: Option<Settle>,
+}
+
+/// What becomes of the permit where the outcome says the cost.
+struct Settle {
+    /// Tells the type of the outcome.
+    typed: Option<TokenStream>,
+    call: TokenStream,
+}
+
+impl Check {
+    // Output:
+    //     let deciding = limit_request_per_time(None, const { Call::new() }, {
+    //         let key = key(&(seller_id));
+    //         charge(const { rule("item", 100, 1, 60_000) }, key, 1)
+    //     });
+    //     if let Err(refused) = deciding.await {
+    //         return FromRefusal::from_refusal(refused);
+    //     }
+    //
+    // What is awaited is made in a statement of its own: what a key expression borrows, say a guard, is
+    // gone before the await, and the future stays `Send`.
+    //
+    // A call that holds something until its end keeps the permit in this scope, around the body's.
+    pub(crate) fn new(limits: &[&Limit], settings: &Settings, function: &Function) -> Self {
+        let path = settings.krate.as_ref().map(|(_, path)| path);
+        let runtime = &Runtime(path.map(ToTokens::to_token_stream));
+        let krate = runtime.path();
+        let is_held = limits.iter().any(|limit| limit.rule.is_held());
+        let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, runtime)).collect();
+        let call = call(&krate, settings);
+        let limit = |limiter| match &charges[..] {
+            charges if is_held => ours!(#krate::__private::hold_requests(#limiter, #call, [#(#charges),*])),
+            [charge] => ours!(#krate::__private::limit_request_per_time(#limiter, #call, #charge)),
+            charges => ours!(#krate::__private::limit_requests_per_time(#limiter, #call, [#(#charges),*])),
+        };
+        let deciding = match &settings.limiter {
+            None => limit(ours!(::core::option::Option::None)),
+            Some((_, expr)) => {
+                let limit = limit(ours!(::core::option::Option::Some(limiter)));
+                ours! {{
+                    let limiter: &#krate::Limiter = #expr;
+                    #limit
+                }}
             }
-        },
-        Some((_, permit)) => ours! {
-            let deciding = #deciding;
-            let #permit = match deciding.await {
-                ::core::result::Result::Ok(permit) => permit,
-                ::core::result::Result::Err(refused) => {
+        };
+        let places = limits.iter().any(|limit| matches!(limit.rule.counted, Counted::Concurrently { .. }));
+        let refusal = refusal(runtime, settings, places, function.returned());
+        let settle = settings.settled.as_ref().map(|(_, used)| settle(runtime, used, function.output()));
+        let permit = match &settings.permit {
+            Some((_, permit)) => Some(permit.to_token_stream()),
+            None if settle.is_some() => Some(ours!(permit)),
+            None => is_held.then(|| ours!(_permit)),
+        };
+        let prologue = match permit {
+            None => ours! {
+                let deciding = #deciding;
+                if let ::core::result::Result::Err(refused) = deciding.await {
                     #refusal
                 }
-            };
-        },
+            },
+            Some(permit) => ours! {
+                let deciding = #deciding;
+                let #permit = match deciding.await {
+                    ::core::result::Result::Ok(permit) => permit,
+                    ::core::result::Result::Err(refused) => {
+                        #refusal
+                    }
+                };
+            },
+        };
+        Self { prologue, settle }
+    }
+
+    // Output, where the outcome says the cost; in a block of its own the body may `return`:
+    //     prologue
+    //     let outcome = async move {
+    //         if let Some(outcome) = None::<R> {
+    //             return outcome;
+    //         }
+    //         { body }
+    //     }.await;
+    //     settle(permit, &outcome, |outcome| outcome.tokens());
+    //     outcome
+    pub(crate) fn around(&self, body: &Group) -> TokenStream {
+        let prologue = &self.prologue;
+        match &self.settle {
+            None => ours!(#prologue #body),
+            Some(Settle { typed, call }) => ours! {
+                #prologue
+                let outcome = async move { #typed #body }.await;
+                #call;
+                outcome
+            },
+        }
+    }
+}
+
+fn settle(runtime: &Runtime, used: &Expr, output: Option<&Type>) -> Settle {
+    let typed = output.map(|output| {
+        let mut output = output.clone();
+        leave_out_unnamed(&mut output);
+        // An async block can't be given a type. The first thing it returns gives it one, though it never does.
+        ours! {
+            if let ::core::option::Option::Some(outcome) = ::core::option::Option::None::<#output> {
+                return outcome;
+            }
+        }
+    });
+    let (start, end) = ends(used);
+    let krate = runtime.at(start);
+    let arguments = parenthesize(ours!(permit, &outcome, #used), end);
+    Settle { typed, call: quote_spanned!(start=> #krate::__private::settle #arguments) }
+}
+
+/// Makes `Result<_, E>` of `Result<impl Display, E>`.
+fn leave_out_unnamed(ty: &mut Type) {
+    match ty {
+        Type::ImplTrait(_) => *ty = Type::Verbatim(ours!(_)),
+        Type::Group(group) => leave_out_unnamed(&mut group.elem),
+        Type::Paren(paren) => leave_out_unnamed(&mut paren.elem),
+        Type::Reference(reference) => leave_out_unnamed(&mut reference.elem),
+        Type::Array(array) => leave_out_unnamed(&mut array.elem),
+        Type::Tuple(tuple) => tuple.elems.iter_mut().for_each(leave_out_unnamed),
+        Type::Path(path) => {
+            for segment in &mut path.path.segments {
+                if let PathArguments::AngleBracketed(arguments) = &mut segment.arguments {
+                    for argument in &mut arguments.args {
+                        if let GenericArgument::Type(ty) = argument {
+                            leave_out_unnamed(ty);
+                        }
+                    }
+                }
+            }
+        }
+        _ => {}
     }
 }
 
@@ -91,53 +182,86 @@ impl Runtime {
 }
 
 /// `charge(rule, key, cost)`, or `{ let key = key(&(seller_id)); charge(rule, key, cost) }`
-fn charge(limit: &Limit, runtime: &Runtime) -> TokenStream {
+fn charge(rule: &Rule, runtime: &Runtime) -> TokenStream {
     let krate = &runtime.path();
-    let rule = &limit.rule;
-    let (prefix, ttl) = (&rule.prefix, &rule.ttl);
-    let unit = value::integer(rule.unit, Span::mixed_site());
-    let constant = |plain: &TokenStream| {
-        let cache = (!rule.denial_cache).then(|| ours!(.denial_cache(false)));
-        let shadow = rule.shadow.then(|| ours!(.shadow(true)));
-        let mut counted = with_algorithm(plain, &rule.algorithm, krate);
-        if let Some(lease) = rule.lease.as_ref().map(Number::to_const) {
-            counted = ours!(#krate::__private::lease(#counted, #lease));
-        }
-        ours!(const { #counted #cache #shadow })
-    };
-    let counted = |count: &TokenStream| constant(&ours!(#krate::__private::rule(#prefix, #count, #ttl, #unit)));
+    let prefix = &rule.prefix;
     // Each value of the user's in a statement of its own: the next may lock what this one has locked.
     let mut values = ours!();
+    let mut value = |name: &str, function: &str, expr: &Expr, more: Option<TokenStream>| {
+        let call = call_on(runtime, function, expr, more);
+        let name = Ident::new(name, Span::mixed_site());
+        values.extend(ours!(let #name = #call;));
+        ours!(#name)
+    };
     let charged = match &rule.count {
-        Number::Literal(..) | Number::Const(_) => counted(&rule.count.to_const()),
+        Number::Literal(..) | Number::Const(_) => {
+            let count = rule.count.to_const();
+            constant(&rule.counted, krate, |name, period| ours!(#krate::__private::#name(#prefix, #count, #period)))
+        }
         Number::Other(count) => {
-            let count = call_on(runtime, "count", count, None);
-            values.extend(ours!(let count = #count;));
-            let constant = constant(&ours!(#krate::__private::rule_without_count(#prefix, #ttl, #unit)));
-            ours!(#krate::__private::with_count(#constant, count))
+            let count = value("count", "count", count, None);
+            let constant = constant(&rule.counted, krate, |name, period| {
+                let name = format_ident!("{name}_without_count");
+                ours!(#krate::__private::#name(#prefix, #period))
+            });
+            ours!(#krate::__private::with_count(#constant, #count))
         }
     };
-    let key = match &rule.key {
-        None => ours!(#krate::__private::no_key()),
-        Some(key) => {
-            let missing = rule.missing_key.as_ref();
-            let missing = missing.map(|word| ours!(, #krate::__private::MissingKey::#word));
-            let name = if missing.is_some() { "optional_key" } else { "key" };
-            let key = call_on(runtime, name, key, Some(missing.unwrap_or_default()));
-            values.extend(ours!(let key = #key;));
-            ours!(key)
+    let key = match (&rule.key, &rule.missing_key) {
+        (None, _) => ours!(#krate::__private::no_key()),
+        (Some(key), None) => value("key", "key", key, Some(ours!())),
+        (Some(key), Some(word)) => {
+            value("key", "optional_key", key, Some(ours!(, #krate::__private::MissingKey::#word)))
         }
     };
-    let cost = match &rule.cost {
-        Number::Literal(cost, span) => value::integer(*cost, *span),
-        Number::Const(cost) | Number::Other(cost) => {
-            let cost = call_on(runtime, "cost", cost, None);
-            values.extend(ours!(let cost = #cost;));
-            ours!(cost)
+    let mut number = |number: &Number| match number {
+        Number::Literal(number, span) => value::integer(*number, *span),
+        Number::Const(expr) | Number::Other(expr) => value("cost", "cost", expr, None),
+    };
+    let charge = match &rule.counted {
+        Counted::Concurrently { .. } => ours!(#krate::__private::charge(#charged, #key, 1)),
+        Counted::PerTime(PerTime { cost: Cost::Number(cost), .. }) => {
+            let cost = number(cost);
+            ours!(#krate::__private::charge(#charged, #key, #cost))
+        }
+        Counted::PerTime(PerTime { cost: Cost::Settled { max, .. }, .. }) => {
+            let max = number(max);
+            ours!(#krate::__private::charge_settled(#charged, #key, #max))
+        }
+        Counted::PerTime(PerTime { cost: Cost::Elapsed { max, .. }, .. }) => {
+            let max = match max {
+                None => ours!(::core::option::Option::None),
+                Some((max, span)) => {
+                    let max = value::integer(*max, *span);
+                    ours!(::core::option::Option::Some(#max))
+                }
+            };
+            ours!(#krate::__private::charge_elapsed(#charged, #key, #max))
         }
     };
-    let charge = ours!(#krate::__private::charge(#charged, #key, #cost));
     if values.is_empty() { charge } else { ours!({ #values #charge }) }
+}
+
+/// The rule in a `const` block: `plain` makes it of the function's name and its last arguments.
+fn constant(counted: &Counted, krate: &TokenStream, plain: impl Fn(Ident, TokenStream) -> TokenStream) -> TokenStream {
+    let name = |name| Ident::new(name, Span::mixed_site());
+    let rule = match counted {
+        Counted::Concurrently { lease } => {
+            let lease = value::integer(*lease, Span::mixed_site());
+            plain(name("concurrent"), lease)
+        }
+        Counted::PerTime(PerTime { ttl, unit, algorithm, lease, shadow, denial_cache, .. }) => {
+            let unit = value::integer(*unit, Span::mixed_site());
+            let mut rule = with_algorithm(&plain(name("rule"), ours!(#ttl, #unit)), algorithm, krate);
+            if let Some(lease) = lease.as_ref().map(Number::to_const) {
+                rule = ours!(#krate::__private::lease(#rule, #lease));
+            }
+            let cache = (!denial_cache).then(|| ours!(.denial_cache(false)));
+            let shadow = shadow.then(|| ours!(.shadow(true)));
+            ours!(#rule #cache #shadow)
+        }
+    };
+    ours!(const { #rule })
 }
 
 fn with_algorithm(rule: &TokenStream, algorithm: &Algorithm, krate: &TokenStream) -> TokenStream {
@@ -199,41 +323,51 @@ fn parenthesize(tokens: TokenStream, at: Span) -> Group {
 }
 
 fn call(krate: &TokenStream, settings: &Settings) -> TokenStream {
-    let waits = match &settings.on_limit {
-        Some((_, OnLimit::Wait)) => ours!(.wait()),
+    let waits = |on_limit: &Option<(Ident, OnLimit)>, (wait, wait_at_most): (&str, &str)| match on_limit {
+        Some((_, OnLimit::Wait)) => {
+            let wait = Ident::new(wait, Span::mixed_site());
+            ours!(.#wait())
+        }
         Some((_, OnLimit::WaitAtMost(milliseconds))) => {
             let milliseconds = value::integer(*milliseconds, Span::mixed_site());
-            ours!(.wait_at_most(#milliseconds))
+            let wait_at_most = Ident::new(wait_at_most, Span::mixed_site());
+            ours!(.#wait_at_most(#milliseconds))
         }
         _ => ours!(),
     };
+    let for_limit = waits(&settings.on_limit, ("wait", "wait_at_most"));
+    let for_place = waits(&settings.on_busy, ("wait_for_place", "wait_for_place_at_most"));
     let store = settings.on_store_error.as_ref();
     let store = store.map(|(_, word)| ours!(.on_store_error(#krate::OnStoreError::#word)));
-    ours!(const { #krate::__private::Call::new() #waits #store })
+    ours!(const { #krate::__private::Call::new() #for_limit #for_place #store })
 }
 
-/// What becomes of a call that is `refused`.
-fn refusal(runtime: &Runtime, settings: &Settings, (start, end): (Span, Span)) -> TokenStream {
+/// What becomes of a call that is `refused`. If it takes a place, the place may be what it is refused for.
+fn refusal(runtime: &Runtime, settings: &Settings, places: bool, (start, end): (Span, Span)) -> TokenStream {
     let krate = runtime.path();
-    let mut returned = ours!();
-    if let Some((_, OnLimit::Return { word, expr })) = &settings.on_limit {
+    let answer = |on_limit: &Option<(Ident, OnLimit)>, condition: TokenStream| {
+        let Some((_, OnLimit::Return { word, expr })) = on_limit else { return ours!() };
         // The user's name for the error, which the expression can see.
         let visible = Ident::new("refused", word.span());
-        returned = ours! {
-            if #krate::__private::over_limit(&refused) {
+        ours! {
+            if #condition {
                 let #visible = refused;
                 let _ = &#visible;
                 return #expr;
             }
-        };
-    }
+        }
+    };
+    let busy = answer(&settings.on_busy, ours!(#krate::__private::is_busy(&refused)));
+    let not_busy = places.then(|| ours!(&& !#krate::__private::is_busy(&refused)));
+    let over_limit = answer(&settings.on_limit, ours!(#krate::__private::over_limit(&refused) #not_busy));
     // All of the call lies at the returned type: where a type can't say that a call was refused,
     // this is where the error belongs.
     let krate = runtime.at(start);
     let path = quote_spanned!(start=> #krate::FromRefusal);
     let function = quote_spanned!(end=> ::from_refusal(refused));
     ours! {
-        #returned
+        #busy
+        #over_limit
         return #path #function;
     }
 }

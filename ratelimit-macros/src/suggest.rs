@@ -4,7 +4,7 @@
 pub(crate) fn suggest(word: &str, names: &[&'static str]) -> String {
     match nearest(word, names) {
         Some(name) => format!("did you mean `{name}`?"),
-        None => format!("expected {}", list(names)),
+        None => format!("expected {}", list(names, "or")),
     }
 }
 
@@ -18,12 +18,12 @@ pub(crate) fn nearest(word: &str, names: &[&'static str]) -> Option<&'static str
         .map(|(_, name)| name)
 }
 
-/// `` `a`, `b` or `c` ``
-pub(crate) fn list(names: &[&str]) -> String {
+/// `` `a`, `b` or `c` ``, or with `and`
+pub(crate) fn list(names: &[&str], word: &str) -> String {
     match names {
         [] => String::new(),
         [name] => format!("`{name}`"),
-        [rest @ .., last] => format!("`{}` or `{last}`", rest.join("`, `")),
+        [rest @ .., last] => format!("`{}` {word} `{last}`", rest.join("`, `")),
     }
 }
 

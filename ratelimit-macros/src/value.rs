@@ -51,7 +51,7 @@ pub(crate) fn word(input: ParseStream, what: &str, words: &[&'static str]) -> Re
         let message = format!("`{what}` is a word, not a string: write `{word}` without quotes");
         return fail(quoted.span(), message);
     }
-    let expected = format!("`{what}` is {}", list(words));
+    let expected = format!("`{what}` is {}", list(words, "or"));
     let path = Path::parse_mod_style(input).map_err(|e| Error::new(e.span(), expected))?;
     let Some(segment) = path.segments.last() else {
         return fail(path.span(), "expected a word");
@@ -83,6 +83,14 @@ impl Number {
         match self {
             Number::Literal(number, span) => integer(*number, *span),
             Number::Const(expr) | Number::Other(expr) => expr.to_token_stream(),
+        }
+    }
+
+    /// What is evaluated.
+    pub(crate) fn expr(&self) -> Option<&Expr> {
+        match self {
+            Number::Literal(..) => None,
+            Number::Const(expr) | Number::Other(expr) => Some(expr),
         }
     }
 
@@ -171,35 +179,47 @@ pub(crate) fn options(
     examples: &[(&'static str, &'static str)],
     mut set: impl FnMut(&'static str, ParseStream) -> Result<()>,
 ) -> Result<()> {
+    let mut seen = Vec::new();
+    in_parentheses(input, |input| set(option(word, input, examples, &mut seen)?, input))
+}
+
+/// `(one, one, ..)`, if there are parentheses.
+pub(crate) fn in_parentheses(input: ParseStream, one: impl FnMut(ParseStream) -> Result<()>) -> Result<()> {
     if !input.peek(syn::token::Paren) {
         return Ok(());
     }
     let content;
     syn::parenthesized!(content in input);
-    let names: Vec<&'static str> = examples.iter().map(|(name, _)| *name).collect();
-    let mut seen = Vec::new();
-    let one = |input: ParseStream| {
-        let Some((first, example)) = examples.first() else {
-            return Err(input.error(format!("`{word}` has no options, write it alone")));
-        };
-        if !starts_named(input) {
-            let value = match input.fork().parse::<Lit>() {
-                Ok(lit) => lit.into_token_stream().to_string(),
-                Err(_) => (*example).to_string(),
-            };
-            return Err(input.error(format!("name the option: {word}({first} = {value})")));
-        }
-        let ident = input.call(Ident::parse_any)?;
-        let Some(name) = names.iter().find(|name| ident == **name) else {
-            let end = suggest(&ident.to_string(), &names);
-            return fail(ident.span(), format!("unknown option `{ident}` of `{word}`, {end}"));
-        };
-        if seen.contains(name) {
-            return fail(ident.span(), format!("`{name}` is set twice"));
-        }
-        seen.push(name);
-        input.parse::<Token![=]>()?;
-        set(name, input)
-    };
     comma_separated(&content, one)
+}
+
+/// The name of an option of `word`, up to its value.
+pub(crate) fn option(
+    word: &Ident,
+    input: ParseStream,
+    examples: &[(&'static str, &'static str)],
+    seen: &mut Vec<&'static str>,
+) -> Result<&'static str> {
+    let Some((first, example)) = examples.first() else {
+        return Err(input.error(format!("`{word}` has no options, write it alone")));
+    };
+    if !starts_named(input) {
+        let value = match input.fork().parse::<Lit>() {
+            Ok(lit) => lit.into_token_stream().to_string(),
+            Err(_) => (*example).to_string(),
+        };
+        return Err(input.error(format!("name the option: {word}({first} = {value})")));
+    }
+    let names: Vec<&'static str> = examples.iter().map(|(name, _)| *name).collect();
+    let ident = input.call(Ident::parse_any)?;
+    let Some(name) = names.iter().find(|name| ident == **name) else {
+        let end = suggest(&ident.to_string(), &names);
+        return fail(ident.span(), format!("unknown option `{ident}` of `{word}`, {end}"));
+    };
+    if seen.contains(name) {
+        return fail(ident.span(), format!("`{name}` is set twice"));
+    }
+    seen.push(name);
+    input.parse::<Token![=]>()?;
+    Ok(name)
 }

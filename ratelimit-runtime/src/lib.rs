@@ -44,6 +44,7 @@
 //! | [`Algorithm::SlidingWindow`] of n buckets | less than 2C; C in any window of P - P/n | n + 2 integers |
 //! | [`Algorithm::TokenBucket`] that holds B | B + C | three integers |
 //! | [`Algorithm::LeakyBucket`] | C, by the slots the calls are given; C - 1 + the largest cost, if costs differ from 1 | three integers |
+//! | [`Algorithm::Concurrent`] | any number, but C at once | about 100 bytes a place that is held |
 //!
 //! - A refused call consumes nothing. What is charged is what was granted.
 //! - Several rules on one call are one decision: all are charged, or none is.
@@ -70,9 +71,33 @@
 //! | `SlidingWindow` | C | C - the weighted count, rounded up | the newest charged sub-window is out of the last period | enough of the oldest ones have faded |
 //! | `TokenBucket` | B | whole tokens in the bucket | the bucket is full | it holds the cost |
 //! | `LeakyBucket` of queue Q | Q + 1 | slots that can still be given | the last slot given has passed | there is room, and a slot as soon as the caller wants it |
+//! | `Concurrent` | C | free places | the last lease ends | never said: a place is free when its holder leaves it, or its lease ends |
+//!
+//! What is held (see below) counts as taken, and for `reset_after` and `retry_after` as if it were never settled.
 //!
 //! Durations count from the store's decision and are rounded up to a millisecond, so a caller who waits for
 //! `retry_after` is not refused again for having come too early.
+//!
+//! # What a call holds while it runs
+//!
+//! What some calls cost is known when they are over. They hold something until then, and are settled:
+//!
+//! | | while it runs, it holds | when it ends, it is charged |
+//! |---|---|---|
+//! | `cost = Elapsed(max = "5s")` of a [`Algorithm::SlidingLog`], whose count is in milliseconds | 5 seconds, or what remains if that is less | the time it took, also if it fails, panics or is cancelled |
+//! | `cost = Elapsed` | all that remains: calls of one key run one after another | the same |
+//! | `cost = Settled(max = 4_000, \|outcome\| ..)` of a `SlidingLog` | 4,000 | what the closure says of what the function returns; all, if it panics or is cancelled |
+//! | [`Limiter::reserve`] of a `SlidingLog` | what was reserved | see [`Reservation`] |
+//! | `limit_concurrent_requests`, or [`Algorithm::Concurrent`] | a place | nothing: the place is free |
+//!
+//! - What is held can be used by nobody else, in any process. It is charged when it ends, and counts for a period from then on.
+//! - On a server, a task of the caller's runtime renews it every third of its lease, and settles it, wherever the permit is dropped. The next acquire of the key in this process
+//!   waits until that is done; callers of other processes who wait for something held look again every 50 ms.
+//! - A holder that died is charged in full when its lease ends, and its place is free then. The lease is 30 s for what is reserved, for `Elapsed` the time that was granted (from 1 s
+//!   to 30 s), and for places what the rule says. A holder that was stopped for longer finds out by [`Permit::is_held`].
+//! - A caller who is cancelled while a server is being asked gives back what it may have been granted.
+//! - While the store is away, [`OnStoreError::Local`] holds things of this process' share. What was held at the server before can't be renewed or settled, so it is charged in
+//!   full, or its place lost, when its lease ends.
 //!
 //! # When the store is not asked
 //!
@@ -133,7 +158,8 @@
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
 //! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +mget +set +incrby +decrby +del +pttl
-//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+select` if the URL names a database, `+cluster|slots +asking` for
+//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+lpush` for what calls hold, and for places `+zadd +zcard +zcount +zrange +zrem +zremrangebyscore
+//! +zscore +pexpireat`; `+select` if the URL names a database, `+cluster|slots +asking` for
 //! a cluster, `+role` behind sentinels, and `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest server the scripts run on.
 //!
 //! Of a sentinel that has users, one needs `+sentinel|get-master-addr-by-name +sentinel|masters`.
@@ -172,7 +198,9 @@
 //! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
 //! | the same, or this process' machine was asleep, and a rule has a [`Rule::lease`] | in a process, what it held of a window that is over by the server's clock |
 //! | it is set back | nothing; what counted may count for up to a period longer |
-//! | [`Limiter::reset`] | the counter starts fresh; other processes go on spending what they hold by a [`Rule::lease`]; a permit from before, given back after, credits a `SlidingWindow` or a bucket with up to its cost |
+//! | a call uses more than it held: a query runs on after its time, more tokens came than were reserved | so much more. It is charged, so that later calls make up for it |
+//! | a holder can't renew what it holds: it was stopped, or the server away, for a whole lease | it runs on, beside whoever gets its place; see [`Permit::is_held`]. What it used is charged when it ends |
+//! | [`Limiter::reset`] | the counter starts fresh, and what was held of it is not any more; other processes go on spending what they hold by a [`Rule::lease`]; a permit from before, given back after, credits a `SlidingWindow` or a bucket with up to its cost |
 //! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go, and a permit from before is worth what the old count would have left of it |
 //! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 450.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |
 //!
@@ -244,7 +272,7 @@ pub mod web;
 pub mod __private;
 
 #[cfg(feature = "macros")]
-pub use ratelimit_macros::limit_request_per_time;
+pub use ratelimit_macros::{limit_concurrent_requests, limit_request_per_time};
 
 pub use self::{
     builder::{Builder, OnStoreError, SetupError},

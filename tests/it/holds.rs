@@ -1,11 +1,23 @@
 //! What is held while a call runs: places, reservations, and charges by the time a call takes.
 
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use ratelimit_runtime::__private::{Call, charge, charge_elapsed, concurrent, hold_requests, key};
-use ratelimit_runtime::{Algorithm, Cause, Limiter, Permit, RequestPerMinute, Rule};
+use ratelimit_runtime::{
+    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule, limit_concurrent_requests,
+    limit_request_per_time,
+};
+use ratelimit_tests::{Mode, Proxy, RedisCluster, RedisServer};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 
-use crate::support::{LOG, PATIENCE, Timed, ends, exceeded, fresh_key};
+use crate::server::eventually;
+use crate::support::{FIXED, LOG, PATIENCE, SLIDING, Timed, ends, exceeded, fresh_key, limiter_on, settle};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -61,7 +73,7 @@ async fn a_place_is_handed_over_to_who_waits_in_the_order_of_arrival() {
         let (first, second) =
             (limiter.acquire(&places, key).await.unwrap(), limiter.acquire(&places, key).await.unwrap());
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
-        let mut tasks = tokio::task::JoinSet::new();
+        let mut tasks = JoinSet::new();
         for at in 0..20 {
             let (limiter, tell) = (limiter.clone(), tell.clone());
             tasks.spawn(async move {
@@ -69,7 +81,7 @@ async fn a_place_is_handed_over_to_who_waits_in_the_order_of_arrival() {
                 tell.send(at).unwrap();
                 drop(permit);
             });
-            crate::support::settle().await;
+            settle().await;
         }
         drop((first, second));
         for at in 0..20 {
@@ -176,7 +188,7 @@ async fn calls_that_use_all_that_remains_run_one_after_another() {
             let limiter = limiter.clone();
             async move { run(&limiter, TIME, key, None).await }
         });
-        crate::support::settle().await;
+        settle().await;
         assert!(!next.is_finished(), "its turn has not come");
         timed.advance(3 * SECOND);
         drop(first);
@@ -237,4 +249,289 @@ async fn what_nobody_renews_becomes_a_charge_in_full_and_a_place_becomes_free() 
     assert_eq!(remaining(limiter, &TOKENS, key).await, 0);
     late.settle(100).await.unwrap();
     assert_eq!(remaining(limiter, &TOKENS, key).await, 200);
+}
+
+/// By the clock of the machine: so that its leases end while it runs.
+#[tokio::test]
+async fn a_call_that_takes_longer_than_its_lease_keeps_what_it_holds() {
+    let server = RedisServer::start();
+    let (limiter, other, key) = (limiter_on(&server).await, limiter_on(&server).await, fresh_key());
+    let places = Rule::new("short", 1, 300 * MS).algorithm(Algorithm::Concurrent);
+    // A log's lease is a second for so short a time.
+    let time = Rule::new("time", 100, 200 * MS).algorithm(LOG);
+    let (place, permit) = (limiter.acquire(&places, key).await.unwrap(), run(&limiter, time, key, None).await.unwrap());
+    let until = Instant::now() + 3 * SECOND;
+    while Instant::now() < until {
+        assert!(place.is_held() && permit.is_held());
+        exceeded(other.acquire(&places, key).await);
+        exceeded(other.acquire(&time, key).await);
+        sleep(20 * MS).await;
+    }
+    drop(permit);
+    drop(place);
+    eventually("the place is free", || async { other.acquire(&places, key).await.is_ok() }).await;
+}
+
+#[tokio::test]
+async fn who_holds_something_learns_that_the_server_has_lost_it() {
+    let server = RedisServer::start();
+    let (limiter, key) = (limiter_on(&server).await, fresh_key());
+    let places = Rule::new("lost", 1, 300 * MS).algorithm(Algorithm::Concurrent);
+    let place = limiter.acquire(&places, key).await.unwrap();
+    server.command(&[b"FLUSHALL"]);
+    eventually("it learns that", || async { !place.is_held() }).await;
+    let next = limiter.acquire(&places, key).await.unwrap();
+    // Its end takes nothing from the one who holds the place now.
+    drop(place);
+    exceeded(limiter.acquire(&places, key).await);
+    assert!(next.is_held());
+}
+
+/// Stopped for longer than the lease, as by SIGSTOP: the server hears nothing.
+#[tokio::test]
+async fn who_was_cut_off_for_a_lease_has_lost_its_place() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let (limiter, other, key) = (Limiter::connect(&proxy.url()).await.unwrap(), limiter_on(&server).await, fresh_key());
+    let places = Rule::new("cut-off", 1, 500 * MS).algorithm(Algorithm::Concurrent);
+    let place = limiter.acquire(&places, key).await.unwrap();
+    proxy.set(Mode::Stall);
+    let next = ends(other.acquire_within(&places, key, PATIENCE)).await.unwrap();
+    assert!(!place.is_held());
+    proxy.set(Mode::Pass);
+    sleep(SECOND).await;
+    assert!(!place.is_held() && next.is_held());
+}
+
+/// Polls it once, and says whether it goes on.
+async fn asks<F: Future + Unpin>(future: &mut F) -> bool {
+    std::future::poll_fn(|context| Poll::Ready(Pin::new(&mut *future).poll(context).is_pending())).await
+}
+
+/// Those who gave up before the server had answered hold nothing in the end.
+#[tokio::test]
+async fn who_is_cancelled_while_asking_holds_nothing() {
+    let server = RedisServer::start();
+    let (limiter, other, key) = (limiter_on(&server).await, limiter_on(&server).await, fresh_key());
+    let mut was_held = false;
+    // Until the server knows the scripts, nothing comes of the first question.
+    drop(limiter.acquire(&PLACES, key).await.unwrap());
+    limiter.reserve(&TOKENS, key, 1).await.unwrap().cancel().await.unwrap();
+    for _ in 0..50 {
+        let mut asking = Box::pin(limiter.acquire(&PLACES, key));
+        assert!(asks(&mut asking).await);
+        let mut reserving = Box::pin(limiter.reserve(&TOKENS, key, 1000));
+        assert!(asks(&mut reserving).await);
+        let mut waiting = Box::pin(limiter.acquire_within(&PLACES, key, PATIENCE));
+        assert!(asks(&mut waiting).await);
+        sleep(MS * (fastrand::u32(0..3))).await;
+        was_held |= remaining(&other, &PLACES, key).await < 2 && remaining(&other, &TOKENS, key).await < 1000;
+    }
+    assert!(was_held, "the server has granted some");
+    eventually("nothing is held", || async {
+        remaining(&limiter, &PLACES, key).await == 2 && remaining(&limiter, &TOKENS, key).await == 1000
+    })
+    .await;
+}
+
+/// A refusal because of what is held is not remembered: it may be left at any time, by any process.
+#[tokio::test]
+async fn what_others_hold_is_asked_for_again() {
+    let server = RedisServer::start();
+    let (one, other, key) = (limiter_on(&server).await, limiter_on(&server).await, fresh_key());
+    let all = one.reserve(&TOKENS, key, 1000).await.unwrap();
+    for _ in 0..3 {
+        exceeded(other.acquire(&TOKENS, key).await);
+    }
+    all.settle(999).await.unwrap();
+    other.acquire(&TOKENS, key).await.unwrap();
+    exceeded(other.acquire(&TOKENS, key).await);
+}
+
+/// Many callers of two processes' limiters, on one place: never two at once, and all of them in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn never_more_than_the_count_run_at_once() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    let server = RedisServer::start();
+    let redis = [limiter_on(&server).await, limiter_on(&server).await];
+    for limiters in [redis.to_vec(), vec![Limiter::in_memory()]] {
+        let (key, running, most, ran) =
+            (fresh_key(), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let mut tasks = JoinSet::new();
+        for at in 0..200 {
+            let limiter = limiters[at % limiters.len()].clone();
+            let (running, most, ran) = (Arc::clone(&running), Arc::clone(&most), Arc::clone(&ran));
+            tasks.spawn(async move {
+                let permit = limiter.acquire_within(&PLACES, key, 3 * PATIENCE).await.unwrap();
+                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                sleep(MS).await;
+                ran.fetch_add(1, Ordering::SeqCst);
+                running.fetch_sub(1, Ordering::SeqCst);
+                drop(permit);
+            });
+        }
+        tokio::time::timeout(6 * PATIENCE, tasks.join_all()).await.expect("they end");
+        assert_eq!((most.load(Ordering::SeqCst), ran.load(Ordering::SeqCst)), (2, 200));
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_holds_what_lies_in_one_slot_or_in_several() {
+    let cluster = RedisCluster::start();
+    let builder = Limiter::builder(&cluster.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    let limiter = builder.build().await.unwrap();
+    let rate = Rule::new("rate", 2, 60 * SECOND).algorithm(FIXED);
+    for _ in 0..10 {
+        let (one, two) = (fresh_key(), fresh_key());
+        let charges = [(&PLACES, Key::new(one), 2), (&rate, Key::new(two), 1)];
+        let permit = limiter.acquire_all(&charges).await.unwrap();
+        assert_eq!(exceeded(limiter.acquire_all(&charges).await).rule(), "place");
+        assert_eq!(remaining(&limiter, &rate, two).await, 1);
+        assert_eq!(permit.give_back().await, Ok(3));
+        assert_eq!(remaining(&limiter, &PLACES, one).await, 2);
+        assert_eq!(remaining(&limiter, &rate, two).await, 2);
+        limiter.reserve(&TOKENS, one, 10).await.unwrap().settle(3).await.unwrap();
+        assert_eq!(remaining(&limiter, &TOKENS, one).await, 997);
+    }
+}
+
+#[tokio::test]
+async fn this_process_alone_holds_its_share_while_the_server_is_away() {
+    let mut server = RedisServer::start();
+    let builder = Limiter::builder(&server.url()).instances(2).deadline(200 * MS);
+    let (limiter, key) = (builder.build().await.unwrap(), fresh_key());
+    let places = Rule::new("share", 4, SECOND).algorithm(Algorithm::Concurrent);
+    let before = limiter.acquire(&places, key).await.unwrap();
+    server.kill();
+    let held = [limiter.acquire(&places, key).await.unwrap(), limiter.acquire(&places, key).await.unwrap()];
+    assert_eq!(limiter.acquire(&places, key).await.unwrap_err().cause(), Cause::Exceeded);
+    let [one, two] = held;
+    drop(one);
+    let one = limiter.acquire(&places, key).await.unwrap();
+    let time = run(&limiter, TIME, key, None).await.unwrap();
+    assert!(time.remaining_time() > 9 * SECOND && time.remaining_time() <= 10 * SECOND, "half of it");
+    eventually("the place at the server counts as lost", || async { !before.is_held() }).await;
+    assert!(one.is_held() && two.is_held());
+}
+
+#[tokio::test]
+async fn only_a_log_can_be_settled() {
+    for timed in Timed::both().await {
+        for algorithm in [FIXED, SLIDING] {
+            let rule = Rule::new("other", 10, SECOND).algorithm(algorithm);
+            let refused = timed.limiter.reserve(&rule, 1, 1).await.unwrap_err();
+            assert_eq!(refused.cause(), Cause::Misconfigured);
+            assert!(refused.to_string().contains("SlidingLog"), "{refused}");
+        }
+        let never = timed.limiter.reserve(&TOKENS, 1, 1001).await.unwrap_err();
+        assert_eq!(never.cause(), Cause::NeverFits);
+        assert_eq!(timed.limiter.reserve(&TOKENS, 1, 0).await.unwrap().held(), 0);
+    }
+}
+
+/// How a body ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Well,
+    InError,
+    Early,
+    InPanic,
+    /// By the one who awaits it.
+    Never,
+}
+
+#[limit_request_per_time("body", 1, Minutes, 20_000, key = id, algorithm = SlidingLog, cost = Elapsed(max = "5s"), limiter = &timed.limiter)]
+async fn body(timed: &Timed, id: u64, end: End) -> Result<(), RequestPerMinute> {
+    timed.advance(1234 * MS);
+    match end {
+        End::Well => Ok(()),
+        End::InError => Err(timed.limiter.acquire(&Rule::new("none", 0, SECOND), 1).await.unwrap_err()),
+        End::Early => {
+            timed.limiter.acquire(&Rule::new("none", 0, SECOND), 1).await?;
+            unreachable!("none fits")
+        }
+        End::InPanic => panic!("the body's own"),
+        End::Never => std::future::pending().await,
+    }
+}
+
+#[tokio::test]
+async fn however_a_body_ends_it_is_charged_what_it_used() {
+    const RULE: Rule = Rule::new("body", 20_000, Duration::from_secs(60)).algorithm(LOG);
+    for timed in Timed::both().await {
+        for end in [End::Well, End::InError, End::Early, End::InPanic, End::Never] {
+            let id = fresh_key();
+            let mut call = Box::pin(AssertUnwindSafe(body(&timed, id, end)).catch_unwind());
+            // Dropped by its caller's own limit, or done.
+            let ended = tokio::time::timeout(SECOND, &mut call).await;
+            match end {
+                End::Well => assert_eq!(ended.unwrap().unwrap(), Ok(())),
+                End::InError | End::Early => assert_eq!(ended.unwrap().unwrap().unwrap_err().rule(), "none"),
+                End::InPanic => drop(ended.unwrap().unwrap_err()),
+                End::Never => drop(ended.unwrap_err()),
+            }
+            if end == End::Never {
+                assert_eq!(remaining(&timed.limiter, &RULE, id).await, 15_000, "{}: it runs on", timed.name());
+            }
+            drop(call);
+            // Another call waits until that is settled; a look does not.
+            eventually("it is charged", || async { remaining(&timed.limiter, &RULE, id).await == 20_000 - 1234 }).await;
+        }
+    }
+}
+
+#[limit_request_per_time("settled", 1, Minutes, 1000, key = id, algorithm = SlidingLog, cost = Settled(max = 600, |outcome| outcome.as_ref().map_or(7, |used| *used)), limiter = limiter)]
+async fn settled(limiter: &Limiter, id: u64, used: Result<u64, RequestPerMinute>) -> Result<u64, RequestPerMinute> {
+    let used = used?;
+    if used == 13 {
+        panic!("the body's own");
+    }
+    Ok(used)
+}
+
+#[tokio::test]
+async fn an_outcome_says_what_it_cost() {
+    const RULE: Rule = Rule::new("settled", 1000, Duration::from_secs(60)).algorithm(LOG);
+    for timed in Timed::both().await {
+        let (limiter, id) = (&timed.limiter, fresh_key());
+        let left =
+            |left| eventually("it is charged", move || async move { remaining(limiter, &RULE, id).await == left });
+        assert_eq!(settled(limiter, id, Ok(100)).await, Ok(100));
+        left(900).await;
+        let error = limiter.acquire(&Rule::new("none", 0, SECOND), 1).await.unwrap_err();
+        assert_eq!(settled(limiter, id, Err(error.clone())).await, Err(error));
+        left(893).await;
+        assert!(AssertUnwindSafe(settled(limiter, id, Ok(13))).catch_unwind().await.is_err());
+        left(293).await;
+        assert_eq!(exceeded(settled(limiter, id, Ok(1)).await).remaining(), 293);
+    }
+}
+
+#[limit_concurrent_requests("export", 1, key = id, lease = "10s", on_limit = Wait(max = "5s"), permit = permit, limiter = limiter)]
+#[limit_request_per_time("export-rate", 1, Minutes, 2, key = id)]
+async fn export(limiter: &Limiter, id: u64) -> Result<Permit, RequestPerMinute> {
+    assert!(permit.is_held());
+    Ok(permit)
+}
+
+/// Who waits for a place does not wait for the other limit.
+#[tokio::test]
+async fn each_attribute_says_what_becomes_of_its_refusals() {
+    for limiter in [Limiter::in_memory(), limiter_on(&RedisServer::start()).await] {
+        let id = fresh_key();
+        let first = export(&limiter, id).await.unwrap();
+        let next = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { export(&limiter, id).await }
+        });
+        sleep(100 * MS).await;
+        assert!(!next.is_finished());
+        drop(first);
+        drop(ends(next).await.unwrap().unwrap());
+        let began = Instant::now();
+        assert_eq!(exceeded(export(&limiter, id).await).rule(), "export-rate");
+        assert!(began.elapsed() < 4 * SECOND, "refused at once");
+    }
 }

@@ -1,5 +1,6 @@
 //! Limiters and rules as most tests want them.
 
+use std::fmt::Debug;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -179,7 +180,7 @@ pub(crate) fn is_admitted(answer: Result<Permit, RequestPerMinute>) -> bool {
 
 /// A refusal because of the limit.
 #[track_caller]
-pub(crate) fn exceeded(answer: Result<Permit, RequestPerMinute>) -> RequestPerMinute {
+pub(crate) fn exceeded<T: Debug>(answer: Result<T, RequestPerMinute>) -> RequestPerMinute {
     let refused = answer.unwrap_err();
     assert_eq!(refused.cause(), Cause::Exceeded, "{refused}");
     refused

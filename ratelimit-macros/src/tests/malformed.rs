@@ -5,6 +5,7 @@ use std::panic::catch_unwind;
 use proc_macro2::TokenStream;
 
 use super::compile_errors;
+use crate::args::Kind;
 use crate::expand::expand;
 
 const ROUNDS: usize = 30_000;
@@ -63,6 +64,7 @@ const WORDS: &[&str] = &[
     "Greedy",
     "Interval",
     "Elapsed",
+    "Settled",
     "max",
     "Reject",
     "Wait",
@@ -126,6 +128,7 @@ const WORDS: &[&str] = &[
     "\"\"",
     "\"item\"",
     "\"30s\"",
+    "\"5d\"",
     "\"1m30s\"",
     "\"99999999999999999999d\"",
     "\"\\u{e9}s\"",
@@ -175,6 +178,8 @@ const PATHS: &[&str] = &[
     "Return(refused)",
     "Wait(max)",
     "Elapsed(max = \"1s\", max = \"1s\")",
+    "Settled(max = 5)",
+    "Settld(max = 5, |x| x)",
     "const { 5 }",
     "{ 5 }",
     "(5)",
@@ -194,6 +199,15 @@ const VALID: &[&str] = &[
     r#""a", 10, Seconds, 100, algorithm = SlidingWindow(buckets = 20), cost = 7"#,
     r#"prefix = "a", unit = Days, count = 1, algorithm = LeakyBucket(queue = 5), on_limit = Wait(max = "1s")"#,
     r#"prefix = "a", unit = Days, count = 1, algorithm = LeakyBucket(queue = 5), lease = 5, cost = Elapsed(max = "5s")"#,
+    r#""a", 1, Minutes, 20_000, algorithm = SlidingLog, cost = Elapsed(max = "5s"), permit = p"#,
+    r#""a", 1, Minutes, 9_000, algorithm = SlidingLog, cost = Settled(max = 4_000, |outcome| outcome.tokens())"#,
+    r#""a", 1, Minutes, 9_000, algorithm = SlidingLog, cost = Settled(max = most, tokens), on_limit = Wait"#,
+    "skip",
+];
+
+const VALID_CONCURRENT: &[&str] = &[
+    r#""a", 3, key = (a, b), lease = "1m", on_limit = Wait(max = "5s"), permit = p"#,
+    r#"prefix = "a", count = const { N }, key = id, on_missing_key = Deny, on_limit = Return(Err(refused))"#,
     "skip",
 ];
 
@@ -203,6 +217,7 @@ const ITEMS: &[&str] = &[
     "fn f() -> impl Future<Output = R> { let x = 1; async move { x } }",
     "fn f() -> Pin<Box<dyn Future<Output = R>>> { Box::pin(async move { let (req, id) = { let __arg1 = __arg1; __arg1 }; id }) }",
     "#[limit_request_per_time(\"b\", 1, Days, 5, key = id)] #[inline] async fn f(id: u64) -> R {}",
+    "#[limit_concurrent_requests(\"b\", 5, key = id, lease = \"1h\")] async fn f(id: u64) -> R {}",
     "impl S { const X: u8 = 1; async fn f(&self) -> R {} #[limit_request_per_time(skip)] async fn g() {} fn h() {} }",
     "unsafe impl<T> Tr for S<{ 1 }> { type A = u8; async fn f(&self) -> R {} m!(); }",
     "impl S {}",
@@ -265,11 +280,15 @@ fn nothing_panics() {
     let mut dice = Dice(SEED);
     let (mut expanded, mut refused) = (0, 0);
     while expanded + refused < ROUNDS {
+        let (kind, valid) = match dice.below(4) {
+            0 => (Kind::Concurrent, VALID_CONCURRENT),
+            _ => (Kind::PerTime, VALID),
+        };
         let args = match dice.below(6) {
             0 => soup(&mut dice, 0).parse().ok(),
-            1 => dice.pick(VALID).parse().ok(),
+            1 => dice.pick(valid).parse().ok(),
             _ => {
-                let valid = dice.pick(VALID).parse().unwrap();
+                let valid = dice.pick(valid).parse().unwrap();
                 Some(mutate(&mut dice, valid))
             }
         };
@@ -280,7 +299,7 @@ fn nothing_panics() {
                 Some(mutate(&mut dice, item))
             }
             3 => dice.pick(ITEMS).parse().ok(),
-            _ => dice.pick(&ITEMS[..7]).parse().ok(),
+            _ => dice.pick(&ITEMS[..8]).parse().ok(),
         };
         // Not every soup is made of tokens; those that are not never reach a macro.
         let (Some(args), Some(item)): (Option<TokenStream>, Option<TokenStream>) = (args, item) else {
@@ -288,9 +307,9 @@ fn nothing_panics() {
         };
         // An item that is broken already is rustc's to report; no macro is given one.
         let whole = syn::parse2::<syn::File>(item.clone()).is_ok();
-        let shown = format!("#[limit_request_per_time({args})]\n{item}");
+        let shown = format!("#[{}({args})]\n{item}", kind.name());
         let tokens =
-            catch_unwind(|| expand(args, item)).unwrap_or_else(|_| panic!("panicked, seed {SEED:#x}:\n{shown}"));
+            catch_unwind(|| expand(kind, args, item)).unwrap_or_else(|_| panic!("panicked, seed {SEED:#x}:\n{shown}"));
         let errors = compile_errors(tokens.clone());
         if errors.is_empty() {
             let parsed = syn::parse2::<syn::File>(tokens.clone()).is_ok();

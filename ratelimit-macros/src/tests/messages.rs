@@ -2,11 +2,16 @@
 
 #![allow(clippy::too_many_lines, reason = "a table is as long as it is")]
 
+use crate::args::Kind;
 use crate::expand::expand;
 
-fn compile_errors(args: &str, item: &str) -> (Vec<String>, Vec<String>) {
-    let tokens = expand(args.parse().unwrap(), item.parse().unwrap());
+fn errors_of(kind: Kind, args: &str, item: &str) -> (Vec<String>, Vec<String>) {
+    let tokens = expand(kind, args.parse().unwrap(), item.parse().unwrap());
     super::compile_errors(tokens).into_iter().unzip()
+}
+
+fn compile_errors(args: &str, item: &str) -> (Vec<String>, Vec<String>) {
+    errors_of(Kind::PerTime, args, item)
 }
 
 const FN: &str = "async fn f(id: u64) -> R {}";
@@ -14,6 +19,12 @@ const FN: &str = "async fn f(id: u64) -> R {}";
 fn check(args: &str, item: &str, expected: &[&str]) {
     let (errors, _) = compile_errors(args, item);
     assert_eq!(errors, expected, "\n#[limit_request_per_time({args})]\n{item}\n");
+}
+
+/// The same for `#[limit_concurrent_requests]`.
+fn check_concurrent(args: &str, item: &str, expected: &[&str]) {
+    let (errors, _) = errors_of(Kind::Concurrent, args, item);
+    assert_eq!(errors, expected, "\n#[limit_concurrent_requests({args})]\n{item}\n");
 }
 
 /// One more argument after the required ones.
@@ -164,16 +175,124 @@ fn values() {
     }
 }
 
+/// What is known only when the call ends.
 #[test]
-fn not_yet() {
+fn costs_of_the_end() {
+    let needs = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
+    let one = "`Settled` takes one closure, and what is held by its name: max = 4_000";
+    let duration = "expected a duration in quotes: \"250ms\", \"30s\", \"5m\", \"2h\" or \"1m30s\"";
+    for (cost, expected) in [
+        ("Elapsed(5)", "name the option: Elapsed(max = 5)"),
+        ("Elapsed(max = 5)", duration),
+        ("Elapsed(max = \"0s\")", "a duration must be greater than 0, for example \"30s\""),
+        ("Elapsed(mx = \"5s\")", "unknown option `mx` of `Elapsed`, did you mean `max`?"),
+        ("Elapsed(max = \"5s\", max = \"5s\")", "`max` is set twice"),
+        ("Elapsed(max = \"1s1ms\")", "a `max` of 1001 ms never fits: with count = 1000 the largest is 1000 ms"),
+        ("Elapsd(max = \"5s\")", "unknown cost `Elapsd`, did you mean `Elapsed`?"),
+        ("Cost::Elapse", "unknown cost `Elapse`, did you mean `Elapsed`?"),
+        ("Setled(max = 5, |o| 5)", "unknown cost `Setled`, did you mean `Settled`?"),
+        ("Settled", needs),
+        ("Settled()", needs),
+        ("Settled(max = 5)", needs),
+        ("Settled(|o| o.len())", needs),
+        ("Settled(5, |o| o.len())", "name the option: Settled(max = 5)"),
+        ("Settled(most, |o| o.len())", one),
+        ("Settled(max = 5, |o| o.len(), |o| 5)", one),
+        ("Settled(max = 5, max = 5, |o| 5)", "`max` is set twice"),
+        ("Settled(most = 5, |o| 5)", "unknown option `most` of `Settled`, expected `max`"),
+        ("Settled(max = 0, |o| 5)", "`max` must be at least 1, for example max = 1"),
+        ("Settled(max = \"5s\", |o| 5)", "`max` is an integer, for example max = 1"),
+        ("Settled(max = 1001, |o| 5)", "a `max` of 1001 never fits: with count = 1000 the largest is 1000"),
+        (
+            "Settled(max = 5, |o| 5), permit = permit",
+            "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out",
+        ),
+    ] {
+        check(&format!("\"a\", 1, Days, 1000, algorithm = SlidingLog, cost = {cost}"), FN, &[expected]);
+    }
+    for cost in [
+        "Elapsed",
+        "Cost::Elapsed(max = \"1s\",)",
+        "Elapsed(max = \"1s\"), permit = permit",
+        "Settled(max = 1_000, |o| 5)",
+        "Settled(move |o: &R| o.len(), max = most(id),)",
+        "Cost::Settled(max = const { N }, tokens)",
+        "ELAPSED",
+        "elapsed",
+        "Elapsd::of(id)",
+        "Elapsd(id).milliseconds()",
+        "Elapsd { id }.milliseconds()",
+    ] {
+        check(&format!("\"a\", 1, Days, 1000, algorithm = SlidingLog, cost = {cost}"), FN, &[]);
+    }
+    check("\"a\", 1, Days, limit, algorithm = SlidingLog, cost = Elapsed(max = \"1h\")", FN, &[]);
+    // Elsewhere, that is the mistake, whatever the numbers are.
+    for (algorithm, word) in [
+        ("FixedWindow", "FixedWindow"),
+        ("SlidingWindow", "SlidingWindow"),
+        ("TokenBucket", "TokenBucket"),
+        ("LeakyBucket(queue = 1)", "LeakyBucket"),
+    ] {
+        for (name, cost) in [("Elapsed", "Elapsed(max = \"5s\")"), ("Settled", "Settled(max = 9, |o| 1)")] {
+            let expected = format!("`{name}` needs `algorithm = SlidingLog`, not `{word}`");
+            check(&format!("\"a\", 1, Days, 5, algorithm = {algorithm}, cost = {cost}"), FN, &[&expected]);
+        }
+    }
     check_argument(
-        "algorithm = SlidingLog, cost = Elapsed(max = \"5s\")",
-        &["`Elapsed` is not available yet, leave it out"],
+        "algorithm = SlidingLogg, cost = Elapsed",
+        &["unknown algorithm `SlidingLogg`, did you mean `SlidingLog`?"],
     );
+}
+
+/// What is different where calls at once are limited.
+#[test]
+fn concurrent() {
+    let missing_prefix = "missing `prefix`, the counter's name: prefix = \"export\"";
+    let missing_count = "missing `count`, how many calls may run at once: count = 3";
+    check_concurrent("", FN, &[missing_prefix, missing_count]);
+    check_concurrent("3", FN, &["`prefix` is a string in quotes, for example prefix = \"item\""]);
+    let order = "only `prefix` and `count` go without a name, in this order: write `name = value`";
+    check_concurrent("\"a\", 3, id", FN, &[order]);
+    let all = "`prefix`, `count`, `key`, `lease`, `on_limit`, `on_store_error`, `on_missing_key`, `permit`, `limiter` or `crate`";
+    let unknown = |word: &str| format!("unknown argument `{word}`, expected {all}");
+    let duration = "expected a duration in quotes: \"250ms\", \"30s\", \"5m\", \"2h\" or \"1m30s\"";
+    for (argument, expected) in [
+        ("ttl = 1", &*unknown("ttl")),
+        ("unit = Minutes", &unknown("unit")),
+        ("algorithm = SlidingLog", &unknown("algorithm")),
+        ("cost = Elapsed", &unknown("cost")),
+        ("shadow = true", &unknown("shadow")),
+        ("leas = \"30s\"", "unknown argument `leas`, did you mean `lease`?"),
+        ("count = 2", "`count` is set twice"),
+        ("lease", "`lease` needs a value: lease = \"30s\""),
+        ("lease = 30", duration),
+        ("lease = 30s", duration),
+        ("lease = LEASE", duration),
+        ("lease = \"30\"", duration),
+        ("lease = \"0s\"", "a duration must be greater than 0, for example \"30s\""),
+        ("lease = \"999ms\"", "`lease` must be at least \"1s\", for example lease = \"30s\""),
+        ("lease = \"1d1ms\"", "`lease` must be at most \"1d\", for example lease = \"30s\""),
+        ("on_limit = Wiat", "unknown on_limit `Wiat`, did you mean `Wait`?"),
+        ("on_limit = Wait(\"5s\")", "name the option: Wait(max = \"5s\")"),
+        ("on_missing_key = Deny", "`on_missing_key` needs a `key` that may be missing: key = user_id"),
+        ("skip", "`skip` stands alone: #[limit_concurrent_requests(skip)]"),
+    ] {
+        check_concurrent(&format!("\"a\", 3, {argument}"), FN, &[expected]);
+    }
+    check_concurrent("\"a\", 0", FN, &["`count` must be at least 1, for example count = 1"]);
+    check_concurrent("skip, 3", FN, &["`skip` stands alone: #[limit_concurrent_requests(skip)]"]);
+    for lease in ["1s", "1d", "999ms1ms", "12h"] {
+        check_concurrent(&format!("\"a\", 3, lease = \"{lease}\""), FN, &[]);
+    }
+    let below = "another attribute already made this function synchronous: write #[limit_concurrent_requests] above it";
+    check_concurrent("\"a\", 3", "fn main() {}", &[below]);
+    let unpacked = "fn f(__arg0: (u64, u64)) -> BoxFuture<R> { Box::pin(async move { let (id, b) = { let __arg0 = __arg0; __arg0 }; id }) }";
+    let later = "has no value yet when the limit is checked, #[async_trait] takes the argument apart later: give the argument a name and take it apart in the body";
+    check_concurrent("\"a\", b, key = id", unpacked, &[&format!("`id` {later}"), &format!("`b` {later}")]);
     check(
-        "\"a\", 1, Days, 1",
-        "#[limit_concurrent_requests(5)] async fn f() {}",
-        &["`limit_concurrent_requests` is not available yet, leave it out"],
+        "\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = id, |o| 5)",
+        unpacked,
+        &[&format!("`id` {later}")],
     );
 }
 
@@ -268,7 +387,7 @@ fn places() {
         ("impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }", sync),
         (
             "async fn f() -> R { let charges = [::x::__private::charge()]; if ::x::__private::limit_request_per_time(&charges).await {} }",
-            "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)]",
+            "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)] or #[limit_concurrent_requests(..)]",
         ),
         (
             "fn f(__arg0: (u64, u64)) -> Pin<Box<dyn Future<Output = R>>> { Box::pin(async move { let (id, b) = { let __arg0 = __arg0; __arg0 }; id }) }",
@@ -282,9 +401,11 @@ fn places() {
 
 #[test]
 fn stacked() {
+    let on_limit =
+        "`on_limit` holds for all #[limit_request_per_time] of a call: give it on one of the stacked rate limits";
     let once = |name: &str| format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
     for (first, second, expected) in [
-        ("on_limit = Wait", "on_limit = Wait", once("on_limit")),
+        ("on_limit = Wait", "on_limit = Wait", on_limit.into()),
         ("limiter = a", "limiter = a", once("limiter")),
         ("on_store_error = Deny", "on_store_error = Deny", once("on_store_error")),
         ("permit = a", "permit = b", once("permit")),
@@ -308,9 +429,7 @@ fn stacked() {
         // On a method beside the block's own, too.
         let block = format!("impl S {{ async fn g() {{}} {second} {FN} }}");
         let (inside, _) = compile_errors(&first_args, &block);
-        if !first.starts_with("lease") {
-            assert_eq!(inside, errors, "{first}; {second}");
-        }
+        assert_eq!(inside, errors, "{first}; {second}");
     }
     check(
         "\"a\", 1, Days, 1",
@@ -325,8 +444,73 @@ fn stacked() {
     check(
         "\"a\", 1, Days, 1, on_limit = Wait",
         "#[limit_request_per_time(\"b\", 1, Days, 1, on_limit = Wait)] impl S { async fn f() {} async fn g() {} }",
-        &[&once("on_limit")],
+        &[on_limit],
     );
+}
+
+/// Of both names: either may stand first.
+#[test]
+fn stacked_with_concurrent() {
+    let once = |name: &str| format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
+    let alone = |name: &str| format!("`{name}` stands alone: a function with it has no second rate limit");
+    let permit = "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out";
+    let settled = "algorithm = SlidingLog, cost = Settled(max = 1, |o| 1)";
+    let check_both = |per_time: &str, concurrent: &str, expected: &[&str]| {
+        let (per_time, concurrent) = (format!("\"a\", 1, Days, 1, {per_time}"), format!("\"b\", 1, {concurrent}"));
+        check(&per_time, &format!("#[limit_concurrent_requests({concurrent})] {FN}"), expected);
+        check_concurrent(&concurrent, &format!("#[limit_request_per_time({per_time})] {FN}"), expected);
+        check(&per_time, &format!("impl S {{ #[limit_concurrent_requests({concurrent})] {FN} }}"), expected);
+        check_concurrent(&concurrent, &format!("impl S {{ #[limit_request_per_time({per_time})] {FN} }}"), expected);
+    };
+    check_both("on_limit = Wait", "on_limit = Wait(max = \"1s\")", &[]);
+    check_both("on_limit = Return(Ok(refused))", "on_limit = Return(Err(refused))", &[]);
+    for (per_time, concurrent, name) in [
+        ("limiter = a", "limiter = b", "limiter"),
+        ("on_store_error = Deny", "on_store_error = Allow", "on_store_error"),
+        ("permit = a", "permit = b", "permit"),
+    ] {
+        check_both(per_time, concurrent, &[&once(name)]);
+    }
+    check_both("algorithm = LeakyBucket(queue = 1)", "key = id", &[&alone("LeakyBucket")]);
+    check_both("lease = 2", "lease = \"2s\"", &[&alone("lease")]);
+    check_both(settled, "permit = permit", &[permit]);
+    check_both(settled, "key = id", &[]);
+    check_concurrent(
+        "\"a\", 1, on_limit = Wait",
+        &format!("#[limit_concurrent_requests(\"b\", 1, on_limit = Reject)] {FN}"),
+        &["`on_limit` holds for all #[limit_concurrent_requests] of a call: give it on one of the stacked rate limits"],
+    );
+    check(
+        &format!("\"a\", 1, Days, 1, {settled}"),
+        &format!("#[limit_request_per_time(\"b\", 1, Days, 1, {settled})] {FN}"),
+        &[&once("Settled")],
+    );
+    check(
+        "\"a\", 1, Days, 1",
+        "#[limit_concurrent_requests = 5] async fn f() {}",
+        &["write the arguments in parentheses: #[limit_concurrent_requests(..)]"],
+    );
+    // Either name leaves a method out of both.
+    let contradict = "`skip` and another rate limit on one method contradict each other: remove one";
+    let nothing = "every async function of this `impl` block is skipped: nothing is limited";
+    for skip in ["limit_request_per_time", "limit_concurrent_requests"] {
+        let block =
+            |more: &str| format!("impl S {{ #[{skip}(skip)] {more} async fn f() {{}} async fn g() -> R {{}} }}");
+        check("\"a\", 1, Days, 1", &block(""), &[]);
+        check_concurrent("\"a\", 1", &block(""), &[]);
+        check_concurrent("\"a\", 1", &block("#[limit_concurrent_requests(\"a\", 1)]"), &[contradict]);
+        check_concurrent("\"a\", 1", &format!("impl S {{ #[{skip}(skip)] async fn f() {{}} }}"), &[nothing]);
+    }
+    let belongs = "`skip` belongs on a method of an `impl` block that is limited itself";
+    check_concurrent("skip", FN, &[belongs]);
+    // Found whatever was called.
+    let applied = "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)] or #[limit_concurrent_requests(..)]";
+    for call in ["limit_request_per_time", "limit_requests_per_time", "hold_requests"] {
+        let body = |path: &str| format!("async fn f() -> R {{ let deciding = {path}::{call}(None); deciding.await }}");
+        check("\"a\", 1, Days, 1", &body("::x::__private"), &[applied]);
+        check_concurrent("\"a\", 1", &body("::x::__private"), &[applied]);
+        check_concurrent("\"a\", 1", &body("::x::__public"), &[]);
+    }
 }
 
 #[test]
@@ -372,6 +556,16 @@ fn errors_are_drawn_at_their_token() {
         ("\"a\", 1, Days, 1, algorithm = X::LeakyBucket", FN, &["LeakyBucket"]),
         ("\"a\", 1, Days, 8, algorithm = SlidingWindow(buckets = 7), cost = 9", FN, &["7", "9"]),
         ("\"a\", 1, Days, 5, lease = 1 ~, crate = a::b", FN, &["a", "~"]),
+        ("\"a\", 1, Days, 9, algorithm = TokenBucket, cost = Elapsed", FN, &["Elapsed"]),
+        ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Elapsed(max = \"1s\")", FN, &["\"1s\""]),
+        ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Cost::Elapsd", FN, &["Elapsd"]),
+        ("\"a\", 1, Days, 9, cost = Settled(max = 10, |o| 5)", FN, &["Settled"]),
+        ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 10, |o| 5)", FN, &["10"]),
+        ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Settled(most = 9)", FN, &["most"]),
+        ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 9), permit = p", FN, &["Settled"]),
+        ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 9, f), permit = p", FN, &["permit"]),
+        (valid, "#[limit_concurrent_requests(\"b\", 0, lease = \"5d\")] async fn f() {}", &["0", "\"5d\""]),
+        (valid, "#[a::limit_concurrent_requests] async fn f() {}", &["limit_concurrent_requests"; 2]),
         (valid, "pub(crate) fn f() {}", &["fn"]),
         (valid, "pub const fn f() {}", &["const"]),
         (valid, "async fn f();", &["f"]),

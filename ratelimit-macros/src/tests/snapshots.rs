@@ -5,10 +5,11 @@ use std::path::Path;
 use proc_macro2::{Delimiter, Group, TokenStream};
 use quote::{ToTokens as _, quote};
 
+use crate::args::Kind;
 use crate::expand::expand;
 
-fn check(name: &str, args: &str, item: &str) {
-    compare(name, &expand(args.parse().unwrap(), item.parse().unwrap()));
+fn check(kind: Kind, name: &str, args: &str, item: &str) {
+    compare(name, &expand(kind, args.parse().unwrap(), item.parse().unwrap()));
 }
 
 fn compare(name: &str, tokens: &TokenStream) {
@@ -27,17 +28,19 @@ fn compare(name: &str, tokens: &TokenStream) {
 }
 
 macro_rules! snapshots {
-    ($($name:ident: #[$args:literal] $item:literal)*) => {
+    ($kind:ident: $($name:ident: #[$args:literal] $item:literal)*) => {
         $(
             #[test]
             fn $name() {
-                check(stringify!($name), $args, $item);
+                check(Kind::$kind, stringify!($name), $args, $item);
             }
         )*
     };
 }
 
 snapshots! {
+    PerTime:
+
     simple:
         #[r#"prefix = "item", ttl = 1, unit = Minutes, count = 100, key = req.seller_id"#]
         "pub async fn save(req: Req) -> Result<Saved, E> { store(req).await }"
@@ -148,12 +151,71 @@ snapshots! {
         #[r#"prefix = "item", unit = Seconds, count = 1, key = self.id"#]
         "#[async_trait] impl Api for Client { async fn get(&self, (a, b): (u64, u64)) -> R { a } }"
 
+    elapsed:
+        #[r#""queries", 1, Minutes, 20_000, key = user, algorithm = SlidingLog, cost = Elapsed(max = "5s")"#]
+        "async fn f(user: u64) -> R { body() }"
+
+    elapsed_with_a_permit:
+        #[r#""queries", 1, Minutes, budget, algorithm = SlidingLog, cost = Elapsed, permit = permit, shadow = true"#]
+        "async fn f(budget: u64) -> R { query(permit.remaining_time()).await }"
+
+    settled:
+        #[r#""tokens", 1, Minutes, 100_000, key = user, algorithm = SlidingLog, cost = Settled(max = 4_000, |answer| answer.tokens())"#]
+        "async fn f(user: u64) -> Result<impl Answer, (E, [impl X; 1])> { ask(user).await }"
+
+    settled_in_a_returned_future:
+        #[r#""tokens", 1, Minutes, 100_000, algorithm = SlidingLog, cost = Settled(tokens, max = most(&prompt)), crate = crate::limits"#]
+        "fn f(prompt: String) -> BoxFuture<'static, R<u64>> { let a = 5; async move { a }.boxed() }"
+
+    settled_in_an_alias:
+        #[r#""tokens", 1, Minutes, 100_000, algorithm = SlidingLog, cost = Settled(max = 4_000, |answer: &R| 5)"#]
+        "fn f() -> Answering { Box::pin(async move { ask().await }) }"
+
+    beside_a_concurrent_one:
+        #[r#""calls", 1, Minutes, 100, key = id, on_limit = Wait, on_store_error = Deny"#]
+        r#"
+            #[limit_concurrent_requests("export", 3, key = id, lease = "1m", on_limit = Return(Err(busy(refused))))]
+            async fn f(id: u64) -> R {}
+        "#
+
     errors_keep_the_item:
         #[r#"prefx = "item", unit = Minuts, count = 0"#]
         r#"
             #[inline]
             #[limit_request_per_time(prefix = "second", unit = Hours)]
             async fn f() -> R { body }
+        "#
+}
+
+snapshots! {
+    Concurrent:
+
+    concurrent:
+        #[r#"prefix = "export", count = 3, key = id"#]
+        "async fn f(id: u64) -> R { export(id).await }"
+
+    concurrent_with_all_arguments:
+        #[r#""export", plan.places(), key = id, lease = "1m", on_limit = Wait(max = "5s"), on_store_error = Deny, on_missing_key = Skip, permit = place, limiter = &self.limiter, crate = ::facade"#]
+        "async fn f(&self, id: Option<u64>) -> R { place.is_held() }"
+
+    concurrent_above_others:
+        #[r#""export", 3, on_limit = Wait"#]
+        r#"
+            #[limit_request_per_time("calls", 1, Minutes, 100, on_limit = Return(cached(refused)))]
+            #[limit_concurrent_requests(prefix = "all", count = const { N })]
+            async fn f() -> R {}
+        "#
+
+    concurrent_impl_block:
+        #[r#""export", 3, key = self.id"#]
+        r#"
+            impl Api {
+                async fn get(&self) -> R {}
+                #[limit_request_per_time("put", 1, Days, 9)]
+                fn put(&self) -> Pin<Box<dyn Future<Output = R>>> { Box::pin(async move {}) }
+                #[limit_request_per_time(skip)]
+                async fn health(&self) {}
+            }
         "#
 }
 
@@ -168,7 +230,7 @@ fn through_a_macro() {
     let item = quote!(pub async fn f(a: u64, b: u64) -> #ty #body);
     let group = hidden(&item.to_string());
     for item in [item, quote!(#group)] {
-        let tokens = expand(args.clone(), item);
+        let tokens = expand(Kind::PerTime, args.clone(), item);
         compare("through_a_macro", &tokens.to_string().parse().unwrap());
     }
 }

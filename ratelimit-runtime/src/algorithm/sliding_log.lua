@@ -220,12 +220,8 @@ elseif cost > 0 then
     end
   end
 end
-local reset = age < cycle and math.ceil((period - age) * tick / 1000) or 0
 if holds and #holds > 0 then
   call('LPUSH', key, pack_holds())
-  for _, hold in ipairs(holds) do
-    reset = math.max(reset, hold[1])
-  end
 end
 if left then
   call('PEXPIRE', key, longest)
@@ -233,10 +229,12 @@ end
 remaining = remaining - cost
 if charge == 'settle' then
   reply = cost
-elseif id then
-  reply = { remaining, reset, cost }
-elseif age + ahead < 0 or holds and #holds > 0 then
-  reply = { remaining, reset, latest }
+elseif holds or age + ahead < 0 then
+  local reset = age < cycle and math.ceil((period - age) * tick / 1000) or 0
+  for _, hold in ipairs(holds or {}) do
+    reset = math.max(reset, hold[1])
+  end
+  reply = { remaining, reset, id and cost or latest }
 else
   remaining = remaining * cycle + latest
   reply = ahead == 0 and remaining or -1 - remaining

@@ -54,8 +54,9 @@ async fn without_parentheses() -> R {
     Ok(())
 }
 
+// Nobody has to import a sibling.
 #[limit_request_per_time("one", 1, Days, 1)]
-#[limit_concurrent_requests(max = 5)]
+#[limit_concurrent_requests("two", 1, max = 5)]
 async fn beside_concurrency() -> R {
     Ok(())
 }

@@ -19,6 +19,11 @@ async fn numbers_and_flags() -> R {
     Ok(())
 }
 
+#[limit_request_per_time("item", 1, Days, 1, algorithm = SlidingLog, lease = 10)]
+async fn lease_of_a_log() -> R {
+    Ok(())
+}
+
 #[limit_request_per_time("item", 1, Days, 5i32, on_store_error = Fail, on_missing_key = Denny, crate = ratelimit)]
 async fn words() -> R {
     Ok(())

@@ -1,6 +1,6 @@
 //! A function that is not async.
 
-use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+use ratelimit_runtime::{RequestPerMinute, limit_concurrent_requests, limit_request_per_time};
 
 type R = Result<(), RequestPerMinute>;
 
@@ -28,6 +28,12 @@ fn boxed() -> std::pin::Pin<Box<dyn Future<Output = R>>> {
 #[tokio::test]
 #[limit_request_per_time("item", 1, Days, 1)]
 async fn below_tokio_test() -> R {
+    Ok(())
+}
+
+#[tokio::test]
+#[limit_concurrent_requests("item", 1)]
+async fn place_below_tokio_test() -> R {
     Ok(())
 }
 

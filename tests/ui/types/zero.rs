@@ -1,6 +1,6 @@
 //! Constants are checked where their function is used.
 
-use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+use ratelimit_runtime::{RequestPerMinute, limit_concurrent_requests, limit_request_per_time};
 
 type R = Result<(), RequestPerMinute>;
 
@@ -28,13 +28,19 @@ async fn long_ttl() -> R {
     Ok(())
 }
 
+#[limit_concurrent_requests("item", const { NONE })]
+async fn places() -> R {
+    Ok(())
+}
+
 fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let calls = async {
         count().await?;
         ttl().await?;
         prefix().await?;
-        long_ttl().await
+        long_ttl().await?;
+        places().await
     };
     runtime.block_on(calls).unwrap();
 }

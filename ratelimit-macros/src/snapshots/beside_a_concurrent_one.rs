@@ -1,0 +1,44 @@
+async fn f(id: u64) -> R {
+    let deciding = ::ratelimit_runtime::__private::hold_requests(
+        ::core::option::Option::None,
+        const {
+            ::ratelimit_runtime::__private::Call::new()
+                .wait()
+                .on_store_error(::ratelimit_runtime::OnStoreError::Deny)
+        },
+        [
+            {
+                let key = ::ratelimit_runtime::__private::key(&(id));
+                ::ratelimit_runtime::__private::charge(
+                    const {
+                        ::ratelimit_runtime::__private::rule("calls", 100, 1, 60000)
+                    },
+                    key,
+                    1,
+                )
+            },
+            {
+                let key = ::ratelimit_runtime::__private::key(&(id));
+                ::ratelimit_runtime::__private::charge(
+                    const {
+                        ::ratelimit_runtime::__private::concurrent("export", 3, 60000)
+                    },
+                    key,
+                    1,
+                )
+            },
+        ],
+    );
+    let _permit = match deciding.await {
+        ::core::result::Result::Ok(permit) => permit,
+        ::core::result::Result::Err(refused) => {
+            if ::ratelimit_runtime::__private::is_busy(&refused) {
+                let refused = refused;
+                let _ = &refused;
+                return Err(busy(refused));
+            }
+            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        }
+    };
+    {}
+}

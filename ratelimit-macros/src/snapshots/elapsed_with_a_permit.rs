@@ -1,0 +1,34 @@
+async fn f(budget: u64) -> R {
+    let deciding = ::ratelimit_runtime::__private::hold_requests(
+        ::core::option::Option::None,
+        const { ::ratelimit_runtime::__private::Call::new() },
+        [
+            {
+                let count = ::ratelimit_runtime::__private::count(budget);
+                ::ratelimit_runtime::__private::charge_elapsed(
+                    ::ratelimit_runtime::__private::with_count(
+                        const {
+                            ::ratelimit_runtime::__private::rule_without_count(
+                                    "queries",
+                                    1,
+                                    60000,
+                                )
+                                .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                                .shadow(true)
+                        },
+                        count,
+                    ),
+                    ::ratelimit_runtime::__private::no_key(),
+                    ::core::option::Option::None,
+                )
+            },
+        ],
+    );
+    let permit = match deciding.await {
+        ::core::result::Result::Ok(permit) => permit,
+        ::core::result::Result::Err(refused) => {
+            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        }
+    };
+    { query(permit.remaining_time()).await }
+}
