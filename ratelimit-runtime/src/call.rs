@@ -490,11 +490,8 @@ impl Call {
             };
             let longest_wait = longest_wait.unwrap_or(Duration::MAX);
             let charge = Charge { longest_wait, ..self.limiter.charge(rule, key, *cost)? };
-            charges.push(if *holds == Holds::Cost && !rule.is_concurrent() {
-                charge
-            } else {
-                self.hold(asked, charge)?
-            });
+            let is_held = (*holds != Holds::Cost || rule.is_concurrent()) && *cost > 0;
+            charges.push(if is_held { self.hold(asked, charge)? } else { charge });
         }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {
@@ -539,7 +536,8 @@ impl Call {
         let is_timed = asked.holds == Holds::Time;
         let is_kept = self.limiter.memory().is_some();
         let hold = Hold { partial: is_timed, is_kept, is_timed, ..Hold::new(lease) };
-        Ok(Charge { cost: if is_timed { cost.min(rule.limit()) } else { cost }, hold: Some(hold), ..charge })
+        // Of nothing, not even a moment is granted.
+        Ok(Charge { cost: if is_timed { cost.min(rule.limit().max(1)) } else { cost }, hold: Some(hold), ..charge })
     }
 
     /// Turns what the store said, or that it said nothing, into a verdict.
@@ -680,6 +678,10 @@ impl Call {
         if charge.wait > charge.longest_wait {
             return Ok(Verdict::Refused(refused)); // a slot comes no sooner for a caller who waits to ask again
         }
+        let refused = match charge.hold {
+            Some(hold) if hold.is_timed => refused.of_time(),
+            _ => refused,
+        };
         let takes_all = charge.hold.is_some_and(|hold| hold.partial) && charge.cost == charge.rule.limit();
         let by = match charge.is_busy {
             true if charge.rule.is_concurrent() => By::Places,

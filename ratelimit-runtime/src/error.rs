@@ -62,20 +62,41 @@ struct Refusal {
     cost: u64,
     remaining: u64,
     retry_after: Option<Duration>,
+    /// Whether the count is milliseconds.
+    is_timed: bool,
     reason: Cow<'static, str>,
+}
+
+impl Refusal {
+    /// `100 per minute`
+    fn limit(&self) -> String {
+        let (count, period) = (self.rule.count(), Period(self.rule.period()));
+        match self.rule.is_concurrent() {
+            true => format!("{count} at once"),
+            false if self.is_timed => format!("{:?} of time per {period}", Duration::from_millis(count)),
+            false => format!("{count} per {period}"),
+        }
+    }
 }
 
 impl RequestPerMinute {
     fn new(cause: Cause, rule: &Rule, cost: u64, reason: impl Into<Cow<'static, str>>) -> Self {
         let reason = reason.into();
-        Self(Arc::new(Refusal { cause, rule: *rule, cost, remaining: 0, retry_after: None, reason }))
+        Self(Arc::new(Refusal { cause, rule: *rule, cost, remaining: 0, retry_after: None, is_timed: false, reason }))
     }
 
     pub(crate) fn exceeded(rule: &Rule, cost: u64, decision: &Decision) -> Self {
         let remaining = decision.remaining;
         // When a place becomes free nobody knows.
         let retry_after = decision.retry_after().filter(|_| !rule.is_concurrent());
-        Self(Arc::new(Refusal { cause: Cause::Exceeded, rule: *rule, cost, remaining, retry_after, reason: "".into() }))
+        let (cause, is_timed, reason) = (Cause::Exceeded, false, "".into());
+        Self(Arc::new(Refusal { cause, rule: *rule, cost, remaining, retry_after, is_timed, reason }))
+    }
+
+    /// The same, of a count in milliseconds.
+    pub(crate) fn of_time(mut self) -> Self {
+        Arc::make_mut(&mut self.0).is_timed = true;
+        self
     }
 
     pub(crate) fn never_fits(rule: &Rule, cost: u64) -> Self {
@@ -151,14 +172,14 @@ impl fmt::Display for RequestPerMinute {
         let prefix = rule.prefix();
         match cause {
             Cause::Exceeded => {
-                write!(f, "`{prefix}` is limited to {} per {}", rule.count(), Period(rule.period()))?;
+                write!(f, "`{prefix}` is limited to {}", self.0.limit())?;
                 match retry_after {
                     Some(wait) => write!(f, "; retry in {:.3}s", wait.as_secs_f64()),
                     None => Ok(()),
                 }
             }
             Cause::NeverFits => {
-                write!(f, "`{prefix}` is limited to {} per {}", rule.count(), Period(rule.period()))?;
+                write!(f, "`{prefix}` is limited to {}", self.0.limit())?;
                 if rule.limit() != rule.count() {
                     write!(f, " and {} at once", rule.limit())?;
                 }

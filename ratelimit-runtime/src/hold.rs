@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
     sync::{Notify, oneshot},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -27,6 +27,9 @@ use crate::{
     observe,
     store::{Charge, Charges, Reply, StoreError},
 };
+
+/// Before a settlement that failed is tried again.
+const REPEAT: Duration = Duration::from_millis(100);
 
 /// What is held for one call. Dropped, it is settled.
 pub(crate) struct Holding {
@@ -226,9 +229,17 @@ async fn keep(
             until_us.store(in_us(asked.saturating_add(lease)), Ordering::Release);
         }
     };
-    let mut settled = Ok(());
+    let (mut settled, patience) = (Ok(()), Instant::now() + lease);
     for charge in charges.iter() {
-        let done = in_time(deadline, limiter.settle(charge.clone(), used.of(charge), CountedBy::Store)).await;
+        let used = used.of(charge);
+        // What was done once, and is done again, is the same then: nobody has to wait for the lease to end.
+        let may_repeat = used == 0 || charge.rule.is_concurrent();
+        let done = loop {
+            match in_time(deadline, limiter.settle(charge.clone(), used, CountedBy::Store)).await {
+                Err(error) if may_repeat && !error.misconfigured && Instant::now() < patience => sleep(REPEAT).await,
+                done => break done,
+            }
+        };
         if let Err(error) = &done {
             observe::not_settled(&charge.rule, error);
         }
@@ -275,6 +286,15 @@ impl Settlements {
         !self.are_none() && {
             let waiting = self.lock();
             charges.iter().any(|charge| waiting.contains_key(&charge.counter))
+        }
+    }
+
+    /// Returns when nothing is being settled.
+    pub(crate) async fn all_done(&self) {
+        loop {
+            let done = self.lock().values().next().map(|waiting| Arc::clone(&waiting.done).notified_owned());
+            let Some(done) = done else { return };
+            done.await;
         }
     }
 

@@ -448,6 +448,7 @@ impl Limiter {
     }
 
     /// Gives back what was taken from the store ahead of need, see [`Rule::lease`], and takes no more so. Returns how many permits that were.
+    /// Also waits for what calls held that have ended, and is being settled with the store in the background.
     ///
     /// For the end of a program, when its calls are over. The limiter goes on deciding, but asks the store for each call.
     /// What can't be given back within the deadline stays charged until its window ends; the log says so.
@@ -464,7 +465,11 @@ impl Limiter {
     ///
     /// A future dropped half way has given back some of it, and the rest stays charged.
     pub async fn close(&self) -> u64 {
-        match self.inner().guarded() {
+        let inner = self.inner();
+        if !inner.settlements.are_none() {
+            let _ = tokio::time::timeout(inner.settings.deadline, inner.settlements.all_done()).await;
+        }
+        match inner.guarded() {
             Some(guarded) => guarded.close().await,
             None => 0,
         }

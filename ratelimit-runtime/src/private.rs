@@ -162,7 +162,7 @@ pub fn charge(rule: Rule, ChargedKey(key): ChargedKey, cost: u64) -> Charge {
 /// For the milliseconds until the permit is dropped. `max_ms`, or what remains if that is less, is held until then.
 #[must_use]
 pub fn charge_elapsed(rule: Rule, ChargedKey(key): ChargedKey, max_ms: Option<u64>) -> Charge {
-    Charge { rule, key, cost: max_ms.unwrap_or(u64::MAX), holds: Holds::Time }
+    Charge { rule, key, cost: max_ms.unwrap_or(u64::MAX).max(1), holds: Holds::Time }
 }
 
 /// For what is told at the end, see [`settle`].

@@ -46,6 +46,7 @@ async fn so_many_places_are_held_at_once() {
         assert_eq!(two.remaining(), 0);
         let refused = exceeded(limiter.acquire(&PLACES, key).await);
         assert_eq!((refused.rule(), refused.limit(), refused.retry_after()), ("place", 2, None), "{}", timed.name());
+        assert_eq!(refused.to_string(), "`place` is limited to 2 at once");
         assert!(one.is_held() && two.is_held());
         assert_eq!(remaining(limiter, &PLACES, fresh_key()).await, 2);
         for _ in 0..10 {
@@ -198,6 +199,7 @@ async fn calls_that_use_all_that_remains_run_one_after_another() {
         drop(next);
         let refused = exceeded(ends(run(&limiter, TIME, key, None)).await);
         assert_eq!(refused.retry_after(), Some(43 * SECOND));
+        assert_eq!(refused.to_string(), "`time` is limited to 20s of time per minute; retry in 43.000s");
     }
 }
 
@@ -256,11 +258,11 @@ async fn what_nobody_renews_becomes_a_charge_in_full_and_a_place_becomes_free() 
 async fn a_call_that_takes_longer_than_its_lease_keeps_what_it_holds() {
     let server = RedisServer::start();
     let (limiter, other, key) = (limiter_on(&server).await, limiter_on(&server).await, fresh_key());
-    let places = Rule::new("short", 1, 300 * MS).algorithm(Algorithm::Concurrent);
-    // A log's lease is a second for so short a time.
-    let time = Rule::new("time", 100, 200 * MS).algorithm(LOG);
+    let places = Rule::new("short", 1, 2 * SECOND).algorithm(Algorithm::Concurrent);
+    // The lease of a log is the time that is granted.
+    let time = Rule::new("time", 2000, 2001 * MS).algorithm(LOG);
     let (place, permit) = (limiter.acquire(&places, key).await.unwrap(), run(&limiter, time, key, None).await.unwrap());
-    let until = Instant::now() + 3 * SECOND;
+    let until = Instant::now() + 6 * SECOND;
     while Instant::now() < until {
         assert!(place.is_held() && permit.is_held());
         exceeded(other.acquire(&places, key).await);
@@ -414,6 +416,47 @@ async fn this_process_alone_holds_its_share_while_the_server_is_away() {
     assert!(time.remaining_time() > 9 * SECOND && time.remaining_time() <= 10 * SECOND, "half of it");
     eventually("the place at the server counts as lost", || async { !before.is_held() }).await;
     assert!(one.is_held() && two.is_held());
+}
+
+/// A place does not stay taken for a whole lease because the server was away when it was left.
+#[tokio::test]
+async fn a_place_that_is_left_while_the_server_is_away_is_free_when_it_is_back() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).deadline(100 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, other, key) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
+    let places = Rule::new("away", 1, 60 * SECOND).algorithm(Algorithm::Concurrent);
+    let place = limiter.acquire(&places, key).await.unwrap();
+    proxy.set(Mode::Stall);
+    drop(place);
+    sleep(SECOND).await;
+    exceeded(other.acquire(&places, key).await);
+    proxy.set(Mode::Pass);
+    eventually("it is free", || async { other.acquire(&places, key).await.is_ok() }).await;
+}
+
+#[tokio::test]
+async fn closing_a_limiter_waits_for_what_is_being_settled() {
+    let server = RedisServer::start();
+    let (limiter, other, key) = (limiter_on(&server).await, limiter_on(&server).await, fresh_key());
+    for _ in 0..20 {
+        let permits = [limiter.acquire(&PLACES, key).await.unwrap(), limiter.acquire(&PLACES, key).await.unwrap()];
+        drop(permits);
+        assert_eq!(limiter.close().await, 0);
+        assert_eq!(remaining(&other, &PLACES, key).await, 2);
+    }
+}
+
+#[tokio::test]
+async fn of_nothing_no_time_is_granted() {
+    for timed in Timed::both().await {
+        let none = Rule::new("none", 0, SECOND).algorithm(LOG);
+        for max in [None, Some(0), Some(1)] {
+            let refused = run(&timed.limiter, none, 1, max).await.unwrap_err();
+            assert_eq!(refused.cause(), Cause::NeverFits, "{max:?}");
+        }
+        assert!(timed.limiter.acquire_n(&PLACES, 1, 0).await.unwrap().give_back().await.is_ok());
+    }
 }
 
 #[tokio::test]

@@ -69,6 +69,9 @@ impl HeaderStyle {
 
     /// Adds the fields to a response.
     pub(super) fn write(self, told: &Told<'_>, headers: &mut HeaderMap) {
+        if told.rule.is_concurrent() {
+            return; // places are no quota of a time
+        }
         match self {
             Self::Ietf => told.as_policy(headers),
             Self::RateLimit => told.as_triple(["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"], headers),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join_all;
-use ratelimit_runtime::OnStoreError;
+use ratelimit_runtime::{Algorithm, OnStoreError};
 use tower::{Layer as _, Service as _, service_fn};
 
 use super::*;
@@ -167,5 +167,28 @@ async fn the_limiter_of_the_scope_holds() {
                 assert_eq!(status(&router, anonymous()).await, 429);
             })
             .await;
+    }
+}
+
+#[tokio::test]
+async fn a_place_is_held_until_the_response_is_over() {
+    const PLACES: Rule = Rule::new("download", 1, MINUTE).algorithm(Algorithm::Concurrent);
+    let server = ratelimit_tests::RedisServer::start();
+    for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
+        let router = behind(RateLimitLayer::new([Limit::new(PLACES).key(by_user())]).limiter(limiter));
+        let first = send(&router, by("alice")).await;
+        assert_eq!(first.status(), 200);
+        let refused = send(&router, by("alice")).await;
+        assert_eq!(refused.status(), 429);
+        // Nobody knows when it is free, and it is no quota of a time.
+        assert!(
+            !refused.headers().keys().any(|name| name == "retry-after" || name.as_str().contains("ratelimit")),
+            "{:?}",
+            refused.headers()
+        );
+        assert_eq!(problem(refused).await["detail"], "`download` is limited to 1 at once");
+        assert_eq!(status(&router, by("bob")).await, 200);
+        axum::body::to_bytes(first.into_body(), usize::MAX).await.unwrap();
+        assert_eq!(status(&router, by("alice")).await, 200);
     }
 }
