@@ -111,7 +111,7 @@ pub(crate) struct Rule {
 }
 
 pub(crate) enum Counted {
-    PerTime(PerTime),
+    PerTime(Box<PerTime>),
     /// For so many milliseconds a caller that died keeps its place.
     Concurrently {
         lease: u64,
@@ -143,18 +143,31 @@ pub(crate) enum Cost {
 }
 
 impl Rule {
+    /// None of a place, which is one.
+    pub(crate) fn cost(&self) -> Option<&Cost> {
+        match &self.counted {
+            Counted::PerTime(per_time) => Some(&per_time.cost),
+            Counted::Concurrently { .. } => None,
+        }
+    }
+
     /// Whether a call holds something of it until its end.
     pub(crate) fn is_held(&self) -> bool {
-        match &self.counted {
-            Counted::PerTime(PerTime { cost, .. }) => !matches!(cost, Cost::Number(_)),
-            Counted::Concurrently { .. } => true,
+        !matches!(self.cost(), Some(Cost::Number(_)))
+    }
+
+    /// Where it says that the outcome says the cost.
+    pub(crate) fn settled(&self) -> Option<Span> {
+        match self.cost() {
+            Some(Cost::Settled { word, .. }) => Some(*word),
+            _ => None,
         }
     }
 
     /// The expressions that are evaluated before the call.
     pub(crate) fn exprs(&self) -> impl Iterator<Item = &Expr> {
-        let cost = match &self.counted {
-            Counted::PerTime(PerTime { cost: Cost::Number(cost) | Cost::Settled { max: cost, .. }, .. }) => Some(cost),
+        let cost = match self.cost() {
+            Some(Cost::Number(cost) | Cost::Settled { max: cost, .. }) => Some(cost),
             _ => None,
         };
         let numbers = [Some(&self.count), cost].into_iter().flatten();
@@ -215,6 +228,9 @@ const LONGEST: u64 = 3_650 * 86_400_000;
 const SHORTEST_LEASE: u64 = 1_000;
 const LONGEST_LEASE: u64 = 86_400_000;
 const USUAL_LEASE: u64 = 30_000;
+
+/// What `Settled` lacks.
+pub(crate) const SETTLED_NEEDS: &str = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
 
 /// The most buckets of a `SlidingWindow`.
 const MOST_BUCKETS: u64 = 1_000;
@@ -415,7 +431,7 @@ impl Fields {
         let counted = match (self.kind, self.unit) {
             (Kind::Concurrent, _) => Counted::Concurrently { lease: self.lease_of_place.unwrap_or(USUAL_LEASE) },
             (Kind::PerTime, None) => return fail(at, "`unit` is needed"),
-            (Kind::PerTime, Some(unit)) => Counted::PerTime(PerTime {
+            (Kind::PerTime, Some(unit)) => Counted::PerTime(Box::new(PerTime {
                 ttl: self.ttl.unwrap_or_else(Number::one).to_const(),
                 unit,
                 cost: self.cost.unwrap_or_else(|| Cost::Number(Number::one())),
@@ -423,7 +439,7 @@ impl Fields {
                 lease: self.lease.map(|(number, _)| number),
                 shadow: self.shadow,
                 denial_cache: !self.no_denial_cache,
-            }),
+            })),
         };
         let missing_key = self.missing_key.map(|(_, word)| word);
         Ok(Limit {
@@ -563,7 +579,7 @@ fn cost(input: ParseStream, settings: &mut Settings) -> Result<Cost> {
     if name == "Settled" {
         let (max, used) = settled(&word, input)?;
         let span = word.span();
-        settings.settled = Some((word, used));
+        settings.settled = used.map(|used| (word, used));
         return Ok(Cost::Settled { word: span, max });
     }
     let mut max = None;
@@ -590,8 +606,8 @@ fn is_word_of_cost(input: ParseStream, words: &[&'static str]) -> bool {
     like_a_word && at_end(&fork) && nearest(&last, words).is_some()
 }
 
-/// What is held, and the closure that says what was used.
-fn settled(word: &Ident, input: ParseStream) -> Result<(Number, Expr)> {
+/// What is held, and the closure that says what was used, unless another attribute has it.
+fn settled(word: &Ident, input: ParseStream) -> Result<(Number, Option<Expr>)> {
     let (mut max, mut used, mut seen) = (None, None, Vec::new());
     value::in_parentheses(input, |input| {
         if !value::starts_named(input) && !input.peek(syn::Lit) {
@@ -605,11 +621,10 @@ fn settled(word: &Ident, input: ParseStream) -> Result<(Number, Expr)> {
         max = Some(value::number(input, name, 1)?);
         Ok(())
     })?;
-    let (Some(max), Some(used)) = (max, used) else {
-        let message = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
-        return fail(word.span(), message);
-    };
-    Ok((max, used))
+    match max {
+        Some(max) => Ok((max, used)),
+        None => fail(word.span(), SETTLED_NEEDS),
+    }
 }
 
 /// For how long, in milliseconds, a caller that died keeps its place.

@@ -4,7 +4,7 @@ use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Attribute, Meta};
 
-use crate::args::{self, Alone, Attr, Kind, Limit, Settings};
+use crate::args::{self, Alone, Attr, Kind, Limit, SETTLED_NEEDS, Settings};
 use crate::errors::Errors;
 use crate::function::{Function, Impl, Item, Member, Place};
 use crate::future::{find_name, unpacked_names};
@@ -40,6 +40,7 @@ fn expand_function(kind: Kind, own: Option<Attr>, function: &mut Function, error
     check_alone(&limits, limits.len() > 1, errors);
     let settings = merge(Settings::default(), &limits, errors);
     let limits: Vec<_> = limits.iter().collect();
+    check_settled(&limits, &settings, errors);
     if let Some(place) = check_place(kind, function, &limits, errors)
         && errors.is_empty()
     {
@@ -79,6 +80,7 @@ fn expand_impl(kind: Kind, own: Option<Attr>, block: &mut Impl, errors: &mut Err
         check_alone(&own, !all.is_empty() || own.len() > 1, errors);
         let settings = merge(settings.clone(), &own, errors);
         let limits: Vec<_> = all.iter().chain(&own).collect();
+        check_settled(&limits, &settings, errors);
         if let Some(place) = check_place(kind, function, &limits, errors)
             && errors.is_empty()
         {
@@ -146,6 +148,16 @@ fn check_alone(limits: &[Limit], stacked: bool, errors: &mut Errors) {
     }
 }
 
+/// Whether somebody says what was used, where the outcome is to say it.
+fn check_settled(limits: &[&Limit], settings: &Settings, errors: &mut Errors) {
+    if let Some(word) = limits.iter().find_map(|limit| limit.rule.settled())
+        && settings.settled.is_none()
+        && errors.is_empty()
+    {
+        errors.add(word, SETTLED_NEEDS);
+    }
+}
+
 /// Where the limits are checked, if all their values are there already.
 fn check_place(kind: Kind, function: &Function, limits: &[&Limit], errors: &mut Errors) -> Option<Place> {
     let mut place = errors.keep(function.place(kind))?;
@@ -177,7 +189,14 @@ fn merge(mut merged: Settings, limits: &[Limit], errors: &mut Errors) -> Setting
         once(&mut merged.on_busy, given.on_busy, "all #[limit_concurrent_requests] of a call", errors);
         once(&mut merged.on_store_error, given.on_store_error, WHOLE, errors);
         once(&mut merged.permit, given.permit, WHOLE, errors);
-        once(&mut merged.settled, given.settled, WHOLE, errors);
+        match given.settled {
+            Some((word, _)) if merged.settled.is_some() => {
+                let message =
+                    "what was used is said once for the whole call: leave out this closure, Settled(max = ..)";
+                errors.add(word.span(), message);
+            }
+            given => merged.settled = merged.settled.or(given),
+        }
         if let (Some(at), Some(_), Some(_)) = (named.or(settled), &merged.permit, &merged.settled) {
             let message =
                 "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out";

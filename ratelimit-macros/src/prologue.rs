@@ -218,17 +218,17 @@ fn charge(rule: &Rule, runtime: &Runtime) -> TokenStream {
         Number::Literal(number, span) => value::integer(*number, *span),
         Number::Const(expr) | Number::Other(expr) => value("cost", "cost", expr, None),
     };
-    let charge = match &rule.counted {
-        Counted::Concurrently { .. } => ours!(#krate::__private::charge(#charged, #key, 1)),
-        Counted::PerTime(PerTime { cost: Cost::Number(cost), .. }) => {
+    let charge = match rule.cost() {
+        None => ours!(#krate::__private::charge(#charged, #key, 1)),
+        Some(Cost::Number(cost)) => {
             let cost = number(cost);
             ours!(#krate::__private::charge(#charged, #key, #cost))
         }
-        Counted::PerTime(PerTime { cost: Cost::Settled { max, .. }, .. }) => {
+        Some(Cost::Settled { max, .. }) => {
             let max = number(max);
             ours!(#krate::__private::charge_settled(#charged, #key, #max))
         }
-        Counted::PerTime(PerTime { cost: Cost::Elapsed { max, .. }, .. }) => {
+        Some(Cost::Elapsed { max, .. }) => {
             let max = match max {
                 None => ours!(::core::option::Option::None),
                 Some((max, span)) => {
@@ -250,7 +250,8 @@ fn constant(counted: &Counted, krate: &TokenStream, plain: impl Fn(Ident, TokenS
             let lease = value::integer(*lease, Span::mixed_site());
             plain(name("concurrent"), lease)
         }
-        Counted::PerTime(PerTime { ttl, unit, algorithm, lease, shadow, denial_cache, .. }) => {
+        Counted::PerTime(per_time) => {
+            let PerTime { ttl, unit, algorithm, lease, shadow, denial_cache, .. } = &**per_time;
             let unit = value::integer(*unit, Span::mixed_site());
             let mut rule = with_algorithm(&plain(name("rule"), ours!(#ttl, #unit)), algorithm, krate);
             if let Some(lease) = lease.as_ref().map(Number::to_const) {

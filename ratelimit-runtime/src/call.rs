@@ -374,7 +374,7 @@ impl Call {
                         tokio::select! {
                             biased;
                             () = place.called() => {}
-                            () = self.clock().sleep_until(ask_at) => {}
+                            () = self.clock().sleep_until(give_up.map_or(ask_at, |give_up| ask_at.min(give_up))) => {}
                         }
                     } else {
                         self.clock().sleep_until(ask_at).await;
@@ -399,7 +399,8 @@ impl Call {
                         }
                         give_up = self.give_up(in_the_way.by, arrival);
                         let latest = self.refused(refusal, in_the_way);
-                        if latest.is_after(give_up) {
+                        let is_over = give_up.is_some_and(|give_up| give_up <= self.clock().now());
+                        if latest.is_after(give_up) || latest.is_held && is_over {
                             return Err(self.last_word(Some(latest)).await);
                         }
                         refused = Some(latest.clone());

@@ -56,7 +56,7 @@ impl Refused {
 
     /// Whether a caller who waits until then knows that it is in vain.
     pub(crate) fn is_after(&self, give_up: Option<Duration>) -> bool {
-        give_up.is_some_and(|give_up| self.ask_at > give_up)
+        !self.is_held && give_up.is_some_and(|give_up| self.ready_at > give_up)
     }
 }
 

@@ -93,6 +93,26 @@ async fn a_place_is_handed_over_to_who_waits_in_the_order_of_arrival() {
     }
 }
 
+/// However short the wait is that a caller is ready for.
+#[tokio::test]
+async fn who_waits_for_a_moment_gets_a_place_that_is_left_in_it() {
+    for timed in Timed::both().await {
+        let (limiter, key) = (timed.limiter.clone(), fresh_key());
+        let first = limiter.acquire_n(&PLACES, key, 2).await.unwrap();
+        let waiting = |longest| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.acquire_within(&PLACES, key, longest).await })
+        };
+        let [soon, later] = [MS, 2 * MS].map(waiting);
+        settle().await;
+        timed.advance(MS);
+        exceeded(ends(soon).await.unwrap());
+        assert!(!later.is_finished());
+        drop(first);
+        ends(later).await.unwrap().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn what_is_reserved_counts_until_it_is_settled() {
     for timed in Timed::both().await {

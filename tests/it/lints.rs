@@ -41,7 +41,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use ratelimit_runtime::{Limiter, Permit, RequestPerMinute, limit_request_per_time};
+use ratelimit_runtime::{Limiter, Permit, RequestPerMinute, limit_concurrent_requests, limit_request_per_time};
 
 type R<T = u64> = Result<T, RequestPerMinute>;
 
@@ -136,6 +136,46 @@ fn box_pin(id: u64) -> Pin<Box<dyn Future<Output = R> + Send>> {
 #[limit_request_per_time("item", 1, Minutes, 100, key = id)]
 fn boxed(id: u64) -> BoxFuture<'static, R> {
     async move { Ok(id) }.boxed()
+}
+
+#[limit_concurrent_requests("place", 3, key = id)]
+async fn place(id: u64) -> R {
+    tokio::task::yield_now().await;
+    Ok(id)
+}
+
+#[limit_request_per_time("item", 1, Minutes, 100, on_limit = Return(Err(refused)))]
+#[limit_concurrent_requests("place", count = id, permit = permit, on_limit = Return({
+    drop(fallback(&refused).await);
+    Ok(false)
+}))]
+async fn place_beside(id: u64) -> R<bool> {
+    Ok(permit.is_held())
+}
+
+#[limit_request_per_time("time", 1, Minutes, 20_000, algorithm = SlidingLog, cost = Elapsed(max = "5s"))]
+async fn elapsed() -> R {
+    Ok(1)
+}
+
+#[limit_request_per_time("tokens", 1, Minutes, 100, algorithm = SlidingLog, cost = Settled(max = 10, |answer| tokens(answer)))]
+async fn settled(prompt: String) -> R<String> {
+    if prompt.is_empty() {
+        return Ok(prompt);
+    }
+    let half = prompt.get(..1).map(str::to_owned);
+    without_key().await?;
+    Ok(half.unwrap_or(prompt))
+}
+
+fn tokens(answer: &R<String>) -> usize {
+    answer.as_ref().map_or(0, String::len)
+}
+
+#[limit_request_per_time("tokens", 1, Minutes, 100, algorithm = SlidingLog, cost = Settled(max = most, |_| 3_i32))]
+async fn settled_without_a_name(most: u64) -> R<impl Iterator<Item = u64>> {
+    tokio::task::yield_now().await;
+    Ok(0..most)
 }
 
 #[limit_request_per_time("item", 1, Minutes, 100)]
@@ -255,6 +295,26 @@ impl Dynamic for Client {
     }
 }
 
+#[async_trait]
+trait Answers: Send + Sync {
+    async fn answer(&self, prompt: String) -> R<String>;
+    async fn export(&mut self, pair: (u64, u64)) -> R;
+}
+
+#[async_trait]
+impl Answers for Client {
+    #[limit_request_per_time("tokens", 1, Minutes, 100, algorithm = SlidingLog, cost = Settled(max = 10, tokens))]
+    async fn answer(&self, prompt: String) -> R<String> {
+        Ok(prompt)
+    }
+
+    #[limit_concurrent_requests("export", 3, key = self.id)]
+    async fn export(&mut self, (a, b): (u64, u64)) -> R {
+        self.id = a;
+        Ok(self.id + b)
+    }
+}
+
 struct Above(u64);
 
 #[limit_request_per_time("above", 1, Minutes, 100, key = self.0)]
@@ -340,6 +400,11 @@ async fn every_shape_runs() {
         assert_eq!(permit(1, Arc::new(Limiter::in_memory())).await?.remaining(), 99);
         assert_eq!([waits().await?, returns().await?], [1, 1]);
         assert!(returns_awaiting().await? > 0);
+        assert_eq!(place(1).await?, 1);
+        assert!(place_beside(1).await?);
+        assert_eq!(elapsed().await?, 1);
+        assert_eq!(settled("prompt".into()).await?, "p");
+        assert_eq!(settled_without_a_name(2).await?.count(), 2);
         assert!(stacked(1, 1, 1, 1).await.is_err());
         assert_eq!(taken_apart((1, 1), request(), 1_u32, &1_u8).await?, 5);
         assert_eq!(recursive(2).await?, 2);
@@ -354,6 +419,7 @@ async fn every_shape_runs() {
         for mut dynamic in dynamics {
             assert_eq!([dynamic.by_ref("").await?, dynamic.by_mut((1, 1)).await?, dynamic.default().await?], [1, 2, 1]);
         }
+        assert_eq!((client().answer("a".into()).await?, client().export((1, 2)).await?), ("a".into(), 3));
         Unused::not_limited().await;
         assert_eq!([of_macro(1).await?, bad_style(1).await?], [1, 1]);
         R::Ok(())

@@ -4,6 +4,7 @@ mod arguments;
 mod blocks;
 mod functions;
 mod futures;
+mod held;
 mod methods;
 mod names;
 mod neighbours;

@@ -1,12 +1,14 @@
 //! How large the future of an annotated function is: as large as that of the plain function with any await in front or,
-//! if that is more, as one that only asks the limiter; and by a bound permit larger.
+//! if that is more, as one that only asks the limiter; and by a permit larger where one is bound or holds something.
 
 use std::future::ready;
 use std::mem::size_of_val;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ratelimit_runtime::{Key, Limiter, Permit, RequestPerMinute, Rule, limit_request_per_time};
+use ratelimit_runtime::{
+    Key, Limiter, Permit, RequestPerMinute, Rule, limit_concurrent_requests, limit_request_per_time,
+};
 
 type R<T = u64> = Result<T, RequestPerMinute>;
 
@@ -116,6 +118,22 @@ fn no_larger_than_its_parts() {
         #[limit_request_per_time("item", 1, Days, 1, limiter = &limiter)]
     }
     compare! {
+        "a place", size_of::<Permit>(), (id: u64 = 1) { ready(()).await; Ok(id) }
+        #[limit_concurrent_requests("item", 1, key = id)]
+    }
+    compare! {
+        "a place, 1 KiB over an await", size_of::<Permit>(), (id: u64 = 1) {
+            let array = [1_u8; 1024];
+            ready(()).await;
+            Ok(id + array.len() as u64)
+        }
+        #[limit_concurrent_requests("item", 1, key = id)]
+    }
+    compare! {
+        "the time it takes", size_of::<Permit>(), (id: u64 = 1) { ready(()).await; Ok(id) }
+        #[limit_request_per_time("item", 1, Days, 1, algorithm = SlidingLog, cost = Elapsed, key = id)]
+    }
+    compare! {
         "a permit that is not used", size_of::<Permit>(), (id: u64 = 1) { ready(()).await; Ok(id) }
         #[limit_request_per_time("item", 1, Days, 1, key = id, permit = _permit)]
     }
@@ -139,6 +157,30 @@ fn a_bound_permit() {
     let [ask, limited] = [size_of_val(&ask(1)), size_of_val(&send_and_static(limited(1)))];
     println!("{:<40} {:>6} {ask:>6} {limited:>6}, of them {}", "a permit", "", size_of::<Permit>());
     assert!(limited <= ask, "{limited} > {ask}");
+}
+
+/// Where the outcome says the cost the body is in a block of its own, which has what it uses of the arguments once more.
+#[test]
+fn settled_by_its_outcome() {
+    compare! {
+        "settled", size_of::<Permit>() + size_of::<R>(), (id: u64 = 1) { ready(()).await; Ok(id) }
+        #[limit_request_per_time("item", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 9, |_| 1), key = id)]
+    }
+    compare! {
+        "settled, a large argument", size_of::<Permit>() + size_of::<R>() + 1024, (id: [u64; 128] = [1; 128]) {
+            ready(()).await;
+            Ok(id[0])
+        }
+        #[limit_request_per_time("item", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 9, |_| 1), key = id[0])]
+    }
+    compare! {
+        "settled, 1 KiB over an await", size_of::<Permit>() + size_of::<R>(), (id: u64 = 1) {
+            let array = [1_u8; 1024];
+            ready(()).await;
+            Ok(id + array.len() as u64)
+        }
+        #[limit_request_per_time("item", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 9, |_| 1), key = id)]
+    }
 }
 
 /// What the future asks the limiter with is small, however many rules there are.

@@ -483,7 +483,22 @@ fn stacked_with_concurrent() {
     check(
         &format!("\"a\", 1, Days, 1, {settled}"),
         &format!("#[limit_request_per_time(\"b\", 1, Days, 1, {settled})] {FN}"),
-        &[&once("Settled")],
+        &["what was used is said once for the whole call: leave out this closure, Settled(max = ..)"],
+    );
+    // What was used is said once, and charged to both.
+    let held = "algorithm = SlidingLog, cost = Settled(max = 1)";
+    let needs = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
+    for (first, second, expected) in [(settled, held, &[] as &[_]), (held, settled, &[]), (held, held, &[needs])] {
+        let (first, second) = (format!("\"a\", 1, Days, 1, {first}"), format!("\"b\", 1, Days, 1, {second}"));
+        check(&first, &format!("#[limit_request_per_time({second})] {FN}"), expected);
+        check(&first, &format!("impl S {{ #[limit_request_per_time({second})] {FN} }}"), expected);
+    }
+    check(
+        &format!("\"a\", 1, Days, 1, {held}"),
+        &format!(
+            "#[limit_request_per_time(\"b\", 1, Days, 1, algorithm = SlidingLog, cost = Settled(max = 0, |o| 1))] {FN}"
+        ),
+        &["`max` must be at least 1, for example max = 1"],
     );
     check(
         "\"a\", 1, Days, 1",

@@ -8,8 +8,9 @@
 -- The key ends between one period and a sixteenth more after the last charge: only the first call in a sixteenth looks at its end, and
 -- only the first charge moves it.
 --
--- What is held lies to the left of all that, in one string of 32 bytes a hold: its number, when it ends (ms since 1970), how long it was to
--- last and how much it is. It counts until a period after its end, so one that nobody settles becomes a charge made then.
+-- What is held lies to the left of all that, in one string: how much it is together, in 8 bytes, and for each hold 32 bytes, in the order of their
+-- ends: its number, when it ends (ms since 1970), how long it was to last and how much it is. It counts until a period after its end, so one that
+-- nobody settles becomes a charge made then.
 --
 -- cost, count, period (ms), digits
 -- id       the number of the hold to be made, renewed or settled; nil: this is no hold
@@ -32,41 +33,69 @@ else
   period = period * 1000
 end
 
--- What is held and still counts: { ms until it no longer does, how much, number, end, lease }.
-local holds, held, live, skip, ms, pack_holds, known = nil, 0, 0, 0, nil, nil, longest
+-- The holds that still count, how much they are together, and how long beyond their ends they count.
+local holds, held, beyond, skip, ms, hold, known = nil, 0, nil, 0, nil, nil, longest
 local first = call('LINDEX', key, '0')
 if id or first and #first > 8 then
-  holds, skip, ms = {}, first and #first > 8 and 1 or 0, time[1] * 1000 + math.floor(time[2] / 1000)
+  beyond, ms = period * tick / 1000, time[1] * 1000 + math.floor(time[2] / 1000)
   local ceiling = ms + (time[2] % 1000 > 0 and 1 or 0)
-  for at = 1, skip == 1 and #first or 0, 32 do
-    local number, ends, length, much = unpack('<dddd', first, at)
-    ends = math.min(ends, ceiling + length) -- or else the server's clock was set back
-    local left = ends + period * tick / 1000 - ms
-    known = math.max(known, left + 1000)
-    if left > 0 and number == id and charge == 'renew' then
-      ends, length, reply = ceiling + lease, lease, 1
-      left = ends + period * tick / 1000 - ms
-    end
-    if left > 0 and not (number == id and charge == 'settle') then
-      holds[#holds + 1] = { left, much, number, ends, length }
-      held = held + much
-      live = live + (ends > ms and much or 0)
-      longest = math.max(longest, left + 1)
+  holds, skip = '', first and #first > 8 and 1 or 0
+  if skip == 1 then
+    held, holds = unpack('<d', first), string.sub(first, 9)
+    local _, ends, length = unpack('<ddd', holds, #holds - 31)
+    if ends > ceiling + length or select(2, unpack('<dd', holds)) + beyond <= ms then
+      -- The server's clock was set back, or some no longer count.
+      local kept = {}
+      held = 0
+      for at = 1, #holds, 32 do
+        local number, much
+        number, ends, length, much = unpack('<dddd', holds, at)
+        ends = math.min(ends, ceiling + length)
+        if ends + beyond > ms then
+          held = held + much
+          kept[#kept + 1] = { ends, pack('<dddd', number, ends, length, much) }
+        end
+      end
+      table.sort(kept, function(one, other) return one[1] < other[1] end)
+      for i, hold in ipairs(kept) do
+        kept[i] = hold[2]
+      end
+      holds = table.concat(kept)
     end
   end
-  function pack_holds()
-    local packed = {}
-    for i, hold in ipairs(holds) do
-      packed[i] = pack('<dddd', hold[3], hold[4], hold[5], hold[2])
+  function hold(much)
+    local ends, at = ceiling + lease, #holds - 31
+    while at > 0 and select(2, unpack('<dd', holds, at)) > ends do
+      at = at - 32
     end
-    return table.concat(packed)
+    holds = string.sub(holds, 1, at + 31) .. pack('<dddd', id, ends, lease, much) .. string.sub(holds, at + 32)
+    held = held + much
+  end
+  if #holds > 0 then
+    known = math.max(known, select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms + 1000)
+  end
+  if charge == 'renew' or charge == 'settle' then
+    local at = 0
+    repeat
+      at = string.find(holds, pack('<d', id), at + 1, true)
+    until not at or at % 32 == 1
+    if at then
+      local much = select(4, unpack('<dddd', holds, at))
+      holds, held = string.sub(holds, 1, at - 1) .. string.sub(holds, at + 32), held - much
+      if charge == 'renew' then
+        hold(much)
+      end
+    end
+    reply = at and 1 or 0
+  end
+  if #holds > 0 then
+    longest = math.max(longest, select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms + 1)
   end
   if charge == 'renew' then
-    if reply then
-      call('LSET', key, '0', pack_holds())
+    if reply == 1 then
+      call('LSET', key, '0', pack('<d', held) .. holds)
       call('PEXPIRE', key, longest)
     end
-    reply = reply or 0
     break
   end
   first = skip == 1 and call('LINDEX', key, '1') or skip == 0 and first
@@ -89,8 +118,8 @@ if first then
     latest, total, age, left = (now + ahead) % cycle, (newest - first) % wrap + 1, -ahead, false
     first, newest = latest * wrap + 1, latest * wrap + total % wrap
     call('DEL', key)
-    if holds and #holds > 0 then
-      call('RPUSH', key, pack_holds())
+    if held > 0 then
+      call('RPUSH', key, pack('<d', held) .. holds)
     else
       skip = 0
     end
@@ -132,42 +161,47 @@ if not is_sure and least > remaining or not charge then
   fits = least <= remaining
   local retry, reset = 0, used > 0 and math.ceil((period - age) * tick / 1000) or 0
   if not fits and used + held > 0 then
-    local short, i = math.min(used + held + least - count, used + held), 0
-    if holds then
-      table.sort(holds, function(one, other) return one[1] < other[1] end)
-    end
+    local short, at, after = math.min(used + held + least - count, used + held), 1, 0
     retry = nil
     repeat
       -- How long until so much has expired, if the first holds have, and for the rest entries.
-      if short <= used then
-        local after = i > 0 and holds[i][1] or 0
-        if short > 0 then
-          -- The first entry after whose expiry it has; an entry costs 1 at least.
-          local low, high = base, base + short - 1
-          local middle = high - 1
-          while low < high do
-            local entry = call('LINDEX', key, middle + skip)
-            if not entry or (unpack('<d', entry) - first) % wrap + 1 >= short then
-              high = middle
-            else
-              low = middle + 1
-            end
-            middle = math.floor((low + high) / 2)
+      local wait = short <= used and 0
+      if wait and short > 0 then
+        -- The first entry after whose expiry it has; an entry costs 1 at least.
+        local low, high = base, base + short - 1
+        local middle = high - 1
+        while low < high do
+          local entry = call('LINDEX', key, middle + skip)
+          if not entry or (unpack('<d', entry) - first) % wrap + 1 >= short then
+            high = middle
+          else
+            low = middle + 1
           end
-          local entry = low == base and first or unpack('<d', call('LINDEX', key, low + skip))
-          local expired = (now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth
-          after = math.max(after, math.ceil((period - expired) * tick / 1000))
+          middle = math.floor((low + high) / 2)
         end
-        retry = retry and math.min(retry, after) or after
+        local entry = low == base and first or unpack('<d', call('LINDEX', key, low + skip))
+        wait = math.ceil((period - ((now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth)) * tick / 1000)
       end
-      i = i + 1
-      short = short - (holds and holds[i] and holds[i][2] or 0)
-    until not holds or i > #holds
+      if wait then
+        retry = math.min(retry or 2 ^ 53, math.max(wait, after))
+      end
+      local is_last = held == 0 or at > #holds or wait and wait <= after
+      if not is_last then
+        local _, ends, _, much = unpack('<dddd', holds, at)
+        short, at, after = short - much, at + 32, ends + beyond - ms
+      end
+    until is_last
   end
   reply = { fits and remaining or -1 - remaining, reset, retry }
   if held > 0 then
-    for _, hold in ipairs(holds) do
-      reply[2] = math.max(reply[2], hold[1])
+    reply[2] = math.max(reset, select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms)
+    local live, at = held, 1
+    while at < #holds do
+      local _, ends, _, much = unpack('<dddd', holds, at)
+      if ends > ms then
+        break
+      end
+      live, at = live - much, at + 32
     end
     reply[4] = used + held - live + least <= count and live or -live
   end
@@ -196,9 +230,8 @@ if used == 0 then
   total, age, left = 0, cycle, 0
 end
 if id and charge ~= 'settle' then
-  local ends = ms + (time[2] % 1000 > 0 and 1 or 0) + lease
-  holds[#holds + 1] = { ends + period * tick / 1000 - ms, cost, id, ends, lease }
-  longest, left = math.max(longest, holds[#holds][1] + 1), 0
+  hold(cost)
+  left = 0
 elseif cost > 0 then
   if age + ahead > 0 then
     age, latest = -ahead, (now + ahead) % cycle
@@ -220,22 +253,21 @@ elseif cost > 0 then
     end
   end
 end
-if holds and #holds > 0 then
-  call('LPUSH', key, pack_holds())
+local held_until = 0
+if held > 0 then
+  call('LPUSH', key, pack('<d', held) .. holds)
+  held_until = select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms
+  longest = math.max(longest, held_until + 1)
 end
 if left then
   call('PEXPIRE', key, longest)
 end
-remaining = remaining - cost
 if charge == 'settle' then
   reply = cost
 elseif holds or age + ahead < 0 then
   local reset = age < cycle and math.ceil((period - age) * tick / 1000) or 0
-  for _, hold in ipairs(holds or {}) do
-    reset = math.max(reset, hold[1])
-  end
-  reply = { remaining, reset, id and cost or latest }
+  reply = { remaining - cost, math.max(reset, held_until), id and cost or latest }
 else
-  remaining = remaining * cycle + latest
+  remaining = (remaining - cost) * cycle + latest
   reply = ahead == 0 and remaining or -1 - remaining
 end
