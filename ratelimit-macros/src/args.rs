@@ -530,6 +530,13 @@ fn unit(input: ParseStream) -> Result<u64> {
 }
 
 fn algorithm(input: ParseStream, alone: &mut Vec<Alone>) -> Result<(Algorithm, &'static str)> {
+    if let Ok(path) = Path::parse_mod_style(&input.fork())
+        && let Some(last) = path.segments.last().filter(|last| last.ident == "Concurrent")
+    {
+        let message =
+            "calls that run at once have an attribute of their own: #[limit_concurrent_requests(\"export\", 3)]";
+        return fail(last.ident.span(), message);
+    }
     let (ident, word) = value::word(input, "algorithm", &ALGORITHMS)?;
     let options: &[(&str, &str)] = match word {
         "FixedWindow" => &[("align", "true")],

@@ -158,7 +158,7 @@ async fn elapsed() -> R {
     Ok(1)
 }
 
-#[limit_request_per_time("tokens", 1, Minutes, 100, algorithm = SlidingLog, cost = Settled(max = 10, |answer| tokens(answer)))]
+#[limit_request_per_time("tokens", 1, Minutes, 100, algorithm = SlidingLog, cost = Settled(max = 10, |answer| tokens(answer) / 2))]
 async fn settled(prompt: String) -> R<String> {
     if prompt.is_empty() {
         return Ok(prompt);

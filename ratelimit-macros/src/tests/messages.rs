@@ -155,6 +155,10 @@ fn values() {
             "algorithm = Bucket",
             "unknown algorithm `Bucket`, expected `FixedWindow`, `SlidingLog`, `SlidingWindow`, `TokenBucket` or `LeakyBucket`",
         ),
+        (
+            "algorithm = Algorithm::Concurrent",
+            "calls that run at once have an attribute of their own: #[limit_concurrent_requests(\"export\", 3)]",
+        ),
         ("algorithm = FixedWindow(align = 1)", "`align` is `true` or `false`"),
         ("algorithm = SlidingLog(align = true)", "`SlidingLog` has no options, write it alone"),
         ("algorithm = LeakyBucket", "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)"),

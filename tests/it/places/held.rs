@@ -100,7 +100,8 @@ async fn a_place_on_functions() {
     }
     #[limit_concurrent_requests("place", 1, key = id)]
     fn future(id: u64, how: End) -> impl Future<Output = R> + Send {
-        async move { body!(how) }
+        let told = how;
+        async move { body!(told) }
     }
     #[limit_concurrent_requests("place", 1, key = id)]
     fn pinned(id: u64, how: End) -> Pin<Box<dyn Future<Output = R> + Send>> {
@@ -137,11 +138,13 @@ async fn a_place_on_methods() {
 
         #[limit_concurrent_requests(skip)]
         async fn one(&self) -> u64 {
+            tokio::task::yield_now().await;
             1
         }
 
         #[limit_request_per_time(skip)]
         async fn two(&self) -> u64 {
+            tokio::task::yield_now().await;
             2
         }
     }
@@ -343,9 +346,10 @@ async fn what_the_outcome_says() {
     }
     #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(max = 100, tokens))]
     fn future(how: End) -> impl Future<Output = R> + Send {
-        async move { body!(how) }
+        let told = how;
+        async move { body!(told) }
     }
-    #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(|outcome| tokens(outcome), max = most))]
+    #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(|outcome| tokens(outcome).max(1), max = most))]
     fn pinned(how: End, most: u8) -> Pin<Box<dyn Future<Output = R> + Send>> {
         Box::pin(async move { body!(how) })
     }
@@ -435,7 +439,7 @@ async fn types_of_settled_bodies() {
         Ok(Box::new("two"))
     }
     #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(max = 100, |_| 1))]
-    async fn borrowed<'a>(values: &'a mut Vec<String>, name: &str) -> R<(&'a mut String, usize)> {
+    async fn borrowed<'a>(values: &'a mut [String], name: &str) -> R<(&'a mut String, usize)> {
         tokio::task::yield_now().await;
         Ok((&mut values[0], name.len()))
     }

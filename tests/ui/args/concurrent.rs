@@ -57,6 +57,11 @@ async fn nothing_to_skip() -> R {
     Ok(())
 }
 
+#[limit_request_per_time("export", 1, Minutes, 3, algorithm = Concurrent)]
+async fn as_an_algorithm() -> R {
+    Ok(())
+}
+
 struct Client;
 
 #[limit_request_per_time("calls", 1, Minutes, 100, lease = 10)]

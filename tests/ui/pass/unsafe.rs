@@ -1,7 +1,7 @@
 //! Unsafe functions and blocks, which the crate of the other tests may not have.
 #![deny(warnings, unsafe_op_in_unsafe_fn)]
 
-use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
+use ratelimit_runtime::{Limiter, RequestPerMinute, limit_concurrent_requests, limit_request_per_time};
 
 type R = Result<u64, RequestPerMinute>;
 
@@ -10,6 +10,16 @@ type R = Result<u64, RequestPerMinute>;
 /// `id` points to a number.
 #[limit_request_per_time("item", 1, Days, 1, key = id as usize)]
 async unsafe fn free(id: *const u64) -> R {
+    // SAFETY: as promised.
+    Ok(unsafe { *id })
+}
+
+/// # Safety
+///
+/// `id` points to a number.
+#[limit_concurrent_requests("place", 1, key = id as usize)]
+#[limit_request_per_time("tokens", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 9, |_| 9))]
+async unsafe fn settled(id: *const u64) -> R {
     // SAFETY: as promised.
     Ok(unsafe { *id })
 }
@@ -40,6 +50,8 @@ fn main() {
         unsafe {
             assert_eq!(free(&id).await, Ok(7));
             assert!(free(&id).await.is_err());
+            assert_eq!(settled(&id).await, Ok(7));
+            assert!(settled(&id).await.is_err());
             assert_eq!(Client(1).dangerous().await, Ok(1));
         }
         assert!(Client(1).call().await.is_err());
