@@ -99,6 +99,8 @@ pub(crate) struct Limit {
     pub(crate) settings: Settings,
     /// What can have no second rule beside it.
     pub(crate) alone: Vec<Alone>,
+    /// By what name it was written, if it is joined by the other attribute.
+    pub(crate) joined: Option<Path>,
 }
 
 /// What each of several stacked attributes has for itself.
@@ -446,6 +448,7 @@ impl Fields {
             rule: Rule { prefix, count, key: self.key, missing_key, counted },
             settings: self.settings,
             alone: self.alone,
+            joined: None,
         })
     }
 

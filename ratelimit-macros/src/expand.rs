@@ -35,7 +35,7 @@ pub(crate) fn expand(kind: Kind, args: TokenStream, item: TokenStream) -> TokenS
 /// Limits the function, or takes nothing from it but the attributes beside this one.
 fn expand_function(kind: Kind, own: Option<Attr>, function: &mut Function, errors: &mut Errors) {
     let mut attrs = vec![own];
-    attrs.extend(take_siblings(&mut function.attrs, errors));
+    attrs.extend(take_siblings(kind, &mut function.attrs, errors));
     let limits = only_limits(attrs, errors);
     check_alone(&limits, limits.len() > 1, errors);
     let settings = merge(Settings::default(), &limits, errors);
@@ -52,7 +52,7 @@ fn expand_function(kind: Kind, own: Option<Attr>, function: &mut Function, error
 /// Limits each async method, or takes nothing from the block but attributes, too.
 fn expand_impl(kind: Kind, own: Option<Attr>, block: &mut Impl, errors: &mut Errors) {
     let mut attrs = vec![own];
-    attrs.extend(take_siblings(&mut block.attrs, errors));
+    attrs.extend(take_siblings(kind, &mut block.attrs, errors));
     let all = only_limits(attrs, errors);
     let settings = merge(Settings::default(), &all, errors);
     let (mut any, mut skipped, mut stacked) = (false, false, all.len() > 1);
@@ -61,7 +61,7 @@ fn expand_impl(kind: Kind, own: Option<Attr>, block: &mut Impl, errors: &mut Err
         let Member::Function(function) = member else {
             continue;
         };
-        let mut attrs = take_siblings(&mut function.attrs, errors);
+        let mut attrs = take_siblings(kind, &mut function.attrs, errors);
         let skip = attrs.iter().position(|attr| matches!(attr, Some(Attr::Skip(_))));
         if let Some(Some(Attr::Skip(word))) = skip.map(|at| attrs.swap_remove(at)) {
             skipped = true;
@@ -105,7 +105,7 @@ fn expand_impl(kind: Kind, own: Option<Attr>, block: &mut Impl, errors: &mut Err
 }
 
 /// Takes the attributes that stand beside the expanding one, to join them into one decision.
-fn take_siblings(attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<Attr>> {
+fn take_siblings(expanding: Kind, attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<Attr>> {
     let mut siblings = Vec::new();
     attrs.retain(|attr| {
         let Some(name) = attr.path().segments.last().map(|last| &last.ident) else {
@@ -114,14 +114,20 @@ fn take_siblings(attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<
         let Some(kind) = Kind::ALL.into_iter().find(|kind| name == kind.name()) else {
             return true;
         };
-        siblings.push(match &attr.meta {
+        let mut sibling = match &attr.meta {
             Meta::Path(_) => args::parse(kind, TokenStream::new(), name.span(), errors),
             Meta::List(list) => args::parse(kind, list.tokens.clone(), name.span(), errors),
             Meta::NameValue(_) => {
                 errors.add(name.span(), format!("write the arguments in parentheses: #[{}(..)]", kind.name()));
                 None
             }
-        });
+        };
+        if let Some(Attr::Limit(limit)) = &mut sibling
+            && kind != expanding
+        {
+            limit.joined = Some(attr.path().clone());
+        }
+        siblings.push(sibling);
         false
     });
     siblings

@@ -2,7 +2,7 @@
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote_spanned};
-use syn::{Expr, GenericArgument, PathArguments, Type};
+use syn::{Expr, GenericArgument, Path, PathArguments, Type};
 
 use crate::args::{Algorithm, Cost, Counted, Limit, OnLimit, PerTime, Rule, Settings};
 use crate::function::{Function, ends};
@@ -70,14 +70,17 @@ impl Check {
             None if settle.is_some() => Some(ours!(permit)),
             None => is_held.then(|| ours!(_permit)),
         };
+        let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(used);
         let prologue = match permit {
             None => ours! {
+                #joined
                 let deciding = #deciding;
                 if let ::core::result::Result::Err(refused) = deciding.await {
                     #refusal
                 }
             },
             Some(permit) => ours! {
+                #joined
                 let deciding = #deciding;
                 let #permit = match deciding.await {
                     ::core::result::Result::Ok(permit) => permit,
@@ -112,6 +115,18 @@ impl Check {
             },
         }
     }
+}
+
+/// Uses the name of an attribute that was joined: to the compiler, whoever imported it for that would have done so for nothing.
+fn used(path: &Path) -> TokenStream {
+    let path = path.to_token_stream().into_iter().map(|mut token| {
+        if token.to_string() != "$crate" {
+            token.set_span(Span::mixed_site().located_at(token.span())); // what is ours has no lints
+        }
+        token
+    });
+    let path: TokenStream = path.collect();
+    ours!(use #path as _;)
 }
 
 fn settle(runtime: &Runtime, used: &Expr, output: Option<&Type>) -> Settle {

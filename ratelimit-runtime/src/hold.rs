@@ -87,8 +87,10 @@ impl Used {
 
 impl Holding {
     /// Takes over what a store has just granted. `asked`: when it was.
-    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy, asked: Duration) -> Self {
+    pub(crate) fn new(limiter: Held, mut charges: Charges, by: CountedBy, asked: Duration) -> Self {
         let began = limiter.settings().clock.now();
+        // Places last, in which they are left too: who takes one next finds charged what was used in it.
+        charges.sort_by_key(|charge| charge.rule.is_concurrent());
         let timed = charges.iter().filter(|charge| charge.hold.is_some_and(|hold| hold.is_timed));
         let granted = timed.map(|charge| Duration::from_millis(charge.cost)).min().unwrap_or(Duration::MAX);
         let much = charges.iter().map(|charge| charge.cost).sum();

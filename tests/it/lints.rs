@@ -388,6 +388,32 @@ async fn bad_style(id: u64) -> R {
     return Ok(one);
 }
 
+/// So are imports for an attribute that is joined by the other one.
+mod joined {
+    use ratelimit_runtime::{RequestPerMinute, limit_concurrent_requests, limit_request_per_time};
+
+    #[limit_concurrent_requests("export", 3)]
+    #[limit_request_per_time("item", 1, Minutes, 100)]
+    pub(super) async fn per_time() -> Result<u64, RequestPerMinute> {
+        Ok(1)
+    }
+}
+
+/// And the other way round, on a method of a block.
+mod joined_in_a_block {
+    use ratelimit_runtime::{RequestPerMinute, limit_concurrent_requests, limit_request_per_time};
+
+    pub(super) struct Exports;
+
+    #[limit_request_per_time("item", 1, Minutes, 100)]
+    impl Exports {
+        #[limit_concurrent_requests("export", 3)]
+        pub(super) async fn export(&self) -> Result<u64, RequestPerMinute> {
+            Ok(1)
+        }
+    }
+}
+
 #[tokio::test]
 async fn every_shape_runs() {
     let request = || Request { id: 1, name: String::new() };
@@ -421,6 +447,7 @@ async fn every_shape_runs() {
         }
         assert_eq!((client().answer("a".into()).await?, client().export((1, 2)).await?), ("a".into(), 3));
         Unused::not_limited().await;
+        assert_eq!([joined::per_time().await?, joined_in_a_block::Exports.export().await?], [1, 1]);
         assert_eq!([of_macro(1).await?, bad_style(1).await?], [1, 1]);
         R::Ok(())
     };

@@ -1,4 +1,5 @@
 async fn f(id: u64) -> R {
+    use limit_concurrent_requests as _;
     let deciding = ::ratelimit_runtime::__private::hold_requests(
         ::core::option::Option::None,
         const {

@@ -1,4 +1,5 @@
 async fn f() -> R {
+    use limit_request_per_time as _;
     let deciding = ::ratelimit_runtime::__private::hold_requests(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new().wait_for_place() },

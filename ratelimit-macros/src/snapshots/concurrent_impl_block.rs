@@ -30,6 +30,7 @@ impl Api {
     }
     fn put(&self) -> Pin<Box<dyn Future<Output = R>>> {
         Box::pin(async move {
+            use limit_request_per_time as _;
             let deciding = ::ratelimit_runtime::__private::hold_requests(
                 ::core::option::Option::None,
                 const { ::ratelimit_runtime::__private::Call::new() },
