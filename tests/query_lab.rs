@@ -207,11 +207,14 @@ async fn thousand_attempts(store: &str, processes: usize) -> Vec<Line> {
             let url = format!("{}/query", lab.url);
             let query = lab.client.post(url).header("x-user", format!("user-{}", attempt % USERS)).body(sql);
             tokio::spawn(async move {
+                let deadline = Instant::now() + Duration::from_secs(90);
                 for requests in 1.. {
                     let status = query.try_clone().unwrap().send().await.unwrap().status().as_u16();
-                    if status != 429 {
+                    // On a machine that stands still for a second, places are lost and answers of the server are late.
+                    if status != 429 && status != 503 {
                         return (status, requests);
                     }
+                    assert!(Instant::now() < deadline, "it was not let through, the last answer is {status}");
                     sleep(Duration::from_millis(fastrand::u64(300..1_500))).await;
                 }
                 unreachable!()
@@ -227,9 +230,7 @@ async fn thousand_attempts(store: &str, processes: usize) -> Vec<Line> {
     println!("{statuses:?}, {sent} requests");
     let lines = read(&log);
     assert_eq!((lines.len(), statuses.values().sum::<usize>()), (sent, ATTEMPTS));
-    // A machine that stands still for a second loses places, or does not get an answer of the server in time.
-    let lost = statuses.remove(&503).unwrap_or_default();
-    assert!(lost <= 10 && statuses.keys().all(|status| [200, 400, 422].contains(status)), "{statuses:?}");
+    assert!(statuses.keys().all(|status| [200, 400, 422].contains(status)), "{statuses:?}");
     lines
 }
 
