@@ -230,24 +230,27 @@ async fn keep(
             until_us.store(in_us(asked.saturating_add(lease)), Ordering::Release);
         }
     };
-    let (mut settled, patience) = (Ok(()), Instant::now() + lease);
+    let settle = |charge: &Charge| in_time(deadline, limiter.settle(charge.clone(), used.of(charge), CountedBy::Store));
+    let (mut settled, mut failed) = (Ok(()), Vec::new());
     for charge in charges.iter() {
-        let used = used.of(charge);
-        // What was done once, and is done again, is the same then: nobody has to wait for the lease to end.
-        let may_repeat = used == 0 || charge.rule.is_concurrent();
-        let done = loop {
-            match in_time(deadline, limiter.settle(charge.clone(), used, CountedBy::Store)).await {
-                Err(error) if may_repeat && !error.misconfigured && Instant::now() < patience => sleep(REPEAT).await,
-                done => break done,
-            }
-        };
+        let done = settle(charge).await;
         if let Err(error) = &done {
             observe::not_settled(&charge.rule, error);
+            // What was done once, and is done again, is the same then: nobody has to wait for the lease to end.
+            if !error.misconfigured && (used.of(charge) == 0 || charge.rule.is_concurrent()) {
+                failed.push(charge);
+            }
         }
         settled = settled.and(done);
     }
     if let Some(told) = told {
         let _ = told.send(settled);
+    }
+    let patience = Instant::now() + lease;
+    for charge in failed {
+        while settle(charge).await.is_err() && Instant::now() < patience {
+            sleep(REPEAT).await;
+        }
     }
 }
 
