@@ -659,7 +659,9 @@ impl Store for Guarded {
     }
 
     fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
-        self.0.store.renew(charge)
+        // What had become a charge ends later than was known.
+        let names = SmallVec::from_iter([charge.counter.fingerprint()]);
+        self.forget_after(names, self.0.store.renew(charge))
     }
 
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {

@@ -44,7 +44,7 @@
 //! | [`Algorithm::SlidingWindow`] of n buckets | less than 2C; C in any window of P - P/n | n + 2 integers |
 //! | [`Algorithm::TokenBucket`] that holds B | B + C | three integers |
 //! | [`Algorithm::LeakyBucket`] | C, by the slots the calls are given; C - 1 + the largest cost, if costs differ from 1 | three integers |
-//! | [`Algorithm::Concurrent`] | any number, but C at once | about 100 bytes a place that is held |
+//! | [`Algorithm::Concurrent`] | any number, but C at once | about 100 bytes a call that holds places |
 //!
 //! - A refused call consumes nothing. What is charged is what was granted.
 //! - Several rules on one call are one decision: all are charged, or none is.
@@ -158,8 +158,8 @@
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
 //! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +mget +set +incrby +decrby +del +pttl
-//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+lpush` for what calls hold, and for places `+zadd +zcard +zcount +zrange +zrem +zremrangebyscore
-//! +zscore +pexpireat`; `+select` if the URL names a database, `+cluster|slots +asking` for
+//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop`. Add `+lpush` for what calls hold, and for places `+zadd +zincrby +zrange +zrangebyscore +zrem
+//! +zremrangebyscore +zscore +pexpireat`; `+select` if the URL names a database, `+cluster|slots +asking` for
 //! a cluster, `+role` behind sentinels, and `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest server the scripts run on.
 //!
 //! Of a sentinel that has users, one needs `+sentinel|get-master-addr-by-name +sentinel|masters`.

@@ -261,26 +261,22 @@ impl Memory {
         let Charge { counter, rule, cost, hold, receipt, .. } = charge;
         match hold {
             None => self.return_charge(shard, counter.fingerprint(), rule, *cost, *receipt, now_us),
-            Some(hold) => {
-                self.settle_in(shard, counter.fingerprint(), rule, hold, 0, now_us);
-                *cost
-            }
+            Some(hold) => self.settle_in(shard, counter.fingerprint(), rule, hold, 0, now_us),
         }
     }
 
-    fn settle_in(&self, shard: &mut Shard, name: Fingerprint, rule: &Rule, hold: &Hold, used: u64, now_us: u64) {
-        let settle = |counter: &mut Counter| {
-            counter.settle(rule, hold, used, now_us);
-            counter.is_fresh(now_us)
-        };
-        let is_fresh = match shard.update(name, rule, settle) {
+    /// Charges what was used instead of what was held, and says how much still was.
+    fn settle_in(&self, shard: &mut Shard, name: Fingerprint, rule: &Rule, hold: &Hold, used: u64, now_us: u64) -> u64 {
+        let settle = |counter: &mut Counter| (counter.settle(rule, hold, used, now_us), counter.is_fresh(now_us));
+        let (still_held, is_fresh) = match shard.update(name, rule, settle) {
             // Where there is no room for a counter, what was used is not counted.
-            None if used > 0 => self.insert_new(shard, name, rule, now_us, settle).unwrap_or(false),
-            is_fresh => is_fresh.unwrap_or(false),
+            None if used > 0 => self.insert_new(shard, name, rule, now_us, settle).unwrap_or((0, false)),
+            settled => settled.unwrap_or((0, false)),
         };
         if is_fresh {
             self.remove(shard, name);
         }
+        still_held
     }
 
     fn remove(&self, shard: &mut Shard, name: Fingerprint) {

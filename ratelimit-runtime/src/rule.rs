@@ -13,7 +13,7 @@ use std::{fmt, time::Duration};
 /// | `SlidingWindow { buckets: n }` | less than 2C; C in any window of P - P/n | n + 2 integers |
 /// | `TokenBucket { burst: B, .. }` | B + C | three integers |
 /// | `LeakyBucket { queue: Q }` | C, by the slots the calls are given; C - 1 + the largest cost, if costs differ from 1 | three integers |
-/// | `Concurrent` | any number, but never more than C at once | about 100 bytes a place that is held |
+/// | `Concurrent` | any number, but never more than C at once | about 100 bytes a call that holds places |
 ///
 /// ```
 /// use ratelimit_runtime::{Algorithm, Refill, Rule};

@@ -104,7 +104,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Returns what still counts of charges that were granted, and how much that was in total.
     ///
-    /// What no longer counts is not returned: a later window is never credited.
+    /// What no longer counts is not returned: a later window is never credited. What is held of a charge is returned as by a settlement in which nothing was
+    /// used.
     fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>>;
 
     /// Forgets a counter.
@@ -115,7 +116,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Makes what is held of a charge last as long again, from now. `false` if it counts no more: its time was over, or it is gone.
+    /// Makes what is held of a charge last as long again, from now. `false` if it counts no more, and then nothing changes: it was
+    /// settled or reset, the time of its place was over, or the charge it became has expired.
     fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
         let _ = charge;
         Reply::Ready(Err(StoreError::misconfigured(HOLDS_NOTHING)))
@@ -124,7 +126,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Ends what is held of a charge, and charges what was used instead, now and whether or not it fits.
     ///
     /// If nothing is held any more, its time was over and the charge it became has expired: what was used is charged all the same.
-    /// With [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) places become free, and nothing is charged.
+    /// With [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) places become free, and nothing is charged. A log counts up to the
+    /// [largest count](Rule::new) for its period: what was used beyond that is not charged.
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
         let _ = (charge, used);
         Reply::Ready(Err(StoreError::misconfigured(HOLDS_NOTHING)))

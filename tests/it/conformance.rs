@@ -44,6 +44,14 @@ struct Inner {
     rules: HashMap<CounterName, Rule>,
     last: HashMap<CounterName, (Duration, Vec<Charges>)>,
     first: HashMap<String, CounterName>,
+    held: Vec<Held>,
+}
+
+/// What was held, and until when, whatever became of it.
+#[derive(Debug)]
+struct Held {
+    charge: Charge,
+    ends: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,6 +77,23 @@ enum Defect {
     SharesCounters,
     KnowsNoAlgorithm,
     HasItsOwnTime,
+    CountsNoHolds,
+    ForgetsHoldsWithTheirHolder,
+    SettlesWithoutCharging,
+    ChargesAllThatWasHeld,
+    ChargesNoMoreThanWasHeld,
+    RenewsNothing,
+    RenewsWhatIsGone,
+    ForgetsLateSettlements,
+    AddsLateSettlements,
+    HoldsAllOrNothing,
+    HoldsMoreThanRemains,
+    GivesBackWhatIsHeldTwice,
+    KeepsWhatIsHeldAndGivenBack,
+    SaysNothingOfHolds,
+    CountsTheDeadAsHolders,
+    HoldsThoughOthersRefuse,
+    KeepsHoldsThroughResets,
 }
 
 impl Defective {
@@ -128,6 +153,12 @@ impl Defective {
                 request.charges.iter_mut().zip(charges).for_each(|(to, from)| *to = from);
                 request.outcome = Ok(fits);
             }
+            Some(Defect::HoldsAllOrNothing) => {
+                for hold in request.charges.iter_mut().filter_map(|charge| charge.hold.as_mut()) {
+                    hold.partial = false;
+                }
+                model.decide(now, request);
+            }
             Some(Defect::LooksThenCharges) if request.consume => {
                 request.consume = false;
                 model.decide(now, request);
@@ -174,8 +205,53 @@ impl Defective {
             }
             _ => {}
         }
+        self.keep(&mut inner, &asked, request);
         for charge in request.charges.iter_mut() {
             request.outcome = self.misspeak(charge, request.outcome.clone());
+        }
+    }
+
+    /// Remembers what was held, after the defects of that.
+    fn keep(&self, Inner { model, held, .. }: &mut Inner, asked: &Request, request: &mut Request) {
+        let now = self.clock.now();
+        let granted = asked.consume && request.outcome == Ok(true);
+        match self.defect {
+            Some(Defect::HoldsThoughOthersRefuse) if asked.consume && request.outcome == Ok(false) => {
+                for charge in asked.charges.iter().filter(|charge| charge.hold.is_some()) {
+                    model.decide(now, &mut Request::new(charge.clone(), true));
+                }
+            }
+            Some(Defect::CountsNoHolds) if granted => {
+                for charge in request.charges.iter().filter(|charge| is_log(charge)) {
+                    model.give_back(now, &charge.clone().into());
+                }
+            }
+            Some(Defect::CountsTheDeadAsHolders) if request.outcome == Ok(false) => {
+                for charge in request.charges.iter_mut() {
+                    let held = held.iter().filter(|held| held.charge.counter == charge.counter);
+                    charge.held = held.map(|held| held.charge.cost).sum();
+                }
+            }
+            Some(Defect::HoldsMoreThanRemains) if granted => {
+                for (charge, asked) in request.charges.iter_mut().zip(asked.charges.iter()) {
+                    charge.cost = asked.cost;
+                }
+            }
+            _ => {}
+        }
+        if granted {
+            let charges = request.charges.iter().filter(|charge| charge.hold.is_some() && charge.cost > 0);
+            held.extend(charges.map(|charge| Held { charge: charge.clone(), ends: end_of_lease(charge, now) }));
+        }
+    }
+
+    /// Lets what is held go when its lease is over.
+    fn forget_the_dead(&self) {
+        let now = self.clock.now();
+        let mut inner = self.inner.lock().unwrap();
+        let Inner { model, held, .. } = &mut *inner;
+        for Held { charge, .. } in held.extract_if(.., |held| held.ends <= now) {
+            model.give_back(now, &charge.into());
         }
     }
 
@@ -196,6 +272,9 @@ impl Defective {
         if self.is(Defect::GivesOneSlot) {
             charge.wait = Duration::ZERO;
         }
+        if self.is(Defect::SaysNothingOfHolds) {
+            (charge.held, charge.is_busy) = (0, false);
+        }
         charge.decision = Decision::new(limit, remaining, reset_after, retry_after);
         outcome
     }
@@ -205,6 +284,9 @@ impl Store for Defective {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
         if self.is(Defect::HasItsOwnTime) {
             self.clock.advance(Duration::from_millis(1));
+        }
+        if self.is(Defect::ForgetsHoldsWithTheirHolder) {
+            self.forget_the_dead();
         }
         let before: Vec<_> = batch.iter().skip(1).filter(|_| self.is(Defect::SeesNoOtherOfItsBatch)).cloned().collect();
         batch.iter_mut().for_each(|request| self.decide_one(request));
@@ -228,7 +310,13 @@ impl Store for Defective {
         if self.is(Defect::KeepsWhatIsGivenBack) {
             return Reply::Ready(Ok(0));
         }
+        if self.is(Defect::KeepsWhatIsHeldAndGivenBack) && charges.iter().any(|charge| charge.hold.is_some()) {
+            return Reply::Ready(Ok(0));
+        }
         let mut back = inner.model.give_back(now, &charges);
+        if self.is(Defect::GivesBackWhatIsHeldTwice) && charges.iter().any(|charge| charge.hold.is_some()) {
+            back = charges.iter().map(|charge| charge.cost).sum();
+        }
         if self.is(Defect::CreditsLaterWindows)
             && back == 0
             && let Some(latest) = inner.last.get(&charges[0].counter).and_then(|(_, granted)| granted.last()).cloned()
@@ -240,11 +328,50 @@ impl Store for Defective {
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        if !self.is(Defect::IgnoresResets) {
-            self.inner.lock().unwrap().model.reset(&counter);
+        let mut inner = self.inner.lock().unwrap();
+        let is_held = inner.held.iter().any(|held| held.charge.counter == counter && is_log(&held.charge));
+        let is_ignored = self.is(Defect::IgnoresResets) || self.is(Defect::KeepsHoldsThroughResets) && is_held;
+        if !is_ignored {
+            inner.model.reset(&counter);
         }
         Reply::Ready(Ok(()))
     }
+
+    fn can_hold(&self) -> bool {
+        true
+    }
+
+    fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
+        let now = self.clock.now();
+        let mut inner = self.inner.lock().unwrap();
+        let renewed = self.is(Defect::RenewsNothing) || inner.model.renew(now, &charge);
+        Reply::Ready(Ok(renewed || self.is(Defect::RenewsWhatIsGone)))
+    }
+
+    fn settle(&self, charge: Charge, mut used: u64) -> Reply<Result<(), StoreError>> {
+        let now = self.clock.now();
+        let mut inner = self.inner.lock().unwrap();
+        let Inner { model, held, .. } = &mut *inner;
+        let is_late = held.iter().any(|held| held.charge.hold == charge.hold && held.ends <= now);
+        match self.defect {
+            Some(Defect::SettlesWithoutCharging) => used = 0,
+            Some(Defect::ChargesAllThatWasHeld) => used = charge.cost,
+            Some(Defect::ChargesNoMoreThanWasHeld) => used = used.min(charge.cost),
+            Some(Defect::ForgetsLateSettlements) if is_late => return Reply::Ready(Ok(())),
+            Some(Defect::AddsLateSettlements) if is_late => used += charge.cost,
+            _ => {}
+        }
+        model.settle(now, &charge, used);
+        Reply::Ready(Ok(()))
+    }
+}
+
+fn is_log(charge: &Charge) -> bool {
+    charge.hold.is_some() && charge.rule.counted_by() == LOG
+}
+
+fn end_of_lease(charge: &Charge, now: Duration) -> Duration {
+    now + charge.hold.map_or(Duration::ZERO, |hold| hold.lease)
 }
 
 /// What the suite says of a store, if it says anything.
@@ -258,10 +385,37 @@ async fn the_model_conforms() {
     conformance::check(&Defective::new(None), ALGORITHMS).await;
 }
 
+/// The model without its holds, as a store that was written before there were any.
+#[derive(Debug)]
+struct HoldsNothing(Defective);
+
+impl Store for HoldsNothing {
+    fn decide(&self, batch: Batch) -> Reply<Batch> {
+        let mut charges = batch.iter().flat_map(|request| request.charges.iter());
+        assert!(charges.all(|charge| charge.hold.is_none()), "it is asked to hold: {batch:?}");
+        self.0.decide(batch)
+    }
+
+    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        self.0.give_back(charges)
+    }
+
+    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
+        self.0.reset(counter)
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_holds_nothing_conforms() {
+    let (model, clock) = Defective::new(None);
+    conformance::check(&(HoldsNothing(model), clock), ALGORITHMS).await;
+}
+
 #[tokio::test]
 async fn each_defect_is_named() {
     const BUCKET: Algorithm = Algorithm::TokenBucket { burst: 7, refill: Refill::Greedy };
     const LEAKY: Algorithm = Algorithm::LeakyBucket { queue: 4 };
+    const PLACES: Algorithm = Algorithm::Concurrent;
     let mut unnamed = Vec::new();
     for (defect, algorithm, promise) in [
         (Defect::ChargesRefusals, FIXED, "a refusal takes nothing"),
@@ -285,6 +439,25 @@ async fn each_defect_is_named() {
         (Defect::SharesCounters, FIXED, "have counters of their own"),
         (Defect::KnowsNoAlgorithm, FIXED, "an algorithm that the store does not have"),
         (Defect::HasItsOwnTime, FIXED, "It has to stand still"),
+        (Defect::CountsNoHolds, LOG, "broken: what is held counts\n"),
+        (Defect::ForgetsHoldsWithTheirHolder, LOG, "what nobody settles is a charge when its lease is over"),
+        (Defect::SettlesWithoutCharging, LOG, "what is settled is charged as much as was used"),
+        (Defect::ChargesAllThatWasHeld, LOG, "what is settled is charged as much as was used"),
+        (Defect::ChargesNoMoreThanWasHeld, LOG, "what was used above what was held"),
+        (Defect::RenewsNothing, LOG, "what is renewed is held for one lease"),
+        (Defect::RenewsNothing, PLACES, "what is renewed is held for one lease"),
+        (Defect::RenewsWhatIsGone, LOG, "what is gone is not renewed"),
+        (Defect::RenewsWhatIsGone, PLACES, "what is gone is not renewed"),
+        (Defect::ForgetsLateSettlements, LOG, "what is settled late is charged as much as was used"),
+        (Defect::AddsLateSettlements, LOG, "what is settled late is charged as much as was used"),
+        (Defect::HoldsAllOrNothing, LOG, "what is held as far as it goes"),
+        (Defect::HoldsMoreThanRemains, PLACES, "what is held as far as it goes"),
+        (Defect::KeepsWhatIsHeldAndGivenBack, LOG, "what is held and given back"),
+        (Defect::GivesBackWhatIsHeldTwice, LOG, "what is held and given back"),
+        (Defect::SaysNothingOfHolds, LOG, "a refusal says how much is held"),
+        (Defect::CountsTheDeadAsHolders, LOG, "a refusal says how much is held"),
+        (Defect::HoldsThoughOthersRefuse, LOG, "a request holds and charges all of it, or nothing"),
+        (Defect::KeepsHoldsThroughResets, LOG, "of charges that are held: a counter that was reset"),
     ] {
         let broken = broken_promise(&Defective::new(Some(defect)), &[algorithm]).await;
         println!("{defect:?}: {broken:?}");

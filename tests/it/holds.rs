@@ -625,3 +625,55 @@ async fn each_attribute_says_what_becomes_of_its_refusals() {
         assert!(began.elapsed() < 4 * SECOND, "refused at once");
     }
 }
+
+/// In this process a place is kept however long that takes, and nobody has to be asked.
+#[tokio::test]
+async fn what_was_held_for_long_is_given_back() {
+    for timed in Timed::both().await {
+        let (limiter, key) = (&timed.limiter, fresh_key());
+        let place = limiter.acquire_n(&PLACES, key, 2).await.unwrap();
+        let log = run(limiter, TIME, key, Some(5000)).await.unwrap();
+        if timed.server().is_none() {
+            timed.advance(10 * LEASE);
+        }
+        assert_eq!((place.give_back().await, log.give_back().await), (Ok(2), Ok(5000)), "{}", timed.name());
+    }
+}
+
+/// A cost is stored as a number, however many places it is.
+#[tokio::test]
+async fn many_places_at_once_are_held_as_one_is() {
+    const MANY: Rule = Rule::new("many", 1_000_000, LEASE).algorithm(Algorithm::Concurrent);
+    for timed in Timed::both().await {
+        let (limiter, key) = (&timed.limiter, fresh_key());
+        let most = limiter.acquire_n(&MANY, key, 999_990).await.unwrap();
+        assert_eq!(most.remaining(), 10, "{}", timed.name());
+        let rest = limiter.acquire_n(&MANY, key, 10).await.unwrap();
+        exceeded(limiter.acquire(&MANY, key).await);
+        drop(most);
+        assert_eq!(limiter.acquire_n(&MANY, key, 999_990).await.unwrap().give_back().await, Ok(999_990));
+        drop(rest);
+        assert_eq!(limiter.acquire_n(&MANY, key, 1_000_000).await.unwrap().remaining(), 0, "{}", timed.name());
+    }
+}
+
+#[tokio::test]
+async fn a_charge_is_given_back_beside_what_is_held() {
+    for timed in Timed::both().await {
+        let (limiter, key) = (&timed.limiter, fresh_key());
+        // A server knows times modulo a quarter of an hour, and none of them is special.
+        for _ in 0..20 {
+            let reservation = limiter.reserve(&TOKENS, key, 600).await.unwrap();
+            for cost in [1, 100, 400] {
+                let permit = limiter.acquire_n(&TOKENS, key, cost).await.unwrap();
+                timed.advance(SECOND);
+                assert_eq!(permit.give_back().await, Ok(cost), "{}", timed.name());
+                assert_eq!(remaining(limiter, &TOKENS, key).await, 400);
+            }
+            assert!(reservation.is_held());
+            reservation.cancel().await.unwrap();
+            assert_eq!(remaining(limiter, &TOKENS, key).await, 1000);
+            timed.advance(50 * SECOND);
+        }
+    }
+}

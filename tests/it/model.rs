@@ -3,9 +3,10 @@
 use std::env;
 
 use proptest::prelude::*;
+use ratelimit_runtime::Algorithm;
 use ratelimit_runtime::conformance::{ALGORITHMS, Schedule, Subject, Trial};
 
-use crate::support::Timed;
+use crate::support::{BUCKET, FIXED, LOG, Timed};
 
 /// As many schedules as `RATELIMIT_SCHEDULES` says, or 500.
 fn schedules() -> u32 {
@@ -15,10 +16,10 @@ fn schedules() -> u32 {
 }
 
 /// Made of numbers, which get smaller and fewer when it fails.
-fn schedule(strict: bool) -> impl Strategy<Value = Schedule> {
+fn schedule(algorithms: &'static [Algorithm], strict: bool) -> impl Strategy<Value = Schedule> {
     let several = |count| prop::collection::vec(any::<u32>(), count);
-    (several(16), prop::collection::vec(several(24), 1..60))
-        .prop_map(move |(rules, steps)| Schedule::new(ALGORITHMS, &rules, &steps, strict))
+    (several(16), prop::collection::vec(several(40), 1..60))
+        .prop_map(move |(rules, steps)| Schedule::new(algorithms, &rules, &steps, strict))
 }
 
 fn all_decide_alike(schedules: impl Strategy<Value = Schedule>, count: u32) {
@@ -38,11 +39,24 @@ fn all_decide_alike(schedules: impl Strategy<Value = Schedule>, count: u32) {
 
 #[test]
 fn memory_redis_and_the_model_decide_alike() {
-    all_decide_alike(schedule(true).prop_map(Schedule::without_denial_cache), schedules());
+    all_decide_alike(schedule(ALGORITHMS, true).prop_map(Schedule::without_denial_cache), schedules());
+}
+
+/// Those that hold, and some beside them.
+const HOLDING: &[Algorithm] = &[LOG, Algorithm::Concurrent, LOG, FIXED, BUCKET];
+
+#[test]
+fn memory_redis_and_the_model_hold_alike() {
+    all_decide_alike(schedule(HOLDING, true).prop_map(Schedule::without_denial_cache), schedules());
 }
 
 /// In whole milliseconds: what a store rounded up to one is known no better.
 #[test]
 fn what_is_known_of_denials_is_what_redis_would_say() {
-    all_decide_alike(schedule(false), schedules());
+    all_decide_alike(schedule(ALGORITHMS, false), schedules());
+}
+
+#[test]
+fn what_is_known_of_denials_is_what_redis_would_say_of_what_is_held() {
+    all_decide_alike(schedule(HOLDING, false), schedules());
 }

@@ -110,7 +110,7 @@ impl Counter {
         let receipt = match (self as &mut Self, ask.hold) {
             (Self::Window(window), _) => window.charge(cost),
             (Self::Log(log), Some(hold)) => log.hold(rule, now_us, cost.min(look.decision.remaining), hold),
-            (Self::Places(places), Some(hold)) => places.hold(now_us, cost, hold),
+            (Self::Places(places), Some(hold)) => places.hold(now_us, cost.min(look.decision.remaining), hold),
             (Self::Places(_), None) => [0; 2], // see `Store::decide`
             (Self::Log(log), None) => log.charge(rule, now_us, cost),
             (Self::SubWindows(sub_windows), _) => sub_windows.charge(rule, millis, cost),
@@ -143,15 +143,15 @@ impl Counter {
         }
     }
 
-    /// Charges what was used instead of what was held.
-    pub(crate) fn settle(&mut self, rule: &Rule, hold: &Hold, used: u64, now_us: u64) {
+    /// Charges what was used instead of what was held, and says how much still was.
+    pub(crate) fn settle(&mut self, rule: &Rule, hold: &Hold, used: u64, now_us: u64) -> u64 {
         match self {
             Self::Log(log) => {
                 log.set_right(rule, now_us);
-                log.settle(rule, now_us, hold, used);
+                log.settle(rule, now_us, hold, used)
             }
-            Self::Places(places) => places.settle(hold),
-            Self::Window(_) | Self::SubWindows(_) | Self::Bucket(_) => {}
+            Self::Places(places) => places.settle(now_us, hold),
+            Self::Window(_) | Self::SubWindows(_) | Self::Bucket(_) => 0,
         }
     }
 }

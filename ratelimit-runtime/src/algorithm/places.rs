@@ -42,7 +42,7 @@ impl Places {
         let taken: u64 = self.0.iter().map(|held| held.places).sum();
         let remaining = rule.count().saturating_sub(taken);
         let retry_after_ms = (cost > remaining).then(|| {
-            let short = (cost - remaining).min(taken);
+            let short = taken.saturating_add(cost).saturating_sub(rule.count()).min(taken);
             let mut freed = 0;
             let last_in_the_way = self.0.iter().find(|held| {
                 freed += held.places;
@@ -69,15 +69,17 @@ impl Places {
         held.map(|held| held.renew(now_us)).is_some()
     }
 
-    pub(super) fn settle(&mut self, asked: &Hold) {
-        self.0.retain(|held| held.hold.id != asked.id);
+    /// Says how many were still held, which are free.
+    pub(super) fn settle(&mut self, now_us: u64, asked: &Hold) -> u64 {
+        let ended = self.0.extract_if(.., |held| held.hold.id == asked.id);
+        ended.filter(|held| held.hold.is_kept || held.ends_ms > now_us / 1000).map(|held| held.places).sum()
     }
 }
 
 #[cfg(feature = "redis")]
 pub(super) fn numbers(rule: &Rule, cost: u64, hold: Option<&Hold>) -> Numbers {
-    let (id, lease_ms) = hold.map_or((0, 0), |hold| (hold.id, hold.lease_ms()));
-    pack([cost, rule.count(), id, lease_ms])
+    let (id, lease_ms, partial) = hold.map_or((0, 0, false), |hold| (hold.id, hold.lease_ms(), hold.partial));
+    pack([cost, rule.count(), id, lease_ms, partial.into()])
 }
 
 /// What the script says of the places, after some were taken if they were, and the receipt.

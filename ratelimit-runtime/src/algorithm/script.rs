@@ -79,7 +79,7 @@ const HELD_LOG: Half = Half {
 };
 const PLACES: Half = Half {
     decide: include_str!("places.lua"),
-    numbers: "cost, count, id, lease",
+    numbers: "cost, count, id, lease, partial",
     give_back: "return 0", // they are settled
     give_back_numbers: "cost",
     ..SLIDING_LOG

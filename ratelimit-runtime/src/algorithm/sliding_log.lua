@@ -8,9 +8,9 @@
 -- The key ends between one period and a sixteenth more after the last charge: only the first call in a sixteenth looks at its end, and
 -- only the first charge moves it.
 --
--- What is held lies to the left of all that, in one string: how much it is together, in 8 bytes, and for each hold 32 bytes, in the order of their
--- ends: its number, when it ends (ms since 1970), how long it was to last and how much it is. It counts until a period after its end, so one that
--- nobody settles becomes a charge made then.
+-- What is held lies to the left of all that, in one string: how much it is together and when all charges have expired (ms since 1970), in 16 bytes, and
+-- for each hold 32 bytes, in the order of their ends: its number, when it ends (ms since 1970), how long it was to last and how much it is. It counts
+-- until a period after its end, so one that nobody settles becomes a charge made then. Charges beside it lie there for longer than a cycle tells apart.
 --
 -- cost, count, period (ms), digits
 -- id       the number of the hold to be made, renewed or settled; nil: this is no hold
@@ -20,7 +20,7 @@
 -- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one. Otherwise three
 --          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge, or how much is held, or
 --          ms until the cost fits; and, if something is held, how much, as -n if the cost would not fit without it either.
---          After a renewal: 1 if the hold still counts. After a settlement: how much was charged
+--          After a renewal: 1 if the hold still counts. After a settlement: how much was held
 local wrap, cycle, pack, unpack = 10000000, 812345679, struct.pack, struct.unpack
 if digits < 7 then
   wrap, cycle = 10 ^ digits, 8123456790000000 / 10 ^ digits
@@ -35,14 +35,15 @@ else
 end
 
 -- The holds that still count, how much they are together, and how long beyond their ends they count.
-local holds, held, beyond, skip, ms, hold, known = nil, 0, nil, 0, nil, nil, longest
+local holds, held, charged_until, beyond, skip, ms, hold, known = nil, 0, 0, nil, 0, nil, nil, longest
 local first = call('LINDEX', key, '0')
 if id or first and #first > 8 then
   beyond, ms = period * tick / 1000, time[1] * 1000 + math.floor(time[2] / 1000)
   local ceiling = ms + (time[2] % 1000 > 0 and 1 or 0)
   holds, skip = '', first and #first > 8 and 1 or 0
   if skip == 1 then
-    held, holds = unpack('<d', first), string.sub(first, 9)
+    held, charged_until = unpack('<dd', first)
+    holds = string.sub(first, 17)
     local _, ends, length = unpack('<ddd', holds, #holds - 31)
     if ends > ceiling + length or select(2, unpack('<dd', holds)) + beyond <= ms then
       -- The server's clock was set back, or some no longer count.
@@ -77,6 +78,7 @@ if id or first and #first > 8 then
   end
   if charge == 'renew' or charge == 'settle' then
     local at = 0
+    reply = 0
     repeat
       at = string.find(holds, pack('<d', id), at + 1, true)
     until not at or at % 32 == 1
@@ -86,20 +88,24 @@ if id or first and #first > 8 then
       if charge == 'renew' then
         hold(much)
       end
+      reply = charge == 'renew' and 1 or much
     end
-    reply = at and 1 or 0
   end
   if #holds > 0 then
     longest = math.max(longest, select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms + 1)
   end
   if charge == 'renew' then
     if reply == 1 then
-      call('LSET', key, '0', pack('<d', held) .. holds)
+      call('LSET', key, '0', pack('<dd', held, charged_until) .. holds)
       call('PEXPIRE', key, longest)
     end
     break
   end
   first = skip == 1 and call('LINDEX', key, '1') or skip == 0 and first
+end
+local base, used, newest, total, latest, age, left = 0, 0
+if first and skip == 1 and charged_until <= ms then
+  first, base = nil, call('LLEN', key)
 end
 
 now = now % cycle
@@ -107,20 +113,19 @@ local sixteenth = period / 16
 
 -- An age is negative if the clock was set back, an eighth of the cycle at most: beyond that the key's end tells it.
 local eighth = cycle / 8
-local base, used, newest, total, latest, age, left = 0, 0
 if first then
   first, newest = unpack('<d', first), unpack('<d', call('LINDEX', key, '-1'))
   total = newest % wrap
   latest = (newest - total) / wrap
   age = (now - latest + eighth) % cycle - eighth
   left = now - now % sixteenth ~= latest - latest % sixteenth and call('PTTL', key)
-  if left and (left < 0 or left > known) or age * tick < -1000 then
+  if left and (left < 0 or left > known) or age * tick < -1000 or skip == 1 and charged_until > ms + beyond + 1000 then
     -- No end, or the server's clock was set back: nobody knows how old the entries are. All of them count as made now.
     latest, total, age, left = (now + ahead) % cycle, (newest - first) % wrap + 1, -ahead, false
     first, newest = latest * wrap + 1, latest * wrap + total % wrap
     call('DEL', key)
     if held > 0 then
-      call('RPUSH', key, pack('<d', held) .. holds)
+      call('RPUSH', key, pack('<dd', held, ms + beyond + 1) .. holds)
     else
       skip = 0
     end
@@ -258,19 +263,18 @@ elseif cost > 0 then
 end
 local held_until = 0
 if held > 0 then
-  call('LPUSH', key, pack('<d', held) .. holds)
+  charged_until = age < cycle and ms + math.ceil((period - age) * tick / 1000) + 1 or 0
+  call('LPUSH', key, pack('<dd', held, charged_until) .. holds)
   held_until = select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms
   longest = math.max(longest, held_until + 1)
 end
 if left then
   call('PEXPIRE', key, longest)
 end
-if charge == 'settle' then
-  reply = cost
-elseif holds or age + ahead < 0 then
+if charge ~= 'settle' and (holds or age + ahead < 0) then
   local reset = age < cycle and math.ceil((period - age) * tick / 1000) or 0
   reply = { remaining - cost, math.max(reset, held_until), id and cost or latest }
-else
+elseif charge ~= 'settle' then
   remaining = (remaining - cost) * cycle + latest
   reply = ahead == 0 and remaining or -1 - remaining
 end

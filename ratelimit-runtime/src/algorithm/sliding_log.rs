@@ -175,15 +175,17 @@ impl Log {
         true
     }
 
-    /// Charges what was used instead of what was held, whether or not it fits.
-    pub(super) fn settle(&mut self, rule: &Rule, now_us: u64, asked: &Hold, used: u64) {
-        self.holds.retain(|held| held.id != asked.id);
+    /// Charges what was used instead of what was held, whether or not it fits, and says how much still was.
+    pub(super) fn settle(&mut self, rule: &Rule, now_us: u64, asked: &Hold, used: u64) -> u64 {
+        let ended = self.holds.extract_if(.., |held| held.id == asked.id);
+        let still_held = ended.filter(|held| held.until_ms > now_us / 1000).map(|held| held.much).sum();
         self.look(rule, now_us, 0, false);
         let charged = self.entries.back().map_or(0, |(_, total)| total - self.base);
         let used = used.min(Layout::of(rule).largest_count() - charged);
         if used > 0 {
             self.charge(rule, now_us, used);
         }
+        still_held
     }
 
     /// Adds a charge that [`Log::look`] has found to fit, and returns the time of its entry.

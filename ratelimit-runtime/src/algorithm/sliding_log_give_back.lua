@@ -5,6 +5,7 @@ local wrap = 10 ^ digits
 local cycle = 8123456790000000 / wrap
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
+local now_ms = math.floor(now / 1000)
 if period > 200000 then
   now = math.floor(now / 1000)
 else
@@ -21,12 +22,13 @@ local function push(at, total)
   call('RPUSH', key, struct.pack('<d', at * wrap + total % wrap))
 end
 
-local length = call('LLEN', key)
-if length == 0 or age(charged) >= period then
+local first, length = call('LINDEX', key, '0'), call('LLEN', key)
+-- What is held is left of all entries, and says when they have expired.
+local low, high = first and #first > 8 and 1 or 0, length - 1
+if low > high or age(charged) >= period or low == 1 and select(2, struct.unpack('<dd', first)) <= now_ms then
   return 0
 end
 -- The first entry of that time or later; an expired one is earlier, however old.
-local low, high = 0, length - 1
 while low < high do
   local middle = math.floor((low + high) / 2)
   if age((entry(middle))) > age(charged) then

@@ -8,13 +8,16 @@ use super::{
 };
 use crate::{
     Algorithm, Rule,
-    store::{Charges, Request},
+    store::{Charge, Charges, Hold, Request},
 };
 
 type Outcome = Result<(), Broken>;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const COUNT: u64 = 10;
+/// Shorter and longer than a period.
+const LEASE: Duration = Duration::from_secs(20);
+const LONG_LEASE: Duration = Duration::from_secs(150);
 
 /// Checks that a store keeps the promises of [`Store`](crate::Store), for these algorithms, and that it refuses the others.
 ///
@@ -37,53 +40,106 @@ pub async fn check(subject: &impl Subject, algorithms: &[Algorithm]) {
 
 async fn check_all(subject: &dyn Subject, algorithms: &[Algorithm]) -> Outcome {
     let stores = [("the store", subject)];
-    let trial = |promise: &str| Trial::new(promise, &stores);
-    let counts = |promise: &str| trial(promise).comparing(Compared::Counts);
-    for &algorithm in algorithms {
+    let can_hold = subject.store().can_hold();
+    // Nobody asks a store for places that can't hold them.
+    let algorithms: Vec<_> =
+        algorithms.iter().copied().filter(|algorithm| can_hold || *algorithm != Algorithm::Concurrent).collect();
+    for &algorithm in &algorithms {
         let rule = rule("item", algorithm);
-        unused(counts("a counter that nobody used has its whole limit"), rule).await?;
-        cost(counts("a cost of n takes n"), rule).await?;
-        instant(counts("calls in the same instant all count"), rule).await?;
-        refusal(counts("a refusal takes nothing"), rule).await?;
-        look(counts("a request that does not consume takes nothing"), rule).await?;
-        cost_of_none(counts("a cost of 0 always fits, and takes nothing"), rule).await?;
-        others(counts("other keys, periods and algorithms have counters of their own"), rule, algorithms).await?;
-        batch(counts("each request of a batch is decided on its own"), rule).await?;
-        batch_of_one_counter(counts("each request of a batch sees what the others took"), rule).await?;
-        period(counts("a call counts as long as its algorithm says, and no call makes another count longer"), rule)
-            .await?;
-        for cost in [1, rule.limit().div_ceil(2), rule.limit()] {
-            let trial = trial("after `retry_after` a cost is granted, and not a millisecond before");
-            retry(trial.comparing(Compared::RetryAfter), rule, cost).await?;
+        check_charges(&stores, rule, &algorithms, None).await?;
+        if can_hold && matches!(algorithm, Algorithm::SlidingLog | Algorithm::Concurrent) {
+            check_holds(&stores, rule, &algorithms).await?;
         }
-        let whole = trial("after `reset_after` all of the limit is there, and not a millisecond before");
-        reset_after(whole.comparing(Compared::ResetAfter), rule).await?;
-        if let Algorithm::LeakyBucket { .. } = algorithm {
-            slots(trial("each call has a slot of its own, one period / count after the other"), rule).await?;
-            longest_wait(trial("a slot later than `longest_wait` is refused"), rule).await?;
-        }
-        give_back(trial("what is given back is there again"), rule).await?;
-        give_back_late(trial("what no longer counts is not given back, and no later window is credited"), rule).await?;
-        reset(trial("a counter that was reset is as one that nobody used"), rule).await?;
-        change(trial("a changed count, burst or queue acts on the next call"), rule).await?;
-        crowd(trial("as many as fit are granted, however many call at once"), rule).await?;
-        if !matches!(algorithm, Algorithm::LeakyBucket { .. }) {
-            several(trial("all charges of a request are made, or none"), rule).await?;
-            crowd_of_several(trial("all charges of a request are made, or none, however many call at once"), rule)
-                .await?;
+        if can_hold && algorithm == Algorithm::SlidingLog {
+            check_charges(&stores, rule, &algorithms, Some(LEASE)).await?;
         }
     }
+    let trial = |promise: &str| Trial::new(promise, &stores);
     let mut random = Random(1);
     for _ in 0..20 * algorithms.len() {
-        let (rules, steps) = (random.numbers(16), (0..40).map(|_| random.numbers(24)).collect::<Vec<_>>());
-        let schedule = Schedule::new(algorithms, &rules, &steps, false);
+        let (rules, steps) = (random.numbers(16), (0..40).map(|_| random.numbers(40)).collect::<Vec<_>>());
+        let schedule = Schedule::new(&algorithms, &rules, &steps, false);
+        let schedule = if can_hold { schedule } else { schedule.without_holds() };
         schedule.run(trial("every answer follows from the calls before it")).await?;
     }
     let is_given = |other: &Algorithm| algorithms.iter().any(|given| given.tag().name == other.tag().name);
     for &algorithm in ALGORITHMS.iter().filter(|algorithm| !is_given(algorithm)) {
-        trial("an algorithm that the store does not have is `misconfigured`")
-            .refuses_to_know(&rule("item", algorithm))
-            .await?;
+        if can_hold || algorithm != Algorithm::Concurrent {
+            trial("an algorithm that the store does not have is `misconfigured`")
+                .refuses_to_know(&rule("item", algorithm))
+                .await?;
+        }
+    }
+    Ok(())
+}
+
+/// What holds of all charges. With a lease, those to logs are held, and nobody settles them.
+async fn check_charges(
+    stores: &[(&str, &dyn Subject)],
+    rule: Rule,
+    algorithms: &[Algorithm],
+    lease: Option<Duration>,
+) -> Outcome {
+    let of = if lease.is_some() { "of charges that are held: " } else { "" };
+    let trial = |promise: &str| Trial::new(format!("{of}{promise}"), stores).holding(lease);
+    let counts = |promise: &str| trial(promise).comparing(Compared::Counts);
+    unused(counts("a counter that nobody used has its whole limit"), rule).await?;
+    cost(counts("a cost of n takes n"), rule).await?;
+    instant(counts("calls in the same instant all count"), rule).await?;
+    refusal(counts("a refusal takes nothing"), rule).await?;
+    look(counts("a request that does not consume takes nothing"), rule).await?;
+    cost_of_none(counts("a cost of 0 always fits, and takes nothing"), rule).await?;
+    others(counts("other keys, periods and algorithms have counters of their own"), rule, algorithms).await?;
+    batch(counts("each request of a batch is decided on its own"), rule).await?;
+    batch_of_one_counter(counts("each request of a batch sees what the others took"), rule).await?;
+    period(counts("a call counts as long as its algorithm says, and no call makes another count longer"), rule).await?;
+    for cost in [1, rule.limit().div_ceil(2), rule.limit()] {
+        let trial = trial("after `retry_after` a cost is granted, and not a millisecond before");
+        retry(trial.comparing(Compared::RetryAfter), rule, cost).await?;
+    }
+    let whole = trial("after `reset_after` all of the limit is there, and not a millisecond before");
+    reset_after(whole.comparing(Compared::ResetAfter), rule).await?;
+    if let Algorithm::LeakyBucket { .. } = rule.counted_by() {
+        slots(trial("each call has a slot of its own, one period / count after the other"), rule).await?;
+        longest_wait(trial("a slot later than `longest_wait` is refused"), rule).await?;
+    }
+    give_back(trial("what is given back is there again"), rule).await?;
+    give_back_late(trial("what no longer counts is not given back, and no later window is credited"), rule).await?;
+    reset(trial("a counter that was reset is as one that nobody used"), rule).await?;
+    change(trial("a changed count, burst or queue acts on the next call"), rule).await?;
+    crowd(trial("as many as fit are granted, however many call at once"), rule).await?;
+    if !matches!(rule.counted_by(), Algorithm::LeakyBucket { .. }) {
+        several(trial("all charges of a request are made, or none"), rule).await?;
+        crowd_of_several(trial("all charges of a request are made, or none, however many call at once"), rule).await?;
+    }
+    Ok(())
+}
+
+/// What is asked of a log whose charges are held, and of places.
+async fn check_holds(stores: &[(&str, &dyn Subject)], rule: Rule, algorithms: &[Algorithm]) -> Outcome {
+    let trial = |promise: &str| Trial::new(promise, stores);
+    let counts = |promise: &str| trial(promise).comparing(Compared::Counts);
+    held(counts("what is held counts"), rule).await?;
+    let ends = "what nobody settles is a charge when its lease is over, and a place is free";
+    for lease in [LEASE, LONG_LEASE, MILLISECOND] {
+        end_of_lease(counts(ends), rule, lease).await?;
+    }
+    for used in [2, 0, 6] {
+        settle(counts("what is settled is charged as much as was used, from then on"), rule, used).await?;
+    }
+    settle_above(counts("what was used above what was held is charged, too"), rule).await?;
+    renew(counts("what is renewed is held for one lease from then on"), rule).await?;
+    renew_late(counts("what is gone is not renewed"), rule).await?;
+    let known = trial("who asks again is told of what was renewed meanwhile").comparing(Compared::RetryAfter);
+    renew_known(known, rule).await?;
+    beside(counts("what is charged beside what is held for long counts no longer for that"), rule).await?;
+    settle_late(counts("what is settled late is charged as much as was used, and no more"), rule).await?;
+    give_back_held(counts("what is held and given back is there again, once"), rule).await?;
+    partial(counts("what is held as far as it goes is what remains"), rule).await?;
+    in_the_way(trial("a refusal says how much is held, and whether the cost would fit without"), rule).await?;
+    let plain = |other: &&Algorithm| !matches!(other, Algorithm::LeakyBucket { .. } | Algorithm::Concurrent);
+    if let Some(&other) = algorithms.iter().find(plain) {
+        held_with(trial("a request holds and charges all of it, or nothing"), rule, self::rule("other", other)).await?;
     }
     Ok(())
 }
@@ -349,7 +405,7 @@ async fn reset(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     // What is charged in the instant of a reset is not told apart from what was charged before.
     trial.pass(MILLISECOND);
     trial.take(&rule, 0, 1).await?;
-    if let Algorithm::FixedWindow { .. } | Algorithm::SlidingLog = rule.counted_by() {
+    if let Algorithm::FixedWindow { .. } | Algorithm::SlidingLog | Algorithm::Concurrent = rule.counted_by() {
         trial.give_back(old).await?;
     }
     trial.look(&rule, 0, 1).await.map(drop)
@@ -360,7 +416,10 @@ async fn change(mut trial: Trial<'_>, rule: Rule) -> Outcome {
         let algorithm = sized(rule.prefix(), rule, limit).counted_by();
         Rule::new(rule.prefix(), count, rule.period()).algorithm(algorithm)
     };
-    trial.take(&rule, 0, rule.limit()).await?;
+    // One after the other, so that not all of it ends at once.
+    trial.take(&rule, 0, rule.limit().div_ceil(2)).await?;
+    trial.pass(Duration::from_millis(rule.period_ms() / 50));
+    trial.take(&rule, 0, rule.limit() / 2).await?;
     for (count, size) in [(2 * COUNT, 9), (3, 9), (COUNT, 2), (COUNT, 30), (0, 30), (40, 30)] {
         let changed = changed(count, size);
         for cost in [0, 1, changed.limit()] {
@@ -370,6 +429,208 @@ async fn change(mut trial: Trial<'_>, rule: Rule) -> Outcome {
         trial.pass(Duration::from_millis(rule.period_ms() / 9));
     }
     trial.look(&rule, 0, 1).await.map(drop)
+}
+
+async fn held(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    trial.hold(&rule, 0, 6, Hold::new(LEASE)).await?;
+    trial.take(&rule, 0, 5).await?;
+    trial.hold(&rule, 0, 5, Hold::new(LEASE)).await?;
+    trial.take(&rule, 0, 3).await?;
+    trial.hold(&rule, 0, 1, Hold::new(LEASE)).await?;
+    trial.pass(MILLISECOND);
+    trial.look(&rule, 0, 1).await.map(drop)
+}
+
+async fn end_of_lease(mut trial: Trial<'_>, rule: Rule, lease: Duration) -> Outcome {
+    trial.hold(&rule, 0, 6, Hold::new(lease)).await?;
+    for time in [lease, rule.period()] {
+        trial.pass(time.saturating_sub(MILLISECOND));
+        trial.look(&rule, 0, 5).await?;
+        trial.pass(MILLISECOND);
+        trial.look(&rule, 0, 5).await?;
+    }
+    trial.take(&rule, 0, rule.limit()).await.map(drop)
+}
+
+async fn settle(mut trial: Trial<'_>, rule: Rule, used: u64) -> Outcome {
+    trial.hold(&rule, 0, 6, Hold::new(LEASE)).await?;
+    let grant = trial.held(0).expect("it fits");
+    trial.pass(LEASE / 2);
+    trial.settle(&grant, |_| used).await?;
+    trial.look(&rule, 0, rule.limit()).await?;
+    trial.pass(rule.period().saturating_sub(MILLISECOND));
+    trial.look(&rule, 0, rule.limit()).await?;
+    trial.pass(MILLISECOND);
+    trial.take(&rule, 0, rule.limit()).await.map(drop)
+}
+
+async fn settle_above(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    for used in [5, 3, 100] {
+        trial.hold(&rule, 0, 2, Hold::new(LEASE)).await?;
+        let grant = trial.held(0).expect("it fits");
+        trial.pass(MILLISECOND);
+        trial.settle(&grant, |_| used).await?;
+        trial.look(&rule, 0, 1).await?;
+    }
+    // Then it is forgotten as what was granted is.
+    for time in [rule.period().saturating_sub(2 * MILLISECOND), MILLISECOND, MILLISECOND] {
+        trial.pass(time);
+        trial.look(&rule, 0, rule.limit()).await?;
+    }
+    Ok(())
+}
+
+async fn renew(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    trial.hold(&rule, 0, 6, Hold::new(LEASE)).await?;
+    trial.hold(&rule, 0, 2, Hold::new(LEASE)).await?;
+    let renewed = trial.held(1).expect("it fits");
+    for _ in 0..3 {
+        trial.pass(LEASE.saturating_sub(MILLISECOND));
+        trial.renew(&renewed).await?;
+        trial.look(&rule, 0, 5).await?;
+    }
+    for time in [LEASE, rule.period()] {
+        trial.pass(time.saturating_sub(MILLISECOND));
+        trial.look(&rule, 0, 5).await?;
+        trial.pass(MILLISECOND);
+        trial.look(&rule, 0, 5).await?;
+    }
+    Ok(())
+}
+
+async fn renew_late(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    for (key, pause) in [LEASE, LEASE + MILLISECOND, LEASE + rule.period()].into_iter().enumerate() {
+        let key = key as u64;
+        trial.hold(&rule, key, 6, Hold::new(LEASE)).await?;
+        let grant = trial.held(0).expect("it fits");
+        trial.pass(pause);
+        // A log can renew what has become a charge, as long as it counts.
+        trial.renew(&grant).await?;
+        trial.look(&rule, key, 5).await?;
+        trial.pass(LEASE);
+        trial.look(&rule, key, 5).await?;
+    }
+    trial.hold(&rule, 9, 6, Hold::new(LEASE)).await?;
+    let grant = trial.held(0).expect("it fits");
+    trial.settle(&grant, |_| 1).await?;
+    trial.renew(&grant).await?;
+    trial.look(&rule, 9, rule.limit()).await.map(drop)
+}
+
+/// What has become a charge, and is held again: who was refused by it is refused for longer.
+async fn renew_known(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    trial.hold(&rule, 0, rule.limit(), Hold::new(LEASE)).await?;
+    let grant = trial.held(0).expect("it fits");
+    for _ in 0..3 {
+        trial.pass(LEASE + MILLISECOND);
+        trial.take(&rule, 0, 1).await?;
+        trial.pass(MILLISECOND);
+        trial.renew(&grant).await?;
+        trial.take(&rule, 0, 1).await?;
+    }
+    Ok(())
+}
+
+/// So long that a store which keeps times in a few bytes may take an old one for a new one.
+async fn beside(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    trial.hold(&rule, 0, 1, Hold::new(100 * rule.period())).await?;
+    trial.take(&rule, 0, 5).await?;
+    let charged = trial.granted(0).expect("it fits");
+    trial.pass(rule.period());
+    for _ in 0..110 {
+        trial.pass(rule.period() * 9 / 10);
+        trial.look(&rule, 0, 5).await?;
+        trial.give_back(charged.clone()).await?;
+    }
+    trial.look(&rule, 0, 5).await.map(drop)
+}
+
+async fn settle_late(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    for (key, pause) in
+        [LEASE, LEASE + rule.period().saturating_sub(MILLISECOND), LEASE + rule.period()].into_iter().enumerate()
+    {
+        let key = key as u64;
+        trial.hold(&rule, key, 6, Hold::new(LEASE)).await?;
+        let grant = trial.held(0).expect("it fits");
+        trial.pass(pause);
+        trial.look(&rule, key, rule.limit()).await?;
+        trial.settle(&grant, |_| 2).await?;
+        trial.look(&rule, key, rule.limit()).await?;
+        trial.pass(rule.period().saturating_sub(MILLISECOND));
+        trial.look(&rule, key, rule.limit()).await?;
+        trial.pass(MILLISECOND);
+        trial.look(&rule, key, rule.limit()).await?;
+    }
+    Ok(())
+}
+
+async fn partial(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    let hold = || Hold { partial: true, ..Hold::new(LEASE) };
+    trial.hold(&rule, 0, 4, hold()).await?;
+    trial.hold(&rule, 0, rule.limit(), hold()).await?;
+    trial.hold(&rule, 0, rule.limit(), hold()).await?;
+    trial.hold(&rule, 0, 1, hold()).await?;
+    trial.hold(&rule, 0, 0, hold()).await?;
+    let rest = trial.held(0).expect("some of it fits");
+    trial.settle(&rest, |_| 1).await?;
+    trial.look(&rule, 0, 1).await?;
+    trial.hold(&rule, 0, rule.limit(), hold()).await?;
+    let rest = trial.held(0).expect("some of it fits");
+    trial.give_back(rest).await?;
+    trial.look(&rule, 0, 1).await.map(drop)
+}
+
+async fn give_back_held(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    for (key, pause) in [MILLISECOND, LEASE, LEASE + rule.period()].into_iter().enumerate() {
+        let key = key as u64;
+        trial.hold(&rule, key, 6, Hold::new(LEASE)).await?;
+        let grant = trial.held(0).expect("it fits");
+        trial.pass(pause);
+        trial.take(&rule, key, 3).await?;
+        for _ in 0..2 {
+            trial.give_back(grant.clone()).await?;
+            trial.look(&rule, key, rule.limit()).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn in_the_way(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    trial.take(&rule, 0, 2).await?;
+    trial.hold(&rule, 0, 4, Hold::new(LEASE)).await?;
+    trial.hold(&rule, 0, 2, Hold::new(LONG_LEASE)).await?;
+    for pause in [MILLISECOND, LEASE, LONG_LEASE] {
+        for cost in [3, 8, 9, rule.limit()] {
+            trial.look(&rule, 0, cost).await?;
+        }
+        trial.hold(&rule, 0, rule.limit(), Hold::new(LEASE)).await?;
+        trial.pass(pause);
+    }
+    // What is held as far as it goes needs but 1.
+    for held in [rule.limit() - 1, 1] {
+        trial.hold(&rule, 1, held, Hold::new(LEASE)).await?;
+        trial.hold(&rule, 1, rule.limit(), Hold { partial: true, ..Hold::new(LEASE) }).await?;
+    }
+    Ok(())
+}
+
+async fn held_with(mut trial: Trial<'_>, rule: Rule, other: Rule) -> Outcome {
+    let both = |trial: &Trial<'_>, held, charged| {
+        let mut charges = Charges::from(trial.charge(&other, 0, charged));
+        charges.push(Charge { hold: Some(Hold::new(LEASE)), ..trial.charge(&rule, 0, held) });
+        Request::new(charges, true)
+    };
+    let limit = other.limit();
+    // Both fit, then one of them, then the other.
+    for (held, charged) in [(6, 1), (5, 1), (1, limit), (4, limit - 1), (1, 1)] {
+        trial.ask(both(&trial, held, charged)).await?;
+        trial.look(&rule, 0, 1).await?;
+        trial.look(&other, 0, 1).await?;
+    }
+    let grant = trial.held(0).expect("the last but one was granted");
+    trial.give_back(grant).await?;
+    trial.look(&rule, 0, 1).await?;
+    trial.look(&other, 0, 1).await.map(drop)
 }
 
 /// Enough calls that some meet.

@@ -82,6 +82,11 @@
 //! Counters have names that were never used before, so one store serves many runs, and a database need not be empty.
 //! Every run asks the same, but for these names and the order in which concurrent calls arrive. Run it on tokio's multi-threaded runtime: there, more happens at once.
 //!
+//! # Holds
+//!
+//! A store that says by [`Store::can_hold`] that it can hold charges is asked to hold, renew and settle them: those to logs, if
+//! [`Algorithm::SlidingLog`] is among its algorithms, and the places of [`Algorithm::Concurrent`]. Of a store that can't, neither is asked.
+//!
 //! # A store whose clock can't be moved
 //!
 //! What a store promises about time can't be checked without control over its time. Let the store ask a [`Clock`](crate::Clock)
@@ -161,4 +166,5 @@ pub const ALGORITHMS: &[Algorithm] = &[
     Algorithm::TokenBucket { burst: 25, refill: Refill::Interval },
     Algorithm::LeakyBucket { queue: 0 },
     Algorithm::LeakyBucket { queue: 5 },
+    Algorithm::Concurrent,
 ];

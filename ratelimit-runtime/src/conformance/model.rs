@@ -5,7 +5,8 @@ use std::{collections::HashMap, time::Duration};
 
 use crate::{
     Algorithm, CounterName, Decision, Refill, Rule,
-    store::{Charge, Charges, Request},
+    algorithm::{Fault, fault},
+    store::{Charge, Charges, Hold, Request},
 };
 
 /// Counters that decide as the contract says.
@@ -23,11 +24,12 @@ struct Granted {
     level: Option<Level>,
 }
 
-/// One counter. A window and a log have charges, a bucket has a level.
+/// One counter. A window and a log have charges, a bucket has a level; a log and places have what is held.
 #[derive(Clone, Debug, Default)]
 struct Counter {
     charges: Vec<Charged>,
     level: Option<Level>,
+    held: Vec<Held>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,15 @@ struct Charged {
     ends_us: i128,
     /// What has not been given back of it.
     cost: i128,
+}
+
+/// Held until somebody settles it.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    id: u64,
+    cost: i128,
+    /// When its holder's time is over.
+    ends_us: i128,
 }
 
 /// What the last write to a bucket left.
@@ -57,7 +68,13 @@ impl Model {
         let mut all_fit = true;
         for charge in request.charges.iter_mut() {
             let counter = self.counters.entry(charge.counter.clone()).or_default();
-            charge.decision = counter.decision(&charge.rule, now, charge.cost.into(), wait_ms(charge));
+            let least = least(charge);
+            charge.decision = counter.decision(&charge.rule, now, least, wait_ms(charge));
+            if charge.decision.retry_after().is_some() {
+                let alone = counter.without_live_holds(now);
+                charge.held = whole(counter.live_holds(now).map(|held| held.cost).sum());
+                charge.is_busy = charge.held > 0 && alone.fits(&charge.rule, now, least, wait_ms(charge));
+            }
             charge.wait =
                 Duration::from_millis(whole(counter.slot_ms(&charge.rule, now) * i128::from(charge.cost > 0)));
             all_fit &= charge.decision.retry_after().is_none();
@@ -68,9 +85,15 @@ impl Model {
         }
         for charge in request.charges.iter_mut().filter(|charge| charge.cost > 0) {
             let counter = self.counters.entry(charge.counter.clone()).or_default();
-            charge.receipt = [self.granted.len() as u64, 0];
-            counter.charge(&charge.rule, now, charge.cost.into(), charge.receipt[0]);
-            self.granted.push(Granted { at_us: now, level: counter.level });
+            if let Some(Hold { id, partial, .. }) = charge.hold {
+                let remaining = whole(counter.remaining(&charge.rule, now));
+                charge.cost = if partial { charge.cost.min(remaining) } else { charge.cost };
+                counter.held.push(Held { id, cost: charge.cost.into(), ends_us: end_of_lease_us(charge, now) });
+            } else {
+                charge.receipt = [self.granted.len() as u64, 0];
+                counter.charge(&charge.rule, now, charge.cost.into(), charge.receipt[0]);
+                self.granted.push(Granted { at_us: now, level: counter.level });
+            }
             charge.decision = counter.decision(&charge.rule, now, 0, 0);
         }
     }
@@ -79,6 +102,10 @@ impl Model {
     pub fn give_back(&mut self, now: Duration, charges: &Charges) -> u64 {
         let mut back = 0;
         for charge in charges.iter().filter(|charge| charge.cost > 0) {
+            if charge.hold.is_some() {
+                back += self.let_go(micros(now), charge).map_or(0, |held| whole(held.cost));
+                continue;
+            }
             let receipt = charge.receipt[0];
             let granted = usize::try_from(receipt).ok().and_then(|at| self.granted.get(at));
             let Some(&granted) = granted else { continue };
@@ -88,11 +115,49 @@ impl Model {
         back
     }
 
+    /// Makes what is held last as long again, if it counts.
+    pub fn renew(&mut self, now: Duration, charge: &Charge) -> bool {
+        let ends_us = end_of_lease_us(charge, micros(now));
+        let held = self.held(micros(now), charge);
+        held.map(|held| held.ends_us = ends_us).is_some()
+    }
+
+    /// Charges what was used instead of what is held, as far as a store can count.
+    pub fn settle(&mut self, now: Duration, charge: &Charge, used: u64) {
+        let (rule, now) = (&charge.rule, micros(now));
+        self.let_go(now, charge);
+        if rule.is_concurrent() {
+            return;
+        }
+        let counter = self.counters.entry(charge.counter.clone()).or_default();
+        let before: i128 = counter.counting(rule, now).map(|charge| charge.cost).sum();
+        counter.charge(rule, now, i128::from(used).min(largest_count(rule) - before), self.granted.len() as u64);
+        self.granted.push(Granted { at_us: now, level: None });
+    }
+
+    /// What is held of a charge, if it counts.
+    fn held(&mut self, now: i128, charge: &Charge) -> Option<&mut Held> {
+        let id = charge.hold.expect("a charge that is held").id;
+        let held = self.counters.entry(charge.counter.clone()).or_default().held.iter_mut();
+        held.into_iter().find(|held| held.id == id && held.counts(&charge.rule, now))
+    }
+
+    /// Ends what is held of a charge, and returns it if it counted.
+    fn let_go(&mut self, now: i128, charge: &Charge) -> Option<Held> {
+        let ended = self.held(now, charge).copied();
+        let counter = self.counters.entry(charge.counter.clone()).or_default();
+        counter.held.retain(|held| ended.is_none_or(|ended| ended.id != held.id));
+        ended
+    }
+
     /// Whether Redis may take a charge for one to a later window, or a later entry of a log.
     ///
     /// It knows a window by the millisecond it was opened in modulo 450,001, and an entry by its tick modulo 812,345,679 or a
     /// multiple of it. What is given back too late meets the wrong one once in as many times.
     pub(super) fn may_be_mistaken(&self, charge: &Charge) -> bool {
+        if charge.hold.is_some() {
+            return false;
+        }
         let tick = tick_us(&charge.rule);
         let (round_up, modulus) = match charge.rule.counted_by() {
             Algorithm::FixedWindow { .. } => (0, 450_001),
@@ -137,8 +202,10 @@ impl Counter {
     /// What is taken of the capacity, in units.
     fn spent(&self, rule: &Rule, at_us: i128) -> i128 {
         match rule.counted_by() {
-            Algorithm::FixedWindow { .. } | Algorithm::SlidingLog => {
-                self.counting(rule, at_us).map(|charge| charge.cost).sum()
+            Algorithm::FixedWindow { .. } | Algorithm::SlidingLog | Algorithm::Concurrent => {
+                let charged: i128 = self.counting(rule, at_us).map(|charge| charge.cost).sum();
+                let held = self.held.iter().filter(|held| held.counts(rule, at_us));
+                charged + held.map(|held| held.cost).sum::<i128>()
             }
             Algorithm::SlidingWindow { buckets } => {
                 let (length, buckets) = (sub_window_ms(rule), i128::from(buckets));
@@ -147,7 +214,6 @@ impl Counter {
                 let full: i128 = (current - buckets + 1..=current).map(charged).sum();
                 full + ceil(charged(current - buckets) * (length - elapsed), length)
             }
-            Algorithm::Concurrent => 0,
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
                 let now = at_us / 1000;
                 let Some(level) = self.level.filter(|level| now < level.full_ms) else { return 0 };
@@ -217,7 +283,7 @@ impl Counter {
                 }
                 before - self.spent(rule, now)
             }
-            Algorithm::Concurrent => 0,
+            Algorithm::Concurrent => unreachable!("places are held"),
             Algorithm::TokenBucket { .. } => {
                 let now_ms = now / 1000;
                 let Some(level) = self.level.filter(|level| now_ms < level.full_ms) else { return 0 };
@@ -255,10 +321,29 @@ impl Counter {
         self.charges.iter().filter(move |charge| charge.ends_us > read && charge.cost > 0)
     }
 
+    /// What is held by those whose time is not over.
+    fn live_holds(&self, now: i128) -> impl Iterator<Item = &Held> {
+        self.held.iter().filter(move |held| held.ends_us > now)
+    }
+
+    /// The same counter, if they left.
+    fn without_live_holds(&self, now: i128) -> Self {
+        let held = self.held.iter().filter(|held| held.ends_us <= now).copied().collect();
+        Self { held, ..self.clone() }
+    }
+
     fn charged_in(&self, rule: &Rule, sub_window: i128) -> i128 {
         let length = sub_window_ms(rule);
         let inside = self.charges.iter().filter(|charge| charge.at_us / 1000 / length == sub_window);
         inside.map(|charge| charge.cost).sum()
+    }
+}
+
+impl Held {
+    /// A place until its holder's time is over. In a log it is a charge then, which counts for one period.
+    fn counts(&self, rule: &Rule, at_us: i128) -> bool {
+        let charged_us = if rule.is_concurrent() { 0 } else { period_ms(rule) * 1000 };
+        self.ends_us + charged_us > at_us
     }
 }
 
@@ -312,6 +397,25 @@ fn count(rule: &Rule) -> i128 {
 
 fn period_ms(rule: &Rule) -> i128 {
     rule.period_ms().into()
+}
+
+/// The largest count of a rule with this algorithm and period. A log can count no more.
+fn largest_count(rule: &Rule) -> i128 {
+    match fault(&rule.with_count(u64::MAX)) {
+        Some(Fault::TooLarge { largest, .. }) => largest.into(),
+        other => unreachable!("no rule counts without end: {other:?}"),
+    }
+}
+
+/// The least that is granted.
+fn least(charge: &Charge) -> i128 {
+    if charge.hold.is_some_and(|hold| hold.partial) { charge.cost.min(1).into() } else { charge.cost.into() }
+}
+
+/// When the time of somebody is over who holds a charge from now on.
+fn end_of_lease_us(charge: &Charge, now: i128) -> i128 {
+    let lease = charge.hold.expect("a charge that is held").lease;
+    ceil(now, 1000) * 1000 + micros(lease)
 }
 
 fn wait_ms(charge: &Charge) -> i128 {
@@ -523,6 +627,97 @@ mod tests {
         // Raised, the slots that were handed out stay.
         leaky.rule = leaky.rule.with_count(1000);
         assert_eq!(leaky.look(1), (false, 0, 150, Some(148)));
+    }
+
+    /// A charge that is held, as granted.
+    fn hold(at: &mut At, cost: u64, lease_ms: u64, partial: bool) -> Charge {
+        let counter = CounterName::new("", &at.rule, Some(&Key::new(1)));
+        let hold = Hold { partial, ..Hold::new(Duration::from_millis(lease_ms)) };
+        let mut request = Request::new(Charge { hold: Some(hold), ..Charge::new(at.rule, counter, cost) }, true);
+        at.model.decide(at.now, &mut request);
+        assert_eq!(request.outcome, Ok(true));
+        request.charges[0].clone()
+    }
+
+    #[test]
+    fn what_is_held_becomes_what_was_used() {
+        let mut log = at(5000, 10, 1000, Algorithm::SlidingLog);
+        let six = hold(&mut log, 6, 300, false);
+        assert_eq!(said_of(&six), (4, 1300));
+        assert_eq!(log.take(1), (true, 3, 1300, None));
+        // 6 are held, and 5 would fit without.
+        let refused = log.ask(5, true, 0);
+        assert_eq!(said(&refused), (false, 3, 1300, Some(1300)));
+        assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (6, true));
+        let refused = log.ask(10, true, 0);
+        assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (6, false));
+        log.pass(200);
+        assert!(log.model.renew(log.now, &six));
+        assert_eq!(log.look(4), (false, 3, 1300, Some(800)));
+        log.model.settle(log.now, &six, 2);
+        assert_eq!(log.look(10), (false, 7, 1000, Some(1000)));
+        // What was used counts from then on, and the first charge from 5,000 on.
+        log.pass(800);
+        assert_eq!(log.look(10), (false, 8, 200, Some(200)));
+        assert!(!log.model.renew(log.now, &six));
+        // More than was held, and more than the limit.
+        let one = hold(&mut log, 1, 1, false);
+        log.model.settle(log.now, &one, 99);
+        assert_eq!(log.look(1), (false, 0, 1000, Some(1000)));
+        log.model.settle(log.now, &one, u64::MAX);
+        log.rule = log.rule.with_count(10_000_000);
+        assert_eq!(log.look(1), (false, 0, 1000, Some(200)));
+    }
+
+    #[test]
+    fn what_nobody_settles_is_charged_when_the_lease_ends() {
+        let mut log = at(5000, 10, 1000, Algorithm::SlidingLog);
+        log.now += Duration::from_micros(1);
+        let most = hold(&mut log, 7, 300, false);
+        let rest = hold(&mut log, 7, 400, true);
+        assert_eq!((most.cost, rest.cost), (7, 3));
+        // From 5,001 on, which is 999 µs later.
+        assert_eq!(said_of(&rest), (0, 1401));
+        log.pass(300);
+        let refused = log.ask(5, true, 0);
+        assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (10, true));
+        log.pass(1);
+        let refused = log.ask(5, true, 0);
+        assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (3, false));
+        log.pass(999);
+        assert_eq!(log.look(1), (false, 0, 101, Some(1)));
+        assert!(log.model.renew(log.now, &rest));
+        log.pass(1);
+        assert_eq!(log.look(1), (true, 7, 1400, None));
+        assert_eq!(log.model.give_back(log.now, &most.into()), 0);
+        assert_eq!(log.model.give_back(log.now, &rest.into()), 3);
+        assert_eq!(log.look(1), (true, 10, 0, None));
+    }
+
+    #[test]
+    fn places_are_free_when_the_lease_ends() {
+        let mut places = at(5000, 3, 1000, Algorithm::Concurrent);
+        let two = hold(&mut places, 2, 300, false);
+        let one = hold(&mut places, 1, 500, false);
+        assert_eq!(said_of(&one), (0, 500));
+        let refused = places.ask(3, false, 0);
+        assert_eq!(said(&refused), (false, 0, 500, Some(500)));
+        assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (3, true));
+        places.pass(299);
+        assert_eq!(places.look(1), (false, 0, 201, Some(1)));
+        assert!(places.model.renew(places.now, &one));
+        places.pass(1);
+        assert_eq!(places.look(1), (true, 2, 499, None));
+        assert!(!places.model.renew(places.now, &two));
+        places.model.settle(places.now, &one, 17);
+        assert_eq!(places.look(1), (true, 3, 0, None));
+        let all = hold(&mut places, 3, 300, false);
+        assert_eq!(places.model.give_back(places.now, &all.into()), 3);
+        assert_eq!(places.look(3), (true, 3, 0, None));
+    }
+
+    fn said_of(granted: &Charge) -> (u64, u64) {
+        (granted.decision.remaining, granted.decision.reset_after_ms)
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::trial::{Broken, Trial};
 use crate::{
     Algorithm, Rule,
-    store::{Charges, Request},
+    store::{Charge, Charges, Hold, Request},
 };
 
 /// Two rules and what happens to their counters.
@@ -24,16 +24,35 @@ enum Step {
     Pass(Duration),
     PassUntilRetry { early: Duration },
     PassUntilReset { early: Duration },
+    PassLease { early: Duration },
     Ask(Vec<Asked>),
     GiveBack { before_last: usize },
+    Renew { before_last: usize },
+    Settle { before_last: usize, used: Used, again: bool },
     Reset { rule: Rule, key: u64, return_old: bool },
 }
 
 #[derive(Clone, Debug)]
 struct Asked {
-    charges: Vec<(Rule, u64, u64)>,
+    charges: Vec<AskedOne>,
     consume: bool,
     longest_wait: Duration,
+}
+
+#[derive(Clone, Debug)]
+struct AskedOne {
+    rule: Rule,
+    key: u64,
+    cost: u64,
+    /// For how long it is to be held, if it is, and whether less will do.
+    hold: Option<(Duration, bool)>,
+}
+
+/// What is said to have been used of what was held: so many tenths of it, and some more.
+#[derive(Clone, Copy, Debug)]
+struct Used {
+    tenths: u64,
+    more: u64,
 }
 
 const KEYS: u64 = 2;
@@ -41,6 +60,8 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const DAY_MS: u64 = 86_400_000;
 const PERIODS_MS: [u64; 11] = [1000, 1, 7, 60_000, 997, 200_000, 300_000, 3_600_000, DAY_MS, 7 * DAY_MS, 30 * DAY_MS];
 const COUNTS: [u64; 10] = [1, 2, 7, 100, 997, 1000, 65_536, 1_000_003, 10_000_000, 999_999_937];
+/// What a call uses beyond what it holds, up to more than can be counted.
+const USED_MORE: [u64; 8] = [0, 0, 0, 0, 1, 1000, 10_000_001, u64::MAX];
 /// A queue may take longer to pass than a clock can show.
 const LONGEST_PAUSE: Duration = Duration::from_millis(90 * DAY_MS);
 
@@ -67,10 +88,21 @@ impl Schedule {
             match step {
                 Step::Ask(asked) => {
                     let charges = asked.iter_mut().flat_map(|asked| &mut asked.charges);
-                    charges.for_each(|(rule, ..)| *rule = rule.denial_cache(false));
+                    charges.for_each(|one| one.rule = one.rule.denial_cache(false));
                 }
                 Step::Reset { rule, .. } => *rule = rule.denial_cache(false),
-                Step::Pass(_) | Step::PassUntilRetry { .. } | Step::PassUntilReset { .. } | Step::GiveBack { .. } => {}
+                _ => {}
+            }
+        }
+        self
+    }
+
+    /// The same for a store that can't hold a charge, if it has no places either.
+    #[must_use]
+    pub(super) fn without_holds(mut self) -> Self {
+        for step in &mut self.steps {
+            if let Step::Ask(asked) = step {
+                asked.iter_mut().flat_map(|asked| &mut asked.charges).for_each(|one| one.hold = None);
             }
         }
         self
@@ -88,14 +120,15 @@ impl Schedule {
                 Step::PassUntilReset { early } => {
                     trial.pass(trial.reset_after.saturating_sub(*early).min(LONGEST_PAUSE));
                 }
+                Step::PassLease { early } => trial.pass(trial.lease_of_last_hold().saturating_sub(*early)),
                 Step::Ask(asked) => {
                     let mut requests: Vec<Request> = Vec::new();
                     for Asked { charges: asked, consume, longest_wait } in asked {
                         let mut charges = Charges::default();
-                        for (rule, key, cost) in asked {
-                            let mut charge = trial.charge(rule, *key, *cost);
-                            charge.longest_wait = *longest_wait;
-                            charges.push(charge);
+                        for AskedOne { rule, key, cost, hold } in asked {
+                            let hold = hold.map(|(lease, partial)| Hold { partial, ..Hold::new(lease) });
+                            let longest_wait = *longest_wait;
+                            charges.push(Charge { longest_wait, hold, ..trial.charge(rule, *key, *cost) });
                         }
                         let request = Request::new(charges, *consume);
                         // A batch may be decided in any order, so that what comes of a counter asked twice is open. (Redis
@@ -111,10 +144,26 @@ impl Schedule {
                         trial.give_back(grant).await?;
                     }
                 }
+                Step::Renew { before_last } => {
+                    if let Some(grant) = trial.held(*before_last) {
+                        trial.renew(&grant).await?;
+                        trial.put_back(grant);
+                    }
+                }
+                Step::Settle { before_last, used: Used { tenths, more }, again } => {
+                    if let Some(grant) = trial.held(*before_last) {
+                        trial.settle(&grant, |held| (held * tenths / 10).saturating_add(*more)).await?;
+                        if *again {
+                            trial.put_back(grant);
+                        }
+                    }
+                }
                 Step::Reset { rule, key, return_old } => {
                     trial.reset(rule, *key).await?;
-                    let tells_apart =
-                        matches!(rule.counted_by(), Algorithm::FixedWindow { .. } | Algorithm::SlidingLog);
+                    let tells_apart = matches!(
+                        rule.counted_by(),
+                        Algorithm::FixedWindow { .. } | Algorithm::SlidingLog | Algorithm::Concurrent
+                    );
                     if !self.strict && !tells_apart {
                         trial.forget_granted(rule, *key);
                     }
@@ -189,7 +238,7 @@ impl Draw<'_> {
     }
 
     fn step(&mut self, rules: &mut [Rule; 2], strict: bool) -> Option<Step> {
-        let kind = self.below(30);
+        let kind = self.below(36);
         let at = usize::from(self.below(2) == 1);
         let (rule, key) = (rules[at], self.below(KEYS));
         let both = [(rule, key), (rules[1 - at], self.below(KEYS))];
@@ -210,8 +259,14 @@ impl Draw<'_> {
             14..=20 => self.pause(&rule, strict),
             21..=24 => Step::GiveBack { before_last: usize::try_from(self.below(4)).expect("an index") },
             25..=26 => Step::Reset { rule, key, return_old: self.below(2) == 1 },
+            27..=28 => Step::Renew { before_last: usize::try_from(self.below(3)).expect("an index") },
+            29..=32 => {
+                let before_last = usize::try_from(self.below(3)).expect("an index");
+                let used = Used { tenths: self.pick(&[10, 5, 0, 1, 30]), more: self.pick(&USED_MORE) };
+                Step::Settle { before_last, used, again: self.below(4) == 1 }
+            }
             _ => {
-                let count = if kind < 29 { self.count() } else { rule.count() };
+                let count = if kind < 35 { self.count() } else { rule.count() };
                 let algorithm = self.sized(rule.counted_by(), count);
                 rules[at] = fitting(rule.prefix(), algorithm, count, rule.period_ms());
                 return None;
@@ -223,7 +278,7 @@ impl Draw<'_> {
         let is_leaky = |rule: &Rule| matches!(rule.counted_by(), Algorithm::LeakyBucket { .. });
         let stands_alone = counters.iter().any(|(rule, _)| is_leaky(rule));
         let counters = if stands_alone { &counters[..1] } else { counters };
-        let charges = counters.iter().map(|&(rule, key)| (rule, key, self.cost(rule.limit()))).collect();
+        let charges = counters.iter().map(|&(rule, key)| self.asked_one(rule, key)).collect();
         let rule = &counters[0].0;
         let longest_wait = match if is_leaky(rule) { self.below(4) } else { 0 } {
             0..=1 => Duration::MAX,
@@ -231,6 +286,27 @@ impl Draw<'_> {
             _ => spacing(rule) * self.up_to_ten(),
         };
         Asked { charges, consume, longest_wait }
+    }
+
+    fn asked_one(&mut self, rule: Rule, key: u64) -> AskedOne {
+        let cost = self.cost(rule.limit());
+        let can_be_held = matches!(rule.counted_by(), Algorithm::SlidingLog | Algorithm::Concurrent);
+        let is_held = can_be_held && (self.below(2) == 1 || rule.is_concurrent());
+        let hold = is_held.then(|| (self.lease(&rule), self.below(3) == 1));
+        AskedOne { rule, key, cost, hold }
+    }
+
+    /// Short and long against the period.
+    fn lease(&mut self, rule: &Rule) -> Duration {
+        let period = rule.period();
+        match self.below(6) {
+            0 => Duration::from_millis(rule.period_ms().div_ceil(10)),
+            1 => period,
+            2 => period + self.fine(false),
+            3 => 3 * period,
+            4 => self.fine(false).max(MILLISECOND),
+            _ => Duration::from_secs(30),
+        }
     }
 
     fn cost(&mut self, limit: u64) -> u64 {
@@ -253,7 +329,7 @@ impl Draw<'_> {
             Algorithm::SlidingWindow { buckets } => Duration::from_millis(rule.period_ms() / buckets),
             _ => Duration::from_millis(rule.period_ms().div_ceil(10)),
         };
-        let time = match self.below(10) {
+        let time = match self.below(12) {
             0 => fine,
             1 => part,
             2 => part + fine,
@@ -263,7 +339,8 @@ impl Draw<'_> {
             6 => period.saturating_sub(early),
             7 => period + fine,
             8 => return Step::PassUntilRetry { early },
-            _ => return Step::PassUntilReset { early },
+            9 => return Step::PassUntilReset { early },
+            _ => return Step::PassLease { early },
         };
         Step::Pass(time.min(3 * period))
     }

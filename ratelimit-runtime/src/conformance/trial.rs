@@ -13,8 +13,8 @@ use tokio::{runtime::Handle, task::JoinSet};
 
 use super::{Model, Subject};
 use crate::{
-    CounterName, Key, Rule, Store,
-    store::{Batch, Charge, Charges, Reply, Request, StoreError},
+    Algorithm, CounterName, Key, Rule, Store,
+    store::{Batch, Charge, Charges, Hold, Reply, Request, StoreError},
 };
 
 /// A run of steps on fresh counters, that ends where a store does not do what the model does.
@@ -30,6 +30,8 @@ pub struct Trial<'a> {
     now: Duration,
     steps: Vec<String>,
     granted: Vec<Grant>,
+    /// How long each charge to a log is held, if it is.
+    lease: Option<Duration>,
     /// The waits that the last answer named.
     pub(super) retry_after: Duration,
     pub(super) reset_after: Duration,
@@ -46,7 +48,7 @@ pub(super) enum Compared {
 }
 
 /// A request that was granted, as each of the stores answered it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Grant {
     /// By the model.
     pub(super) charges: Charges,
@@ -72,6 +74,10 @@ struct Said {
     retry_after: Option<Option<Duration>>,
     reset_after: Option<Duration>,
     slot: Option<Duration>,
+    /// How much of it is held now.
+    hold: Option<u64>,
+    /// How much is held by others, and whether it would fit without, where it does not.
+    in_the_way: Option<(u64, bool)>,
 }
 
 impl<'a> Trial<'a> {
@@ -88,6 +94,7 @@ impl<'a> Trial<'a> {
             now,
             steps: Vec::new(),
             granted: Vec::new(),
+            lease: None,
             retry_after: Duration::ZERO,
             reset_after: Duration::ZERO,
         }
@@ -99,9 +106,26 @@ impl<'a> Trial<'a> {
         self
     }
 
-    /// A charge to the rule's counter for a key.
+    /// The same, with charges to logs that are held for so long.
+    pub(super) fn holding(mut self, lease: Option<Duration>) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// A charge to the rule's counter for a key. A place is held for the rule's period.
     pub(super) fn charge(&self, rule: &Rule, key: u64, cost: u64) -> Charge {
-        Charge::new(*rule, CounterName::new("", rule, Some(&Key::new((self.id, key)))), cost)
+        let lease = match rule.counted_by() {
+            Algorithm::Concurrent => Some(rule.period()),
+            Algorithm::SlidingLog => self.lease,
+            _ => None,
+        };
+        let hold = lease.map(Hold::new);
+        Charge { hold, ..Charge::new(*rule, CounterName::new("", rule, Some(&Key::new((self.id, key)))), cost) }
+    }
+
+    /// Asks for one charge that is held, and returns what the model says of it.
+    pub(super) async fn hold(&mut self, rule: &Rule, key: u64, cost: u64, hold: Hold) -> Result<Request, Broken> {
+        self.ask(Request::new(Charge { hold: Some(hold), ..self.charge(rule, key, cost) }, true)).await
     }
 
     /// Asks for one charge, and returns what the model says of it.
@@ -161,15 +185,15 @@ impl<'a> Trial<'a> {
             Request::new(charges, true)
         };
         let fits = rules.iter().map(Rule::limit).min().unwrap_or_default();
-        let (one, mut all) = (request(1), request(fits));
+        let (mut all, requests) = (request(fits), (0..calls).map(|_| request(1)).collect::<Vec<_>>());
         let manner = if in_one_batch { "in one batch" } else { "at once" };
-        let asked = format!("{calls} times {manner}: {}", self.words(&one));
+        let asked = format!("{calls} times {manner}: {}", self.words(&requests[0]));
         self.check_clocks(&asked)?;
         // Calls of one instant come to the same as one call with their cost.
         self.model.decide(self.now, &mut all);
         let mut answers = Vec::new();
         for (_, subject) in self.stores {
-            let requests = (0..calls).map(|_| one.clone());
+            let requests = requests.iter().cloned();
             let batches = if in_one_batch { vec![requests.collect()] } else { requests.map(Batch::from).collect() };
             let decided = at_once(subject.store(), batches).await;
             let outcomes: Result<Vec<_>, _> =
@@ -206,6 +230,61 @@ impl<'a> Trial<'a> {
     pub(super) fn granted(&mut self, before_last: usize) -> Option<Grant> {
         let at = self.granted.len().checked_sub(before_last + 1)?;
         Some(self.granted.remove(at))
+    }
+
+    /// The request that was granted last but so many of those of which something was held, to be put back by whom it holds on to.
+    pub(super) fn held(&mut self, before_last: usize) -> Option<Grant> {
+        let is_held = |&at: &usize| self.granted[at].held().next().is_some();
+        let at = (0..self.granted.len()).rev().filter(is_held).nth(before_last)?;
+        Some(self.granted.remove(at))
+    }
+
+    /// How long the last of them is held, or not at all.
+    pub(super) fn lease_of_last_hold(&self) -> Duration {
+        let holds = self.granted.iter().rev().flat_map(|grant| grant.held().map(|at| grant.charges[at].hold));
+        holds.flatten().next().map_or(Duration::ZERO, |hold| hold.lease)
+    }
+
+    /// As if it had just been granted.
+    pub(super) fn put_back(&mut self, grant: Grant) {
+        self.granted.push(grant);
+    }
+
+    /// Makes what is held of a request last as long again, each charge of it.
+    pub(super) async fn renew(&mut self, grant: &Grant) -> Result<(), Broken> {
+        for at in grant.held() {
+            let charge = &grant.charges[at];
+            let asked = format!("renew {}", self.words_of(charge));
+            self.check_clocks(&asked)?;
+            let expected = self.model.renew(self.now, charge);
+            let mut answers = Vec::new();
+            for ((_, subject), theirs) in self.stores.iter().zip(&grant.theirs) {
+                answers.push(answer(subject.store().renew(theirs[at].clone())).await);
+            }
+            self.compare(&asked, &Ok(expected), &answers, |answer| match answer {
+                Ok(true) => "held".to_owned(),
+                Ok(false) => "not held any more".to_owned(),
+                Err(error) => format!("the error {error:?}"),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Settles each charge of a request that is held, by what was used of how much.
+    pub(super) async fn settle(&mut self, grant: &Grant, used: impl Fn(u64) -> u64) -> Result<(), Broken> {
+        for at in grant.held() {
+            let charge = &grant.charges[at];
+            let used = used(charge.cost);
+            let asked = format!("settle with {used} used: {}", self.words_of(charge));
+            self.check_clocks(&asked)?;
+            self.model.settle(self.now, charge, used);
+            let mut answers = Vec::new();
+            for ((_, subject), theirs) in self.stores.iter().zip(&grant.theirs) {
+                answers.push(answer(subject.store().settle(theirs[at].clone(), used)).await);
+            }
+            self.compare(&asked, &Ok(()), &answers, |answer| format!("{answer:?}"))?;
+        }
+        Ok(())
     }
 
     /// The request that was granted last to the rule's counter for a key, if it was not given back.
@@ -268,12 +347,20 @@ impl<'a> Trial<'a> {
     fn words(&self, request: &Request) -> String {
         let mut words = String::from(if request.consume { "charge " } else { "look at " });
         for (at, charge) in request.charges.iter().enumerate() {
-            let key = (0..).take(1000).find(|&key| self.charge(&charge.rule, key, 0).counter == charge.counter);
             let between = if at > 0 { " together with " } else { "" };
-            let _ = write!(words, "{between}{} to {}", charge.cost, named(&charge.rule, key.unwrap_or(u64::MAX)));
-            if charge.longest_wait != Duration::MAX {
-                let _ = write!(words, ", waiting at most {:?}", charge.longest_wait);
-            }
+            let _ = write!(words, "{between}{}", self.words_of(charge));
+        }
+        words
+    }
+
+    fn words_of(&self, charge: &Charge) -> String {
+        let key = (0..).take(1000).find(|&key| self.charge(&charge.rule, key, 0).counter == charge.counter);
+        let mut words = format!("{} to {}", charge.cost, named(&charge.rule, key.unwrap_or(u64::MAX)));
+        if charge.longest_wait != Duration::MAX {
+            let _ = write!(words, ", waiting at most {:?}", charge.longest_wait);
+        }
+        if let Some(Hold { lease, partial, .. }) = charge.hold {
+            let _ = write!(words, ", {}held for {lease:?}", if partial { "or what remains, " } else { "" });
         }
         words
     }
@@ -329,14 +416,25 @@ fn named(rule: &Rule, key: u64) -> String {
     format!("`{}` of key {key} ({} per {:?} by {:?})", rule.prefix(), rule.count(), rule.period(), rule.counted_by())
 }
 
+impl Grant {
+    /// Which of its charges hold something.
+    fn held(&self) -> impl Iterator<Item = usize> {
+        let charges = self.charges.iter().enumerate();
+        charges.filter(|(_, charge)| charge.hold.is_some() && charge.cost > 0).map(|(at, _)| at)
+    }
+}
+
 impl Answer {
     fn of(request: &Request, compared: Compared) -> Self {
-        let decisions = request.charges.iter().map(|Charge { decision, wait, .. }| Said {
+        let is_granted = request.consume && request.outcome == Ok(true);
+        let decisions = request.charges.iter().map(|Charge { decision, wait, cost, hold, held, is_busy, .. }| Said {
             limit: decision.limit(),
             remaining: decision.remaining(),
             retry_after: (compared >= Compared::RetryAfter).then_some(decision.retry_after()),
             reset_after: (compared >= Compared::ResetAfter).then_some(decision.reset_after()),
             slot: (compared >= Compared::All).then_some(*wait),
+            hold: hold.filter(|_| is_granted).map(|_| *cost),
+            in_the_way: decision.retry_after().filter(|_| compared >= Compared::All).map(|_| (*held, *is_busy)),
         });
         Self { outcome: request.outcome.clone(), decisions: decisions.collect() }
     }
@@ -349,7 +447,7 @@ impl fmt::Display for Answer {
             Ok(false) => f.write_str("it does not fit")?,
             Err(error) => return write!(f, "the error {error:?}"),
         }
-        for Said { limit, remaining, retry_after, reset_after, slot } in &self.decisions {
+        for Said { limit, remaining, retry_after, reset_after, slot, hold, in_the_way } in &self.decisions {
             write!(f, "; limit {limit}, remaining {remaining}")?;
             if let Some(wait) = reset_after {
                 write!(f, ", reset_after {} ms", wait.as_millis())?;
@@ -361,6 +459,13 @@ impl fmt::Display for Answer {
             }
             if let Some(wait) = slot.filter(|wait| !wait.is_zero()) {
                 write!(f, ", slot in {} ms", wait.as_millis())?;
+            }
+            if let Some(held) = hold {
+                write!(f, ", {held} of it held")?;
+            }
+            if let Some((held, is_busy)) = in_the_way {
+                let not = if *is_busy { "" } else { "not " };
+                write!(f, ", {held} held by others, without which it would {not}fit")?;
             }
         }
         Ok(())

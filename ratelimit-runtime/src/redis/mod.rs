@@ -148,9 +148,8 @@ impl Redis {
             Some(_) => Command::Settle(charge, 0),
         };
         let mut back = 0;
-        for (command, reply) in self.nodes.run(charges.map(command).collect()).await {
-            let number = number(&reply?)?.unsigned_abs();
-            back += if let Command::Settle(charge, _) = command { charge.cost } else { number };
+        for (_, reply) in self.nodes.run(charges.map(command).collect()).await {
+            back += number(&reply?)?.unsigned_abs();
         }
         Ok(back)
     }
