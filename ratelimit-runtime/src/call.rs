@@ -10,7 +10,10 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::time::timeout;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout},
+};
 
 #[cfg(feature = "redis")]
 use crate::redis::Share;
@@ -18,8 +21,9 @@ use crate::{
     Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
     algorithm::{Ask, TakenWindow, Window},
     guard::Known,
+    hold,
     key::Fingerprint,
-    limiter::{Held, Settings, no_answer, refusal},
+    limiter::{Held, NO_RUNTIME, Settings, no_answer, refusal},
     observe,
     store::{Batch, Charge, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
     wait::Refused,
@@ -174,9 +178,8 @@ impl Unsure {
         answer: impl Future<Output = Result<Batch, StoreError>>,
     ) -> Result<Batch, StoreError> {
         let batch = answer.await;
-        if let Ok(batch) = &batch
-            && batch.iter().all(|request| request.outcome.is_ok())
-        {
+        let is_known = |request: &Request| request.outcome.as_ref().map_or_else(StoreError::is_unsent, |_| true);
+        if batch.as_ref().is_ok_and(|batch| batch.iter().all(is_known)) {
             self.0 = None;
         }
         batch
@@ -186,7 +189,7 @@ impl Unsure {
 impl Drop for Unsure {
     fn drop(&mut self) {
         if let Some((limiter, charges)) = self.0.take() {
-            limiter.abandon(charges, CountedBy::Store);
+            hold::abandon(&limiter, charges);
         }
     }
 }
@@ -249,7 +252,7 @@ impl Call {
         {
             return Err(Box::pin(self.wait(arrival, counter, None)));
         }
-        if self.limiter.settlements().are_under_way(&charges) {
+        if self.limiter.settlements().of(&charges).is_some() {
             return Err(Box::pin(async move {
                 let (asked, batch) = self.question(charges, true).await;
                 match self.answer_or_wait(batch, asked) {
@@ -277,15 +280,16 @@ impl Call {
 
     /// Asks the store, when what is being settled has been; and tells when it did.
     async fn question(&self, charges: Charges, consume: bool) -> (Duration, Result<Batch, StoreError>) {
-        let settlements = self.limiter.settlements();
-        if settlements.are_under_way(&charges) {
-            let _ = timeout(self.limiter.settings().deadline, settlements.done(&charges)).await;
+        let (began, mut left) = (Instant::now(), self.limiter.settings().deadline);
+        if let Some(settlements) = self.limiter.settlements().of(&charges) {
+            let _ = timeout(left, settlements.done()).await;
+            left = left.saturating_sub(began.elapsed());
         }
         let asked = self.clock().now();
         let Some(store) = self.limiter.store() else { return (asked, Err(no_answer())) };
         let unsure = Unsure::new(&self.limiter, &charges);
         let reply = store.decide(Request::new(charges, consume).into());
-        (asked, unsure.until_answered(self.limiter.within_deadline(reply)).await)
+        (asked, unsure.until_answered(self.limiter.within(left, reply)).await)
     }
 
     fn answer_or_wait(self, batch: Result<Batch, StoreError>, asked: Duration) -> Result<Answer, Pending> {
@@ -368,8 +372,8 @@ impl Call {
                 if !in_time(self.clock(), give_up, place.first()).await {
                     return Err(self.last_word(place.last().or(refused)).await);
                 }
-                if let Some(Refused { ask_at, is_held, .. }) = refused.take() {
-                    if is_held {
+                if let Some(Refused { ask_at, .. }) = refused.take() {
+                    if self.asked.iter().any(Asked::holds) {
                         tokio::select! {
                             biased;
                             () = place.called() => {}
@@ -481,7 +485,7 @@ impl Call {
         let mut charges = Charges::default();
         let give_up = self.arrival.and_then(|arrival| arrival.give_up);
         let longest_wait = give_up.map(|give_up| give_up.saturating_sub(self.clock().now()));
-        for asked @ Asked { rule, key, cost, holds } in &self.asked {
+        for asked @ Asked { rule, key, cost, .. } in &self.asked {
             let key = match key {
                 AskedKey::Some(key) => Some(key),
                 AskedKey::Shared => None,
@@ -490,7 +494,7 @@ impl Call {
             };
             let longest_wait = longest_wait.unwrap_or(Duration::MAX);
             let charge = Charge { longest_wait, ..self.limiter.charge(rule, key, *cost)? };
-            let is_held = (*holds != Holds::Cost || rule.is_concurrent()) && *cost > 0;
+            let is_held = asked.holds() && *cost > 0;
             charges.push(if is_held { self.hold(asked, charge)? } else { charge });
         }
         if charges.len() > 1 {
@@ -519,8 +523,8 @@ impl Call {
     fn hold(&self, asked: &Asked, charge: Charge) -> Result<Charge, RequestPerMinute> {
         let Charge { rule, cost, .. } = charge;
         let lease = match (asked.holds, rule.counted_by()) {
-            (_, Algorithm::Concurrent) => rule.period(),
-            (Holds::Told | Holds::Cost, Algorithm::SlidingLog) => LEASE,
+            (Holds::Cost, _) => rule.period(), // places
+            (Holds::Told, Algorithm::SlidingLog) => LEASE,
             // A holder that died is charged when its time would have been over.
             (Holds::Time, Algorithm::SlidingLog) => {
                 Duration::from_millis(cost.min(rule.limit())).clamp(SHORTEST_LEASE, LEASE)
@@ -530,6 +534,9 @@ impl Call {
                 return Err(refusal(&rule, StoreError::misconfigured(error)));
             }
         };
+        if self.limiter.guarded().is_some() && Handle::try_current().is_err() {
+            return Err(refusal(&rule, StoreError::misconfigured(NO_RUNTIME))); // nobody could renew it
+        }
         if self.limiter.store().is_some_and(|store| !store.can_hold()) {
             return Err(refusal(&rule, StoreError::misconfigured(HOLDS_NOTHING)));
         }
@@ -705,6 +712,10 @@ impl Call {
 }
 
 impl Asked {
+    fn holds(&self) -> bool {
+        self.holds != Holds::Cost || self.rule.is_concurrent()
+    }
+
     /// Whether nothing remains for others while it runs.
     fn takes_all(&self) -> bool {
         self.holds == Holds::Time && self.cost >= self.rule.limit()

@@ -5,7 +5,9 @@
 
 use std::{
     collections::HashMap,
-    fmt, mem,
+    fmt,
+    future::Future,
+    mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -13,9 +15,13 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio::{
     runtime::Handle,
-    sync::{Notify, oneshot},
+    sync::{
+        oneshot,
+        watch::{Receiver, Sender},
+    },
     time::{Instant, sleep, timeout},
 };
 
@@ -24,11 +30,13 @@ use crate::{
     call::CountedBy,
     limiter::{Held, refusal},
     observe,
-    store::{Charge, Charges, Reply, StoreError},
+    store::{Charge, Charges, Hold, Reply, StoreError},
 };
 
-/// Before a settlement that failed is tried again.
-const REPEAT: Duration = Duration::from_millis(100);
+/// Before what failed is tried again, at first.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Before it is tried again later, and between two renewals: nobody believes for longer that something is held which a server has lost.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// What is held for one call. Dropped, it is settled.
 pub(crate) struct Holding {
@@ -64,7 +72,7 @@ struct Task {
 struct Settlement {
     used: Used,
     /// Held by those who ask before it is done.
-    _under_way: UnderWay,
+    under_way: UnderWay,
     told: Option<oneshot::Sender<Result<(), StoreError>>>,
 }
 
@@ -91,7 +99,8 @@ impl Holding {
         let began = limiter.settings().clock.now();
         // Places last, in which they are left too: who takes one next finds charged what was used in it.
         charges.sort_by_key(|charge| charge.rule.is_concurrent());
-        let timed = charges.iter().filter(|charge| charge.hold.is_some_and(|hold| hold.is_timed));
+        let is_timed = |charge: &&Charge| charge.hold.is_some_and(|hold| hold.is_timed) && !charge.rule.is_shadow();
+        let timed = charges.iter().filter(is_timed);
         let granted = timed.map(|charge| Duration::from_millis(charge.cost)).min().unwrap_or(Duration::MAX);
         let much = charges.iter().map(|charge| charge.cost).sum();
         let is_here = matches!(by, CountedBy::Local) || limiter.memory().is_some();
@@ -113,7 +122,8 @@ impl Holding {
     /// Whether nobody else can have it.
     pub(crate) fn is_held(&self) -> bool {
         match &self.kept {
-            Kept::Here(_) => true,
+            // A share of this process, as long as the store is away.
+            Kept::Here(_) => matches!(self.by, CountedBy::Store) || self.limiter.is_degraded(),
             Kept::ByTask(task) => self.limiter.settings().clock.now_us() < task.until_us.load(Ordering::Acquire),
             Kept::Settled => false,
         }
@@ -167,7 +177,7 @@ impl Holding {
             }
             Kept::ByTask(Task { rule, counters, settle, .. }) => {
                 let under_way = UnderWay::new(self.limiter.clone(), counters);
-                drop(settle.send(Settlement { used, _under_way: under_way, told }));
+                drop(settle.send(Settlement { used, under_way, told }));
                 Some(rule)
             }
             Kept::Settled => None,
@@ -202,14 +212,14 @@ async fn keep(
     mut settlement: oneshot::Receiver<Settlement>,
 ) {
     let deadline = limiter.settings().deadline;
-    let Settlement { used, _under_way, told } = loop {
+    let Settlement { used, under_way, told } = loop {
         tokio::select! {
             biased;
             settlement = &mut settlement => match settlement {
                 Ok(settlement) => break settlement,
                 Err(_) => return,
             },
-            () = sleep(lease / 3) => {}
+            () = sleep((lease / 3).min(LONGEST_PAUSE)) => {}
         }
         let asked = limiter.settings().clock.now();
         let mut is_held = until_us.load(Ordering::Acquire) > 0;
@@ -230,27 +240,70 @@ async fn keep(
             until_us.store(in_us(asked.saturating_add(lease)), Ordering::Release);
         }
     };
-    let settle = |charge: &Charge| in_time(deadline, limiter.settle(charge.clone(), used.of(charge), CountedBy::Store));
     let (mut settled, mut failed) = (Ok(()), Vec::new());
     for charge in charges.iter() {
-        let done = settle(charge).await;
+        let done = in_time(deadline, limiter.settle(charge.clone(), used.of(charge), CountedBy::Store)).await;
         if let Err(error) = &done {
             observe::not_settled(&charge.rule, error);
-            // What was done once, and is done again, is the same then: nobody has to wait for the lease to end.
-            if !error.misconfigured && (used.of(charge) == 0 || charge.rule.is_concurrent()) {
+            if !error.misconfigured {
                 failed.push(charge);
             }
         }
         settled = settled.and(done);
     }
+    // Whoever asks next need not wait for a store that is away.
+    drop(under_way);
     if let Some(told) = told {
         let _ = told.send(settled);
     }
-    let patience = Instant::now() + lease;
-    for charge in failed {
-        while settle(charge).await.is_err() && Instant::now() < patience {
-            sleep(REPEAT).await;
+    let again = failed.into_iter().map(|charge| {
+        let Charge { rule, hold, .. } = charge;
+        let lasts = if rule.is_concurrent() { Duration::ZERO } else { rule.period() };
+        let charge = Charge { hold: hold.map(|hold| Hold { again: true, ..hold }), ..charge.clone() };
+        let (used, limiter) = (used.of(&charge), &limiter);
+        async move {
+            sleep(FIRST_PAUSE).await;
+            let settle = || async {
+                let settled = in_time(deadline, limiter.settle(charge.clone(), used, CountedBy::Store)).await;
+                limiter.lines().call(&charge.counter);
+                settled.is_ok_and(|()| true)
+            };
+            repeat(lease_of(&charge) + lasts, settle).await;
         }
+    });
+    join_all(again).await;
+}
+
+/// Leaves what the store may have granted to a caller who has gone before it answered. What it has not granted yet it may grant later, so it is
+/// asked until it had something to leave, or has none any more.
+pub(crate) fn abandon(limiter: &Held, charges: Charges) {
+    let Ok(runtime) = Handle::try_current() else { return };
+    let limiter = limiter.clone();
+    runtime.spawn(async move {
+        let each = charges.iter().map(|charge| {
+            let limiter = &limiter;
+            let give_back = move || async move {
+                let back = limiter.store().map(|store| store.give_back(charge.clone().into()));
+                let back = in_time(limiter.settings().deadline, back.unwrap_or(Reply::Ready(Ok(1)))).await;
+                limiter.lines().call(&charge.counter);
+                back.is_ok_and(|back| back > 0)
+            };
+            repeat(lease_of(charge), give_back)
+        });
+        join_all(each).await;
+    });
+}
+
+fn lease_of(charge: &Charge) -> Duration {
+    charge.hold.map_or(Duration::ZERO, |hold| hold.lease)
+}
+
+/// Does something until it is done, with longer and longer pauses, or for so long.
+async fn repeat<F: Future<Output = bool>>(longest: Duration, mut act: impl FnMut() -> F) {
+    let (end, mut pause) = (Instant::now() + longest, FIRST_PAUSE);
+    while !act().await && Instant::now() < end {
+        sleep(pause).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
     }
 }
 
@@ -268,15 +321,10 @@ fn in_us(time: Duration) -> u64 {
 /// Settlements that are under way: who asks for a counter waits for those of it.
 #[derive(Debug, Default)]
 pub(crate) struct Settlements {
-    by_counter: Mutex<HashMap<CounterName, Waiting>>,
+    /// Each ends with its sender.
+    by_counter: Mutex<HashMap<CounterName, Vec<Receiver<()>>>>,
     /// How many counters there are, for those who only want to know that there are none.
     count: AtomicUsize,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    settlements: usize,
-    done: Arc<Notify>,
 }
 
 impl Settlements {
@@ -285,38 +333,36 @@ impl Settlements {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Whether one of these is being settled.
-    pub(crate) fn are_under_way(&self, charges: &[Charge]) -> bool {
-        !self.are_none() && {
-            let waiting = self.lock();
-            charges.iter().any(|charge| waiting.contains_key(&charge.counter))
+    /// Those of these counters that are under way, if any are.
+    pub(crate) fn of(&self, charges: &[Charge]) -> Option<UntilDone> {
+        if self.are_none() {
+            return None;
         }
+        let under_way = self.lock();
+        let these = charges.iter().filter_map(|charge| under_way.get(&charge.counter));
+        let these: Vec<_> = these.flatten().cloned().collect();
+        (!these.is_empty()).then_some(UntilDone(these))
     }
 
-    /// Returns when nothing is being settled.
-    pub(crate) async fn all_done(&self) {
-        loop {
-            let done = self.lock().values().next().map(|waiting| Arc::clone(&waiting.done).notified_owned());
-            let Some(done) = done else { return };
-            done.await;
-        }
+    /// All that are under way.
+    pub(crate) fn all(&self) -> UntilDone {
+        UntilDone(self.lock().values().flatten().cloned().collect())
     }
 
-    /// Returns when none of these is being settled.
-    pub(crate) async fn done(&self, charges: &[Charge]) {
-        for Charge { counter, .. } in charges {
-            loop {
-                let done = match self.lock().get(counter) {
-                    Some(waiting) => Arc::clone(&waiting.done).notified_owned(), // registered under the lock
-                    None => break,
-                };
-                done.await;
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<CounterName, Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<CounterName, Vec<Receiver<()>>>> {
         self.by_counter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Settlements that are waited for. Those that begin later are not among them.
+#[derive(Debug)]
+pub(crate) struct UntilDone(Vec<Receiver<()>>);
+
+impl UntilDone {
+    pub(crate) async fn done(self) {
+        for mut settlement in self.0 {
+            let _ = settlement.changed().await; // an error, when its sender is gone
+        }
     }
 }
 
@@ -324,36 +370,37 @@ impl Settlements {
 struct UnderWay {
     limiter: Held,
     counters: Vec<CounterName>,
+    done: Sender<()>,
 }
 
 impl UnderWay {
     fn new(limiter: Held, counters: Vec<CounterName>) -> Self {
+        let done = Sender::new(());
         let settlements = limiter.settlements();
-        let mut waiting = settlements.lock();
+        let mut under_way = settlements.lock();
         for counter in &counters {
-            waiting.entry(counter.clone()).or_default().settlements += 1;
+            under_way.entry(counter.clone()).or_default().push(done.subscribe());
         }
-        settlements.count.store(waiting.len(), Ordering::Release);
-        drop(waiting);
-        Self { limiter, counters }
+        settlements.count.store(under_way.len(), Ordering::Release);
+        drop(under_way);
+        Self { limiter, counters, done }
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        let settlements = self.limiter.settlements();
-        let mut waiting = settlements.lock();
+        let (settlements, own) = (self.limiter.settlements(), self.done.subscribe());
+        let mut under_way = settlements.lock();
         for counter in &self.counters {
-            if let Some(one) = waiting.get_mut(counter) {
-                one.settlements -= 1;
-                if one.settlements == 0 {
-                    one.done.notify_waiters();
-                    waiting.remove(counter);
+            if let Some(these) = under_way.get_mut(counter) {
+                these.retain(|other| !other.same_channel(&own));
+                if these.is_empty() {
+                    under_way.remove(counter);
                 }
             }
         }
-        settlements.count.store(waiting.len(), Ordering::Release);
-        drop(waiting);
+        settlements.count.store(under_way.len(), Ordering::Release);
+        drop(under_way);
         for counter in &self.counters {
             self.limiter.lines().call(counter);
         }

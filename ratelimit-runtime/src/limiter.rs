@@ -467,7 +467,7 @@ impl Limiter {
     pub async fn close(&self) -> u64 {
         let inner = self.inner();
         if !inner.settlements.are_none() {
-            let _ = tokio::time::timeout(inner.settings.deadline, inner.settlements.all_done()).await;
+            let _ = tokio::time::timeout(inner.settings.deadline, inner.settlements.all().done()).await;
         }
         match inner.guarded() {
             Some(guarded) => guarded.close().await,
@@ -596,6 +596,11 @@ impl Inner {
         }
     }
 
+    /// Whether the store does not decide, as far as is known.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.seen.is_degraded() || self.store().and_then(Store::outage).is_some()
+    }
+
     /// Counts for this process alone.
     pub(crate) fn local(&self) -> &Memory {
         let settings = &self.settings;
@@ -610,15 +615,20 @@ impl Inner {
     }
 
     pub(crate) async fn within_deadline<T>(&self, reply: Reply<T>) -> Result<T, StoreError> {
+        self.within(self.settings.deadline, reply).await
+    }
+
+    /// Within what is left of the deadline.
+    pub(crate) async fn within<T>(&self, left: Duration, reply: Reply<T>) -> Result<T, StoreError> {
         match reply {
             Reply::Ready(answer) => Ok(answer),
             Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::misconfigured(NO_RUNTIME)),
             Reply::Pending(answer) => {
-                let (deadline, stopwatch) = (self.settings.deadline, Stopwatch::start());
-                let answer = tokio::time::timeout(deadline, answer);
+                let stopwatch = Stopwatch::start();
+                let answer = tokio::time::timeout(left, answer);
                 let answer = answer.instrument(tracing::debug_span!("ask_rate_limit_store")).await;
                 stopwatch.stop();
-                answer.map_err(|_| StoreError::late(deadline))
+                answer.map_err(|_| StoreError::late(self.settings.deadline))
             }
         }
     }

@@ -270,7 +270,7 @@ impl Memory {
         let settle = |counter: &mut Counter| (counter.settle(rule, hold, used, now_us), counter.is_fresh(now_us));
         let (still_held, is_fresh) = match shard.update(name, rule, settle) {
             // Where there is no room for a counter, what was used is not counted.
-            None if used > 0 => self.insert_new(shard, name, rule, now_us, settle).unwrap_or((0, false)),
+            None if used > 0 && !hold.again => self.insert_new(shard, name, rule, now_us, settle).unwrap_or((0, false)),
             settled => settled.unwrap_or((0, false)),
         };
         if is_fresh {

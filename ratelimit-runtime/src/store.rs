@@ -298,6 +298,8 @@ pub struct Hold {
     pub partial: bool,
     /// Refuse it while anything of the counter is held whose time is not over, even if it would fit.
     pub alone: bool,
+    /// When it is settled: nobody knows whether it was before, so nothing is charged unless it is still held.
+    pub again: bool,
     /// As long as this process runs, without being renewed.
     pub(crate) is_kept: bool,
     /// What is used is the time it takes.
@@ -309,7 +311,7 @@ impl Hold {
     pub fn new(lease: Duration) -> Self {
         // The standard library seeds its maps from the system's randomness, and each anew.
         let id = RandomState::new().hash_one(0) >> 12;
-        Self { id, lease, partial: false, alone: false, is_kept: false, is_timed: false }
+        Self { id, lease, partial: false, alone: false, again: false, is_kept: false, is_timed: false }
     }
 
     pub(crate) fn lease_ms(&self) -> u64 {
@@ -373,6 +375,8 @@ impl From<Charge> for Charges {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
     pub(crate) misconfigured: bool,
+    /// Whether the store surely did nothing.
+    unsent: bool,
     reason: Reason,
     /// When what it tells of began, if it goes on.
     since: Option<Instant>,
@@ -388,17 +392,29 @@ enum Reason {
 impl StoreError {
     /// The store cannot be reached, is too slow or is full. What happens is the caller's `on_store_error`.
     pub fn unavailable(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { misconfigured: false, reason: Reason::new(reason.into()), since: None }
+        Self { misconfigured: false, unsent: false, reason: Reason::new(reason.into()), since: None }
     }
 
     /// The store answered that it can't work like this: a wrong type, a missing right, a broken script. Returned to
     /// callers whatever their policy.
     pub fn misconfigured(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { misconfigured: true, reason: Reason::new(reason.into()), since: None }
+        Self { misconfigured: true, unsent: false, reason: Reason::new(reason.into()), since: None }
     }
 
     pub(crate) fn late(deadline: Duration) -> Self {
         Self::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
+    }
+
+    /// The same, of something that was not sent.
+    #[cfg(feature = "redis")]
+    pub(crate) fn unsent(mut self) -> Self {
+        self.unsent = true;
+        self
+    }
+
+    /// Whether the store surely did nothing.
+    pub(crate) fn is_unsent(&self) -> bool {
+        self.unsent
     }
 
     /// The same, with whom it is about in front.

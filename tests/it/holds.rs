@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use ratelimit_runtime::__private::{Call, charge, charge_elapsed, concurrent, hold_requests, key};
 use ratelimit_runtime::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule, limit_concurrent_requests,
@@ -676,4 +677,150 @@ async fn a_charge_is_given_back_beside_what_is_held() {
             timed.advance(50 * SECOND);
         }
     }
+}
+
+/// Callers who gave up, some of them before the server had read what they asked: it grants them places when it goes on, late.
+#[tokio::test]
+async fn what_a_server_grants_to_callers_who_have_gone_is_left_again() {
+    let server = RedisServer::start();
+    let builder = Limiter::builder(&server.url()).deadline(100 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, other, key) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
+    let places = Rule::new("stall", 3, 60 * SECOND).algorithm(Algorithm::Concurrent);
+    drop(limiter.acquire(&places, key).await.unwrap());
+    limiter.close().await;
+    server.stop();
+    let until = Instant::now() + SECOND;
+    while Instant::now() < until {
+        assert!(join_all((0..20).map(|_| limiter.acquire(&places, key))).await.iter().all(Result::is_err));
+        sleep(10 * MS).await;
+    }
+    server.cont();
+    eventually("all places are free", || async { remaining(&other, &places, key).await == 3 }).await;
+    sleep(SECOND).await;
+    assert_eq!(remaining(&other, &places, key).await, 3);
+}
+
+/// What is left may overtake what was asked, on another connection.
+#[tokio::test]
+async fn who_is_cancelled_holds_nothing_on_any_of_several_connections() {
+    let server = RedisServer::start();
+    let builder = Limiter::builder(&server.url()).connections(4).on_store_error(OnStoreError::Deny);
+    let (limiter, key) = (builder.deadline(PATIENCE).build().await.unwrap(), fresh_key());
+    let places = Rule::new("connections", 1000, 60 * SECOND).algorithm(Algorithm::Concurrent);
+    drop(limiter.acquire(&places, key).await.unwrap());
+    sleep(300 * MS).await; // all of them are open
+    for _ in 0..300 {
+        let mut asking = Box::pin(limiter.acquire(&places, key));
+        assert!(asks(&mut asking).await);
+        tokio::task::yield_now().await;
+        drop(asking);
+        if fastrand::bool() {
+            sleep(MS).await;
+        }
+    }
+    eventually("nothing is held", || async { remaining(&limiter, &places, key).await == 1000 }).await;
+}
+
+#[tokio::test]
+async fn a_call_that_ends_while_its_connection_is_cut_is_charged_what_it_used() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).deadline(100 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, other, id) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
+    for end in [0, 1] {
+        let permit = run(&limiter, TIME, id, None).await.unwrap();
+        sleep(20 * MS).await;
+        match end {
+            0 => proxy.cut(),
+            // The server does it, and nobody hears of it.
+            _ => proxy.set(Mode::DropReplies),
+        }
+        drop(permit);
+        sleep(300 * MS).await;
+        proxy.set(Mode::Pass);
+        eventually("it is charged what it used, once", || async {
+            (15_000..20_000).contains(&remaining(&other, &TIME, id).await)
+        })
+        .await;
+        eventually("calls go on", || async { run(&limiter, TIME, id, Some(1)).await.is_ok() }).await;
+    }
+}
+
+/// Its lease is an hour, that of the charge beside it a second.
+#[tokio::test]
+async fn a_place_beside_a_short_charge_is_left_after_an_outage() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).deadline(100 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, other, id) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
+    let places = Rule::new("long", 1, 3600 * SECOND).algorithm(Algorithm::Concurrent);
+    let charges = [charge(concurrent("long", 1, 3_600_000), key(&id), 1), charge_elapsed(TIME, key(&id), Some(1000))];
+    let permit = hold_requests(Some(&limiter), Call::new(), charges).await.unwrap();
+    proxy.set(Mode::Stall);
+    drop(permit);
+    sleep(3 * SECOND).await;
+    proxy.set(Mode::Pass);
+    eventually("it is free", || async { remaining(&other, &places, id).await == 1 }).await;
+}
+
+/// A moment without an answer, in which this process counts alone: what it granted then is not held for ever beside what the server grants.
+#[tokio::test]
+async fn a_place_of_an_outage_is_not_held_any_more_when_it_is_over() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let (limiter, key) = (Limiter::connect(&proxy.url()).await.unwrap(), fresh_key());
+    let places = Rule::new("moment", 1, 60 * SECOND).algorithm(Algorithm::Concurrent);
+    let first = limiter.acquire(&places, key).await.unwrap();
+    proxy.set(Mode::Stall);
+    let second = limiter.acquire(&places, key).await.unwrap();
+    assert!(second.is_held());
+    proxy.set(Mode::Pass);
+    eventually("the server decides again", || async { limiter.acquire(&places, key).await.is_err() }).await;
+    eventually("it is not held", || async { !second.is_held() }).await;
+    assert!(first.is_held());
+}
+
+/// A body that is only observed is not told to hurry.
+#[tokio::test]
+async fn a_budget_that_is_only_tried_out_limits_nobodys_time() {
+    let timed = Timed::memory().await;
+    let (limiter, id) = (&timed.limiter, fresh_key());
+    for _ in 0..3 {
+        let permit = run(limiter, TIME.shadow(true), id, None).await.unwrap();
+        assert_eq!(permit.remaining_time(), Duration::MAX);
+        timed.advance(19_999 * MS);
+    }
+    assert_eq!(remaining(limiter, &TIME, id).await, 0);
+}
+
+/// Settlements that begin after it came are not waited for, nor a server that is away.
+#[tokio::test]
+async fn who_asks_waits_for_settlements_that_were_under_way_and_for_no_others() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).deadline(PATIENCE).on_store_error(OnStoreError::Allow);
+    let (limiter, key) = (builder.build().await.unwrap(), fresh_key());
+    let places = Rule::new("busy", 1000, 60 * SECOND).algorithm(Algorithm::Concurrent);
+    let mut held = Vec::new();
+    for _ in 0..300 {
+        held.push(limiter.acquire(&places, key).await.unwrap());
+    }
+    proxy.set(Mode::Delay(20 * MS));
+    // One ends every 5 ms, and each is settled within 40: some always are.
+    let ending = tokio::spawn(async move {
+        while let Some(permit) = held.pop() {
+            drop(permit);
+            sleep(5 * MS).await;
+        }
+    });
+    sleep(50 * MS).await;
+    limiter.acquire(&places, key).await.unwrap();
+    assert!(!ending.is_finished(), "it did not wait for the last of them");
+    ending.abort();
+}
+
+#[tokio::test]
+async fn places_are_not_reserved() {
+    let refused = Limiter::in_memory().reserve(&PLACES, 1, 1).await.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Misconfigured);
 }

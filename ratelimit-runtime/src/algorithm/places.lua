@@ -17,7 +17,7 @@ local function much(name)
   return places
 end
 
-if charge == 'renew' or charge == 'settle' then
+if charge == 'renew' or charge == 'settle' or charge == 'again' then
   local name = struct.pack('<dd', id, cost)
   local ends = call('ZSCORE', key, name)
   reply = 0

@@ -20,7 +20,7 @@ pub(super) fn pack<const N: usize>(numbers: [u64; N]) -> Numbers {
 /// The Lua half of an algorithm: two bodies, and the names of what they take.
 ///
 /// A body sees `key`, `call` (which is `redis.call`) and its numbers. The one that decides also sees `charge` (`false` to look, `true` to
-/// charge if the cost fits, `'always'` if it is known to fit, `'renew'` and `'settle'` for a hold), `time` (the reply of TIME, or nil: it asks when it needs to), `now` (the same in ms, to go by
+/// charge if the cost fits, `'always'` if it is known to fit, `'renew'`, `'settle'` and `'again'` for a hold, see [`Act`]), `time` (the reply of TIME, or nil: it asks when it needs to), `now` (the same in ms, to go by
 /// instead of the key's end, or nil), `value` (what the key holds, or nil: it asks) and `charged` (the cost in digits, as the script counts it, or nil if it is 1).
 /// It sets `reply`, and whether the cost `fits`, and may `break` after that; the one that gives back returns how much it gave.
 struct Half {
@@ -110,6 +110,8 @@ pub(crate) enum Act {
     Renew,
     /// Charges what was used instead of what was held.
     Settle,
+    /// The same, if it is still held: it may have been settled.
+    SettleAgain,
 }
 
 fn unpack(names: &str) -> String {
@@ -125,7 +127,7 @@ fn script(numbers: &str, body: &str) -> String {
 /// Decides on one counter. ARGV: [`numbers`], and, if [`is_told`], [`charged`].
 pub(crate) fn decide_one(kind: usize, act: Act) -> String {
     let Half { decide, numbers, .. } = &HALVES[kind];
-    let charge = ["false", "true", "'renew'", "'settle'"][act as usize];
+    let charge = ["false", "true", "'renew'", "'settle'", "'again'"][act as usize];
     let body = format!(
         "local charge, time, now, value, reply, fits = {charge}, nil, nil, nil, nil, nil\nrepeat\n{decide}until true\nreturn reply"
     );

@@ -35,6 +35,7 @@ else
 end
 
 -- The holds that still count, how much they are together, and how long beyond their ends they count.
+local settles = charge == 'settle' or charge == 'again'
 local holds, held, charged_until, beyond, skip, ms, hold, known = nil, 0, 0, nil, 0, nil, nil, longest
 local first = call('LINDEX', key, '0')
 if id or first and #first > 8 then
@@ -76,7 +77,7 @@ if id or first and #first > 8 then
   if #holds > 0 then
     known = math.max(known, select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms + 1000)
   end
-  if charge == 'renew' or charge == 'settle' then
+  if charge == 'renew' or settles then
     local at = 0
     reply = 0
     repeat
@@ -94,7 +95,7 @@ if id or first and #first > 8 then
   if #holds > 0 then
     longest = math.max(longest, select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms + 1)
   end
-  if charge == 'renew' then
+  if charge == 'renew' or charge == 'again' and reply == 0 then
     if reply == 1 then
       call('LSET', key, '0', pack('<dd', held, charged_until) .. holds)
       call('PEXPIRE', key, longest)
@@ -162,7 +163,7 @@ if first then
 end
 
 local remaining = used + held < count and count - used - held or 0
-local least, is_sure = partial == 1 and cost > 0 and 1 or cost, charge == 'always' or charge == 'settle'
+local least, is_sure = partial == 1 and cost > 0 and 1 or cost, charge == 'always' or settles
 -- How long until the last of what is held has ended, if it has to be waited for.
 local turn = alone == 1 and held > 0 and math.max(0, select(2, unpack('<dd', holds, #holds - 31)) - ms) or 0
 if not is_sure and (least > remaining or turn > 0) or not charge then
@@ -217,7 +218,7 @@ if not is_sure and (least > remaining or turn > 0) or not charge then
 end
 
 fits = true
-if charge == 'settle' then
+if settles then
   cost = math.min(cost, wrap - used)
 elseif partial == 1 then
   cost = math.min(cost, remaining)
@@ -237,7 +238,7 @@ end
 if used == 0 then
   total, age, left = 0, cycle, 0
 end
-if id and charge ~= 'settle' then
+if id and not settles then
   hold(cost)
   left = 0
 elseif cost > 0 then
@@ -271,10 +272,10 @@ end
 if left then
   call('PEXPIRE', key, longest)
 end
-if charge ~= 'settle' and (holds or age + ahead < 0) then
+if not settles and (holds or age + ahead < 0) then
   local reset = age < cycle and math.ceil((period - age) * tick / 1000) or 0
   reply = { remaining - cost, math.max(reset, held_until), id and cost or latest }
-elseif charge ~= 'settle' then
+elseif not settles then
   remaining = (remaining - cost) * cycle + latest
   reply = ahead == 0 and remaining or -1 - remaining
 end

@@ -175,14 +175,14 @@ impl Log {
         true
     }
 
-    /// Charges what was used instead of what was held, whether or not it fits, and says how much still was.
+    /// Charges what was used instead of what was held, whether or not it fits, and says how much still was. See [`Hold::again`].
     pub(super) fn settle(&mut self, rule: &Rule, now_us: u64, asked: &Hold, used: u64) -> u64 {
         let ended = self.holds.extract_if(.., |held| held.id == asked.id);
-        let still_held = ended.filter(|held| held.until_ms > now_us / 1000).map(|held| held.much).sum();
+        let still_held: u64 = ended.filter(|held| held.until_ms > now_us / 1000).map(|held| held.much).sum();
         self.look(rule, now_us, 0, false);
         let charged = self.entries.back().map_or(0, |(_, total)| total - self.base);
         let used = used.min(Layout::of(rule).largest_count() - charged);
-        if used > 0 {
+        if used > 0 && (still_held > 0 || !asked.again) {
             self.charge(rule, now_us, used);
         }
         still_held

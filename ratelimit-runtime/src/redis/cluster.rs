@@ -177,7 +177,7 @@ impl Cluster {
     fn next(self: &Arc<Self>, way: &mut Way, node: &Arc<Node>, reply: Result<Value, Failure>) -> Next {
         let reply = match reply {
             Ok(reply) => reply,
-            Err(Failure::Unsent(error)) => return self.elsewhere(way, node, error),
+            Err(Failure::Unsent(error)) => return self.elsewhere(way, node, error.unsent()),
             Err(Failure::Unknown(error)) => {
                 let _ = self.refresh();
                 return Next::Done(Err(error.about(&node.address)));

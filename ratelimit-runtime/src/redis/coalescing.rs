@@ -49,7 +49,8 @@ pub(crate) enum Failure {
 impl Failure {
     pub(crate) fn into_error(self) -> StoreError {
         match self {
-            Self::Unsent(error) | Self::Unknown(error) => error,
+            Self::Unsent(error) => error.unsent(),
+            Self::Unknown(error) => error,
         }
     }
 }

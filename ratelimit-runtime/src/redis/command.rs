@@ -105,7 +105,9 @@ impl Packet<'_> {
             Self::Command(Command::Settle(charge, used)) => {
                 // Places become free, all of them.
                 let is_time = !matches!(charge.rule.counted_by(), Algorithm::Concurrent);
-                on_hold(charge, Act::Settle, if is_time { *used } else { charge.cost }, by_digest)
+                let again = charge.hold.is_some_and(|hold| hold.again);
+                let act = if again { Act::SettleAgain } else { Act::Settle };
+                on_hold(charge, act, if is_time { *used } else { charge.cost }, by_digest)
             }
             Self::Command(Command::Delete(counter)) => {
                 let mut command = redis::cmd("DEL");

@@ -25,8 +25,8 @@ impl Script {
 
     /// See [`algorithm::decide_one`].
     pub(super) fn decide_one(charge: &Charge, act: Act) -> &'static Self {
-        const ACTS: [Act; 4] = [Act::Look, Act::Charge, Act::Renew, Act::Settle];
-        static SCRIPTS: Lazy<[[Script; 4]; KINDS]> =
+        const ACTS: [Act; 5] = [Act::Look, Act::Charge, Act::Renew, Act::Settle, Act::SettleAgain];
+        static SCRIPTS: Lazy<[[Script; 5]; KINDS]> =
             Lazy::new(|| array::from_fn(|kind| ACTS.map(|act| Script::new(algorithm::decide_one(kind, act)))));
         &SCRIPTS[usize::from(algorithm::kind(charge))][act as usize]
     }
