@@ -230,7 +230,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// ```
 /// # use ratelimit_runtime::{RequestPerMinute, limit_concurrent_requests};
 /// # async fn step(_: u32) {}
-/// #[limit_concurrent_requests("migration", 1, lease = "1m", permit = place)]
+/// #[limit_concurrent_requests("migration", 1, lease = "1m", on_store_error = Deny, permit = place)]
 /// async fn migrate() -> Result<bool, RequestPerMinute> {
 ///     for number in 0..10 {
 ///         if !place.is_held() {

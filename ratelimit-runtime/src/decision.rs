@@ -296,7 +296,8 @@ impl Permit {
     /// Whether what this permit holds is still held for certain: a place of [`Algorithm::Concurrent`], or a charge that is not settled yet.
     ///
     /// On Redis it may be lost when the server could not be told for a whole lease that its holder lives: this process was stopped, the
-    /// network was away, or the server has lost its counters. What is counted in this process is held until it is dropped. A permit that holds nothing has nothing
+    /// network was away, or the server has lost its counters. What was granted by [`OnStoreError::Local`](crate::OnStoreError::Local) is held while the server is away, though others may hold
+    /// something there: use `Deny` where that must not be. By the clock of a machine that was asleep it may seem held until it is renewed. What a memory store counts is held until it is dropped. A permit that holds nothing has nothing
     /// to lose.
     ///
     /// ```

@@ -93,10 +93,11 @@
 //! - What is held can be used by nobody else, in any process. It is charged when it ends, and counts for a period from then on.
 //! - On a server, a task of the caller's runtime renews it every third of its lease, and settles it, wherever the permit is dropped. The next acquire of the key in this process
 //!   waits until that is done; callers of other processes who wait for something held look again every 50 ms.
-//! - A holder that died is charged in full when its lease ends, and its place is free then. The lease is 30 s for what is reserved, for `Elapsed` the time that was granted (from 1 s
+//! - A holder that died is charged in full when its lease ends, and its place is free then. The lease is 30 s for what is reserved, for `Elapsed` the most it may take (from 1 s
 //!   to 30 s), and for places what the rule says. A holder that was stopped for longer finds out by [`Permit::is_held`].
 //! - A caller who is cancelled while a server is being asked gives back what it may have been granted.
-//! - While the store is away, [`OnStoreError::Local`] holds things of this process' share. What was held at the server before can't be renewed or settled, so it is charged in
+//! - What is reserved or held at most is 1 or more: a call of cost 0 holds nothing, and is charged nothing.
+//! - While the store is away, [`OnStoreError::Local`] holds things of this process' share, beside what others hold of the whole at the store: with `Deny` nobody does. What was held at the server before can't be renewed or settled, so it is charged in
 //!   full, or its place lost, when its lease ends.
 //!
 //! # When the store is not asked
@@ -193,13 +194,13 @@
 //! | what happens | what may be admitted beyond the promise |
 //! |---|---|
 //! | [`OnStoreError::Allow`] | everything, until the store is back |
-//! | [`OnStoreError::Local`] | each process, what the algorithm promises for a share: count, burst and queue divided by [`Builder::instances`] and rounded down, a burst of at least 1. The share's counters go on from one outage to the next; when the store is back, it grants the whole count |
+//! | [`OnStoreError::Local`] | each process, what the algorithm promises for a share: count, burst and queue divided by [`Builder::instances`] and rounded down, a burst of at least 1. The share's counters go on from one outage to the next; when the store is back, it grants the whole count, beside places of the share that are still in use |
 //! | Redis restarts without persistence, evicts keys, or fails over to a server that missed writes | the counters that were lost start fresh |
 //! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
 //! | the same, or this process' machine was asleep, and a rule has a [`Rule::lease`] | in a process, what it held of a window that is over by the server's clock |
 //! | it is set back | nothing; what counted may count for up to a period longer |
 //! | a call uses more than it held: a query runs on after its time, more tokens came than were reserved | so much more. It is charged, so that later calls make up for it |
-//! | a holder can't renew what it holds: it was stopped, or the server away, for a whole lease | it runs on, beside whoever gets its place; see [`Permit::is_held`]. What it used is charged when it ends |
+//! | a holder can't renew what it holds: it was stopped, its machine asleep, or the server away, for a whole lease | it runs on, beside whoever gets its place; see [`Permit::is_held`]. What it used is charged when it ends |
 //! | [`Limiter::reset`] | the counter starts fresh, and what was held of it is not any more; other processes go on spending what they hold by a [`Rule::lease`]; a permit from before, given back after, credits a `SlidingWindow` or a bucket with up to its cost |
 //! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go, and a permit from before is worth what the old count would have left of it |
 //! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 450.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |

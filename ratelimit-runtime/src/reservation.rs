@@ -46,6 +46,8 @@ pub struct Reservation {
 impl Limiter {
     /// Reserves up to so much of the rule's counter for this key, until it is known what was used.
     ///
+    /// A cost of 0 reserves nothing, and nothing is charged for it in the end.
+    ///
     /// The rule counts by [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog); any other is [`Cause::Misconfigured`](crate::Cause::Misconfigured).
     /// Errors and panics are those of [`Limiter::acquire_n`] with that cost.
     ///
