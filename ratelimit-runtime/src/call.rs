@@ -535,7 +535,8 @@ impl Call {
         }
         let is_timed = asked.holds == Holds::Time;
         let is_kept = self.limiter.memory().is_some();
-        let hold = Hold { partial: is_timed, is_kept, is_timed, ..Hold::new(lease) };
+        let alone = is_timed && cost >= rule.limit();
+        let hold = Hold { partial: is_timed, alone, is_kept, is_timed, ..Hold::new(lease) };
         // Of nothing, not even a moment is granted.
         Ok(Charge { cost: if is_timed { cost.min(rule.limit().max(1)) } else { cost }, hold: Some(hold), ..charge })
     }
@@ -682,7 +683,7 @@ impl Call {
             Some(hold) if hold.is_timed => refused.of_time(),
             _ => refused,
         };
-        let takes_all = charge.hold.is_some_and(|hold| hold.partial) && charge.cost == charge.rule.limit();
+        let takes_all = charge.hold.is_some_and(|hold| hold.alone);
         let by = match charge.is_busy {
             true if charge.rule.is_concurrent() => By::Places,
             true if takes_all => By::Turn,

@@ -296,6 +296,8 @@ pub struct Hold {
     pub lease: Duration,
     /// Take what remains, at least 1, if that is less than the cost.
     pub partial: bool,
+    /// Refuse it while anything of the counter is held whose time is not over, even if it would fit.
+    pub alone: bool,
     /// As long as this process runs, without being renewed.
     pub(crate) is_kept: bool,
     /// What is used is the time it takes.
@@ -307,7 +309,7 @@ impl Hold {
     pub fn new(lease: Duration) -> Self {
         // The standard library seeds its maps from the system's randomness, and each anew.
         let id = RandomState::new().hash_one(0) >> 12;
-        Self { id, lease, partial: false, is_kept: false, is_timed: false }
+        Self { id, lease, partial: false, alone: false, is_kept: false, is_timed: false }
     }
 
     pub(crate) fn lease_ms(&self) -> u64 {

@@ -223,6 +223,34 @@ async fn calls_that_use_all_that_remains_run_one_after_another() {
     }
 }
 
+/// Also if something is left for it, as older calls leave the window meanwhile.
+#[tokio::test]
+async fn who_uses_all_that_remains_runs_alone() {
+    for timed in Timed::both().await {
+        let (limiter, key) = (timed.limiter.clone(), fresh_key());
+        let before = run(&limiter, TIME, key, None).await.unwrap();
+        timed.advance(15 * SECOND);
+        drop(before);
+        limiter.close().await; // it is charged now, and not later
+        timed.advance(58 * SECOND);
+        let first = run(&limiter, TIME, key, None).await.unwrap();
+        assert_eq!(first.remaining_time(), 5 * SECOND);
+        timed.advance(3 * SECOND);
+        assert_eq!(remaining(&limiter, &TIME, key).await, 15_000, "{}", timed.name());
+        let next = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { run(&limiter, TIME, key, None).await }
+        });
+        settle().await;
+        sleep(100 * MS).await;
+        assert!(!next.is_finished(), "{}: its turn has not come", timed.name());
+        // Calls that say how long they may take run beside it.
+        drop(run(&limiter, TIME, key, Some(1000)).await.unwrap());
+        drop(first);
+        assert_eq!(ends(next).await.unwrap().unwrap().remaining_time(), 17 * SECOND);
+    }
+}
+
 #[tokio::test]
 async fn nothing_is_charged_where_no_place_is_free_and_no_place_taken_where_nothing_is_left() {
     for timed in Timed::both().await {

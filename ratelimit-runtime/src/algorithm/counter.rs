@@ -85,7 +85,7 @@ impl Counter {
         let (rule, millis) = (ask.rule, now_us / 1000);
         match self {
             Self::Window(window) => window.look(rule, millis, cost),
-            Self::Log(log) => log.look(rule, now_us, cost),
+            Self::Log(log) => log.look(rule, now_us, cost, cost > 0 && ask.hold.is_some_and(|hold| hold.alone)),
             Self::SubWindows(sub_windows) => sub_windows.look(rule, millis, cost),
             Self::Bucket(bucket) => bucket.look(rule, millis, cost, ask.longest_wait_ms),
             Self::Places(places) => places.look(rule, now_us, cost),

@@ -46,7 +46,7 @@ const FIXED_WINDOW: Half = Half {
     give_back_numbers: "cost, number",
 };
 const SLIDING_LOG: Half = Half {
-    decide: concat!("local id, lease, partial\n", include_str!("sliding_log.lua")),
+    decide: concat!("local id, lease, partial, alone\n", include_str!("sliding_log.lua")),
     numbers: "cost, count, period, digits",
     first_of_many: "cost * n",
     place: "granted + n - 1",
@@ -74,7 +74,7 @@ const BUCKET: Half = Half {
 };
 const HELD_LOG: Half = Half {
     decide: include_str!("sliding_log.lua"),
-    numbers: "cost, count, period, digits, id, lease, partial",
+    numbers: "cost, count, period, digits, id, lease, partial, alone",
     ..SLIDING_LOG
 };
 const PLACES: Half = Half {

@@ -16,6 +16,7 @@
 -- id       the number of the hold to be made, renewed or settled; nil: this is no hold
 -- lease    ms it is to last
 -- partial  1: hold what remains, at least 1, if that is less than the cost
+-- alone    1: only while nothing is held whose time is not over
 -- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one. Otherwise three
 --          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge, or how much is held, or
 --          ms until the cost fits; and, if something is held, how much, as -n if the cost would not fit without it either.
@@ -162,10 +163,12 @@ end
 
 local remaining = used + held < count and count - used - held or 0
 local least, is_sure = partial == 1 and cost > 0 and 1 or cost, charge == 'always' or charge == 'settle'
-if not is_sure and least > remaining or not charge then
-  fits = least <= remaining
+-- How long until the last of what is held has ended, if it has to be waited for.
+local turn = alone == 1 and held > 0 and math.max(0, select(2, unpack('<dd', holds, #holds - 31)) - ms) or 0
+if not is_sure and (least > remaining or turn > 0) or not charge then
+  fits = least <= remaining and turn == 0
   local retry, reset = 0, used > 0 and math.ceil((period - age) * tick / 1000) or 0
-  if not fits and used + held > 0 then
+  if least > remaining and used + held > 0 then
     local short, at, after = math.min(used + held + least - count, used + held), 1, 0
     retry = nil
     repeat
@@ -197,7 +200,7 @@ if not is_sure and least > remaining or not charge then
       end
     until is_last
   end
-  reply = { fits and remaining or -1 - remaining, reset, retry }
+  reply = { fits and remaining or -1 - remaining, reset, math.max(retry, turn) }
   if held > 0 then
     reply[2] = math.max(reset, select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms)
     local live, at = held, 1

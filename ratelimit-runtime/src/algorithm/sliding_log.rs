@@ -119,8 +119,8 @@ impl Log {
         self.holds.iter().map(until_ms).fold(self.until_ms, u64::max)
     }
 
-    /// Decides at `now_us`, having dropped what has expired by then.
-    pub(super) fn look(&mut self, rule: &Rule, now_us: u64, cost: u64) -> Look {
+    /// Decides at `now_us`, having dropped what has expired by then. With `alone` it does not fit beside anything that is held.
+    pub(super) fn look(&mut self, rule: &Rule, now_us: u64, cost: u64, alone: bool) -> Look {
         let (layout, millis) = (Layout::of(rule), now_us / 1000);
         let now = now_us / layout.tick_us;
         self.drop_expired(&layout, now);
@@ -150,6 +150,9 @@ impl Log {
             };
             (0..=self.holds.len()).filter_map(after_holds).min().unwrap_or_default()
         });
+        let turn_ms = self.holds.last().map_or(0, |held| held.ends_ms.saturating_sub(millis));
+        let turn_ms = (alone && turn_ms > 0).then_some(turn_ms);
+        let retry_after_ms = retry_after_ms.max(turn_ms);
         let live: u64 = self.holds.iter().filter(|held| held.ends_ms > millis).map(|held| held.much).sum();
         let look = Look::new(rule, remaining, reset_after_ms, retry_after_ms);
         if look.fits {
@@ -176,7 +179,7 @@ impl Log {
     pub(super) fn settle(&mut self, rule: &Rule, now_us: u64, asked: &Hold, used: u64) -> u64 {
         let ended = self.holds.extract_if(.., |held| held.id == asked.id);
         let still_held = ended.filter(|held| held.until_ms > now_us / 1000).map(|held| held.much).sum();
-        self.look(rule, now_us, 0);
+        self.look(rule, now_us, 0, false);
         let charged = self.entries.back().map_or(0, |(_, total)| total - self.base);
         let used = used.min(Layout::of(rule).largest_count() - charged);
         if used > 0 {
@@ -245,7 +248,16 @@ pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
 #[cfg(feature = "redis")]
 pub(super) fn hold_numbers(rule: &Rule, cost: u64, asked: &Hold) -> Numbers {
     let digits = Layout::of(rule).digits.into();
-    pack([cost, rule.count(), rule.period_ms(), digits, asked.id, asked.lease_ms(), asked.partial.into()])
+    pack([
+        cost,
+        rule.count(),
+        rule.period_ms(),
+        digits,
+        asked.id,
+        asked.lease_ms(),
+        asked.partial.into(),
+        asked.alone.into(),
+    ])
 }
 
 #[cfg(feature = "redis")]
