@@ -87,6 +87,7 @@ enum Defect {
     ForgetsLateSettlements,
     AddsLateSettlements,
     HoldsAllOrNothing,
+    HoldsBesideOthers,
     HoldsMoreThanRemains,
     GivesBackWhatIsHeldTwice,
     KeepsWhatIsHeldAndGivenBack,
@@ -108,6 +109,10 @@ impl Defective {
 
     /// Hears something else than was asked.
     fn mishear(&self, Inner { rules, first, .. }: &mut Inner, charge: &mut Charge) {
+        if let Some(hold) = &mut charge.hold {
+            hold.partial &= !self.is(Defect::HoldsAllOrNothing);
+            hold.alone &= !self.is(Defect::HoldsBesideOthers);
+        }
         match self.defect {
             Some(Defect::IgnoresCosts) => charge.cost = charge.cost.min(1),
             Some(Defect::IgnoresLongestWait) => charge.longest_wait = Duration::MAX,
@@ -152,12 +157,6 @@ impl Defective {
                 let charges: Vec<_> = charges.collect();
                 request.charges.iter_mut().zip(charges).for_each(|(to, from)| *to = from);
                 request.outcome = Ok(fits);
-            }
-            Some(Defect::HoldsAllOrNothing) => {
-                for hold in request.charges.iter_mut().filter_map(|charge| charge.hold.as_mut()) {
-                    hold.partial = false;
-                }
-                model.decide(now, request);
             }
             Some(Defect::LooksThenCharges) if request.consume => {
                 request.consume = false;
@@ -451,6 +450,7 @@ async fn each_defect_is_named() {
         (Defect::ForgetsLateSettlements, LOG, "what is settled late is charged as much as was used"),
         (Defect::AddsLateSettlements, LOG, "what is settled late is charged as much as was used"),
         (Defect::HoldsAllOrNothing, LOG, "what is held as far as it goes"),
+        (Defect::HoldsBesideOthers, LOG, "what is held alone waits"),
         (Defect::HoldsMoreThanRemains, PLACES, "what is held as far as it goes"),
         (Defect::KeepsWhatIsHeldAndGivenBack, LOG, "what is held and given back"),
         (Defect::GivesBackWhatIsHeldTwice, LOG, "what is held and given back"),

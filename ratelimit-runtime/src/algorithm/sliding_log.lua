@@ -165,7 +165,7 @@ end
 local remaining = used + held < count and count - used - held or 0
 local least, is_sure = partial == 1 and cost > 0 and 1 or cost, charge == 'always' or settles
 -- How long until the last of what is held has ended, if it has to be waited for.
-local turn = alone == 1 and held > 0 and math.max(0, select(2, unpack('<dd', holds, #holds - 31)) - ms) or 0
+local turn = alone == 1 and cost > 0 and held > 0 and math.max(0, select(2, unpack('<dd', holds, #holds - 31)) - ms) or 0
 if not is_sure and (least > remaining or turn > 0) or not charge then
   fits = least <= remaining and turn == 0
   local retry, reset = 0, used > 0 and math.ceil((period - age) * tick / 1000) or 0

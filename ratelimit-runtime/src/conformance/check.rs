@@ -134,6 +134,8 @@ async fn check_holds(stores: &[(&str, &dyn Subject)], rule: Rule, algorithms: &[
     renew_known(known, rule).await?;
     beside(counts("what is charged beside what is held for long counts no longer for that"), rule).await?;
     settle_late(counts("what is settled late is charged as much as was used, and no more"), rule).await?;
+    let turn = trial("what is held alone waits until nothing else is held").comparing(Compared::RetryAfter);
+    alone(turn, rule).await?;
     give_back_held(counts("what is held and given back is there again, once"), rule).await?;
     partial(counts("what is held as far as it goes is what remains"), rule).await?;
     in_the_way(trial("a refusal says how much is held, and whether the cost would fit without"), rule).await?;
@@ -578,6 +580,26 @@ async fn partial(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     let rest = trial.held(0).expect("some of it fits");
     trial.give_back(rest).await?;
     trial.look(&rule, 0, 1).await.map(drop)
+}
+
+async fn alone(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    if rule.is_concurrent() {
+        return Ok(()); // whose holders are together by definition
+    }
+    let hold = || Hold { alone: true, ..Hold::new(LEASE) };
+    trial.hold(&rule, 0, 2, hold()).await?;
+    trial.hold(&rule, 0, 1, Hold::new(LONG_LEASE)).await?;
+    for cost in [1, rule.limit(), 0] {
+        trial.hold(&rule, 0, cost, hold()).await?;
+    }
+    for time in [LEASE, LONG_LEASE.saturating_sub(LEASE + MILLISECOND), MILLISECOND] {
+        trial.pass(time);
+        trial.hold(&rule, 0, 3, hold()).await?;
+    }
+    let grant = trial.held(0).expect("it fits");
+    trial.hold(&rule, 0, 1, hold()).await?;
+    trial.settle(&grant, |_| 1).await?;
+    trial.hold(&rule, 0, 1, hold()).await.map(drop)
 }
 
 async fn give_back_held(mut trial: Trial<'_>, rule: Rule) -> Outcome {

@@ -69,7 +69,8 @@ impl Model {
         for charge in request.charges.iter_mut() {
             let counter = self.counters.entry(charge.counter.clone()).or_default();
             let least = least(charge);
-            charge.decision = counter.decision(&charge.rule, now, least, wait_ms(charge));
+            let turn_ms = counter.turn_ms(charge, now);
+            charge.decision = counter.decision(&charge.rule, now, least, wait_ms(charge)).not_before(turn_ms);
             if charge.decision.retry_after().is_some() {
                 let alone = counter.without_live_holds(now);
                 charge.held = whole(counter.live_holds(now).map(|held| held.cost).sum());
@@ -326,6 +327,13 @@ impl Counter {
         self.held.iter().filter(move |held| held.ends_us > now)
     }
 
+    /// How long until the time of all of them is over, for a charge that is held alone.
+    fn turn_ms(&self, charge: &Charge, now: i128) -> u64 {
+        let is_alone = charge.cost > 0 && charge.hold.is_some_and(|hold| hold.alone);
+        let last = self.live_holds(now).map(|held| ceil(held.ends_us - now, 1000)).max();
+        last.filter(|_| is_alone).map_or(0, whole)
+    }
+
     /// The same counter, if they left.
     fn without_live_holds(&self, now: i128) -> Self {
         let held = self.held.iter().filter(|held| held.ends_us <= now).copied().collect();
@@ -344,6 +352,14 @@ impl Held {
     fn counts(&self, rule: &Rule, at_us: i128) -> bool {
         let charged_us = if rule.is_concurrent() { 0 } else { period_ms(rule) * 1000 };
         self.ends_us + charged_us > at_us
+    }
+}
+
+impl Decision {
+    /// The same of a cost that fits after so long at the earliest.
+    fn not_before(self, ms: u64) -> Self {
+        let turn = (ms > 0).then(|| Duration::from_millis(ms));
+        Self::new(self.limit(), self.remaining(), self.reset_after(), self.retry_after().max(turn))
     }
 }
 

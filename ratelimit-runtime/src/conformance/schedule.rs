@@ -44,8 +44,8 @@ struct AskedOne {
     rule: Rule,
     key: u64,
     cost: u64,
-    /// For how long it is to be held, if it is, and whether less will do.
-    hold: Option<(Duration, bool)>,
+    /// For how long it is to be held, if it is, whether less will do, and whether nothing else may be held.
+    hold: Option<(Duration, bool, bool)>,
 }
 
 /// What is said to have been used of what was held: so many tenths of it, and some more.
@@ -126,7 +126,7 @@ impl Schedule {
                     for Asked { charges: asked, consume, longest_wait } in asked {
                         let mut charges = Charges::default();
                         for AskedOne { rule, key, cost, hold } in asked {
-                            let hold = hold.map(|(lease, partial)| Hold { partial, ..Hold::new(lease) });
+                            let hold = hold.map(|(lease, partial, alone)| Hold { partial, alone, ..Hold::new(lease) });
                             let longest_wait = *longest_wait;
                             charges.push(Charge { longest_wait, hold, ..trial.charge(rule, *key, *cost) });
                         }
@@ -292,7 +292,10 @@ impl Draw<'_> {
         let cost = self.cost(rule.limit());
         let can_be_held = matches!(rule.counted_by(), Algorithm::SlidingLog | Algorithm::Concurrent);
         let is_held = can_be_held && (self.below(2) == 1 || rule.is_concurrent());
-        let hold = is_held.then(|| (self.lease(&rule), self.below(3) == 1));
+        let hold = is_held.then(|| {
+            let (lease, partial) = (self.lease(&rule), self.below(3) == 1);
+            (lease, partial, !rule.is_concurrent() && self.below(5) == 1)
+        });
         AskedOne { rule, key, cost, hold }
     }
 

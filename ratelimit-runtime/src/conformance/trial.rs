@@ -359,8 +359,9 @@ impl<'a> Trial<'a> {
         if charge.longest_wait != Duration::MAX {
             let _ = write!(words, ", waiting at most {:?}", charge.longest_wait);
         }
-        if let Some(Hold { lease, partial, .. }) = charge.hold {
-            let _ = write!(words, ", {}held for {lease:?}", if partial { "or what remains, " } else { "" });
+        if let Some(Hold { lease, partial, alone, .. }) = charge.hold {
+            let (rest, alone) = (if partial { "or what remains, " } else { "" }, if alone { " alone" } else { "" });
+            let _ = write!(words, ", {rest}held{alone} for {lease:?}");
         }
         words
     }
