@@ -23,6 +23,8 @@ use crate::{
     store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
     wait::Refused,
 };
+#[cfg(not(feature = "redis"))]
+use std::convert::Infallible as Share;
 
 /// What a caller asks for, and of whom.
 pub(crate) struct Call {
@@ -125,10 +127,8 @@ pub struct Deciding {
 }
 
 enum State {
-    One(Asked, Manner),
-    /// Many ask a server at once, and this is one of them.
-    #[cfg(feature = "redis")]
-    Sharing(Asked, Manner, Share),
+    /// And its share, where many ask a server at once.
+    One(Asked, Manner, Option<Share>),
     Pending(Pending),
     Done,
 }
@@ -138,7 +138,7 @@ impl Call {
     #[inline(always)]
     #[allow(clippy::inline_always)] // or a rule is copied twice, which takes as long as a lock
     pub(crate) fn decide_one(limiter: Held, rule: &Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
-        Deciding { limiter: Some(limiter), state: State::One(Asked { rule: *rule, key, cost }, manner) }
+        Deciding { limiter: Some(limiter), state: State::One(Asked { rule: *rule, key, cost }, manner, None) }
     }
 
     /// Decides when it is first polled.
@@ -505,7 +505,9 @@ impl Deciding {
     #[inline]
     fn one_rule(&self) -> Option<(&Held, &Asked)> {
         match (&self.limiter, &self.state) {
-            (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) => Some((limiter, asked)),
+            (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. }, None)) => {
+                Some((limiter, asked))
+            }
             _ => None,
         }
     }
@@ -571,9 +573,9 @@ impl Deciding {
                     let key = if let AskedKey::Some(key) = &asked.key { Some(key) } else { None };
                     Charge::new(*rule, CounterName::new(&limiter.settings().namespace, rule, key), *cost)
                 };
-                let share = guarded.share(name, rule, *cost, charge, context.waker())?;
-                if let State::One(asked, manner) = mem::replace(&mut self.state, State::Done) {
-                    self.state = State::Sharing(asked, manner, share);
+                let joined = guarded.share(name, rule, *cost, charge, context.waker());
+                if let State::One(_, _, share) = &mut self.state {
+                    *share = joined;
                 }
             }
             return None;
@@ -593,10 +595,8 @@ impl Deciding {
     /// What came of asking together with others.
     #[cfg(feature = "redis")]
     fn poll_share(&mut self, context: &mut Context<'_>) -> Option<Answer> {
-        let (Some(limiter), State::Sharing(_, _, share)) = (&self.limiter, &mut self.state) else { return None };
+        let (Some(limiter), State::One(asked, _, Some(share))) = (&self.limiter, &mut self.state) else { return None };
         let Poll::Ready(told) = limiter.guarded()?.poll(share, context) else { return None };
-        let limiter = self.limiter.take()?;
-        let State::Sharing(asked, manner, share) = mem::replace(&mut self.state, State::Done) else { return None };
         let error = match told {
             Some(Ok((look, _))) if !look.fits => {
                 let refused = RequestPerMinute::exceeded(&asked.rule, asked.cost, &look.decision);
@@ -606,11 +606,14 @@ impl Deciding {
             Some(Ok((look, receipt))) => {
                 limiter.succeeded();
                 observe::admitted(&asked.rule, look.decision.remaining);
-                return Some(Ok(Permit::shared(limiter, share.into_decision(), look.decision, receipt)));
+                let decision = share.take_decision()?;
+                return Some(Ok(Permit::shared(self.limiter.take()?, decision, look.decision, receipt)));
             }
             Some(Err(error)) => error,
             None => StoreError::late(limiter.settings().deadline),
         };
+        let limiter = self.limiter.take()?;
+        let State::One(asked, manner, _) = mem::replace(&mut self.state, State::Done) else { return None };
         match (Call { limiter, asked: [asked].into(), alone: true, manner, arrival: None }).answer_or_wait(Err(error)) {
             Ok(answer) => Some(answer.inspect_err(observe::refused)),
             Err(pending) => {
@@ -624,13 +627,13 @@ impl Deciding {
     #[inline(never)]
     fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>, answer: &mut Option<Answer>) {
         *answer = match (refused, &self.state) {
-            (Some(taken), State::One(Asked { rule, cost, .. }, _)) => {
+            (Some(taken), State::One(Asked { rule, cost, .. }, ..)) => {
                 let refused = RequestPerMinute::exceeded(rule, *cost, &taken.refusal(rule));
                 observe::refused(&refused);
                 Some(Err(refused))
             }
             #[cfg(feature = "redis")]
-            (_, State::Sharing(..)) => self.poll_share(context),
+            (_, State::One(_, _, Some(_))) => self.poll_share(context),
             _ => self.take(context),
         };
         if answer.is_some() {
@@ -638,8 +641,8 @@ impl Deciding {
             self.state = State::Done;
             return;
         }
-        if let State::One(..) = &self.state
-            && let State::One(asked, manner) = mem::replace(&mut self.state, State::Done)
+        if let State::One(_, _, None) = &self.state
+            && let State::One(asked, manner, _) = mem::replace(&mut self.state, State::Done)
             && let Some(limiter) = self.limiter.take()
         {
             match (Call { limiter, asked: [asked].into(), alone: true, manner, arrival: None }).start() {
@@ -654,9 +657,8 @@ impl Deciding {
                     self.state = State::Done;
                 }
             }
-            #[cfg(feature = "redis")]
-            State::Sharing(..) => {}
-            State::One(..) | State::Done => assert!(answer.is_some(), "`Deciding` polled after it was done"),
+            State::One(_, _, Some(_)) => {}
+            State::One(_, _, None) | State::Done => assert!(answer.is_some(), "`Deciding` polled after it was done"),
         }
     }
 }
@@ -670,7 +672,7 @@ impl Future for Deciding {
         let taken = self.take_window();
         if let Some(taken) = &taken
             && taken.fits
-            && let State::One(Asked { rule, cost, .. }, _) = &self.state
+            && let State::One(Asked { rule, cost, .. }, ..) = &self.state
             && let (limit, period_ms, cost) = (rule.count(), rule.period_ms(), *cost)
             && let Some(limiter) = self.limiter.take()
         {

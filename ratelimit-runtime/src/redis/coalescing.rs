@@ -134,7 +134,8 @@ pub(super) struct Entry {
 /// One caller's share in a decision.
 #[derive(Debug)]
 pub(crate) struct Share {
-    decision: Arc<Decision>,
+    /// Until it is taken.
+    decision: Option<Arc<Decision>>,
     /// Which of the callers it is.
     index: u32,
     is_told: bool,
@@ -169,7 +170,7 @@ impl Queue {
         match latest {
             Some(decision) => {
                 let index = decision.join(Caller::new(waker));
-                Ok(Share { decision: Arc::clone(decision), index, is_told: false })
+                Ok(Share::new(Arc::clone(decision), index))
             }
             None => Err(state.is_idle()),
         }
@@ -196,7 +197,7 @@ impl Queue {
         if begin {
             state.calls += 1;
         }
-        (Share { decision, index: 0, is_told: false }, begin)
+        (Share::new(decision, 0), begin)
     }
 
     /// What the next call carries. Nothing if none is needed: then it is no longer under way.
@@ -445,17 +446,22 @@ pub(super) fn is_same(one: &Charge, other: &Charge) -> bool {
 }
 
 impl Share {
+    fn new(decision: Arc<Decision>, index: u32) -> Self {
+        Self { decision: Some(decision), index, is_told: false }
+    }
+
     /// Of a decision on one counter.
     pub(crate) fn charge(&self) -> Option<&Charge> {
-        self.decision.charge()
+        self.decision.as_ref()?.charge()
     }
 
     pub(crate) fn asked(&self) -> Option<Asked> {
-        self.decision.asked
+        self.decision.as_ref()?.asked
     }
 
-    pub(crate) fn into_decision(self) -> Arc<Decision> {
-        Arc::clone(&self.decision)
+    /// What it is a share in, when it has been told. It is no share any more then.
+    pub(crate) fn take_decision(&mut self) -> Option<Arc<Decision>> {
+        self.decision.take_if(|_| self.is_told)
     }
 }
 
@@ -478,7 +484,8 @@ impl Future for Share {
     type Output = Option<Result<Value, Failure>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let (decision, index) = (&self.decision, self.index as usize);
+        let Some(decision) = &self.decision else { return Poll::Ready(None) };
+        let index = self.index as usize;
         let mut told = decision.told(index);
         if told.is_none() {
             let mut callers = decision.lock();
@@ -500,7 +507,8 @@ impl Future for Share {
 impl Drop for Share {
     fn drop(&mut self) {
         if !self.is_told
-            && let Some(caller) = self.decision.lock().all.get_mut(self.index as usize)
+            && let Some(decision) = &self.decision
+            && let Some(caller) = decision.lock().all.get_mut(self.index as usize)
         {
             caller.has_left = true;
         }
