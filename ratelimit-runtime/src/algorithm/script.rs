@@ -119,6 +119,7 @@ pub(crate) fn decide_each(kind: usize) -> String {
         .replace("@place", place)
         .replace("@charged", &format!("rule[{}]", names.len() + 1))
         .replace("@numbers", numbers)
+        .replace("@known", &names.iter().map(|name| format!("its_{name}")).collect::<Vec<_>>().join(", "))
         .replace("@rule", &rule.join(", "))
         .replace("@decide\n", decide)
 }

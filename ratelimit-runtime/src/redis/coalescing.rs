@@ -124,7 +124,7 @@ pub(crate) struct Decision {
 #[derive(Debug, Default)]
 struct Callers {
     /// In the order in which they came.
-    all: Vec<Caller>,
+    all: SmallVec<[Caller; 1]>,
     /// So many of them have waited too long.
     late: usize,
     /// It is on its way.
@@ -229,7 +229,7 @@ impl Queue {
         asked: Option<Asked>,
         waker: &Waker,
     ) -> (Share, bool) {
-        let callers = Mutex::new(Callers { all: vec![Caller::new(waker)], ..Callers::default() });
+        let callers = Mutex::new(Callers { all: SmallVec::from([Caller::new(waker)]), ..Callers::default() });
         let decision = Arc::new(Decision { charges, consume, slot, asked, callers, told: OnceLock::new() });
         let mut place = self.lock();
         let before = self.added.fetch_add(1, Ordering::Relaxed);
