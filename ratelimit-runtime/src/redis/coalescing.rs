@@ -1,7 +1,7 @@
 //! Decisions that travel together: while a few calls are under way, later decisions gather, and the next call carries them.
 //!
 //! Databases commit in groups this way (*group commit*). There is no timer: a decision that comes alone goes at once.
-//! Decisions are taken in the order in which they came to a thread, and callers who ask the same share one. A call belongs to no single caller, so
+//! Those of one thread are taken in the order in which they came, and its callers who ask the same share one. A call belongs to no single caller, so
 //! one who leaves takes nothing from the others.
 
 use std::{
@@ -57,8 +57,9 @@ impl Failure {
 
 /// Decisions that wait for a call to carry them.
 ///
-/// Each thread has a place for its own: threads that gather at one place wait for each other most of the time. What a thread adds is taken in the order in
-/// which it was added, and the oldest of all threads first.
+/// Each thread has a place for its own, as threads that gather at one place wait for each other half of the time. The oldest decision of all places is taken
+/// first. So a caller on one thread may join a decision that is older than one on another thread; all of them are under way, and nobody is told an
+/// order of theirs.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     places: [Apart<Mutex<Place>>; PLACES],
