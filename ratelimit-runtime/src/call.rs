@@ -28,6 +28,8 @@ use crate::{
     store::{Batch, Charge, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
     wait::Refused,
 };
+#[cfg(not(feature = "redis"))]
+use std::convert::Infallible as Share;
 
 /// What a caller asks for, and of whom.
 pub(crate) struct Call {
@@ -189,7 +191,7 @@ impl Unsure {
 impl Drop for Unsure {
     fn drop(&mut self) {
         if let Some((limiter, charges)) = self.0.take() {
-            hold::abandon(&limiter, charges);
+            hold::abandon(&limiter, &charges);
         }
     }
 }
@@ -205,10 +207,8 @@ pub struct Deciding {
 }
 
 enum State {
-    One(Asked, Manner),
-    /// Many ask a server at once, and this is one of them.
-    #[cfg(feature = "redis")]
-    Sharing(Asked, Manner, Share),
+    /// And its share, where many ask a server at once.
+    One(Asked, Manner, Option<Share>),
     Pending(Pending),
     Done,
 }
@@ -218,10 +218,13 @@ impl Call {
     #[inline(always)]
     #[allow(clippy::inline_always)] // or a rule is copied twice, which takes as long as a lock
     pub(crate) fn decide_one(limiter: Held, rule: &Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
-        Deciding {
-            limiter: Some(limiter),
-            state: State::One(Asked { rule: *rule, key, cost, holds: Holds::Cost }, manner),
-        }
+        let asked = Asked { rule: *rule, key, cost, holds: Holds::Cost };
+        Deciding { limiter: Some(limiter), state: State::One(asked, manner, None) }
+    }
+
+    /// For one rule.
+    fn alone(limiter: Held, asked: Asked, manner: Manner) -> Self {
+        Self { limiter, asked: [asked].into(), alone: true, manner, on_busy: manner.on_limit, arrival: None }
     }
 
     /// Decides when it is first polled.
@@ -739,7 +742,9 @@ impl Deciding {
     #[inline]
     fn one_rule(&self) -> Option<(&Held, &Asked)> {
         match (&self.limiter, &self.state) {
-            (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. })) => Some((limiter, asked)),
+            (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. }, None)) => {
+                Some((limiter, asked))
+            }
             _ => None,
         }
     }
@@ -805,9 +810,9 @@ impl Deciding {
                     let key = if let AskedKey::Some(key) = &asked.key { Some(key) } else { None };
                     Charge::new(*rule, CounterName::new(&limiter.settings().namespace, rule, key), *cost)
                 };
-                let share = guarded.share(name, rule, *cost, charge, context.waker())?;
-                if let State::One(asked, manner) = mem::replace(&mut self.state, State::Done) {
-                    self.state = State::Sharing(asked, manner, share);
+                let joined = guarded.share(name, rule, *cost, charge, context.waker());
+                if let State::One(_, _, share) = &mut self.state {
+                    *share = joined;
                 }
             }
             return None;
@@ -827,10 +832,8 @@ impl Deciding {
     /// What came of asking together with others.
     #[cfg(feature = "redis")]
     fn poll_share(&mut self, context: &mut Context<'_>) -> Option<Answer> {
-        let (Some(limiter), State::Sharing(_, _, share)) = (&self.limiter, &mut self.state) else { return None };
+        let (Some(limiter), State::One(asked, _, Some(share))) = (&self.limiter, &mut self.state) else { return None };
         let Poll::Ready(told) = limiter.guarded()?.poll(share, context) else { return None };
-        let limiter = self.limiter.take()?;
-        let State::Sharing(asked, manner, share) = mem::replace(&mut self.state, State::Done) else { return None };
         let error = match told {
             Some(Ok((look, _))) if !look.fits => {
                 let refused = RequestPerMinute::exceeded(&asked.rule, asked.cost, &look.decision);
@@ -840,14 +843,16 @@ impl Deciding {
             Some(Ok((look, receipt))) => {
                 limiter.succeeded();
                 observe::admitted(&asked.rule, look.decision.remaining);
-                return Some(Ok(Permit::shared(limiter, share.into_decision(), look.decision, receipt)));
+                let decision = share.take_decision()?;
+                return Some(Ok(Permit::shared(self.limiter.take()?, decision, look.decision, receipt)));
             }
             Some(Err(error)) => error,
             None => StoreError::late(limiter.settings().deadline),
         };
-        match (Call { limiter, asked: [asked].into(), alone: true, manner, on_busy: manner.on_limit, arrival: None })
-            .answer_or_wait(Err(error), Duration::ZERO)
-        {
+        let limiter = self.limiter.take()?;
+        let State::One(asked, manner, _) = mem::replace(&mut self.state, State::Done) else { return None };
+        let call = Call::alone(limiter, asked, manner);
+        match call.answer_or_wait(Err(error), Duration::ZERO) {
             Ok(answer) => Some(answer.inspect_err(observe::refused)),
             Err(pending) => {
                 self.state = State::Pending(pending);
@@ -860,13 +865,13 @@ impl Deciding {
     #[inline(never)]
     fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>, answer: &mut Option<Answer>) {
         *answer = match (refused, &self.state) {
-            (Some(taken), State::One(Asked { rule, cost, .. }, _)) => {
+            (Some(taken), State::One(Asked { rule, cost, .. }, ..)) => {
                 let refused = RequestPerMinute::exceeded(rule, *cost, &taken.refusal(rule));
                 observe::refused(&refused);
                 Some(Err(refused))
             }
             #[cfg(feature = "redis")]
-            (_, State::Sharing(..)) => self.poll_share(context),
+            (_, State::One(_, _, Some(_))) => self.poll_share(context),
             _ => self.take(context),
         };
         if answer.is_some() {
@@ -874,20 +879,11 @@ impl Deciding {
             self.state = State::Done;
             return;
         }
-        if let State::One(..) = &self.state
-            && let State::One(asked, manner) = mem::replace(&mut self.state, State::Done)
+        if let State::One(_, _, None) = &self.state
+            && let State::One(asked, manner, _) = mem::replace(&mut self.state, State::Done)
             && let Some(limiter) = self.limiter.take()
         {
-            match (Call {
-                limiter,
-                asked: [asked].into(),
-                alone: true,
-                manner,
-                on_busy: manner.on_limit,
-                arrival: None,
-            })
-            .start()
-            {
+            match Call::alone(limiter, asked, manner).start() {
                 Ok(now) => *answer = Some(now.inspect_err(observe::refused)),
                 Err(pending) => self.state = State::Pending(pending),
             }
@@ -899,9 +895,8 @@ impl Deciding {
                     self.state = State::Done;
                 }
             }
-            #[cfg(feature = "redis")]
-            State::Sharing(..) => {}
-            State::One(..) | State::Done => assert!(answer.is_some(), "`Deciding` polled after it was done"),
+            State::One(_, _, Some(_)) => {}
+            State::One(_, _, None) | State::Done => assert!(answer.is_some(), "`Deciding` polled after it was done"),
         }
     }
 }
@@ -915,7 +910,7 @@ impl Future for Deciding {
         let taken = self.take_window();
         if let Some(taken) = &taken
             && taken.fits
-            && let State::One(Asked { rule, cost, .. }, _) = &self.state
+            && let State::One(Asked { rule, cost, .. }, ..) = &self.state
             && let (limit, period_ms, cost) = (rule.count(), rule.period_ms(), *cost)
             && let Some(limiter) = self.limiter.take()
         {

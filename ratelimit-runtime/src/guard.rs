@@ -193,7 +193,9 @@ impl Guarded {
     pub(crate) fn poll(&self, share: &mut Share, context: &mut Context<'_>) -> Poll<Option<redis::Shared>> {
         let told = ready!(Redis::poll(share, context));
         let guard = &self.0;
-        if let Some(Asked { at_us, .. }) = share.asked() {
+        if cfg!(feature = "metrics")
+            && let Some(Asked { at_us, .. }) = share.asked()
+        {
             observe::answered_after(Duration::from_micros(guard.clock.now_us().saturating_sub(at_us)));
         }
         if let (Some(Ok((look, _))), Some(charge)) = (&told, share.charge()) {

@@ -15,7 +15,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
 use tokio::{
     runtime::Handle,
     sync::{
@@ -256,42 +255,38 @@ async fn keep(
     if let Some(told) = told {
         let _ = told.send(settled);
     }
-    let again = failed.into_iter().map(|charge| {
-        let Charge { rule, hold, .. } = charge;
-        let lasts = if rule.is_concurrent() { Duration::ZERO } else { rule.period() };
-        let charge = Charge { hold: hold.map(|hold| Hold { again: true, ..hold }), ..charge.clone() };
-        let (used, limiter) = (used.of(&charge), &limiter);
-        async move {
+    for charge in failed {
+        let (used, limiter, mut charge) = (used.of(charge), limiter.clone(), charge.clone());
+        charge.hold = charge.hold.map(|hold| Hold { again: true, ..hold });
+        let beyond = if charge.rule.is_concurrent() { Duration::ZERO } else { charge.rule.period() };
+        tokio::spawn(async move {
             sleep(FIRST_PAUSE).await;
             let settle = || async {
                 let settled = in_time(deadline, limiter.settle(charge.clone(), used, CountedBy::Store)).await;
                 limiter.lines().call(&charge.counter);
-                settled.is_ok_and(|()| true)
+                settled.is_ok()
             };
-            repeat(lease_of(&charge) + lasts, settle).await;
-        }
-    });
-    join_all(again).await;
+            repeat(lease_of(&charge) + beyond, settle).await;
+        });
+    }
 }
 
 /// Leaves what the store may have granted to a caller who has gone before it answered. What it has not granted yet it may grant later, so it is
 /// asked until it had something to leave, or has none any more.
-pub(crate) fn abandon(limiter: &Held, charges: Charges) {
+pub(crate) fn abandon(limiter: &Held, charges: &Charges) {
     let Ok(runtime) = Handle::try_current() else { return };
-    let limiter = limiter.clone();
-    runtime.spawn(async move {
-        let each = charges.iter().map(|charge| {
-            let limiter = &limiter;
-            let give_back = move || async move {
+    for charge in charges.iter() {
+        let (limiter, charge) = (limiter.clone(), charge.clone());
+        runtime.spawn(async move {
+            let give_back = || async {
                 let back = limiter.store().map(|store| store.give_back(charge.clone().into()));
                 let back = in_time(limiter.settings().deadline, back.unwrap_or(Reply::Ready(Ok(1)))).await;
                 limiter.lines().call(&charge.counter);
                 back.is_ok_and(|back| back > 0)
             };
-            repeat(lease_of(charge), give_back)
+            repeat(lease_of(&charge), give_back).await;
         });
-        join_all(each).await;
-    });
+    }
 }
 
 fn lease_of(charge: &Charge) -> Duration {

@@ -1,15 +1,6 @@
 //! The one way in: a rule, a key and a cost become a permit or a refusal.
 
-use std::{
-    fmt,
-    future::Future,
-    ops,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, future::Future, ops, sync::Arc, time::Duration};
 
 use once_cell::sync::OnceCell;
 use tokio::runtime::Handle;
@@ -26,7 +17,7 @@ use crate::{
     memory::Memory,
     observe::{self, Stopwatch, Throttle},
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
-    sync::Apart,
+    sync::{Apart, number_of_thread},
     wait::Lines,
 };
 
@@ -235,16 +226,12 @@ impl Limiter {
     /// For a call.
     #[inline]
     pub(crate) fn hold(&self) -> Held {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static HANDLE: usize = THREADS.fetch_add(1, Ordering::Relaxed) % HANDLES;
-        }
         if let Some(installed) = Self::installed()
             && Arc::ptr_eq(&self.0, &installed.0)
         {
             return installed.hold_for_ever();
         }
-        self.0[HANDLE.try_with(|handle| *handle).unwrap_or_default()].clone()
+        self.0[number_of_thread() % HANDLES].clone()
     }
 
     #[inline]

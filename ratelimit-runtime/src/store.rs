@@ -288,6 +288,7 @@ impl Charge {
 ///
 /// It counts while it is held. Nobody else can use what it holds, and when its time is over without having been renewed or settled it
 /// becomes a charge in full, made then. Places of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) become free instead.
+#[allow(clippy::struct_excessive_bools)] // each says something of its own
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// What it is known by. No two have the same: below 2^52, and random.

@@ -30,11 +30,21 @@ mod known {
         atomic::{AtomicBool, AtomicU64, AtomicUsize},
     };
     use std::{
-        sync::{PoisonError, TryLockError},
+        sync::{PoisonError, TryLockError, atomic::Ordering},
         thread,
     };
 
     pub(crate) use tokio::sync::Notify;
+
+    /// A number of this thread, for those who keep threads apart.
+    #[inline]
+    pub(crate) fn number_of_thread() -> usize {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+        }
+        NUMBER.try_with(|number| *number).unwrap_or_default()
+    }
 
     /// Locks what is held for some nanoseconds, and rarely for longer.
     ///
@@ -72,7 +82,11 @@ mod scheduled {
     };
     use std::sync::PoisonError;
 
-    use shuttle::thread::yield_now;
+    use shuttle::thread::{current, yield_now};
+
+    pub(crate) fn number_of_thread() -> usize {
+        usize::from(current().id())
+    }
 
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)

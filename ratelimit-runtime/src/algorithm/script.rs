@@ -147,6 +147,7 @@ pub(crate) fn decide_each(kind: usize) -> String {
         .replace("@place", place)
         .replace("@charged", &format!("rule[{}]", names.len() + 1))
         .replace("@numbers", numbers)
+        .replace("@known", &names.iter().map(|name| format!("its_{name}")).collect::<Vec<_>>().join(", "))
         .replace("@rule", &rule.join(", "))
         .replace("@decide\n", decide)
 }
@@ -216,6 +217,19 @@ pub(crate) fn reply_to_another(charge: &Charge, reply: &Value, later: i64) -> Op
     }
 }
 
+/// What that reply says of the counter, as [`read`] does.
+pub(crate) fn read_another(charge: &Charge, reply: &Value, later: i64) -> Option<(Look, [u64; 2])> {
+    let (rule, cost) = (&charge.rule, charge.cost);
+    match rule.counted_by() {
+        // Many ask for it at once, and so no reply is made for each.
+        Algorithm::FixedWindow { .. } => {
+            let more = later.checked_mul(i64::try_from(cost).ok()?)?;
+            fixed_window::read(rule, cost, true, reply, more)
+        }
+        _ => read(charge, true, &reply_to_another(charge, reply, later)?),
+    }
+}
+
 /// Whether a script for one counter is told what [`charged`] says: if it can't know that otherwise.
 pub(crate) fn is_told(charge: &Charge) -> bool {
     matches!(charge.rule.counted_by(), Algorithm::FixedWindow { .. }) && charge.cost != 1
@@ -236,7 +250,7 @@ pub(crate) fn give_back_numbers(charge: &Charge) -> Numbers {
 pub(crate) fn read(charge: &Charge, charged: bool, reply: &Value) -> Option<(Look, [u64; 2])> {
     let (rule, cost) = (&charge.rule, charge.cost);
     match rule.counted_by() {
-        Algorithm::FixedWindow { .. } => fixed_window::read(rule, cost, charged, reply),
+        Algorithm::FixedWindow { .. } => fixed_window::read(rule, cost, charged, reply, 0),
         Algorithm::SlidingLog => sliding_log::read(rule, reply),
         Algorithm::Concurrent => places::read(rule, reply),
         Algorithm::SlidingWindow { .. } => sliding_window::read(rule, cost, charged, reply),

@@ -1,15 +1,11 @@
 //! What is known to be refused, and until when.
 
-use std::{
-    collections::HashMap,
-    hash::BuildHasherDefault,
-    sync::{PoisonError, atomic::Ordering},
-};
+use std::{collections::HashMap, hash::BuildHasherDefault, sync::atomic::Ordering};
 
 use crate::{
     Decision, Rule,
     key::{AlreadyHashed, Fingerprint},
-    sync::{Apart, AtomicBool, Mutex, MutexGuard},
+    sync::{Apart, AtomicBool, Mutex, MutexGuard, lock},
 };
 
 #[cfg(all(test, model_check))]
@@ -52,8 +48,8 @@ struct Kept {
 }
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
-/// 65,536 in all.
-const CAPACITY: usize = if cfg!(test) { 2 } else { 1024 };
+/// 131,072 in all, which take 12 to 23 MB.
+const CAPACITY: usize = if cfg!(test) { 2 } else { 2048 };
 
 impl Denials {
     pub(super) fn new() -> Self {
@@ -62,7 +58,7 @@ impl Denials {
 
     #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
     fn shard(&self, name: Fingerprint) -> MutexGuard<'_, Shard> {
-        self.shards[name.0 as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shards[name.0 as usize % SHARDS])
     }
 
     /// Whether nothing is known.
@@ -139,7 +135,7 @@ impl Denials {
             return;
         }
         for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shard = lock(shard);
             shard.kept.clear();
             shard.forgotten += 1;
         }

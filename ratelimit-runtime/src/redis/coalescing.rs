@@ -1,7 +1,7 @@
 //! Decisions that travel together: while a few calls are under way, later decisions gather, and the next call carries them.
 //!
 //! Databases commit in groups this way (*group commit*). There is no timer: a decision that comes alone goes at once.
-//! Decisions are taken in the order in which they came, and callers who ask the same share one. A call belongs to no single caller, so
+//! Those of one thread are taken in the order in which they came, and its callers who ask the same share one. A call belongs to no single caller, so
 //! one who leaves takes nothing from the others.
 
 use std::{
@@ -11,12 +11,13 @@ use std::{
     hash::BuildHasherDefault,
     mem,
     pin::Pin,
-    sync::{Arc, OnceLock, PoisonError},
+    sync::{Arc, OnceLock, PoisonError, atomic::Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use redis::Value;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::command::Packet;
@@ -26,14 +27,14 @@ use crate::{
     key::{AlreadyHashed, Fingerprint},
     observe,
     store::{Charge, Charges, StoreError},
-    sync::{Mutex, MutexGuard},
+    sync::{Apart, AtomicU64, Mutex, MutexGuard, number_of_thread},
 };
 
 #[cfg(all(test, model_check))]
 mod model_check;
 
 /// How many calls may be under way before decisions gather.
-const CALLS: usize = 3;
+const CALLS: u64 = if cfg!(all(test, model_check)) { 1 } else { 3 };
 /// How many different decisions a call carries. So many do not wait for another call to end.
 const ENTRIES: usize = 64;
 
@@ -56,20 +57,58 @@ impl Failure {
 }
 
 /// Decisions that wait for a call to carry them.
+///
+/// Each thread has a place for its own, as threads that gather at one place wait for each other half of the time. The oldest decision of all places is taken
+/// first. So a caller on one thread may join a decision that is older than one on another thread; all of them are under way, and nobody is told an
+/// order of theirs.
 #[derive(Debug, Default)]
-pub(super) struct Queue(Mutex<State>);
+pub(super) struct Queue {
+    places: [Apart<Mutex<Place>>; PLACES],
+    standing: Apart<AtomicU64>,
+    /// How many decisions have been added.
+    added: Apart<AtomicU64>,
+}
+
+const PLACES: usize = if cfg!(all(test, model_check)) { 2 } else { 16 };
 
 #[derive(Debug, Default)]
-struct State {
-    waiting: VecDeque<Arc<Decision>>,
-    /// How many have been taken: the number of the first that waits.
+struct Place {
+    /// Each with how many had been added before, by all threads.
+    waiting: VecDeque<(u64, Arc<Decision>)>,
+    /// How many have been taken: the number of the first that waits, among those of this place.
     taken: u64,
     /// The number of the latest on each counter. Who asks the same may share that one; any other would be overtaken.
     latest: HashMap<Fingerprint, u64, BuildHasherDefault<AlreadyHashed>>,
-    /// How many calls are under way, or about to be.
-    calls: usize,
+}
+
+/// What is under way, and what waits. It changes together with what lies in a place, under the lock of that.
+#[derive(Clone, Copy)]
+struct Standing(u64);
+
+impl Standing {
     /// A caller who came while nothing was under way sends by itself: that spares the way over a task.
-    is_one_alone: bool,
+    const ALONE: u64 = 1;
+    /// A call that is under way, or about to be.
+    const CALL: u64 = 1 << 1;
+    /// A decision that waits.
+    const WAITING: u64 = 1 << 32;
+
+    fn is_idle(self) -> bool {
+        self.0 == 0
+    }
+
+    fn calls(self) -> u64 {
+        (self.0 % Self::WAITING) / Self::CALL
+    }
+
+    fn waiting(self) -> u64 {
+        self.0 / Self::WAITING
+    }
+
+    /// Whether a call is to be begun for the decision that was added last.
+    fn needs_call(self) -> bool {
+        self.calls() < CALLS || self.waiting().is_multiple_of(ENTRIES as u64)
+    }
 }
 
 /// What is to be decided, and for whom.
@@ -87,7 +126,7 @@ pub(crate) struct Decision {
 #[derive(Debug, Default)]
 struct Callers {
     /// In the order in which they came.
-    all: Vec<Caller>,
+    all: SmallVec<[Caller; 1]>,
     /// So many of them have waited too long.
     late: usize,
     /// It is on its way.
@@ -109,6 +148,15 @@ enum Told {
     /// Some of equal charges were granted.
     Equal(Equal),
     Failure(Failure),
+}
+
+/// What of it is told to one caller.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Theirs<'a> {
+    Reply(&'a Value),
+    /// The reply to another charge; so many of equal ones lie between the two.
+    Another(&'a Value, i64),
+    Failure(&'a Failure),
 }
 
 /// What `each.lua` replies to equal charges.
@@ -135,7 +183,8 @@ pub(super) struct Entry {
 /// One caller's share in a decision.
 #[derive(Debug)]
 pub(crate) struct Share {
-    decision: Arc<Decision>,
+    /// Until it is taken.
+    decision: Option<Arc<Decision>>,
     /// Which of the callers it is.
     index: u32,
     is_told: bool,
@@ -144,14 +193,11 @@ pub(crate) struct Share {
 impl Queue {
     /// Whether a caller may send by itself, as nothing else is under way. Then [`Queue::not_alone`] is to be called when it is done.
     pub(super) fn alone(&self) -> bool {
-        let mut state = self.lock();
-        let may = state.is_idle();
-        state.is_one_alone |= may;
-        may
+        self.standing.compare_exchange(0, Standing::ALONE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     pub(super) fn not_alone(&self) {
-        self.lock().is_one_alone = false;
+        self.standing.fetch_sub(Standing::ALONE, Ordering::AcqRel);
     }
 
     /// A share in a decision that waits, if there is one that serves this charge too. `Err(true)` if nothing at all is under way.
@@ -162,17 +208,17 @@ impl Queue {
         consume: bool,
         waker: &Waker,
     ) -> Result<Share, bool> {
-        let state = self.lock();
-        let latest = state.latest(name).filter(|decision| match &*decision.charges {
+        let place = self.lock();
+        let latest = place.latest(name).filter(|decision| match &*decision.charges {
             [charge] => decision.consume == consume && charge.counter.fingerprint() == name && is_same(charge),
             _ => false,
         });
         match latest {
             Some(decision) => {
                 let index = decision.join(Caller::new(waker));
-                Ok(Share { decision: Arc::clone(decision), index, is_told: false })
+                Ok(Share::new(Arc::clone(decision), index))
             }
-            None => Err(state.is_idle()),
+            None => Err(self.standing().is_idle()),
         }
     }
 
@@ -185,31 +231,32 @@ impl Queue {
         asked: Option<Asked>,
         waker: &Waker,
     ) -> (Share, bool) {
-        let callers = Mutex::new(Callers { all: vec![Caller::new(waker)], ..Callers::default() });
+        let callers = Mutex::new(Callers { all: SmallVec::from([Caller::new(waker)]), ..Callers::default() });
         let decision = Arc::new(Decision { charges, consume, slot, asked, callers, told: OnceLock::new() });
-        let mut state = self.lock();
-        let number = state.taken + state.waiting.len() as u64;
+        let mut place = self.lock();
+        let before = self.added.fetch_add(1, Ordering::Relaxed);
+        let number = place.taken + place.waiting.len() as u64;
         for charge in decision.charges.iter() {
-            state.latest.insert(charge.counter.fingerprint(), number);
+            place.latest.insert(charge.counter.fingerprint(), number);
         }
-        state.waiting.push_back(Arc::clone(&decision));
-        let begin = state.calls < CALLS || state.waiting.len().is_multiple_of(ENTRIES);
-        if begin {
-            state.calls += 1;
-        }
-        (Share { decision, index: 0, is_told: false }, begin)
+        place.waiting.push_back((before, Arc::clone(&decision)));
+        let mut begin = false;
+        self.change(|Standing(standing)| {
+            let added = standing + Standing::WAITING;
+            begin = Standing(added).needs_call();
+            Some(if begin { added + Standing::CALL } else { added })
+        });
+        (Share::new(decision, 0), begin)
     }
 
     /// What the next call carries. Nothing if none is needed: then it is no longer under way.
     pub(super) fn take(&self) -> Option<Vec<Entry>> {
-        let mut state = self.lock();
         loop {
-            let count = state.waiting.len().min(ENTRIES);
-            if count == 0 {
-                state.calls -= 1;
+            let taken = self.take_first(ENTRIES);
+            if taken.is_empty() && self.end() {
                 return None;
             }
-            let entries: Vec<_> = state.take(count).into_iter().filter_map(Decision::send).collect();
+            let entries: Vec<_> = taken.into_iter().filter_map(Decision::send).collect();
             if !entries.is_empty() {
                 observe::sent_together(entries.iter().map(Entry::callers).sum());
                 return Some(entries);
@@ -217,37 +264,71 @@ impl Queue {
         }
     }
 
+    /// Takes so many out, the oldest first.
+    fn take_first(&self, count: usize) -> Vec<Arc<Decision>> {
+        let mut places: SmallVec<[MutexGuard<'_, Place>; PLACES]> =
+            self.places.iter().map(lock).filter(|place| !place.waiting.is_empty()).collect();
+        let mut taken = Vec::with_capacity(count.min(places.iter().map(|place| place.waiting.len()).sum()));
+        while taken.len() < count
+            && let Some(place) = places.iter_mut().min_by_key(|place| place.first())
+            && let Some(decision) = place.take()
+        {
+            taken.push(decision);
+        }
+        self.standing.fetch_sub(taken.len() as u64 * Standing::WAITING, Ordering::AcqRel);
+        taken
+    }
+
     /// Tells those who came by then that they have waited too long. Returns when the first of the others came.
     pub(super) fn give_up(&self, before: Instant) -> Option<Instant> {
-        let waiting: Vec<_> = {
-            let state = self.lock();
-            let late = state.waiting.iter().take_while(|decision| decision.first() <= Some(before));
-            late.map(Arc::clone).collect()
-        };
-        for decision in &waiting {
-            decision.give_up(before);
+        for place in &self.places {
+            let waiting: Vec<_> = {
+                let place = lock(place);
+                let late = place.waiting.iter().take_while(|(_, decision)| decision.first() <= Some(before));
+                late.map(|(_, decision)| Arc::clone(decision)).collect()
+            };
+            for decision in &waiting {
+                decision.give_up(before);
+            }
         }
         self.first()
     }
 
     /// When the first came of those who wait.
     pub(super) fn first(&self) -> Option<Instant> {
-        self.lock().waiting.iter().find_map(|decision| decision.first())
+        let first = |place| lock(place).waiting.iter().find_map(|(_, decision)| decision.first());
+        self.places.iter().filter_map(first).min()
     }
 
     /// A call has ended before there was nothing left to take, and with it all others: their tokio runtime shuts down.
     pub(super) fn broken_off(&self) {
-        let waiting = {
-            let mut state = self.lock();
-            state.calls -= 1;
-            let count = state.waiting.len();
-            state.take(count)
-        };
-        drop(waiting.into_iter().filter_map(Decision::send).collect::<Vec<_>>());
+        loop {
+            let waiting = self.take_first(usize::MAX);
+            drop(waiting.into_iter().filter_map(Decision::send).collect::<Vec<_>>());
+            if self.end() {
+                return;
+            }
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Ends a call, unless somebody has come since there was nothing left to take: who comes later finds that it is over.
+    fn end(&self) -> bool {
+        self.change(|standing| (standing.waiting() == 0).then_some(standing.0 - Standing::CALL))
+    }
+
+    fn standing(&self) -> Standing {
+        Standing(self.standing.load(Ordering::Acquire))
+    }
+
+    /// Says whether there was a change.
+    fn change(&self, mut change: impl FnMut(Standing) -> Option<u64>) -> bool {
+        let change = |standing| change(Standing(standing));
+        self.standing.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
+    }
+
+    /// The place of this thread.
+    fn lock(&self) -> MutexGuard<'_, Place> {
+        lock(&self.places[number_of_thread() % PLACES])
     }
 }
 
@@ -257,31 +338,34 @@ impl Caller {
     }
 }
 
-impl State {
-    fn is_idle(&self) -> bool {
-        self.calls == 0 && self.waiting.is_empty() && !self.is_one_alone
-    }
-
+impl Place {
     /// The latest decision on a counter, if it waits.
     fn latest(&self, counter: Fingerprint) -> Option<&Arc<Decision>> {
         let at = self.latest.get(&counter)?.checked_sub(self.taken)?;
-        self.waiting.get(usize::try_from(at).ok()?)
+        self.waiting.get(usize::try_from(at).ok()?).map(|(_, decision)| decision)
     }
 
-    /// Takes the first of them out.
-    fn take(&mut self, count: usize) -> Vec<Arc<Decision>> {
-        let taken: Vec<_> = self.waiting.drain(..count).collect();
-        for decision in &taken {
-            for charge in decision.charges.iter() {
-                let name = charge.counter.fingerprint();
-                if self.latest.get(&name) == Some(&self.taken) {
-                    self.latest.remove(&name);
-                }
-            }
-            self.taken += 1;
-        }
-        taken
+    /// How many had been added before the first that waits.
+    fn first(&self) -> u64 {
+        self.waiting.front().map_or(u64::MAX, |(before, _)| *before)
     }
+
+    /// Takes the first out.
+    fn take(&mut self) -> Option<Arc<Decision>> {
+        let (_, decision) = self.waiting.pop_front()?;
+        for charge in decision.charges.iter() {
+            let name = charge.counter.fingerprint();
+            if self.latest.get(&name) == Some(&self.taken) {
+                self.latest.remove(&name);
+            }
+        }
+        self.taken += 1;
+        Some(decision)
+    }
+}
+
+fn lock(place: &Apart<Mutex<Place>>) -> MutexGuard<'_, Place> {
+    crate::sync::lock(place)
 }
 
 impl Decision {
@@ -334,23 +418,34 @@ impl Decision {
     }
 
     /// What came of it for one caller: as if each had been decided alone, in order. `Some(None)` for one it was not sent for.
-    #[allow(clippy::option_option)] // not told yet; never to be told
-    fn told(&self, index: usize) -> Option<Option<Result<Value, Failure>>> {
+    #[allow(clippy::option_option, clippy::cast_possible_wrap)] // not told yet, or never to be told; there are not so many callers
+    fn told(&self, index: usize) -> Option<Option<Theirs<'_>>> {
         let (told, gone) = self.told.get()?;
         let Err(before) = gone.binary_search(&index) else { return Some(None) };
         Some(Some(match told {
-            Told::Reply(reply) => Ok(reply.clone()),
-            Told::Failure(failure) => Err(failure.clone()),
-            Told::Equal(Equal { granted, refusal, .. }) if index - before >= *granted => Ok(refusal.clone()),
-            Told::Equal(Equal { at, reply, .. }) => {
-                let place = i64::try_from(index - before).ok().zip(self.charges.first());
-                let theirs = place.and_then(|(place, charge)| algorithm::reply_to_another(charge, reply, place - at));
+            Told::Reply(reply) => Theirs::Reply(reply),
+            Told::Failure(failure) => Theirs::Failure(failure),
+            Told::Equal(Equal { granted, refusal, .. }) if index - before >= *granted => Theirs::Reply(refusal),
+            Told::Equal(Equal { at, reply, .. }) => Theirs::Another(reply, (index - before) as i64 - at),
+        }))
+    }
+}
+
+impl Theirs<'_> {
+    /// As the server's reply to one caller alone.
+    fn reply(self, decision: &Decision) -> Result<Value, Failure> {
+        match self {
+            Self::Reply(reply) => Ok(reply.clone()),
+            Self::Another(reply, later) => {
+                let charge = decision.charge();
+                let theirs = charge.and_then(|charge| algorithm::reply_to_another(charge, reply, later));
                 theirs.ok_or_else(|| {
                     let error = "the server's reply to equal charges can't be told to each of them";
                     Failure::Unknown(StoreError::unavailable(error))
                 })
             }
-        }))
+            Self::Failure(failure) => Err(failure.clone()),
+        }
     }
 }
 
@@ -443,17 +538,22 @@ pub(super) fn is_same(one: &Charge, other: &Charge) -> bool {
 }
 
 impl Share {
+    fn new(decision: Arc<Decision>, index: u32) -> Self {
+        Self { decision: Some(decision), index, is_told: false }
+    }
+
     /// Of a decision on one counter.
     pub(crate) fn charge(&self) -> Option<&Charge> {
-        self.decision.charge()
+        self.decision.as_ref()?.charge()
     }
 
     pub(crate) fn asked(&self) -> Option<Asked> {
-        self.decision.asked
+        self.decision.as_ref()?.asked
     }
 
-    pub(crate) fn into_decision(self) -> Arc<Decision> {
-        Arc::clone(&self.decision)
+    /// What it is a share in, when it has been told. It is no share any more then.
+    pub(crate) fn take_decision(&mut self) -> Option<Arc<Decision>> {
+        self.decision.take_if(|_| self.is_told)
     }
 }
 
@@ -471,12 +571,15 @@ impl Decision {
     }
 }
 
-impl Future for Share {
-    /// Nothing for a caller who has waited for longer than the deadline.
-    type Output = Option<Result<Value, Failure>>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let (decision, index) = (&self.decision, self.index as usize);
+impl Share {
+    /// What came of it, as it is read. Nothing for a caller who has waited for longer than the deadline.
+    pub(crate) fn poll_told<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        read: impl FnOnce(&Decision, Theirs<'_>) -> T,
+    ) -> Poll<Option<T>> {
+        let Some(decision) = &self.decision else { return Poll::Ready(None) };
+        let index = self.index as usize;
         let mut told = decision.told(index);
         if told.is_none() {
             let mut callers = decision.lock();
@@ -490,15 +593,25 @@ impl Future for Share {
         }
         told.map_or(Poll::Pending, |told| {
             self.is_told = true;
-            Poll::Ready(told)
+            Poll::Ready(told.map(|theirs| read(decision, theirs)))
         })
+    }
+}
+
+impl Future for Share {
+    /// Nothing for a caller who has waited for longer than the deadline.
+    type Output = Option<Result<Value, Failure>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.poll_told(context, |decision, theirs| theirs.reply(decision))
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         if !self.is_told
-            && let Some(caller) = self.decision.lock().all.get_mut(self.index as usize)
+            && let Some(decision) = &self.decision
+            && let Some(caller) = decision.lock().all.get_mut(self.index as usize)
         {
             caller.has_left = true;
         }

@@ -1,6 +1,6 @@
 //! What is sent to a server, and what a server that lacks a script is sent instead.
 
-use std::{iter, mem, slice};
+use std::{collections::HashSet, hash::BuildHasherDefault, iter, mem, slice};
 
 use redis::{Cmd, ServerErrorKind, Value};
 use smallvec::SmallVec;
@@ -9,7 +9,7 @@ use super::{coalescing::Entry, link::Connection, script::Script};
 use crate::{
     Algorithm, CounterName,
     algorithm::{self, Act, Numbers},
-    key::Fingerprint,
+    key::AlreadyHashed,
     store::{Charge, Charges, Request, StoreError},
 };
 
@@ -154,7 +154,10 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
     let Some(first) = charges.clone().next() else { return Cmd::new() };
     let mut rules: SmallVec<[(&Charge, Numbers); 4]> = SmallVec::new();
     let mut requests: SmallVec<[u8; 132]> = smallvec::smallvec![0];
-    let mut names: SmallVec<[Fingerprint; 64]> = SmallVec::new();
+    let mut names = HashSet::<_, BuildHasherDefault<AlreadyHashed>>::with_capacity_and_hasher(
+        entries.len(),
+        BuildHasherDefault::default(),
+    );
     for (entry, charge) in entries.iter().zip(charges.clone()) {
         let known = rules.iter().position(|(other, _)| {
             other.rule == charge.rule && other.cost == charge.cost && other.longest_wait == charge.longest_wait
@@ -163,9 +166,7 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
             rules.push((charge, algorithm::rule(charge)));
             rules.len() - 1
         });
-        let name = charge.counter.fingerprint();
-        let has_been = names.contains(&name);
-        names.push(name);
+        let has_been = !names.insert(charge.counter.fingerprint());
         let request = match entry.times() {
             1 => u8::from(entry.consume() && charge.cost > 0),
             _ => 2,

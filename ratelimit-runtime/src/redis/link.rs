@@ -8,10 +8,10 @@ use std::{
     fmt,
     future::Future,
     hash::{BuildHasher as _, RandomState},
-    iter,
+    iter, mem,
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -61,6 +61,8 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 pub(super) struct Links {
     node: Arc<Node>,
     by_runtime: Arc<Mutex<ByRuntime>>,
+    /// Those of the first runtime that called, which mostly is the only one: found without a lock.
+    first: OnceLock<(Id, Arc<Link>)>,
     /// Its end tells the tasks that nobody asks any more.
     in_use: watch::Sender<()>,
 }
@@ -85,6 +87,8 @@ struct Node {
     settings: Settings,
     /// Whether the log was told what is to be said of its settings.
     inspected: AtomicBool,
+    /// On how many runtimes it is away: all that is looked at while it is on none.
+    away: AtomicUsize,
 }
 
 /// The connections of one runtime.
@@ -92,6 +96,8 @@ struct Node {
 pub(super) struct Link {
     node: Arc<Node>,
     state: watch::Sender<State<Open>>,
+    /// Whether callers are let through, or wait to be: all that a decision looks at then.
+    admits: AtomicBool,
     queue: Queue,
     silence: Silence,
     /// A caller went too early to say anything about the server.
@@ -246,8 +252,9 @@ impl Links {
     /// Connections to one node, opened when they are first asked for.
     pub(super) fn new(target: Target, settings: Settings) -> Self {
         Self {
-            node: Arc::new(Node { target, settings, inspected: AtomicBool::new(false) }),
+            node: Arc::new(Node { target, settings, inspected: AtomicBool::new(false), away: AtomicUsize::new(0) }),
             by_runtime: Arc::default(),
+            first: OnceLock::new(),
             in_use: watch::Sender::new(()),
         }
     }
@@ -286,7 +293,17 @@ impl Links {
         charge: impl FnOnce() -> (Charge, Asked),
         waker: &Waker,
     ) -> Option<Share> {
-        let link = self.link().ok().filter(|link| link.node.settings.coalescing && link.refusal().is_none())?;
+        let runtime = Handle::try_current().ok()?;
+        let other;
+        let link = if let Some(link) = self.first_link(runtime.id()) {
+            link
+        } else {
+            other = self.link_on(&runtime);
+            &other
+        };
+        if !link.node.settings.coalescing || link.refusal().is_some() {
+            return None;
+        }
         match link.queue.join(name, is_same, true, waker) {
             Ok(share) => Some(share),
             Err(true) => None,
@@ -315,6 +332,9 @@ impl Links {
     /// Why callers are not let through to the node, if they are not: those of the runtime we are on. Who is on none, or on
     /// one that never called, hears of it if it holds for all of them. A runtime that nobody drives any more knows nothing new.
     pub(super) fn outage(&self) -> Option<StoreError> {
+        if self.node.away.load(Ordering::Acquire) == 0 {
+            return None;
+        }
         let links = lock(&self.by_runtime);
         match Handle::try_current().ok().and_then(|runtime| links.iter().find(|(id, _)| *id == runtime.id())) {
             Some((_, link)) => link.outage(),
@@ -324,13 +344,24 @@ impl Links {
 
     fn link(&self) -> Result<Arc<Link>, StoreError> {
         let runtime = Handle::try_current().map_err(|_| StoreError::misconfigured(crate::limiter::NO_RUNTIME))?;
+        Ok(self.first_link(runtime.id()).cloned().unwrap_or_else(|| self.link_on(&runtime)))
+    }
+
+    /// Those of the first runtime that called, if it is this one and they are kept open.
+    fn first_link(&self, runtime: Id) -> Option<&Arc<Link>> {
+        let (id, link) = self.first.get()?;
+        (*id == runtime && (link.admits.load(Ordering::Acquire) || !link.has_ended())).then_some(link)
+    }
+
+    fn link_on(&self, runtime: &Handle) -> Arc<Link> {
         let mut links = lock(&self.by_runtime);
         if let Some((_, link)) = links.iter().find(|(id, _)| *id == runtime.id()) {
-            return Ok(Arc::clone(link));
+            return Arc::clone(link);
         }
         let link = Arc::new(Link {
             node: Arc::clone(&self.node),
             state: watch::Sender::new(State::Opening),
+            admits: AtomicBool::new(true),
             queue: Queue::default(),
             silence: Silence::default(),
             doubted: Notify::new(),
@@ -343,7 +374,8 @@ impl Links {
         // A runtime that is shutting down drops the task at once, and with it the keeper, which takes the lock.
         drop(links);
         runtime.spawn(keeper.keep(self.in_use.subscribe()));
-        Ok(link)
+        let _ = self.first.set((runtime.id(), Arc::clone(&link)));
+        link
     }
 }
 
@@ -401,6 +433,9 @@ impl Link {
 
     /// Why callers are not let through, if they are not.
     fn refusal(&self) -> Option<StoreError> {
+        if self.admits.load(Ordering::Acquire) {
+            return None;
+        }
         match &*self.state.borrow() {
             State::Opening | State::Up(_) => None,
             State::Away { error, .. } => Some(error.clone()),
@@ -482,15 +517,33 @@ impl Link {
     }
 
     fn lost(&self, silence: &Arc<Silence>) {
-        let lost = |state: &mut State<Open>| state.lost(|open| Arc::ptr_eq(&open.silence, silence));
-        if self.state.send_if_modified(lost) {
+        if self.change(|state| state.lost(|open| Arc::ptr_eq(&open.silence, silence))) {
             tracing::debug!(server = %self.node.target, "connection lost, opening another");
         }
     }
 
     fn silent(&self) {
         let error = self.node.unavailable(format_args!("{SILENT_CALLS} calls in a row had no answer"));
-        self.state.send_if_modified(|state| state.silent(error, Instant::now()));
+        self.change(|state| state.silent(error, Instant::now()));
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(*self.state.borrow(), State::Ended)
+    }
+
+    /// Changes how the node stands with its callers, if it does: then whoever waits for that looks again.
+    fn change(&self, change: impl FnOnce(&mut State<Open>) -> bool) -> bool {
+        self.state.send_if_modified(|state| {
+            let was_away = state.is_away();
+            let is_changed = change(state);
+            match (was_away, state.is_away()) {
+                (false, true) => drop(self.node.away.fetch_add(1, Ordering::AcqRel)),
+                (true, false) => drop(self.node.away.fetch_sub(1, Ordering::AcqRel)),
+                _ => {}
+            }
+            self.admits.store(matches!(state, State::Opening | State::Up(_)), Ordering::Release);
+            is_changed
+        })
     }
 
     /// Opens connections whenever some are missing, one at a time.
@@ -514,7 +567,7 @@ impl Link {
                 }
                 () = self.node.moved(server.as_ref()) => {
                     tracing::debug!(server = %self.node.target, "another server is the primary now");
-                    self.state.send_if_modified(|state| state.lost(|_| true));
+                    self.change(|state| state.lost(|_| true));
                     server = None;
                     continue;
                 }
@@ -551,11 +604,12 @@ impl Link {
                     if self.state.borrow().open() == 0 {
                         let_through = Some(self.now());
                     }
-                    self.state.send_modify(|state| {
+                    self.change(|state| {
                         if moved {
                             state.lost(|_| true);
                         }
                         state.opened(open);
+                        true
                     });
                     if !self.node.inspected.swap(true, Ordering::Relaxed) {
                         // Beside all this: an answer that does not come must not hold up the next connection.
@@ -565,7 +619,10 @@ impl Link {
                 Err(error) => {
                     tracing::debug!(server = %self.node.target, %error, "cannot connect");
                     let_through = None;
-                    self.state.send_modify(|state| state.failed(error, Instant::now()));
+                    self.change(|state| {
+                        state.failed(error, Instant::now());
+                        true
+                    });
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
@@ -579,7 +636,7 @@ impl Link {
         while state.wait_for(State::is_opening).await.is_ok() {
             if timeout(deadline, state.wait_for(|state| !state.is_opening())).await.is_err() {
                 let error = self.node.unavailable(format_args!("no connection within the deadline of {deadline:?}"));
-                self.state.send_if_modified(|state| state.late(error, Instant::now()));
+                self.change(|state| state.late(error, Instant::now()));
             }
         }
     }
@@ -706,7 +763,12 @@ impl Drop for Keeper {
         if let Some(by_runtime) = self.by_runtime.upgrade() {
             lock(&by_runtime).retain(|(id, _)| *id != self.runtime);
         }
-        self.link.state.send_replace(State::Ended);
+        let mut state = State::Ended;
+        // What there was is dropped when the lock is free again.
+        self.link.change(|before| {
+            mem::swap(before, &mut state);
+            true
+        });
     }
 }
 

@@ -17,8 +17,6 @@ mod target;
 
 use std::{
     fmt::Write as _,
-    future::Future,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
 };
@@ -27,7 +25,12 @@ use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use smallvec::SmallVec;
 
-use self::{cluster::Cluster, coalescing::Failure, command::Command, link::Links};
+use self::{
+    cluster::Cluster,
+    coalescing::{Failure, Theirs},
+    command::Command,
+    link::Links,
+};
 pub(crate) use self::{
     coalescing::{Decision, Share},
     link::Settings,
@@ -175,11 +178,17 @@ impl Redis {
 
     /// What a share came to. Nothing for a caller who has waited for longer than the deadline.
     pub(crate) fn poll(share: &mut Share, context: &mut Context<'_>) -> Poll<Option<Shared>> {
-        Pin::new(&mut *share).poll(context).map(|told| {
-            Some(told?.map_err(Failure::into_error).and_then(answer).and_then(|reply| {
-                let charge = share.charge().ok_or_else(|| unexpected(&reply))?;
-                algorithm::read(charge, true, &reply).ok_or_else(|| unexpected(&reply))
-            }))
+        share.poll_told(context, |decision, theirs| {
+            let (reply, later) = match theirs {
+                Theirs::Failure(failure) => return Err(failure.clone().into_error()),
+                Theirs::Reply(reply) => (reply, None),
+                Theirs::Another(reply, later) => (reply, Some(later)),
+            };
+            let read = decision.charge().and_then(|charge| match later {
+                None => algorithm::read(charge, true, reply),
+                Some(later) => algorithm::read_another(charge, reply, later),
+            });
+            read.ok_or_else(|| answer(reply.clone()).map_or_else(|error| error, |reply| unexpected(&reply)))
         })
     }
 }

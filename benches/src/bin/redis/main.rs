@@ -346,6 +346,9 @@ impl<'a> Bench<'a> {
         for runner in &mut runners {
             let Lap { admitted, .. } = runner.run(&self.runtime, load); // each key has been asked about once
             runner.expect(admitted == keys, || format!("admitted {admitted} of {keys} first calls"));
+            if refused {
+                runner.run(&self.runtime, load); // and what is refused is known
+            }
         }
         for callers in crowds {
             let load = Load { callers, ..load };

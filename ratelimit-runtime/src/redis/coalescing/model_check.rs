@@ -66,14 +66,17 @@ fn carry(queue: &Queue, server: &Server) {
     }
 }
 
+fn decision(share: &Share) -> &Decision {
+    share.decision.as_ref().expect("it is not taken")
+}
+
 fn told(share: Share) -> Look {
     let told = block_on(share).expect("nobody waits for too long").expect("the server answers");
     algorithm::read(&charge(0), true, &told).expect("a reply of the script").0
 }
 
 fn is_idle(queue: &Queue) -> bool {
-    let state = queue.lock();
-    state.is_idle() && state.latest.is_empty()
+    queue.standing().is_idle() && queue.places.iter().all(|place| lock(place).latest.is_empty())
 }
 
 /// Asks, carries what it has to, and waits.
@@ -180,9 +183,9 @@ fn who_has_waited_too_long_has_no_part_in_what_was_sent_for_others() {
     many_orders(|| {
         let (queue, server) = (Queue::default(), Server::default());
         let (late, _) = ask(&queue, 0);
-        let now = late.decision.first().expect("it waits");
+        let now = decision(&late).first().expect("it waits");
         let (staying, _) = ask(&queue, 0);
-        let is_late = staying.decision.lock().all[1].since <= now;
+        let is_late = decision(&staying).lock().all[1].since <= now;
         thread::scope(|threads| {
             threads.spawn(|| queue.give_up(now));
             carry(&queue, &server);
@@ -200,7 +203,7 @@ fn who_waits_too_long_is_told_and_the_others_go_on() {
     many_orders(|| {
         let (queue, server) = (Queue::default(), Server::default());
         let (late, _) = ask(&queue, 0);
-        let now = late.decision.first().expect("it waits");
+        let now = decision(&late).first().expect("it waits");
         let ends = thread::scope(|threads| {
             threads.spawn(|| queue.give_up(now));
             carry(&queue, &server);
