@@ -184,6 +184,7 @@ use crate::args::Kind;
 /// A call that is dropped while it waits stops waiting. One that is dropped while it is being
 /// counted may have been counted: what goes wrong admits fewer calls, not more. Each call of a
 /// function that calls itself is counted; where it holds something, so does each of them.
+/// One that waits for what its own outer call holds, a place or all the time that remains, waits for ever.
 #[proc_macro_attribute]
 pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::expand(Kind::PerTime, args.into(), item.into()).into()
