@@ -103,7 +103,8 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<Output<'_>> {
 }
 
 /// What the check calls to decide, by any number of limits.
-const OWN_CALLS: [&str; 3] = ["limit_request_per_time", "limit_requests_per_time", "hold_requests"];
+const OWN_CALLS: [&str; 4] =
+    ["limit_request_per_time", "permit_request_per_time", "limit_requests_per_time", "hold_requests"];
 
 /// Whether this body was limited before: does it say `__private::limit_request_per_time`, or the like?
 pub(crate) fn contains_own_call(tokens: &TokenStream) -> bool {

@@ -28,10 +28,20 @@ struct Settle {
 
 impl Check {
     // Output:
-    //     let deciding = limit_request_per_time(None, const { Call::new() }, {
+    //     let asked = limit_request_per_time(None, const { Call::new() }, {
     //         let key = key(&(seller_id));
-    //         charge(const { rule("item", 100, 1, 60_000) }, key, 1)
+    //         charge(const { &rule("item", 100, 1, 60_000) }, key, 1)
     //     });
+    //     let decided = match asked {
+    //         Ok(decided) => decided,
+    //         Err(undecided) => undecided.decide().await,
+    //     };
+    //     if let Err(refused) = decided {
+    //         return FromRefusal::from_refusal(refused);
+    //     }
+    //
+    // or, for several limits, or where the body wants the permit,
+    //     let deciding = limit_requests_per_time(None, const { Call::new() }, [..]);
     //     if let Err(refused) = deciding.await {
     //         return FromRefusal::from_refusal(refused);
     //     }
@@ -47,12 +57,16 @@ impl Check {
         let is_held = limits.iter().any(|limit| limit.rule.is_held());
         let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, runtime)).collect();
         let call = call(&krate, settings);
+        let is_alone = limits.len() == 1 && !is_held;
         let limit = |limiter| match &charges[..] {
-            charges if is_held => ours!(#krate::__private::hold_requests(#limiter, #call, [#(#charges),*])),
+            charges if is_held => ours!(#krate::__private::hold_requests(#limiter, #call, [#(#charges.asked()),*])),
+            [charge] if settings.permit.is_some() => {
+                ours!(#krate::__private::permit_request_per_time(#limiter, #call, #charge))
+            }
             [charge] => ours!(#krate::__private::limit_request_per_time(#limiter, #call, #charge)),
-            charges => ours!(#krate::__private::limit_requests_per_time(#limiter, #call, [#(#charges),*])),
+            charges => ours!(#krate::__private::limit_requests_per_time(#limiter, #call, [#(#charges.asked()),*])),
         };
-        let deciding = match &settings.limiter {
+        let asked = match &settings.limiter {
             None => limit(ours!(::core::option::Option::None)),
             Some((_, expr)) => {
                 let limit = limit(ours!(::core::option::Option::Some(limiter)));
@@ -72,16 +86,27 @@ impl Check {
         };
         let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(used);
         let prologue = match permit {
+            None if is_alone => ours! {
+                #joined
+                let asked = #asked;
+                let decided = match asked {
+                    ::core::result::Result::Ok(decided) => decided,
+                    ::core::result::Result::Err(undecided) => undecided.decide().await,
+                };
+                if let ::core::result::Result::Err(refused) = decided {
+                    #refusal
+                }
+            },
             None => ours! {
                 #joined
-                let deciding = #deciding;
+                let deciding = #asked;
                 if let ::core::result::Result::Err(refused) = deciding.await {
                     #refusal
                 }
             },
             Some(permit) => ours! {
                 #joined
-                let deciding = #deciding;
+                let deciding = #asked;
                 let #permit = match deciding.await {
                     ::core::result::Result::Ok(permit) => permit,
                     ::core::result::Result::Err(refused) => {
@@ -277,7 +302,7 @@ fn constant(counted: &Counted, krate: &TokenStream, plain: impl Fn(Ident, TokenS
             ours!(#rule #cache #shadow)
         }
     };
-    ours!(const { #rule })
+    ours!(const { &#rule })
 }
 
 fn with_algorithm(rule: &TokenStream, algorithm: &Algorithm, krate: &TokenStream) -> TokenStream {

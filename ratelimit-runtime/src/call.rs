@@ -5,7 +5,7 @@ use std::{
     future::Future,
     mem,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -23,7 +23,7 @@ use crate::{
     guard::Known,
     hold,
     key::Fingerprint,
-    limiter::{Held, NO_RUNTIME, Settings, no_answer, refusal},
+    limiter::{Held, Inner, NO_RUNTIME, Settings, no_answer, refusal},
     observe,
     store::{Batch, Charge, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
     wait::Refused,
@@ -723,18 +723,6 @@ impl Asked {
     fn takes_all(&self) -> bool {
         self.holds == Holds::Time && self.cost >= self.rule.limit()
     }
-
-    /// What tells the counter from others, if it is sure that the call has one.
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // the algorithm is known where it is called
-    fn name(&self) -> Option<Fingerprint> {
-        let key = match &self.key {
-            AskedKey::Some(key) => Some(key),
-            AskedKey::Shared => None,
-            AskedKey::Missing | AskedKey::Skip => return None,
-        };
-        Some(Fingerprint::new_inline(&self.rule, key))
-    }
 }
 
 impl Deciding {
@@ -756,17 +744,7 @@ impl Deciding {
     #[inline(never)]
     fn take_window(&self) -> Option<TakenWindow> {
         let (limiter, asked) = self.one_rule()?;
-        let memory = limiter.memory().filter(|_| limiter.settings().rules_are_as_written())?;
-        let Asked { rule, cost, .. } = asked;
-        let can_fit = (1..=rule.count()).contains(cost) && rule.count() <= Window::LARGEST_COUNT && !rule.is_shadow();
-        if !can_fit || !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
-            return None;
-        }
-        let taken = memory.take_window(asked.name()?, rule.count(), *cost)?;
-        if taken.fits {
-            observe::admitted(rule, taken.remaining);
-        }
-        Some(taken)
+        take_window(limiter, &asked.rule, &asked.key, asked.cost)
     }
 
     /// Charges any other counter in memory, or one that is not stored; or spends what was taken from another store, or says what it would say, where
@@ -788,7 +766,7 @@ impl Deciding {
         if !limiter.settings().rules_are_as_written() || !limiter.settlements().are_none() {
             return None;
         }
-        let name = asked.name()?;
+        let name = name(rule, &asked.key)?;
         let Some(memory) = limiter.memory() else {
             let guarded = limiter.guarded()?;
             match guarded.known(name, rule, *cost) {
@@ -861,42 +839,37 @@ impl Deciding {
         }
     }
 
-    /// All that is not an admitted call of a fixed window in memory that is stored and open. `None` if there is no answer yet.
+    /// All that is not an admitted call of a fixed window in memory that is stored and open.
     #[inline(never)]
-    fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>, answer: &mut Option<Answer>) {
-        *answer = match (refused, &self.state) {
-            (Some(taken), State::One(Asked { rule, cost, .. }, ..)) => {
-                let refused = RequestPerMinute::exceeded(rule, *cost, &taken.refusal(rule));
-                observe::refused(&refused);
-                Some(Err(refused))
-            }
+    fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>) -> Poll<Answer> {
+        let answer = match (refused, &self.state) {
+            (Some(taken), State::One(Asked { rule, cost, .. }, ..)) => Some(Err(exceeded(rule, *cost, taken))),
             #[cfg(feature = "redis")]
             (_, State::One(_, _, Some(_))) => self.poll_share(context),
             _ => self.take(context),
         };
-        if answer.is_some() {
+        if let Some(answer) = answer {
             self.limiter = None;
             self.state = State::Done;
-            return;
+            return Poll::Ready(answer);
         }
         if let State::One(_, _, None) = &self.state
             && let State::One(asked, manner, _) = mem::replace(&mut self.state, State::Done)
             && let Some(limiter) = self.limiter.take()
         {
             match Call::alone(limiter, asked, manner).start() {
-                Ok(now) => *answer = Some(now.inspect_err(observe::refused)),
+                Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
                 Err(pending) => self.state = State::Pending(pending),
             }
         }
         match &mut self.state {
             State::Pending(pending) => {
-                if let Poll::Ready(now) = pending.as_mut().poll(context) {
-                    *answer = Some(now.inspect_err(observe::refused));
-                    self.state = State::Done;
-                }
+                let answer = ready!(pending.as_mut().poll(context));
+                self.state = State::Done;
+                Poll::Ready(answer.inspect_err(observe::refused))
             }
-            State::One(_, _, Some(_)) => {}
-            State::One(_, _, None) | State::Done => assert!(answer.is_some(), "`Deciding` polled after it was done"),
+            State::One(_, _, Some(_)) => Poll::Pending,
+            State::One(_, _, None) | State::Done => panic!("`Deciding` polled after it was done"),
         }
     }
 }
@@ -916,13 +889,69 @@ impl Future for Deciding {
         {
             return Poll::Ready(Ok(Permit::of_window(limiter, limit, period_ms, cost, taken)));
         }
-        let mut answer = None;
-        self.decide(taken.as_ref(), context, &mut answer);
-        match answer {
-            Some(answer) => Poll::Ready(answer),
-            None => Poll::Pending,
-        }
+        self.decide(taken.as_ref(), context)
     }
+}
+
+/// The same for a caller who has no use for the permit.
+#[derive(Debug)]
+pub struct Admitting(pub(crate) Deciding);
+
+impl Future for Admitting {
+    type Output = Result<(), RequestPerMinute>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map(|answer| answer.map(drop))
+    }
+}
+
+/// What most calls come to: a decision of a fixed window in memory that is stored and open. `None` if there is none, and nothing is changed
+/// then.
+#[inline(never)]
+pub(crate) fn decide_at_once(
+    limiter: &Inner,
+    rule: &Rule,
+    key: &AskedKey,
+    cost: u64,
+) -> Option<Result<(), RequestPerMinute>> {
+    let taken = take_window(limiter, rule, key, cost)?;
+    Some(if taken.fits { Ok(()) } else { Err(exceeded(rule, cost, &taken)) })
+}
+
+/// Charges a fixed window that is stored and open. `None` if there is none, and nothing is changed then.
+#[inline(always)]
+#[allow(clippy::inline_always)] // what is found out would have to be copied
+fn take_window(limiter: &Inner, rule: &Rule, key: &AskedKey, cost: u64) -> Option<TakenWindow> {
+    let memory = limiter.memory().filter(|_| limiter.settings().rules_are_as_written())?;
+    let can_fit = (1..=rule.count()).contains(&cost) && rule.count() <= Window::LARGEST_COUNT && !rule.is_shadow();
+    if !can_fit || !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
+        return None;
+    }
+    let taken = memory.take_window(name(rule, key)?, rule.count(), cost)?;
+    if taken.fits {
+        observe::admitted(rule, taken.remaining);
+    }
+    Some(taken)
+}
+
+#[cold]
+#[inline(never)]
+fn exceeded(rule: &Rule, cost: u64, taken: &TakenWindow) -> RequestPerMinute {
+    let refused = RequestPerMinute::exceeded(rule, cost, &taken.refusal(rule));
+    observe::refused(&refused);
+    refused
+}
+
+/// What tells the counter from others, if it is sure that the call has one.
+#[inline(always)]
+#[allow(clippy::inline_always)] // the algorithm is known where it is called
+fn name(rule: &Rule, key: &AskedKey) -> Option<Fingerprint> {
+    let key = match key {
+        AskedKey::Some(key) => Some(key),
+        AskedKey::Shared => None,
+        AskedKey::Missing | AskedKey::Skip => return None,
+    };
+    Some(Fingerprint::new_inline(rule, key))
 }
 
 impl fmt::Debug for Deciding {

@@ -80,7 +80,7 @@ impl Clock {
     #[inline]
     pub(crate) fn now_ms(&self) -> u64 {
         match &self.0 {
-            Kind::System(system) => system.now_ns() / 1_000_000,
+            Kind::System(system) => system.now_ms(),
             Kind::Tokio { .. } | Kind::Manual(_) => self.now_us() / 1000,
         }
     }
@@ -142,6 +142,11 @@ struct System {
     compared_at: AtomicU64,
     /// What is added to what the counter shows; modulo 2^64.
     ahead: AtomicU64,
+    /// The millisecond that was shown then, which ends when the counter shows `ms_until`.
+    ms: AtomicU64,
+    ms_until: AtomicU64,
+    /// Ticks of the counter in a millisecond, by its pace.
+    ticks: u64,
     comparing: Mutex<()>,
 }
 
@@ -151,13 +156,17 @@ impl System {
     fn new(began: Duration) -> Self {
         let counter = quanta::Clock::new();
         let pace = counter.delta_as_nanos(0, 1 << 32);
+        let pace = pace - pace / 1024;
         let system = Self {
             began: nanoseconds(began),
             since: Instant::now(),
             counter,
-            pace: pace - pace / 1024,
+            pace,
             compared_at: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
+            ms: AtomicU64::new(0),
+            ms_until: AtomicU64::new(0),
+            ticks: ticks(COMPARE_EVERY_NS, pace),
             comparing: Mutex::new(()),
         };
         system.compare();
@@ -173,10 +182,25 @@ impl System {
         if counted.wrapping_sub(compared_at) < COMPARE_EVERY_NS { counted.wrapping_add(ahead) } else { self.compare() }
     }
 
+    /// The same in milliseconds, for less: nothing has to be worked out until one has ended.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // a few instructions, on the way of most calls
+    fn now_ms(&self) -> u64 {
+        let raw = self.counter.raw();
+        // In this order, as above. Where one is shown that came after the other, it is the later, and has begun.
+        let until = self.ms_until.load(Ordering::Acquire);
+        let ms = self.ms.load(Ordering::Acquire);
+        if until.wrapping_sub(raw).wrapping_sub(1) < self.ticks { ms } else { self.compare() / 1_000_000 }
+    }
+
+    fn counted(&self) -> u64 {
+        self.counted_by(self.counter.raw())
+    }
+
     #[allow(clippy::cast_possible_truncation)] // differences are all that counts
     #[inline]
-    fn counted(&self) -> u64 {
-        ((u128::from(self.counter.raw()) * u128::from(self.pace)) >> 32) as u64
+    fn counted_by(&self, raw: u64) -> u64 {
+        ((u128::from(raw) * u128::from(self.pace)) >> 32) as u64
     }
 
     /// Compares the counter with the clock.
@@ -187,17 +211,25 @@ impl System {
     fn compare(&self) -> u64 {
         let _one_at_a_time = self.comparing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.clock_ns();
-        let counted = self.counted();
+        let raw = self.counter.raw();
         let after = self.clock_ns();
+        let counted = self.counted_by(raw);
         let now = counted.wrapping_add(self.ahead.load(Ordering::Acquire)).clamp(before, after);
         self.ahead.store(now.wrapping_sub(counted), Ordering::Release);
         self.compared_at.store(counted, Ordering::Release);
+        self.ms.store(now / 1_000_000, Ordering::Release);
+        self.ms_until.store(raw.wrapping_add(ticks(1_000_000 - now % 1_000_000, self.pace)), Ordering::Release);
         now
     }
 
     fn clock_ns(&self) -> u64 {
         self.began + nanoseconds(self.since.elapsed())
     }
+}
+
+/// In how many ticks so many nanoseconds have passed, of which there are at most a million.
+fn ticks(nanoseconds: u64, pace: u64) -> u64 {
+    (nanoseconds << 32).div_ceil(pace)
 }
 
 /// Enough for 584 years.
@@ -320,15 +352,35 @@ mod tests {
     }
 
     #[test]
+    fn a_millisecond_is_shown_from_when_it_begins_until_it_ends() {
+        let system = system();
+        for _ in 0..200_000 {
+            let (before, now_ms, after) = (system.clock_ns(), system.now_ms(), system.clock_ns());
+            assert!(now_ms * 1_000_000 <= after, "{now_ms} is ahead of {after}");
+            assert!((now_ms + 1) * 1_000_000 + 10_000 >= before, "{now_ms} is behind {before}");
+        }
+    }
+
+    #[test]
     fn a_counter_that_jumped_is_set_right() {
         let system = system();
         for jump in [1 << 40, u64::MAX - (1 << 40)] {
             // As if the counter showed so much more, or less, than it did.
-            let compared_at = system.compared_at.load(Ordering::Relaxed);
-            system.compared_at.store(compared_at.wrapping_sub(jump), Ordering::Relaxed);
-            system.ahead.store(system.ahead.load(Ordering::Relaxed).wrapping_add(jump), Ordering::Relaxed);
+            let jumps = || {
+                let change = |what: &AtomicU64, by: u64| {
+                    what.store(what.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed)
+                };
+                change(&system.compared_at, jump.wrapping_neg());
+                change(&system.ahead, jump);
+                change(&system.ms_until, jump.wrapping_neg());
+                change(&system.ms, jump);
+            };
+            jumps();
             let (before, now, after) = (system.clock_ns(), system.now_ns(), system.clock_ns());
             assert!((before..=after).contains(&now), "{before}, {now}, {after}");
+            jumps();
+            let (before, now, after) = (system.clock_ns(), system.now_ms(), system.clock_ns());
+            assert!((before / 1_000_000..=after / 1_000_000).contains(&now), "{before}, {now} ms, {after}");
         }
     }
 }

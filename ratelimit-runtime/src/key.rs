@@ -7,14 +7,15 @@ use std::{
     net::IpAddr,
     num,
     rc::Rc,
-    sync::{Arc, LazyLock},
+    sync::Arc,
 };
 
 use foldhash::{SharedSeed, fast::FoldHasher};
+use once_cell::sync::Lazy;
 use sha2::{Digest, Sha256};
 use smallvec::{Array, SmallVec};
 
-use crate::Rule;
+use crate::{Rule, rule::RuleName};
 
 /// Keys and prefixes above this many printed bytes are replaced by their SHA-256.
 const LONGEST_PART: usize = 200;
@@ -55,11 +56,11 @@ pub trait RateKey {
     /// Writes this value, usually by calling `write_key` of a field or of a tuple of fields.
     fn write_key(&self, key: &mut KeyWriter<'_>);
 
-    /// The key that comes of what it would write, if that can be told without writing.
+    /// The key that comes of what it would write. Some can tell it without writing.
     #[doc(hidden)]
     #[inline]
-    fn at_once(&self) -> Option<Key> {
-        None
+    fn key(&self) -> Key {
+        Key::written(self)
     }
 }
 
@@ -244,23 +245,45 @@ impl Key {
     #[allow(clippy::needless_pass_by_value)] // a reference to a key is a key too
     #[inline]
     pub fn new<K: RateKey>(key: K) -> Self {
-        if let Some(key) = key.at_once() {
-            return key;
-        }
-        // In a place of its own, so that a key that is there at once needs none.
-        let mut written = Self(Printed::number(0));
-        written.write(&key);
-        written
+        key.key()
     }
 
-    fn write<K: RateKey>(&mut self, key: &K) {
+    #[inline(never)]
+    fn written<K: RateKey + ?Sized>(key: &K) -> Self {
         let mut out = Output::default();
         key.write_key(&mut KeyWriter { out: &mut out, written: false });
-        *self = out.number.map_or_else(|| Self::printed(&out.text), |number| Self(Printed::number(number)));
+        out.number.map_or_else(|| Self::printed(&out.text), |number| Self(Printed::number(number)))
+    }
+
+    /// The key of a text, which is that text if nothing of it is to be escaped.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `private::key`
+    fn of_text(text: &str) -> Self {
+        let bytes = text.as_bytes();
+        let Ok(length @ ..=16) = u8::try_from(bytes.len()) else { return Self::of_unusual(text) };
+        let [first, second] = short(bytes);
+        // What is not there is as zeros, which are not usual.
+        let (bits, usual) = (8 * u32::from(length), in_all(b'a'));
+        let behind = [usual.unbounded_shl(bits), usual.unbounded_shl(bits.saturating_sub(64))];
+        let are_usual = are_usual(first | behind[0]) && are_usual(second | behind[1]);
+        let is_number = bytes.first().is_none_or(u8::is_ascii_digit);
+        if !are_usual || is_number { Self::of_unusual(text) } else { Self(Printed::Short(length, [first, second])) }
+    }
+
+    /// The same for any text: for a long one, for what may be a number, and for what may have to be escaped.
+    #[inline(never)]
+    fn of_unusual(text: &str) -> Self {
+        let (chunks, rest) = text.as_bytes().as_chunks();
+        let is_plain = |bytes: &[u8]| !bytes.iter().any(|byte| IN_KEYS[usize::from(*byte)]);
+        let are_plain = |chunk: &[u8; 8]| are_usual(u64::from_le_bytes(*chunk)) || is_plain(chunk);
+        if chunks.iter().all(are_plain) && is_plain(rest) {
+            Self::printed(text.as_bytes())
+        } else {
+            Self::written(text)
+        }
     }
 
     /// What is printed like this.
-    #[inline]
     fn printed(text: &[u8]) -> Self {
         Self(match (u8::try_from(text.len()), read_number(text)) {
             (_, Some(number)) => Printed::number(number),
@@ -297,24 +320,19 @@ fn short(text: &[u8]) -> [u64; 2] {
     [text.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)), 0]
 }
 
-/// Whether nothing of a key's text is to be escaped.
-#[inline]
-fn is_plain(text: &[u8]) -> bool {
-    let (chunks, rest) = text.as_chunks::<16>();
-    if let Some(last) = text.last_chunk() {
-        return chunks.iter().chain([last]).all(are_plain);
-    }
-    if let (Some(first), Some(last)) = (rest.first_chunk::<8>(), rest.last_chunk::<8>()) {
-        return are_plain(first) && are_plain(last);
-    }
-    !rest.iter().any(|byte| IN_KEYS[usize::from(*byte)])
+const fn in_all(byte: u8) -> u64 {
+    u64::from_le_bytes([byte; 8])
 }
 
-/// The same for as many bytes as a processor compares at once, which looking up one after the other is not.
+/// Whether eight bytes are what most keys are made of, and none of it is to be escaped: digits, letters, `-./:;<=>?@[\\]^_` and the backquote.
+///
+/// All at once: the high bit of a byte is set in `x - 0x2D..` but not in `x` if one is below `-`, and in `x + 0x05..` if one is above `z`
+/// (*Bit Twiddling Hacks*, Anderson).
 #[inline]
-fn are_plain<const N: usize>(text: &[u8; N]) -> bool {
-    let is_reserved = |byte: u8| b"%{}(),\x7f".iter().fold(byte < 32, |any, other| any.max(byte == *other));
-    !text.iter().fold(false, |any, byte| any.max(is_reserved(*byte)))
+fn are_usual(bytes: u64) -> bool {
+    let below = bytes.wrapping_sub(in_all(b'-')) & !bytes;
+    let above = bytes.wrapping_add(in_all(0x7F - b'z')) | bytes;
+    (below | above) & in_all(0x80) == 0
 }
 
 /// The number that is printed like this.
@@ -351,8 +369,8 @@ impl RateKey for Key {
         }
     }
 
-    fn at_once(&self) -> Option<Key> {
-        Some(self.clone())
+    fn key(&self) -> Key {
+        self.clone()
     }
 }
 
@@ -368,8 +386,8 @@ macro_rules! integers {
             }
 
             #[inline]
-            fn at_once(&self) -> Option<Key> {
-                Some(Key(Printed::number(u64::try_from(*self).ok()?)))
+            fn key(&self) -> Key {
+                u64::try_from(*self).map_or_else(|_| Key::written(self), |number| Key(Printed::number(number)))
             }
         }
     )*};
@@ -384,8 +402,8 @@ macro_rules! non_zero_integers {
             }
 
             #[inline]
-            fn at_once(&self) -> Option<Key> {
-                self.get().at_once()
+            fn key(&self) -> Key {
+                self.get().key()
             }
         }
     )*};
@@ -426,8 +444,8 @@ macro_rules! texts {
             }
 
             #[inline]
-            fn at_once(&self) -> Option<Key> {
-                is_plain(self.as_bytes()).then(|| Key::printed(self.as_bytes()))
+            fn key(&self) -> Key {
+                Key::of_text(self)
             }
         }
     )*};
@@ -460,8 +478,8 @@ macro_rules! pointers {
             }
 
             #[inline]
-            fn at_once(&self) -> Option<Key> {
-                K::at_once(self)
+            fn key(&self) -> Key {
+                K::key(self)
             }
         }
     )*};
@@ -474,8 +492,8 @@ impl<K: RateKey + ToOwned + ?Sized> RateKey for Cow<'_, K> {
     }
 
     #[inline]
-    fn at_once(&self) -> Option<Key> {
-        K::at_once(self)
+    fn key(&self) -> Key {
+        K::key(self)
     }
 }
 
@@ -573,9 +591,10 @@ impl fmt::Debug for CounterName {
     }
 }
 
-/// What the memory store knows a counter by: a hash of its rule and key under a secret of this process. The namespace is its limiter's.
+/// What the memory store knows a counter by: a hash of its rule's name, which is a hash itself, and of the key, under a secret of this process.
+/// The namespace is its limiter's.
 ///
-/// Two passes over the same bytes, each with a secret of 128 bits of its own, give 128 bits, in a fraction of the time that the name takes.
+/// Two passes over the same numbers, each with a secret of 128 bits of its own, give 128 bits, in a fraction of the time that the name takes.
 ///
 /// Counters that share a fingerprint would share their limit, so nobody may find two that do. The hash is a fast one, made for hash tables: who
 /// sees its values can compute keys that collide. Nobody does: they stay in this process, are not printed, and decide nothing that can be
@@ -588,7 +607,7 @@ pub(crate) struct Fingerprint(pub(crate) u64, pub(crate) u64);
 /// The secret of one pass.
 struct Secret(u64, SharedSeed);
 
-static SECRETS: LazyLock<[Secret; 2]> = LazyLock::new(|| {
+static SECRETS: Lazy<[Secret; 2]> = Lazy::new(|| {
     // The standard library seeds its maps from the system's randomness.
     let random = || RandomState::new().hash_one(0);
     [(); 2].map(|()| Secret(random(), SharedSeed::from_u64(random())))
@@ -607,25 +626,27 @@ impl Fingerprint {
     #[inline(always)]
     #[allow(clippy::inline_always)]
     pub(crate) fn new_inline(rule: &Rule, key: Option<&Key>) -> Self {
-        let (kind, [key, more], text): (u64, [u64; 2], &[u8]) = match key {
-            None => (0, [0; 2], &[]),
-            Some(Key(Printed::Number(number))) => (1, *number, &[]),
-            Some(Key(Printed::Short(length, text))) => (2 | u64::from(*length) << 2, *text, &[]),
-            Some(Key(Printed::Long(text))) => (3, [text.len() as u64, 0], text),
+        let RuleName(first, second) = rule.name();
+        let (kind, [key, more]) = match key {
+            None => (0, [0; 2]),
+            Some(Key(Printed::Number(number))) => (1, *number),
+            Some(Key(Printed::Short(length, text))) => (2 | u64::from(*length) << 2, *text),
+            Some(Key(Printed::Long(text))) => return Self::long(rule, text),
         };
-        // The period is all of it, so that no rule with a fault has the name of one without. An algorithm has 13 bits, a kind with the
-        // length of a short text 7.
-        let (prefix, period) = (rule.prefix().as_bytes(), rule.counted_in());
-        let rest = kind << 43 | rule.counted_by().number() << 30 | u64::from(period.subsec_nanos());
+        // No two rules have names that differ in 7 bits only.
+        let numbers = [first, second ^ kind, key, more];
         let [left, right] = &*SECRETS;
-        let name = if prefix.len() > LONGEST_SHORT || !text.is_empty() {
-            let numbers = [period.as_secs(), rest, key, more];
-            Self(left.hash_long(prefix, text, numbers), right.hash_long(prefix, text, numbers))
-        } else {
-            let ([first, second], length) = (short(prefix), prefix.len() as u64);
-            let numbers = [first, second, period.as_secs(), rest | length << 50, key, more];
-            Self(left.hash(numbers), right.hash(numbers))
-        };
+        let name = Self(left.hash(&[], numbers), right.hash(&[], numbers));
+        if name == Self::NONE { Self(0, 1) } else { name }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn long(rule: &Rule, text: &[u8]) -> Self {
+        let RuleName(first, second) = rule.name();
+        let numbers = [first, second ^ 3, text.len() as u64, 0];
+        let [left, right] = &*SECRETS;
+        let name = Self(left.hash(text, numbers), right.hash(text, numbers));
         if name == Self::NONE { Self(0, 1) } else { name }
     }
 }
@@ -633,20 +654,11 @@ impl Fingerprint {
 impl Secret {
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
-    fn hash(&self, numbers: [u64; 6]) -> u64 {
+    fn hash(&self, text: &[u8], numbers: [u64; 4]) -> u64 {
         let mut hasher = FoldHasher::with_seed(self.0, &self.1);
-        for number in numbers {
-            hasher.write_u64(number);
+        if !text.is_empty() {
+            hasher.write(text);
         }
-        hasher.finish()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn hash_long(&self, prefix: &[u8], text: &[u8], numbers: [u64; 4]) -> u64 {
-        let mut hasher = FoldHasher::with_seed(self.0, &self.1);
-        hasher.write(prefix);
-        hasher.write(text);
         for number in numbers {
             hasher.write_u64(number);
         }
@@ -731,14 +743,16 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_plain_if_none_of_its_bytes_is_reserved() {
-        for length in [1, 7, 8, 15, 16, 17, 31, 32, 33, 40] {
-            assert!(is_plain(&vec![b'a'; length]));
-            for (at, byte) in (0..length).flat_map(|at| (0..=255).map(move |byte| (at, byte))) {
-                let mut text = vec![b'a'; length];
-                text[at] = byte;
-                assert_eq!(is_plain(&text), !IN_KEYS[usize::from(byte)], "{byte} at {at} of {length}");
+    fn the_key_of_a_text_is_what_is_written() {
+        for length in [0, 1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40] {
+            for (at, letter) in (0..=length).flat_map(|at| ('\0'..'\u{100}').map(move |letter| (at, letter))) {
+                let mut text = "a".repeat(length);
+                text.insert(at, letter);
+                assert_eq!(Key::of_text(&text), Key::written(text.as_str()), "{letter:?} at {at} of {length}");
             }
+        }
+        for text in ["", "0", "7", "42", "042", "1a", "12345678", "123456789", "a2345678", "18446744073709551615"] {
+            assert_eq!(Key::of_text(text), Key::written(text), "{text}");
         }
     }
 

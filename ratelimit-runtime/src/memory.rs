@@ -1,10 +1,6 @@
 //! The store in this process's memory.
 
-use std::{
-    collections::HashMap,
-    hash::BuildHasherDefault,
-    sync::{TryLockError, atomic::Ordering},
-};
+use std::{collections::HashMap, hash::BuildHasherDefault, sync::atomic::Ordering};
 
 use smallvec::SmallVec;
 
@@ -13,7 +9,7 @@ use crate::{
     algorithm::{Ask, Counter, Taken, TakenWindow, Window},
     key::{AlreadyHashed, Fingerprint},
     store::{Batch, Charge, Charges, Hold, Reply, Request, Store, StoreError},
-    sync::{Apart, AtomicUsize, Mutex, MutexGuard, lock},
+    sync::{Apart, AtomicUsize, BriefGuard, BriefMutex, lock_briefly, try_lock_briefly},
 };
 
 #[cfg(all(test, model_check))]
@@ -31,7 +27,7 @@ use table::Table;
 #[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,
-    shards: Box<[Apart<Mutex<Shard>>; SHARDS]>,
+    shards: Box<[Apart<BriefMutex<Shard>>; SHARDS]>,
     capacity: usize,
     stored: Apart<AtomicUsize>,
 }
@@ -63,7 +59,7 @@ const SWEEP_PAUSE_MS: u64 = 100;
 const SKEW_US: u64 = 1000;
 
 /// The shards of one request.
-type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 1]>;
+type Locked<'a> = SmallVec<[(usize, BriefGuard<'a, Shard>); 1]>;
 
 impl Memory {
     pub(crate) fn new(clock: Clock, capacity: usize) -> Self {
@@ -71,9 +67,9 @@ impl Memory {
     }
 
     #[inline]
-    fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {
+    fn shard(&self, index: usize) -> BriefGuard<'_, Shard> {
         // A panic elsewhere can't leave a shard half changed: each change is a whole one.
-        lock(&self.shards[index])
+        lock_briefly(&self.shards[index])
     }
 
     /// Charges one counter if the cost, of 1 to the rule's limit, fits.
@@ -86,12 +82,14 @@ impl Memory {
     /// The same where most calls find themselves, and without a way round: in a fixed window that is stored and open, at a cost of 1 to the count.
     /// `None` if it is not so, and nothing is changed then.
     ///
-    /// The rule was looked at when the window was stored, but for its count. The time is not kept in the shard, as it changes nothing there: who
-    /// comes later and sees an earlier one, by the little that processors disagree, may as well have come before.
-    #[inline]
+    /// The rule was looked at when the window was stored, but for its count. The time is read before the lock is there, which costs less, and is
+    /// not kept in the shard: it changes nothing but the window that was open then. Who comes later and sees an earlier time may as well have come
+    /// before.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // or what becomes of it is copied
     pub(crate) fn take_window(&self, name: Fingerprint, count: u64, cost: u64) -> Option<TakenWindow> {
-        let mut shard = self.shard(shard_of(&name));
         let now_ms = self.clock.now_ms();
+        let mut shard = self.shard(shard_of(&name));
         shard.counters.windows.get_mut(name)?.take(name, count, now_ms, cost)
     }
 
@@ -219,11 +217,7 @@ impl Memory {
     fn sweep_others(&self, now_us: u64) -> usize {
         self.shards
             .iter()
-            .filter_map(|shard| match shard.try_lock() {
-                Ok(shard) => Some(shard),
-                Err(TryLockError::Poisoned(shard)) => Some(shard.into_inner()),
-                Err(TryLockError::WouldBlock) => None,
-            })
+            .filter_map(|shard| try_lock_briefly(shard))
             .map(|mut shard| self.sweep(&mut shard, now_us))
             .find(|dropped| *dropped > 0)
             .unwrap_or(0)

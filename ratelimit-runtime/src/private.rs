@@ -1,11 +1,12 @@
 //! What the attribute's code calls. Nobody else should: it changes without notice.
 
-use std::time::Duration;
+use std::{borrow::Borrow, time::Duration};
 
-pub use crate::call::{Asked as Charge, Deciding};
+pub use crate::call::{Admitting, Asked, Deciding};
 use crate::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, Refill, RequestPerMinute, Rule, algorithm, call,
     call::{AskedKey, Holds, Manner, OnLimit},
+    limiter::{Held, Inner},
 };
 
 /// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
@@ -80,7 +81,7 @@ const fn checked(rule: Rule) -> Rule {
 
 /// The rule with a count that is known only now.
 #[must_use]
-pub const fn with_count(rule: Rule, count: u64) -> Rule {
+pub const fn with_count(rule: &Rule, count: u64) -> Rule {
     let rule = rule.with_count(count);
     match rule.counted_by() {
         // It holds the count, which `token_bucket_of_count` did not know.
@@ -104,7 +105,8 @@ pub fn cost<N: TryInto<u64>>(cost: N) -> u64 {
 #[derive(Debug)]
 pub struct ChargedKey(AskedKey);
 
-#[inline]
+#[inline(always)]
+#[allow(clippy::inline_always)] // what is copied at once after it was written in parts is waited for
 pub fn key<K: RateKey + ?Sized>(key: &K) -> ChargedKey {
     ChargedKey(AskedKey::Some(Key::new(key)))
 }
@@ -153,21 +155,40 @@ impl<K: OptionalKey + ?Sized> OptionalKey for &K {
     }
 }
 
+/// A charge as a function asks for it. The rule is a reference where it is known when the function is compiled: it is not copied on the way of
+/// most calls.
+#[derive(Debug)]
+pub struct Charge<R> {
+    rule: R,
+    key: AskedKey,
+    cost: u64,
+    holds: Holds,
+}
+
+impl<R: Borrow<Rule>> Charge<R> {
+    /// One of several.
+    #[must_use]
+    pub fn asked(self) -> Asked {
+        let Self { rule, key, cost, holds } = self;
+        Asked { rule: *rule.borrow(), key, cost, holds }
+    }
+}
+
 #[must_use]
 #[inline]
-pub fn charge(rule: Rule, ChargedKey(key): ChargedKey, cost: u64) -> Charge {
+pub fn charge<R>(rule: R, ChargedKey(key): ChargedKey, cost: u64) -> Charge<R> {
     Charge { rule, key, cost, holds: Holds::Cost }
 }
 
 /// For the milliseconds until the permit is dropped. `max_ms`, or what remains if that is less, is held until then.
 #[must_use]
-pub fn charge_elapsed(rule: Rule, ChargedKey(key): ChargedKey, max_ms: Option<u64>) -> Charge {
+pub fn charge_elapsed<R>(rule: R, ChargedKey(key): ChargedKey, max_ms: Option<u64>) -> Charge<R> {
     Charge { rule, key, cost: max_ms.unwrap_or(u64::MAX).max(1), holds: Holds::Time }
 }
 
 /// For what is told at the end, see [`settle`].
 #[must_use]
-pub fn charge_settled(rule: Rule, ChargedKey(key): ChargedKey, max: u64) -> Charge {
+pub fn charge_settled<R>(rule: R, ChargedKey(key): ChargedKey, max: u64) -> Charge<R> {
     Charge { rule, key, cost: max, holds: Holds::Told }
 }
 
@@ -221,16 +242,53 @@ impl Call {
 }
 
 /// The call in front of the body of a function with one limit.
-#[must_use]
+///
+/// The body of an `async fn` runs when it is polled, so what most calls come to is found out here, without a future.
+///
+/// # Errors
+///
+/// What is not decided yet.
 #[inline(always)]
 #[allow(clippy::inline_always)] // or what is asked is copied on its way
-pub fn limit_request_per_time(
+pub fn limit_request_per_time<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
     Call(manner, _): Call,
-    Charge { rule, key, cost, .. }: Charge,
+    charge: Charge<R>,
+) -> Result<Result<(), RequestPerMinute>, Undecided<R>> {
+    if let OnLimit::Reject = manner.on_limit {
+        let at_once = |inner: &Inner| call::decide_at_once(inner, charge.rule.borrow(), &charge.key, charge.cost);
+        let decided = limiter.map_or_else(|| at_once(&Limiter::current()), |limiter| at_once(limiter.inner()));
+        if let Some(decided) = decided {
+            return Ok(decided);
+        }
+    }
+    Err(Undecided { limiter: hold(limiter), manner, charge })
+}
+
+/// What could not be decided at once.
+#[allow(missing_debug_implementations)] // it is taken apart where it is made
+pub struct Undecided<R> {
+    limiter: Held,
+    manner: Manner,
+    charge: Charge<R>,
+}
+
+impl<R: Borrow<Rule>> Undecided<R> {
+    #[must_use]
+    pub fn decide(self) -> Admitting {
+        let Self { limiter, manner, charge: Charge { rule, key, cost, .. } } = self;
+        Admitting(call::Call::decide_one(limiter, rule.borrow(), key, cost, manner))
+    }
+}
+
+/// The same for a body that wants the permit.
+#[must_use]
+pub fn permit_request_per_time<R: Borrow<Rule>>(
+    limiter: Option<&Limiter>,
+    Call(manner, _): Call,
+    Charge { rule, key, cost, .. }: Charge<R>,
 ) -> Deciding {
-    let limiter = limiter.map_or_else(Limiter::current, Limiter::hold);
-    call::Call::decide_one(limiter, &rule, key, cost, manner)
+    call::Call::decide_one(hold(limiter), rule.borrow(), key, cost, manner)
 }
 
 /// The call in front of the body of a function with several.
@@ -238,10 +296,9 @@ pub fn limit_request_per_time(
 pub fn limit_requests_per_time<const N: usize>(
     limiter: Option<&Limiter>,
     Call(manner, _): Call,
-    charges: [Charge; N],
+    charges: [Asked; N],
 ) -> Deciding {
-    let limiter = limiter.map_or_else(Limiter::current, Limiter::hold);
-    call::Call::decide(limiter, charges.into(), manner, OnLimit::Reject)
+    call::Call::decide(hold(limiter), charges.into(), manner, OnLimit::Reject)
 }
 
 /// The call in front of the body of a function that holds something while it runs.
@@ -249,10 +306,14 @@ pub fn limit_requests_per_time<const N: usize>(
 pub fn hold_requests<const N: usize>(
     limiter: Option<&Limiter>,
     Call(manner, on_busy): Call,
-    charges: [Charge; N],
+    charges: [Asked; N],
 ) -> Deciding {
-    let limiter = limiter.map_or_else(Limiter::current, Limiter::hold);
-    call::Call::decide(limiter, charges.into(), manner, on_busy)
+    call::Call::decide(hold(limiter), charges.into(), manner, on_busy)
+}
+
+#[inline]
+fn hold(limiter: Option<&Limiter>) -> Held {
+    limiter.map_or_else(Limiter::current, Limiter::hold)
 }
 
 /// Whether a refusal is about the limit, and so for `on_limit` to answer.

@@ -2,6 +2,8 @@
 
 use std::{fmt, time::Duration};
 
+use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
+
 /// How a [`Rule`] counts.
 ///
 /// For a count of C in a period of P:
@@ -163,6 +165,26 @@ pub struct Rule {
     denial_cache: bool,
     lease: u16,
     algorithm: Algorithm,
+    /// What tells its counters from those of other rules.
+    name: RuleName,
+}
+
+/// A hash of a rule's prefix, algorithm and period, worked out where the rule is written: mostly by the compiler.
+///
+/// XXH3 with 128 bits. It has no secret and need not have one: rules are written by who writes the program.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct RuleName(pub(crate) u64, pub(crate) u64);
+
+impl RuleName {
+    #[allow(clippy::cast_possible_truncation)] // in two halves
+    const fn of(rule: &Rule) -> Self {
+        let period = rule.counted_in();
+        // The period is all of it, so that no rule with a fault has the name of one without. An algorithm has 13 bits.
+        let (seconds, nanoseconds) = (period.as_secs() as u128, period.subsec_nanos() as u128);
+        let counted = seconds << 64 | (rule.algorithm.number() as u128) << 32 | nanoseconds;
+        let name = xxh3_128(rule.prefix.as_bytes()) ^ xxh3_128_with_seed(&counted.to_le_bytes(), 1);
+        Self(name as u64, (name >> 64) as u64)
+    }
 }
 
 impl Rule {
@@ -187,14 +209,20 @@ impl Rule {
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
         let algorithm = Algorithm::FixedWindow { align: false };
-        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, lease: 1, algorithm }
+        let name = RuleName(0, 0);
+        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, lease: 1, algorithm, name }.named()
+    }
+
+    const fn named(mut self) -> Self {
+        self.name = RuleName::of(&self);
+        self
     }
 
     /// The same rule, counted by another algorithm.
     #[must_use]
     pub const fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
-        self
+        self.named()
     }
 
     /// The same rule, to be tried out: it counts and decides, and lets through what it refuses.
@@ -352,14 +380,19 @@ impl Rule {
     }
 
     /// The period in milliseconds, which [`Rule::fault`] has found to be whole and to fit.
-    #[allow(clippy::cast_possible_truncation)] // at most 3,650 days
+    #[inline]
     pub(crate) const fn period_ms(&self) -> u64 {
-        self.period().as_millis() as u64
+        self.seconds.wrapping_mul(1000).wrapping_add(self.nanos as u64 / 1_000_000)
     }
 
     #[inline]
     pub(crate) const fn is_concurrent(&self) -> bool {
         matches!(self.algorithm, Algorithm::Concurrent)
+    }
+
+    #[inline]
+    pub(crate) const fn name(&self) -> RuleName {
+        self.name
     }
 
     /// The period that tells the counter from others: a lease does not.

@@ -32,7 +32,10 @@ mod known {
     use std::{
         sync::{PoisonError, TryLockError, atomic::Ordering},
         thread,
+        time::Duration,
     };
+
+    pub(crate) use spin::mutex::{SpinMutex as BriefMutex, SpinMutexGuard as BriefGuard};
 
     pub(crate) use tokio::sync::Notify;
 
@@ -72,10 +75,43 @@ mod known {
         }
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Locks what is held for some nanoseconds at every call, and for some microseconds at few.
+    ///
+    /// To let go of such a lock is to write one byte, where another has to ask whether somebody sleeps: that takes as long as to lock it. So
+    /// nobody is woken, and who finds it locked for long looks again from time to time.
+    #[inline]
+    pub(crate) fn lock_briefly<T>(mutex: &BriefMutex<T>) -> BriefGuard<'_, T> {
+        mutex.try_lock().unwrap_or_else(|| look_again(mutex))
+    }
+
+    #[inline]
+    pub(crate) fn try_lock_briefly<T>(mutex: &BriefMutex<T>) -> Option<BriefGuard<'_, T>> {
+        mutex.try_lock()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_again<T>(mutex: &BriefMutex<T>) -> BriefGuard<'_, T> {
+        let mut looks = 0;
+        loop {
+            // Whoever holds it may need this processor, and may be no thread that others make room for.
+            if looks < 100 {
+                thread::yield_now();
+                looks += 1;
+            } else {
+                thread::sleep(Duration::from_micros(50));
+            }
+            if let Some(guard) = mutex.try_lock() {
+                return guard;
+            }
+        }
+    }
 }
 
 #[cfg(all(test, model_check))]
 mod scheduled {
+    pub(crate) use shuttle::sync::{Mutex as BriefMutex, MutexGuard as BriefGuard};
     pub(crate) use shuttle::sync::{
         Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, AtomicUsize},
@@ -90,6 +126,14 @@ mod scheduled {
 
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn lock_briefly<T>(mutex: &BriefMutex<T>) -> BriefGuard<'_, T> {
+        lock(mutex)
+    }
+
+    pub(crate) fn try_lock_briefly<T>(mutex: &BriefMutex<T>) -> Option<BriefGuard<'_, T>> {
+        mutex.try_lock().ok()
     }
 
     /// tokio's, each use of it a step.

@@ -1,6 +1,6 @@
 async fn f(state: State) -> R {
     #![allow(unused)]
-    let deciding = {
+    let asked = {
         let limiter: &::facade::limits::Limiter = &state.limiter;
         ::facade::limits::__private::limit_request_per_time(
             ::core::option::Option::Some(limiter),
@@ -11,7 +11,7 @@ async fn f(state: State) -> R {
             },
             ::facade::limits::__private::charge(
                 const {
-                    ::facade::limits::__private::rule(concat!("a", "b"), 5, 1, 86400000)
+                    &::facade::limits::__private::rule(concat!("a", "b"), 5, 1, 86400000)
                         .algorithm(::facade::limits::Algorithm::FixedWindow {
                             align: true,
                         })
@@ -21,7 +21,11 @@ async fn f(state: State) -> R {
             ),
         )
     };
-    if let ::core::result::Result::Err(refused) = deciding.await {
+    let decided = match asked {
+        ::core::result::Result::Ok(decided) => decided,
+        ::core::result::Result::Err(undecided) => undecided.decide().await,
+    };
+    if let ::core::result::Result::Err(refused) = decided {
         return ::facade::limits::FromRefusal::from_refusal(refused);
     }
     { body() }

@@ -12,22 +12,24 @@ async fn f(id: u64) -> R {
                 let key = ::ratelimit_runtime::__private::key(&(id));
                 ::ratelimit_runtime::__private::charge(
                     const {
-                        ::ratelimit_runtime::__private::rule("calls", 100, 1, 60000)
+                        &::ratelimit_runtime::__private::rule("calls", 100, 1, 60000)
                     },
                     key,
                     1,
                 )
-            },
+            }
+                .asked(),
             {
                 let key = ::ratelimit_runtime::__private::key(&(id));
                 ::ratelimit_runtime::__private::charge(
                     const {
-                        ::ratelimit_runtime::__private::concurrent("export", 3, 60000)
+                        &::ratelimit_runtime::__private::concurrent("export", 3, 60000)
                     },
                     key,
                     1,
                 )
-            },
+            }
+                .asked(),
         ],
     );
     let _permit = match deciding.await {

@@ -7,12 +7,13 @@ async fn f(id: u64) -> R {
                 let key = ::ratelimit_runtime::__private::key(&(id));
                 ::ratelimit_runtime::__private::charge(
                     const {
-                        ::ratelimit_runtime::__private::concurrent("export", 3, 30000)
+                        &::ratelimit_runtime::__private::concurrent("export", 3, 30000)
                     },
                     key,
                     1,
                 )
-            },
+            }
+                .asked(),
         ],
     );
     let _permit = match deciding.await {

@@ -5,22 +5,33 @@ async fn f() -> R {
         const { ::ratelimit_runtime::__private::Call::new().wait_for_place() },
         [
             ::ratelimit_runtime::__private::charge(
-                const { ::ratelimit_runtime::__private::concurrent("export", 3, 30000) },
-                ::ratelimit_runtime::__private::no_key(),
-                1,
-            ),
+                    const {
+                        &::ratelimit_runtime::__private::concurrent("export", 3, 30000)
+                    },
+                    ::ratelimit_runtime::__private::no_key(),
+                    1,
+                )
+                .asked(),
             ::ratelimit_runtime::__private::charge(
-                const { ::ratelimit_runtime::__private::rule("calls", 100, 1, 60000) },
-                ::ratelimit_runtime::__private::no_key(),
-                1,
-            ),
+                    const {
+                        &::ratelimit_runtime::__private::rule("calls", 100, 1, 60000)
+                    },
+                    ::ratelimit_runtime::__private::no_key(),
+                    1,
+                )
+                .asked(),
             ::ratelimit_runtime::__private::charge(
-                const {
-                    ::ratelimit_runtime::__private::concurrent("all", const { N }, 30000)
-                },
-                ::ratelimit_runtime::__private::no_key(),
-                1,
-            ),
+                    const {
+                        &::ratelimit_runtime::__private::concurrent(
+                            "all",
+                            const { N },
+                            30000,
+                        )
+                    },
+                    ::ratelimit_runtime::__private::no_key(),
+                    1,
+                )
+                .asked(),
         ],
     );
     let _permit = match deciding.await {

@@ -8,7 +8,7 @@ impl Api {
                     let key = ::ratelimit_runtime::__private::key(&(self.id));
                     ::ratelimit_runtime::__private::charge(
                         const {
-                            ::ratelimit_runtime::__private::concurrent(
+                            &::ratelimit_runtime::__private::concurrent(
                                 "export",
                                 3,
                                 30000,
@@ -17,7 +17,8 @@ impl Api {
                         key,
                         1,
                     )
-                },
+                }
+                    .asked(),
             ],
         );
         let _permit = match deciding.await {
@@ -39,7 +40,7 @@ impl Api {
                         let key = ::ratelimit_runtime::__private::key(&(self.id));
                         ::ratelimit_runtime::__private::charge(
                             const {
-                                ::ratelimit_runtime::__private::concurrent(
+                                &::ratelimit_runtime::__private::concurrent(
                                     "export",
                                     3,
                                     30000,
@@ -48,14 +49,16 @@ impl Api {
                             key,
                             1,
                         )
-                    },
+                    }
+                        .asked(),
                     ::ratelimit_runtime::__private::charge(
-                        const {
-                            ::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
-                        },
-                        ::ratelimit_runtime::__private::no_key(),
-                        1,
-                    ),
+                            const {
+                                &::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
+                            },
+                            ::ratelimit_runtime::__private::no_key(),
+                            1,
+                        )
+                        .asked(),
                 ],
             );
             let _permit = match deciding.await {

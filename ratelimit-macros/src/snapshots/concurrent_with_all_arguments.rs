@@ -18,7 +18,7 @@ async fn f(&self, id: Option<u64>) -> R {
                     ::facade::__private::charge(
                         ::facade::__private::with_count(
                             const {
-                                ::facade::__private::concurrent_without_count(
+                                &::facade::__private::concurrent_without_count(
                                     "export",
                                     60000,
                                 )
@@ -28,7 +28,8 @@ async fn f(&self, id: Option<u64>) -> R {
                         key,
                         1,
                     )
-                },
+                }
+                    .asked(),
             ],
         )
     };

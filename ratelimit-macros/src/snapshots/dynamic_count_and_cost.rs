@@ -1,5 +1,5 @@
 async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
-    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         {
@@ -12,7 +12,7 @@ async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
             ::ratelimit_runtime::__private::charge(
                 ::ratelimit_runtime::__private::with_count(
                     const {
-                        ::ratelimit_runtime::__private::rule_without_count(
+                        &::ratelimit_runtime::__private::rule_without_count(
                             "item",
                             1,
                             1000,
@@ -25,7 +25,11 @@ async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
             )
         },
     );
-    if let ::core::result::Result::Err(refused) = deciding.await {
+    let decided = match asked {
+        ::core::result::Result::Ok(decided) => decided,
+        ::core::result::Result::Err(undecided) => undecided.decide().await,
+    };
+    if let ::core::result::Result::Err(refused) = decided {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}

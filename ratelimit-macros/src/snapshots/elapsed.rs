@@ -7,13 +7,14 @@ async fn f(user: u64) -> R {
                 let key = ::ratelimit_runtime::__private::key(&(user));
                 ::ratelimit_runtime::__private::charge_elapsed(
                     const {
-                        ::ratelimit_runtime::__private::rule("queries", 20000, 1, 60000)
+                        &::ratelimit_runtime::__private::rule("queries", 20000, 1, 60000)
                             .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
                     },
                     key,
                     ::core::option::Option::Some(5000),
                 )
-            },
+            }
+                .asked(),
         ],
     );
     let _permit = match deciding.await {

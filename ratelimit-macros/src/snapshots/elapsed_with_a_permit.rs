@@ -8,7 +8,7 @@ async fn f(budget: u64) -> R {
                 ::ratelimit_runtime::__private::charge_elapsed(
                     ::ratelimit_runtime::__private::with_count(
                         const {
-                            ::ratelimit_runtime::__private::rule_without_count(
+                            &::ratelimit_runtime::__private::rule_without_count(
                                     "queries",
                                     1,
                                     60000,
@@ -21,7 +21,8 @@ async fn f(budget: u64) -> R {
                     ::ratelimit_runtime::__private::no_key(),
                     ::core::option::Option::None,
                 )
-            },
+            }
+                .asked(),
         ],
     );
     let permit = match deciding.await {

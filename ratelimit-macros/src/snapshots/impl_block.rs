@@ -2,19 +2,23 @@ unsafe impl<const N: usize> Api<{ N }> {
     #![allow(unused)]
     const LIMIT: u64 = 1;
     pub(crate) async fn get(&self) -> R {
-        let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+        let asked = ::ratelimit_runtime::__private::limit_request_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             {
                 let key = ::ratelimit_runtime::__private::key(&(self.id));
                 ::ratelimit_runtime::__private::charge(
-                    const { ::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
+                    const { &::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
                     key,
                     1,
                 )
             },
         );
-        if let ::core::result::Result::Err(refused) = deciding.await {
+        let decided = match asked {
+            ::core::result::Result::Ok(decided) => decided,
+            ::core::result::Result::Err(undecided) => undecided.decide().await,
+        };
+        if let ::core::result::Result::Err(refused) = decided {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
         }
         { self.id }
@@ -28,19 +32,21 @@ unsafe impl<const N: usize> Api<{ N }> {
                     let key = ::ratelimit_runtime::__private::key(&(self.id));
                     ::ratelimit_runtime::__private::charge(
                         const {
-                            ::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
+                            &::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
                         },
                         key,
                         1,
                     )
-                },
+                }
+                    .asked(),
                 ::ratelimit_runtime::__private::charge(
-                    const {
-                        ::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
-                    },
-                    ::ratelimit_runtime::__private::no_key(),
-                    1,
-                ),
+                        const {
+                            &::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
+                        },
+                        ::ratelimit_runtime::__private::no_key(),
+                        1,
+                    )
+                    .asked(),
             ],
         );
         if let ::core::result::Result::Err(refused) = deciding.await {

@@ -1,5 +1,5 @@
 async fn f(limit: u64) -> R {
-    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         {
@@ -7,7 +7,7 @@ async fn f(limit: u64) -> R {
             ::ratelimit_runtime::__private::charge(
                 ::ratelimit_runtime::__private::with_count(
                     const {
-                        ::ratelimit_runtime::__private::leaky_bucket(
+                        &::ratelimit_runtime::__private::leaky_bucket(
                             ::ratelimit_runtime::__private::rule_without_count(
                                 "item",
                                 1,
@@ -23,7 +23,11 @@ async fn f(limit: u64) -> R {
             )
         },
     );
-    if let ::core::result::Result::Err(refused) = deciding.await {
+    let decided = match asked {
+        ::core::result::Result::Ok(decided) => decided,
+        ::core::result::Result::Err(undecided) => undecided.decide().await,
+    };
+    if let ::core::result::Result::Err(refused) = decided {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}

@@ -1,5 +1,5 @@
 async fn f<const N: usize>() -> R {
-    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
         ::core::option::Option::None,
         const {
             ::ratelimit_runtime::__private::Call::new()
@@ -7,7 +7,7 @@ async fn f<const N: usize>() -> R {
         },
         ::ratelimit_runtime::__private::charge(
             const {
-                ::ratelimit_runtime::__private::rule(
+                &::ratelimit_runtime::__private::rule(
                         "item",
                         const { N as u64 },
                         TTL,
@@ -19,7 +19,11 @@ async fn f<const N: usize>() -> R {
             1,
         ),
     );
-    if let ::core::result::Result::Err(refused) = deciding.await {
+    let decided = match asked {
+        ::core::result::Result::Ok(decided) => decided,
+        ::core::result::Result::Err(undecided) => undecided.decide().await,
+    };
+    if let ::core::result::Result::Err(refused) = decided {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}

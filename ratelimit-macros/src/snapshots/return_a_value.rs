@@ -1,14 +1,18 @@
 async fn f() -> R {
-    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         ::ratelimit_runtime::__private::charge(
-            const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+            const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
             ::ratelimit_runtime::__private::no_key(),
             1,
         ),
     );
-    if let ::core::result::Result::Err(refused) = deciding.await {
+    let decided = match asked {
+        ::core::result::Result::Ok(decided) => decided,
+        ::core::result::Result::Err(undecided) => undecided.decide().await,
+    };
+    if let ::core::result::Result::Err(refused) = decided {
         if ::ratelimit_runtime::__private::over_limit(&refused) {
             let refused = refused;
             let _ = &refused;

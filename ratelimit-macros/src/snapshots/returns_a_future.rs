@@ -1,19 +1,23 @@
 fn f(id: u64) -> impl Future<Output = R> + Send {
     let next = id + 1;
     async move {
-        let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+        let asked = ::ratelimit_runtime::__private::limit_request_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             {
                 let key = ::ratelimit_runtime::__private::key(&(id));
                 ::ratelimit_runtime::__private::charge(
-                    const { ::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                    const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
                     key,
                     1,
                 )
             },
         );
-        if let ::core::result::Result::Err(refused) = deciding.await {
+        let decided = match asked {
+            ::core::result::Result::Ok(decided) => decided,
+            ::core::result::Result::Err(undecided) => undecided.decide().await,
+        };
+        if let ::core::result::Result::Err(refused) = decided {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
         }
         { next }

@@ -7,13 +7,14 @@ async fn f(user: u64) -> Result<impl Answer, (E, [impl X; 1])> {
                 let key = ::ratelimit_runtime::__private::key(&(user));
                 ::ratelimit_runtime::__private::charge_settled(
                     const {
-                        ::ratelimit_runtime::__private::rule("tokens", 100000, 1, 60000)
+                        &::ratelimit_runtime::__private::rule("tokens", 100000, 1, 60000)
                             .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
                     },
                     key,
                     4000,
                 )
-            },
+            }
+                .asked(),
         ],
     );
     let permit = match deciding.await {

@@ -9,13 +9,14 @@ fn f(prompt: String) -> BoxFuture<'static, R<u64>> {
                     let cost = crate::limits::__private::cost(most(&prompt));
                     crate::limits::__private::charge_settled(
                         const {
-                            crate::limits::__private::rule("tokens", 100000, 1, 60000)
+                            &crate::limits::__private::rule("tokens", 100000, 1, 60000)
                                 .algorithm(crate::limits::Algorithm::SlidingLog)
                         },
                         crate::limits::__private::no_key(),
                         cost,
                     )
-                },
+                }
+                    .asked(),
             ],
         );
         let permit = match deciding.await {

@@ -5,13 +5,19 @@ fn f() -> Answering {
             const { ::ratelimit_runtime::__private::Call::new() },
             [
                 ::ratelimit_runtime::__private::charge_settled(
-                    const {
-                        ::ratelimit_runtime::__private::rule("tokens", 100000, 1, 60000)
-                            .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
-                    },
-                    ::ratelimit_runtime::__private::no_key(),
-                    4000,
-                ),
+                        const {
+                            &::ratelimit_runtime::__private::rule(
+                                    "tokens",
+                                    100000,
+                                    1,
+                                    60000,
+                                )
+                                .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                        },
+                        ::ratelimit_runtime::__private::no_key(),
+                        4000,
+                    )
+                    .asked(),
             ],
         );
         let permit = match deciding.await {

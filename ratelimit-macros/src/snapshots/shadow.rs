@@ -1,10 +1,10 @@
 async fn f() -> R {
-    let deciding = ::ratelimit_runtime::__private::limit_request_per_time(
+    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         ::ratelimit_runtime::__private::charge(
             const {
-                ::ratelimit_runtime::__private::token_bucket_of_count(
+                &::ratelimit_runtime::__private::token_bucket_of_count(
                         ::ratelimit_runtime::__private::rule("item", 100, 1, 60000),
                         ::ratelimit_runtime::Refill::Greedy,
                     )
@@ -14,7 +14,11 @@ async fn f() -> R {
             1,
         ),
     );
-    if let ::core::result::Result::Err(refused) = deciding.await {
+    let decided = match asked {
+        ::core::result::Result::Ok(decided) => decided,
+        ::core::result::Result::Err(undecided) => undecided.decide().await,
+    };
+    if let ::core::result::Result::Err(refused) = decided {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}

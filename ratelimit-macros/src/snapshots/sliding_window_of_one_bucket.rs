@@ -1,10 +1,10 @@
 async fn f() -> R {
-    let deciding = crate::limits::__private::limit_request_per_time(
+    let asked = crate::limits::__private::limit_request_per_time(
         ::core::option::Option::None,
         const { crate::limits::__private::Call::new() },
         crate::limits::__private::charge(
             const {
-                crate::limits::__private::sliding_window(
+                &crate::limits::__private::sliding_window(
                     crate::limits::__private::rule("item", 100, 1, 60000),
                     1,
                 )
@@ -13,7 +13,11 @@ async fn f() -> R {
             1,
         ),
     );
-    if let ::core::result::Result::Err(refused) = deciding.await {
+    let decided = match asked {
+        ::core::result::Result::Ok(decided) => decided,
+        ::core::result::Result::Err(undecided) => undecided.decide().await,
+    };
+    if let ::core::result::Result::Err(refused) = decided {
         return crate::limits::FromRefusal::from_refusal(refused);
     }
     {}

@@ -8,17 +8,18 @@ async unsafe fn f(id: u64, limit: u64) -> R {
             {
                 let key = ::ratelimit_runtime::__private::key(&(id));
                 ::ratelimit_runtime::__private::charge(
-                    const { ::ratelimit_runtime::__private::rule("first", 1, 1, 1000) },
+                    const { &::ratelimit_runtime::__private::rule("first", 1, 1, 1000) },
                     key,
                     1,
                 )
-            },
+            }
+                .asked(),
             {
                 let count = ::ratelimit_runtime::__private::count(limit);
                 ::ratelimit_runtime::__private::charge(
                     ::ratelimit_runtime::__private::with_count(
                         const {
-                            ::ratelimit_runtime::__private::rule_without_count(
+                            &::ratelimit_runtime::__private::rule_without_count(
                                 "second",
                                 1,
                                 3600000,
@@ -29,14 +30,16 @@ async unsafe fn f(id: u64, limit: u64) -> R {
                     ::ratelimit_runtime::__private::no_key(),
                     1,
                 )
-            },
+            }
+                .asked(),
             ::ratelimit_runtime::__private::charge(
-                const {
-                    ::ratelimit_runtime::__private::rule("third", 1000, 1, 86400000)
-                },
-                ::ratelimit_runtime::__private::no_key(),
-                1,
-            ),
+                    const {
+                        &::ratelimit_runtime::__private::rule("third", 1000, 1, 86400000)
+                    },
+                    ::ratelimit_runtime::__private::no_key(),
+                    1,
+                )
+                .asked(),
         ],
     );
     if let ::core::result::Result::Err(refused) = deciding.await {

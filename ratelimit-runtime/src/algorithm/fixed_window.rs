@@ -84,12 +84,13 @@ impl Window {
 
 /// A window in the room of two numbers. Both times have 47 bits, which is enough until the year 6429; what is used has 34, which is enough for
 /// [`LARGEST_COUNT`].
+///
+/// The end and the low bits of when it was opened; its high bits and what is used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedWindow(u64, u64);
 
-/// Bits of what is used that are stored beside each time.
-const USED_BITS: u32 = 17;
-const USED_MASK: u64 = (1 << USED_BITS) - 1;
+const OPENED_BITS: u32 = 17;
+const USED_BITS: u32 = 34;
 
 impl PackedWindow {
     /// What stands where there is no window.
@@ -98,21 +99,19 @@ impl PackedWindow {
     /// Charges a cost of 1 to the count if it fits in a window that is open. `None` if the window is not.
     ///
     /// A window that was opened after now is not taken for open: the clock was set back.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `Memory::take_window`
     pub(crate) fn take(&mut self, name: Fingerprint, count: u64, now_ms: u64, cost: u64) -> Option<TakenWindow> {
         let Window { end_ms, opened, used } = Window::from(*self);
         let is_open = opened <= now_ms && now_ms < end_ms;
         if !is_open {
             return None;
         }
-        let reset_after_ms = end_ms - now_ms;
-        if used + cost > count {
-            let remaining = count.saturating_sub(used);
-            return Some(TakenWindow { name, fits: false, remaining, reset_after_ms, opened });
-        }
-        let low = (self.1 & USED_MASK) + cost;
-        *self = Self(self.0 + (low >> USED_BITS), self.1 & !USED_MASK | low & USED_MASK);
-        Some(TakenWindow { name, fits: true, remaining: count - used - cost, reset_after_ms, opened })
+        let (left, reset_after_ms) = (count.saturating_sub(used), end_ms - now_ms);
+        let fits = cost <= left;
+        let cost = if fits { cost } else { 0 };
+        self.1 += cost;
+        Some(TakenWindow { name, fits, remaining: left - cost, reset_after_ms, opened })
     }
 }
 
@@ -138,17 +137,17 @@ impl TakenWindow {
 impl From<&Window> for PackedWindow {
     #[inline]
     fn from(Window { end_ms, opened, used }: &Window) -> Self {
-        Self(end_ms << USED_BITS | used >> USED_BITS, opened << USED_BITS | used & USED_MASK)
+        Self((end_ms << OPENED_BITS) | (opened % (1 << OPENED_BITS)), opened >> OPENED_BITS << USED_BITS | used)
     }
 }
 
 impl From<PackedWindow> for Window {
     #[inline]
-    fn from(PackedWindow(end, opened): PackedWindow) -> Self {
+    fn from(PackedWindow(end, used): PackedWindow) -> Self {
         Self {
-            end_ms: end >> USED_BITS,
-            opened: opened >> USED_BITS,
-            used: (end & USED_MASK) << USED_BITS | opened & USED_MASK,
+            end_ms: end >> OPENED_BITS,
+            opened: (used >> USED_BITS << OPENED_BITS) | (end % (1 << OPENED_BITS)),
+            used: used % (1 << USED_BITS),
         }
     }
 }
@@ -239,7 +238,7 @@ mod tests {
     fn nothing_is_lost_in_a_packed_window() {
         let times = [0, 1, 946_684_800_000, (1 << 47) - 1];
         for (end_ms, opened) in times.into_iter().flat_map(|end| times.map(|opened| (end, opened))) {
-            for used in [0, 1, USED_MASK, USED_MASK + 1, LARGEST_COUNT] {
+            for used in [0, 1, (1 << OPENED_BITS) - 1, 1 << OPENED_BITS, LARGEST_COUNT] {
                 let back = Window::from(PackedWindow::from(&Window { end_ms, opened, used }));
                 assert_eq!((back.end_ms, back.opened, back.used), (end_ms, opened, used));
             }

@@ -32,7 +32,8 @@ impl Slot {
 }
 
 impl Table {
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `Memory::take_window`
     pub(super) fn get_mut(&mut self, name: Fingerprint) -> Option<&mut PackedWindow> {
         let at = self.find(name)?;
         Some(&mut self.slots[at].window)
@@ -78,7 +79,8 @@ impl Table {
         self.len
     }
 
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `Memory::take_window`
     fn find(&self, name: Fingerprint) -> Option<usize> {
         let mut at = self.home(name);
         loop {

@@ -13,9 +13,13 @@ use std::{
 };
 
 use governor::{DefaultKeyedRateLimiter, Quota};
-use ratelimit_runtime::{Limiter, Rule};
+use ratelimit_runtime::{Limiter, RequestPerMinute, Rule, limit_request_per_time};
 use throttle_kit::InMemoryBackend;
 
+/// More than is ever asked for.
+pub(crate) const PLENTY: u32 = 1_000_000_000;
+/// As many as are to be admitted where more are asked for.
+pub(crate) const EXACT: u32 = 10_000;
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// A key as the contenders take it.
@@ -48,7 +52,55 @@ pub(crate) fn now<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// The process-wide limiter, as an annotated function sees it. Each contest has a rule of its own there.
+/// An annotated function.
+pub(crate) struct Annotated(Limiter, u32);
+
+impl Contender for Annotated {
+    const NAME: &'static str = "annotated function";
+
+    fn new(count: u32, keys: usize, _text: bool) -> Option<Self> {
+        Some(Self(in_memory(keys), count))
+    }
+
+    #[inline]
+    fn admits(&self, key: Key<'_>) -> bool {
+        match (key, self.1) {
+            (Key::Number(key), 1) => now(one(&self.0, key)).is_ok(),
+            (Key::Number(key), PLENTY) => now(many(&self.0, key)).is_ok(),
+            (Key::Text(key), 1) => now(one_text(&self.0, key)).is_ok(),
+            (Key::Text(key), PLENTY) => now(many_texts(&self.0, key)).is_ok(),
+            (Key::Number(key), EXACT) => now(exact(&self.0, key)).is_ok(),
+            _ => panic!("there is no function with this limit"),
+        }
+    }
+}
+
+#[limit_request_per_time(prefix = "item", ttl = 1, unit = Hours, count = 1, key = id, limiter = limiter)]
+async fn one(limiter: &Limiter, id: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+#[limit_request_per_time(prefix = "item", ttl = 1, unit = Hours, count = const { PLENTY as u64 }, key = id, limiter = limiter)]
+async fn many(limiter: &Limiter, id: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+#[limit_request_per_time(prefix = "item", ttl = 1, unit = Hours, count = const { EXACT as u64 }, key = id, limiter = limiter)]
+async fn exact(limiter: &Limiter, id: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+#[limit_request_per_time(prefix = "item", ttl = 1, unit = Hours, count = 1, key = id, limiter = limiter)]
+async fn one_text(limiter: &Limiter, id: &str) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+#[limit_request_per_time(prefix = "item", ttl = 1, unit = Hours, count = const { PLENTY as u64 }, key = id, limiter = limiter)]
+async fn many_texts(limiter: &Limiter, id: &str) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// The process-wide limiter, which gives a permit. Each contest has a rule of its own there.
 pub(crate) struct Ours(Rule);
 
 pub(crate) static INSTALLED: LazyLock<Limiter> = LazyLock::new(|| {
@@ -69,7 +121,7 @@ fn admits(limiter: &Limiter, rule: &Rule, key: Key<'_>) -> bool {
 }
 
 impl Contender for Ours {
-    const NAME: &'static str = "ratelimit-runtime";
+    const NAME: &'static str = "Limiter::acquire";
 
     fn new(count: u32, _keys: usize, _text: bool) -> Option<Self> {
         static CONTESTS: AtomicU64 = AtomicU64::new(0);
@@ -87,7 +139,7 @@ impl Contender for Ours {
 pub(crate) struct OfItsOwn(Limiter, Rule);
 
 impl Contender for OfItsOwn {
-    const NAME: &'static str = "  a limiter of its own";
+    const NAME: &'static str = "the same, not process-wide";
 
     fn new(count: u32, keys: usize, _text: bool) -> Option<Self> {
         Some(Self(in_memory(keys), Rule::new("item", count.into(), HOUR)))

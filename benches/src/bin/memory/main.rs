@@ -10,12 +10,12 @@
 //!
 //! Futures are polled where they are made, once and with a waker that does nothing: no executor takes part.
 //!
-//! `--once CALLS CONTENDER` makes so many calls of one contender (`ours`, `own`, `governor`, `direct` or `annotated`) and nothing else. The difference
-//! between two runs is instructions a call, a figure that does not depend on what else the machine does:
+//! `--once CALLS CONTENDER` makes so many calls of one contender (`annotated`, `acquire`, `own` or `governor`, with `-texts` behind it for
+//! texts as keys) and nothing else. The difference between two runs is instructions a call, a figure that does not depend on what else the machine does:
 //!
 //! ```text
 //! for calls in 1000 101000; do
-//!     valgrind --tool=callgrind --callgrind-out-file=/tmp/callgrind.$calls target/release/memory --once $calls ours
+//!     valgrind --tool=callgrind --callgrind-out-file=/tmp/callgrind.$calls target/release/memory --once $calls annotated
 //! done
 //! callgrind_annotate /tmp/callgrind.101000 | head -60
 //! ```
@@ -31,12 +31,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use contenders::{Contender, Governor, INSTALLED, Key, LeakyBucket, Limitador, OfItsOwn, Ours, ThrottleKit, now};
+use contenders::{
+    Annotated, Contender, EXACT, Governor, INSTALLED, Key, LeakyBucket, Limitador, OfItsOwn, Ours, PLENTY, ThrottleKit,
+    now,
+};
 use ratelimit_runtime::{RequestPerMinute, Rule, limit_request_per_time};
 use report::{Report, Row};
 
-/// More than is ever asked for.
-const PLENTY: u32 = 1_000_000_000;
 /// Shares no factor with any number of keys here, and leads to them in an order that no cache likes.
 const STRIDE: u64 = 382_197;
 const MILLION: u64 = 1_000_000;
@@ -186,14 +187,14 @@ fn take_turns(runners: &[Runner<'_>], threads: u64, effort: Effort, refused: boo
 
 /// Whether each contender admits as many as it should, asked by two threads at once.
 fn exactness(report: &mut Report) {
-    const COUNT: u32 = 10_000;
     fn admitted<C: Contender>() -> Row {
-        let contender = C::new(COUNT, 1, false).expect("one key is within everybody's reach");
-        let lap = on_threads(2, COUNT.into(), 1, |key| contender.admits(Key::Number(key)));
-        let note = (lap.admitted != u64::from(COUNT)).then(|| "does not limit as it is told".to_owned());
+        let contender = C::new(EXACT, 1, false).expect("one key is within everybody's reach");
+        let lap = on_threads(2, EXACT.into(), 1, |key| contender.admits(Key::Number(key)));
+        let note = (lap.admitted != u64::from(EXACT)).then(|| "does not limit as it is told".to_owned());
         Row { name: C::NAME, figures: vec![float(lap.admitted)], note }
     }
     let rows = vec![
+        admitted::<Annotated>(),
         admitted::<Ours>(),
         admitted::<Governor>(),
         admitted::<ThrottleKit>(),
@@ -206,6 +207,7 @@ fn exactness(report: &mut Report) {
 fn speed(report: &mut Report, effort: Effort, scene: Scene) {
     let texts = scene.texts();
     let runners: Vec<Runner<'_>> = [
+        Runner::new::<Annotated>(scene, &texts),
         Runner::new::<Ours>(scene, &texts),
         Runner::new::<OfItsOwn>(scene, &texts),
         Runner::new::<Governor>(scene, &texts),
@@ -251,11 +253,12 @@ fn attribute(report: &mut Report, effort: Effort) {
         name,
         run: Box::new(move |calls, threads| on_threads(threads, calls, KEYS, admits)),
     };
-    let runners = [
+    let mut runners = vec![
         runner("annotated", |id| now(annotated(id)).is_ok()),
         runner("annotated, process-wide limiter", |id| now(annotated_without_limiter(id)).is_ok()),
         runner("Limiter::acquire", |id| now(direct(id)).is_ok()),
     ];
+    runners.extend(Runner::new::<Governor>(Scene { keys: KEYS, text: false, refused: false }, &[]));
     let [one, two] = [1, 2].map(|threads| take_turns(&runners, threads, effort, false));
     let rows = runners.iter().zip(one.into_iter().zip(two));
     let rows =
@@ -283,13 +286,13 @@ fn size(report: &mut Report, keys: u64) {
         Row { name: C::NAME, figures: vec![float(bytes) / float(keys)], note: None }
     }
     let rows =
-        vec![bytes::<OfItsOwn>(keys), bytes::<Governor>(keys), bytes::<ThrottleKit>(keys), bytes::<Limitador>(keys)];
+        vec![bytes::<Annotated>(keys), bytes::<Governor>(keys), bytes::<ThrottleKit>(keys), bytes::<Limitador>(keys)];
     report.table(&format!("memory of {keys} integers as keys"), &["bytes a key"], &[0], rows);
 }
 
 fn growth(report: &mut Report, effort: Effort, keys: u64) {
     let scene = Scene { keys, text: false, refused: false };
-    let runners = [Runner::new::<OfItsOwn>(scene, &[]), Runner::new::<Governor>(scene, &[])];
+    let runners = [Runner::new::<Annotated>(scene, &[]), Runner::new::<Governor>(scene, &[])];
     let runners: Vec<Runner<'_>> = runners.into_iter().flatten().collect();
     let times = take_turns(&runners, 1, effort, false);
     let rows = runners.iter().zip(times);
@@ -298,18 +301,15 @@ fn growth(report: &mut Report, effort: Effort, keys: u64) {
 }
 
 fn once(calls: u64, contender: &str) {
-    let scene = Scene { keys: 1_000, text: false, refused: false };
+    let (contender, text) = contender.strip_suffix("-texts").map_or((contender, false), |contender| (contender, true));
+    let scene = Scene { keys: 1_000, text, refused: false };
+    let texts = scene.texts();
     let runner = match contender {
-        "ours" => Runner::new::<Ours>(scene, &[]),
-        "own" => Runner::new::<OfItsOwn>(scene, &[]),
-        "governor" => Runner::new::<Governor>(scene, &[]),
-        "direct" | "annotated" => {
-            let admits: fn(u64) -> bool =
-                if contender == "direct" { |id| now(direct(id)).is_ok() } else { |id| now(annotated(id)).is_ok() };
-            let run = move |calls, threads| on_threads(threads, calls, scene.keys, admits);
-            Some(Runner { name: "once", run: Box::new(run) })
-        }
-        _ => panic!("`{contender}` is none of ours, own, governor, direct, annotated"),
+        "annotated" => Runner::new::<Annotated>(scene, &texts),
+        "acquire" => Runner::new::<Ours>(scene, &texts),
+        "own" => Runner::new::<OfItsOwn>(scene, &texts),
+        "governor" => Runner::new::<Governor>(scene, &texts),
+        _ => panic!("`{contender}` is none of annotated, acquire, own, governor"),
     };
     let lap = (runner.expect("can do this").run)(calls, 1);
     println!("{} of {calls} admitted in {:?}", lap.admitted, lap.time);
