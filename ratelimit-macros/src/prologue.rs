@@ -28,19 +28,20 @@ struct Settle {
 
 impl Check {
     // Output:
-    //     let asked = limit_request_per_time(None, const { Call::new() }, {
-    //         let key = key(&(seller_id));
-    //         charge(const { &rule("item", 100, 1, 60_000) }, key, 1)
-    //     });
-    //     let decided = match asked {
-    //         Ok(decided) => decided,
-    //         Err(undecided) => undecided.decide().await,
-    //     };
-    //     if let Err(refused) = decided {
+    //     if let Err(refused) = 'decided: {
+    //         let deciding = match limit_request_per_time(None, const { Call::new() }, {
+    //             let key = key(&(seller_id));
+    //             charge(const { &rule("item", 100, 1, 60_000) }, key, 1)
+    //         }) {
+    //             Ok(decided) => break 'decided decided,
+    //             Err(undecided) => undecided.decide(),
+    //         };
+    //         deciding.await
+    //     } {
     //         return FromRefusal::from_refusal(refused);
     //     }
     //
-    // or, for several limits, or where the body wants the permit,
+    // or, for several limits,
     //     let deciding = limit_requests_per_time(None, const { Call::new() }, [..]);
     //     if let Err(refused) = deciding.await {
     //         return FromRefusal::from_refusal(refused);
@@ -88,12 +89,13 @@ impl Check {
         let prologue = match permit {
             None if is_alone => ours! {
                 #joined
-                let asked = #asked;
-                let decided = match asked {
-                    ::core::result::Result::Ok(decided) => decided,
-                    ::core::result::Result::Err(undecided) => undecided.decide().await,
-                };
-                if let ::core::result::Result::Err(refused) = decided {
+                if let ::core::result::Result::Err(refused) = 'decided: {
+                    let deciding = match #asked {
+                        ::core::result::Result::Ok(decided) => break 'decided decided,
+                        ::core::result::Result::Err(undecided) => undecided.decide(),
+                    };
+                    deciding.await
+                } {
                     #refusal
                 }
             },

@@ -208,9 +208,16 @@ pub struct Deciding {
 
 enum State {
     /// And its share, where many ask a server at once.
-    One(Asked, Manner, Option<Share>),
+    One(One, Manner, Option<Share>),
     Pending(Pending),
     Done,
+}
+
+/// A charge that holds nothing.
+struct One {
+    rule: Rule,
+    key: AskedKey,
+    cost: u64,
 }
 
 impl Call {
@@ -218,12 +225,13 @@ impl Call {
     #[inline(always)]
     #[allow(clippy::inline_always)] // or a rule is copied twice, which takes as long as a lock
     pub(crate) fn decide_one(limiter: Held, rule: &Rule, key: AskedKey, cost: u64, manner: Manner) -> Deciding {
-        let asked = Asked { rule: *rule, key, cost, holds: Holds::Cost };
+        let asked = One { rule: *rule, key, cost };
         Deciding { limiter: Some(limiter), state: State::One(asked, manner, None) }
     }
 
     /// For one rule.
-    fn alone(limiter: Held, asked: Asked, manner: Manner) -> Self {
+    fn alone(limiter: Held, One { rule, key, cost }: One, manner: Manner) -> Self {
+        let asked = Asked { rule, key, cost, holds: Holds::Cost };
         Self { limiter, asked: [asked].into(), alone: true, manner, on_busy: manner.on_limit, arrival: None }
     }
 
@@ -728,7 +736,7 @@ impl Asked {
 impl Deciding {
     /// Whether this is what most calls are: one rule, whose limit holds or not, and nobody waits.
     #[inline]
-    fn one_rule(&self) -> Option<(&Held, &Asked)> {
+    fn one_rule(&self) -> Option<(&Held, &One)> {
         match (&self.limiter, &self.state) {
             (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. }, None)) => {
                 Some((limiter, asked))
@@ -754,7 +762,7 @@ impl Deciding {
     #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
     fn take(&mut self, context: &mut Context<'_>) -> Option<Answer> {
         let (limiter, asked) = self.one_rule()?;
-        let Asked { rule, cost, .. } = asked;
+        let One { rule, cost, .. } = asked;
         let can_fit = (1..=rule.limit()).contains(cost);
         if !can_fit
             || rule.is_shadow()
@@ -843,7 +851,7 @@ impl Deciding {
     #[inline(never)]
     fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>) -> Poll<Answer> {
         let answer = match (refused, &self.state) {
-            (Some(taken), State::One(Asked { rule, cost, .. }, ..)) => Some(Err(exceeded(rule, *cost, taken))),
+            (Some(taken), State::One(One { rule, cost, .. }, ..)) => Some(Err(exceeded(rule, *cost, taken))),
             #[cfg(feature = "redis")]
             (_, State::One(_, _, Some(_))) => self.poll_share(context),
             _ => self.take(context),
@@ -883,7 +891,7 @@ impl Future for Deciding {
         let taken = self.take_window();
         if let Some(taken) = &taken
             && taken.fits
-            && let State::One(Asked { rule, cost, .. }, ..) = &self.state
+            && let State::One(One { rule, cost, .. }, ..) = &self.state
             && let (limit, period_ms, cost) = (rule.count(), rule.period_ms(), *cost)
             && let Some(limiter) = self.limiter.take()
         {

@@ -15,7 +15,7 @@ use once_cell::sync::Lazy;
 use sha2::{Digest, Sha256};
 use smallvec::{Array, SmallVec};
 
-use crate::{Rule, rule::RuleName};
+use crate::Rule;
 
 /// Keys and prefixes above this many printed bytes are replaced by their SHA-256.
 const LONGEST_PART: usize = 200;
@@ -626,15 +626,13 @@ impl Fingerprint {
     #[inline(always)]
     #[allow(clippy::inline_always)]
     pub(crate) fn new_inline(rule: &Rule, key: Option<&Key>) -> Self {
-        let RuleName(first, second) = rule.name();
         let (kind, [key, more]) = match key {
             None => (0, [0; 2]),
             Some(Key(Printed::Number(number))) => (1, *number),
             Some(Key(Printed::Short(length, text))) => (2 | u64::from(*length) << 2, *text),
             Some(Key(Printed::Long(text))) => return Self::long(rule, text),
         };
-        // No two rules have names that differ in 7 bits only.
-        let numbers = [first, second ^ kind, key, more];
+        let numbers = [rule.name().0, kind, key, more];
         let [left, right] = &*SECRETS;
         let name = Self(left.hash(&[], numbers), right.hash(&[], numbers));
         if name == Self::NONE { Self(0, 1) } else { name }
@@ -643,8 +641,7 @@ impl Fingerprint {
     #[cold]
     #[inline(never)]
     fn long(rule: &Rule, text: &[u8]) -> Self {
-        let RuleName(first, second) = rule.name();
-        let numbers = [first, second ^ 3, text.len() as u64, 0];
+        let numbers = [rule.name().0, 3, text.len() as u64, 0];
         let [left, right] = &*SECRETS;
         let name = Self(left.hash(text, numbers), right.hash(text, numbers));
         if name == Self::NONE { Self(0, 1) } else { name }

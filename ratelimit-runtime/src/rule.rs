@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
+use xxhash_rust::const_xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// How a [`Rule`] counts.
 ///
@@ -171,19 +171,18 @@ pub struct Rule {
 
 /// A hash of a rule's prefix, algorithm and period, worked out where the rule is written: mostly by the compiler.
 ///
-/// XXH3 with 128 bits. It has no secret and need not have one: rules are written by who writes the program.
+/// XXH3 with 64 bits. It has no secret and need not have one: rules are written by who writes the program, and of a thousand two have the same one in
+/// one of 10^13 programs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct RuleName(pub(crate) u64, pub(crate) u64);
+pub(crate) struct RuleName(pub(crate) u64);
 
 impl RuleName {
-    #[allow(clippy::cast_possible_truncation)] // in two halves
     const fn of(rule: &Rule) -> Self {
         let period = rule.counted_in();
         // The period is all of it, so that no rule with a fault has the name of one without. An algorithm has 13 bits.
         let (seconds, nanoseconds) = (period.as_secs() as u128, period.subsec_nanos() as u128);
         let counted = seconds << 64 | (rule.algorithm.number() as u128) << 32 | nanoseconds;
-        let name = xxh3_128(rule.prefix.as_bytes()) ^ xxh3_128_with_seed(&counted.to_le_bytes(), 1);
-        Self(name as u64, (name >> 64) as u64)
+        Self(xxh3_64_with_seed(&counted.to_le_bytes(), xxh3_64(rule.prefix.as_bytes())))
     }
 }
 
@@ -209,7 +208,7 @@ impl Rule {
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
         let algorithm = Algorithm::FixedWindow { align: false };
-        let name = RuleName(0, 0);
+        let name = RuleName(0);
         Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, lease: 1, algorithm, name }.named()
     }
 

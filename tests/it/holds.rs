@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use ratelimit_runtime::__private::{Call, charge, charge_elapsed, concurrent, hold_requests, key};
+use ratelimit_runtime::__private::{Call, Charge, charge, charge_elapsed, concurrent, hold_requests, key};
 use ratelimit_runtime::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule, limit_concurrent_requests,
     limit_request_per_time,
@@ -30,7 +30,7 @@ const TOKENS: Rule = Rule::new("tokens", 1000, SECOND.saturating_mul(60)).algori
 const TIME: Rule = Rule::new("time", 20_000, SECOND.saturating_mul(60)).algorithm(LOG);
 
 async fn run(limiter: &Limiter, rule: Rule, id: u64, max: Option<u64>) -> Result<Permit, RequestPerMinute> {
-    hold_requests(Some(limiter), Call::new(), [charge_elapsed(rule, key(&id), max)]).await
+    hold_requests(Some(limiter), Call::new(), [charge_elapsed(rule, key(&id), max).asked()]).await
 }
 
 async fn remaining(limiter: &Limiter, rule: &Rule, key: u64) -> u64 {
@@ -259,7 +259,7 @@ async fn nothing_is_charged_where_no_place_is_free_and_no_place_taken_where_noth
         let rate = Rule::new("rate", 3, 60 * SECOND);
         let both = || {
             let charges = [charge(concurrent("joined", 1, 30_000), key(&id), 1), charge(rate, key(&id), 1)];
-            hold_requests(Some(limiter), Call::new(), charges)
+            hold_requests(Some(limiter), Call::new(), charges.map(Charge::asked))
         };
         let place = Rule::new("joined", 1, LEASE).algorithm(Algorithm::Concurrent);
         let permit = both().await.unwrap();
@@ -755,6 +755,7 @@ async fn a_place_beside_a_short_charge_is_left_after_an_outage() {
     let (limiter, other, id) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
     let places = Rule::new("long", 1, 3600 * SECOND).algorithm(Algorithm::Concurrent);
     let charges = [charge(concurrent("long", 1, 3_600_000), key(&id), 1), charge_elapsed(TIME, key(&id), Some(1000))];
+    let charges = charges.map(Charge::asked);
     let permit = hold_requests(Some(&limiter), Call::new(), charges).await.unwrap();
     proxy.set(Mode::Stall);
     drop(permit);

@@ -8,23 +8,26 @@ where
     Self: 'async_trait,
 {
     Box::pin(async move {
-        let asked = ::ratelimit_runtime::__private::limit_request_per_time(
-            ::core::option::Option::None,
-            const { ::ratelimit_runtime::__private::Call::new() },
-            {
-                let key = ::ratelimit_runtime::__private::key(&((&(self.id), &(x))));
-                ::ratelimit_runtime::__private::charge(
-                    const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-                    key,
-                    1,
-                )
-            },
-        );
-        let decided = match asked {
-            ::core::result::Result::Ok(decided) => decided,
-            ::core::result::Result::Err(undecided) => undecided.decide().await,
-        };
-        if let ::core::result::Result::Err(refused) = decided {
+        if let ::core::result::Result::Err(refused) = 'decided: {
+            let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+                ::core::option::Option::None,
+                const { ::ratelimit_runtime::__private::Call::new() },
+                {
+                    let key = ::ratelimit_runtime::__private::key(&((&(self.id), &(x))));
+                    ::ratelimit_runtime::__private::charge(
+                        const {
+                            &::ratelimit_runtime::__private::rule("item", 1, 1, 1000)
+                        },
+                        key,
+                        1,
+                    )
+                },
+            ) {
+                ::core::result::Result::Ok(decided) => break 'decided decided,
+                ::core::result::Result::Err(undecided) => undecided.decide(),
+            };
+            deciding.await
+        } {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
         }
         {

@@ -1,35 +1,36 @@
 async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
-    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
-        ::core::option::Option::None,
-        const { ::ratelimit_runtime::__private::Call::new() },
-        {
-            let count = ::ratelimit_runtime::__private::count(plan.limit());
-            let key = ::ratelimit_runtime::__private::optional_key(
-                &(id),
-                ::ratelimit_runtime::__private::MissingKey::Shared,
-            );
-            let cost = ::ratelimit_runtime::__private::cost(rows.len());
-            ::ratelimit_runtime::__private::charge(
-                ::ratelimit_runtime::__private::with_count(
-                    const {
-                        &::ratelimit_runtime::__private::rule_without_count(
-                            "item",
-                            1,
-                            1000,
-                        )
-                    },
-                    count,
-                ),
-                key,
-                cost,
-            )
-        },
-    );
-    let decided = match asked {
-        ::core::result::Result::Ok(decided) => decided,
-        ::core::result::Result::Err(undecided) => undecided.decide().await,
-    };
-    if let ::core::result::Result::Err(refused) = decided {
+    if let ::core::result::Result::Err(refused) = 'decided: {
+        let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+            ::core::option::Option::None,
+            const { ::ratelimit_runtime::__private::Call::new() },
+            {
+                let count = ::ratelimit_runtime::__private::count(plan.limit());
+                let key = ::ratelimit_runtime::__private::optional_key(
+                    &(id),
+                    ::ratelimit_runtime::__private::MissingKey::Shared,
+                );
+                let cost = ::ratelimit_runtime::__private::cost(rows.len());
+                ::ratelimit_runtime::__private::charge(
+                    ::ratelimit_runtime::__private::with_count(
+                        const {
+                            &::ratelimit_runtime::__private::rule_without_count(
+                                "item",
+                                1,
+                                1000,
+                            )
+                        },
+                        count,
+                    ),
+                    key,
+                    cost,
+                )
+            },
+        ) {
+            ::core::result::Result::Ok(decided) => break 'decided decided,
+            ::core::result::Result::Err(undecided) => undecided.decide(),
+        };
+        deciding.await
+    } {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}

@@ -2,23 +2,26 @@ unsafe impl<const N: usize> Api<{ N }> {
     #![allow(unused)]
     const LIMIT: u64 = 1;
     pub(crate) async fn get(&self) -> R {
-        let asked = ::ratelimit_runtime::__private::limit_request_per_time(
-            ::core::option::Option::None,
-            const { ::ratelimit_runtime::__private::Call::new() },
-            {
-                let key = ::ratelimit_runtime::__private::key(&(self.id));
-                ::ratelimit_runtime::__private::charge(
-                    const { &::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
-                    key,
-                    1,
-                )
-            },
-        );
-        let decided = match asked {
-            ::core::result::Result::Ok(decided) => decided,
-            ::core::result::Result::Err(undecided) => undecided.decide().await,
-        };
-        if let ::core::result::Result::Err(refused) = decided {
+        if let ::core::result::Result::Err(refused) = 'decided: {
+            let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+                ::core::option::Option::None,
+                const { ::ratelimit_runtime::__private::Call::new() },
+                {
+                    let key = ::ratelimit_runtime::__private::key(&(self.id));
+                    ::ratelimit_runtime::__private::charge(
+                        const {
+                            &::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
+                        },
+                        key,
+                        1,
+                    )
+                },
+            ) {
+                ::core::result::Result::Ok(decided) => break 'decided decided,
+                ::core::result::Result::Err(undecided) => undecided.decide(),
+            };
+            deciding.await
+        } {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
         }
         { self.id }

@@ -1,29 +1,30 @@
 async fn f<const N: usize>() -> R {
-    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
-        ::core::option::Option::None,
-        const {
-            ::ratelimit_runtime::__private::Call::new()
-                .on_store_error(::ratelimit_runtime::OnStoreError::Deny)
-        },
-        ::ratelimit_runtime::__private::charge(
+    if let ::core::result::Result::Err(refused) = 'decided: {
+        let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+            ::core::option::Option::None,
             const {
-                &::ratelimit_runtime::__private::rule(
-                        "item",
-                        const { N as u64 },
-                        TTL,
-                        3600000,
-                    )
-                    .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                ::ratelimit_runtime::__private::Call::new()
+                    .on_store_error(::ratelimit_runtime::OnStoreError::Deny)
             },
-            ::ratelimit_runtime::__private::no_key(),
-            1,
-        ),
-    );
-    let decided = match asked {
-        ::core::result::Result::Ok(decided) => decided,
-        ::core::result::Result::Err(undecided) => undecided.decide().await,
-    };
-    if let ::core::result::Result::Err(refused) = decided {
+            ::ratelimit_runtime::__private::charge(
+                const {
+                    &::ratelimit_runtime::__private::rule(
+                            "item",
+                            const { N as u64 },
+                            TTL,
+                            3600000,
+                        )
+                        .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                },
+                ::ratelimit_runtime::__private::no_key(),
+                1,
+            ),
+        ) {
+            ::core::result::Result::Ok(decided) => break 'decided decided,
+            ::core::result::Result::Err(undecided) => undecided.decide(),
+        };
+        deciding.await
+    } {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}

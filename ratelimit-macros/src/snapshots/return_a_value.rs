@@ -1,18 +1,19 @@
 async fn f() -> R {
-    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
-        ::core::option::Option::None,
-        const { ::ratelimit_runtime::__private::Call::new() },
-        ::ratelimit_runtime::__private::charge(
-            const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
-            ::ratelimit_runtime::__private::no_key(),
-            1,
-        ),
-    );
-    let decided = match asked {
-        ::core::result::Result::Ok(decided) => decided,
-        ::core::result::Result::Err(undecided) => undecided.decide().await,
-    };
-    if let ::core::result::Result::Err(refused) = decided {
+    if let ::core::result::Result::Err(refused) = 'decided: {
+        let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+            ::core::option::Option::None,
+            const { ::ratelimit_runtime::__private::Call::new() },
+            ::ratelimit_runtime::__private::charge(
+                const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                ::ratelimit_runtime::__private::no_key(),
+                1,
+            ),
+        ) {
+            ::core::result::Result::Ok(decided) => break 'decided decided,
+            ::core::result::Result::Err(undecided) => undecided.decide(),
+        };
+        deciding.await
+    } {
         if ::ratelimit_runtime::__private::over_limit(&refused) {
             let refused = refused;
             let _ = &refused;

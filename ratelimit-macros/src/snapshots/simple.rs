@@ -1,21 +1,24 @@
 pub async fn save(req: Req) -> Result<Saved, E> {
-    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
-        ::core::option::Option::None,
-        const { ::ratelimit_runtime::__private::Call::new() },
-        {
-            let key = ::ratelimit_runtime::__private::key(&(req.seller_id));
-            ::ratelimit_runtime::__private::charge(
-                const { &::ratelimit_runtime::__private::rule("item", 100, 1, 60000) },
-                key,
-                1,
-            )
-        },
-    );
-    let decided = match asked {
-        ::core::result::Result::Ok(decided) => decided,
-        ::core::result::Result::Err(undecided) => undecided.decide().await,
-    };
-    if let ::core::result::Result::Err(refused) = decided {
+    if let ::core::result::Result::Err(refused) = 'decided: {
+        let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+            ::core::option::Option::None,
+            const { ::ratelimit_runtime::__private::Call::new() },
+            {
+                let key = ::ratelimit_runtime::__private::key(&(req.seller_id));
+                ::ratelimit_runtime::__private::charge(
+                    const {
+                        &::ratelimit_runtime::__private::rule("item", 100, 1, 60000)
+                    },
+                    key,
+                    1,
+                )
+            },
+        ) {
+            ::core::result::Result::Ok(decided) => break 'decided decided,
+            ::core::result::Result::Err(undecided) => undecided.decide(),
+        };
+        deciding.await
+    } {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     { store(req).await }

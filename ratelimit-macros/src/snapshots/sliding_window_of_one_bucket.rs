@@ -1,23 +1,24 @@
 async fn f() -> R {
-    let asked = crate::limits::__private::limit_request_per_time(
-        ::core::option::Option::None,
-        const { crate::limits::__private::Call::new() },
-        crate::limits::__private::charge(
-            const {
-                &crate::limits::__private::sliding_window(
-                    crate::limits::__private::rule("item", 100, 1, 60000),
-                    1,
-                )
-            },
-            crate::limits::__private::no_key(),
-            1,
-        ),
-    );
-    let decided = match asked {
-        ::core::result::Result::Ok(decided) => decided,
-        ::core::result::Result::Err(undecided) => undecided.decide().await,
-    };
-    if let ::core::result::Result::Err(refused) = decided {
+    if let ::core::result::Result::Err(refused) = 'decided: {
+        let deciding = match crate::limits::__private::limit_request_per_time(
+            ::core::option::Option::None,
+            const { crate::limits::__private::Call::new() },
+            crate::limits::__private::charge(
+                const {
+                    &crate::limits::__private::sliding_window(
+                        crate::limits::__private::rule("item", 100, 1, 60000),
+                        1,
+                    )
+                },
+                crate::limits::__private::no_key(),
+                1,
+            ),
+        ) {
+            ::core::result::Result::Ok(decided) => break 'decided decided,
+            ::core::result::Result::Err(undecided) => undecided.decide(),
+        };
+        deciding.await
+    } {
         return crate::limits::FromRefusal::from_refusal(refused);
     }
     {}

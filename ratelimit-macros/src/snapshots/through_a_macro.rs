@@ -1,21 +1,24 @@
 pub async fn f(a: u64, b: u64) -> R<u64> {
-    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
-        ::core::option::Option::None,
-        const { ::ratelimit_runtime::__private::Call::new().wait_at_most(1000) },
-        {
-            let key = ::ratelimit_runtime::__private::key(&(a + b));
-            ::ratelimit_runtime::__private::charge(
-                const { &::ratelimit_runtime::__private::rule("item", 5, 1, 86400000) },
-                key,
-                1,
-            )
-        },
-    );
-    let decided = match asked {
-        ::core::result::Result::Ok(decided) => decided,
-        ::core::result::Result::Err(undecided) => undecided.decide().await,
-    };
-    if let ::core::result::Result::Err(refused) = decided {
+    if let ::core::result::Result::Err(refused) = 'decided: {
+        let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+            ::core::option::Option::None,
+            const { ::ratelimit_runtime::__private::Call::new().wait_at_most(1000) },
+            {
+                let key = ::ratelimit_runtime::__private::key(&(a + b));
+                ::ratelimit_runtime::__private::charge(
+                    const {
+                        &::ratelimit_runtime::__private::rule("item", 5, 1, 86400000)
+                    },
+                    key,
+                    1,
+                )
+            },
+        ) {
+            ::core::result::Result::Ok(decided) => break 'decided decided,
+            ::core::result::Result::Err(undecided) => undecided.decide(),
+        };
+        deciding.await
+    } {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     { body() }

@@ -1,33 +1,34 @@
 async fn f(limit: u64) -> R {
-    let asked = ::ratelimit_runtime::__private::limit_request_per_time(
-        ::core::option::Option::None,
-        const { ::ratelimit_runtime::__private::Call::new() },
-        {
-            let count = ::ratelimit_runtime::__private::count(limit);
-            ::ratelimit_runtime::__private::charge(
-                ::ratelimit_runtime::__private::with_count(
-                    const {
-                        &::ratelimit_runtime::__private::token_bucket_of_count(
-                            ::ratelimit_runtime::__private::rule_without_count(
-                                "item",
-                                1,
-                                60000,
-                            ),
-                            ::ratelimit_runtime::Refill::Greedy,
-                        )
-                    },
-                    count,
-                ),
-                ::ratelimit_runtime::__private::no_key(),
-                1,
-            )
-        },
-    );
-    let decided = match asked {
-        ::core::result::Result::Ok(decided) => decided,
-        ::core::result::Result::Err(undecided) => undecided.decide().await,
-    };
-    if let ::core::result::Result::Err(refused) = decided {
+    if let ::core::result::Result::Err(refused) = 'decided: {
+        let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+            ::core::option::Option::None,
+            const { ::ratelimit_runtime::__private::Call::new() },
+            {
+                let count = ::ratelimit_runtime::__private::count(limit);
+                ::ratelimit_runtime::__private::charge(
+                    ::ratelimit_runtime::__private::with_count(
+                        const {
+                            &::ratelimit_runtime::__private::token_bucket_of_count(
+                                ::ratelimit_runtime::__private::rule_without_count(
+                                    "item",
+                                    1,
+                                    60000,
+                                ),
+                                ::ratelimit_runtime::Refill::Greedy,
+                            )
+                        },
+                        count,
+                    ),
+                    ::ratelimit_runtime::__private::no_key(),
+                    1,
+                )
+            },
+        ) {
+            ::core::result::Result::Ok(decided) => break 'decided decided,
+            ::core::result::Result::Err(undecided) => undecided.decide(),
+        };
+        deciding.await
+    } {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}
