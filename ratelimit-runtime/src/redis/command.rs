@@ -153,7 +153,7 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
     let charges = entries.iter().filter_map(|entry| entry.charges().first());
     let Some(first) = charges.clone().next() else { return Cmd::new() };
     let mut rules: SmallVec<[(&Charge, Numbers); 4]> = SmallVec::new();
-    let mut requests: SmallVec<[u8; 132]> = smallvec::smallvec![0];
+    let mut requests: SmallVec<[u8; 32]> = smallvec::smallvec![0];
     let mut names = HashSet::<_, BuildHasherDefault<AlreadyHashed>>::with_capacity_and_hasher(
         entries.len(),
         BuildHasherDefault::default(),
@@ -171,7 +171,11 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
             1 => u8::from(entry.consume() && charge.cost > 0),
             _ => 2,
         };
-        requests.extend([request + 4 * u8::from(has_been), small(number)]);
+        let run = [request + 4 * u8::from(has_been), small(number)];
+        match &mut requests[..] {
+            [.., count, request, number] if [*request, *number] == run => *count += 1,
+            _ => requests.extend([1, run[0], run[1]]),
+        }
     }
     requests[0] = small(rules.len());
     let mut command = call(Script::decide_each(first), by_digest, charges.clone(), 2 + rules.len());

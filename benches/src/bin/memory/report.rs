@@ -25,32 +25,39 @@ impl Report {
     /// Takes in a table whose first line is ours. Some columns come with a ratio, of the first line to each of the others.
     pub(crate) fn table(&mut self, title: &str, columns: &[&str], ratios: &[usize], rows: Vec<Row>) {
         let first: Vec<f64> = rows.first().map(|row| row.figures.clone()).unwrap_or_default();
-        let ratio = |at: usize, figure: f64| ratios.contains(&at).then(|| first[at] / figure);
+        let ratio = |at: usize, row: &Row| ratios.contains(&at).then(|| first[at] / row.figures[at]);
+        let ratios = rows.iter().map(|row| (0..columns.len()).map(|at| ratio(at, row)).collect()).collect();
+        self.table_with(title, columns, ratios, rows);
+    }
+
+    /// The same with ratios that were found in another way: for each line one for each column, or none.
+    pub(crate) fn table_with(&mut self, title: &str, columns: &[&str], ratios: Vec<Vec<Option<f64>>>, rows: Vec<Row>) {
+        let has_ratio = |at: usize| ratios.iter().any(|ratios| ratios[at].is_some());
         if !self.json_only {
             println!("\n{title}");
             print!("{:<34}", "");
             for (at, column) in columns.iter().enumerate() {
                 print!("{column:>15}");
-                if ratios.contains(&at) {
+                if has_ratio(at) {
                     print!("{:>9}", "ratio");
                 }
             }
             println!();
-            for Row { name, figures, note } in &rows {
+            for (Row { name, figures, note }, ratios) in rows.iter().zip(&ratios) {
                 print!("  {name:<32}");
                 for (at, figure) in figures.iter().enumerate() {
                     print!("{:>15}", format_figure(*figure));
-                    if let Some(ratio) = ratio(at, *figure) {
+                    if let Some(ratio) = ratios[at] {
                         print!("{ratio:>9.2}");
                     }
                 }
                 println!("{}", note.as_ref().map(|note| format!("  {note}")).unwrap_or_default());
             }
         }
-        for Row { name, figures, note } in rows {
+        for (Row { name, figures, note }, ratios) in rows.into_iter().zip(ratios) {
             for (at, figure) in figures.into_iter().enumerate() {
                 self.tables.push(json!({
-                    "of": title, "contender": name, "what": columns[at], "figure": figure, "ours_to_it": ratio(at, figure), "note": note,
+                    "of": title, "contender": name, "what": columns[at], "figure": figure, "ours_to_it": ratios[at], "note": note,
                 }));
             }
         }

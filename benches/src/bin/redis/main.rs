@@ -6,8 +6,10 @@
 //!
 //! All contenders run in this process, round by round, one after the other, on a tokio runtime of two threads, each over one connection to
 //! a `redis-server` of its own, which shares the processors with all else. A round is so many decisions, taken by so many callers, each of which waits for its
-//! answer before it asks again. A figure is the median of the rounds. What is to be read are the ratios, ours to the other: above 1 this
-//! crate decides more often in a second, below 1 it takes less time.
+//! answer before it asks again. Rounds are short, and contenders take turns in another order each time. After some rounds all begin again with new servers. A figure
+//! is the median of the rounds. What is to be read are the ratios, ours to the other: above 1 this
+//! crate decides more often in a second, below 1 it takes less time. A ratio is the median of those of each round, as a machine that is shared is
+//! faster at one time than at another, for all.
 //!
 //! After each round what the servers have stored must be what was admitted. A contender that admits more or fewer than it should, or stores
 //! something else, has a word about that in its line.
@@ -31,7 +33,7 @@ mod place;
 mod report;
 
 use std::{
-    env,
+    env, fs,
     process::{Command, Stdio},
     sync::{
         Arc,
@@ -56,6 +58,8 @@ const PLENTY: u64 = 1_000_000_000;
 const STRIDE: u64 = 382_197;
 const MANY: u64 = 100_000;
 const MILLION: u64 = 1_000_000;
+/// How many servers a contender has, one after the other.
+const SERVERS: usize = 3;
 
 const COLUMNS: [&str; 7] = ["decisions/s", "p50, µs", "p99, µs", "commands", "client, µs", "server, µs", "allocations"];
 /// Those with a ratio.
@@ -114,6 +118,10 @@ impl Lap {
     }
 }
 
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
 fn run(runtime: &Runtime, contender: &Arc<Contender>, load: Load) -> Lap {
     let Load { callers, calls, keys, first_key, measured } = load;
     let started = Instant::now();
@@ -162,6 +170,44 @@ struct Runner {
 
 /// Figures of one contender, round by round.
 type Figures = [Vec<f64>; 6];
+
+/// What is measured of contenders, one by one.
+struct Contest {
+    figures: Vec<Figures>,
+    faults: Vec<Option<String>>,
+    /// Which share of the processors' time went elsewhere, by server.
+    stolen: Vec<f64>,
+}
+
+impl Contest {
+    fn new(contenders: usize) -> Self {
+        let figures = (0..contenders).map(|_| Figures::default()).collect();
+        Self { figures, faults: vec![None; contenders], stolen: Vec::new() }
+    }
+}
+
+/// When something began, and what the hypervisor had taken of the processors' time by then.
+struct Stolen {
+    since: Instant,
+    seconds: f64,
+    processors: f64,
+}
+
+impl Stolen {
+    /// Nothing where that is not told.
+    fn now() -> Option<Self> {
+        let stat = fs::read_to_string("/proc/stat").ok()?;
+        let processors = stat.lines().skip(1).take_while(|line| line.starts_with("cpu")).count();
+        let hundredths: u32 = stat.lines().next()?.split_whitespace().nth(8)?.parse().ok()?;
+        let processors = u32::try_from(processors).expect("fits");
+        Some(Self { since: Instant::now(), seconds: f64::from(hundredths) / 100.0, processors: processors.into() })
+    }
+
+    fn share(&self) -> f64 {
+        let seconds = Self::now().map_or(self.seconds, |now| now.seconds);
+        (seconds - self.seconds) / (self.since.elapsed().as_secs_f64() * self.processors)
+    }
+}
 
 impl Runner {
     fn run(&mut self, runtime: &Runtime, load: Load) -> Lap {
@@ -240,6 +286,7 @@ struct Bench<'a> {
     words: Vec<&'a str>,
     json: Option<&'a str>,
     full: bool,
+    /// With each server.
     rounds: usize,
     /// Of one contender in one round.
     turn: Duration,
@@ -259,9 +306,9 @@ impl<'a> Bench<'a> {
             assert!(at < words.len(), "--json needs the name of a file");
             words.remove(at)
         });
-        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+        let runtime = runtime();
         let turn = Duration::from_millis(if quick { 50 } else { 200 });
-        let rounds = if quick { 5 } else { 7 };
+        let rounds = if quick { 3 } else { 5 };
         let report = Report::new(false);
         Self { words, json, full, rounds, turn, runtime, report, inexact: Vec::new() }
     }
@@ -341,44 +388,84 @@ impl<'a> Bench<'a> {
         let kinds = kinds.iter().filter(|kind| kind.exists() && (refused || **kind != Kind::Forgetful));
         // Leases are for counts above them.
         let kinds = kinds.filter(|kind| !refused || **kind != Kind::Leasing);
-        let mut runners: Vec<Runner> = kinds.map(|kind| self.runner(*kind, place(), count)).collect();
+        let kinds: Vec<Kind> = kinds.copied().collect();
         let load = Load { callers: 256, calls: keys, keys, first_key: 0, measured: if refused { 7 } else { 1 } };
-        for runner in &mut runners {
-            let Lap { admitted, .. } = runner.run(&self.runtime, load); // each key has been asked about once
-            runner.expect(admitted == keys, || format!("admitted {admitted} of {keys} first calls"));
-            if refused {
-                runner.run(&self.runtime, load); // and what is refused is known
+        let mut contests: Vec<Contest> = crowds.iter().map(|_| Contest::new(kinds.len())).collect();
+        let mut runners: Vec<Runner> = Vec::new();
+        // Where keys lie in the memory of a server favours one or another, so that no contest is about one server only.
+        for _ in 0..if keys > MANY { 1 } else { SERVERS } {
+            runners.clear();
+            // One that tells its server later does so in the turns of others, so it has turns of its own.
+            for kinds in kinds.chunk_by(|_, other| *other != Kind::LimitadorCached) {
+                self.runtime = runtime(); // some leave tasks behind, which never rest once their server is gone
+                let mut group: Vec<Runner> = kinds.iter().map(|kind| self.runner(*kind, place(), count)).collect();
+                for runner in &mut group {
+                    let Lap { admitted, .. } = runner.run(&self.runtime, load); // each key has been asked about once
+                    runner.expect(admitted == keys, || format!("admitted {admitted} of {keys} first calls"));
+                    if refused {
+                        runner.run(&self.runtime, load); // and what is refused is known
+                    }
+                }
+                for (callers, contest) in crowds.iter().zip(&mut contests) {
+                    let load = Load { callers: *callers, ..load };
+                    contest.stolen.extend(self.take_turns(
+                        &mut group,
+                        load,
+                        refused,
+                        &mut contest.figures[runners.len()..],
+                    ));
+                    for (runner, fault) in group.iter().zip(&mut contest.faults[runners.len()..]) {
+                        *fault = fault.take().or_else(|| runner.fault.clone());
+                    }
+                }
+                runners.extend(group);
             }
         }
-        for callers in crowds {
-            let load = Load { callers, ..load };
-            let rows = self.take_turns(&mut runners, load, refused, count);
-            self.report.table(&title(callers), &COLUMNS, &RATIOS, rows);
+        for (callers, contest) in crowds.into_iter().zip(contests) {
+            self.report(&title(callers), &mut runners, contest, count, Load { callers, ..load });
         }
     }
 
-    fn take_turns(&self, runners: &mut [Runner], load: Load, refused: bool, count: u64) -> Vec<Row> {
+    /// Returns which share of the processors' time went elsewhere.
+    fn take_turns(&self, runners: &mut [Runner], load: Load, refused: bool, figures: &mut [Figures]) -> Option<f64> {
+        let stolen = Stolen::now();
         let calls: Vec<u64> = runners.iter_mut().map(|runner| runner.calls(&self.runtime, load, self.turn)).collect();
-        let mut figures: Vec<Figures> = runners.iter().map(|_| Figures::default()).collect();
         for round in 1..=self.rounds {
-            for ((runner, calls), figures) in runners.iter_mut().zip(&calls).zip(&mut figures) {
-                let admitted = if refused { 0 } else { *calls };
-                runner.round(&self.runtime, Load { calls: *calls, ..load }, admitted, figures);
+            let contenders = runners.len();
+            for at in (0..contenders).map(|turn| (round + turn) % contenders) {
+                let (runner, calls) = (&mut runners[at], calls[at]);
+                let admitted = if refused { 0 } else { calls };
+                runner.round(&self.runtime, Load { calls, ..load }, admitted, &mut figures[at]);
                 // To read millions takes longer than all the rest.
                 if load.keys <= MANY || round == self.rounds {
                     runner.compare_with_server();
                 }
             }
         }
-        runners
-            .iter_mut()
-            .zip(figures)
-            .map(|(runner, figures)| {
-                let mut figures: Vec<f64> = figures.into_iter().map(median).collect();
-                figures.push(runner.allocations(count, load));
-                Row { name: runner.kind.name(), figures, note: runner.fault.clone() }
-            })
-            .collect()
+        stolen.map(|stolen| stolen.share())
+    }
+
+    /// A table of what was measured, and of allocations a call.
+    fn report(&mut self, title: &str, runners: &mut [Runner], contest: Contest, count: u64, load: Load) {
+        let Contest { figures, faults, stolen } = contest;
+        let ratio = |figures_of_it: &Figures, at: usize| {
+            let ratios = figures[0][at].iter().zip(&figures_of_it[at]).map(|(ours, its)| ours / its);
+            RATIOS.contains(&at).then(|| median(ratios.collect()))
+        };
+        let ratios =
+            |of: &Figures| (0..COLUMNS.len()).map(|at| if at < of.len() { ratio(of, at) } else { None }).collect();
+        let ratios = figures.iter().map(ratios).collect();
+        let rows = runners.iter_mut().zip(figures.iter().zip(faults)).map(|(runner, (figures, note))| {
+            let mut figures: Vec<f64> = figures.iter().cloned().map(median).collect();
+            figures.push(runner.allocations(count, load));
+            Row { name: runner.kind.name(), figures, note }
+        });
+        let rows = rows.collect();
+        self.report.table_with(title, &COLUMNS, ratios, rows);
+        let stolen = stolen.into_iter().fold(0.0, f64::max);
+        if stolen >= 0.01 {
+            println!("  Other machines had the processors for up to {:.0} % of the time meanwhile.", 100.0 * stolen);
+        }
     }
 
     /// Whether a caller who is alone pays for what is done for many: many short rounds, by turns.
@@ -442,7 +529,7 @@ impl<'a> Bench<'a> {
 
 /// One of several processes: says how many of its calls were admitted.
 fn process(url: String, kind: Kind, count: u64, calls: u64) {
-    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime = runtime();
     let contender = Arc::new(runtime.block_on(Contender::new(kind, &Place::Elsewhere(url), count)));
     println!("{}", run(&runtime, &contender, Load { callers: 64, calls, keys: 1, first_key: 0, measured: 1 }).admitted);
 }
