@@ -3,8 +3,8 @@
 //! `cargo run --release -p ratelimit-benches --bin memory`; with `--json` the figures as JSON in place of the tables, with the name of a
 //! file the tables, and JSON into the file. `--quick` has fewer and shorter rounds, for a look.
 //!
-//! All contenders run in this process, round by round, one after the other. A figure is the median of the rounds. What is to be read are
-//! the ratios, ours to the other: below 1 this crate takes less.
+//! All contenders run in this process, round by round, one after the other. A figure is the median of the rounds, and so is a ratio. What is to be
+//! read are the ratios, ours to the other: below 1 this crate takes less. Ours is an annotated function; `Limiter::acquire` gives a permit, too.
 //!
 //! Allocations are counted while the clock runs, which costs whoever allocates about a nanosecond for each.
 //!
@@ -57,9 +57,9 @@ fn main() {
         return once(calls.parse().expect("a number of calls"), contender);
     }
     let effort = if arguments.contains(&"--quick") {
-        Effort { rounds: 5, turn: Duration::from_millis(20) }
+        Effort { rounds: 9, turn: Duration::from_millis(10) }
     } else {
-        Effort { rounds: 11, turn: Duration::from_millis(100) }
+        Effort { rounds: 41, turn: Duration::from_millis(25) }
     };
     let mut report = Report::new(arguments.contains(&"--json"));
     exactness(&mut report);
@@ -170,8 +170,17 @@ fn on_threads(threads: u64, calls: u64, keys: u64, admits: impl Fn(u64) -> bool 
     })
 }
 
-/// Nanoseconds a call of each runner, by turns; and whether each was admitted, or refused, as it should be.
-fn take_turns(runners: &[Runner<'_>], threads: u64, effort: Effort, refused: bool) -> Vec<(f64, bool)> {
+/// What came of a contender's turns.
+struct Turns {
+    /// Nanoseconds a call.
+    time: f64,
+    /// The first contender's time to this one's. The median of those of each round, as a machine that is shared is faster at one time than at another.
+    ratio: f64,
+    /// Whether each call was admitted, or refused, as it should be.
+    right: bool,
+}
+
+fn take_turns(runners: &[Runner<'_>], threads: u64, effort: Effort, refused: bool) -> Vec<Turns> {
     let calls: Vec<u64> = runners.iter().map(|runner| runner.calls(threads, effort.turn)).collect();
     let mut nanoseconds = vec![Vec::new(); runners.len()];
     let mut right = vec![true; runners.len()];
@@ -182,7 +191,9 @@ fn take_turns(runners: &[Runner<'_>], threads: u64, effort: Effort, refused: boo
             right[at] &= lap.admitted == if refused { 0 } else { calls[at] * threads };
         }
     }
-    nanoseconds.into_iter().map(median).zip(right).collect()
+    let ratio = |times: &[f64]| median(nanoseconds[0].iter().zip(times).map(|(first, time)| first / time).collect());
+    let turns = nanoseconds.iter().zip(right);
+    turns.map(|(times, right)| Turns { time: median(times.clone()), ratio: ratio(times), right }).collect()
 }
 
 /// Whether each contender admits as many as it should, asked by two threads at once.
@@ -219,16 +230,18 @@ fn speed(report: &mut Report, effort: Effort, scene: Scene) {
     .flatten()
     .collect();
     let [one, two] = [1, 2].map(|threads| take_turns(&runners, threads, effort, scene.refused));
-    let rows = runners.iter().zip(one.into_iter().zip(two)).map(|(runner, ((one, right), (two, right_too)))| {
+    let ratios = one.iter().zip(&two).map(|(one, two)| vec![Some(one.ratio), Some(two.ratio), None]).collect();
+    let rows = runners.iter().zip(one.into_iter().zip(two)).map(|(runner, (one, two))| {
         const CALLS: u64 = 10_000;
         let allocations = allocation_counter::measure(|| _ = (runner.run)(CALLS, 1));
         // The barrier and the list of threads are not the contender's.
         let allocations = (float(allocations.count_total) / float(CALLS) * 100.0).round() / 100.0;
         let wrong = if scene.refused { "admitted calls above the limit" } else { "refused calls within the limit" };
-        let note = (!(right && right_too)).then(|| wrong.to_owned());
-        Row { name: runner.name, figures: vec![one, two, allocations], note }
+        let note = (!(one.right && two.right)).then(|| wrong.to_owned());
+        Row { name: runner.name, figures: vec![one.time, two.time, allocations], note }
     });
-    report.table(&scene.title(), &["1 thread, ns", "2 threads, ns", "allocations"], &[0, 1], rows.collect());
+    let rows = rows.collect();
+    report.table_with(&scene.title(), &["1 thread, ns", "2 threads, ns", "allocations"], ratios, rows);
 }
 
 async fn direct(id: u64) -> Result<u64, RequestPerMinute> {
@@ -260,15 +273,13 @@ fn attribute(report: &mut Report, effort: Effort) {
     ];
     runners.extend(Runner::new::<Governor>(Scene { keys: KEYS, text: false, refused: false }, &[]));
     let [one, two] = [1, 2].map(|threads| take_turns(&runners, threads, effort, false));
-    let rows = runners.iter().zip(one.into_iter().zip(two));
+    let ratios = one.iter().zip(&two).map(|(one, two)| vec![Some(one.ratio), Some(two.ratio)]).collect();
+    let rows = runners.iter().zip(one.iter().zip(&two));
     let rows =
-        rows.map(|(runner, ((one, _), (two, _)))| Row { name: runner.name, figures: vec![one, two], note: None });
-    report.table(
-        "an annotated function, 1000 integers as keys",
-        &["1 thread, ns", "2 threads, ns"],
-        &[0, 1],
-        rows.collect(),
-    );
+        rows.map(|(runner, (one, two))| Row { name: runner.name, figures: vec![one.time, two.time], note: None });
+    let rows = rows.collect();
+    let title = "an annotated function, 1000 integers as keys";
+    report.table_with(title, &["1 thread, ns", "2 threads, ns"], ratios, rows);
 }
 
 /// Everything that is allocated for so many counters, empty room included.
@@ -294,10 +305,11 @@ fn growth(report: &mut Report, effort: Effort, keys: u64) {
     let scene = Scene { keys, text: false, refused: false };
     let runners = [Runner::new::<Annotated>(scene, &[]), Runner::new::<Governor>(scene, &[])];
     let runners: Vec<Runner<'_>> = runners.into_iter().flatten().collect();
-    let times = take_turns(&runners, 1, effort, false);
-    let rows = runners.iter().zip(times);
-    let rows = rows.map(|(runner, (time, _))| Row { name: runner.name, figures: vec![time], note: None });
-    report.table(&format!("growth, {keys} integers as keys"), &["1 thread, ns"], &[0], rows.collect());
+    let turns = take_turns(&runners, 1, effort, false);
+    let ratios = turns.iter().map(|turns| vec![Some(turns.ratio)]).collect();
+    let rows = runners.iter().zip(turns);
+    let rows = rows.map(|(runner, turns)| Row { name: runner.name, figures: vec![turns.time], note: None }).collect();
+    report.table_with(&format!("growth, {keys} integers as keys"), &["1 thread, ns"], ratios, rows);
 }
 
 fn once(calls: u64, contender: &str) {
