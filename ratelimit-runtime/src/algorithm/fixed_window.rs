@@ -11,8 +11,7 @@ use super::script::{Numbers, pack};
 use super::{Look, Taken};
 use crate::{Algorithm, Decision, Rule, key::Fingerprint};
 
-/// What scripts reckon with is [`WINDOWS`] times as large, and Lua's remainders are exact up to 2^52. What is stored of a long window is
-/// [`LONG`] times that, and Redis counts up to 2^63.
+/// What is stored on Redis is [`WINDOWS`] times as large, and Lua's remainders are exact up to 2^52.
 pub(super) const LARGEST_COUNT: u64 = 9_999_999_999;
 
 /// One window.
@@ -166,13 +165,6 @@ fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
 #[cfg(feature = "redis")]
 pub(super) const WINDOWS: u64 = 450_001;
 
-/// Windows of [`LONG_MS`] and more are told apart by so many times as many numbers, so that a script knows the end of most without asking for it.
-/// A power of two: then Lua's numbers hold every multiple.
-#[cfg(feature = "redis")]
-const LONG: u64 = 2048;
-#[cfg(feature = "redis")]
-const LONG_MS: u64 = 225_000;
-
 #[cfg(feature = "redis")]
 pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
     // The largest value before the charge; a cost of 0 fits whatever is used.
@@ -181,15 +173,9 @@ pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
     pack([room * WINDOWS + WINDOWS - 1, rule.period_ms(), align.into()])
 }
 
-/// What a cost adds to what is stored.
 #[cfg(feature = "redis")]
-pub(super) fn charged(rule: &Rule, cost: u64) -> u64 {
-    cost * WINDOWS * if rule.period_ms() < LONG_MS { 1 } else { LONG }
-}
-
-#[cfg(feature = "redis")]
-pub(super) fn give_back_numbers(rule: &Rule, [opened, _]: [u64; 2], cost: u64) -> Numbers {
-    pack([cost * WINDOWS, opened, rule.period_ms()])
+pub(super) fn give_back_numbers([opened, _]: [u64; 2], cost: u64) -> Numbers {
+    pack([cost * WINDOWS, opened])
 }
 
 /// What the script says of the counter, after the charge if it was `charged`, and the receipt; or what it would have said after `more` had been charged

@@ -1,5 +1,6 @@
--- cost (* 450,001), number of the window that was charged, length (ms a window)
+-- cost (* 450,001), number of the window that was charged
 -- returns  how much was given back: nothing to another window
+local value = call('GET', key)
 if not value or call('PTTL', key) == 0 then
   return 0
 end
@@ -10,6 +11,6 @@ if value % 450001 ~= number or back == 0 then
 elseif back == used then
   call('DEL', key)
 else
-  call('DECRBY', key, string.format('%.0f', back * (unit / 450001)))
+  call('DECRBY', key, string.format('%.0f', back))
 end
 return back / 450001

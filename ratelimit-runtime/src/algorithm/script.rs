@@ -37,17 +37,13 @@ struct Half {
 }
 
 const FIXED_WINDOW: Half = Half {
-    decide: concat!(include_str!("fixed_window_value.lua"), include_str!("fixed_window.lua")),
+    decide: include_str!("fixed_window.lua"),
     numbers: "room, length, align",
-    first_of_many: "room - (n - 1) * rule[4] / (length < 225000 and 1 or 2048)",
+    first_of_many: "room - (n - 1) * rule[4]",
     place: "granted", // it says what was before
     has_value: true,
-    give_back: concat!(
-        "local value\n",
-        include_str!("fixed_window_value.lua"),
-        include_str!("fixed_window_give_back.lua")
-    ),
-    give_back_numbers: "cost, number, length",
+    give_back: include_str!("fixed_window_give_back.lua"),
+    give_back_numbers: "cost, number",
 };
 const SLIDING_LOG: Half = Half {
     decide: concat!("local id, lease, partial, alone\n", include_str!("sliding_log.lua")),
@@ -196,7 +192,7 @@ pub(crate) fn numbers(charge: &Charge) -> Numbers {
 /// The cost, as the script counts it.
 pub(crate) fn charged(charge: &Charge) -> u64 {
     match charge.rule.counted_by() {
-        Algorithm::FixedWindow { .. } => fixed_window::charged(&charge.rule, charge.cost),
+        Algorithm::FixedWindow { .. } => charge.cost * fixed_window::WINDOWS,
         _ => charge.cost,
     }
 }
@@ -242,7 +238,7 @@ pub(crate) fn is_told(charge: &Charge) -> bool {
 pub(crate) fn give_back_numbers(charge: &Charge) -> Numbers {
     let (rule, receipt, cost) = (&charge.rule, charge.receipt, charge.cost);
     match rule.counted_by() {
-        Algorithm::FixedWindow { .. } => fixed_window::give_back_numbers(rule, receipt, cost),
+        Algorithm::FixedWindow { .. } => fixed_window::give_back_numbers(receipt, cost),
         Algorithm::SlidingLog => sliding_log::give_back_numbers(rule, receipt, cost),
         Algorithm::Concurrent => pack([cost]),
         Algorithm::SlidingWindow { .. } => sliding_window::give_back_numbers(rule, receipt, cost),

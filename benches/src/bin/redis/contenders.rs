@@ -109,8 +109,8 @@ impl Kind {
                 let ahead = u128::from(value.parse::<u64>().expect("a time")).saturating_sub(now);
                 u64::try_from(ahead.div_ceil(HOUR_MS.into())).expect("fits")
             }
-            // See `fixed_window_value.lua`.
-            _ => value.parse::<u64>().expect("a number") / 921_602_048,
+            // See `fixed_window.lua`.
+            _ => value.parse::<u64>().expect("a number") / 450_001,
         }
     }
 }

@@ -123,12 +123,12 @@ async fn call(limiter: &Limiter, start: Instant, admitted: &AtomicU64, last: &At
     }
 }
 
-/// What a server has counted, replica or not. The value of a window of an hour is what is used times 921,602,048, and a part below that.
+/// What a server has counted, replica or not. A window's value is what is used times 450,001, and a part below that.
 fn counted(node: &RedisServer) -> u64 {
     let name = format!("{}:{{{KEY}}}:fixed:3600000", RULE.prefix());
     let client = Client::open(node.url()).expect("an address");
     let Ok(mut connection) = client.get_connection() else { return 0 };
     let _ = redis::cmd("READONLY").exec(&mut connection); // a node of a cluster wants to be told; any other says that it is none
     let value: Option<u64> = redis::cmd("GET").arg(name).query(&mut connection).unwrap_or_default();
-    value.unwrap_or(0) / 921_602_048
+    value.unwrap_or(0) / 450_001
 }
