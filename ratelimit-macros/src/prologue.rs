@@ -41,7 +41,7 @@ impl Check {
     //         return FromRefusal::from_refusal(refused);
     //     }
     //
-    // or, for several limits,
+    // or, for several limits, or where something is held, or (`permit_request_per_time`) where the body wants the permit,
     //     let deciding = limit_requests_per_time(None, const { Call::new() }, [..]);
     //     if let Err(refused) = deciding.await {
     //         return FromRefusal::from_refusal(refused);

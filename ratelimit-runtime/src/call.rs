@@ -75,11 +75,35 @@ pub(crate) enum AskedKey {
     Skip,
 }
 
-/// How a call wants to be treated.
+/// How a call wants to be treated. [`OnLimit`] lies in pieces, as each future of a call carries it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Manner {
-    pub(crate) on_limit: OnLimit,
+    waits: bool,
+    /// In nanoseconds; [`u64::MAX`] if nothing is said.
+    longest_wait: u64,
     pub(crate) on_store_error: Option<OnStoreError>,
+}
+
+impl Manner {
+    #[allow(clippy::cast_possible_truncation)] // 584 years at most
+    pub(crate) const fn new(on_limit: OnLimit, on_store_error: Option<OnStoreError>) -> Self {
+        const LONGEST: u128 = u64::MAX as u128 - 1;
+        let (waits, longest_wait) = match on_limit {
+            OnLimit::Reject => (false, 0),
+            OnLimit::Wait(None) => (true, u64::MAX),
+            OnLimit::Wait(Some(longest)) if longest.as_nanos() > LONGEST => (true, LONGEST as u64),
+            OnLimit::Wait(Some(longest)) => (true, longest.as_nanos() as u64),
+        };
+        Self { waits, longest_wait, on_store_error }
+    }
+
+    pub(crate) const fn on_limit(self) -> OnLimit {
+        match self.longest_wait {
+            _ if !self.waits => OnLimit::Reject,
+            u64::MAX => OnLimit::Wait(None),
+            longest => OnLimit::Wait(Some(Duration::from_nanos(longest))),
+        }
+    }
 }
 
 /// What a caller does who is over the limit.
@@ -232,7 +256,7 @@ impl Call {
     /// For one rule.
     fn alone(limiter: Held, One { rule, key, cost }: One, manner: Manner) -> Self {
         let asked = Asked { rule, key, cost, holds: Holds::Cost };
-        Self { limiter, asked: [asked].into(), alone: true, manner, on_busy: manner.on_limit, arrival: None }
+        Self { limiter, asked: [asked].into(), alone: true, manner, on_busy: manner.on_limit(), arrival: None }
     }
 
     /// Decides when it is first polled.
@@ -342,7 +366,7 @@ impl Call {
 
     /// What the call does when it is refused for that reason.
     fn on_refusal(&self, by: By) -> OnLimit {
-        match (by, self.manner.on_limit) {
+        match (by, self.manner.on_limit()) {
             (By::Places, _) => self.on_busy,
             // Calls that use all that remains run one after another, whoever they are.
             (By::Turn, OnLimit::Reject) => OnLimit::Wait(None),
@@ -738,9 +762,7 @@ impl Deciding {
     #[inline]
     fn one_rule(&self) -> Option<(&Held, &One)> {
         match (&self.limiter, &self.state) {
-            (Some(limiter), State::One(asked, Manner { on_limit: OnLimit::Reject, .. }, None)) => {
-                Some((limiter, asked))
-            }
+            (Some(limiter), State::One(asked, Manner { waits: false, .. }, None)) => Some((limiter, asked)),
             _ => None,
         }
     }
@@ -932,7 +954,7 @@ pub(crate) fn decide_at_once(
 fn take_window(limiter: &Inner, rule: &Rule, key: &AskedKey, cost: u64) -> Option<TakenWindow> {
     let memory = limiter.memory().filter(|_| limiter.settings().rules_are_as_written())?;
     let can_fit = (1..=rule.count()).contains(&cost) && rule.count() <= Window::LARGEST_COUNT && !rule.is_shadow();
-    if !can_fit || !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
+    if !can_fit || rule.lease_size() == 0 || !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
         return None;
     }
     let taken = memory.take_window(name(rule, key)?, rule.count(), cost)?;

@@ -368,7 +368,7 @@ mod tests {
             // As if the counter showed so much more, or less, than it did.
             let jumps = || {
                 let change = |what: &AtomicU64, by: u64| {
-                    what.store(what.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed)
+                    what.fetch_add(by, Ordering::Relaxed);
                 };
                 change(&system.compared_at, jump.wrapping_neg());
                 change(&system.ahead, jump);

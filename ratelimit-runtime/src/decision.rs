@@ -149,7 +149,7 @@ impl ChargedInMemory {
 
     /// The rule, but for its name.
     pub(crate) fn rule(&self) -> Rule {
-        Rule::new("", self.count, Duration::from_millis(self.period_ms)).algorithm(self.algorithm)
+        Rule::unnamed(self.count, self.period_ms, self.algorithm)
     }
 }
 

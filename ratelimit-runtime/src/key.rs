@@ -15,7 +15,7 @@ use once_cell::sync::Lazy;
 use sha2::{Digest, Sha256};
 use smallvec::{Array, SmallVec};
 
-use crate::Rule;
+use crate::{Rule, rule::RuleName};
 
 /// Keys and prefixes above this many printed bytes are replaced by their SHA-256.
 const LONGEST_PART: usize = 200;
@@ -59,7 +59,7 @@ pub trait RateKey {
     /// The key that comes of what it would write. Some can tell it without writing.
     #[doc(hidden)]
     #[inline]
-    fn key(&self) -> Key {
+    fn rate_key(&self) -> Key {
         Key::written(self)
     }
 }
@@ -245,7 +245,7 @@ impl Key {
     #[allow(clippy::needless_pass_by_value)] // a reference to a key is a key too
     #[inline]
     pub fn new<K: RateKey>(key: K) -> Self {
-        key.key()
+        key.rate_key()
     }
 
     #[inline(never)]
@@ -324,7 +324,7 @@ const fn in_all(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
 
-/// Whether eight bytes are what most keys are made of, and none of it is to be escaped: digits, letters, `-./:;<=>?@[\\]^_` and the backquote.
+/// Whether eight bytes are what most keys are made of, and none of it is to be escaped: digits, letters, `-./:;<=>?@[\]^_` and the backquote.
 ///
 /// All at once: the high bit of a byte is set in `x - 0x2D..` but not in `x` if one is below `-`, and in `x + 0x05..` if one is above `z`
 /// (*Bit Twiddling Hacks*, Anderson).
@@ -369,7 +369,7 @@ impl RateKey for Key {
         }
     }
 
-    fn key(&self) -> Key {
+    fn rate_key(&self) -> Key {
         self.clone()
     }
 }
@@ -386,7 +386,7 @@ macro_rules! integers {
             }
 
             #[inline]
-            fn key(&self) -> Key {
+            fn rate_key(&self) -> Key {
                 u64::try_from(*self).map_or_else(|_| Key::written(self), |number| Key(Printed::number(number)))
             }
         }
@@ -402,8 +402,8 @@ macro_rules! non_zero_integers {
             }
 
             #[inline]
-            fn key(&self) -> Key {
-                self.get().key()
+            fn rate_key(&self) -> Key {
+                self.get().rate_key()
             }
         }
     )*};
@@ -444,7 +444,7 @@ macro_rules! texts {
             }
 
             #[inline]
-            fn key(&self) -> Key {
+            fn rate_key(&self) -> Key {
                 Key::of_text(self)
             }
         }
@@ -478,8 +478,8 @@ macro_rules! pointers {
             }
 
             #[inline]
-            fn key(&self) -> Key {
-                K::key(self)
+            fn rate_key(&self) -> Key {
+                K::rate_key(self)
             }
         }
     )*};
@@ -492,8 +492,8 @@ impl<K: RateKey + ToOwned + ?Sized> RateKey for Cow<'_, K> {
     }
 
     #[inline]
-    fn key(&self) -> Key {
-        K::key(self)
+    fn rate_key(&self) -> Key {
+        K::rate_key(self)
     }
 }
 
@@ -632,7 +632,9 @@ impl Fingerprint {
             Some(Key(Printed::Short(length, text))) => (2 | u64::from(*length) << 2, *text),
             Some(Key(Printed::Long(text))) => return Self::long(rule, text),
         };
-        let numbers = [rule.name().0, kind, key, more];
+        let RuleName(first, second) = rule.name();
+        // No two rules have names that differ in 7 bits only.
+        let numbers = [first, second ^ kind, key, more];
         let [left, right] = &*SECRETS;
         let name = Self(left.hash(&[], numbers), right.hash(&[], numbers));
         if name == Self::NONE { Self(0, 1) } else { name }
@@ -641,7 +643,8 @@ impl Fingerprint {
     #[cold]
     #[inline(never)]
     fn long(rule: &Rule, text: &[u8]) -> Self {
-        let numbers = [rule.name().0, 3, text.len() as u64, 0];
+        let RuleName(first, second) = rule.name();
+        let numbers = [first, second ^ 3, text.len() as u64, 0];
         let [left, right] = &*SECRETS;
         let name = Self(left.hash(text, numbers), right.hash(text, numbers));
         if name == Self::NONE { Self(0, 1) } else { name }

@@ -323,7 +323,7 @@ impl Limiter {
         key: K,
         longest: Duration,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
-        let manner = Manner { on_limit: OnLimit::Wait(Some(longest)), on_store_error: None };
+        let manner = Manner::new(OnLimit::Wait(Some(longest)), None);
         Call::decide_one(self.hold(), rule, AskedKey::Some(Key::new(key)), 1, manner)
     }
 

@@ -9,7 +9,7 @@ use crate::{
     algorithm::{Ask, Counter, Taken, TakenWindow, Window},
     key::{AlreadyHashed, Fingerprint},
     store::{Batch, Charge, Charges, Hold, Reply, Request, Store, StoreError},
-    sync::{Apart, AtomicUsize, BriefGuard, BriefMutex, lock_briefly, try_lock_briefly},
+    sync::{Apart, AtomicUsize, BriefGuard, BriefMutex, lock_all_briefly, lock_briefly, try_lock_briefly},
 };
 
 #[cfg(all(test, model_check))]
@@ -82,7 +82,7 @@ impl Memory {
     /// The same where most calls find themselves, and without a way round: in a fixed window that is stored and open, at a cost of 1 to the count.
     /// `None` if it is not so, and nothing is changed then.
     ///
-    /// The rule was looked at when the window was stored, but for its count. The time is read before the lock is there, which costs less, and is
+    /// The rule was looked at when the window was stored, but for its count and its lease. The time is read before the lock is there, which costs less, and is
     /// not kept in the shard: it changes nothing but the window that was open then. Who comes later and sees an earlier time may as well have come
     /// before.
     #[inline(always)]
@@ -101,12 +101,13 @@ impl Memory {
     }
 
     fn decide_one(&self, request: &mut Request) {
-        // Each shard once, in order, so that two requests cannot wait for each other.
+        // Each shard once, and in order.
         let mut indices: SmallVec<[usize; 1]> =
             request.charges.iter().map(|charge| shard_of(&charge.counter.fingerprint())).collect();
         indices.sort_unstable();
         indices.dedup();
-        let mut shards: Locked<'_> = indices.into_iter().map(|index| (index, self.shard(index))).collect();
+        let shards = lock_all_briefly(&indices.iter().map(|index| &*self.shards[*index]));
+        let mut shards: Locked<'_> = indices.into_iter().zip(shards).collect();
         let now_us = shards.iter_mut().map(|(_, shard)| shard.now_us(&self.clock)).max().unwrap_or_default();
         shards.iter_mut().for_each(|(_, shard)| shard.latest_us = now_us);
 

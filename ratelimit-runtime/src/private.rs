@@ -85,7 +85,7 @@ pub const fn with_count(rule: &Rule, count: u64) -> Rule {
     let rule = rule.with_count(count);
     match rule.counted_by() {
         // It holds the count, which `token_bucket_of_count` did not know.
-        Algorithm::TokenBucket { burst: 0, refill } => rule.algorithm(Algorithm::TokenBucket { burst: count, refill }),
+        Algorithm::TokenBucket { burst: 0, .. } => rule.with_burst(count),
         _ => rule,
     }
 }
@@ -207,18 +207,18 @@ impl Call {
     #[allow(clippy::new_without_default)]
     #[must_use]
     pub const fn new() -> Self {
-        Self(Manner { on_limit: OnLimit::Reject, on_store_error: None }, OnLimit::Reject)
+        Self(Manner::new(OnLimit::Reject, None), OnLimit::Reject)
     }
 
     #[must_use]
     pub const fn wait(mut self) -> Self {
-        self.0.on_limit = OnLimit::Wait(None);
+        self.0 = Manner::new(OnLimit::Wait(None), self.0.on_store_error);
         self
     }
 
     #[must_use]
     pub const fn wait_at_most(mut self, ms: u64) -> Self {
-        self.0.on_limit = OnLimit::Wait(Some(Duration::from_millis(ms)));
+        self.0 = Manner::new(OnLimit::Wait(Some(Duration::from_millis(ms))), self.0.on_store_error);
         self
     }
 
@@ -255,7 +255,7 @@ pub fn limit_request_per_time<R: Borrow<Rule>>(
     Call(manner, _): Call,
     charge: Charge<R>,
 ) -> Result<Result<(), RequestPerMinute>, Undecided<R>> {
-    if let OnLimit::Reject = manner.on_limit {
+    if let OnLimit::Reject = manner.on_limit() {
         let at_once = |inner: &Inner| call::decide_at_once(inner, charge.rule.borrow(), &charge.key, charge.cost);
         let decided = limiter.map_or_else(|| at_once(&Limiter::current()), |limiter| at_once(limiter.inner()));
         if let Some(decided) = decided {

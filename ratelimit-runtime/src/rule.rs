@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use xxhash_rust::const_xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 
 /// How a [`Rule`] counts.
 ///
@@ -171,18 +171,19 @@ pub struct Rule {
 
 /// A hash of a rule's prefix, algorithm and period, worked out where the rule is written: mostly by the compiler.
 ///
-/// XXH3 with 64 bits. It has no secret and need not have one: rules are written by who writes the program, and of a thousand two have the same one in
-/// one of 10^13 programs.
+/// XXH3 with 128 bits. It has no secret, so a prefix must not come from strangers: they could look for two that share it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct RuleName(pub(crate) u64);
+pub(crate) struct RuleName(pub(crate) u64, pub(crate) u64);
 
 impl RuleName {
+    #[allow(clippy::cast_possible_truncation)] // in two halves
     const fn of(rule: &Rule) -> Self {
         let period = rule.counted_in();
-        // The period is all of it, so that no rule with a fault has the name of one without. An algorithm has 13 bits.
+        // The period is all of it, so that none with a fault has the name of one without.
         let (seconds, nanoseconds) = (period.as_secs() as u128, period.subsec_nanos() as u128);
         let counted = seconds << 64 | (rule.algorithm.number() as u128) << 32 | nanoseconds;
-        Self(xxh3_64_with_seed(&counted.to_le_bytes(), xxh3_64(rule.prefix.as_bytes())))
+        let name = xxh3_128(rule.prefix.as_bytes()) ^ xxh3_128_with_seed(&counted.to_le_bytes(), 1);
+        Self(name as u64, (name >> 64) as u64)
     }
 }
 
@@ -196,6 +197,9 @@ impl Rule {
     /// other period, an empty prefix, or numbers beyond what the algorithm can store are reported by each acquire
     /// as [`Cause::Misconfigured`](crate::Cause::Misconfigured). A count of 0 never admits anything.
     ///
+    /// A prefix is part of the program. What strangers send belongs into keys: in this process rules are told apart by a hash of prefix, algorithm and
+    /// period that has no secret, that of keys has one.
+    ///
     /// | algorithm | the largest numbers it can store |
     /// |---|---|
     /// | `FixedWindow` | a count of 9,999,999,999 |
@@ -208,7 +212,7 @@ impl Rule {
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
         let algorithm = Algorithm::FixedWindow { align: false };
-        let name = RuleName(0);
+        let name = RuleName(0, 0);
         Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, lease: 1, algorithm, name }.named()
     }
 
@@ -359,8 +363,23 @@ impl Rule {
         }
     }
 
+    /// A rule that tells how it counts and no counter's name.
+    pub(crate) const fn unnamed(count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
+        let (seconds, nanos) = (period_ms / 1000, (period_ms % 1000) as u32 * 1_000_000);
+        let (shadow, denial_cache, lease, name) = (false, true, 1, RuleName(0, 0));
+        Self { prefix: "", count, seconds, nanos, shadow, denial_cache, lease, algorithm, name }
+    }
+
     pub(crate) const fn with_count(mut self, count: u64) -> Self {
         self.count = count;
+        self
+    }
+
+    /// With another burst, if it has one: that is not in its name.
+    pub(crate) const fn with_burst(mut self, holds: u64) -> Self {
+        if let Algorithm::TokenBucket { burst, .. } = &mut self.algorithm {
+            *burst = holds;
+        }
         self
     }
 
@@ -440,7 +459,7 @@ impl Rule {
     }
 }
 
-#[allow(clippy::missing_fields_in_debug)] // two of them are the period
+#[allow(clippy::missing_fields_in_debug)] // two of them are the period, and the name is of others
 impl fmt::Debug for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rule")
@@ -467,6 +486,7 @@ mod tests {
             assert_eq!((share.count(), share.limit()), (count, count));
             let share = rule.algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }).share(processes);
             assert_eq!((share.count(), share.limit()), (count, bucket));
+            assert!(share.name() == rule.algorithm(share.counted_by()).name());
             let share = rule.algorithm(Algorithm::LeakyBucket { queue: 5 }).share(processes);
             assert_eq!((share.count(), share.limit()), (count, queue + 1));
         }

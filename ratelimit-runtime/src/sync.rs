@@ -1,6 +1,6 @@
 //! The locks and atomics of the memory store, of the lines of waiting callers and of what is known of counters.
 //!
-//! They are the ones everybody knows, but for the tests in `model_check.rs`. Those run under a scheduler that decides
+//! They are the ones everybody knows (and one of the crate `spin`), but for the tests in `model_check.rs`. Those run under a scheduler that decides
 //! before each step of theirs which thread goes on.
 
 use std::ops;
@@ -35,6 +35,7 @@ mod known {
         time::Duration,
     };
 
+    use smallvec::SmallVec;
     pub(crate) use spin::mutex::{SpinMutex as BriefMutex, SpinMutexGuard as BriefGuard};
 
     pub(crate) use tokio::sync::Notify;
@@ -76,13 +77,13 @@ mod known {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks what is held for some nanoseconds at every call, and for some microseconds at few.
+    /// Locks what is held for some nanoseconds at almost every call; for a millisecond at the one in ten thousands that makes room among many.
     ///
     /// To let go of such a lock is to write one byte, where another has to ask whether somebody sleeps: that takes as long as to lock it. So
     /// nobody is woken, and who finds it locked for long looks again from time to time.
     #[inline]
     pub(crate) fn lock_briefly<T>(mutex: &BriefMutex<T>) -> BriefGuard<'_, T> {
-        mutex.try_lock().unwrap_or_else(|| look_again(mutex))
+        mutex.try_lock().unwrap_or_else(|| look_again(|| mutex.try_lock()))
     }
 
     #[inline]
@@ -90,9 +91,17 @@ mod known {
         mutex.try_lock()
     }
 
+    /// Locks all of them. Who waits for one holds none: all who want that would wait too.
+    pub(crate) fn lock_all_briefly<'a, T>(
+        mutexes: &(impl Iterator<Item = &'a BriefMutex<T>> + Clone),
+    ) -> SmallVec<[BriefGuard<'a, T>; 1]> {
+        let try_lock = || mutexes.clone().map(BriefMutex::try_lock).collect::<Option<_>>();
+        try_lock().unwrap_or_else(|| look_again(try_lock))
+    }
+
     #[cold]
     #[inline(never)]
-    fn look_again<T>(mutex: &BriefMutex<T>) -> BriefGuard<'_, T> {
+    fn look_again<T>(look: impl Fn() -> Option<T>) -> T {
         let mut looks = 0;
         loop {
             // Whoever holds it may need this processor, and may be no thread that others make room for.
@@ -102,8 +111,8 @@ mod known {
             } else {
                 thread::sleep(Duration::from_micros(50));
             }
-            if let Some(guard) = mutex.try_lock() {
-                return guard;
+            if let Some(found) = look() {
+                return found;
             }
         }
     }
@@ -119,6 +128,7 @@ mod scheduled {
     use std::sync::PoisonError;
 
     use shuttle::thread::{current, yield_now};
+    use smallvec::SmallVec;
 
     pub(crate) fn number_of_thread() -> usize {
         usize::from(current().id())
@@ -134,6 +144,12 @@ mod scheduled {
 
     pub(crate) fn try_lock_briefly<T>(mutex: &BriefMutex<T>) -> Option<BriefGuard<'_, T>> {
         mutex.try_lock().ok()
+    }
+
+    pub(crate) fn lock_all_briefly<'a, T>(
+        mutexes: &(impl Iterator<Item = &'a BriefMutex<T>> + Clone),
+    ) -> SmallVec<[BriefGuard<'a, T>; 1]> {
+        mutexes.clone().map(lock).collect()
     }
 
     /// tokio's, each use of it a step.

@@ -52,6 +52,11 @@ fn counted<const N: usize>(expected: [(&str, u64); N]) -> BTreeMap<String, u64> 
     expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
+#[limit_request_per_time("item", 1, Minutes, 3, key = SECRET, limiter = limiter)]
+async fn limited(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
 /// Every outcome, in memory and on Redis.
 #[tokio::test]
 async fn each_decision_is_counted_once_by_rule_and_outcome() {
@@ -61,8 +66,11 @@ async fn each_decision_is_counted_once_by_rule_and_outcome() {
     let tried = Rule::new("tried", 1, MINUTE).shadow(true);
     let server = RedisServer::start();
     for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
-        for _ in 0..5 {
+        for _ in 0..2 {
             let _ = limiter.acquire(&rule, SECRET).await;
+        }
+        for _ in 0..3 {
+            let _ = limited(&limiter).await;
         }
         let _ = limiter.acquire_n(&rule, SECRET, 4).await;
         for _ in 0..2 {

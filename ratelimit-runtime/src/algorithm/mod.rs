@@ -103,7 +103,7 @@ impl Algorithm {
         Tag { name, buckets }
     }
 
-    /// The same as a number below 2^13, for a rule without fault: algorithms with one tag have one number.
+    /// The same as a number, below 2^13 for a rule without fault: algorithms with one tag have one number.
     #[inline]
     pub(crate) const fn number(self) -> u64 {
         match self {

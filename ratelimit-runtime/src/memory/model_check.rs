@@ -186,6 +186,33 @@ fn a_charge_is_of_the_window_in_which_it_is_made() {
     });
 }
 
+/// The short way reads the time before it has the lock: a window may end in between, and another may open.
+#[test]
+fn no_charge_of_the_short_way_is_lost_where_a_window_ends() {
+    every_order(|| {
+        let scene = Scene::new(ROOMY);
+        let counter = counter_in(0, 0);
+        let name = counter.fingerprint();
+        assert_eq!(scene.charge(TWO, &[&counter]), Ok(true));
+        let short = start(&scene, move |scene| scene.store.take_window(name, TWO.count(), 1));
+        let moving = start(&scene, |scene| {
+            scene.clock.advance(PERIOD);
+            scene.charge(TWO, &[&counter_in(0, 0)]).unwrap()
+        });
+        let late = scene.clock.now();
+        let taken = short.join().unwrap();
+        assert!(moving.join().unwrap());
+        // In the window that has ended it is nobody's concern, and in the new one it counts.
+        let opened = u64::try_from((late + PERIOD).as_millis()).unwrap();
+        let in_new = taken.as_ref().is_some_and(|taken| taken.opened >= opened);
+        assert!(
+            taken.is_none_or(|taken| taken.reset_after_ms <= ONE.period_ms()),
+            "as if it were longer than a period"
+        );
+        assert_eq!(scene.used(TWO, &counter), 1 + u64::from(in_new));
+    });
+}
+
 #[test]
 fn no_more_counters_are_stored_than_there_is_room_for() {
     every_order(|| {

@@ -175,7 +175,7 @@ impl Settings {
         }
         let Some(only) = asked.first().map(|asked| asked.rule.prefix()) else { return Ok(None) };
         let limiter = self.limiter.as_ref().map_or_else(Limiter::current, Limiter::hold);
-        let manner = Manner { on_store_error: self.on_store_error, ..Manner::default() };
+        let manner = Manner::new(OnLimit::Reject, self.on_store_error);
         let permit = match asked.pop() {
             Some(Asked { rule, key, cost, .. }) if asked.is_empty() => {
                 Call::decide_one(limiter, &rule, key, cost, manner).await
