@@ -64,12 +64,12 @@ fn main() {
     let mut report = Report::new(arguments.contains(&"--json"));
     exactness(&mut report);
     // The process-wide limiter keeps the keys of every contest: few come before many.
+    attribute(&mut report, effort);
     for (keys, text) in [(1, false), (1_000, false), (1_000, true), (MILLION, false), (MILLION, true)] {
         for refused in [false, true] {
             speed(&mut report, effort, Scene { keys, text, refused });
         }
     }
-    attribute(&mut report, effort);
     for keys in [MILLION, MILLION * 3 / 2, 2 * MILLION] {
         size(&mut report, keys);
     }
