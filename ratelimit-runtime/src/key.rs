@@ -635,9 +635,7 @@ impl Fingerprint {
         let RuleName(first, second) = rule.name();
         // No two rules have names that differ in 7 bits only.
         let numbers = [first, second ^ kind, key, more];
-        let [left, right] = &*SECRETS;
-        let name = Self(left.hash(&[], numbers), right.hash(&[], numbers));
-        if name == Self::NONE { Self(0, 1) } else { name }
+        Self::hashed(&[], numbers)
     }
 
     #[cold]
@@ -645,6 +643,12 @@ impl Fingerprint {
     fn long(rule: &Rule, text: &[u8]) -> Self {
         let RuleName(first, second) = rule.name();
         let numbers = [first, second ^ 3, text.len() as u64, 0];
+        Self::hashed(text, numbers)
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
+    fn hashed(text: &[u8], numbers: [u64; 4]) -> Self {
         let [left, right] = &*SECRETS;
         let name = Self(left.hash(text, numbers), right.hash(text, numbers));
         if name == Self::NONE { Self(0, 1) } else { name }
