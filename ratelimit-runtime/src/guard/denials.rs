@@ -5,7 +5,7 @@ use std::{collections::HashMap, hash::BuildHasherDefault, sync::atomic::Ordering
 use crate::{
     Decision, Rule,
     key::{AlreadyHashed, Fingerprint},
-    sync::{Apart, AtomicBool, Mutex, MutexGuard, lock},
+    sync::{Apart, AtomicBool, BriefGuard, BriefMutex, lock_briefly},
 };
 
 #[cfg(all(test, model_check))]
@@ -14,7 +14,7 @@ mod model_check;
 /// The denials that still hold, for all threads.
 #[derive(Debug)]
 pub(super) struct Denials {
-    shards: Box<[Apart<Mutex<Shard>>]>,
+    shards: Box<[Apart<BriefMutex<Shard>>]>,
     /// Whether there may be any.
     any: AtomicBool,
 }
@@ -36,19 +36,61 @@ struct Shard {
     forgotten: u64,
 }
 
+/// As small as can be: a look takes as long as the memory where it lies.
 #[derive(Debug)]
 struct Kept {
-    denial: Denial,
-    count: u64,
-    limit: u64,
     /// When the store's answer arrived. What it says of time is counted from here, so that who obeys it does not come too early.
     since_us: u64,
-    /// Until then the store is not asked. Counted from when it was.
-    until_us: u64,
+    /// For how long the store had been asked then: by so much earlier is it asked again.
+    asked_for_us: u32,
+    retry_after_ms: u32,
+    reset_after_ms: u32,
+    wait_ms: u32,
+    count: u64,
+    limit: u64,
+}
+
+impl Kept {
+    /// Nothing of what says nothing of now, or holds for longer than 49 days.
+    ///
+    /// The store has decided after `sent_us`, and rounded up to a millisecond: as long as less than that has passed, it would refuse too.
+    fn new(rule: &Rule, Denial { decision, wait_ms }: Denial, sent_us: u64, now_us: u64) -> Option<Self> {
+        let kept = Self {
+            since_us: now_us,
+            asked_for_us: now_us.saturating_sub(sent_us).try_into().ok()?,
+            retry_after_ms: decision.retry_after_ms.try_into().ok()?,
+            reset_after_ms: decision.reset_after_ms.try_into().ok()?,
+            wait_ms: wait_ms.try_into().ok()?,
+            count: rule.count(),
+            limit: rule.limit(),
+        };
+        (kept.until_us() > now_us).then_some(kept)
+    }
+
+    /// Until then the store is not asked.
+    fn until_us(&self) -> u64 {
+        let holds_us = u64::from(self.retry_after_ms.saturating_sub(1)) * 1000;
+        (self.since_us + holds_us).saturating_sub(self.asked_for_us.into())
+    }
+
+    fn look(&self, now_us: u64) -> Option<Denial> {
+        if now_us >= self.until_us() {
+            return None;
+        }
+        let passed_ms = now_us.saturating_sub(self.since_us) / 1000; // what is left is rounded up
+        let left_ms = |ms: u32| u64::from(ms).saturating_sub(passed_ms);
+        let decision = Decision {
+            limit: self.limit,
+            remaining: 0,
+            reset_after_ms: left_ms(self.reset_after_ms),
+            retry_after_ms: left_ms(self.retry_after_ms),
+        };
+        Some(Denial { decision, wait_ms: left_ms(self.wait_ms) })
+    }
 }
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
-/// 131,072 in all, which take 12 to 23 MB.
+/// 131,072 in all, which take 8 to 15 MB.
 const CAPACITY: usize = if cfg!(test) { 2 } else { 2048 };
 
 impl Denials {
@@ -57,8 +99,8 @@ impl Denials {
     }
 
     #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
-    fn shard(&self, name: Fingerprint) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[name.0 as usize % SHARDS])
+    fn shard(&self, name: Fingerprint) -> BriefGuard<'_, Shard> {
+        lock_briefly(&self.shards[name.0 as usize % SHARDS])
     }
 
     /// Whether nothing is known.
@@ -73,16 +115,8 @@ impl Denials {
         }
         let shard = self.shard(name);
         let kept = shard.kept.get(&name)?;
-        let Denial { mut decision, mut wait_ms } = kept.denial;
         let is_same_rule = (kept.count, kept.limit) == (rule.count(), rule.limit());
-        if !is_same_rule || now_us >= kept.until_us {
-            return None;
-        }
-        let passed_ms = now_us.saturating_sub(kept.since_us) / 1000; // what is left is rounded up
-        for ms in [&mut decision.retry_after_ms, &mut decision.reset_after_ms, &mut wait_ms] {
-            *ms = ms.saturating_sub(passed_ms);
-        }
-        Some(Denial { decision, wait_ms })
+        if is_same_rule { kept.look(now_us) } else { None }
     }
 
     /// How often something was forgotten of a counter, or of others beside it.
@@ -90,9 +124,7 @@ impl Denials {
         self.shard(name).forgotten
     }
 
-    /// Keeps what the store said, unless something has been forgotten since it was asked.
-    ///
-    /// The store has decided after `sent_us`, and rounded up to a millisecond: as long as less than that has passed, it would refuse too.
+    /// Keeps what the store said, unless something has been forgotten since it was asked. It has said that nothing remains.
     pub(super) fn keep(
         &self,
         name: Fingerprint,
@@ -101,18 +133,15 @@ impl Denials {
         (sent_us, now_us): (u64, u64),
         forgotten: u64,
     ) {
-        let holds_us = denial.decision.retry_after_ms.checked_sub(1).and_then(|ms| ms.checked_mul(1000));
-        let Some(until_us) = holds_us.and_then(|us| sent_us.checked_add(us)).filter(|until_us| *until_us > now_us)
-        else {
-            return;
-        };
+        let Some(kept) = Kept::new(rule, denial, sent_us, now_us) else { return };
         let mut shard = self.shard(name);
         if shard.forgotten != forgotten || !shard.has_room(name, now_us) {
             return;
         }
+        let until_us = kept.until_us();
         shard.soonest_us = if shard.kept.is_empty() { until_us } else { shard.soonest_us.min(until_us) };
         self.any.store(true, Ordering::Release); // first: who forgets all looks at it before
-        shard.kept.insert(name, Kept { denial, count: rule.count(), limit: rule.limit(), since_us: now_us, until_us });
+        shard.kept.insert(name, kept);
     }
 
     /// Drops a denial that is none any more by what the store has said since.
@@ -135,7 +164,7 @@ impl Denials {
             return;
         }
         for shard in &self.shards {
-            let mut shard = lock(shard);
+            let mut shard = lock_briefly(shard);
             shard.kept.clear();
             shard.forgotten += 1;
         }
@@ -146,8 +175,8 @@ impl Shard {
     /// Whether there is room for one, perhaps in place of those that hold no longer.
     fn has_room(&mut self, name: Fingerprint, now_us: u64) -> bool {
         if self.kept.len() >= CAPACITY && self.soonest_us <= now_us && !self.kept.contains_key(&name) {
-            self.kept.retain(|_, kept| kept.until_us > now_us);
-            self.soonest_us = self.kept.values().map(|kept| kept.until_us).min().unwrap_or(u64::MAX);
+            self.kept.retain(|_, kept| kept.until_us() > now_us);
+            self.soonest_us = self.kept.values().map(Kept::until_us).min().unwrap_or(u64::MAX);
         }
         self.kept.len() < CAPACITY || self.kept.contains_key(&name)
     }

@@ -98,6 +98,11 @@ impl Kind {
         !matches!(self, Self::LimitadorCached | Self::Leasing)
     }
 
+    /// Whether it reads keys by a command of their own, where others do so in a script.
+    pub(crate) fn sends_mget(self) -> bool {
+        matches!(self, Self::Limitador | Self::LimitadorCached)
+    }
+
     /// How often a key was admitted, by what is stored under a name; 0 for what is no counter.
     pub(crate) fn admitted(self, name: &[u8], value: &str) -> u64 {
         match self {
@@ -115,14 +120,14 @@ impl Kind {
     }
 }
 
-/// A limiter that is asked about keys.
+/// One of the limiters, that many callers ask.
 pub(crate) enum Contender {
-    Ours(Limiter, Rule),
-    Raw(MultiplexedConnection, Script),
-    RawCluster(ClusterConnection, Script),
-    Trypema(Arc<RedisRateLimiterProvider>, RateLimit),
-    ThrottleKit(throttle_kit::RateLimiter<RedisBackend>),
-    Limitador(Box<AsyncRateLimiter>, Namespace),
+    Ours(Arc<(Limiter, Rule)>),
+    Raw(Arc<(MultiplexedConnection, Script)>),
+    RawCluster(Arc<(ClusterConnection, Script)>),
+    Trypema(Arc<(Arc<RedisRateLimiterProvider>, RateLimit)>),
+    ThrottleKit(Arc<throttle_kit::RateLimiter<RedisBackend>>),
+    Limitador(Arc<(AsyncRateLimiter, Namespace)>),
 }
 
 impl Contender {
@@ -136,7 +141,7 @@ impl Contender {
                     (Kind::Leasing, _, Some(lease)) => lease(rule, 100),
                     _ => rule,
                 };
-                Self::Ours(limiter(&place.url(), kind != Kind::OneByOne).await, rule)
+                Self::Ours(Arc::new((limiter(&place.url(), kind != Kind::OneByOne).await, rule)))
             }
             Kind::Raw => {
                 let script = Script::of_ours(count).await;
@@ -152,7 +157,7 @@ impl Contender {
                         let client = Client::open(address(&place.url())).expect("an address");
                         let patient = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
                         let connection = client.get_multiplexed_async_connection_with_config(&patient).await;
-                        Self::Raw(connection.expect("a connection"), script)
+                        Self::Raw(Arc::new((connection.expect("a connection"), script)))
                     }
                     Place::Cluster(cluster) => {
                         let client = ClusterClient::builder(cluster.nodes().iter().map(RedisServer::url))
@@ -160,7 +165,7 @@ impl Contender {
                             .use_protocol(ProtocolVersion::RESP3)
                             .build();
                         let connection = client.expect("addresses").get_async_connection().await;
-                        Self::RawCluster(connection.expect("a connection"), script)
+                        Self::RawCluster(Arc::new((connection.expect("a connection"), script)))
                     }
                 }
             }
@@ -173,12 +178,12 @@ impl Contender {
                 // What it is told is a rate, which it makes a count of again and rounds down.
                 #[allow(clippy::cast_precision_loss)]
                 let rate = RateLimit::per_hour_or_panic(count as f64 + 0.5);
-                Self::Trypema(provider.expect("nothing is wrong with that"), rate)
+                Self::Trypema(Arc::new((provider.expect("nothing is wrong with that"), rate)))
             }
             Kind::ThrottleKit => {
                 let backend = RedisBackend::connect(&place.url()).await.expect("a connection");
                 let count = u32::try_from(count).expect("fits");
-                Self::ThrottleKit(throttle_kit::RateLimiter::new(Quota::from_parts(HOUR, count), backend))
+                Self::ThrottleKit(Arc::new(throttle_kit::RateLimiter::new(Quota::from_parts(HOUR, count), backend)))
             }
             Kind::Limitador | Kind::LimitadorCached => {
                 let limiter = if kind == Kind::Limitador {
@@ -190,32 +195,59 @@ impl Contender {
                 };
                 let count = i64::try_from(count).expect("fits");
                 limiter.add_limit(Limit::new("bench", count, HOUR.as_secs(), Vec::<String>::new(), ["key"]));
-                Self::Limitador(Box::new(limiter), "bench".into())
+                Self::Limitador(Arc::new((limiter, "bench".into())))
             }
         }
     }
+}
 
+/// A limiter that is asked about keys.
+pub(crate) trait Asked: Send + Sync + 'static {
     /// Whether one more call is admitted.
-    pub(crate) async fn admits(&self, key: u64) -> bool {
-        match self {
-            Self::Ours(limiter, rule) => limiter.acquire(rule, key).await.is_ok(),
-            Self::Raw(connection, script) => {
-                script.admits(&connection.clone().send_packed_command(&script.command(key)).await.expect("an answer"))
-            }
-            Self::RawCluster(connection, script) => {
-                script.admits(&connection.clone().req_packed_command(&script.command(key)).await.expect("an answer"))
-            }
-            Self::Trypema(limiter, rate) => {
-                let key = RedisKey::new_or_panic(key.to_string());
-                limiter.absolute().inc(&key, rate, 1).await.expect("an answer") == RateLimitDecision::Allowed
-            }
-            Self::ThrottleKit(limiter) => limiter.check(itoa::Buffer::new().format(key)).await.allowed,
-            Self::Limitador(limiter, namespace) => {
-                let values = HashMap::from([("key".to_owned(), key.to_string())]);
-                let answer = limiter.check_rate_limited_and_update(namespace, &values, 1, false).await;
-                !answer.expect("an answer").limited
-            }
-        }
+    fn admits(&self, key: u64) -> impl Future<Output = bool> + Send;
+}
+
+impl Asked for (Limiter, Rule) {
+    async fn admits(&self, key: u64) -> bool {
+        let (limiter, rule) = self;
+        limiter.acquire(rule, key).await.is_ok()
+    }
+}
+
+impl Asked for (MultiplexedConnection, Script) {
+    async fn admits(&self, key: u64) -> bool {
+        let (connection, script) = self;
+        script.admits(&connection.clone().send_packed_command(&script.command(key)).await.expect("an answer"))
+    }
+}
+
+impl Asked for (ClusterConnection, Script) {
+    async fn admits(&self, key: u64) -> bool {
+        let (connection, script) = self;
+        script.admits(&connection.clone().req_packed_command(&script.command(key)).await.expect("an answer"))
+    }
+}
+
+impl Asked for (Arc<RedisRateLimiterProvider>, RateLimit) {
+    async fn admits(&self, key: u64) -> bool {
+        let (limiter, rate) = self;
+        let key = RedisKey::new_or_panic(key.to_string());
+        limiter.absolute().inc(&key, rate, 1).await.expect("an answer") == RateLimitDecision::Allowed
+    }
+}
+
+impl Asked for throttle_kit::RateLimiter<RedisBackend> {
+    async fn admits(&self, key: u64) -> bool {
+        self.check(itoa::Buffer::new().format(key)).await.allowed
+    }
+}
+
+impl Asked for (AsyncRateLimiter, Namespace) {
+    async fn admits(&self, key: u64) -> bool {
+        let (limiter, namespace) = self;
+        let values = HashMap::from([("key".to_owned(), key.to_string())]);
+        let answer = limiter.check_rate_limited_and_update(namespace, &values, 1, false).await;
+        !answer.expect("an answer").limited
     }
 }
 

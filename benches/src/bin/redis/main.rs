@@ -17,7 +17,7 @@
 //! | column | |
 //! |---|---|
 //! | decisions/s | of all callers together |
-//! | p50, p99 | how long a caller waits for a decision, in microseconds; of refusals that are known without the server every seventh is measured |
+//! | p50, p99 | how long a caller waits for a decision, in microseconds; every seventh is measured, as to read the clock takes as long as some decisions |
 //! | commands | that reached the servers, a decision |
 //! | client, server | processor time a decision, in microseconds |
 //! | allocations | a decision, of caller and connection, on a runtime of one thread |
@@ -42,7 +42,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use contenders::{Contender, Kind};
+use contenders::{Asked, Contender, Kind};
 use place::Place;
 use ratelimit_tests::{RedisCluster, RedisServer};
 use report::{Report, Row};
@@ -100,9 +100,14 @@ struct Load {
     /// So many keys from this one on.
     keys: u64,
     first_key: u64,
-    /// Of how many calls one is measured.
-    measured: u64,
 }
+
+/// Of how many calls one is measured.
+const MEASURED: u64 = 7;
+/// How many times a caller comes for calls, at least, so that all end at about the same time.
+const TIMES: u64 = 32;
+/// How many calls a caller takes at most at a time: callers on two threads wait for each other where they come for each one.
+const AT_A_TIME: u64 = 32;
 
 /// What came of a round.
 struct Lap {
@@ -122,27 +127,42 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-fn run(runtime: &Runtime, contender: &Arc<Contender>, load: Load) -> Lap {
-    let Load { callers, calls, keys, first_key, measured } = load;
+fn run(runtime: &Runtime, contender: &Contender, load: Load) -> Lap {
+    match contender {
+        Contender::Ours(limiter) => run_one(runtime, limiter, load),
+        Contender::Raw(limiter) => run_one(runtime, limiter, load),
+        Contender::RawCluster(limiter) => run_one(runtime, limiter, load),
+        Contender::Trypema(limiter) => run_one(runtime, limiter, load),
+        Contender::ThrottleKit(limiter) => run_one(runtime, limiter, load),
+        Contender::Limitador(limiter) => run_one(runtime, limiter, load),
+    }
+}
+
+/// Callers of this one alone, whose futures are as large as it makes them.
+fn run_one(runtime: &Runtime, limiter: &Arc<impl Asked>, load: Load) -> Lap {
+    let Load { callers, calls, keys, first_key } = load;
+    let at_a_time = (calls / callers / TIMES).clamp(1, AT_A_TIME);
     let started = Instant::now();
     let next = Arc::new(AtomicU64::new(0));
     let mut lap = Lap { time: Duration::ZERO, admitted: 0, waits: Vec::new() };
     let results = runtime.block_on(async {
         let mut tasks = JoinSet::new();
         for _ in 0..callers {
-            let (next, contender) = (Arc::clone(&next), Arc::clone(contender));
+            let (next, limiter) = (Arc::clone(&next), Arc::clone(limiter));
             tasks.spawn(async move {
-                let mut waits = Vec::with_capacity(usize::try_from(2 * calls / callers / measured).expect("fits") + 16);
+                let mut waits = Vec::with_capacity(usize::try_from(2 * calls / callers / MEASURED).expect("fits") + 16);
                 let mut admitted = 0;
                 loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= calls {
+                    let first = next.fetch_add(at_a_time, Ordering::Relaxed);
+                    if first >= calls {
                         return (admitted, waits);
                     }
-                    let key = first_key + number * STRIDE % keys;
-                    let asked = number.is_multiple_of(measured).then(Instant::now);
-                    admitted += u64::from(contender.admits(key).await);
-                    waits.extend(asked.map(|asked| asked.elapsed()));
+                    for number in first..calls.min(first + at_a_time) {
+                        let key = first_key + number * STRIDE % keys;
+                        let asked = number.is_multiple_of(MEASURED).then(Instant::now);
+                        admitted += u64::from(limiter.admits(key).await);
+                        waits.extend(asked.map(|asked| asked.elapsed()));
+                    }
                 }
             });
         }
@@ -160,7 +180,7 @@ fn run(runtime: &Runtime, contender: &Arc<Contender>, load: Load) -> Lap {
 /// One contender in a contest.
 struct Runner {
     kind: Kind,
-    contender: Arc<Contender>,
+    contender: Contender,
     place: Place,
     /// Since its servers were empty.
     admitted: u64,
@@ -248,9 +268,9 @@ impl Runner {
 
     /// One round, with what it should have come to.
     fn round(&mut self, runtime: &Runtime, load: Load, admitted: u64, figures: &mut Figures) {
-        let (work, cpu) = (self.place.work(), cpu_seconds());
+        let (work, cpu) = (self.place.work(self.kind), cpu_seconds());
         let lap = self.run(runtime, load);
-        let (work_after, cpu_after) = (self.place.work(), cpu_seconds());
+        let (work_after, cpu_after) = (self.place.work(self.kind), cpu_seconds());
         self.expect(lap.admitted == admitted, || format!("admitted {} instead of {admitted}", lap.admitted));
         let calls = float(load.calls);
         let figure = [
@@ -268,7 +288,7 @@ impl Runner {
     fn allocations(&mut self, count: u64, load: Load) -> f64 {
         const CALLS: u64 = 10_000;
         let here = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let contender = Arc::new(here.block_on(Contender::new(self.kind, &self.place, count)));
+        let contender = here.block_on(Contender::new(self.kind, &self.place, count));
         let mut allocations = |calls| {
             let allocations = allocation_counter::measure(|| {
                 self.admitted += run(&here, &contender, Load { calls, ..load }).admitted;
@@ -339,7 +359,7 @@ impl<'a> Bench<'a> {
     }
 
     fn runner(&self, kind: Kind, place: Place, count: u64) -> Runner {
-        let contender = Arc::new(self.runtime.block_on(Contender::new(kind, &place, count)));
+        let contender = self.runtime.block_on(Contender::new(kind, &place, count));
         let inexact = self.inexact.iter().find(|(inexact, _)| *inexact == kind);
         Runner { kind, contender, place, admitted: 0, fault: inexact.map(|(_, fault)| fault.clone()) }
     }
@@ -355,7 +375,7 @@ impl<'a> Bench<'a> {
             for round in 0..5 {
                 for (at, callers) in crowds.into_iter().enumerate() {
                     let first_key = round * 10 + u64::try_from(at).expect("fits");
-                    let load = Load { callers, calls: 2 * COUNT, keys: 1, first_key, measured: 1 };
+                    let load = Load { callers, calls: 2 * COUNT, keys: 1, first_key };
                     let Lap { admitted, .. } = runner.run(&self.runtime, load);
                     most[at] = admitted.max(most[at]);
                     runner.expect(admitted == COUNT, || format!("admits {admitted} of {COUNT}"));
@@ -389,7 +409,7 @@ impl<'a> Bench<'a> {
         // Leases are for counts above them.
         let kinds = kinds.filter(|kind| !refused || **kind != Kind::Leasing);
         let kinds: Vec<Kind> = kinds.copied().collect();
-        let load = Load { callers: 256, calls: keys, keys, first_key: 0, measured: if refused { 7 } else { 1 } };
+        let load = Load { callers: 256, calls: keys, keys, first_key: 0 };
         let mut contests: Vec<Contest> = crowds.iter().map(|_| Contest::new(kinds.len())).collect();
         let mut runners: Vec<Runner> = Vec::new();
         // Where keys lie in the memory of a server favours one or another, so that no contest is about one server only.
@@ -476,7 +496,7 @@ impl<'a> Bench<'a> {
         }
         let mut runners =
             [Kind::Ours, Kind::OneByOne].map(|kind| self.runner(kind, Place::Single(RedisServer::start()), PLENTY));
-        let load = Load { callers: 1, calls: 200, keys: 1, first_key: 0, measured: 1 };
+        let load = Load { callers: 1, calls: 200, keys: 1, first_key: 0 };
         let mut figures = [Figures::default(), Figures::default()];
         for _ in 0..40 * self.rounds {
             for (runner, figures) in runners.iter_mut().zip(&mut figures) {
@@ -530,15 +550,15 @@ impl<'a> Bench<'a> {
 /// One of several processes: says how many of its calls were admitted.
 fn process(url: String, kind: Kind, count: u64, calls: u64) {
     let runtime = runtime();
-    let contender = Arc::new(runtime.block_on(Contender::new(kind, &Place::Elsewhere(url), count)));
-    println!("{}", run(&runtime, &contender, Load { callers: 64, calls, keys: 1, first_key: 0, measured: 1 }).admitted);
+    let contender = runtime.block_on(Contender::new(kind, &Place::Elsewhere(url), count));
+    println!("{}", run(&runtime, &contender, Load { callers: 64, calls, keys: 1, first_key: 0 }).admitted);
 }
 
 fn once(calls: u64, kind: Kind, callers: u64, keys: u64) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let place = Place::Single(RedisServer::start());
-    let contender = Arc::new(runtime.block_on(Contender::new(kind, &place, PLENTY)));
-    let lap = run(&runtime, &contender, Load { callers, calls, keys, first_key: 0, measured: calls });
+    let contender = runtime.block_on(Contender::new(kind, &place, PLENTY));
+    let lap = run(&runtime, &contender, Load { callers, calls, keys, first_key: 0 });
     println!("{} of {calls} admitted in {:?}", lap.admitted, lap.time);
 }
 

@@ -39,14 +39,19 @@ impl Place {
         }
     }
 
-    pub(crate) fn work(&self) -> Work {
+    pub(crate) fn work(&self, kind: Kind) -> Work {
+        let is_sent = |name: &str| match name {
+            "cmdstat_evalsha" | "cmdstat_eval" => true,
+            "cmdstat_mget" => kind.sends_mget(),
+            _ => false,
+        };
         let info = |server: &RedisServer, section: &[u8]| -> String {
             from_redis_value(server.command(&[b"INFO", section])).expect("text")
         };
         self.servers().iter().fold(Work::default(), |mut work, server| {
             for line in info(server, b"commandstats").lines() {
                 if let Some((name, stats)) = line.split_once(":calls=")
-                    && ["cmdstat_evalsha", "cmdstat_eval", "cmdstat_mget"].contains(&name)
+                    && is_sent(name)
                 {
                     work.commands += stats.split(',').next().and_then(|calls| calls.parse().ok()).unwrap_or(0);
                 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use shuttle::thread;
 
 use super::*;
-use crate::sync::every_order;
+use crate::sync::{Mutex, every_order};
 
 const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
 const NAME: Fingerprint = Fingerprint(0, 1);
