@@ -5,7 +5,7 @@
 -- A rule is the numbers of one charge, and what is charged. For equal charges two more arguments say how many there are, and how many the limit has room for.
 --
 -- Replies with a reply for each counter, or an error; if all of them are numbers, in one string of 8 bytes each, which is quicker to read. That for
--- equal charges is how many were granted, which of them, counted from 0, the reply is the one to, that reply, and that to those that do not fit.
+-- equal charges is what `equal.lua` says.
 local call, keys, requests, rules, i, run = redis.call, KEYS, { string.byte(ARGV[1], 1, -1) }, {}, 0, 2
 local count, at, time, now, values, ends = #keys, requests[1] + 2, nil, nil, {}, requests[run]
 if count > 1 or requests[3] % 4 == 2 then
@@ -30,7 +30,7 @@ local function each()
       rule[#rule] = string.format(charged < 2 ^ 31 and '%d' or '%.0f', charged) -- in the place of where the numbers end; `%d` is quick
       rules[number] = rule
     end
-    local digits, is_charge, are_equal, @known = rule[#rule], request % 4 > 0, request % 4 == 2, @rule
+    local digits, is_charge, are_equal, @known, its_charge = rule[#rule], request % 4 > 0, request % 4 == 2, @rule, @charge
     while i < last do
       local at_key = i + 1
       i = at_key
@@ -41,39 +41,9 @@ local function each()
 @decide
         until true
       else
-        local times, granted, place, last = 0 + ARGV[at], 0, 0, false
-        local n = math.max(math.min(times, ARGV[at + 1]), 1)
+        local times, most = 0 + ARGV[at], 0 + ARGV[at + 1]
         at = at + 2
-        -- All at once, or else as many as are found to fit by looks, also at once: so that one reply tells of all of them.
-        local is_look, fitting, too_many = false, 0, 0
-        while granted < times do
-          local charge, charged, @numbers = not is_look, digits, @known
-          if n > 1 then
-            @first, charged = @first_of_many, string.format('%.0f', @charged * n)
-          end
-          repeat
-@decide
-          until true
-          value = nil
-          if is_look then
-            if fits then
-              fitting = n
-            else
-              too_many = n
-            end
-            is_look = too_many - fitting > 1
-            n = is_look and math.floor((fitting + too_many) / 2) or math.max(fitting, 1)
-          elseif fits then
-            place = @place
-            granted, last, n = granted + n, reply, 1
-          elseif n > 1 then
-            is_look, fitting, too_many, n = true, 0, n, math.floor(n / 2)
-          else
-            break
-          end
-          reply = false
-        end
-        reply = { granted, place, last, reply }
+@equal
       end
       replies[at_key] = reply
     end

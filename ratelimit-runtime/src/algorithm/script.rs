@@ -39,7 +39,7 @@ struct Half {
 const FIXED_WINDOW: Half = Half {
     decide: include_str!("fixed_window.lua"),
     numbers: "room, length, align",
-    first_of_many: "room - (n - 1) * rule[4]",
+    first_of_many: "room - (n - 1) * its_charge",
     place: "granted", // it says what was before
     has_value: true,
     give_back: include_str!("fixed_window_give_back.lua"),
@@ -136,18 +136,35 @@ pub(crate) fn decide_one(kind: usize, act: Act) -> String {
 
 /// Decides on several counters of one kind, each by itself; see `each.lua`.
 pub(crate) fn decide_each(kind: usize) -> String {
+    fill(include_str!("each.lua"), kind)
+}
+
+/// Makes as many as fit of so many equal charges of one counter; see `equal.lua`. ARGV: [`rule`], how many there are, and how many the limit has room for.
+pub(crate) fn decide_equal(kind: usize) -> String {
+    const SCRIPT: &str = "\
+local key, call, times, most = KEYS[1], redis.call, 0 + ARGV[2], 0 + ARGV[3]
+local time, now, value, reply, fits
+local @known, its_charge = struct.unpack('@format', ARGV[1])
+@equal
+return reply";
+    fill(SCRIPT, kind)
+}
+
+/// Puts the parts of an algorithm into a script about [`rule`]s.
+fn fill(script: &str, kind: usize) -> String {
     let Half { decide, numbers, first_of_many, place, has_value, .. } = &HALVES[kind];
     let names: Vec<_> = numbers.split(", ").collect();
     let rule: Vec<_> = (1..=names.len()).map(|number| format!("rule[{number}]")).collect();
-    include_str!("each.lua")
+    script
+        .replace("@equal\n", include_str!("equal.lua"))
         .replace("@format", &format!("<{}", "d".repeat(names.len() + 1)))
         .replace("@values", if *has_value { "call('MGET', unpack(KEYS))" } else { "values" })
         .replace("@first_of_many", first_of_many)
         .replace("@first", names[0])
         .replace("@place", place)
-        .replace("@charged", &format!("rule[{}]", names.len() + 1))
         .replace("@numbers", numbers)
         .replace("@known", &names.iter().map(|name| format!("its_{name}")).collect::<Vec<_>>().join(", "))
+        .replace("@charge", &format!("rule[{}]", names.len() + 1))
         .replace("@rule", &rule.join(", "))
         .replace("@decide\n", decide)
 }

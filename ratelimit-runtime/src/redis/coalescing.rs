@@ -159,14 +159,28 @@ pub(crate) enum Theirs<'a> {
     Failure(&'a Failure),
 }
 
-/// What `each.lua` replies to equal charges.
+/// What `equal.lua` replies to equal charges.
 #[derive(Debug)]
 struct Equal {
     granted: usize,
-    /// Which of them the reply is the one to.
+    /// Which of them the reply is the one to; one before them, if it is negative.
     at: i64,
     reply: Value,
     refusal: Value,
+}
+
+/// What a server replies to an entry.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) reply: Value,
+    /// If it is the reply to equal charges: how many there are before those of the entry.
+    pub(super) before: Option<usize>,
+}
+
+impl From<Value> for Answer {
+    fn from(reply: Value) -> Self {
+        Self { reply, before: None }
+    }
 }
 
 /// A decision on its way.
@@ -474,6 +488,17 @@ impl Entry {
         }
     }
 
+    /// Whether both ask for the same charge of one counter.
+    pub(super) fn is_equal_to(&self, other: &Self) -> bool {
+        match (self.charges(), other.charges()) {
+            ([one], [other_one]) => {
+                let consume = self.consume() && other.consume() && one.cost > 0;
+                consume && one.counter == other_one.counter && is_same(one, other_one)
+            }
+            _ => false,
+        }
+    }
+
     /// How many charges it asks for; one, if it only looks.
     pub(super) fn times(&self) -> usize {
         match self.charges() {
@@ -498,13 +523,13 @@ impl Entry {
     }
 
     /// Tells its callers what the server replied.
-    pub(super) fn answer(mut self, reply: Value) {
-        let told = match reply {
-            Value::Array(parts) if self.times() > 1 => match Equal::read(parts) {
+    pub(super) fn answer(mut self, Answer { reply, before }: Answer) {
+        let told = match (before, reply) {
+            (Some(before), Value::Array(parts)) => match Equal::read(parts, before) {
                 Ok(equal) => Told::Equal(equal),
                 Err(parts) => Told::Reply(Value::Array(parts)),
             },
-            reply => Told::Reply(reply),
+            (_, reply) => Told::Reply(reply),
         };
         self.decision.tell(told, mem::take(&mut self.gone));
     }
@@ -521,10 +546,12 @@ impl Drop for Entry {
 }
 
 impl Equal {
-    fn read(mut parts: Vec<Value>) -> Result<Self, Vec<Value>> {
+    #[allow(clippy::cast_possible_wrap)] // there are not so many callers
+    fn read(mut parts: Vec<Value>, before: usize) -> Result<Self, Vec<Value>> {
         let [Value::Int(granted), Value::Int(at), reply, refusal] = &mut parts[..] else { return Err(parts) };
+        let granted = usize::try_from(*granted).unwrap_or_default().saturating_sub(before);
         let (reply, refusal) = (mem::take(reply), mem::take(refusal));
-        Ok(Self { granted: usize::try_from(*granted).unwrap_or_default(), at: *at, reply, refusal })
+        Ok(Self { granted, at: *at - before as i64, reply, refusal })
     }
 }
 
@@ -630,7 +657,7 @@ pub(super) fn sort(entries: &mut [Entry]) {
 }
 
 pub(super) fn packets(sorted: &[Entry]) -> Vec<Packet<'_>> {
-    sorted.chunk_by(Entry::may_travel_with).map(Packet::Decisions).collect()
+    sorted.chunk_by(Entry::may_travel_with).map(Packet::of).collect()
 }
 
 impl fmt::Debug for Decision {

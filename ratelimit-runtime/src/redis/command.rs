@@ -5,7 +5,11 @@ use std::{collections::HashSet, hash::BuildHasherDefault, iter, mem, slice};
 use redis::{Cmd, ServerErrorKind, Value};
 use smallvec::SmallVec;
 
-use super::{coalescing::Entry, link::Connection, script::Script};
+use super::{
+    coalescing::{Answer, Entry},
+    link::Connection,
+    script::Script,
+};
 use crate::{
     Algorithm, CounterName,
     algorithm::{self, Act, Numbers},
@@ -63,32 +67,56 @@ pub(super) enum Packet<'a> {
     Command(&'a Command),
     /// Decisions in one script: one, or such as [`Entry::may_travel_with`] says.
     Decisions(&'a [Entry]),
+    /// Equal charges of one counter.
+    Equal(&'a [Entry]),
 }
 
-impl Packet<'_> {
+impl<'a> Packet<'a> {
+    /// Of entries that may travel with each other.
+    pub(super) fn of(entries: &'a [Entry]) -> Self {
+        match entries {
+            [first, others @ ..]
+                if (first.times() > 1 || !others.is_empty()) && others.iter().all(|other| first.is_equal_to(other)) =>
+            {
+                Self::Equal(entries)
+            }
+            _ => Self::Decisions(entries),
+        }
+    }
+
     /// How many answers its reply holds.
     fn len(&self) -> usize {
         match self {
             Self::Command(_) => 1,
-            Self::Decisions(entries) => entries.len(),
+            Self::Decisions(entries) | Self::Equal(entries) => entries.len(),
         }
     }
 
     /// What a reply says to each of its commands or entries. An error is said to all.
     #[allow(clippy::cast_possible_truncation)] // Lua's numbers are whole, and below 2^53
-    fn read(&self, reply: Value, answers: &mut Vec<Value>) {
-        let is_each = match self {
-            Self::Command(_) => false,
-            Self::Decisions([entry]) => entry.times() > 1,
-            Self::Decisions(_) => true,
-        };
-        match reply {
-            Value::Array(replies) if is_each && replies.len() == self.len() => answers.extend(replies),
-            Value::BulkString(numbers) if is_each && numbers.len() == 8 * self.len() => {
-                answers
-                    .extend(numbers.as_chunks().0.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)));
+    pub(super) fn read(&self, reply: Value, answers: &mut Vec<Answer>) {
+        match (self, reply) {
+            (Self::Equal(entries), reply) => {
+                let mut before = 0;
+                for entry in *entries {
+                    answers.push(Answer { reply: reply.clone(), before: Some(before) });
+                    before += entry.times();
+                }
             }
-            reply => answers.extend(iter::repeat_n(reply, self.len())),
+            (Self::Decisions(entries @ [_, _, ..]), Value::Array(replies)) if replies.len() == entries.len() => {
+                let answer = |(entry, reply): (&Entry, _)| {
+                    let before = (entry.times() > 1).then_some(0);
+                    Answer { reply, before }
+                };
+                answers.extend(entries.iter().zip(replies).map(answer));
+            }
+            (Self::Decisions(entries @ [_, _, ..]), Value::BulkString(numbers))
+                if numbers.len() == 8 * entries.len() =>
+            {
+                let number = |number: &[u8; 8]| Value::Int(f64::from_le_bytes(*number) as i64);
+                answers.extend(numbers.as_chunks().0.iter().map(number).map(Answer::from));
+            }
+            (_, reply) => answers.extend(iter::repeat_n(reply, self.len()).map(Answer::from)),
         }
     }
 
@@ -114,8 +142,9 @@ impl Packet<'_> {
                 command.arg(counter.as_bytes());
                 command
             }
-            Self::Decisions([entry]) if entry.times() == 1 => decide(entry.charges(), entry.consume(), by_digest),
+            Self::Decisions([entry]) => decide(entry.charges(), entry.consume(), by_digest),
             Self::Decisions(entries) => decide_each(entries, by_digest),
+            Self::Equal(entries) => decide_equal(entries, by_digest),
         }
     }
 }
@@ -184,9 +213,23 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
         command.arg(&**rule);
     }
     for (entry, charge) in entries.iter().zip(charges).filter(|(entry, _)| entry.times() > 1) {
-        command.arg(entry.times()).arg(charge.rule.limit() / charge.cost.max(1));
+        command.arg(entry.times()).arg(most(charge));
     }
     command
+}
+
+/// Equal charges of one counter; see `equal.lua`.
+fn decide_equal(entries: &[Entry], by_digest: bool) -> Cmd {
+    let Some(charge) = entries.first().and_then(|entry| entry.charges().first()) else { return Cmd::new() };
+    let mut command = call(Script::decide_equal(charge), by_digest, slice::from_ref(charge).iter(), 3);
+    let times: usize = entries.iter().map(Entry::times).sum();
+    command.arg(&*algorithm::rule(charge)).arg(times).arg(most(charge));
+    command
+}
+
+/// How many such charges the limit has room for.
+fn most(charge: &Charge) -> u64 {
+    charge.rule.limit() / charge.cost.max(1)
 }
 
 fn small(number: usize) -> u8 {
@@ -219,7 +262,7 @@ pub(super) async fn send(
     packets: &[Packet<'_>],
     callers: usize,
     asking: bool,
-) -> Result<Vec<Value>, StoreError> {
+) -> Result<Vec<Answer>, StoreError> {
     let replies = send_known(connection, packets, callers, asking).await?;
     let mut answers = Vec::with_capacity(packets.iter().map(Packet::len).sum());
     let mut refused = Vec::new();

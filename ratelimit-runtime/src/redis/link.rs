@@ -427,7 +427,7 @@ impl Link {
             observe::sent_together(1);
         }
         let sent = command::send(&mut connection, &[Packet::Command(&command)], 1, asking).await;
-        let reply = sent.map(|replies| replies.into_iter().next().unwrap_or_default());
+        let reply = sent.map(|answers| answers.into_iter().next().map(|answer| answer.reply).unwrap_or_default());
         (command, reply.map_err(Failure::Unknown))
     }
 

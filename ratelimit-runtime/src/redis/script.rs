@@ -38,6 +38,13 @@ impl Script {
         &SCRIPTS[usize::from(algorithm::kind(charge))]
     }
 
+    /// See [`algorithm::decide_equal`].
+    pub(super) fn decide_equal(charge: &Charge) -> &'static Self {
+        static SCRIPTS: Lazy<[Script; KINDS]> =
+            Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::decide_equal(kind))));
+        &SCRIPTS[usize::from(algorithm::kind(charge))]
+    }
+
     /// See [`algorithm::decide_all`].
     pub(super) fn decide_all() -> &'static Self {
         static SCRIPT: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_all()));

@@ -16,9 +16,21 @@ const RULE: Rule = Rule::new("item", 2, Duration::from_secs(60));
 struct Server(Mutex<Vec<(CounterName, i64)>>);
 
 impl Server {
-    /// As `fixed_window.lua` and `each.lua` reply.
-    fn decide(&self, entry: &Entry) -> Value {
-        let [charge] = entry.charges() else { panic!("one counter") };
+    /// As `fixed_window.lua`, `each.lua` and `equal.lua` reply.
+    fn run(&self, packet: &Packet<'_>) -> Value {
+        match packet {
+            Packet::Equal(entries) => self.decide(entries[0].charges(), Some(entries.iter().map(Entry::times).sum())),
+            Packet::Decisions([entry]) => self.decide(entry.charges(), None),
+            Packet::Decisions(entries) => {
+                let times = |entry: &Entry| (entry.times() > 1).then(|| entry.times());
+                Value::Array(entries.iter().map(|entry| self.decide(entry.charges(), times(entry))).collect())
+            }
+            Packet::Command(_) => panic!("decisions only"),
+        }
+    }
+
+    fn decide(&self, charges: &[Charge], times: Option<usize>) -> Value {
+        let [charge] = charges else { panic!("one counter") };
         let mut counters = self.0.lock().unwrap();
         let at = counters.iter().position(|(name, _)| *name == charge.counter).unwrap_or_else(|| {
             counters.push((charge.counter.clone(), 0));
@@ -27,14 +39,13 @@ impl Server {
         let used = &mut counters[at].1;
         let packed = |used: i64| Value::Int((used * 450_001 + 7) * 60_000 + 1);
         let refused = |used: i64| Value::Int(-1 - ((used * 450_001 + 7) * 60_000 + 1));
-        let times = i64::try_from(entry.times()).unwrap();
-        let granted = times.min(2 - *used);
+        let granted = i64::try_from(times.unwrap_or(1)).unwrap().min(2 - *used);
         let before = *used;
         *used += granted;
         match times {
-            1 if granted == 1 => packed(before),
-            1 => refused(before),
-            _ => Value::Array(vec![Value::Int(granted), Value::Int(0), packed(before), refused(*used)]),
+            None if granted == 1 => packed(before),
+            None => refused(before),
+            Some(_) => Value::Array(vec![Value::Int(granted), Value::Int(0), packed(before), refused(*used)]),
         }
     }
 
@@ -58,11 +69,11 @@ fn ask(queue: &Queue, key: u64) -> (Share, bool) {
 }
 
 fn carry(queue: &Queue, server: &Server) {
-    while let Some(entries) = queue.take() {
-        for entry in entries {
-            let reply = server.decide(&entry);
-            entry.answer(reply);
-        }
+    while let Some(mut entries) = queue.take() {
+        sort(&mut entries);
+        let mut answers = Vec::new();
+        packets(&entries).iter().for_each(|packet| packet.read(server.run(packet), &mut answers));
+        entries.into_iter().zip(answers).for_each(|(entry, answer)| entry.answer(answer));
     }
 }
 
