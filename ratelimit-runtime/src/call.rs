@@ -910,7 +910,8 @@ impl Future for Deciding {
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `Deciding::take_window`
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        let taken = self.take_window();
+        let has_memory = self.limiter.as_ref().is_some_and(|limiter| limiter.memory().is_some());
+        let taken = if has_memory { self.take_window() } else { None };
         if let Some(taken) = &taken
             && taken.fits
             && let State::One(One { rule, cost, .. }, ..) = &self.state

@@ -29,11 +29,7 @@ mod known {
         Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, AtomicUsize},
     };
-    use std::{
-        sync::{PoisonError, TryLockError, atomic::Ordering},
-        thread,
-        time::Duration,
-    };
+    use std::{sync::atomic::Ordering, thread, time::Duration};
 
     use smallvec::SmallVec;
     pub(crate) use spin::mutex::{SpinMutex as BriefMutex, SpinMutexGuard as BriefGuard};
@@ -50,34 +46,10 @@ mod known {
         NUMBER.try_with(|number| *number).unwrap_or_default()
     }
 
-    /// Locks what is held for some nanoseconds, and rarely for longer.
+    /// Locks what is held for some nanoseconds at almost every call; for a millisecond at the one in ten thousands that makes room among many.
     ///
     /// Two threads that take turns at every call mostly wait for the cache line to come over from the other. Whoever finds it locked
     /// steps back for as long as some calls take, so that a thread makes many in a row: both get through in less than half the time.
-    #[inline]
-    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        match mutex.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
-            Err(TryLockError::WouldBlock) => step_back(mutex),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn step_back<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        for _ in 0..10 {
-            thread::yield_now();
-            match mutex.try_lock() {
-                Ok(guard) => return guard,
-                Err(TryLockError::Poisoned(guard)) => return guard.into_inner(),
-                Err(TryLockError::WouldBlock) => {}
-            }
-        }
-        mutex.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Locks what is held for some nanoseconds at almost every call; for a millisecond at the one in ten thousands that makes room among many.
     ///
     /// To let go of such a lock is to write one byte, where another has to ask whether somebody sleeps: that takes as long as to lock it. So
     /// nobody is woken, and who finds it locked for long looks again from time to time.
@@ -120,9 +92,8 @@ mod known {
 
 #[cfg(all(test, model_check))]
 mod scheduled {
-    pub(crate) use shuttle::sync::{Mutex as BriefMutex, MutexGuard as BriefGuard};
     pub(crate) use shuttle::sync::{
-        Mutex, MutexGuard,
+        Mutex, Mutex as BriefMutex, MutexGuard, MutexGuard as BriefGuard,
         atomic::{AtomicBool, AtomicU64, AtomicUsize},
     };
     use std::sync::PoisonError;
@@ -134,12 +105,8 @@ mod scheduled {
         usize::from(current().id())
     }
 
-    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        mutex.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn lock_briefly<T>(mutex: &BriefMutex<T>) -> BriefGuard<'_, T> {
-        lock(mutex)
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn try_lock_briefly<T>(mutex: &BriefMutex<T>) -> Option<BriefGuard<'_, T>> {
@@ -149,7 +116,7 @@ mod scheduled {
     pub(crate) fn lock_all_briefly<'a, T>(
         mutexes: &(impl Iterator<Item = &'a BriefMutex<T>> + Clone),
     ) -> SmallVec<[BriefGuard<'a, T>; 1]> {
-        mutexes.clone().map(lock).collect()
+        mutexes.clone().map(lock_briefly).collect()
     }
 
     /// tokio's, each use of it a step.

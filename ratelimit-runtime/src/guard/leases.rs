@@ -6,10 +6,7 @@ use std::{
     collections::{HashMap, VecDeque},
     hash::BuildHasherDefault,
     mem,
-    sync::{
-        PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use tokio::sync::oneshot;
@@ -18,7 +15,7 @@ use crate::{
     CounterName, Decision, Rule,
     key::{AlreadyHashed, Fingerprint},
     store::{Charge, StoreError},
-    sync::{Apart, Mutex, MutexGuard},
+    sync::{Apart, BriefGuard, BriefMutex, lock_briefly},
 };
 
 #[cfg(all(test, model_check))]
@@ -27,7 +24,7 @@ mod model_check;
 /// What this process has taken, for all threads.
 #[derive(Debug)]
 pub(super) struct Leases {
-    shards: Box<[Apart<Mutex<Shard>>]>,
+    shards: Box<[Apart<BriefMutex<Shard>>]>,
     /// How many tasks take, or are about to. Counted under the lock of a shard that is not closed, so that after [`Leases::close`] none is added.
     taking: AtomicUsize,
 }
@@ -149,8 +146,8 @@ impl Leases {
 
     #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
     #[inline]
-    fn shard(&self, name: Fingerprint) -> MutexGuard<'_, Shard> {
-        self.shards[name.0 as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    fn shard(&self, name: Fingerprint) -> BriefGuard<'_, Shard> {
+        lock_briefly(&self.shards[name.0 as usize % SHARDS])
     }
 
     /// Spends what is here, and says what is to be taken ahead then; or how much is here.
@@ -299,7 +296,7 @@ impl Leases {
     /// From now on nothing is taken but what is spent at once.
     pub(super) fn close(&self) {
         for shard in &self.shards {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).is_closed = true;
+            lock_briefly(shard).is_closed = true;
         }
     }
 
@@ -307,7 +304,7 @@ impl Leases {
     pub(super) fn drain(&self, now_us: u64) -> Vec<Charge> {
         let mut charges = Vec::new();
         for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shard = lock_briefly(shard);
             for lease in shard.leases.values_mut() {
                 let left = lease.left_at(now_us);
                 lease.left = 0;

@@ -11,23 +11,22 @@ use std::{
     hash::BuildHasherDefault,
     mem,
     pin::Pin,
-    sync::{Arc, OnceLock, PoisonError, atomic::Ordering},
+    sync::{Arc, OnceLock, atomic::Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use redis::Value;
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use super::command::Packet;
 use crate::{
-    Algorithm, algorithm,
+    Algorithm, Clock, algorithm,
     guard::Asked,
     key::{AlreadyHashed, Fingerprint},
     observe,
     store::{Charge, Charges, StoreError},
-    sync::{Apart, AtomicU64, Mutex, MutexGuard, number_of_thread},
+    sync::{Apart, AtomicU64, BriefGuard, BriefMutex, lock_briefly, number_of_thread},
 };
 
 #[cfg(all(test, model_check))]
@@ -61,12 +60,21 @@ impl Failure {
 /// Each thread has a place for its own, as threads that gather at one place wait for each other half of the time. The oldest decision of all places is taken
 /// first. So a caller on one thread may join a decision that is older than one on another thread; all of them are under way, and nobody is told an
 /// order of theirs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Queue {
-    places: [Apart<Mutex<Place>>; PLACES],
+    places: [Apart<BriefMutex<Place>>; PLACES],
     standing: Apart<AtomicU64>,
     /// How many decisions have been added.
     added: Apart<AtomicU64>,
+    /// By which callers wait. Deadlines are the system's, whatever the limiter's clock shows.
+    clock: Clock,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        let (places, standing, added) = Default::default();
+        Self { places, standing, added, clock: Clock::unpaused() }
+    }
 }
 
 const PLACES: usize = if cfg!(all(test, model_check)) { 2 } else { 16 };
@@ -118,7 +126,7 @@ pub(crate) struct Decision {
     slot: u16,
     /// What the guard wants to know later.
     asked: Option<Asked>,
-    callers: Mutex<Callers>,
+    callers: BriefMutex<Callers>,
     /// What came of it, and those for whom it was not: they had left, or had waited too long, before it was sent.
     told: OnceLock<(Told, Vec<usize>)>,
 }
@@ -136,7 +144,8 @@ struct Callers {
 #[derive(Debug)]
 struct Caller {
     waker: Waker,
-    since: Instant,
+    /// In milliseconds, as all of these times: see [`Queue::now_ms`].
+    since_ms: u64,
     has_left: bool,
 }
 
@@ -189,7 +198,7 @@ pub(super) struct Entry {
     decision: Arc<Decision>,
     callers: usize,
     /// When the first of them came.
-    since: Instant,
+    since_ms: u64,
     /// Those who have left before, or have waited too long.
     gone: Vec<usize>,
 }
@@ -222,6 +231,7 @@ impl Queue {
         consume: bool,
         waker: &Waker,
     ) -> Result<Share, bool> {
+        let since_ms = self.now_ms();
         let place = self.lock();
         let latest = place.latest(name).filter(|decision| match &*decision.charges {
             [charge] => decision.consume == consume && charge.counter.fingerprint() == name && is_same(charge),
@@ -229,7 +239,7 @@ impl Queue {
         });
         match latest {
             Some(decision) => {
-                let index = decision.join(Caller::new(waker));
+                let index = decision.join(Caller::new(waker, since_ms));
                 Ok(Share::new(Arc::clone(decision), index))
             }
             None => Err(self.standing().is_idle()),
@@ -245,7 +255,8 @@ impl Queue {
         asked: Option<Asked>,
         waker: &Waker,
     ) -> (Share, bool) {
-        let callers = Mutex::new(Callers { all: SmallVec::from([Caller::new(waker)]), ..Callers::default() });
+        let caller = Caller::new(waker, self.now_ms());
+        let callers = BriefMutex::new(Callers { all: SmallVec::from([caller]), ..Callers::default() });
         let decision = Arc::new(Decision { charges, consume, slot, asked, callers, told: OnceLock::new() });
         let mut place = self.lock();
         let before = self.added.fetch_add(1, Ordering::Relaxed);
@@ -280,7 +291,7 @@ impl Queue {
 
     /// Takes so many out, the oldest first.
     fn take_first(&self, count: usize) -> Vec<Arc<Decision>> {
-        let mut places: SmallVec<[MutexGuard<'_, Place>; PLACES]> =
+        let mut places: SmallVec<[BriefGuard<'_, Place>; PLACES]> =
             self.places.iter().map(lock).filter(|place| !place.waiting.is_empty()).collect();
         let mut taken = Vec::with_capacity(count.min(places.iter().map(|place| place.waiting.len()).sum()));
         while taken.len() < count
@@ -294,22 +305,22 @@ impl Queue {
     }
 
     /// Tells those who came by then that they have waited too long. Returns when the first of the others came.
-    pub(super) fn give_up(&self, before: Instant) -> Option<Instant> {
+    pub(super) fn give_up(&self, before_ms: u64) -> Option<u64> {
         for place in &self.places {
             let waiting: Vec<_> = {
                 let place = lock(place);
-                let late = place.waiting.iter().take_while(|(_, decision)| decision.first() <= Some(before));
+                let late = place.waiting.iter().take_while(|(_, decision)| decision.first() <= Some(before_ms));
                 late.map(|(_, decision)| Arc::clone(decision)).collect()
             };
             for decision in &waiting {
-                decision.give_up(before);
+                decision.give_up(before_ms);
             }
         }
         self.first()
     }
 
     /// When the first came of those who wait.
-    pub(super) fn first(&self) -> Option<Instant> {
+    pub(super) fn first(&self) -> Option<u64> {
         let first = |place| lock(place).waiting.iter().find_map(|(_, decision)| decision.first());
         self.places.iter().filter_map(first).min()
     }
@@ -340,15 +351,21 @@ impl Queue {
         self.standing.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 
+    /// The time, in milliseconds of which only the difference says something.
+    #[inline]
+    pub(super) fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+
     /// The place of this thread.
-    fn lock(&self) -> MutexGuard<'_, Place> {
+    fn lock(&self) -> BriefGuard<'_, Place> {
         lock(&self.places[number_of_thread() % PLACES])
     }
 }
 
 impl Caller {
-    fn new(waker: &Waker) -> Self {
-        Self { waker: waker.clone(), since: Instant::now(), has_left: false }
+    fn new(waker: &Waker, since_ms: u64) -> Self {
+        Self { waker: waker.clone(), since_ms, has_left: false }
     }
 }
 
@@ -378,8 +395,8 @@ impl Place {
     }
 }
 
-fn lock(place: &Apart<Mutex<Place>>) -> MutexGuard<'_, Place> {
-    crate::sync::lock(place)
+fn lock(place: &Apart<BriefMutex<Place>>) -> BriefGuard<'_, Place> {
+    lock_briefly(place)
 }
 
 impl Decision {
@@ -391,9 +408,9 @@ impl Decision {
     }
 
     /// When the first came of those who still wait.
-    fn first(&self) -> Option<Instant> {
+    fn first(&self) -> Option<u64> {
         let callers = self.lock();
-        callers.all.get(callers.late).map(|caller| caller.since)
+        callers.all.get(callers.late).map(|caller| caller.since_ms)
     }
 
     /// Nobody can join it any more. Nothing if all of its callers have left.
@@ -404,14 +421,14 @@ impl Decision {
         let has_left = |(at, caller): (usize, &Caller)| (at < late || caller.has_left).then_some(at);
         let gone: Vec<_> = callers.all.iter().enumerate().filter_map(has_left).collect();
         let count = callers.all.len() - gone.len();
-        let since = callers.all.first()?.since;
+        let since_ms = callers.all.first()?.since_ms;
         drop(callers);
-        (count > 0).then(|| Entry { decision: self, callers: count, since, gone })
+        (count > 0).then(|| Entry { decision: self, callers: count, since_ms, gone })
     }
 
-    fn give_up(&self, before: Instant) {
+    fn give_up(&self, before_ms: u64) {
         let mut callers = self.lock();
-        let late = callers.all.partition_point(|caller| caller.since <= before);
+        let late = callers.all.partition_point(|caller| caller.since_ms <= before_ms);
         let wakers: Vec<_> =
             callers.all[callers.late.min(late)..late].iter().map(|caller| caller.waker.clone()).collect();
         callers.late = callers.late.max(late);
@@ -427,8 +444,8 @@ impl Decision {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Callers> {
-        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> BriefGuard<'_, Callers> {
+        lock_briefly(&self.callers)
     }
 
     /// What came of it for one caller: as if each had been decided alone, in order. `Some(None)` for one it was not sent for.
@@ -508,13 +525,13 @@ impl Entry {
     }
 
     /// When the first of its callers came.
-    pub(super) fn since(&self) -> Instant {
-        self.since
+    pub(super) fn since_ms(&self) -> u64 {
+        self.since_ms
     }
 
     /// Tells those who came by then that they have waited too long. Returns when the first of the others came.
-    pub(super) fn give_up(&self, before: Instant) -> Option<Instant> {
-        self.decision.give_up(before);
+    pub(super) fn give_up(&self, before_ms: u64) -> Option<u64> {
+        self.decision.give_up(before_ms);
         self.decision.first()
     }
 

@@ -26,7 +26,7 @@ use tokio::{
     runtime::{Handle, Id},
     sync::{Notify, watch},
     task::{coop::consume_budget, yield_now},
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
@@ -446,22 +446,22 @@ impl Link {
     /// Sends decisions, and tells their callers. Those who have waited too long are told so meanwhile, wherever they are.
     async fn carry(&self, connection: &mut Connection, mut entries: Vec<Entry>) {
         let deadline = self.node.settings.deadline;
-        let (ends, callers) = (later(Instant::now(), deadline), entries.iter().map(Entry::callers).sum());
-        let mut tick = entries.iter().map(Entry::since).min().map_or(ends, |since| later(since, deadline));
+        let (ends, callers) = (self.late_at(self.queue.now_ms()), entries.iter().map(Entry::callers).sum());
+        let mut tick = entries.iter().map(Entry::since_ms).min().map_or(ends, |since| self.late_at(since));
         coalescing::sort(&mut entries);
         let answers = {
             let packets = coalescing::packets(&entries);
             let mut sending = pin!(command::send(connection, &packets, callers, false));
             loop {
-                if let Ok(answers) = timeout_at(tick, &mut sending).await {
+                if let Ok(answers) = timeout(self.until(tick), &mut sending).await {
                     break answers;
                 }
-                let now = Instant::now();
-                let Some(before) = now.checked_sub(deadline).filter(|_| now < ends) else {
+                if self.queue.now_ms() >= ends {
                     break Err(StoreError::late(deadline));
-                };
+                }
+                let before = self.late_since();
                 let others = entries.iter().map(|entry| entry.give_up(before)).chain([self.queue.give_up(before)]);
-                tick = others.flatten().min().map_or(ends, |since| ends.min(later(since, deadline)));
+                tick = others.flatten().min().map_or(ends, |since| ends.min(self.late_at(since)));
             }
         };
         match answers {
@@ -472,19 +472,35 @@ impl Link {
 
     /// The same for those who wait in the queue: who has waited too long meanwhile is told so.
     async fn connection_for_many(self: &Arc<Self>) -> Result<Connection, StoreError> {
-        let deadline = self.node.settings.deadline;
         if let Some(connection) = self.open_connection() {
             return connection;
         }
         let mut first = self.queue.first();
         loop {
-            let now = Instant::now();
-            let tick = first.map_or_else(|| later(now, deadline), |since| later(since, deadline));
-            if let Ok(connection) = timeout_at(tick, self.connection()).await {
+            let tick = self.late_at(first.unwrap_or_else(|| self.queue.now_ms()));
+            if let Ok(connection) = timeout(self.until(tick), self.connection()).await {
                 return connection;
             }
-            first = Instant::now().checked_sub(deadline).and_then(|before| self.queue.give_up(before));
+            first = self.queue.give_up(self.late_since());
         }
+    }
+
+    /// When who came then has waited too long: a millisecond more than the deadline at most, and never less.
+    fn late_at(&self, since_ms: u64) -> u64 {
+        since_ms.saturating_add(self.deadline_ms()).saturating_add(1)
+    }
+
+    /// Who came by then has waited too long.
+    fn late_since(&self) -> u64 {
+        self.queue.now_ms().saturating_sub(self.deadline_ms()).saturating_sub(1)
+    }
+
+    fn deadline_ms(&self) -> u64 {
+        u64::try_from(self.node.settings.deadline.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    }
+
+    fn until(&self, ms: u64) -> Duration {
+        Duration::from_millis(ms.saturating_sub(self.queue.now_ms()))
     }
 
     /// Nothing while one is being opened.
@@ -773,9 +789,6 @@ impl Drop for Keeper {
 }
 
 /// A deadline may be longer than times can tell.
-fn later(than: Instant, by: Duration) -> Instant {
-    than.checked_add(by).unwrap_or_else(|| than + Duration::from_secs(60 * 60 * 24 * 365))
-}
 
 fn fail(entries: Vec<Entry>, failure: &Failure) {
     for entry in entries {

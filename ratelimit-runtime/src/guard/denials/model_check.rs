@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use shuttle::thread;
+use shuttle::{sync::Mutex, thread};
 
 use super::*;
-use crate::sync::{Mutex, every_order};
+use crate::sync::every_order;
 
 const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
 const NAME: Fingerprint = Fingerprint(0, 1);

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use shuttle::thread;
+use shuttle::{sync::Mutex, thread};
 
 use super::*;
 use crate::{Key, sync::every_order};
