@@ -839,34 +839,40 @@ impl Deciding {
 
     /// What came of asking together with others.
     #[cfg(feature = "redis")]
-    fn poll_share(&mut self, context: &mut Context<'_>) -> Option<Answer> {
-        let (Some(limiter), State::One(asked, _, Some(share))) = (&self.limiter, &mut self.state) else { return None };
-        let Poll::Ready(told) = limiter.guarded()?.poll(share, context) else { return None };
+    #[inline(never)]
+    fn poll_share(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
+        let (Some(limiter), State::One(One { rule, cost, .. }, _, Some(share))) = (&self.limiter, &mut self.state)
+        else {
+            panic!("`Deciding` polled after it was done");
+        };
+        let told = ready!(limiter.guarded().map_or(Poll::Ready(None), |guarded| guarded.poll(share, context)));
         let error = match told {
-            Some(Ok((look, _))) if !look.fits => {
-                let refused = RequestPerMinute::exceeded(&asked.rule, asked.cost, &look.decision);
-                observe::refused(&refused);
-                return Some(Err(refused));
-            }
-            Some(Ok((look, receipt))) => {
+            Some(Ok((look, receipt))) if look.fits => {
                 limiter.succeeded();
-                observe::admitted(&asked.rule, look.decision.remaining);
-                let decision = share.take_decision()?;
-                return Some(Ok(Permit::shared(self.limiter.take()?, decision, look.decision, receipt)));
+                observe::admitted(rule, look.decision.remaining);
+                let (Some(decision), Some(limiter)) = (share.take_decision(), self.limiter.take()) else {
+                    panic!("a share that has been told is one in a decision");
+                };
+                return Poll::Ready(Ok(Permit::shared(limiter, decision, look.decision, receipt)));
+            }
+            Some(Ok((look, _))) => {
+                let refused = RequestPerMinute::exceeded(rule, *cost, &look.decision);
+                observe::refused(&refused);
+                self.limiter = None;
+                return Poll::Ready(Err(refused));
             }
             Some(Err(error)) => error,
             None => StoreError::late(limiter.settings().deadline),
         };
-        let limiter = self.limiter.take()?;
-        let State::One(asked, manner, _) = mem::replace(&mut self.state, State::Done) else { return None };
-        let call = Call::alone(limiter, asked, manner);
-        match call.answer_or_wait(Err(error), Duration::ZERO) {
-            Ok(answer) => Some(answer.inspect_err(observe::refused)),
-            Err(pending) => {
-                self.state = State::Pending(pending);
-                None
+        if let State::One(asked, manner, _) = mem::replace(&mut self.state, State::Done)
+            && let Some(limiter) = self.limiter.take()
+        {
+            match Call::alone(limiter, asked, manner).answer_or_wait(Err(error), Duration::ZERO) {
+                Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
+                Err(pending) => self.state = State::Pending(pending),
             }
         }
+        self.decide(None, context)
     }
 
     /// All that is not an admitted call of a fixed window in memory that is stored and open.
@@ -874,8 +880,6 @@ impl Deciding {
     fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>) -> Poll<Answer> {
         let answer = match (refused, &self.state) {
             (Some(taken), State::One(One { rule, cost, .. }, ..)) => Some(Err(exceeded(rule, *cost, taken))),
-            #[cfg(feature = "redis")]
-            (_, State::One(_, _, Some(_))) => self.poll_share(context),
             _ => self.take(context),
         };
         if let Some(answer) = answer {
@@ -910,6 +914,10 @@ impl Future for Deciding {
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `Deciding::take_window`
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+        #[cfg(feature = "redis")]
+        if let State::One(_, _, Some(_)) = &self.state {
+            return self.poll_share(context);
+        }
         let has_memory = self.limiter.as_ref().is_some_and(|limiter| limiter.memory().is_some());
         let taken = if has_memory { self.take_window() } else { None };
         if let Some(taken) = &taken

@@ -172,6 +172,7 @@ impl Guarded {
 impl Guarded {
     /// A share in a decision, where such travel together now: the short way for many callers at once. `charge`: what is to be charged, asked for
     /// if nobody is about to charge the same.
+    #[inline]
     pub(crate) fn share(
         &self,
         name: Fingerprint,
@@ -190,6 +191,7 @@ impl Guarded {
     }
 
     /// What came of it. Nothing for a caller who has waited for longer than the deadline.
+    #[inline]
     pub(crate) fn poll(&self, share: &mut Share, context: &mut Context<'_>) -> Poll<Option<redis::Shared>> {
         let told = ready!(Redis::poll(share, context));
         let guard = &self.0;

@@ -178,10 +178,9 @@ pub(super) fn give_back_numbers([opened, _]: [u64; 2], cost: u64) -> Numbers {
     pack([cost * WINDOWS, opened])
 }
 
-/// What the script says of the counter, after the charge if it was `charged`, and the receipt; or what it would have said after `more` had been charged
-/// in the same window.
+/// What the script says of the counter, after the charge if it was `charged`, and the receipt.
 #[cfg(feature = "redis")]
-pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value, more: i64) -> Option<(Look, [u64; 2])> {
+pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value) -> Option<(Look, [u64; 2])> {
     let refused_or = |number: i64| if number < 0 { (true, -1 - number) } else { (false, number) };
     let (refused, value, left_ms) = match reply {
         Value::Nil => return Some((Look::fresh(rule, cost), [0; 2])),
@@ -198,8 +197,7 @@ pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value, more: i
         _ => return None,
     };
     // The server's time is not told, so the window is seen from a clock that shows 0.
-    let mut window =
-        Window { end_ms: left_ms, opened: value % WINDOWS, used: (value / WINDOWS).checked_add_signed(more)? };
+    let mut window = Window { end_ms: left_ms, opened: value % WINDOWS, used: value / WINDOWS };
     if refused || !charged {
         return Some((window.look(rule, 0, cost), [0; 2]));
     }

@@ -234,17 +234,21 @@ pub(crate) fn reply_to_another(charge: &Charge, reply: &Value, later: i64) -> Op
     }
 }
 
-/// What that reply says of the counter, as [`read`] does.
-pub(crate) fn read_another(charge: &Charge, reply: &Value, later: i64) -> Option<(Look, [u64; 2])> {
-    let (rule, cost) = (&charge.rule, charge.cost);
-    match rule.counted_by() {
-        // Many ask for it at once, and so no reply is made for each.
-        Algorithm::FixedWindow { .. } => {
-            let more = later.checked_mul(i64::try_from(cost).ok()?)?;
-            fixed_window::read(rule, cost, true, reply, more)
-        }
-        _ => read(charge, true, &reply_to_another(charge, reply, later)?),
-    }
+/// What [`read`] says of a reply to one of several equal charges, where [`look_of_another`] says what it says of the others.
+pub(crate) fn look_of_all(charge: &Charge, reply: &Value) -> Option<(Look, [u64; 2])> {
+    // Many ask for it at once, and so no reply is made for each.
+    if matches!(charge.rule.counted_by(), Algorithm::FixedWindow { .. }) { read(charge, true, reply) } else { None }
+}
+
+/// What was read of one, for another that `later` of them lie behind.
+pub(crate) fn look_of_another(
+    charge: &Charge,
+    (mut look, receipt): (Look, [u64; 2]),
+    later: i64,
+) -> Option<(Look, [u64; 2])> {
+    let less = later.checked_mul(i64::try_from(charge.cost).ok()?)?;
+    look.decision.remaining = look.decision.remaining.checked_add_signed(less.checked_neg()?)?;
+    Some((look, receipt))
 }
 
 /// Whether a script for one counter is told what [`charged`] says: if it can't know that otherwise.
@@ -267,7 +271,7 @@ pub(crate) fn give_back_numbers(charge: &Charge) -> Numbers {
 pub(crate) fn read(charge: &Charge, charged: bool, reply: &Value) -> Option<(Look, [u64; 2])> {
     let (rule, cost) = (&charge.rule, charge.cost);
     match rule.counted_by() {
-        Algorithm::FixedWindow { .. } => fixed_window::read(rule, cost, charged, reply, 0),
+        Algorithm::FixedWindow { .. } => fixed_window::read(rule, cost, charged, reply),
         Algorithm::SlidingLog => sliding_log::read(rule, reply),
         Algorithm::Concurrent => places::read(rule, reply),
         Algorithm::SlidingWindow { .. } => sliding_window::read(rule, cost, charged, reply),

@@ -21,7 +21,8 @@ use smallvec::SmallVec;
 
 use super::command::Packet;
 use crate::{
-    Algorithm, Clock, algorithm,
+    Algorithm, Clock,
+    algorithm::{self, Look},
     guard::Asked,
     key::{AlreadyHashed, Fingerprint},
     observe,
@@ -163,18 +164,20 @@ enum Told {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Theirs<'a> {
     Reply(&'a Value),
-    /// The reply to another charge; so many of equal ones lie between the two.
-    Another(&'a Value, i64),
+    /// The reply to another of equal charges; so many lie between the two.
+    Another(&'a Equal, i64),
     Failure(&'a Failure),
 }
 
 /// What `equal.lua` replies to equal charges.
 #[derive(Debug)]
-struct Equal {
+pub(crate) struct Equal {
     granted: usize,
     /// Which of them the reply is the one to; one before them, if it is negative.
     at: i64,
-    reply: Value,
+    pub(super) reply: Value,
+    /// See [`algorithm::look_of_all`].
+    look: Option<(Look, [u64; 2])>,
     refusal: Value,
 }
 
@@ -457,7 +460,7 @@ impl Decision {
             Told::Reply(reply) => Theirs::Reply(reply),
             Told::Failure(failure) => Theirs::Failure(failure),
             Told::Equal(Equal { granted, refusal, .. }) if index - before >= *granted => Theirs::Reply(refusal),
-            Told::Equal(Equal { at, reply, .. }) => Theirs::Another(reply, (index - before) as i64 - at),
+            Told::Equal(equal) => Theirs::Another(equal, (index - before) as i64 - equal.at),
         }))
     }
 }
@@ -467,9 +470,9 @@ impl Theirs<'_> {
     fn reply(self, decision: &Decision) -> Result<Value, Failure> {
         match self {
             Self::Reply(reply) => Ok(reply.clone()),
-            Self::Another(reply, later) => {
+            Self::Another(equal, later) => {
                 let charge = decision.charge();
-                let theirs = charge.and_then(|charge| algorithm::reply_to_another(charge, reply, later));
+                let theirs = charge.and_then(|charge| algorithm::reply_to_another(charge, &equal.reply, later));
                 theirs.ok_or_else(|| {
                     let error = "the server's reply to equal charges can't be told to each of them";
                     Failure::Unknown(StoreError::unavailable(error))
@@ -542,7 +545,7 @@ impl Entry {
     /// Tells its callers what the server replied.
     pub(super) fn answer(mut self, Answer { reply, before }: Answer) {
         let told = match (before, reply) {
-            (Some(before), Value::Array(parts)) => match Equal::read(parts, before) {
+            (Some(before), Value::Array(parts)) => match Equal::read(parts, before, self.decision.charge()) {
                 Ok(equal) => Told::Equal(equal),
                 Err(parts) => Told::Reply(Value::Array(parts)),
             },
@@ -564,11 +567,20 @@ impl Drop for Entry {
 
 impl Equal {
     #[allow(clippy::cast_possible_wrap)] // there are not so many callers
-    fn read(mut parts: Vec<Value>, before: usize) -> Result<Self, Vec<Value>> {
+    fn read(mut parts: Vec<Value>, before: usize, charge: Option<&Charge>) -> Result<Self, Vec<Value>> {
         let [Value::Int(granted), Value::Int(at), reply, refusal] = &mut parts[..] else { return Err(parts) };
         let granted = usize::try_from(*granted).unwrap_or_default().saturating_sub(before);
         let (reply, refusal) = (mem::take(reply), mem::take(refusal));
-        Ok(Self { granted, at: *at - before as i64, reply, refusal })
+        let look = charge.and_then(|charge| algorithm::look_of_all(charge, &reply));
+        Ok(Self { granted, at: *at - before as i64, reply, look, refusal })
+    }
+
+    /// What [`algorithm::read`] says of the reply to another.
+    pub(super) fn look(&self, charge: &Charge, later: i64) -> Option<(Look, [u64; 2])> {
+        match self.look {
+            Some(look) => algorithm::look_of_another(charge, look, later),
+            None => algorithm::read(charge, true, &algorithm::reply_to_another(charge, &self.reply, later)?),
+        }
     }
 }
 
@@ -617,6 +629,8 @@ impl Decision {
 
 impl Share {
     /// What came of it, as it is read. Nothing for a caller who has waited for longer than the deadline.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // or what is read is copied from one to the next
     pub(crate) fn poll_told<T>(
         &mut self,
         context: &mut Context<'_>,

@@ -301,7 +301,7 @@ impl Links {
             other = self.link_on(&runtime);
             &other
         };
-        if !link.node.settings.coalescing || link.refusal().is_some() {
+        if !link.node.settings.coalescing || !link.admits.load(Ordering::Acquire) {
             return None;
         }
         match link.queue.join(name, is_same, true, waker) {

@@ -177,17 +177,18 @@ impl Redis {
     }
 
     /// What a share came to. Nothing for a caller who has waited for longer than the deadline.
+    #[inline]
     pub(crate) fn poll(share: &mut Share, context: &mut Context<'_>) -> Poll<Option<Shared>> {
         share.poll_told(context, |decision, theirs| {
-            let (reply, later) = match theirs {
+            let (reply, read) = match theirs {
                 Theirs::Failure(failure) => return Err(failure.clone().into_error()),
-                Theirs::Reply(reply) => (reply, None),
-                Theirs::Another(reply, later) => (reply, Some(later)),
+                Theirs::Reply(reply) => {
+                    (reply, decision.charge().and_then(|charge| algorithm::read(charge, true, reply)))
+                }
+                Theirs::Another(equal, later) => {
+                    (&equal.reply, decision.charge().and_then(|charge| equal.look(charge, later)))
+                }
             };
-            let read = decision.charge().and_then(|charge| match later {
-                None => algorithm::read(charge, true, reply),
-                Some(later) => algorithm::read_another(charge, reply, later),
-            });
             read.ok_or_else(|| answer(reply.clone()).map_or_else(|error| error, |reply| unexpected(&reply)))
         })
     }
