@@ -847,16 +847,16 @@ impl Deciding {
         };
         let told = ready!(limiter.guarded().map_or(Poll::Ready(None), |guarded| guarded.poll(share, context)));
         let error = match told {
-            Some(Ok((look, receipt))) if look.fits => {
+            Some(Ok(taken)) if taken.fits() => {
                 limiter.succeeded();
-                observe::admitted(rule, look.decision.remaining);
+                observe::admitted(rule, taken.remaining);
                 let (Some(decision), Some(limiter)) = (share.take_decision(), self.limiter.take()) else {
                     panic!("a share that has been told is one in a decision");
                 };
-                return Poll::Ready(Ok(Permit::shared(limiter, decision, look.decision, receipt)));
+                return Poll::Ready(Ok(Permit::shared(limiter, decision, rule.limit(), &taken)));
             }
-            Some(Ok((look, _))) => {
-                let refused = RequestPerMinute::exceeded(rule, *cost, &look.decision);
+            Some(Ok(taken)) => {
+                let refused = RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule));
                 observe::refused(&refused);
                 self.limiter = None;
                 return Poll::Ready(Err(refused));

@@ -180,13 +180,9 @@ impl Permit {
 
     /// For a share in a decision.
     #[cfg(feature = "redis")]
-    pub(crate) fn shared(
-        limiter: Held,
-        decided: Arc<crate::redis::Decision>,
-        decision: Decision,
-        receipt: [u64; 2],
-    ) -> Self {
-        Self { charged: Charged::Shared(limiter, decided, receipt), ..Self::uncharged(decision) }
+    pub(crate) fn shared(limiter: Held, decided: Arc<crate::redis::Decision>, limit: u64, taken: &Taken) -> Self {
+        let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
+        Self { limit, remaining, reset_after_ms, charged: Charged::Shared(limiter, decided, receipt) }
     }
 
     /// For one charge of a fixed window in the memory store.

@@ -193,19 +193,21 @@ impl Guarded {
     /// What came of it. Nothing for a caller who has waited for longer than the deadline.
     #[inline]
     pub(crate) fn poll(&self, share: &mut Share, context: &mut Context<'_>) -> Poll<Option<redis::Shared>> {
-        let told = ready!(Redis::poll(share, context));
         let guard = &self.0;
+        let told = ready!(Redis::poll(share, context, |decision, charge, look| {
+            if let Some(asked) = decision.asked() {
+                guard.keep(charge, look, asked);
+            }
+        }));
         if cfg!(feature = "metrics")
             && let Some(Asked { at_us, .. }) = share.asked()
         {
             observe::answered_after(Duration::from_micros(guard.clock.now_us().saturating_sub(at_us)));
         }
-        if let (Some(Ok((look, _))), Some(charge)) = (&told, share.charge()) {
-            if look.fits {
-                guard.denials.drop_one(charge.counter.fingerprint());
-            } else if let Some(asked) = share.asked() {
-                guard.keep(charge, look, asked);
-            }
+        if let (Some(Ok(taken)), Some(charge)) = (&told, share.charge())
+            && taken.fits()
+        {
+            guard.denials.drop_one(charge.counter.fingerprint());
         }
         Poll::Ready(told)
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use redis::Value;
 use smallvec::SmallVec;
 
-use super::{Look, bucket, fixed_window, places, sliding_log, sliding_window};
+use super::{Look, Taken, bucket, fixed_window, places, sliding_log, sliding_window};
 use crate::{Algorithm, store::Charge};
 
 /// What an algorithm's scripts take: numbers of 8 bytes in one argument, which are quicker to read than digits in several. Each is a whole number,
@@ -234,21 +234,19 @@ pub(crate) fn reply_to_another(charge: &Charge, reply: &Value, later: i64) -> Op
     }
 }
 
-/// What [`read`] says of a reply to one of several equal charges, where [`look_of_another`] says what it says of the others.
-pub(crate) fn look_of_all(charge: &Charge, reply: &Value) -> Option<(Look, [u64; 2])> {
+/// What was taken by one of several equal charges, where [`taken_by_another`] says from that what was by the others.
+pub(crate) fn taken_by_all(charge: &Charge, reply: &Value) -> Option<Taken> {
     // Many ask for it at once, and so no reply is made for each.
-    if matches!(charge.rule.counted_by(), Algorithm::FixedWindow { .. }) { read(charge, true, reply) } else { None }
+    let is_window = matches!(charge.rule.counted_by(), Algorithm::FixedWindow { .. });
+    let (look, receipt) = if is_window { read(charge, true, reply)? } else { return None };
+    look.fits.then(|| Taken::new(look, receipt))
 }
 
-/// What was read of one, for another that `later` of them lie behind.
-pub(crate) fn look_of_another(
-    charge: &Charge,
-    (mut look, receipt): (Look, [u64; 2]),
-    later: i64,
-) -> Option<(Look, [u64; 2])> {
+/// What was taken by one that follows so much `later`.
+#[inline]
+pub(crate) fn taken_by_another(charge: &Charge, taken: &Taken, later: i64) -> Option<Taken> {
     let less = later.checked_mul(i64::try_from(charge.cost).ok()?)?;
-    look.decision.remaining = look.decision.remaining.checked_add_signed(less.checked_neg()?)?;
-    Some((look, receipt))
+    Some(Taken { remaining: taken.remaining.checked_add_signed(less.checked_neg()?)?, ..*taken })
 }
 
 /// Whether a script for one counter is told what [`charged`] says: if it can't know that otherwise.

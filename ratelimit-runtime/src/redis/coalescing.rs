@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 use super::command::Packet;
 use crate::{
     Algorithm, Clock,
-    algorithm::{self, Look},
+    algorithm::{self, Taken},
     guard::Asked,
     key::{AlreadyHashed, Fingerprint},
     observe,
@@ -176,8 +176,8 @@ pub(crate) struct Equal {
     /// Which of them the reply is the one to; one before them, if it is negative.
     at: i64,
     pub(super) reply: Value,
-    /// See [`algorithm::look_of_all`].
-    look: Option<(Look, [u64; 2])>,
+    /// See [`algorithm::taken_by_all`].
+    taken: Option<Taken>,
     refusal: Value,
 }
 
@@ -571,16 +571,18 @@ impl Equal {
         let [Value::Int(granted), Value::Int(at), reply, refusal] = &mut parts[..] else { return Err(parts) };
         let granted = usize::try_from(*granted).unwrap_or_default().saturating_sub(before);
         let (reply, refusal) = (mem::take(reply), mem::take(refusal));
-        let look = charge.and_then(|charge| algorithm::look_of_all(charge, &reply));
-        Ok(Self { granted, at: *at - before as i64, reply, look, refusal })
+        let taken = charge.and_then(|charge| algorithm::taken_by_all(charge, &reply));
+        Ok(Self { granted, at: *at - before as i64, reply, taken, refusal })
     }
 
     /// What [`algorithm::read`] says of the reply to another.
-    pub(super) fn look(&self, charge: &Charge, later: i64) -> Option<(Look, [u64; 2])> {
-        match self.look {
-            Some(look) => algorithm::look_of_another(charge, look, later),
-            None => algorithm::read(charge, true, &algorithm::reply_to_another(charge, &self.reply, later)?),
+    #[inline]
+    pub(super) fn taken(&self, charge: &Charge, later: i64) -> Option<Taken> {
+        if let Some(taken) = &self.taken {
+            return algorithm::taken_by_another(charge, taken, later);
         }
+        let reply = algorithm::reply_to_another(charge, &self.reply, later)?;
+        algorithm::read(charge, true, &reply).map(|(look, receipt)| Taken::new(look, receipt))
     }
 }
 
@@ -604,7 +606,7 @@ impl Share {
     }
 
     pub(crate) fn asked(&self) -> Option<Asked> {
-        self.decision.as_ref()?.asked
+        self.decision.as_ref()?.asked()
     }
 
     /// What it is a share in, when it has been told. It is no share any more then.
@@ -617,6 +619,10 @@ impl Decision {
     /// Of a decision on one counter.
     pub(crate) fn charge(&self) -> Option<&Charge> {
         self.charges.first()
+    }
+
+    pub(crate) fn asked(&self) -> Option<Asked> {
+        self.asked
     }
 
     /// What a caller was charged.

@@ -286,6 +286,8 @@ impl Links {
     }
 
     /// A share in a decision on one counter, where such travel together now. `charge`: what is to be charged, where it is not known yet.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // or a share is copied from one to the next
     pub(super) fn share(
         &self,
         name: Fingerprint,

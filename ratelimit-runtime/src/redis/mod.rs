@@ -38,7 +38,7 @@ pub(crate) use self::{
 };
 use crate::{
     CounterName,
-    algorithm::{self, Look},
+    algorithm::{self, Look, Taken},
     guard::Asked,
     key::Fingerprint,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
@@ -159,10 +159,11 @@ impl Redis {
 }
 
 /// What came of a share.
-pub(crate) type Shared = Result<(Look, [u64; 2]), StoreError>;
+pub(crate) type Shared = Result<Taken, StoreError>;
 
 impl Redis {
     /// A share in a decision on one counter, where such travel together now: the short way for many callers at once.
+    #[inline]
     pub(crate) fn share(
         &self,
         name: Fingerprint,
@@ -176,20 +177,35 @@ impl Redis {
         }
     }
 
-    /// What a share came to. Nothing for a caller who has waited for longer than the deadline.
+    /// What a share came to. Nothing for a caller who has waited for longer than the deadline. `refused`: is told what the server says of a charge that
+    /// does not fit.
     #[inline]
-    pub(crate) fn poll(share: &mut Share, context: &mut Context<'_>) -> Poll<Option<Shared>> {
+    pub(crate) fn poll(
+        share: &mut Share,
+        context: &mut Context<'_>,
+        refused: impl FnOnce(&Decision, &Charge, &Look),
+    ) -> Poll<Option<Shared>> {
         share.poll_told(context, |decision, theirs| {
-            let (reply, read) = match theirs {
+            let charge = decision.charge();
+            let reply = match theirs {
                 Theirs::Failure(failure) => return Err(failure.clone().into_error()),
+                Theirs::Another(equal, later) => match charge.and_then(|charge| equal.taken(charge, later)) {
+                    Some(taken) => return Ok(taken),
+                    None => &equal.reply,
+                },
                 Theirs::Reply(reply) => {
-                    (reply, decision.charge().and_then(|charge| algorithm::read(charge, true, reply)))
-                }
-                Theirs::Another(equal, later) => {
-                    (&equal.reply, decision.charge().and_then(|charge| equal.look(charge, later)))
+                    match charge.and_then(|charge| Some((charge, algorithm::read(charge, true, reply)?))) {
+                        Some((charge, (look, receipt))) => {
+                            if !look.fits {
+                                refused(decision, charge, &look);
+                            }
+                            return Ok(Taken::new(look, receipt));
+                        }
+                        None => reply,
+                    }
                 }
             };
-            read.ok_or_else(|| answer(reply.clone()).map_or_else(|error| error, |reply| unexpected(&reply)))
+            Err(answer(reply.clone()).map_or_else(|error| error, |reply| unexpected(&reply)))
         })
     }
 }

@@ -17,7 +17,7 @@
 //! | column | |
 //! |---|---|
 //! | decisions/s | of all callers together |
-//! | p50, p99 | how long a caller waits for a decision, in microseconds; every seventh is measured, as to read the clock takes as long as some decisions |
+//! | p50, p99 | how long a caller waits for a decision, in microseconds; one of 31 is measured, as to read the clock takes as long as some decisions |
 //! | commands | that reached the servers, a decision |
 //! | client, server | processor time a decision, in microseconds |
 //! | allocations | a decision, of caller and connection, on a runtime of one thread |
@@ -103,7 +103,7 @@ struct Load {
 }
 
 /// Of how many calls one is measured.
-const MEASURED: u64 = 7;
+const MEASURED: u64 = 31;
 /// How many times a caller comes for calls, at least, so that all end at about the same time.
 const TIMES: u64 = 32;
 /// How many calls a caller takes at most at a time: callers on two threads wait for each other where they come for each one.
