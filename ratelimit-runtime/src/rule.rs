@@ -269,8 +269,8 @@ impl Rule {
     ///
     /// It is part of neither the counter's name nor its state. The memory store has no need of it.
     ///
-    /// Remembered are, of each store, up to 131,072 counters of which nothing remained: for a cost of 1, and with a fixed window for any cost. Of a call with several
-    /// rules, all have to be known to refuse.
+    /// Remembered are, of each store, up to 131,072 counters of which nothing remained, and all will within 49 days: for a cost of 1, and with a fixed window for
+    /// any cost. Of a call with several rules, all have to be known to refuse.
     ///
     /// ```
     /// # use ratelimit_runtime::Rule;

@@ -234,6 +234,7 @@ mod tests {
             (0, (START, START)),
             (1, (START, START)),
             (5, (START, START + 4_000)),
+            (1 << 32, (START, START)),
             (u64::MAX, (START, START)),
             (u64::MAX - 1, (START, START)),
             (u64::MAX / 1000, (START, START)),
@@ -242,6 +243,11 @@ mod tests {
             keep(&denials, 1, denial(retry_after_ms, 5), times);
             assert!(!is_known(&denials, 1, times.1), "{retry_after_ms}");
         }
+        let denials = Denials::new();
+        let longest = u64::from(u32::MAX);
+        keep(&denials, 1, denial(longest, longest), (START, START));
+        assert!(is_known(&denials, 1, START + (longest - 1) * 1000 - 1));
+        assert!(!is_known(&denials, 1, START + (longest - 1) * 1000));
     }
 
     #[test]

@@ -34,7 +34,7 @@ use crate::{
 mod model_check;
 
 /// How many calls may be under way before decisions gather.
-const CALLS: u64 = if cfg!(all(test, model_check)) { 1 } else { 3 };
+const CALLS: u64 = if cfg!(all(test, model_check)) { 1 } else { 4 };
 /// How many different decisions a call carries. So many do not wait for another call to end.
 const ENTRIES: usize = 64;
 

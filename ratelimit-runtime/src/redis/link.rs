@@ -790,8 +790,6 @@ impl Drop for Keeper {
     }
 }
 
-/// A deadline may be longer than times can tell.
-
 fn fail(entries: Vec<Entry>, failure: &Failure) {
     for entry in entries {
         entry.fail(failure.clone());
