@@ -204,8 +204,8 @@ impl Builder {
 
     /// Whether calls to a Redis server carry the decisions of several callers. They do if not set.
     ///
-    /// While three calls to a server are under way on a tokio runtime, further decisions gather, and the next call carries up to 64
-    /// different ones; equal ones of one thread travel as one, that is granted as often as fits. Each is decided by itself: those of one thread in the
+    /// While four calls to a server are under way on a tokio runtime, further decisions gather, and the next call carries up to 64
+    /// different ones; equal ones of one thread travel as one, that is granted as often as fits, and so do those of all threads if there are no others. Each is decided by itself: those of one thread in the
     /// order of arrival, those of several in about that order. A decision that comes alone goes at once. In a cluster a call goes to one slot.
     #[cfg(feature = "redis")]
     pub fn coalescing(mut self, coalescing: bool) -> Self {

@@ -53,7 +53,7 @@ struct Counters {
     others: HashMap<Fingerprint, Counter, BuildHasherDefault<AlreadyHashed>>,
 }
 
-const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
+const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
 const SWEEP_PAUSE_MS: u64 = 100;
 /// How far at most the counters of two processors are apart, and more.
 const SKEW_US: u64 = 1000;
@@ -106,7 +106,7 @@ impl Memory {
             request.charges.iter().map(|charge| shard_of(&charge.counter.fingerprint())).collect();
         indices.sort_unstable();
         indices.dedup();
-        let shards = lock_all_briefly(&indices.iter().map(|index| &*self.shards[*index]));
+        let shards = lock_all_briefly::<_, 1>(&indices.iter().map(|index| &*self.shards[*index]));
         let mut shards: Locked<'_> = indices.into_iter().zip(shards).collect();
         let now_us = shards.iter_mut().map(|(_, shard)| shard.now_us(&self.clock)).max().unwrap_or_default();
         shards.iter_mut().for_each(|(_, shard)| shard.latest_us = now_us);

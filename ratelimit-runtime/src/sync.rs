@@ -64,9 +64,9 @@ mod known {
     }
 
     /// Locks all of them. Who waits for one holds none: all who want that would wait too.
-    pub(crate) fn lock_all_briefly<'a, T>(
+    pub(crate) fn lock_all_briefly<'a, T, const N: usize>(
         mutexes: &(impl Iterator<Item = &'a BriefMutex<T>> + Clone),
-    ) -> SmallVec<[BriefGuard<'a, T>; 1]> {
+    ) -> SmallVec<[BriefGuard<'a, T>; N]> {
         let try_lock = || mutexes.clone().map(BriefMutex::try_lock).collect::<Option<_>>();
         try_lock().unwrap_or_else(|| look_again(try_lock))
     }
@@ -113,9 +113,9 @@ mod scheduled {
         mutex.try_lock().ok()
     }
 
-    pub(crate) fn lock_all_briefly<'a, T>(
+    pub(crate) fn lock_all_briefly<'a, T, const N: usize>(
         mutexes: &(impl Iterator<Item = &'a BriefMutex<T>> + Clone),
-    ) -> SmallVec<[BriefGuard<'a, T>; 1]> {
+    ) -> SmallVec<[BriefGuard<'a, T>; N]> {
         mutexes.clone().map(lock_briefly).collect()
     }
 

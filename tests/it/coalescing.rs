@@ -168,16 +168,22 @@ async fn who_may_not_use_one_counter_may_use_the_others() {
     let url = server.url().replace("redis://", "redis://some:secret@");
     let builder = Limiter::builder(&url).on_store_error(OnStoreError::Deny).deadline(Duration::from_secs(20));
     let limiter = builder.build().await.unwrap();
-    let (mine, theirs) = (rule("mine", 100, ALGORITHMS[0]), rule("theirs", 100, ALGORITHMS[0]));
-    let calls = join_all((0..60).map(|nth| limiter.acquire(if nth % 3 == 0 { &theirs } else { &mine }, nth))).await;
-    for (nth, call) in calls.into_iter().enumerate() {
+    let (mine, theirs) = (rule("mine", 5, ALGORITHMS[0]), rule("theirs", 5, ALGORITHMS[0]));
+    // Ten callers of each key.
+    let calls = (0..60).map(|nth| limiter.acquire(if nth % 3 == 0 { &theirs } else { &mine }, nth % 6));
+    let mut remaining: [Vec<u64>; 6] = Default::default();
+    for (nth, call) in join_all(calls).await.into_iter().enumerate() {
         match call {
-            Ok(_) => assert_ne!(nth % 3, 0),
-            Err(error) => {
-                assert_eq!((nth % 3, error.cause()), (0, Cause::Misconfigured), "{error}");
+            Ok(permit) => remaining[nth % 6].push(permit.remaining()),
+            Err(error) if nth % 3 == 0 => {
+                assert_eq!(error.cause(), Cause::Misconfigured, "{error}");
                 assert!(error.to_string().contains("NOPERM"), "{error}");
             }
+            Err(error) => assert_eq!(error.cause(), Cause::Exceeded, "{error}"),
         }
+    }
+    for (key, remaining) in remaining.iter().enumerate() {
+        assert_eq!(remaining, if key % 3 == 0 { &[][..] } else { &[4, 3, 2, 1, 0] });
     }
 }
 

@@ -7,13 +7,9 @@
 -- Replies with a reply for each counter, or an error; if all of them are numbers, in one string of 8 bytes each, which is quicker to read. That for
 -- equal charges is what `equal.lua` says.
 local call, keys, requests, rules, i, run = redis.call, KEYS, { string.byte(ARGV[1], 1, -1) }, {}, 0, 2
-local count, at, time, now, values, ends = #keys, requests[1] + 2, nil, nil, {}, requests[run]
-if count > 1 or requests[3] % 4 == 2 then
-  time = call('TIME')
-  time[1], time[2] = 0 + time[1], 0 + time[2]
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-  values = @values
-end
+local count, at, values, ends, time, now = #keys, requests[1] + 2, {}, requests[run], nil, nil
+@time
+values = @values
 
 local function each()
   local call, keys, replies = call, keys, values -- in the place of what was read: a table of its own would grow again and again

@@ -7,6 +7,9 @@ local granted, place, last, n = 0, 0, false, math.max(math.min(times, most), 1)
 -- All at once, or else as many as are found to fit by looks, also at once: so that one reply tells of all of them.
 local is_look, fitting, too_many = false, 0, 0
 while granted < times do
+  if n < times and not now then -- all that is decided in more than one go is decided at one time
+    @time
+  end
   local charge, charged, @numbers = not is_look, its_charge * n, @known
   charged = string.format(charged < 2 ^ 31 and '%d' or '%.0f', charged) -- `%d` is quick, and takes less than 2^31 on every server
   if n > 1 then

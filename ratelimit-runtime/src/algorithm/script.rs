@@ -157,6 +157,12 @@ fn fill(script: &str, kind: usize) -> String {
     let rule: Vec<_> = (1..=names.len()).map(|number| format!("rule[{number}]")).collect();
     script
         .replace("@equal\n", include_str!("equal.lua"))
+        .replace(
+            "@time",
+            "time = call('TIME')\n\
+             time[1], time[2] = 0 + time[1], 0 + time[2]\n\
+             now = time[1] * 1000 + math.floor(time[2] / 1000)",
+        )
         .replace("@format", &format!("<{}", "d".repeat(names.len() + 1)))
         .replace("@values", if *has_value { "call('MGET', unpack(KEYS))" } else { "values" })
         .replace("@first_of_many", first_of_many)
@@ -246,7 +252,8 @@ pub(crate) fn taken_by_all(charge: &Charge, reply: &Value) -> Option<Taken> {
 #[inline]
 pub(crate) fn taken_by_another(charge: &Charge, taken: &Taken, later: i64) -> Option<Taken> {
     let less = later.checked_mul(i64::try_from(charge.cost).ok()?)?;
-    Some(Taken { remaining: taken.remaining.checked_add_signed(less.checked_neg()?)?, ..*taken })
+    let remaining = taken.remaining.checked_add_signed(less.checked_neg()?)?;
+    (remaining <= charge.rule.limit()).then_some(Taken { remaining, ..*taken })
 }
 
 /// Whether a script for one counter is told what [`charged`] says: if it can't know that otherwise.

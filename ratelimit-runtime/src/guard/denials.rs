@@ -51,7 +51,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Nothing of what says nothing of now, or holds for longer than 49 days.
+    /// Nothing of what says nothing of now, or of times that are more than 49 days away.
     ///
     /// The store has decided after `sent_us`, and rounded up to a millisecond: as long as less than that has passed, it would refuse too.
     fn new(rule: &Rule, Denial { decision, wait_ms }: Denial, sent_us: u64, now_us: u64) -> Option<Self> {

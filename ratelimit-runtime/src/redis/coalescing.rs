@@ -19,7 +19,7 @@ use std::{
 use redis::Value;
 use smallvec::SmallVec;
 
-use super::command::Packet;
+use super::{command::Packet, unexpected};
 use crate::{
     Algorithm, Clock,
     algorithm::{self, Taken},
@@ -27,7 +27,7 @@ use crate::{
     key::{AlreadyHashed, Fingerprint},
     observe,
     store::{Charge, Charges, StoreError},
-    sync::{Apart, AtomicU64, BriefGuard, BriefMutex, lock_briefly, number_of_thread},
+    sync::{Apart, AtomicU64, BriefGuard, BriefMutex, lock_all_briefly, lock_briefly, number_of_thread},
 };
 
 #[cfg(all(test, model_check))]
@@ -138,8 +138,6 @@ struct Callers {
     all: SmallVec<[Caller; 1]>,
     /// So many of them have waited too long.
     late: usize,
-    /// It is on its way.
-    is_sent: bool,
 }
 
 #[derive(Debug)]
@@ -234,8 +232,8 @@ impl Queue {
         consume: bool,
         waker: &Waker,
     ) -> Result<Share, bool> {
-        let since_ms = self.now_ms();
         let place = self.lock();
+        let since_ms = self.now_ms(); // callers of one decision stand in this order
         let latest = place.latest(name).filter(|decision| match &*decision.charges {
             [charge] => decision.consume == consume && charge.counter.fingerprint() == name && is_same(charge),
             _ => false,
@@ -294,8 +292,8 @@ impl Queue {
 
     /// Takes so many out, the oldest first.
     fn take_first(&self, count: usize) -> Vec<Arc<Decision>> {
-        let mut places: SmallVec<[BriefGuard<'_, Place>; PLACES]> =
-            self.places.iter().map(lock).filter(|place| !place.waiting.is_empty()).collect();
+        let mut places = lock_all_briefly::<_, PLACES>(&self.places.iter().map(|place| &**place));
+        places.retain(|place| !place.waiting.is_empty());
         let mut taken = Vec::with_capacity(count.min(places.iter().map(|place| place.waiting.len()).sum()));
         while taken.len() < count
             && let Some(place) = places.iter_mut().min_by_key(|place| place.first())
@@ -418,8 +416,7 @@ impl Decision {
 
     /// Nobody can join it any more. Nothing if all of its callers have left.
     fn send(self: Arc<Self>) -> Option<Entry> {
-        let mut callers = self.lock();
-        callers.is_sent = true;
+        let callers = self.lock();
         let late = callers.late;
         let has_left = |(at, caller): (usize, &Caller)| (at < late || caller.has_left).then_some(at);
         let gone: Vec<_> = callers.all.iter().enumerate().filter_map(has_left).collect();
@@ -460,7 +457,7 @@ impl Decision {
             Told::Reply(reply) => Theirs::Reply(reply),
             Told::Failure(failure) => Theirs::Failure(failure),
             Told::Equal(Equal { granted, refusal, .. }) if index - before >= *granted => Theirs::Reply(refusal),
-            Told::Equal(equal) => Theirs::Another(equal, (index - before) as i64 - equal.at),
+            Told::Equal(equal) => Theirs::Another(equal, ((index - before) as i64).saturating_sub(equal.at)),
         }))
     }
 }
@@ -547,9 +544,10 @@ impl Entry {
         let told = match (before, reply) {
             (Some(before), Value::Array(parts)) => match Equal::read(parts, before, self.decision.charge()) {
                 Ok(equal) => Told::Equal(equal),
-                Err(parts) => Told::Reply(Value::Array(parts)),
+                Err(parts) => Told::Failure(Failure::Unknown(unexpected(&Value::Array(parts)))),
             },
-            (_, reply) => Told::Reply(reply),
+            (None, reply) | (_, reply @ Value::ServerError(_)) => Told::Reply(reply),
+            (_, reply) => Told::Failure(Failure::Unknown(unexpected(&reply))),
         };
         self.decision.tell(told, mem::take(&mut self.gone));
     }
@@ -572,7 +570,7 @@ impl Equal {
         let granted = usize::try_from(*granted).unwrap_or_default().saturating_sub(before);
         let (reply, refusal) = (mem::take(reply), mem::take(refusal));
         let taken = charge.and_then(|charge| algorithm::taken_by_all(charge, &reply));
-        Ok(Self { granted, at: *at - before as i64, reply, taken, refusal })
+        Ok(Self { granted, at: at.saturating_sub(before as i64), reply, taken, refusal })
     }
 
     /// What [`algorithm::read`] says of the reply to another.

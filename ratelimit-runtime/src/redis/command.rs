@@ -270,8 +270,7 @@ pub(super) async fn send(
         match packet {
             // One of the counters was a reason to refuse them all, and nothing has run: the user may not use it, or it has moved to another node.
             Packet::Decisions(entries) if entries.len() > 1 && is_about_one(&reply) => {
-                refused
-                    .extend(entries.chunks(1).zip(answers.len()..).map(|(entry, at)| (Packet::Decisions(entry), at)));
+                refused.extend(entries.chunks(1).zip(answers.len()..).map(|(entry, at)| (Packet::of(entry), at)));
                 packet.read(reply, &mut answers);
             }
             _ => packet.read(reply, &mut answers),

@@ -487,7 +487,7 @@ impl Link {
         }
     }
 
-    /// When who came then has waited too long: a millisecond more than the deadline at most, and never less.
+    /// When who came then has waited too long: up to two milliseconds more than the deadline, and never less.
     fn late_at(&self, since_ms: u64) -> u64 {
         since_ms.saturating_add(self.deadline_ms()).saturating_add(1)
     }

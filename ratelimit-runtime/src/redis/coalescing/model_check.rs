@@ -20,7 +20,10 @@ impl Server {
     fn run(&self, packet: &Packet<'_>) -> Value {
         match packet {
             Packet::Equal(entries) => self.decide(entries[0].charges(), Some(entries.iter().map(Entry::times).sum())),
-            Packet::Decisions([entry]) => self.decide(entry.charges(), None),
+            Packet::Decisions([entry]) => {
+                assert_eq!(entry.times(), 1);
+                self.decide(entry.charges(), None)
+            }
             Packet::Decisions(entries) => {
                 let times = |entry: &Entry| (entry.times() > 1).then(|| entry.times());
                 Value::Array(entries.iter().map(|entry| self.decide(entry.charges(), times(entry))).collect())
