@@ -75,7 +75,9 @@ fn carry(queue: &Queue, server: &Server) {
     while let Some(mut entries) = queue.take() {
         sort(&mut entries);
         let mut answers = Vec::new();
-        packets(&entries).iter().for_each(|packet| packet.read(server.run(packet), &mut answers));
+        for packet in packets(&entries) {
+            packet.read(server.run(&packet), &mut answers);
+        }
         entries.into_iter().zip(answers).for_each(|(entry, answer)| entry.answer(answer));
     }
 }
