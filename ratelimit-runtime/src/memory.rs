@@ -55,6 +55,8 @@ struct Counters {
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
 const SWEEP_PAUSE_MS: u64 = 100;
+/// A shard with fewer counters is let alone, fresh or not: 4,096 in all.
+const SWEPT_AT_LEAST: usize = 16;
 /// How far at most the counters of two processors are apart, and more.
 const SKEW_US: u64 = 1000;
 
@@ -167,7 +169,7 @@ impl Memory {
     ) -> Result<T, StoreError> {
         if shard.counters.len() >= shard.sweep_above {
             self.sweep(shard, now_us);
-            shard.sweep_above = (2 * shard.counters.len()).max(64);
+            shard.sweep_above = (2 * shard.counters.len()).max(SWEPT_AT_LEAST);
         }
         while !self.take_room() {
             if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {
