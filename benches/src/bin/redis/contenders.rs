@@ -13,7 +13,7 @@ use limitador_0_6::{
     limit::{Limit, Namespace},
     storage::redis::{AsyncRedisStorage, CachedRedisStorage},
 };
-use ratelimit_runtime::{Builder, Limiter, OnStoreError, Rule};
+use ratelimit_runtime::{Limiter, OnStoreError, Rule};
 use ratelimit_tests::RedisServer;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, Value,
@@ -29,11 +29,6 @@ use trypema::{
 };
 
 use crate::place::Place;
-
-/// What the limiter does not have yet.
-const COALESCING: Option<fn(Builder, bool) -> Builder> = Some(Builder::coalescing);
-const DENIAL_CACHE: Option<fn(Rule, bool) -> Rule> = Some(Rule::denial_cache);
-const LEASE: Option<fn(Rule, u64) -> Rule> = Some(Rule::lease);
 
 const HOUR: Duration = Duration::from_secs(3600);
 const HOUR_MS: u64 = 3_600_000;
@@ -83,16 +78,6 @@ impl Kind {
         }
     }
 
-    /// Whether the limiter can do this already.
-    pub(crate) fn exists(self) -> bool {
-        match self {
-            Self::OneByOne => COALESCING.is_some(),
-            Self::Forgetful => DENIAL_CACHE.is_some(),
-            Self::Leasing => LEASE.is_some(),
-            _ => true,
-        }
-    }
-
     /// Whether what it has admitted can be read on the server at once.
     pub(crate) fn counts_at_once(self) -> bool {
         !matches!(self, Self::LimitadorCached | Self::Leasing)
@@ -136,9 +121,9 @@ impl Contender {
         let rule = Rule::new("item", count, HOUR);
         match kind {
             Kind::Ours | Kind::OneByOne | Kind::Forgetful | Kind::Leasing => {
-                let rule = match (kind, DENIAL_CACHE, LEASE) {
-                    (Kind::Forgetful, Some(denial_cache), _) => denial_cache(rule, false),
-                    (Kind::Leasing, _, Some(lease)) => lease(rule, 100),
+                let rule = match kind {
+                    Kind::Forgetful => rule.denial_cache(false),
+                    Kind::Leasing => rule.lease(100),
                     _ => rule,
                 };
                 Self::Ours(Arc::new((limiter(&place.url(), kind != Kind::OneByOne).await, rule)))
@@ -252,10 +237,7 @@ impl Asked for (AsyncRateLimiter, Namespace) {
 }
 
 async fn limiter(url: &str, coalescing: bool) -> Limiter {
-    let mut builder = Limiter::builder(url).on_store_error(OnStoreError::Deny).deadline(PATIENCE);
-    if let Some(knob) = COALESCING {
-        builder = knob(builder, coalescing);
-    }
+    let builder = Limiter::builder(url).on_store_error(OnStoreError::Deny).deadline(PATIENCE).coalescing(coalescing);
     builder.build().await.expect("a limiter")
 }
 

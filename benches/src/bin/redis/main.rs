@@ -369,7 +369,7 @@ impl<'a> Bench<'a> {
         const COUNT: u64 = 5_000;
         let crowds = [64, 256, 1_024];
         let mut rows = Vec::new();
-        for kind in Kind::ALL.into_iter().filter(|kind| kind.exists()) {
+        for kind in Kind::ALL {
             let mut runner = self.runner(kind, Place::Single(RedisServer::start()), COUNT);
             let mut most = crowds.map(|_| 0);
             for round in 0..5 {
@@ -405,7 +405,7 @@ impl<'a> Bench<'a> {
             return;
         }
         let count = if refused { 1 } else { PLENTY };
-        let kinds = kinds.iter().filter(|kind| kind.exists() && (refused || **kind != Kind::Forgetful));
+        let kinds = kinds.iter().filter(|kind| refused || **kind != Kind::Forgetful);
         // Leases are for counts above them.
         let kinds = kinds.filter(|kind| !refused || **kind != Kind::Leasing);
         let kinds: Vec<Kind> = kinds.copied().collect();
@@ -491,7 +491,7 @@ impl<'a> Bench<'a> {
     /// Whether a caller who is alone pays for what is done for many: many short rounds, by turns.
     fn lone_caller(&mut self) {
         let title = "a caller who is alone, one key, coalescing on and off";
-        if !Kind::OneByOne.exists() || !self.wants(title) {
+        if !self.wants(title) {
             return;
         }
         let mut runners =
@@ -522,7 +522,7 @@ impl<'a> Bench<'a> {
             return;
         }
         let kinds = [Kind::Ours, Kind::OneByOne, Kind::Leasing, Kind::Raw];
-        let rows = kinds.into_iter().filter(|kind| kind.exists()).map(|kind| {
+        let rows = kinds.into_iter().map(|kind| {
             let server = RedisServer::start();
             let [count, calls] = [COUNT, COUNT].map(|number| number.to_string());
             let start = |_| {
