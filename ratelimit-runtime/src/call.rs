@@ -15,6 +15,8 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+mod waiting;
+
 #[cfg(feature = "redis")]
 use crate::redis::Share;
 use crate::{
@@ -25,8 +27,8 @@ use crate::{
     key::Fingerprint,
     limiter::{Held, Inner, NO_RUNTIME, Settings, no_answer, refusal},
     observe,
+    queue::Answer as StoreAnswer,
     store::{Batch, Charge, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
-    wait::Refused,
 };
 #[cfg(not(feature = "redis"))]
 use std::convert::Infallible as Share;
@@ -34,8 +36,8 @@ use std::convert::Infallible as Share;
 /// What a caller asks for, and of whom.
 pub(crate) struct Call {
     limiter: Held,
-    asked: SmallVec<[Asked; 1]>,
-    /// Whether one rule was asked for, whatever became of it.
+    charges: SmallVec<[Applied; 1]>,
+    /// One rule was asked for, whatever became of it.
     alone: bool,
     manner: Manner,
     /// What it does when all places are taken.
@@ -51,6 +53,19 @@ pub struct Asked {
     pub(crate) key: AskedKey,
     pub(crate) cost: u64,
     pub(crate) holds: Holds,
+}
+
+/// A charge, and its rule as it applies now: settings from outside the code may change while a caller waits.
+struct Applied {
+    asked: Asked,
+    /// Nothing if it is not to be asked.
+    rule: Option<Rule>,
+}
+
+impl From<Asked> for Applied {
+    fn from(asked: Asked) -> Self {
+        Self { rule: Some(asked.rule), asked }
+    }
 }
 
 /// What a charge comes to.
@@ -122,21 +137,27 @@ pub(crate) enum CountedBy {
     Local,
 }
 
-/// When a caller came who is ready to wait, and when it will have waited enough.
+/// The arrival of a caller who is ready to wait.
 #[derive(Clone, Copy)]
 struct Arrival {
     ticket: u64,
     at: Duration,
+    /// The end of its patience.
     give_up: Option<Duration>,
+    /// See [`WaitQueues::changes`](crate::queue::WaitQueues::changes).
+    changes: u64,
 }
 
-/// What a caller is refused by.
-#[derive(Clone, Copy)]
-struct InTheWay {
-    ready_in: Duration,
-    /// Somebody may leave before, what they hold.
-    is_held: bool,
+/// A refusal after which waiting helps.
+struct Exceeded {
+    refusal: RequestPerMinute,
     by: By,
+    ready_in: Duration,
+    /// Others hold something that they may leave before.
+    is_held: bool,
+    charges: Charges,
+    /// What the store said of them.
+    answer: StoreAnswer,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -153,8 +174,7 @@ enum By {
 enum Verdict {
     /// And when the call may run, if not at once.
     Permit(Permit, Option<Duration>),
-    /// Waiting helps; the counter that asks for the longest wait.
-    Exceeded(RequestPerMinute, CounterName, InTheWay),
+    Exceeded(Box<Exceeded>),
     Refused(RequestPerMinute),
 }
 
@@ -167,11 +187,9 @@ struct Shadowed {
 /// How long a hold lasts without being renewed, where nothing is said.
 const LEASE: Duration = Duration::from_secs(30);
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
-/// When to ask again for what other processes may have left.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-type Answer = Result<Permit, RequestPerMinute>;
-type Pending = Pin<Box<dyn Future<Output = Answer> + Send>>;
+type AcquireAnswer = Result<Permit, RequestPerMinute>;
+type Pending = Pin<Box<dyn Future<Output = AcquireAnswer> + Send>>;
 
 /// A permit whose time has not come. Dropped, it is given back.
 struct Slot(Option<Permit>);
@@ -256,12 +274,14 @@ impl Call {
     /// For one rule.
     fn alone(limiter: Held, One { rule, key, cost }: One, manner: Manner) -> Self {
         let asked = Asked { rule, key, cost, holds: Holds::Cost };
-        Self { limiter, asked: [asked].into(), alone: true, manner, on_busy: manner.on_limit(), arrival: None }
+        let charges = SmallVec::from([asked.into()]);
+        Self { limiter, charges, alone: true, manner, on_busy: manner.on_limit(), arrival: None }
     }
 
     /// Decides when it is first polled.
     pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner, on_busy: OnLimit) -> Deciding {
-        let call = Self { limiter, asked: asked.into(), alone: false, manner, on_busy, arrival: None };
+        let charges = asked.into_iter().map(Applied::from).collect();
+        let call = Self { limiter, charges, alone: false, manner, on_busy, arrival: None };
         let answer = async move {
             match call.start() {
                 Ok(answer) => answer,
@@ -272,9 +292,9 @@ impl Call {
     }
 
     /// The answer of a store that has it at once, or the way to it.
-    fn start(mut self) -> Result<Answer, Pending> {
+    fn start(mut self) -> Result<AcquireAnswer, Pending> {
         self.arrival = self.arrive();
-        self.asked.retain(|asked| is_to_be_asked(self.limiter.settings(), asked));
+        self.apply_rules();
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
@@ -282,10 +302,11 @@ impl Call {
         let Some(store) = self.limiter.store().filter(|_| !charges.is_empty()) else {
             return Ok(Ok(Permit::free(&charges)));
         };
-        if let Some(arrival) = self.arrival
-            && let Some(counter) = self.limiter.lines().ahead(&charges, arrival.ticket)
-        {
-            return Err(Box::pin(self.wait(arrival, counter, None)));
+        if let Some(arrival) = &mut self.arrival {
+            if self.limiter.queues().is_behind_others(&charges, arrival.ticket) {
+                return Err(Box::pin(self.wait(charges, None)));
+            }
+            arrival.changes = self.limiter.queues().changes(&charges);
         }
         if self.limiter.settlements().of(&charges).is_some() {
             return Err(Box::pin(async move {
@@ -327,7 +348,7 @@ impl Call {
         (asked, unsure.until_answered(self.limiter.within(left, reply)).await)
     }
 
-    fn answer_or_wait(self, batch: Result<Batch, StoreError>, asked: Duration) -> Result<Answer, Pending> {
+    fn answer_or_wait(self, batch: Result<Batch, StoreError>, asked: Duration) -> Result<AcquireAnswer, Pending> {
         match self.conclude(batch, true, asked) {
             Ok(verdict) => self.act_on(verdict),
             Err(shadowed) => Err(Box::pin(async move {
@@ -340,16 +361,17 @@ impl Call {
         }
     }
 
-    fn act_on(self, verdict: Verdict) -> Result<Answer, Pending> {
+    fn act_on(mut self, verdict: Verdict) -> Result<AcquireAnswer, Pending> {
         match (verdict, self.arrival) {
-            (Verdict::Exceeded(refusal, counter, in_the_way), Some(arrival)) if self.waits_for(in_the_way.by) => {
-                let give_up = self.give_up(in_the_way.by, arrival);
-                let refused = self.refused(refusal, in_the_way);
-                Err(Box::pin(self.wait(Arrival { give_up, ..arrival }, counter, Some(refused))))
+            (Verdict::Exceeded(exceeded), Some(arrival)) if self.waits_for(exceeded.by) => {
+                let Exceeded { by, charges, answer, .. } = *exceeded;
+                self.arrival = Some(Arrival { give_up: self.give_up(by, arrival), ..arrival });
+                Err(Box::pin(self.wait(charges, Some(answer))))
             }
             (Verdict::Permit(permit, Some(at)), _) => Err(Box::pin(async move { self.sleep_until(at, permit).await })),
             (Verdict::Permit(permit, None), _) => Ok(Ok(permit)),
-            (Verdict::Exceeded(refused, ..) | Verdict::Refused(refused), _) => Ok(Err(refused)),
+            (Verdict::Exceeded(exceeded), _) => Ok(Err(exceeded.refusal)),
+            (Verdict::Refused(refused), _) => Ok(Err(refused)),
         }
     }
 
@@ -358,7 +380,8 @@ impl Call {
         if reasons == [None; 3] {
             return None;
         }
-        let arrival = Arrival { ticket: self.limiter.lines().ticket(), at: self.clock().now(), give_up: None };
+        let ticket = self.limiter.queues().ticket();
+        let arrival = Arrival { ticket, at: self.clock().now(), give_up: None, changes: 0 };
         let longest = reasons.into_iter().flatten().map(|by| self.give_up(by, arrival));
         let give_up = longest.reduce(|one, other| Some(one?.max(other?))).flatten();
         Some(Arrival { give_up, ..arrival })
@@ -377,8 +400,8 @@ impl Call {
     fn waits_for(&self, by: By) -> bool {
         let may_be = match by {
             By::Limit => true,
-            By::Places => self.asked.iter().any(|asked| asked.rule.is_concurrent()),
-            By::Turn => self.asked.iter().any(Asked::takes_all),
+            By::Places => self.charges.iter().any(|charge| charge.asked.rule.is_concurrent()),
+            By::Turn => self.charges.iter().any(Applied::takes_all),
         };
         may_be && matches!(self.on_refusal(by), OnLimit::Wait(_))
     }
@@ -390,86 +413,10 @@ impl Call {
         }
     }
 
-    /// Waits in the lines of the counters that refuse, one after the other, until none does.
-    async fn wait(mut self, arrival: Arrival, mut counter: CounterName, mut refused: Option<Refused>) -> Answer {
-        let Arrival { ticket, mut give_up, .. } = arrival;
-        'lines: loop {
-            let place = match self.limiter.lines().join(counter, ticket, refused.as_ref(), give_up) {
-                Ok(place) => place,
-                Err(theirs) => return Err(self.last_word(refused.or(theirs)).await),
-            };
-            if let Some(refused) = &mut refused
-                && refused.is_held
-            {
-                refused.ask_at = Duration::ZERO; // what was held may have been left before we stood here
-            }
-            loop {
-                if !in_time(self.clock(), give_up, place.first()).await {
-                    return Err(self.last_word(place.last().or(refused)).await);
-                }
-                if let Some(Refused { ask_at, .. }) = refused.take() {
-                    if self.asked.iter().any(Asked::holds) {
-                        tokio::select! {
-                            biased;
-                            () = place.called() => {}
-                            () = self.clock().sleep_until(give_up.map_or(ask_at, |give_up| ask_at.min(give_up))) => {}
-                        }
-                    } else {
-                        self.clock().sleep_until(ask_at).await;
-                    }
-                    if !place.is_first() {
-                        continue; // an earlier caller came over from another line
-                    }
-                }
-                self.asked.retain(|asked| is_to_be_asked(self.limiter.settings(), asked));
-                let charges = self.charges()?;
-                if charges.is_empty() {
-                    return Ok(Permit::free(&charges));
-                }
-                if let Some(other) = self.limiter.lines().ahead(&charges, ticket) {
-                    counter = other; // somebody who came earlier waits for another of our counters
-                    continue 'lines;
-                }
-                match self.ask(charges, true).await {
-                    Verdict::Exceeded(refusal, by, in_the_way) => {
-                        if !self.waits_for(in_the_way.by) {
-                            return Err(refusal);
-                        }
-                        give_up = self.give_up(in_the_way.by, arrival);
-                        let latest = self.refused(refusal, in_the_way);
-                        let is_over = give_up.is_some_and(|give_up| give_up <= self.clock().now());
-                        if latest.is_after(give_up) || latest.is_held && is_over {
-                            return Err(self.last_word(Some(latest)).await);
-                        }
-                        refused = Some(latest.clone());
-                        if by != *place.counter() {
-                            counter = by;
-                            continue 'lines;
-                        }
-                        place.refused(latest);
-                    }
-                    Verdict::Permit(permit, None) => return Ok(permit),
-                    Verdict::Permit(permit, Some(at)) => {
-                        drop(place); // from here on its slot keeps the order
-                        return self.sleep_until(at, permit).await;
-                    }
-                    Verdict::Refused(refused) => return Err(refused),
-                }
-            }
-        }
-    }
-
-    async fn sleep_until(&self, at: Duration, permit: Permit) -> Answer {
+    async fn sleep_until(&self, at: Duration, permit: Permit) -> AcquireAnswer {
         let mut slot = Slot(Some(permit));
         self.clock().sleep_until(at).await;
         slot.0.take().ok_or_else(|| refusal(&self.rule(), no_answer()))
-    }
-
-    fn refused(&self, refusal: RequestPerMinute, InTheWay { ready_in, is_held, .. }: InTheWay) -> Refused {
-        let now = self.clock().now();
-        let ready_at = now.saturating_add(ready_in);
-        let ask_at = if is_held { ready_at.min(now.saturating_add(LOOK_AGAIN)) } else { ready_at };
-        Refused { refusal, ready_at, ask_at, is_held }
     }
 
     async fn ask(&self, charges: Charges, consume: bool) -> Verdict {
@@ -492,35 +439,13 @@ impl Call {
         Box::pin(self.ask(rest, consume)).await
     }
 
-    /// What a caller hears who stops waiting.
-    async fn last_word(&self, refused: Option<Refused>) -> RequestPerMinute {
-        let now = self.clock().now();
-        if let Some(refused) = refused
-            && refused.ready_at > now
-        {
-            return refused.at(now);
-        }
-        // Nothing is known that still holds, so the store is asked; those ahead go first all the same.
-        let charges = match self.charges() {
-            Ok(charges) => charges,
-            Err(refused) => return refused,
-        };
-        match self.ask(charges, false).await {
-            Verdict::Exceeded(refused, ..) | Verdict::Refused(refused) => refused,
-            Verdict::Permit(permit, _) => {
-                let soon = Some(Duration::from_millis(1));
-                let decision = Decision::new(permit.limit(), permit.remaining(), permit.reset_after(), soon);
-                RequestPerMinute::exceeded(&self.rule(), 1, &decision)
-            }
-        }
-    }
-
     /// What the call would charge; checked, so that a store sees only what it can decide.
     fn charges(&self) -> Result<Charges, RequestPerMinute> {
         let mut charges = Charges::default();
         let give_up = self.arrival.and_then(|arrival| arrival.give_up);
         let longest_wait = give_up.map(|give_up| give_up.saturating_sub(self.clock().now()));
-        for asked @ Asked { rule, key, cost, .. } in &self.asked {
+        for Applied { asked, rule } in &self.charges {
+            let (Asked { key, cost, .. }, Some(rule)) = (asked, rule) else { continue };
             let key = match key {
                 AskedKey::Some(key) => Some(key),
                 AskedKey::Shared => None,
@@ -607,7 +532,7 @@ impl Call {
         let settings = self.limiter.settings();
         let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
         #[cfg(feature = "config")]
-        let policy = settings.on_store_error_of(self.asked.iter().map(|asked| asked.rule)).unwrap_or(policy);
+        let policy = settings.on_store_error_of(self.charges.iter().map(|charge| charge.asked.rule)).unwrap_or(policy);
         observe::decided_without_store(policy);
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
@@ -621,7 +546,8 @@ impl Call {
 
     /// What nobody could decide is refused, unless all of it is only tried out.
     fn undecided(&self, error: StoreError) -> Verdict {
-        if !error.misconfigured && self.asked.iter().all(|asked| asked.rule.is_shadow()) {
+        let mut rules = self.charges.iter().filter_map(|charge| charge.rule);
+        if !error.misconfigured && rules.all(|rule| rule.is_shadow()) {
             return Verdict::Permit(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
         }
         Verdict::Refused(refusal(&self.rule(), error))
@@ -661,7 +587,7 @@ impl Call {
             };
             let verdict = match batch.into_first() {
                 Some(Request { charges, outcome: Ok(fits), .. }) => {
-                    self.verdict(charges, fits, consume, CountedBy::Local, Duration::ZERO)
+                    self.verdict(charges, fits, consume, CountedBy::Local, self.clock().now())
                 }
                 Some(Request { outcome: Err(error), .. }) => Ok(self.undecided(error)),
                 None => Ok(Verdict::Refused(refusal(&self.rule(), no_answer()))),
@@ -731,14 +657,22 @@ impl Call {
             true if takes_all => By::Turn,
             _ => By::Limit,
         };
+        let (id, is_held) = (charge.counter.fingerprint(), charge.held > 0);
         let ready_in = charge.decision.retry_after().unwrap_or_default();
-        let in_the_way = InTheWay { ready_in, is_held: charge.held > 0, by };
-        Ok(Verdict::Exceeded(refused, charge.counter.clone(), in_the_way))
+        let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, asked) };
+        Ok(Verdict::Exceeded(Box::new(Exceeded { refusal: refused, by, ready_in, is_held, charges, answer })))
     }
 
     /// The rule that an error of the store is reported under.
     fn rule(&self) -> Rule {
-        self.asked.first().map_or(Rule::new("", 0, Duration::ZERO), |asked| asked.rule)
+        let first = self.charges.iter().find_map(|charge| charge.rule);
+        first.or(self.charges.first().map(|charge| charge.asked.rule)).unwrap_or(Rule::new("", 0, Duration::ZERO))
+    }
+
+    /// Takes the rules as they apply now.
+    fn apply_rules(&mut self) {
+        let settings = self.limiter.settings();
+        self.charges.iter_mut().for_each(|charge| charge.rule = rule_to_ask(settings, &charge.asked));
     }
 
     fn clock(&self) -> &Clock {
@@ -750,10 +684,13 @@ impl Asked {
     fn holds(&self) -> bool {
         self.holds != Holds::Cost || self.rule.is_concurrent()
     }
+}
 
-    /// Whether nothing remains for others while it runs.
+impl Applied {
+    /// Nothing remains for others while it runs.
     fn takes_all(&self) -> bool {
-        self.holds == Holds::Time && self.cost >= self.rule.limit()
+        let rule = self.rule.unwrap_or(self.asked.rule);
+        self.asked.holds == Holds::Time && self.asked.cost >= rule.limit()
     }
 }
 
@@ -782,7 +719,7 @@ impl Deciding {
     ///
     /// What would have to wait, what is wrong and what can't fit goes the long way.
     #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
-    fn take(&mut self, context: &mut Context<'_>) -> Option<Answer> {
+    fn take(&mut self, context: &mut Context<'_>) -> Option<AcquireAnswer> {
         let (limiter, asked) = self.one_rule()?;
         let One { rule, cost, .. } = asked;
         let can_fit = (1..=rule.limit()).contains(cost);
@@ -840,7 +777,7 @@ impl Deciding {
     /// What came of asking together with others.
     #[cfg(feature = "redis")]
     #[inline(never)]
-    fn poll_share(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
+    fn poll_share(&mut self, context: &mut Context<'_>) -> Poll<AcquireAnswer> {
         let (Some(limiter), State::One(One { rule, cost, .. }, _, Some(share))) = (&self.limiter, &mut self.state)
         else {
             panic!("`Deciding` polled after it was done");
@@ -877,7 +814,7 @@ impl Deciding {
 
     /// All that is not an admitted call of a fixed window in memory that is stored and open.
     #[inline(never)]
-    fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>) -> Poll<Answer> {
+    fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>) -> Poll<AcquireAnswer> {
         let answer = match (refused, &self.state) {
             (Some(taken), State::One(One { rule, cost, .. }, ..)) => Some(Err(exceeded(rule, *cost, taken))),
             _ => self.take(context),
@@ -909,11 +846,11 @@ impl Deciding {
 }
 
 impl Future for Deciding {
-    type Output = Answer;
+    type Output = AcquireAnswer;
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `Deciding::take_window`
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<AcquireAnswer> {
         #[cfg(feature = "redis")]
         if let State::One(_, _, Some(_)) = &self.state {
             return self.poll_share(context);
@@ -999,30 +936,16 @@ impl fmt::Debug for Deciding {
     }
 }
 
-/// Takes the rule as it holds now, and says whether the store is to be asked for it. One that is only tried out is not, where it would refuse
-/// without the store.
-fn is_to_be_asked(settings: &Settings, Asked { rule, key, cost, holds }: &mut Asked) -> bool {
-    let of_key = if let AskedKey::Some(key) = &*key { Some(key) } else { None };
-    let Some(now) = settings.hold(rule, of_key) else { return false };
-    *rule = now;
+/// The rule as it applies now. Nothing if it is not to be asked: a rule in shadow mode that would refuse without the
+/// store.
+fn rule_to_ask(settings: &Settings, Asked { rule, key, cost, holds }: &Asked) -> Option<Rule> {
+    let of_key = if let AskedKey::Some(key) = key { Some(key) } else { None };
+    let rule = settings.hold(rule, of_key)?;
     let least = if *holds == Holds::Time { (*cost).min(1) } else { *cost };
     let refuses = matches!(key, AskedKey::Missing) || least > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {
-        observe::refused_in_shadow(rule);
-        return false;
+        observe::refused_in_shadow(&rule);
+        return None;
     }
-    true
-}
-
-/// Whether the future was done before the clock showed `give_up`.
-async fn in_time(clock: &Clock, give_up: Option<Duration>, done: impl Future<Output = ()>) -> bool {
-    let Some(give_up) = give_up else {
-        done.await;
-        return true;
-    };
-    tokio::select! {
-        biased;
-        () = done => true,
-        () = clock.sleep_until(give_up) => false,
-    }
+    Some(rule)
 }

@@ -344,6 +344,7 @@ impl Permit {
             Charged::InMemory(limiter, charged) => Ok(limiter.give_back_in_memory(&charged)),
             Charged::Leased(limiter, charged) => {
                 let back = limiter.within_deadline(limiter.give_back_leased(&charged)).await;
+                limiter.queues().changed_id(charged.name);
                 back.and_then(|back| back).map_err(|error| refusal(&charged.rule(), error))
             }
             Charged::Elsewhere(elsewhere) => {

@@ -136,6 +136,11 @@ impl Guarded {
         }
     }
 
+    /// Drops cached denials of these counters, so that the store is asked.
+    pub(crate) fn forget_denials(&self, charges: &[Charge]) {
+        charges.iter().for_each(|charge| self.0.denials.drop_one(charge.counter.fingerprint()));
+    }
+
     /// Gives back all that was taken and not spent, and takes no more.
     pub(crate) async fn close(&self) -> u64 {
         let guard = &self.0;

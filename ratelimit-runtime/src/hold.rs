@@ -170,7 +170,7 @@ impl Holding {
             Kept::Here(charges) => {
                 for charge in charges.iter() {
                     drop(self.limiter.settle(charge.clone(), used.of(charge), self.by));
-                    self.limiter.lines().call(&charge.counter);
+                    self.limiter.queues().changed(&charge.counter);
                 }
                 None
             }
@@ -263,7 +263,7 @@ async fn keep(
             sleep(FIRST_PAUSE).await;
             let settle = || async {
                 let settled = in_time(deadline, limiter.settle(charge.clone(), used, CountedBy::Store)).await;
-                limiter.lines().call(&charge.counter);
+                limiter.queues().changed(&charge.counter);
                 settled.is_ok()
             };
             repeat(lease_of(&charge) + beyond, settle).await;
@@ -281,7 +281,7 @@ pub(crate) fn abandon(limiter: &Held, charges: &Charges) {
             let give_back = || async {
                 let back = limiter.store().map(|store| store.give_back(charge.clone().into()));
                 let back = in_time(limiter.settings().deadline, back.unwrap_or(Reply::Ready(Ok(1)))).await;
-                limiter.lines().call(&charge.counter);
+                limiter.queues().changed(&charge.counter);
                 back.is_ok_and(|back| back > 0)
             };
             repeat(lease_of(&charge), give_back).await;
@@ -397,7 +397,7 @@ impl Drop for UnderWay {
         settlements.count.store(under_way.len(), Ordering::Release);
         drop(under_way);
         for counter in &self.counters {
-            self.limiter.lines().call(counter);
+            self.limiter.queues().changed(counter);
         }
     }
 }

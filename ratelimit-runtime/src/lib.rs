@@ -256,6 +256,7 @@ mod limiter;
 mod memory;
 mod observe;
 mod process;
+mod queue;
 #[cfg(feature = "redis")]
 mod redis;
 mod reservation;
@@ -263,7 +264,6 @@ mod rule;
 pub mod store;
 mod sync;
 pub mod testing;
-mod wait;
 #[cfg(any(feature = "axum", feature = "tower"))]
 pub mod web;
 

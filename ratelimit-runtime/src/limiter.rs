@@ -3,6 +3,7 @@
 use std::{fmt, future::Future, ops, sync::Arc, time::Duration};
 
 use once_cell::sync::OnceCell;
+use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tracing::Instrument as _;
 
@@ -14,11 +15,12 @@ use crate::{
     guard::{Behind, Guarded},
     health::Seen,
     hold::Settlements,
+    key::Fingerprint,
     memory::Memory,
     observe::{self, Stopwatch, Throttle},
+    queue::WaitQueues,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
     sync::{Apart, number_of_thread},
-    wait::Lines,
 };
 
 /// Decides who may run.
@@ -80,7 +82,7 @@ pub(crate) enum Storage {
 pub(crate) struct Inner {
     storage: Storage,
     settings: Settings,
-    lines: Lines,
+    queues: WaitQueues,
     settlements: Settlements,
     /// Counts for this process alone while the store is away.
     local: OnceCell<Memory>,
@@ -211,11 +213,12 @@ impl Limiter {
 
     pub(crate) fn assemble(storage: Storage, settings: Settings, seen: Arc<Seen>) -> Self {
         observe::describe();
-        let lines = Lines::new(settings.max_waiting);
+        let is_shared = matches!(storage, Storage::Other(_));
+        let queues = WaitQueues::new(settings.max_waiting, settings.clock.clone(), is_shared);
         let inner = Arc::new(Inner {
             storage,
             settings,
-            lines,
+            queues,
             settlements: Settlements::default(),
             local: OnceCell::new(),
             seen,
@@ -429,7 +432,9 @@ impl Limiter {
             let Some(store) = inner.store() else {
                 return Ok(());
             };
+            let id = charge.counter.fingerprint();
             let reset = inner.within_deadline(store.reset(charge.counter)).await;
+            inner.queues.changed_id(id);
             reset.and_then(|done| done).map_err(|error| refusal(rule, error))
         }
     }
@@ -453,6 +458,7 @@ impl Limiter {
     /// A future dropped half way has given back some of it, and the rest stays charged.
     pub async fn close(&self) -> u64 {
         let inner = self.inner();
+        inner.queues.close();
         if !inner.settlements.are_none() {
             let _ = tokio::time::timeout(inner.settings.deadline, inner.settlements.all().done()).await;
         }
@@ -494,13 +500,17 @@ impl Inner {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
             return Ok(0);
         };
+        let counters: SmallVec<[Fingerprint; 1]> = charges.iter().map(|charge| charge.counter.fingerprint()).collect();
         let back = self.within_deadline(self.return_charges(charges, by)).await;
+        counters.into_iter().for_each(|counter| self.queues.changed_id(counter));
         back.and_then(|back| back).map_err(|error| refusal(&rule, error))
     }
 
     pub(crate) fn give_back_in_memory(&self, charged: &ChargedInMemory) -> u64 {
         let ChargedInMemory { name, cost, receipt, .. } = *charged;
-        self.memory().map_or(0, |memory| memory.give_back_one(name, &charged.rule(), cost, receipt))
+        let back = self.memory().map_or(0, |memory| memory.give_back_one(name, &charged.rule(), cost, receipt));
+        self.queues.changed_id(name);
+        back
     }
 
     /// Gives back what was spent of what this process had taken.
@@ -560,8 +570,8 @@ impl Inner {
         }
     }
 
-    pub(crate) fn lines(&self) -> &Lines {
-        &self.lines
+    pub(crate) fn queues(&self) -> &WaitQueues {
+        &self.queues
     }
 
     #[inline]

@@ -112,6 +112,40 @@ impl Stopwatch {
     }
 }
 
+/// A caller waits, until this is dropped.
+pub(crate) struct WaitTimer {
+    began: Instant,
+    prefix: &'static str,
+    admitted: bool,
+}
+
+impl WaitTimer {
+    pub(crate) fn start(rule: &Rule) -> Self {
+        let prefix = rule.prefix();
+        #[cfg(feature = "metrics")]
+        metrics::gauge!("ratelimit_waiting", "rule" => prefix).increment(1);
+        tracing::debug!(rule = prefix, "a call waits for its rate limit");
+        Self { began: Instant::now(), prefix, admitted: false }
+    }
+
+    pub(crate) fn stop(mut self, admitted: bool) {
+        self.admitted = admitted;
+    }
+}
+
+impl Drop for WaitTimer {
+    fn drop(&mut self) {
+        let Self { began, prefix, admitted } = *self;
+        let waited = began.elapsed();
+        #[cfg(feature = "metrics")]
+        {
+            metrics::gauge!("ratelimit_waiting", "rule" => prefix).decrement(1);
+            metrics::histogram!("ratelimit_wait_seconds", "rule" => prefix).record(waited);
+        }
+        tracing::debug!(rule = prefix, ?waited, admitted, "a call no longer waits for its rate limit");
+    }
+}
+
 /// Every caller is told what concerns it; the log once a second, or it would be as long as the list of calls.
 pub(crate) struct Throttle(Mutex<Option<Instant>>);
 
@@ -255,6 +289,12 @@ mod recorder {
         );
         describe_counter!("ratelimit_store_decisions_total", Unit::Count, "Decisions that such calls carried.");
         describe_histogram!("ratelimit_store_seconds", Unit::Seconds, "How long the store took for an answer.");
+        describe_gauge!("ratelimit_waiting", Unit::Count, "Callers that wait for their limit, by the rule's prefix.");
+        describe_histogram!(
+            "ratelimit_wait_seconds",
+            Unit::Seconds,
+            "How long callers waited for their limit, by the rule's prefix."
+        );
         describe_gauge!("ratelimit_degraded", Unit::Count, "Limiters whose store does not decide.");
     }
 }

@@ -624,7 +624,9 @@ impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= Level::DEBUG
     }
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+    fn new_span(&self, attributes: &span::Attributes<'_>) -> span::Id {
+        let metadata = attributes.metadata();
+        self.0.lock().unwrap().push((*metadata.level(), format!("span {}", metadata.name())));
         span::Id::from_u64(1)
     }
     fn record(&self, _: &span::Id, _: &span::Record<'_>) {}

@@ -24,6 +24,7 @@ mod memory;
 mod model;
 mod observe;
 mod places;
+mod queues;
 mod runtimes;
 mod sentinel;
 mod server;

@@ -1,11 +1,13 @@
 //! What can be seen of decisions: metrics and events.
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use ratelimit_runtime::{Key, Limiter, OnStoreError, RequestPerMinute, Rule, limit_request_per_time};
+use ratelimit_runtime::{Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time};
 use ratelimit_tests::RedisServer;
 use tracing::Level;
 
@@ -45,6 +47,21 @@ impl Recorder {
             (value > 0).then(|| ([name].into_iter().chain(labels).collect::<Vec<_>>().join(" "), value))
         });
         values.collect()
+    }
+}
+
+impl Recorder {
+    /// How many more calls wait, and how many waits have ended, since the last look.
+    fn waits(&self) -> (f64, usize) {
+        let mut waits = (0.0, 0);
+        for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
+            match (key.key().name(), value) {
+                ("ratelimit_waiting", DebugValue::Gauge(value)) => waits.0 = value.into_inner(),
+                ("ratelimit_wait_seconds", DebugValue::Histogram(values)) => waits.1 = values.len(),
+                _ => {}
+            }
+        }
+        waits
     }
 }
 
@@ -166,8 +183,38 @@ async fn a_call_that_waits_is_counted_when_it_ends() {
     }
     assert_eq!(
         recorder.take(),
-        counted([("decisions_total rule=item outcome=admitted", 4), ("near_limit_total rule=item", 4)])
+        counted([
+            ("decisions_total rule=item outcome=admitted", 4),
+            ("near_limit_total rule=item", 4),
+            ("wait_seconds rule=item", 3)
+        ])
     );
+}
+
+/// A gauge of callers who wait now, a histogram of waits, and a span around each.
+#[tokio::test]
+async fn a_call_that_waits_is_seen_while_it_waits() {
+    let recorder = Recorder::install();
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    tracing::callsite::rebuild_interest_cache();
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder("memory://").clock(clock.clone()).build().await.unwrap();
+    let rule = Rule::new("item", 1, MINUTE);
+    limiter.acquire(&rule, SECRET).await.unwrap();
+    let mut waiting = Box::pin(join_all((0..3).map(|_| limiter.acquire_within(&rule, SECRET, 10 * MINUTE))));
+    let mut poll = || waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+    assert!(!poll());
+    assert_eq!(recorder.waits(), (3.0, 0));
+    clock.advance(MINUTE);
+    assert!(!poll() && !poll());
+    assert_eq!(recorder.waits(), (-1.0, 1));
+    drop(waiting);
+    assert_eq!(recorder.waits(), (-2.0, 2));
+    for words in ["span wait_for_rate_limit", "a call waits for its rate limit", "no longer waits"] {
+        assert_eq!(log.with(words).len(), 3, "{words}");
+    }
+    assert_eq!(log.with(SECRET), []);
 }
 
 /// How many decisions a call carries can be seen.

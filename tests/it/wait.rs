@@ -139,10 +139,10 @@ async fn a_wait_known_to_be_too_long_is_refused_at_once() {
         line.join(0, rule, 1, SECOND).await;
         assert_eq!(line.tasks.len(), 1);
         assert!(line.served().is_empty());
-        // Behind the first, as long as it is known that even that one waits longer.
+        // Behind the first, whose permit is the next one: another one comes a second later.
         clock.advance(SECOND / 2);
         let refused = exceeded(ends(limiter.acquire_within(&rule, 1, SECOND / 2 - MS)).await);
-        assert_eq!(refused.retry_after(), Some(SECOND / 2), "{algorithm:?}");
+        assert_eq!(refused.retry_after(), Some(SECOND / 2 + SECOND), "{algorithm:?}");
         clock.advance(SECOND / 2);
         settle().await;
         assert_eq!(line.served(), [0], "{algorithm:?}");

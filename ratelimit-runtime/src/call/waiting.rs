@@ -1,0 +1,126 @@
+//! A call that waits: in the queues of its counters, until the store admits it or its patience ends.
+
+use std::{future::Future, time::Duration};
+
+use tracing::Instrument as _;
+
+use super::{AcquireAnswer, Arrival, Call, Exceeded, StoreAnswer, Verdict};
+use crate::{Clock, Decision, Permit, RequestPerMinute, observe::WaitTimer, queue::Turn, store::Charges};
+
+impl Call {
+    /// Waits until the store admits these charges. `refused`: what it has said of them.
+    pub(super) async fn wait(self, charges: Charges, refused: Option<StoreAnswer>) -> AcquireAnswer {
+        let timer = WaitTimer::start(&self.rule());
+        let span = tracing::debug_span!("wait_for_rate_limit", rule = self.rule().prefix());
+        let answer = self.wait_in_queues(charges, refused).instrument(span).await;
+        timer.stop(answer.is_ok());
+        answer
+    }
+
+    async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireAnswer {
+        let limiter = self.limiter.clone();
+        let Some(arrival) = self.arrival else { return Ok(Permit::free(&charges)) };
+        let Arrival { ticket, changes, mut give_up, .. } = arrival;
+        loop {
+            let answer = refused.take();
+            let position =
+                match limiter.queues().join(ticket, &charges, answer.as_ref().map(|answer| (answer, changes)), give_up)
+                {
+                    Ok(position) => position,
+                    Err(refusal) => return Err(self.last_word(refusal).await),
+                };
+            charges = loop {
+                let early = match before(self.clock(), give_up, position.turn()).await {
+                    Some(Turn::Ask { early }) => early,
+                    Some(Turn::Closed) | None => return Err(self.last_word(position.refusal()).await),
+                };
+                self.apply_rules();
+                let charges = self.charges()?;
+                if charges.is_empty() {
+                    position.pass_on();
+                    return Ok(Permit::free(&charges));
+                }
+                if !position.is_for(&charges) {
+                    position.pass_on();
+                    break charges;
+                }
+                if early && let Some(guarded) = limiter.guarded() {
+                    guarded.forget_denials(&charges); // the store may have changed since
+                }
+                match self.ask_in_turn(charges).await {
+                    (Verdict::Permit(permit, at), answer) => {
+                        position.admitted(&answer); // from here on a slot keeps the order
+                        return match at {
+                            Some(at) => self.sleep_until(at, permit).await,
+                            None => Ok(permit),
+                        };
+                    }
+                    (Verdict::Refused(refusal), _) => return Err(refusal),
+                    (Verdict::Exceeded(exceeded), _) => {
+                        let Exceeded { refusal, by, ready_in, is_held, answer, .. } = *exceeded;
+                        position.refused(&answer);
+                        if !self.waits_for(by) {
+                            return Err(refusal);
+                        }
+                        give_up = self.give_up(by, arrival);
+                        let now = self.clock().now();
+                        let soonest = if is_held { now } else { now.saturating_add(ready_in) };
+                        if give_up.is_some_and(|give_up| soonest > give_up || now == give_up) {
+                            return Err(self.last_word(position.refusal()).await);
+                        }
+                    }
+                }
+            };
+        }
+    }
+
+    /// Asks the store, without the rules in shadow mode that would refuse. Also what an admission said of the counters.
+    async fn ask_in_turn(&self, mut charges: Charges) -> (Verdict, StoreAnswer) {
+        loop {
+            let (sent_at, batch) = self.question(charges, true).await;
+            let decided = batch.as_ref().ok().and_then(|batch| batch.first()).filter(|request| request.outcome.is_ok());
+            let answer = decided.map(|request| StoreAnswer::of(&request.charges, sent_at)).unwrap_or_default();
+            match self.conclude(batch, true, sent_at) {
+                Ok(verdict) => return (verdict, answer),
+                Err(shadowed) if shadowed.rest.is_empty() => {
+                    return (Verdict::Permit(Permit::of_shadow(shadowed.said), None), answer);
+                }
+                Err(shadowed) => charges = shadowed.rest,
+            }
+        }
+    }
+
+    /// The refusal of a caller who stops waiting: it tells when its turn would have come.
+    async fn last_word(&self, refusal: Option<(RequestPerMinute, Duration)>) -> RequestPerMinute {
+        let now = self.clock().now();
+        if let Some((refusal, turn_at)) = refusal
+            && turn_at > now
+        {
+            return refusal.retry_in(turn_at - now);
+        }
+        // No refusal still holds. Those ahead go first all the same.
+        let charges = match self.charges() {
+            Ok(charges) => charges,
+            Err(refused) => return refused,
+        };
+        match self.ask(charges, false).await {
+            Verdict::Exceeded(exceeded) => exceeded.refusal,
+            Verdict::Refused(refused) => refused,
+            Verdict::Permit(permit, _) => {
+                let soon = Some(Duration::from_millis(1));
+                let decision = Decision::new(permit.limit(), permit.remaining(), permit.reset_after(), soon);
+                RequestPerMinute::exceeded(&self.rule(), 1, &decision)
+            }
+        }
+    }
+}
+
+/// The output of a future that was done before the clock showed `give_up`.
+async fn before<T>(clock: &Clock, give_up: Option<Duration>, done: impl Future<Output = T>) -> Option<T> {
+    let Some(give_up) = give_up else { return Some(done.await) };
+    tokio::select! {
+        biased;
+        done = done => Some(done),
+        () = clock.sleep_until(give_up) => None,
+    }
+}

@@ -1,0 +1,798 @@
+//! Queues of callers who wait for a counter.
+//!
+//! A caller stands in the queue of each of its counters. Callers are let ask the store in the order of their arrival, as
+//! many at a time as the counter has *room* for when they arrive there: what the latest answer said remains, and what
+//! refills meanwhile, less the cost of those who are asking. When there is no room, one caller asks (a *probe*) as soon as
+//! the latest refusal's wait is over. A caller whose cost does not fit yet holds up those behind it.
+//!
+//! A caller of several counters waits for all of them at once. While another of its counters has no room, it holds up
+//! nobody. Within one period before it has room there, its cost is *reserved*: those behind it get the rest. So it is not
+//! overtaken for ever, and the counter stands idle for one period at most.
+//!
+//! The store decides whatever this says: room that is not there costs a refused question, no more.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    hash::BuildHasherDefault,
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    Algorithm, Clock, CounterName, Refill, RequestPerMinute, Rule,
+    key::{AlreadyHashed, Fingerprint},
+    store::Charge,
+    sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Notify},
+};
+
+#[cfg(all(test, model_check))]
+mod model_check;
+
+/// Time until a probe looks for what others may have left before their time.
+const PROBE_HELD: Duration = Duration::from_millis(50);
+/// Time until a probe looks for room that other processes may have made by refunds and resets; a tenth of the period if
+/// that is longer.
+const PROBE_OTHERS: Duration = Duration::from_secs(1);
+
+/// The queues of one limiter.
+pub(crate) struct WaitQueues {
+    state: Mutex<State>,
+    /// The number of waiting callers, read without the lock.
+    waiting: AtomicUsize,
+    next_ticket: AtomicU64,
+    /// Counts refunds, resets and settlements of counters, by the low bits of the counter's id: a refusal from before one
+    /// of them says nothing about the time after it.
+    changes: [AtomicU64; CHANGE_SLOTS],
+    clock: Clock,
+    /// Callers in one queue, at most.
+    capacity: usize,
+    /// Other processes count in the same store.
+    is_shared: bool,
+}
+
+const CHANGE_SLOTS: usize = if cfg!(all(test, model_check)) { 1 } else { 64 };
+
+#[derive(Default)]
+struct State {
+    queues: HashMap<Fingerprint, Queue, BuildHasherDefault<AlreadyHashed>>,
+    callers: BTreeMap<u64, Caller>,
+    /// The time that a question takes. Low rather than high: see [`Queue::room`].
+    round_trip: Option<Duration>,
+    is_closed: bool,
+}
+
+/// A caller in the queues of its counters. Its ticket tells when it came.
+struct Caller {
+    counters: SmallVec<[WaitingFor; 1]>,
+    turn: Arc<Notify>,
+    /// It has been let ask, and its answer is not here yet.
+    is_asking: bool,
+    /// When to look at the queues again. Nothing: when notified.
+    wake_at: Option<Duration>,
+}
+
+struct WaitingFor {
+    id: Fingerprint,
+    cost: u64,
+    /// [`WaitQueues::changes`] when it was let ask.
+    changes: u64,
+    /// [`Queue::joined`] when it joined behind all others.
+    behind: u64,
+    /// When its cost was first reserved.
+    reserved_at: Option<Duration>,
+}
+
+/// Callers of one counter, and the state of the counter as far as answers have told it.
+struct Queue {
+    rule: Rule,
+    /// Costs by ticket, so in the order of arrival. Without those who are asking.
+    waiting: BTreeMap<u64, u64>,
+    askers: usize,
+    /// The cost of all askers.
+    asking: u64,
+    /// When the question of the latest answer was sent, and when the answer came.
+    sent_at: Duration,
+    answered_at: Option<Duration>,
+    /// The largest cost that fitted then.
+    remaining: u64,
+    /// The cost that was refused, and when it fits if nothing else changes: counted from when the question was sent, so
+    /// that the next one arrives just then. Zero if none was refused.
+    refused: u64,
+    ready_at: Duration,
+    /// The same, counted from when the answer came: what callers are told.
+    told_at: Duration,
+    /// When to probe. Before `ready_at` where room may come sooner.
+    probe_at: Duration,
+    /// Others hold something that they may leave at any time.
+    is_held: bool,
+    /// How much of the refill comes to this process, in 1/256: halved by a refusal, and up again by and by.
+    share: u32,
+    halved_at: Duration,
+    /// The cost of all callers that ever joined, and of those that no longer wait.
+    joined: u64,
+    left: u64,
+    latest: Option<RequestPerMinute>,
+}
+
+const WHOLE: u32 = 256;
+
+/// An answer of the store to a caller.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer {
+    /// When the question was sent, by the limiter's clock.
+    pub(crate) sent_at: Duration,
+    pub(crate) counters: SmallVec<[CounterAnswer; 1]>,
+    /// The refusal, and the counter that it is about.
+    pub(crate) refusal: Option<(Fingerprint, RequestPerMinute)>,
+}
+
+/// What an answer says about one counter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CounterAnswer {
+    id: Fingerprint,
+    cost: u64,
+    remaining: u64,
+    /// Nothing if the cost fits.
+    ready_in: Option<Duration>,
+    is_held: bool,
+}
+
+impl Answer {
+    /// The counters of charges that a store has decided on.
+    pub(crate) fn of(charges: &[Charge], sent_at: Duration) -> Self {
+        let counters = counted(charges).map(|charge| CounterAnswer {
+            id: charge.counter.fingerprint(),
+            cost: charge.least(),
+            remaining: charge.decision.remaining,
+            ready_in: charge.decision.retry_after(),
+            is_held: charge.held > 0,
+        });
+        Self { sent_at, counters: counters.collect(), refusal: None }
+    }
+}
+
+/// The charges that callers wait for: a rule in shadow mode refuses nobody.
+fn counted(charges: &[Charge]) -> impl Iterator<Item = &Charge> {
+    charges.iter().filter(|charge| !charge.rule.is_shadow() && charge.cost > 0)
+}
+
+/// How soon a caller gets what it needs of its other counters.
+#[derive(Clone, Copy, PartialEq)]
+enum Elsewhere {
+    /// Now, as far as is known.
+    Ready,
+    /// Then, which is within one period of the counter in question.
+    Soon(Duration),
+    /// Then or later.
+    Late(Duration),
+}
+
+/// A caller's turn, see [`QueuePosition::turn`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It may ask the store. `early`: before the time that the latest refusal told.
+    Ask { early: bool },
+    /// The limiter was closed.
+    Closed,
+}
+
+/// Callers to wake when the lock is free again: their wakers may run any code.
+type Wakes = SmallVec<[Arc<Notify>; 4]>;
+
+fn wake(wakes: Wakes) {
+    wakes.into_iter().for_each(|turn| turn.notify_one());
+}
+
+impl WaitQueues {
+    pub(crate) fn new(capacity: usize, clock: Clock, is_shared: bool) -> Self {
+        Self {
+            state: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            next_ticket: AtomicU64::new(0),
+            changes: [(); CHANGE_SLOTS].map(|()| AtomicU64::new(0)),
+            clock,
+            capacity,
+            is_shared,
+        }
+    }
+
+    /// A number for a caller who arrives now; lower ones come first.
+    pub(crate) fn ticket(&self) -> u64 {
+        self.next_ticket.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The number of changes of these counters, to be given to [`WaitQueues::join`] with the answer to a question that is
+    /// sent now.
+    pub(crate) fn changes(&self, charges: &[Charge]) -> u64 {
+        counted(charges).map(|charge| self.changes_of(charge.counter.fingerprint()).load(Ordering::Acquire)).sum()
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
+    fn changes_of(&self, id: Fingerprint) -> &AtomicU64 {
+        &self.changes[id.0 as usize % CHANGE_SLOTS]
+    }
+
+    /// A caller with this ticket has to wait behind others for one of these counters.
+    pub(crate) fn is_behind_others(&self, charges: &[Charge], ticket: u64) -> bool {
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let (state, now) = (self.lock(), self.clock.now());
+        counted(charges).any(|charge| state.is_behind(charge.counter.fingerprint(), ticket, now))
+    }
+
+    /// Joins the queues of these counters.
+    ///
+    /// `answer`: a refusal that the caller has got, and [`WaitQueues::changes`] from before it asked. Returns the latest
+    /// refusal, and when the caller's turn would have come, if that is after `give_up` or a queue is full.
+    pub(crate) fn join(
+        &self,
+        ticket: u64,
+        charges: &[Charge],
+        answer: Option<(&Answer, u64)>,
+        give_up: Option<Duration>,
+    ) -> Result<QueuePosition<'_>, Option<(RequestPerMinute, Duration)>> {
+        let (now, mut wakes) = (self.clock.now(), Wakes::new());
+        let mut state = self.lock();
+        let turn = Arc::new(Notify::new());
+        let mut counters = SmallVec::new();
+        let mut is_full = false;
+        for charge in counted(charges) {
+            let (id, cost) = (charge.counter.fingerprint(), charge.least());
+            let queue = state.queues.entry(id).or_insert_with(|| Queue::new(&charge.rule));
+            queue.rule = charge.rule;
+            let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| ticket < *first);
+            is_full |= self.capacity == 0 || !is_first && queue.waiting.len() >= self.capacity;
+            let is_last = queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket);
+            let behind = if is_last { queue.joined } else { queue.left };
+            counters.push(WaitingFor { id, cost, changes: 0, behind, reserved_at: None });
+        }
+        let ids: SmallVec<[Fingerprint; 1]> = counters.iter().map(|counter: &WaitingFor| counter.id).collect();
+        state.callers.insert(ticket, Caller { counters, turn: Arc::clone(&turn), is_asking: false, wake_at: None });
+        state.enqueue(ticket);
+        if let Some((answer, changes)) = answer {
+            let has_changed = changes != self.changes(charges);
+            state.learn(answer, |_| has_changed, now, self.is_shared);
+        }
+        let estimate = state.estimate(ticket, now);
+        let is_too_late = |(_, at, is_held): &(RequestPerMinute, Duration, bool)| {
+            !is_held && give_up.is_some_and(|give_up| *at > give_up)
+        };
+        if is_full || state.is_closed || estimate.as_ref().is_some_and(is_too_late) {
+            state.remove(ticket);
+            state.advance(ids, now, self, &mut wakes);
+            drop(state);
+            wake(wakes);
+            return Err(estimate.map(|(refusal, at, _)| (refusal, at)));
+        }
+        state.advance(ids, now, self, &mut wakes);
+        self.waiting.store(state.callers.len(), Ordering::Release);
+        drop(state);
+        wake(wakes);
+        Ok(QueuePosition { queues: self, ticket, turn })
+    }
+
+    /// Lets a caller ask again: a refund, a reset or a settlement may have made room.
+    pub(crate) fn changed(&self, counter: &CounterName) {
+        self.changed_id(counter.fingerprint());
+    }
+
+    /// The same for a counter without a name.
+    pub(crate) fn changed_id(&self, id: Fingerprint) {
+        self.changes_of(id).fetch_add(1, Ordering::AcqRel);
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        self.update(|state, now, wakes| {
+            if let Some(queue) = state.queues.get_mut(&id) {
+                queue.probe_at = Duration::ZERO;
+                state.advance([id].into(), now, self, wakes);
+            }
+        });
+    }
+
+    /// Refuses all who wait, and all who would.
+    pub(crate) fn close(&self) {
+        self.update(|state, _, wakes| {
+            state.is_closed = true;
+            wakes.extend(state.callers.values().map(|caller| Arc::clone(&caller.turn)));
+        });
+    }
+
+    fn update<T>(&self, update: impl FnOnce(&mut State, Duration, &mut Wakes) -> T) -> T {
+        let (now, mut wakes) = (self.clock.now(), Wakes::new());
+        let mut state = self.lock();
+        let updated = update(&mut state, now, &mut wakes);
+        self.waiting.store(state.callers.len(), Ordering::Release);
+        drop(state);
+        wake(wakes);
+        updated
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for WaitQueues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WaitQueues").field("waiting", &self.waiting).finish_non_exhaustive()
+    }
+}
+
+/// A caller's place in its queues. Dropping it leaves them.
+pub(crate) struct QueuePosition<'a> {
+    queues: &'a WaitQueues,
+    ticket: u64,
+    turn: Arc<Notify>,
+}
+
+impl QueuePosition<'_> {
+    /// Waits until the caller may ask the store. Nothing is lost if the future is dropped.
+    pub(crate) async fn turn(&self) -> Turn {
+        loop {
+            let wake_at = match self.look() {
+                Ok(turn) => return turn,
+                Err(wake_at) => wake_at,
+            };
+            match wake_at {
+                Some(wake_at) => tokio::select! {
+                    biased;
+                    () = self.turn.notified() => {}
+                    () = self.queues.clock.sleep_until(wake_at) => {}
+                },
+                None => self.turn.notified().await,
+            }
+        }
+    }
+
+    /// The turn, if it has come, or when to look again.
+    fn look(&self) -> Result<Turn, Option<Duration>> {
+        self.queues.update(|state, now, wakes| {
+            if state.is_closed {
+                return Ok(Turn::Closed);
+            }
+            let Some(caller) = state.callers.get_mut(&self.ticket) else { return Ok(Turn::Closed) };
+            if !caller.is_asking && caller.wake_at.is_some_and(|wake_at| wake_at <= now) {
+                caller.wake_at = None;
+                let ids = caller.ids();
+                state.advance(ids, now, self.queues, wakes);
+            }
+            let caller = &state.callers[&self.ticket];
+            if !caller.is_asking {
+                return Err(caller.wake_at);
+            }
+            let is_early =
+                |counter: &WaitingFor| state.queues.get(&counter.id).is_some_and(|queue| now < queue.ready_at);
+            Ok(Turn::Ask { early: caller.counters.iter().any(is_early) })
+        })
+    }
+
+    /// The caller waits for just these charges. Rules that change while it waits may give it others.
+    pub(crate) fn is_for(&self, charges: &[Charge]) -> bool {
+        let mut state = self.queues.lock();
+        let State { queues, callers, .. } = &mut *state;
+        let Some(caller) = callers.get(&self.ticket) else { return false };
+        if caller.counters.len() != counted(charges).count() {
+            return false;
+        }
+        caller.counters.iter().zip(counted(charges)).all(|(counter, charge)| {
+            if let Some(queue) = queues.get_mut(&counter.id) {
+                queue.rule = charge.rule;
+            }
+            counter.id == charge.counter.fingerprint() && counter.cost == charge.least()
+        })
+    }
+
+    /// Waits on, after a refusal.
+    pub(crate) fn refused(&self, answer: &Answer) {
+        self.queues.update(|state, now, wakes| {
+            let Some(caller) = state.callers.get(&self.ticket) else { return };
+            let (ids, seen): (_, SmallVec<[(Fingerprint, u64); 1]>) =
+                (caller.ids(), caller.counters.iter().map(|counter| (counter.id, counter.changes)).collect());
+            let has_changed = |id| {
+                let changes = self.queues.changes_of(id).load(Ordering::Acquire);
+                seen.iter().any(|(other, before)| *other == id && *before != changes)
+            };
+            state.stop_asking(self.ticket);
+            state.enqueue(self.ticket);
+            state.learn(answer, has_changed, now, self.queues.is_shared);
+            state.advance(ids, now, self.queues, wakes);
+        });
+    }
+
+    /// Leaves, with a permit.
+    pub(crate) fn admitted(self, answer: &Answer) {
+        self.queues.update(|state, now, _| state.learn(answer, |_| false, now, self.queues.is_shared));
+    }
+
+    /// Leaves, without an answer: the next caller asks.
+    pub(crate) fn pass_on(self) {
+        self.queues.update(|state, _, _| {
+            let ids = state.callers.get(&self.ticket).map(Caller::ids).unwrap_or_default();
+            for id in ids {
+                if let Some(queue) = state.queues.get_mut(&id) {
+                    queue.probe_at = Duration::ZERO;
+                }
+            }
+        });
+    }
+
+    /// The latest refusal, and when the caller's turn comes if those ahead stay.
+    pub(crate) fn refusal(&self) -> Option<(RequestPerMinute, Duration)> {
+        let (state, now) = (self.queues.lock(), self.queues.clock.now());
+        state.estimate(self.ticket, now).map(|(refusal, at, _)| (refusal, at))
+    }
+}
+
+impl Drop for QueuePosition<'_> {
+    fn drop(&mut self) {
+        self.queues.update(|state, now, wakes| {
+            let ids = state.remove(self.ticket);
+            state.advance(ids, now, self.queues, wakes);
+        });
+    }
+}
+
+impl Caller {
+    fn ids(&self) -> SmallVec<[Fingerprint; 1]> {
+        self.counters.iter().map(|counter| counter.id).collect()
+    }
+}
+
+impl State {
+    /// Adds a caller who is not asking to its queues.
+    fn enqueue(&mut self, ticket: u64) {
+        let Some(caller) = self.callers.get(&ticket) else { return };
+        for WaitingFor { id, cost, .. } in &caller.counters {
+            if let Some(queue) = self.queues.get_mut(id) {
+                queue.waiting.insert(ticket, *cost);
+                queue.joined += cost;
+            }
+        }
+    }
+
+    fn stop_asking(&mut self, ticket: u64) {
+        let Some(caller) = self.callers.get_mut(&ticket) else { return };
+        if !std::mem::take(&mut caller.is_asking) {
+            return;
+        }
+        for WaitingFor { id, cost, .. } in &caller.counters {
+            if let Some(queue) = self.queues.get_mut(id) {
+                queue.askers -= 1;
+                queue.asking -= cost;
+            }
+        }
+    }
+
+    /// Removes a caller, and queues that have none left. Returns its counters.
+    fn remove(&mut self, ticket: u64) -> SmallVec<[Fingerprint; 1]> {
+        self.stop_asking(ticket);
+        let Some(caller) = self.callers.remove(&ticket) else { return SmallVec::new() };
+        for WaitingFor { id, .. } in &caller.counters {
+            let Some(queue) = self.queues.get_mut(id) else { continue };
+            if let Some(cost) = queue.waiting.remove(&ticket) {
+                queue.left += cost;
+                // The wait was that of a larger cost than the next one's.
+                let next = queue.waiting.first_key_value().map_or(u64::MAX, |(_, cost)| *cost);
+                if cost == queue.refused && next < cost {
+                    queue.probe_at = Duration::ZERO;
+                }
+            }
+            if queue.waiting.is_empty() && queue.askers == 0 {
+                self.queues.remove(id);
+            }
+        }
+        caller.ids()
+    }
+
+    /// Takes in an answer.
+    fn learn(&mut self, answer: &Answer, has_changed: impl Fn(Fingerprint) -> bool, now: Duration, is_shared: bool) {
+        let sample = now.saturating_sub(answer.sent_at);
+        let round_trip = match self.round_trip {
+            Some(known) if known < sample => known + (sample - known) / 16,
+            _ => sample,
+        };
+        if !answer.counters.is_empty() {
+            self.round_trip = Some(round_trip);
+        }
+        for counter in &answer.counters {
+            if let Some(queue) = self.queues.get_mut(&counter.id) {
+                queue.learn(counter, answer.sent_at, now, round_trip, is_shared);
+                if has_changed(counter.id) {
+                    queue.probe_at = Duration::ZERO;
+                }
+            }
+        }
+        if let Some((id, refusal)) = &answer.refusal
+            && let Some(queue) = self.queues.get_mut(id)
+        {
+            queue.latest = Some(refusal.clone());
+        }
+    }
+
+    /// Lets callers ask for whom there is room now, and says of the others when to look again.
+    fn advance(&mut self, ids: SmallVec<[Fingerprint; 1]>, now: Duration, shared: &WaitQueues, wakes: &mut Wakes) {
+        let (mut ids, mut at) = (ids, 0);
+        while let Some(id) = ids.get(at) {
+            self.advance_one(*id, now, shared, wakes, &mut ids);
+            at += 1;
+        }
+    }
+
+    /// The same for one queue. `others`: queues to look at, too.
+    fn advance_one(
+        &mut self,
+        id: Fingerprint,
+        now: Duration,
+        shared: &WaitQueues,
+        wakes: &mut Wakes,
+        others: &mut SmallVec<[Fingerprint; 1]>,
+    ) {
+        let Some(queue) = self.queues.get(&id) else { return };
+        let (mut room, mut may_probe) = (queue.room(now, self.round_trip), queue.may_probe(now));
+        let (limit, period) = (queue.rule.limit(), queue.rule.period());
+        let (mut reserved, mut reserved_until, mut from) = (0, None, 0);
+        loop {
+            let Some(queue) = self.queues.get(&id) else { return };
+            let Some((&ticket, &cost)) = queue.waiting.range(from..).next() else { return };
+            from = ticket + 1;
+            let probe_at = (queue.askers == 0).then_some(queue.probe_at).filter(|probe_at| now < *probe_at);
+            match self.elsewhere(ticket, id, now, period) {
+                Elsewhere::Ready => {}
+                Elsewhere::Late(at) => {
+                    self.wake_at(ticket, at, now, wakes);
+                    continue;
+                }
+                Elsewhere::Soon(at) => {
+                    self.wake_at(ticket, at, now, wakes);
+                    if let Some(until) = self.reserve(ticket, id, now, period) {
+                        room = room.saturating_sub(cost);
+                        reserved += cost;
+                        reserved_until = Some(reserved_until.map_or(until, |other: Duration| other.min(until)));
+                    }
+                    continue;
+                }
+            }
+            let may_probe_beside = may_probe && (reserved == 0 || reserved + cost <= limit);
+            if cost > room && !may_probe_beside {
+                if let Some(at) = [probe_at, reserved_until].into_iter().flatten().min() {
+                    self.wake_at(ticket, at, now, wakes);
+                }
+                return;
+            }
+            if !self.may_ask_elsewhere(ticket, id, now) {
+                let caller = &self.callers[&ticket];
+                others.extend(caller.ids().into_iter().filter(|other| !others.contains(other)).collect::<Vec<_>>());
+                continue;
+            }
+            self.let_ask(ticket, shared, wakes);
+            room = room.saturating_sub(cost);
+            may_probe = false;
+        }
+    }
+
+    fn let_ask(&mut self, ticket: u64, shared: &WaitQueues, wakes: &mut Wakes) {
+        let Some(caller) = self.callers.get_mut(&ticket) else { return };
+        (caller.is_asking, caller.wake_at) = (true, None);
+        wakes.push(Arc::clone(&caller.turn));
+        for counter in &mut caller.counters {
+            counter.changes = shared.changes_of(counter.id).load(Ordering::Acquire);
+            counter.reserved_at = None;
+            if let Some(queue) = self.queues.get_mut(&counter.id) {
+                queue.waiting.remove(&ticket);
+                queue.left += counter.cost;
+                queue.askers += 1;
+                queue.asking += counter.cost;
+            }
+        }
+    }
+
+    /// Has a caller look again then, if not before.
+    fn wake_at(&mut self, ticket: u64, at: Duration, now: Duration, wakes: &mut Wakes) {
+        if let Some(caller) = self.callers.get_mut(&ticket)
+            && at > now
+            && caller.wake_at.is_none_or(|before| at < before)
+        {
+            caller.wake_at = Some(at);
+            wakes.push(Arc::clone(&caller.turn));
+        }
+    }
+
+    /// Reserves a caller's cost for one period, until when it says; after each such period not for the next one.
+    fn reserve(&mut self, ticket: u64, id: Fingerprint, now: Duration, period: Duration) -> Option<Duration> {
+        // Others come first elsewhere: its turn there depends on them, not on time alone.
+        let caller = &self.callers[&ticket];
+        if caller.counters.iter().any(|counter| counter.id != id && self.is_behind(counter.id, ticket, now)) {
+            return None;
+        }
+        let caller = self.callers.get_mut(&ticket)?;
+        let counter = caller.counters.iter_mut().find(|counter| counter.id == id)?;
+        let since = *counter.reserved_at.get_or_insert(now);
+        if now >= since.saturating_add(2 * period) {
+            counter.reserved_at = Some(now);
+        } else if now >= since.saturating_add(period) {
+            return None;
+        }
+        counter.reserved_at.map(|since| since.saturating_add(period))
+    }
+
+    fn elsewhere(&self, ticket: u64, id: Fingerprint, now: Duration, period: Duration) -> Elsewhere {
+        let Some(caller) = self.callers.get(&ticket) else { return Elsewhere::Ready };
+        let (mut ready_at, mut probe_at, mut is_ready) = (now, now, true);
+        for counter in caller.counters.iter().filter(|counter| counter.id != id) {
+            let Some(queue) = self.queues.get(&counter.id) else { continue };
+            if counter.cost <= queue.room(now, self.round_trip) || queue.may_probe(now) {
+                continue;
+            }
+            is_ready = false;
+            ready_at = ready_at.max(queue.ready_at);
+            probe_at = probe_at.max(queue.probe_at);
+        }
+        match ready_at <= now.saturating_add(period) {
+            _ if is_ready => Elsewhere::Ready,
+            true => Elsewhere::Soon(probe_at),
+            false => Elsewhere::Late(probe_at),
+        }
+    }
+
+    /// Callers who came before the ticket wait for the counter. Not counted are those whose other counters have no room for
+    /// longer.
+    fn is_behind(&self, id: Fingerprint, ticket: u64, now: Duration) -> bool {
+        let Some(queue) = self.queues.get(&id) else { return false };
+        let period = queue.rule.period();
+        let is_late = |other| matches!(self.elsewhere(other, id, now, period), Elsewhere::Late(_));
+        queue.waiting.range(..ticket).any(|(other, _)| !is_late(*other))
+    }
+
+    /// A caller's other counters have room for it, and for those who came before.
+    fn may_ask_elsewhere(&self, ticket: u64, id: Fingerprint, now: Duration) -> bool {
+        let caller = &self.callers[&ticket];
+        let others = caller.counters.iter().filter(|counter| counter.id != id);
+        others.into_iter().all(|counter| {
+            let Some(queue) = self.queues.get(&counter.id) else { return true };
+            let (mut room, mut may_probe) = (queue.room(now, self.round_trip), queue.may_probe(now));
+            for (before, cost) in queue.waiting.range(..ticket) {
+                if !matches!(self.elsewhere(*before, counter.id, now, queue.rule.period()), Elsewhere::Late(_)) {
+                    if *cost > room {
+                        return false;
+                    }
+                    (room, may_probe) = (room - cost, false);
+                }
+            }
+            counter.cost <= room || may_probe
+        })
+    }
+
+    /// The latest refusal of the counter that a caller waits for longest, when its turn comes there if those ahead stay, and
+    /// whether it may come sooner. The time is never too late by a counter that this process alone uses.
+    fn estimate(&self, ticket: u64, now: Duration) -> Option<(RequestPerMinute, Duration, bool)> {
+        let caller = self.callers.get(&ticket)?;
+        let estimates = caller.counters.iter().filter_map(|counter| {
+            let queue = self.queues.get(&counter.id)?;
+            let ahead = counter.behind.saturating_sub(queue.left);
+            let at = queue.turn_at(ahead, counter.cost, now, self.round_trip);
+            Some((queue.latest.clone()?, at, queue.is_held))
+        });
+        estimates.max_by_key(|(_, at, _)| *at)
+    }
+}
+
+impl Queue {
+    fn new(rule: &Rule) -> Self {
+        Self {
+            rule: *rule,
+            waiting: BTreeMap::new(),
+            askers: 0,
+            asking: 0,
+            sent_at: Duration::ZERO,
+            answered_at: None,
+            remaining: 0,
+            refused: 0,
+            ready_at: Duration::ZERO,
+            told_at: Duration::ZERO,
+            probe_at: Duration::ZERO,
+            is_held: false,
+            share: WHOLE,
+            halved_at: Duration::ZERO,
+            joined: 0,
+            left: 0,
+            latest: None,
+        }
+    }
+
+    fn learn(
+        &mut self,
+        answer: &CounterAnswer,
+        sent_at: Duration,
+        now: Duration,
+        round_trip: Duration,
+        is_shared: bool,
+    ) {
+        let CounterAnswer { cost, remaining, ready_in, is_held, .. } = *answer;
+        if sent_at < self.sent_at {
+            return; // a later question has been answered before
+        }
+        (self.sent_at, self.answered_at) = (sent_at, Some(now));
+        self.is_held = is_held;
+        let Some(ready_in) = ready_in else {
+            (self.remaining, self.refused) = (remaining, 0);
+            (self.ready_at, self.told_at, self.probe_at) = Default::default();
+            self.share = (self.share + 1).min(WHOLE);
+            return;
+        };
+        // It may be refused although it fits, as long as others hold something.
+        self.remaining = if remaining < cost { remaining } else { 0 };
+        self.refused = cost;
+        self.ready_at = sent_at.max(now.saturating_sub(round_trip)).saturating_add(ready_in);
+        self.told_at = now.saturating_add(ready_in);
+        let sooner = match (is_held, is_shared) {
+            (true, _) => PROBE_HELD,
+            (false, true) => PROBE_OTHERS.max(self.rule.period() / 10),
+            (false, false) => Duration::MAX,
+        };
+        self.probe_at = self.ready_at.min(now.saturating_add(sooner));
+        if now.saturating_sub(self.halved_at) >= round_trip {
+            (self.share, self.halved_at) = ((self.share / 2).max(1), now);
+        }
+    }
+
+    /// The cost that fits when a question arrives that is sent now: what remained, and what has refilled since and does so
+    /// within a round trip, less the cost of those who are asking.
+    fn room(&self, now: Duration, round_trip: Option<Duration>) -> u64 {
+        let since = self.answered_at.filter(|_| now >= self.ready_at).map(|at| now.saturating_sub(at));
+        let refilled = since.map_or(0, |since| {
+            let refilled = refilled(&self.rule, since.saturating_add(round_trip.unwrap_or_default()));
+            refilled.saturating_mul(self.share.into()) / u64::from(WHOLE)
+        });
+        self.remaining.saturating_add(refilled).min(self.rule.limit()).saturating_sub(self.asking)
+    }
+
+    fn may_probe(&self, now: Duration) -> bool {
+        self.askers == 0 && now >= self.probe_at
+    }
+
+    /// When a cost fits behind others, at the soonest.
+    fn turn_at(&self, ahead: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> Duration {
+        let (needed, room) = (ahead.saturating_add(cost), self.room(now, round_trip));
+        if needed <= room || self.may_probe(now) {
+            return now;
+        }
+        let is_known_to_be_full = self.ready_at > Duration::ZERO;
+        let (from, fits) = if is_known_to_be_full { (self.told_at, self.refused) } else { (now, room) };
+        let count = self.rule.count().max(1);
+        let periods = |full: u64| self.rule.period().saturating_mul(u32::try_from(full).unwrap_or(u32::MAX));
+        let then = match self.rule.counted_by() {
+            Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => {
+                let missing = u128::from(needed.saturating_sub(fits));
+                let nanos = missing.saturating_mul(self.rule.period().as_nanos()) / u128::from(count);
+                Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+            }
+            // All of the count may be free at `ready_at`.
+            Algorithm::FixedWindow { .. } | Algorithm::SlidingLog if is_known_to_be_full => {
+                periods((needed - 1) / count)
+            }
+            Algorithm::FixedWindow { .. } | Algorithm::SlidingLog => periods((needed - room - 1) / count),
+            // A full bucket, or nearly twice the count where two windows meet.
+            Algorithm::TokenBucket { .. } | Algorithm::SlidingWindow { .. } => {
+                periods((needed - 1) / count.max(self.rule.limit()).saturating_mul(2))
+            }
+            Algorithm::Concurrent => Duration::ZERO,
+        };
+        now.max(from.saturating_add(then))
+    }
+}
+
+/// What refills evenly within a time. Windows and logs become free as they were used, so nothing is known of them.
+fn refilled(rule: &Rule, time: Duration) -> u64 {
+    match rule.counted_by() {
+        Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => {
+            let refilled = time.as_nanos().saturating_mul(rule.count().into()) / rule.period().as_nanos().max(1);
+            u64::try_from(refilled).unwrap_or(u64::MAX)
+        }
+        _ => 0,
+    }
+}

@@ -1,0 +1,146 @@
+//! The queues under many of the orders in which the steps of a few callers can follow one another: all are too many.
+
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    task::{Context, Waker},
+};
+
+use shuttle::{future::block_on, thread};
+
+use super::*;
+use crate::{Decision, Key, ManualClock, sync::many_orders};
+
+const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
+
+fn queues() -> Arc<WaitQueues> {
+    Arc::new(WaitQueues::new(100, ManualClock::new().into(), false))
+}
+
+fn charge(key: u64) -> Charge {
+    Charge::new(RULE, CounterName::new("", &RULE, Some(&Key::new(key))), 1)
+}
+
+/// The store's answer: so much remains, and the cost does not fit if nothing does.
+fn answer(key: u64, remaining: u64) -> Answer {
+    let mut charge = charge(key);
+    let wait = (remaining == 0).then_some(Duration::from_secs(60));
+    charge.decision = Decision::new(1, remaining, Duration::from_secs(60), wait);
+    Answer::of(&[charge], ManualClock::new().now())
+}
+
+fn join<'a>(queues: &'a WaitQueues, ticket: u64, refused: Option<&Answer>) -> QueuePosition<'a> {
+    let refused = refused.map(|answer| (answer, queues.changes(&[charge(1)])));
+    queues.join(ticket, &[charge(1)], refused, None).unwrap_or_else(|_| panic!("there is room in the queue"))
+}
+
+/// A caller who has looked once and sleeps.
+fn asleep<'a>(position: &'a QueuePosition<'_>) -> Pin<Box<dyn Future<Output = Turn> + 'a>> {
+    let mut turn = Box::pin(position.turn());
+    assert!(turn.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    turn
+}
+
+fn is_empty(queues: &WaitQueues) -> bool {
+    let state = queues.lock();
+    state.queues.is_empty() && state.callers.is_empty() && queues.waiting.load(Ordering::Relaxed) == 0
+}
+
+#[test]
+fn an_admitted_caller_lets_the_next_one_ask() {
+    many_orders(|| {
+        let queues = queues();
+        let first = join(&queues, 0, None);
+        assert_eq!(block_on(first.turn()), Turn::Ask { early: false });
+        thread::scope(|threads| {
+            threads.spawn(|| block_on(join(&queues, 1, None).turn()));
+            first.admitted(&answer(1, 1));
+        });
+        assert!(is_empty(&queues));
+    });
+}
+
+#[test]
+fn a_caller_who_leaves_lets_the_next_one_ask() {
+    many_orders(|| {
+        let queues = queues();
+        let [first, leaving, staying] = [0, 1, 2].map(|ticket| join(&queues, ticket, None));
+        let turn = asleep(&staying);
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                let _ = pin!(leaving.turn()).poll(&mut Context::from_waker(Waker::noop()));
+                drop(leaving);
+            });
+            drop(first);
+            block_on(turn);
+        });
+        drop(staying);
+        assert!(is_empty(&queues));
+    });
+}
+
+/// Whether it comes before the question, during it or after the answer.
+#[test]
+fn a_refund_is_not_missed() {
+    many_orders(|| {
+        let queues = queues();
+        let position = join(&queues, 0, Some(&answer(1, 0)));
+        thread::scope(|threads| {
+            threads.spawn(|| queues.changed(&charge(1).counter));
+            assert_eq!(block_on(position.turn()), Turn::Ask { early: true });
+        });
+        drop(position);
+
+        let position = join(&queues, 1, None);
+        assert_eq!(block_on(position.turn()), Turn::Ask { early: false });
+        thread::scope(|threads| {
+            threads.spawn(|| queues.changed(&charge(1).counter));
+            position.refused(&answer(1, 0));
+            assert_eq!(block_on(position.turn()), Turn::Ask { early: true });
+        });
+    });
+}
+
+#[test]
+fn a_caller_who_came_earlier_and_joins_later_holds_up_nobody() {
+    many_orders(|| {
+        let queues = queues();
+        let [first, last] = [1, 2].map(|ticket| join(&queues, ticket, None));
+        let turn = asleep(&last);
+        thread::scope(|threads| {
+            threads.spawn(|| drop(join(&queues, 0, None)));
+            drop(first);
+            block_on(turn);
+        });
+        drop(last);
+        assert!(is_empty(&queues));
+    });
+}
+
+#[test]
+fn a_waiting_caller_is_seen_while_others_come_and_go() {
+    many_orders(|| {
+        let queues = queues();
+        thread::scope(|threads| {
+            threads.spawn(|| drop(queues.join(0, &[charge(2)], None, None)));
+            let position = join(&queues, 1, Some(&answer(1, 0)));
+            assert!(queues.is_behind_others(&[charge(1)], 2));
+            assert!(!queues.is_behind_others(&[charge(2)], 0));
+            drop(position);
+        });
+        assert!(is_empty(&queues));
+    });
+}
+
+#[test]
+fn a_limiter_that_is_closed_keeps_nobody_waiting() {
+    many_orders(|| {
+        let queues = queues();
+        let position = join(&queues, 0, Some(&answer(1, 0)));
+        thread::scope(|threads| {
+            threads.spawn(|| queues.close());
+            assert_eq!(block_on(position.turn()), Turn::Closed);
+        });
+        assert!(queues.join(1, &[charge(1)], None, None).is_err());
+    });
+}
