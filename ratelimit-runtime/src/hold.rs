@@ -269,8 +269,8 @@ async fn keep(
                 pause = (2 * pause).min(LONGEST_PAUSE);
                 let settling = limiter.settle(charge.clone(), used, CountedBy::Store);
                 is_settled = in_time(deadline, settling).await.is_ok();
-                limiter.lines().call(&charge.counter);
             }
+            limiter.lines().call(&charge.counter);
         });
     }
 }
@@ -394,10 +394,9 @@ async fn clean_up(limiter: Held, held: Charges, answer: Option<Answer>) {
         }
         let back = limiter.store().map(|store| store.give_back(held.clone()));
         let back = in_time(limiter.settings().deadline, back.unwrap_or(Reply::Ready(Ok(1)))).await;
-        held.iter().for_each(|charge| limiter.lines().call(&charge.counter));
         match back {
             Ok(0) if !is_decided => denials += 1,
-            Ok(_) => return,
+            Ok(_) => return held.iter().for_each(|charge| limiter.lines().call(&charge.counter)),
             Err(_) => {}
         }
         if answer.is_none() {
