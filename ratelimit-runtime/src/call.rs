@@ -10,10 +10,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 mod waiting;
 
@@ -23,9 +20,9 @@ use crate::{
     Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
     algorithm::{Ask, TakenWindow, Window},
     guard::Known,
-    hold,
+    hold::{self, CleanUpOnDrop},
     key::Fingerprint,
-    limiter::{Held, Inner, NO_RUNTIME, Settings, no_answer, refusal},
+    limiter::{Held, Inner, Settings, no_answer, refusal},
     observe,
     queue::Answer as StoreAnswer,
     store::{Batch, Charge, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
@@ -202,42 +199,6 @@ impl Drop for Slot {
     }
 }
 
-/// A store that was asked to hold something, and has not answered. Dropped, it is told that nobody needs it any more.
-struct Unsure(Option<(Held, Charges)>);
-
-impl Unsure {
-    fn new(limiter: &Held, charges: &Charges) -> Self {
-        if charges.iter().all(|charge| charge.hold.is_none()) {
-            return Self(None);
-        }
-        Self(Some((limiter.clone(), charges.clone().split_held().0)))
-    }
-
-    fn forget(mut self) {
-        self.0 = None;
-    }
-
-    async fn until_answered(
-        mut self,
-        answer: impl Future<Output = Result<Batch, StoreError>>,
-    ) -> Result<Batch, StoreError> {
-        let batch = answer.await;
-        let is_known = |request: &Request| request.outcome.as_ref().map_or_else(StoreError::is_unsent, |_| true);
-        if batch.as_ref().is_ok_and(|batch| batch.iter().all(is_known)) {
-            self.0 = None;
-        }
-        batch
-    }
-}
-
-impl Drop for Unsure {
-    fn drop(&mut self) {
-        if let Some((limiter, charges)) = self.0.take() {
-            hold::abandon(&limiter, &charges);
-        }
-    }
-}
-
 /// A decision that is made when it is awaited.
 ///
 /// A type with a name and no borrows, so that it costs little in each function that awaits it: little time to compile,
@@ -318,14 +279,12 @@ impl Call {
             }));
         }
         let asked = self.clock().now();
-        let unsure = Unsure::new(&self.limiter, &charges);
+        let held = hold::held(&charges);
         match store.decide(Request::new(charges, true).into()) {
-            Reply::Ready(batch) => {
-                unsure.forget();
-                self.answer_or_wait(Ok(batch), asked)
-            }
+            Reply::Ready(batch) => self.answer_or_wait(Ok(batch), asked),
             reply @ Reply::Pending(_) => Err(Box::pin(async move {
-                let batch = unsure.until_answered(self.limiter.within_deadline(reply)).await;
+                let reply = CleanUpOnDrop::around(&self.limiter, held, reply);
+                let batch = self.limiter.within_deadline(reply).await;
                 match self.answer_or_wait(batch, asked) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
@@ -338,14 +297,14 @@ impl Call {
     async fn question(&self, charges: Charges, consume: bool) -> (Duration, Result<Batch, StoreError>) {
         let (began, mut left) = (Instant::now(), self.limiter.settings().deadline);
         if let Some(settlements) = self.limiter.settlements().of(&charges) {
-            let _ = timeout(left, settlements.done()).await;
+            let _ = timeout(left / 2, settlements.done()).await; // the rest is for the question
             left = left.saturating_sub(began.elapsed());
         }
         let asked = self.clock().now();
         let Some(store) = self.limiter.store() else { return (asked, Err(no_answer())) };
-        let unsure = Unsure::new(&self.limiter, &charges);
+        let held = hold::held(&charges).filter(|_| consume);
         let reply = store.decide(Request::new(charges, consume).into());
-        (asked, unsure.until_answered(self.limiter.within(left, reply)).await)
+        (asked, self.limiter.within(left, CleanUpOnDrop::around(&self.limiter, held, reply)).await)
     }
 
     fn answer_or_wait(self, batch: Result<Batch, StoreError>, asked: Duration) -> Result<AcquireAnswer, Pending> {
@@ -494,9 +453,6 @@ impl Call {
                 return Err(refusal(&rule, StoreError::misconfigured(error)));
             }
         };
-        if self.limiter.guarded().is_some() && Handle::try_current().is_err() {
-            return Err(refusal(&rule, StoreError::misconfigured(NO_RUNTIME))); // nobody could renew it
-        }
         if self.limiter.store().is_some_and(|store| !store.can_hold()) {
             return Err(refusal(&rule, StoreError::misconfigured(HOLDS_NOTHING)));
         }

@@ -90,7 +90,8 @@ fn round_up_ms(duration: Duration) -> u64 {
 ///
 /// Dropping a permit changes nothing: the call counts. A call that did not happen after all can be
 /// given back. Only what a permit holds ends with it: a place of [`Algorithm::Concurrent`] becomes free, and a call that is charged by its time has ended.
-/// On Redis that is done in the background; the next acquire of the key in this process waits for it.
+/// On Redis that is done in the background. The next acquire of the key in this process waits for
+/// it, for at most half of its deadline.
 ///
 /// ```
 /// # use ratelimit_runtime::{Limiter, Rule};

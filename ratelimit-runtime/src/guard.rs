@@ -5,7 +5,17 @@ mod leases;
 
 #[cfg(feature = "redis")]
 use std::task::{Context, Poll, Waker, ready};
-use std::{fmt, future::Future, ops, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    ops,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 use tokio::{
@@ -20,7 +30,7 @@ use self::{
     leases::{Answer, Leases, Take, Then, Turn},
 };
 use crate::{
-    Algorithm, Clock, CounterName, Decision, Rule,
+    Algorithm, Clock, CounterName, Decision, Rule, background,
     health::Seen,
     key::Fingerprint,
     limiter::{Settings, no_answer},
@@ -46,6 +56,8 @@ struct Guard {
     leases: Leases,
     /// Nothing is being taken any more.
     all_taken: Notify,
+    /// Set by the first hold: see [`Guarded::prepare`].
+    is_prepared: AtomicBool,
 }
 
 /// What need not be asked.
@@ -89,7 +101,20 @@ impl Guarded {
             denials: Denials::new(),
             leases: Leases::new(),
             all_taken: Notify::new(),
+            is_prepared: AtomicBool::new(false),
         }))
+    }
+
+    /// Opens the connection for background work before it is needed.
+    pub(crate) fn prepare(&self) {
+        if self.0.is_prepared.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        #[cfg(feature = "redis")]
+        if let Behind::Redis(redis) = &self.0.store {
+            let redis = redis.clone();
+            let _ = background::spawn(async move { redis.connected().await });
+        }
     }
 
     /// What becomes of a cost that can be spent here, or of which it is known that the store would refuse it.
@@ -416,17 +441,12 @@ impl Guarded {
         let store = self.clone();
         Reply::Pending(Box::pin(async move {
             let charge = &mut request.charges[0];
-            let answer = loop {
-                match store.ask(charge) {
-                    Turn::Spent(spent) => break Answer::Spent(spent),
-                    Turn::Waits(answer) => {
-                        let waits = Waits { store: &store, name: charge.counter.fingerprint(), answer };
-                        if let Some(answer) = waits.answer().await {
-                            break answer;
-                        }
-                    }
-                    Turn::Alone => return answer_of(store.decide_unleased(request.into())).await,
+            let answer = match store.ask(charge) {
+                Turn::Spent(spent) => Answer::Spent(spent),
+                Turn::Waits(answer) => {
+                    Waits { store: &store, name: charge.counter.fingerprint(), answer }.answer().await
                 }
+                Turn::Alone => return answer_of(store.decide_unleased(request.into())).await,
             };
             request.outcome = match answer {
                 Answer::Spent(spent) => {
@@ -501,12 +521,10 @@ impl Guarded {
         take
     }
 
-    /// Makes a take, in a task of its own: whoever waits for it may go.
+    /// Makes a take in the background: its callers may go, and may be on any runtime.
     fn begin(&self, take: Take) {
         let under_way = UnderWay { store: self.clone(), name: take.name, is_over: false };
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(under_way.make(take));
-        }
+        let _ = background::spawn(under_way.make(take)); // or it is given up
     }
 
     fn return_charges(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
@@ -523,9 +541,9 @@ struct Waits<'a> {
 }
 
 impl Waits<'_> {
-    /// Nothing if the take was given up.
-    async fn answer(mut self) -> Option<Answer> {
-        (&mut self.answer).await.ok()
+    async fn answer(mut self) -> Answer {
+        let given_up = || StoreError::unavailable("taking permits from the store was given up");
+        (&mut self.answer).await.unwrap_or_else(|_| Answer::Failed(given_up()))
     }
 }
 
@@ -538,7 +556,7 @@ impl Drop for Waits<'_> {
     }
 }
 
-/// A take that is being made. If its task ends before it is over, with its runtime say, it is given up.
+/// A take that is being made. It is given up if its task ends early, because the store panics say.
 struct UnderWay {
     store: Guarded,
     name: Fingerprint,
@@ -601,10 +619,8 @@ impl Guard {
 
     /// Nobody waits for this. What can't be given back stays charged.
     fn in_background<T: Send + 'static>(&self, back: Pin<Box<dyn Future<Output = T> + Send>>) {
-        if let Ok(runtime) = Handle::try_current() {
-            let deadline = self.deadline;
-            runtime.spawn(async move { timeout(deadline, back).await.is_ok() });
-        }
+        let deadline = self.deadline;
+        let _ = background::spawn(async move { timeout(deadline, back).await.is_ok() });
     }
 }
 
@@ -626,7 +642,7 @@ async fn answer_of<T>(reply: Reply<T>) -> T {
 }
 
 impl Store for Guarded {
-    fn decide(&self, batch: Batch) -> Reply<Batch> {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
         let leased = match &*batch {
             [Request { charges, consume, .. }] => match &**charges {
                 [charge] if charge.rule.lease_size() > 1 && charge.cost > 0 => Some(*consume),
@@ -637,8 +653,18 @@ impl Store for Guarded {
         let one = |batch: Batch| batch.into_first().expect("a request, as was seen");
         match leased {
             Some(false) => self.look_leased(one(batch)),
-            // Without a runtime nothing can be taken.
-            Some(true) if Handle::try_current().is_ok() => self.decide_leased(one(batch)),
+            // Without a runtime a caller can't wait for what is taken.
+            Some(true) if Handle::try_current().is_ok() && background::runtime().is_ok() => {
+                self.decide_leased(one(batch))
+            }
+            None if charges_of(&batch).any(|(_, charge)| charge.hold.is_some()) => match background::runtime() {
+                Ok(_) => self.decide_unleased(batch),
+                // Without the background thread it would not be renewed.
+                Err(error) => {
+                    batch.iter_mut().for_each(|request| request.outcome = Err(error.clone()));
+                    Reply::Ready(batch)
+                }
+            },
             _ => self.decide_unleased(batch),
         }
     }

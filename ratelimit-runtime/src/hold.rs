@@ -1,41 +1,46 @@
 //! What is held for a call: places, and charges that come to something when it is over.
 //!
-//! A store that has to be asked forgets what nobody renews, so a task keeps what is held there, and settles it. It does so wherever
-//! its holder is dropped, and to its end. A store in this process keeps it by itself, and is settled at once.
+//! A remote store forgets a hold that is not renewed, so a background task renews each hold, and
+//! settles it when its holder is dropped. The memory store keeps holds by itself and is settled at
+//! once.
 
 use std::{
     collections::HashMap,
     fmt,
     future::Future,
     mem,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
 use tokio::{
-    runtime::Handle,
     sync::{
         oneshot,
         watch::{Receiver, Sender},
     },
-    time::{Instant, sleep, timeout},
+    task::JoinHandle,
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
 use crate::{
-    CounterName, RequestPerMinute, Rule,
+    CounterName, RequestPerMinute, Rule, background,
     call::CountedBy,
     limiter::{Held, refusal},
     observe,
-    store::{Charge, Charges, Hold, Reply, StoreError},
+    store::{Batch, Charge, Charges, Hold, Reply, Request, StoreError},
 };
 
 /// Before what failed is tried again, at first.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Before it is tried again later, and between two renewals: nobody believes for longer that something is held which a server has lost.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// After so many answers that there is no hold, clean-up relies on the answer to the caller alone.
+const MOST_DENIALS: u32 = 3;
 
 /// What is held for one call. Dropped, it is settled.
 pub(crate) struct Holding {
@@ -55,10 +60,11 @@ enum Kept {
     /// Whoever drops it.
     Here(Charges),
     ByTask(Task),
+    /// It is settled.
     Settled,
 }
 
-/// A task that keeps what is held.
+/// A background task that keeps what is held.
 struct Task {
     rule: Rule,
     counters: Vec<CounterName>,
@@ -103,10 +109,7 @@ impl Holding {
         let granted = timed.map(|charge| Duration::from_millis(charge.cost)).min().unwrap_or(Duration::MAX);
         let much = charges.iter().map(|charge| charge.cost).sum();
         let is_here = matches!(by, CountedBy::Local) || limiter.memory().is_some();
-        let kept = match Handle::try_current() {
-            Ok(runtime) if !is_here => Kept::ByTask(Task::start(&runtime, &limiter, charges, asked)),
-            _ => Kept::Here(charges),
-        };
+        let kept = if is_here { Kept::Here(charges) } else { Task::start(&limiter, charges, asked) };
         Self { limiter, by, began, granted, much, known: None, kept }
     }
 
@@ -152,7 +155,8 @@ impl Holding {
     async fn settle_as(mut self, used: Used) -> Result<(), RequestPerMinute> {
         let (told, answer) = oneshot::channel();
         let Some(rule) = self.end(used, Some(told)) else { return Ok(()) };
-        let gone = || StoreError::unavailable("its tokio runtime is shutting down");
+        let gone = || StoreError::unavailable("the task that settles it has ended");
+        // It has the deadline, on a runtime that has a timer.
         answer.await.unwrap_or_else(|_| Err(gone())).map_err(|error| refusal(&rule, error))
     }
 
@@ -191,18 +195,22 @@ impl Drop for Holding {
 }
 
 impl Task {
-    fn start(runtime: &Handle, limiter: &Held, charges: Charges, asked: Duration) -> Self {
+    fn start(limiter: &Held, charges: Charges, asked: Duration) -> Kept {
         let lease = charges.iter().filter_map(|charge| charge.hold).map(|hold| hold.lease).min().unwrap_or_default();
         let until_us = Arc::new(AtomicU64::new(in_us(asked.saturating_add(lease))));
         let rule = charges[0].rule;
         let counters = charges.iter().map(|charge| charge.counter.clone()).collect();
         let (settle, settlement) = oneshot::channel();
-        runtime.spawn(keep(limiter.clone(), charges, lease, Arc::clone(&until_us), settlement));
-        Self { rule, counters, settle, until_us }
+        match background::spawn(keep(limiter.clone(), charges, lease, Arc::clone(&until_us), settlement)) {
+            Ok(_) => Kept::ByTask(Self { rule, counters, settle, until_us }),
+            // The thread ran when the store was asked: the process was forked since, and the
+            // parent has the hold.
+            Err(_) => Kept::Settled,
+        }
     }
 }
 
-/// Renews what is held until it is to be settled.
+/// Renews what is held until it is to be settled, and settles it.
 async fn keep(
     limiter: Held,
     charges: Charges,
@@ -210,38 +218,32 @@ async fn keep(
     until_us: Arc<AtomicU64>,
     mut settlement: oneshot::Receiver<Settlement>,
 ) {
+    if let Some(guarded) = limiter.guarded() {
+        guarded.prepare(); // so that the settlement finds a connection
+    }
     let deadline = limiter.settings().deadline;
-    let Settlement { used, under_way, told } = loop {
-        tokio::select! {
-            biased;
-            settlement = &mut settlement => match settlement {
-                Ok(settlement) => break settlement,
-                Err(_) => return,
-            },
-            () = sleep((lease / 3).min(LONGEST_PAUSE)) => {}
-        }
-        let asked = limiter.settings().clock.now();
-        let mut is_held = until_us.load(Ordering::Acquire) > 0;
-        let mut is_known = true;
-        for charge in charges.iter() {
-            match in_time(deadline, limiter.renew(charge.clone())).await {
-                Ok(renewed) => is_held &= renewed,
-                Err(error) => {
-                    is_known = false;
-                    observe::not_renewed(&charge.rule, &error);
-                }
-            }
-        }
-        // What is lost stays so: somebody else may have had it in the meantime.
-        if !is_held {
-            until_us.store(0, Ordering::Release);
-        } else if is_known {
-            until_us.store(in_us(asked.saturating_add(lease)), Ordering::Release);
+    let renewing = async {
+        loop {
+            sleep((lease / 3).min(LONGEST_PAUSE)).await;
+            renew(&limiter, &charges, lease, &until_us).await;
         }
     };
+    let Settlement { used, under_way, told } = tokio::select! {
+        biased;
+        settlement = &mut settlement => match settlement {
+            Ok(settlement) => settlement,
+            Err(_) => return,
+        },
+        () = renewing => return, // never
+    };
+    let end = after(deadline);
     let (mut settled, mut failed) = (Ok(()), Vec::new());
     for charge in charges.iter() {
-        let done = in_time(deadline, limiter.settle(charge.clone(), used.of(charge), CountedBy::Store)).await;
+        let settling = limiter.settle(charge.clone(), used.of(charge), CountedBy::Store);
+        let done = match settling {
+            Reply::Ready(done) => done,
+            Reply::Pending(done) => timeout_at(end, done).await.unwrap_or_else(|_| Err(StoreError::late(deadline))),
+        };
         if let Err(error) = &done {
             observe::not_settled(&charge.rule, error);
             if !error.misconfigured {
@@ -260,32 +262,155 @@ async fn keep(
         charge.hold = charge.hold.map(|hold| Hold { again: true, ..hold });
         let beyond = if charge.rule.is_concurrent() { Duration::ZERO } else { charge.rule.period() };
         tokio::spawn(async move {
-            sleep(FIRST_PAUSE).await;
-            let settle = || async {
-                let settled = in_time(deadline, limiter.settle(charge.clone(), used, CountedBy::Store)).await;
-                limiter.queues().changed(&charge.counter);
-                settled.is_ok()
-            };
-            repeat(lease_of(&charge) + beyond, settle).await;
+            let (end, mut pause) = (after(lease_of(&charge).saturating_add(beyond)), FIRST_PAUSE);
+            let mut is_settled = false;
+            while !is_settled && Instant::now() < end {
+                sleep(pause).await;
+                pause = (2 * pause).min(LONGEST_PAUSE);
+                let settling = limiter.settle(charge.clone(), used, CountedBy::Store);
+                is_settled = in_time(deadline, settling).await.is_ok();
+            }
+            limiter.queues().changed(&charge.counter);
         });
     }
 }
 
-/// Leaves what the store may have granted to a caller who has gone before it answered. What it has not granted yet it may grant later, so it is
-/// asked until it had something to leave, or has none any more.
-pub(crate) fn abandon(limiter: &Held, charges: &Charges) {
-    let Ok(runtime) = Handle::try_current() else { return };
+/// Makes what is held last as long again.
+async fn renew(limiter: &Held, charges: &Charges, lease: Duration, until_us: &AtomicU64) {
+    let asked = limiter.settings().clock.now();
+    let mut is_held = until_us.load(Ordering::Acquire) > 0;
+    let mut is_known = true;
     for charge in charges.iter() {
-        let (limiter, charge) = (limiter.clone(), charge.clone());
-        runtime.spawn(async move {
-            let give_back = || async {
-                let back = limiter.store().map(|store| store.give_back(charge.clone().into()));
-                let back = in_time(limiter.settings().deadline, back.unwrap_or(Reply::Ready(Ok(1)))).await;
-                limiter.queues().changed(&charge.counter);
-                back.is_ok_and(|back| back > 0)
-            };
-            repeat(lease_of(&charge), give_back).await;
-        });
+        match in_time(limiter.settings().deadline, limiter.renew(charge.clone())).await {
+            Ok(renewed) => is_held &= renewed,
+            Err(error) => {
+                is_known = false;
+                observe::not_renewed(&charge.rule, &error);
+            }
+        }
+    }
+    // What is lost stays so: somebody else may have had it in the meantime.
+    if !is_held {
+        until_us.store(0, Ordering::Release);
+    } else if is_known {
+        until_us.store(in_us(asked.saturating_add(lease)), Ordering::Release);
+    }
+}
+
+type Answer = Pin<Box<dyn Future<Output = Batch> + Send>>;
+
+/// The answer of a store that is asked for a hold. If it is dropped before the answer is there, a
+/// background task awaits the answer, and gives back what was granted.
+pub(crate) struct CleanUpOnDrop {
+    limiter: Held,
+    /// Of the charges, those that are held.
+    held: Charges,
+    answer: Option<Answer>,
+    /// Before the first poll nothing is sent.
+    is_polled: bool,
+}
+
+impl CleanUpOnDrop {
+    /// Around the answer, if something is to be held.
+    pub(crate) fn around(limiter: &Held, held: Option<Charges>, reply: Reply<Batch>) -> Reply<Batch> {
+        match (held, reply) {
+            (Some(held), Reply::Pending(answer)) => {
+                let (limiter, answer) = (limiter.clone(), Some(answer));
+                Reply::Pending(Box::pin(Self { limiter, held, answer, is_polled: false }))
+            }
+            (_, reply) => reply,
+        }
+    }
+}
+
+impl Future for CleanUpOnDrop {
+    type Output = Batch;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Batch> {
+        self.is_polled = true;
+        let Some(answer) = &mut self.answer else { panic!("an answer polled after it was there") };
+        let polled = answer.as_mut().poll(context);
+        if let Poll::Ready(batch) = &polled {
+            self.answer = None;
+            if granted(batch).is_none() {
+                let _ = background::spawn(clean_up(self.limiter.clone(), mem::take(&mut self.held), None));
+            }
+        }
+        polled
+    }
+}
+
+impl Drop for CleanUpOnDrop {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take()
+            && self.is_polled
+        {
+            let _ = background::spawn(clean_up(self.limiter.clone(), mem::take(&mut self.held), Some(answer)));
+        }
+    }
+}
+
+/// The charges that are to be held. `None` if there are none.
+pub(crate) fn held(charges: &Charges) -> Option<Charges> {
+    let is_held = charges.iter().any(|charge| charge.hold.is_some());
+    is_held.then(|| charges.clone().split_held().0)
+}
+
+/// Tells whether something was granted. `None` if that is unknown, because an answer was lost.
+fn granted(batch: &Batch) -> Option<bool> {
+    let granted = |request: &Request| match &request.outcome {
+        Ok(is_granted) => Some(*is_granted),
+        Err(error) => (error.is_unsent() || error.misconfigured).then_some(false),
+    };
+    batch.iter().map(granted).try_fold(false, |any, granted| Some(any | granted?))
+}
+
+/// Gives back what a store may have granted to a caller who left before the answer.
+///
+/// The answer to the caller is final: refused, or granted and to be given back. Anything sent later
+/// is not, as it may overtake the question on another connection. So clean-up awaits the answer.
+/// While the answer is late, and if it is lost, it also tells the store to end the hold, until the
+/// store has ended it or has said [`MOST_DENIALS`] times that there is none.
+async fn clean_up(limiter: Held, held: Charges, answer: Option<Answer>) {
+    // In a task of its own, as the store may panic.
+    let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));
+    let end = after(held.iter().map(lease_of).max().unwrap_or_default());
+    let (mut pause, mut is_decided, mut denials) =
+        (limiter.settings().deadline.clamp(FIRST_PAUSE, LONGEST_PAUSE), false, 0);
+    loop {
+        let may_ask = denials < MOST_DENIALS;
+        if let Some(AbortOnDrop(waiting)) = &mut answer {
+            let until = if may_ask { end.min(after(pause)) } else { end };
+            if let Ok(batch) = timeout_at(until, waiting).await {
+                match batch.ok().and_then(|batch| granted(&batch)) {
+                    Some(false) => return,
+                    granted => is_decided = granted.is_some(),
+                }
+                answer = None;
+            }
+        }
+        if Instant::now() >= end || !may_ask && !is_decided {
+            return;
+        }
+        let back = limiter.store().map(|store| store.give_back(held.clone()));
+        let back = in_time(limiter.settings().deadline, back.unwrap_or(Reply::Ready(Ok(1)))).await;
+        match back {
+            Ok(0) if !is_decided => denials += 1,
+            Ok(_) => return held.iter().for_each(|charge| limiter.queues().changed(&charge.counter)),
+            Err(_) => {}
+        }
+        if answer.is_none() {
+            sleep_until(end.min(after(pause))).await;
+        }
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+struct AbortOnDrop(JoinHandle<Batch>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -293,13 +418,10 @@ fn lease_of(charge: &Charge) -> Duration {
     charge.hold.map_or(Duration::ZERO, |hold| hold.lease)
 }
 
-/// Does something until it is done, with longer and longer pauses, or for so long.
-async fn repeat<F: Future<Output = bool>>(longest: Duration, mut act: impl FnMut() -> F) {
-    let (end, mut pause) = (Instant::now() + longest, FIRST_PAUSE);
-    while !act().await && Instant::now() < end {
-        sleep(pause).await;
-        pause = (2 * pause).min(LONGEST_PAUSE);
-    }
+/// A moment that much later, or in a hundred years.
+fn after(time: Duration) -> Instant {
+    const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    Instant::now() + time.min(LONGEST)
 }
 
 async fn in_time<T>(deadline: Duration, reply: Reply<Result<T, StoreError>>) -> Result<T, StoreError> {

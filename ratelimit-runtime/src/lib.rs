@@ -122,6 +122,14 @@
 //! | after [`Limiter::close`] | none |
 //! | when it is killed | what it held stays charged until the window ends |
 //!
+//! # Background work
+//!
+//! A decision runs on its caller's tokio runtime. Work that no caller awaits runs on one thread of
+//! the process, named `ratelimit`: renewing and settling what calls hold, taking permits ahead,
+//! refunds and clean-up. So no call depends on the runtime of another caller, which may stand still
+//! or end at any moment. The thread starts when it is first needed, and has one more connection to
+//! each server. Limiters in memory never start it.
+//!
 //! # When the store fails
 //!
 //! A decision of Redis has a deadline, 100 ms unless [`Builder::deadline`] says otherwise. When it can't be made in time, or at all,
@@ -239,6 +247,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
+mod background;
 mod builder;
 mod call;
 mod clock;

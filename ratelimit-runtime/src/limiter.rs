@@ -1,15 +1,26 @@
 //! The one way in: a rule, a key and a cost become a permit or a refusal.
 
-use std::{fmt, future::Future, ops, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    ops,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use once_cell::sync::OnceCell;
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep},
+};
 use tracing::Instrument as _;
 
 use crate::{
     Builder, Clock, CounterName, Decision, Health, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
-    SetupError,
+    SetupError, background,
     call::{Asked, AskedKey, Call, CountedBy, Holds, Manner, OnLimit},
     decision::ChargedInMemory,
     guard::{Behind, Guarded},
@@ -259,7 +270,8 @@ impl Limiter {
     /// # Cancellation
     ///
     /// A future that was never polled has charged nothing. One that is dropped while a Redis server is being asked may or may
-    /// not have been charged. One that is dropped while it sleeps until its slot gives the slot back: at once in memory, in the background on Redis if it is dropped within a tokio runtime.
+    /// not have been charged. One that is dropped while it sleeps until its slot gives the slot back: at once in memory,
+    /// in the background on Redis.
     ///
     /// # Panics
     ///
@@ -495,6 +507,27 @@ impl Limiter {
     }
 }
 
+impl Held {
+    /// Refunds in the background. After a failure it stays charged.
+    pub(crate) fn abandon(&self, charges: Charges, by: CountedBy) {
+        let counters = ids_of(&charges);
+        match self.return_charges(charges, by) {
+            Reply::Ready(_) => counters.into_iter().for_each(|counter| self.queues.changed_id(counter)),
+            Reply::Pending(back) => {
+                let limiter = self.clone();
+                let _ = background::spawn(async move {
+                    let _ = tokio::time::timeout(limiter.settings.deadline, back).await;
+                    counters.into_iter().for_each(|counter| limiter.queues.changed_id(counter));
+                });
+            }
+        }
+    }
+}
+
+fn ids_of(charges: &[Charge]) -> SmallVec<[Fingerprint; 1]> {
+    charges.iter().map(|charge| charge.counter.fingerprint()).collect()
+}
+
 impl Inner {
     pub(crate) async fn give_back(&self, charges: Charges, by: CountedBy) -> Result<u64, RequestPerMinute> {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
@@ -526,16 +559,6 @@ impl Inner {
             (CountedBy::Local, _) => self.local().give_back(charges),
             (CountedBy::Store, Some(store)) => store.give_back(charges),
             (CountedBy::Store, None) => Reply::Ready(Ok(0)),
-        }
-    }
-
-    /// Gives back in the background what nobody waits for. A failure leaves it charged.
-    pub(crate) fn abandon(&self, charges: Charges, by: CountedBy) {
-        if let Reply::Pending(back) = self.return_charges(charges, by)
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let deadline = self.settings.deadline;
-            runtime.spawn(async move { tokio::time::timeout(deadline, back).await });
         }
     }
 
@@ -622,10 +645,10 @@ impl Inner {
             Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::misconfigured(NO_RUNTIME)),
             Reply::Pending(answer) => {
                 let stopwatch = Stopwatch::start();
-                let answer = tokio::time::timeout(left, answer);
-                let answer = answer.instrument(tracing::debug_span!("ask_rate_limit_store")).await;
+                let late = || StoreError::late(self.settings.deadline);
+                let answer = in_time(left, answer, late).instrument(tracing::debug_span!("ask_rate_limit_store")).await;
                 stopwatch.stop();
-                answer.map_err(|_| StoreError::late(self.settings.deadline))
+                answer
             }
         }
     }
@@ -641,6 +664,35 @@ impl Inner {
     pub(crate) fn succeeded(&self) {
         self.seen.succeeded();
     }
+}
+
+/// Awaits an answer within a time limit, on any runtime.
+///
+/// A timer belongs to the runtime it was made on. If that has ended and the answer is awaited on
+/// another one, it gets another timer; on none, an error.
+async fn in_time<T>(
+    left: Duration,
+    mut answer: impl Future<Output = T> + Unpin,
+    late: impl Fn() -> StoreError,
+) -> Result<T, StoreError> {
+    let (began, mut made_on) = (Instant::now(), None);
+    let mut timer = pin!(None);
+    poll_fn(|context| {
+        if let Poll::Ready(answer) = Pin::new(&mut answer).poll(context) {
+            return Poll::Ready(Ok(answer));
+        }
+        let Ok(runtime) = Handle::try_current() else {
+            return Poll::Ready(Err(StoreError::misconfigured(NO_RUNTIME)));
+        };
+        let runtime = Some(runtime.id());
+        if runtime != made_on {
+            made_on = runtime;
+            timer.set(Some(sleep(left.saturating_sub(began.elapsed()))));
+        }
+        let timer = timer.as_mut().as_pin_mut();
+        timer.map_or(Poll::Pending, |timer| timer.poll(context)).map(|()| Err(late()))
+    })
+    .await
 }
 
 pub(crate) const NO_RUNTIME: &str = "Redis can only be asked from within a tokio runtime, and there is none here";

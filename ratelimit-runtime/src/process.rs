@@ -1,6 +1,9 @@
 //! Which limiter an annotated function sees.
 
-use std::future::Future;
+use std::{
+    future::Future,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use once_cell::sync::{Lazy, OnceCell};
 
@@ -9,10 +12,7 @@ use crate::{Limiter, SetupError, limiter::Held};
 static INSTALLED: OnceCell<Limiter> = OnceCell::new();
 
 /// What the process has until a limiter is installed.
-static DEFAULT: Lazy<Limiter> = Lazy::new(|| {
-    tracing::warn!("no limiter is installed: limits are counted in this process's memory; see Limiter::install");
-    Limiter::in_memory()
-});
+static DEFAULT: Lazy<Limiter> = Lazy::new(Limiter::in_memory);
 
 tokio::task_local! {
     static SCOPED: Limiter;
@@ -56,7 +56,7 @@ impl Limiter {
 
     /// The limiter that holds here.
     pub(crate) fn current() -> Held {
-        let process_wide = |_| Self::installed().unwrap_or_else(|| &*DEFAULT).hold_for_ever();
+        let process_wide = |_| Self::installed().unwrap_or_else(default_limiter).hold_for_ever();
         SCOPED.try_with(Self::hold).unwrap_or_else(process_wide)
     }
 
@@ -64,4 +64,14 @@ impl Limiter {
     pub(crate) fn installed() -> Option<&'static Self> {
         INSTALLED.get()
     }
+}
+
+fn default_limiter() -> &'static Limiter {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let limiter = &*DEFAULT;
+    // A subscriber may call an annotated function, which comes here again.
+    if !SAID.load(Ordering::Relaxed) && !SAID.swap(true, Ordering::Relaxed) {
+        tracing::warn!("no limiter is installed: limits are counted in this process's memory; see Limiter::install");
+    }
+    limiter
 }

@@ -20,7 +20,8 @@ use crate::{
 /// | it is dropped | what was [recorded](Self::record); all that was reserved, if nothing was |
 /// | its process dies | all that was reserved, half a minute later at most |
 ///
-/// On Redis a task of the runtime it was made on renews it every ten seconds, and settles it.
+/// On Redis a background task renews it every ten seconds and settles it, so it can be settled on
+/// any runtime, and on none.
 ///
 /// ```
 /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};

@@ -295,8 +295,8 @@ impl Rule {
     ///   last one is spent;
     /// - but it takes no more than half of what remains, beyond what callers wait for: the closer the limit, the fewer.
     ///
-    /// What is left goes back to the store with [`Limiter::close`](crate::Limiter::close), and in the background when the last handle of a limiter is dropped within a tokio runtime. A
-    /// process that ends without leaves it charged. A caller who finds too few permits waits for the store as without a lease, and
+    /// What is left goes back to the store with [`Limiter::close`](crate::Limiter::close), and in the background
+    /// when the last handle of a limiter is dropped. A process that ends without leaves it charged. A caller who finds too few permits waits for the store as without a lease, and
     /// callers of one counter are served in the order of their arrival. [`Permit::remaining`](crate::Permit::remaining) is what remained at the store when it was asked last, and
     /// what is left here. A permit that is given back can be spent again by this process.
     ///

@@ -150,6 +150,9 @@ pub enum Reply<T> {
     /// The answer.
     Ready(T),
     /// The answer is on its way. The future holds what it needs of the store itself.
+    ///
+    /// It may be awaited on the background thread of the process, and be moved there half way when
+    /// its caller leaves. It must not block.
     Pending(Pin<Box<dyn Future<Output = T> + Send>>),
 }
 
@@ -407,7 +410,6 @@ impl StoreError {
     }
 
     /// The same, of something that was not sent.
-    #[cfg(feature = "redis")]
     pub(crate) fn unsent(mut self) -> Self {
         self.unsent = true;
         self

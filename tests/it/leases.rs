@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::denials::asked;
+use crate::server::eventually;
 use crate::store::{PlainStore, on_plain_store};
 use crate::support::{
     ALGORITHMS, ALIGNED, By, FIXED, PATIENCE, Timed, admitted, ends, exceeded, fresh_key, hourly, limiter_on, settle,
@@ -137,14 +138,14 @@ async fn callers_wait_for_one_take_in_the_order_of_arrival() {
     let calls = |cost| Box::pin(limiter.acquire_n(&rule, 1, cost));
     store.hold();
     let (first, second, third, fourth) = (begin(calls(1)), begin(calls(2)), begin(calls(2)), begin(calls(1)));
+    eventually("one take is under way", || async { store.calls() == 1 }).await;
     settle().await;
-    assert_eq!(store.calls(), 1, "one take is under way");
+    assert_eq!(store.calls(), 1);
     store.release();
     assert_eq!(ends(first).await.unwrap().remaining(), 999);
     let mut second = begin(second);
     let (third, fourth) = (begin(third), begin(fourth));
-    settle().await;
-    assert_eq!(store.calls(), 2);
+    eventually("the next take is under way", || async { store.calls() == 2 }).await;
     drop(third);
     store.release();
     assert!(ends(second.as_mut()).await.is_ok());
@@ -172,12 +173,18 @@ async fn no_take_is_lost_with_those_who_wait_for_it() {
     let call = |cost| Box::pin(limiter.acquire_n(&rule, 1, cost));
     store.hold();
     let (first, second) = (begin(call(1)), begin(call(1)));
-    settle().await;
     drop(first);
     store.release();
-    settle().await; // the answer is there, and nobody has looked
+    sleep(50 * MS).await; // the answer is there, and nobody has looked
     drop(second);
-    for remaining in (990..1000).rev() {
+    let mut first = None;
+    eventually("the take has arrived", || {
+        first = call(1).now_or_never();
+        std::future::ready(first.is_some())
+    })
+    .await;
+    assert_eq!(first.unwrap().unwrap().remaining(), 999);
+    for remaining in (990..999).rev() {
         assert_eq!(call(1).now_or_never().expect("no store is asked").unwrap().remaining(), remaining);
     }
     assert_eq!(store.calls(), 1);
@@ -375,9 +382,9 @@ async fn an_attribute_has_it() {
     assert_eq!(charged(&server, key).await, 50);
 }
 
-/// A take dies with the runtime it was begun on, and nobody waits for it on another.
+/// A take is made in the background, whatever becomes of the runtime it was begun on.
 #[test]
-fn a_take_that_ends_with_its_runtime_holds_up_nobody() {
+fn a_take_outlasts_the_runtime_it_was_begun_on() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let server = RedisServer::start();
     let limiter = runtime().block_on(limiter_on(&server));
@@ -386,7 +393,8 @@ fn a_take_that_ends_with_its_runtime_holds_up_nobody() {
         let key = fresh_key();
         let left = runtime();
         let context = left.enter();
-        let call = begin(Box::pin(limiter.acquire(&rule, key)));
+        let mut call = Box::pin(limiter.acquire(&rule, key));
+        drop((&mut call).now_or_never()); // it is begun, and may have been answered
         let waits = std::thread::spawn({
             let (limiter, on) = (limiter.clone(), runtime());
             move || on.block_on(ends(limiter.acquire(&rule, key))).unwrap()

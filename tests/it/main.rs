@@ -2,6 +2,7 @@
 #![allow(clippy::unchecked_time_subtraction)] // a test may panic
 
 mod algorithms;
+mod background;
 mod bounds;
 mod cancel;
 mod chaos;

@@ -258,7 +258,7 @@ impl Leases {
         then
     }
 
-    /// A take was given up. Who waits for it has to ask again.
+    /// A take was given up. Those who wait for it hear so, as their senders are dropped.
     pub(super) fn given_up(&self, name: Fingerprint) {
         if let Some(lease) = self.shard(name).leases.get_mut(&name) {
             lease.is_taking = false;

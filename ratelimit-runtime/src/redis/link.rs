@@ -6,7 +6,7 @@
 
 use std::{
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
     hash::{BuildHasher as _, RandomState},
     iter, mem,
     pin::{Pin, pin},
@@ -37,6 +37,7 @@ use super::{
     target::{Address, Target},
 };
 use crate::{
+    background,
     guard::Asked,
     key::Fingerprint,
     observe,
@@ -95,6 +96,8 @@ struct Node {
 #[derive(Debug)]
 pub(super) struct Link {
     node: Arc<Node>,
+    /// It is the runtime for background work.
+    is_background: bool,
     state: watch::Sender<State<Open>>,
     /// Whether callers are let through, or wait to be: all that a decision looks at then.
     admits: AtomicBool,
@@ -138,13 +141,13 @@ impl Connection {
         let replies = if count == 1
             && let Some(command) = commands.next()
         {
-            redis.send_packed_command(&command).await.map(|reply| vec![reply])
+            sent.until_left(pin!(redis.send_packed_command(&command))).await.map(|reply| vec![reply])
         } else {
             let mut pipeline = Pipeline::with_capacity(count);
             for command in commands {
                 pipeline.add_command(command);
             }
-            redis.send_packed_commands(&pipeline, 0, count).await
+            sent.until_left(pin!(redis.send_packed_commands(&pipeline, 0, count))).await
         };
         sent.returned = true;
         match &replies {
@@ -186,15 +189,27 @@ struct Sent<'a> {
     returned: bool,
 }
 
-impl Drop for Sent<'_> {
-    fn drop(&mut self) {
+impl Sent<'_> {
+    /// Awaits the reply. Polled in the background, its caller has left: that counts as a drop does.
+    async fn until_left<T>(&mut self, mut reply: Pin<&mut impl Future<Output = T>>) -> T {
+        poll_fn(|context| {
+            let reply = reply.as_mut().poll(context);
+            if reply.is_pending() && self.link.is_left() {
+                self.left();
+            }
+            reply
+        })
+        .await
+    }
+
+    fn left(&mut self) {
         // A caller who gives up before the deadline says nothing about the server, which is asked then. The deadline began
         // a moment before the call was sent, hence the tenth.
-        let Self { link, silence, at, callers, returned } = *self;
-        let patience = link.node.settings.deadline.saturating_sub(link.node.settings.deadline / 10);
-        if returned {
+        let Self { link, silence, at, callers, .. } = *self;
+        if mem::replace(&mut self.returned, true) {
             return;
         }
+        let patience = link.node.settings.deadline.saturating_sub(link.node.settings.deadline / 10);
         if link.since(at) < patience {
             if !link.silence.answered_since(at) {
                 link.doubted.notify_one();
@@ -207,6 +222,12 @@ impl Drop for Sent<'_> {
         } else if connection_is_silent {
             link.lost(silence);
         }
+    }
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        self.left();
     }
 }
 
@@ -362,6 +383,7 @@ impl Links {
         }
         let link = Arc::new(Link {
             node: Arc::clone(&self.node),
+            is_background: background::is_here(),
             state: watch::Sender::new(State::Opening),
             admits: AtomicBool::new(true),
             queue: Queue::default(),
@@ -386,6 +408,14 @@ fn lock(links: &Mutex<ByRuntime>) -> MutexGuard<'_, ByRuntime> {
 }
 
 impl Link {
+    /// The caller has left, and the background awaits the answer; see [`CleanUpOnDrop`].
+    ///
+    /// [`CleanUpOnDrop`]: crate::hold::CleanUpOnDrop
+    #[inline]
+    fn is_left(&self) -> bool {
+        background::is_here() && !self.is_background
+    }
+
     async fn connection(self: &Arc<Self>) -> Result<Connection, StoreError> {
         loop {
             if let Some(answer) = self.open_connection() {
@@ -425,6 +455,10 @@ impl Link {
             Ok(connection) => connection,
             Err(error) => return (command, Err(Failure::Unsent(error))),
         };
+        if self.is_left() {
+            let error = StoreError::unavailable("its caller has gone").unsent();
+            return (command, Err(Failure::Unsent(error)));
+        }
         if matches!(command, Command::Decide { .. }) {
             observe::sent_together(1);
         }

@@ -2,20 +2,19 @@
 //!
 //! All slots are looked at first, in one go: a refusal changes nothing. If all fits, it is charged slot by slot, in order. Where one
 //! refuses after all, what the earlier ones charged is given back, so that more is never admitted than the limits say; a concurrent
-//! caller may be refused in between. The charging runs in a task of its own, which comes to its end when its caller has left.
+//! caller may be refused in between. If its caller leaves, the charging is finished in the background.
 
 use std::{future::Future, time::Duration};
 
 use futures_util::future::{join, join_all};
 use tokio::{
-    runtime::Handle,
     sync::oneshot::{self, Sender},
     time::{sleep, timeout},
 };
 
 use super::{Redis, slots::slot_of};
 use crate::{
-    limiter::NO_RUNTIME,
+    background::{self, FinishOnDrop},
     store::{Charge, Charges, Request, StoreError},
 };
 
@@ -52,10 +51,9 @@ async fn decide_one(redis: &Redis, mut request: Request) -> Result<Held, StoreEr
         merge(parts, &mut request);
         return Ok(Held { redis: redis.clone(), request: Some(request) });
     }
-    let runtime = Handle::try_current().map_err(|_| StoreError::misconfigured(NO_RUNTIME))?;
     let (caller, decided) = oneshot::channel();
-    runtime.spawn(charge(redis.clone(), request, parts, caller));
-    decided.await.map_err(|_| StoreError::unavailable("its tokio runtime is shutting down"))
+    FinishOnDrop::new(charge(redis.clone(), request, parts, caller)).await;
+    decided.await.map_err(|_| StoreError::unavailable("the charging has ended"))
 }
 
 /// A request that was decided. Dropped, what it charged is given back.
@@ -74,11 +72,9 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(Request { charges, consume: true, outcome: Ok(true) }) = self.request.take()
-            && let Ok(runtime) = Handle::try_current()
-        {
+        if let Some(Request { charges, consume: true, outcome: Ok(true) }) = self.request.take() {
             let redis = self.redis.clone();
-            runtime.spawn(async move { timeout(GRACE, redis.return_charges(&charges)).await });
+            let _ = background::spawn(async move { timeout(GRACE, redis.return_charges(&charges)).await.is_ok() });
         }
     }
 }

@@ -1,0 +1,227 @@
+//! Waiting for a limit against asking again every millisecond: admitted calls, and how long callers waited for them.
+//!
+//! ```sh
+//! cargo run --release -p ratelimit-benches --bin waiting             # or -- --quick, or words that choose rows
+//! ```
+//!
+//! The baseline is the loop that a user would write: `acquire`, and after a refusal `sleep(1 ms)`. Both run by turns in one
+//! process, each on keys of its own, with as many tasks as a row says; a task that was admitted calls again at once. The
+//! ratio of a row is the median of its turns' ratios. Round trips are those of a proxy that delays both directions, and are
+//! measured in the row.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use ratelimit_runtime::{Algorithm, Limiter, OnStoreError, Refill, RequestPerMinute, Rule};
+use ratelimit_tests::{Mode, Proxy, RedisServer};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+const PATIENCE: Duration = Duration::from_secs(3600);
+const MS: Duration = Duration::from_millis(1);
+
+const FIXED: Rule = Rule::new("fixed", 1_000, Duration::from_millis(100));
+const LOG: Rule = Rule::new("log", 1_000, Duration::from_millis(500)).algorithm(Algorithm::SlidingLog);
+const WINDOW: Rule =
+    Rule::new("window", 1_000, Duration::from_millis(500)).algorithm(Algorithm::SlidingWindow { buckets: 1 });
+const BUCKET: Rule = Rule::new("bucket", 10_000, Duration::from_secs(1))
+    .algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy });
+const INTERVAL: Rule = Rule::new("interval", 1_000, Duration::from_millis(100))
+    .algorithm(Algorithm::TokenBucket { burst: 1_000, refill: Refill::Interval });
+const PER_KEY: Rule = Rule::new("per-key", 10, Duration::from_millis(500));
+
+/// The stores, and the delay of their proxies in each direction.
+const STORES: [(&str, Option<Duration>); 4] = [
+    ("memory", None),
+    ("Redis", Some(Duration::ZERO)),
+    ("Redis, 1 ms", Some(Duration::from_micros(500))),
+    ("Redis, 5 ms", Some(Duration::from_micros(2_500))),
+];
+
+#[derive(Clone, Copy)]
+enum Caller {
+    Waits,
+    Retries,
+}
+
+/// What came of one turn.
+struct Turn {
+    admitted: usize,
+    /// Milliseconds, sorted.
+    waits: Vec<f64>,
+}
+
+impl Turn {
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // an index
+    fn percentile(&self, percent: f64) -> f64 {
+        let at = (self.waits.len() as f64 * percent / 100.0) as usize;
+        self.waits.get(at).copied().unwrap_or(f64::NAN)
+    }
+}
+
+async fn acquire(limiter: &Limiter, rule: &Rule, key: u64, caller: Caller) -> Result<(), RequestPerMinute> {
+    match caller {
+        Caller::Waits => limiter.acquire_within(rule, key, PATIENCE).await.map(drop),
+        Caller::Retries => {
+            while let Err(refused) = limiter.acquire(rule, key).await {
+                if refused.retry_after().is_none() {
+                    return Err(refused);
+                }
+                sleep(MS).await;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Lets that many tasks call for a while: first to warm up, then for so long.
+async fn turn(
+    limiter: &Limiter,
+    rule: Rule,
+    tasks: u64,
+    keys: u64,
+    first_key: u64,
+    lasts: Duration,
+    caller: Caller,
+) -> Turn {
+    let [counts, ends] = [(), ()].map(|()| Arc::new(AtomicBool::new(false)));
+    let mut set = JoinSet::new();
+    for task in 0..tasks {
+        let (limiter, counts, ends) = (limiter.clone(), Arc::clone(&counts), Arc::clone(&ends));
+        set.spawn(async move {
+            let mut waits = Vec::new();
+            while !ends.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                let answer = acquire(&limiter, &rule, first_key + task % keys, caller).await;
+                if let Err(refused) = answer {
+                    panic!("{refused}");
+                }
+                if counts.load(Ordering::Relaxed) {
+                    waits.push(began.elapsed().as_secs_f64() * 1e3);
+                }
+            }
+            waits
+        });
+    }
+    sleep(lasts / 2).await;
+    counts.store(true, Ordering::Relaxed);
+    sleep(lasts).await;
+    counts.store(false, Ordering::Relaxed);
+    ends.store(true, Ordering::Relaxed);
+    // Those who still wait are told to go.
+    let mut waits = Vec::new();
+    let drained = async {
+        while let Some(task) = set.join_next().await {
+            waits.extend(task.expect("a caller"));
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(20), drained).await.is_err() {
+        set.abort_all();
+    }
+    waits.sort_by(f64::total_cmp);
+    Turn { admitted: waits.len(), waits }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+async fn timed<F: Future>(future: F) -> f64 {
+    let began = Instant::now();
+    future.await;
+    began.elapsed().as_secs_f64() * 1e3
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let quick = words.iter().any(|word| word == "--quick");
+    let chosen: Vec<_> = words.iter().filter(|word| !word.starts_with("--")).collect();
+    let (turns, lasts) = if quick { (1, Duration::from_secs(1)) } else { (3, Duration::from_secs(2)) };
+    let server = RedisServer::start();
+
+    let mut rows = [FIXED, LOG, WINDOW, BUCKET, INTERVAL].map(|rule| (rule, 500, 1)).to_vec();
+    for tasks in [1, 10, 100, 2_000, 10_000, 100_000] {
+        rows.push((FIXED, tasks, 1));
+    }
+    for (tasks, keys) in [(1_000, 1_000), (10_000, 1_000), (100_000, 1_000), (2_000, 10), (10_000, 100)] {
+        rows.push((PER_KEY, tasks, keys));
+    }
+    println!(
+        "{:<38} {:>7} {:>5} {:<12} {:>8} {:>10} {:>10} {:>6} {:>22} {:>22}",
+        "rule",
+        "tasks",
+        "keys",
+        "store",
+        "trip ms",
+        "waiting/s",
+        "retry/s",
+        "ratio",
+        "waited p50 p99 ms",
+        "retried p50 p99 ms"
+    );
+    let mut next_key = 0;
+    let mut lowest = f64::INFINITY;
+    for (rule, tasks, keys) in rows {
+        for (name, delay) in STORES {
+            let label = format!("{} {} per {:?}", rule.prefix(), rule.count(), rule.period());
+            let row = format!("{label} {tasks} {keys} {name}");
+            if !chosen.iter().all(|word| row.contains(word.as_str())) {
+                continue;
+            }
+            let proxy = delay.map(|delay| {
+                let proxy = Proxy::start(server.port());
+                proxy.set(if delay.is_zero() { Mode::Pass } else { Mode::Delay(delay) });
+                proxy
+            });
+            let url = proxy.as_ref().map_or("memory://".to_owned(), Proxy::url);
+            let limiter = Limiter::builder(&url)
+                .deadline(Duration::from_secs(10))
+                .on_store_error(OnStoreError::Deny)
+                .max_waiting(200_000)
+                .build()
+                .await?;
+            let mut trips = Vec::new();
+            for _ in 0..20 {
+                trips.push(timed(limiter.peek(&rule, u64::MAX)).await);
+            }
+            let (mut waiting, mut retrying) = (Vec::new(), Vec::new());
+            for _ in 0..turns {
+                waiting.push(turn(&limiter, rule, tasks, keys, next_key, lasts, Caller::Waits).await);
+                retrying.push(turn(&limiter, rule, tasks, keys, next_key + keys, lasts, Caller::Retries).await);
+                next_key += 2 * keys;
+            }
+            #[allow(clippy::cast_precision_loss)] // calls of some seconds
+            let rate =
+                |turns: &[Turn]| median(turns.iter().map(|turn| turn.admitted as f64).collect()) / lasts.as_secs_f64();
+            #[allow(clippy::cast_precision_loss)]
+            let ratios = waiting.iter().zip(&retrying).map(|(one, other)| one.admitted as f64 / other.admitted as f64);
+            let ratio = median(ratios.collect());
+            let percentiles = |turns: &[Turn]| {
+                let [half, most] =
+                    [50.0, 99.0].map(|percent| median(turns.iter().map(|turn| turn.percentile(percent)).collect()));
+                format!("{half:.1} {most:.1}")
+            };
+            println!(
+                "{label:<38} {tasks:>7} {keys:>5} {name:<12} {:>8.2} {:>10.0} {:>10.0} {ratio:>6.2} {:>22} {:>22}",
+                median(trips),
+                rate(&waiting),
+                rate(&retrying),
+                percentiles(&waiting),
+                percentiles(&retrying),
+            );
+            lowest = lowest.min(ratio);
+        }
+    }
+    println!("lowest ratio: {lowest:.2}");
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! The runtime of the process for work that no caller awaits.
+//!
+//! It settles and renews holds, prefetches quota, refunds and cleans up. A caller's runtime may
+//! stand still or end at any moment, and no other caller may depend on it.
+//!
+//! It is one thread with a tokio runtime, started when it is first needed. A connection belongs to
+//! the runtime that opened it, so background work has connections of its own.
+//!
+//! Futures here must not block the thread. A panic ends its own task only.
+
+use std::{
+    cell::Cell,
+    future::{Future, pending},
+    io, process,
+    sync::{Mutex, PoisonError},
+    thread,
+};
+#[cfg(feature = "redis")]
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::{
+    runtime::{Builder, Handle},
+    task::JoinHandle,
+};
+
+use crate::{observe::Throttle, store::StoreError};
+
+/// As `top -H` and debuggers show it. Linux keeps 15 bytes.
+const THREAD: &str = "ratelimit";
+
+static BACKGROUND: Background = Background::new();
+
+thread_local! {
+    static IS_HERE: Cell<bool> = const { Cell::new(false) };
+}
+
+struct Background(Mutex<Option<Started>>);
+
+struct Started {
+    /// A forked process has none of the threads of its parent.
+    process: u32,
+    runtime: Handle,
+}
+
+impl Background {
+    const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// The runtime, which is started if this process has none.
+    fn runtime(&self, process: u32, start: impl FnOnce() -> io::Result<Handle>) -> io::Result<Handle> {
+        let mut started = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Started { runtime, .. }) = started.as_ref().filter(|started| started.process == process) {
+            return Ok(runtime.clone());
+        }
+        let runtime = start()?;
+        *started = Some(Started { process, runtime: runtime.clone() });
+        Ok(runtime)
+    }
+}
+
+/// The thread ends with the process.
+fn start() -> io::Result<Handle> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
+        IS_HERE.set(true);
+        runtime.block_on(pending::<()>());
+    })?;
+    Ok(handle)
+}
+
+/// The runtime for background work.
+///
+/// With an error, the system gave this process no thread or no file descriptor for it.
+pub(crate) fn runtime() -> Result<Handle, StoreError> {
+    BACKGROUND.runtime(process::id(), start).map_err(|error| {
+        static SAID: Throttle = Throttle::new();
+        if SAID.may_speak() {
+            tracing::error!(%error, "cannot start the thread for background work of rate limits");
+        }
+        StoreError::unavailable(format!("cannot start the thread for background work: {error}")).unsent()
+    })
+}
+
+/// Runs a future to its end, whatever becomes of the caller and of its runtime.
+pub(crate) fn spawn<F>(future: F) -> Result<JoinHandle<F::Output>, StoreError>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    Ok(runtime()?.spawn(future))
+}
+
+/// A future that its caller awaits. If it is dropped before its end, it is finished in the background.
+#[cfg(feature = "redis")]
+pub(crate) struct FinishOnDrop<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+
+#[cfg(feature = "redis")]
+impl<F: Future<Output: Send> + Send + 'static> FinishOnDrop<F> {
+    pub(crate) fn new(future: F) -> Self {
+        Self(Some(Box::pin(future)))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl<F: Future<Output: Send> + Send + 'static> Future for FinishOnDrop<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let Some(future) = &mut self.0 else { panic!("a future polled after it was done") };
+        let polled = future.as_mut().poll(context);
+        if polled.is_ready() {
+            self.0 = None;
+        }
+        polled
+    }
+}
+
+#[cfg(feature = "redis")]
+impl<F: Future<Output: Send> + Send + 'static> Drop for FinishOnDrop<F> {
+    fn drop(&mut self) {
+        if let Some(future) = self.0.take() {
+            let _ = spawn(future);
+        }
+    }
+}
+
+/// Tells the background thread from others.
+#[cfg(feature = "redis")]
+#[inline]
+pub(crate) fn is_here() -> bool {
+    IS_HERE.get()
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::{panic::catch_unwind, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn a_process_has_one_and_a_forked_one_starts_its_own() {
+        let background = Background::new();
+        let ids = [7, 7, 8, 8].map(|process| background.runtime(process, start).unwrap().id());
+        assert_eq!([ids[0] == ids[1], ids[1] == ids[2], ids[2] == ids[3]], [true, false, true]);
+    }
+
+    #[test]
+    fn it_is_started_again_after_an_error() {
+        let background = Background::new();
+        let failed = background.runtime(7, || Err(io::Error::from(io::ErrorKind::WouldBlock)));
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert!(background.runtime(7, start).is_ok());
+    }
+
+    /// And no runtime of theirs has to be driven.
+    #[tokio::test]
+    async fn a_task_that_panics_ends_alone() {
+        let panics = spawn(async { panic!("its own") }).unwrap();
+        assert!(panics.await.unwrap_err().is_panic());
+        let name = spawn(async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            thread::current().name().map(str::to_owned)
+        });
+        assert_eq!(name.unwrap().await.unwrap().as_deref(), Some(THREAD));
+        assert!(catch_unwind(runtime).unwrap().is_ok());
+    }
+}

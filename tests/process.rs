@@ -1,0 +1,149 @@
+//! The default limiter and the background thread belong to a whole process: tests in one of its own.
+
+use std::{
+    fs,
+    future::Future,
+    pin::pin,
+    sync::{Mutex, MutexGuard, PoisonError, mpsc},
+    task::{Context, Poll, Waker},
+    thread,
+    time::Duration,
+};
+
+use ratelimit_runtime::{
+    Algorithm, Cause, CounterName, Limiter, OnStoreError, RequestPerMinute, Rule, Store, limit_request_per_time,
+    store::{Batch, Charge, Charges, Reply, StoreError},
+};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tracing::{Event, Metadata, Subscriber, span};
+
+#[limit_request_per_time(prefix = "listener", ttl = 1, unit = Days, count = 1_000_000)]
+async fn annotated() -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+fn now<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("memory answers at once"),
+    }
+}
+
+/// Sends what is logged somewhere, by a function that has a limit of its own.
+struct Listener(mpsc::Sender<()>);
+
+impl Subscriber for Listener {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        now(annotated()).unwrap();
+        let _ = self.0.send(());
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// One test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn background_threads() -> usize {
+    let threads = fs::read_dir("/proc/self/task").unwrap();
+    let names = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "ratelimit").count()
+}
+
+#[test]
+fn the_first_call_of_a_process_may_log_through_a_limited_function() {
+    let _alone = alone();
+    let (said, is_said) = mpsc::channel();
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        tracing::subscriber::with_default(Listener(said), || now(annotated())).unwrap();
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(20)).expect("the first call does not hang");
+    assert_eq!(is_said.iter().count(), 1, "it is said once");
+}
+
+/// All that it does it does at once.
+#[test]
+fn limiters_in_memory_start_no_thread() {
+    let _alone = alone();
+    let limiter = Limiter::in_memory();
+    let places = Rule::new("place", 1, Duration::from_secs(30)).algorithm(Algorithm::Concurrent);
+    let tokens = Rule::new("tokens", 10, Duration::from_secs(30)).algorithm(Algorithm::SlidingLog);
+    drop(now(limiter.acquire(&places, 1)).unwrap());
+    now(now(limiter.reserve(&tokens, 1, 5)).unwrap().settle(3)).unwrap();
+    now(limiter.acquire(&Rule::new("item", 100, Duration::from_secs(30)).lease(10), 1)).unwrap();
+    assert_eq!(now(limiter.close()), 0);
+    drop(limiter);
+    assert_eq!(background_threads(), 0);
+}
+
+/// Grants everything, at once.
+#[derive(Debug)]
+struct Generous;
+
+impl Store for Generous {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        for request in batch.iter_mut() {
+            request.outcome = Ok(true);
+            for charge in request.charges.iter_mut() {
+                charge.receipt = [0, charge.cost];
+            }
+        }
+        Reply::Ready(batch)
+    }
+
+    fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+        Reply::Ready(Ok(1))
+    }
+
+    fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
+        Reply::Ready(Ok(()))
+    }
+
+    fn can_hold(&self) -> bool {
+        true
+    }
+
+    fn settle(&self, _: Charge, _: u64) -> Reply<Result<(), StoreError>> {
+        Reply::Ready(Ok(()))
+    }
+}
+
+/// As for a process that has all the file descriptors it may have.
+#[test]
+fn what_needs_a_background_thread_is_refused_where_none_can_be_started() {
+    let _alone = alone();
+    let places = Rule::new("place", 1, Duration::from_secs(30)).algorithm(Algorithm::Concurrent);
+    let leased = Rule::new("item", 100, Duration::from_secs(30)).lease(10);
+    let limiter = Limiter::builder("memory://").on_store_error(OnStoreError::Deny).over(Generous).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (threads, usual) = (background_threads(), getrlimit(Resource::Nofile));
+    setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..usual }).unwrap();
+    let answers = runtime
+        .block_on(async { (limiter.acquire(&places, 1).await.map(drop), limiter.acquire(&leased, 1).await.map(drop)) });
+    setrlimit(Resource::Nofile, usual).unwrap();
+    assert_eq!(threads, 0, "it was not started before");
+    let refused = answers.0.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Unavailable);
+    assert!(refused.to_string().contains("cannot start the thread for background work: "), "{refused}");
+    // Permits are not taken ahead then, but one by one.
+    assert_eq!(answers.1, Ok(()));
+}
