@@ -746,6 +746,28 @@ async fn a_call_that_ends_while_its_connection_is_cut_is_charged_what_it_used() 
     }
 }
 
+/// The retry travels on the other connection, and arrives first: it ends the hold, and the first one finds none.
+#[tokio::test]
+async fn a_settlement_that_its_retry_overtakes_is_charged_once() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).connections(2).deadline(300 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, other, key) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
+    limiter.reserve(&TOKENS, key, 1).await.unwrap().cancel().await.unwrap();
+    sleep(300 * MS).await; // both connections are open
+    for round in 1..=3 {
+        let reservation = limiter.reserve(&TOKENS, key, 400).await.unwrap();
+        proxy.hold_next_request(SECOND);
+        reservation.settle(100).await.unwrap_err();
+        eventually("the retry has settled it", || async {
+            remaining(&other, &TOKENS, key).await == 1000 - 100 * round
+        })
+        .await;
+        sleep(2 * SECOND).await; // the first one has arrived, too
+        assert_eq!(remaining(&other, &TOKENS, key).await, 1000 - 100 * round, "round {round}");
+    }
+}
+
 /// Its lease is an hour, that of the charge beside it a second.
 #[tokio::test]
 async fn a_place_beside_a_short_charge_is_left_after_an_outage() {
