@@ -159,8 +159,8 @@
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
 //! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +mget +set +incrby +decrby +del +pttl
-//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop +lpush +zadd +zincrby +zrange +zrangebyscore +zrem +zremrangebyscore +zscore +pexpireat`. (Without the
-//! last nine, but for what calls hold.) Add `+select` if the URL names a database, `+cluster|slots +asking` for
+//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop +lpush +zadd +zcard +zcount +zrange +zrem +zscore +pexpireat`. (Without the
+//! last eight, but for what calls hold.) Add `+select` if the URL names a database, `+cluster|slots +asking` for
 //! a cluster, `+role` behind sentinels, and `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest server the scripts run on.
 //!
 //! Of a sentinel that has users, one needs `+sentinel|get-master-addr-by-name +sentinel|masters`.
