@@ -327,7 +327,7 @@ elseif cost > 0 then
     -- One charge a tick, and time never moves back in the log.
     local entry = pack('<d', latest * wrap + (total + cost) % wrap)
     local before = call('LINDEX', key, '-2')
-    before = before and unpack('<d', before)
+    before = before and #before == 8 and unpack('<d', before)
     if before and (before - before % wrap) / wrap == latest then
       call('LSET', key, '-1', entry)
     else
