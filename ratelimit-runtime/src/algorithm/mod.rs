@@ -17,7 +17,6 @@ pub(crate) use counter::{Ask, Counter};
 pub(crate) use fixed_window::{PackedWindow, TakenWindow, Window};
 #[cfg(feature = "redis")]
 pub(crate) use script::*;
-#[cfg(feature = "conformance")]
 pub(crate) use sliding_log::MOST_HOLDS;
 
 use crate::{Algorithm, Decision, Refill, Rule};
