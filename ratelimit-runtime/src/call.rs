@@ -604,6 +604,8 @@ impl Call {
             return Ok(Verdict::Refused(refused)); // a slot comes no sooner for a caller who waits to ask again
         }
         let refused = match charge.hold {
+            // What would fit is refused because there are too many holds, or because it is another's turn.
+            Some(hold) if !hold.alone && charge.least() <= charge.decision.remaining => refused.of_holds(),
             Some(hold) if hold.is_timed => refused.of_time(),
             _ => refused,
         };

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
-use crate::{Decision, Rule};
+use crate::{Decision, Rule, algorithm::MOST_HOLDS};
 
 /// Why a call was not let through.
 ///
@@ -99,6 +99,13 @@ impl RequestPerMinute {
         self
     }
 
+    /// The same, where the cost fits and the log has no room for a further hold.
+    pub(crate) fn of_holds(mut self) -> Self {
+        Arc::make_mut(&mut self.0).reason =
+            format!("has {MOST_HOLDS} calls that hold something, and a SlidingLog has room for no more").into();
+        self
+    }
+
     pub(crate) fn never_fits(rule: &Rule, cost: u64) -> Self {
         Self::new(Cause::NeverFits, rule, cost, "")
     }
@@ -172,7 +179,10 @@ impl fmt::Display for RequestPerMinute {
         let prefix = rule.prefix();
         match cause {
             Cause::Exceeded => {
-                write!(f, "`{prefix}` is limited to {}", self.0.limit())?;
+                match &**reason {
+                    "" => write!(f, "`{prefix}` is limited to {}", self.0.limit())?,
+                    reason => write!(f, "`{prefix}` {reason}")?,
+                }
                 match retry_after {
                     Some(wait) => write!(f, "; retry in {:.3}s", wait.as_secs_f64()),
                     None => Ok(()),

@@ -96,6 +96,8 @@
 //! - A holder that died is charged in full when its lease ends, and its place is free then. The lease is 30 s for what is reserved, for `Elapsed` the most it may take (from 1 s
 //!   to 30 s), and for places what the rule says. A holder that was stopped for longer finds out by [`Permit::is_held`].
 //! - A caller who is cancelled while a server is being asked gives back what it may have been granted.
+//! - A `SlidingLog` has room for 10,000 holds. A further one is refused as [`Cause::Exceeded`], until one of them is settled, in memory as on a
+//!   server; calls that hold nothing go on. A place is not such a hold: their number is the count.
 //! - What is reserved or held at most is 1 or more: a call of cost 0 holds nothing, and is charged nothing.
 //! - While the store is away, [`OnStoreError::Local`] holds things of this process' share, beside what others hold of the whole at the store: with `Deny` nobody does. What was held at the server before can't be renewed or settled, so it is charged in
 //!   full, or its place lost, when its lease ends.
@@ -167,8 +169,8 @@
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
 //! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +mget +set +incrby +decrby +del +pttl
-//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop +lpush +zadd +zincrby +zrange +zrangebyscore +zrem +zremrangebyscore +zscore +pexpireat`. (Without the
-//! last nine, but for what calls hold.) Add `+select` if the URL names a database, `+cluster|slots +asking` for
+//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop +lpush +zadd +zcard +zcount +zrange +zrem +zscore +pexpireat`. (Without the
+//! last eight, but for what calls hold.) Add `+select` if the URL names a database, `+cluster|slots +asking` for
 //! a cluster, `+role` behind sentinels, and `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest server the scripts run on.
 //!
 //! Of a sentinel that has users, one needs `+sentinel|get-master-addr-by-name +sentinel|masters`.

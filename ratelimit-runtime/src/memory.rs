@@ -375,7 +375,7 @@ impl Store for Memory {
         let Some(hold) = hold else { return Reply::Ready(Ok(false)) };
         let mut shard = self.shard(shard_of(&counter.fingerprint()));
         let now_us = shard.now_us(&self.clock);
-        let is_held = shard.update(counter.fingerprint(), rule, |counter| counter.renew(rule, hold, now_us));
+        let is_held = shard.update(counter.fingerprint(), rule, |counter| counter.renew(hold, now_us));
         Reply::Ready(Ok(is_held.unwrap_or(false)))
     }
 

@@ -50,6 +50,9 @@ pub enum Algorithm {
     /// This is the *sliding window log*: exact in every window of the period, at about 10 bytes a
     /// remembered call. Calls within the same microsecond (the same millisecond for periods
     /// above 200 seconds) are one entry with their costs added up.
+    ///
+    /// A log has room for 10,000 holds at once, such as reservations: a further one is refused as
+    /// [`Cause::Exceeded`](crate::Cause::Exceeded) until one of them ends. Charges that hold nothing are not affected.
     SlidingLog,
     /// Counts calls in sub-windows of `P / buckets`, and weights the oldest by how much of it the last period still overlaps.
     ///

@@ -126,6 +126,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Ends what is held of a charge, and charges what was used instead, now and whether or not it fits.
     ///
     /// If nothing is held any more, its time was over and the charge it became has expired: what was used is charged all the same.
+    ///
+    /// A settlement whose answer did not come is sent again, with [`Hold::again`], and the two may arrive in any order. Used is charged once:
+    /// - A retry charges nothing if the hold is gone.
+    /// - A retry that ends a hold of a log leaves its id behind. A first attempt that finds the id charges nothing. The id counts nothing,
+    ///   changes no number of any answer, and is forgotten one lease and one period later, or when the counter is reset.
+    ///
     /// With [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) places become free, and nothing is charged. A log counts up to the
     /// [largest count](Rule::new) for its period: what was used beyond that is not charged.
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
@@ -302,7 +308,8 @@ pub struct Hold {
     pub partial: bool,
     /// Refuse it while anything of the counter is held whose time is not over, even if it would fit.
     pub alone: bool,
-    /// When it is settled: nobody knows whether it was before, so nothing is charged unless it is still held.
+    /// When it is settled: this is a retry. Nothing is charged unless it is still held, as it may have been settled before. See
+    /// [`Store::settle`].
     pub again: bool,
     /// As long as this process runs, without being renewed.
     pub(crate) is_kept: bool,

@@ -192,7 +192,7 @@ async fn a_log_is_small() {
     let server = timed.server().unwrap();
     for period in [2 * SECOND, 300 * SECOND] {
         let (rule, key) = (Rule::new("small", 1000, period).algorithm(LOG), fresh_key());
-        let name = format!("small:{{{key}}}:log:{}", period.as_millis());
+        let name = format!("small:{{{key}}}:sliding-log:{}", period.as_millis());
         for period_of_calls in 0..4 {
             for _ in 0..1000 {
                 timed.advance(period / 1000);
@@ -214,7 +214,7 @@ async fn a_weight_takes_no_more_room_than_a_call() {
     let (rule, key) = (Rule::new("weight", 1_000_000, HOUR).algorithm(LOG), fresh_key());
     limiter.acquire_n(&rule, key, 999_000).await.unwrap();
     assert_eq!(admitted(&limiter, &rule, key, 5).await, 5);
-    let name = format!("weight:{{{key}}}:log:3600000");
+    let name = format!("weight:{{{key}}}:sliding-log:3600000");
     let usage: u64 = redis::from_redis_value(server.command(&[b"MEMORY", b"USAGE", name.as_bytes()])).unwrap();
     assert!(usage <= 300, "{usage} bytes");
 }

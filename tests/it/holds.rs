@@ -9,6 +9,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use ratelimit_runtime::__private::{Call, Charge, charge, charge_elapsed, concurrent, hold_requests, key};
+use ratelimit_runtime::conformance::{counter_of, store_of};
+use ratelimit_runtime::store::{Charge as StoreCharge, Hold, Reply, Request};
 use ratelimit_runtime::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule, limit_concurrent_requests,
     limit_request_per_time,
@@ -746,6 +748,145 @@ async fn a_call_that_ends_while_its_connection_is_cut_is_charged_what_it_used() 
         .await;
         eventually("calls go on", || async { run(&limiter, TIME, id, Some(1)).await.is_ok() }).await;
     }
+}
+
+/// The retry travels on the other connection, and arrives first: it ends the hold, and the first one finds none.
+#[tokio::test]
+async fn a_settlement_that_its_retry_overtakes_is_charged_once() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).connections(2).deadline(300 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, other, key) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
+    limiter.reserve(&TOKENS, key, 1).await.unwrap().cancel().await.unwrap();
+    sleep(300 * MS).await; // both connections are open
+    for round in 1..=3 {
+        let reservation = limiter.reserve(&TOKENS, key, 400).await.unwrap();
+        proxy.hold_next_request(SECOND);
+        reservation.settle(100).await.unwrap_err();
+        eventually("the retry has settled it", || async {
+            remaining(&other, &TOKENS, key).await == 1000 - 100 * round
+        })
+        .await;
+        sleep(2 * SECOND).await; // the first one has arrived, too
+        assert_eq!(remaining(&other, &TOKENS, key).await, 1000 - 100 * round, "round {round}");
+    }
+}
+
+/// A charge that is held, for the store itself: a limiter would need a task for each.
+fn held_charge(rule: Rule, key: u64, cost: u64, lease: Duration) -> Request {
+    let charge = StoreCharge::new(rule, counter_of(&rule, key), cost);
+    Request::new(StoreCharge { hold: Some(Hold::new(lease)), ..charge }, true)
+}
+
+/// Decides one after another, and returns what was asked with what came of it.
+async fn decide_all(timed: &Timed, requests: impl Iterator<Item = Request>) -> Vec<Request> {
+    let mut decided = Vec::new();
+    for request in requests {
+        let batch = match store_of(&timed.limiter).decide(request.into()) {
+            Reply::Ready(batch) => batch,
+            Reply::Pending(batch) => batch.await,
+        };
+        decided.extend(batch.iter().cloned());
+    }
+    decided
+}
+
+/// Beyond that a further one is refused, by what the error says; what is not held fits as before.
+#[tokio::test]
+async fn a_log_has_room_for_ten_thousand_holds() {
+    let rule = Rule::new("room", 1_000_000, 60 * SECOND).algorithm(LOG);
+    for timed in Timed::both().await {
+        let (limiter, key) = (&timed.limiter, fresh_key());
+        let held = decide_all(&timed, (0..10_000).map(|at| held_charge(rule, key, 1, LEASE + at * MS))).await;
+        assert!(held.iter().all(|request| request.outcome == Ok(true)), "{}", timed.name());
+        timed.advance(SECOND);
+        let refused = limiter.reserve(&rule, key, 5).await.unwrap_err();
+        assert_eq!((refused.cause(), refused.remaining()), (Cause::Exceeded, 990_000), "{}", timed.name());
+        assert_eq!(refused.retry_after(), Some(LEASE + 59 * SECOND));
+        assert_eq!(
+            refused.to_string(),
+            "`room` has 10000 calls that hold something, and a SlidingLog has room for no more; retry in 89.000s"
+        );
+        exceeded(run(limiter, rule, key, Some(5)).await);
+        // A look, a charge and a reservation of nothing are no holds.
+        assert_eq!(remaining(limiter, &rule, key).await, 990_000);
+        limiter.acquire_n(&rule, key, 10).await.unwrap();
+        assert_eq!(limiter.reserve(&rule, key, 0).await.unwrap().held(), 0);
+        let one = held[5000].charges[0].clone();
+        match store_of(limiter).settle(one, 3) {
+            Reply::Ready(settled) => settled.unwrap(),
+            Reply::Pending(settled) => settled.await.unwrap(),
+        }
+        assert_eq!(remaining(limiter, &rule, key).await, 1_000_000 - 9_999 - 13, "{}", timed.name());
+        limiter.reserve(&rule, key, 5).await.unwrap().cancel().await.unwrap();
+        // The dead make room as well: all but the last 100.
+        timed.advance(LEASE + 59 * SECOND + 9_899 * MS);
+        assert_eq!(remaining(limiter, &rule, key).await, 1_000_000 - 100, "{}", timed.name());
+        limiter.reserve(&rule, key, 5).await.unwrap().cancel().await.unwrap();
+    }
+}
+
+/// How many commands the server has run, those of scripts among them.
+fn commands(server: &RedisServer) -> u64 {
+    let info: String = redis::from_redis_value(server.command(&[b"INFO", b"commandstats"])).unwrap();
+    let calls = info.lines().filter_map(|line| line.split_once(":calls=")?.1.split(',').next()?.parse::<u64>().ok());
+    calls.sum()
+}
+
+/// The most commands that one of these calls took, and the elements of a sorted set that it read.
+async fn most_commands(timed: &Timed, requests: Vec<Request>) -> u64 {
+    let mut most = 0;
+    for request in requests {
+        let server = timed.server().unwrap();
+        server.command(&[b"CONFIG", b"RESETSTAT"]);
+        decide_all(timed, [request].into_iter()).await;
+        most = most.max(commands(server));
+    }
+    most
+}
+
+fn look(request: &Request) -> Request {
+    Request { consume: false, ..request.clone() }
+}
+
+#[tokio::test]
+async fn what_a_call_does_on_a_server_does_not_grow_with_the_number_of_places() {
+    const MANY: Rule = Rule::new("many", 5_000, LEASE).algorithm(Algorithm::Concurrent);
+    let (timed, key) = (Timed::redis().await, fresh_key());
+    let places = |cost| held_charge(MANY, key, cost, LEASE);
+    // One of them outlives the others.
+    decide_all(&timed, [held_charge(MANY, key, 1, 10 * LEASE)].into_iter()).await;
+    decide_all(&timed, (1..5_000).map(|_| places(1))).await;
+    timed.advance(SECOND);
+    let most = most_commands(&timed, vec![places(1), places(5_000), look(&places(5_000)), look(&places(1))]).await;
+    assert!(most <= 12, "{most} commands of one call");
+    // All others are dead; those who come remove a few of them each.
+    timed.advance(LEASE);
+    let most = most_commands(&timed, vec![look(&places(5_000)), places(4_000), places(1_000), places(1)]).await;
+    assert!(most <= 30, "{most} commands of one call");
+    let name = counter_of(&MANY, key).to_string();
+    let stored: u64 = redis::from_redis_value(timed.server().unwrap().command(&[b"ZCARD", name.as_bytes()])).unwrap();
+    assert!((4_700..5_000).contains(&stored), "{stored} are stored");
+    decide_all(&timed, (0..100).map(|_| places(1))).await;
+    let stored: u64 = redis::from_redis_value(timed.server().unwrap().command(&[b"ZCARD", name.as_bytes()])).unwrap();
+    assert!(stored < 200, "{stored} are stored");
+}
+
+/// Each of which has ended, and counts for a period from then on; entries that were charged lie between.
+#[tokio::test]
+async fn what_a_call_does_on_a_server_does_not_grow_with_the_number_of_holds() {
+    let rule = Rule::new("overdue", 10_000, 60 * SECOND).algorithm(LOG);
+    let (timed, key) = (Timed::redis().await, fresh_key());
+    for at in 0..2_000_u32 {
+        decide_all(&timed, [held_charge(rule, key, 2, (2_100 - at) * 10 * MS)].into_iter()).await;
+        timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+        timed.advance(10 * MS);
+    }
+    timed.advance(25 * SECOND);
+    let hold = |cost| held_charge(rule, key, cost, LEASE);
+    let calls = vec![hold(1), hold(5_000), hold(10_000), look(&hold(7_777)), look(&hold(1))];
+    let most = most_commands(&timed, calls).await;
+    assert!(most <= 300, "{most} commands of one call");
 }
 
 /// Its lease is an hour, that of the charge beside it a second.

@@ -140,7 +140,7 @@ mod reached {
         let mut keys: Vec<String> = ask(&server, "KEYS *");
         keys.sort();
         assert_eq!(keys.len(), 4);
-        assert!(keys.contains(&"shop::item:{1}:log:3600000".to_owned()), "{keys:?}");
+        assert!(keys.contains(&"shop::item:{1}:sliding-log:3600000".to_owned()), "{keys:?}");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::future::pending;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc as sync_mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::port::free_port;
 
@@ -44,6 +44,7 @@ pub struct Proxy {
     port: u16,
     accepted: Arc<AtomicUsize>,
     cut_at_next_reply: Arc<AtomicBool>,
+    hold_next_request_ms: Arc<AtomicU64>,
     acts: Option<mpsc::UnboundedSender<Act>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -90,6 +91,7 @@ struct Rules {
     mode: watch::Receiver<Mode>,
     end: watch::Receiver<Option<End>>,
     cut_at_next_reply: Arc<AtomicBool>,
+    hold_next_request_ms: Arc<AtomicU64>,
 }
 
 impl Proxy {
@@ -100,13 +102,15 @@ impl Proxy {
         let (listener, port) = listen();
         let accepted = Arc::new(AtomicUsize::new(0));
         let cut_at_next_reply = Arc::new(AtomicBool::new(false));
+        let hold_next_request_ms = Arc::new(AtomicU64::new(0));
         let (acts, asked) = mpsc::unbounded_channel();
-        let serve = serve(listener, port, to, Arc::clone(&accepted), Arc::clone(&cut_at_next_reply), asked);
+        let disturbances = (Arc::clone(&cut_at_next_reply), Arc::clone(&hold_next_request_ms));
+        let serve = serve(listener, port, to, Arc::clone(&accepted), disturbances, asked);
         let thread = thread::Builder::new()
             .name(format!("proxy {port}"))
             .spawn(move || runtime.block_on(serve))
             .expect("a thread is started");
-        Proxy { port, accepted, cut_at_next_reply, acts: Some(acts), thread: Some(thread) }
+        Proxy { port, accepted, cut_at_next_reply, hold_next_request_ms, acts: Some(acts), thread: Some(thread) }
     }
 
     /// The loopback port it listens on.
@@ -139,6 +143,12 @@ impl Proxy {
     /// executed the request, and the client can't know.
     pub fn cut_at_next_reply(&self) {
         self.cut_at_next_reply.store(true, Ordering::SeqCst);
+    }
+
+    /// Holds the first request that arrives from now on for so long, and all that follows on its connection. Other
+    /// connections go on, so that later requests overtake it.
+    pub fn hold_next_request(&self, time: Duration) {
+        self.hold_next_request_ms.store(u64::try_from(time.as_millis()).expect("a short time"), Ordering::SeqCst);
     }
 
     /// How many connections it has taken so far.
@@ -179,7 +189,7 @@ async fn serve(
     port: u16,
     to: u16,
     accepted: Arc<AtomicUsize>,
-    cut_at_next_reply: Arc<AtomicBool>,
+    (cut_at_next_reply, hold_next_request_ms): (Arc<AtomicBool>, Arc<AtomicU64>),
     mut acts: mpsc::UnboundedReceiver<Act>,
 ) {
     let mut listener = Some(TcpListener::from_std(listener).expect("a listening socket"));
@@ -190,7 +200,8 @@ async fn serve(
     // Nothing ever happens to these.
     let (_pass, passing) = watch::channel(Mode::Pass);
     let (_endless, going_on) = watch::channel(None);
-    let undisturbed = Rules { mode: passing, end: going_on, cut_at_next_reply: Arc::default() };
+    let undisturbed =
+        Rules { mode: passing, end: going_on, cut_at_next_reply: Arc::default(), hold_next_request_ms: Arc::default() };
     let mut servers = JoinSet::new();
 
     loop {
@@ -201,7 +212,8 @@ async fn serve(
                 } else {
                     accepted.fetch_add(1, Ordering::SeqCst);
                     let (mode, end) = (mode_seen.clone(), end_seen.clone());
-                    clients.spawn(carry(stream, to, Rules { mode, end, cut_at_next_reply: cut_at_next_reply.clone() }));
+                    let (cut_at_next_reply, hold_next_request_ms) = (cut_at_next_reply.clone(), hold_next_request_ms.clone());
+                    clients.spawn(carry(stream, to, Rules { mode, end, cut_at_next_reply, hold_next_request_ms }));
                 }
             }
             act = acts.recv() => {
@@ -284,6 +296,9 @@ async fn pass_on(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, rules: &Rules, r
         let mut silent = false;
         while let Some((arrived, bytes)) = due.recv().await {
             let mode = released(&mut mode, arrived).await;
+            if !replies {
+                sleep(Duration::from_millis(rules.hold_next_request_ms.swap(0, Ordering::SeqCst))).await;
+            }
             if replies && rules.cut_at_next_reply.swap(false, Ordering::SeqCst) {
                 return Err(End::Closed);
             }

@@ -39,7 +39,7 @@ impl Counter {
         let millis = now_us / 1000;
         match rule.counted_by() {
             Algorithm::FixedWindow { .. } => Self::Window(Window::open(rule, millis)),
-            Algorithm::SlidingLog => Self::Log(Box::default()),
+            Algorithm::SlidingLog => Self::Log(Box::new(Log::empty(rule))),
             Algorithm::SlidingWindow { .. } => Self::SubWindows(Box::new(SubWindows::empty(rule, millis))),
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => Self::Bucket(Bucket::full(millis)),
             Algorithm::Concurrent => Self::Places(Box::default()),
@@ -85,7 +85,7 @@ impl Counter {
         let (rule, millis) = (ask.rule, now_us / 1000);
         match self {
             Self::Window(window) => window.look(rule, millis, cost),
-            Self::Log(log) => log.look(rule, now_us, cost, cost > 0 && ask.hold.is_some_and(|hold| hold.alone)),
+            Self::Log(log) => log.look(rule, now_us, cost, ask.hold.filter(|_| cost > 0)),
             Self::SubWindows(sub_windows) => sub_windows.look(rule, millis, cost),
             Self::Bucket(bucket) => bucket.look(rule, millis, cost, ask.longest_wait_ms),
             Self::Places(places) => places.look(rule, now_us, cost),
@@ -109,7 +109,7 @@ impl Counter {
         }
         let receipt = match (self as &mut Self, ask.hold) {
             (Self::Window(window), _) => window.charge(cost),
-            (Self::Log(log), Some(hold)) => log.hold(rule, now_us, cost.min(look.decision.remaining), hold),
+            (Self::Log(log), Some(hold)) => log.hold(now_us, cost.min(look.decision.remaining), hold),
             (Self::Places(places), Some(hold)) => places.hold(now_us, cost.min(look.decision.remaining), hold),
             (Self::Places(_), None) => [0; 2], // see `Store::decide`
             (Self::Log(log), None) => log.charge(rule, now_us, cost),
@@ -135,9 +135,9 @@ impl Counter {
     }
 
     /// Says whether what is held still counts, and lasts as long again from now.
-    pub(crate) fn renew(&mut self, rule: &Rule, hold: &Hold, now_us: u64) -> bool {
+    pub(crate) fn renew(&mut self, hold: &Hold, now_us: u64) -> bool {
         match self {
-            Self::Log(log) => log.renew(rule, now_us, hold),
+            Self::Log(log) => log.renew(now_us, hold),
             Self::Places(places) => places.renew(now_us, hold),
             Self::Window(_) | Self::SubWindows(_) | Self::Bucket(_) => false,
         }

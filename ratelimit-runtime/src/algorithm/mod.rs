@@ -6,6 +6,7 @@
 mod bucket;
 mod counter;
 mod fixed_window;
+mod holds;
 mod places;
 #[cfg(feature = "redis")]
 mod script;
@@ -16,6 +17,7 @@ pub(crate) use counter::{Ask, Counter};
 pub(crate) use fixed_window::{PackedWindow, TakenWindow, Window};
 #[cfg(feature = "redis")]
 pub(crate) use script::*;
+pub(crate) use sliding_log::MOST_HOLDS;
 
 use crate::{Algorithm, Decision, Refill, Rule};
 
@@ -93,12 +95,12 @@ impl Algorithm {
         let (name, buckets) = match self {
             Self::FixedWindow { align: false } => ("fixed", None),
             Self::FixedWindow { align: true } => ("fixed-aligned", None),
-            Self::SlidingLog => ("log", None),
+            Self::SlidingLog => ("sliding-log", None),
             Self::SlidingWindow { buckets } => ("window-", Some(buckets)),
             Self::TokenBucket { refill: Refill::Greedy, .. } => ("bucket", None),
             Self::TokenBucket { refill: Refill::Interval, .. } => ("bucket-interval", None),
             Self::LeakyBucket { .. } => ("leaky", None),
-            Self::Concurrent => ("concurrent", None),
+            Self::Concurrent => ("places", None),
         };
         Tag { name, buckets }
     }

@@ -1,76 +1,91 @@
--- Places are a sorted set of those who hold some: the number of each and how many it holds, in 16 bytes, by when they end (ms since 1970).
--- Those that have ended are free. The empty name is of all of them together: how many they hold, as a number below 0.
+-- Places are a sorted set of holds by when they end (ms since 1970).
+--
+-- Each hold is split into powers of two, one member for each: a hold of 5 places is a member of 4 and a member of 1. The score of 2^n
+-- places is n * `era` + the end. So a count of a range of scores says how many places of that size are held, and none is walked over.
+-- Holds that have ended count no more. A few of them are removed whenever places are taken.
 --
 -- cost, count
--- id       the number of who holds them
--- lease    ms they last unless they are renewed
+-- id       the id of the hold to be made, renewed or settled
+-- lease    ms it lasts unless it is renewed
 -- partial  1: take what remains, at least 1, if that is less than the cost
--- returns  what remains (n as -1 - n if the cost does not fit), ms until all are free, and how many were taken, or ms until the cost fits and how
---          many are held. After a renewal: 1 if they are still held. After a settlement: how many were held
+-- returns  what remains (n as -1 - n if the cost does not fit), ms until all are free, and how many were taken, or ms until the first
+--          hold ends and how many places are held. After a renewal: 1 if they are still held. After a settlement: how many were held
 time = time or call('TIME')
-local ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local ms, era = time[1] * 1000 + math.floor(time[2] / 1000), 2 ^ 44
+local ends = math.min(ms + (time[2] % 1000 > 0 and 1 or 0) + lease, era - 1)
 local function digits(number)
   return string.format('%.0f', number)
 end
-local function much(name)
-  local _, places = struct.unpack('<dd', name)
-  return places
-end
 
 if charge == 'renew' or charge == 'settle' or charge == 'again' then
-  local name = struct.pack('<dd', id, cost)
-  local ends = call('ZSCORE', key, name)
+  local rest, size = cost, 0
   reply = 0
-  if ends and 0 + ends > ms then
-    if charge == 'renew' then
-      call('ZADD', key, digits(ms + (time[2] % 1000 > 0 and 1 or 0) + lease), name)
-      call('PEXPIREAT', key, digits(call('ZRANGE', key, '-1', '-1', 'WITHSCORES')[2] + 1))
-      reply = 1
-    else
-      reply = cost
-      call('ZREM', key, name)
-      if 0 + call('ZINCRBY', key, digits(cost), '') == 0 then
-        call('DEL', key)
+  while rest > 0 do
+    if rest % 2 == 1 then
+      local name = struct.pack('<dB', id, size)
+      local score = call('ZSCORE', key, name)
+      if not score or score - size * era <= ms then
+        break -- all of them have ended, or were settled
+      elseif charge == 'renew' then
+        call('ZADD', key, digits(size * era + ends), name)
+        reply = 1
+      else
+        call('ZREM', key, name)
+        reply = cost
       end
     end
+    rest, size = (rest - rest % 2) / 2, size + 1
+  end
+  if charge == 'renew' and reply == 1 and call('PTTL', key) <= ends - ms then
+    call('PEXPIREAT', key, digits(ends + 1))
   end
   break
 end
 
--- The sum, and those who have ended.
-local ended = call('ZRANGEBYSCORE', key, '-inf', digits(ms), 'WITHSCORES')
-local taken = ended[2] and -ended[2] or 0
-for at = 3, #ended, 2 do
-  taken = taken - much(ended[at])
+-- The holds of each size, the largest first: how many places they take, and the last end.
+local taken, latest, members, sizes = 0, ms, 0, {}
+local last = call('ZRANGE', key, '-1', '-1', 'WITHSCORES')[2]
+while last do
+  local from = last - last % era
+  local size = 2 ^ (from / era)
+  if last - from > ms then
+    local held = call('ZCOUNT', key, digits(from + ms + 1), last)
+    taken, latest, members = taken + held * size, math.max(latest, last - from), members + held
+  end
+  sizes[#sizes + 1] = from
+  last = size > 1 and call('ZRANGE', key, '(' .. digits(from), '-inf', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')[2]
 end
 local remaining = math.max(count - taken, 0)
 local least = partial == 1 and math.min(cost, 1) or cost
 if charge ~= 'always' and least > remaining or not charge then
-  local latest = taken > 0 and call('ZRANGE', key, '-1', '-1', 'WITHSCORES')[2] - ms or 0
   fits = least <= remaining
-  reply = { fits and remaining or -1 - remaining, latest, 0, taken }
-  -- So many of those that are taken have to end, those that end first before the others.
-  local short, at = fits and 0 or math.min(taken + least - count, taken), 0
-  while short > 0 do
-    local holders = call('ZRANGEBYSCORE', key, '(' .. digits(ms), '+inf', 'WITHSCORES', 'LIMIT', at, '100')
-    for i = 1, #holders, 2 do
-      if short > 0 then
-        short, reply[3] = short - much(holders[i]), holders[i + 1] - ms
-      end
-    end
-    short, at = #holders > 0 and short or 0, at + 100
+  local soonest = latest
+  for _, from in ipairs(fits and {} or sizes) do
+    local first = call('ZRANGE', key, digits(from + ms + 1), digits(from + era - 1), 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')[2]
+    soonest = first and math.min(soonest, first - from) or soonest
   end
+  reply = { fits and remaining or -1 - remaining, latest - ms, soonest - ms, taken }
   break
 end
 fits = true
 if partial == 1 then
   cost = math.min(cost, remaining)
 end
-if #ended > 2 then
-  call('ZREMRANGEBYSCORE', key, '0', digits(ms))
+if #sizes > 0 and call('ZCARD', key) > members then
+  for _, from in ipairs(sizes) do
+    local ended = call('ZRANGE', key, digits(from), digits(from + ms), 'BYSCORE', 'LIMIT', '0', '100')
+    if #ended > 0 then
+      call('ZREM', key, unpack(ended))
+    end
+  end
 end
-local ends = digits(ms + (time[2] % 1000 > 0 and 1 or 0) + lease)
-call('ZADD', key, digits(-taken - cost), '', ends, struct.pack('<dd', id, cost))
-local latest = 0 + call('ZRANGE', key, '-1', '-1', 'WITHSCORES')[2]
+local rest, size = cost, 0
+while rest > 0 do
+  if rest % 2 == 1 then
+    call('ZADD', key, digits(size * era + ends), struct.pack('<dB', id, size))
+  end
+  rest, size = (rest - rest % 2) / 2, size + 1
+end
+latest = math.max(latest, ends)
 call('PEXPIREAT', key, digits(latest + 1))
 reply = { remaining - cost, latest - ms, cost }

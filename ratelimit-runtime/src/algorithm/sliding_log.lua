@@ -8,9 +8,15 @@
 -- The key ends between one period and a sixteenth more after the last charge: only the first call in a sixteenth looks at its end, and
 -- only the first charge moves it.
 --
--- What is held lies to the left of all that, in one string: how much it is together and when all charges have expired (ms since 1970), in 16 bytes, and
--- for each hold 32 bytes, in the order of their ends: its number, when it ends (ms since 1970), how long it was to last and how much it is. It counts
--- until a period after its end, so one that nobody settles becomes a charge made then. Charges beside it lie there for longer than a cycle tells apart.
+-- While something is held, three strings lie to the left of all that:
+--  1. seven numbers of 8 bytes: how much is held together; when all charges have expired (ms since 1970, as all that follows); how many
+--     numbers of the list have expired, which are not removed one by one then; the end of the hold that ends first; the end and the lease of
+--     the one that ends last; when none of the settled holds has to be remembered any more. A charge needs no more than these.
+--  2. 32 bytes for each hold, in the order of their ends: its id, its end, its lease and how much it is. It counts until a period after its
+--     end, so one that nobody settles becomes a charge made then. There are 10,000 at most (`MOST_HOLDS`).
+--  3. 16 bytes for each hold that was settled by a retry: its id, and until when it is remembered. The first attempt may come later, and
+--     charges nothing then. There are 10,000 at most (`MOST_SETTLED`), the latest.
+-- Charges beside them lie there for longer than a cycle tells apart.
 --
 -- cost, count, period (ms), digits
 -- id       the number of the hold to be made, renewed or settled; nil: this is no hold
@@ -34,79 +40,115 @@ else
   period = period * 1000
 end
 
--- The holds that still count, how much they are together, and how long beyond their ends they count.
+-- What is held, where the list goes on behind that, and what a hold or its end needs. `holds` is read when it is needed.
 local settles = charge == 'settle' or charge == 'again'
-local holds, held, charged_until, beyond, skip, ms, hold, known = nil, 0, 0, nil, 0, nil, nil, longest
+local skip, expired, held, charged_until, settled_until, known = 0, 0, 0, 0, 0, longest
+local holds, stored, settled, first_end, last_end, last_lease, beyond, ms, behind, hold
 local first = call('LINDEX', key, '0')
 if id or first and #first > 8 then
   beyond, ms = period * tick / 1000, time[1] * 1000 + math.floor(time[2] / 1000)
   local ceiling = ms + (time[2] % 1000 > 0 and 1 or 0)
-  holds, skip = '', first and #first > 8 and 1 or 0
-  if skip == 1 then
-    held, charged_until = unpack('<dd', first)
-    holds = string.sub(first, 17)
-    local _, ends, length = unpack('<ddd', holds, #holds - 31)
-    if ends > ceiling + length or select(2, unpack('<dd', holds)) + beyond <= ms then
-      -- The server's clock was set back, or some no longer count.
-      local kept = {}
-      held = 0
+  holds, first_end, last_end, last_lease = '', 0, 0, 0
+  if first and #first > 8 then
+    skip = 3
+    held, charged_until, expired, first_end, last_end, last_lease, settled_until = unpack('<ddddddd', first)
+    local is_set_back = held > 0 and last_end > ceiling + last_lease
+    local has_ended = held > 0 and first_end + beyond <= ms
+    holds = (id or is_set_back or has_ended) and call('LINDEX', key, '1')
+    stored = holds
+    known = math.max(known, held > 0 and last_end + beyond - ms + 1000 or 0, settled_until - ms + 1000)
+    if is_set_back then
+      -- The server's clock was set back since the last of them was made: all ends are moved by as much.
+      local ahead, kept = last_end - last_lease - ceiling, {}
       for at = 1, #holds, 32 do
-        local number, much
-        number, ends, length, much = unpack('<dddd', holds, at)
-        ends = math.min(ends, ceiling + length)
-        if ends + beyond > ms then
-          held = held + much
-          kept[#kept + 1] = { ends, pack('<dddd', number, ends, length, much) }
-        end
+        local number, ends, length, much = unpack('<dddd', holds, at)
+        kept[#kept + 1] = pack('<dddd', number, ends - ahead, length, much)
       end
-      table.sort(kept, function(one, other) return one[1] < other[1] end)
-      for i, hold in ipairs(kept) do
-        kept[i] = hold[2]
+      holds, first_end, last_end = table.concat(kept), first_end - ahead, last_end - ahead
+    end
+  end
+  -- How many bytes of `holds` are of those that end then or before.
+  function behind(ends)
+    local low, high = 0, #holds / 32
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      if select(2, unpack('<dd', holds, middle * 32 + 1)) > ends then
+        high = middle
+      else
+        low = middle + 1
       end
-      holds = table.concat(kept)
+    end
+    return low * 32
+  end
+  local function measure()
+    first_end, last_end, last_lease = 0, 0, 0
+    if #holds > 0 then
+      local _
+      _, first_end = unpack('<dd', holds)
+      _, last_end, last_lease = unpack('<ddd', holds, #holds - 31)
     end
   end
   function hold(much)
-    local ends, at = ceiling + lease, #holds - 31
-    while at > 0 and select(2, unpack('<dd', holds, at)) > ends do
-      at = at - 32
-    end
-    holds = string.sub(holds, 1, at + 31) .. pack('<dddd', id, ends, lease, much) .. string.sub(holds, at + 32)
+    local at, ends = behind(ceiling + lease), ceiling + lease
+    holds = string.sub(holds, 1, at) .. pack('<dddd', id, ends, lease, much) .. string.sub(holds, at + 1)
     held = held + much
+    measure()
   end
-  if #holds > 0 then
-    known = math.max(known, select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms + 1000)
+  if held > 0 and first_end + beyond <= ms then
+    local gone = behind(ms - beyond)
+    for at = 25, gone, 32 do
+      held = held - unpack('<d', holds, at)
+    end
+    holds = string.sub(holds, gone + 1)
+    measure()
   end
   if charge == 'renew' or settles then
-    local at = 0
+    local at, name = 0, pack('<d', id)
     reply = 0
     repeat
-      at = string.find(holds, pack('<d', id), at + 1, true)
+      at = string.find(holds, name, at + 1, true)
     until not at or at % 32 == 1
     if at then
-      local much = select(4, unpack('<dddd', holds, at))
+      local much = unpack('<d', holds, at + 24)
       holds, held = string.sub(holds, 1, at - 1) .. string.sub(holds, at + 32), held - much
+      measure()
       if charge == 'renew' then
         hold(much)
+      elseif charge == 'again' then
+        settled = skip > 0 and call('LINDEX', key, '2') or ''
+        local from = math.max(1, #settled - 159983)
+        while from < #settled and select(2, unpack('<dd', settled, from)) <= ms do
+          from = from + 16
+        end
+        settled_until = math.max(settled_until, ceiling + lease + beyond)
+        settled = string.sub(settled, from) .. name .. pack('<d', ceiling + lease + beyond)
       end
       reply = charge == 'renew' and 1 or much
+    elseif charge == 'settle' and settled_until > ms then
+      local remembered = call('LINDEX', key, '2')
+      repeat
+        at = string.find(remembered, name, at and at + 1 or 1, true)
+      until not at or at % 16 == 1
+      if at and select(2, unpack('<dd', remembered, at)) > ms then
+        break
+      end
     end
   end
-  if #holds > 0 then
-    longest = math.max(longest, select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms + 1)
-  end
+  longest = math.max(longest, held > 0 and last_end + beyond - ms + 1 or 0, settled_until - ms + 1)
   if charge == 'renew' or charge == 'again' and reply == 0 then
     if reply == 1 then
-      call('LSET', key, '0', pack('<dd', held, charged_until) .. holds)
+      call('LSET', key, '1', holds)
+      call('LSET', key, '0', pack('<ddddddd', held, charged_until, expired, first_end, last_end, last_lease, settled_until))
       call('PEXPIRE', key, longest)
     end
     break
   end
-  first = skip == 1 and call('LINDEX', key, '1') or skip == 0 and first
+  first = skip == 0 and first or call('LINDEX', key, skip + expired)
 end
 local base, used, newest, total, latest, age, left = 0, 0
-if first and skip == 1 and charged_until <= ms then
-  first, base = nil, call('LLEN', key)
+local offset = skip + expired
+if first and skip > 0 and charged_until <= ms then
+  first, base = nil, call('LLEN', key) - offset
 end
 
 now = now % cycle
@@ -120,15 +162,20 @@ if first then
   latest = (newest - total) / wrap
   age = (now - latest + eighth) % cycle - eighth
   left = now - now % sixteenth ~= latest - latest % sixteenth and call('PTTL', key)
-  if left and (left < 0 or left > known) or age * tick < -1000 or skip == 1 and charged_until > ms + beyond + 1000 then
+  if left and (left < 0 or left > known) or age * tick < -1000 or skip > 0 and charged_until > ms + beyond + 1000 then
     -- No end, or the server's clock was set back: nobody knows how old the entries are. All of them count as made now.
     latest, total, age, left = (now + ahead) % cycle, (newest - first) % wrap + 1, -ahead, false
     first, newest = latest * wrap + 1, latest * wrap + total % wrap
-    call('DEL', key)
-    if held > 0 then
-      call('RPUSH', key, pack('<dd', held, ms + beyond + 1) .. holds)
+    if skip > 0 then
+      call('LTRIM', key, '0', '2')
+      expired, offset, charged_until = 0, skip, ms + beyond + 1
+      if holds ~= stored then
+        call('LSET', key, '1', holds)
+        stored = holds
+      end
+      call('LSET', key, '0', pack('<ddddddd', held, charged_until, 0, first_end, last_end, last_lease, settled_until))
     else
-      skip = 0
+      call('DEL', key)
     end
     call('RPUSH', key, pack('<d', latest * wrap + 1))
     if total > 1 then
@@ -143,14 +190,14 @@ if first then
       return entry and (now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth >= period
     end
     local low
-    low, base, first = 0, 1, call('LINDEX', key, 1 + skip)
+    low, base, first = 0, 1, call('LINDEX', key, 1 + offset)
     while has_expired(first) do
       low, base = base, 2 * base
-      first = call('LINDEX', key, base + skip)
+      first = call('LINDEX', key, base + offset)
     end
     while base - low > 1 do
       local middle = math.floor((low + base) / 2)
-      local entry = call('LINDEX', key, middle + skip)
+      local entry = call('LINDEX', key, middle + offset)
       if has_expired(entry) then
         low = middle
       else
@@ -164,55 +211,71 @@ end
 
 local remaining = used + held < count and count - used - held or 0
 local least, is_sure = partial == 1 and cost > 0 and 1 or cost, charge == 'always' or settles
--- How long until the last of what is held has ended, if it has to be waited for.
-local turn = alone == 1 and cost > 0 and held > 0 and math.max(0, select(2, unpack('<dd', holds, #holds - 31)) - ms) or 0
+-- How long until the last hold has ended, or the first one counts no more, if a hold has to wait for that.
+local turn = 0
+if id and not settles and cost > 0 and held > 0 then
+  turn = alone == 1 and math.max(0, last_end - ms) or 0
+  turn = #holds >= 320000 and math.max(turn, first_end + beyond - ms) or turn
+end
 if not is_sure and (least > remaining or turn > 0) or not charge then
   fits = least <= remaining and turn == 0
-  local retry, reset = 0, used > 0 and math.ceil((period - age) * tick / 1000) or 0
+  local retry, reset, overdue, live = 0, used > 0 and math.ceil((period - age) * tick / 1000) or 0, 0, 0
+  if held > 0 and not fits then
+    holds = holds or call('LINDEX', key, '1')
+    for at = 25, behind(ms), 32 do
+      overdue = overdue + unpack('<d', holds, at)
+    end
+  end
   if least > remaining and used + held > 0 then
-    local short, at, after = math.min(used + held + least - count, used + held), 1, 0
-    retry = nil
+    local short = math.min(used + held + least - count, used + held)
+    -- How much is held by the first holds, until what is left in the way can only be entries.
+    local sums, last, sum = nil, 0, 0
+    if held > 0 then
+      sums = {}
+      while sum < short and last * 32 < #holds do
+        last = last + 1
+        sum = sum + unpack('<d', holds, last * 32 - 7)
+        sums[last] = sum
+      end
+    end
+    -- The more holds are waited for, the fewer entries: found is where neither takes longer than the other.
+    local few, many = 0, last + 1
+    retry = 2 ^ 53
     repeat
-      -- How long until so much has expired, if the first holds have, and for the rest entries.
-      local wait = short <= used and 0
-      if wait and short > 0 then
-        -- The first entry after whose expiry it has; an entry costs 1 at least.
-        local low, high = base, base + short - 1
+      local ended, wait = math.floor((few + many) / 2), 0
+      local after = ended > 0 and select(2, unpack('<dd', holds, ended * 32 - 31)) + beyond - ms or 0
+      local rest = ended > 0 and short - sums[ended] or short
+      if rest > used then
+        wait = 2 ^ 53
+      elseif rest > 0 then
+        -- The first entry after whose expiry so much has expired; an entry costs 1 at least.
+        local low, high = base, base + rest - 1
         local middle = high - 1
         while low < high do
-          local entry = call('LINDEX', key, middle + skip)
-          if not entry or (unpack('<d', entry) - first) % wrap + 1 >= short then
+          local entry = call('LINDEX', key, middle + offset)
+          if not entry or (unpack('<d', entry) - first) % wrap + 1 >= rest then
             high = middle
           else
             low = middle + 1
           end
           middle = math.floor((low + high) / 2)
         end
-        local entry = low == base and first or unpack('<d', call('LINDEX', key, low + skip))
+        local entry = low == base and first or unpack('<d', call('LINDEX', key, low + offset))
         wait = math.ceil((period - ((now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth)) * tick / 1000)
       end
-      if wait then
-        retry = math.min(retry or 2 ^ 53, math.max(wait, after))
+      retry = math.min(retry, math.max(wait, after))
+      if wait <= after then
+        many = ended
+      else
+        few = ended + 1
       end
-      local is_last = held == 0 or at > #holds or wait and wait <= after
-      if not is_last then
-        local _, ends, _, much = unpack('<dddd', holds, at)
-        short, at, after = short - much, at + 32, ends + beyond - ms
-      end
-    until is_last
+    until few == many
   end
   reply = { fits and remaining or -1 - remaining, reset, math.max(retry, turn) }
   if held > 0 then
-    reply[2] = math.max(reset, select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms)
-    local live, at = held, 1
-    while at < #holds do
-      local _, ends, _, much = unpack('<dddd', holds, at)
-      if ends > ms then
-        break
-      end
-      live, at = live - much, at + 32
-    end
-    reply[4] = used + held - live + least <= count and live or -live
+    reply[2] = math.max(reset, last_end + beyond - ms)
+    live = held - overdue
+    reply[4] = used + overdue + least <= count and live or -live
   end
   break
 end
@@ -223,17 +286,27 @@ if settles then
 elseif partial == 1 then
   cost = math.min(cost, remaining)
 end
-if skip == 1 then
-  call('LTRIM', key, base + 1, '-1')
-  left = 0
-elseif used == 0 then
-  if base > 0 then
-    call('DEL', key)
+local keeps = id and not settles or held > 0 or settled_until > (ms or 0)
+if skip == 0 then
+  if used == 0 then
+    if base > 0 then
+      call('DEL', key)
+    end
+  elseif base == 1 then
+    call('LPOP', key)
+  elseif base > 1 then
+    call('LTRIM', key, base, '-1')
   end
-elseif base == 1 then
-  call('LPOP', key)
-elseif base > 1 then
-  call('LTRIM', key, base, '-1')
+elseif not keeps or offset + base > 1000 and used > 0 then
+  -- All that lies to the left of the entries is written again, if at all.
+  holds, settled = holds or call('LINDEX', key, '1'), settled or call('LINDEX', key, '2')
+  call('LTRIM', key, offset + base, '-1')
+  skip, expired = 0, 0
+elseif used > 0 then
+  expired = expired + base
+elseif offset + base > skip then
+  call('LTRIM', key, '0', '2')
+  expired = 0
 end
 if used == 0 then
   total, age, left = 0, cycle, 0
@@ -254,7 +327,7 @@ elseif cost > 0 then
     -- One charge a tick, and time never moves back in the log.
     local entry = pack('<d', latest * wrap + (total + cost) % wrap)
     local before = call('LINDEX', key, '-2')
-    before = before and unpack('<d', before)
+    before = before and #before == 8 and unpack('<d', before)
     if before and (before - before % wrap) / wrap == latest then
       call('LSET', key, '-1', entry)
     else
@@ -263,16 +336,27 @@ elseif cost > 0 then
   end
 end
 local held_until = 0
-if held > 0 then
+if ms then
   charged_until = age < cycle and ms + math.ceil((period - age) * tick / 1000) + 1 or 0
-  call('LPUSH', key, pack('<dd', held, charged_until) .. holds)
-  held_until = select(2, unpack('<dd', holds, #holds - 31)) + beyond - ms
-  longest = math.max(longest, held_until + 1)
+  held_until = held > 0 and last_end + beyond - ms or 0
+  longest, left = math.max(longest, held_until + 1), 0
+  local numbers = pack('<ddddddd', held, charged_until, expired, first_end, last_end, last_lease, settled_until)
+  if keeps and skip == 0 then
+    call('LPUSH', key, settled or '', holds, numbers)
+  elseif keeps then
+    if holds ~= stored then
+      call('LSET', key, '1', holds)
+    end
+    if settled then
+      call('LSET', key, '2', settled)
+    end
+    call('LSET', key, '0', numbers)
+  end
 end
 if left then
   call('PEXPIRE', key, longest)
 end
-if not settles and (holds or age + ahead < 0) then
+if not settles and (ms or age + ahead < 0) then
   local reset = age < cycle and math.ceil((period - age) * tick / 1000) or 0
   reply = { remaining - cost, math.max(reset, held_until), id and cost or latest }
 elseif not settles then

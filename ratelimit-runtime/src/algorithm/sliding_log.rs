@@ -7,10 +7,11 @@ use std::collections::VecDeque;
 
 #[cfg(feature = "redis")]
 use redis::Value;
+use smallvec::{SmallVec, smallvec};
 
-use super::Look;
 #[cfg(feature = "redis")]
 use super::script::{Numbers, pack};
+use super::{Look, holds::HoldSet};
 use crate::{Rule, store::Hold};
 
 /// How a period is stored. It depends on the period alone, so a changed count reads the same log.
@@ -42,6 +43,11 @@ impl Layout {
         ROOM / self.largest_count()
     }
 
+    /// How long until an entry of that time has expired.
+    fn wait_ms(&self, time: u64, now: u64) -> u64 {
+        ((time + self.period_ticks - now) * self.tick_us).div_ceil(1000)
+    }
+
     /// As much as a total in Redis can tell apart.
     pub(super) const fn largest_count(&self) -> u64 {
         10_u64.pow(self.digits)
@@ -51,8 +57,14 @@ impl Layout {
 /// Entries that a charge can be given back behind: every later total changes, and a server does nothing else meanwhile.
 const GIVE_BACK_DEPTH: usize = 5000;
 
+/// Holds that one log has at most: the script keeps them in one string, and each step copies it. See `sliding_log.lua`.
+pub(crate) const MOST_HOLDS: usize = 10_000;
+
+/// Settled holds that are remembered at most, see [`Settled`].
+const MOST_SETTLED: usize = 10_000;
+
 /// The log of one counter.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Log {
     /// When all of its entries have expired.
     until_ms: u64,
@@ -60,19 +72,17 @@ pub(crate) struct Log {
     entries: VecDeque<(u64, u64)>,
     /// The total of what has expired.
     base: u64,
-    holds: Vec<Held>,
+    /// They count until a period after their ends, so one that nobody settles becomes a charge made then.
+    holds: HoldSet,
+    settled: Vec<Settled>,
 }
 
-/// What is held until it is settled. It counts until a period after its end, so one that nobody settles becomes a charge made then.
+/// A hold that was settled by a retry. The first attempt may come later, and charges nothing then. It counts nothing, and is forgotten after a lease
+/// and a period.
 #[derive(Debug)]
-struct Held {
+struct Settled {
     id: u64,
-    much: u64,
-    ends_ms: u64,
-    /// When it no longer counts.
     until_ms: u64,
-    lease_ms: u64,
-    is_kept: bool,
 }
 
 /// How long after a charge at most it still counts; a clock may be a fraction of a millisecond ahead of it.
@@ -80,22 +90,12 @@ fn lifetime_ms(rule: &Rule) -> u64 {
     rule.period_ms() + 1
 }
 
-impl Held {
-    fn begin(rule: &Rule, now_us: u64, much: u64, asked: &Hold) -> Self {
-        let (lease_ms, is_kept) = (asked.lease_ms(), asked.is_kept);
-        let mut held = Self { id: asked.id, much, ends_ms: 0, until_ms: 0, lease_ms, is_kept };
-        held.renew(rule, now_us);
-        held
-    }
-
-    /// Lasts as long again from now.
-    fn renew(&mut self, rule: &Rule, now_us: u64) {
-        self.ends_ms = now_us.div_ceil(1000).saturating_add(self.lease_ms);
-        self.until_ms = self.ends_ms.saturating_add(rule.period_ms());
-    }
-}
-
 impl Log {
+    pub(super) fn empty(rule: &Rule) -> Self {
+        let holds = HoldSet::counting_on(rule.period_ms());
+        Self { until_ms: 0, entries: VecDeque::new(), base: 0, holds, settled: Vec::new() }
+    }
+
     /// If the clock was set back, nobody knows how old the entries are: all of them count as made now.
     pub(super) fn set_right(&mut self, rule: &Rule, now_us: u64) {
         let until_ms = now_us / 1000 + lifetime_ms(rule);
@@ -106,86 +106,106 @@ impl Log {
             self.entries.push_back((now_us.div_ceil(Layout::of(rule).tick_us), total));
             self.until_ms = until_ms;
         }
-        for held in &mut self.holds {
-            if held.is_kept || held.ends_ms > now_us.div_ceil(1000).saturating_add(held.lease_ms) {
-                held.renew(rule, now_us);
-            }
-        }
+        self.holds.set_right(now_us);
     }
 
-    /// When nothing counts any more.
+    /// When nothing counts any more, and nothing has to be remembered.
     pub(super) fn until_ms(&self) -> u64 {
-        let until_ms = |held: &Held| if held.is_kept { u64::MAX } else { held.until_ms };
-        self.holds.iter().map(until_ms).fold(self.until_ms, u64::max)
+        let until_ms = self.until_ms.max(self.holds.until_ms());
+        self.settled.iter().map(|settled| settled.until_ms).fold(until_ms, u64::max)
     }
 
-    /// Decides at `now_us`, having dropped what has expired by then. With `alone` it does not fit beside anything that is held.
-    pub(super) fn look(&mut self, rule: &Rule, now_us: u64, cost: u64, alone: bool) -> Look {
+    /// Decides at `now_us`, having dropped what has expired by then. A hold does not fit where there are too many, nor, if it is to be alone, beside
+    /// any other.
+    pub(super) fn look(&mut self, rule: &Rule, now_us: u64, cost: u64, asked: Option<&Hold>) -> Look {
         let (layout, millis) = (Layout::of(rule), now_us / 1000);
         let now = now_us / layout.tick_us;
         self.drop_expired(&layout, now);
-        self.holds.retain(|held| held.until_ms > millis);
-        // Those that end first come first.
-        self.holds.sort_by_key(|held| held.until_ms);
+        self.holds.drop_ended(now_us);
 
-        let wait_ms = |time: u64| ((time + layout.period_ticks - now) * layout.tick_us).div_ceil(1000);
-        let newest = self.entries.back();
-        let used = newest.map_or(0, |(_, total)| total - self.base);
-        let held: u64 = self.holds.iter().map(|held| held.much).sum();
+        let (used, held) = (self.used(), self.holds.total());
         let remaining = rule.count().saturating_sub(used + held);
-        let reset_after_ms = newest.map_or(0, |(time, _)| wait_ms(*time));
-        let reset_after_ms = self.holds.last().map_or(0, |held| held.until_ms - millis).max(reset_after_ms);
+        let last_end_ms = self.holds.last_end_ms(now_us);
+        let holds_end_ms = last_end_ms.map_or(0, |ends_ms| self.holds.counts_until_ms(ends_ms) - millis);
+        let reset_after_ms = self.entries.back().map_or(0, |(time, _)| layout.wait_ms(*time, now)).max(holds_end_ms);
         let retry_after_ms = (cost > remaining).then(|| {
             let short = (used + held).saturating_add(cost).saturating_sub(rule.count()).min(used + held);
-            // How long until so much has expired, if the first holds have, and for the rest entries.
-            let mut freed = 0;
-            let after_holds = |at: usize| {
-                let after_ms = at.checked_sub(1).map_or(0, |last| self.holds[last].until_ms - millis);
-                freed += at.checked_sub(1).map_or(0, |last| self.holds[last].much);
-                let rest = short.saturating_sub(freed);
-                let last_in_the_way = self.entries.partition_point(|(_, total)| total - self.base < rest);
-                let entry =
-                    if rest == 0 { Some(0) } else { self.entries.get(last_in_the_way).map(|(time, _)| wait_ms(*time)) };
-                entry.map(|entry_ms| entry_ms.max(after_ms))
-            };
-            (0..=self.holds.len()).filter_map(after_holds).min().unwrap_or_default()
+            self.wait_ms(&layout, now_us, short)
         });
-        let turn_ms = self.holds.last().map_or(0, |held| held.ends_ms.saturating_sub(millis));
-        let turn_ms = (alone && turn_ms > 0).then_some(turn_ms);
-        let retry_after_ms = retry_after_ms.max(turn_ms);
-        let live: u64 = self.holds.iter().filter(|held| held.ends_ms > millis).map(|held| held.much).sum();
-        let look = Look::new(rule, remaining, reset_after_ms, retry_after_ms);
+        let turn_ms = last_end_ms.map_or(0, |ends_ms| ends_ms.saturating_sub(millis));
+        let turn_ms = (turn_ms > 0 && asked.is_some_and(|hold| hold.alone)).then_some(turn_ms);
+        let first_end_ms = (self.holds.len() >= MOST_HOLDS && asked.is_some()).then(|| self.holds.first_end_ms(now_us));
+        let room_ms = first_end_ms.flatten().map(|ends_ms| self.holds.counts_until_ms(ends_ms) - millis);
+        let look = Look::new(rule, remaining, reset_after_ms, retry_after_ms.max(turn_ms).max(room_ms));
         if look.fits {
             return look;
         }
-        Look { held: live, is_busy: (used + held - live).saturating_add(cost) <= rule.count(), ..look }
+        let overdue = self.holds.overdue(now_us);
+        Look { held: held - overdue, is_busy: (used + overdue).saturating_add(cost) <= rule.count(), ..look }
+    }
+
+    /// How much the entries that have not expired are together.
+    fn used(&self) -> u64 {
+        self.entries.back().map_or(0, |(_, total)| total - self.base)
+    }
+
+    /// How long until so much has expired of what is held and what was charged.
+    fn wait_ms(&self, layout: &Layout, now_us: u64, short: u64) -> u64 {
+        let (now, millis) = (now_us / layout.tick_us, now_us / 1000);
+        // When the first holds have ended: how much that is, and how long it takes.
+        let mut ended: SmallVec<[(u64, u64); 4]> = smallvec![(0, 0)];
+        let mut freed = 0;
+        for (ends_ms, amount) in self.holds.in_order(now_us) {
+            if freed >= short {
+                break;
+            }
+            freed += amount;
+            ended.push((freed, self.holds.counts_until_ms(ends_ms) - millis));
+        }
+        // How long until entries have made up for the rest, if they can.
+        let rest_ms = |freed: u64| {
+            let rest = short.saturating_sub(freed);
+            let last_in_the_way = self.entries.partition_point(|(_, total)| total - self.base < rest);
+            let entry = self.entries.get(last_in_the_way).map(|(time, _)| layout.wait_ms(*time, now));
+            if rest == 0 { Some(0) } else { entry }
+        };
+        // The more holds are waited for, the fewer entries.
+        let at = ended.partition_point(|&(freed, after_ms)| rest_ms(freed).is_none_or(|rest_ms| rest_ms > after_ms));
+        let by_holds = ended.get(at).map(|&(_, after_ms)| after_ms);
+        let by_entries = at.checked_sub(1).and_then(|before| rest_ms(ended[before].0));
+        by_holds.into_iter().chain(by_entries).min().unwrap_or_default()
     }
 
     /// Holds what [`Log::look`] has found to fit.
-    pub(super) fn hold(&mut self, rule: &Rule, now_us: u64, much: u64, asked: &Hold) -> [u64; 2] {
-        self.holds.push(Held::begin(rule, now_us, much, asked));
+    pub(super) fn hold(&mut self, now_us: u64, much: u64, asked: &Hold) -> [u64; 2] {
+        self.holds.insert(now_us, much, asked);
         [asked.id, much]
     }
 
     /// Says whether the hold still counts, which lasts as long again from now if it does.
-    pub(super) fn renew(&mut self, rule: &Rule, now_us: u64, asked: &Hold) -> bool {
-        let held = self.holds.iter_mut().find(|held| held.id == asked.id && held.until_ms > now_us / 1000);
-        let Some(held) = held else { return false };
-        *held = Held::begin(rule, now_us, held.much, asked);
-        true
+    pub(super) fn renew(&mut self, now_us: u64, asked: &Hold) -> bool {
+        self.holds.renew(now_us, asked)
     }
 
     /// Charges what was used instead of what was held, whether or not it fits, and says how much still was. See [`Hold::again`].
     pub(super) fn settle(&mut self, rule: &Rule, now_us: u64, asked: &Hold, used: u64) -> u64 {
-        let ended = self.holds.extract_if(.., |held| held.id == asked.id);
-        let still_held: u64 = ended.filter(|held| held.until_ms > now_us / 1000).map(|held| held.much).sum();
-        self.look(rule, now_us, 0, false);
-        let charged = self.entries.back().map_or(0, |(_, total)| total - self.base);
-        let used = used.min(Layout::of(rule).largest_count() - charged);
-        if used > 0 && (still_held > 0 || !asked.again) {
+        let (layout, millis) = (Layout::of(rule), now_us / 1000);
+        self.drop_expired(&layout, now_us / layout.tick_us);
+        self.holds.drop_ended(now_us);
+        self.settled.retain(|settled| settled.until_ms > millis);
+        let held = self.holds.remove(asked.id);
+        if held.is_some() && asked.again {
+            let until_ms = self.holds.new_until_ms(now_us, asked);
+            self.settled.push(Settled { id: asked.id, until_ms });
+            let too_many = self.settled.len().saturating_sub(MOST_SETTLED);
+            self.settled.drain(..too_many);
+        }
+        let is_settled = held.is_none() && (asked.again || self.settled.iter().any(|settled| settled.id == asked.id));
+        let used = used.min(layout.largest_count() - self.used());
+        if used > 0 && !is_settled {
             self.charge(rule, now_us, used);
         }
-        still_held
+        held.map_or(0, |held| held.amount)
     }
 
     /// Adds a charge that [`Log::look`] has found to fit, and returns the time of its entry.

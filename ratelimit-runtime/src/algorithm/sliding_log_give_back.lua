@@ -18,14 +18,14 @@ local function entry(index)
   local number = struct.unpack('<d', call('LINDEX', key, index))
   return math.floor(number / wrap), number % wrap
 end
-local function push(at, total)
-  call('RPUSH', key, struct.pack('<d', at * wrap + total % wrap))
-end
-
 local first, length = call('LINDEX', key, '0'), call('LLEN', key)
--- What is held is left of all entries, and says when they have expired.
-local low, high = first and #first > 8 and 1 or 0, length - 1
-if low > high or age(charged) >= period or low == 1 and select(2, struct.unpack('<dd', first)) <= now_ms then
+local low, high = 0, length - 1
+if first and #first > 8 then
+  -- What is held is left of all entries, and says when they have expired, and how many have.
+  local _, charged_until, expired = struct.unpack('<ddd', first)
+  low = charged_until > now_ms and 3 + expired or length
+end
+if low > high or age(charged) >= period then
   return 0
 end
 -- The first entry of that time or later; an expired one is earlier, however old.
@@ -55,15 +55,25 @@ if low > 0 then
 else
   call('DEL', key)
 end
+local numbers = {}
 if back < held then
-  push(at, total)
+  numbers[1] = at * wrap + total
 end
 if back + 1 < held then
-  push(at, total + held - back - 1)
+  numbers[2] = at * wrap + (total + held - back - 1) % wrap
 end
 for _, number in ipairs(later) do
   number = struct.unpack('<d', number)
-  push(math.floor(number / wrap), number % wrap - back)
+  local its_total = number % wrap
+  numbers[#numbers + 1] = number - its_total + (its_total - back) % wrap
+end
+-- As many at once as a call takes.
+for from = 1, #numbers, 500 do
+  local to = math.min(from + 499, #numbers)
+  for i = from, to do
+    numbers[i] = struct.pack('<d', numbers[i])
+  end
+  call('RPUSH', key, unpack(numbers, from, to))
 end
 if low == 0 and left > 0 then
   call('PEXPIRE', key, left)

@@ -134,6 +134,8 @@ async fn check_holds(stores: &[(&str, &dyn Subject)], rule: Rule, algorithms: &[
     renew_known(known, rule).await?;
     beside(counts("what is charged beside what is held for long counts no longer for that"), rule).await?;
     settle_late(counts("what is settled late is charged as much as was used, and no more"), rule).await?;
+    let twice = "a settlement that is sent again is charged once, whichever of the two arrives first";
+    settle_twice(trial(twice).comparing(Compared::RetryAfter), rule).await?;
     let turn = trial("what is held alone waits until nothing else is held").comparing(Compared::RetryAfter);
     alone(turn, rule).await?;
     give_back_held(counts("what is held and given back is there again, once"), rule).await?;
@@ -564,6 +566,38 @@ async fn settle_late(mut trial: Trial<'_>, rule: Rule) -> Outcome {
         trial.look(&rule, key, rule.limit()).await?;
     }
     Ok(())
+}
+
+async fn settle_twice(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    for (key, pause) in
+        [Duration::ZERO, MILLISECOND, LEASE, rule.period(), LEASE + rule.period()].into_iter().enumerate()
+    {
+        for (key, is_retry_first) in [(2 * key as u64, true), (2 * key as u64 + 1, false)] {
+            trial.hold(&rule, key, 4, Hold::new(LEASE)).await?;
+            let grant = trial.held(0).expect("it fits");
+            for is_retry in [is_retry_first, !is_retry_first, true] {
+                if is_retry {
+                    trial.settle_again(&grant, |_| 3).await?;
+                } else {
+                    trial.settle(&grant, |_| 3).await?;
+                }
+                // Nothing is held any more, and nothing is in the way of others.
+                trial.renew(&grant).await?;
+                trial.look(&rule, key, rule.limit()).await?;
+                trial.hold(&rule, key, 0, Hold { alone: true, ..Hold::new(LEASE) }).await?;
+                trial.pass(pause);
+            }
+            trial.hold(&rule, key, 1, Hold { alone: true, ..Hold::new(LEASE) }).await?;
+        }
+    }
+    // What was charged when nobody settled it has expired.
+    trial.hold(&rule, 99, 4, Hold::new(LEASE)).await?;
+    let grant = trial.held(0).expect("it fits");
+    trial.pass(LEASE + rule.period());
+    trial.settle_again(&grant, |_| 3).await?;
+    trial.look(&rule, 99, rule.limit()).await?;
+    trial.settle(&grant, |_| 3).await?;
+    trial.look(&rule, 99, rule.limit()).await.map(drop)
 }
 
 async fn partial(mut trial: Trial<'_>, rule: Rule) -> Outcome {

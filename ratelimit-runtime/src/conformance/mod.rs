@@ -113,7 +113,7 @@ pub use self::{
     schedule::Schedule,
     trial::{Broken, Grant, Trial},
 };
-use crate::{Algorithm, Limiter, ManualClock, Refill, Store};
+use crate::{Algorithm, CounterName, Key, Limiter, ManualClock, Refill, Rule, Store};
 
 /// A store, and the time it lives by.
 pub trait Subject {
@@ -149,6 +149,12 @@ impl<S: Store> Subject for (S, ManualClock) {
 /// For a limiter that counts nothing.
 pub fn store_of(limiter: &Limiter) -> &dyn Store {
     limiter.inner().store().expect("a limiter that counts: this one is unlimited")
+}
+
+/// The name of the rule's counter for a key, in a limiter without a namespace.
+#[doc(hidden)]
+pub fn counter_of(rule: &Rule, key: u64) -> CounterName {
+    CounterName::new("", rule, Some(&Key::new(key)))
 }
 
 /// Every algorithm, with telling numbers.

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 
 use crate::{
     Algorithm, CounterName, Decision, Refill, Rule,
-    algorithm::{Fault, fault},
+    algorithm::{Fault, MOST_HOLDS, fault},
     store::{Charge, Charges, Hold, Request},
 };
 
@@ -30,6 +30,8 @@ struct Counter {
     charges: Vec<Charged>,
     level: Option<Level>,
     held: Vec<Held>,
+    /// What was held and settled by a retry, the first attempt of which may still come.
+    settled: Vec<Held>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +71,7 @@ impl Model {
         for charge in request.charges.iter_mut() {
             let counter = self.counters.entry(charge.counter.clone()).or_default();
             let least = least(charge);
-            let turn_ms = counter.turn_ms(charge, now);
+            let turn_ms = counter.turn_ms(charge, now).max(counter.room_ms(charge, now));
             charge.decision = counter.decision(&charge.rule, now, least, wait_ms(charge)).not_before(turn_ms);
             if charge.decision.retry_after().is_some() {
                 let alone = counter.without_live_holds(now);
@@ -126,11 +128,19 @@ impl Model {
     /// Charges what was used instead of what is held, as far as a store can count.
     pub fn settle(&mut self, now: Duration, charge: &Charge, used: u64) {
         let (rule, now) = (&charge.rule, micros(now));
-        self.let_go(now, charge);
+        let is_retry = charge.hold.is_some_and(|hold| hold.again);
+        let ended = self.let_go(now, charge);
         if rule.is_concurrent() {
             return;
         }
         let counter = self.counters.entry(charge.counter.clone()).or_default();
+        match ended {
+            Some(ended) if is_retry => {
+                counter.settled.push(Held { ends_us: end_of_lease_us(charge, now), ..ended });
+            }
+            None if is_retry || counter.was_settled(charge, now) => return,
+            _ => {}
+        }
         let before: i128 = counter.counting(rule, now).map(|charge| charge.cost).sum();
         counter.charge(rule, now, i128::from(used).min(largest_count(rule) - before), self.granted.len() as u64);
         self.granted.push(Granted { at_us: now, level: None });
@@ -186,7 +196,10 @@ impl Counter {
     fn decision(&self, rule: &Rule, now: i128, cost: i128, longest_wait_ms: i128) -> Decision {
         let fits_after = |wait_ms: i128| self.fits(rule, now + 1000 * wait_ms, cost, longest_wait_ms);
         let empty_after = |wait_ms: i128| self.spent(rule, now + 1000 * wait_ms) == 0;
-        let retry_after = (!fits_after(0)).then(|| Duration::from_millis(whole(smallest(fits_after))));
+        // Of places: until the first of them is free, be it enough or not.
+        let is_freed_after = |wait_ms: i128| self.spent(rule, now + 1000 * wait_ms) < self.spent(rule, now);
+        let retry_after_ms = || if rule.is_concurrent() { smallest(is_freed_after) } else { smallest(fits_after) };
+        let retry_after = (!fits_after(0)).then(|| Duration::from_millis(whole(retry_after_ms())));
         let reset_after = Duration::from_millis(whole(smallest(empty_after)));
         Decision::new(rule.limit(), whole(self.remaining(rule, now)), reset_after, retry_after)
     }
@@ -334,6 +347,20 @@ impl Counter {
         last.filter(|_| is_alone).map_or(0, whole)
     }
 
+    /// How long until a further hold has room beside the others, however little it is, for a charge to a log that is held.
+    fn room_ms(&self, charge: &Charge, now: i128) -> u64 {
+        let is_hold = charge.cost > 0 && charge.hold.is_some() && !charge.rule.is_concurrent();
+        let counting = || self.held.iter().filter(|held| held.counts(&charge.rule, now));
+        let first = counting().map(|held| held.counts_until_us(&charge.rule)).min();
+        first.filter(|_| is_hold && counting().count() >= MOST_HOLDS).map_or(0, |first| whole(ceil(first - now, 1000)))
+    }
+
+    /// Whether a retry has ended what was held.
+    fn was_settled(&self, charge: &Charge, now: i128) -> bool {
+        let id = charge.hold.map(|hold| hold.id);
+        self.settled.iter().any(|settled| Some(settled.id) == id && settled.counts(&charge.rule, now))
+    }
+
     /// The same counter, if they left.
     fn without_live_holds(&self, now: i128) -> Self {
         let held = self.held.iter().filter(|held| held.ends_us <= now).copied().collect();
@@ -350,8 +377,12 @@ impl Counter {
 impl Held {
     /// A place until its holder's time is over. In a log it is a charge then, which counts for one period.
     fn counts(&self, rule: &Rule, at_us: i128) -> bool {
+        self.counts_until_us(rule) > at_us
+    }
+
+    fn counts_until_us(&self, rule: &Rule) -> i128 {
         let charged_us = if rule.is_concurrent() { 0 } else { period_ms(rule) * 1000 };
-        self.ends_us + charged_us > at_us
+        self.ends_us + charged_us
     }
 }
 

@@ -28,7 +28,7 @@ enum Step {
     Ask(Vec<Asked>),
     GiveBack { before_last: usize },
     Renew { before_last: usize },
-    Settle { before_last: usize, used: Used, again: bool },
+    Settle { before_last: usize, used: Used, is_retry: bool, again: bool },
     Reset { rule: Rule, key: u64, return_old: bool },
 }
 
@@ -150,9 +150,14 @@ impl Schedule {
                         trial.put_back(grant);
                     }
                 }
-                Step::Settle { before_last, used: Used { tenths, more }, again } => {
+                Step::Settle { before_last, used: Used { tenths, more }, is_retry, again } => {
                     if let Some(grant) = trial.held(*before_last) {
-                        trial.settle(&grant, |held| (held * tenths / 10).saturating_add(*more)).await?;
+                        let used = |held: u64| (held * tenths / 10).saturating_add(*more);
+                        if *is_retry {
+                            trial.settle_again(&grant, used).await?;
+                        } else {
+                            trial.settle(&grant, used).await?;
+                        }
                         if *again {
                             trial.put_back(grant);
                         }
@@ -263,7 +268,7 @@ impl Draw<'_> {
             29..=32 => {
                 let before_last = usize::try_from(self.below(3)).expect("an index");
                 let used = Used { tenths: self.pick(&[10, 5, 0, 1, 30]), more: self.pick(&USED_MORE) };
-                Step::Settle { before_last, used, again: self.below(4) == 1 }
+                Step::Settle { before_last, used, again: self.below(4) == 1, is_retry: self.below(3) == 1 }
             }
             _ => {
                 let count = if kind < 35 { self.count() } else { rule.count() };

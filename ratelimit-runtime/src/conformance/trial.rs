@@ -272,15 +272,27 @@ impl<'a> Trial<'a> {
 
     /// Settles each charge of a request that is held, by what was used of how much.
     pub(super) async fn settle(&mut self, grant: &Grant, used: impl Fn(u64) -> u64) -> Result<(), Broken> {
+        self.settle_as(grant, used, false).await
+    }
+
+    /// The same as a retry, see [`Hold::again`].
+    pub(super) async fn settle_again(&mut self, grant: &Grant, used: impl Fn(u64) -> u64) -> Result<(), Broken> {
+        self.settle_as(grant, used, true).await
+    }
+
+    async fn settle_as(&mut self, grant: &Grant, used: impl Fn(u64) -> u64, again: bool) -> Result<(), Broken> {
+        let attempt =
+            |charge: &Charge| Charge { hold: charge.hold.map(|hold| Hold { again, ..hold }), ..charge.clone() };
         for at in grant.held() {
             let charge = &grant.charges[at];
             let used = used(charge.cost);
-            let asked = format!("settle with {used} used: {}", self.words_of(charge));
+            let retry = if again { " again" } else { "" };
+            let asked = format!("settle{retry} with {used} used: {}", self.words_of(charge));
             self.check_clocks(&asked)?;
-            self.model.settle(self.now, charge, used);
+            self.model.settle(self.now, &attempt(charge), used);
             let mut answers = Vec::new();
             for ((_, subject), theirs) in self.stores.iter().zip(&grant.theirs) {
-                answers.push(answer(subject.store().settle(theirs[at].clone(), used)).await);
+                answers.push(answer(subject.store().settle(attempt(&theirs[at]), used)).await);
             }
             self.compare(&asked, &Ok(()), &answers, |answer| format!("{answer:?}"))?;
         }

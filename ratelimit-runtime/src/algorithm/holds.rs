@@ -1,0 +1,261 @@
+//! The holds of one counter in memory, in the order of their ends.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    iter,
+};
+
+use crate::store::Hold;
+
+/// Holds by id and by end, and how much they are together. Each step takes time in proportion to the logarithm of their number.
+#[derive(Debug, Default)]
+pub(super) struct HoldSet {
+    by_id: HashMap<u64, Held>,
+    /// Amounts by end and id, of the holds that end.
+    by_end: BTreeMap<(u64, u64), u64>,
+    /// Amounts by lease, of the holds that are kept: they end one lease from now, whenever that is.
+    kept: BTreeMap<u64, u64>,
+    total: u64,
+    /// A hold counts for so long after its end.
+    counts_on_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pub(super) amount: u64,
+    lease_ms: u64,
+    /// `None` if it is kept.
+    ends_ms: Option<u64>,
+}
+
+impl HoldSet {
+    /// Holds that count for so long after their ends.
+    pub(super) fn counting_on(counts_on_ms: u64) -> Self {
+        Self { counts_on_ms, ..Self::default() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// How much all of them hold.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// When none of them counts any more.
+    pub(super) fn until_ms(&self) -> u64 {
+        match self.by_end.last_key_value() {
+            _ if !self.kept.is_empty() => u64::MAX,
+            Some(((ends_ms, _), _)) => ends_ms.saturating_add(self.counts_on_ms),
+            None => 0,
+        }
+    }
+
+    /// When a hold that begins now counts no more.
+    pub(super) fn new_until_ms(&self, now_us: u64, asked: &Hold) -> u64 {
+        self.counts_until_ms(end_ms(now_us, asked.lease_ms()))
+    }
+
+    /// When a hold that ends then counts no more.
+    pub(super) fn counts_until_ms(&self, ends_ms: u64) -> u64 {
+        ends_ms.saturating_add(self.counts_on_ms)
+    }
+
+    /// The first end of all.
+    pub(super) fn first_end_ms(&self, now_us: u64) -> Option<u64> {
+        self.in_order(now_us).next().map(|(ends_ms, _)| ends_ms)
+    }
+
+    /// The last end of all.
+    pub(super) fn last_end_ms(&self, now_us: u64) -> Option<u64> {
+        let kept = self.kept.last_key_value().map(|(lease_ms, _)| end_ms(now_us, *lease_ms));
+        kept.max(self.by_end.last_key_value().map(|((ends_ms, _), _)| *ends_ms))
+    }
+
+    /// Ends and amounts, those that end first before the others. Those that are kept are one for each length of a lease.
+    pub(super) fn in_order(&self, now_us: u64) -> impl Iterator<Item = (u64, u64)> {
+        let mut kept = self.kept.iter().map(move |(lease_ms, amount)| (end_ms(now_us, *lease_ms), *amount)).peekable();
+        let mut ending = self.by_end.iter().map(|((ends_ms, _), amount)| (*ends_ms, *amount)).peekable();
+        iter::from_fn(move || match (kept.peek(), ending.peek()) {
+            (Some(one), Some(other)) if other < one => ending.next(),
+            (Some(_), _) => kept.next(),
+            (None, _) => ending.next(),
+        })
+    }
+
+    /// How much those hold whose time is over.
+    pub(super) fn overdue(&self, now_us: u64) -> u64 {
+        self.by_end.range(..=(now_us / 1000, u64::MAX)).map(|(_, amount)| amount).sum()
+    }
+
+    pub(super) fn insert(&mut self, now_us: u64, amount: u64, asked: &Hold) {
+        let lease_ms = asked.lease_ms();
+        let ends_ms = (!asked.is_kept).then(|| end_ms(now_us, lease_ms));
+        self.remove(asked.id);
+        self.add(asked.id, Held { amount, lease_ms, ends_ms });
+    }
+
+    /// Makes a hold that counts last as long again from now, and says whether there is one.
+    pub(super) fn renew(&mut self, now_us: u64, asked: &Hold) -> bool {
+        self.drop_ended(now_us);
+        let Some(held) = self.remove(asked.id) else { return false };
+        self.insert(now_us, held.amount, asked);
+        true
+    }
+
+    pub(super) fn remove(&mut self, id: u64) -> Option<Held> {
+        let held = self.by_id.remove(&id)?;
+        self.total -= held.amount;
+        if let Some(ends_ms) = held.ends_ms {
+            self.by_end.remove(&(ends_ms, id));
+        } else if let Some(amount) = self.kept.get_mut(&held.lease_ms) {
+            *amount -= held.amount;
+            if *amount == 0 {
+                self.kept.remove(&held.lease_ms);
+            }
+        }
+        Some(held)
+    }
+
+    /// Removes those that count no more.
+    pub(super) fn drop_ended(&mut self, now_us: u64) {
+        while let Some(((ends_ms, id), _)) = self.by_end.first_key_value()
+            && self.counts_until_ms(*ends_ms) <= now_us / 1000
+        {
+            self.remove(*id);
+        }
+    }
+
+    /// If the clock was set back since the hold that ends last was made, all ends are moved by as much.
+    pub(super) fn set_right(&mut self, now_us: u64) {
+        let Some((&(ends_ms, id), _)) = self.by_end.last_key_value() else { return };
+        let ahead_ms = self.by_id.get(&id).map_or(0, |held| ends_ms.saturating_sub(end_ms(now_us, held.lease_ms)));
+        if ahead_ms > 0 {
+            self.by_end.clear();
+            for (id, held) in &mut self.by_id {
+                if let Some(ends_ms) = &mut held.ends_ms {
+                    *ends_ms = ends_ms.saturating_sub(ahead_ms);
+                    self.by_end.insert((*ends_ms, *id), held.amount);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, id: u64, held: Held) {
+        self.total += held.amount;
+        match held.ends_ms {
+            Some(ends_ms) => drop(self.by_end.insert((ends_ms, id), held.amount)),
+            None => *self.kept.entry(held.lease_ms).or_default() += held.amount,
+        }
+        self.by_id.insert(id, held);
+    }
+}
+
+/// The end of a lease that begins now.
+fn end_ms(now_us: u64, lease_ms: u64) -> u64 {
+    now_us.div_ceil(1000).saturating_add(lease_ms)
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// All of it in a list, and each answer from all of them.
+    #[derive(Default)]
+    struct List(Vec<(u64, u64, Hold, u64)>);
+
+    impl List {
+        fn ends(&self, now_us: u64) -> Vec<(u64, u64)> {
+            let end = |(_, amount, hold, ends_ms): &(_, _, Hold, _)| {
+                (if hold.is_kept { end_ms(now_us, hold.lease_ms()) } else { *ends_ms }, *amount)
+            };
+            let mut ends: Vec<_> = self.0.iter().map(end).collect();
+            ends.sort_unstable();
+            ends
+        }
+    }
+
+    fn hold(id: u64, lease_ms: u64, is_kept: bool) -> Hold {
+        Hold { id, is_kept, ..Hold::new(Duration::from_millis(lease_ms)) }
+    }
+
+    proptest! {
+        #[test]
+        fn it_answers_as_a_list_of_all_holds_does(
+            counts_on_ms in prop::sample::select(vec![0, 50]),
+            steps in prop::collection::vec((0_u8..8, 0_u64..12, 1_u64..90, any::<bool>()), 1..300),
+        ) {
+            let (mut set, mut list, mut now_us) = (HoldSet::counting_on(counts_on_ms), List::default(), 1_000_000);
+            for (what, id, number, is_kept) in steps {
+                let asked = hold(id, number, is_kept);
+                match what {
+                    0..=2 => {
+                        set.insert(now_us, number % 7 + 1, &asked);
+                        list.0.retain(|held| held.0 != id);
+                        list.0.push((id, number % 7 + 1, asked, end_ms(now_us, number)));
+                    }
+                    3 => {
+                        let held = list.0.iter_mut().find(|held| held.0 == id);
+                        prop_assert_eq!(set.renew(now_us, &asked), held.is_some());
+                        if let Some(held) = held {
+                            (held.2, held.3) = (asked, end_ms(now_us, number));
+                        }
+                    }
+                    4 => {
+                        let amount = list.0.extract_if(.., |held| held.0 == id).map(|held| held.1).next();
+                        prop_assert_eq!(set.remove(id).map(|held| held.amount), amount);
+                    }
+                    _ => now_us += number * 211,
+                }
+                set.drop_ended(now_us);
+                list.0.retain(|(_, _, hold, ends_ms)| hold.is_kept || ends_ms + counts_on_ms > now_us / 1000);
+                let ends = list.ends(now_us);
+                prop_assert_eq!((set.len(), set.total()), (ends.len(), ends.iter().map(|end| end.1).sum::<u64>()));
+                prop_assert_eq!(set.first_end_ms(now_us), ends.first().map(|end| end.0));
+                prop_assert_eq!(set.last_end_ms(now_us), ends.last().map(|end| end.0));
+                let in_order: Vec<_> = set.in_order(now_us).collect();
+                prop_assert!(in_order.is_sorted_by_key(|end| end.0), "{in_order:?}");
+                for at in 1..250 {
+                    let sum = |ends: &[(u64, u64)]| ends.iter().filter(|end| end.0 <= now_us / 1000 + at).map(|end| end.1).sum::<u64>();
+                    prop_assert_eq!(sum(&in_order), sum(&ends));
+                }
+                let over = list.0.iter().filter(|held| !held.2.is_kept && held.3 <= now_us / 1000).map(|held| held.1);
+                prop_assert_eq!(set.overdue(now_us), over.sum::<u64>());
+            }
+        }
+    }
+
+    /// 50,000 holds, in an order that is none, each taken, renewed and removed: a step that walks over all of them would not end here.
+    #[test]
+    fn many_holds_are_as_quick_as_few() {
+        let (mut set, count) = (HoldSet::default(), 50_000);
+        for id in 0..count {
+            set.insert(0, 1, &hold(id * 7919 % count, 1 + id * 104_729 % count, id % 2 == 0));
+        }
+        assert_eq!((set.len() as u64, set.total()), (count, count));
+        for id in 0..count {
+            assert!(set.renew(500, &hold(id * 31 % count, 7 + id % 1000, id % 3 == 0)));
+            assert!(set.first_end_ms(500) <= set.last_end_ms(500));
+        }
+        for id in 0..count {
+            assert_eq!(set.remove(id * 101 % count).map(|held| held.amount), Some(1));
+        }
+        assert_eq!((set.total(), set.until_ms(), set.in_order(0).count()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_moves_all_ends() {
+        let mut set = HoldSet::default();
+        set.insert(1_000_000, 1, &hold(1, 100, false));
+        set.insert(1_010_000, 2, &hold(2, 200, false));
+        set.set_right(1_010_000);
+        assert_eq!(set.in_order(0).collect::<Vec<_>>(), [(1100, 1), (1210, 2)]);
+        set.set_right(10_000);
+        assert_eq!(set.in_order(0).collect::<Vec<_>>(), [(100, 1), (210, 2)]);
+    }
+}
