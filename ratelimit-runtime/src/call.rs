@@ -731,6 +731,10 @@ impl Call {
             true if takes_all => By::Turn,
             _ => By::Limit,
         };
+        if consume && !self.waits_for(by) {
+            let tried = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
+            tried.for_each(|charge| observe::refused_in_shadow(&charge.rule));
+        }
         let ready_in = charge.decision.retry_after().unwrap_or_default();
         let in_the_way = InTheWay { ready_in, is_held: charge.held > 0, by };
         Ok(Verdict::Exceeded(refused, charge.counter.clone(), in_the_way))
