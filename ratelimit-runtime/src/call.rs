@@ -12,6 +12,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
+    sync::watch::Receiver,
     time::{Instant, timeout},
 };
 
@@ -23,7 +24,7 @@ use crate::{
     guard::Known,
     hold,
     key::Fingerprint,
-    limiter::{Held, Inner, NO_RUNTIME, Settings, no_answer, refusal},
+    limiter::{Held, Inner, NO_RUNTIME, RulesNow, Settings, no_answer, refusal},
     observe,
     store::{Batch, Charge, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
     wait::Refused,
@@ -42,10 +43,15 @@ pub(crate) struct Call {
     on_busy: OnLimit,
     /// If it is ready to wait.
     arrival: Option<Arrival>,
+    /// What was asked by the code, of a call that is ready to wait where rules can change.
+    by_code: Vec<Asked>,
+    rule_changes: Option<Receiver<()>>,
+    /// The policy that a file has for its rules.
+    policy_of_rules: Option<OnStoreError>,
 }
 
 /// One charge as a caller asks for it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Asked {
     pub(crate) rule: Rule,
     pub(crate) key: AskedKey,
@@ -64,7 +70,7 @@ pub(crate) enum Holds {
     Time,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum AskedKey {
     Some(Key),
     /// One counter for all.
@@ -253,15 +259,29 @@ impl Call {
         Deciding { limiter: Some(limiter), state: State::One(asked, manner, None) }
     }
 
+    fn new(limiter: Held, asked: SmallVec<[Asked; 1]>, manner: Manner, on_busy: OnLimit) -> Self {
+        Self {
+            limiter,
+            asked,
+            alone: false,
+            manner,
+            on_busy,
+            arrival: None,
+            by_code: Vec::new(),
+            rule_changes: None,
+            policy_of_rules: None,
+        }
+    }
+
     /// For one rule.
     fn alone(limiter: Held, One { rule, key, cost }: One, manner: Manner) -> Self {
         let asked = Asked { rule, key, cost, holds: Holds::Cost };
-        Self { limiter, asked: [asked].into(), alone: true, manner, on_busy: manner.on_limit(), arrival: None }
+        Self { alone: true, ..Self::new(limiter, [asked].into(), manner, manner.on_limit()) }
     }
 
     /// Decides when it is first polled.
     pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner, on_busy: OnLimit) -> Deciding {
-        let call = Self { limiter, asked: asked.into(), alone: false, manner, on_busy, arrival: None };
+        let call = Self::new(limiter, asked.into(), manner, on_busy);
         let answer = async move {
             match call.start() {
                 Ok(answer) => answer,
@@ -274,7 +294,11 @@ impl Call {
     /// The answer of a store that has it at once, or the way to it.
     fn start(mut self) -> Result<Answer, Pending> {
         self.arrival = self.arrive();
-        self.asked.retain(|asked| is_to_be_asked(self.limiter.settings(), asked));
+        if self.arrival.is_some() && !self.limiter.settings().rules_are_as_written() {
+            self.rule_changes = self.limiter.settings().rule_changes();
+            self.by_code = self.asked.to_vec();
+        }
+        self.policy_of_rules = take_rules(self.limiter.settings(), &mut self.asked, true);
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
@@ -393,6 +417,7 @@ impl Call {
     /// Waits in the lines of the counters that refuse, one after the other, until none does.
     async fn wait(mut self, arrival: Arrival, mut counter: CounterName, mut refused: Option<Refused>) -> Answer {
         let Arrival { ticket, mut give_up, .. } = arrival;
+        let mut rule_changes = self.rule_changes.take();
         'lines: loop {
             let place = match self.limiter.lines().join(counter, ticket, refused.as_ref(), give_up) {
                 Ok(place) => place,
@@ -412,16 +437,24 @@ impl Call {
                         tokio::select! {
                             biased;
                             () = place.called() => {}
+                            () = changed(&mut rule_changes) => {}
                             () = self.clock().sleep_until(give_up.map_or(ask_at, |give_up| ask_at.min(give_up))) => {}
                         }
                     } else {
-                        self.clock().sleep_until(ask_at).await;
+                        tokio::select! {
+                            biased;
+                            () = changed(&mut rule_changes) => {}
+                            () = self.clock().sleep_until(ask_at) => {}
+                        }
                     }
                     if !place.is_first() {
                         continue; // an earlier caller came over from another line
                     }
                 }
-                self.asked.retain(|asked| is_to_be_asked(self.limiter.settings(), asked));
+                if !self.by_code.is_empty() {
+                    self.asked = self.by_code.iter().cloned().collect();
+                }
+                self.policy_of_rules = take_rules(self.limiter.settings(), &mut self.asked, false);
                 let charges = self.charges()?;
                 if charges.is_empty() {
                     return Ok(Permit::free(&charges));
@@ -606,8 +639,7 @@ impl Call {
         self.limiter.failed(&error);
         let settings = self.limiter.settings();
         let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
-        #[cfg(feature = "config")]
-        let policy = settings.on_store_error_of(self.asked.iter().map(|asked| asked.rule)).unwrap_or(policy);
+        let policy = self.policy_of_rules.unwrap_or(policy);
         observe::decided_without_store(policy);
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
@@ -1003,19 +1035,44 @@ impl fmt::Debug for Deciding {
     }
 }
 
+/// Takes the rules as they hold now, all from one table, and the policy that it has for them.
+fn take_rules(settings: &Settings, asked: &mut SmallVec<[Asked; 1]>, is_first: bool) -> Option<OnStoreError> {
+    let rules = settings.rules_now();
+    let is_one_of_several = asked.len() > 1;
+    asked.retain(|asked| is_to_be_asked(&rules, asked, is_one_of_several, is_first));
+    rules.on_store_error(asked.iter().map(|asked| asked.rule.prefix()))
+}
+
 /// Takes the rule as it holds now, and says whether the store is to be asked for it. One that is only tried out is not, where it would refuse
 /// without the store.
-fn is_to_be_asked(settings: &Settings, Asked { rule, key, cost, holds }: &mut Asked) -> bool {
+fn is_to_be_asked(
+    rules: &RulesNow,
+    Asked { rule, key, cost, holds }: &mut Asked,
+    is_one_of_several: bool,
+    is_first: bool,
+) -> bool {
     let of_key = if let AskedKey::Some(key) = &*key { Some(key) } else { None };
-    let Some(now) = settings.hold(rule, of_key) else { return false };
+    let Some(now) = rules.hold(rule, of_key, *holds != Holds::Cost, is_one_of_several) else { return false };
     *rule = now;
     let least = if *holds == Holds::Time { (*cost).min(1) } else { *cost };
     let refuses = matches!(key, AskedKey::Missing) || least > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {
-        observe::refused_in_shadow(rule);
+        if is_first {
+            observe::refused_in_shadow(rule);
+        }
         return false;
     }
     true
+}
+
+/// Waits for a change of the rules.
+async fn changed(changes: &mut Option<Receiver<()>>) {
+    if let Some(changes) = changes
+        && changes.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 /// Whether the future was done before the clock showed `give_up`.

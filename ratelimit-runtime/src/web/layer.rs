@@ -55,12 +55,16 @@ use crate::{
 ///     Ok(Response::new("hello".into()))
 /// }
 ///
-/// let limits = [Limit::new(PER_CLIENT).key(KeyBy::header("x-api-key".parse().unwrap())), Limit::new(ALL)];
+/// /// Put into the request by a layer further out, which authenticates.
+/// #[derive(Clone)]
+/// struct UserId(u64);
+///
+/// let limits = [Limit::new(PER_CLIENT).key(KeyBy::extension(|user: &UserId| user.0)), Limit::new(ALL)];
 /// let layer = RateLimitLayer::new(limits).limiter(Limiter::in_memory());
 /// let mut service = ServiceBuilder::new().layer(layer).service(service_fn(hello));
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// let request = || Request::builder().header("x-api-key", "4711").body(()).unwrap();
+/// let request = || Request::builder().extension(UserId(4711)).body(()).unwrap();
 /// assert_eq!(service.call(request()).await.unwrap().status(), 200);
 /// assert_eq!(service.call(request()).await.unwrap().status(), 429);
 /// assert_eq!(service.call(Request::new(())).await.unwrap().status(), 403); // no key

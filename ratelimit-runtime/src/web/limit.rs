@@ -15,6 +15,7 @@ use crate::{
 /// A request whose key is ambiguous, because it has a key header twice, is refused as by
 /// [`OnMissingKey::Deny`] whatever is set here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum OnMissingKey {
     /// The request is refused, as [`Cause::MissingKey`](crate::Cause::MissingKey).
     #[default]
@@ -31,10 +32,14 @@ pub enum OnMissingKey {
 /// use ratelimit_runtime::{Rule, web::{KeyBy, Limit}};
 /// use std::time::Duration;
 ///
+/// /// Put there by a layer that authenticates.
+/// #[derive(Clone)]
+/// struct UserId(u64);
+///
 /// const EXPORTS: Rule = Rule::new("exports", 10, Duration::from_secs(3600));
 ///
 /// Limit::new(EXPORTS)
-///     .key(KeyBy::header("x-api-key".parse().unwrap()))
+///     .key(KeyBy::extension(|user: &UserId| user.0))
 ///     .when(|request| request.uri.path().starts_with("/export"))
 ///     .cost(|request| if request.uri.query() == Some("all") { 10 } else { 1 });
 /// ```
