@@ -173,6 +173,29 @@ async fn keys_that_are_missing_and_a_small_burst() {
     assert!(statuses.contains_key(&429), "{statuses:?}");
 }
 
+/// A client that makes up keys has no counter of its own for each of them.
+#[tokio::test]
+async fn a_key_that_is_made_up_counts_with_all_others() {
+    let limits = "limits = [{ rule = \"api\", key = \"client\", on_missing_key = \"Shared\" }]";
+    let api = "count = 2\nunit = \"Days\"\n[clients]\n\"key-of-alice\" = \"alice\"";
+    let gateway = Gateway::with("memory://", &[("/api", limits)], &[("api", api)]);
+    let client = client();
+    let status = async |key: &str| {
+        let request = client.get(format!("{}/api", gateway.url)).header("x-api-key", key);
+        request.send().await.unwrap().status().as_u16()
+    };
+    for (key, expected) in [
+        ("made-up-1", 200),
+        ("key-of-alice", 200),
+        ("made-up-2", 200),
+        ("made-up-3", 429),
+        ("key-of-alice", 200),
+        ("key-of-alice", 429),
+    ] {
+        assert_eq!(status(key).await, expected, "{key}");
+    }
+}
+
 /// Under load: a changed rule holds within a second, nothing is lost, and a broken file changes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rule_changed_in_the_file() {

@@ -12,7 +12,7 @@ use ratelimit_runtime::{Algorithm, Refill, config::Rules};
 use serde::{Deserialize, Serialize};
 use toml_edit::{DocumentMut, Item, TableLike, Value};
 
-use crate::Gateway;
+use crate::{Gateway, OWN_TABLES};
 
 pub(crate) async fn page() -> Html<&'static str> {
     Html(include_str!("limits.html"))
@@ -84,7 +84,7 @@ pub(crate) async fn change(
     }
     set(rule, "shadow", new.shadow, !new.shadow);
     let text = file.to_string();
-    Rules::parse(&text).map_err(|error| (StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))?;
+    Rules::parse_beside(&text, OWN_TABLES).map_err(|error| (StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))?;
     // In one step: nobody reads half of it.
     let beside = gateway.config.with_extension("new");
     fs::write(&beside, text).and_then(|()| fs::rename(&beside, &gateway.config)).map_err(|error| broken(&error))?;

@@ -42,6 +42,9 @@ struct Arguments {
     deadline_ms: u64,
 }
 
+/// The tables of the file that are the gateway's and not the limiter's.
+const OWN_TABLES: &[&str] = &["routes", "clients"];
+
 /// What a request is answered with.
 struct Gateway {
     config: PathBuf,
@@ -55,7 +58,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let Arguments { config, listen, store, deadline_ms } = Arguments::parse();
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let metrics = PrometheusBuilder::new().install_recorder()?;
-    let rules = Rules::watch(&config)?;
+    let rules = Rules::watch_beside(&config, OWN_TABLES)?;
     let limiter = Limiter::builder(&store).instances(1).deadline(Duration::from_millis(deadline_ms));
     let limiter = limiter.rules(rules.clone()).build().await?;
     let routes = Routes::watch(&config, &rules, &limiter, proxy::start_sample().await?)?;

@@ -1,6 +1,7 @@
 //! Which way a request goes, and which limits are on it.
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     error::Error,
     fs,
@@ -17,7 +18,7 @@ use axum::{
     response::Response,
 };
 use ratelimit_runtime::{
-    Limiter,
+    Key, Limiter,
     config::Rules,
     web::{HeaderStyle, KeyBy, Limit, LimitedBody, OnMissingKey, RateLimitLayer},
 };
@@ -29,6 +30,9 @@ use crate::proxy::Upstream;
 #[derive(Deserialize)]
 struct File {
     routes: Vec<Route>,
+    /// Names by API key.
+    #[serde(default)]
+    clients: Clients,
 }
 
 #[derive(Deserialize)]
@@ -48,7 +52,9 @@ struct Route {
 #[serde(deny_unknown_fields)]
 struct OfRoute {
     rule: String,
-    /// `peer`, `header:name` or `forwarded:hops`; without one, all requests count together.
+    /// `client`, `peer`, `forwarded:hops` or `header:name`; without one, all requests count together.
+    ///
+    /// Of a header, clients choose what they send: a key that something in front has checked, or none.
     key: Option<String>,
     #[serde(default)]
     on_missing_key: Missing,
@@ -140,15 +146,16 @@ impl Routes {
 
 impl Parts {
     fn build(&self, text: &str) -> Result<Vec<Way>, Box<dyn Error>> {
-        let File { routes } = toml::from_str(text)?;
+        let File { routes, clients } = toml::from_str(text)?;
+        let clients = Arc::new(clients);
         let ways = routes.into_iter().map(|route| {
             let rules = route.limits.iter().map(|limit| limit.rule.clone()).collect();
-            Ok(Way { path: route.path.clone(), rules, service: self.service(&route)? })
+            Ok(Way { path: route.path.clone(), rules, service: self.service(&route, &clients)? })
         });
         ways.collect()
     }
 
-    fn service(&self, route: &Route) -> Result<Service, Box<dyn Error>> {
+    fn service(&self, route: &Route, clients: &Arc<Clients>) -> Result<Service, Box<dyn Error>> {
         let authority = match route.upstream.as_str() {
             "sample" => self.sample.clone(),
             url => {
@@ -156,7 +163,8 @@ impl Parts {
                 uri.authority().cloned().ok_or_else(|| format!("upstream = \"{url}\" is not http://host:port"))?
             }
         };
-        let limits: Vec<Limit> = route.limits.iter().map(|limit| self.limit(limit)).collect::<Result<_, _>>()?;
+        let limits: Vec<Limit> =
+            route.limits.iter().map(|limit| self.limit(limit, clients)).collect::<Result<_, _>>()?;
         let layer = RateLimitLayer::new(limits).limiter(self.limiter.clone()).headers(match route.headers {
             Style::Ietf => HeaderStyle::Ietf,
             Style::RateLimit => HeaderStyle::RateLimit,
@@ -173,7 +181,7 @@ impl Parts {
         Ok(BoxCloneSyncService::new(ServiceBuilder::new().layer(layer).service(forward)))
     }
 
-    fn limit(&self, of: &OfRoute) -> Result<Limit, Box<dyn Error>> {
+    fn limit(&self, of: &OfRoute, clients: &Arc<Clients>) -> Result<Limit, Box<dyn Error>> {
         let OfRoute { rule, key, on_missing_key, cost } = of;
         let known = self.rules.rule(rule);
         let rule = known.ok_or_else(|| format!("there is no [rules.{rule}] with a count and a unit"))?;
@@ -188,19 +196,29 @@ impl Parts {
         };
         Ok(match key {
             None => limit,
-            Some(key) => limit.key(key_by(key)?),
+            Some(key) => limit.key(key_by(key, clients)?),
         })
     }
 }
 
-fn key_by(text: &str) -> Result<KeyBy, Box<dyn Error>> {
+type Clients = BTreeMap<String, String>;
+
+fn key_by(text: &str, clients: &Arc<Clients>) -> Result<KeyBy, Box<dyn Error>> {
     match text.split_once(':') {
+        None if text == "client" => {
+            let clients = Arc::clone(clients);
+            Ok(KeyBy::from_fn(move |request| {
+                let mut keys = request.headers.get_all("x-api-key").iter();
+                let (Some(key), None) = (keys.next(), keys.next()) else { return None };
+                clients.get(key.to_str().ok()?).map(Key::new)
+            }))
+        }
         None if text == "peer" => Ok(KeyBy::peer_ip(|peer: &std::net::SocketAddr| peer.ip())),
         Some(("header", name)) => Ok(KeyBy::header(name.parse()?)),
         Some(("forwarded", hops)) => {
             let hops = hops.parse::<std::num::NonZeroUsize>()?;
             Ok(KeyBy::x_forwarded_for(hops.get()))
         }
-        _ => Err(format!("key = \"{text}\" is not peer, header:name or forwarded:hops").into()),
+        _ => Err(format!("key = \"{text}\" is not client, peer, forwarded:hops or header:name").into()),
     }
 }

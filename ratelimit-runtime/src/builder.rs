@@ -34,6 +34,7 @@ use crate::{
 /// # });
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum OnStoreError {
     /// This process counts alone until the store is back, within its share of the limit: count, burst and queue divided by
     /// [`Builder::instances`] and rounded down, but a burst of at least 1. A call whose cost is above that is refused, as

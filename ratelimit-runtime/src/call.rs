@@ -10,7 +10,10 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::watch::Receiver,
+    time::{Instant, timeout},
+};
 
 mod waiting;
 
@@ -22,7 +25,7 @@ use crate::{
     guard::Known,
     hold::{self, CleanUpOnDrop},
     key::Fingerprint,
-    limiter::{Held, Inner, Settings, no_answer, refusal},
+    limiter::{Held, Inner, RulesNow, no_answer, refusal},
     observe,
     queue::Answer as StoreAnswer,
     store::{Batch, Charge, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
@@ -41,10 +44,14 @@ pub(crate) struct Call {
     on_busy: OnLimit,
     /// If it is ready to wait.
     arrival: Option<Arrival>,
+    /// Changes of the rules, of a call that is ready to wait where they can change.
+    rule_changes: Option<Receiver<()>>,
+    /// The policy that a file has for its rules.
+    policy_of_rules: Option<OnStoreError>,
 }
 
 /// One charge as a caller asks for it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Asked {
     pub(crate) rule: Rule,
     pub(crate) key: AskedKey,
@@ -76,7 +83,7 @@ pub(crate) enum Holds {
     Time,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum AskedKey {
     Some(Key),
     /// One counter for all.
@@ -232,17 +239,28 @@ impl Call {
         Deciding { limiter: Some(limiter), state: State::One(asked, manner, None) }
     }
 
+    fn new(limiter: Held, asked: impl IntoIterator<Item = Asked>, manner: Manner, on_busy: OnLimit) -> Self {
+        Self {
+            limiter,
+            charges: asked.into_iter().map(Applied::from).collect(),
+            alone: false,
+            manner,
+            on_busy,
+            arrival: None,
+            rule_changes: None,
+            policy_of_rules: None,
+        }
+    }
+
     /// For one rule.
     fn alone(limiter: Held, One { rule, key, cost }: One, manner: Manner) -> Self {
         let asked = Asked { rule, key, cost, holds: Holds::Cost };
-        let charges = SmallVec::from([asked.into()]);
-        Self { limiter, charges, alone: true, manner, on_busy: manner.on_limit(), arrival: None }
+        Self { alone: true, ..Self::new(limiter, [asked], manner, manner.on_limit()) }
     }
 
     /// Decides when it is first polled.
     pub(crate) fn decide(limiter: Held, asked: Vec<Asked>, manner: Manner, on_busy: OnLimit) -> Deciding {
-        let charges = asked.into_iter().map(Applied::from).collect();
-        let call = Self { limiter, charges, alone: false, manner, on_busy, arrival: None };
+        let call = Self::new(limiter, asked, manner, on_busy);
         let answer = async move {
             match call.start() {
                 Ok(answer) => answer,
@@ -255,7 +273,10 @@ impl Call {
     /// The answer of a store that has it at once, or the way to it.
     fn start(mut self) -> Result<AcquireAnswer, Pending> {
         self.arrival = self.arrive();
-        self.apply_rules();
+        if self.arrival.is_some() {
+            self.rule_changes = self.limiter.settings().rule_changes();
+        }
+        self.apply_rules(true);
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
@@ -487,8 +508,7 @@ impl Call {
         self.limiter.failed(&error);
         let settings = self.limiter.settings();
         let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
-        #[cfg(feature = "config")]
-        let policy = settings.on_store_error_of(self.charges.iter().map(|charge| charge.asked.rule)).unwrap_or(policy);
+        let policy = self.policy_of_rules.unwrap_or(policy);
         observe::decided_without_store(policy);
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
@@ -615,6 +635,10 @@ impl Call {
             true if takes_all => By::Turn,
             _ => By::Limit,
         };
+        if consume && !self.waits_for(by) {
+            let tried = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
+            tried.for_each(|charge| observe::refused_in_shadow(&charge.rule));
+        }
         let (id, is_held) = (charge.counter.fingerprint(), charge.held > 0);
         let ready_in = charge.decision.retry_after().unwrap_or_default();
         let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, asked) };
@@ -627,10 +651,15 @@ impl Call {
         first.or(self.charges.first().map(|charge| charge.asked.rule)).unwrap_or(Rule::new("", 0, Duration::ZERO))
     }
 
-    /// Takes the rules as they apply now.
-    fn apply_rules(&mut self) {
-        let settings = self.limiter.settings();
-        self.charges.iter_mut().for_each(|charge| charge.rule = rule_to_ask(settings, &charge.asked));
+    /// Takes the rules as they apply now, all from one table.
+    fn apply_rules(&mut self, is_first: bool) {
+        let rules = self.limiter.settings().rules_now();
+        let is_one_of_several = self.charges.len() > 1;
+        for Applied { asked, rule } in &mut self.charges {
+            *rule = rule_to_ask(&rules, asked, is_one_of_several, is_first);
+        }
+        let prefixes = self.charges.iter().filter_map(|charge| charge.rule).map(|rule| rule.prefix());
+        self.policy_of_rules = rules.on_store_error(prefixes);
     }
 
     fn clock(&self) -> &Clock {
@@ -896,13 +925,20 @@ impl fmt::Debug for Deciding {
 
 /// The rule as it applies now. Nothing if it is not to be asked: a rule in shadow mode that would refuse without the
 /// store.
-fn rule_to_ask(settings: &Settings, Asked { rule, key, cost, holds }: &Asked) -> Option<Rule> {
+fn rule_to_ask(
+    rules: &RulesNow,
+    Asked { rule, key, cost, holds }: &Asked,
+    is_one_of_several: bool,
+    is_first: bool,
+) -> Option<Rule> {
     let of_key = if let AskedKey::Some(key) = key { Some(key) } else { None };
-    let rule = settings.hold(rule, of_key)?;
+    let rule = rules.hold(rule, of_key, *holds != Holds::Cost, is_one_of_several)?;
     let least = if *holds == Holds::Time { (*cost).min(1) } else { *cost };
     let refuses = matches!(key, AskedKey::Missing) || least > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {
-        observe::refused_in_shadow(&rule);
+        if is_first {
+            observe::refused_in_shadow(&rule);
+        }
         return None;
     }
     Some(rule)

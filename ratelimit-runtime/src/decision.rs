@@ -250,14 +250,15 @@ impl Permit {
     /// The rule that the numbers are about, and what it was charged. A permit of the memory store does not know the rule's name.
     #[cfg(any(feature = "axum", feature = "tower"))]
     pub(crate) fn tightest(&self) -> Option<(Rule, u64)> {
+        let told = |charges| {
+            let charge = tightest(charges).filter(|charge| !charge.rule.is_shadow())?;
+            Some((charge.rule, charge.cost))
+        };
         match &self.charged {
             Charged::Nothing => None,
             Charged::InMemory(_, charged) | Charged::Leased(_, charged) => Some((charged.rule(), charged.cost)),
-            Charged::Elsewhere(elsewhere) => {
-                let told = tightest(&elsewhere.1).filter(|charge| !charge.rule.is_shadow());
-                told.map(|charge| (charge.rule, charge.cost))
-            }
-            Charged::Held(held) => tightest(&held.1.as_ref()?.1).map(|charge| (charge.rule, charge.cost)),
+            Charged::Elsewhere(elsewhere) => told(&elsewhere.1),
+            Charged::Held(held) => told(&held.1.as_ref()?.1),
             #[cfg(feature = "redis")]
             Charged::Shared(_, decision, _) => decision.charge().map(|charge| (charge.rule, charge.cost)),
         }

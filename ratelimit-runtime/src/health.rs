@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -55,11 +55,18 @@ impl Health {
 }
 
 /// What decisions have shown of the store. Entering and leaving the degraded state is an event in the log, and moves the gauge.
-#[derive(Default)]
 pub(crate) struct Seen {
     /// Whether `degraded` holds something: all that a decision looks at while the store is well.
     is_degraded: AtomicBool,
     degraded: Mutex<Option<Degraded>>,
+    gauge: &'static DegradedGauge,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        static OF_PROCESS: DegradedGauge = DegradedGauge(AtomicU32::new(0));
+        Self::counted_by(&OF_PROCESS)
+    }
 }
 
 #[derive(Debug)]
@@ -70,6 +77,10 @@ struct Degraded {
 }
 
 impl Seen {
+    fn counted_by(gauge: &'static DegradedGauge) -> Self {
+        Self { is_degraded: AtomicBool::default(), degraded: Mutex::default(), gauge }
+    }
+
     /// A decision could not be made.
     pub(crate) fn failed(&self, error: &StoreError) {
         let now = Instant::now();
@@ -85,11 +96,14 @@ impl Seen {
         };
         *degraded = Some(Degraded { since, last_failure: now, error: error.clone() });
         self.is_degraded.store(true, Ordering::Relaxed);
+        if begins {
+            self.gauge.enter();
+        }
         drop(degraded); // who listens to the log may ask for the health
         if begins {
             tracing::warn!(reason = error.reason(), "the rate limit store is unavailable");
-            move_gauge(1.0);
         }
+        self.gauge.record();
     }
 
     /// A decision was made.
@@ -100,10 +114,13 @@ impl Seen {
         let mut degraded = self.lock();
         let over = degraded.take_if(|degraded| degraded.last_failure.elapsed() >= QUIET);
         self.is_degraded.store(degraded.is_some(), Ordering::Relaxed);
+        if over.is_some() {
+            self.gauge.leave();
+        }
         drop(degraded);
         if let Some(over) = over {
             tracing::info!(lasted = ?over.since.elapsed(), "the rate limit store is available again");
-            move_gauge(-1.0);
+            self.gauge.record();
         }
     }
 
@@ -143,19 +160,39 @@ impl fmt::Debug for Seen {
 impl Drop for Seen {
     fn drop(&mut self) {
         if self.is_degraded.load(Ordering::Relaxed) {
-            move_gauge(-1.0);
+            self.gauge.leave();
+            self.gauge.record();
         }
     }
 }
 
-/// The gauge says how many limiters of the process are degraded.
-#[cfg(feature = "metrics")]
-fn move_gauge(by: f64) {
-    metrics::gauge!("ratelimit_degraded").increment(by);
-}
+/// Number of degraded limiters of the process. Counted here and recorded as a whole number, so that it
+/// is right for a recorder that is installed during an outage.
+struct DegradedGauge(AtomicU32);
 
-#[cfg(not(feature = "metrics"))]
-fn move_gauge(_: f64) {}
+impl DegradedGauge {
+    fn enter(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn leave(&self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Records the number until it is still the same afterwards: of several threads, the last one to
+    /// record has the number that holds.
+    #[cfg_attr(not(feature = "metrics"), allow(clippy::unused_self))]
+    fn record(&self) {
+        #[cfg(feature = "metrics")]
+        loop {
+            let count = self.0.load(Ordering::SeqCst);
+            metrics::gauge!("ratelimit_degraded").set(f64::from(count));
+            if self.0.load(Ordering::SeqCst) == count {
+                return;
+            }
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -234,16 +271,31 @@ mod tests {
             with_local_recorder,
         };
 
-        /// What a gauge of this name was moved by.
+        /// The values that a gauge of this name had.
         #[derive(Debug, Default)]
         struct Values(Mutex<Vec<f64>>);
 
+        impl Values {
+            fn last(&self) -> Option<f64> {
+                self.0.lock().unwrap().last().copied()
+            }
+
+            fn push(&self, value: impl FnOnce(f64) -> f64) {
+                let last = self.last().unwrap_or_default();
+                self.0.lock().unwrap().push(value(last));
+            }
+        }
+
         impl GaugeFn for Values {
             fn increment(&self, by: f64) {
-                self.0.lock().unwrap().push(by);
+                self.push(|last| last + by);
             }
-            fn decrement(&self, _: f64) {}
-            fn set(&self, _: f64) {}
+            fn decrement(&self, by: f64) {
+                self.push(|last| last - by);
+            }
+            fn set(&self, value: f64) {
+                self.push(|_| value);
+            }
         }
 
         struct OnlyGauge(Arc<Values>);
@@ -265,19 +317,26 @@ mod tests {
         }
 
         let values = Arc::<Values>::default();
-        let (recorder, seen) = (OnlyGauge(Arc::clone(&values)), Seen::default());
+        static GAUGE: DegradedGauge = DegradedGauge(AtomicU32::new(0));
+        let (recorder, seen) = (OnlyGauge(Arc::clone(&values)), Seen::counted_by(&GAUGE));
+        // A recorder that is installed during an outage hears of it.
+        seen.failed(&error());
         for _ in 0..3 {
             with_local_recorder(&recorder, || seen.failed(&error()));
+            assert_eq!(values.last(), Some(1.0));
         }
+        let other = Seen::counted_by(&GAUGE);
+        with_local_recorder(&recorder, || other.failed(&error()));
+        assert_eq!(values.last(), Some(2.0));
+        with_local_recorder(&recorder, || drop(other));
         advance(QUIET).await;
         for _ in 0..3 {
             with_local_recorder(&recorder, || seen.succeeded());
+            assert_eq!(values.last(), Some(0.0));
         }
-        assert_eq!(*values.0.lock().unwrap(), [1.0, -1.0]);
-        with_local_recorder(&recorder, || {
-            seen.failed(&error());
-            drop(seen);
-        });
-        assert_eq!(*values.0.lock().unwrap(), [1.0, -1.0, 1.0, -1.0], "a limiter that is gone is not degraded");
+        // A limiter that is gone is not degraded.
+        seen.failed(&error());
+        with_local_recorder(&recorder, || drop(seen));
+        assert_eq!(values.last(), Some(0.0));
     }
 }

@@ -14,6 +14,7 @@ use once_cell::sync::OnceCell;
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
+    sync::watch::Receiver,
     time::{Instant, sleep},
 };
 use tracing::Instrument as _;
@@ -118,15 +119,21 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The rule as it holds for a key, whatever the code says. Nothing if it is not to be asked.
-    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
+    /// The rules as they hold now. A call takes them once, for all of its rules.
     #[inline]
-    pub(crate) fn hold(&self, rule: &Rule, key: Option<&Key>) -> Option<Rule> {
-        #[cfg(feature = "config")]
-        if let Some(rules) = &self.rules {
-            return rules.hold(rule, key);
+    pub(crate) fn rules_now(&self) -> RulesNow {
+        RulesNow {
+            #[cfg(feature = "config")]
+            table: self.rules.as_ref().map(crate::config::Rules::now),
         }
-        Some(*rule)
+    }
+
+    /// Tells of each change of the rules from now on, if they can change.
+    pub(crate) fn rule_changes(&self) -> Option<Receiver<()>> {
+        #[cfg(feature = "config")]
+        return self.rules.as_ref().map(crate::config::Rules::changes);
+        #[cfg(not(feature = "config"))]
+        None
     }
 
     /// Whether rules hold as the code says.
@@ -138,12 +145,38 @@ impl Settings {
         #[cfg(not(feature = "config"))]
         true
     }
+}
 
-    /// What is to happen where the store can't decide, for one of several rules that a file says so of.
+/// The rules as they held when a call took them.
+pub(crate) struct RulesNow {
     #[cfg(feature = "config")]
-    pub(crate) fn on_store_error_of(&self, rules: impl Iterator<Item = Rule>) -> Option<OnStoreError> {
-        let known = self.rules.as_ref()?;
-        rules.into_iter().find_map(|rule| known.on_store_error(rule.prefix()))
+    table: Option<arc_swap::Guard<Arc<crate::config::Table>>>,
+}
+
+#[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
+impl RulesNow {
+    /// The rule as it holds for a key. `None` if it is not to be asked.
+    pub(crate) fn hold(
+        &self,
+        rule: &Rule,
+        key: Option<&Key>,
+        is_settled: bool,
+        is_one_of_several: bool,
+    ) -> Option<Rule> {
+        #[cfg(feature = "config")]
+        if let Some(table) = &self.table {
+            return table.hold(rule, key, crate::config::Use { is_settled, is_one_of_several });
+        }
+        Some(*rule)
+    }
+
+    /// The policy of the first of several rules that has one, for what the store can't decide.
+    pub(crate) fn on_store_error(&self, mut prefixes: impl Iterator<Item = &'static str>) -> Option<OnStoreError> {
+        #[cfg(feature = "config")]
+        if let Some(table) = &self.table {
+            return prefixes.find_map(|prefix| table.on_store_error(prefix));
+        }
+        None
     }
 }
 
@@ -404,7 +437,7 @@ impl Limiter {
         let key = Key::new(key);
         async move {
             let inner = self.inner();
-            let rule = &inner.settings.hold(rule, Some(&key)).unwrap_or(*rule);
+            let rule = &inner.settings.rules_now().hold(rule, Some(&key), false, false).unwrap_or(*rule);
             let charge = inner.charge(rule, Some(&key), rule.limit().min(1))?; // a count of 0 has no wait to tell
             let Some(store) = inner.store() else {
                 return Ok(charge.decision);
@@ -439,7 +472,7 @@ impl Limiter {
         let key = Key::new(key);
         async move {
             let inner = self.inner();
-            let rule = &inner.settings.hold(rule, Some(&key)).unwrap_or(*rule);
+            let rule = &inner.settings.rules_now().hold(rule, Some(&key), false, false).unwrap_or(*rule);
             let charge = inner.charge(rule, Some(&key), 0)?;
             let Some(store) = inner.store() else {
                 return Ok(());

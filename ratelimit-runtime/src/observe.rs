@@ -3,6 +3,7 @@
 //! Keys are in neither: there may be millions of them, and they may be names of people.
 
 use std::{
+    collections::BTreeMap,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -32,26 +33,26 @@ pub(crate) fn refused(refused: &RequestPerMinute) {
 
 /// A rule that is only tried out would have refused a call.
 pub(crate) fn refused_in_shadow(rule: &Rule) {
-    static SAID: Throttle = Throttle::new();
+    static SAID: ThrottleByRule = ThrottleByRule::new();
     #[cfg(feature = "metrics")]
     recorder::refused_in_shadow(rule);
-    if SAID.may_speak() {
+    if SAID.may_speak(rule) {
         tracing::info!(rule = rule.prefix(), "a limit in shadow mode would have refused a call");
     }
 }
 
 /// What is held could not be renewed: when its time is over, it is charged in full, or lost.
 pub(crate) fn not_renewed(rule: &Rule, error: &StoreError) {
-    static SAID: Throttle = Throttle::new();
-    if SAID.may_speak() {
+    static SAID: ThrottleByRule = ThrottleByRule::new();
+    if SAID.may_speak(rule) {
         tracing::warn!(rule = rule.prefix(), %error, "what a call holds could not be renewed");
     }
 }
 
 /// What was held could not be settled.
 pub(crate) fn not_settled(rule: &Rule, error: &StoreError) {
-    static SAID: Throttle = Throttle::new();
-    if SAID.may_speak() {
+    static SAID: ThrottleByRule = ThrottleByRule::new();
+    if SAID.may_speak(rule) {
         tracing::warn!(rule = rule.prefix(), %error, "what a call held could not be settled: it is charged in full when its time is over");
     }
 }
@@ -160,6 +161,27 @@ impl Throttle {
         let may = said.is_none_or(|said| said.elapsed() >= Duration::from_secs(1));
         if may {
             *said = Some(Instant::now());
+        }
+        may
+    }
+}
+
+/// The same for each rule, so that one that speaks all the time does not silence another.
+struct ThrottleByRule(Mutex<BTreeMap<&'static str, Instant>>);
+
+impl ThrottleByRule {
+    const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
+    }
+
+    /// Whether nothing was said of the rule for a second.
+    fn may_speak(&self, rule: &Rule) -> bool {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let last = said.get(rule.prefix());
+        let may = last.is_none_or(|last| now.duration_since(*last) >= Duration::from_secs(1));
+        if may {
+            said.insert(rule.prefix(), now);
         }
         may
     }

@@ -409,15 +409,16 @@ impl QueuePosition<'_> {
         self.queues.update(|state, now, _| state.learn(answer, |_| false, now, self.queues.is_shared));
     }
 
-    /// Leaves, without an answer: the next caller asks.
-    pub(crate) fn pass_on(self) {
-        self.queues.update(|state, _, _| {
+    /// Lets the first caller ask, whatever the latest answer was.
+    pub(crate) fn probe(&self) {
+        self.queues.update(|state, now, wakes| {
             let ids = state.callers.get(&self.ticket).map(Caller::ids).unwrap_or_default();
-            for id in ids {
-                if let Some(queue) = state.queues.get_mut(&id) {
+            for id in &ids {
+                if let Some(queue) = state.queues.get_mut(id) {
                     queue.probe_at = Duration::ZERO;
                 }
             }
+            state.advance(ids, now, self.queues, wakes);
         });
     }
 

@@ -132,6 +132,7 @@ pub enum Algorithm {
 ///     Rule::new("mail", 100, HOUR).algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Interval });
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Refill {
     /// One by one, spread evenly over the period.
     #[default]

@@ -152,6 +152,7 @@ pub(crate) const HOLDS_NOTHING: &str = "this store can't hold a charge until it 
 ///
 /// A store without input and output answers at once, and its callers pay for no future.
 #[allow(missing_debug_implementations)] // futures have nothing to show
+#[non_exhaustive]
 pub enum Reply<T> {
     /// The answer.
     Ready(T),
@@ -160,6 +161,24 @@ pub enum Reply<T> {
     /// It may be awaited on the background thread of the process, and be moved there half way when
     /// its caller leaves. It must not block.
     Pending(Pin<Box<dyn Future<Output = T> + Send>>),
+}
+
+impl<T> Reply<T> {
+    /// The answer, when it is there: for a store that asks another one.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::store::Reply;
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// assert_eq!(Reply::Ready(1).answer().await, 1);
+    /// assert_eq!(Reply::Pending(Box::pin(async { 2 })).answer().await, 2);
+    /// # });
+    /// ```
+    pub async fn answer(self) -> T {
+        match self {
+            Self::Ready(answer) => answer,
+            Self::Pending(answer) => answer.await,
+        }
+    }
 }
 
 /// Requests to be decided; a list that holds one of them without an allocation.
@@ -203,8 +222,9 @@ impl ops::DerefMut for Batch {
     }
 }
 
-/// One decision a caller asks for: all of its charges, or none.
+/// One decision a caller asks for: all of its charges, or none. Made by [`Request::new`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request {
     /// What to charge. No two are for one counter.
     pub charges: Charges,
@@ -221,8 +241,9 @@ impl Request {
     }
 }
 
-/// A cost to one counter, and what the store said of it.
+/// A cost to one counter, and what the store said of it. Made by [`Charge::new`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Charge {
     /// The limit.
     pub rule: Rule,

@@ -43,12 +43,12 @@ impl File {
     fn new(text: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rules.toml");
-        fs::write(&path, text).unwrap();
+        fs::write(&path, format!("{text}\n")).unwrap();
         Self { path, _directory: directory }
     }
 
     fn write(&self, text: &str) {
-        fs::write(&self.path, text).unwrap();
+        fs::write(&self.path, format!("{text}\n")).unwrap();
     }
 }
 
@@ -180,7 +180,7 @@ async fn a_change_is_seen_whatever_way_it_is_made() {
     };
     let beside = |name: &str, count: u64| {
         let path = file.path.with_file_name(name);
-        fs::write(&path, format!("[rules.item]\ncount = {count}")).unwrap();
+        fs::write(&path, format!("[rules.item]\ncount = {count}\n")).unwrap();
         path
     };
     fs::rename(beside("next", 3), &file.path).unwrap();
@@ -238,20 +238,138 @@ async fn a_file_that_is_wrong_at_the_start_is_an_error() {
     assert!(missing.contains("none.toml: No such file"), "{missing}");
 }
 
-/// Who waits hears of a change too.
+/// A caller who waits is let in by a change, without any time that passes.
 #[tokio::test]
 async fn a_change_reaches_those_who_wait() {
+    let server = RedisServer::start();
+    for url in ["memory://", &server.url()] {
+        for change in ["count = 500", "enabled = false", "shadow = true"] {
+            let file = File::new("[rules.item]\ncount = 1");
+            let rules = Rules::watch(&file.path).unwrap();
+            let builder = Limiter::builder(url).clock(ManualClock::new()).deadline(crate::support::PATIENCE);
+            let limiter = builder.rules(rules).build().await.unwrap();
+            let key = crate::support::fresh_key();
+            limiter.acquire(&ITEM, key).await.unwrap();
+            let waiting: Vec<_> =
+                (0..3).map(|_| tokio::spawn(limiter.acquire_within(&ITEM, key, 10 * MINUTE))).collect();
+            crate::support::settle().await;
+            file.write(&format!("[rules.item]\n{change}"));
+            for waiting in waiting {
+                crate::support::ends(waiting).await.unwrap().unwrap_or_else(|refused| panic!("{change}: {refused}"));
+            }
+        }
+    }
+}
+
+/// Settings that are gone are gone for those too who have waited through them.
+#[tokio::test]
+async fn a_removed_setting_does_not_stay_with_those_who_wait() {
     let file = File::new("[rules.item]\ncount = 1");
-    let clock = ManualClock::new();
     let rules = Rules::watch(&file.path).unwrap();
-    let limiter = Limiter::builder("memory://").clock(clock.clone()).rules(rules).build().await.unwrap();
-    limiter.acquire(&ITEM, "alice").await.unwrap();
-    let waiting = tokio::spawn(limiter.acquire_within(&ITEM, "alice", 10 * MINUTE));
+    let limiter = Limiter::builder("memory://").clock(ManualClock::new()).rules(rules.clone()).build().await.unwrap();
+    let rule = Rule::new("item", 3, MINUTE);
+    limiter.acquire_n(&rule, "alice", 1).await.unwrap();
+    let waiting = tokio::spawn(limiter.acquire_within(&rule, "alice", 10 * MINUTE));
     crate::support::settle().await;
-    file.write("[rules.item]\nenabled = false");
-    eventually("the file is read", || async { limiter.acquire(&ITEM, "alice").await.is_ok() }).await;
-    assert!(!waiting.is_finished());
-    clock.advance(MINUTE);
+    file.write("[rules.other]\ncount = 1");
     let permit = crate::support::ends(waiting).await.unwrap().unwrap();
-    assert_eq!(permit.give_back().await.unwrap(), 0, "it was not charged");
+    assert_eq!(permit.limit(), 3);
+}
+
+/// A file that is wrong only together with the code leaves the last settings that were right.
+#[tokio::test]
+async fn settings_that_do_not_fit_the_code_leave_the_last_that_did() {
+    const LARGE: &str = "[rules.item]\ncount = 4503599627370496";
+    let code = Rule::new("item", 1000, MINUTE);
+    let file = File::new("[rules.item]\ncount = 10\n[rules.item.keys]\nalice = { count = 20 }");
+    let rules = Rules::watch(&file.path).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
+    let limits = async || {
+        let alice = limiter.peek(&code, "alice").await.unwrap().limit();
+        (alice, limiter.peek(&code, "bob").await.unwrap().limit())
+    };
+    assert_eq!(limits().await, (20, 10));
+    for wrong in [LARGE, "[rules.item]\nalgorithm = \"SlidingWindow\"\nbuckets = 999"] {
+        file.write(&format!("{wrong}\n[rules.seen]"));
+        eventually("the file is read", || async { rules.prefixes().len() == 2 }).await;
+        assert_eq!(limits().await.1, 10, "{wrong}");
+        file.write(wrong);
+        eventually("the file is read", || async { rules.prefixes().len() == 1 }).await;
+        assert_eq!(limits().await.1, 10, "{wrong}");
+    }
+    file.write("[rules.item]\ncount = 11");
+    eventually("the file is read", || async { limits().await == (11, 11) }).await;
+}
+
+/// What a call can't be decided by is as wrong as what no rule can be.
+#[tokio::test]
+async fn an_algorithm_that_the_call_has_no_use_for_changes_nothing() {
+    let limiter = with("[rules.log]\nalgorithm = \"TokenBucket\"\n[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5\n[rules.places]\nalgorithm = \"FixedWindow\"").await;
+    let log = Rule::new("log", 5, MINUTE).algorithm(ratelimit_runtime::Algorithm::SlidingLog);
+    let reservation = limiter.reserve(&log, "alice", 3).await.unwrap();
+    reservation.settle(1).await.unwrap();
+    let both = [(&ITEM, Key::new("alice"), 1), (&Rule::new("other", 5, MINUTE), Key::new("alice"), 1)];
+    limiter.acquire_all(&both).await.unwrap();
+    let places = Rule::new("places", 1, MINUTE).algorithm(ratelimit_runtime::Algorithm::Concurrent);
+    drop(limiter.acquire(&places, "alice").await.unwrap());
+    limiter.acquire(&places, "alice").await.unwrap();
+}
+
+/// The half of a number is a number.
+#[tokio::test]
+async fn a_file_that_is_half_written_changes_nothing() {
+    let file = File::new("[rules.item]\ncount = 500");
+    let limiter = Limiter::builder("memory://").rules(Rules::watch(&file.path).unwrap()).build().await.unwrap();
+    fs::write(&file.path, "[rules.item]\ncount = 1").unwrap();
+    tokio::time::sleep(Duration::from_millis(1_000)).await;
+    assert_eq!(limit(&limiter, "alice").await, 500);
+    file.write("[rules.item]\ncount = 1200");
+    eventually("the file is read", || async { limit(&limiter, "alice").await == 1200 }).await;
+    // Without the end of its last line it is read later.
+    fs::write(&file.path, "[rules.item]\ncount = 7").unwrap();
+    eventually("the file is read", || async { limit(&limiter, "alice").await == 7 }).await;
+}
+
+/// All rules of a call hold as one version of the file says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_of_two_rules_sees_one_version() {
+    // Either of them lets nothing through.
+    let versions =
+        ["[rules.a]\ncount = 1\n[rules.b]\ncount = 1000000", "[rules.a]\ncount = 1000000\n[rules.b]\ncount = 1"];
+    let file = File::new(versions[0]);
+    let limiter = Limiter::builder("memory://").rules(Rules::watch(&file.path).unwrap()).build().await.unwrap();
+    let (a, b) = (Rule::new("a", 1, MINUTE), Rule::new("b", 1, MINUTE));
+    let stop = Arc::new(AtomicBool::new(false));
+    let load: Vec<_> = (0..2)
+        .map(|_| {
+            let (limiter, stop) = (limiter.clone(), Arc::clone(&stop));
+            tokio::spawn(async move {
+                let charges = [(&a, Key::new("alice"), 2), (&b, Key::new("alice"), 2)];
+                while !stop.load(Ordering::Relaxed) {
+                    assert!(limiter.acquire_all(&charges).await.is_err(), "it was decided by two versions");
+                    tokio::task::yield_now().await;
+                }
+            })
+        })
+        .collect();
+    for version in 1..6 {
+        file.write(versions[version % 2]);
+        tokio::time::sleep(Duration::from_millis(900)).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for load in load {
+        load.await.unwrap();
+    }
+}
+
+/// A table that is not read is a mistake, unless it is the program's own.
+#[test]
+fn a_table_beside_the_rules_has_to_be_known() {
+    let text = "[[routes]]\npath = \"/\"\n[rules.item]\ncount = 1\n";
+    let wrong = Rules::parse(text).unwrap_err().to_string();
+    assert_eq!(wrong, "line 1: unknown table `routes`; a rule stands in [rules.item]");
+    assert_eq!(Rules::parse_beside(text, &["routes"]).unwrap().prefixes(), ["item"]);
+    let file = File::new(text);
+    Rules::watch(&file.path).unwrap_err();
+    Rules::watch_beside(&file.path, &["routes"]).unwrap();
 }

@@ -189,7 +189,9 @@ impl Defective {
                     let used = charge.rule.limit() - charge.decision.remaining();
                     let mut all = Request::new(Charge::new(charge.rule, charge.counter.clone(), used), true);
                     model.decide(now, &mut all);
-                    *charge = Charge { cost: charge.cost, ..all.charges[0].clone() };
+                    let cost = charge.cost;
+                    *charge = all.charges[0].clone();
+                    charge.cost = cost;
                 }
             }
             Some(Defect::CountsInstantsOnce) if granted && asked.charges[0].cost > 0 => {

@@ -131,13 +131,13 @@ async fn refusals_are_events_without_keys() {
     // Another test, which listens to nothing, may have been the first to come by while this one began to listen.
     tracing::callsite::rebuild_interest_cache();
 
-    let before = log.with("").len();
+    let before = log.with("a rate limit refuses a call").len();
     limiter.acquire(&rule, SECRET).await.unwrap_err();
     let refusals = &log.with("a rate limit refuses a call")[before..];
     let [(Level::DEBUG, refusal)] = refusals else { panic!("{refusals:?}") };
     assert!(refusal.contains("rule=\"item\"") && refusal.contains("cause=Exceeded"), "{refusal}");
 
-    // Once a second at most, for all tests of this process together.
+    // Once a second at most of each rule, for all tests of this process together.
     eventually("a refusal in shadow mode is told", || async {
         limiter.acquire(&rule.shadow(true), SECRET).await.unwrap();
         !log.with("in shadow mode").is_empty()
@@ -229,4 +229,48 @@ async fn decisions_that_travel_together_are_told() {
     let seen = recorder.take();
     assert_eq!(seen["store_decisions_total"], 200);
     assert!(seen["store_calls_total"] < 100, "{seen:?}");
+}
+
+/// A trial must be seen also where another rule refuses, or nobody could compare the two.
+#[tokio::test]
+async fn a_rule_in_shadow_mode_is_counted_beside_one_that_refuses() {
+    let recorder = Recorder::install();
+    let tried = Rule::new("tried", 1, MINUTE).shadow(true);
+    let held = Rule::new("held", 2, MINUTE);
+    let server = RedisServer::start();
+    for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
+        let charges = [(&tried, Key::new(SECRET), 1), (&held, Key::new(SECRET), 1)];
+        for _ in 0..4 {
+            let _ = limiter.acquire_all(&charges).await;
+        }
+        let mut seen = recorder.take();
+        seen.retain(|name, _| name.contains("outcome"));
+        let expected = counted([
+            ("decisions_total rule=tried outcome=admitted", 1),
+            ("decisions_total rule=tried outcome=shadow_refused", 3),
+            ("decisions_total rule=held outcome=admitted", 2),
+            ("decisions_total rule=held outcome=refused", 2),
+        ]);
+        assert_eq!(seen, expected);
+    }
+}
+
+/// A rule that refuses often does not keep another one out of the log.
+#[tokio::test]
+async fn each_rule_in_shadow_mode_has_its_line_in_the_log() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    tracing::callsite::rebuild_interest_cache();
+    let limiter = Limiter::in_memory();
+    for prefix in ["tried first", "tried second", "tried third"] {
+        let rule = Rule::new(prefix, 1, MINUTE).shadow(true);
+        for _ in 0..3 {
+            limiter.acquire(&rule, SECRET).await.unwrap();
+        }
+    }
+    for prefix in ["tried first", "tried second", "tried third"] {
+        let lines = log.with("in shadow mode");
+        let lines = lines.iter().filter(|(_, line)| line.contains(prefix)).count();
+        assert_eq!(lines, 1, "{prefix}");
+    }
 }

@@ -326,6 +326,7 @@ mod away {
                 OnStoreError::Allow => [Ok(()); 4],
                 OnStoreError::Deny => [Err(Cause::Unavailable); 4],
                 OnStoreError::Local => [Ok(()), Ok(()), Err(Cause::Exceeded), Err(Cause::Exceeded)],
+                other => panic!("{other:?} is not tested"),
             };
             assert_eq!(answers, expected, "{policy:?}");
             assert!(took < Duration::from_secs(8), "four calls took {took:?}");
@@ -406,7 +407,7 @@ mod away {
                 let answer = limiter.acquire(&rule, fresh_key()).await;
                 match policy {
                     OnStoreError::Deny => assert_eq!(answer.unwrap_err().cause(), Cause::Unavailable, "{algorithm:?}"),
-                    OnStoreError::Allow | OnStoreError::Local => drop(answer.unwrap()),
+                    _ => drop(answer.unwrap()),
                 }
                 ask::<()>(&server, "CONFIG SET maxmemory 0");
                 works(&limiter).await;

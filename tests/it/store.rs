@@ -242,6 +242,7 @@ async fn its_errors_reach_the_caller() {
             OnStoreError::Deny => [Err(Cause::Unavailable); 4],
             OnStoreError::Allow => [Ok(8); 4],
             OnStoreError::Local => [Ok(2), Ok(2), Err(Cause::Exceeded), Err(Cause::Exceeded)],
+            other => panic!("{other:?} is not tested"),
         };
         assert_eq!(answers, expected, "{policy:?}");
         assert_eq!(limiter.peek(&rule, 1).await.unwrap_err().cause(), Cause::Unavailable);

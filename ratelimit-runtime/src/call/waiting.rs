@@ -1,7 +1,11 @@
 //! A call that waits: in the queues of its counters, until the store admits it or its patience ends.
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::{Future, pending},
+    time::Duration,
+};
 
+use tokio::sync::watch::Receiver;
 use tracing::Instrument as _;
 
 use super::{AcquireAnswer, Arrival, Call, Exceeded, StoreAnswer, Verdict};
@@ -18,7 +22,8 @@ impl Call {
     }
 
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireAnswer {
-        let limiter = self.limiter.clone();
+        let (limiter, mut rule_changes) = (self.limiter.clone(), self.rule_changes.take());
+        let clock = limiter.settings().clock.clone();
         let Some(arrival) = self.arrival else { return Ok(Permit::free(&charges)) };
         let Arrival { ticket, changes, mut give_up, .. } = arrival;
         loop {
@@ -30,18 +35,26 @@ impl Call {
                     Err(refusal) => return Err(self.last_word(refusal).await),
                 };
             charges = loop {
-                let early = match before(self.clock(), give_up, position.turn()).await {
+                let turn = tokio::select! {
+                    biased;
+                    () = changed(&mut rule_changes) => {
+                        position.probe();
+                        continue;
+                    }
+                    turn = before(&clock, give_up, position.turn()) => turn,
+                };
+                let early = match turn {
                     Some(Turn::Ask { early }) => early,
                     Some(Turn::Closed) | None => return Err(self.last_word(position.refusal()).await),
                 };
-                self.apply_rules();
+                self.apply_rules(false);
                 let charges = self.charges()?;
                 if charges.is_empty() {
-                    position.pass_on();
+                    position.probe();
                     return Ok(Permit::free(&charges));
                 }
                 if !position.is_for(&charges) {
-                    position.pass_on();
+                    position.probe();
                     break charges;
                 }
                 if early && let Some(guarded) = limiter.guarded() {
@@ -113,6 +126,16 @@ impl Call {
             }
         }
     }
+}
+
+/// Waits for a change of the rules.
+async fn changed(changes: &mut Option<Receiver<()>>) {
+    if let Some(changes) = changes
+        && changes.changed().await.is_ok()
+    {
+        return;
+    }
+    pending().await
 }
 
 /// The output of a future that was done before the clock showed `give_up`.

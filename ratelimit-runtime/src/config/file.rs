@@ -1,23 +1,82 @@
 //! What stands in the file, read and checked.
 
-use std::{collections::BTreeMap, ops::Range, time::Duration};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use toml::Spanned;
 
+use super::Use;
 use crate::{Algorithm, OnStoreError, Refill, Rule, SetupError};
 
-/// What a file says, by prefix.
+/// Settings as they stand in a text, by prefix.
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    pub(super) by_prefix: BTreeMap<String, OfRule>,
+pub(super) struct Text {
+    by_prefix: BTreeMap<String, OfRule<Settings>>,
+}
+
+/// All settings of file and environment together, by prefix.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    pub(super) by_prefix: BTreeMap<String, OfRule<Arc<Version>>>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct OfRule {
-    pub(super) all: Settings,
-    /// By what the key prints. Once the table is [complete](Table::complete), all that holds for the key.
-    pub(super) keys: BTreeMap<Box<[u8]>, Settings>,
+pub(super) struct OfRule<S> {
+    pub(super) all: S,
+    /// By what the key prints. In a [`Table`], with the settings of the rule below those of the key.
+    pub(super) keys: BTreeMap<Box<[u8]>, S>,
+}
+
+/// Settings, and those that hold where these do not fit the rule of the code.
+#[derive(Debug, Default)]
+pub(super) struct Version {
+    pub(super) settings: Settings,
+    /// Whether a call has found that they fit.
+    has_fit: AtomicBool,
+    /// The version before, and the last one that is known to fit.
+    before: Vec<Arc<Self>>,
+}
+
+impl Version {
+    fn new(settings: Settings, before: Option<&Arc<Self>>) -> Arc<Self> {
+        let has_fit = |version: &Arc<Self>| version.has_fit.load(Ordering::Relaxed);
+        let before = match before {
+            None => Vec::new(),
+            Some(before) if has_fit(before) => vec![before.alone()],
+            Some(before) => {
+                let last = before.before.iter().find(|version| has_fit(version));
+                [Some(before), last].into_iter().flatten().map(|version| version.alone()).collect()
+            }
+        };
+        Arc::new(Self { settings, has_fit: AtomicBool::default(), before })
+    }
+
+    /// The same without versions before, which would be kept for ever.
+    fn alone(&self) -> Arc<Self> {
+        let (settings, has_fit) = (self.settings.clone(), self.has_fit.load(Ordering::Relaxed).into());
+        Arc::new(Self { settings, has_fit, before: Vec::new() })
+    }
+
+    /// The newest settings that fit a rule of the code, if any do, and the fault of the newest of all.
+    pub(super) fn fitting(&self, rule: &Rule, of: Use) -> (Option<&Settings>, Option<String>) {
+        let newest = self.settings.fault(rule, of);
+        if newest.is_none() {
+            if !self.has_fit.load(Ordering::Relaxed) {
+                self.has_fit.store(true, Ordering::Relaxed);
+            }
+            return (Some(&self.settings), None);
+        }
+        let before = self.before.iter().find(|version| version.settings.fault(rule, of).is_none());
+        (before.map(|version| &version.settings), newest)
+    }
 }
 
 /// What is said of one rule; the rest stays as it is.
@@ -59,6 +118,27 @@ impl Settings {
         Some(self.change(&rule))
     }
 
+    /// The reason why a rule of the code can't be changed like this.
+    fn fault(&self, rule: &Rule, of: Use) -> Option<String> {
+        let changed = self.change(rule);
+        if let (Some(fault), false) = (changed.fault(), rule.has_fault()) {
+            return Some(fault.to_string());
+        }
+        let (before, after) = (rule.counted_by(), changed.counted_by());
+        let is_leaky = |algorithm| matches!(algorithm, Algorithm::LeakyBucket { .. });
+        match () {
+            () if before == after => None,
+            () if rule.is_concurrent() => Some("places can't be counted by another algorithm".into()),
+            () if of.is_settled && before == Algorithm::SlidingLog => {
+                Some(format!("calls that are charged when they are over need a SlidingLog, and this is {after:?}"))
+            }
+            () if of.is_one_of_several && is_leaky(after) && !is_leaky(before) => {
+                Some("a LeakyBucket stands alone, and this is one of several rules of a call".into())
+            }
+            () => None,
+        }
+    }
+
     /// Whether a rule can be like this, as far as that is said here.
     fn check(&self, place: &Range<usize>) -> Result<(), Fault> {
         match self.to_rule("checked").and_then(|rule| rule.fault()) {
@@ -83,6 +163,8 @@ impl Settings {
 struct File {
     rules: Option<RawRules>,
 }
+
+type TopLevel = BTreeMap<Spanned<String>, IgnoredAny>;
 
 type RawRules = BTreeMap<Spanned<String>, RawRule>;
 
@@ -155,13 +237,21 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Fault> {
         .map_err(|error| Fault(error.message().trim().replace('\n', "; "), error.span().unwrap_or_default()))
 }
 
-impl Table {
-    pub(super) fn parse(text: &str) -> Result<Self, SetupError> {
-        let file = read::<File>(text).map_err(|fault| fault.explain(text))?;
-        let Some(rules) = file.rules else {
-            return Err(SetupError::new("there is no table [rules]; write [rules.item], and its settings below it"));
-        };
-        Self::check(rules).map_err(|fault| fault.explain(text))
+impl Text {
+    /// A file, in which a program may have tables of its own beside `[rules]`.
+    pub(super) fn parse(text: &str, own_tables: &[&str]) -> Result<Self, SetupError> {
+        Self::read(text, own_tables)
+            .map_err(|fault| fault.explain(text))?
+            .ok_or_else(|| SetupError::new("there is no table [rules]; write [rules.item], and its settings below it"))
+    }
+
+    fn read(text: &str, own_tables: &[&str]) -> Result<Option<Self>, Fault> {
+        let is_known = |name: &str| name == "rules" || own_tables.contains(&name);
+        if let Some(name) = read::<TopLevel>(text)?.keys().find(|name| !is_known(name.get_ref())) {
+            let message = format!("unknown table `{}`; a rule stands in [rules.item]", name.get_ref());
+            return Err(Fault::at(name, message));
+        }
+        read::<File>(text)?.rules.map(Self::check).transpose()
     }
 
     /// From what stands in a table `[rules]`.
@@ -194,19 +284,32 @@ impl Table {
         under
     }
 
-    /// Fills in for each key what is said of its rule.
-    pub(super) fn complete(mut self) -> Self {
-        for OfRule { all, keys } in self.by_prefix.values_mut() {
-            for of_key in keys.values_mut() {
-                *of_key = std::mem::take(of_key).over(all);
+    /// The table of all of it, in place of another one. An error if a rule is wrong only now that all of it is known.
+    pub(super) fn complete(self, before: &Table) -> Result<Table, SetupError> {
+        let mut by_prefix = BTreeMap::new();
+        for (prefix, OfRule { all, keys }) in self.by_prefix {
+            let check = |settings: &Settings| match settings.to_rule("checked").and_then(|rule| rule.fault()) {
+                Some(fault) => Err(SetupError::new(format!("rules.{prefix}: a rule can't be like this: {fault}"))),
+                None => Ok(()),
+            };
+            check(&all)?;
+            let known = before.by_prefix.get(&prefix);
+            let mut of_keys = BTreeMap::new();
+            for (key, settings) in keys {
+                let settings = settings.over(&all);
+                check(&settings)?;
+                let known = known.and_then(|known| known.keys.get(&key).or(Some(&known.all)));
+                of_keys.insert(key, Version::new(settings, known));
             }
+            let all = Version::new(all, known.map(|known| &known.all));
+            by_prefix.insert(prefix, OfRule { all, keys: of_keys });
         }
-        self
+        Ok(Table { by_prefix })
     }
 }
 
 impl RawRule {
-    fn check(self, place: &Range<usize>) -> Result<OfRule, Fault> {
+    fn check(self, place: &Range<usize>) -> Result<OfRule<Settings>, Fault> {
         let all = self.settings()?;
         all.check(place)?;
         let mut keys = BTreeMap::new();
@@ -306,9 +409,15 @@ impl RawRule {
     }
 }
 
+/// No count, burst or queue is larger.
+const LARGEST: u64 = 1 << 52;
+
 fn positive(value: &Spanned<u64>, name: &str) -> Result<u64, Fault> {
     match *value.get_ref() {
         0 => Err(Fault::at(value, format!("`{name}` is 0; it must be at least 1"))),
+        number if number > LARGEST => {
+            Err(Fault::at(value, format!("`{name}` is {number}; it must be at most 2^52, {}", LARGEST)))
+        }
         number => Ok(number),
     }
 }
@@ -320,14 +429,24 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn wrong(text: &str) -> String {
-        Table::parse(text).unwrap_err().to_string()
+        Text::parse(text, &[]).unwrap_err().to_string()
+    }
+
+    fn table(text: &str) -> Table {
+        Text::parse(text, &[]).unwrap().complete(&Table::default()).unwrap()
     }
 
     #[test]
     fn mistakes_are_told_with_line_and_reason() {
         for (text, message) in [
             ("", "there is no table [rules]; write [rules.item], and its settings below it"),
-            ("[rule.item]\ncount = 1", "there is no table [rules]; write [rules.item], and its settings below it"),
+            ("[rule.item]\ncount = 1", "line 1: unknown table `rule`; a rule stands in [rules.item]"),
+            ("[rules.item]\n\n[rule.order]", "line 3: unknown table `rule`; a rule stands in [rules.item]"),
+            ("counts = 1\n[rules.item]", "line 1: unknown table `counts`; a rule stands in [rules.item]"),
+            (
+                "[rules.item]\ncount = 18446744073709551615",
+                "line 2: `count` is 18446744073709551615; it must be at most 2^52, 4503599627370496",
+            ),
             ("[rules.item]\n\ncount = 0", "line 3: `count` is 0; it must be at least 1"),
             ("[rules.item]\nttl = 5", "line 2: `ttl` has no unit; write unit = \"Seconds\", for example"),
             ("[rules.item]\nunit = \"Days\"\nttl = 3651", "line 2: `ttl` is longer than 3,650 days"),
@@ -371,13 +490,13 @@ mod tests {
             assert!(wrong(text).starts_with(begins), "{text}: {}", wrong(text));
         }
         assert_eq!(
-            Table::parse_rules("item.count = 0").unwrap_err().to_string(),
+            Text::parse_rules("item.count = 0").unwrap_err().to_string(),
             "line 1: `count` is 0; it must be at least 1"
         );
     }
 
     fn change(text: &str, rule: Rule) -> Rule {
-        Table::parse(text).unwrap().complete().by_prefix["item"].all.change(&rule)
+        table(text).by_prefix["item"].all.settings.change(&rule)
     }
 
     #[test]
@@ -419,13 +538,49 @@ mod tests {
         let file =
             "[rules.item]\ncount = 1\nunit = \"Hours\"\n[rules.item.keys]\na = { count = 2 }\nb = { enabled = false }";
         let environment = "item.count = 3\nitem.keys.c.count = 4\nother.shadow = true";
-        let table = Table::parse_rules(environment).unwrap().over(Table::parse(file).unwrap()).complete();
+        let text = Text::parse_rules(environment).unwrap().over(Text::parse(file, &[]).unwrap());
+        let table = text.complete(&Table::default()).unwrap();
         let item = &table.by_prefix["item"];
-        let count = |key: &str| item.keys[key.as_bytes()].change(&Rule::new("item", 9, MINUTE)).count();
-        assert_eq!(item.all.count, Some(3));
+        let of_key = |key: &str| &item.keys[key.as_bytes()].settings;
+        let count = |key: &str| of_key(key).change(&Rule::new("item", 9, MINUTE)).count();
+        assert_eq!(item.all.settings.count, Some(3));
         assert_eq!((count("a"), count("b"), count("c")), (2, 3, 4));
-        assert_eq!(item.keys[&b"b"[..]].enabled, Some(false));
-        assert_eq!(item.keys[&b"c"[..]].period, Some(60 * MINUTE));
-        assert_eq!(table.by_prefix["other"].all.shadow, Some(true));
+        assert_eq!(of_key("b").enabled, Some(false));
+        assert_eq!(of_key("c").period, Some(60 * MINUTE));
+        assert_eq!(table.by_prefix["other"].all.settings.shadow, Some(true));
+    }
+
+    /// Neither file nor environment is wrong, but both together are.
+    #[test]
+    fn what_is_wrong_together_is_an_error() {
+        let file = Text::parse("[rules.item]\ncount = 9\nunit = \"Days\"", &[]).unwrap();
+        let environment = Text::parse_rules("item.count = 99_999_999_999").unwrap();
+        let wrong = environment.over(file).complete(&Table::default()).unwrap_err().to_string();
+        assert!(wrong.starts_with("rules.item: a rule can't be like this: its count is 99999999999"), "{wrong}");
+    }
+
+    /// However often the file changes, and whether or not it is used in between.
+    #[test]
+    fn few_versions_are_kept() {
+        let rule = Rule::new("item", 1000, MINUTE);
+        let change = |count: u64, before: &Table| {
+            Text::parse(&format!("[rules.item]\ncount = {count}"), &[]).unwrap().complete(before).unwrap()
+        };
+        let holds = |table: &Table| {
+            let (fitting, fault) = table.by_prefix["item"].all.fitting(&rule, Use::default());
+            (fitting.map(|settings| settings.change(&rule).count()), fault.is_some())
+        };
+        let (right, wrong) = (7, 1 << 52);
+        let mut table = change(right, &Table::default());
+        assert_eq!(holds(&table), (Some(right), false));
+        for _ in 0..5 {
+            table = change(wrong, &table);
+            assert_eq!(holds(&table), (Some(right), true));
+            table = change(wrong, &change(wrong, &table)); // seen by no call
+            assert_eq!(holds(&table), (Some(right), true));
+            assert!(table.by_prefix["item"].all.before.iter().all(|version| version.before.is_empty()));
+        }
+        table = change(wrong, &change(right + 1, &table));
+        assert_eq!(holds(&table), (Some(right + 1), true), "seen by no call, and yet the last one that is right");
     }
 }

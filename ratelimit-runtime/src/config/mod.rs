@@ -31,6 +31,10 @@
 //! | `on_store_error` | `"Local"`, `"Allow"` or `"Deny"` | see [`OnStoreError`]; of several rules of a call, the first that says something |
 //! | `keys` | a table of tables, by key as [`Key`] prints it | the same settings, for one key |
 //!
+//! The number of a count, burst or queue is at most 2^52. A table beside `[rules]` is an error, unless the program says that it is its
+//! own, by [`Rules::watch_beside`]. Settings that do not fit the rule of the code, a `TokenBucket` for a rule whose calls are settled
+//! say, do not hold: the last ones that did hold on, or the code. The log has an error then.
+//!
 //! The options of an algorithm stand beside the word `algorithm`. Where a file changes the count of a token bucket whose algorithm is in the code, its burst stays.
 //!
 //! The environment goes over the file: what stands in the variable `RATELIMIT_RULES` is read as if it stood in the table `[rules]`, for example
@@ -62,16 +66,39 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
+use tokio::sync::watch::{Receiver, Sender};
 
-use self::file::Table;
+pub(crate) use self::file::Table;
+use self::file::Text;
 use crate::{Key, OnStoreError, Rule, SetupError, observe::Throttle};
 
 /// What a file says of rules. A cheap handle: clones change together.
 ///
 /// Given to a limiter with [`Builder::rules`](crate::Builder::rules). See [`config`](crate::config) for what may stand in the file.
 #[derive(Clone)]
-pub struct Rules(Arc<ArcSwap<Table>>);
+pub struct Rules(Arc<Current>);
+
+/// The table that holds, and those who wait for another one.
+pub(crate) struct Current {
+    table: ArcSwap<Table>,
+    changed: Sender<()>,
+}
+
+impl Current {
+    fn replace(&self, table: Table) {
+        self.table.store(Arc::new(table));
+        self.changed.send_replace(());
+    }
+}
+
+/// What a rule of the code is used for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Use {
+    /// Its charge is held, and settled when the call is over.
+    pub(crate) is_settled: bool,
+    pub(crate) is_one_of_several: bool,
+}
 
 impl Rules {
     /// What a text says. It does not change.
@@ -80,14 +107,27 @@ impl Rules {
     ///
     /// A [`SetupError`] that says in which line what is wrong.
     pub fn parse(text: &str) -> Result<Self, SetupError> {
-        Ok(Self::new(Table::parse(text)?.complete()))
+        Self::parse_beside(text, &[])
+    }
+
+    /// As [`Rules::parse`], of a text in which the program has tables of its own. Any other table is an error.
+    ///
+    /// # Errors
+    ///
+    /// As [`Rules::parse`].
+    pub fn parse_beside(text: &str, own_tables: &[&str]) -> Result<Self, SetupError> {
+        Ok(Self::new(Text::parse(text, own_tables)?.complete(&Table::default())?))
     }
 
     /// What a file says, now and whenever it is changed, with the environment over it.
     ///
     /// A change acts within a second, on calls that begin then and on those that wait. It is seen whatever way the file is changed, also if it is a
     /// link to another one then: a thread reads it a few times a second for as long as a handle is left. A file that has become wrong, or is gone,
-    /// changes nothing; the log says what is wrong with it, and in which line.
+    /// changes nothing; the log says what is wrong with it, and in which line. Settings that do not fit the rule of the code change
+    /// nothing either: the last ones that did hold on.
+    ///
+    /// A file that is written slowly is taken in when it has been the same for 0.6 seconds; if its last line has no end, for 2 seconds,
+    /// as the line may be half written. To be sure, write another file and rename it.
     ///
     /// ```no_run
     /// # use ratelimit_runtime::{Limiter, SetupError, config::Rules};
@@ -101,7 +141,16 @@ impl Rules {
     ///
     /// A [`SetupError`] if the file can't be read, or that says in which line what is wrong; also of the variable.
     pub fn watch(path: impl AsRef<Path>) -> Result<Self, SetupError> {
-        watch::start(path.as_ref())
+        Self::watch_beside(path, &[])
+    }
+
+    /// As [`Rules::watch`], of a file in which the program has tables of its own. Any other table is an error.
+    ///
+    /// # Errors
+    ///
+    /// As [`Rules::watch`].
+    pub fn watch_beside(path: impl AsRef<Path>, own_tables: &[&str]) -> Result<Self, SetupError> {
+        watch::start(path.as_ref(), own_tables)
     }
 
     /// The rule with this prefix, if the file says enough of it: its count and its unit. For programs whose rules are nowhere else.
@@ -116,51 +165,59 @@ impl Rules {
     /// # Ok::<_, ratelimit_runtime::SetupError>(())
     /// ```
     pub fn rule(&self, prefix: &str) -> Option<Rule> {
-        self.0.load().by_prefix.get(prefix)?.all.to_rule(keep(prefix))
+        self.now().by_prefix.get(prefix)?.all.settings.to_rule(keep(prefix))
     }
 
     /// The prefixes that the file speaks of, in order.
     pub fn prefixes(&self) -> Vec<String> {
-        self.0.load().by_prefix.keys().cloned().collect()
+        self.now().by_prefix.keys().cloned().collect()
     }
 
     fn new(table: Table) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(table)))
+        Self(Arc::new(Current { table: ArcSwap::from_pointee(table), changed: Sender::new(()) }))
     }
 
-    /// The rule as it holds for a key. Nothing if it is not to be asked.
-    pub(crate) fn hold(&self, rule: &Rule, key: Option<&Key>) -> Option<Rule> {
+    /// The table that holds now. A call takes one, for all of its rules.
+    pub(crate) fn now(&self) -> Guard<Arc<Table>> {
+        self.0.table.load()
+    }
+
+    /// Tells of each change from now on.
+    pub(crate) fn changes(&self) -> Receiver<()> {
+        self.0.changed.subscribe()
+    }
+}
+
+impl Table {
+    /// The rule as it holds for a key. `None` if it is not to be asked.
+    pub(crate) fn hold(&self, rule: &Rule, key: Option<&Key>, of: Use) -> Option<Rule> {
         static SAID: Throttle = Throttle::new();
-        let table = self.0.load();
-        let Some(of_rule) = table.by_prefix.get(rule.prefix()) else { return Some(*rule) };
+        let Some(of_rule) = self.by_prefix.get(rule.prefix()) else { return Some(*rule) };
         let of_key = match key {
             Some(key) if !of_rule.keys.is_empty() => key.with_text(|text| of_rule.keys.get(text)),
             _ => None,
         };
-        let settings = of_key.unwrap_or(&of_rule.all);
-        if settings.enabled == Some(false) {
-            return None;
-        }
-        let changed = settings.change(rule);
-        // Only together with what the code says can it be seen that this is wrong.
-        if let Some(fault) = changed.fault()
-            && !rule.has_fault()
+        // Only together with what the code says can it be seen that settings are wrong.
+        let (settings, fault) = of_key.unwrap_or(&of_rule.all).fitting(rule, of);
+        if let Some(fault) = fault
+            && SAID.may_speak()
         {
-            if SAID.may_speak() {
-                tracing::error!(
-                    rule = rule.prefix(),
-                    fault,
-                    "a rule stays as it is in the code: in the file it is wrong"
-                );
-            }
-            return Some(*rule);
+            tracing::error!(
+                rule = rule.prefix(),
+                fault,
+                "a rule stays as it was: its settings in the file do not fit the code"
+            );
         }
-        Some(changed)
+        match settings {
+            Some(settings) if settings.enabled == Some(false) => None,
+            Some(settings) => Some(settings.change(rule)),
+            None => Some(*rule),
+        }
     }
 
-    /// What is to happen to calls of this rule that the store can't decide.
+    /// The policy for calls of this rule that the store can't decide.
     pub(crate) fn on_store_error(&self, prefix: &str) -> Option<OnStoreError> {
-        self.0.load().by_prefix.get(prefix)?.all.on_store_error
+        self.by_prefix.get(prefix)?.all.settings.on_store_error
     }
 }
 

@@ -1,22 +1,29 @@
 //! A refusal as the status of a gRPC call.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
-use http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE, request::Parts};
 
 use super::{
     HeaderStyle,
     headers::Told,
-    problem::{detail, is_about_the_limit},
+    problem::{detail, forbid_caching, is_about_the_limit, wait_of},
 };
 use crate::{Cause, RequestPerMinute};
 
-pub(super) fn is_asked_for(request: &Parts) -> bool {
-    let content = request.headers.get(CONTENT_TYPE);
-    content.is_some_and(|content| content.as_bytes().starts_with(b"application/grpc"))
+/// The media type of a response to a call of gRPC or gRPC-Web. `None` for any other request: a status
+/// of gRPC is `200 OK` to everybody else, and a cache would keep it.
+pub(super) fn media_type(request: &Parts) -> Option<String> {
+    let mut types = request.headers.get_all(CONTENT_TYPE).iter();
+    let (&Method::POST, Some(content), None) = (&request.method, types.next(), types.next()) else { return None };
+    let media_type = content.to_str().ok()?.split(';').next()?.trim().to_ascii_lowercase();
+    let (kind, format) = media_type.split_once('+').unwrap_or((&media_type, "proto"));
+    let is_kind = matches!(kind, "application/grpc" | "application/grpc-web" | "application/grpc-web-text");
+    let is_format = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    (is_kind && !format.is_empty() && format.bytes().all(is_format)).then_some(media_type)
 }
 
 /// The head of a response that is nothing but a status.
-pub(super) fn trailers_only(refused: &RequestPerMinute, style: HeaderStyle) -> HeaderMap {
+pub(super) fn trailers_only(refused: &RequestPerMinute, style: HeaderStyle, media_type: &str) -> HeaderMap {
     let (code, message) = (code(refused.cause()), detail(refused));
     let mut headers = HeaderMap::new();
     let mut insert = |name, value: &str| {
@@ -24,13 +31,14 @@ pub(super) fn trailers_only(refused: &RequestPerMinute, style: HeaderStyle) -> H
             headers.insert(HeaderName::from_static(name), value);
         }
     };
-    insert("content-type", "application/grpc");
+    insert("content-type", media_type);
     insert("grpc-status", &code.to_string());
     insert("grpc-message", &percent_encoded(&message));
-    if let Some(wait) = refused.retry_after() {
+    if let Some(wait) = wait_of(refused) {
         let details = status_with_retry(code, &message, wait.as_secs(), wait.subsec_nanos());
         insert("grpc-status-details-bin", &STANDARD_NO_PAD.encode(details));
     }
+    forbid_caching(&mut headers);
     if is_about_the_limit(refused.cause()) {
         style.write(&Told::by_refusal(refused), &mut headers);
     }

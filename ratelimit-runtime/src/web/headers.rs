@@ -9,8 +9,11 @@ use crate::{Permit, RequestPerMinute, Rule, SetupError};
 
 /// Which header fields tell a client its limit.
 ///
-/// `Retry-After` comes with each refusal whatever is chosen here. Seconds are rounded up. Where several rules were charged, the one that leaves
-/// least is told; where one refused, that one.
+/// `Retry-After` comes with each refusal for which waiting helps, whatever is chosen here. Seconds are
+/// rounded up. Where several rules were charged, the fields are those of the one that leaves least, and
+/// of these the one that takes longest; where a rule refused, its own. That holds for layers inside of
+/// each other too; with `Ietf`, each layer adds its rule to the lists. A rule in
+/// [shadow mode](Rule::shadow) has no fields.
 ///
 /// | style | fields |
 /// |---|---|
@@ -30,9 +33,12 @@ use crate::{Permit, RequestPerMinute, Rule, SetupError};
 #[non_exhaustive]
 pub enum HeaderStyle {
     /// The structured fields of the IETF's
-    /// [draft 11](https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/): the policy with its count (`q`) in
-    /// so many seconds (`w`), and what is available (`r`) for so many seconds (`t`). A period that is no whole number of seconds is left out,
-    /// as `w` cannot say it.
+    /// [draft 11](https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/): the policy with its quota (`q`) for
+    /// a window in seconds (`w`), and what is available (`r`) for so many seconds (`t`).
+    ///
+    /// The quota is [`Rule::limit`], which for most rules is the count, and the window is the period. Of a bucket the quota is
+    /// what it holds, and the window the time to fill it: `q=200;w=20` for 10 a second and a burst of 200. A window that is not
+    /// a whole number of seconds is left out, as `w` cannot say it.
     ///
     /// `t` is the time until all of the limit is there again, and on a refusal that until the retry.
     #[default]
@@ -65,6 +71,16 @@ impl HeaderStyle {
 
     pub(super) fn installed() -> Self {
         INSTALLED.get().copied().unwrap_or_default()
+    }
+
+    /// Whether a response has fields of this style, of which there can be no others beside them.
+    #[cfg(feature = "tower")]
+    pub(super) fn is_told(self, headers: &HeaderMap) -> bool {
+        match self {
+            Self::RateLimit => headers.contains_key("ratelimit-remaining"),
+            Self::XRateLimit | Self::Gateway => headers.contains_key("x-ratelimit-remaining"),
+            Self::Ietf | Self::None => false,
+        }
     }
 
     /// Adds the fields to a response.
@@ -112,10 +128,9 @@ impl<'a> Told<'a> {
         /// The largest integer of a structured field.
         const LARGEST: u64 = 999_999_999_999_999;
         let name = quoted(self.name);
-        let mut policy = format!("{name};q={}", self.rule.count().min(LARGEST));
-        let period = self.rule.period();
-        if period.subsec_nanos() == 0 {
-            let _ = write!(policy, ";w={}", period.as_secs());
+        let mut policy = format!("{name};q={}", self.rule.limit().min(LARGEST));
+        if let Some(window) = window(&self.rule) {
+            let _ = write!(policy, ";w={window}");
         }
         headers.append("ratelimit-policy", value(&policy));
         if let Some(wait) = self.wait {
@@ -125,7 +140,7 @@ impl<'a> Told<'a> {
     }
 
     fn as_triple(&self, [limit, remaining, reset]: [&'static str; 3], headers: &mut HeaderMap) {
-        if self.is_looser(remaining, headers) {
+        if self.is_looser(remaining, Some(reset), headers) {
             return;
         }
         insert(headers, limit, &self.rule.limit().to_string());
@@ -138,7 +153,7 @@ impl<'a> Told<'a> {
 
     fn as_bucket(&self, headers: &mut HeaderMap) {
         const REMAINING: &str = "x-ratelimit-remaining";
-        if self.is_looser(REMAINING, headers) {
+        if self.is_looser(REMAINING, None, headers) {
             return;
         }
         insert(headers, REMAINING, &self.remaining.to_string());
@@ -147,18 +162,20 @@ impl<'a> Told<'a> {
         insert(headers, "x-ratelimit-requested-tokens", &self.cost.to_string());
     }
 
-    /// Whether a layer further in, or the service, has told of a rule that leaves less.
-    fn is_looser(&self, remaining: &str, headers: &HeaderMap) -> bool {
-        let told = headers.get(remaining).and_then(|told| told.to_str().ok()?.parse::<u64>().ok());
-        told.is_some_and(|told| told < self.remaining)
+    /// Whether a layer further in, or the service, has told of a rule that leaves less, or as much and takes as long.
+    fn is_looser(&self, remaining: &str, reset: Option<&str>, headers: &HeaderMap) -> bool {
+        let told = |name| headers.get(name).and_then(|told: &HeaderValue| told.to_str().ok()?.parse::<u64>().ok());
+        match told(remaining) {
+            Some(told) if told != self.remaining => told < self.remaining,
+            Some(_) => reset.and_then(told).unwrap_or(u64::MAX) >= self.wait.map_or(u64::MAX, seconds),
+            None => false,
+        }
     }
 }
 
 /// Adds how long to wait. A client that waits so long comes neither too early nor at once.
-pub(super) fn write_retry_after(refused: &RequestPerMinute, headers: &mut HeaderMap) {
-    if let Some(wait) = refused.retry_after() {
-        headers.insert(RETRY_AFTER, seconds(wait).max(1).into());
-    }
+pub(super) fn write_retry_after(wait: Duration, headers: &mut HeaderMap) {
+    headers.insert(RETRY_AFTER, seconds(wait).max(1).into());
 }
 
 impl Permit {
@@ -214,6 +231,13 @@ fn quoted(text: &str) -> String {
     }
     quoted.push('"');
     quoted
+}
+
+/// The time in which the whole limit comes back at the rate of the rule, if that is a whole number of seconds.
+fn window(rule: &Rule) -> Option<u128> {
+    let (nanos, a_second) =
+        (rule.period().as_nanos() * u128::from(rule.limit()), u128::from(rule.count()) * 1_000_000_000);
+    (a_second > 0 && nanos.is_multiple_of(a_second)).then(|| nanos / a_second)
 }
 
 /// The count a second, with decimals where it needs them.

@@ -8,13 +8,31 @@ use std::{
     sync::Arc,
 };
 
-use http::{HeaderMap, HeaderName, request::Parts};
+use http::{HeaderMap, HeaderName, header::FORWARDED, request::Parts};
 
 use crate::{Key, RateKey};
 
-/// What tells the senders of requests apart; for [`Limit::key`](super::Limit::key).
+/// The key of a request, for [`Limit::key`](super::Limit::key).
 ///
-/// An IPv6 address counts by its first 64 bits, as whoever has one address has all of these.
+/// A limit by key holds as far as clients cannot choose the key. A client that can choose it has a
+/// fresh counter for each value it makes up, and with the value of another client it uses up that
+/// client's limit.
+///
+/// | key | chosen by |
+/// |---|---|
+/// | [`peer_ip`](KeyBy::peer_ip) | the network; a client has as many as it has addresses |
+/// | [`x_forwarded_for`](KeyBy::x_forwarded_for), [`forwarded`](KeyBy::forwarded) | your proxies, if every request comes through them |
+/// | [`extension`](KeyBy::extension) | the layer that put it there: authentication, best of all |
+/// | [`header`](KeyBy::header), [`path`](KeyBy::path) | the client |
+/// | [`from_fn`](KeyBy::from_fn), [`from_async_fn`](KeyBy::from_async_fn) | whoever chooses what the function reads |
+///
+/// Each new value is a new counter, also one that is made up: about 50 bytes in memory, about 100 on
+/// Redis, until its period is over. A memory store that is [full](crate::Builder::max_keys) of such
+/// counters has no room for those of others. So authenticate first, in a layer further out, and take
+/// the key from what it has found; or put a limit by address in front of a limit by header.
+///
+/// An IPv6 address counts by its first 64 bits, which one client usually has to itself. Where clients
+/// have larger networks, a /56 or a /48 say, take a shorter prefix with [`KeyBy::from_fn`].
 ///
 /// ```
 /// use ratelimit_runtime::{Key, web::KeyBy};
@@ -22,10 +40,10 @@ use crate::{Key, RateKey};
 ///
 /// struct UserId(u64);
 ///
-/// KeyBy::peer_ip(|peer: &SocketAddr| peer.ip()); // who is connected
-/// KeyBy::x_forwarded_for(1);                     // who is connected to the one proxy in front of this server
-/// KeyBy::header("x-api-key".parse().unwrap());
-/// KeyBy::extension(|user: &UserId| user.0);      // what another layer has found out
+/// KeyBy::extension(|user: &UserId| user.0);      // the user that an authenticating layer has found
+/// KeyBy::peer_ip(|peer: &SocketAddr| peer.ip()); // the address that is connected
+/// KeyBy::x_forwarded_for(1);                     // the address that is connected to the one proxy in front
+/// KeyBy::header("x-api-key".parse().unwrap());   // checked before, by another layer
 /// KeyBy::from_fn(|request| Some(Key::new((request.method.as_str(), request.uri.path()))));
 /// ```
 #[derive(Clone)]
@@ -33,6 +51,8 @@ pub struct KeyBy(Arc<dyn Fn(&Parts) -> Found + Send + Sync>);
 
 pub(super) enum Found {
     Now(Option<Key>),
+    /// Values that contradict each other.
+    Ambiguous,
     Later(Pin<Box<dyn Future<Output = Option<Key>> + Send>>),
 }
 
@@ -53,70 +73,81 @@ impl KeyBy {
         Self::from_fn(move |request| request.extensions.get::<T>().and_then(|peer| ip(peer).into()).map(ip_key))
     }
 
-    /// The address in `X-Forwarded-For`, behind so many proxies of yours: the last one each of them adds is whom it was connected to, so
-    /// it is counted from the end.
+    /// The address in `X-Forwarded-For`, behind this many proxies of yours.
     ///
-    /// What stands in front of that was sent by the client, who may write what it likes. A request with fewer
-    /// addresses has come around a proxy, and has no key.
+    /// Each proxy adds the address it was connected to at the end, so addresses are counted from the
+    /// end. All that stands in front of them was sent by the client, and is ignored. A request with
+    /// fewer addresses has come around a proxy, and has no key.
     ///
     /// # Panics
     ///
-    /// If `trusted_hops` is 0: then nobody whom you trust has written the field.
+    /// If `trusted_hops` is 0: then no trusted proxy has written the field.
     pub fn x_forwarded_for(trusted_hops: usize) -> Self {
         assert_trusted(trusted_hops);
         Self::from_fn(move |request| {
-            let field = HeaderName::from_static("x-forwarded-for");
-            from_end(&request.headers, &field, trusted_hops).and_then(|address| read_ip(&address)).map(ip_key)
+            let lines = request.headers.get_all("x-forwarded-for").iter().rev();
+            let address = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b',')).nth(trusted_hops - 1)?;
+            read_ip(str::from_utf8(address).ok()?.trim()).map(ip_key)
         })
     }
 
-    /// The address in `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)), behind so many proxies of yours; otherwise as
-    /// [`KeyBy::x_forwarded_for`].
+    /// The address in `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)), behind this
+    /// many proxies of yours, counted as by [`KeyBy::x_forwarded_for`].
+    ///
+    /// A proxy that copies something of the request into its element, the `Host` say, has to write it
+    /// as a quoted string, with `\"` and `\\` inside. An element that is not well-formed, or that names two
+    /// addresses, is no key.
     ///
     /// # Panics
     ///
     /// If `trusted_hops` is 0.
     pub fn forwarded(trusted_hops: usize) -> Self {
         assert_trusted(trusted_hops);
-        Self::from_fn(move |request| {
-            let element = from_end(&request.headers, &http::header::FORWARDED, trusted_hops)?;
-            let address = element.split(';').find_map(|pair| {
-                let (name, value) = pair.split_once('=')?;
-                name.trim().eq_ignore_ascii_case("for").then(|| value.trim().trim_matches('"'))
-            });
-            address.and_then(read_ip).map(ip_key)
-        })
+        Self::from_fn(move |request| forwarded_for(&request.headers, trusted_hops).map(ip_key))
     }
 
-    /// The value of a header field, the number of a customer say. One that is empty, or that the request has twice, is missing.
+    /// The value of a header field, the number of a customer say. An empty value is a missing key.
     ///
-    /// It becomes part of the counter's name, which whoever may look into a Redis server can read: of a secret, take a hash, with [`KeyBy::from_fn`].
+    /// Clients choose it: see [`KeyBy`] for the consequences, and check it in a layer further out. A
+    /// request with two values is refused as if its key was missing and
+    /// [`OnMissingKey`](super::OnMissingKey) was `Deny`, as the service may take either of them.
+    ///
+    /// The value becomes part of the counter's name, which is readable on a Redis server: take a hash
+    /// of a secret, with [`KeyBy::from_fn`].
     pub fn header(name: HeaderName) -> Self {
-        Self::from_fn(move |request| {
+        Self(Arc::new(move |request| {
             let mut values = request.headers.get_all(&name).iter();
             match (values.next(), values.next()) {
-                (Some(value), None) if !value.is_empty() => Some(Key::new(value.as_bytes())),
-                _ => None,
+                (Some(_), Some(_)) => Found::Ambiguous,
+                (value, _) => {
+                    Found::Now(value.filter(|value| !value.is_empty()).map(|value| Key::new(value.as_bytes())))
+                }
             }
-        })
+        }))
     }
 
-    /// The path, without the query. As clients choose it, everything they ask for has a counter, found or not.
+    /// The path, without the query.
+    ///
+    /// Clients choose it: each path they ask for has a counter, found or not. See [`KeyBy`] for the
+    /// consequences.
     pub fn path() -> Self {
         Self::from_fn(|request| Some(Key::new(request.uri.path())))
     }
 
-    /// Something of an extension that another layer has put into the request.
+    /// Something of an extension that another layer has put into the request: the key of choice behind
+    /// a layer that authenticates. Without the extension, the key is missing.
     pub fn extension<T: Send + Sync + 'static, K: RateKey>(key: impl Fn(&T) -> K + Send + Sync + 'static) -> Self {
         Self::from_fn(move |request| request.extensions.get::<T>().map(|extension| Key::new(key(extension))))
     }
 
-    /// What a function finds in the head of the request.
+    /// The key that a function finds in the head of the request. Of what a client can choose, see
+    /// [`KeyBy`].
     pub fn from_fn(find: impl Fn(&Parts) -> Option<Key> + Send + Sync + 'static) -> Self {
         Self(Arc::new(move |request| Found::Now(find(request))))
     }
 
-    /// What a future finds out, which a function makes from the head of the request.
+    /// The key that a future finds out, which a function makes from the head of the request. Of what a
+    /// client can choose, see [`KeyBy`].
     ///
     /// ```
     /// use ratelimit_runtime::{Key, web::KeyBy};
@@ -149,7 +180,7 @@ impl fmt::Debug for KeyBy {
 }
 
 fn assert_trusted(hops: usize) {
-    assert!(hops > 0, "with 0 trusted hops nobody whom you trust has written the field; use KeyBy::peer_ip");
+    assert!(hops > 0, "with 0 trusted hops no trusted proxy has written the field; use KeyBy::peer_ip");
 }
 
 /// An address as a key: of IPv6, the first 64 bits.
@@ -163,13 +194,84 @@ fn ip_key(ip: IpAddr) -> Key {
     }
 }
 
-/// One element of a list in a header, counted from its end, 1 being the last. Whatever a client has put in front, a
-/// quotation mark without its other half say, does not change what a proxy has put behind.
-fn from_end(headers: &HeaderMap, name: &HeaderName, position: usize) -> Option<String> {
-    let lines: Vec<_> = headers.get_all(name).iter().collect();
-    let elements = lines.iter().rev().flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
-    let element = elements.into_iter().nth(position - 1)?;
-    Some(str::from_utf8(element).ok()?.trim().to_owned())
+/// The address in one element of `Forwarded`, counted from the end, 1 being the last.
+///
+/// Each line is read from its end, so what a client has put in front does not change how the elements
+/// of trusted proxies are read.
+fn forwarded_for(headers: &HeaderMap, mut position: usize) -> Option<IpAddr> {
+    for line in headers.get_all(FORWARDED).iter().rev() {
+        let mut rest = Some(line.as_bytes());
+        while let Some(elements) = rest {
+            let (before, element) = rsplit_unquoted(elements, b',')?;
+            if position == 1 {
+                return address_of(element);
+            }
+            (rest, position) = (before, position - 1);
+        }
+    }
+    None
+}
+
+/// The address that an element of `Forwarded` is for. `None` if it names none, or more than one.
+fn address_of(element: &[u8]) -> Option<IpAddr> {
+    let (mut address, mut rest) = (None, Some(element));
+    while let Some(pairs) = rest {
+        let (before, pair) = rsplit_unquoted(pairs, b';')?;
+        rest = before;
+        let pair = pair.trim_ascii();
+        if pair.is_empty() {
+            continue;
+        }
+        let (name, value) = pair.split_at(pair.iter().position(|byte| *byte == b'=')?);
+        if name.eq_ignore_ascii_case(b"for") && address.replace(&value[1..]).is_some() {
+            return None;
+        }
+    }
+    let address = str::from_utf8(address?).ok()?;
+    match address.strip_prefix('"') {
+        Some(quoted) => read_ip(&unescaped(quoted.strip_suffix('"')?)),
+        None => read_ip(address),
+    }
+}
+
+/// Splits at the last separator outside of quoted strings, into what stands in front of it, if there
+/// is one, and behind it. `None` if a quoted string in the part behind it is not well-formed.
+///
+/// Read from its end, a well-formed text can be read in one way only: within a quoted string, a
+/// quotation mark behind an odd number of backslashes belongs to it, and the one at its beginning
+/// stands behind `=`.
+fn rsplit_unquoted(text: &[u8], separator: u8) -> Option<(Option<&[u8]>, &[u8])> {
+    let mut is_quoted = false;
+    for (at, byte) in text.iter().enumerate().rev() {
+        let before = &text[..at];
+        match byte {
+            b'"' => {
+                let backslashes = before.iter().rev().take_while(|byte| **byte == b'\\').count();
+                let is_escaped = backslashes % 2 == 1;
+                is_quoted = match is_quoted {
+                    false if !is_escaped => true,
+                    true if is_escaped => true,
+                    true if before.ends_with(b"=") => false,
+                    _ => return None,
+                };
+            }
+            _ if is_quoted => {}
+            b'\\' => return None,
+            _ if *byte == separator => return Some((Some(before), &text[at + 1..])),
+            _ => {}
+        }
+    }
+    (!is_quoted).then_some((None, text))
+}
+
+/// The text of a quoted string.
+fn unescaped(quoted: &str) -> String {
+    let mut chars = quoted.chars();
+    let next = || match chars.next()? {
+        '\\' => chars.next(),
+        other => Some(other),
+    };
+    std::iter::from_fn(next).collect()
 }
 
 /// An IP address, perhaps with a port, as proxies write it.
@@ -179,14 +281,20 @@ fn read_ip(text: &str) -> Option<IpAddr> {
 }
 
 #[cfg(test)]
+mod proxies;
+
+#[cfg(test)]
 mod tests {
     use http::Request;
 
     use super::*;
 
     fn find(by: &KeyBy, request: http::request::Builder) -> Option<String> {
-        let Found::Now(key) = by.find(&request.body(()).unwrap().into_parts().0) else { panic!() };
-        key.map(|key| key.to_string())
+        match by.find(&request.body(()).unwrap().into_parts().0) {
+            Found::Now(key) => key.map(|key| key.to_string()),
+            Found::Ambiguous => Some("ambiguous".into()),
+            Found::Later(_) => panic!("a future"),
+        }
     }
 
     #[test]
@@ -237,6 +345,22 @@ mod tests {
             (2, "for=203.0.113.7, for=198.51.100.1", Some("203.0.113.7")),
             (1, "for=_hidden", None),
             (1, "by=203.0.113.7", None),
+            // What a proxy copies from the client into a quoted string.
+            (1, "for=203.0.113.7;host=\"a,for=9.9.9.9\"", Some("203.0.113.7")),
+            (1, "for=203.0.113.7;host=\"a;for=9.9.9.9\"", Some("203.0.113.7")),
+            (1, "host=\"a;for=9.9.9.9;b\";for=203.0.113.7", Some("203.0.113.7")),
+            (1, r#"for=203.0.113.7;host="a\", for=9.9.9.9;x=\"b""#, Some("203.0.113.7")),
+            (1, r#"for=203.0.113.7;host="a\\""#, Some("203.0.113.7")),
+            (2, "for=203.0.113.7;host=\"a,b\", for=198.51.100.1;host=\"c,d\"", Some("203.0.113.7")),
+            (1, "for=10.0.0.1;host=\", for=203.0.113.7;host=\"a\"", Some("203.0.113.7")),
+            (1, r#"for="203\.0.113.7""#, Some("203.0.113.7")),
+            // Quotes that do not match, and what can be read in two ways.
+            (1, "for=203.0.113.7;host=\"a", None),
+            (1, r#"for=203.0.113.7;host=a\""#, None),
+            (1, r#"for=203.0.113.7;host="a\\"b""#, None),
+            (1, "for=203.0.113.7;host=a\"b\"", None),
+            (1, "for=203.0.113.7;for=9.9.9.9", None),
+            (1, "for=203.0.113.7;host", None),
         ] {
             let request = Request::builder().header("Forwarded", line);
             assert_eq!(find(&KeyBy::forwarded(hops), request).as_deref(), key, "{hops} of {line}");
@@ -248,7 +372,8 @@ mod tests {
         let by = KeyBy::header(HeaderName::from_static("x-api-key"));
         let request = || Request::builder().header("X-Api-Key", "secret");
         assert_eq!(find(&by, request()).as_deref(), Some("secret"));
-        assert_eq!(find(&by, request().header("X-Api-Key", "other")), None, "which one would the service take?");
+        let twice = request().header("X-Api-Key", "other");
+        assert_eq!(find(&by, twice).as_deref(), Some("ambiguous"), "which one would the service take?");
         assert_eq!(find(&by, Request::builder().header("X-Api-Key", "")), None);
         assert_eq!(find(&by, Request::builder()), None);
     }

@@ -1,6 +1,7 @@
 //! A limit in front of any service of HTTP requests.
 
 use std::{
+    fmt,
     future::Future,
     mem,
     pin::Pin,
@@ -9,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, request::Parts};
+use http::{Extensions, Method, Request, Response, StatusCode, header::CONTENT_LENGTH, request::Parts};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
@@ -23,13 +24,19 @@ use super::{
 use crate::{
     Cause, Limiter, OnStoreError, Permit, RequestPerMinute,
     call::{Asked, Call, Manner, OnLimit},
+    observe::Throttle,
 };
 
 /// Asks limits before a request reaches a service, and answers in its place if one refuses.
 ///
 /// A limiter decides before the request's body is read. Several limits are one decision: all are charged, or none is. A
 /// response of the service gets the header fields of the tightest one; a refusal is the response that [`web`](crate::web) describes, or
-/// for a gRPC request a status: `RESOURCE_EXHAUSTED` with a `google.rpc.RetryInfo`, `PERMISSION_DENIED`, `UNAVAILABLE` or `INTERNAL`.
+/// for a call of gRPC or gRPC-Web a status: `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with a `google.rpc.RetryInfo`, `PERMISSION_DENIED`
+/// or `INTERNAL`. Such a call is a `POST` of the type `application/grpc`, `application/grpc-web` or `application/grpc-web-text`, or of
+/// one of these with a `+` and a format.
+///
+/// A place of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is held until the body of the response is over; of an upgraded
+/// connection, see [`RequestHold`].
 ///
 /// Clones of the layer and of its services count together.
 ///
@@ -48,12 +55,16 @@ use crate::{
 ///     Ok(Response::new("hello".into()))
 /// }
 ///
-/// let limits = [Limit::new(PER_CLIENT).key(KeyBy::header("x-api-key".parse().unwrap())), Limit::new(ALL)];
+/// /// Put into the request by a layer further out, which authenticates.
+/// #[derive(Clone)]
+/// struct UserId(u64);
+///
+/// let limits = [Limit::new(PER_CLIENT).key(KeyBy::extension(|user: &UserId| user.0)), Limit::new(ALL)];
 /// let layer = RateLimitLayer::new(limits).limiter(Limiter::in_memory());
 /// let mut service = ServiceBuilder::new().layer(layer).service(service_fn(hello));
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// let request = || Request::builder().header("x-api-key", "4711").body(()).unwrap();
+/// let request = || Request::builder().extension(UserId(4711)).body(()).unwrap();
 /// assert_eq!(service.call(request()).await.unwrap().status(), 200);
 /// assert_eq!(service.call(request()).await.unwrap().status(), 429);
 /// assert_eq!(service.call(Request::new(())).await.unwrap().status(), 403); // no key
@@ -147,16 +158,21 @@ where
         let mut service = mem::replace(&mut self.service, next);
         let settings = Arc::clone(&self.settings);
         Box::pin(async move {
-            let (head, body) = request.into_parts();
+            let (mut head, body) = request.into_parts();
             match settings.decide(&head).await {
                 Ok(permit) => {
+                    let told = permit.as_ref().and_then(|(permit, name)| Told::by_permit(permit, name));
+                    let held = permit.filter(|(permit, _)| permit.holds());
+                    let held = held.map(|(permit, _)| RequestHold::add(permit, &mut head.extensions));
+                    let is_connect = head.method == Method::CONNECT;
                     let response = service.call(Request::from_parts(head, body)).await?;
                     let mut response = response.map(LimitedBody::of_service);
-                    if let Some((permit, name)) = permit {
-                        if let Some(told) = Told::by_permit(&permit, name) {
-                            settings.style().write(&told, response.headers_mut());
-                        }
-                        response.body_mut().held = permit.holds().then_some(permit);
+                    if let Some(told) = told {
+                        settings.tell(&told, &mut response);
+                    }
+                    if let Some(held) = held {
+                        held.check(is_connect, response.status());
+                        response.body_mut().held = Some(held);
                     }
                     Ok(response)
                 }
@@ -193,8 +209,8 @@ impl Settings {
 
     fn refuse<O>(&self, refused: &RequestPerMinute, request: &Parts) -> Response<LimitedBody<O>> {
         let style = self.style();
-        let (status, headers, body) = if grpc::is_asked_for(request) {
-            (StatusCode::OK, grpc::trailers_only(refused, style), String::new())
+        let (status, mut headers, mut body) = if let Some(media_type) = grpc::media_type(request) {
+            (StatusCode::OK, grpc::trailers_only(refused, style, &media_type), String::new())
         } else {
             let status = match refused.cause() {
                 Cause::MissingKey => self.missing_key,
@@ -203,13 +219,84 @@ impl Settings {
             let Problem { headers, body } = Problem::new(refused, style, status);
             (status, headers, body)
         };
+        if request.method == Method::HEAD {
+            // The length that the response to a GET has.
+            headers.insert(CONTENT_LENGTH, body.len().into());
+            body.clear();
+        }
         let mut response = Response::new(LimitedBody { service: None, refusal: Some(body.into()), held: None });
         (*response.status_mut(), *response.headers_mut()) = (status, headers);
         response
     }
 
+    /// Adds the header fields of a rule that was charged. Those that a refusal further in has stay as they are.
+    fn tell<O>(&self, told: &Told<'_>, response: &mut Response<O>) {
+        let style = self.style();
+        if !(problem::is_refusal(response) && style.is_told(response.headers())) {
+            style.write(told, response.headers_mut());
+        }
+    }
+
     fn style(&self) -> HeaderStyle {
         self.style.unwrap_or_else(HeaderStyle::installed)
+    }
+}
+
+/// What the limits of a request hold: its place of
+/// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), in the extensions of the request.
+///
+/// A place is held until the body of the response is over and each clone of this is dropped. The body
+/// of a response to an upgrade (`101 Switching Protocols`, or a `CONNECT`) is over at once. So a service
+/// that upgrades a connection, to a WebSocket say, has to keep a clone for as long as it uses the
+/// connection; the log has a warning about one that does not.
+///
+/// ```
+/// use http::{Request, Response};
+/// use ratelimit_runtime::web::RequestHold;
+///
+/// async fn chat(mut request: Request<()>) -> Response<()> {
+///     let hold = request.extensions_mut().remove::<RequestHold>();
+///     tokio::spawn(async move {
+///         // Talks over the upgraded connection until it is closed, and then frees the place.
+///         drop(hold);
+///     });
+///     Response::builder().status(101).body(()).unwrap()
+/// }
+/// ```
+///
+/// A handler of `axum` takes it as `Option<Extension<RequestHold>>`.
+#[derive(Clone)]
+#[must_use = "the place is free when each clone of this is dropped"]
+pub struct RequestHold(Arc<OfLayer>);
+
+/// What one layer holds, and the layers further out.
+struct OfLayer {
+    _permit: Permit,
+    _further_out: Option<RequestHold>,
+}
+
+impl RequestHold {
+    fn add(permit: Permit, to: &mut Extensions) -> Self {
+        let hold = Self(Arc::new(OfLayer { _permit: permit, _further_out: to.remove() }));
+        to.insert(hold.clone());
+        hold
+    }
+
+    /// Warns of a place that ends before the connection that it is for.
+    fn check(&self, is_connect: bool, status: StatusCode) {
+        static SAID: Throttle = Throttle::new();
+        let is_upgrade = status == StatusCode::SWITCHING_PROTOCOLS || is_connect && status.is_success();
+        if is_upgrade && Arc::strong_count(&self.0) == 1 && SAID.may_speak() {
+            tracing::warn!(
+                "a connection is upgraded, and its place is free at once: its service keeps no `RequestHold`"
+            );
+        }
+    }
+}
+
+impl fmt::Debug for RequestHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestHold").finish_non_exhaustive()
     }
 }
 
@@ -220,8 +307,7 @@ pin_project! {
         #[pin]
         service: Option<B>,
         refusal: Option<Bytes>,
-        // What the request holds until its response is over.
-        held: Option<Permit>,
+        held: Option<RequestHold>,
     }
 }
 

@@ -10,15 +10,17 @@ use crate::{
     call::{Asked, AskedKey, Holds},
 };
 
-/// What a limit does with a request that has no key.
+/// The treatment of a request whose [`KeyBy`] finds no key.
 ///
-/// It can be no [`KeyBy`] at all: then one counter is meant for all.
+/// A request whose key is ambiguous, because it has a key header twice, is refused as by
+/// [`OnMissingKey::Deny`] whatever is set here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum OnMissingKey {
     /// The request is refused, as [`Cause::MissingKey`](crate::Cause::MissingKey).
     #[default]
     Deny,
-    /// The limit is not asked.
+    /// The limit is not asked. So a client that can leave out its key is not limited.
     Skip,
     /// All requests without a key count together.
     Shared,
@@ -30,10 +32,14 @@ pub enum OnMissingKey {
 /// use ratelimit_runtime::{Rule, web::{KeyBy, Limit}};
 /// use std::time::Duration;
 ///
+/// /// Put there by a layer that authenticates.
+/// #[derive(Clone)]
+/// struct UserId(u64);
+///
 /// const EXPORTS: Rule = Rule::new("exports", 10, Duration::from_secs(3600));
 ///
 /// Limit::new(EXPORTS)
-///     .key(KeyBy::header("x-api-key".parse().unwrap()))
+///     .key(KeyBy::extension(|user: &UserId| user.0))
 ///     .when(|request| request.uri.path().starts_with("/export"))
 ///     .cost(|request| if request.uri.query() == Some("all") { 10 } else { 1 });
 /// ```
@@ -62,7 +68,7 @@ impl Limit {
         self
     }
 
-    /// What happens to a request that has no key. It is refused, if not said otherwise.
+    /// The treatment of a request that has no key. By default it is refused.
     pub fn on_missing_key(mut self, on_missing_key: OnMissingKey) -> Self {
         self.on_missing_key = on_missing_key;
         self
@@ -74,7 +80,7 @@ impl Limit {
         self
     }
 
-    /// What a request costs. One that costs 0 is let through.
+    /// The cost of a request, 1 by default. A request that costs 0 is let through, with or without a key.
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
@@ -89,15 +95,17 @@ impl Limit {
         let Some(by) = &self.key else {
             return Some(Asked { rule: self.rule, key: AskedKey::Shared, cost, holds: Holds::Cost });
         };
-        let key = match by.find(request) {
-            Found::Now(key) => key,
-            Found::Later(key) => key.await,
+        let (key, on_missing_key) = match by.find(request) {
+            Found::Now(key) => (key, self.on_missing_key),
+            Found::Later(key) => (key.await, self.on_missing_key),
+            Found::Ambiguous => (None, OnMissingKey::Deny),
         };
-        let key = match (key, self.on_missing_key) {
+        let key = match (key, on_missing_key) {
             (Some(key), _) => AskedKey::Some(key),
-            (None, OnMissingKey::Deny) => AskedKey::Missing,
             (None, OnMissingKey::Shared) => AskedKey::Shared,
             (None, OnMissingKey::Skip) => return None,
+            (None, OnMissingKey::Deny) if cost == 0 => return None,
+            (None, OnMissingKey::Deny) => AskedKey::Missing,
         };
         Some(Asked { rule: self.rule, key, cost, holds: Holds::Cost })
     }

@@ -3,7 +3,7 @@
 //!
 //! A client learns its limit from header fields. Their names have changed over the years; [`HeaderStyle`] says which ones are
 //! written. A refused request is answered with `429 Too Many Requests`, a `Retry-After` in whole seconds, rounded up and at
-//! least 1, and a body of type `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)):
+//! least 1, `Cache-Control: no-store`, and a body of type `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)):
 //!
 //! ```json
 //! {
@@ -17,10 +17,10 @@
 //!
 //! | [`Cause`](crate::Cause) | status |
 //! |---|---|
-//! | `Exceeded` | 429, with `Retry-After` |
+//! | `Exceeded` | 429, with `Retry-After`; 1 for places, as the time when one becomes free is not known |
 //! | `NeverFits` | 429; no wait would help, so none is named |
 //! | `MissingKey` | 403 |
-//! | `Unavailable` | 503 |
+//! | `Unavailable` | 503, with `Retry-After: 1` |
 //! | `Misconfigured` | 500 |
 //!
 //! What the last two have to say is for you and not for a client: the body names neither servers nor settings. The log does.
@@ -42,6 +42,6 @@ pub use self::headers::HeaderStyle;
 #[cfg(feature = "tower")]
 pub use self::{
     key_by::KeyBy,
-    layer::{LimitedBody, RateLimit, RateLimitLayer},
+    layer::{LimitedBody, RateLimit, RateLimitLayer, RequestHold},
     limit::{Limit, OnMissingKey},
 };

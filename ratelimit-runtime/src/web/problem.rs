@@ -1,6 +1,13 @@
 //! A refusal as an HTTP response: status, header fields and a body that says what is wrong.
 
-use http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE};
+use std::time::Duration;
+
+#[cfg(feature = "tower")]
+use http::Response;
+use http::{
+    HeaderMap, HeaderValue, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -23,8 +30,11 @@ impl Problem {
     pub(super) fn new(refused: &RequestPerMinute, style: HeaderStyle, status: StatusCode) -> Self {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        forbid_caching(&mut headers);
+        if let Some(wait) = wait_of(refused) {
+            write_retry_after(wait, &mut headers);
+        }
         if is_about_the_limit(refused.cause()) {
-            write_retry_after(refused, &mut headers);
             style.write(&Told::by_refusal(refused), &mut headers);
         }
         Self { headers, body: body(refused, status).to_string() }
@@ -48,6 +58,30 @@ pub(super) fn detail(refused: &RequestPerMinute) -> String {
         Cause::Misconfigured => "this server's limits are set up wrongly; its log says how".into(),
         Cause::Exceeded | Cause::NeverFits | Cause::MissingKey => refused.to_string(),
     }
+}
+
+/// The wait after which a client may try again. A second where it is not known: of a place, or of a
+/// store that does not answer. `None` if no wait helps.
+pub(super) fn wait_of(refused: &RequestPerMinute) -> Option<Duration> {
+    const UNKNOWN: Duration = Duration::from_secs(1);
+    match refused.cause() {
+        Cause::Exceeded => Some(refused.retry_after().unwrap_or(UNKNOWN)),
+        Cause::Unavailable => Some(UNKNOWN),
+        Cause::NeverFits | Cause::MissingKey | Cause::Misconfigured => None,
+    }
+}
+
+/// Whether a response is a refusal, of this crate or of another limiter.
+#[cfg(feature = "tower")]
+pub(super) fn is_refusal<O>(response: &Response<O>) -> bool {
+    let is_exhausted = |status: &HeaderValue| status == "8";
+    response.status() == StatusCode::TOO_MANY_REQUESTS
+        || response.headers().get("grpc-status").is_some_and(is_exhausted)
+}
+
+/// Keeps a refusal, which is for one client, out of every cache.
+pub(super) fn forbid_caching(headers: &mut HeaderMap) {
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }
 
 pub(super) fn is_about_the_limit(cause: Cause) -> bool {

@@ -58,7 +58,61 @@ async fn each_cause_has_its_status() {
     ] {
         let refused = check(&mut client(layer).await).await.unwrap_err();
         assert_eq!(refused.code(), code, "{refused}");
-        assert!(refused.get_details_retry_info().is_none(), "{refused}");
+        let retry = refused.get_details_retry_info().and_then(|retry| retry.retry_delay);
+        assert_eq!(retry, (code == Code::Unavailable).then_some(Duration::from_secs(1)), "{refused}");
         assert!(!refused.message().contains("127.0.0.1"), "{refused}");
     }
+}
+
+/// A place becomes free at a time that is not known.
+#[tokio::test]
+async fn a_refusal_for_lack_of_places_says_when_to_retry() {
+    const PLACES: Rule = Rule::new("places", 1, MINUTE).algorithm(ratelimit_runtime::Algorithm::Concurrent);
+    let limiter = Limiter::in_memory();
+    let _permit = limiter.acquire(&PLACES, "alice").await.unwrap();
+    let layer =
+        RateLimitLayer::new([Limit::new(PLACES).key(KeyBy::from_fn(|_| Some(ratelimit_runtime::Key::new("alice"))))]);
+    let refused = check(&mut client(layer.limiter(limiter)).await).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(refused.get_details_retry_info().unwrap().retry_delay, Some(Duration::from_secs(1)));
+}
+
+/// `200 OK` is for those alone who look for a status of gRPC.
+#[tokio::test]
+async fn only_a_call_of_grpc_is_answered_as_one() {
+    let (router, _clock) = limited(Limit::new(per_minute(1))).await;
+    let request = |method: &str, content_type: &str| {
+        let request = Request::builder().method(method).uri("/app.js").header("content-type", content_type);
+        send(&router, request.body(Body::empty()).unwrap())
+    };
+    assert_eq!(request("POST", "application/grpc").await.status(), 200);
+    for (method, content_type, answered) in [
+        ("GET", "application/grpc", None),
+        ("HEAD", "application/grpc", None),
+        ("PUT", "application/grpc+proto", None),
+        ("POST", "application/grpcxyz", None),
+        ("POST", "application/grpc+", None),
+        ("POST", "application/grpc+a/b", None),
+        ("POST", "application/grpc-web-xyz", None),
+        ("POST", "application/json", None),
+        ("POST", "application/grpc", Some("application/grpc")),
+        ("POST", "application/grpc+proto", Some("application/grpc+proto")),
+        ("POST", "Application/GRPC+Proto; charset=utf-8", Some("application/grpc+proto")),
+        ("POST", "application/grpc-web", Some("application/grpc-web")),
+        ("POST", "application/grpc-web+proto", Some("application/grpc-web+proto")),
+        ("POST", "application/grpc-web-text", Some("application/grpc-web-text")),
+        ("POST", "application/grpc-web-text+proto", Some("application/grpc-web-text+proto")),
+    ] {
+        let refused = request(method, content_type).await;
+        let headers = refused.headers();
+        let status = if answered.is_some() { 200 } else { 429 };
+        assert_eq!(refused.status(), status, "{method} {content_type}");
+        assert_eq!(headers.get("grpc-status").is_some(), answered.is_some(), "{method} {content_type}");
+        let described = answered.unwrap_or("application/problem+json");
+        assert_eq!(headers["content-type"], described, "{method} {content_type}");
+        assert_eq!(headers["cache-control"], "no-store", "{method} {content_type}");
+    }
+    let twice =
+        Request::post("/").header("content-type", "application/json").header("content-type", "application/grpc");
+    assert_eq!(send(&router, twice.body(Body::empty()).unwrap()).await.status(), 429);
 }

@@ -42,8 +42,8 @@ async fn bucket(style: HeaderStyle) -> (Router, ManualClock) {
 #[tokio::test]
 async fn each_style_has_its_fields() {
     let ietf = [
-        &[("ratelimit", "\"item\";r=13;t=1"), ("ratelimit-policy", "\"item\";q=10;w=1")][..],
-        &[("ratelimit", "\"item\";r=6;t=1"), ("ratelimit-policy", "\"item\";q=10;w=1"), ("retry-after", "1")],
+        &[("ratelimit", "\"item\";r=13;t=1"), ("ratelimit-policy", "\"item\";q=20;w=2")][..],
+        &[("ratelimit", "\"item\";r=6;t=1"), ("ratelimit-policy", "\"item\";q=20;w=2"), ("retry-after", "1")],
     ];
     let triple = [
         &[("ratelimit-limit", "20"), ("ratelimit-remaining", "13"), ("ratelimit-reset", "1")][..],
@@ -123,7 +123,8 @@ async fn a_parser_of_structured_fields_reads_any_prefix() {
 
 #[tokio::test]
 async fn the_largest_numbers_are_still_integers_of_a_structured_field() {
-    let rule = Rule::new("item", 1 << 52, Duration::from_secs(1)).algorithm(Algorithm::LeakyBucket { queue: 1 });
+    let millisecond = Duration::from_millis(1);
+    let rule = Rule::new("item", 1 << 52, millisecond).algorithm(Algorithm::SlidingWindow { buckets: 1 });
     let (router, _clock) = limited(Limit::new(rule)).await;
     let response = send(&router, anonymous()).await;
     assert_eq!(response.status(), 200);
@@ -164,4 +165,75 @@ async fn layers_add_up() {
     let router = behind(layer(HeaderStyle::Ietf, 3)).layer(layer(HeaderStyle::Ietf, 10));
     let response = send(&router, anonymous()).await;
     assert_eq!(response.headers().get_all("ratelimit").iter().count(), 2);
+}
+
+/// A client computes with `r <= q`, and with `q` in `w` seconds as the rate.
+#[tokio::test]
+async fn a_bucket_is_told_by_what_it_holds() {
+    let bucket = |burst| Algorithm::TokenBucket { burst, refill: Refill::Greedy };
+    for (count, algorithm, policy, available) in [
+        (10, bucket(200), "\"item\";q=200;w=20", "\"item\";r=199;t=1"),
+        (10, bucket(5), "\"item\";q=5", "\"item\";r=4;t=1"), // half a second
+        (10, bucket(10), "\"item\";q=10;w=1", "\"item\";r=9;t=1"),
+        (10, Algorithm::LeakyBucket { queue: 19 }, "\"item\";q=20;w=2", "\"item\";r=19;t=1"),
+    ] {
+        let rule = Rule::new("item", count, Duration::from_secs(1)).algorithm(algorithm);
+        let (router, _clock) = limited(Limit::new(rule)).await;
+        let response = send(&router, anonymous()).await;
+        let told = ["ratelimit-policy", "ratelimit"].map(|name| response.headers()[name].to_str().unwrap());
+        assert_eq!(told, [policy, available], "{algorithm:?}");
+    }
+}
+
+/// What one layer refuses with, a layer further out leaves as it is: `Retry-After` and the fields belong together.
+#[tokio::test]
+async fn a_layer_further_out_leaves_a_refusal_as_it_is() {
+    let (item, second) = (Rule::new("item", 2, Duration::from_secs(10)), Duration::from_secs(1));
+    let bucket = Rule::new("item", 10, second).algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy });
+    // The inner one refuses with 0 left, where the outer one has 0 left as well, and with 6 left, where the outer one has 0.
+    for (inner, cost, refused) in [
+        (item, 2, [("limit", "2"), ("remaining", "0"), ("reset", "10")]),
+        (bucket, 14, [("limit", "20"), ("remaining", "6"), ("reset", "1")]),
+    ] {
+        let outer = Rule::new("outer", 2, 60 * MINUTE);
+        let layer = |limit| RateLimitLayer::new([limit]).limiter(Limiter::in_memory()).headers(HeaderStyle::XRateLimit);
+        let router = behind(layer(Limit::new(inner).cost(move |_| cost))).layer(layer(Limit::new(outer)));
+        assert_eq!(status(&router, anonymous()).await, 200);
+        let response = send(&router, anonymous()).await;
+        assert_eq!(response.status(), 429);
+        for (name, value) in refused {
+            assert_eq!(response.headers()[format!("x-ratelimit-{name}")], value, "{inner:?}: {name}");
+        }
+        let waits = ["retry-after", "x-ratelimit-reset"].map(|name| response.headers()[name].clone());
+        assert_eq!(waits[0], waits[1]);
+    }
+}
+
+/// Where both leave as much, the one that takes longer is told, as within a layer.
+#[tokio::test]
+async fn of_layers_that_leave_as_much_the_slower_one_is_told() {
+    let layer = |seconds| {
+        let rule = Rule::new("item", 2, Duration::from_secs(seconds));
+        RateLimitLayer::new([Limit::new(rule)]).limiter(Limiter::in_memory()).headers(HeaderStyle::RateLimit)
+    };
+    for (inner, outer) in [(10, 3600), (3600, 10)] {
+        let response = send(&behind(layer(inner)).layer(layer(outer)), anonymous()).await;
+        assert_eq!(response.headers()["ratelimit-reset"], "3600", "{inner} inside of {outer}");
+    }
+}
+
+/// A rule that is only tried out is not told, whatever stands beside it.
+#[tokio::test]
+async fn a_rule_in_shadow_mode_is_never_told() {
+    let tried = Rule::new("tried", 5, MINUTE).shadow(true);
+    let places = Rule::new("places", 1, MINUTE).algorithm(Algorithm::Concurrent);
+    let server = ratelimit_tests::RedisServer::start();
+    for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
+        for rules in [vec![tried], vec![tried, places], vec![places, tried]] {
+            let layer = RateLimitLayer::new(rules.into_iter().map(Limit::new)).limiter(limiter.clone());
+            let response = send(&behind(layer), anonymous()).await;
+            assert_eq!(response.status(), 200);
+            assert_eq!(fields(&response), []);
+        }
+    }
 }

@@ -39,6 +39,27 @@ async fn a_missing_key_is_denied_or_as_set() {
     assert_eq!(status(&shared, by("alice")).await, 200);
 }
 
+/// A service may take either value, so a limit must not be skipped because of the other.
+#[tokio::test]
+async fn a_key_header_sent_twice_is_refused_whatever_a_missing_one_means() {
+    let twice = || Request::builder().header("x-user", "alice").header("x-user", "bob").body(Body::empty()).unwrap();
+    for missing in [OnMissingKey::Deny, OnMissingKey::Skip, OnMissingKey::Shared] {
+        let limit = Limit::new(per_minute(1)).key(by_user()).on_missing_key(missing);
+        let router = behind(RateLimitLayer::new([limit]).limiter(Limiter::in_memory()));
+        for _ in 0..3 {
+            assert_eq!(status(&router, twice()).await, 403, "{missing:?}");
+        }
+        assert_eq!(status(&router, anonymous()).await == 200, missing != OnMissingKey::Deny, "{missing:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_costs_nothing_needs_no_key() {
+    let (router, _clock) = limited(Limit::new(per_minute(1)).key(by_user()).cost(|_| 0)).await;
+    assert_eq!(status(&router, anonymous()).await, 200);
+    assert_eq!(status(&router, by("alice")).await, 200);
+}
+
 #[tokio::test]
 async fn a_peer_of_axum() {
     let by_peer = KeyBy::peer_ip(|peer: &ConnectInfo<SocketAddr>| peer.0.ip());

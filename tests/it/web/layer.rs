@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join_all;
+use ratelimit_runtime::web::RequestHold;
 use ratelimit_runtime::{Algorithm, OnStoreError};
 use tower::{Layer as _, Service as _, service_fn};
 
@@ -151,6 +152,8 @@ async fn an_outage_is_treated_as_the_layer_says() {
         for _ in 0..2 {
             let response = send(&router, anonymous()).await;
             assert_eq!(response.status(), expected, "{limiters:?}, {layers:?}");
+            let retry_after = response.headers().get("retry-after").map(|wait| wait.to_str().unwrap());
+            assert_eq!(retry_after, (expected == 503).then_some("1"), "{limiters:?}, {layers:?}");
             assert!(response.headers().get("ratelimit").is_none(), "nothing was counted");
         }
     }
@@ -180,15 +183,100 @@ async fn a_place_is_held_until_the_response_is_over() {
         assert_eq!(first.status(), 200);
         let refused = send(&router, by("alice")).await;
         assert_eq!(refused.status(), 429);
-        // Nobody knows when it is free, and it is no quota of a time.
-        assert!(
-            !refused.headers().keys().any(|name| name == "retry-after" || name.as_str().contains("ratelimit")),
-            "{:?}",
-            refused.headers()
-        );
+        // The time when it is free is not known, and places are no quota of a time.
+        assert_eq!(refused.headers()["retry-after"], "1");
+        assert!(!refused.headers().keys().any(|name| name.as_str().contains("ratelimit")), "{:?}", refused.headers());
         assert_eq!(problem(refused).await["detail"], "`download` is limited to 1 at once");
         assert_eq!(status(&router, by("bob")).await, 200);
         axum::body::to_bytes(first.into_body(), usize::MAX).await.unwrap();
         assert_eq!(status(&router, by("alice")).await, 200);
     }
+}
+
+/// Without a body, and with the length of the one that a `GET` would have got.
+#[tokio::test]
+async fn a_refused_head_request_gets_no_body() {
+    use http_body::Body as _;
+
+    let hello = service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(Body::empty())));
+    let limited = RateLimitLayer::new([Limit::new(per_minute(1))]).limiter(Limiter::in_memory()).layer(hello);
+    let ask = async |method: &str| {
+        limited.clone().oneshot(http::Request::builder().method(method).body(()).unwrap()).await.unwrap()
+    };
+    assert_eq!(ask("HEAD").await.status(), 200);
+    let (get, head) = (ask("GET").await, ask("HEAD").await);
+    assert_eq!((get.status().as_u16(), head.status().as_u16()), (429, 429));
+    assert!(head.body().is_end_stream(), "{head:?}");
+    assert_eq!(head.headers()["content-length"], get.body().size_hint().exact().unwrap().to_string());
+    assert_eq!(head.headers()["content-type"], get.headers()["content-type"]);
+    assert_eq!(head.into_body().collect().await.unwrap().to_bytes(), "");
+}
+
+/// The response to an upgrade is over at once; its connection is not.
+#[tokio::test]
+async fn a_place_is_held_until_an_upgraded_connection_is_closed() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
+    async fn echo(mut request: Request) -> Response {
+        let upgraded = hyper::upgrade::on(&mut request);
+        let hold = request.extensions_mut().remove::<RequestHold>();
+        tokio::spawn(async move {
+            let _hold = hold;
+            let mut connection = hyper_util::rt::TokioIo::new(upgraded.await.unwrap());
+            let (mut read, mut write) = tokio::io::split(&mut connection);
+            let _ = tokio::io::copy(&mut read, &mut write).await;
+        });
+        let response = http::Response::builder().status(101).header("connection", "upgrade").header("upgrade", "echo");
+        response.body(Body::empty()).unwrap()
+    }
+
+    /// The first line of the answer, and the connection.
+    async fn connect(address: SocketAddr) -> (String, TcpStream) {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = "GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            answer.push(stream.read_u8().await.unwrap());
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        (answer.lines().next().unwrap().to_owned(), stream)
+    }
+
+    // Whichever of two layers has the fewer places.
+    for [inner, outer] in [[1, 5], [5, 1]] {
+        let layer = |count: u64| {
+            let places = Rule::new("sockets", count, MINUTE).algorithm(Algorithm::Concurrent);
+            RateLimitLayer::new([Limit::new(places)]).limiter(Limiter::in_memory())
+        };
+        let address = serve(Router::new().fallback(echo).layer(layer(inner)).layer(layer(outer))).await;
+        let (first, mut stream) = connect(address).await;
+        assert_eq!(first, "HTTP/1.1 101 Switching Protocols");
+        stream.write_all(b"ping").await.unwrap();
+        let mut echoed = [0; 4];
+        stream.read_exact(&mut echoed).await.unwrap();
+        assert_eq!(&echoed, b"ping");
+        assert_eq!(connect(address).await.0, "HTTP/1.1 429 Too Many Requests");
+        drop(stream);
+        crate::server::eventually("the place is free", || async {
+            connect(address).await.0 == "HTTP/1.1 101 Switching Protocols"
+        })
+        .await;
+    }
+}
+
+/// A service that does not know of its place is told so in the log.
+#[tokio::test]
+async fn an_upgraded_connection_without_its_place_is_in_the_log() {
+    let log = crate::failure::Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    tracing::callsite::rebuild_interest_cache();
+    let upgrade = service_fn(async |_: http::Request<()>| {
+        Ok::<_, Infallible>(http::Response::builder().status(101).body(Body::empty()).unwrap())
+    });
+    let places = Rule::new("sockets", 1, MINUTE).algorithm(Algorithm::Concurrent);
+    let limited = RateLimitLayer::new([Limit::new(places)]).limiter(Limiter::in_memory()).layer(upgrade);
+    assert_eq!(limited.oneshot(http::Request::new(())).await.unwrap().status(), 101);
+    assert_eq!(log.with("its service keeps no `RequestHold`").len(), 1);
 }

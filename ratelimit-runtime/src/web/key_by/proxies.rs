@@ -1,0 +1,214 @@
+//! Keys from header fields against a plain parser of the RFC, behind proxies that copy what hostile clients send.
+
+use std::{fmt::Write as _, net::IpAddr};
+
+use http::{HeaderName, HeaderValue, Request};
+use proptest::{collection::vec, option, prelude::*, sample::select};
+
+use super::{Found, KeyBy, ip_key};
+
+/// The elements of a field `Forwarded`, each as its parameters; after the grammar of RFC 7239, section 4, from left to
+/// right. `None` if the text is no such field.
+fn elements_of(text: &str) -> Option<Vec<Vec<(String, String)>>> {
+    let mut chars = text.chars().peekable();
+    let mut elements = vec![Vec::new()];
+    loop {
+        while chars.next_if(|next| matches!(next, ' ' | '\t')).is_some() {}
+        let name = token(&mut chars);
+        if !name.is_empty() {
+            chars.next_if_eq(&'=')?;
+            let value = match chars.next_if_eq(&'"') {
+                Some(_) => rest_of_quoted_string(&mut chars)?,
+                None => Some(token(&mut chars)).filter(|value| !value.is_empty())?,
+            };
+            elements.last_mut()?.push((name.to_ascii_lowercase(), value));
+        }
+        while chars.next_if(|next| matches!(next, ' ' | '\t')).is_some() {}
+        match chars.next() {
+            None => return Some(elements),
+            Some(',') => elements.push(Vec::new()),
+            Some(';') => {}
+            Some(_) => return None,
+        }
+    }
+}
+
+type Chars<'a> = std::iter::Peekable<std::str::Chars<'a>>;
+
+/// The characters of a token (RFC 9110, section 5.6.2).
+fn is_of_token(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c)
+}
+
+fn token(chars: &mut Chars<'_>) -> String {
+    std::iter::from_fn(|| chars.next_if(|next| is_of_token(*next))).collect()
+}
+
+/// Behind its first quotation mark (RFC 9110, section 5.6.4).
+fn rest_of_quoted_string(chars: &mut Chars<'_>) -> Option<String> {
+    let mut text = String::new();
+    loop {
+        match chars.next()? {
+            '"' => return Some(text),
+            '\\' => text.push(chars.next()?),
+            other => text.push(other),
+        }
+    }
+}
+
+/// The key by the plain parser: that of the address in one element, counted from the end.
+fn plain_key(lines: &[String], hops: usize) -> Option<String> {
+    let elements = elements_of(&lines.join(", "))?;
+    let element = elements.into_iter().rev().nth(hops - 1)?;
+    let mut addresses = element.iter().filter(|(name, _)| name == "for");
+    let (Some((_, address)), None) = (addresses.next(), addresses.next()) else { return None };
+    Some(ip_key(super::read_ip(address)?).to_string())
+}
+
+fn key_of(by: &KeyBy, field: &HeaderName, lines: &[String]) -> Option<String> {
+    let mut request = Request::new(());
+    for line in lines {
+        request.headers_mut().append(field, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+    }
+    let Found::Now(key) = by.find(&request.into_parts().0) else { panic!() };
+    key.map(|key| key.to_string())
+}
+
+/// What a client writes into a field or a `Host`, to be taken for what a proxy has written.
+fn hostile() -> impl Strategy<Value = String> {
+    const PIECES: &[&str] = &[
+        "for=9.9.9.9",
+        "for=\"9.9.9.9\"",
+        "for=\"[2001:db8:6666::1]\"",
+        "9.9.9.9",
+        "For=",
+        "host=",
+        "a",
+        "\"",
+        "\\\"",
+        "\\\\",
+        "\\",
+        ",",
+        ", ",
+        ";",
+        "=",
+        "=\"",
+        "\",",
+        "\";",
+        " ",
+        "\t",
+        "proto=http",
+        ",,",
+        "é",
+    ];
+    vec(select(PIECES), 0..12).prop_map(|pieces| pieces.concat())
+}
+
+fn address() -> impl Strategy<Value = IpAddr> {
+    prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u16; 8]>().prop_map(IpAddr::from)]
+}
+
+/// A proxy as the RFC wants it, and whom it was connected to.
+#[derive(Clone, Debug)]
+struct Proxy {
+    peer: IpAddr,
+    port: Option<u16>,
+    /// Copied from the request, in front of the address or behind it.
+    host: Option<(String, bool)>,
+    is_quoted: bool,
+    /// The characters of a quoted string that are escaped although they need not be.
+    escaped: char,
+    /// Between what was there and what it adds; none, and it adds a line.
+    separator: Option<&'static str>,
+}
+
+fn proxy() -> impl Strategy<Value = Proxy> {
+    let host = option::of((hostile(), any::<bool>()));
+    let separator = option::of(select(&[", ", ",", " , ", ",\t"][..]));
+    let escaped = select(&['a', ',', ';', '=', '\0'][..]);
+    (address(), option::of(any::<u16>()), host, any::<bool>(), escaped, separator).prop_map(
+        |(peer, port, host, is_quoted, escaped, separator)| Proxy { peer, port, host, is_quoted, escaped, separator },
+    )
+}
+
+impl Proxy {
+    fn address(&self) -> String {
+        match (self.peer, self.port) {
+            (peer @ IpAddr::V4(_), None) => peer.to_string(),
+            (peer @ IpAddr::V4(_), Some(port)) => format!("{peer}:{port}"),
+            (peer @ IpAddr::V6(_), None) => format!("[{peer}]"),
+            (peer @ IpAddr::V6(_), Some(port)) => format!("[{peer}]:{port}"),
+        }
+    }
+
+    fn value(&self, text: &str) -> String {
+        if !self.is_quoted && !text.is_empty() && text.chars().all(is_of_token) {
+            return text.to_owned();
+        }
+        let mut quoted = String::from("\"");
+        for c in text.chars() {
+            if matches!(c, '"' | '\\') || c == self.escaped {
+                quoted.push('\\');
+            }
+            quoted.push(c);
+        }
+        quoted + "\""
+    }
+
+    fn element(&self) -> String {
+        let mut element = format!("for={}", self.value(&self.address()));
+        match &self.host {
+            Some((host, true)) => element = format!("host={};{element}", self.value(host)),
+            Some((host, false)) => write!(element, ";host={};proto=https", self.value(host)).unwrap(),
+            None => {}
+        }
+        element
+    }
+
+    /// Adds its own to what has come.
+    fn forward(&self, lines: &mut Vec<String>, element: &str) {
+        match (lines.last_mut(), self.separator) {
+            (Some(last), Some(separator)) => write!(last, "{separator}{element}").unwrap(),
+            _ => lines.push(element.to_owned()),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the client sends: the key is the address that the first proxy of ours was connected to.
+    #[test]
+    fn no_client_behind_proxies_chooses_its_key(sent in vec(hostile(), 0..3), proxies in vec(proxy(), 1..4)) {
+        let real = Some(ip_key(proxies[0].peer).to_string());
+        let mut lines = sent.clone();
+        proxies.iter().for_each(|proxy| proxy.forward(&mut lines, &proxy.element()));
+        let forwarded = key_of(&KeyBy::forwarded(proxies.len()), &http::header::FORWARDED, &lines);
+        prop_assert_eq!(&forwarded, &real, "{:?}", lines);
+
+        let mut lines = sent;
+        proxies.iter().for_each(|proxy| proxy.forward(&mut lines, &proxy.address()));
+        let field = HeaderName::from_static("x-forwarded-for");
+        let x_forwarded_for = key_of(&KeyBy::x_forwarded_for(proxies.len()), &field, &lines);
+        prop_assert_eq!(&x_forwarded_for, &real, "{:?}", lines);
+    }
+
+    /// A field that is right is read as the plain parser reads it, for any number of hops.
+    #[test]
+    fn a_field_is_read_as_the_rfc_says(proxies in vec(proxy(), 0..5), hops in 1_usize..6) {
+        let mut lines = Vec::new();
+        proxies.iter().for_each(|proxy| proxy.forward(&mut lines, &proxy.element()));
+        let key = key_of(&KeyBy::forwarded(hops), &http::header::FORWARDED, &lines);
+        prop_assert_eq!(&key, &plain_key(&lines, hops), "{:?}", lines);
+        prop_assert_eq!(key.is_some(), hops <= proxies.len());
+    }
+
+    /// Any text at all: where it is a field of the RFC, the key is the plain parser's; elsewhere nothing panics.
+    #[test]
+    fn any_text_is_read_as_the_rfc_says_or_not_at_all(lines in vec(hostile(), 1..3), hops in 1_usize..4) {
+        let key = key_of(&KeyBy::forwarded(hops), &http::header::FORWARDED, &lines);
+        if elements_of(&lines.join(", ")).is_some() {
+            prop_assert_eq!(key, plain_key(&lines, hops), "{:?}", lines);
+        }
+    }
+}
