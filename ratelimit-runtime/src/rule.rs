@@ -12,7 +12,7 @@ use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 /// |---|---|---|
 /// | `FixedWindow` | 2C; C in each of its windows | one integer |
 /// | `SlidingLog` | C, exactly | about 10 bytes an admitted call |
-/// | `SlidingWindow { buckets: n }` | less than 2C; C in any window of P - P/n | n + 2 integers |
+/// | `SlidingWindow { buckets: n }` | less than 2C; C in any window of P - P/n | n + 3 numbers of 8 bytes |
 /// | `TokenBucket { burst: B, .. }` | B + C | three integers |
 /// | `LeakyBucket { queue: Q }` | C, by the slots the calls are given; C - 1 + the largest cost, if costs differ from 1 | three integers |
 /// | `Concurrent` | any number, but never more than C at once | about 100 bytes a call that holds places |

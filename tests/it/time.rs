@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use ratelimit_runtime::{Algorithm, Rule};
 
 use crate::support::{
@@ -334,6 +335,51 @@ async fn a_server_clock_set_forward_and_back_again_bans_nobody() {
             assert_eq!(admitted(&timed.limiter, &rule, key, 9).await, 0, "{forward:?}, {}", timed.of(&rule));
             timed.advance(lifetime(&rule) + MS);
             assert_eq!(admitted(&timed.limiter, &rule, key, 9).await, 3, "{forward:?}, {}", timed.of(&rule));
+        }
+    }
+}
+
+/// Equal charges are merged into one script. On Redis before 7.2 the clock moves while it runs; here it moves at each reading, by a
+/// hundredth of the period. The replies count down without a gap, and a charge is refused only where nothing remains: one time decided
+/// all of them.
+#[tokio::test]
+async fn one_script_decides_at_one_time() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    let sliding = |buckets| Algorithm::SlidingWindow { buckets };
+    for (algorithm, period) in [
+        (sliding(1), SECOND),
+        (sliding(10), SECOND),
+        (sliding(100), SECOND),
+        (FIXED, SECOND),
+        (FIXED, 300 * SECOND),
+        (ALIGNED, SECOND),
+        (ALIGNED, 300 * SECOND),
+        (LOG, SECOND),
+        (BUCKET, SECOND),
+        (INTERVAL, SECOND),
+    ] {
+        for round in 0..60 {
+            let (rule, key) = (Rule::new("tick", 50, period).by(algorithm).denial_cache(false), fresh_key());
+            timed.limiter.acquire_n(&rule, key, 30).await.unwrap();
+            timed.advance(period / 60 * round);
+            clock.tick(period / 100);
+            let calls = join_all((0..40).map(|_| timed.limiter.acquire(&rule, key))).await;
+            clock.tick(Duration::ZERO);
+            timed.advance(2 * period); // sets the clock
+            let context = format!("{}, round {round}", timed.of(&rule));
+            // The first call travels alone.
+            let together = calls.into_iter().skip(1);
+            let remaining: Vec<_> = together
+                .map(|call| call.map(|permit| permit.remaining()).map_err(|refused| exceeded(Err::<(), _>(refused))))
+                .collect();
+            let granted: Vec<_> = remaining.iter().flatten().copied().collect();
+            for pair in granted.windows(2) {
+                assert_eq!(pair[0], pair[1] + 1, "{context}: {granted:?}");
+            }
+            if granted.len() < remaining.len() {
+                assert!(matches!(granted.last(), None | Some(0)), "{context}: refused after {granted:?}");
+            }
         }
     }
 }

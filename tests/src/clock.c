@@ -20,15 +20,19 @@
 static uint64_t now(void) {
     static uint64_t *slots;
     if (!slots) {
-        void *page = mmap(NULL, 16, PROT_READ, MAP_SHARED, open(getenv("RATELIMIT_TEST_CLOCK"), O_RDONLY | O_CLOEXEC), 0);
+        void *page = mmap(NULL, 24, PROT_READ, MAP_SHARED, open(getenv("RATELIMIT_TEST_CLOCK"), O_RDONLY | O_CLOEXEC), 0);
         if (page == MAP_FAILED) abort();
         slots = page;
     }
     /* The writer fills the first slot, then the second. Where both agree, neither was half written. */
-    for (;;) {
-        uint64_t second = __atomic_load_n(&slots[1], __ATOMIC_ACQUIRE);
-        if (__atomic_load_n(&slots[0], __ATOMIC_ACQUIRE) == second) return second;
-    }
+    uint64_t shown;
+    do {
+        shown = __atomic_load_n(&slots[1], __ATOMIC_ACQUIRE);
+    } while (__atomic_load_n(&slots[0], __ATOMIC_ACQUIRE) != shown);
+    /* The third slot says how far each reading moves the clock. What it has moved is kept until the clock is set. */
+    static uint64_t set, moved;
+    if (__atomic_exchange_n(&set, shown, __ATOMIC_ACQ_REL) != shown) __atomic_store_n(&moved, 0, __ATOMIC_RELEASE);
+    return shown + __atomic_add_fetch(&moved, __atomic_load_n(&slots[2], __ATOMIC_ACQUIRE), __ATOMIC_ACQ_REL);
 }
 
 int gettimeofday(struct timeval *restrict tv, void *restrict zone) {

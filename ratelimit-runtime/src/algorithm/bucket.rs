@@ -14,7 +14,7 @@ use redis::Value;
 use super::EXACT;
 use super::Look;
 #[cfg(feature = "redis")]
-use super::script::{Numbers, pack};
+use super::script::{Numbers, pack, unpack};
 use crate::{Algorithm, Refill, Rule};
 
 /// One bucket, as it was when it was last written.
@@ -191,21 +191,12 @@ pub(super) fn give_back_numbers(rule: &Rule, [charged, spare]: [u64; 2], cost: u
     pack([cost, unit, refill, interval_ms, charged, spare])
 }
 
-/// A whole number as Lua keeps it.
-#[cfg(feature = "redis")]
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)] // it has been looked at
-fn whole(bytes: [u8; 8]) -> Option<u64> {
-    let number = f64::from_le_bytes(bytes);
-    (number.fract() == 0.0 && (0.0..=(1_u64 << 53) as f64).contains(&number)).then_some(number as u64)
-}
-
 #[cfg(feature = "redis")]
 impl Bucket {
     /// As it is stored on Redis, and when that was written.
     fn read(bytes: &[u8]) -> Option<(Self, u64)> {
-        let (numbers, []) = bytes.as_chunks() else { return None };
-        let [full_ms, left_ms, missing] =
-            [whole(*numbers.first()?)?, whole(*numbers.get(1)?)?, whole(*numbers.get(2)?)?];
+        let mut numbers = unpack(bytes);
+        let [full_ms, left_ms, missing] = [numbers.next()??, numbers.next()??, numbers.next()??];
         let now_ms = full_ms.checked_sub(left_ms)?;
         Some((Self { full_ms, written_ms: now_ms, missing }, now_ms))
     }

@@ -23,6 +23,12 @@ if value then
     elseif (now - value) % 450001 <= now % length then
       left = length - now % length
     end
+  elseif now then
+    -- PTTL may be read later than `now`, by less than 200 s: what is known of the end without it says by how much.
+    left = call('PTTL', key)
+    local cycle = align == 0 and 450001 or length
+    local later = left < 0 and 0 or (value * (1 - align) - now - left) % cycle
+    left = later < 200000 and left + later or math.max(left + later - cycle, 0)
   end
 end
 left = left or value and call('PTTL', key) or -2

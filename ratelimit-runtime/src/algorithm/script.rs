@@ -17,6 +17,17 @@ pub(super) fn pack<const N: usize>(numbers: [u64; N]) -> Numbers {
     numbers.into_iter().flat_map(|number| (number as f64).to_le_bytes()).collect()
 }
 
+/// Numbers that a script packed the same way. `None` for each that is not whole or not exact.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)] // it has been looked at
+pub(super) fn unpack(bytes: &[u8]) -> impl Iterator<Item = Option<u64>> {
+    let (numbers, rest) = bytes.as_chunks();
+    let numbers = if rest.is_empty() { numbers } else { &[] };
+    numbers.iter().map(|bytes| {
+        let number = f64::from_le_bytes(*bytes);
+        (number.fract() == 0.0 && (0.0..=(1_u64 << 53) as f64).contains(&number)).then_some(number as u64)
+    })
+}
+
 /// The Lua half of an algorithm: two bodies, and the names of what they take.
 ///
 /// A body sees `key`, `call` (which is `redis.call`) and its numbers. The one that decides also sees `charge` (`false` to look, `true` to
@@ -30,6 +41,10 @@ struct Half {
     first_of_many: &'static str,
     /// Which of equal charges that were made in one go the reply is the one to.
     place: &'static str,
+    /// Value of the key after a charge, for the next decision on it; nil: that one reads the key again.
+    stored: &'static str,
+    /// Declares `fitting`, the number of equal charges that would have fitted, from the refusal of more of them.
+    fitting: &'static str,
     /// Whether `value` is of use.
     has_value: bool,
     give_back: &'static str,
@@ -41,6 +56,8 @@ const FIXED_WINDOW: Half = Half {
     numbers: "room, length, align",
     first_of_many: "room - (n - 1) * its_charge",
     place: "granted", // it says what was before
+    stored: "value + its_charge * n",
+    fitting: "local fitting = (its_room - value) / its_charge + 1",
     has_value: true,
     give_back: include_str!("fixed_window_give_back.lua"),
     give_back_numbers: "cost, number",
@@ -50,6 +67,8 @@ const SLIDING_LOG: Half = Half {
     numbers: "cost, count, period, digits",
     first_of_many: "cost * n",
     place: "granted + n - 1",
+    stored: "nil",
+    fitting: "local fitting = (-1 - reply[1]) / its_cost",
     has_value: false,
     give_back: include_str!("sliding_log_give_back.lua"),
     give_back_numbers: "cost, period, charged, digits",
@@ -59,6 +78,8 @@ const SLIDING_WINDOW: Half = Half {
     numbers: "cost, count, size, buckets",
     first_of_many: "cost * n",
     place: "granted + n - 1",
+    stored: "value",
+    fitting: "local fitting = (its_count - select(2, struct.unpack('<dd', reply, 2))) / its_cost",
     has_value: true,
     give_back: include_str!("sliding_window_give_back.lua"),
     give_back_numbers: "cost, size, buckets, charged",
@@ -68,6 +89,13 @@ const BUCKET: Half = Half {
     numbers: "cost, capacity, refill, interval, longest",
     first_of_many: "cost * n",
     place: "granted + n - 1",
+    stored: "reply",
+    fitting: "\
+local _, left, missing = struct.unpack('<ddd', reply, 2)
+if its_longest > 0 and left > 0 then
+  missing = math.max(missing, (left - 1) * its_refill + 1)
+end
+local fitting = (its_capacity - missing) / its_cost",
     has_value: true,
     give_back: include_str!("bucket_give_back.lua"),
     give_back_numbers: "cost, unit, refill, interval, charged, spare",
@@ -114,13 +142,13 @@ pub(crate) enum Act {
     SettleAgain,
 }
 
-fn unpack(names: &str) -> String {
+fn unpacked(names: &str) -> String {
     format!("local {names} = struct.unpack('<{}', numbers)", "d".repeat(names.split(',').count()))
 }
 
 /// A script for one counter. KEYS: the counter. ARGV: the numbers, and what was or is to be charged, if that is told.
 fn script(numbers: &str, body: &str) -> String {
-    let numbers = unpack(numbers);
+    let numbers = unpacked(numbers);
     format!("local key, call, numbers, charged = KEYS[1], redis.call, ARGV[1], ARGV[2]\n{numbers}\n{body}")
 }
 
@@ -144,6 +172,7 @@ pub(crate) fn decide_equal(kind: usize) -> String {
     const SCRIPT: &str = "\
 local key, call, times, most = KEYS[1], redis.call, 0 + ARGV[2], 0 + ARGV[3]
 local time, now, value, reply, fits
+@time
 local @known, its_charge = struct.unpack('@format', ARGV[1])
 @equal
 return reply";
@@ -152,7 +181,7 @@ return reply";
 
 /// Puts the parts of an algorithm into a script about [`rule`]s.
 fn fill(script: &str, kind: usize) -> String {
-    let Half { decide, numbers, first_of_many, place, has_value, .. } = &HALVES[kind];
+    let Half { decide, numbers, first_of_many, place, stored, fitting, has_value, .. } = &HALVES[kind];
     let names: Vec<_> = numbers.split(", ").collect();
     let rule: Vec<_> = (1..=names.len()).map(|number| format!("rule[{number}]")).collect();
     script
@@ -168,6 +197,8 @@ fn fill(script: &str, kind: usize) -> String {
         .replace("@first_of_many", first_of_many)
         .replace("@first", names[0])
         .replace("@place", place)
+        .replace("@stored", stored)
+        .replace("@fitting", fitting)
         .replace("@numbers", numbers)
         .replace("@known", &names.iter().map(|name| format!("its_{name}")).collect::<Vec<_>>().join(", "))
         .replace("@charge", &format!("rule[{}]", names.len() + 1))
@@ -180,7 +211,7 @@ fn fill(script: &str, kind: usize) -> String {
 pub(crate) fn decide_all() -> String {
     let mut script = String::from("local kinds = {}\n");
     for (kind, Half { decide, numbers, .. }) in HALVES.iter().enumerate() {
-        let numbers = unpack(numbers);
+        let numbers = unpacked(numbers);
         let _ = write!(
             script,
             "kinds[{kind}] = function(key, call, charge, time, now, numbers, charged)\n\

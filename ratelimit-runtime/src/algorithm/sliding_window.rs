@@ -9,7 +9,7 @@ use redis::Value;
 
 use super::Look;
 #[cfg(feature = "redis")]
-use super::script::{Numbers, pack};
+use super::script::{Numbers, pack, unpack};
 use crate::{Algorithm, Rule};
 
 /// The sub-windows of one counter.
@@ -142,33 +142,39 @@ pub(super) fn give_back_numbers(rule: &Rule, [charged, _]: [u64; 2], cost: u64) 
 /// What the script says of the sub-windows, after the charge if it was `charged`, and the receipt.
 #[cfg(feature = "redis")]
 pub(super) fn read(rule: &Rule, cost: u64, charged: bool, reply: &Value) -> Option<(Look, [u64; 2])> {
-    let text = match reply {
+    let bytes = match reply {
         Value::Nil => return Some((Look::fresh(rule, cost), [0; 2])),
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::BulkString(bytes) => bytes,
         _ => return None,
     };
-    let (buckets, size) = grid(rule);
-    let mut numbers = text.trim_start_matches('-').split(' ').map(|number| number.parse::<u64>().ok());
-    let [left_ms, current] = [numbers.next()??, numbers.next()??];
+    if let Some([left_ms, current, used]) = after_charge(bytes) {
+        return Some((Look::new(rule, rule.count().saturating_sub(used), left_ms, None), [current, 0]));
+    }
+    let (sign, numbers) = bytes.split_first()?;
+    let mut numbers = unpack(numbers);
+    let [left_ms, _used, current, _sum] = [numbers.next()??, numbers.next()??, numbers.next()??, numbers.next()??];
     let counts = numbers.collect::<Option<VecDeque<_>>>()?;
+    let (buckets, size) = grid(rule);
     let until_ms = current.checked_add(1 + buckets)?.checked_mul(size)?;
     let now_ms = until_ms.checked_sub(left_ms)?;
     counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(*count))?.checked_mul(size)?;
     let mut sub_windows = SubWindows { until_ms, current, counts };
-    let cost = if charged && !text.starts_with('-') { 0 } else { cost };
+    let cost = if charged && *sign == b'+' { 0 } else { cost };
     Some((sub_windows.look(rule, now_ms, cost), [current, 0]))
 }
 
-/// The reply to a charge that was made in the same sub-window after `more` has been charged.
+/// The reply to a charge: how long it counts in ms, its sub-window, and how much counts.
+#[cfg(feature = "redis")]
+fn after_charge(reply: &[u8]) -> Option<[u64; 3]> {
+    let mut numbers = unpack(reply);
+    let three = [numbers.next()??, numbers.next()??, numbers.next()??];
+    numbers.next().is_none().then_some(three)
+}
+
+/// The reply to a charge that was made at the same time after `more` has been charged.
 #[cfg(feature = "redis")]
 pub(super) fn reply_to_another(reply: &Value, more: i64) -> Option<Value> {
     let Value::BulkString(bytes) = reply else { return None };
-    let mut numbers = std::str::from_utf8(bytes).ok()?.splitn(4, ' ');
-    let (left_ms, current, newest) = (numbers.next()?, numbers.next()?, numbers.next()?.parse::<i64>().ok()?);
-    let mut text = format!("{left_ms} {current} {}", newest.checked_add(more)?);
-    if let Some(older) = numbers.next() {
-        text.push(' ');
-        text.push_str(older);
-    }
-    Some(Value::BulkString(text.into_bytes()))
+    let [left_ms, current, used] = after_charge(bytes)?;
+    Some(Value::BulkString(pack([left_ms, current, used.checked_add_signed(more)?]).to_vec()))
 }

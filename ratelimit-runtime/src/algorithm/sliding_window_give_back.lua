@@ -6,33 +6,23 @@ local left = value and call('PTTL', key) or 0
 if left <= 0 then
   return 0
 end
-local counts, current = {}
-for number in string.gmatch(value, '%d+') do
-  if current then
-    counts[#counts + 1] = 0 + number
-  else
-    current = 0 + number
-  end
-end
+local current, sum = struct.unpack('<dd', value)
 local now = math.max((current + 1 + buckets) * size - left, current * size)
-local i = current - charged + 1
-local age = math.floor(now / size) - charged
-if age > buckets or not counts[i] then
+local at, age = 17 + 8 * (current - charged), math.floor(now / size) - charged
+if age > buckets or at < 17 or at > #value then
   return 0
 end
-local function weight(charged_then)
-  return age < buckets and charged_then or math.ceil(charged_then * (size - now % size) / size)
-end
-local before = weight(counts[i])
-counts[i] = counts[i] - math.min(cost, counts[i])
-local text, sum = string.format('%.0f', current), 0
-for n = 1, #counts do
-  text = text .. string.format(' %.0f', counts[n])
-  sum = sum + counts[n]
-end
+local before = struct.unpack('<d', value, at)
+local after = before - math.min(cost, before)
+sum = sum - before + after
 if sum == 0 then
   call('DEL', key)
 else
-  call('SET', key, text, 'KEEPTTL')
+  local counts = string.sub(value, 17, at - 1) .. struct.pack('<d', after) .. string.sub(value, at + 8)
+  call('SET', key, struct.pack('<dd', current, sum) .. counts, 'KEEPTTL')
 end
-return before - weight(counts[i])
+if age == buckets then
+  local weight = size - now % size
+  before, after = math.ceil(before * weight / size), math.ceil(after * weight / size)
+end
+return before - after
