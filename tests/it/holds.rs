@@ -10,7 +10,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use ratelimit_runtime::__private::{Call, Charge, charge, charge_elapsed, concurrent, hold_requests, key};
 use ratelimit_runtime::conformance::{counter_of, store_of};
-use ratelimit_runtime::store::{Charge as StoreCharge, Hold, Reply, Request};
+use ratelimit_runtime::store::{Charge as StoreCharge, Hold, Request};
 use ratelimit_runtime::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule, limit_concurrent_requests,
     limit_request_per_time,
@@ -774,18 +774,16 @@ async fn a_settlement_that_its_retry_overtakes_is_charged_once() {
 
 /// A charge that is held, for the store itself: a limiter would need a task for each.
 fn held_charge(rule: Rule, key: u64, cost: u64, lease: Duration) -> Request {
-    let charge = StoreCharge::new(rule, counter_of(&rule, key), cost);
-    Request::new(StoreCharge { hold: Some(Hold::new(lease)), ..charge }, true)
+    let mut charge = StoreCharge::new(rule, counter_of(&rule, key), cost);
+    charge.hold = Some(Hold::new(lease));
+    Request::new(charge, true)
 }
 
 /// Decides one after another, and returns what was asked with what came of it.
 async fn decide_all(timed: &Timed, requests: impl Iterator<Item = Request>) -> Vec<Request> {
     let mut decided = Vec::new();
     for request in requests {
-        let batch = match store_of(&timed.limiter).decide(request.into()) {
-            Reply::Ready(batch) => batch,
-            Reply::Pending(batch) => batch.await,
-        };
+        let batch = store_of(&timed.limiter).decide(request.into()).answer().await;
         decided.extend(batch.iter().cloned());
     }
     decided
@@ -813,10 +811,7 @@ async fn a_log_has_room_for_ten_thousand_holds() {
         limiter.acquire_n(&rule, key, 10).await.unwrap();
         assert_eq!(limiter.reserve(&rule, key, 0).await.unwrap().held(), 0);
         let one = held[5000].charges[0].clone();
-        match store_of(limiter).settle(one, 3) {
-            Reply::Ready(settled) => settled.unwrap(),
-            Reply::Pending(settled) => settled.await.unwrap(),
-        }
+        store_of(limiter).settle(one, 3).answer().await.unwrap();
         assert_eq!(remaining(limiter, &rule, key).await, 1_000_000 - 9_999 - 13, "{}", timed.name());
         limiter.reserve(&rule, key, 5).await.unwrap().cancel().await.unwrap();
         // The dead make room as well: all but the last 100.
@@ -846,7 +841,9 @@ async fn most_commands(timed: &Timed, requests: Vec<Request>) -> u64 {
 }
 
 fn look(request: &Request) -> Request {
-    Request { consume: false, ..request.clone() }
+    let mut look = request.clone();
+    look.consume = false;
+    look
 }
 
 #[tokio::test]
