@@ -1,0 +1,144 @@
+//! Callers who wait for a server some milliseconds away, by a clock that is moved by hand.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use super::*;
+use crate::{
+    Key, ManualClock,
+    memory::Memory,
+    store::{Reply, Request, Store as _},
+};
+
+const TASKS: usize = 100;
+const LASTS: Duration = Duration::from_secs(2);
+
+/// What came of a simulation: admitted calls, and refused questions after the first ones.
+struct Run {
+    admitted: u64,
+    refused: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Arrives,
+    IsAnswered,
+}
+
+/// A caller who calls again as soon as it is admitted.
+#[derive(Default)]
+struct Task<'a> {
+    ticket: u64,
+    position: Option<QueuePosition<'a>>,
+    sent_at: Duration,
+    answer: Option<(Answer, bool)>,
+    changes: u64,
+}
+
+/// Runs callers against a server that is half a round trip away.
+fn run(rule: Rule, round_trip: Duration) -> Run {
+    let clock = ManualClock::new();
+    let (start, half) = (clock.now(), round_trip / 2);
+    let server = Memory::new(clock.clone().into(), 10);
+    let queues = WaitQueues::new(1_000, clock.clone().into(), true);
+    let charge = || Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(1))), 1);
+    let mut tasks: Vec<Task<'_>> = (0..TASKS).map(|_| Task::default()).collect();
+    let mut events = BinaryHeap::new();
+    let mut run = Run { admitted: 0, refused: 0 };
+    let mut calls: Vec<usize> = (0..TASKS).collect();
+    loop {
+        let now = clock.now();
+        for task in std::mem::take(&mut calls) {
+            let task_of = &mut tasks[task];
+            task_of.ticket = queues.ticket();
+            task_of.changes = queues.changes(&[charge()]);
+            if queues.is_behind_others(&[charge()], task_of.ticket) {
+                task_of.position = queues.join(task_of.ticket, &[charge()], None, None).ok();
+            } else {
+                task_of.sent_at = now;
+                events.push(Reverse((now + half, Event::Arrives, task)));
+            }
+        }
+        let mut next = events.peek().map(|Reverse((at, ..))| *at);
+        for (number, task) in tasks.iter_mut().enumerate() {
+            let Some(position) = task.position.as_ref().filter(|_| task.sent_at == Duration::ZERO) else { continue };
+            match position.look() {
+                Ok(_) => {
+                    task.sent_at = now;
+                    events.push(Reverse((now + half, Event::Arrives, number)));
+                    next = Some(next.map_or(now + half, |other| other.min(now + half)));
+                }
+                Err(wake_at) => next = next.into_iter().chain(wake_at).min(),
+            }
+        }
+        let next = next.expect("a caller asks, or will look again");
+        if next >= start + LASTS {
+            return run;
+        }
+        clock.advance(next.saturating_sub(now));
+        while let Some(Reverse((at, event, number))) = events.peek().copied().filter(|Reverse((at, ..))| *at <= next) {
+            events.pop();
+            let task = &mut tasks[number];
+            if event == Event::Arrives {
+                let Reply::Ready(batch) = server.decide(Request::new(charge(), true).into()) else { continue };
+                let request = batch.into_first().expect("a request");
+                let fits = request.outcome == Ok(true);
+                task.answer = Some((Answer::of(&request.charges, task.sent_at), fits));
+                events.push(Reverse((at + half, Event::IsAnswered, number)));
+                continue;
+            }
+            let Some((answer, fits)) = task.answer.take() else { continue };
+            task.sent_at = Duration::ZERO;
+            if fits {
+                run.admitted += 1;
+                if let Some(position) = task.position.take() {
+                    position.admitted(&answer);
+                }
+                calls.push(number);
+                continue;
+            }
+            run.refused += u64::from(at > start + 2 * round_trip);
+            match &task.position {
+                Some(position) => position.refused(&answer),
+                None => {
+                    let charge = [charge()];
+                    task.position = queues.join(task.ticket, &charge, Some((&answer, task.changes)), None).ok();
+                }
+            }
+        }
+    }
+}
+
+/// As many calls as the limit admits in that time; a tenth less at most. And one refused question a round trip.
+fn check(rule: Rule, most: u64) {
+    for micros in [30, 3_200, 7_500] {
+        let round_trip = Duration::from_micros(micros);
+        let Run { admitted, refused } = run(rule, round_trip);
+        let of = format!("{admitted} of {most} admitted, {refused} refused, {micros} us, {:?}", rule.counted_by());
+        println!("{of}");
+        assert!(admitted <= most && admitted * 10 >= most * 9, "{of}");
+        let round_trips = LASTS.as_micros() / round_trip.as_micros();
+        assert!(u128::from(refused) <= round_trips, "{of}");
+    }
+}
+
+#[test]
+fn waiting_callers_use_all_of_a_window_that_is_some_round_trips_long() {
+    check(Rule::new("window", 100, Duration::from_millis(100)), 2_000);
+}
+
+#[test]
+fn waiting_callers_use_all_of_a_bucket_that_refills_within_a_round_trip() {
+    let bucket = Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy };
+    check(Rule::new("bucket", 1_000, Duration::from_secs(1)).algorithm(bucket), 2_010);
+}
+
+#[test]
+fn waiting_callers_use_all_of_a_log() {
+    check(Rule::new("log", 100, Duration::from_millis(200)).algorithm(Algorithm::SlidingLog), 1_000);
+}
+
+#[test]
+fn waiting_callers_use_all_of_a_bucket_that_refills_at_once() {
+    let bucket = Algorithm::TokenBucket { burst: 100, refill: Refill::Interval };
+    check(Rule::new("interval", 100, Duration::from_millis(100)).algorithm(bucket), 2_100);
+}
