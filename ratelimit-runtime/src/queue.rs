@@ -61,7 +61,7 @@ const CHANGE_SLOTS: usize = if cfg!(all(test, model_check)) { 1 } else { 64 };
 struct State {
     queues: HashMap<Fingerprint, Queue, BuildHasherDefault<AlreadyHashed>>,
     callers: BTreeMap<u64, Caller>,
-    /// The time that a question takes. Low rather than high: see [`Queue::room`].
+    /// The mean time that a question took of late.
     round_trip: Option<Duration>,
     is_closed: bool,
 }
@@ -110,9 +110,10 @@ struct Queue {
     probe_at: Duration,
     /// Others hold something that they may leave at any time.
     is_held: bool,
-    /// How much of the refill comes to this process, in 1/256: halved by a refusal, and up again by and by.
+    /// How much of the refill comes to this process, in 1/256: less after a refusal, and more after a round trip
+    /// without one. Above 1 where the round trip is longer than it seems.
     share: u32,
-    halved_at: Duration,
+    shared_at: Duration,
     /// The cost of all callers that ever joined, and of those that no longer wait.
     joined: u64,
     left: u64,
@@ -120,6 +121,7 @@ struct Queue {
 }
 
 const WHOLE: u32 = 256;
+const LARGEST_SHARE: u32 = 4 * WHOLE;
 
 /// An answer of the store to a caller.
 #[derive(Clone, Debug, Default)]
@@ -217,13 +219,18 @@ impl WaitQueues {
         &self.changes[id.0 as usize % CHANGE_SLOTS]
     }
 
-    /// A caller with this ticket has to wait behind others for one of these counters.
+    /// A caller with this ticket has to wait for one of these counters: behind others, or because those who are asking
+    /// leave no room.
     pub(crate) fn is_behind_others(&self, charges: &[Charge], ticket: u64) -> bool {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return false;
         }
         let (state, now) = (self.lock(), self.clock.now());
-        counted(charges).any(|charge| state.is_behind(charge.counter.fingerprint(), ticket, now))
+        counted(charges).any(|charge| {
+            let id = charge.counter.fingerprint();
+            let is_used_up = |queue: &Queue| queue.askers > 0 && queue.room(now, state.round_trip) < charge.least();
+            state.queues.get(&id).is_some_and(is_used_up) || state.is_behind(id, ticket, now)
+        })
     }
 
     /// Joins the queues of these counters.
@@ -498,8 +505,9 @@ impl State {
     fn learn(&mut self, answer: &Answer, has_changed: impl Fn(Fingerprint) -> bool, now: Duration, is_shared: bool) {
         let sample = now.saturating_sub(answer.sent_at);
         let round_trip = match self.round_trip {
-            Some(known) if known < sample => known + (sample - known) / 16,
-            _ => sample,
+            Some(known) if known < sample => known + (sample - known) / 8,
+            Some(known) => known - (known - sample) / 8,
+            None => sample,
         };
         if !answer.counters.is_empty() {
             self.round_trip = Some(round_trip);
@@ -702,7 +710,7 @@ impl Queue {
             probe_at: Duration::ZERO,
             is_held: false,
             share: WHOLE,
-            halved_at: Duration::ZERO,
+            shared_at: Duration::ZERO,
             joined: 0,
             left: 0,
             latest: None,
@@ -726,7 +734,15 @@ impl Queue {
         let Some(ready_in) = ready_in else {
             (self.remaining, self.refused) = (remaining, 0);
             (self.ready_at, self.told_at, self.probe_at) = Default::default();
-            self.share = (self.share + 1).min(WHOLE);
+            // A bucket that becomes full while callers wait: more of them could be on the way.
+            let largest = if remaining >= self.rule.limit() - self.rule.limit() / 8 {
+                LARGEST_SHARE
+            } else {
+                WHOLE.max(self.share)
+            };
+            if now.saturating_sub(self.shared_at) > round_trip {
+                (self.share, self.shared_at) = ((self.share + WHOLE / 16).min(largest), now);
+            }
             return;
         };
         // It may be refused although it fits, as long as others hold something.
@@ -740,20 +756,22 @@ impl Queue {
             (false, false) => Duration::MAX,
         };
         self.probe_at = self.ready_at.min(now.saturating_add(sooner));
-        if now.saturating_sub(self.halved_at) >= round_trip {
-            (self.share, self.halved_at) = ((self.share / 2).max(1), now);
+        if now.saturating_sub(self.shared_at) > round_trip {
+            (self.share, self.shared_at) = ((self.share - self.share / 4).max(1), now);
         }
     }
 
     /// The cost that fits when a question arrives that is sent now: what remained, and what has refilled since and does so
     /// within a round trip, less the cost of those who are asking.
     fn room(&self, now: Duration, round_trip: Option<Duration>) -> u64 {
-        let since = self.answered_at.filter(|_| now >= self.ready_at).map(|at| now.saturating_sub(at));
-        let refilled = since.map_or(0, |since| {
-            let refilled = refilled(&self.rule, since.saturating_add(round_trip.unwrap_or_default()));
-            refilled.saturating_mul(self.share.into()) / u64::from(WHOLE)
-        });
-        self.remaining.saturating_add(refilled).min(self.rule.limit()).saturating_sub(self.asking)
+        let there = self.remaining.min(self.rule.limit());
+        let Some(answered_at) = self.answered_at.filter(|_| now >= self.ready_at) else {
+            return there.saturating_sub(self.asking);
+        };
+        let share = |refilled: u64| refilled.saturating_mul(self.share.into()) / u64::from(WHOLE);
+        let since = share(refilled(&self.rule, now.saturating_sub(answered_at)));
+        let meanwhile = share(refilled(&self.rule, round_trip.unwrap_or_default()));
+        there.saturating_add(since).min(self.rule.limit()).saturating_add(meanwhile).saturating_sub(self.asking)
     }
 
     fn may_probe(&self, now: Duration) -> bool {

@@ -34,10 +34,28 @@ struct Task<'a> {
     changes: u64,
 }
 
-/// Runs callers against a server that is half a round trip away.
-fn run(rule: Rule, round_trip: Duration) -> Run {
+/// A way to the server, of half a round trip or up to `jitter` times as much. Questions arrive in order.
+struct Way {
+    half: Duration,
+    jitter: u32,
+    seed: u64,
+    latest: Duration,
+}
+
+impl Way {
+    fn arrival(&mut self, now: Duration) -> Duration {
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let part = u32::try_from(self.seed >> 33).unwrap_or_default() % 64;
+        self.latest = self.latest.max(now + self.half + self.half * part * (self.jitter - 1) / 64);
+        self.latest
+    }
+}
+
+/// Runs callers against a server that is half a round trip away, or more.
+fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
     let clock = ManualClock::new();
     let (start, half) = (clock.now(), round_trip / 2);
+    let mut way = Way { half, jitter, seed: 1, latest: start };
     let server = Memory::new(clock.clone().into(), 10);
     let queues = WaitQueues::new(1_000, clock.clone().into(), true);
     let charge = || Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(1))), 1);
@@ -55,7 +73,7 @@ fn run(rule: Rule, round_trip: Duration) -> Run {
                 task_of.position = queues.join(task_of.ticket, &[charge()], None, None).ok();
             } else {
                 task_of.sent_at = now;
-                events.push(Reverse((now + half, Event::Arrives, task)));
+                events.push(Reverse((way.arrival(now), Event::Arrives, task)));
             }
         }
         let mut next = events.peek().map(|Reverse((at, ..))| *at);
@@ -64,8 +82,9 @@ fn run(rule: Rule, round_trip: Duration) -> Run {
             match position.look() {
                 Ok(_) => {
                     task.sent_at = now;
-                    events.push(Reverse((now + half, Event::Arrives, number)));
-                    next = Some(next.map_or(now + half, |other| other.min(now + half)));
+                    let arrival = way.arrival(now);
+                    events.push(Reverse((arrival, Event::Arrives, number)));
+                    next = Some(next.map_or(arrival, |other| other.min(arrival)));
                 }
                 Err(wake_at) => next = next.into_iter().chain(wake_at).min(),
             }
@@ -110,10 +129,13 @@ fn run(rule: Rule, round_trip: Duration) -> Run {
 
 /// As many calls as the limit admits in that time; a tenth less at most. And one refused question a round trip.
 fn check(rule: Rule, most: u64) {
-    for micros in [30, 3_200, 7_500] {
+    for (micros, jitter) in [30, 3_200, 7_500].into_iter().flat_map(|micros| [(micros, 1), (micros, 3)]) {
         let round_trip = Duration::from_micros(micros);
-        let Run { admitted, refused } = run(rule, round_trip);
-        let of = format!("{admitted} of {most} admitted, {refused} refused, {micros} us, {:?}", rule.counted_by());
+        let Run { admitted, refused } = run(rule, round_trip, jitter);
+        let of = format!(
+            "{admitted} of {most} admitted, {refused} refused, {micros} us, jitter {jitter}, {:?}",
+            rule.counted_by()
+        );
         println!("{of}");
         assert!(admitted <= most && admitted * 10 >= most * 9, "{of}");
         let round_trips = LASTS.as_micros() / round_trip.as_micros();
