@@ -3,18 +3,11 @@
 mod denials;
 mod leases;
 
+use std::{fmt, future::Future, ops, pin::Pin, sync::Arc, time::Duration};
 #[cfg(feature = "redis")]
-use std::task::{Context, Poll, Waker, ready};
 use std::{
-    fmt,
-    future::Future,
-    ops,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+    sync::atomic::{AtomicBool, Ordering},
+    task::{Context, Poll, Waker, ready},
 };
 
 use smallvec::SmallVec;
@@ -57,6 +50,7 @@ struct Guard {
     /// Nothing is being taken any more.
     all_taken: Notify,
     /// Set by the first hold: see [`Guarded::prepare`].
+    #[cfg(feature = "redis")]
     is_prepared: AtomicBool,
 }
 
@@ -101,17 +95,17 @@ impl Guarded {
             denials: Denials::new(),
             leases: Leases::new(),
             all_taken: Notify::new(),
+            #[cfg(feature = "redis")]
             is_prepared: AtomicBool::new(false),
         }))
     }
 
     /// Opens the connection for background work before it is needed.
+    #[cfg(feature = "redis")]
     pub(crate) fn prepare(&self) {
-        if self.0.is_prepared.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        #[cfg(feature = "redis")]
-        if let Behind::Redis(redis) = &self.0.store {
+        if let Behind::Redis(redis) = &self.0.store
+            && !self.0.is_prepared.swap(true, Ordering::Relaxed)
+        {
             let redis = redis.clone();
             let _ = background::spawn(async move { redis.connected().await });
         }

@@ -218,6 +218,7 @@ async fn keep(
     until_us: Arc<AtomicU64>,
     mut settlement: oneshot::Receiver<Settlement>,
 ) {
+    #[cfg(feature = "redis")]
     if let Some(guarded) = limiter.guarded() {
         guarded.prepare(); // so that the settlement finds a connection
     }
