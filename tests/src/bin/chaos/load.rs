@@ -77,7 +77,9 @@ fn run(place: &Place, policy: OnStoreError, extent: Extent, faults: &mut Faults)
 /// Checks the calls of all workers, counter by counter.
 fn check_histories(place: &Place, policy: OnStoreError, reports: &mut [Report], faults: &mut Faults) {
     let mut history = History::default();
-    reports.iter_mut().for_each(|report| history.merge(std::mem::take(&mut report.history)));
+    for report in reports {
+        history.merge(std::mem::take(&mut report.history));
+    }
     // Connections are cut ten times a second: renewals may be late, and callers meet a store that is away. A slot that
     // moves takes a while, by which its windows end later.
     let bounds =
