@@ -209,14 +209,14 @@ async fn comes_and_goes(steps: &[Step], count: u64, log: bool) {
     let rule = Rule::new("comes", count, SECOND).algorithm(if log { LOG } else { FIXED });
     let now = clock.clone();
     let recorder = Recorder::by_clock(move || u64::try_from(now.now().as_micros()).unwrap());
-    let recorded = RecordedLimiter::new(limiter.clone(), recorder, &[(rule, 1, false)]);
+    let calls = RecordedLimiter::new(limiter.clone(), recorder, &[(rule, 1, false)]);
     let mut waiting: Vec<(Duration, JoinHandle<Option<Granted>>)> = Vec::new();
     let mut served = Vec::new();
     for step in steps {
         match *step {
             Step::Arrive { patience } => {
-                let (recorded, longest) = (recorded.clone(), u32::from(patience) * SECOND / 10);
-                let call: Waiting = Box::pin(async move { recorded.acquire(0, 1, 1, Some(longest)).await });
+                let (calls, longest) = (calls.clone(), u32::from(patience) * SECOND / 10);
+                let call: Waiting = Box::pin(async move { calls.acquire(0, 1, 1, Some(longest)).await });
                 waiting.push((clock.now() + longest, tokio::spawn(call)));
             }
             Step::Cancel { which } if which < waiting.len() => waiting.remove(which).1.abort(),
@@ -246,7 +246,7 @@ async fn comes_and_goes(steps: &[Step], count: u64, log: bool) {
     assert!(waiting.iter().all(|(_, task)| task.is_finished()), "somebody waits for ever");
     // The clock moves by up to 1.1 s at once.
     let bounds = Bounds { idle: Some(1_100_000), ..Bounds::of_controlled_clock() };
-    if let Some(accusation) = check(&recorded.history(), &bounds).first() {
+    if let Some(accusation) = check(&calls.history(), &bounds).first() {
         panic!("{accusation}");
     }
     if log {

@@ -179,7 +179,7 @@ fn charges_by(algorithms: &[Algorithm], seed: u64) -> Vec<Rule> {
     let algorithm = algorithms[usize::try_from(seed % 840).unwrap() % algorithms.len()];
     let rule = Rule::new("orders", 3 + seed / 840 % 5, PERIOD).algorithm(algorithm).denial_cache(false);
     let is_leaky = matches!(algorithm, Algorithm::LeakyBucket { .. });
-    if seed / 8400 % 2 == 0 || is_leaky {
+    if (seed / 8400).is_multiple_of(2) || is_leaky {
         vec![rule]
     } else {
         vec![rule, Rule::new("orders", 4 + seed / 840 % 5, PERIOD).algorithm(algorithm).denial_cache(false)]

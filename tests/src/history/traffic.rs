@@ -79,7 +79,8 @@ pub async fn traffic(limiter: RecordedLimiter, traffic: Traffic) {
         tasks.spawn(async move {
             let mut random = fastrand::Rng::new();
             while Instant::now() < end {
-                wait(&limiter, number, &mut random).await;
+                // Those who still wait in the end leave.
+                drop(timeout(end.saturating_duration_since(Instant::now()), wait(&limiter, number, &mut random)).await);
                 sleep(traffic.pause.mul_f64(random.f64())).await;
             }
         });
