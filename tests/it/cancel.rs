@@ -8,6 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use ratelimit_runtime::{Key, Limiter, ManualClock, Permit, RequestPerMinute, Rule};
 use ratelimit_tests::RedisServer;
+use ratelimit_tests::history::{Bounds, Granted, RecordedLimiter, Recorder, check};
 use tokio::task::JoinHandle;
 
 use crate::store::on_plain_store;
@@ -202,17 +203,20 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 async fn comes_and_goes(steps: &[Step], count: u64, log: bool) {
-    type Waiting = Pin<Box<dyn Future<Output = Result<Permit, RequestPerMinute>> + Send>>;
+    type Waiting = Pin<Box<dyn Future<Output = Option<Granted>> + Send>>;
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let rule = Rule::new("comes", count, SECOND).algorithm(if log { LOG } else { FIXED });
-    let mut waiting: Vec<(Duration, JoinHandle<Result<Permit, RequestPerMinute>>)> = Vec::new();
+    let now = clock.clone();
+    let recorder = Recorder::by_clock(move || u64::try_from(now.now().as_micros()).unwrap());
+    let calls = RecordedLimiter::new(limiter.clone(), recorder, &[(rule, 1, false)]);
+    let mut waiting: Vec<(Duration, JoinHandle<Option<Granted>>)> = Vec::new();
     let mut served = Vec::new();
     for step in steps {
         match *step {
             Step::Arrive { patience } => {
-                let (limiter, longest) = (limiter.clone(), u32::from(patience) * SECOND / 10);
-                let call: Waiting = Box::pin(async move { limiter.acquire_within(&rule, 1, longest).await });
+                let (calls, longest) = (calls.clone(), u32::from(patience) * SECOND / 10);
+                let call: Waiting = Box::pin(async move { calls.acquire(0, 1, 1, Some(longest)).await });
                 waiting.push((clock.now() + longest, tokio::spawn(call)));
             }
             Step::Cancel { which } if which < waiting.len() => waiting.remove(which).1.abort(),
@@ -227,7 +231,7 @@ async fn comes_and_goes(steps: &[Step], count: u64, log: bool) {
                 assert!(give_up >= clock.now(), "waits beyond its patience");
                 unserved_ahead = true;
                 still.push((give_up, task));
-            } else if let Ok(_permit) = task.await.unwrap() {
+            } else if task.await.unwrap().is_some() {
                 assert!(!unserved_ahead, "served before one that came earlier and waits still");
                 served.push(clock.now());
             }
@@ -240,6 +244,11 @@ async fn comes_and_goes(steps: &[Step], count: u64, log: bool) {
         settle().await;
     }
     assert!(waiting.iter().all(|(_, task)| task.is_finished()), "somebody waits for ever");
+    // The clock moves by up to 1.1 s at once.
+    let bounds = Bounds { idle: Some(1_100_000), ..Bounds::of_controlled_clock() };
+    if let Some(accusation) = check(&calls.history(), &bounds).first() {
+        panic!("{accusation}");
+    }
     if log {
         let count = usize::try_from(count).unwrap();
         assert!(served.windows(count + 1).all(|window| window[count] - window[0] >= SECOND), "{served:?}");

@@ -17,6 +17,7 @@ mod exact;
 mod failure;
 mod give_back;
 mod harness;
+mod history;
 mod holds;
 mod keys;
 mod leases;

@@ -21,6 +21,7 @@
 mod browser;
 mod clock;
 mod cluster;
+pub mod history;
 mod patience;
 mod port;
 mod process;

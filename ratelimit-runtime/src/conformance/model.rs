@@ -4,13 +4,13 @@
 use std::{collections::HashMap, time::Duration};
 
 use crate::{
-    Algorithm, CounterName, Decision, Refill, Rule,
+    Algorithm, CounterName, Decision, Key, Refill, Rule,
     algorithm::{Fault, MOST_HOLDS, fault},
     store::{Charge, Charges, Hold, Request},
 };
 
 /// Counters that decide as the contract says.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Model {
     counters: HashMap<CounterName, Counter>,
     /// Every charge ever granted; a receipt is an index in here.
@@ -64,6 +64,11 @@ struct Level {
 }
 
 impl Model {
+    /// A cost to the counter of a rule and a key, to be decided.
+    pub fn charge(rule: &Rule, key: &Key, cost: u64) -> Charge {
+        Charge::new(*rule, CounterName::new("", rule, Some(key)), cost)
+    }
+
     /// Decides a request as a store does.
     pub fn decide(&mut self, now: Duration, request: &mut Request) {
         let now = micros(now);
@@ -502,7 +507,6 @@ fn smallest(is_true: impl Fn(i128) -> bool) -> i128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Key;
 
     /// A model and a time, for one counter at a time.
     struct At {

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use ratelimit_runtime::{Limiter, OnStoreError, Rule};
+use ratelimit_tests::history::{Bounds, History, check};
 use tokio::task::JoinSet;
 
 use crate::place::{Place, Servers};
@@ -35,11 +36,12 @@ struct Outcome {
 }
 
 /// Runs the workers against a place, breaks it meanwhile, and asks it afterwards.
-fn run(place: &Place, policy: OnStoreError, decisions: usize) -> Outcome {
+fn run(place: &Place, policy: OnStoreError, extent: Extent, faults: &mut Faults) -> Outcome {
     let (broken, done) = (Broken::default(), AtomicBool::new(false));
-    let each = decisions.div_ceil(PROCESSES);
-    let workers: Vec<_> = (0..PROCESSES).map(|number| Worker::start(place, policy, number, each)).collect();
-    let reports = thread::scope(|scope| {
+    let each = extent.decisions.div_ceil(PROCESSES);
+    let workers: Vec<_> =
+        (0..PROCESSES).map(|number| Worker::start(place, policy, number, each, extent.traffic_ms)).collect();
+    let mut reports = thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 thread::sleep(PAUSE);
@@ -67,8 +69,24 @@ fn run(place: &Place, policy: OnStoreError, decisions: usize) -> Outcome {
         done.store(true, Ordering::Relaxed);
         reports
     });
+    check_histories(place, policy, &mut reports, faults);
     let (once, shared) = runtime().block_on(charged(place, each.div_ceil(2)));
     Outcome { reports, broken, once, shared }
+}
+
+/// Checks the calls of all workers, counter by counter.
+fn check_histories(place: &Place, policy: OnStoreError, reports: &mut [Report], faults: &mut Faults) {
+    let mut history = History::default();
+    for report in reports {
+        history.merge(std::mem::take(&mut report.history));
+    }
+    // Connections are cut ten times a second: renewals may be late, and callers meet a store that is away. A slot that
+    // moves takes a while, by which its windows end later.
+    let bounds =
+        Bounds { skew: 30_000, idle: Some(900_000), holds_may_be_lost: true, passes: Some(10), ..Bounds::default() };
+    for accusation in check(&history, &bounds) {
+        faults.expect(false, format!("{}, {policy:?}, a history: {accusation}", place.name()));
+    }
 }
 
 /// What the servers have counted.
@@ -147,7 +165,7 @@ pub(crate) fn deny(extent: Extent, faults: &mut Faults) {
     );
     for (topology, tls) in Place::kinds(extent.tls) {
         let place = Place::start(topology, tls);
-        let outcome = run(&place, OnStoreError::Deny, extent.decisions);
+        let outcome = run(&place, OnStoreError::Deny, extent, faults);
         let (mut sent, mut charged, mut admitted, mut double, mut uncharged) = (0, 0, 0, 0, 0_u64);
         for (report, counted) in outcome.reports.iter().zip(&outcome.once) {
             for (fate, counted) in report.once.iter().zip(counted) {
@@ -204,7 +222,7 @@ pub(crate) fn local(extent: Extent, faults: &mut Faults) {
     );
     for (topology, tls) in Place::kinds(extent.tls) {
         let place = Place::start(topology, tls);
-        let outcome = run(&place, OnStoreError::Local, extent.decisions);
+        let outcome = run(&place, OnStoreError::Local, extent, faults);
         let of_key = |key: usize| outcome.reports.iter().map(|report| report.shared[key]).sum::<u64>();
         let extras = (0..SHARED_KEYS).map(|key| of_key(key).saturating_sub(SHARED.count()));
         let (largest, admitted) = (extras.max().unwrap_or(0), (0..SHARED_KEYS).map(of_key).sum::<u64>());

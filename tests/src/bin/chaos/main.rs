@@ -22,11 +22,13 @@ struct Extent {
     /// Each with TLS too: so many handshakes want an optimised build.
     tls: bool,
     outage_ms: u64,
+    /// How long calls of every kind are made beside the counted ones.
+    traffic_ms: u64,
     keys: usize,
 }
 
-const WHOLE: Extent = Extent { decisions: 500_000, tls: true, outage_ms: 3_000, keys: 100_000 };
-const SHORT: Extent = Extent { decisions: 40_000, tls: false, outage_ms: 1_500, keys: 5_000 };
+const WHOLE: Extent = Extent { decisions: 500_000, tls: true, outage_ms: 3_000, traffic_ms: 15_000, keys: 100_000 };
+const SHORT: Extent = Extent { decisions: 40_000, tls: false, outage_ms: 1_500, traffic_ms: 1_500, keys: 5_000 };
 
 /// What must hold and did not.
 #[derive(Debug, Default)]

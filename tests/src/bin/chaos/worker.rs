@@ -1,6 +1,6 @@
 //! One process of several that share limits.
 
-use std::io::Write as _;
+use std::io::{BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{
@@ -9,7 +9,8 @@ use std::sync::{
 };
 use std::time::{Duration, Instant};
 
-use ratelimit_runtime::{Cause, Limiter, OnStoreError, Rule};
+use ratelimit_runtime::{Cause, OnStoreError, Rule};
+use ratelimit_tests::history::{History, RecordedLimiter, Recorder, TRAFFIC_RULES, Traffic, traffic};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -50,6 +51,8 @@ pub(crate) struct Report {
     pub(crate) errors: Vec<String>,
     /// Median, 99 of 100, and the longest, in microseconds.
     pub(crate) waits: [u64; 3],
+    /// All calls, and those of other kinds that were made meanwhile.
+    pub(crate) history: History,
 }
 
 /// A worker that is under way.
@@ -58,17 +61,20 @@ pub(crate) struct Worker(Child);
 
 impl Worker {
     /// Makes `decisions` calls. Half of them for keys of its own, from `number * decisions` on.
-    pub(crate) fn start(place: &Place, policy: OnStoreError, number: usize, decisions: usize) -> Self {
+    pub(crate) fn start(place: &Place, policy: OnStoreError, number: usize, decisions: usize, ms: u64) -> Self {
         let authority = place.authority().unwrap_or_default();
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["worker", &place.url()]).arg(authority).arg(format!("{policy:?}"));
-        command.args([number.to_string(), decisions.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args([number.to_string(), decisions.to_string(), ms.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         Self(command.spawn().expect("this program runs"))
     }
 
     pub(crate) fn report(mut self) -> Report {
         let out = self.0.stdout.take().expect("its output");
-        let report = serde_json::from_reader(out).expect("the worker prints a report");
+        let report = serde_json::from_reader(BufReader::new(out)).expect("the worker prints a report");
         let _ = self.0.wait();
         report
     }
@@ -81,9 +87,11 @@ impl Drop for Worker {
     }
 }
 
-/// The worker's own side: `URL AUTHORITY POLICY NUMBER DECISIONS`.
+/// The worker's own side: `URL AUTHORITY POLICY NUMBER DECISIONS MS`.
 pub(crate) fn run(args: &[String]) {
-    let [url, authority, policy, number, decisions] = args else { panic!("not the arguments of a worker: {args:?}") };
+    let [url, authority, policy, number, decisions, ms] = args else {
+        panic!("not the arguments of a worker: {args:?}")
+    };
     let authority = (!authority.is_empty()).then(|| PathBuf::from(authority));
     let policy = match policy.as_str() {
         "Local" => OnStoreError::Local,
@@ -91,10 +99,17 @@ pub(crate) fn run(args: &[String]) {
         other => panic!("{other} is no policy here"),
     };
     let (number, decisions): (usize, usize) = (number.parse().expect("a number"), decisions.parse().expect("a number"));
+    let length = Duration::from_millis(ms.parse().expect("a number"));
     end_with_the_parent();
     let report = runtime().block_on(async {
         let limiter = builder(url, authority).on_store_error(policy).instances(INSTANCES).lazy().build().await;
-        work(limiter.expect("a limiter"), number, decisions).await
+        let recorder = Recorder::new(u32::try_from(number).expect("a few"));
+        let rules: Vec<_> = TRAFFIC_RULES.into_iter().chain([(ONCE, 1, true), (SHARED, 1, true)]).collect();
+        let limiter = RecordedLimiter::new(limiter.expect("a limiter"), recorder, &rules);
+        let limiter = limiter.decides_alone(policy == OnStoreError::Local);
+        let others = Traffic { tasks: 8, waiters: 6, length, pause: Duration::from_millis(10) };
+        let (report, ()) = tokio::join!(work(limiter.clone(), number, decisions), traffic(limiter.clone(), others));
+        Report { history: limiter.history(), ..report }
     });
     let report = serde_json::to_string(&report).expect("a report");
     std::io::stdout().write_all(report.as_bytes()).expect("the parent reads");
@@ -108,7 +123,7 @@ fn end_with_the_parent() {
     });
 }
 
-async fn work(limiter: Limiter, number: usize, decisions: usize) -> Report {
+async fn work(limiter: RecordedLimiter, number: usize, decisions: usize) -> Report {
     let next = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
@@ -125,9 +140,10 @@ async fn work(limiter: Limiter, number: usize, decisions: usize) -> Report {
                 let key = if shared { call / 2 % SHARED_KEYS } else { call / 2 };
                 let asked = Instant::now();
                 let answer = if shared {
-                    limiter.acquire(&SHARED, key).await
+                    limiter.acquire_as(TRAFFIC_RULES.len() + 1, (key as u64, key), 1, None).await.1
                 } else {
-                    limiter.acquire(&ONCE, (number, key)).await
+                    let name = (number << 32 | key) as u64;
+                    limiter.acquire_as(TRAFFIC_RULES.len(), (name, (number, key)), 1, None).await.1
                 };
                 waits.push(u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX));
                 let fate = match answer {
