@@ -158,7 +158,8 @@
 //! | its maxmemory-policy evicts | nothing: a counter that was dropped starts fresh. The log warns when it connects | set it to `noeviction` |
 //! | `WRONGTYPE`: something else is stored under a counter's name | [`Cause::Misconfigured`] | choose another [`Builder::namespace`] |
 //! | `NOPERM`, or that a user can't run a command | [`Cause::Misconfigured`] | give the user the rights below |
-//! | `WRONGPASS`, `NOAUTH` | [`Cause::Misconfigured`], and a [`SetupError`] at the start | check user and password in the URL; for sentinels, [`Builder::sentinel_credentials`] |
+//! | `WRONGPASS`, `NOAUTH` after a good start: the password was changed | the policy, and an `ERROR` in the log, once | put the password back, or restart with the new one |
+//! | `WRONGPASS`, `NOAUTH` at the start | [`Cause::Misconfigured`], and a [`SetupError`] from [`Builder::build`] | check user and password in the URL; for sentinels, [`Builder::sentinel_credentials`] |
 //! | `MOVED`, `ASK`, `CROSSSLOT`: it is a node of a cluster | [`Cause::Misconfigured`] | write `redis+cluster://` |
 //! | most of the sentinels, or of the cluster's nodes, refuse to say what they are asked | [`Cause::Misconfigured`], and a [`SetupError`] at the start; the policy if others are just away | the message names each with its reason |
 //! | that its cluster support is disabled | [`Cause::Misconfigured`], and a [`SetupError`] at the start | it is in no cluster: write `redis://` |
@@ -168,7 +169,7 @@
 //! What is [`Cause::Misconfigured`] is returned whatever the policy, and logged, once a second at most.
 //!
 //! The least a Redis user needs, for counters in a namespace `shop`:
-//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +mget +set +incrby +decrby +del +pttl
+//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +mget +set +setrange +incrby +decrby +del +pttl
 //! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop +lpush +zadd +zcard +zcount +zrange +zrem +zscore +pexpireat`. (Without the
 //! last eight, but for what calls hold.) Add `+select` if the URL names a database, `+cluster|slots +asking` for
 //! a cluster, `+role` behind sentinels, and `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest server the scripts run on.
@@ -208,7 +209,7 @@
 //! | Redis restarts without persistence, evicts keys, or fails over to a server that missed writes | the counters that were lost start fresh |
 //! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
 //! | the same, or this process' machine was asleep, and a rule has a [`Rule::lease`] | in a process, what it held of a window that is over by the server's clock |
-//! | it is set back | nothing; what counted may count for up to a period longer |
+//! | it is set back | nothing, but to an aligned `FixedWindow` its count, each time; what counted may count for up to a period longer, or two periods for a `FixedWindow` and a step of nearly a multiple of 450.001 s |
 //! | a call uses more than it held: a query runs on after its time, more tokens came than were reserved | so much more. It is charged, so that later calls make up for it |
 //! | a holder can't renew what it holds: it was stopped, its machine asleep, or the server away, for a whole lease | it runs on, beside whoever gets its place; see [`Permit::is_held`]. What it used is charged when it ends |
 //! | [`Limiter::reset`] | the counter starts fresh, and what was held of it is not any more; other processes go on spending what they hold by a [`Rule::lease`]; a permit from before, given back after, credits a `SlidingWindow` or a bucket with up to its cost |

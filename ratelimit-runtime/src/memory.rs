@@ -1,13 +1,13 @@
 //! The store in this process's memory.
 
-use std::{collections::HashMap, hash::BuildHasherDefault, sync::atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
 use crate::{
     Algorithm, Clock, CounterName, Rule,
-    algorithm::{Ask, Counter, Taken, TakenWindow, Window},
-    key::{AlreadyHashed, Fingerprint},
+    algorithm::{Ask, Counter, PackedWindow, Taken, TakenWindow, Window},
+    key::Fingerprint,
     store::{Batch, Charge, Charges, Hold, Reply, Request, Store, StoreError},
     sync::{Apart, AtomicUsize, BriefGuard, BriefMutex, lock_all_briefly, lock_briefly, try_lock_briefly},
 };
@@ -38,7 +38,7 @@ pub(crate) struct Memory {
 struct Shard {
     /// When it was last asked.
     latest_us: u64,
-    /// Nothing is to be gained by a look for fresh counters before this.
+    /// No counter is fresh before this.
     sweep_at_ms: u64,
     counters: Counters,
     /// Let go of what is fresh when there are this many.
@@ -49,12 +49,11 @@ struct Shard {
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Counters {
-    windows: Table,
-    others: HashMap<Fingerprint, Counter, BuildHasherDefault<AlreadyHashed>>,
+    windows: Table<PackedWindow>,
+    others: Table<Option<Counter>>,
 }
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
-const SWEEP_PAUSE_MS: u64 = 100;
 /// A shard with fewer counters is let alone, fresh or not: 4,096 in all.
 const SWEPT_AT_LEAST: usize = 16;
 /// How far at most the counters of two processors are apart, and more.
@@ -168,7 +167,9 @@ impl Memory {
         act: impl FnOnce(&mut Counter) -> T,
     ) -> Result<T, StoreError> {
         if shard.counters.len() >= shard.sweep_above {
-            self.sweep(shard, now_us);
+            let before = shard.counters.len();
+            shard.counters.drop_all_ended(now_us / 1000);
+            self.stored.fetch_sub(before - shard.counters.len(), Ordering::Relaxed);
             shard.sweep_above = (2 * shard.counters.len()).max(SWEPT_AT_LEAST);
         }
         while !self.take_room() {
@@ -193,24 +194,15 @@ impl Memory {
         self.stored.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
-    /// Drops what is fresh. Returns how many that were.
+    /// Drops some of what is fresh, if anything is. Returns how many counters that were.
     fn sweep(&self, shard: &mut Shard, now_us: u64) -> usize {
         if shard.sweep_at_ms > now_us / 1000 {
             return 0;
         }
-        let before = shard.counters.len();
-        let mut soonest = u64::MAX;
-        shard.counters.retain(|until_ms| {
-            let live = until_ms > now_us / 1000;
-            if live {
-                soonest = soonest.min(until_ms);
-            }
-            live
-        });
-        let dropped = before - shard.counters.len();
-        // A look at many that frees few is not repeated at once.
-        let pause_ms = if before > 1024 && dropped < before / 16 { SWEEP_PAUSE_MS } else { 0 };
-        shard.sweep_at_ms = soonest.max(now_us / 1000 + pause_ms);
+        let dropped = shard.counters.drop_some_ended(now_us / 1000);
+        if dropped == 0 {
+            shard.sweep_at_ms = shard.counters.soonest_ms();
+        }
         self.stored.fetch_sub(dropped, Ordering::Relaxed);
         dropped
     }
@@ -299,49 +291,66 @@ impl Shard {
     /// Does something to a counter, if it is stored.
     #[inline]
     fn update<T>(&mut self, name: Fingerprint, rule: &Rule, act: impl FnOnce(&mut Counter) -> T) -> Option<T> {
-        let (before, after, done) = self.counters.update(name, rule, |counter| {
-            let before = counter.until_ms();
-            let done = act(counter);
-            (before, counter.until_ms(), done)
-        })?;
-        if after != before {
-            self.sweep_at_ms = self.sweep_at_ms.min(after);
+        let (sooner, done) = self.counters.update(name, rule, act)?;
+        if let Some(ends_ms) = sooner {
+            self.sweep_at_ms = self.sweep_at_ms.min(ends_ms);
         }
         Some(done)
     }
 }
 
 impl Counters {
+    /// Returns when it ends now, if that is sooner than before, and what was done.
     #[inline]
-    fn update<T>(&mut self, name: Fingerprint, rule: &Rule, act: impl FnOnce(&mut Counter) -> T) -> Option<T> {
+    fn update<T>(
+        &mut self,
+        name: Fingerprint,
+        rule: &Rule,
+        act: impl FnOnce(&mut Counter) -> T,
+    ) -> Option<(Option<u64>, T)> {
         if !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
-            return self.others.get_mut(&name).map(act);
+            let (sooner, done) = self.others.update(name, |counter| counter.as_mut().map(act))?;
+            return Some((sooner, done?));
         }
-        let packed = self.windows.get_mut(name)?;
-        let mut counter = Counter::Window(Window::from(*packed));
-        let done = act(&mut counter);
-        if let Counter::Window(window) = &counter {
-            *packed = window.into();
-        }
-        Some(done)
+        self.windows.update(name, |packed| {
+            let mut counter = Counter::Window(Window::from(*packed));
+            let done = act(&mut counter);
+            if let Counter::Window(window) = &counter {
+                *packed = window.into();
+            }
+            done
+        })
     }
 
     fn insert(&mut self, name: Fingerprint, counter: Counter) {
         match counter {
             Counter::Window(window) => self.windows.insert(name, (&window).into()),
-            other => drop(self.others.insert(name, other)),
+            other => self.others.insert(name, Some(other)),
         }
     }
 
     /// Says whether it was stored.
     fn remove(&mut self, name: Fingerprint) -> bool {
-        self.windows.remove(name) || self.others.remove(&name).is_some()
+        self.windows.remove(name) || self.others.remove(name)
     }
 
-    /// Keeps those that are to be kept by when they are fresh.
-    fn retain(&mut self, mut keep: impl FnMut(u64) -> bool) {
-        self.windows.retain(|window| keep(Window::from(window).end_ms));
-        self.others.retain(|_, counter| keep(counter.until_ms()));
+    /// Drops what is fresh by then, and room that is not needed any more.
+    fn drop_all_ended(&mut self, now_ms: u64) {
+        self.windows.drop_all_ended(now_ms);
+        self.others.drop_all_ended(now_ms);
+    }
+
+    /// Drops some of that. Returns how many counters that were: none only if none is fresh.
+    fn drop_some_ended(&mut self, now_ms: u64) -> usize {
+        match self.windows.drop_some_ended(now_ms) {
+            0 => self.others.drop_some_ended(now_ms),
+            dropped => dropped,
+        }
+    }
+
+    /// A time before which none is fresh.
+    fn soonest_ms(&self) -> u64 {
+        self.windows.soonest_ms().min(self.others.soonest_ms())
     }
 
     fn len(&self) -> usize {

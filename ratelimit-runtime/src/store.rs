@@ -409,6 +409,8 @@ pub struct StoreError {
     pub(crate) misconfigured: bool,
     /// Whether the store surely did nothing.
     unsent: bool,
+    /// Whether it does not take the user or the password.
+    credentials: bool,
     reason: Reason,
     /// When what it tells of began, if it goes on.
     since: Option<Instant>,
@@ -424,13 +426,17 @@ enum Reason {
 impl StoreError {
     /// The store cannot be reached, is too slow or is full. What happens is the caller's `on_store_error`.
     pub fn unavailable(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { misconfigured: false, unsent: false, reason: Reason::new(reason.into()), since: None }
+        Self::new(false, reason.into())
     }
 
     /// The store answered that it can't work like this: a wrong type, a missing right, a broken script. Returned to
     /// callers whatever their policy.
     pub fn misconfigured(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { misconfigured: true, unsent: false, reason: Reason::new(reason.into()), since: None }
+        Self::new(true, reason.into())
+    }
+
+    fn new(misconfigured: bool, reason: Cow<'static, str>) -> Self {
+        Self { misconfigured, unsent: false, credentials: false, reason: Reason::new(reason), since: None }
     }
 
     pub(crate) fn late(deadline: Duration) -> Self {
@@ -446,6 +452,26 @@ impl StoreError {
     /// Whether the store surely did nothing.
     pub(crate) fn is_unsent(&self) -> bool {
         self.unsent
+    }
+
+    /// The same, about a user or a password that the store does not take.
+    #[cfg(feature = "redis")]
+    pub(crate) fn about_credentials(mut self) -> Self {
+        self.credentials = true;
+        self
+    }
+
+    /// Whether it is about a user or a password.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_about_credentials(&self) -> bool {
+        self.credentials
+    }
+
+    /// The same as an outage: the caller's policy decides.
+    #[cfg(feature = "redis")]
+    pub(crate) fn into_outage(mut self) -> Self {
+        self.misconfigured = false;
+        self
     }
 
     /// The same, with whom it is about in front.

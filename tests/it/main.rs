@@ -34,6 +34,7 @@ mod shadow;
 mod size;
 mod stacked;
 mod state;
+mod steps;
 mod store;
 mod support;
 mod time;

@@ -182,3 +182,28 @@ async fn a_flood_of_keys_frees_nobody() {
         assert_eq!(admitted(&limiter, &rule, 1, 9).await, 5);
     }
 }
+
+/// Counters that end one after another make room one after another: a new key finds it in the millisecond in which it is there.
+#[tokio::test]
+async fn a_full_store_admits_a_new_key_as_soon_as_a_counter_has_ended() {
+    const A_MILLISECOND: u64 = 5;
+    let millis = 60_000;
+    for algorithm in [WINDOWS[0], BUCKET] {
+        let max_keys = millis * A_MILLISECOND;
+        let (limiter, clock) = holding(usize::try_from(max_keys).unwrap(), OnStoreError::Deny).await;
+        let rule = Rule::new("even", 1, MINUTE).by(algorithm);
+        let mut keys = 0..;
+        let mut refused = 0;
+        for millisecond in 0..millis + 2_000 {
+            for key in keys.by_ref().take(usize::try_from(A_MILLISECOND).unwrap()) {
+                let key: u64 = key;
+                refused += u64::from(limiter.acquire(&rule, key).await.is_err());
+            }
+            assert_eq!(refused, 0, "{algorithm:?}, in millisecond {millisecond}");
+            if millisecond >= millis {
+                limiter.acquire(&rule, "one more").await.unwrap_err();
+            }
+            clock.advance(Duration::from_millis(1));
+        }
+    }
+}

@@ -383,3 +383,43 @@ async fn one_script_decides_at_one_time() {
         }
     }
 }
+
+/// The exception in the table of limits: an aligned window ends on the grid, so a clock that is set back shows the next one once more.
+#[tokio::test]
+async fn an_aligned_window_grants_its_count_once_more_each_time_the_clock_is_set_back() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    let (rule, key) = (Rule::new("again", 3, SECOND).algorithm(ALIGNED).denial_cache(false), fresh_key());
+    timed.advance(SECOND - MS);
+    assert_eq!(admitted(&timed.limiter, &rule, key, 5).await, 3);
+    timed.advance(MS);
+    assert_eq!(admitted(&timed.limiter, &rule, key, 5).await, 3);
+    for _ in 0..4 {
+        clock.set_micros(clock.now_micros() - 2_000);
+        assert_eq!(admitted(&timed.limiter, &rule, key, 5).await, 0);
+        timed.advance(2 * MS);
+        assert_eq!(admitted(&timed.limiter, &rule, key, 5).await, 3);
+    }
+}
+
+/// Windows of a key are told apart modulo 450.001 s. A step back by about as much keeps a count, for two periods at most.
+#[tokio::test]
+async fn a_clock_set_back_by_a_multiple_of_450_seconds_keeps_a_count_for_two_periods_at_most() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    for algorithm in [FIXED, ALIGNED] {
+        for back in [450_001_000, 900_002_000, 450_001_000 - 300_000, 450_001_000 + 300_000] {
+            let (rule, key) = (Rule::new("wrap", 3, SECOND).algorithm(algorithm).denial_cache(false), fresh_key());
+            timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            timed.advance(300 * MS);
+            clock.set_micros(clock.now_micros() - back);
+            let mut since = Duration::ZERO;
+            // Several at once: only those go by the number of the window alone.
+            while !join_all((0..3).map(|_| timed.limiter.acquire(&rule, key))).await.into_iter().any(is_admitted) {
+                timed.advance(50 * MS);
+                since += 50 * MS;
+                assert!(since <= 2 * SECOND + 50 * MS, "{back} µs back, {}", timed.of(&rule));
+            }
+        }
+    }
+}

@@ -92,10 +92,14 @@ pub(crate) struct PackedWindow(u64, u64);
 const OPENED_BITS: u32 = 17;
 const USED_BITS: u32 = 34;
 
-impl PackedWindow {
-    /// What stands where there is no window.
-    pub(crate) const NONE: Self = Self(0, 0);
+impl Default for PackedWindow {
+    /// It stands where there is no window.
+    fn default() -> Self {
+        Self(0, 0)
+    }
+}
 
+impl PackedWindow {
     /// Charges a cost of 1 to the count if it fits in a window that is open. `None` if the window is not.
     ///
     /// A window that was opened after now is not taken for open: the clock was set back.

@@ -129,6 +129,25 @@ pub(crate) fn kind(charge: &Charge) -> u8 {
     }
 }
 
+/// The most steps that decisions sent in one go may take. A server does nothing else meanwhile, for 0.1 µs a step: 6 ms or so.
+pub(crate) const MOST_STEPS: u64 = 64_000;
+
+/// Equal charges of one counter take so many decisions; see `equal.lua`.
+pub(crate) const DECISIONS_ON_EQUAL: u64 = 3;
+/// Several rules take so many each: a look and a charge; see `all.lua`.
+pub(crate) const DECISIONS_ON_SEVERAL: u64 = 2;
+
+/// The most steps that one decision on a charge takes. A command of the script is eight steps; one pass of a loop, a call of a function, and 64
+/// bytes of a string are one.
+pub(crate) fn steps(charge: &Charge) -> u64 {
+    match charge.rule.counted_by() {
+        Algorithm::FixedWindow { .. } | Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => 80,
+        Algorithm::SlidingWindow { buckets } => 80 + 2 * buckets,
+        // Three searches by halves: for what has expired, and for what has to.
+        Algorithm::SlidingLog | Algorithm::Concurrent => 100 + 30 * u64::from(charge.rule.count().max(1).ilog2()),
+    }
+}
+
 /// What a script for one counter does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Act {

@@ -1,16 +1,17 @@
 -- A sliding window is one string of numbers of 8 bytes: the sub-window it was last written in (its start divided by its length), the sum of
 -- all counts, and the counts: the charges of that sub-window and of those before it, newest first, down to the oldest that still counts.
--- The key expires when all of it has stopped counting, so the stored number and the key's PTTL tell the time. Moving on by one
--- sub-window puts 8 zero bytes in front. So no decision reads all counts: a count is read when it is the newest, the oldest or dropped.
+-- The key expires when all of it has stopped counting, so the stored number and the key's PTTL tell the time.
+--
+-- No decision reads all counts: the newest, the oldest, and once those that no longer count. The server hashes each string that Lua makes,
+-- byte by byte. So a charge in the sub-window of the last one writes 24 bytes, and only one that moves on makes the string anew.
 --
 -- cost, count, size (ms a sub-window), buckets
 -- returns  after a charge: ms until all of it has stopped counting, the sub-window, and how much counts. Otherwise nothing if nothing
---          counts, or '+' ('-' if the cost does not fit), the ms, how much counts, the sub-window, the sum and the counts
+--          counts, or '+' ('-' if the cost does not fit), the ms, how much counts, and the string
 value = value or call('GET', key)
-local left, counts, current, sum = 0, '', nil, 0
+local left, current, sum = 0, nil, 0
 if value then
   current, sum = struct.unpack('<dd', value)
-  counts = string.sub(value, 17)
   local stops = (current + 1 + buckets) * size
   left = now and math.max(stops - now, 0) or call('PTTL', key)
   if left < 0 or left > (1 + buckets) * size then -- no expiry, or the server's clock was set back: as if all of it were charged just now
@@ -18,9 +19,9 @@ if value then
       time = call('TIME')
       now = time[1] * 1000 + math.floor(time[2] / 1000)
     end
-    current, counts = math.floor(now / size), struct.pack('<d', sum)
+    current = math.floor(now / size)
     left = (current + 1 + buckets) * size - now
-    value = struct.pack('<dd', current, sum) .. counts
+    value = struct.pack('<ddd', current, sum, sum)
     call('SET', key, value, 'PXAT', string.format('%.0f', now + left))
   elseif not now then
     now = stops - left
@@ -35,34 +36,39 @@ if left == 0 then
     time = call('TIME')
     now = time[1] * 1000 + math.floor(time[2] / 1000)
   end
-  current, sum, counts = math.floor(now / size), 0, ''
+  value, current, sum = nil, math.floor(now / size), 0
 end
 
-local passed = math.floor(now / size) - current
-if passed > 0 then
-  local kept = math.min(#counts / 8, buckets + 1 - passed)
-  local dropped = #counts / 8 - kept
-  if dropped > 0 then
-    local numbers = { struct.unpack('<' .. string.rep('d', dropped), counts, 8 * kept + 1) }
-    for i = 1, dropped do
-      sum = sum - numbers[i]
-    end
+-- So many sub-windows later: so many counts are stored, and so many of them still count.
+local passed, stored = math.floor(now / size) - current, value and #value / 8 - 2 or 0
+local kept = math.min(stored, buckets + 1 - passed)
+local used = sum
+if kept < stored then
+  local dropped = { struct.unpack('<' .. string.rep('d', stored - kept), value, 17 + 8 * kept) }
+  for i = 1, stored - kept do
+    used = used - dropped[i]
   end
-  counts = string.rep('\0', 8 * passed) .. string.sub(counts, 1, 8 * kept)
-  current = current + passed
+  sum = used
 end
-local used, stops = sum, (current + 1 + buckets) * size
-if #counts > 8 * buckets then
-  local oldest = struct.unpack('<d', counts, 8 * buckets + 1)
-  used = sum - oldest + math.ceil(oldest * (size - now % size) / size)
+if value and kept + passed > buckets then
+  local oldest = struct.unpack('<d', value, 9 + 8 * kept)
+  used = used - oldest + math.ceil(oldest * (size - now % size) / size)
 end
 fits = charge == 'always' or cost == 0 or used + cost <= count
-if fits and charge then
-  local newest = #counts > 0 and struct.unpack('<d', counts) or 0
-  value = struct.pack('<ddd', current, sum + cost, newest + cost) .. string.sub(counts, 9)
-  local low = stops % 1e7 -- `%d` is quick, and takes less than 2^31 on every server
-  call('SET', key, value, 'PXAT', string.format('%d%07d', (stops - low) / 1e7, low))
-  reply = struct.pack('<ddd', stops - now, current, used + cost)
-else
-  reply = (fits and '+' or '-') .. struct.pack('<dddd', stops - now, used, current, sum) .. counts
+if not fits or not charge then
+  reply = value and (fits and '+' or '-') .. struct.pack('<dd', left, used) .. value or false
+  break
 end
+current, sum = current + passed, sum + cost
+if value and passed == 0 then
+  local newest = struct.unpack('<d', value, 17)
+  call('SETRANGE', key, '0', struct.pack('<ddd', current, sum, newest + cost))
+  value = nil
+else
+  local older = value and string.rep('\0', 8 * (passed - 1)) .. string.sub(value, 17, 16 + 8 * kept) or ''
+  local stops = (current + 1 + buckets) * size
+  local low = stops % 1e7 -- `%d` is quick, and takes less than 2^31 on every server
+  left, value = stops - now, struct.pack('<ddd', current, sum, cost) .. older
+  call('SET', key, value, 'PXAT', string.format('%d%07d', (stops - low) / 1e7, low))
+end
+reply = struct.pack('<ddd', left, current, used + cost)

@@ -18,8 +18,8 @@ sum = sum - before + after
 if sum == 0 then
   call('DEL', key)
 else
-  local counts = string.sub(value, 17, at - 1) .. struct.pack('<d', after) .. string.sub(value, at + 8)
-  call('SET', key, struct.pack('<dd', current, sum) .. counts, 'KEEPTTL')
+  call('SETRANGE', key, '8', struct.pack('<d', sum))
+  call('SETRANGE', key, at - 1, struct.pack('<d', after))
 end
 if age == buckets then
   local weight = size - now % size

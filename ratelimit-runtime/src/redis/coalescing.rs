@@ -290,16 +290,21 @@ impl Queue {
         }
     }
 
-    /// Takes so many out, the oldest first.
+    /// Takes so many out, the oldest first, or fewer, if those keep a server busy for long enough.
     fn take_first(&self, count: usize) -> Vec<Arc<Decision>> {
         let mut places = lock_all_briefly::<_, PLACES>(&self.places.iter().map(|place| &**place));
         places.retain(|place| !place.waiting.is_empty());
         let mut taken = Vec::with_capacity(count.min(places.iter().map(|place| place.waiting.len()).sum()));
+        let mut steps = 0;
         while taken.len() < count
             && let Some(place) = places.iter_mut().min_by_key(|place| place.first())
-            && let Some(decision) = place.take()
+            && let Some((_, decision)) = place.waiting.front()
         {
-            taken.push(decision);
+            steps += decision.steps();
+            if steps > algorithm::MOST_STEPS && !taken.is_empty() {
+                break;
+            }
+            taken.extend(place.take());
         }
         self.standing.fetch_sub(taken.len() as u64 * Standing::WAITING, Ordering::AcqRel);
         taken
@@ -406,6 +411,16 @@ impl Decision {
         let mut callers = self.lock();
         callers.all.push(caller);
         callers.all.len() as u32 - 1
+    }
+
+    /// The most steps that a server needs for it.
+    fn steps(&self) -> u64 {
+        let decisions = match &*self.charges {
+            [_] if self.lock().all.len() > 1 => algorithm::DECISIONS_ON_EQUAL,
+            [_] => 1,
+            _ => algorithm::DECISIONS_ON_SEVERAL,
+        };
+        decisions * self.charges.iter().map(algorithm::steps).sum::<u64>()
     }
 
     /// When the first came of those who still wait.

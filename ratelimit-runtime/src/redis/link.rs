@@ -88,6 +88,8 @@ struct Node {
     settings: Settings,
     /// Whether the log was told what is to be said of its settings.
     inspected: AtomicBool,
+    /// How it stands with its user and password.
+    access: Access,
     /// On how many runtimes it is away: all that is looked at while it is on none.
     away: AtomicUsize,
 }
@@ -150,6 +152,13 @@ impl Connection {
             sent.until_left(pin!(redis.send_packed_commands(&pipeline, 0, count))).await
         };
         sent.returned = true;
+        if let Ok(replies) = &replies
+            && let Some(error) = replies.iter().find_map(no_auth)
+        {
+            // Nothing has run. The next connection tells whether the credentials are taken.
+            link.lost(silence);
+            return Err(link.node.refused(error));
+        }
         match &replies {
             Err(error) if is_fatal(error) => link.lost(silence),
             // Somebody else is the primary now, maybe at the same name. If not, that is found out no more often than this.
@@ -167,6 +176,15 @@ impl Connection {
 
 fn is_fatal(error: &RedisError) -> bool {
     error.is_io_error() || error.is_unrecoverable_error()
+}
+
+/// The error of a server that wants a password first.
+fn no_auth(reply: &Value) -> Option<StoreError> {
+    if !matches!(reply, Value::ServerError(_)) {
+        return None;
+    }
+    let error = reply.clone().extract_error().err()?;
+    (error.code() == Some("NOAUTH")).then(|| explain(&error))
 }
 
 fn is_readonly(reply: &Value) -> bool {
@@ -273,7 +291,13 @@ impl Links {
     /// Connections to one node, opened when they are first asked for.
     pub(super) fn new(target: Target, settings: Settings) -> Self {
         Self {
-            node: Arc::new(Node { target, settings, inspected: AtomicBool::new(false), away: AtomicUsize::new(0) }),
+            node: Arc::new(Node {
+                target,
+                settings,
+                inspected: AtomicBool::new(false),
+                access: Access::default(),
+                away: AtomicUsize::new(0),
+            }),
             by_runtime: Arc::default(),
             first: OnceLock::new(),
             in_use: watch::Sender::new(()),
@@ -646,6 +670,7 @@ impl Link {
             }
             match opened {
                 Ok((open, client)) => {
+                    self.node.access.granted();
                     later = usual;
                     pause = FIRST_PAUSE;
                     // Two primaries would each count alone, so callers use one.
@@ -669,6 +694,7 @@ impl Link {
                     }
                 }
                 Err(error) => {
+                    let error = self.node.refused(error);
                     tracing::debug!(server = %self.node.target, %error, "cannot connect");
                     let_through = None;
                     self.change(|state| {
@@ -736,8 +762,13 @@ impl Link {
             Err(_) => return Err(self.node.unavailable(format_args!("no connection within {longest:?}"))),
         };
         match timeout(longest_probe, redis.send_packed_command(&probe())).await {
-            // An error is an answer too, be it that this user may not ask.
-            Ok(reply) => drop(reply.map_err(|error| explain(&error).about(target))?),
+            // An error is an answer too, be it that this user may not ask; but not that it wants a password first.
+            Ok(reply) => {
+                let reply = reply.map_err(|error| explain(&error).about(target))?;
+                if let Some(error) = no_auth(&reply) {
+                    return Err(error.about(target));
+                }
+            }
             Err(_) => {
                 return Err(self.node.unavailable(format_args!("no answer to a script within {longest_probe:?}")));
             }
@@ -768,6 +799,20 @@ impl Node {
         }
     }
 
+    /// An error, as an outage if it is about credentials that were taken before. The log has that once.
+    fn refused(&self, error: StoreError) -> StoreError {
+        if !error.is_about_credentials() || !self.access.was_granted.load(Ordering::Acquire) {
+            return error;
+        }
+        if !self.access.is_refused.swap(true, Ordering::AcqRel) {
+            tracing::error!(
+                server = %self.target, reason = error.reason(),
+                "the server no longer takes this limiter's user and password; calls follow their failure policy until it does"
+            );
+        }
+        error.into_outage()
+    }
+
     fn unavailable(&self, what: fmt::Arguments<'_>) -> StoreError {
         StoreError::unavailable(what.to_string()).about(&self.target)
     }
@@ -789,6 +834,22 @@ impl Node {
                  set its maxmemory-policy to noeviction"
             );
         }
+    }
+}
+
+/// How a node stands with its user and password.
+#[derive(Debug, Default)]
+struct Access {
+    /// A connection was open once, so they were right.
+    was_granted: AtomicBool,
+    /// They have been refused since, and the log says so.
+    is_refused: AtomicBool,
+}
+
+impl Access {
+    fn granted(&self) {
+        self.was_granted.store(true, Ordering::Release);
+        self.is_refused.store(false, Ordering::Release);
     }
 }
 

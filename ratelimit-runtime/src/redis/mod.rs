@@ -134,12 +134,17 @@ impl Redis {
 
     /// Decides requests, none of them over several slots.
     async fn decide_together(&self, requests: &mut [&mut Request]) {
-        let mut commands = Commands::new();
-        for request in requests.iter_mut() {
-            commands.push(Command::decide(request));
+        let (mut commands, mut sent) = (Commands::new(), SmallVec::<[&mut Request; 1]>::new());
+        for request in requests {
+            if let Some(error) = too_long(request) {
+                request.outcome = Err(error);
+            } else {
+                commands.push(Command::decide(request));
+                sent.push(request);
+            }
         }
         let replies = self.nodes.run(commands).await;
-        for (request, (command, reply)) in requests.iter_mut().zip(replies) {
+        for (request, (command, reply)) in sent.into_iter().zip(replies) {
             take_in(request, command, reply);
         }
     }
@@ -216,6 +221,10 @@ impl Store for Redis {
         if let Nodes::One(links) = &self.nodes
             && let [request] = &mut *batch
         {
+            if let Some(error) = too_long(request) {
+                request.outcome = Err(error);
+                return Reply::Ready(batch);
+            }
             let consume = request.consume;
             let running = links.run(Command::decide(request), 0, false);
             return Reply::Pending(Box::pin(async move {
@@ -273,6 +282,21 @@ impl Store for Redis {
     }
 }
 
+/// Why a request is not sent: its script would keep a server from everything else for too long.
+fn too_long(request: &Request) -> Option<StoreError> {
+    let [_, _, ..] = &*request.charges else { return None }; // one counter never takes as long
+    let steps: u64 = request.charges.iter().map(algorithm::steps).sum();
+    let steps = algorithm::DECISIONS_ON_SEVERAL * steps;
+    (steps > algorithm::MOST_STEPS).then(|| {
+        StoreError::misconfigured(format!(
+            "its {} rules are one script of up to {steps} steps, and a server may be kept busy for {} at a time; give one call \
+             fewer rules, or sliding windows with fewer buckets",
+            request.charges.len(),
+            algorithm::MOST_STEPS,
+        ))
+    })
+}
+
 /// A server's reply as what was answered, or why it was not.
 fn answer(reply: Value) -> Result<Value, StoreError> {
     reply.extract_error().map_err(|error| explain(&error))
@@ -314,8 +338,32 @@ fn number(value: &Value) -> Result<i64, StoreError> {
     }
 }
 
+/// A reply that no script makes, as its type and how it begins: it may be long, and the numbers in it say what a user did.
 fn unexpected(reply: &Value) -> StoreError {
-    StoreError::misconfigured(format!("the server's reply to a script is not what the script returns: {reply:?}"))
+    const SHOWN: usize = 100;
+    let mut beginning = Beginning { text: String::new(), room: SHOWN };
+    let is_whole = write!(beginning, "{reply:?}").is_ok();
+    let more = if is_whole { "" } else { " .." };
+    let text = beginning.text;
+    StoreError::misconfigured(format!("the server's reply to a script is not what the script returns: {text}{more}"))
+}
+
+/// Takes so many bytes of a text, and then fails, so that the rest is never made.
+struct Beginning {
+    text: String,
+    room: usize,
+}
+
+impl std::fmt::Write for Beginning {
+    fn write_str(&mut self, more: &str) -> std::fmt::Result {
+        for letter in more.chars() {
+            if self.text.len() + letter.len_utf8() > self.room {
+                return Err(std::fmt::Error);
+            }
+            self.text.push(letter);
+        }
+        Ok(())
+    }
 }
 
 /// An error in words, with what to do where that is known. Never with what a key or a password holds.
@@ -372,7 +420,12 @@ fn explain(error: &RedisError) -> StoreError {
         ErrorKind::Extension => !matches!(code, "OOM" | "BUSY" | "MISCONF" | "NOREPLICAS"),
         _ => true,
     };
-    if misconfigured { StoreError::misconfigured(reason) } else { StoreError::unavailable(reason) }
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => StoreError::misconfigured(reason).about_credentials(),
+        _ if matches!(code, "WRONGPASS" | "NOAUTH") => StoreError::misconfigured(reason).about_credentials(),
+        _ if misconfigured => StoreError::misconfigured(reason),
+        _ => StoreError::unavailable(reason),
+    }
 }
 
 #[cfg(test)]
@@ -394,6 +447,18 @@ mod tests {
         let error =
             said("ERR unknown command `EVALSHA`, with args beginning with: `abc`, `1`, `item:{4711}:fixed:60000`, ");
         assert!(!error.reason().contains("4711"), "{error}");
+    }
+
+    #[test]
+    fn an_unexpected_reply_is_shown_as_it_begins() {
+        let long = Value::BulkString(b"0123456789".repeat(1_700));
+        let nested = Value::Array(vec![Value::Array(vec![long.clone(); 3]); 3]);
+        for reply in [long, nested, Value::SimpleString("é".repeat(20_000)), Value::Int(7)] {
+            let error = unexpected(&reply);
+            assert!(error.misconfigured && error.reason().len() < 200, "{} bytes: {error}", error.reason().len());
+        }
+        assert!(unexpected(&Value::Int(7)).reason().ends_with(": int(7)"), "{}", unexpected(&Value::Int(7)));
+        assert!(unexpected(&Value::BulkString(vec![b'x'; 200])).reason().contains("bulk-string('\"xxx"));
     }
 
     #[test]

@@ -52,6 +52,7 @@ impl Sentinels {
         let mut reasons: Vec<String> = Vec::new();
         // Of several that are named, one may be long gone, and something else be in its place.
         let mut misconfigured = !named.is_empty() || mostly_misconfigured(failed.iter().map(|(_, error)| error));
+        let mut credentials = failed.iter().any(|(_, error)| error.is_about_credentials());
         for address in named {
             let client = address.client(&self.server)?;
             match role(&client).await {
@@ -62,13 +63,20 @@ impl Sentinels {
                 }
                 Err(error) => {
                     misconfigured &= error.misconfigured;
+                    credentials |= error.is_about_credentials();
                     reasons.push(format!("{address} is named: {error}"));
                 }
             }
         }
         reasons.extend(failed.into_iter().map(|(address, error)| format!("{address}: {error}")));
         let reason = format!("no primary of the service `{}` is found: {}", self.service, reasons.join("; "));
-        Err(if misconfigured { StoreError::misconfigured(reason) } else { StoreError::unavailable(reason) })
+        Err(if !misconfigured {
+            StoreError::unavailable(reason)
+        } else if credentials {
+            StoreError::misconfigured(reason).about_credentials()
+        } else {
+            StoreError::misconfigured(reason)
+        })
     }
 
     /// Returns once the primary is another one than this.
