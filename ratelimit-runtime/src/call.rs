@@ -1040,7 +1040,7 @@ fn take_rules(settings: &Settings, asked: &mut SmallVec<[Asked; 1]>, is_first: b
     let rules = settings.rules_now();
     let is_one_of_several = asked.len() > 1;
     asked.retain(|asked| is_to_be_asked(&rules, asked, is_one_of_several, is_first));
-    rules.on_store_error(asked.iter().map(|asked| asked.rule.prefix()))
+    asked.iter().find_map(|asked| rules.on_store_error(asked.rule.prefix()))
 }
 
 /// Takes the rule as it holds now, and says whether the store is to be asked for it. One that is only tried out is not, where it would refuse
@@ -1072,7 +1072,7 @@ async fn changed(changes: &mut Option<Receiver<()>>) {
     {
         return;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Whether the future was done before the clock showed `give_up`.
