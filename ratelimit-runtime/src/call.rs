@@ -658,8 +658,8 @@ impl Call {
         for Applied { asked, rule } in &mut self.charges {
             *rule = rule_to_ask(&rules, asked, is_one_of_several, is_first);
         }
-        let prefixes = self.charges.iter().filter_map(|charge| charge.rule).map(|rule| rule.prefix());
-        self.policy_of_rules = rules.on_store_error(prefixes);
+        let mut active = self.charges.iter().filter_map(|charge| charge.rule);
+        self.policy_of_rules = active.find_map(|rule| rules.on_store_error(rule.prefix()));
     }
 
     fn clock(&self) -> &Clock {

@@ -271,6 +271,8 @@ mod tests {
             with_local_recorder,
         };
 
+        static GAUGE: DegradedGauge = DegradedGauge(AtomicU32::new(0));
+
         /// The values that a gauge of this name had.
         #[derive(Debug, Default)]
         struct Values(Mutex<Vec<f64>>);
@@ -317,7 +319,6 @@ mod tests {
         }
 
         let values = Arc::<Values>::default();
-        static GAUGE: DegradedGauge = DegradedGauge(AtomicU32::new(0));
         let (recorder, seen) = (OnlyGauge(Arc::clone(&values)), Seen::counted_by(&GAUGE));
         // A recorder that is installed during an outage hears of it.
         seen.failed(&error());

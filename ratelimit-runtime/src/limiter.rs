@@ -120,6 +120,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// The rules as they hold now. A call takes them once, for all of its rules.
+    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
     #[inline]
     pub(crate) fn rules_now(&self) -> RulesNow {
         RulesNow {
@@ -129,6 +130,7 @@ impl Settings {
     }
 
     /// Tells of each change of the rules from now on, if they can change.
+    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
     pub(crate) fn rule_changes(&self) -> Option<Receiver<()>> {
         #[cfg(feature = "config")]
         return self.rules.as_ref().map(crate::config::Rules::changes);
@@ -170,11 +172,11 @@ impl RulesNow {
         Some(*rule)
     }
 
-    /// The policy of the first of several rules that has one, for what the store can't decide.
-    pub(crate) fn on_store_error(&self, mut prefixes: impl Iterator<Item = &'static str>) -> Option<OnStoreError> {
+    /// The policy for calls of a rule that the store can't decide.
+    pub(crate) fn on_store_error(&self, prefix: &str) -> Option<OnStoreError> {
         #[cfg(feature = "config")]
         if let Some(table) = &self.table {
-            return prefixes.find_map(|prefix| table.on_store_error(prefix));
+            return table.on_store_error(prefix);
         }
         None
     }

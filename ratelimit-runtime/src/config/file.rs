@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use serde::{Deserialize, de::IgnoredAny};
+use serde::Deserialize;
 use toml::Spanned;
 
 use super::Use;
@@ -122,7 +122,7 @@ impl Settings {
     fn fault(&self, rule: &Rule, of: Use) -> Option<String> {
         let changed = self.change(rule);
         if let (Some(fault), false) = (changed.fault(), rule.has_fault()) {
-            return Some(fault.to_string());
+            return Some(fault);
         }
         let (before, after) = (rule.counted_by(), changed.counted_by());
         let is_leaky = |algorithm| matches!(algorithm, Algorithm::LeakyBucket { .. });
@@ -164,7 +164,7 @@ struct File {
     rules: Option<RawRules>,
 }
 
-type TopLevel = BTreeMap<Spanned<String>, IgnoredAny>;
+type TopLevel = BTreeMap<Spanned<String>, toml::Value>;
 
 type RawRules = BTreeMap<Spanned<String>, RawRule>;
 
@@ -416,7 +416,7 @@ fn positive(value: &Spanned<u64>, name: &str) -> Result<u64, Fault> {
     match *value.get_ref() {
         0 => Err(Fault::at(value, format!("`{name}` is 0; it must be at least 1"))),
         number if number > LARGEST => {
-            Err(Fault::at(value, format!("`{name}` is {number}; it must be at most 2^52, {}", LARGEST)))
+            Err(Fault::at(value, format!("`{name}` is {number}; it must be at most 2^52, {LARGEST}")))
         }
         number => Ok(number),
     }

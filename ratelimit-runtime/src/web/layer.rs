@@ -162,17 +162,17 @@ where
             match settings.decide(&head).await {
                 Ok(permit) => {
                     let told = permit.as_ref().and_then(|(permit, name)| Told::by_permit(permit, name));
-                    let held = permit.filter(|(permit, _)| permit.holds());
-                    let held = held.map(|(permit, _)| RequestHold::add(permit, &mut head.extensions));
+                    let holding = permit.map(|(permit, _)| permit).filter(Permit::holds);
+                    let hold = holding.map(|permit| RequestHold::add(permit, &mut head.extensions));
                     let is_connect = head.method == Method::CONNECT;
                     let response = service.call(Request::from_parts(head, body)).await?;
                     let mut response = response.map(LimitedBody::of_service);
                     if let Some(told) = told {
                         settings.tell(&told, &mut response);
                     }
-                    if let Some(held) = held {
-                        held.check(is_connect, response.status());
-                        response.body_mut().held = Some(held);
+                    if let Some(hold) = hold {
+                        hold.check(is_connect, response.status());
+                        response.body_mut().held = Some(hold);
                     }
                     Ok(response)
                 }

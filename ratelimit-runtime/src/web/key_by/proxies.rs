@@ -182,12 +182,16 @@ proptest! {
     fn no_client_behind_proxies_chooses_its_key(sent in vec(hostile(), 0..3), proxies in vec(proxy(), 1..4)) {
         let real = Some(ip_key(proxies[0].peer).to_string());
         let mut lines = sent.clone();
-        proxies.iter().for_each(|proxy| proxy.forward(&mut lines, &proxy.element()));
+        for proxy in &proxies {
+            proxy.forward(&mut lines, &proxy.element());
+        }
         let forwarded = key_of(&KeyBy::forwarded(proxies.len()), &http::header::FORWARDED, &lines);
         prop_assert_eq!(&forwarded, &real, "{:?}", lines);
 
         let mut lines = sent;
-        proxies.iter().for_each(|proxy| proxy.forward(&mut lines, &proxy.address()));
+        for proxy in &proxies {
+            proxy.forward(&mut lines, &proxy.address());
+        }
         let field = HeaderName::from_static("x-forwarded-for");
         let x_forwarded_for = key_of(&KeyBy::x_forwarded_for(proxies.len()), &field, &lines);
         prop_assert_eq!(&x_forwarded_for, &real, "{:?}", lines);
@@ -197,7 +201,9 @@ proptest! {
     #[test]
     fn a_field_is_read_as_the_rfc_says(proxies in vec(proxy(), 0..5), hops in 1_usize..6) {
         let mut lines = Vec::new();
-        proxies.iter().for_each(|proxy| proxy.forward(&mut lines, &proxy.element()));
+        for proxy in &proxies {
+            proxy.forward(&mut lines, &proxy.element());
+        }
         let key = key_of(&KeyBy::forwarded(hops), &http::header::FORWARDED, &lines);
         prop_assert_eq!(&key, &plain_key(&lines, hops), "{:?}", lines);
         prop_assert_eq!(key.is_some(), hops <= proxies.len());
