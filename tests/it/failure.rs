@@ -594,9 +594,11 @@ mod local {
         settle().await;
         store.release(); // refused, and first in line
         settle().await;
-        let stops = waiting(Duration::from_secs(1));
+        let stops = waiting(Duration::from_secs(2));
         settle().await;
-        clock.advance(Duration::from_secs(1)); // the first in line asks, the other stops and asks too
+        clock.advance(Duration::from_secs(1)); // the first in the queue asks
+        settle().await;
+        clock.advance(Duration::from_secs(1)); // the other one stops, and asks too
         settle().await;
         asks.abort();
         settle().await;
