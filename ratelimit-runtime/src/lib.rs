@@ -41,7 +41,7 @@
 //! |---|---|---|
 //! | [`Algorithm::FixedWindow`] | 2C; C in each of its windows | one integer |
 //! | [`Algorithm::SlidingLog`] | C, exactly | about 10 bytes an admitted call |
-//! | [`Algorithm::SlidingWindow`] of n buckets | less than 2C; C in any window of P - P/n | n + 2 integers |
+//! | [`Algorithm::SlidingWindow`] of n buckets | less than 2C; C in any window of P - P/n | n + 3 integers |
 //! | [`Algorithm::TokenBucket`] that holds B | B + C | three integers |
 //! | [`Algorithm::LeakyBucket`] | C, by the slots the calls are given; C - 1 + the largest cost, if costs differ from 1 | three integers |
 //! | [`Algorithm::Concurrent`] | any number, but C at once | about 100 bytes a call that holds places |
@@ -91,8 +91,8 @@
 //! | `limit_concurrent_requests`, or [`Algorithm::Concurrent`] | a place | nothing: the place is free |
 //!
 //! - What is held can be used by nobody else, in any process. It is charged when it ends, and counts for a period from then on.
-//! - On a server, a task of the caller's runtime renews it every third of its lease, and settles it, wherever the permit is dropped. The next acquire of the key in this process
-//!   waits until that is done; callers of other processes who wait for something held look again every 50 ms.
+//! - On a server, a background task renews it every third of its lease, and settles it when the permit is dropped. The next
+//!   acquire of the key in this process waits until that is done, for half of its deadline at most.
 //! - A holder that died is charged in full when its lease ends, and its place is free then. The lease is 30 s for what is reserved, for `Elapsed` the most it may take (from 1 s
 //!   to 30 s), and for places what the rule says. A holder that was stopped for longer finds out by [`Permit::is_held`].
 //! - A caller who is cancelled while a server is being asked gives back what it may have been granted.
@@ -101,6 +101,27 @@
 //! - What is reserved or held at most is 1 or more: a call of cost 0 holds nothing, and is charged nothing.
 //! - While the store is away, [`OnStoreError::Local`] holds things of this process' share, beside what others hold of the whole at the store: with `Deny` nobody does. What was held at the server before can't be renewed or settled, so it is charged in
 //!   full, or its place lost, when its lease ends.
+//!
+//! # Waiting
+//!
+//! With `on_limit = Wait` and [`Limiter::acquire_within`], a refused caller waits in the queue of each
+//! of its counters. A queue belongs to one counter and one process.
+//!
+//! - **Order.** Waiting callers are let ask the store in the order of their arrival. As many ask at a
+//!   time as there is room for: what the latest answer left, and what refills within a round trip.
+//!   Questions that are on the way together are decided in the server's order. A caller whose cost
+//!   does not fit yet holds up those behind it. Callers who do not wait are not held up.
+//! - **Several rules.** A caller of several rules waits for all of its counters at once. While one of
+//!   them has no room for longer than another's period, it holds up nobody there. From one period
+//!   before it will have room, its cost is reserved on the other counters: no waiting caller behind it
+//!   gets that part, so it is not overtaken without end. A counter stands idle for a reserved cost for
+//!   one period at most; if the caller was not served by then, others go first for one period.
+//! - **Changes.** A refund, a reset, a settled hold or a changed rule in this process lets the next
+//!   caller ask at once. A change by another process is noticed after a second, or a tenth of the
+//!   period if that is longer; a place or a hold that it gives back, after 50 ms.
+//! - **Refusals.** A caller whose turn would come too late for it is refused at once. `retry_after`
+//!   is then the time until its turn, if those ahead stay. A caller whose patience ends in the queue is
+//!   told the same. [`Limiter::close`] refuses all who wait, and later ones who would.
 //!
 //! # When the store is not asked
 //!
@@ -240,13 +261,16 @@
 //! | `ratelimit_store_seconds` | | a histogram: how long the store took for an answer, or the caller waited for none. Memory answers at once and is not in it |
 //! | `ratelimit_store_calls_total`, `ratelimit_store_decisions_total` | | calls to Redis servers, and the decisions they carried: some travel together |
 //! | `ratelimit_decisions_without_store_total` | `policy` | decisions by [`OnStoreError`], as the store could not make them: `local`, `allow` or `deny` |
+//! | `ratelimit_waiting` | `rule` | a gauge: callers that wait now |
+//! | `ratelimit_wait_seconds` | `rule` | a histogram: how long callers have waited, whether or not they were admitted |
 //! | `ratelimit_degraded` | | a gauge: how many limiters of the process have a store that does not decide |
 //!
 //! `rule` is the prefix. Keys are no labels: there may be millions. Install a recorder before the first limiter is built, and it has the descriptions, too.
 //!
 //! The log, through the crate [`tracing`](https://docs.rs/tracing): an outage and its end (`WARN`, `INFO`), what is misconfigured (`ERROR`, once a second at
-//! most), what a rule in shadow mode would have refused (`INFO`, once a second at most), each refusal (`DEBUG`), and a span `ask_rate_limit_store` (`DEBUG`)
-//! around a question to a server that does not travel with others.
+//! most), what a rule in shadow mode would have refused (`INFO`, for each rule once a second at most), each refusal (`DEBUG`), a span
+//! `ask_rate_limit_store` (`DEBUG`) around a question to a server that does not travel with others, and a span `wait_for_rate_limit` (`DEBUG`)
+//! around each wait, with an event when it begins and one when it ends.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;

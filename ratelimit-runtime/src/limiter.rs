@@ -335,9 +335,10 @@ impl Limiter {
 
     /// Charges a cost of 1, and waits for it up to `longest` if the limit is reached.
     ///
-    /// Callers of one counter and process are served in the order of their arrival. The call is refused at once if
-    /// it is known that the wait would be longer, or if too many wait already (see [`Builder::max_waiting`]).
-    /// Callers that do not wait are not held up by those who do.
+    /// Callers of one counter and process are let ask in the order of their arrival. The call is refused at once if
+    /// its turn would come later than that, as those stand who wait already; `retry_after` is then the time until its turn.
+    /// It is also refused if too many wait (see [`Builder::max_waiting`]). Callers that do not wait are not held up by those
+    /// who do. The [crate page](crate#waiting) says how several rules, refunds and other processes come in.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, Rule};
@@ -360,9 +361,9 @@ impl Limiter {
     ///
     /// # Cancellation
     ///
-    /// A future that is dropped while it waits leaves its line, and the one behind it moves up. It has charged nothing, unless
-    /// it was the first in its line and asking a Redis server just then: then it may or may not have been charged.
-    /// A future that is kept but not polled holds up those behind it.
+    /// A future that is dropped while it waits leaves its queue, and those behind it move up. It has charged nothing, unless
+    /// it was asking a Redis server just then: then it may or may not have been charged.
+    /// A future that is kept but not polled holds up those behind it when its turn has come.
     ///
     /// # Panics
     ///
@@ -489,7 +490,8 @@ impl Limiter {
     /// Gives back what was taken from the store ahead of need, see [`Rule::lease`], and takes no more so. Returns how many permits that were.
     /// Also waits for what calls held that have ended, and is being settled with the store in the background.
     ///
-    /// For the end of a program, when its calls are over. The limiter goes on deciding, but asks the store for each call.
+    /// For the end of a program. Callers who wait for a limit are refused, and so are later ones who would have to wait. The
+    /// limiter goes on deciding, but asks the store for each call.
     /// What can't be given back within the deadline stays charged until its window ends; the log says so.
     ///
     /// ```
