@@ -36,6 +36,8 @@ fn a_name_reads_as_the_docs_say() {
     assert_eq!(name_of(("eu", 4711)), "item:{(eu,4711)}:fixed:60000");
     let log = Rule::new("item", 1, Duration::from_secs(3600)).algorithm(LOG);
     assert_eq!(name("shop", &log, "alice"), b"shop::item:{alice}:sliding-log:3600000");
+    let window = log.algorithm(Algorithm::SlidingWindow { buckets: 6 });
+    assert_eq!(name("shop", &window, "alice"), b"shop::item:{alice}:sliding-6:3600000");
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Algorithm {
             Self::FixedWindow { align: false } => ("fixed", None),
             Self::FixedWindow { align: true } => ("fixed-aligned", None),
             Self::SlidingLog => ("sliding-log", None),
-            Self::SlidingWindow { buckets } => ("window-", Some(buckets)),
+            Self::SlidingWindow { buckets } => ("sliding-", Some(buckets)),
             Self::TokenBucket { refill: Refill::Greedy, .. } => ("bucket", None),
             Self::TokenBucket { refill: Refill::Interval, .. } => ("bucket-interval", None),
             Self::LeakyBucket { .. } => ("leaky", None),
@@ -121,7 +121,7 @@ impl Algorithm {
     }
 }
 
-/// `fixed`, or `window-6`.
+/// `fixed`, or `sliding-6`.
 pub(crate) struct Tag {
     pub(crate) name: &'static str,
     pub(crate) buckets: Option<u64>,
