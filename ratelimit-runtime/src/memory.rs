@@ -446,7 +446,7 @@ mod tests {
         let rule = Rule::new("item", 1, Duration::from_secs(1));
         let manual = crate::ManualClock::new();
         let memory = Memory::new(manual.clone().into(), 10);
-        let name = Fingerprint(0);
+        let name = Fingerprint(0, 0);
         memory.take(name, &Ask { rule: &rule, cost: 1, longest_wait_ms: 0, hold: None }).unwrap();
         std::thread::scope(|scope| {
             let locked = memory.shard(shard_of(&name));
