@@ -83,14 +83,14 @@ impl Memory {
     /// The same where most calls find themselves, and without a way round: in a fixed window that is stored and open, at a cost of 1 to the count.
     /// `None` if it is not so, and nothing is changed then.
     ///
-    /// The rule was looked at when the window was stored, but for its count and its lease. The time is read before the lock is there, which costs less, and is
-    /// not kept in the shard: it changes nothing but the window that was open then. Who comes later and sees an earlier time may as well have come
-    /// before.
+    /// The rule was looked at when the window was stored, but for its count and its lease. The time is read under the
+    /// lock, as everywhere else: a thread that stops between the two would tell an old time with a newer state. It is not kept in the shard, because
+    /// it changes nothing but the window that is open then.
     #[inline(always)]
     #[allow(clippy::inline_always)] // or what becomes of it is copied
     pub(crate) fn take_window(&self, name: Fingerprint, count: u64, cost: u64) -> Option<TakenWindow> {
-        let now_ms = self.clock.now_ms();
         let mut shard = self.shard(shard_of(&name));
+        let now_ms = self.clock.now_ms();
         shard.counters.windows.get_mut(name)?.take(name, count, now_ms, cost)
     }
 
@@ -438,6 +438,25 @@ mod tests {
         for (after, seen) in [(5_000, 5_000), (4_001, 5_000), (4_000, 4_000), (4_001, 4_001), (4_001, 4_001)] {
             assert_eq!(shard.now_us(&at(Duration::from_micros(after))) - start_us, seen, "{after}");
         }
+    }
+
+    /// Others may change the counter while a thread stands at its lock, and the clock moves on.
+    #[test]
+    fn a_window_is_told_by_the_time_at_which_it_is_locked() {
+        let rule = Rule::new("item", 1, Duration::from_secs(1));
+        let manual = crate::ManualClock::new();
+        let memory = Memory::new(manual.clone().into(), 10);
+        let name = Fingerprint(0, 0);
+        memory.take(name, &Ask { rule: &rule, cost: 1, longest_wait_ms: 0, hold: None }).unwrap();
+        std::thread::scope(|scope| {
+            let locked = memory.shard(shard_of(&name));
+            let taken = scope.spawn(|| memory.take_window(name, rule.count(), 1));
+            std::thread::sleep(Duration::from_millis(50));
+            manual.advance(Duration::from_millis(300));
+            drop(locked);
+            let taken = taken.join().unwrap().unwrap();
+            assert_eq!((taken.fits, taken.reset_after_ms), (false, 700));
+        });
     }
 
     /// By the clock that programs have: tests have one that can be paused.

@@ -454,6 +454,24 @@ fn one_order_explains_all_answers() {
     history(0, 2).has_order(false);
 }
 
+/// A script that found the bucket as it was, and was told that it had become full since.
+#[test]
+fn a_bucket_may_be_decided_on_when_it_becomes_full_while_the_clock_is_moved() {
+    let history = |reset_after_ms| {
+        let mut bucket = hand(5, 1000, Algorithm::LeakyBucket { queue: 4 });
+        bucket.admitted((0, 1), 1, 4, 200);
+        bucket.call((2, 9), Action::Advance { by: 500 * MS }, Answer::Done(0));
+        bucket.admitted((3, 8), 2, 3, 400);
+        let answer = Answer::Seen { remaining: 4, reset_after_ms };
+        bucket.call((10, 11), Action::Peek, answer);
+        bucket
+    };
+    history(100).has_order(true);
+    // The clock moves at once, or in the midst of one call only.
+    history(101).has_order(false);
+    history(99).has_order(false);
+}
+
 #[test]
 fn the_order_keeps_that_of_calls_that_did_not_overlap() {
     let history = |second_asked| {

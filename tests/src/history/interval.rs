@@ -51,7 +51,7 @@ impl Default for Bounds {
             queued: 150_000,
             passes: Some(3),
             holds_may_be_lost: false,
-            waits_are_told: false,
+            waits_are_told: true,
         }
     }
 }

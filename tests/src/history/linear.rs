@@ -146,18 +146,53 @@ impl<'a> Search<'a> {
                 return Found::Order;
             }
             // The one that was answered first is tried first, so it is pushed last.
-            for &at in left.iter().rev().filter(|at| began(&self.calls[**at]) <= first_end) {
-                let Some(next) = self.apply(&state, at) else { continue };
-                let mut done = done.clone();
-                done[at / 64] |= 1 << (at % 64);
-                if self.tried.len() >= BUDGET {
-                    self.is_cut_short = true;
-                } else if self.tried.insert((done.clone(), next.hash())) {
-                    open.push((done, next));
+            let is_next = |at: &&usize| began(&self.calls[**at]) <= first_end;
+            let nexts: Vec<usize> = left.iter().rev().filter(is_next).copied().collect();
+            let is_move = |at: &&usize| matches!(self.calls[**at].action, Action::Advance { .. });
+            let moves: Vec<usize> = nexts.iter().filter(is_move).copied().collect();
+            for &at in &nexts {
+                let mut states: Vec<(State, usize)> = Vec::new();
+                for &moved in &moves {
+                    states.extend(self.apply_while_moved(&state, at, moved).map(|next| (next, moved)));
+                }
+                states.extend(self.apply(&state, at).map(|next| (next, at)));
+                for (next, other) in states {
+                    let mut done = done.clone();
+                    done[at / 64] |= 1 << (at % 64);
+                    done[other / 64] |= 1 << (other % 64);
+                    if self.tried.len() >= BUDGET {
+                        self.is_cut_short = true;
+                    } else if self.tried.insert((done.clone(), next.hash())) {
+                        open.push((done, next));
+                    }
                 }
             }
         }
         if self.is_cut_short { Found::TooMany } else { Found::None(self.said) }
+    }
+
+    /// The state after a call to a bucket and a move of the clock in the midst of it.
+    ///
+    /// Redis up to 7.0 finds keys by the time at which a script began, and tells how long they last by the time now. A
+    /// script under way when a bucket becomes full decides by that moment, which the clock passes as it is moved. It
+    /// lies between the call's invocation and its answer, so the answer is right.
+    fn apply_while_moved(&mut self, state: &State, at: usize, moved: usize) -> Option<State> {
+        let (call, Action::Advance { by }) = (&self.calls[at], self.calls[moved].action) else { return None };
+        let rule = self.rules.get(call.limit).copied()?;
+        let is_bucket = matches!(rule.counted_by(), Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. });
+        if !is_bucket || !matches!(call.action, Action::Acquire { .. } | Action::Peek) {
+            return None;
+        }
+        let mut look = Request::new(Model::charge(&rule, &Key::new(call.key), 0), false);
+        state.model.clone().decide(state.now, &mut look);
+        let full_in = look.charges.first()?.decision.reset_after();
+        if full_in.is_zero() || full_in > Duration::from_micros(by) {
+            return None;
+        }
+        let full = State { now: state.now + full_in, ..state.clone() };
+        let mut next = self.apply(&full, at)?;
+        next.now = state.now + Duration::from_micros(by);
+        Some(next)
     }
 
     /// The state after a call, if the model gives its answer.

@@ -25,9 +25,10 @@ const PREFETCHED: usize = 8;
 const PLACES_WAITED_FOR: usize = 9;
 const HOT: usize = 10;
 const ALIGNED: usize = 11;
+const WAITED_FOR_ALONE: usize = 12;
 
 /// The rules of [`traffic`], with permits taken at a time and whether denials are cached.
-pub const TRAFFIC_RULES: [(Rule, u64, bool); 12] = [
+pub const TRAFFIC_RULES: [(Rule, u64, bool); 13] = [
     (Rule::new("window", 20, ms(500)), 1, true),
     (Rule::new("refunded", 20, ms(300)).denial_cache(false), 1, false),
     (Rule::new("log", 15, ms(400)).algorithm(Algorithm::SlidingLog), 1, true),
@@ -44,6 +45,7 @@ pub const TRAFFIC_RULES: [(Rule, u64, bool); 12] = [
     (Rule::new("places_waited_for", 2, ms(1_000)).algorithm(Algorithm::Concurrent), 1, false),
     (Rule::new("hot", 4_000, ms(3_600_000)), 1, true),
     (Rule::new("aligned", 30, ms(500)).algorithm(Algorithm::FixedWindow { align: true }), 1, true),
+    (Rule::new("waited_for_alone", 2, ms(200)), 1, true),
 ];
 
 /// How much of it.
@@ -159,6 +161,9 @@ async fn wait(limiter: &RecordedLimiter, number: usize, random: &mut fastrand::R
             sleep(ms(random.u64(5..40))).await;
             limiter.refund(place).await;
         }
+    } else if number % 6 == 1 {
+        // One whom no other caller of its process wakes.
+        drop(limiter.acquire(WAITED_FOR_ALONE, number as u64, 1, Some(longest)).await);
     } else if random.u8(0..6) == 0 {
         // One who leaves.
         let call = limiter.acquire(WAITED_FOR, 0, 1, Some(longest));
