@@ -1,16 +1,13 @@
 //! The holds of one counter in memory, in the order of their ends.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    iter,
-};
+use std::{collections::BTreeMap, iter};
 
 use crate::store::Hold;
 
 /// Holds by id and by end, and how much they are together. Each step takes time in proportion to the logarithm of their number.
 #[derive(Debug, Default)]
 pub(super) struct HoldSet {
-    by_id: HashMap<u64, Held>,
+    by_id: BTreeMap<u64, Held>,
     /// Amounts by end and id, of the holds that end.
     by_end: BTreeMap<(u64, u64), u64>,
     /// Amounts by lease, of the holds that are kept: they end one lease from now, whenever that is.

@@ -38,6 +38,7 @@ pub(super) struct HalfLine;
 impl Stored for PackedWindow {
     type Align = HalfLine;
 
+    #[inline]
     fn ends_ms(&self) -> u64 {
         Window::from(*self).end_ms
     }
@@ -46,6 +47,8 @@ impl Stored for PackedWindow {
 impl Stored for Option<Counter> {
     type Align = ();
 
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // twice in each call that is not of a fixed window
     fn ends_ms(&self) -> u64 {
         self.as_ref().map_or(u64::MAX, Counter::until_ms)
     }
