@@ -39,6 +39,10 @@ const PROBE_HELD: Duration = Duration::from_millis(50);
 /// that is longer.
 const PROBE_OTHERS: Duration = Duration::from_secs(1);
 
+/// Time until a probe after a refusal that tells no wait, which a store of the user's own may make: not at once, or the
+/// store would be asked without end.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
 /// The queues of one limiter.
 pub(crate) struct WaitQueues {
     state: Mutex<State>,
@@ -82,7 +86,7 @@ struct WaitingFor {
     /// [`WaitQueues::changes`] when it was let ask.
     changes: u64,
     /// [`Queue::joined`] when it joined behind all others.
-    behind: u64,
+    behind: u128,
     /// When its cost was first reserved.
     reserved_at: Option<Duration>,
 }
@@ -114,9 +118,10 @@ struct Queue {
     /// without one. Above 1 where the round trip is longer than it seems.
     share: u32,
     shared_at: Duration,
-    /// The cost of all callers that ever joined, and of those that no longer wait.
-    joined: u64,
-    left: u64,
+    /// The cost of all callers of this counter alone that ever joined, and of those that no longer wait. Callers of several
+    /// counters may hold up nobody.
+    joined: u128,
+    left: u128,
     latest: Option<RequestPerMinute>,
 }
 
@@ -453,6 +458,11 @@ impl Caller {
     fn ids(&self) -> SmallVec<[Fingerprint; 1]> {
         self.counters.iter().map(|counter| counter.id).collect()
     }
+
+    /// What the caller adds to [`Queue::joined`] for a cost.
+    fn counted(&self, cost: u64) -> u128 {
+        if self.counters.len() == 1 { cost.into() } else { 0 }
+    }
 }
 
 impl State {
@@ -462,7 +472,7 @@ impl State {
         for WaitingFor { id, cost, .. } in &caller.counters {
             if let Some(queue) = self.queues.get_mut(id) {
                 queue.waiting.insert(ticket, *cost);
-                queue.joined += cost;
+                queue.joined += caller.counted(*cost);
             }
         }
     }
@@ -487,7 +497,12 @@ impl State {
         for WaitingFor { id, .. } in &caller.counters {
             let Some(queue) = self.queues.get_mut(id) else { continue };
             if let Some(cost) = queue.waiting.remove(&ticket) {
-                queue.left += cost;
+                // Those ahead of the last one wait no shorter because it leaves.
+                if queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket) {
+                    queue.joined -= caller.counted(cost);
+                } else {
+                    queue.left += caller.counted(cost);
+                }
                 // The wait was that of a larger cost than the next one's.
                 let next = queue.waiting.first_key_value().map_or(u64::MAX, |(_, cost)| *cost);
                 if cost == queue.refused && next < cost {
@@ -548,7 +563,7 @@ impl State {
         let Some(queue) = self.queues.get(&id) else { return };
         let (mut room, mut may_probe) = (queue.room(now, self.round_trip), queue.may_probe(now));
         let (limit, period) = (queue.rule.limit(), queue.rule.period());
-        let (mut reserved, mut reserved_until, mut from) = (0, None, 0);
+        let (mut reserved, mut reserved_until, mut from) = (0_u64, None, 0);
         loop {
             let Some(queue) = self.queues.get(&id) else { return };
             let Some((&ticket, &cost)) = queue.waiting.range(from..).next() else { return };
@@ -564,13 +579,13 @@ impl State {
                     self.wake_at(ticket, at, now, wakes);
                     if let Some(until) = self.reserve(ticket, id, now, period) {
                         room = room.saturating_sub(cost);
-                        reserved += cost;
+                        reserved = reserved.saturating_add(cost);
                         reserved_until = Some(reserved_until.map_or(until, |other: Duration| other.min(until)));
                     }
                     continue;
                 }
             }
-            let may_probe_beside = may_probe && (reserved == 0 || reserved + cost <= limit);
+            let may_probe_beside = may_probe && (reserved == 0 || reserved.saturating_add(cost) <= limit);
             if cost > room && !may_probe_beside {
                 if let Some(at) = [probe_at, reserved_until].into_iter().flatten().min() {
                     self.wake_at(ticket, at, now, wakes);
@@ -592,12 +607,13 @@ impl State {
         let Some(caller) = self.callers.get_mut(&ticket) else { return };
         (caller.is_asking, caller.wake_at) = (true, None);
         wakes.push(Arc::clone(&caller.turn));
+        let is_counted = caller.counters.len() == 1;
         for counter in &mut caller.counters {
             counter.changes = shared.changes_of(counter.id).load(Ordering::Acquire);
             counter.reserved_at = None;
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 queue.waiting.remove(&ticket);
-                queue.left += counter.cost;
+                queue.left += if is_counted { counter.cost.into() } else { 0 };
                 queue.askers += 1;
                 queue.asking += counter.cost;
             }
@@ -686,7 +702,7 @@ impl State {
         let caller = self.callers.get(&ticket)?;
         let estimates = caller.counters.iter().filter_map(|counter| {
             let queue = self.queues.get(&counter.id)?;
-            let ahead = counter.behind.saturating_sub(queue.left);
+            let ahead = u64::try_from(counter.behind.saturating_sub(queue.left)).unwrap_or(u64::MAX);
             let at = queue.turn_at(ahead, counter.cost, now, self.round_trip);
             Some((queue.latest.clone()?, at, queue.is_held))
         });
@@ -731,7 +747,7 @@ impl Queue {
         }
         (self.sent_at, self.answered_at) = (sent_at, Some(now));
         self.is_held = is_held;
-        let Some(ready_in) = ready_in else {
+        let Some(ready_in) = ready_in.map(|ready_in| ready_in.max(SHORTEST_WAIT)) else {
             (self.remaining, self.refused) = (remaining, 0);
             (self.ready_at, self.told_at, self.probe_at) = Default::default();
             // A bucket that becomes full while callers wait: more of them could be on the way.

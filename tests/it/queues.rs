@@ -8,7 +8,10 @@ use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use ratelimit_runtime::{Algorithm, Limiter, ManualClock, Permit, RequestPerMinute, Rule, limit_request_per_time};
+use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
+use ratelimit_runtime::{
+    Algorithm, CounterName, Decision, Limiter, ManualClock, Permit, RequestPerMinute, Rule, limit_request_per_time,
+};
 use tokio::task::JoinSet;
 
 use crate::store::on_plain_store;
@@ -390,4 +393,72 @@ async fn a_refusal_tells_the_wait_for_a_bucket() {
         settle().await;
     }
     assert_eq!(callers.served(), 6);
+}
+
+#[limit_request_per_time(prefix = "user", ttl = 1, unit = Hours, count = 5, key = user, limiter = limiter, on_limit = Wait(max = "1500ms"))]
+#[limit_request_per_time(prefix = "all", ttl = 1, unit = Seconds, count = 10)]
+async fn of_patient_user(limiter: &Limiter, user: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// Callers ahead who wait for their own limit are no reason to refuse those behind them.
+#[tokio::test]
+async fn a_caller_behind_others_whose_own_limit_is_spent_is_not_refused_at_once() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let mut exhausted = JoinSet::new();
+    for _ in 0..35 {
+        let limiter = limiter.clone();
+        exhausted.spawn(async move { of_user(&limiter, 0).await });
+        settle().await;
+    }
+    for user in 1..=5 {
+        ends(of_user(&limiter, user)).await.unwrap();
+    }
+    let patient = {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { of_patient_user(&limiter, 6).await })
+    };
+    settle().await;
+    clock.advance(SECOND);
+    ends(patient).await.unwrap().expect("there was room a second later");
+    assert_eq!(exhausted.len(), 35);
+}
+
+/// Refuses a thousand times, and each time says that the cost fits at once.
+#[derive(Clone, Debug, Default)]
+struct Impatient(Arc<AtomicU64>);
+
+impl ratelimit_runtime::Store for Impatient {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        let fits = self.0.fetch_add(1, Ordering::Relaxed) >= 1000;
+        for request in batch.iter_mut() {
+            for charge in request.charges.iter_mut() {
+                charge.decision = Decision::new(1, u64::from(fits), SECOND, (!fits).then_some(Duration::ZERO));
+            }
+            request.outcome = Ok(fits);
+        }
+        Reply::Ready(batch)
+    }
+    fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+        Reply::Ready(Ok(0))
+    }
+    fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
+        Reply::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_tells_no_wait_is_not_asked_in_a_loop() {
+    let (clock, store) = (ManualClock::new(), Impatient::default());
+    let limiter = Limiter::builder("memory://").clock(clock.clone()).over(store.clone()).unwrap();
+    let mut callers = Callers::new();
+    callers.add(&limiter, Rule::new("impatient", 1, SECOND), 1, HOUR).await;
+    let asked = store.0.load(Ordering::Relaxed);
+    assert!(asked <= 2, "asked {asked} times while no time passed");
+    for _ in 0..1000 {
+        clock.advance(MS);
+        settle().await;
+    }
+    assert_eq!(callers.served(), 1);
 }

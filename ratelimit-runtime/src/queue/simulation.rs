@@ -164,3 +164,15 @@ fn waiting_callers_use_all_of_a_bucket_that_refills_at_once() {
     let bucket = Algorithm::TokenBucket { burst: 100, refill: Refill::Interval };
     check(Rule::new("interval", 100, Duration::from_millis(100)).algorithm(bucket), 2_100);
 }
+
+#[test]
+fn the_largest_costs_of_many_callers_add_up() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.into(), false);
+    let rule = Rule::new("large", 1 << 52, Duration::from_secs(1)).algorithm(Algorithm::Concurrent);
+    let charges = [Charge::new(rule, CounterName::new("", &rule, None), 1 << 52)];
+    let join = |_| queues.join(queues.ticket(), &charges, None, None).ok().expect("there is room in the queue");
+    let positions: Vec<_> = (0..5_000).map(join).collect();
+    drop(positions);
+    assert_eq!(queues.waiting.load(Ordering::Relaxed), 0);
+}
