@@ -171,16 +171,19 @@ impl<'a> Search<'a> {
         if self.is_cut_short { Found::TooMany } else { Found::None(self.said) }
     }
 
-    /// The state after a call to a bucket and a move of the clock in the midst of it.
+    /// The state after a call to a bucket or a sliding window, and a move of the clock in the midst of it.
     ///
     /// Redis up to 7.0 finds keys by the time at which a script began, and tells how long they last by the time now. A
-    /// script under way when a bucket becomes full decides by that moment, which the clock passes as it is moved. It
-    /// lies between the call's invocation and its answer, so the answer is right.
+    /// script under way when a bucket becomes full, or a sliding window empty, decides by that moment, which the clock
+    /// passes as it is moved. It lies between the call's invocation and its answer, so the answer is right.
     fn apply_while_moved(&mut self, state: &State, at: usize, moved: usize) -> Option<State> {
         let (call, Action::Advance { by }) = (&self.calls[at], self.calls[moved].action) else { return None };
         let rule = self.rules.get(call.limit).copied()?;
-        let is_bucket = matches!(rule.counted_by(), Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. });
-        if !is_bucket || !matches!(call.action, Action::Acquire { .. } | Action::Peek) {
+        let tells_time_by_its_end = matches!(
+            rule.counted_by(),
+            Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } | Algorithm::SlidingWindow { .. }
+        );
+        if !tells_time_by_its_end || !matches!(call.action, Action::Acquire { .. } | Action::Peek) {
             return None;
         }
         let mut look = Request::new(Model::charge(&rule, &Key::new(call.key), 0), false);
