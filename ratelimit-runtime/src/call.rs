@@ -20,7 +20,7 @@ mod waiting;
 #[cfg(feature = "redis")]
 use crate::redis::Share;
 use crate::{
-    Algorithm, Clock, CounterName, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
+    Algorithm, Clock, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
     algorithm::{Ask, TakenWindow, Window},
     guard::Known,
     hold::{self, CleanUpOnDrop},
@@ -740,7 +740,7 @@ impl Deciding {
             {
                 let charge = || {
                     let key = if let AskedKey::Some(key) = &asked.key { Some(key) } else { None };
-                    Charge::new(*rule, CounterName::new(&limiter.settings().namespace, rule, key), *cost)
+                    Charge::new(*rule, crate::CounterName::new(&limiter.settings().namespace, rule, key), *cost)
                 };
                 let joined = guarded.share(name, rule, *cost, charge, context.waker());
                 if let State::One(_, _, share) = &mut self.state {

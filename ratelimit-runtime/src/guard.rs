@@ -157,7 +157,9 @@ impl Guarded {
 
     /// Drops cached denials of these counters, so that the store is asked.
     pub(crate) fn forget_denials(&self, charges: &[Charge]) {
-        charges.iter().for_each(|charge| self.0.denials.drop_one(charge.counter.fingerprint()));
+        for charge in charges {
+            self.0.denials.drop_one(charge.counter.fingerprint());
+        }
     }
 
     /// Gives back all that was taken and not spent, and takes no more.

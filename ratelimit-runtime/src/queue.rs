@@ -520,8 +520,7 @@ impl State {
     fn learn(&mut self, answer: &Answer, has_changed: impl Fn(Fingerprint) -> bool, now: Duration, is_shared: bool) {
         let sample = now.saturating_sub(answer.sent_at);
         let round_trip = match self.round_trip {
-            Some(known) if known < sample => known + (sample - known) / 8,
-            Some(known) => known - (known - sample) / 8,
+            Some(known) => known.saturating_mul(7).saturating_add(sample) / 8,
             None => sample,
         };
         if !answer.counters.is_empty() {

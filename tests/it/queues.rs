@@ -297,9 +297,11 @@ async fn callers_who_leave_ask_nobody() {
     assert_eq!(store.calls(), before);
 }
 
+type Acquiring = Pin<Box<dyn Future<Output = Result<Permit, RequestPerMinute>> + Send>>;
+
 /// A waker that ends its task, as an executor does whose queue is gone.
 #[derive(Default)]
-struct EndsItsTask(Mutex<Option<Pin<Box<dyn Future<Output = Result<Permit, RequestPerMinute>> + Send>>>>);
+struct EndsItsTask(Mutex<Option<Acquiring>>);
 
 impl Wake for EndsItsTask {
     fn wake(self: Arc<Self>) {
@@ -320,8 +322,7 @@ fn a_waker_that_drops_its_task_blocks_nobody() {
         let mut tasks = Vec::new();
         for _ in 0..3 {
             let task = Arc::new(EndsItsTask::default());
-            let mut future: Pin<Box<dyn Future<Output = _> + Send>> =
-                Box::pin(limiter.acquire_within(&rule, 1, 24 * HOUR));
+            let mut future: Acquiring = Box::pin(limiter.acquire_within(&rule, 1, 24 * HOUR));
             assert!(future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&task)))).is_pending());
             *task.0.lock().unwrap() = Some(future);
             tasks.push(task);

@@ -109,7 +109,7 @@ impl Call {
         if let Some((refusal, turn_at)) = refusal
             && turn_at > now
         {
-            return refusal.retry_in(turn_at - now);
+            return refusal.retry_in(turn_at.saturating_sub(now));
         }
         // No refusal still holds. Those ahead go first all the same.
         let charges = match self.charges() {
@@ -135,7 +135,7 @@ async fn changed(changes: &mut Option<Receiver<()>>) {
     {
         return;
     }
-    pending().await
+    pending::<()>().await;
 }
 
 /// The output of a future that was done before the clock showed `give_up`.
