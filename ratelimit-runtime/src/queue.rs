@@ -59,7 +59,7 @@ pub(crate) struct WaitQueues {
     is_shared: bool,
 }
 
-const CHANGE_SLOTS: usize = if cfg!(all(test, model_check)) { 1 } else { 64 };
+const CHANGE_SLOTS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 
 #[derive(Default)]
 struct State {
