@@ -444,8 +444,8 @@ mod tests {
             ("[rules.item]\n\n[rule.order]", "line 3: unknown table `rule`; a rule stands in [rules.item]"),
             ("counts = 1\n[rules.item]", "line 1: unknown table `counts`; a rule stands in [rules.item]"),
             (
-                "[rules.item]\ncount = 18446744073709551615",
-                "line 2: `count` is 18446744073709551615; it must be at most 2^52, 4503599627370496",
+                "[rules.item]\ncount = 9223372036854775807",
+                "line 2: `count` is 9223372036854775807; it must be at most 2^52, 4503599627370496",
             ),
             ("[rules.item]\n\ncount = 0", "line 3: `count` is 0; it must be at least 1"),
             ("[rules.item]\nttl = 5", "line 2: `ttl` has no unit; write unit = \"Seconds\", for example"),

@@ -752,7 +752,7 @@ mod tests {
         let one = hold(&mut places, 1, 500, false);
         assert_eq!(said_of(&one), (0, 500));
         let refused = places.ask(3, false, 0);
-        assert_eq!(said(&refused), (false, 0, 500, Some(500)));
+        assert_eq!(said(&refused), (false, 0, 500, Some(300))); // when the first of them ends
         assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (3, true));
         places.pass(299);
         assert_eq!(places.look(1), (false, 0, 201, Some(1)));
