@@ -208,7 +208,7 @@ async fn a_refund_or_a_reset_lets_the_next_caller_ask() {
                 limiter.acquire(&rule, key).await.unwrap();
                 let mut callers = Callers::new();
                 callers.add(&limiter, rule, key, HOUR).await;
-                until(|| limiter_waits(&callers)).await;
+                refusal_is_here().await;
                 if is_reset {
                     limiter.reset(&rule, key).await.unwrap();
                 } else {
@@ -254,22 +254,15 @@ async fn changes_by_other_processes_are_noticed_after_a_second_or_a_tenth_of_the
     timed.limiter.acquire(&rule, 1).await.unwrap();
     let mut callers = Callers::new();
     callers.add(&timed.limiter, rule, 1, HOUR).await;
-    until(|| limiter_waits(&callers)).await;
+    refusal_is_here().await;
     other.reset(&rule, 1).await.unwrap();
     timed.advance(6 * SECOND);
     ends(callers.tasks.join_next()).await.unwrap().unwrap().unwrap();
 }
 
-/// The caller has asked and been refused: it is in the queue.
-fn limiter_waits(callers: &Callers) -> bool {
-    callers.tasks.len() == 1
-}
-
-async fn until(done: impl Fn() -> bool) {
-    while !done() {
-        tokio::time::sleep(MS).await;
-    }
-    tokio::time::sleep(50 * MS).await; // the refusal of a real server is on its way
+/// Gives the refusal of a real server time to arrive, so that its caller waits.
+async fn refusal_is_here() {
+    tokio::time::sleep(50 * MS).await;
 }
 
 /// Leaving costs the store nothing: those behind know what was last said.
