@@ -6,8 +6,8 @@
 //! the latest refusal's wait is over. A caller whose cost does not fit yet holds up those behind it.
 //!
 //! A caller of several counters waits for all of them at once. While another of its counters has no room, it holds up
-//! nobody. Within one period before it has room there, its cost is *reserved*: those behind it get the rest. So it is not
-//! overtaken for ever, and the counter stands idle for one period at most.
+//! nobody: it is *parked*, and nobody looks at it. Within one period before it has room there, its cost is *reserved*:
+//! those behind it get the rest. So it is not overtaken for ever, and the counter stands idle for one period at most.
 //!
 //! The store decides whatever this says: room that is not there costs a refused question, no more.
 
@@ -48,10 +48,12 @@ pub(crate) struct WaitQueues {
     state: Mutex<State>,
     /// The number of waiting callers, read without the lock.
     waiting: AtomicUsize,
+    /// The same by the low bits of a counter's id, without those who are parked.
+    busy: Arc<Busy>,
     next_ticket: AtomicU64,
     /// Counts refunds, resets and settlements of counters, by the low bits of the counter's id: a refusal from before one
     /// of them says nothing about the time after it.
-    changes: [AtomicU64; CHANGE_SLOTS],
+    changes: [AtomicU64; SLOTS],
     clock: Clock,
     /// Callers in one queue, at most.
     capacity: usize,
@@ -59,10 +61,24 @@ pub(crate) struct WaitQueues {
     is_shared: bool,
 }
 
-const CHANGE_SLOTS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
+const SLOTS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 
-#[derive(Default)]
+/// Numbers of callers in queues, by the low bits of the counter's id.
+struct Busy([AtomicUsize; SLOTS]);
+
+impl Busy {
+    fn of(&self, id: Fingerprint) -> &AtomicUsize {
+        &self.0[slot(id)]
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
+fn slot(id: Fingerprint) -> usize {
+    id.0 as usize % SLOTS
+}
+
 struct State {
+    busy: Arc<Busy>,
     queues: HashMap<Fingerprint, Queue, BuildHasherDefault<AlreadyHashed>>,
     callers: BTreeMap<u64, Caller>,
     /// The mean time that a question took of late.
@@ -89,13 +105,16 @@ struct WaitingFor {
     behind: u128,
     /// When its cost was first reserved.
     reserved_at: Option<Duration>,
+    /// It stands outside this queue, as another of its counters has no room for longer. Never so in all of its queues.
+    is_parked: bool,
 }
 
 /// Callers of one counter, and the state of the counter as far as answers have told it.
 struct Queue {
     rule: Rule,
-    /// Costs by ticket, so in the order of arrival. Without those who are asking.
+    /// Costs by ticket, so in the order of arrival. Without those who are asking, and those who are parked.
     waiting: BTreeMap<u64, u64>,
+    parked: usize,
     askers: usize,
     /// The cost of all askers.
     asking: u64,
@@ -173,10 +192,10 @@ fn counted(charges: &[Charge]) -> impl Iterator<Item = &Charge> {
 enum Elsewhere {
     /// Now, as far as is known.
     Ready,
-    /// Then, which is within one period of the counter in question.
-    Soon(Duration),
-    /// Then or later.
-    Late(Duration),
+    /// Then, which is within one period of the counter in question. The other one has room last.
+    Soon(Duration, Fingerprint),
+    /// Later: this one has room last.
+    Late(Fingerprint),
 }
 
 /// A caller's turn, see [`QueuePosition::turn`].
@@ -197,11 +216,20 @@ fn wake(wakes: Wakes) {
 
 impl WaitQueues {
     pub(crate) fn new(capacity: usize, clock: Clock, is_shared: bool) -> Self {
+        let busy = Arc::new(Busy([(); SLOTS].map(|()| AtomicUsize::new(0))));
+        let state = State {
+            busy: Arc::clone(&busy),
+            queues: HashMap::default(),
+            callers: BTreeMap::new(),
+            round_trip: None,
+            is_closed: false,
+        };
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(state),
             waiting: AtomicUsize::new(0),
+            busy,
             next_ticket: AtomicU64::new(0),
-            changes: [(); CHANGE_SLOTS].map(|()| AtomicU64::new(0)),
+            changes: [(); SLOTS].map(|()| AtomicU64::new(0)),
             clock,
             capacity,
             is_shared,
@@ -219,15 +247,15 @@ impl WaitQueues {
         counted(charges).map(|charge| self.changes_of(charge.counter.fingerprint()).load(Ordering::Acquire)).sum()
     }
 
-    #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
     fn changes_of(&self, id: Fingerprint) -> &AtomicU64 {
-        &self.changes[id.0 as usize % CHANGE_SLOTS]
+        &self.changes[slot(id)]
     }
 
     /// A caller with this ticket has to wait for one of these counters: behind others, or because those who are asking
     /// leave no room.
     pub(crate) fn is_behind_others(&self, charges: &[Charge], ticket: u64) -> bool {
-        if self.waiting.load(Ordering::Acquire) == 0 {
+        let is_free = |charge: &Charge| self.busy.of(charge.counter.fingerprint()).load(Ordering::Acquire) == 0;
+        if counted(charges).all(is_free) {
             return false;
         }
         let (state, now) = (self.lock(), self.clock.now());
@@ -252,7 +280,7 @@ impl WaitQueues {
         let (now, mut wakes) = (self.clock.now(), Wakes::new());
         let mut state = self.lock();
         let turn = Arc::new(Notify::new());
-        let mut counters = SmallVec::new();
+        let mut counters = SmallVec::<[WaitingFor; 1]>::new();
         let mut is_full = false;
         for charge in counted(charges) {
             let (id, cost) = (charge.counter.fingerprint(), charge.least());
@@ -262,11 +290,14 @@ impl WaitQueues {
             is_full |= self.capacity == 0 || !is_first && queue.waiting.len() >= self.capacity;
             let is_last = queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket);
             let behind = if is_last { queue.joined } else { queue.left };
-            counters.push(WaitingFor { id, cost, changes: 0, behind, reserved_at: None });
+            counters.push(WaitingFor { id, cost, changes: 0, behind, reserved_at: None, is_parked: false });
         }
-        let ids: SmallVec<[Fingerprint; 1]> = counters.iter().map(|counter: &WaitingFor| counter.id).collect();
+        let ids: SmallVec<[Fingerprint; 1]> = counters.iter().map(|counter| counter.id).collect();
         // Nothing holds up a caller whose rules are all in shadow mode.
         let is_asking = counters.is_empty();
+        for counter in &counters {
+            self.busy.of(counter.id).fetch_add(1, Ordering::Release);
+        }
         state.callers.insert(ticket, Caller { counters, turn: Arc::clone(&turn), is_asking, wake_at: None });
         state.enqueue(ticket);
         if let Some((answer, changes)) = answer {
@@ -375,6 +406,7 @@ impl QueuePosition<'_> {
             if !caller.is_asking && caller.wake_at.is_some_and(|wake_at| wake_at <= now) {
                 caller.wake_at = None;
                 let ids = caller.ids();
+                state.unpark(self.ticket);
                 state.advance(ids, now, self.queues, wakes);
             }
             let caller = &state.callers[&self.ticket];
@@ -454,6 +486,17 @@ impl Drop for QueuePosition<'_> {
     }
 }
 
+impl WaitingFor {
+    /// Has the caller stand in the queue of this counter.
+    fn return_to(&mut self, queue: &mut Queue, ticket: u64, busy: &Busy) {
+        if std::mem::take(&mut self.is_parked) {
+            busy.of(self.id).fetch_add(1, Ordering::Release);
+            queue.parked -= 1;
+            queue.waiting.insert(ticket, self.cost);
+        }
+    }
+}
+
 impl Caller {
     fn ids(&self) -> SmallVec<[Fingerprint; 1]> {
         self.counters.iter().map(|counter| counter.id).collect()
@@ -494,8 +537,10 @@ impl State {
     fn remove(&mut self, ticket: u64) -> SmallVec<[Fingerprint; 1]> {
         self.stop_asking(ticket);
         let Some(caller) = self.callers.remove(&ticket) else { return SmallVec::new() };
-        for WaitingFor { id, .. } in &caller.counters {
+        for WaitingFor { id, is_parked, .. } in &caller.counters {
             let Some(queue) = self.queues.get_mut(id) else { continue };
+            queue.parked -= usize::from(*is_parked);
+            self.busy.of(*id).fetch_sub(usize::from(!is_parked), Ordering::Release);
             if let Some(cost) = queue.waiting.remove(&ticket) {
                 // Those ahead of the last one wait no shorter because it leaves.
                 if queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket) {
@@ -509,7 +554,7 @@ impl State {
                     queue.probe_at = Duration::ZERO;
                 }
             }
-            if queue.waiting.is_empty() && queue.askers == 0 {
+            if queue.waiting.is_empty() && queue.askers == 0 && queue.parked == 0 {
                 self.queues.remove(id);
             }
         }
@@ -567,14 +612,24 @@ impl State {
             let Some(queue) = self.queues.get(&id) else { return };
             let Some((&ticket, &cost)) = queue.waiting.range(from..).next() else { return };
             from = ticket + 1;
-            let probe_at = (queue.askers == 0).then_some(queue.probe_at).filter(|probe_at| now < *probe_at);
-            match self.elsewhere(ticket, id, now, period) {
+            let (ready_at, probe_at) = (queue.ready_at, queue.next_probe(now));
+            let may_probe_beside = may_probe && (reserved == 0 || reserved.saturating_add(cost) <= limit);
+            let is_blocked = cost > room && !may_probe_beside;
+            let elsewhere =
+                if is_blocked && room == 0 { Elsewhere::Ready } else { self.elsewhere(ticket, id, now, period) };
+            match elsewhere {
                 Elsewhere::Ready => {}
-                Elsewhere::Late(at) => {
-                    self.wake_at(ticket, at, now, wakes);
+                Elsewhere::Late(other) => {
+                    self.park(ticket, id, other, now, wakes);
+                    others.extend((!others.contains(&other)).then_some(other));
                     continue;
                 }
-                Elsewhere::Soon(at) => {
+                Elsewhere::Soon(_, other) if self.is_behind(other, ticket, now) => {
+                    // Its turn there depends on those before it, not on time alone.
+                    self.park(ticket, id, other, now, wakes);
+                    continue;
+                }
+                Elsewhere::Soon(at, _) => {
                     self.wake_at(ticket, at, now, wakes);
                     if let Some(until) = self.reserve(ticket, id, now, period) {
                         room = room.saturating_sub(cost);
@@ -584,16 +639,17 @@ impl State {
                     continue;
                 }
             }
-            let may_probe_beside = may_probe && (reserved == 0 || reserved.saturating_add(cost) <= limit);
-            if cost > room && !may_probe_beside {
-                if let Some(at) = [probe_at, reserved_until].into_iter().flatten().min() {
+            if is_blocked {
+                let returns_at = self.unpark_in_time(ticket, ready_at, now, others);
+                if let Some(at) = [probe_at, reserved_until, returns_at].into_iter().flatten().min() {
                     self.wake_at(ticket, at, now, wakes);
                 }
                 return;
             }
             if !self.may_ask_elsewhere(ticket, id, now) {
-                let caller = &self.callers[&ticket];
-                others.extend(caller.ids().into_iter().filter(|other| !others.contains(other)).collect::<Vec<_>>());
+                self.unpark(ticket);
+                let ids = self.callers[&ticket].ids();
+                others.extend(ids.into_iter().filter(|other| !others.contains(other)).collect::<Vec<_>>());
                 continue;
             }
             self.let_ask(ticket, shared, wakes);
@@ -611,12 +667,67 @@ impl State {
             counter.changes = shared.changes_of(counter.id).load(Ordering::Acquire);
             counter.reserved_at = None;
             if let Some(queue) = self.queues.get_mut(&counter.id) {
+                counter.return_to(queue, ticket, &self.busy);
                 queue.waiting.remove(&ticket);
                 queue.left += if is_counted { counter.cost.into() } else { 0 };
                 queue.askers += 1;
                 queue.asking += counter.cost;
             }
         }
+    }
+
+    /// Has a caller stand outside a queue for as long as another counter, in whose queue it stands, has no room.
+    fn park(&mut self, ticket: u64, id: Fingerprint, other: Fingerprint, now: Duration, wakes: &mut Wakes) {
+        let Some(caller) = self.callers.get_mut(&ticket) else { return };
+        let mut look_at = None;
+        for counter in &mut caller.counters {
+            let Some(queue) = self.queues.get_mut(&counter.id) else { continue };
+            if counter.id == id && queue.waiting.remove(&ticket).is_some() {
+                (queue.parked, counter.is_parked) = (queue.parked + 1, true);
+                self.busy.of(id).fetch_sub(1, Ordering::Release);
+            } else if counter.id == other {
+                counter.return_to(queue, ticket, &self.busy);
+                let is_first = queue.waiting.first_key_value().is_some_and(|(first, _)| *first == ticket);
+                look_at = queue.next_probe(now).filter(|_| is_first);
+            }
+        }
+        if let Some(at) = look_at {
+            self.wake_at(ticket, at, now, wakes);
+        }
+    }
+
+    /// Has a caller stand in all of its queues again.
+    fn unpark(&mut self, ticket: u64) {
+        let Some(caller) = self.callers.get_mut(&ticket) else { return };
+        for counter in &mut caller.counters {
+            if let Some(queue) = self.queues.get_mut(&counter.id) {
+                counter.return_to(queue, ticket, &self.busy);
+            }
+        }
+    }
+
+    /// Has a caller who gets room at `ready_at` stand in those queues again where its cost is to be reserved now. Returns
+    /// when to do so with the next one.
+    fn unpark_in_time(
+        &mut self,
+        ticket: u64,
+        ready_at: Duration,
+        now: Duration,
+        others: &mut SmallVec<[Fingerprint; 1]>,
+    ) -> Option<Duration> {
+        let mut next = None;
+        let caller = self.callers.get_mut(&ticket)?;
+        for counter in caller.counters.iter_mut().filter(|counter| counter.is_parked) {
+            let Some(queue) = self.queues.get_mut(&counter.id) else { continue };
+            let at = ready_at.saturating_sub(queue.rule.period());
+            if at > now {
+                next = Some(next.map_or(at, |next: Duration| next.min(at)));
+                continue;
+            }
+            counter.return_to(queue, ticket, &self.busy);
+            others.extend((!others.contains(&counter.id)).then_some(counter.id));
+        }
+        next
     }
 
     /// Has a caller look again then, if not before.
@@ -630,9 +741,8 @@ impl State {
         }
     }
 
-    /// Reserves a caller's cost for one period, until when it says; after each such period not for the next one.
+    /// Reserves a caller's cost for one period, until when it says. After each such period not for the next one.
     fn reserve(&mut self, ticket: u64, id: Fingerprint, now: Duration, period: Duration) -> Option<Duration> {
-        // Others come first elsewhere: its turn there depends on them, not on time alone.
         let caller = &self.callers[&ticket];
         if caller.counters.iter().any(|counter| counter.id != id && self.is_behind(counter.id, ticket, now)) {
             return None;
@@ -650,20 +760,19 @@ impl State {
 
     fn elsewhere(&self, ticket: u64, id: Fingerprint, now: Duration, period: Duration) -> Elsewhere {
         let Some(caller) = self.callers.get(&ticket) else { return Elsewhere::Ready };
-        let (mut ready_at, mut probe_at, mut is_ready) = (now, now, true);
+        let (mut last, mut probe_at) = (None, now);
         for counter in caller.counters.iter().filter(|counter| counter.id != id) {
             let Some(queue) = self.queues.get(&counter.id) else { continue };
             if counter.cost <= queue.room(now, self.round_trip) || queue.may_probe(now) {
                 continue;
             }
-            is_ready = false;
-            ready_at = ready_at.max(queue.ready_at);
+            last = last.max(Some((queue.ready_at, counter.id)));
             probe_at = probe_at.max(queue.probe_at);
         }
-        match ready_at <= now.saturating_add(period) {
-            _ if is_ready => Elsewhere::Ready,
-            true => Elsewhere::Soon(probe_at),
-            false => Elsewhere::Late(probe_at),
+        match last {
+            None => Elsewhere::Ready,
+            Some((ready_at, other)) if ready_at > now.saturating_add(period) => Elsewhere::Late(other),
+            Some((_, other)) => Elsewhere::Soon(probe_at, other),
         }
     }
 
@@ -714,6 +823,7 @@ impl Queue {
         Self {
             rule: *rule,
             waiting: BTreeMap::new(),
+            parked: 0,
             askers: 0,
             asking: 0,
             sent_at: Duration::ZERO,
@@ -791,6 +901,11 @@ impl Queue {
 
     fn may_probe(&self, now: Duration) -> bool {
         self.askers == 0 && now >= self.probe_at
+    }
+
+    /// When to probe, if that is to come.
+    fn next_probe(&self, now: Duration) -> Option<Duration> {
+        (self.askers == 0 && now < self.probe_at).then_some(self.probe_at)
     }
 
     /// When a cost fits behind others, at the soonest.

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::*;
 use crate::{
-    Key, ManualClock,
+    Decision, Key, ManualClock,
     memory::Memory,
     store::{Reply, Request, Store as _},
 };
@@ -175,4 +175,64 @@ fn the_largest_costs_of_many_callers_add_up() {
     assert_eq!(positions.len(), 5_000);
     drop(positions);
     assert_eq!(queues.waiting.load(Ordering::Relaxed), 0);
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A limit of a user, which is spent for an hour, and one of all users, of which so much remains.
+fn of_user_and_all(remaining: u64) -> [Charge; 2] {
+    let (own, all) = (Rule::new("own", 1, HOUR), Rule::new("all", 10, SECOND));
+    let [mut one, mut other] =
+        [own, all].map(|rule| Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(1))), 1));
+    one.decision = Decision::new(1, 0, HOUR, Some(HOUR));
+    other.decision = Decision::new(10, remaining, SECOND, (remaining == 0).then_some(SECOND));
+    [one, other]
+}
+
+/// 1,000 callers wait for a limit of their own that is spent. They are not in the way of others, and nobody looks at them;
+/// only the first one returns, one period of the limit of all before its own has room.
+#[test]
+fn callers_whose_own_limit_is_spent_are_parked() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let charges = of_user_and_all(9);
+    let of_all = charges[1].counter.fingerprint();
+    let standing = || queues.lock().queues.get(&of_all).map_or(0, |queue| queue.waiting.len());
+    let answer = Answer::of(&charges, clock.now());
+    let join = |_| {
+        let ticket = queues.ticket();
+        let position = queues.join(ticket, &charges, Some((&answer, queues.changes(&charges))), None);
+        assert_eq!((standing(), queues.is_behind_others(&charges[1..], queues.ticket())), (0, false));
+        position.ok().expect("there is room in the queue")
+    };
+    let positions: Vec<_> = (0..1_000).map(join).collect();
+    assert_eq!(queues.lock().queues[&of_all].parked, 1_000);
+
+    clock.advance(HOUR - SECOND);
+    assert!(positions.iter().all(|position| position.look().is_err()));
+    assert_eq!(standing(), 1, "the first reserves its cost");
+    clock.advance(SECOND);
+    let asking = positions.iter().filter(|position| position.look().is_ok()).count();
+    assert_eq!((asking, standing()), (1, 1), "the next one is there until the first has its answer");
+    drop(positions);
+    let busy = queues.busy.0.iter().map(|count| count.load(Ordering::Relaxed)).sum::<usize>();
+    assert_eq!((busy, queues.lock().queues.len()), (0, 0));
+}
+
+/// Where no counter has room, only the first caller of a queue looks again by itself.
+#[test]
+fn callers_behind_others_have_no_timer() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let charges = of_user_and_all(0);
+    let answer = Answer::of(&charges, clock.now());
+    let join = |_| queues.join(queues.ticket(), &charges, Some((&answer, queues.changes(&charges))), None).ok();
+    let positions: Vec<_> = (0..1_000).filter_map(join).collect();
+    for _ in 0..10 {
+        let timers = queues.lock().callers.values().filter(|caller| caller.wake_at.is_some()).count();
+        assert!(timers <= 2, "{timers} of {} have a timer", positions.len());
+        clock.advance(SECOND / 4);
+        assert!(positions.iter().all(|position| position.look().is_err()));
+    }
 }
