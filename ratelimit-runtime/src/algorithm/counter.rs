@@ -39,7 +39,7 @@ impl Counter {
         let millis = now_us / 1000;
         match rule.counted_by() {
             Algorithm::FixedWindow { .. } => Self::Window(Window::open(rule, millis)),
-            Algorithm::SlidingLog => Self::Log(Box::new(Log::empty(rule))),
+            Algorithm::SlidingLog => Self::Log(Box::new(Log::empty())),
             Algorithm::SlidingWindow { .. } => Self::SubWindows(Box::new(SubWindows::empty(rule, millis))),
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => Self::Bucket(Bucket::full(millis)),
             Algorithm::Concurrent => Self::Places(Box::default()),
@@ -109,7 +109,7 @@ impl Counter {
         }
         let receipt = match (self as &mut Self, ask.hold) {
             (Self::Window(window), _) => window.charge(cost),
-            (Self::Log(log), Some(hold)) => log.hold(now_us, cost.min(look.decision.remaining), hold),
+            (Self::Log(log), Some(hold)) => log.hold(rule, now_us, cost.min(look.decision.remaining), hold),
             (Self::Places(places), Some(hold)) => places.hold(now_us, cost.min(look.decision.remaining), hold),
             (Self::Places(_), None) => [0; 2], // see `Store::decide`
             (Self::Log(log), None) => log.charge(rule, now_us, cost),

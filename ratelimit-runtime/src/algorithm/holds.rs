@@ -27,8 +27,8 @@ pub(super) struct Held {
 
 impl HoldSet {
     /// Holds that count for so long after their ends.
-    pub(super) fn counting_on(counts_on_ms: u64) -> Self {
-        Self { counts_on_ms, ..Self::default() }
+    pub(super) const fn counting_on(counts_on_ms: u64) -> Self {
+        Self { by_id: BTreeMap::new(), by_end: BTreeMap::new(), kept: BTreeMap::new(), total: 0, counts_on_ms }
     }
 
     pub(super) fn len(&self) -> usize {

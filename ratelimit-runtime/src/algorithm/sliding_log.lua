@@ -219,25 +219,21 @@ if id and not settles and cost > 0 and held > 0 then
 end
 if not is_sure and (least > remaining or turn > 0) or not charge then
   fits = least <= remaining and turn == 0
-  local retry, reset, overdue, live = 0, used > 0 and math.ceil((period - age) * tick / 1000) or 0, 0, 0
+  local retry, reset = 0, used > 0 and math.ceil((period - age) * tick / 1000) or 0
+  local short = least > remaining and math.min(used + held + least - count, used + held) or 0
+  -- How much is held by the first holds: by all that are overdue, and until what is left in the way can only be entries.
+  local sums, last, sum, overdue = {}, 0, 0, 0
   if held > 0 and not fits then
     holds = holds or call('LINDEX', key, '1')
-    for at = 25, behind(ms), 32 do
-      overdue = overdue + unpack('<d', holds, at)
+    overdue = behind(ms) / 32
+    while last < overdue or sum < short and last * 32 < #holds do
+      last = last + 1
+      sum = sum + unpack('<d', holds, last * 32 - 7)
+      sums[last] = sum
     end
+    overdue = sums[overdue] or 0
   end
-  if least > remaining and used + held > 0 then
-    local short = math.min(used + held + least - count, used + held)
-    -- How much is held by the first holds, until what is left in the way can only be entries.
-    local sums, last, sum = nil, 0, 0
-    if held > 0 then
-      sums = {}
-      while sum < short and last * 32 < #holds do
-        last = last + 1
-        sum = sum + unpack('<d', holds, last * 32 - 7)
-        sums[last] = sum
-      end
-    end
+  if short > 0 then
     -- The more holds are waited for, the fewer entries: found is where neither takes longer than the other.
     local few, many = 0, last + 1
     retry = 2 ^ 53
@@ -274,7 +270,7 @@ if not is_sure and (least > remaining or turn > 0) or not charge then
   reply = { fits and remaining or -1 - remaining, reset, math.max(retry, turn) }
   if held > 0 then
     reply[2] = math.max(reset, last_end + beyond - ms)
-    live = held - overdue
+    local live = held - overdue
     reply[4] = used + overdue + least <= count and live or -live
   end
   break

@@ -72,10 +72,18 @@ pub(crate) struct Log {
     entries: VecDeque<(u64, u64)>,
     /// The total of what has expired.
     base: u64,
+    /// Most logs have none.
+    holds: Option<Box<Holds>>,
+}
+
+#[derive(Debug)]
+struct Holds {
     /// They count until a period after their ends, so one that nobody settles becomes a charge made then.
-    holds: HoldSet,
+    set: HoldSet,
     settled: Vec<Settled>,
 }
+
+static NO_HOLDS: HoldSet = HoldSet::counting_on(0);
 
 /// A hold that was settled by a retry. The first attempt may come later, and charges nothing then. It counts nothing, and is forgotten after a lease
 /// and a period.
@@ -91,9 +99,21 @@ fn lifetime_ms(rule: &Rule) -> u64 {
 }
 
 impl Log {
-    pub(super) fn empty(rule: &Rule) -> Self {
-        let holds = HoldSet::counting_on(rule.period_ms());
-        Self { until_ms: 0, entries: VecDeque::new(), base: 0, holds, settled: Vec::new() }
+    pub(super) fn empty() -> Self {
+        Self { until_ms: 0, entries: VecDeque::new(), base: 0, holds: None }
+    }
+
+    fn holds(&self) -> &HoldSet {
+        self.holds.as_ref().map_or(&NO_HOLDS, |holds| &holds.set)
+    }
+
+    /// Drops the holds that count no more.
+    fn drop_ended(&mut self, now_us: u64) {
+        let Some(holds) = &mut self.holds else { return };
+        holds.set.drop_ended(now_us);
+        if holds.set.len() == 0 && holds.settled.is_empty() {
+            self.holds = None;
+        }
     }
 
     /// If the clock was set back, nobody knows how old the entries are: all of them count as made now.
@@ -106,13 +126,16 @@ impl Log {
             self.entries.push_back((now_us.div_ceil(Layout::of(rule).tick_us), total));
             self.until_ms = until_ms;
         }
-        self.holds.set_right(now_us);
+        if let Some(holds) = &mut self.holds {
+            holds.set.set_right(now_us);
+        }
     }
 
     /// When nothing counts any more, and nothing has to be remembered.
     pub(super) fn until_ms(&self) -> u64 {
-        let until_ms = self.until_ms.max(self.holds.until_ms());
-        self.settled.iter().map(|settled| settled.until_ms).fold(until_ms, u64::max)
+        let Some(holds) = &self.holds else { return self.until_ms };
+        let until_ms = self.until_ms.max(holds.set.until_ms());
+        holds.settled.iter().map(|settled| settled.until_ms).fold(until_ms, u64::max)
     }
 
     /// Decides at `now_us`, having dropped what has expired by then. A hold does not fit where there are too many, nor, if it is to be alone, beside
@@ -121,12 +144,13 @@ impl Log {
         let (layout, millis) = (Layout::of(rule), now_us / 1000);
         let now = now_us / layout.tick_us;
         self.drop_expired(&layout, now);
-        self.holds.drop_ended(now_us);
+        self.drop_ended(now_us);
 
-        let (used, held) = (self.used(), self.holds.total());
+        let holds = self.holds();
+        let (used, held) = (self.used(), holds.total());
         let remaining = rule.count().saturating_sub(used + held);
-        let last_end_ms = self.holds.last_end_ms(now_us);
-        let holds_end_ms = last_end_ms.map_or(0, |ends_ms| self.holds.counts_until_ms(ends_ms) - millis);
+        let last_end_ms = holds.last_end_ms(now_us);
+        let holds_end_ms = last_end_ms.map_or(0, |ends_ms| holds.counts_until_ms(ends_ms) - millis);
         let reset_after_ms = self.entries.back().map_or(0, |(time, _)| layout.wait_ms(*time, now)).max(holds_end_ms);
         let retry_after_ms = (cost > remaining).then(|| {
             let short = (used + held).saturating_add(cost).saturating_sub(rule.count()).min(used + held);
@@ -134,13 +158,13 @@ impl Log {
         });
         let turn_ms = last_end_ms.map_or(0, |ends_ms| ends_ms.saturating_sub(millis));
         let turn_ms = (turn_ms > 0 && asked.is_some_and(|hold| hold.alone)).then_some(turn_ms);
-        let first_end_ms = (self.holds.len() >= MOST_HOLDS && asked.is_some()).then(|| self.holds.first_end_ms(now_us));
-        let room_ms = first_end_ms.flatten().map(|ends_ms| self.holds.counts_until_ms(ends_ms) - millis);
+        let first_end_ms = (holds.len() >= MOST_HOLDS && asked.is_some()).then(|| holds.first_end_ms(now_us));
+        let room_ms = first_end_ms.flatten().map(|ends_ms| holds.counts_until_ms(ends_ms) - millis);
         let look = Look::new(rule, remaining, reset_after_ms, retry_after_ms.max(turn_ms).max(room_ms));
         if look.fits {
             return look;
         }
-        let overdue = self.holds.overdue(now_us);
+        let overdue = holds.overdue(now_us);
         Look { held: held - overdue, is_busy: (used + overdue).saturating_add(cost) <= rule.count(), ..look }
     }
 
@@ -155,12 +179,12 @@ impl Log {
         // When the first holds have ended: how much that is, and how long it takes.
         let mut ended: SmallVec<[(u64, u64); 4]> = smallvec![(0, 0)];
         let mut freed = 0;
-        for (ends_ms, amount) in self.holds.in_order(now_us) {
+        for (ends_ms, amount) in self.holds().in_order(now_us) {
             if freed >= short {
                 break;
             }
             freed += amount;
-            ended.push((freed, self.holds.counts_until_ms(ends_ms) - millis));
+            ended.push((freed, self.holds().counts_until_ms(ends_ms) - millis));
         }
         // How long until entries have made up for the rest, if they can.
         let rest_ms = |freed: u64| {
@@ -177,30 +201,34 @@ impl Log {
     }
 
     /// Holds what [`Log::look`] has found to fit.
-    pub(super) fn hold(&mut self, now_us: u64, much: u64, asked: &Hold) -> [u64; 2] {
-        self.holds.insert(now_us, much, asked);
+    pub(super) fn hold(&mut self, rule: &Rule, now_us: u64, much: u64, asked: &Hold) -> [u64; 2] {
+        let none = || Box::new(Holds { set: HoldSet::counting_on(rule.period_ms()), settled: Vec::new() });
+        self.holds.get_or_insert_with(none).set.insert(now_us, much, asked);
         [asked.id, much]
     }
 
     /// Says whether the hold still counts, which lasts as long again from now if it does.
     pub(super) fn renew(&mut self, now_us: u64, asked: &Hold) -> bool {
-        self.holds.renew(now_us, asked)
+        self.holds.as_mut().is_some_and(|holds| holds.set.renew(now_us, asked))
     }
 
     /// Charges what was used instead of what was held, whether or not it fits, and says how much still was. See [`Hold::again`].
     pub(super) fn settle(&mut self, rule: &Rule, now_us: u64, asked: &Hold, used: u64) -> u64 {
         let (layout, millis) = (Layout::of(rule), now_us / 1000);
         self.drop_expired(&layout, now_us / layout.tick_us);
-        self.holds.drop_ended(now_us);
-        self.settled.retain(|settled| settled.until_ms > millis);
-        let held = self.holds.remove(asked.id);
-        if held.is_some() && asked.again {
-            let until_ms = self.holds.new_until_ms(now_us, asked);
-            self.settled.push(Settled { id: asked.id, until_ms });
-            let too_many = self.settled.len().saturating_sub(MOST_SETTLED);
-            self.settled.drain(..too_many);
+        self.drop_ended(now_us);
+        let (mut held, mut is_settled) = (None, false);
+        if let Some(Holds { set, settled }) = self.holds.as_deref_mut() {
+            settled.retain(|settled| settled.until_ms > millis);
+            held = set.remove(asked.id);
+            is_settled = held.is_none() && settled.iter().any(|settled| settled.id == asked.id);
+            if held.is_some() && asked.again {
+                let too_many = (settled.len() + 1).saturating_sub(MOST_SETTLED);
+                settled.drain(..too_many);
+                settled.push(Settled { id: asked.id, until_ms: set.new_until_ms(now_us, asked) });
+            }
         }
-        let is_settled = held.is_none() && (asked.again || self.settled.iter().any(|settled| settled.id == asked.id));
+        is_settled |= held.is_none() && asked.again;
         let used = used.min(layout.largest_count() - self.used());
         if used > 0 && !is_settled {
             self.charge(rule, now_us, used);
