@@ -8,20 +8,24 @@
 //! process, each on keys of its own, with as many tasks as a row says; a task that was admitted calls again at once. The
 //! ratio of a row is the median of its turns' ratios. Round trips are those of a proxy that delays both directions, and are
 //! measured in the row.
+//!
+//! The second table is about a caller of two rules, one of its own and one of all users: 1,000 users call while others wait
+//! for the limit of a user who has spent it. The baseline is the same without those who wait.
 
 use std::{
     future::Future,
+    mem,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use ratelimit_runtime::{Algorithm, Limiter, OnStoreError, Refill, RequestPerMinute, Rule};
+use ratelimit_runtime::{Algorithm, Limiter, OnStoreError, Refill, RequestPerMinute, Rule, limit_request_per_time};
 use ratelimit_tests::{Mode, Proxy, RedisServer};
 use tokio::{
-    task::JoinSet,
+    task::{JoinSet, yield_now},
     time::{Instant, sleep},
 };
 
@@ -50,6 +54,22 @@ const STORES: [(&str, Option<Duration>); 4] = [
 enum Caller {
     Waits,
     Retries,
+}
+
+const USERS: u64 = 1_000;
+const SPENT: u64 = USERS;
+const OF_USER: Rule = Rule::new("of-user", 1_000_000_000, Duration::from_secs(3600));
+
+#[limit_request_per_time("of-user", 1, Hours, 1_000_000_000, key = user, limiter = limiter, on_limit = Wait)]
+#[limit_request_per_time("of-all", 100, Milliseconds, 1_000, key = turn)]
+async fn of_user_and_all(limiter: &Limiter, user: u64, turn: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+#[limit_request_per_time("of-user", 1, Hours, 1_000_000_000, key = user, limiter = limiter, on_limit = Wait)]
+#[limit_request_per_time("of-many", 100, Milliseconds, 1_000_000_000, key = turn)]
+async fn of_user_and_many(limiter: &Limiter, user: u64, turn: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
 }
 
 /// What came of one turn.
@@ -82,33 +102,42 @@ async fn acquire(limiter: &Limiter, rule: &Rule, key: u64, caller: Caller) -> Re
     }
 }
 
+/// The waits of one task, which are handed over when it ends.
+struct Waits(Vec<f64>, Arc<Mutex<Vec<f64>>>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.1.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.0);
+    }
+}
+
 /// Lets that many tasks call for a while: first to warm up, then for so long.
-async fn turn(
-    limiter: &Limiter,
-    rule: Rule,
-    tasks: u64,
-    keys: u64,
-    first_key: u64,
-    lasts: Duration,
-    caller: Caller,
-) -> Turn {
+async fn turn<C, F>(tasks: u64, lasts: Duration, call: C) -> Turn
+where
+    C: Fn(u64) -> F + Clone + Send + 'static,
+    F: Future<Output = Result<(), RequestPerMinute>> + Send,
+{
     let [counts, ends] = [(), ()].map(|()| Arc::new(AtomicBool::new(false)));
+    let all = Arc::new(Mutex::new(Vec::new()));
     let mut set = JoinSet::new();
     for task in 0..tasks {
-        let (limiter, counts, ends) = (limiter.clone(), Arc::clone(&counts), Arc::clone(&ends));
+        let (call, counts, ends, all) = (call.clone(), Arc::clone(&counts), Arc::clone(&ends), Arc::clone(&all));
         set.spawn(async move {
-            let mut waits = Vec::new();
+            let mut waits = Waits(Vec::new(), all);
+            let mut calls = 0_u32;
             while !ends.load(Ordering::Relaxed) {
+                calls += 1;
+                if calls.is_multiple_of(64) {
+                    yield_now().await; // the memory store never does
+                }
                 let began = Instant::now();
-                let answer = acquire(&limiter, &rule, first_key + task % keys, caller).await;
-                if let Err(refused) = answer {
+                if let Err(refused) = call(task).await {
                     panic!("{refused}");
                 }
                 if counts.load(Ordering::Relaxed) {
-                    waits.push(began.elapsed().as_secs_f64() * 1e3);
+                    waits.0.push(began.elapsed().as_secs_f64() * 1e3);
                 }
             }
-            waits
         });
     }
     sleep(lasts / 2).await;
@@ -116,16 +145,8 @@ async fn turn(
     sleep(lasts).await;
     counts.store(false, Ordering::Relaxed);
     ends.store(true, Ordering::Relaxed);
-    // Those who still wait are told to go.
-    let mut waits = Vec::new();
-    let drained = async {
-        while let Some(task) = set.join_next().await {
-            waits.extend(task.expect("a caller"));
-        }
-    };
-    if tokio::time::timeout(Duration::from_secs(20), drained).await.is_err() {
-        set.abort_all();
-    }
+    set.shutdown().await;
+    let mut waits = mem::take(&mut *all.lock().unwrap_or_else(PoisonError::into_inner));
     waits.sort_by(f64::total_cmp);
     Turn { admitted: waits.len(), waits }
 }
@@ -196,9 +217,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
             let (mut waiting, mut retrying) = (Vec::new(), Vec::new());
             for _ in 0..turns {
-                waiting.push(turn(&limiter, rule, tasks, keys, next_key, lasts, Caller::Waits).await);
-                retrying.push(turn(&limiter, rule, tasks, keys, next_key + keys, lasts, Caller::Retries).await);
-                next_key += 2 * keys;
+                for (caller, done) in [(Caller::Waits, &mut waiting), (Caller::Retries, &mut retrying)] {
+                    let (limiter, first_key) = (limiter.clone(), next_key);
+                    let call = move |task| {
+                        let limiter = limiter.clone();
+                        async move { acquire(&limiter, &rule, first_key + task % keys, caller).await }
+                    };
+                    done.push(turn(tasks, lasts, call).await);
+                    next_key += keys;
+                }
             }
             #[allow(clippy::cast_precision_loss)] // calls of some seconds
             let rate =
@@ -222,6 +249,69 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             lowest = lowest.min(ratio);
         }
     }
+    lowest = lowest.min(users(&server, turns, lasts, &chosen).await?);
     println!("lowest ratio: {lowest:.2}");
     Ok(())
+}
+
+/// Calls of 1,000 users with and without others who wait for the limit of one user. Returns the lowest ratio.
+async fn users(
+    server: &RedisServer,
+    turns: u32,
+    lasts: Duration,
+    chosen: &[&String],
+) -> Result<f64, Box<dyn std::error::Error>> {
+    println!(
+        "\n{:<38} {:>7} {:<12} {:>10} {:>10} {:>6}",
+        "limit of all", "waiting", "store", "with/s", "without/s", "ratio"
+    );
+    let mut lowest = f64::INFINITY;
+    let mut next = 0;
+    for is_tight in [true, false] {
+        for (store, url) in [("memory", "memory://".to_owned()), ("Redis", server.url())] {
+            for waiting in [1, 100, 10_000] {
+                let label = if is_tight { "1,000 per 100ms" } else { "more than is called" };
+                if !chosen.iter().all(|word| format!("users {label} {waiting} {store}").contains(word.as_str())) {
+                    continue;
+                }
+                let [mut with, mut without] = [(); 2].map(|()| Vec::new());
+                for _ in 0..turns {
+                    for (waiting, done) in [(waiting, &mut with), (0, &mut without)] {
+                        let limiter = Limiter::builder(&url)
+                            .deadline(Duration::from_secs(10))
+                            .on_store_error(OnStoreError::Deny)
+                            .max_waiting(20_000)
+                            .build()
+                            .await?;
+                        next += 1;
+                        let (turn_of, spent) = (next, SPENT + next);
+                        limiter.acquire_n(&OF_USER, spent, OF_USER.count()).await?;
+                        let call = move |user| {
+                            let limiter = limiter.clone();
+                            async move {
+                                if is_tight {
+                                    of_user_and_all(&limiter, user, turn_of).await
+                                } else {
+                                    of_user_and_many(&limiter, user, turn_of).await
+                                }
+                            }
+                        };
+                        let mut exhausted = JoinSet::new();
+                        for _ in 0..waiting {
+                            exhausted.spawn(call(spent));
+                        }
+                        done.push(turn(USERS, lasts, call).await.admitted);
+                        exhausted.abort_all();
+                    }
+                }
+                #[allow(clippy::cast_precision_loss)] // calls of some seconds
+                let [with, without] = [with, without].map(|done| done.iter().map(|n| *n as f64).collect::<Vec<_>>());
+                let ratio = median(with.iter().zip(&without).map(|(one, other)| one / other).collect());
+                let [with, without] = [with, without].map(|done| median(done) / lasts.as_secs_f64());
+                println!("{label:<38} {waiting:>7} {store:<12} {with:>10.0} {without:>10.0} {ratio:>6.2}");
+                lowest = lowest.min(ratio);
+            }
+        }
+    }
+    Ok(lowest)
 }
