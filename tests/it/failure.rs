@@ -5,7 +5,7 @@
 use std::fmt::{Debug, Write as _};
 use std::future::Future;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -83,30 +83,59 @@ fn executed(server: &RedisServer) -> u64 {
     scripts.map(|line| calls(line).unwrap() - failed(line).unwrap()).sum()
 }
 
-/// Something like a server, for as long as the test runs, that answers everything but this command. With the number
-/// of connections it has taken.
-fn silent_on(command: &'static str) -> (String, Arc<AtomicU64>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("redis://127.0.0.1:{}/?protocol=resp2", listener.local_addr().unwrap().port());
-    let accepted = Arc::new(AtomicU64::new(0));
-    let count = Arc::clone(&accepted);
-    let serve = move |mut connection: TcpStream| {
-        let mut bytes = [0; 4096];
-        while let Ok(length @ 1..) = connection.read(&mut bytes) {
-            let text = String::from_utf8_lossy(&bytes[..length]);
-            if !text.contains(&format!("\n{command}\r")) {
-                let commands = text.lines().filter(|line| line.starts_with('*')).count();
-                let _ = connection.write_all("+OK\r\n".repeat(commands).as_bytes());
+/// Something like a server, for as long as the test runs, that answers everything but one command.
+struct HalfServer {
+    url: String,
+    /// Connections that it has taken.
+    accepted: Arc<AtomicU64>,
+    /// Times that it got the command.
+    unanswered: Arc<AtomicU64>,
+}
+
+impl HalfServer {
+    fn silent_on(command: &'static str) -> Self {
+        Self::start(command, |_| {})
+    }
+
+    fn closing_on(command: &'static str) -> Self {
+        Self::start(command, |connection| drop(connection.shutdown(Shutdown::Both)))
+    }
+
+    fn start(command: &'static str, act: fn(&TcpStream)) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://127.0.0.1:{}/?protocol=resp2", listener.local_addr().unwrap().port());
+        let (accepted, unanswered) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let server = Self { url, accepted: Arc::clone(&accepted), unanswered: Arc::clone(&unanswered) };
+        let serve = move |mut connection: TcpStream, unanswered: &AtomicU64| {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = connection.read(&mut bytes) {
+                let text = String::from_utf8_lossy(&bytes[..length]);
+                if text.contains(&format!("\n{command}\r")) {
+                    unanswered.fetch_add(1, Ordering::SeqCst);
+                    act(&connection);
+                } else {
+                    let commands = text.lines().filter(|line| line.starts_with('*')).count();
+                    let _ = connection.write_all("+OK\r\n".repeat(commands).as_bytes());
+                }
             }
-        }
-    };
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            count.fetch_add(1, Ordering::SeqCst);
-            thread::spawn(move || serve(connection.unwrap()));
-        }
-    });
-    (url, accepted)
+        };
+        thread::spawn(move || {
+            for connection in listener.incoming() {
+                accepted.fetch_add(1, Ordering::SeqCst);
+                let unanswered = Arc::clone(&unanswered);
+                thread::spawn(move || serve(connection.unwrap(), &unanswered));
+            }
+        });
+        server
+    }
+
+    fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::SeqCst)
+    }
+
+    fn unanswered(&self) -> u64 {
+        self.unanswered.load(Ordering::SeqCst)
+    }
 }
 
 mod breaker {
@@ -226,13 +255,10 @@ mod breaker {
         recovers(&limiter).await;
     }
 
-    /// Where calls are never answered, though the probe is, callers are let through less and less often.
-    #[tokio::test]
-    async fn closes_more_rarely_while_only_the_probe_is_answered() {
-        let (url, accepted) = silent_on("EVALSHA");
-        let deadline = Duration::from_millis(20);
-        let builder = Limiter::builder(&url).deadline(deadline).on_store_error(OnStoreError::Deny);
-        let limiter = builder.build().await.unwrap();
+    /// Three callers at a time, one time after another, for four seconds.
+    async fn keep_calling(server: &HalfServer) {
+        let builder = Limiter::builder(&server.url).deadline(Duration::from_millis(20));
+        let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
         let calling = async {
             loop {
                 let rule = hourly(4000, FIXED);
@@ -241,7 +267,23 @@ mod breaker {
             }
         };
         let _ = timeout(Duration::from_secs(4), calling).await;
-        let accepted = accepted.load(Ordering::SeqCst);
+    }
+
+    /// Where calls are never answered, though the probe is, callers are let through less and less often.
+    #[tokio::test]
+    async fn closes_more_rarely_while_only_the_probe_is_answered() {
+        let server = HalfServer::silent_on("EVALSHA");
+        keep_calling(&server).await;
+        let unanswered = server.unanswered();
+        assert!((2..100).contains(&unanswered), "{unanswered} calls");
+    }
+
+    /// The same where each connection ends at its first call.
+    #[tokio::test]
+    async fn closes_more_rarely_while_connections_are_lost_at_their_first_call() {
+        let server = HalfServer::closing_on("EVALSHA");
+        keep_calling(&server).await;
+        let accepted = server.accepted();
         assert!((2..40).contains(&accepted), "{accepted} connections");
     }
 
@@ -377,10 +419,11 @@ mod connections {
     /// What is asked for the log alone is not waited for, whatever the deadline.
     #[tokio::test]
     async fn are_opened_though_the_server_does_not_tell_its_settings() {
-        let (url, accepted) = silent_on("INFO");
-        let builder = Limiter::builder(&url).deadline(Duration::from_secs(3600)).on_store_error(OnStoreError::Deny);
+        let server = HalfServer::silent_on("INFO");
+        let builder =
+            Limiter::builder(&server.url).deadline(Duration::from_secs(3600)).on_store_error(OnStoreError::Deny);
         let _limiter = builder.connections(3).build().await.unwrap();
-        eventually("three connections", async || accepted.load(Ordering::SeqCst) == 3).await;
+        eventually("three connections", async || server.accepted() == 3).await;
     }
 
     /// One of them says nothing any more, the others do: it alone is given up.

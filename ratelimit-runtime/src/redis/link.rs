@@ -7,7 +7,6 @@
 use std::{
     fmt,
     future::{Future, poll_fn},
-    hash::{BuildHasher as _, RandomState},
     iter, mem,
     pin::{Pin, pin},
     sync::{
@@ -30,6 +29,7 @@ use tokio::{
 };
 
 use super::{
+    attempt::{Backoff, LONGEST_PAUSE, Loss},
     breaker::{SILENT_CALLS, Silence, State},
     coalescing::{self, Entry, Failure, Queue, Share},
     command::{self, Command, Packet},
@@ -52,10 +52,6 @@ const FIRST_CONNECT: Duration = Duration::from_secs(2);
 /// hang beyond the end of the outage. After each one that took too long the next has twice the time, up to that of the
 /// first: a server that all its clients come back to at once, over TLS, needs longer.
 const CONNECT: Duration = Duration::from_millis(500);
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// Before a server is tried again that answers the probe and no call.
-const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// The connections to one node.
 #[derive(Debug)]
@@ -105,6 +101,8 @@ pub(super) struct Link {
     admits: AtomicBool,
     queue: Queue,
     silence: Silence,
+    /// A call was answered since the last attempt to open a connection.
+    served: AtomicBool,
     /// A caller went too early to say anything about the server.
     doubted: Notify,
     next: AtomicUsize,
@@ -129,10 +127,23 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Sends commands in one go, each once, and answers in their order. An error a server replied with is an answer.
+    /// Sends a call's commands in one go, each once, and answers in their order. An error a server replied with is an answer.
     ///
     /// After an error nobody knows whether they were executed. `callers`: how many wait for that.
     pub(super) async fn send(
+        &mut self,
+        commands: impl ExactSizeIterator<Item = Cmd>,
+        callers: usize,
+    ) -> Result<Vec<Value>, StoreError> {
+        let replies = self.ask(commands, callers).await?;
+        if !self.link.served.load(Ordering::Relaxed) {
+            self.link.served.store(true, Ordering::Relaxed);
+        }
+        Ok(replies)
+    }
+
+    /// The same for commands of no call: an answer says that the server is there, and not that it serves calls.
+    pub(super) async fn ask(
         &mut self,
         mut commands: impl ExactSizeIterator<Item = Cmd>,
         callers: usize,
@@ -412,6 +423,7 @@ impl Links {
             admits: AtomicBool::new(true),
             queue: Queue::default(),
             silence: Silence::default(),
+            served: AtomicBool::new(false),
             doubted: Notify::new(),
             next: AtomicUsize::new(0),
             began: Instant::now(),
@@ -629,10 +641,7 @@ impl Link {
         let usual = deadline.clamp(CONNECT, FIRST_CONNECT);
         let mut later = usual;
         let (mut longest, mut longest_probe) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
-        let (mut pause, mut rest) = (FIRST_PAUSE, Duration::ZERO);
-        // Since when callers have been let through, if they were not just before.
-        let mut let_through: Option<u64> = None;
-        let mut last: Option<Instant> = None;
+        let (mut backoff, mut had) = (Backoff::new(), 0);
         let mut server: Option<Client> = None;
         loop {
             tokio::select! {
@@ -648,23 +657,14 @@ impl Link {
                     continue;
                 }
             }
-            if self.state.borrow().is_away()
-                && let Some(since) = let_through.take()
-            {
-                // Calls fell silent. If none was answered meanwhile, the next ones would wait in vain as well.
-                rest = if self.silence.answered_since(since) {
-                    Duration::ZERO
-                } else {
-                    (rest * 2).clamp(LONGEST_PAUSE, LONGEST_REST)
-                };
-                sleep(with_jitter(rest)).await;
-            }
-            if last.is_some_and(|last| last.elapsed() < pause) {
-                sleep(with_jitter(pause)).await;
-            }
+            let loss = {
+                let state = self.state.borrow();
+                let kind = if state.is_away() { Loss::Silent } else { Loss::Ended };
+                (state.open() < had).then_some(kind)
+            };
+            sleep(backoff.next(self.served.swap(false, Ordering::Relaxed), loss)).await;
             let began = Instant::now();
             let opened = self.open(longest, longest_probe).await;
-            last = Some(Instant::now());
             if began.elapsed() >= longest {
                 later = (later * 2).min(FIRST_CONNECT);
             }
@@ -672,15 +672,12 @@ impl Link {
                 Ok((open, client)) => {
                     self.node.access.granted();
                     later = usual;
-                    pause = FIRST_PAUSE;
+                    backoff.opened();
                     // Two primaries would each count alone, so callers use one.
                     let moved = server.is_some_and(|before| Address::of(&before) != Address::of(&client));
                     server = Some(client);
                     let redis = open.redis.clone();
                     self.silence.answered(self.now());
-                    if self.state.borrow().open() == 0 {
-                        let_through = Some(self.now());
-                    }
                     self.change(|state| {
                         if moved {
                             state.lost(|_| true);
@@ -688,6 +685,7 @@ impl Link {
                         state.opened(open);
                         true
                     });
+                    had = self.state.borrow().open();
                     if !self.node.inspected.swap(true, Ordering::Relaxed) {
                         // Beside all this: an answer that does not come must not hold up the next connection.
                         tokio::spawn(Arc::clone(&self.node).inspect(redis));
@@ -696,12 +694,12 @@ impl Link {
                 Err(error) => {
                     let error = self.node.refused(error);
                     tracing::debug!(server = %self.node.target, %error, "cannot connect");
-                    let_through = None;
                     self.change(|state| {
                         state.failed(error, Instant::now());
                         true
                     });
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    had = self.state.borrow().open();
+                    backoff.failed(had > 0);
                 }
             }
             (longest, longest_probe) = (later, deadline);
@@ -725,7 +723,7 @@ impl Link {
         loop {
             self.doubted.notified().await;
             while let Some(Ok(mut connection)) = self.open_connection() {
-                if timeout(self.node.settings.deadline, connection.send(iter::once(probe()), 1)).await.is_ok() {
+                if timeout(self.node.settings.deadline, connection.ask(iter::once(probe()), 1)).await.is_ok() {
                     break;
                 }
             }
@@ -782,12 +780,6 @@ fn probe() -> Cmd {
     let mut command = redis::cmd("EVAL");
     command.arg("return 1").arg(0);
     command
-}
-
-/// At least half of it, so that the clients of a server that is back do not all arrive at once.
-fn with_jitter(pause: Duration) -> Duration {
-    let part = RandomState::new().hash_one(()) % 1024;
-    pause / 2 + pause * u32::try_from(part).unwrap_or_default() / 2048
 }
 
 impl Node {
