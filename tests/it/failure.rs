@@ -416,6 +416,19 @@ mod connections {
         recovers(&limiter).await;
     }
 
+    /// Each of its answers takes longer than a connection may with a short deadline.
+    #[tokio::test]
+    async fn are_opened_within_a_long_deadline() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        proxy.set(Mode::Delay(Duration::from_millis(1_100)));
+        let builder = Limiter::builder(&proxy.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        proxy.set(Mode::Pass);
+        limiter.acquire(&hourly(9, FIXED), 1).await.unwrap();
+        assert_eq!(proxy.accepted(), 1);
+    }
+
     /// What is asked for the log alone is not waited for, whatever the deadline.
     #[tokio::test]
     async fn are_opened_though_the_server_does_not_tell_its_settings() {

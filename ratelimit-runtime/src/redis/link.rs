@@ -29,7 +29,7 @@ use tokio::{
 };
 
 use super::{
-    attempt::{Backoff, LONGEST_PAUSE, Loss},
+    attempt::{Backoff, LONGEST_PAUSE, Loss, TimeLimit, first_limit},
     breaker::{SILENT_CALLS, Silence, State},
     coalescing::{self, Entry, Failure, Queue, Share},
     command::{self, Command, Packet},
@@ -46,12 +46,8 @@ use crate::{
 
 const NO_KEEPER: &str =
     "nobody keeps its connection open: its tokio runtime is shutting down, or was built without enable_all";
-/// How long a runtime's first connection may take, and its first answer: whoever is in `Builder::build` has the time.
-const FIRST_CONNECT: Duration = Duration::from_secs(2);
-/// How long later ones may take, unless the deadline is longer. Where packets are dropped, an attempt hangs, and would
-/// hang beyond the end of the outage. After each one that took too long the next has twice the time, up to that of the
-/// first: a server that all its clients come back to at once, over TLS, needs longer.
-const CONNECT: Duration = Duration::from_millis(500);
+/// How long the server may take to tell its settings, which only the log needs.
+const INSPECTION: Duration = Duration::from_millis(500);
 
 /// The connections to one node.
 #[derive(Debug)]
@@ -638,10 +634,9 @@ impl Link {
     async fn keep_open(self: &Arc<Self>) {
         let mut state = self.state.subscribe();
         let deadline = self.node.settings.deadline;
-        let usual = deadline.clamp(CONNECT, FIRST_CONNECT);
-        let mut later = usual;
-        let (mut longest, mut longest_probe) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
-        let (mut backoff, mut had) = (Backoff::new(), 0);
+        let (mut backoff, mut had) = (Backoff::new(deadline), 0);
+        // `Builder::build` waits for the first answer, however late it is.
+        let mut longest_probe = Duration::MAX;
         let mut server: Option<Client> = None;
         loop {
             tokio::select! {
@@ -663,15 +658,10 @@ impl Link {
                 (state.open() < had).then_some(kind)
             };
             sleep(backoff.next(self.served.swap(false, Ordering::Relaxed), loss)).await;
-            let began = Instant::now();
-            let opened = self.open(longest, longest_probe).await;
-            if began.elapsed() >= longest {
-                later = (later * 2).min(FIRST_CONNECT);
-            }
-            match opened {
+            let limit = backoff.limit();
+            match self.open(limit, longest_probe).await {
                 Ok((open, client)) => {
                     self.node.access.granted();
-                    later = usual;
                     backoff.opened();
                     // Two primaries would each count alone, so callers use one.
                     let moved = server.is_some_and(|before| Address::of(&before) != Address::of(&client));
@@ -699,10 +689,10 @@ impl Link {
                         true
                     });
                     had = self.state.borrow().open();
-                    backoff.failed(had > 0);
+                    backoff.failed(limit, had > 0);
                 }
             }
-            (longest, longest_probe) = (later, deadline);
+            longest_probe = deadline;
         }
     }
 
@@ -734,9 +724,31 @@ impl Link {
 
     /// A connection over which the server has run a script, as decisions do: it may answer all else, and hold back
     /// whatever could write (`CLIENT PAUSE .. WRITE`, a failover).
-    async fn open(self: &Arc<Self>, longest: Duration, longest_probe: Duration) -> Result<(Open, Client), StoreError> {
+    async fn open(self: &Arc<Self>, limit: TimeLimit, longest_probe: Duration) -> Result<(Open, Client), StoreError> {
         let target = &self.node.target;
-        let client = target.client().await?;
+        let (client, mut redis, silence) = target.connect(limit, |client, limit| self.connect(client, limit)).await?;
+        match limit.within(timeout(longest_probe, redis.send_packed_command(&probe()))).await {
+            // An error is an answer too, be it that this user may not ask; but not that it wants a password first.
+            Ok(Ok(reply)) => {
+                let reply = reply.map_err(|error| explain(&error).about(target))?;
+                if let Some(error) = no_auth(&reply) {
+                    return Err(error.about(target));
+                }
+            }
+            Ok(Err(_)) | Err(_) => {
+                let longest = longest_probe.min(limit.whole());
+                return Err(self.node.unavailable(format_args!("no answer to a script within {longest:?}")));
+            }
+        }
+        Ok((Open { redis, silence, opened: self.now() }, client))
+    }
+
+    /// A connection that tells when it is lost, as far as its protocol can.
+    async fn connect(
+        self: &Arc<Self>,
+        client: Client,
+        limit: TimeLimit,
+    ) -> Result<(MultiplexedConnection, Arc<Silence>), StoreError> {
         let silence = Arc::<Silence>::default();
         // Deadlines are ours: the client's own would be a second one.
         let mut config = AsyncConnectionConfig::new()
@@ -755,23 +767,9 @@ impl Link {
             });
         }
         let opening = client.get_multiplexed_async_connection_with_config(&config);
-        let mut redis = match timeout(longest, opening).await {
-            Ok(opened) => opened.map_err(|error| explain(&error).about(target))?,
-            Err(_) => return Err(self.node.unavailable(format_args!("no connection within {longest:?}"))),
-        };
-        match timeout(longest_probe, redis.send_packed_command(&probe())).await {
-            // An error is an answer too, be it that this user may not ask; but not that it wants a password first.
-            Ok(reply) => {
-                let reply = reply.map_err(|error| explain(&error).about(target))?;
-                if let Some(error) = no_auth(&reply) {
-                    return Err(error.about(target));
-                }
-            }
-            Err(_) => {
-                return Err(self.node.unavailable(format_args!("no answer to a script within {longest_probe:?}")));
-            }
-        }
-        Ok((Open { redis, silence, opened: self.now() }, client))
+        let late = |_| StoreError::unavailable(format!("no connection within {:?}", limit.whole()));
+        let redis = limit.within(opening).await.map_err(late)?.map_err(|error| explain(&error))?;
+        Ok((redis, silence))
     }
 }
 
@@ -786,7 +784,7 @@ impl Node {
     /// Returns once the server is another one than this.
     async fn moved(&self, from: Option<&Client>) {
         match from {
-            Some(from) => self.target.moved(from).await,
+            Some(from) => self.target.moved(from, first_limit(self.settings.deadline)).await,
             None => std::future::pending().await,
         }
     }
@@ -813,7 +811,7 @@ impl Node {
     async fn inspect(self: Arc<Self>, mut redis: MultiplexedConnection) {
         let mut command = redis::cmd("INFO");
         command.arg("memory");
-        let Ok(Ok(reply)) = timeout(CONNECT, redis.send_packed_command(&command)).await else { return };
+        let Ok(Ok(reply)) = timeout(INSPECTION, redis.send_packed_command(&command)).await else { return };
         let Ok(info) = redis::from_redis_value::<String>(reply) else { return };
         let value_of = |name| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         if let (Some(maxmemory), Some(policy)) = (value_of("maxmemory"), value_of("maxmemory_policy"))
