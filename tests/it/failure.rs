@@ -13,6 +13,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use ratelimit_runtime::store::StoreError;
 use ratelimit_runtime::{Algorithm, Cause, Health, Key, Limiter, ManualClock, OnStoreError, Refill, Rule};
 use ratelimit_tests::{Mode, Proxy, RedisServer};
@@ -28,6 +29,8 @@ use crate::support::{
 };
 
 const DEADLINE: Duration = Duration::from_millis(200);
+/// Much longer than anything that is not held up takes.
+const LONG_DEADLINE: Duration = Duration::from_secs(3);
 const HOUR: Duration = Duration::from_secs(3600);
 const POLICIES: [OnStoreError; 3] = [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny];
 
@@ -274,6 +277,7 @@ mod breaker {
     async fn closes_more_rarely_while_only_the_probe_is_answered() {
         let server = HalfServer::silent_on("EVALSHA");
         keep_calling(&server).await;
+        assert!(server.accepted() <= 2, "the silent one, and that of the background");
         let unanswered = server.unanswered();
         assert!((2..100).contains(&unanswered), "{unanswered} calls");
     }
@@ -437,6 +441,66 @@ mod connections {
             Limiter::builder(&server.url).deadline(Duration::from_secs(3600)).on_store_error(OnStoreError::Deny);
         let _limiter = builder.connections(3).build().await.unwrap();
         eventually("three connections", async || server.accepted() == 3).await;
+    }
+
+    /// A server that halts and goes on answers over the connections that it has, and no client opens others.
+    #[tokio::test]
+    async fn are_kept_when_the_server_halts() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        for count in [1, 3] {
+            let builder = Limiter::builder(&proxy.url()).deadline(LONG_DEADLINE).on_store_error(OnStoreError::Deny);
+            let limiter = builder.connections(count).build().await.unwrap();
+            let rule = hourly(1_000_000, FIXED);
+            eventually("all are open", async || connected(&server).len() == count).await;
+            let before = proxy.accepted();
+            proxy.set(Mode::Stall);
+            let calls: Vec<_> = (0..3).map(|_| limiter.acquire(&rule, 1)).collect();
+            assert!(ends(join_all(calls)).await.iter().all(Result::is_err));
+            assert_ne!(limiter.health(), Health::Available);
+            proxy.set(Mode::Pass);
+            recovers(&limiter).await;
+            for _ in 0..2 * count {
+                limiter.acquire(&rule, 1).await.unwrap();
+            }
+            assert_eq!(proxy.accepted(), before, "of {count} connections");
+        }
+    }
+
+    /// A connection that has ended does not answer again, so another is opened at once.
+    #[tokio::test]
+    async fn that_end_while_they_are_silent_are_replaced() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        for query in ["", "?protocol=resp2"] {
+            let builder =
+                Limiter::builder(&(proxy.url() + query)).deadline(DEADLINE).on_store_error(OnStoreError::Deny);
+            let limiter = builder.build().await.unwrap();
+            recovers(&limiter).await;
+            proxy.set(Mode::Stall);
+            calls_until_the_breaker_opens(&limiter, &hourly(4000, FIXED)).await;
+            let before = proxy.accepted();
+            proxy.cut();
+            eventually("another one", async || proxy.accepted() > before).await;
+            proxy.set(Mode::Pass);
+            recovers(&limiter).await;
+        }
+    }
+
+    /// An answer that comes too late shows that a connection is alive.
+    #[tokio::test]
+    async fn are_kept_when_the_server_is_slower_than_the_deadline() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let builder = Limiter::builder(&proxy.url()).deadline(DEADLINE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        recovers(&limiter).await;
+        proxy.set(Mode::Delay(DEADLINE * 3 / 4)); // a reply needs twice as much
+        calls_until_the_breaker_opens(&limiter, &hourly(4000, FIXED)).await;
+        sleep(DEADLINE * 25).await; // longer than a connection without any answer is kept
+        proxy.set(Mode::Pass);
+        recovers(&limiter).await;
+        assert_eq!(proxy.accepted(), 1);
     }
 
     /// One of them says nothing any more, the others do: it alone is given up.

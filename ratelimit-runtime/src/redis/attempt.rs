@@ -13,6 +13,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// Between two attempts that succeed though no call is answered, or that fail while other connections are open.
 const LONGEST_REST: Duration = Duration::from_secs(1);
+/// Clients that lose their connections at one moment open others within this time, or within a quarter of the deadline.
+const LONGEST_SPREAD: Duration = Duration::from_millis(50);
 /// The time limit of the first attempt, unless the deadline is longer.
 const FIRST_LIMIT: Duration = Duration::from_secs(2);
 /// The time limit that attempts come to, unless the deadline is longer. An attempt that hangs because packets are dropped
@@ -36,7 +38,7 @@ pub(super) struct Backoff {
 /// How connections came to be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// One has ended. A connection may end after an hour without calls, and is replaced at once then.
+    /// One has ended, maybe after an hour without calls.
     Ended,
     /// Calls had no answer. More of them would wait in vain too, however long the silence took to show.
     Silent,
@@ -64,8 +66,15 @@ impl Backoff {
         }
         match self.last {
             Some(last) if last.elapsed() < self.pause => with_jitter(self.pause),
-            _ => Duration::ZERO,
+            // Other clients may have lost theirs at the same moment. Callers wait for this one.
+            Some(_) => part_of(LONGEST_SPREAD.min(self.deadline / 4)),
+            None => Duration::ZERO,
         }
+    }
+
+    /// There has been no attempt.
+    pub(super) fn is_first(&self) -> bool {
+        self.last.is_none()
     }
 
     /// An attempt succeeded.
@@ -163,7 +172,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_first_attempt_does_not_pause() {
-        assert_eq!(Backoff::new(TENTH).next(false, None), Duration::ZERO);
+        let mut backoff = Backoff::new(TENTH);
+        assert!(backoff.is_first());
+        assert_eq!(backoff.next(false, None), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
@@ -204,12 +215,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_was_open_for_long_is_replaced_at_once() {
+    async fn a_connection_that_was_open_for_long_is_replaced_while_callers_wait() {
         let mut backoff = Backoff::new(TENTH);
         for _ in 0..9 {
             backoff.opened();
             advance(2 * SECOND).await;
-            assert_eq!(backoff.next(false, Some(Loss::Ended)), Duration::ZERO);
+            assert!(backoff.next(false, Some(Loss::Ended)) <= TENTH / 4);
         }
     }
 
@@ -218,7 +229,7 @@ mod tests {
         let mut backoff = Backoff::new(TENTH);
         backoff.opened();
         advance(2 * SECOND).await;
-        assert_eq!(backoff.next(true, Some(Loss::Silent)), Duration::ZERO);
+        assert!(backoff.next(true, Some(Loss::Silent)) <= TENTH / 4);
         for _ in 0..9 {
             backoff.opened();
             advance(2 * SECOND).await;

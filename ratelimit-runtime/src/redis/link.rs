@@ -6,17 +6,18 @@
 
 use std::{
     fmt,
-    future::{Future, poll_fn},
+    future::{Future, pending, poll_fn},
     iter, mem,
     pin::{Pin, pin},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
     aio::MultiplexedConnection,
@@ -29,7 +30,7 @@ use tokio::{
 };
 
 use super::{
-    attempt::{Backoff, LONGEST_PAUSE, Loss, TimeLimit, first_limit},
+    attempt::{Backoff, LONGEST_PAUSE, Loss, TimeLimit, first_limit, with_jitter},
     breaker::{SILENT_CALLS, Silence, State},
     coalescing::{self, Entry, Failure, Queue, Share},
     command::{self, Command, Packet},
@@ -46,6 +47,9 @@ use crate::{
 
 const NO_KEEPER: &str =
     "nobody keeps its connection open: its tokio runtime is shutting down, or was built without enable_all";
+/// How long silent connections are waited for before another one is opened, less up to half of it: long enough for a
+/// short stall, and the clients of a server that stalls for longer do not all come at once.
+const PATIENCE: Duration = Duration::from_secs(4);
 /// How long the server may take to tell its settings, which only the log needs.
 const INSPECTION: Duration = Duration::from_millis(500);
 
@@ -99,6 +103,8 @@ pub(super) struct Link {
     silence: Silence,
     /// A call was answered since the last attempt to open a connection.
     served: AtomicBool,
+    /// When the server last answered a probe, too late as that was.
+    heard: AtomicU64,
     /// A caller went too early to say anything about the server.
     doubted: Notify,
     next: AtomicUsize,
@@ -375,10 +381,15 @@ impl Links {
         self.link()?.connection().await
     }
 
-    /// Waits until the node has answered, or a whole attempt to reach it has failed, however long that takes.
+    /// Waits until the node has answered, or has fallen silent, or a whole attempt to reach it has failed, however long
+    /// that takes.
     pub(super) async fn connected(&self) -> Result<(), StoreError> {
         let link = self.link()?;
-        let tried = |state: &State<Open>| !matches!(state, State::Opening | State::Away { attempts: 0, .. });
+        let tried = |state: &State<Open>| match state {
+            State::Opening => false,
+            State::Away { attempts, silent, .. } => *attempts > 0 || !silent.is_empty(),
+            State::Up(_) | State::Ended => true,
+        };
         let _ = link.state.subscribe().wait_for(tried).await;
         self.connection().await.map(drop)
     }
@@ -420,6 +431,7 @@ impl Links {
             queue: Queue::default(),
             silence: Silence::default(),
             served: AtomicBool::new(false),
+            heard: AtomicU64::new(0),
             doubted: Notify::new(),
             next: AtomicUsize::new(0),
             began: Instant::now(),
@@ -608,7 +620,7 @@ impl Link {
 
     fn silent(&self) {
         let error = self.node.unavailable(format_args!("{SILENT_CALLS} calls in a row had no answer"));
-        self.change(|state| state.silent(error, Instant::now()));
+        self.change(|state| state.fell_silent(error, Instant::now()));
     }
 
     fn has_ended(&self) -> bool {
@@ -630,69 +642,140 @@ impl Link {
         })
     }
 
-    /// Opens connections whenever some are missing, one at a time.
+    /// Opens connections whenever some are missing, one at a time, and looks for another primary meanwhile.
     async fn keep_open(self: &Arc<Self>) {
-        let mut state = self.state.subscribe();
-        let deadline = self.node.settings.deadline;
-        let (mut backoff, mut had) = (Backoff::new(deadline), 0);
-        // `Builder::build` waits for the first answer, however late it is.
-        let mut longest_probe = Duration::MAX;
+        let mut backoff = Backoff::new(self.node.settings.deadline);
         let mut server: Option<Client> = None;
         loop {
             tokio::select! {
-                missing = state.wait_for(|state| state.open() < self.node.settings.connections) => {
-                    if missing.is_err() {
-                        return;
-                    }
+                other = self.keep_open_to(server.as_ref(), &mut backoff) => {
+                    let Some(other) = other else { return };
+                    server = Some(other);
                 }
                 () = self.node.moved(server.as_ref()) => {
                     tracing::debug!(server = %self.node.target, "another server is the primary now");
                     self.change(|state| state.lost(|_| true));
                     server = None;
-                    continue;
                 }
             }
+        }
+    }
+
+    /// Returns when a connection leads to another server than this: to that one. Without one if the limiter is gone.
+    async fn keep_open_to(self: &Arc<Self>, server: Option<&Client>, backoff: &mut Backoff) -> Option<Client> {
+        let wanted = self.node.settings.connections;
+        let mut state = self.state.subscribe();
+        let mut had = self.state.borrow().open();
+        loop {
             let loss = {
-                let state = self.state.borrow();
+                let state = state.wait_for(|state| state.open() < wanted).await.ok()?;
                 let kind = if state.is_away() { Loss::Silent } else { Loss::Ended };
                 (state.open() < had).then_some(kind)
             };
             sleep(backoff.next(self.served.swap(false, Ordering::Relaxed), loss)).await;
-            let limit = backoff.limit();
-            match self.open(limit, longest_probe).await {
-                Ok((open, client)) => {
-                    self.node.access.granted();
-                    backoff.opened();
-                    // Two primaries would each count alone, so callers use one.
-                    let moved = server.is_some_and(|before| Address::of(&before) != Address::of(&client));
-                    server = Some(client);
-                    let redis = open.redis.clone();
-                    self.silence.answered(self.now());
-                    self.change(|state| {
-                        if moved {
-                            state.lost(|_| true);
+            let attempt = async {
+                self.wait_for_the_silent().await;
+                let limit = backoff.limit();
+                (self.open(limit, backoff.is_first()).await, limit)
+            };
+            tokio::select! {
+                () = self.revive() => backoff.opened(),
+                (opened, limit) = attempt => match opened {
+                    Ok((open, client)) => {
+                        backoff.opened();
+                        if let Some(other) = self.opened(open, client, server) {
+                            return Some(other);
                         }
-                        state.opened(open);
-                        true
-                    });
-                    had = self.state.borrow().open();
-                    if !self.node.inspected.swap(true, Ordering::Relaxed) {
-                        // Beside all this: an answer that does not come must not hold up the next connection.
-                        tokio::spawn(Arc::clone(&self.node).inspect(redis));
                     }
-                }
-                Err(error) => {
-                    let error = self.node.refused(error);
-                    tracing::debug!(server = %self.node.target, %error, "cannot connect");
-                    self.change(|state| {
-                        state.failed(error, Instant::now());
-                        true
-                    });
-                    had = self.state.borrow().open();
-                    backoff.failed(limit, had > 0);
-                }
+                    Err(error) => {
+                        let error = self.node.refused(error);
+                        tracing::debug!(server = %self.node.target, %error, "cannot connect");
+                        self.change(|state| {
+                            state.failed(error, Instant::now());
+                            true
+                        });
+                        backoff.failed(limit, self.state.borrow().open() > 0);
+                    }
+                },
             }
-            longest_probe = deadline;
+            had = self.state.borrow().open();
+        }
+    }
+
+    /// Lets callers use a new connection. Returns the server if it is another one than before.
+    fn opened(&self, open: Open, client: Client, before: Option<&Client>) -> Option<Client> {
+        self.node.access.granted();
+        // Two primaries would each count alone, so callers use one.
+        let other = before.is_none_or(|before| Address::of(before) != Address::of(&client));
+        let redis = open.redis.clone();
+        self.silence.answered(self.now());
+        self.change(|state| {
+            if other {
+                state.lost(|_| true);
+            }
+            state.opened(open);
+            true
+        });
+        if !self.node.inspected.swap(true, Ordering::Relaxed) {
+            // Beside all this: an answer that does not come must not hold up the next connection.
+            tokio::spawn(Arc::clone(&self.node).inspect(redis));
+        }
+        other.then_some(client)
+    }
+
+    /// Returns once there is no silent connection, or none of them has answered for so long that another is opened.
+    async fn wait_for_the_silent(&self) {
+        let longest = with_jitter(PATIENCE.max(self.node.settings.deadline.saturating_mul(2)));
+        let mut state = self.state.subscribe();
+        loop {
+            let since = self.outage().and_then(|outage| outage.began()).map_or(Duration::MAX, |began| began.elapsed());
+            let left = longest.saturating_sub(since.min(self.since(self.heard.load(Ordering::Relaxed))));
+            if left.is_zero() || timeout(left, state.wait_for(|state| state.silent().is_empty())).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until a silent connection is answered in time, and lets callers use silent ones again.
+    async fn revive(&self) {
+        let mut state = self.state.subscribe();
+        loop {
+            let silent = state.wait_for(|state| !state.silent().is_empty()).await.map(|state| state.silent().to_vec());
+            let Ok(silent) = silent else { return pending().await }; // never: the sender is of this link
+            let prove = async |open: &Open| self.prove(&mut open.redis.clone(), self.node.settings.deadline).await;
+            let mut proofs: FuturesUnordered<_> = silent.iter().map(async |open| (open, prove(open).await)).collect();
+            while let Some((open, proved)) = proofs.next().await {
+                if proved.is_err() {
+                    self.lost(&open.silence);
+                    continue;
+                }
+                let now = self.now();
+                self.silence.answered(now);
+                open.silence.answered(now);
+                tracing::debug!(server = %self.node.target, "a silent connection answers again");
+                self.change(State::revived);
+                return;
+            }
+        }
+    }
+
+    /// Has the server run scripts over a connection until one is answered in time: it is slower than the deadline, or
+    /// has just come back and has much to do. With an error the connection is of no use.
+    async fn prove(&self, redis: &mut MultiplexedConnection, in_time: Duration) -> Result<(), StoreError> {
+        let mut pause = Duration::from_millis(10);
+        loop {
+            let sent = Instant::now();
+            let reply = redis.send_packed_command(&probe()).await.map_err(|error| explain(&error))?;
+            // An error is an answer too, be it that this user may not ask; but not that it wants a password first.
+            if let Some(error) = no_auth(&reply) {
+                return Err(error);
+            }
+            if sent.elapsed() <= in_time {
+                return Ok(());
+            }
+            self.heard.store(self.now(), Ordering::Relaxed);
+            sleep(with_jitter(pause)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
@@ -723,21 +806,16 @@ impl Link {
     }
 
     /// A connection over which the server has run a script, as decisions do: it may answer all else, and hold back
-    /// whatever could write (`CLIENT PAUSE .. WRITE`, a failover).
-    async fn open(self: &Arc<Self>, limit: TimeLimit, longest_probe: Duration) -> Result<(Open, Client), StoreError> {
+    /// whatever could write (`CLIENT PAUSE .. WRITE`, a failover). In time, unless it is the first that is ever opened:
+    /// `Builder::build` has the time.
+    async fn open(self: &Arc<Self>, limit: TimeLimit, is_first: bool) -> Result<(Open, Client), StoreError> {
         let target = &self.node.target;
         let (client, mut redis, silence) = target.connect(limit, |client, limit| self.connect(client, limit)).await?;
-        match limit.within(timeout(longest_probe, redis.send_packed_command(&probe()))).await {
-            // An error is an answer too, be it that this user may not ask; but not that it wants a password first.
-            Ok(Ok(reply)) => {
-                let reply = reply.map_err(|error| explain(&error).about(target))?;
-                if let Some(error) = no_auth(&reply) {
-                    return Err(error.about(target));
-                }
-            }
-            Ok(Err(_)) | Err(_) => {
-                let longest = longest_probe.min(limit.whole());
-                return Err(self.node.unavailable(format_args!("no answer to a script within {longest:?}")));
+        let in_time = if is_first { limit.whole() } else { self.node.settings.deadline };
+        match limit.within(self.prove(&mut redis, in_time)).await {
+            Ok(proved) => proved.map_err(|error| error.about(target))?,
+            Err(_) => {
+                return Err(self.node.unavailable(format_args!("no answer to a script within {in_time:?}")));
             }
         }
         Ok((Open { redis, silence, opened: self.now() }, client))
@@ -785,7 +863,7 @@ impl Node {
     async fn moved(&self, from: Option<&Client>) {
         match from {
             Some(from) => self.target.moved(from, first_limit(self.settings.deadline)).await,
-            None => std::future::pending().await,
+            None => pending().await,
         }
     }
 
