@@ -174,7 +174,8 @@
 //! up to four where packets were dropped for long. With TLS, handshakes of all its clients come first.
 //!
 //! A caller that goes before the deadline, because of a timeout of its own say, does not count. The
-//! server is probed then.
+//! server is probed then. It is also probed when it has answered nothing for 5 seconds, so an outage is
+//! known without calls.
 //!
 //! [`Limiter::health`] says whether decisions are made; the log has one event when an outage begins and one when it is over.
 //!

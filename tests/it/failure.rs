@@ -810,6 +810,22 @@ mod health {
         assert_eq!((log.with("swordfish").len(), log.with("pear").len()), (0, 0));
     }
 
+    /// In RESP2 a client is not told that its connection has ended. A server that halts does not end it.
+    #[tokio::test]
+    async fn of_an_idle_limiter_is_that_of_its_server() {
+        for (query, halts) in [("", true), ("?protocol=resp2", true), ("?protocol=resp2", false)] {
+            let mut server = RedisServer::start();
+            let builder = Limiter::builder(&format!("{}{query}", server.url())).on_store_error(OnStoreError::Deny);
+            let limiter = builder.connections(2).build().await.unwrap();
+            if halts {
+                server.stop();
+            } else {
+                server.kill();
+            }
+            eventually("it is known without a call", async || is_degraded(&limiter)).await;
+        }
+    }
+
     /// A runtime that is left during an outage never hears of its end.
     #[test]
     fn is_that_of_the_runtime_that_asks() {

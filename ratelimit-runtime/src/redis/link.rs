@@ -50,6 +50,8 @@ const NO_KEEPER: &str =
 /// How long silent connections are waited for before another one is opened, less up to half of it: long enough for a
 /// short stall, and the clients of a server that stalls for longer do not all come at once.
 const PATIENCE: Duration = Duration::from_secs(4);
+/// A server that has answered nothing for so long is probed.
+const IDLE: Duration = Duration::from_secs(5);
 /// How long the server may take to tell its settings, which only the log needs.
 const INSPECTION: Duration = Duration::from_millis(500);
 
@@ -608,6 +610,12 @@ impl Link {
         self.began.elapsed().as_nanos() as u64
     }
 
+    /// The time so long ago.
+    #[allow(clippy::cast_possible_truncation)] // of a few seconds
+    fn ago(&self, time: Duration) -> u64 {
+        self.now().saturating_sub(time.as_nanos() as u64)
+    }
+
     fn since(&self, then: u64) -> Duration {
         Duration::from_nanos(self.now().saturating_sub(then))
     }
@@ -790,18 +798,27 @@ impl Link {
         }
     }
 
-    /// Asks the server when callers went too early to tell a halted one from one that answers: with the patience they did
-    /// not have, and until it answers or was silent for too long.
-    async fn ask_when_doubted(self: &Arc<Self>) {
+    /// Probes the server where calls do not tell how it is, until it answers or was silent for too long.
+    ///
+    /// Callers may have gone too early to tell a halted server from one that answers. And without calls an outage
+    /// would not be known: in RESP2 the end of a connection shows at its next command.
+    async fn ask_when_in_doubt(self: &Arc<Self>) {
+        let deadline = self.node.settings.deadline;
         loop {
-            self.doubted.notified().await;
-            while let Some(Ok(mut connection)) = self.open_connection() {
-                if timeout(self.node.settings.deadline, connection.ask(iter::once(probe()), 1)).await.is_ok() {
-                    break;
+            let probes = match timeout(IDLE, self.doubted.notified()).await {
+                Ok(()) => 1,
+                Err(_) if self.silence.answered_since(self.ago(IDLE)) => 0,
+                Err(_) => self.state.borrow().open(),
+            };
+            for _ in 0..probes {
+                while let Some(Ok(mut connection)) = self.open_connection() {
+                    if timeout(deadline, connection.ask(iter::once(probe()), 1)).await.is_ok() {
+                        break;
+                    }
                 }
             }
             // If all callers go early, that is no reason to ask all the time.
-            sleep(self.node.settings.deadline).await;
+            sleep(deadline.min(IDLE)).await;
         }
     }
 
@@ -933,7 +950,7 @@ impl Keeper {
         tokio::select! {
             () = self.link.keep_open() => {}
             () = self.link.limit_waiting() => {}
-            () = self.link.ask_when_doubted() => {}
+            () = self.link.ask_when_in_doubt() => {}
             _ = in_use.changed() => {}
         }
     }
