@@ -272,7 +272,8 @@ mod breaker {
         let _ = timeout(Duration::from_secs(4), calling).await;
     }
 
-    /// Where calls are never answered, though the probe is, callers are let through less and less often.
+    /// Where calls are never answered, though the probe is, callers are let through less and less
+    /// often.
     #[tokio::test]
     async fn closes_more_rarely_while_only_the_probe_is_answered() {
         let server = HalfServer::silent_on("EVALSHA");
@@ -443,7 +444,8 @@ mod connections {
         eventually("three connections", async || server.accepted() == 3).await;
     }
 
-    /// A server that halts and goes on answers over the connections that it has, and no client opens others.
+    /// A server that halts and goes on answers over the connections that it has, and no client
+    /// opens others.
     #[tokio::test]
     async fn are_kept_when_the_server_halts() {
         let server = RedisServer::start();
@@ -810,7 +812,8 @@ mod health {
         assert_eq!((log.with("swordfish").len(), log.with("pear").len()), (0, 0));
     }
 
-    /// In RESP2 a client is not told that its connection has ended. A server that halts does not end it.
+    /// In RESP2 a client is not told that its connection has ended. A server that halts does not
+    /// end it.
     #[tokio::test]
     async fn of_an_idle_limiter_is_that_of_its_server() {
         for (query, halts) in [("", true), ("?protocol=resp2", true), ("?protocol=resp2", false)] {

@@ -193,7 +193,8 @@ fn mislead(sentinel: &RedisServer, to: u16) {
     ask::<()>(sentinel, &format!("SENTINEL MONITOR shop 127.0.0.1 {to} 3"));
 }
 
-/// Each step takes longer than half a second. The deadline allows for that, and no other limit is in the way.
+/// Each step takes longer than half a second. The deadline allows for that, and no other limit is
+/// in the way.
 #[tokio::test]
 async fn slow_sentinels_and_a_slow_primary_are_reached_within_the_deadline() {
     let sentinel = RedisSentinel::builder().down_after(Duration::from_secs(3600)).start();

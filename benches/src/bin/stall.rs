@@ -1,13 +1,18 @@
-//! How long a fleet of clients needs after a short stall of its server, until all of them decide again.
+//! How long a fleet of clients needs after a short stall of its server, until all of them decide
+//! again.
 //!
 //! ```sh
 //! cargo run --release -p ratelimit-benches --features rustls --bin stall         # 600 limiters, then 300
 //! cargo run --release -p ratelimit-benches --features rustls --bin stall -- 1000 # or as many as said
 //! ```
 //!
-//! Each limiter has a TLS connection of its own and makes ten calls a second. The server has an RSA key of 4096 bits, made
-//! by `openssl`, halts for a second (SIGSTOP) and goes on. A limiter decides again with the first of ten admitted calls in
-//! a row. All limiters are in this process, so on a small machine they compete with the server for its processors.
+//! Each limiter has a TLS connection of its own and makes ten calls a second. The server has an RSA
+//! key of 4096 bits, made by `openssl`, halts for a second (SIGSTOP) and goes on. A limiter decides
+//! again with the first of ten admitted calls in a row. All limiters are in this process, so on a
+//! small machine they compete with the server for its processors.
+//!
+//! The same for a server that closes all connections at once (`CLIENT KILL`), so that each client needs
+//! a new handshake. Connections are those whose handshake the server has completed.
 
 use std::{
     fs,
@@ -38,6 +43,12 @@ const TURNS: usize = 3;
 struct Row {
     calls: u32,
     began: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    Halted,
+    Closed,
 }
 
 struct Fleet {
@@ -113,19 +124,30 @@ fn connections(server: &RedisServer, asked: &mut u64) -> u64 {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let counts: Vec<usize> = std::env::args().skip(1).map(|count| count.parse()).collect::<Result<_, _>>()?;
     let counts = if counts.is_empty() { vec![600, 300] } else { counts };
-    println!("{:>8} {:>10} {:>10} {:>10} {:>7} {:>12}", "limiters", "p50 s", "p99 s", "all s", "never", "connections");
+    println!(
+        "{:>8} {:>8} {:>10} {:>10} {:>10} {:>7} {:>12}",
+        "limiters", "server", "p50 s", "p99 s", "all s", "never", "connections"
+    );
     for count in counts {
         let server = RedisServer::builder().rsa_tls(4096).start();
         let fleet = Fleet::start(&server, count).await?;
         let mut asked = 0;
-        for _ in 0..TURNS {
+        for trouble in [[Trouble::Halted; TURNS], [Trouble::Closed; TURNS]].concat() {
             let (_, never) = fleet.decide().await;
             assert_eq!(never, 0, "not all decide before the stall");
             let before = connections(&server, &mut asked);
-            server.stop();
-            sleep(STALL).await;
+            match trouble {
+                Trouble::Halted => {
+                    server.stop();
+                    sleep(STALL).await;
+                    server.cont();
+                }
+                Trouble::Closed => {
+                    asked += 1;
+                    server.command(&[b"CLIENT", b"KILL", b"TYPE", b"normal"]);
+                }
+            }
             fleet.forget();
-            server.cont();
             let began = Instant::now();
             let (decide, never) = fleet.decide().await;
             let opened = connections(&server, &mut asked) - before;
@@ -134,7 +156,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 decide.get(at).map_or(f64::NAN, |decides| decides.saturating_duration_since(began).as_secs_f64())
             };
             println!(
-                "{count:>8} {:>10.3} {:>10.3} {:>10.3} {never:>7} {opened:>12}",
+                "{count:>8} {:>8} {:>10.3} {:>10.3} {:>10.3} {never:>7} {opened:>12}",
+                format!("{trouble:?}"),
                 seconds(50),
                 seconds(99),
                 seconds(100)

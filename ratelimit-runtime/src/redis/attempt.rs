@@ -11,20 +11,22 @@ use tokio::time::{Instant, error::Elapsed, timeout};
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// Between two attempts that fail.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// Between two attempts that succeed though no call is answered, or that fail while other connections are open.
+/// Between two attempts that succeed though no call is answered, or that fail while other
+/// connections are open.
 const LONGEST_REST: Duration = Duration::from_secs(1);
-/// Clients that lose their connections at one moment open others within this time, or within a quarter of the deadline.
+/// Clients that lose their connections at one moment open others within this time, or within a
+/// quarter of the deadline.
 const LONGEST_SPREAD: Duration = Duration::from_millis(50);
 /// The time limit of the first attempt, unless the deadline is longer.
 const FIRST_LIMIT: Duration = Duration::from_secs(2);
-/// The time limit that attempts come to, unless the deadline is longer. An attempt that hangs because packets are dropped
-/// would hang for so long beyond the end of an outage.
+/// The time limit that attempts come to, unless the deadline is longer. An attempt that hangs
+/// because packets are dropped would hang for so long beyond the end of an outage.
 const LONGEST_LIMIT: Duration = Duration::from_secs(8);
 
 /// The back-off of one runtime's connections to one server.
 ///
-/// It ends when a call was answered, not when a connection was opened: a server may take connections, answer the
-/// probe, and end each connection at its first call.
+/// It ends when a call was answered, not when a connection was opened: a server may take
+/// connections, answer the probe, and end each connection at its first call.
 #[derive(Debug)]
 pub(super) struct Backoff {
     pause: Duration,
@@ -40,7 +42,8 @@ pub(super) struct Backoff {
 pub(super) enum Loss {
     /// One has ended, maybe after an hour without calls.
     Ended,
-    /// Calls had no answer. More of them would wait in vain too, however long the silence took to show.
+    /// Calls had no answer. More of them would wait in vain too, however long the silence took to
+    /// show.
     Silent,
 }
 
@@ -54,7 +57,8 @@ impl Backoff {
         TimeLimit::new(self.limit)
     }
 
-    /// The time until the next attempt. Since the last one, was a call answered (`served`), and what was lost?
+    /// The time until the next attempt. Since the last one, was a call answered (`served`), and
+    /// what was lost?
     pub(super) fn next(&mut self, served: bool, loss: Option<Loss>) -> Duration {
         if self.has_opened && served {
             self.pause = FIRST_PAUSE;
@@ -85,8 +89,9 @@ impl Backoff {
 
     /// An attempt failed. `others`: calls go on over other connections.
     ///
-    /// If it ran out of time, the next has twice as much. A server that all its clients come back to at once needs that
-    /// for their TLS handshakes: those that are given up cost it as much as the others.
+    /// If it ran out of time, the next has twice as much. A server that all its clients come back
+    /// to at once needs that for their TLS handshakes: those that are given up cost it as much as
+    /// the others.
     pub(super) fn failed(&mut self, limit: TimeLimit, others: bool) {
         if limit.left().is_zero() {
             self.limit = longer(self.limit, LONGEST_LIMIT.max(self.deadline));
@@ -138,7 +143,8 @@ impl TimeLimit {
     }
 }
 
-/// Between half of it and all of it, so that the clients of a server that is back do not all arrive at once.
+/// Between half of it and all of it, so that the clients of a server that is back do not all arrive
+/// at once.
 pub(super) fn with_jitter(pause: Duration) -> Duration {
     pause / 2 + part_of(pause / 2)
 }

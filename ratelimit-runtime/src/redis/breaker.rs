@@ -14,8 +14,9 @@
 //! A connection counts as opened when the server has run a script over it in time. So the breaker, which is open while the node is
 //! `Away`, is closed by such an answer alone, and a server that is slower than the deadline leaves it open.
 //!
-//! Connections that fell silent are kept: a server that halts for a second answers over them as soon as it goes on.
-//! If all clients opened others instead, their handshakes would keep it busy for far longer than it had halted.
+//! Connections that fell silent are kept: a server that halts for a second answers over them as
+//! soon as it goes on. If all clients opened others instead, their handshakes would keep it busy
+//! for far longer than it had halted.
 
 use std::{
     mem,
@@ -123,8 +124,9 @@ impl<C> State<C> {
         true
     }
 
-    /// The server answers over a silent connection. The others are used again, too: most likely it answers over all
-    /// of them, and one that is dead is found by its own silence. Says whether that changes anything.
+    /// The server answers over a silent connection. The others are used again, too: most likely it
+    /// answers over all of them, and one that is dead is found by its own silence. Says whether
+    /// that changes anything.
     pub(super) fn revived(&mut self) -> bool {
         let Self::Away { silent, .. } = self else { return false };
         let connections = mem::take(silent);

@@ -47,8 +47,9 @@ use crate::{
 
 const NO_KEEPER: &str =
     "nobody keeps its connection open: its tokio runtime is shutting down, or was built without enable_all";
-/// How long silent connections are waited for before another one is opened, less up to half of it: long enough for a
-/// short stall, and the clients of a server that stalls for longer do not all come at once.
+/// How long silent connections are waited for before another one is opened, less up to half of it:
+/// long enough for a short stall, and the clients of a server that stalls for longer do not all
+/// come at once.
 const PATIENCE: Duration = Duration::from_secs(4);
 /// A server that has answered nothing for so long is probed.
 const IDLE: Duration = Duration::from_secs(5);
@@ -131,7 +132,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Sends a call's commands in one go, each once, and answers in their order. An error a server replied with is an answer.
+    /// Sends a call's commands in one go, each once, and answers in their order. An error a server
+    /// replied with is an answer.
     ///
     /// After an error nobody knows whether they were executed. `callers`: how many wait for that.
     pub(super) async fn send(
@@ -146,7 +148,8 @@ impl Connection {
         Ok(replies)
     }
 
-    /// The same for commands of no call: an answer says that the server is there, and not that it serves calls.
+    /// The same for commands of no call: an answer says that the server is there, and not that it
+    /// serves calls.
     pub(super) async fn ask(
         &mut self,
         mut commands: impl ExactSizeIterator<Item = Cmd>,
@@ -383,8 +386,8 @@ impl Links {
         self.link()?.connection().await
     }
 
-    /// Waits until the node has answered, or has fallen silent, or a whole attempt to reach it has failed, however long
-    /// that takes.
+    /// Waits until the node has answered, or has fallen silent, or a whole attempt to reach it has
+    /// failed, however long that takes.
     pub(super) async fn connected(&self) -> Result<(), StoreError> {
         let link = self.link()?;
         let tried = |state: &State<Open>| match state {
@@ -650,7 +653,8 @@ impl Link {
         })
     }
 
-    /// Opens connections whenever some are missing, one at a time, and looks for another primary meanwhile.
+    /// Opens connections whenever some are missing, one at a time, and looks for another primary
+    /// meanwhile.
     async fn keep_open(self: &Arc<Self>) {
         let mut backoff = Backoff::new(self.node.settings.deadline);
         let mut server: Option<Client> = None;
@@ -669,7 +673,8 @@ impl Link {
         }
     }
 
-    /// Returns when a connection leads to another server than this: to that one. Without one if the limiter is gone.
+    /// Returns when a connection leads to another server than this: to that one. Without one if the
+    /// limiter is gone.
     async fn keep_open_to(self: &Arc<Self>, server: Option<&Client>, backoff: &mut Backoff) -> Option<Client> {
         let wanted = self.node.settings.connections;
         let mut state = self.state.subscribe();
@@ -731,7 +736,8 @@ impl Link {
         other.then_some(client)
     }
 
-    /// Returns once there is no silent connection, or none of them has answered for so long that another is opened.
+    /// Returns once there is no silent connection, or none of them has answered for so long that
+    /// another is opened.
     async fn wait_for_the_silent(&self) {
         let longest = with_jitter(PATIENCE.max(self.node.settings.deadline.saturating_mul(2)));
         let mut state = self.state.subscribe();
@@ -767,14 +773,16 @@ impl Link {
         }
     }
 
-    /// Has the server run scripts over a connection until one is answered in time: it is slower than the deadline, or
-    /// has just come back and has much to do. With an error the connection is of no use.
+    /// Has the server run scripts over a connection until one is answered in time: it is slower
+    /// than the deadline, or has just come back and has much to do. With an error the connection is
+    /// of no use.
     async fn prove(&self, redis: &mut MultiplexedConnection, in_time: Duration) -> Result<(), StoreError> {
         let mut pause = Duration::from_millis(10);
         loop {
             let sent = Instant::now();
             let reply = redis.send_packed_command(&probe()).await.map_err(|error| explain(&error))?;
-            // An error is an answer too, be it that this user may not ask; but not that it wants a password first.
+            // An error is an answer too, be it that this user may not ask; but not that it wants a
+            // password first.
             if let Some(error) = no_auth(&reply) {
                 return Err(error);
             }
@@ -798,10 +806,12 @@ impl Link {
         }
     }
 
-    /// Probes the server where calls do not tell how it is, until it answers or was silent for too long.
+    /// Probes the server where calls do not tell how it is, until it answers or was silent for too
+    /// long.
     ///
-    /// Callers may have gone too early to tell a halted server from one that answers. And without calls an outage
-    /// would not be known: in RESP2 the end of a connection shows at its next command.
+    /// Callers may have gone too early to tell a halted server from one that answers. And without
+    /// calls an outage would not be known: in RESP2 the end of a connection shows at its next
+    /// command.
     async fn ask_when_in_doubt(self: &Arc<Self>) {
         let deadline = self.node.settings.deadline;
         loop {
@@ -822,9 +832,9 @@ impl Link {
         }
     }
 
-    /// A connection over which the server has run a script, as decisions do: it may answer all else, and hold back
-    /// whatever could write (`CLIENT PAUSE .. WRITE`, a failover). In time, unless it is the first that is ever opened:
-    /// `Builder::build` has the time.
+    /// A connection over which the server has run a script, as decisions do: it may answer all
+    /// else, and hold back whatever could write (`CLIENT PAUSE .. WRITE`, a failover). In time,
+    /// unless it is the first that is ever opened: `Builder::build` has the time.
     async fn open(self: &Arc<Self>, limit: TimeLimit, is_first: bool) -> Result<(Open, Client), StoreError> {
         let target = &self.node.target;
         let (client, mut redis, silence) = target.connect(limit, |client, limit| self.connect(client, limit)).await?;

@@ -38,7 +38,8 @@ impl Sentinels {
         Self { all, service, server }
     }
 
-    /// The primary as it is reached now, and the connection over which it said that it is the primary.
+    /// The primary as it is reached now, and the connection over which it said that it is the
+    /// primary.
     ///
     /// `connect` opens a connection to a server, with anything else that belongs to it.
     pub(super) async fn primary<T, F>(
@@ -95,8 +96,8 @@ impl Sentinels {
 
     /// Returns once the primary is another one than this.
     ///
-    /// A primary that was cut off from its sentinels may never end a connection by itself. `limit`: how long it may take
-    /// to look at another one.
+    /// A primary that was cut off from its sentinels may never end a connection by itself. `limit`:
+    /// how long it may take to look at another one.
     pub(super) async fn moved(&self, from: &Client, limit: Duration) {
         let from = Address::of(from);
         let news = Notify::new();

@@ -98,7 +98,8 @@ impl Target {
         }
     }
 
-    /// Returns once the server is another one than this. `limit`: how long a look at another one may take.
+    /// Returns once the server is another one than this. `limit`: how long a look at another one
+    /// may take.
     pub(super) async fn moved(&self, from: &Client, limit: Duration) {
         match self {
             Self::Server(_) => future::pending().await,
