@@ -138,6 +138,10 @@ impl Builder {
     ///
     /// The sleep of a [`LeakyBucket`](crate::Algorithm::LeakyBucket) and the waiting of [`Limiter::acquire_within`] are not part of it. A deadline above
     /// a second also means that a server that is back may go unnoticed for longer than a second: it is asked, and given so long to answer.
+    ///
+    /// A deadline above 2 seconds is also the time that a connection may take, with TLS and, behind
+    /// sentinels, with their answers. It is 2 seconds otherwise; after each attempt that ran out of
+    /// it twice as long, up to 8 seconds.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         if deadline.is_zero() {
@@ -258,9 +262,9 @@ impl Builder {
 
     /// The limiter.
     ///
-    /// On Redis, unless [`Builder::lazy`], this waits for the server's first answer: if there is none, for up to 5 seconds, and behind
-    /// sentinels for some 7, longer by what the deadline is above 2 seconds. Of a cluster one node has to answer; another that
-    /// does not holds it up for 2 seconds.
+    /// On Redis, unless [`Builder::lazy`], this waits for the server's first answer, for up to 2
+    /// seconds, or for the deadline if that is longer. Sentinels and the server share that time. Of
+    /// a cluster one node has to answer; another that does not holds it up for 2 seconds.
     ///
     /// # Errors
     ///

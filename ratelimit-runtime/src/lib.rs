@@ -159,12 +159,25 @@
 //! [`OnStoreError`] says what happens: this process counts alone (the default), the call is let through, or it is refused
 //! as [`Cause::Unavailable`]. No command is sent a second time, unless the server said that it did not run.
 //!
-//! Each server has a breaker. It opens when three calls in a row had no answer within the deadline, or when its connection is
-//! lost and can't be opened again at once. From then on calls go by the policy without waiting. In the background the server is
-//! connected to and asked to run a script that does nothing, ever again, and an answer within the deadline closes the breaker:
-//! less than a second after it is back, or three where packets were dropped or its TLS handshakes are slow. An error that the
-//! server replies with is an answer. A caller that goes before the deadline, because of a timeout of its own say, does not
-//! count; the server is asked in the background then, and what it does not answer within the deadline counts.
+//! Each server has a breaker. It opens when three calls in a row had no answer within the deadline,
+//! or when the connection is lost and cannot be opened again at once. While it is open, calls go by
+//! the policy without waiting, and the server is probed in the background with a script that does
+//! nothing. An answer within the deadline closes the breaker. An error that the server replies with
+//! is an answer.
+//!
+//! Connections that had no answer are kept and probed, so a server that halted for a moment is back
+//! as soon as it goes on. After 2 to 4 seconds without an answer another connection is opened, or
+//! after one to two deadlines if that is longer. A connection that has ended is replaced at once.
+//!
+//! Pauses between attempts grow to a quarter of a second, and to a whole one while connections open
+//! and no call is answered. An attempt has 2 seconds, or the deadline if that is longer, and after
+//! each one that ran out of time twice as much, up to 8 seconds. So a server is back within about a
+//! second, or up to four where packets were dropped for long. With TLS, handshakes of all its
+//! clients come first.
+//!
+//! A caller that goes before the deadline, because of a timeout of its own say, does not count. The
+//! server is probed then. It is also probed when it has answered nothing for 5 seconds, so an
+//! outage is known without calls.
 //!
 //! [`Limiter::health`] says whether decisions are made; the log has one event when an outage begins and one when it is over.
 //!

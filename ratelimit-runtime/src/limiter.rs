@@ -519,9 +519,12 @@ impl Limiter {
 
     /// Whether the store decides, as far as that is known: nothing is asked, and nothing waited for.
     ///
-    /// Degraded while no connection to the server stands, and for a second after a decision could not be made. The memory store is always
-    /// available. The log has an event when decisions begin to fail, and one when they are made again and none has failed for a
-    /// second; so has the gauge `ratelimit_degraded` (feature `metrics`).
+    /// Degraded while the breaker of a server is open, and for a second after a decision could not
+    /// be made. A server that is lost while there are no calls is known after some 10 seconds at
+    /// most. The memory store is always available.
+    ///
+    /// The log has an event when decisions begin to fail, and one when they are made again and none
+    /// has failed for a second; so has the gauge `ratelimit_degraded` (feature `metrics`).
     ///
     /// ```
     /// # use ratelimit_runtime::{Health, Limiter, OnStoreError, Rule};

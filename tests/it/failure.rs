@@ -5,7 +5,7 @@
 use std::fmt::{Debug, Write as _};
 use std::future::Future;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,6 +13,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use ratelimit_runtime::store::StoreError;
 use ratelimit_runtime::{Algorithm, Cause, Health, Key, Limiter, ManualClock, OnStoreError, Refill, Rule};
 use ratelimit_tests::{Mode, Proxy, RedisServer};
@@ -28,6 +29,8 @@ use crate::support::{
 };
 
 const DEADLINE: Duration = Duration::from_millis(200);
+/// Much longer than anything that is not held up takes.
+const LONG_DEADLINE: Duration = Duration::from_secs(3);
 const HOUR: Duration = Duration::from_secs(3600);
 const POLICIES: [OnStoreError; 3] = [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny];
 
@@ -83,30 +86,59 @@ fn executed(server: &RedisServer) -> u64 {
     scripts.map(|line| calls(line).unwrap() - failed(line).unwrap()).sum()
 }
 
-/// Something like a server, for as long as the test runs, that answers everything but this command. With the number
-/// of connections it has taken.
-fn silent_on(command: &'static str) -> (String, Arc<AtomicU64>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("redis://127.0.0.1:{}/?protocol=resp2", listener.local_addr().unwrap().port());
-    let accepted = Arc::new(AtomicU64::new(0));
-    let count = Arc::clone(&accepted);
-    let serve = move |mut connection: TcpStream| {
-        let mut bytes = [0; 4096];
-        while let Ok(length @ 1..) = connection.read(&mut bytes) {
-            let text = String::from_utf8_lossy(&bytes[..length]);
-            if !text.contains(&format!("\n{command}\r")) {
-                let commands = text.lines().filter(|line| line.starts_with('*')).count();
-                let _ = connection.write_all("+OK\r\n".repeat(commands).as_bytes());
+/// Something like a server, for as long as the test runs, that answers everything but one command.
+struct HalfServer {
+    url: String,
+    /// Connections that it has taken.
+    accepted: Arc<AtomicU64>,
+    /// Times that it got the command.
+    unanswered: Arc<AtomicU64>,
+}
+
+impl HalfServer {
+    fn silent_on(command: &'static str) -> Self {
+        Self::start(command, |_| {})
+    }
+
+    fn closing_on(command: &'static str) -> Self {
+        Self::start(command, |connection| drop(connection.shutdown(Shutdown::Both)))
+    }
+
+    fn start(command: &'static str, act: fn(&TcpStream)) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://127.0.0.1:{}/?protocol=resp2", listener.local_addr().unwrap().port());
+        let (accepted, unanswered) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let server = Self { url, accepted: Arc::clone(&accepted), unanswered: Arc::clone(&unanswered) };
+        let serve = move |mut connection: TcpStream, unanswered: &AtomicU64| {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = connection.read(&mut bytes) {
+                let text = String::from_utf8_lossy(&bytes[..length]);
+                if text.contains(&format!("\n{command}\r")) {
+                    unanswered.fetch_add(1, Ordering::SeqCst);
+                    act(&connection);
+                } else {
+                    let commands = text.lines().filter(|line| line.starts_with('*')).count();
+                    let _ = connection.write_all("+OK\r\n".repeat(commands).as_bytes());
+                }
             }
-        }
-    };
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            count.fetch_add(1, Ordering::SeqCst);
-            thread::spawn(move || serve(connection.unwrap()));
-        }
-    });
-    (url, accepted)
+        };
+        thread::spawn(move || {
+            for connection in listener.incoming() {
+                accepted.fetch_add(1, Ordering::SeqCst);
+                let unanswered = Arc::clone(&unanswered);
+                thread::spawn(move || serve(connection.unwrap(), &unanswered));
+            }
+        });
+        server
+    }
+
+    fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::SeqCst)
+    }
+
+    fn unanswered(&self) -> u64 {
+        self.unanswered.load(Ordering::SeqCst)
+    }
 }
 
 mod breaker {
@@ -226,13 +258,10 @@ mod breaker {
         recovers(&limiter).await;
     }
 
-    /// Where calls are never answered, though the probe is, callers are let through less and less often.
-    #[tokio::test]
-    async fn closes_more_rarely_while_only_the_probe_is_answered() {
-        let (url, accepted) = silent_on("EVALSHA");
-        let deadline = Duration::from_millis(20);
-        let builder = Limiter::builder(&url).deadline(deadline).on_store_error(OnStoreError::Deny);
-        let limiter = builder.build().await.unwrap();
+    /// Three callers at a time, one time after another, for four seconds.
+    async fn keep_calling(server: &HalfServer) {
+        let builder = Limiter::builder(&server.url).deadline(Duration::from_millis(20));
+        let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
         let calling = async {
             loop {
                 let rule = hourly(4000, FIXED);
@@ -241,7 +270,25 @@ mod breaker {
             }
         };
         let _ = timeout(Duration::from_secs(4), calling).await;
-        let accepted = accepted.load(Ordering::SeqCst);
+    }
+
+    /// Where calls are never answered, though the probe is, callers are let through less and less
+    /// often.
+    #[tokio::test]
+    async fn closes_more_rarely_while_only_the_probe_is_answered() {
+        let server = HalfServer::silent_on("EVALSHA");
+        keep_calling(&server).await;
+        assert!(server.accepted() <= 2, "the silent one, and that of the background");
+        let unanswered = server.unanswered();
+        assert!((2..100).contains(&unanswered), "{unanswered} calls");
+    }
+
+    /// The same where each connection ends at its first call.
+    #[tokio::test]
+    async fn closes_more_rarely_while_connections_are_lost_at_their_first_call() {
+        let server = HalfServer::closing_on("EVALSHA");
+        keep_calling(&server).await;
+        let accepted = server.accepted();
         assert!((2..40).contains(&accepted), "{accepted} connections");
     }
 
@@ -374,13 +421,88 @@ mod connections {
         recovers(&limiter).await;
     }
 
+    /// Each of its answers takes longer than a connection may with a short deadline.
+    #[tokio::test]
+    async fn are_opened_within_a_long_deadline() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        proxy.set(Mode::Delay(Duration::from_millis(1_100)));
+        let builder = Limiter::builder(&proxy.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        proxy.set(Mode::Pass);
+        limiter.acquire(&hourly(9, FIXED), 1).await.unwrap();
+        assert_eq!(proxy.accepted(), 1);
+    }
+
     /// What is asked for the log alone is not waited for, whatever the deadline.
     #[tokio::test]
     async fn are_opened_though_the_server_does_not_tell_its_settings() {
-        let (url, accepted) = silent_on("INFO");
-        let builder = Limiter::builder(&url).deadline(Duration::from_secs(3600)).on_store_error(OnStoreError::Deny);
+        let server = HalfServer::silent_on("INFO");
+        let builder =
+            Limiter::builder(&server.url).deadline(Duration::from_secs(3600)).on_store_error(OnStoreError::Deny);
         let _limiter = builder.connections(3).build().await.unwrap();
-        eventually("three connections", async || accepted.load(Ordering::SeqCst) == 3).await;
+        eventually("three connections", async || server.accepted() == 3).await;
+    }
+
+    /// A server that halts and goes on answers over the connections that it has, and no client
+    /// opens others.
+    #[tokio::test]
+    async fn are_kept_when_the_server_halts() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        for count in [1, 3] {
+            let builder = Limiter::builder(&proxy.url()).deadline(LONG_DEADLINE).on_store_error(OnStoreError::Deny);
+            let limiter = builder.connections(count).build().await.unwrap();
+            let rule = hourly(1_000_000, FIXED);
+            eventually("all are open", async || connected(&server).len() == count).await;
+            let before = proxy.accepted();
+            proxy.set(Mode::Stall);
+            let calls: Vec<_> = (0..3).map(|_| limiter.acquire(&rule, 1)).collect();
+            assert!(ends(join_all(calls)).await.iter().all(Result::is_err));
+            assert_ne!(limiter.health(), Health::Available);
+            proxy.set(Mode::Pass);
+            recovers(&limiter).await;
+            for _ in 0..2 * count {
+                limiter.acquire(&rule, 1).await.unwrap();
+            }
+            assert_eq!(proxy.accepted(), before, "of {count} connections");
+        }
+    }
+
+    /// A connection that has ended does not answer again, so another is opened at once.
+    #[tokio::test]
+    async fn that_end_while_they_are_silent_are_replaced() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        for query in ["", "?protocol=resp2"] {
+            let builder =
+                Limiter::builder(&(proxy.url() + query)).deadline(DEADLINE).on_store_error(OnStoreError::Deny);
+            let limiter = builder.build().await.unwrap();
+            recovers(&limiter).await;
+            proxy.set(Mode::Stall);
+            calls_until_the_breaker_opens(&limiter, &hourly(4000, FIXED)).await;
+            let before = proxy.accepted();
+            proxy.cut();
+            eventually("another one", async || proxy.accepted() > before).await;
+            proxy.set(Mode::Pass);
+            recovers(&limiter).await;
+        }
+    }
+
+    /// An answer that comes too late shows that a connection is alive.
+    #[tokio::test]
+    async fn are_kept_when_the_server_is_slower_than_the_deadline() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let builder = Limiter::builder(&proxy.url()).deadline(DEADLINE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        recovers(&limiter).await;
+        proxy.set(Mode::Delay(DEADLINE * 3 / 4)); // a reply needs twice as much
+        calls_until_the_breaker_opens(&limiter, &hourly(4000, FIXED)).await;
+        sleep(DEADLINE * 25).await; // longer than a connection without any answer is kept
+        proxy.set(Mode::Pass);
+        recovers(&limiter).await;
+        assert_eq!(proxy.accepted(), 1);
     }
 
     /// One of them says nothing any more, the others do: it alone is given up.
@@ -688,6 +810,23 @@ mod health {
         assert_eq!(events.iter().map(|(level, _)| *level).collect::<Vec<_>>(), [Level::WARN, Level::INFO]);
         assert!(events[0].1.contains("reason=") && events[1].1.contains("lasted="), "{events:?}");
         assert_eq!((log.with("swordfish").len(), log.with("pear").len()), (0, 0));
+    }
+
+    /// In RESP2 a client is not told that its connection has ended. A server that halts does not
+    /// end it.
+    #[tokio::test]
+    async fn of_an_idle_limiter_is_that_of_its_server() {
+        for (query, halts) in [("", true), ("?protocol=resp2", true), ("?protocol=resp2", false)] {
+            let mut server = RedisServer::start();
+            let builder = Limiter::builder(&format!("{}{query}", server.url())).on_store_error(OnStoreError::Deny);
+            let limiter = builder.connections(2).build().await.unwrap();
+            if halts {
+                server.stop();
+            } else {
+                server.kill();
+            }
+            eventually("it is known without a call", async || is_degraded(&limiter)).await;
+        }
     }
 
     /// A runtime that is left during an outage never hears of its end.

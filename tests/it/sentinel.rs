@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ratelimit_runtime::conformance::{self, ALGORITHMS, Subject, store_of};
 use ratelimit_runtime::{Cause, Limiter, ManualClock, OnStoreError, Store};
-use ratelimit_tests::{RedisSentinel, RedisSentinelBuilder, RedisServer};
+use ratelimit_tests::{Mode, Proxy, RedisSentinel, RedisSentinelBuilder, RedisServer};
 
 use crate::server::{ask, eventually, keeps_the_secret, recovers, works};
 use crate::support::{FIXED, LOG, PATIENCE, fresh_key, hourly, is_admitted};
@@ -191,6 +191,27 @@ fn calls_of(stats: &str) -> u64 {
 fn mislead(sentinel: &RedisServer, to: u16) {
     ask::<()>(sentinel, "SENTINEL REMOVE shop");
     ask::<()>(sentinel, &format!("SENTINEL MONITOR shop 127.0.0.1 {to} 3"));
+}
+
+/// Each step takes longer than half a second. The deadline allows for that, and no other limit is
+/// in the way.
+#[tokio::test]
+async fn slow_sentinels_and_a_slow_primary_are_reached_within_the_deadline() {
+    let sentinel = RedisSentinel::builder().down_after(Duration::from_secs(3600)).start();
+    let primary = Proxy::start(sentinel.node(0).port());
+    let proxies = [0, 1, 2].map(|index| {
+        let each = &sentinel.sentinels()[index];
+        mislead(each, primary.port());
+        Proxy::start(each.port())
+    });
+    let addresses = proxies.each_ref().map(|proxy| format!("127.0.0.1:{}", proxy.port()));
+    let url = format!("redis+sentinel://{}/shop", addresses.join(","));
+    for proxy in proxies.iter().chain([&primary]) {
+        proxy.set(Mode::Delay(Duration::from_millis(275)));
+    }
+    let _built = limiter_at(&url).await;
+    let lazy = Limiter::builder(&url).lazy().deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    lazy.build().await.unwrap().acquire(&hourly(3, FIXED), fresh_key()).await.unwrap();
 }
 
 /// How many connections a server has taken, this one included.

@@ -48,6 +48,7 @@ pub struct RedisServerBuilder {
     password: Option<String>,
     controlled_clock: bool,
     tls: Option<TlsFiles>,
+    rsa_bits: Option<u32>,
     kind: Kind,
     args: Vec<String>,
 }
@@ -89,6 +90,12 @@ impl RedisServerBuilder {
     pub fn tls(mut self) -> Self {
         self.listen = Listen::Tls;
         self
+    }
+
+    /// Listens with TLS only, and has an RSA key of so many bits. Needs `openssl`.
+    pub fn rsa_tls(mut self, bits: u32) -> Self {
+        self.rsa_bits = Some(bits);
+        self.tls()
     }
 
     /// Listens on a unix socket only.
@@ -152,7 +159,7 @@ impl RedisServerBuilder {
             password: self.password,
             clock: self.controlled_clock.then(|| ServerClock::create(folder.path())),
             tls: matches!(self.listen, Listen::Tls)
-                .then(|| self.tls.unwrap_or_else(|| TlsFiles::create(folder.path()))),
+                .then(|| self.tls.unwrap_or_else(|| TlsFiles::create(folder.path(), self.rsa_bits))),
             cluster_port: None,
             kind: self.kind,
             args: self.args,

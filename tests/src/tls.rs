@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 
@@ -20,18 +21,20 @@ pub struct TlsFiles {
 }
 
 impl TlsFiles {
-    pub(crate) fn create(folder: &Path) -> Self {
+    /// `rsa_bits`: the length of the server's RSA key, which is elliptic without it.
+    pub(crate) fn create(folder: &Path, rsa_bits: Option<u32>) -> Self {
         let mut ca = params(&[], "ratelimit test authority");
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca = CertifiedIssuer::self_signed(ca, key()).expect("a certificate");
 
         let mut server = params(&["localhost", "127.0.0.1"], "localhost");
         server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let (server_cert_pem, server_key_pem) = write_signed(folder, "server", &server, &ca);
+        let (server_cert_pem, server_key_pem) =
+            write_signed(folder, "server", &server, &rsa_bits.map_or_else(key, rsa_key), &ca);
 
         let mut client = params(&[], "ratelimit test client");
         client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let (client_cert_pem, client_key_pem) = write_signed(folder, "client", &client, &ca);
+        let (client_cert_pem, client_key_pem) = write_signed(folder, "client", &client, &key(), &ca);
 
         TlsFiles {
             ca_pem: write(folder, "ca.pem", &ca.pem()),
@@ -68,14 +71,23 @@ fn key() -> KeyPair {
     KeyPair::generate().expect("a key")
 }
 
+/// Made by `openssl`, as the library here can use such keys and not make them.
+fn rsa_key(bits: u32) -> KeyPair {
+    let mut command = Command::new("openssl");
+    command.args(["genpkey", "-quiet", "-algorithm", "RSA", "-pkeyopt", &format!("rsa_keygen_bits:{bits}")]);
+    let output = command.output().unwrap_or_else(|error| panic!("cannot run `openssl`: {error}; install it"));
+    assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
+    KeyPair::from_pem(&String::from_utf8_lossy(&output.stdout)).expect("a key in PEM")
+}
+
 fn write_signed(
     folder: &Path,
     name: &str,
     params: &CertificateParams,
+    key: &KeyPair,
     ca: &CertifiedIssuer<'_, KeyPair>,
 ) -> (PathBuf, PathBuf) {
-    let key = key();
-    let cert = params.signed_by(&key, ca).expect("a certificate");
+    let cert = params.signed_by(key, ca).expect("a certificate");
     (write(folder, &format!("{name}.pem"), &cert.pem()), write(folder, &format!("{name}.key"), &key.serialize_pem()))
 }
 

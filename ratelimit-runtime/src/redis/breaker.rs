@@ -8,13 +8,20 @@
 //!      | or takes too long                 |  | had no answer
 //!      |                                   |  v
 //!      +---------------------------------> Away
-//!                     a connection was opened
+//!          a connection was opened, or a silent one answers again
 //! ```
 //!
 //! A connection counts as opened when the server has run a script over it in time. So the breaker, which is open while the node is
 //! `Away`, is closed by such an answer alone, and a server that is slower than the deadline leaves it open.
+//!
+//! Connections that fell silent are kept: a server that halts for a second answers over them as
+//! soon as it goes on. If all clients opened others instead, their handshakes would keep it busy
+//! for far longer than it had halted.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::{
+    mem,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
 
 use tokio::time::Instant;
 
@@ -35,6 +42,8 @@ pub(super) enum State<C> {
         error: StoreError,
         /// Attempts that failed since.
         attempts: u32,
+        /// Connections whose calls had no answer.
+        silent: Vec<C>,
     },
     /// Nobody opens connections any more.
     Ended,
@@ -49,7 +58,15 @@ impl<C> State<C> {
         matches!(self, Self::Away { .. })
     }
 
-    /// How many connections there are.
+    /// Connections whose calls had no answer.
+    pub(super) fn silent(&self) -> &[C] {
+        match self {
+            Self::Away { silent, .. } => silent,
+            _ => &[],
+        }
+    }
+
+    /// How many connections callers use.
     pub(super) fn open(&self) -> usize {
         match self {
             Self::Up(connections) => connections.len(),
@@ -68,11 +85,11 @@ impl<C> State<C> {
 
     /// The connections for which this holds are gone. Says whether there were any.
     pub(super) fn lost(&mut self, gone: impl Fn(&C) -> bool) -> bool {
-        let Self::Up(connections) = self else { return false };
+        let (Self::Up(connections) | Self::Away { silent: connections, .. }) = self else { return false };
         let before = connections.len();
         connections.retain(|connection| !gone(connection));
         let after = connections.len();
-        if after == 0 {
+        if after == 0 && matches!(self, Self::Up(_)) {
             *self = Self::Opening;
         }
         after < before
@@ -81,8 +98,8 @@ impl<C> State<C> {
     /// An attempt to open a connection failed. Where others are open, callers go on with those.
     pub(super) fn failed(&mut self, error: StoreError, now: Instant) {
         match self {
-            Self::Opening => *self = Self::Away { error: error.since(now), attempts: 1 },
-            Self::Away { error: known, attempts } => {
+            Self::Opening => *self = Self::away(error.since(now), 1, Vec::new()),
+            Self::Away { error: known, attempts, .. } => {
                 *known = error.since(known.began().unwrap_or(now));
                 *attempts = attempts.saturating_add(1);
             }
@@ -94,18 +111,34 @@ impl<C> State<C> {
     pub(super) fn late(&mut self, error: StoreError, now: Instant) -> bool {
         let changes = self.is_opening();
         if changes {
-            *self = Self::Away { error: error.since(now), attempts: 0 };
+            *self = Self::away(error.since(now), 0, Vec::new());
         }
         changes
     }
 
     /// The server no longer answers, whatever the connection. Says whether that changes anything.
-    pub(super) fn silent(&mut self, error: StoreError, now: Instant) -> bool {
-        let changes = matches!(self, Self::Up(_));
+    pub(super) fn fell_silent(&mut self, error: StoreError, now: Instant) -> bool {
+        let Self::Up(connections) = self else { return false };
+        let silent = mem::take(connections);
+        *self = Self::away(error.since(now), 0, silent);
+        true
+    }
+
+    /// The server answers over a silent connection. The others are used again, too: most likely it
+    /// answers over all of them, and one that is dead is found by its own silence. Says whether
+    /// that changes anything.
+    pub(super) fn revived(&mut self) -> bool {
+        let Self::Away { silent, .. } = self else { return false };
+        let connections = mem::take(silent);
+        let changes = !connections.is_empty();
         if changes {
-            *self = Self::Away { error: error.since(now), attempts: 0 };
+            *self = Self::Up(connections);
         }
         changes
+    }
+
+    fn away(error: StoreError, attempts: u32, silent: Vec<C>) -> Self {
+        Self::Away { error, attempts, silent }
     }
 }
 
@@ -155,7 +188,7 @@ mod tests {
 
     fn away(state: &State<u32>) -> (&StoreError, u32) {
         match state {
-            State::Away { error, attempts } => (error, *attempts),
+            State::Away { error, attempts, .. } => (error, *attempts),
             other => panic!("{other:?}"),
         }
     }
@@ -201,8 +234,29 @@ mod tests {
         assert!(state.late(error("late"), now) && !state.late(error("later"), now));
         assert_eq!(away(&state).1, 0);
         state.opened(1);
-        assert!(state.silent(error("silent"), now) && !state.silent(error("silent"), now));
+        assert!(state.fell_silent(error("silent"), now) && !state.fell_silent(error("silent"), now));
         assert_eq!(away(&state).1, 0);
+    }
+
+    #[test]
+    fn silent_connections_are_kept_until_they_answer_or_end_or_another_does() {
+        let now = Instant::now();
+        let silent = || {
+            let mut state = State::Up(vec![1, 2]);
+            assert!(state.fell_silent(error("silent"), now));
+            assert_eq!((state.open(), state.silent()), (0, &[1, 2][..]));
+            state
+        };
+        let mut state = silent();
+        state.failed(error("refused"), now);
+        assert!(state.lost(|number| *number == 1) && state.revived() && !state.revived());
+        assert_eq!((state.open(), state.silent()), (1, &[][..]));
+
+        let mut state = silent();
+        assert!(state.lost(|_| true) && state.is_away() && !state.revived(), "callers do not wait for another one");
+        let mut state = silent();
+        state.opened(3);
+        assert!(matches!(&state, State::Up(connections) if *connections == [3]));
     }
 
     #[test]
@@ -229,20 +283,22 @@ mod tests {
     proptest! {
         /// From wherever: an answer closes the breaker, nothing else does, and callers wait only after a loss.
         #[test]
-        fn only_an_answer_closes_the_breaker(steps in prop::collection::vec(0_u8..5, 0..40)) {
+        fn only_an_answer_closes_the_breaker(steps in prop::collection::vec(0_u8..6, 0..40)) {
             let now = Instant::now();
             let mut state = State::<u8>::Opening;
             for step in steps {
                 let before = (state.is_away(), state.open());
+                let can_revive = step == 5 && !state.silent().is_empty();
                 match step {
                     0 => state.opened(step),
                     1 => drop(state.lost(|_| true)),
                     2 => state.failed(error("failed"), now),
                     3 => drop(state.late(error("late"), now)),
-                    _ => drop(state.silent(error("silent"), now)),
+                    4 => drop(state.fell_silent(error("silent"), now)),
+                    _ => prop_assert_eq!(state.revived(), can_revive),
                 }
                 if before.0 {
-                    prop_assert_eq!(state.is_away(), step != 0);
+                    prop_assert_eq!(state.is_away(), step != 0 && !can_revive);
                 }
                 if state.is_opening() {
                     prop_assert!(step == 1 || before == (false, 0));

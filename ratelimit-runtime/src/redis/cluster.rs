@@ -495,7 +495,7 @@ impl Node {
             let mut question = redis::cmd("CLUSTER");
             question.arg("SLOTS");
             let mut connection = self.links.connection().await?;
-            let reply = connection.send([question].into_iter(), 1).await?.into_iter().next().unwrap_or_default();
+            let reply = connection.ask([question].into_iter(), 1).await?.into_iter().next().unwrap_or_default();
             answer(reply)
         });
         let read = match asked.await {

@@ -6,18 +6,18 @@
 
 use std::{
     fmt,
-    future::{Future, poll_fn},
-    hash::{BuildHasher as _, RandomState},
+    future::{Future, pending, poll_fn},
     iter, mem,
     pin::{Pin, pin},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, PushKind, RedisError, ServerErrorKind, Value,
     aio::MultiplexedConnection,
@@ -30,6 +30,7 @@ use tokio::{
 };
 
 use super::{
+    attempt::{Backoff, LONGEST_PAUSE, Loss, TimeLimit, first_limit, with_jitter},
     breaker::{SILENT_CALLS, Silence, State},
     coalescing::{self, Entry, Failure, Queue, Share},
     command::{self, Command, Packet},
@@ -46,16 +47,14 @@ use crate::{
 
 const NO_KEEPER: &str =
     "nobody keeps its connection open: its tokio runtime is shutting down, or was built without enable_all";
-/// How long a runtime's first connection may take, and its first answer: whoever is in `Builder::build` has the time.
-const FIRST_CONNECT: Duration = Duration::from_secs(2);
-/// How long later ones may take, unless the deadline is longer. Where packets are dropped, an attempt hangs, and would
-/// hang beyond the end of the outage. After each one that took too long the next has twice the time, up to that of the
-/// first: a server that all its clients come back to at once, over TLS, needs longer.
-const CONNECT: Duration = Duration::from_millis(500);
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// Before a server is tried again that answers the probe and no call.
-const LONGEST_REST: Duration = Duration::from_secs(1);
+/// How long silent connections are waited for before another one is opened, less up to half of it:
+/// long enough for a short stall, and the clients of a server that stalls for longer do not all
+/// come at once.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// A server that has answered nothing for so long is probed.
+const IDLE: Duration = Duration::from_secs(5);
+/// How long the server may take to tell its settings, which only the log needs.
+const INSPECTION: Duration = Duration::from_millis(500);
 
 /// The connections to one node.
 #[derive(Debug)]
@@ -105,6 +104,10 @@ pub(super) struct Link {
     admits: AtomicBool,
     queue: Queue,
     silence: Silence,
+    /// A call was answered since the last attempt to open a connection.
+    served: AtomicBool,
+    /// When the server last answered a probe, too late as that was.
+    heard: AtomicU64,
     /// A caller went too early to say anything about the server.
     doubted: Notify,
     next: AtomicUsize,
@@ -129,10 +132,25 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Sends commands in one go, each once, and answers in their order. An error a server replied with is an answer.
+    /// Sends a call's commands in one go, each once, and answers in their order. An error a server
+    /// replied with is an answer.
     ///
     /// After an error nobody knows whether they were executed. `callers`: how many wait for that.
     pub(super) async fn send(
+        &mut self,
+        commands: impl ExactSizeIterator<Item = Cmd>,
+        callers: usize,
+    ) -> Result<Vec<Value>, StoreError> {
+        let replies = self.ask(commands, callers).await?;
+        if !self.link.served.load(Ordering::Relaxed) {
+            self.link.served.store(true, Ordering::Relaxed);
+        }
+        Ok(replies)
+    }
+
+    /// The same for commands of no call: an answer says that the server is there, and not that it
+    /// serves calls.
+    pub(super) async fn ask(
         &mut self,
         mut commands: impl ExactSizeIterator<Item = Cmd>,
         callers: usize,
@@ -368,10 +386,15 @@ impl Links {
         self.link()?.connection().await
     }
 
-    /// Waits until the node has answered, or a whole attempt to reach it has failed, however long that takes.
+    /// Waits until the node has answered, or has fallen silent, or a whole attempt to reach it has
+    /// failed, however long that takes.
     pub(super) async fn connected(&self) -> Result<(), StoreError> {
         let link = self.link()?;
-        let tried = |state: &State<Open>| !matches!(state, State::Opening | State::Away { attempts: 0, .. });
+        let tried = |state: &State<Open>| match state {
+            State::Opening => false,
+            State::Away { attempts, silent, .. } => *attempts > 0 || !silent.is_empty(),
+            State::Up(_) | State::Ended => true,
+        };
         let _ = link.state.subscribe().wait_for(tried).await;
         self.connection().await.map(drop)
     }
@@ -412,6 +435,8 @@ impl Links {
             admits: AtomicBool::new(true),
             queue: Queue::default(),
             silence: Silence::default(),
+            served: AtomicBool::new(false),
+            heard: AtomicU64::new(0),
             doubted: Notify::new(),
             next: AtomicUsize::new(0),
             began: Instant::now(),
@@ -588,6 +613,12 @@ impl Link {
         self.began.elapsed().as_nanos() as u64
     }
 
+    /// The time so long ago.
+    #[allow(clippy::cast_possible_truncation)] // of a few seconds
+    fn ago(&self, time: Duration) -> u64 {
+        self.now().saturating_sub(time.as_nanos() as u64)
+    }
+
     fn since(&self, then: u64) -> Duration {
         Duration::from_nanos(self.now().saturating_sub(then))
     }
@@ -600,7 +631,7 @@ impl Link {
 
     fn silent(&self) {
         let error = self.node.unavailable(format_args!("{SILENT_CALLS} calls in a row had no answer"));
-        self.change(|state| state.silent(error, Instant::now()));
+        self.change(|state| state.fell_silent(error, Instant::now()));
     }
 
     fn has_ended(&self) -> bool {
@@ -622,89 +653,145 @@ impl Link {
         })
     }
 
-    /// Opens connections whenever some are missing, one at a time.
+    /// Opens connections whenever some are missing, one at a time, and looks for another primary
+    /// meanwhile.
     async fn keep_open(self: &Arc<Self>) {
-        let mut state = self.state.subscribe();
-        let deadline = self.node.settings.deadline;
-        let usual = deadline.clamp(CONNECT, FIRST_CONNECT);
-        let mut later = usual;
-        let (mut longest, mut longest_probe) = (FIRST_CONNECT, deadline.max(FIRST_CONNECT));
-        let (mut pause, mut rest) = (FIRST_PAUSE, Duration::ZERO);
-        // Since when callers have been let through, if they were not just before.
-        let mut let_through: Option<u64> = None;
-        let mut last: Option<Instant> = None;
+        let mut backoff = Backoff::new(self.node.settings.deadline);
         let mut server: Option<Client> = None;
         loop {
             tokio::select! {
-                missing = state.wait_for(|state| state.open() < self.node.settings.connections) => {
-                    if missing.is_err() {
-                        return;
-                    }
+                other = self.keep_open_to(server.as_ref(), &mut backoff) => {
+                    let Some(other) = other else { return };
+                    server = Some(other);
                 }
                 () = self.node.moved(server.as_ref()) => {
                     tracing::debug!(server = %self.node.target, "another server is the primary now");
                     self.change(|state| state.lost(|_| true));
                     server = None;
+                }
+            }
+        }
+    }
+
+    /// Returns when a connection leads to another server than this: to that one. Without one if the
+    /// limiter is gone.
+    async fn keep_open_to(self: &Arc<Self>, server: Option<&Client>, backoff: &mut Backoff) -> Option<Client> {
+        let wanted = self.node.settings.connections;
+        let mut state = self.state.subscribe();
+        let mut had = self.state.borrow().open();
+        loop {
+            let loss = {
+                let state = state.wait_for(|state| state.open() < wanted).await.ok()?;
+                let kind = if state.is_away() { Loss::Silent } else { Loss::Ended };
+                (state.open() < had).then_some(kind)
+            };
+            sleep(backoff.next(self.served.swap(false, Ordering::Relaxed), loss)).await;
+            let attempt = async {
+                self.wait_for_the_silent().await;
+                let limit = backoff.limit();
+                (self.open(limit, backoff.is_first()).await, limit)
+            };
+            tokio::select! {
+                () = self.revive() => backoff.opened(),
+                (opened, limit) = attempt => match opened {
+                    Ok((open, client)) => {
+                        backoff.opened();
+                        if let Some(other) = self.opened(open, client, server) {
+                            return Some(other);
+                        }
+                    }
+                    Err(error) => {
+                        let error = self.node.refused(error);
+                        tracing::debug!(server = %self.node.target, %error, "cannot connect");
+                        self.change(|state| {
+                            state.failed(error, Instant::now());
+                            true
+                        });
+                        backoff.failed(limit, self.state.borrow().open() > 0);
+                    }
+                },
+            }
+            had = self.state.borrow().open();
+        }
+    }
+
+    /// Lets callers use a new connection. Returns the server if it is another one than before.
+    fn opened(&self, open: Open, client: Client, before: Option<&Client>) -> Option<Client> {
+        self.node.access.granted();
+        // Two primaries would each count alone, so callers use one.
+        let other = before.is_none_or(|before| Address::of(before) != Address::of(&client));
+        let redis = open.redis.clone();
+        self.silence.answered(self.now());
+        self.change(|state| {
+            if other {
+                state.lost(|_| true);
+            }
+            state.opened(open);
+            true
+        });
+        if !self.node.inspected.swap(true, Ordering::Relaxed) {
+            // Beside all this: an answer that does not come must not hold up the next connection.
+            tokio::spawn(Arc::clone(&self.node).inspect(redis));
+        }
+        other.then_some(client)
+    }
+
+    /// Returns once there is no silent connection, or none of them has answered for so long that
+    /// another is opened.
+    async fn wait_for_the_silent(&self) {
+        let longest = with_jitter(PATIENCE.max(self.node.settings.deadline.saturating_mul(2)));
+        let mut state = self.state.subscribe();
+        loop {
+            let since = self.outage().and_then(|outage| outage.began()).map_or(Duration::MAX, |began| began.elapsed());
+            let left = longest.saturating_sub(since.min(self.since(self.heard.load(Ordering::Relaxed))));
+            if left.is_zero() || timeout(left, state.wait_for(|state| state.silent().is_empty())).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until a silent connection is answered in time, and lets callers use silent ones again.
+    async fn revive(&self) {
+        let mut state = self.state.subscribe();
+        loop {
+            let silent = state.wait_for(|state| !state.silent().is_empty()).await.map(|state| state.silent().to_vec());
+            let Ok(silent) = silent else { return pending().await }; // never: the sender is of this link
+            let prove = async |open: &Open| self.prove(&mut open.redis.clone(), self.node.settings.deadline).await;
+            let mut proofs: FuturesUnordered<_> = silent.iter().map(async |open| (open, prove(open).await)).collect();
+            while let Some((open, proved)) = proofs.next().await {
+                if proved.is_err() {
+                    self.lost(&open.silence);
                     continue;
                 }
+                let now = self.now();
+                self.silence.answered(now);
+                open.silence.answered(now);
+                tracing::debug!(server = %self.node.target, "a silent connection answers again");
+                self.change(State::revived);
+                return;
             }
-            if self.state.borrow().is_away()
-                && let Some(since) = let_through.take()
-            {
-                // Calls fell silent. If none was answered meanwhile, the next ones would wait in vain as well.
-                rest = if self.silence.answered_since(since) {
-                    Duration::ZERO
-                } else {
-                    (rest * 2).clamp(LONGEST_PAUSE, LONGEST_REST)
-                };
-                sleep(with_jitter(rest)).await;
+        }
+    }
+
+    /// Has the server run scripts over a connection until one is answered in time: it is slower
+    /// than the deadline, or has just come back and has much to do. With an error the connection is
+    /// of no use.
+    async fn prove(&self, redis: &mut MultiplexedConnection, in_time: Duration) -> Result<(), StoreError> {
+        let mut pause = Duration::from_millis(10);
+        loop {
+            let sent = Instant::now();
+            let reply = redis.send_packed_command(&probe()).await.map_err(|error| explain(&error))?;
+            // An error is an answer too, be it that this user may not ask; but not that it wants a
+            // password first.
+            if let Some(error) = no_auth(&reply) {
+                return Err(error);
             }
-            if last.is_some_and(|last| last.elapsed() < pause) {
-                sleep(with_jitter(pause)).await;
+            if sent.elapsed() <= in_time {
+                return Ok(());
             }
-            let began = Instant::now();
-            let opened = self.open(longest, longest_probe).await;
-            last = Some(Instant::now());
-            if began.elapsed() >= longest {
-                later = (later * 2).min(FIRST_CONNECT);
-            }
-            match opened {
-                Ok((open, client)) => {
-                    self.node.access.granted();
-                    later = usual;
-                    pause = FIRST_PAUSE;
-                    // Two primaries would each count alone, so callers use one.
-                    let moved = server.is_some_and(|before| Address::of(&before) != Address::of(&client));
-                    server = Some(client);
-                    let redis = open.redis.clone();
-                    self.silence.answered(self.now());
-                    if self.state.borrow().open() == 0 {
-                        let_through = Some(self.now());
-                    }
-                    self.change(|state| {
-                        if moved {
-                            state.lost(|_| true);
-                        }
-                        state.opened(open);
-                        true
-                    });
-                    if !self.node.inspected.swap(true, Ordering::Relaxed) {
-                        // Beside all this: an answer that does not come must not hold up the next connection.
-                        tokio::spawn(Arc::clone(&self.node).inspect(redis));
-                    }
-                }
-                Err(error) => {
-                    let error = self.node.refused(error);
-                    tracing::debug!(server = %self.node.target, %error, "cannot connect");
-                    let_through = None;
-                    self.change(|state| {
-                        state.failed(error, Instant::now());
-                        true
-                    });
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-            }
-            (longest, longest_probe) = (later, deadline);
+            self.heard.store(self.now(), Ordering::Relaxed);
+            sleep(with_jitter(pause)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
@@ -719,26 +806,54 @@ impl Link {
         }
     }
 
-    /// Asks the server when callers went too early to tell a halted one from one that answers: with the patience they did
-    /// not have, and until it answers or was silent for too long.
-    async fn ask_when_doubted(self: &Arc<Self>) {
+    /// Probes the server where calls do not tell how it is, until it answers or was silent for too
+    /// long.
+    ///
+    /// Callers may have gone too early to tell a halted server from one that answers. And without
+    /// calls an outage would not be known: in RESP2 the end of a connection shows at its next
+    /// command.
+    async fn ask_when_in_doubt(self: &Arc<Self>) {
+        let deadline = self.node.settings.deadline;
         loop {
-            self.doubted.notified().await;
-            while let Some(Ok(mut connection)) = self.open_connection() {
-                if timeout(self.node.settings.deadline, connection.send(iter::once(probe()), 1)).await.is_ok() {
-                    break;
+            let probes = match timeout(IDLE, self.doubted.notified()).await {
+                Ok(()) => 1,
+                Err(_) if self.silence.answered_since(self.ago(IDLE)) => 0,
+                Err(_) => self.state.borrow().open(),
+            };
+            for _ in 0..probes {
+                while let Some(Ok(mut connection)) = self.open_connection() {
+                    if timeout(deadline, connection.ask(iter::once(probe()), 1)).await.is_ok() {
+                        break;
+                    }
                 }
             }
             // If all callers go early, that is no reason to ask all the time.
-            sleep(self.node.settings.deadline).await;
+            sleep(deadline.min(IDLE)).await;
         }
     }
 
-    /// A connection over which the server has run a script, as decisions do: it may answer all else, and hold back
-    /// whatever could write (`CLIENT PAUSE .. WRITE`, a failover).
-    async fn open(self: &Arc<Self>, longest: Duration, longest_probe: Duration) -> Result<(Open, Client), StoreError> {
+    /// A connection over which the server has run a script, as decisions do: it may answer all
+    /// else, and hold back whatever could write (`CLIENT PAUSE .. WRITE`, a failover). In time,
+    /// unless it is the first that is ever opened: `Builder::build` has the time.
+    async fn open(self: &Arc<Self>, limit: TimeLimit, is_first: bool) -> Result<(Open, Client), StoreError> {
         let target = &self.node.target;
-        let client = target.client().await?;
+        let (client, mut redis, silence) = target.connect(limit, |client, limit| self.connect(client, limit)).await?;
+        let in_time = if is_first { limit.whole() } else { self.node.settings.deadline };
+        match limit.within(self.prove(&mut redis, in_time)).await {
+            Ok(proved) => proved.map_err(|error| error.about(target))?,
+            Err(_) => {
+                return Err(self.node.unavailable(format_args!("no answer to a script within {in_time:?}")));
+            }
+        }
+        Ok((Open { redis, silence, opened: self.now() }, client))
+    }
+
+    /// A connection that tells when it is lost, as far as its protocol can.
+    async fn connect(
+        self: &Arc<Self>,
+        client: Client,
+        limit: TimeLimit,
+    ) -> Result<(MultiplexedConnection, Arc<Silence>), StoreError> {
         let silence = Arc::<Silence>::default();
         // Deadlines are ours: the client's own would be a second one.
         let mut config = AsyncConnectionConfig::new()
@@ -757,23 +872,9 @@ impl Link {
             });
         }
         let opening = client.get_multiplexed_async_connection_with_config(&config);
-        let mut redis = match timeout(longest, opening).await {
-            Ok(opened) => opened.map_err(|error| explain(&error).about(target))?,
-            Err(_) => return Err(self.node.unavailable(format_args!("no connection within {longest:?}"))),
-        };
-        match timeout(longest_probe, redis.send_packed_command(&probe())).await {
-            // An error is an answer too, be it that this user may not ask; but not that it wants a password first.
-            Ok(reply) => {
-                let reply = reply.map_err(|error| explain(&error).about(target))?;
-                if let Some(error) = no_auth(&reply) {
-                    return Err(error.about(target));
-                }
-            }
-            Err(_) => {
-                return Err(self.node.unavailable(format_args!("no answer to a script within {longest_probe:?}")));
-            }
-        }
-        Ok((Open { redis, silence, opened: self.now() }, client))
+        let late = |_| StoreError::unavailable(format!("no connection within {:?}", limit.whole()));
+        let redis = limit.within(opening).await.map_err(late)?.map_err(|error| explain(&error))?;
+        Ok((redis, silence))
     }
 }
 
@@ -784,18 +885,12 @@ fn probe() -> Cmd {
     command
 }
 
-/// At least half of it, so that the clients of a server that is back do not all arrive at once.
-fn with_jitter(pause: Duration) -> Duration {
-    let part = RandomState::new().hash_one(()) % 1024;
-    pause / 2 + pause * u32::try_from(part).unwrap_or_default() / 2048
-}
-
 impl Node {
     /// Returns once the server is another one than this.
     async fn moved(&self, from: Option<&Client>) {
         match from {
-            Some(from) => self.target.moved(from).await,
-            None => std::future::pending().await,
+            Some(from) => self.target.moved(from, first_limit(self.settings.deadline)).await,
+            None => pending().await,
         }
     }
 
@@ -821,7 +916,7 @@ impl Node {
     async fn inspect(self: Arc<Self>, mut redis: MultiplexedConnection) {
         let mut command = redis::cmd("INFO");
         command.arg("memory");
-        let Ok(Ok(reply)) = timeout(CONNECT, redis.send_packed_command(&command)).await else { return };
+        let Ok(Ok(reply)) = timeout(INSPECTION, redis.send_packed_command(&command)).await else { return };
         let Ok(info) = redis::from_redis_value::<String>(reply) else { return };
         let value_of = |name| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         if let (Some(maxmemory), Some(policy)) = (value_of("maxmemory"), value_of("maxmemory_policy"))
@@ -865,7 +960,7 @@ impl Keeper {
         tokio::select! {
             () = self.link.keep_open() => {}
             () = self.link.limit_waiting() => {}
-            () = self.link.ask_when_doubted() => {}
+            () = self.link.ask_when_in_doubt() => {}
             _ = in_use.changed() => {}
         }
     }

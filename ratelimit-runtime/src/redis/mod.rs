@@ -3,6 +3,7 @@
 //! A decision is one script call on one connection. Nothing is ever sent twice, except what the
 //! server says it has not run.
 
+mod attempt;
 mod breaker;
 mod cluster;
 mod coalescing;

@@ -3,24 +3,23 @@
 //! All of them are asked at once. The server that most of them name is taken, if it says itself that it is a primary: a sentinel
 //! that is cut off, or has not heard of a failover yet, names the old one.
 
-use std::{fmt, time::Duration};
+use std::{fmt, future::Future, time::Duration};
 
 use futures_util::future::join_all;
-use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     sync::Notify,
     time::{sleep, timeout},
 };
 
 use super::{
+    attempt::TimeLimit,
     explain,
     majority::{majority, mostly_misconfigured},
     target::{Address, addresses},
 };
 use crate::store::StoreError;
 
-/// Of each step: one that hangs must not hold up a failover.
-const PATIENCE: Duration = Duration::from_millis(500);
 /// Between two looks at whether the primary is still the same.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Between two looks at what sentinels have said before, which is a stale one that goes on naming another.
@@ -39,13 +38,21 @@ impl Sentinels {
         Self { all, service, server }
     }
 
-    /// The primary as it is reached now.
-    pub(super) async fn primary(&self) -> Result<Client, StoreError> {
+    /// The primary as it is reached now, and the connection over which it said that it is the
+    /// primary.
+    ///
+    /// `connect` opens a connection to a server, with anything else that belongs to it.
+    pub(super) async fn primary<T, F>(
+        &self,
+        limit: TimeLimit,
+        connect: impl Fn(Client, TimeLimit) -> F,
+    ) -> Result<(Client, MultiplexedConnection, T), StoreError>
+    where
+        F: Future<Output = Result<(MultiplexedConnection, T), StoreError>>,
+    {
         let answers = self.all.iter().map(|sentinel| async {
-            let named = match connect(sentinel).await {
-                Ok(mut connection) => self.named(&mut connection).await,
-                Err(error) => Err(explain_sentinel(&error)),
-            };
+            let answer = async { self.named(&mut connect_sentinel(sentinel, limit).await?).await };
+            let named = limit.within(answer).await.unwrap_or_else(|_| Err(late(limit)));
             named.map_err(|error| (Address::of(sentinel), error))
         });
         let (named, failed) = majority(answers).await;
@@ -53,11 +60,19 @@ impl Sentinels {
         // Of several that are named, one may be long gone, and something else be in its place.
         let mut misconfigured = !named.is_empty() || mostly_misconfigured(failed.iter().map(|(_, error)| error));
         let mut credentials = failed.iter().any(|(_, error)| error.is_about_credentials());
-        for address in named {
+        let count = named.len();
+        for (at, address) in named.into_iter().enumerate() {
             let client = address.client(&self.server)?;
-            match role(&client).await {
-                Ok(role) if role == "master" => return Ok(client),
-                Ok(role) => {
+            // One that hangs must not hold up the next.
+            let limit = limit.share(count - at);
+            let asked = async {
+                let (mut connection, with) = connect(client.clone(), limit).await?;
+                let role = role(&mut connection).await?;
+                Ok((role, connection, with))
+            };
+            match limit.within(asked).await.unwrap_or_else(|_| Err(late(limit))) {
+                Ok((role, connection, with)) if role == "master" => return Ok((client, connection, with)),
+                Ok((role, ..)) => {
                     misconfigured = false;
                     reasons.push(format!("{address} is named, and says it is a {role}"));
                 }
@@ -81,17 +96,19 @@ impl Sentinels {
 
     /// Returns once the primary is another one than this.
     ///
-    /// A primary that was cut off from its sentinels may never end a connection by itself.
-    pub(super) async fn moved(&self, from: &Client) {
+    /// A primary that was cut off from its sentinels may never end a connection by itself. `limit`:
+    /// how long it may take to look at another one.
+    pub(super) async fn moved(&self, from: &Client, limit: Duration) {
         let from = Address::of(from);
         let news = Notify::new();
-        let watches = join_all(self.all.iter().map(|sentinel| self.watch(sentinel, &from, &news)));
+        let watches = join_all(self.all.iter().map(|sentinel| self.watch(sentinel, &from, &news, limit)));
         let decided = async {
             news.notified().await;
             let mut interval = INTERVAL;
             loop {
-                match self.primary().await {
-                    Ok(now) if Address::of(&now) != from => return,
+                let look = |client, limit| async move { Ok((connect(&client, limit, explain).await?, ())) };
+                match self.primary(TimeLimit::new(limit), look).await {
+                    Ok((now, ..)) if Address::of(&now) != from => return,
                     Ok(_) => {}
                     // Maybe only for the moment.
                     Err(_) => interval = INTERVAL,
@@ -110,10 +127,10 @@ impl Sentinels {
     }
 
     /// Tells whenever this sentinel names another server than before.
-    async fn watch(&self, sentinel: &Client, from: &Address, news: &Notify) {
+    async fn watch(&self, sentinel: &Client, from: &Address, news: &Notify, limit: Duration) {
         let mut last = from.clone();
         loop {
-            if let Ok(mut connection) = connect(sentinel).await {
+            if let Ok(mut connection) = connect_sentinel(sentinel, TimeLimit::new(limit)).await {
                 while let Ok(named) = self.named(&mut connection).await {
                     if named != last {
                         last = named;
@@ -150,20 +167,29 @@ fn name_of(service: &Value) -> Option<String> {
 }
 
 /// `master` or `slave`, in the server's words.
-async fn role(server: &Client) -> Result<String, StoreError> {
-    let reply: Result<Vec<Value>, _> = match connect(server).await {
-        Ok(mut connection) => redis::cmd("ROLE").query_async(&mut connection).await,
-        Err(error) => Err(error),
-    };
-    let reply = reply.map_err(|error| explain(&error))?;
+async fn role(server: &mut MultiplexedConnection) -> Result<String, StoreError> {
+    let reply: Vec<Value> = redis::cmd("ROLE").query_async(server).await.map_err(|error| explain(&error))?;
     let role = reply.first().and_then(|role| redis::from_redis_value_ref(role).ok());
     role.ok_or_else(|| StoreError::unavailable("its reply to ROLE is not what ROLE returns"))
 }
 
-async fn connect(to: &Client) -> RedisResult<MultiplexedConnection> {
-    let config =
-        AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE));
-    to.get_multiplexed_async_connection_with_config(&config).await
+async fn connect_sentinel(sentinel: &Client, limit: TimeLimit) -> Result<MultiplexedConnection, StoreError> {
+    connect(sentinel, limit, explain_sentinel).await
+}
+
+/// A connection whose answers may take as long as all of the limit.
+async fn connect(
+    to: &Client,
+    limit: TimeLimit,
+    explain: impl Fn(&RedisError) -> StoreError,
+) -> Result<MultiplexedConnection, StoreError> {
+    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(Some(limit.whole()));
+    let connected = limit.within(to.get_multiplexed_async_connection_with_config(&config)).await;
+    connected.map_err(|_| late(limit))?.map_err(|error| explain(&error))
+}
+
+fn late(limit: TimeLimit) -> StoreError {
+    StoreError::unavailable(format!("no answer within {:?}", limit.whole()))
 }
 
 /// With what to do about what only sentinels say.

@@ -1,13 +1,18 @@
 //! What a URL names, and how to get there.
 
-use std::{fmt, future, time::Duration};
+use std::{
+    fmt,
+    future::{self, Future},
+    time::Duration,
+};
 
 use redis::{
     Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisResult,
+    aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 
-use super::sentinel::Sentinels;
+use super::{attempt::TimeLimit, sentinel::Sentinels};
 use crate::{SetupError, store::StoreError};
 
 /// What a URL names. Shows itself without its password.
@@ -72,19 +77,33 @@ impl Topology {
 }
 
 impl Target {
-    /// The server as it is reached now.
-    pub(super) async fn client(&self) -> Result<Client, StoreError> {
+    /// The server as it is reached now, and a connection to it.
+    ///
+    /// `connect` opens a connection, with anything else that belongs to it.
+    pub(super) async fn connect<T, F>(
+        &self,
+        limit: TimeLimit,
+        connect: impl Fn(Client, TimeLimit) -> F,
+    ) -> Result<(Client, MultiplexedConnection, T), StoreError>
+    where
+        F: Future<Output = Result<(MultiplexedConnection, T), StoreError>>,
+    {
         match self {
-            Self::Server(client) => Ok(client.clone()),
-            Self::Primary(sentinels) => sentinels.primary().await,
+            Self::Server(client) => {
+                let connected = connect(client.clone(), limit).await;
+                let (connection, with) = connected.map_err(|error| error.about(self))?;
+                Ok((client.clone(), connection, with))
+            }
+            Self::Primary(sentinels) => sentinels.primary(limit, connect).await,
         }
     }
 
-    /// Returns once the server is another one than this.
-    pub(super) async fn moved(&self, from: &Client) {
+    /// Returns once the server is another one than this. `limit`: how long a look at another one
+    /// may take.
+    pub(super) async fn moved(&self, from: &Client, limit: Duration) {
         match self {
             Self::Server(_) => future::pending().await,
-            Self::Primary(sentinels) => sentinels.moved(from).await,
+            Self::Primary(sentinels) => sentinels.moved(from, limit).await,
         }
     }
 }
