@@ -109,6 +109,63 @@ fn silent_on(command: &'static str) -> (String, Arc<AtomicU64>) {
     (url, accepted)
 }
 
+/// Something like a proxy whose server is lost: it answers each script with these words.
+fn failing_with(words: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://127.0.0.1:{}/?protocol=resp2", listener.local_addr().unwrap().port());
+    let serve = move |mut connection: TcpStream| {
+        let mut bytes = [0; 16 * 1024];
+        while let Ok(length @ 1..) = connection.read(&mut bytes) {
+            let text = String::from_utf8_lossy(&bytes[..length]);
+            for name in text.split('*').filter_map(|command| command.lines().nth(2)) {
+                let reply = if name.starts_with("EVAL") { format!("-{words}\r\n") } else { "+OK\r\n".to_owned() };
+                let _ = connection.write_all(reply.as_bytes());
+            }
+        }
+    };
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            thread::spawn(move || serve(connection.unwrap()));
+        }
+    });
+    url
+}
+
+/// What stands between a limiter and its server answers, and the server is lost all the same.
+#[tokio::test]
+async fn the_words_of_proxies_for_a_lost_server_are_an_outage() {
+    for words in [
+        "no upstream host",
+        "upstream failure",
+        "upstream protocol error",
+        "ERR Connection refused",
+        "ERR Connection timed out",
+        "ERR Connection reset by peer",
+        "ERR No route to host",
+        "ERR Network is unreachable",
+        "ERR Host is unreachable",
+        "ERR Operation timed out",
+        "ERR Broken pipe",
+        "ERR Cluster node disconnected: 10.0.0.1:6379",
+        "ERR Error running script (call to f_0123): @user_script:1: Script killed by user with SCRIPT KILL...",
+        "ERR Script killed by user with SCRIPT KILL. script: 0123, on @user_script:1.",
+    ] {
+        let url = failing_with(words);
+        let limiter = limiter(&url, OnStoreError::Deny).await;
+        let refused = limiter.acquire(&hourly(1, FIXED), 1).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Unavailable, "{words}: {refused}");
+        assert!(refused.to_string().contains(words), "{refused}");
+        assert!(matches!(limiter.health(), Health::Degraded { .. }), "{words}");
+        let local = self::limiter(&url, OnStoreError::Local).await;
+        assert_eq!(admitted(&local, &hourly(40, FIXED), 1, 30).await, 10, "{words}: this process counts alone");
+    }
+    for words in ["ERR wrong number of arguments for 'evalsha' command", "NOPERM no rights", "invalid request"] {
+        let limiter = limiter(&failing_with(words), OnStoreError::Allow).await;
+        let refused = limiter.acquire(&hourly(1, FIXED), 1).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Misconfigured, "{words}: {refused}");
+    }
+}
+
 mod breaker {
     use super::*;
 

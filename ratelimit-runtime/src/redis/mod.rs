@@ -403,7 +403,7 @@ fn explain(error: &RedisError) -> StoreError {
         let _ = write!(reason, "; {advice}");
     }
     let misconfigured = match error.kind() {
-        _ if is_full => false,
+        _ if is_full || is_lost(code, detail) => false,
         // Servers before 7.0 wrap what a command of a script said.
         _ if ["-OOM", "-READONLY", "-MISCONF", "-NOREPLICAS"].iter().any(|code| detail.contains(code)) => false,
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => false,
@@ -426,6 +426,27 @@ fn explain(error: &RedisError) -> StoreError {
         _ if misconfigured => StoreError::misconfigured(reason),
         _ => StoreError::unavailable(reason),
     }
+}
+
+/// Whether a server says that another one is lost, as proxies do, or that the script was ended by somebody else.
+fn is_lost(code: &str, detail: &str) -> bool {
+    /// Envoy has no codes.
+    const ENVOY: [(&str, &str); 3] = [("no", "upstream host"), ("upstream", "failure"), ("upstream", "protocol error")];
+    /// Twemproxy says what its operating system does, with glibc or musl; others are of redis-cluster-proxy.
+    const LOST: [&str; 9] = [
+        "Connection refused",
+        "Connection timed out",
+        "Operation timed out",
+        "Connection reset by peer",
+        "Broken pipe",
+        "No route to host",
+        "Host is unreachable",
+        "Network is unreachable",
+        "Cluster node disconnected",
+    ];
+    ENVOY.contains(&(code, detail))
+        || code == "ERR" && LOST.iter().any(|words| detail.starts_with(words))
+        || detail.contains("Script killed by user")
 }
 
 #[cfg(test)]
