@@ -349,7 +349,7 @@ impl Cluster {
             told = others_told;
             failed.extend(others_failed);
         }
-        if let Some(most) = told.into_iter().next() {
+        if let Some((most, _)) = told.into_iter().next() {
             return Ok(most);
         }
         let reasons: Vec<_> = failed.iter().map(StoreError::reason).collect();
