@@ -166,6 +166,26 @@ async fn the_words_of_proxies_for_a_lost_server_are_an_outage() {
     }
 }
 
+/// Connections that the server does not allow are not asked for all the time; those that it allows do.
+#[tokio::test]
+async fn more_connections_than_the_server_allows_are_seldom_asked_for() {
+    let server = RedisServer::builder().arg("--maxclients", "12").start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&server.url_through(&proxy)).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    let limiter = builder.connections(20).build().await.unwrap();
+    eventually("all are open that may be, and then some are refused", async || proxy.accepted() > 18).await;
+    let before = proxy.accepted();
+    sleep(Duration::from_secs(4)).await;
+    let asked = proxy.accepted() - before;
+    assert!(asked <= 6, "{asked} attempts in four seconds");
+    for key in 0..40 {
+        limiter.acquire(&hourly(1, FIXED), key).await.unwrap();
+    }
+    // Once all are gone there is no reason to wait.
+    proxy.cut();
+    recovers(&limiter).await;
+}
+
 mod breaker {
     use super::*;
 

@@ -54,6 +54,8 @@ const FIRST_CONNECT: Duration = Duration::from_secs(2);
 const CONNECT: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// The same where other connections are open: the server may not allow more.
+const LONGEST_PAUSE_FOR_MORE: Duration = Duration::from_secs(30);
 /// Before a server is tried again that answers the probe and no call.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
@@ -660,7 +662,14 @@ impl Link {
                 sleep(with_jitter(rest)).await;
             }
             if last.is_some_and(|last| last.elapsed() < pause) {
-                sleep(with_jitter(pause)).await;
+                if self.state.borrow().open() == 0 {
+                    pause = pause.min(LONGEST_PAUSE);
+                }
+                tokio::select! {
+                    () = sleep(with_jitter(pause)) => {}
+                    () = self.all_lost() => continue,
+                    () = self.node.moved(server.as_ref()) => continue,
+                }
             }
             let began = Instant::now();
             let opened = self.open(longest, longest_probe).await;
@@ -701,10 +710,19 @@ impl Link {
                         state.failed(error, Instant::now());
                         true
                     });
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    let is_one_more = self.state.borrow().open() > 0;
+                    pause = (pause * 2).min(if is_one_more { LONGEST_PAUSE_FOR_MORE } else { LONGEST_PAUSE });
                 }
             }
             (longest, longest_probe) = (later, deadline);
+        }
+    }
+
+    /// Returns when the open connections are gone. Never where there are none.
+    async fn all_lost(&self) {
+        let mut state = self.state.subscribe();
+        if state.borrow_and_update().open() == 0 || state.wait_for(|state| state.open() == 0).await.is_err() {
+            std::future::pending().await
         }
     }
 
