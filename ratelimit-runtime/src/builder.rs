@@ -346,7 +346,7 @@ impl Builder {
     }
 
     pub(crate) fn with_store(self, store: impl Store) -> Limiter {
-        Limiter::asking(Behind::Other(Box::new(store)), self.settings)
+        Limiter::asking(Behind::other(store), self.settings)
     }
 
     pub(crate) fn without_store(self) -> Limiter {

@@ -284,6 +284,7 @@ pub mod config;
 pub mod conformance;
 mod decision;
 mod error;
+mod failures;
 mod guard;
 mod health;
 mod hold;

@@ -253,7 +253,7 @@ impl Limiter {
     /// On a store that has to be asked.
     pub(crate) fn asking(store: Behind, settings: Settings) -> Self {
         let seen = Arc::default();
-        let guarded = Guarded::new(store, &settings, Arc::clone(&seen));
+        let guarded = Guarded::new(store, &settings);
         Self::assemble(Storage::Other(guarded), settings, seen)
     }
 
@@ -690,10 +690,13 @@ impl Inner {
         }
     }
 
-    /// The store could not decide. Memory is never away; it may be full for some.
-    pub(crate) fn failed(&self, error: &StoreError) {
+    /// The store could not decide on these. Memory is never away; it may be full for some.
+    pub(crate) fn failed(&self, error: &StoreError, charges: &[Charge]) {
         if !self.settings.is_local {
             self.seen.failed(error);
+        }
+        if let Some(guarded) = self.guarded() {
+            guarded.failed(charges);
         }
     }
 

@@ -38,6 +38,7 @@ use super::{
 };
 use crate::{
     background,
+    failures::{Epoch, Failures},
     guard::Asked,
     key::Fingerprint,
     observe,
@@ -94,6 +95,7 @@ struct Node {
     access: Access,
     /// On how many runtimes it is away: all that is looked at while it is on none.
     away: AtomicUsize,
+    failures: Failures,
 }
 
 /// The connections of one runtime.
@@ -299,6 +301,7 @@ impl Links {
                 inspected: AtomicBool::new(false),
                 access: Access::default(),
                 away: AtomicUsize::new(0),
+                failures: Failures::default(),
             }),
             by_runtime: Arc::default(),
             first: OnceLock::new(),
@@ -389,6 +392,16 @@ impl Links {
             Some((_, link)) => link.outage(),
             None => links.iter().map(|(_, link)| link.outage()).collect::<Option<Vec<_>>>()?.pop(),
         }
+    }
+
+    /// A decision of the node failed. True if that begins a new epoch.
+    pub(super) fn failed(&self) -> bool {
+        self.node.failures.failed()
+    }
+
+    /// The epoch of the node's failures. `None` during an outage, and within a second of a failure.
+    pub(super) fn epoch(&self) -> Option<Epoch> {
+        if self.outage().is_some() { None } else { self.node.failures.epoch() }
     }
 
     fn link(&self) -> Result<Arc<Link>, StoreError> {
@@ -615,7 +628,10 @@ impl Link {
             let was_away = state.is_away();
             let is_changed = change(state);
             match (was_away, state.is_away()) {
-                (false, true) => drop(self.node.away.fetch_add(1, Ordering::AcqRel)),
+                (false, true) => {
+                    self.node.away.fetch_add(1, Ordering::AcqRel);
+                    self.node.failures.failed();
+                }
                 (true, false) => drop(self.node.away.fetch_sub(1, Ordering::AcqRel)),
                 _ => {}
             }

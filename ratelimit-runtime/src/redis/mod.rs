@@ -39,6 +39,7 @@ pub(crate) use self::{
 use crate::{
     CounterName,
     algorithm::{self, Look, Taken},
+    failures::Epoch,
     guard::Asked,
     key::Fingerprint,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
@@ -114,6 +115,38 @@ impl Redis {
     /// Waits until the servers have answered once on this runtime.
     pub(crate) async fn connected(&self) -> Result<(), StoreError> {
         self.nodes.connected().await
+    }
+
+    /// The slot of a counter, by which its server is found. Always 0 on a single server.
+    pub(crate) fn slot(&self, counter: &CounterName) -> u16 {
+        match &self.nodes {
+            Nodes::One(_) => 0,
+            Nodes::Cluster(_) => slots::slot_of(counter.as_bytes()),
+        }
+    }
+
+    /// Whether callers are not let through to the server of a slot.
+    pub(crate) fn is_away(&self, slot: u16) -> bool {
+        match &self.nodes {
+            Nodes::One(links) => links.outage().is_some(),
+            Nodes::Cluster(cluster) => cluster.is_away(slot),
+        }
+    }
+
+    /// The server of a slot could not decide. True if that begins a new epoch.
+    pub(crate) fn failed(&self, slot: u16) -> bool {
+        match &self.nodes {
+            Nodes::One(links) => links.failed(),
+            Nodes::Cluster(cluster) => cluster.failed(slot),
+        }
+    }
+
+    /// The epoch of the server of a slot. `None` during an outage, and within a second of a failure.
+    pub(crate) fn epoch(&self, slot: u16) -> Option<Epoch> {
+        match &self.nodes {
+            Nodes::One(links) => links.epoch(),
+            Nodes::Cluster(cluster) => cluster.epoch(slot),
+        }
     }
 
     async fn decide_all(&self, batch: &mut [Request]) {
