@@ -228,7 +228,7 @@ impl Limiter {
     /// them has to name a primary before it is used. Host names are looked up for each connection, so a
     /// sentinel can be replaced by another one under the same name.
     ///
-    /// A proxy has to pass all commands on to one server, as HAProxy does with `mode tcp`. Proxies that
+    /// A proxy has to pass all commands on to one server, as `HAProxy` does with `mode tcp`. Proxies that
     /// choose a server for each command are not supported: they do so by the keys, and scripts here have
     /// keys of several servers, or none. Among these are Envoy's Redis filter, twemproxy and
     /// redis-cluster-proxy. Their error replies for a lost server count as an outage all the same.

@@ -738,7 +738,7 @@ impl Link {
     async fn all_lost(&self) {
         let mut state = self.state.subscribe();
         if state.borrow_and_update().open() == 0 || state.wait_for(|state| state.open() == 0).await.is_err() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 
