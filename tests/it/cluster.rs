@@ -625,6 +625,8 @@ async fn denials_of_healthy_nodes_stay_cached_while_another_node_is_away() {
         .await;
     }
     let lost = cluster.primary_of(name(&rule, keys[0]));
+    let beside = std::iter::repeat_with(fresh_key).find(|key| cluster.primary_of(name(&rule, *key)) == lost).unwrap();
+    assert_eq!(admitted(&limiter, &rule, beside, 3).await, 2);
     tokio::task::block_in_place(|| cluster.node_mut(lost).kill());
     let both = [(&rule, Key::new(keys[0]), 1), (&other, Key::new(keys[1]), 1)];
     let is_away = async |refused: Result<_, ratelimit_runtime::RequestPerMinute>| {
@@ -652,6 +654,8 @@ async fn denials_of_healthy_nodes_stay_cached_while_another_node_is_away() {
     // It comes back without its counters, and what was known of them is no longer true.
     tokio::task::block_in_place(|| cluster.node_mut(lost).restart());
     eventually("the node counts afresh", || async { limiter.acquire(&rule, keys[0]).await.is_ok() }).await;
+    eventually("no failure is recent", || async { limiter.health() == ratelimit_runtime::Health::Available }).await;
+    assert_eq!(admitted(&limiter, &rule, beside, 3).await, 2);
 }
 
 /// How often the nodes but one were asked to run a script.
