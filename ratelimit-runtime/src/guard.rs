@@ -63,6 +63,7 @@ pub(crate) enum Behind {
     Other(Box<dyn Store>, Failures),
 }
 
+#[cfg_attr(not(feature = "redis"), allow(unused_variables))]
 impl Behind {
     pub(crate) fn other(store: impl Store) -> Self {
         Self::Other(Box::new(store), Failures::default())

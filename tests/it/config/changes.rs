@@ -33,7 +33,7 @@ const PROCESSES: u64 = 3;
 const STEPS: u64 = 4;
 
 /// A file that is not to be taken in has been read often enough by then.
-const READ: Duration = Duration::from_millis(1000);
+const READ: Duration = Duration::from_secs(1);
 /// A file whose last line has no end is taken in after two seconds, and not before.
 const HALF_WRITTEN: Duration = Duration::from_millis(1900);
 
@@ -63,8 +63,11 @@ enum Named {
     BucketOfCount,
 }
 
-/// A table `[rules]`: by prefix, what is said of all keys (`None`) and of some.
-type Sections = BTreeMap<(&'static str, Option<&'static str>), Said>;
+/// A prefix, and one of its keys or all of them.
+type Section = (&'static str, Option<&'static str>);
+
+/// A table `[rules]`.
+type Sections = BTreeMap<Section, Said>;
 
 /// What a rule of the code is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -222,7 +225,7 @@ fn merged(environment: &Sections, file: &Sections) -> Sections {
 }
 
 /// What is said for a section: of a key, what is said of all keys stands below it.
-fn said_for(sections: &Sections, section: (&'static str, Option<&'static str>)) -> Said {
+fn said_for(sections: &Sections, section: Section) -> Said {
     let of_all = sections.get(&(section.0, None)).cloned().unwrap_or_default();
     sections[&section].over(&of_all)
 }
@@ -232,13 +235,20 @@ fn could_all_be(sections: &Sections) -> bool {
     sections.keys().all(|section| said_for(sections, *section).could_be())
 }
 
+/// A call, and the rules that it is to be decided by: `None` for one that is not asked.
+struct Expected {
+    site: Vec<usize>,
+    key: &'static str,
+    rules: Vec<Option<Rule>>,
+}
+
 /// The rules of the code, and what is in force for them.
 #[derive(Debug)]
 struct Model {
     code: Vec<(Rule, Use)>,
     environment: Sections,
     /// By section, rule and use, the last settings that fit; nothing where none did.
-    in_force: HashMap<((&'static str, Option<&'static str>), usize), Option<Said>>,
+    in_force: HashMap<(Section, usize), Option<Said>>,
 }
 
 impl Model {
@@ -282,7 +292,7 @@ impl Model {
     }
 
     /// What each call is decided by: its key, and for each of its rules what is expected.
-    fn calls(&self) -> Vec<(Vec<usize>, &'static str, Vec<Option<Rule>>)> {
+    fn calls(&self) -> Vec<Expected> {
         let pair: Vec<_> = PREFIXES[..2].iter().filter_map(|prefix| self.at(prefix, Use::OneOfTwo)).collect();
         let alone = (0..self.code.len()).filter(|at| self.code[*at].1 != Use::OneOfTwo).map(|at| vec![at]);
         let sites: Vec<_> = alone.chain([pair]).collect();
@@ -290,7 +300,7 @@ impl Model {
         calls
             .map(|(site, key)| {
                 let expected = site.iter().map(|at| self.expected(*at, key)).collect();
-                (site, key, expected)
+                Expected { site, key, rules: expected }
             })
             .collect()
     }
@@ -368,7 +378,7 @@ struct Timeline {
     story: Vec<String>,
 }
 
-async fn limiter_with(rules: &Rules) -> (Limiter, Recorder) {
+fn limiter_with(rules: &Rules) -> (Limiter, Recorder) {
     let recorder = Recorder::default();
     let builder = Limiter::builder("memory://").clock(ManualClock::new()).deadline(PATIENCE).rules(rules.clone());
     (builder.over(recorder.clone()).unwrap(), recorder)
@@ -402,7 +412,7 @@ fn random_code(random: &mut Rng) -> Vec<(Rule, Use)> {
 
 impl Timeline {
     /// `None` if the first file is wrong, which is an error.
-    async fn start(seed: u64, environment: &Sections) -> Option<Self> {
+    fn start(seed: u64, environment: &Sections) -> Option<Self> {
         let mut random = Rng::with_seed(seed);
         let code = random_code(&mut random);
         let mut model = Model { code, environment: environment.clone(), in_force: HashMap::new() };
@@ -414,10 +424,10 @@ impl Timeline {
             return None;
         }
         let rules = rules.unwrap();
-        let (limiter, recorder) = limiter_with(&rules).await;
+        let (limiter, recorder) = limiter_with(&rules);
         let mut waiters = Vec::new();
         for prefix in PREFIXES {
-            let (limiter, recorder) = limiter_with(&rules).await;
+            let (limiter, recorder) = limiter_with(&rules);
             let at = model.at(prefix, Use::Alone).unwrap();
             waiters.push(Waiter { at, limiter, recorder, last: None, calls: Vec::new() });
         }
@@ -492,19 +502,18 @@ impl Timeline {
     }
 
     /// Calls are made all the time, and each is decided as before, or as after.
-    async fn goes_on(
-        &mut self,
-        before: &[(Vec<usize>, &'static str, Vec<Option<Rule>>)],
-        after: &[(Vec<usize>, &'static str, Vec<Option<Rule>>)],
-        during: Duration,
-    ) {
+    async fn goes_on(&mut self, before: &[Expected], after: &[Expected], during: Duration) {
         let began = Instant::now();
         loop {
             let at = self.random.usize(..before.len());
-            let (site, key, by) = &before[at];
+            let Expected { site, key, rules: by } = &before[at];
             let asked = self.call(site, key).await;
             let is_by = |rules: &[Option<Rule>]| asked == rules.iter().copied().flatten().collect::<Vec<_>>();
-            assert!(is_by(by) || is_by(&after[at].2), "{key} {by:?} was asked by {asked:?}: {}", self.story.join("\n"));
+            assert!(
+                is_by(by) || is_by(&after[at].rules),
+                "{key} {by:?} was asked by {asked:?}: {}",
+                self.story.join("\n")
+            );
             sleep(Duration::from_millis(30)).await;
             if began.elapsed() >= during {
                 return;
@@ -535,9 +544,9 @@ impl Timeline {
 
     /// All calls are decided by what holds now, and so are those who wait.
     async fn check(&mut self) {
-        for (site, key, expected) in self.model.calls() {
+        for Expected { site, key, rules } in self.model.calls() {
             let asked = self.call(&site, key).await;
-            let expected: Vec<_> = expected.into_iter().flatten().collect();
+            let expected: Vec<_> = rules.into_iter().flatten().collect();
             assert_eq!(asked, expected, "{key}: {}", self.story.join("\n"));
         }
         let story = self.story.join("\n");
@@ -642,7 +651,7 @@ fn run(seed: u64) {
         let mut timelines = Vec::new();
         let mut seeds = Rng::with_seed(seed);
         while timelines.len() < usize::try_from(TIMELINES).unwrap() {
-            if let Some(timeline) = Timeline::start(seeds.u64(..), &environment).await {
+            if let Some(timeline) = Timeline::start(seeds.u64(..), &environment) {
                 timelines.push(timeline.run());
             }
         }
