@@ -32,6 +32,9 @@ const TIMELINES: u64 = 24;
 const PROCESSES: u64 = 3;
 const STEPS: u64 = 4;
 
+/// Longer than any turn of two who wait is away.
+const LONGEST_WAIT: Duration = Duration::from_secs(86_400 * 300);
+
 /// A file that is not to be taken in has been read often enough by then.
 const READ: Duration = Duration::from_secs(1);
 /// A file whose last line has no end is taken in after two seconds, and not before.
@@ -567,7 +570,8 @@ impl Waiter {
         if self.calls.is_empty() {
             let rule = model.code[self.at].0;
             self.last = None;
-            self.calls = (0..2).map(|_| tokio::spawn(self.limiter.acquire_within(&rule, WAITING, 10 * HOUR))).collect();
+            self.calls =
+                (0..2).map(|_| tokio::spawn(self.limiter.acquire_within(&rule, WAITING, LONGEST_WAIT))).collect();
             self.settle(expected, is_let_in, story).await;
         }
     }
