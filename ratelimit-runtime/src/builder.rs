@@ -154,6 +154,8 @@ impl Builder {
     ///
     /// One carries as many calls at once as there are callers. More may help where the one task that reads and writes it is what
     /// keeps others waiting, on a machine of many cores; on two cores they have shown no gain, with TLS or without.
+    ///
+    /// If the server allows fewer, calls use those that are open. The others are tried again, up to half a minute apart.
     #[cfg(feature = "redis")]
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
@@ -350,7 +352,7 @@ impl Builder {
     }
 
     pub(crate) fn with_store(self, store: impl Store) -> Limiter {
-        Limiter::asking(Behind::Other(Box::new(store)), self.settings)
+        Limiter::asking(Behind::other(store), self.settings)
     }
 
     pub(crate) fn without_store(self) -> Limiter {

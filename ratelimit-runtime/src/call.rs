@@ -492,20 +492,21 @@ impl Call {
         consume: bool,
         asked: Duration,
     ) -> Result<Verdict, Box<Shadowed>> {
-        let error = match batch.map(Batch::into_first) {
+        let (error, charges) = match batch.map(Batch::into_first) {
             Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
                 if fits {
                     self.limiter.succeeded(); // a server that can't write can still refuse
                 }
                 return self.verdict(charges, fits, consume, CountedBy::Store, asked);
             }
-            Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => error,
-            Ok(None) => no_answer(),
+            Ok(Some(Request { charges, outcome: Err(error), .. })) => (error, charges),
+            Err(error) => (error, self.charges().unwrap_or_default()),
+            Ok(None) => (no_answer(), Charges::default()),
         };
         if error.misconfigured {
             return Ok(Verdict::Refused(refusal(&self.rule(), error)));
         }
-        self.limiter.failed(&error);
+        self.limiter.failed(&error, &charges);
         let settings = self.limiter.settings();
         let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
         let policy = self.policy_of_rules.unwrap_or(policy);

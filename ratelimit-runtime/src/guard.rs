@@ -19,21 +19,18 @@ use tokio::{
 
 pub(crate) use self::leases::Spent;
 use self::{
-    denials::{Denial, Denials},
+    denials::{Denial, Denials, Server},
     leases::{Answer, Leases, Take, Then, Turn},
 };
+#[cfg(feature = "redis")]
+use crate::redis::{self, Redis, Share};
 use crate::{
     Algorithm, Clock, CounterName, Decision, Rule, background,
-    health::Seen,
+    failures::{Epoch, Failures},
     key::Fingerprint,
     limiter::{Settings, no_answer},
     observe,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
-};
-#[cfg(feature = "redis")]
-use crate::{
-    algorithm::Look,
-    redis::{self, Redis, Share},
 };
 
 /// A store, and what is known of its counters. It is a store too, which decides as the one behind it does.
@@ -43,7 +40,6 @@ pub(crate) struct Guarded(Arc<Guard>);
 struct Guard {
     store: Behind,
     clock: Clock,
-    seen: Arc<Seen>,
     deadline: Duration,
     denials: Denials,
     leases: Leases,
@@ -64,7 +60,54 @@ pub(crate) enum Known {
 pub(crate) enum Behind {
     #[cfg(feature = "redis")]
     Redis(Redis),
-    Other(Box<dyn Store>),
+    Other(Box<dyn Store>, Failures),
+}
+
+#[cfg_attr(not(feature = "redis"), allow(unused_variables))]
+impl Behind {
+    pub(crate) fn other(store: impl Store) -> Self {
+        Self::Other(Box::new(store), Failures::default())
+    }
+
+    /// The slot of a counter, by which its server is found. Always 0 where there is one.
+    fn slot(&self, counter: &CounterName) -> u16 {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.slot(counter),
+            Self::Other(..) => 0,
+        }
+    }
+
+    /// Whether the server of a slot is known to be away.
+    fn is_away(&self, slot: u16) -> bool {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.is_away(slot),
+            Self::Other(store, _) => store.outage().is_some(),
+        }
+    }
+
+    /// The server of a slot could not decide. True if that begins a new epoch.
+    fn failed(&self, slot: u16) -> bool {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.failed(slot),
+            Self::Other(_, failures) => failures.failed(),
+        }
+    }
+
+    /// The epoch of the server of a slot. `None` while it is away, and within a second of a failure.
+    fn epoch(&self, slot: u16) -> Option<Epoch> {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.epoch(slot),
+            Self::Other(store, failures) if store.outage().is_none() => failures.epoch(),
+            Self::Other(_, failures) => {
+                failures.failed();
+                None
+            }
+        }
+    }
 }
 
 impl ops::Deref for Behind {
@@ -74,23 +117,16 @@ impl ops::Deref for Behind {
         match self {
             #[cfg(feature = "redis")]
             Self::Redis(redis) => redis,
-            Self::Other(store) => &**store,
+            Self::Other(store, _) => &**store,
         }
     }
 }
 
-/// When a batch was sent, and how often something had been forgotten then of each charge in it.
-struct Sent {
-    at_us: u64,
-    forgotten: SmallVec<[u64; 1]>,
-}
-
 impl Guarded {
-    pub(crate) fn new(store: Behind, settings: &Settings, seen: Arc<Seen>) -> Self {
+    pub(crate) fn new(store: Behind, settings: &Settings) -> Self {
         Self(Arc::new(Guard {
             store,
             clock: settings.clock.clone(),
-            seen,
             deadline: settings.deadline,
             denials: Denials::new(),
             leases: Leases::new(),
@@ -132,9 +168,6 @@ impl Guarded {
             }
         }
         let denial = guard.known(name, rule, cost, Duration::MAX, now_us)?;
-        if guard.is_degraded() {
-            return None;
-        }
         observe::known(rule);
         Some(Known::Denied(denial.decision))
     }
@@ -159,6 +192,19 @@ impl Guarded {
     pub(crate) fn forget_denials(&self, charges: &[Charge]) {
         for charge in charges {
             self.0.denials.drop_one(charge.counter.fingerprint());
+        }
+    }
+
+    /// The store could not decide on these. What is known of the counters of their servers counts no more.
+    pub(crate) fn failed(&self, charges: &[Charge]) {
+        let guard = &self.0;
+        let slots: SmallVec<[u16; 1]> = charges.iter().map(|charge| guard.store.slot(&charge.counter)).collect();
+        // Of several servers, one that is known to be away is the reason.
+        let is_known = slots.len() > 1 && slots.iter().any(|slot| guard.store.is_away(*slot));
+        for slot in slots.into_iter().filter(|slot| !is_known || guard.store.is_away(*slot)) {
+            if guard.store.failed(slot) {
+                guard.denials.look_through();
+            }
         }
     }
 
@@ -212,7 +258,7 @@ impl Guarded {
             return None; // what it takes is not for one caller
         }
         let is_same = |other: &Charge| other.cost == cost && other.rule == *rule;
-        let asked = || Asked { at_us: self.0.clock.now_us(), forgotten: self.0.denials.forgotten(name) };
+        let asked = || self.0.asked(name, 0, self.0.clock.now_us());
         redis.share(name, is_same, || (charge(), asked()), waker)
     }
 
@@ -222,7 +268,8 @@ impl Guarded {
         let guard = &self.0;
         let told = ready!(Redis::poll(share, context, |decision, charge, look| {
             if let Some(asked) = decision.asked() {
-                guard.keep(charge, look, asked);
+                let denial = Denial { decision: look.decision, wait_ms: look.wait_ms };
+                guard.keep(charge, denial, look.held, asked);
             }
         }));
         if cfg!(feature = "metrics")
@@ -239,26 +286,31 @@ impl Guarded {
     }
 }
 
-/// When a decision was asked for, and how often something had been forgotten of its counter then.
-#[cfg(feature = "redis")]
+/// When a decision was asked for, and what tells later whether its denial still holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     at_us: u64,
-    forgotten: u64,
+    /// How often something had been forgotten of the counter.
+    forgotten: u32,
+    slot: u16,
+    /// `None` if the server had failed just before.
+    epoch: Option<Epoch>,
 }
 
 impl Guard {
-    /// Whether the store is away, or was of late. What was known is forgotten then: a server may come back without its counters.
-    fn is_degraded(&self) -> bool {
-        let is_degraded = self.seen.is_degraded() || self.store.outage().is_some();
-        if is_degraded {
-            self.denials.forget_all();
-        }
-        is_degraded
+    /// The denial of a counter, unless its server has failed since.
+    fn known(&self, name: Fingerprint, rule: &Rule, cost: u64, longest_wait: Duration, now_us: u64) -> Option<Denial> {
+        let (denial, server) =
+            may_be_known(rule, cost, longest_wait).then(|| self.denials.look(name, rule, now_us))??;
+        self.is_current(server).then_some(denial)
     }
 
-    fn known(&self, name: Fingerprint, rule: &Rule, cost: u64, longest_wait: Duration, now_us: u64) -> Option<Denial> {
-        may_be_known(rule, cost, longest_wait).then(|| self.denials.look(name, rule, now_us))?
+    fn is_current(&self, server: Server) -> bool {
+        self.store.epoch(server.slot) == Some(server.epoch)
+    }
+
+    fn asked(&self, name: Fingerprint, slot: u16, at_us: u64) -> Asked {
+        Asked { at_us, forgotten: self.denials.forgotten(name), slot, epoch: self.store.epoch(slot) }
     }
 
     /// Answers a request if each charge of it is known to be refused, and says whether it did.
@@ -277,9 +329,6 @@ impl Guard {
         let Some(denials) = request.charges.iter().map(known).collect::<Option<SmallVec<[Denial; 1]>>>() else {
             return false;
         };
-        if self.is_degraded() {
-            return false;
-        }
         for (charge, denial) in request.charges.iter_mut().zip(denials) {
             observe::known(&charge.rule);
             (charge.decision, charge.wait) = (denial.decision, Duration::from_millis(denial.wait_ms));
@@ -289,38 +338,34 @@ impl Guard {
     }
 
     /// Remembers what the store said, for those who ask again.
-    fn learn(&self, batch: &[Request], sent: &Sent) {
-        if self.seen.is_degraded() {
-            return;
-        }
-        let now_us = self.clock.now_us();
-        for ((request, charge), forgotten) in charges_of(batch).zip(&sent.forgotten) {
-            let name = charge.counter.fingerprint();
+    fn learn(&self, batch: &[Request], asked: &[Asked]) {
+        for ((request, charge), asked) in charges_of(batch).zip(asked) {
             match request.outcome {
-                Ok(false) if request.consume && will_stay_known(charge, &charge.decision, charge.held) => {
+                Ok(false) if request.consume => {
                     let wait_ms = u64::try_from(charge.wait.as_millis()).unwrap_or(u64::MAX);
-                    let denial = Denial { decision: charge.decision, wait_ms };
-                    self.denials.keep(name, &charge.rule, denial, (sent.at_us, now_us), *forgotten);
+                    self.keep(charge, Denial { decision: charge.decision, wait_ms }, charge.held, *asked);
                 }
                 // By a rule of another count: what was known by the old one has changed.
-                Ok(true) if request.consume && charge.cost > 0 => self.denials.drop_one(name),
+                Ok(true) if request.consume && charge.cost > 0 => self.denials.drop_one(charge.counter.fingerprint()),
                 _ => {}
             }
         }
     }
 
-    /// The same for one charge.
-    #[cfg(feature = "redis")]
-    fn keep(&self, charge: &Charge, look: &Look, Asked { at_us, forgotten }: Asked) {
-        let Look { decision, wait_ms, held, .. } = *look;
-        if will_stay_known(charge, &decision, held) && !self.seen.is_degraded() {
-            let (name, denial) = (charge.counter.fingerprint(), Denial { decision, wait_ms });
-            self.denials.keep(name, &charge.rule, denial, (at_us, self.clock.now_us()), forgotten);
+    /// Keeps the denial of one charge.
+    fn keep(&self, charge: &Charge, denial: Denial, held: u64, Asked { at_us, forgotten, slot, epoch }: Asked) {
+        if will_stay_known(charge, &denial.decision, held)
+            && let Some(server) = epoch.map(|epoch| Server { slot, epoch }).filter(|server| self.is_current(*server))
+        {
+            let (name, times) = (charge.counter.fingerprint(), (at_us, self.clock.now_us()));
+            let is_current = |server| self.is_current(server);
+            self.denials.keep(name, &charge.rule, denial, times, (forgotten, server), is_current);
         }
     }
 
-    fn forgotten(&self, batch: &[Request]) -> SmallVec<[u64; 1]> {
-        charges_of(batch).map(|(_, charge)| self.denials.forgotten(charge.counter.fingerprint())).collect()
+    fn all_asked(&self, batch: &[Request], at_us: u64) -> SmallVec<[Asked; 1]> {
+        let asked = |charge: &Charge| self.asked(charge.counter.fingerprint(), self.store.slot(&charge.counter), at_us);
+        charges_of(batch).map(|(_, charge)| asked(charge)).collect()
     }
 }
 
@@ -403,7 +448,7 @@ impl Guarded {
         if batch.is_empty() {
             return Reply::Ready(with_known(batch, known));
         }
-        let sent = Sent { at_us: now_us, forgotten: guard.forgotten(&batch) };
+        let asked = guard.all_asked(&batch, now_us);
         match guard.store.decide(batch) {
             // Who has the answer at once need not be spared the question.
             Reply::Ready(batch) => Reply::Ready(with_known(batch, known)),
@@ -411,7 +456,7 @@ impl Guarded {
                 let guard = Arc::clone(guard);
                 Reply::Pending(Box::pin(async move {
                     let batch = reply.await;
-                    guard.learn(&batch, &sent);
+                    guard.learn(&batch, &asked);
                     with_known(batch, known)
                 }))
             }

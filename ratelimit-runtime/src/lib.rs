@@ -241,6 +241,7 @@
 //! | [`OnStoreError::Allow`] | everything, until the store is back |
 //! | [`OnStoreError::Local`] | each process, what the algorithm promises for a share: count, burst and queue divided by [`Builder::instances`] and rounded down, a burst of at least 1. The share's counters go on from one outage to the next; when the store is back, it grants the whole count, beside places of the share that are still in use |
 //! | Redis restarts without persistence, evicts keys, or fails over to a server that missed writes | the counters that were lost start fresh |
+//! | a network partition leaves a process with a primary that its sentinels have replaced | on each side of the partition, the count, until the process can reach a majority of the sentinels |
 //! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
 //! | the same, or this process' machine was asleep, and a rule has a [`Rule::lease`] | in a process, what it held of a window that is over by the server's clock |
 //! | it is set back | nothing, but to an aligned `FixedWindow` its count, each time; what counted may count for up to a period longer, or two periods for a `FixedWindow` and a step of nearly a multiple of 450.001 s |
@@ -297,6 +298,7 @@ pub mod config;
 pub mod conformance;
 mod decision;
 mod error;
+mod failures;
 mod guard;
 mod health;
 mod hold;

@@ -223,6 +223,15 @@ impl Limiter {
     ///
     /// All nodes of a cluster take the same user and password. Those of a URL of sentinels are the servers'; for what the sentinels
     /// themselves ask see [`Builder::sentinel_credentials`].
+    ///
+    /// The sentinels of the URL are asked for as long as the limiter lives, and no others. A majority of
+    /// them has to name a primary before it is used. Host names are looked up for each connection, so a
+    /// sentinel can be replaced by another one under the same name.
+    ///
+    /// A proxy has to pass all commands on to one server, as `HAProxy` does with `mode tcp`. Proxies that
+    /// choose a server for each command are not supported: they do so by the keys, and scripts here have
+    /// keys of several servers, or none. Among these are Envoy's Redis filter, twemproxy and
+    /// redis-cluster-proxy. Their error replies for a lost server count as an outage all the same.
     pub fn builder(url: &str) -> Builder {
         Builder::new(url)
     }
@@ -253,7 +262,7 @@ impl Limiter {
     /// On a store that has to be asked.
     pub(crate) fn asking(store: Behind, settings: Settings) -> Self {
         let seen = Arc::default();
-        let guarded = Guarded::new(store, &settings, Arc::clone(&seen));
+        let guarded = Guarded::new(store, &settings);
         Self::assemble(Storage::Other(guarded), settings, seen)
     }
 
@@ -693,10 +702,13 @@ impl Inner {
         }
     }
 
-    /// The store could not decide. Memory is never away; it may be full for some.
-    pub(crate) fn failed(&self, error: &StoreError) {
+    /// The store could not decide on these. Memory is never away; it may be full for some.
+    pub(crate) fn failed(&self, error: &StoreError, charges: &[Charge]) {
         if !self.settings.is_local {
             self.seen.failed(error);
+        }
+        if let Some(guarded) = self.guarded() {
+            guarded.failed(charges);
         }
     }
 

@@ -608,3 +608,58 @@ fn a_runtime_that_nobody_drives_holds_up_no_other() {
     drop(idle);
     driven.block_on(recovers(&limiter));
 }
+
+/// An outage of one node concerns its own counters.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn denials_of_healthy_nodes_stay_cached_while_another_node_is_away() {
+    // The others neither vote it out nor refuse to serve.
+    let builder = RedisCluster::builder().replicas(0).node_timeout(Duration::from_secs(60));
+    let mut cluster = builder.arg("--cluster-require-full-coverage", "no").start();
+    let limiter = with_deadline(&cluster, Duration::from_millis(500)).await;
+    let (rule, other) = (hourly(2, FIXED), Rule::new("other", 2, Duration::from_secs(3600)));
+    let keys = keys_apart(&cluster, 3);
+    for key in &keys {
+        eventually("all is used up", || async {
+            limiter.acquire(&rule, *key).await.is_err_and(|refused| refused.cause() == Cause::Exceeded)
+        })
+        .await;
+    }
+    let lost = cluster.primary_of(name(&rule, keys[0]));
+    let beside = std::iter::repeat_with(fresh_key).find(|key| cluster.primary_of(name(&rule, *key)) == lost).unwrap();
+    assert_eq!(admitted(&limiter, &rule, beside, 3).await, 2);
+    tokio::task::block_in_place(|| cluster.node_mut(lost).kill());
+    let both = [(&rule, Key::new(keys[0]), 1), (&other, Key::new(keys[1]), 1)];
+    let is_away = async |refused: Result<_, ratelimit_runtime::RequestPerMinute>| {
+        refused.is_err_and(|refused| refused.cause() == Cause::Unavailable)
+    };
+    eventually("the node is away", || async { is_away(limiter.acquire(&rule, keys[0]).await).await }).await;
+    eventually("the others' denials are cached again", || async {
+        let before = scripts(&cluster, lost);
+        for key in &keys[1..] {
+            exceeded(limiter.acquire(&rule, *key).await);
+        }
+        scripts(&cluster, lost) == before
+    })
+    .await;
+    for _ in 0..50 {
+        assert!(is_away(limiter.acquire(&rule, keys[0]).await).await, "the failure policy decides");
+        assert!(is_away(limiter.acquire_all(&both).await).await, "for all of a call");
+        let before = scripts(&cluster, lost);
+        for key in &keys[1..] {
+            exceeded(limiter.acquire(&rule, *key).await);
+        }
+        assert_eq!(scripts(&cluster, lost), before);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // It comes back without its counters, and what was known of them is no longer true.
+    tokio::task::block_in_place(|| cluster.node_mut(lost).restart());
+    eventually("the node counts afresh", || async { limiter.acquire(&rule, keys[0]).await.is_ok() }).await;
+    eventually("no failure is recent", || async { limiter.health() == ratelimit_runtime::Health::Available }).await;
+    assert_eq!(admitted(&limiter, &rule, beside, 3).await, 2);
+}
+
+/// How often the nodes but one were asked to run a script.
+fn scripts(cluster: &RedisCluster, but: usize) -> u64 {
+    let nodes = cluster.nodes().iter().enumerate().filter(|(at, _)| *at != but);
+    nodes.map(|(_, node)| crate::denials::asked(node)).sum()
+}

@@ -1,5 +1,7 @@
 //! Rules in a file, which hold instead of what the code says.
 
+mod changes;
+
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -141,6 +141,83 @@ impl HalfServer {
     }
 }
 
+/// Something like a proxy whose server is lost: it answers each script with these words.
+fn failing_with(words: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://127.0.0.1:{}/?protocol=resp2", listener.local_addr().unwrap().port());
+    let serve = move |mut connection: TcpStream| {
+        let mut bytes = [0; 16 * 1024];
+        while let Ok(length @ 1..) = connection.read(&mut bytes) {
+            let text = String::from_utf8_lossy(&bytes[..length]);
+            for name in text.split('*').filter_map(|command| command.lines().nth(2)) {
+                let reply = if name.starts_with("EVAL") { format!("-{words}\r\n") } else { "+OK\r\n".to_owned() };
+                let _ = connection.write_all(reply.as_bytes());
+            }
+        }
+    };
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            thread::spawn(move || serve(connection.unwrap()));
+        }
+    });
+    url
+}
+
+/// What stands between a limiter and its server answers, and the server is lost all the same.
+#[tokio::test]
+async fn the_words_of_proxies_for_a_lost_server_are_an_outage() {
+    for words in [
+        "no upstream host",
+        "upstream failure",
+        "upstream protocol error",
+        "ERR Connection refused",
+        "ERR Connection timed out",
+        "ERR Connection reset by peer",
+        "ERR No route to host",
+        "ERR Network is unreachable",
+        "ERR Host is unreachable",
+        "ERR Operation timed out",
+        "ERR Broken pipe",
+        "ERR Cluster node disconnected: 10.0.0.1:6379",
+        "ERR Error running script (call to f_0123): @user_script:1: Script killed by user with SCRIPT KILL...",
+        "ERR Script killed by user with SCRIPT KILL. script: 0123, on @user_script:1.",
+    ] {
+        let url = failing_with(words);
+        let limiter = limiter(&url, OnStoreError::Deny).await;
+        let refused = limiter.acquire(&hourly(1, FIXED), 1).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Unavailable, "{words}: {refused}");
+        assert!(refused.to_string().contains(words), "{refused}");
+        assert!(matches!(limiter.health(), Health::Degraded { .. }), "{words}");
+        let local = self::limiter(&url, OnStoreError::Local).await;
+        assert_eq!(admitted(&local, &hourly(40, FIXED), 1, 30).await, 10, "{words}: this process counts alone");
+    }
+    for words in ["ERR wrong number of arguments for 'evalsha' command", "NOPERM no rights", "invalid request"] {
+        let limiter = limiter(&failing_with(words), OnStoreError::Allow).await;
+        let refused = limiter.acquire(&hourly(1, FIXED), 1).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Misconfigured, "{words}: {refused}");
+    }
+}
+
+/// Connections that the server does not allow are not asked for all the time; those that it allows do.
+#[tokio::test]
+async fn more_connections_than_the_server_allows_are_seldom_asked_for() {
+    let server = RedisServer::builder().arg("--maxclients", "12").start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&server.url_through(&proxy)).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    let limiter = builder.connections(20).build().await.unwrap();
+    eventually("all are open that may be, and then some are refused", async || proxy.accepted() > 18).await;
+    let before = proxy.accepted();
+    sleep(Duration::from_secs(4)).await;
+    let asked = proxy.accepted() - before;
+    assert!(asked <= 6, "{asked} attempts in four seconds");
+    for key in 0..40 {
+        limiter.acquire(&hourly(1, FIXED), key).await.unwrap();
+    }
+    // Once all are gone there is no reason to wait.
+    proxy.cut();
+    recovers(&limiter).await;
+}
+
 mod breaker {
     use super::*;
 

@@ -343,3 +343,53 @@ async fn all_connections_lead_to_one_primary() {
     }
     assert_eq!(calls_of(&before("INFO commandstats")), counted, "the first primary counts on");
 }
+
+/// One sentinel of three, on the wrong side of a partition, knows no better than that the old primary is one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_minority_of_sentinels_decides_nothing() {
+    let (mut sentinel, other) = (RedisSentinel::start(), RedisServer::start());
+    let limiter = limiter_at(&sentinel.url()).await;
+    works(&limiter).await;
+    mislead(&sentinel.sentinels()[2], other.port());
+    for index in [0, 1] {
+        tokio::task::block_in_place(|| sentinel.sentinel_mut(index).kill());
+    }
+    let error = Limiter::connect(&sentinel.url()).await.unwrap_err().to_string();
+    assert!(error.contains("1 of 3 sentinels"), "{error}");
+    // Nor for a limiter that has to connect again.
+    ask::<()>(sentinel.node(0), "CLIENT KILL TYPE normal");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let refused = limiter.acquire(&hourly(3, FIXED), fresh_key()).await.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
+    assert_eq!(calls(&other), 0);
+    tokio::task::block_in_place(|| sentinel.sentinel_mut(0).restart());
+    tokio::task::block_in_place(|| sentinel.sentinel_mut(1).restart());
+    recovers(&limiter).await;
+    assert_eq!(calls(&other), 0);
+}
+
+/// As many sentinels name the current primary as name another server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn on_a_tie_the_primary_stays() {
+    let (sentinel, other) = (RedisSentinel::start(), RedisServer::start());
+    let sentinels = sentinel.sentinels();
+    let (one, two) = (sentinels[0].port(), sentinels[1].port());
+    for addresses in [[one, two], [two, one]] {
+        let [first, second] = addresses;
+        let url = format!("redis+sentinel://127.0.0.1:{first},127.0.0.1:{second}/{}", RedisSentinel::SERVICE);
+        let limiter = limiter_at(&url).await;
+        works(&limiter).await;
+        let before = calls(&other);
+        mislead(&sentinels[1], other.port());
+        for _ in 0..4 {
+            ask::<()>(sentinel.node(0), "CLIENT KILL TYPE normal");
+            recovers(&limiter).await;
+            tokio::time::sleep(Duration::from_millis(700)).await;
+        }
+        assert_eq!(calls(&other), before);
+        // Who has no primary yet does not choose one.
+        let error = Limiter::connect(&url).await.unwrap_err().to_string();
+        assert!(error.contains("1 of 2 sentinels"), "{error}");
+        mislead(&sentinels[1], sentinel.node(0).port());
+    }
+}

@@ -567,5 +567,16 @@ mod misconfigured {
         {
             assert!(Limiter::connect(url).await.is_err(), "{url:?}");
         }
+        // Found before anything is asked.
+        for (url, says) in [
+            ("redis://a,b", "redis+cluster://host,host"),
+            ("redis://user:word@a:1,b:2/0", "redis+sentinel://host,host/service"),
+            ("redis://127.0.0.1:1/-1", "database -1"),
+            ("redis+unix:///nowhere/redis.sock?db=-1", "database -1"),
+            ("redis+sentinel://127.0.0.1:1/shop/-1", "database -1"),
+        ] {
+            let error = Limiter::builder(url).lazy().build().await.expect_err(url).to_string();
+            assert!(error.contains(says), "{url}: {error}");
+        }
     }
 }

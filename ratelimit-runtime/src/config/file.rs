@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
+    iter,
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -39,43 +40,50 @@ pub(super) struct OfRule<S> {
 #[derive(Debug, Default)]
 pub(super) struct Version {
     pub(super) settings: Settings,
-    /// Whether a call has found that they fit.
-    has_fit: AtomicBool,
-    /// The version before, and the last one that is known to fit.
+    /// The kinds of calls that these have been found to fit, a bit each: see [`Use::bit_with`].
+    fits: AtomicU32,
+    /// Earlier versions, the newest first: of each kind of call the last that is known to fit, and
+    /// recent ones that no call has tried.
     before: Vec<Arc<Self>>,
 }
 
+/// How many versions are kept that no call has tried.
+const UNTRIED: usize = 8;
+
 impl Version {
     fn new(settings: Settings, before: Option<&Arc<Self>>) -> Arc<Self> {
-        let has_fit = |version: &Arc<Self>| version.has_fit.load(Ordering::Relaxed);
-        let before = match before {
-            None => Vec::new(),
-            Some(before) if has_fit(before) => vec![before.alone()],
-            Some(before) => {
-                let last = before.before.iter().find(|version| has_fit(version));
-                [Some(before), last].into_iter().flatten().map(|version| version.alone()).collect()
+        let (mut kept, mut known, mut untried) = (Vec::new(), 0, 0);
+        for version in before.into_iter().flat_map(|before| iter::once(before).chain(&before.before)) {
+            let fits = version.fits.load(Ordering::Relaxed);
+            untried += usize::from(fits == 0);
+            if fits & !known != 0 || fits == 0 && untried <= UNTRIED {
+                kept.push(version.alone());
             }
-        };
-        Arc::new(Self { settings, has_fit: AtomicBool::default(), before })
+            known |= fits;
+        }
+        Arc::new(Self { settings, fits: AtomicU32::default(), before: kept })
     }
 
     /// The same without versions before, which would be kept for ever.
     fn alone(&self) -> Arc<Self> {
-        let (settings, has_fit) = (self.settings.clone(), self.has_fit.load(Ordering::Relaxed).into());
-        Arc::new(Self { settings, has_fit, before: Vec::new() })
+        let (settings, fits) = (self.settings.clone(), self.fits.load(Ordering::Relaxed).into());
+        Arc::new(Self { settings, fits, before: Vec::new() })
     }
 
     /// The newest settings that fit a rule of the code, if any do, and the fault of the newest of all.
     pub(super) fn fitting(&self, rule: &Rule, of: Use) -> (Option<&Settings>, Option<String>) {
         let newest = self.settings.fault(rule, of);
-        if newest.is_none() {
-            if !self.has_fit.load(Ordering::Relaxed) {
-                self.has_fit.store(true, Ordering::Relaxed);
-            }
-            return (Some(&self.settings), None);
+        let fitting = match newest {
+            None => Some(self),
+            Some(_) => self.before.iter().map(|version| &**version).find(|it| it.settings.fault(rule, of).is_none()),
+        };
+        let bit = of.bit_with(rule);
+        if let Some(version) = fitting
+            && version.fits.load(Ordering::Relaxed) & bit == 0
+        {
+            version.fits.fetch_or(bit, Ordering::Relaxed);
         }
-        let before = self.before.iter().find(|version| version.settings.fault(rule, of).is_none());
-        (before.map(|version| &version.settings), newest)
+        (fitting.map(|version| &version.settings), newest)
     }
 }
 
@@ -582,5 +590,32 @@ mod tests {
         }
         table = change(wrong, &change(right + 1, &table));
         assert_eq!(holds(&table), (Some(right + 1), true), "seen by no call, and yet the last one that is right");
+    }
+
+    /// Settings of one kind of call do not take the place of those of another.
+    #[test]
+    fn each_kind_of_call_keeps_its_last_settings() {
+        let rule = Rule::new("item", 1000, MINUTE);
+        let change = |settings: &str, before: &Table| {
+            Text::parse(&format!("[rules.item]\n{settings}"), &[]).unwrap().complete(before).unwrap()
+        };
+        let holds = |table: &Table, is_one_of_several| {
+            let of = Use { is_one_of_several, ..Use::default() };
+            table.by_prefix["item"].all.fitting(&rule, of).0.map(|settings| settings.change(&rule).count())
+        };
+        let mut table = change("count = 7", &Table::default());
+        assert_eq!((holds(&table, false), holds(&table, true)), (Some(7), Some(7)));
+        for count in 8..40 {
+            // A leaky bucket is not one of several rules.
+            table = change(&format!("count = {count}\nalgorithm = \"LeakyBucket\"\nqueue = 5"), &table);
+            assert_eq!((holds(&table, false), holds(&table, true)), (Some(count), Some(7)));
+            assert!(table.by_prefix["item"].all.before.len() <= 2);
+        }
+        // And those that no call has tried yet are not forgotten.
+        table = change("count = 50", &table);
+        for _ in 0..3 {
+            table = change("count = 4503599627370496", &table);
+        }
+        assert_eq!((holds(&table, false), holds(&table, true)), (Some(50), Some(50)));
     }
 }

@@ -71,7 +71,7 @@ use tokio::sync::watch::{Receiver, Sender};
 
 pub(crate) use self::file::Table;
 use self::file::Text;
-use crate::{Key, OnStoreError, Rule, SetupError, observe::Throttle};
+use crate::{Algorithm, Key, OnStoreError, Rule, SetupError, observe::Throttle};
 
 /// What a file says of rules. A cheap handle: clones change together.
 ///
@@ -98,6 +98,21 @@ pub(crate) struct Use {
     /// Its charge is held, and settled when the call is over.
     pub(crate) is_settled: bool,
     pub(crate) is_one_of_several: bool,
+}
+
+impl Use {
+    /// A bit for each kind of call that settings may fit or not: its use, and how the code counts it.
+    fn bit_with(self, rule: &Rule) -> u32 {
+        let algorithm = match rule.counted_by() {
+            Algorithm::FixedWindow { .. } => 0,
+            Algorithm::SlidingLog => 1,
+            Algorithm::SlidingWindow { .. } => 2,
+            Algorithm::TokenBucket { .. } => 3,
+            Algorithm::LeakyBucket { .. } => 4,
+            Algorithm::Concurrent => 5,
+        };
+        1 << (4 * algorithm + 2 * u32::from(self.is_settled) + u32::from(self.is_one_of_several))
+    }
 }
 
 impl Rules {

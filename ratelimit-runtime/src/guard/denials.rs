@@ -4,6 +4,7 @@ use std::{collections::HashMap, hash::BuildHasherDefault, sync::atomic::Ordering
 
 use crate::{
     Decision, Rule,
+    failures::Epoch,
     key::{AlreadyHashed, Fingerprint},
     sync::{Apart, AtomicBool, BriefGuard, BriefMutex, lock_briefly},
 };
@@ -15,7 +16,7 @@ mod model_check;
 #[derive(Debug)]
 pub(super) struct Denials {
     shards: Box<[Apart<BriefMutex<Shard>>]>,
-    /// Whether there may be any.
+    /// Whether there has been any.
     any: AtomicBool,
 }
 
@@ -33,7 +34,14 @@ struct Shard {
     /// No denial ends before.
     soonest_us: u64,
     /// How often one was forgotten.
-    forgotten: u64,
+    forgotten: u32,
+}
+
+/// The server of a counter, and the epoch of its failures in which a denial holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Server {
+    pub(super) slot: u16,
+    pub(super) epoch: Epoch,
 }
 
 /// As small as can be: a look takes as long as the memory where it lies.
@@ -48,13 +56,19 @@ struct Kept {
     wait_ms: u32,
     count: u64,
     limit: u64,
+    server: Server,
 }
 
 impl Kept {
     /// Nothing of what says nothing of now, or of times that are more than 49 days away.
     ///
     /// The store has decided after `sent_us`, and rounded up to a millisecond: as long as less than that has passed, it would refuse too.
-    fn new(rule: &Rule, Denial { decision, wait_ms }: Denial, sent_us: u64, now_us: u64) -> Option<Self> {
+    fn new(
+        rule: &Rule,
+        Denial { decision, wait_ms }: Denial,
+        (sent_us, now_us): (u64, u64),
+        server: Server,
+    ) -> Option<Self> {
         let kept = Self {
             since_us: now_us,
             asked_for_us: now_us.saturating_sub(sent_us).try_into().ok()?,
@@ -63,6 +77,7 @@ impl Kept {
             wait_ms: wait_ms.try_into().ok()?,
             count: rule.count(),
             limit: rule.limit(),
+            server,
         };
         (kept.until_us() > now_us).then_some(kept)
     }
@@ -108,19 +123,19 @@ impl Denials {
         !self.any.load(Ordering::Acquire)
     }
 
-    /// What the store would say, if that is known.
-    pub(super) fn look(&self, name: Fingerprint, rule: &Rule, now_us: u64) -> Option<Denial> {
+    /// What the store would say, if that is known and its server has not failed since.
+    pub(super) fn look(&self, name: Fingerprint, rule: &Rule, now_us: u64) -> Option<(Denial, Server)> {
         if self.is_empty() {
             return None;
         }
         let shard = self.shard(name);
         let kept = shard.kept.get(&name)?;
         let is_same_rule = (kept.count, kept.limit) == (rule.count(), rule.limit());
-        if is_same_rule { kept.look(now_us) } else { None }
+        if is_same_rule { Some((kept.look(now_us)?, kept.server)) } else { None }
     }
 
     /// How often something was forgotten of a counter, or of others beside it.
-    pub(super) fn forgotten(&self, name: Fingerprint) -> u64 {
+    pub(super) fn forgotten(&self, name: Fingerprint) -> u32 {
         self.shard(name).forgotten
     }
 
@@ -130,17 +145,18 @@ impl Denials {
         name: Fingerprint,
         rule: &Rule,
         denial: Denial,
-        (sent_us, now_us): (u64, u64),
-        forgotten: u64,
+        times: (u64, u64),
+        (forgotten, server): (u32, Server),
+        is_current: impl Fn(Server) -> bool,
     ) {
-        let Some(kept) = Kept::new(rule, denial, sent_us, now_us) else { return };
+        let Some(kept) = Kept::new(rule, denial, times, server) else { return };
         let mut shard = self.shard(name);
-        if shard.forgotten != forgotten || !shard.has_room(name, now_us) {
+        if shard.forgotten != forgotten || !shard.has_room(name, times.1, is_current) {
             return;
         }
         let until_us = kept.until_us();
         shard.soonest_us = if shard.kept.is_empty() { until_us } else { shard.soonest_us.min(until_us) };
-        self.any.store(true, Ordering::Release); // first: who forgets all looks at it before
+        self.any.store(true, Ordering::Release);
         shard.kept.insert(name, kept);
     }
 
@@ -155,27 +171,20 @@ impl Denials {
     pub(super) fn forget(&self, name: Fingerprint) {
         let mut shard = self.shard(name);
         shard.kept.remove(&name);
-        shard.forgotten += 1;
+        shard.forgotten = shard.forgotten.wrapping_add(1);
     }
 
-    /// Forgets everything.
-    pub(super) fn forget_all(&self) {
-        if !self.any.swap(false, Ordering::AcqRel) {
-            return;
-        }
-        for shard in &self.shards {
-            let mut shard = lock_briefly(shard);
-            shard.kept.clear();
-            shard.forgotten += 1;
-        }
+    /// Has full shards looked through for denials of servers that have failed, when one needs room.
+    pub(super) fn look_through(&self) {
+        self.shards.iter().for_each(|shard| lock_briefly(shard).soonest_us = 0);
     }
 }
 
 impl Shard {
     /// Whether there is room for one, perhaps in place of those that hold no longer.
-    fn has_room(&mut self, name: Fingerprint, now_us: u64) -> bool {
+    fn has_room(&mut self, name: Fingerprint, now_us: u64, is_current: impl Fn(Server) -> bool) -> bool {
         if self.kept.len() >= CAPACITY && self.soonest_us <= now_us && !self.kept.contains_key(&name) {
-            self.kept.retain(|_, kept| kept.until_us() > now_us);
+            self.kept.retain(|_, kept| kept.until_us() > now_us && is_current(kept.server));
             self.soonest_us = self.kept.values().map(Kept::until_us).min().unwrap_or(u64::MAX);
         }
         self.kept.len() < CAPACITY || self.kept.contains_key(&name)
@@ -184,9 +193,10 @@ impl Shard {
 
 #[cfg(all(test, not(model_check)))]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::LazyLock, time::Duration};
 
     use super::*;
+    use crate::failures::Failures;
 
     const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
     const START: u64 = 1_000_000;
@@ -201,9 +211,15 @@ mod tests {
         Denial { decision, wait_ms: 7 }
     }
 
+    fn server() -> Server {
+        static SERVER: LazyLock<Server> =
+            LazyLock::new(|| Server { slot: 0, epoch: Failures::default().epoch().unwrap() });
+        *SERVER
+    }
+
     fn keep(denials: &Denials, number: u64, denial: Denial, times: (u64, u64)) {
         let name = name(number);
-        denials.keep(name, &RULE, denial, times, denials.forgotten(name));
+        denials.keep(name, &RULE, denial, times, (denials.forgotten(name), server()), |_| true);
     }
 
     fn is_known(denials: &Denials, number: u64, now_us: u64) -> bool {
@@ -215,7 +231,7 @@ mod tests {
         let denials = Denials::new();
         keep(&denials, 1, denial(10, 12), (START, START + 2_500));
         let left = |after_us| {
-            let known = denials.look(name(1), &RULE, START + after_us)?;
+            let (known, _) = denials.look(name(1), &RULE, START + after_us)?;
             Some((known.decision.retry_after_ms, known.decision.reset_after_ms, known.wait_ms))
         };
         assert_eq!(left(2_500), Some((10, 12, 7)));
@@ -256,7 +272,7 @@ mod tests {
         keep(&denials, 1, denial(10, 10), (START, START));
         assert!(denials.look(name(1), &RULE.with_count(2), START).is_none());
         let burst = |burst| RULE.algorithm(crate::Algorithm::TokenBucket { burst, refill: crate::Refill::Greedy });
-        denials.keep(name(2), &burst(5), denial(10, 10), (START, START), 0);
+        denials.keep(name(2), &burst(5), denial(10, 10), (START, START), (0, server()), |_| true);
         assert!(denials.look(name(2), &burst(5), START).is_some());
         assert!(denials.look(name(2), &burst(6), START).is_none());
         assert!(is_known(&denials, 1, START) && !is_known(&denials, 2, START));
@@ -282,17 +298,29 @@ mod tests {
         let denials = Denials::new();
         let asked = denials.forgotten(name(1));
         denials.forget(name(1));
-        denials.keep(name(1), &RULE, denial(10, 10), (START, START), asked);
+        denials.keep(name(1), &RULE, denial(10, 10), (START, START), (asked, server()), |_| true);
         assert!(!is_known(&denials, 1, START));
         keep(&denials, 1, denial(10, 10), (START, START));
         assert!(is_known(&denials, 1, START));
-        let asked = denials.forgotten(name(2));
-        denials.forget_all();
-        denials.keep(name(2), &RULE, denial(10, 10), (START, START), asked);
-        assert_eq!([1, 2].map(|number| is_known(&denials, number, START)), [false, false]);
-        denials.forget_all();
-        keep(&denials, 1, denial(10, 10), (START, START));
         denials.drop_one(name(1));
         assert!(!is_known(&denials, 1, START));
+    }
+
+    #[test]
+    fn a_full_shard_takes_the_place_of_what_was_known_before_a_failure() {
+        let denials = Denials::new();
+        let failed = Server { slot: 1, ..server() };
+        keep(&denials, 1, denial(50, 50), (START, START));
+        denials.keep(name(2), &RULE, denial(50, 50), (START, START), (0, failed), |_| true);
+        let keep_third = || {
+            let is_current = |server: Server| server.slot == 0;
+            denials.keep(name(3), &RULE, denial(50, 50), (START, START), (0, server()), is_current);
+        };
+        keep_third();
+        assert_eq!([1, 2, 3].map(|number| is_known(&denials, number, START)), [true, true, false]);
+        denials.look_through();
+        keep_third();
+        assert_eq!([1, 2, 3].map(|number| is_known(&denials, number, START)), [true, false, true]);
+        assert_eq!(denials.look(name(3), &RULE, START).map(|(_, server)| server), Some(server()));
     }
 }

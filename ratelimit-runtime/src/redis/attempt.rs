@@ -11,8 +11,9 @@ use tokio::time::{Instant, error::Elapsed, timeout};
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// Between two attempts that fail.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// Between two attempts that succeed though no call is answered, or that fail while other
-/// connections are open.
+/// The same where other connections are open: the server may not allow more.
+const LONGEST_PAUSE_FOR_MORE: Duration = Duration::from_secs(30);
+/// Between two attempts that succeed though no call is answered.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// Clients that lose their connections at one moment open others within this time, or within a
 /// quarter of the deadline.
@@ -97,7 +98,12 @@ impl Backoff {
             self.limit = longer(self.limit, LONGEST_LIMIT.max(self.deadline));
         }
         (self.has_opened, self.last) = (false, Some(Instant::now()));
-        self.pause = longer(self.pause, if others { LONGEST_REST } else { LONGEST_PAUSE });
+        self.pause = longer(self.pause, if others { LONGEST_PAUSE_FOR_MORE } else { LONGEST_PAUSE });
+    }
+
+    /// The other connections were lost.
+    pub(super) fn alone(&mut self) {
+        self.pause = self.pause.min(LONGEST_PAUSE);
     }
 }
 
@@ -130,11 +136,6 @@ impl TimeLimit {
 
     fn left(self) -> Duration {
         self.whole.saturating_sub(self.began.elapsed())
-    }
-
-    /// A limit for one of several steps that share the rest of the time.
-    pub(super) fn share(self, steps: usize) -> Self {
-        Self::new(self.left() / u32::try_from(steps).unwrap_or(u32::MAX).max(1))
     }
 
     /// Awaits a step for as long as there is time.
@@ -194,7 +195,10 @@ mod tests {
             backoff.failed(backoff.limit(), true);
             backoff.next(true, None)
         };
-        assert_eq!(pauses(&mut Backoff::new(TENTH), 8, fails_beside_others).await[4..], [320, 640, 1000, 1000]);
+        let mut backoff = Backoff::new(TENTH);
+        assert_eq!(pauses(&mut backoff, 13, fails_beside_others).await[10..], [20_480, 30_000, 30_000]);
+        backoff.alone();
+        assert!(backoff.next(true, Some(Loss::Ended)) <= LONGEST_PAUSE);
     }
 
     #[tokio::test(start_paused = true)]
@@ -276,10 +280,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn steps_share_what_is_left() {
+    async fn steps_share_a_limit() {
         let limit = TimeLimit::new(4 * SECOND);
         assert!(limit.within(advance(SECOND)).await.is_ok());
-        assert_eq!(limit.share(3).whole(), SECOND);
+        assert_eq!(limit.left(), 3 * SECOND);
         assert!(limit.within(advance(4 * SECOND)).await.is_ok(), "it was done when it was looked at");
         assert_eq!(limit.left(), Duration::ZERO);
     }

@@ -31,7 +31,7 @@ use super::{
     slots::{Heard, Layout, Range, SLOTS, heard, read_layout, slot_of},
     target::{Address, Target, addresses},
 };
-use crate::{limiter::NO_RUNTIME, store::StoreError};
+use crate::{failures::Epoch, limiter::NO_RUNTIME, store::StoreError};
 
 /// How long a node may take to say which node has which slots.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -349,7 +349,7 @@ impl Cluster {
             told = others_told;
             failed.extend(others_failed);
         }
-        if let Some(most) = told.into_iter().next() {
+        if let Some((most, _)) = told.into_iter().next() {
             return Ok(most);
         }
         let reasons: Vec<_> = failed.iter().map(StoreError::reason).collect();
@@ -379,6 +379,29 @@ impl Cluster {
             Slots::Untold(error) => Some(error.clone()),
             Slots::Told(table) => table.nodes.iter().find_map(|node| node.links.outage()),
         }
+    }
+
+    /// The node that has a slot, as far as that is known.
+    fn links<T>(&self, slot: u16, of: impl FnOnce(&Links) -> T) -> Option<T> {
+        match &*self.read_slots() {
+            Slots::Told(table) => table.by_slot[usize::from(slot)].as_ref().map(|node| of(&node.links)),
+            Slots::Unknown | Slots::Untold(_) => None,
+        }
+    }
+
+    /// Whether callers are not let through to the node that has a slot.
+    pub(super) fn is_away(&self, slot: u16) -> bool {
+        self.links(slot, |links| links.outage().is_some()).unwrap_or(true)
+    }
+
+    /// A decision on a counter of this slot failed. True if that begins a new epoch of its node.
+    pub(super) fn failed(&self, slot: u16) -> bool {
+        self.links(slot, Links::failed).unwrap_or_default()
+    }
+
+    /// The epoch of the node that has a slot; see [`Links::epoch`].
+    pub(super) fn epoch(&self, slot: u16) -> Option<Epoch> {
+        self.links(slot, Links::epoch).flatten()
     }
 
     fn read_slots(&self) -> RwLockReadGuard<'_, Slots> {

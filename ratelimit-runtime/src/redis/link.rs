@@ -39,6 +39,7 @@ use super::{
 };
 use crate::{
     background,
+    failures::{Epoch, Failures},
     guard::Asked,
     key::Fingerprint,
     observe,
@@ -91,6 +92,7 @@ struct Node {
     access: Access,
     /// On how many runtimes it is away: all that is looked at while it is on none.
     away: AtomicUsize,
+    failures: Failures,
 }
 
 /// The connections of one runtime.
@@ -315,6 +317,7 @@ impl Links {
                 inspected: AtomicBool::new(false),
                 access: Access::default(),
                 away: AtomicUsize::new(0),
+                failures: Failures::default(),
             }),
             by_runtime: Arc::default(),
             first: OnceLock::new(),
@@ -410,6 +413,16 @@ impl Links {
             Some((_, link)) => link.outage(),
             None => links.iter().map(|(_, link)| link.outage()).collect::<Option<Vec<_>>>()?.pop(),
         }
+    }
+
+    /// A decision of the node failed. True if that begins a new epoch.
+    pub(super) fn failed(&self) -> bool {
+        self.node.failures.failed()
+    }
+
+    /// The epoch of the node's failures. `None` during an outage, and within a second of a failure.
+    pub(super) fn epoch(&self) -> Option<Epoch> {
+        if self.outage().is_some() { None } else { self.node.failures.epoch() }
     }
 
     fn link(&self) -> Result<Arc<Link>, StoreError> {
@@ -644,7 +657,10 @@ impl Link {
             let was_away = state.is_away();
             let is_changed = change(state);
             match (was_away, state.is_away()) {
-                (false, true) => drop(self.node.away.fetch_add(1, Ordering::AcqRel)),
+                (false, true) => {
+                    self.node.away.fetch_add(1, Ordering::AcqRel);
+                    self.node.failures.failed();
+                }
                 (true, false) => drop(self.node.away.fetch_sub(1, Ordering::AcqRel)),
                 _ => {}
             }
@@ -685,7 +701,14 @@ impl Link {
                 let kind = if state.is_away() { Loss::Silent } else { Loss::Ended };
                 (state.open() < had).then_some(kind)
             };
-            sleep(backoff.next(self.served.swap(false, Ordering::Relaxed), loss)).await;
+            let pause = backoff.next(self.served.swap(false, Ordering::Relaxed), loss);
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = self.all_lost() => {
+                    backoff.alone();
+                    continue;
+                }
+            }
             let attempt = async {
                 self.wait_for_the_silent().await;
                 let limit = backoff.limit();
@@ -792,6 +815,14 @@ impl Link {
             self.heard.store(self.now(), Ordering::Relaxed);
             sleep(with_jitter(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Returns when the open connections are gone. Never where there are none.
+    async fn all_lost(&self) {
+        let mut state = self.state.subscribe();
+        if state.borrow_and_update().open() == 0 || state.wait_for(|state| state.open() == 0).await.is_err() {
+            std::future::pending::<()>().await;
         }
     }
 

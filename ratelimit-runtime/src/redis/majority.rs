@@ -10,11 +10,11 @@ use crate::store::StoreError;
 /// Once one has said something, how long the others are waited for.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Asks all at once. Returns what was said, what most said first, and the failures. Once more than half of those asked agree,
-/// nobody is waited for any longer.
+/// Asks all at once. Returns what was said and by how many, what most said first, and the failures. Once more than half of
+/// those asked agree, nobody is waited for any longer.
 pub(super) async fn majority<T: PartialEq, E>(
     asked: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
-) -> (Vec<T>, Vec<E>) {
+) -> (Vec<(T, usize)>, Vec<E>) {
     let mut answers: FuturesUnordered<_> = asked.collect();
     let count = answers.len();
     let mut said: Vec<(T, usize)> = Vec::new();
@@ -42,7 +42,7 @@ pub(super) async fn majority<T: PartialEq, E>(
         }
     }
     said.sort_by_key(|(_, votes)| usize::MAX - votes);
-    (said.into_iter().map(|(said, _)| said).collect(), failed)
+    (said, failed)
 }
 
 /// Whether most of those who failed are set up wrongly. One that is does not make an outage of the others a mistake.
@@ -80,19 +80,19 @@ mod tests {
     #[tokio::test]
     async fn what_most_say_comes_first() {
         let (said, failed) = majority([Ok(1), Err(9), Ok(2), Ok(2), Err(8)].map(says).into_iter()).await;
-        assert_eq!(said, [2, 1]);
+        assert_eq!(said, [(2, 2), (1, 1)]);
         assert_eq!(failed, [9, 8]);
     }
 
     #[tokio::test]
     async fn one_that_hangs_holds_up_nobody_who_agrees() {
         let asked = [Either::Left(pending()), Either::Right(says(Ok(1))), Either::Right(says(Ok(1)))];
-        assert_eq!(majority(asked.into_iter()).await.0, [1]);
+        assert_eq!(majority(asked.into_iter()).await.0, [(1, 2)]);
     }
 
     #[tokio::test]
     async fn one_that_hangs_is_not_waited_for_without_end() {
         let asked = [Either::Left(pending()), Either::Right(says(Err(9))), Either::Right(says(Ok(1)))];
-        assert_eq!(majority(asked.into_iter()).await.0, [1]);
+        assert_eq!(majority(asked.into_iter()).await.0, [(1, 1)]);
     }
 }

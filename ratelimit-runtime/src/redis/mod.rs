@@ -40,6 +40,7 @@ pub(crate) use self::{
 use crate::{
     CounterName,
     algorithm::{self, Look, Taken},
+    failures::Epoch,
     guard::Asked,
     key::Fingerprint,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
@@ -115,6 +116,38 @@ impl Redis {
     /// Waits until the servers have answered once on this runtime.
     pub(crate) async fn connected(&self) -> Result<(), StoreError> {
         self.nodes.connected().await
+    }
+
+    /// The slot of a counter, by which its server is found. Always 0 on a single server.
+    pub(crate) fn slot(&self, counter: &CounterName) -> u16 {
+        match &self.nodes {
+            Nodes::One(_) => 0,
+            Nodes::Cluster(_) => slots::slot_of(counter.as_bytes()),
+        }
+    }
+
+    /// Whether callers are not let through to the server of a slot.
+    pub(crate) fn is_away(&self, slot: u16) -> bool {
+        match &self.nodes {
+            Nodes::One(links) => links.outage().is_some(),
+            Nodes::Cluster(cluster) => cluster.is_away(slot),
+        }
+    }
+
+    /// The server of a slot could not decide. True if that begins a new epoch.
+    pub(crate) fn failed(&self, slot: u16) -> bool {
+        match &self.nodes {
+            Nodes::One(links) => links.failed(),
+            Nodes::Cluster(cluster) => cluster.failed(slot),
+        }
+    }
+
+    /// The epoch of the server of a slot. `None` during an outage, and within a second of a failure.
+    pub(crate) fn epoch(&self, slot: u16) -> Option<Epoch> {
+        match &self.nodes {
+            Nodes::One(links) => links.epoch(),
+            Nodes::Cluster(cluster) => cluster.epoch(slot),
+        }
     }
 
     async fn decide_all(&self, batch: &mut [Request]) {
@@ -404,7 +437,7 @@ fn explain(error: &RedisError) -> StoreError {
         let _ = write!(reason, "; {advice}");
     }
     let misconfigured = match error.kind() {
-        _ if is_full => false,
+        _ if is_full || is_lost(code, detail) => false,
         // Servers before 7.0 wrap what a command of a script said.
         _ if ["-OOM", "-READONLY", "-MISCONF", "-NOREPLICAS"].iter().any(|code| detail.contains(code)) => false,
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => false,
@@ -427,6 +460,27 @@ fn explain(error: &RedisError) -> StoreError {
         _ if misconfigured => StoreError::misconfigured(reason),
         _ => StoreError::unavailable(reason),
     }
+}
+
+/// Whether a server says that another one is lost, as proxies do, or that the script was ended by somebody else.
+fn is_lost(code: &str, detail: &str) -> bool {
+    /// Envoy has no codes.
+    const ENVOY: [(&str, &str); 3] = [("no", "upstream host"), ("upstream", "failure"), ("upstream", "protocol error")];
+    /// Twemproxy says what its operating system does, with glibc or musl; others are of redis-cluster-proxy.
+    const LOST: [&str; 9] = [
+        "Connection refused",
+        "Connection timed out",
+        "Operation timed out",
+        "Connection reset by peer",
+        "Broken pipe",
+        "No route to host",
+        "Host is unreachable",
+        "Network is unreachable",
+        "Cluster node disconnected",
+    ];
+    ENVOY.contains(&(code, detail))
+        || code == "ERR" && LOST.iter().any(|words| detail.starts_with(words))
+        || detail.contains("Script killed by user")
 }
 
 #[cfg(test)]

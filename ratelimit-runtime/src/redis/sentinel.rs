@@ -1,9 +1,15 @@
 //! The primary that sentinels name.
 //!
-//! All of them are asked at once. The server that most of them name is taken, if it says itself that it is a primary: a sentinel
-//! that is cut off, or has not heard of a failover yet, names the old one.
+//! All of them are asked at once. The server that a majority names is taken, if it says itself that it is a primary: a sentinel
+//! that is cut off, or has not heard of a failover yet, names the old one. Without a majority the current primary stays, if a
+//! sentinel names it.
 
-use std::{fmt, future::Future, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, Value, aio::MultiplexedConnection};
@@ -31,11 +37,13 @@ pub(crate) struct Sentinels {
     service: String,
     /// A server of the service, but for its address.
     server: Client,
+    /// The primary that was taken last.
+    current: Mutex<Option<Address>>,
 }
 
 impl Sentinels {
     pub(super) fn new(all: Vec<Client>, service: String, server: Client) -> Self {
-        Self { all, service, server }
+        Self { all, service, server, current: Mutex::default() }
     }
 
     /// The primary as it is reached now, and the connection over which it said that it is the
@@ -57,21 +65,30 @@ impl Sentinels {
         });
         let (named, failed) = majority(answers).await;
         let mut reasons: Vec<String> = Vec::new();
-        // Of several that are named, one may be long gone, and something else be in its place.
-        let mut misconfigured = !named.is_empty() || mostly_misconfigured(failed.iter().map(|(_, error)| error));
+        let chosen = self.chosen(&named);
+        if chosen.is_none()
+            && let Some((address, votes)) = named.first()
+        {
+            let count = self.all.len();
+            reasons
+                .push(format!("{votes} of {count} sentinels {} {address}", if *votes == 1 { "names" } else { "name" }));
+        }
+        // An address may be long gone, and something else be in its place.
+        let mut misconfigured =
+            chosen.is_some() || named.is_empty() && mostly_misconfigured(failed.iter().map(|(_, error)| error));
         let mut credentials = failed.iter().any(|(_, error)| error.is_about_credentials());
-        let count = named.len();
-        for (at, address) in named.into_iter().enumerate() {
+        if let Some(address) = chosen {
             let client = address.client(&self.server)?;
-            // One that hangs must not hold up the next.
-            let limit = limit.share(count - at);
             let asked = async {
                 let (mut connection, with) = connect(client.clone(), limit).await?;
                 let role = role(&mut connection).await?;
                 Ok((role, connection, with))
             };
             match limit.within(asked).await.unwrap_or_else(|_| Err(late(limit))) {
-                Ok((role, connection, with)) if role == "master" => return Ok((client, connection, with)),
+                Ok((role, connection, with)) if role == "master" => {
+                    *self.lock_current() = Some(address);
+                    return Ok((client, connection, with));
+                }
                 Ok((role, ..)) => {
                     misconfigured = false;
                     reasons.push(format!("{address} is named, and says it is a {role}"));
@@ -92,6 +109,18 @@ impl Sentinels {
         } else {
             StoreError::misconfigured(reason)
         })
+    }
+
+    /// The server to take, of those named and by how many sentinels.
+    fn chosen(&self, named: &[(Address, usize)]) -> Option<Address> {
+        let current = self.lock_current();
+        let is_current = |address: &Address| current.as_ref() == Some(address);
+        let mut chosen = named.iter().filter(|(address, votes)| 2 * votes > self.all.len() || is_current(address));
+        chosen.next().map(|(address, _)| address.clone())
+    }
+
+    fn lock_current(&self) -> MutexGuard<'_, Option<Address>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns once the primary is another one than this.

@@ -71,6 +71,10 @@ impl Topology {
         match scheme.split_once('+') {
             Some((scheme, "cluster")) => cluster(&Hosts::of(scheme, rest)?, certificates),
             Some((scheme, "sentinel")) => sentinel(&Hosts::of(scheme, rest)?, certificates, sentinels),
+            _ if names_several(rest) => Err(SetupError::new(
+                "this URL names several hosts: write redis+cluster://host,host for nodes of a cluster, or \
+                 redis+sentinel://host,host/service for sentinels",
+            )),
             _ => client(url, certificates).map(|client| Self::One(Target::Server(client))),
         }
     }
@@ -106,6 +110,12 @@ impl Target {
             Self::Primary(sentinels) => sentinels.moved(from, limit).await,
         }
     }
+}
+
+/// A comma among the hosts of a URL, behind its scheme.
+fn names_several(rest: &str) -> bool {
+    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    authority.rsplit('@').next().is_some_and(|hosts| hosts.contains(','))
 }
 
 /// A URL of several hosts, which differ in nothing but their address.
@@ -194,6 +204,9 @@ fn invalid(error: redis::RedisError) -> SetupError {
 
 fn client(url: &str, certificates: &Certificates) -> Result<Client, SetupError> {
     let info: ConnectionInfo = url.into_connection_info().map_err(invalid)?;
+    if let database @ ..0 = info.redis_settings().db() {
+        return Err(SetupError::new(format!("there is no database {database}: they are numbered from 0")));
+    }
     let info = info.clone().set_tcp_settings(tcp_settings());
     // RESP3 tells at once when a connection is gone, even an idle one.
     let chosen = redis::parse_redis_url(url).is_some_and(|url| url.query_pairs().any(|(name, _)| name == "protocol"));

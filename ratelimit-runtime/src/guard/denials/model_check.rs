@@ -2,15 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use shuttle::{sync::Mutex, thread};
+use shuttle::{
+    sync::{Mutex, atomic::AtomicUsize},
+    thread,
+};
 
 use super::*;
-use crate::sync::every_order;
+use crate::{failures::Failures, sync::every_order};
 
 const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
 const NAME: Fingerprint = Fingerprint(0, 1);
-/// In another shard.
-const OTHER: Fingerprint = Fingerprint(1, 1);
 const DENIAL: Denial = Denial {
     decision: Decision { limit: 1, remaining: 0, reset_after_ms: 60_000, retry_after_ms: 60_000 },
     wait_ms: 0,
@@ -21,22 +22,31 @@ struct Scene {
     /// Whether it is charged.
     charged: Mutex<bool>,
     denials: Denials,
+    /// Before and after a failure of the store, and which of them it is.
+    epochs: [Epoch; 2],
+    epoch: AtomicUsize,
 }
 
 impl Scene {
     fn new(charged: bool) -> Arc<Self> {
-        Arc::new(Self { charged: Mutex::new(charged), denials: Denials::new() })
+        let epochs = [(); 2].map(|()| Failures::default().epoch().unwrap());
+        Arc::new(Self { charged: Mutex::new(charged), denials: Denials::new(), epochs, epoch: AtomicUsize::new(0) })
+    }
+
+    fn server(&self) -> Server {
+        Server { slot: 0, epoch: self.epochs[self.epoch.load(Ordering::Acquire)] }
     }
 
     /// Whether a call is let through, as the guard goes about it.
     fn acquire(&self) -> bool {
-        if self.denials.look(NAME, &RULE, 0).is_some() {
+        if self.denials.look(NAME, &RULE, 0).is_some_and(|(_, server)| server == self.server()) {
             return false;
         }
+        let server = self.server();
         let forgotten = self.denials.forgotten(NAME);
         let was_charged = std::mem::replace(&mut *self.charged.lock().unwrap(), true);
         if was_charged {
-            self.denials.keep(NAME, &RULE, DENIAL, (0, 0), forgotten);
+            self.denials.keep(NAME, &RULE, DENIAL, (0, 0), (forgotten, server), |_| true);
         }
         !was_charged
     }
@@ -48,7 +58,7 @@ impl Scene {
 
     fn lose_everything(&self) {
         *self.charged.lock().unwrap() = false;
-        self.denials.forget_all();
+        self.epoch.store(1, Ordering::Release);
     }
 }
 
@@ -70,7 +80,6 @@ fn no_denial_survives_a_give_back_that_is_over() {
 fn no_denial_survives_an_outage() {
     every_order(|| {
         let scene = Scene::new(true);
-        scene.denials.keep(OTHER, &RULE, DENIAL, (0, 0), 0); // or there is nothing to be forgotten
         let asking = {
             let scene = Arc::clone(&scene);
             thread::spawn(move || scene.acquire())

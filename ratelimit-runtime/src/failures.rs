@@ -1,0 +1,95 @@
+//! The failures of a server, as far as they concern what is known of its counters.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// How long after a failure a server is asked for everything.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// The time between two failures of a server. No two servers share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Epoch(u32);
+
+impl Epoch {
+    fn next() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The failures of one server. It may come back without its counters, so nothing that was known of
+/// them in an earlier epoch counts.
+#[derive(Debug)]
+pub(crate) struct Failures {
+    epoch: AtomicU32,
+    /// False if `last` is long ago: then nothing else is looked at.
+    is_recent: AtomicBool,
+    last: Mutex<Option<Instant>>,
+}
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self { epoch: AtomicU32::new(Epoch::next().0), is_recent: AtomicBool::new(false), last: Mutex::new(None) }
+    }
+}
+
+impl Failures {
+    /// The server could not decide. True if that begins a new epoch: within a second of another failure it does not.
+    pub(crate) fn failed(&self) -> bool {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let begins = last.replace(Instant::now()).is_none_or(|last| last.elapsed() >= QUIET);
+        if begins {
+            self.epoch.store(Epoch::next().0, Ordering::Release);
+        }
+        self.is_recent.store(true, Ordering::Release);
+        begins
+    }
+
+    /// The current epoch. `None` within a second of a failure.
+    #[inline]
+    pub(crate) fn epoch(&self) -> Option<Epoch> {
+        if self.is_recent.load(Ordering::Acquire) && self.is_recent_still() {
+            return None;
+        }
+        Some(Epoch(self.epoch.load(Ordering::Acquire)))
+    }
+
+    #[cold]
+    fn is_recent_still(&self) -> bool {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_recent = last.is_some_and(|last| last.elapsed() < QUIET);
+        self.is_recent.store(is_recent, Ordering::Release);
+        is_recent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_in_a_row_end_one_epoch() {
+        let (failures, other) = (Failures::default(), Failures::default());
+        let first = failures.epoch();
+        assert!(first.is_some() && first != other.epoch());
+        assert!(failures.failed());
+        advance(QUIET / 2).await;
+        assert!(!failures.failed());
+        advance(QUIET / 2).await;
+        assert_eq!(failures.epoch(), None);
+        advance(QUIET / 2).await;
+        let second = failures.epoch();
+        assert!(second.is_some() && second != first);
+        assert!(failures.failed());
+        assert_eq!(failures.epoch(), None);
+    }
+}
