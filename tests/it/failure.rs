@@ -605,6 +605,8 @@ mod connections {
             true
         })
         .await;
+        eventually("it is replaced", async || proxy.accepted() > before).await;
+        recovers(&limiter).await;
         assert_eq!(proxy.accepted(), before + 1);
     }
 }
