@@ -1,7 +1,7 @@
 //! The default limiter and the background thread belong to a whole process: tests in one of its own.
 
 use std::{
-    fs,
+    env, fs,
     future::Future,
     pin::pin,
     sync::{Mutex, MutexGuard, PoisonError, mpsc},
@@ -11,7 +11,9 @@ use std::{
 };
 
 use ratelimit_runtime::{
-    Algorithm, Cause, CounterName, Limiter, OnStoreError, RequestPerMinute, Rule, Store, limit_request_per_time,
+    Algorithm, Cause, CounterName, Limiter, OnStoreError, RequestPerMinute, Rule, Store,
+    config::Rules,
+    limit_request_per_time,
     store::{Batch, Charge, Charges, Reply, StoreError},
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -146,4 +148,25 @@ fn what_needs_a_background_thread_is_refused_where_none_can_be_started() {
     assert!(refused.to_string().contains("cannot start the thread for background work: "), "{refused}");
     // Permits are not taken ahead then, but one by one.
     assert_eq!(answers.1, Ok(()));
+}
+
+/// A path that is relative is that of the directory at the start: a daemon may change to another one.
+#[test]
+fn a_file_of_rules_is_watched_after_a_change_of_directory() {
+    let _alone = alone();
+    let (before, folder) = (env::current_dir().unwrap(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("rules.toml");
+    fs::write(&path, "[rules.item]\ncount = 1\n").unwrap();
+    env::set_current_dir(folder.path()).unwrap();
+    let rules = Rules::watch("rules.toml").unwrap();
+    env::set_current_dir(before).unwrap();
+    let limiter = now(Limiter::builder("memory://").rules(rules).build()).unwrap();
+    let limit = || now(limiter.peek(&Rule::new("item", 7, Duration::from_secs(1)), 1)).unwrap().limit();
+    assert_eq!(limit(), 1);
+    fs::write(&path, "[rules.item]\ncount = 3\n").unwrap();
+    let is_read = (0..200).any(|_| {
+        thread::sleep(Duration::from_millis(100));
+        limit() == 3
+    });
+    assert!(is_read, "the change was not seen: the limit is {}", limit());
 }

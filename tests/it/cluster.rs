@@ -428,6 +428,38 @@ async fn a_slot_that_moves_is_followed() {
     assert_eq!(all, 400);
 }
 
+/// While a slot moves, a key that a script has deleted can't be written again by it. So none is: not by a refund of the first charge of a
+/// log, by a settlement of its only hold, by the first charge of one that has lost its end.
+#[tokio::test]
+async fn no_charge_is_lost_while_its_slot_moves() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let limiter = limiter_on(&cluster).await;
+    let (log, key) = (hourly(10, LOG), fresh_key());
+    let held = Rule::new("held", 10, log.period()).algorithm(LOG);
+    let short = Rule::new("short", 10, Duration::from_millis(200)).algorithm(LOG);
+    let slot = cluster.slot_of(name(&log, key));
+    let from = cluster.primary_of_slot(slot);
+
+    let first = limiter.acquire_n(&log, key, 3).await.unwrap();
+    limiter.acquire_n(&log, key, 2).await.unwrap();
+    let reserved = limiter.reserve(&held, key, 5).await.unwrap();
+    limiter.acquire(&short, key).await.unwrap();
+    // A log without an end is written anew.
+    ask::<()>(&cluster.nodes()[from], &format!("PERSIST {}", name(&short, key)));
+    cluster.begin_move(slot, from, (from + 1) % 3);
+    assert_eq!(first.give_back().await.unwrap(), 3);
+    reserved.settle(4).await.unwrap();
+    tokio::time::sleep(2 * short.period()).await;
+    limiter.acquire(&short, key).await.unwrap();
+    for (rule, remaining) in [(&log, 8), (&held, 6)] {
+        assert_eq!(limiter.peek(rule, key).await.unwrap().remaining(), remaining);
+    }
+    cluster.finish_move(slot, from, (from + 1) % 3);
+    for (rule, remaining) in [(&log, 8), (&held, 6)] {
+        assert_eq!(limiter.peek(rule, key).await.unwrap().remaining(), remaining);
+    }
+}
+
 /// Under a deadline as most have one, a lost node is met by its replica, and nothing else suffers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_failover_is_followed() {

@@ -71,20 +71,22 @@ fits = true
 if partial == 1 then
   cost = math.min(cost, remaining)
 end
-if #sizes > 0 and call('ZCARD', key) > members then
-  for _, from in ipairs(sizes) do
-    local ended = call('ZRANGE', key, digits(from), digits(from + ms), 'BYSCORE', 'LIMIT', '0', '100')
-    if #ended > 0 then
-      call('ZREM', key, unpack(ended))
-    end
-  end
-end
+local has_ended = #sizes > 0 and call('ZCARD', key) > members
 local rest, size = cost, 0
 while rest > 0 do
   if rest % 2 == 1 then
     call('ZADD', key, digits(size * era + ends), struct.pack('<dB', id, size))
   end
   rest, size = (rest - rest % 2) / 2, size + 1
+end
+if has_ended then
+  -- Not before: a key that is gone can't be written again while its slot moves to another node.
+  for _, from in ipairs(sizes) do
+    local ended = call('ZRANGE', key, digits(from), digits(from + ms), 'BYSCORE', 'LIMIT', '0', '100')
+    if #ended > 0 then
+      call('ZREM', key, unpack(ended))
+    end
+  end
 end
 latest = math.max(latest, ends)
 call('PEXPIREAT', key, digits(latest + 1))

@@ -174,13 +174,13 @@ if first then
         stored = holds
       end
       call('LSET', key, '0', pack('<ddddddd', held, charged_until, 0, first_end, last_end, last_lease, settled_until))
-    else
-      call('DEL', key)
     end
+    local before = skip > 0 and 0 or call('LLEN', key)
     call('RPUSH', key, pack('<d', latest * wrap + 1))
     if total > 1 then
       call('RPUSH', key, pack('<d', latest * wrap + total % wrap))
     end
+    call('LTRIM', key, before, '-1')
     call('PEXPIRE', key, longest)
   end
   if (now - (first - first % wrap) / wrap + eighth) % cycle - eighth >= period then
@@ -283,12 +283,13 @@ elseif partial == 1 then
   cost = math.min(cost, remaining)
 end
 local keeps = id and not settles or held > 0 or settled_until > (ms or 0)
-if skip == 0 then
-  if used == 0 then
-    if base > 0 then
-      call('DEL', key)
-    end
-  elseif base == 1 then
+-- All that is there goes, but not before something else is there: a key that is gone can't be written again while its slot moves to
+-- another node.
+local stale = used == 0 and (skip == 0 or not keeps) and offset + base or 0
+if stale > 0 then
+  skip, expired = 0, 0
+elseif skip == 0 then
+  if base == 1 then
     call('LPOP', key)
   elseif base > 1 then
     call('LTRIM', key, base, '-1')
@@ -337,7 +338,9 @@ if ms then
   held_until = held > 0 and last_end + beyond - ms or 0
   longest, left = math.max(longest, held_until + 1), 0
   local numbers = pack('<ddddddd', held, charged_until, expired, first_end, last_end, last_lease, settled_until)
-  if keeps and skip == 0 then
+  if keeps and stale > 0 then
+    call('RPUSH', key, numbers, holds, settled or '')
+  elseif keeps and skip == 0 then
     call('LPUSH', key, settled or '', holds, numbers)
   elseif keeps then
     if holds ~= stored then
@@ -351,6 +354,9 @@ if ms then
 end
 if left then
   call('PEXPIRE', key, longest)
+end
+if stale > 0 then
+  call('LTRIM', key, stale, '-1')
 end
 if not settles and (ms or age + ahead < 0) then
   local reset = age < cycle and math.ceil((period - age) * tick / 1000) or 0

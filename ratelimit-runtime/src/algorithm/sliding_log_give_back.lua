@@ -49,11 +49,9 @@ if behind < length then
   end
 end
 local back = math.min(cost, held)
-local left, later = call('PTTL', key), call('LRANGE', key, behind, '-1')
+local later = call('LRANGE', key, behind, '-1')
 if low > 0 then
   call('LTRIM', key, '0', low - 1)
-else
-  call('DEL', key)
 end
 local numbers = {}
 if back < held then
@@ -75,7 +73,8 @@ for from = 1, #numbers, 500 do
   end
   call('RPUSH', key, unpack(numbers, from, to))
 end
-if low == 0 and left > 0 then
-  call('PEXPIRE', key, left)
+if low == 0 then
+  -- Not before: a key that is gone can't be written again while its slot moves to another node.
+  call('LTRIM', key, length, '-1')
 end
 return back

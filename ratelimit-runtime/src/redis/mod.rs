@@ -438,6 +438,8 @@ fn explain(error: &RedisError) -> StoreError {
     }
     let misconfigured = match error.kind() {
         _ if is_full || is_lost(code, detail) => false,
+        // A key was deleted and written by one script, while its slot was moving.
+        _ if detail.contains("non local key") => false,
         // Servers before 7.0 wrap what a command of a script said.
         _ if ["-OOM", "-READONLY", "-MISCONF", "-NOREPLICAS"].iter().any(|code| detail.contains(code)) => false,
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => false,
