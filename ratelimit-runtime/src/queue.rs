@@ -7,7 +7,8 @@
 //!
 //! A caller of several counters waits for all of them at once. While another of its counters has no room, it holds up
 //! nobody: it is *parked*, and nobody looks at it. Within one period before it has room there, its cost is *reserved*:
-//! those behind it get the rest. So it is not overtaken for ever, and the counter stands idle for one period at most.
+//! those behind it get the rest. So it is not overtaken for ever, and the counter stands idle for one period at most, or for
+//! as long as a cost above its count takes to have room.
 //!
 //! The store decides whatever this says: room that is not there costs a refused question, no more.
 
@@ -32,6 +33,8 @@ use crate::{
 mod model_check;
 #[cfg(all(test, not(model_check)))]
 mod simulation;
+#[cfg(all(test, not(model_check)))]
+mod starvation;
 
 /// Time until a probe looks for what others may have left before their time.
 const PROBE_HELD: Duration = Duration::from_millis(50);
@@ -244,7 +247,7 @@ impl WaitQueues {
     /// The number of changes of these counters, to be given to [`WaitQueues::join`] with the answer to a question that is
     /// sent now.
     pub(crate) fn changes(&self, charges: &[Charge]) -> u64 {
-        counted(charges).map(|charge| self.changes_of(charge.counter.fingerprint()).load(Ordering::Acquire)).sum()
+        counted(charges).map(|charge| self.changes_of(charge.counter.fingerprint()).load(Ordering::SeqCst)).sum()
     }
 
     fn changes_of(&self, id: Fingerprint) -> &AtomicU64 {
@@ -300,6 +303,8 @@ impl WaitQueues {
         }
         state.callers.insert(ticket, Caller { counters, turn: Arc::clone(&turn), is_asking, wake_at: None });
         state.enqueue(ticket);
+        // Before the changes are read: who counts one later sees that somebody waits.
+        self.waiting.store(state.callers.len(), Ordering::SeqCst);
         if let Some((answer, changes)) = answer {
             let has_changed = changes != self.changes(charges);
             state.learn(answer, |_| has_changed, now, self.is_shared);
@@ -311,6 +316,7 @@ impl WaitQueues {
         if is_full || state.is_closed || estimate.as_ref().is_some_and(is_too_late) {
             state.remove(ticket);
             state.advance(ids, now, self, &mut wakes);
+            self.waiting.store(state.callers.len(), Ordering::Release);
             drop(state);
             wake(wakes);
             return Err(estimate.map(|(refusal, at, _)| (refusal, at)));
@@ -329,8 +335,8 @@ impl WaitQueues {
 
     /// The same for a counter without a name.
     pub(crate) fn changed_id(&self, id: Fingerprint) {
-        self.changes_of(id).fetch_add(1, Ordering::AcqRel);
-        if self.waiting.load(Ordering::Acquire) == 0 {
+        self.changes_of(id).fetch_add(1, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) == 0 {
             return;
         }
         self.update(|state, now, wakes| {
@@ -606,17 +612,23 @@ impl State {
     ) {
         let Some(queue) = self.queues.get(&id) else { return };
         let (mut room, mut may_probe) = (queue.room(now, self.round_trip), queue.may_probe(now));
-        let (limit, period) = (queue.rule.limit(), queue.rule.period());
+        let limit = queue.rule.limit();
+        let known = room;
         let (mut reserved, mut reserved_until, mut from) = (0_u64, None, 0);
         loop {
             let Some(queue) = self.queues.get(&id) else { return };
             let Some((&ticket, &cost)) = queue.waiting.range(from..).next() else { return };
             from = ticket + 1;
+            let period = queue.time_for(cost);
             let (ready_at, probe_at) = (queue.ready_at, queue.next_probe(now));
-            let may_probe_beside = may_probe && (reserved == 0 || reserved.saturating_add(cost) <= limit);
+            let may_probe_beside = may_probe && (reserved == 0 || known == 0 && reserved.saturating_add(cost) <= limit);
             let is_blocked = cost > room && !may_probe_beside;
-            let elsewhere =
-                if is_blocked && room == 0 { Elsewhere::Ready } else { self.elsewhere(ticket, id, now, period) };
+            let has_room_later = |other| self.queues.get(&other).is_some_and(|other| other.ready_at > ready_at);
+            let elsewhere = match self.elsewhere(ticket, id, now, period) {
+                Elsewhere::Late(other) if has_room_later(other) => Elsewhere::Late(other),
+                _ if is_blocked && room == 0 => Elsewhere::Ready,
+                elsewhere => elsewhere,
+            };
             match elsewhere {
                 Elsewhere::Ready => {}
                 Elsewhere::Late(other) => {
@@ -630,6 +642,8 @@ impl State {
                     continue;
                 }
                 Elsewhere::Soon(at, _) => {
+                    // Where it waits for an answer rather than for a time, that has to find it.
+                    self.unpark(ticket);
                     self.wake_at(ticket, at, now, wakes);
                     if let Some(until) = self.reserve(ticket, id, now, period) {
                         room = room.saturating_sub(cost);
@@ -647,9 +661,10 @@ impl State {
                 return;
             }
             if !self.may_ask_elsewhere(ticket, id, now) {
-                self.unpark(ticket);
+                let returned = self.unpark(ticket);
                 let ids = self.callers[&ticket].ids();
                 others.extend(ids.into_iter().filter(|other| !others.contains(other)).collect::<Vec<_>>());
+                others.extend(returned); // once more, if they have been looked at without it
                 continue;
             }
             self.let_ask(ticket, shared, wakes);
@@ -697,13 +712,16 @@ impl State {
     }
 
     /// Has a caller stand in all of its queues again.
-    fn unpark(&mut self, ticket: u64) {
-        let Some(caller) = self.callers.get_mut(&ticket) else { return };
-        for counter in &mut caller.counters {
+    fn unpark(&mut self, ticket: u64) -> SmallVec<[Fingerprint; 1]> {
+        let mut returned = SmallVec::new();
+        let Some(caller) = self.callers.get_mut(&ticket) else { return returned };
+        for counter in caller.counters.iter_mut().filter(|counter| counter.is_parked) {
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 counter.return_to(queue, ticket, &self.busy);
+                returned.push(counter.id);
             }
         }
+        returned
     }
 
     /// Has a caller who gets room at `ready_at` stand in those queues again where its cost is to be reserved now. Returns
@@ -719,7 +737,7 @@ impl State {
         let caller = self.callers.get_mut(&ticket)?;
         for counter in caller.counters.iter_mut().filter(|counter| counter.is_parked) {
             let Some(queue) = self.queues.get_mut(&counter.id) else { continue };
-            let at = ready_at.saturating_sub(queue.rule.period());
+            let at = ready_at.saturating_sub(queue.time_for(counter.cost));
             if at > now {
                 next = Some(next.map_or(at, |next: Duration| next.min(at)));
                 continue;
@@ -750,7 +768,7 @@ impl State {
         let caller = self.callers.get_mut(&ticket)?;
         let counter = caller.counters.iter_mut().find(|counter| counter.id == id)?;
         let since = *counter.reserved_at.get_or_insert(now);
-        if now >= since.saturating_add(2 * period) {
+        if now >= since.saturating_add(period.saturating_mul(2)) {
             counter.reserved_at = Some(now);
         } else if now >= since.saturating_add(period) {
             return None;
@@ -780,9 +798,8 @@ impl State {
     /// longer.
     fn is_behind(&self, id: Fingerprint, ticket: u64, now: Duration) -> bool {
         let Some(queue) = self.queues.get(&id) else { return false };
-        let period = queue.rule.period();
-        let is_late = |other| matches!(self.elsewhere(other, id, now, period), Elsewhere::Late(_));
-        queue.waiting.range(..ticket).any(|(other, _)| !is_late(*other))
+        let is_late = |other, cost| matches!(self.elsewhere(other, id, now, queue.time_for(cost)), Elsewhere::Late(_));
+        queue.waiting.range(..ticket).any(|(other, cost)| !is_late(*other, *cost))
     }
 
     /// A caller's other counters have room for it, and for those who came before.
@@ -793,7 +810,7 @@ impl State {
             let Some(queue) = self.queues.get(&counter.id) else { return true };
             let (mut room, mut may_probe) = (queue.room(now, self.round_trip), queue.may_probe(now));
             for (before, cost) in queue.waiting.range(..ticket) {
-                if !matches!(self.elsewhere(*before, counter.id, now, queue.rule.period()), Elsewhere::Late(_)) {
+                if !matches!(self.elsewhere(*before, counter.id, now, queue.time_for(*cost)), Elsewhere::Late(_)) {
                     if *cost > room {
                         return false;
                     }
@@ -897,6 +914,12 @@ impl Queue {
         let since = share(refilled(&self.rule, now.saturating_sub(answered_at)));
         let meanwhile = share(refilled(&self.rule, round_trip.unwrap_or_default()));
         there.saturating_add(since).min(self.rule.limit()).saturating_add(meanwhile).saturating_sub(self.asking)
+    }
+
+    /// How long a cost takes to have room, if none is left to others: a period, or some where a burst is larger than the count.
+    fn time_for(&self, cost: u64) -> Duration {
+        let periods = cost.div_ceil(self.rule.count().max(1)).max(1);
+        self.rule.period().saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
     }
 
     fn may_probe(&self, now: Duration) -> bool {

@@ -91,7 +91,16 @@ fn a_refund_is_not_missed() {
         });
         drop(position);
 
-        let position = join(&queues, 1, None);
+        // While the caller joins, who is the first to wait.
+        let changes = queues.changes(&[charge(1)]);
+        thread::scope(|threads| {
+            threads.spawn(|| queues.changed(&charge(1).counter));
+            let position = queues.join(1, &[charge(1)], Some((&answer(1, 0), changes)), None);
+            let position = position.unwrap_or_else(|_| panic!("there is room in the queue"));
+            assert_eq!(block_on(position.turn()), Turn::Ask { early: true });
+        });
+
+        let position = join(&queues, 2, None);
         assert_eq!(block_on(position.turn()), Turn::Ask { early: false });
         thread::scope(|threads| {
             threads.spawn(|| queues.changed(&charge(1).counter));
