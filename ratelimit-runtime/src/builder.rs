@@ -221,6 +221,8 @@ impl Builder {
     }
 
     /// How many callers may wait for one counter in this process. 10,000 if not set; the next one is refused.
+    ///
+    /// A caller of several rules counts only at the counters that hold it up.
     pub fn max_waiting(mut self, max_waiting: usize) -> Self {
         self.settings.max_waiting = max_waiting;
         self

@@ -5,10 +5,10 @@
 //! refills meanwhile, less the cost of those who are asking. When there is no room, one caller asks (a *probe*) as soon as
 //! the latest refusal's wait is over. A caller whose cost does not fit yet holds up those behind it.
 //!
-//! A caller of several counters waits for all of them at once. While another of its counters has no room, it holds up
-//! nobody: it is *parked*, and nobody looks at it. Within one period before it has room there, its cost is *reserved*:
-//! those behind it get the rest. So it is not overtaken for ever, and the counter stands idle for one period at most, or for
-//! as long as a cost above its count takes to have room.
+//! A caller of several counters waits for all of them at once. While another of its counters has no room, or others are
+//! ahead of it there, it holds up nobody: it is *parked*, and nobody looks at it. Within one period before it has room
+//! there, its cost is *reserved*: those behind it get the rest. So it is not overtaken for ever, and the counter stands idle
+//! for one period at most, or for as long as a cost above its count takes to have room.
 //!
 //! The store decides whatever this says: room that is not there costs a refused question, no more.
 
@@ -29,8 +29,12 @@ use crate::{
     sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Notify},
 };
 
+#[cfg(all(test, not(model_check)))]
+mod callers;
 #[cfg(all(test, model_check))]
 mod model_check;
+#[cfg(all(test, not(model_check)))]
+mod schedules;
 #[cfg(all(test, not(model_check)))]
 mod simulation;
 #[cfg(all(test, not(model_check)))]
@@ -45,6 +49,9 @@ const PROBE_OTHERS: Duration = Duration::from_secs(1);
 /// Time until a probe after a refusal that tells no wait, which a store of the user's own may make: not at once, or the
 /// store would be asked without end.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// Callers of one counter for whom it reserves their cost, at most. Each answer looks at all of them.
+const MOST_RESERVATIONS: usize = 16;
 
 /// The queues of one limiter.
 pub(crate) struct WaitQueues {
@@ -106,8 +113,8 @@ struct WaitingFor {
     changes: u64,
     /// [`Queue::joined`] when it joined behind all others.
     behind: u128,
-    /// When its cost was first reserved.
-    reserved_at: Option<Duration>,
+    /// Until when its cost is or was reserved.
+    reserved_until: Option<Duration>,
     /// It stands outside this queue, as another of its counters has no room for longer. Never so in all of its queues.
     is_parked: bool,
 }
@@ -190,15 +197,44 @@ fn counted(charges: &[Charge]) -> impl Iterator<Item = &Charge> {
     charges.iter().filter(|charge| !charge.rule.is_shadow() && charge.cost > 0)
 }
 
-/// How soon a caller gets what it needs of its other counters.
-#[derive(Clone, Copy, PartialEq)]
-enum Elsewhere {
-    /// Now, as far as is known.
+/// How a caller stands in a queue, by how soon it gets what it needs of its other counters.
+#[derive(Clone, Copy)]
+enum Standing {
+    /// They have room now, as far as is known, or before this one has.
     Ready,
-    /// Then, which is within one period of the counter in question. The other one has room last.
-    Soon(Duration, Fingerprint),
-    /// Later: this one has room last.
-    Late(Fingerprint),
+    /// They have room by then, within one period of this counter. Until `until` its cost is reserved here.
+    Reserves { ready_at: Duration, until: Duration },
+    /// It is held up by this other one.
+    HeldUpBy(Fingerprint),
+}
+
+/// What a queue leaves to the next caller.
+struct Left {
+    room: u64,
+    may_probe: bool,
+    /// The room that all callers share.
+    known: u64,
+    limit: u64,
+    reserved: u64,
+    reservations: usize,
+}
+
+impl Left {
+    fn fits(&self, cost: u64) -> bool {
+        let fits_beside = || self.known == 0 && self.reserved.saturating_add(cost) <= self.limit;
+        cost <= self.room || self.may_probe && (self.reservations == 0 || fits_beside())
+    }
+
+    fn take(&mut self, cost: u64) {
+        self.room = self.room.saturating_sub(cost);
+        self.may_probe = false;
+    }
+
+    fn reserve(&mut self, cost: u64) {
+        self.room = self.room.saturating_sub(cost);
+        self.reserved = self.reserved.saturating_add(cost);
+        self.reservations += 1;
+    }
 }
 
 /// A caller's turn, see [`QueuePosition::turn`].
@@ -265,6 +301,7 @@ impl WaitQueues {
         counted(charges).any(|charge| {
             let id = charge.counter.fingerprint();
             let is_used_up = |queue: &Queue| queue.askers > 0 && queue.room(now, state.round_trip) < charge.least();
+            // Behind those whose cost is reserved, too: what it is told has to be known to the queue.
             state.queues.get(&id).is_some_and(is_used_up) || state.is_behind(id, ticket, now)
         })
     }
@@ -293,7 +330,7 @@ impl WaitQueues {
             is_full |= self.capacity == 0 || !is_first && queue.waiting.len() >= self.capacity;
             let is_last = queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket);
             let behind = if is_last { queue.joined } else { queue.left };
-            counters.push(WaitingFor { id, cost, changes: 0, behind, reserved_at: None, is_parked: false });
+            counters.push(WaitingFor { id, cost, changes: 0, behind, reserved_until: None, is_parked: false });
         }
         let ids: SmallVec<[Fingerprint; 1]> = counters.iter().map(|counter| counter.id).collect();
         // Nothing holds up a caller whose rules are all in shadow mode.
@@ -611,49 +648,31 @@ impl State {
         others: &mut SmallVec<[Fingerprint; 1]>,
     ) {
         let Some(queue) = self.queues.get(&id) else { return };
-        let (mut room, mut may_probe) = (queue.room(now, self.round_trip), queue.may_probe(now));
-        let limit = queue.rule.limit();
-        let known = room;
-        let (mut reserved, mut reserved_until, mut from) = (0_u64, None, 0);
+        let mut left = queue.left(now, self.round_trip);
+        let (mut reserved_until, mut passed, mut from) = (None, None, 0);
         loop {
             let Some(queue) = self.queues.get(&id) else { return };
-            let Some((&ticket, &cost)) = queue.waiting.range(from..).next() else { return };
+            let Some((&ticket, &cost)) = queue.waiting.range(from..).next() else { break };
             from = ticket + 1;
-            let period = queue.time_for(cost);
-            let (ready_at, probe_at) = (queue.ready_at, queue.next_probe(now));
-            let may_probe_beside = may_probe && (reserved == 0 || known == 0 && reserved.saturating_add(cost) <= limit);
-            let is_blocked = cost > room && !may_probe_beside;
-            let has_room_later = |other| self.queues.get(&other).is_some_and(|other| other.ready_at > ready_at);
-            let elsewhere = match self.elsewhere(ticket, id, now, period) {
-                Elsewhere::Late(other) if has_room_later(other) => Elsewhere::Late(other),
-                _ if is_blocked && room == 0 => Elsewhere::Ready,
-                elsewhere => elsewhere,
-            };
-            match elsewhere {
-                Elsewhere::Ready => {}
-                Elsewhere::Late(other) => {
+            match self.standing(ticket, cost, id, now, &left) {
+                Standing::Ready => {}
+                Standing::HeldUpBy(other) => {
                     self.park(ticket, id, other, now, wakes);
                     others.extend((!others.contains(&other)).then_some(other));
                     continue;
                 }
-                Elsewhere::Soon(_, other) if self.is_behind(other, ticket, now) => {
-                    // Its turn there depends on those before it, not on time alone.
-                    self.park(ticket, id, other, now, wakes);
-                    continue;
-                }
-                Elsewhere::Soon(at, _) => {
+                Standing::Reserves { ready_at, until } => {
                     // Where it waits for an answer rather than for a time, that has to find it.
                     self.unpark(ticket);
-                    self.wake_at(ticket, at, now, wakes);
-                    if let Some(until) = self.reserve(ticket, id, now, period) {
-                        room = room.saturating_sub(cost);
-                        reserved = reserved.saturating_add(cost);
-                        reserved_until = Some(reserved_until.map_or(until, |other: Duration| other.min(until)));
-                    }
+                    self.wake_at(ticket, ready_at, now, wakes);
+                    self.note_reservation(ticket, id, until);
+                    left.reserve(cost);
+                    reserved_until = Some(reserved_until.map_or(until, |other: Duration| other.min(until)));
                     continue;
                 }
             }
-            if is_blocked {
+            if !left.fits(cost) {
+                let (ready_at, probe_at) = (queue.ready_at, queue.next_probe(now));
                 let returns_at = self.unpark_in_time(ticket, ready_at, now, others);
                 if let Some(at) = [probe_at, reserved_until, returns_at].into_iter().flatten().min() {
                     self.wake_at(ticket, at, now, wakes);
@@ -661,6 +680,7 @@ impl State {
                 return;
             }
             if !self.may_ask_elsewhere(ticket, id, now) {
+                passed = passed.or(Some((ticket, now.saturating_add(queue.time_for(cost)))));
                 let returned = self.unpark(ticket);
                 let ids = self.callers[&ticket].ids();
                 others.extend(ids.into_iter().filter(|other| !others.contains(other)).collect::<Vec<_>>());
@@ -668,8 +688,11 @@ impl State {
                 continue;
             }
             self.let_ask(ticket, shared, wakes);
-            room = room.saturating_sub(cost);
-            may_probe = false;
+            left.take(cost);
+        }
+        // Those ahead of a caller in its other queues may be held up meanwhile, and then hold it up no longer.
+        if let Some((ticket, at)) = passed.filter(|_| self.queues[&id].waiting.len() > 1) {
+            self.wake_at(ticket, at, now, wakes);
         }
     }
 
@@ -680,7 +703,7 @@ impl State {
         let is_counted = caller.counters.len() == 1;
         for counter in &mut caller.counters {
             counter.changes = shared.changes_of(counter.id).load(Ordering::Acquire);
-            counter.reserved_at = None;
+            counter.reserved_until = None;
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 counter.return_to(queue, ticket, &self.busy);
                 queue.waiting.remove(&ticket);
@@ -759,38 +782,55 @@ impl State {
         }
     }
 
-    /// Reserves a caller's cost for one period, until when it says. After each such period not for the next one.
-    fn reserve(&mut self, ticket: u64, id: Fingerprint, now: Duration, period: Duration) -> Option<Duration> {
-        let caller = &self.callers[&ticket];
-        if caller.counters.iter().any(|counter| counter.id != id && self.is_behind(counter.id, ticket, now)) {
-            return None;
+    /// Until when a caller's cost is reserved: for one period, and after each such period not for the next one.
+    fn reserved_until(&self, ticket: u64, id: Fingerprint, now: Duration, period: Duration) -> Option<Duration> {
+        let counter = self.callers.get(&ticket)?.counters.iter().find(|counter| counter.id == id)?;
+        match counter.reserved_until {
+            Some(until) if now < until => Some(until),
+            Some(until) if now < until.saturating_add(period) => None,
+            _ => Some(now.saturating_add(period)),
         }
-        let caller = self.callers.get_mut(&ticket)?;
-        let counter = caller.counters.iter_mut().find(|counter| counter.id == id)?;
-        let since = *counter.reserved_at.get_or_insert(now);
-        if now >= since.saturating_add(period.saturating_mul(2)) {
-            counter.reserved_at = Some(now);
-        } else if now >= since.saturating_add(period) {
-            return None;
-        }
-        counter.reserved_at.map(|since| since.saturating_add(period))
     }
 
-    fn elsewhere(&self, ticket: u64, id: Fingerprint, now: Duration, period: Duration) -> Elsewhere {
-        let Some(caller) = self.callers.get(&ticket) else { return Elsewhere::Ready };
+    fn note_reservation(&mut self, ticket: u64, id: Fingerprint, until: Duration) {
+        let Some(caller) = self.callers.get_mut(&ticket) else { return };
+        for counter in caller.counters.iter_mut().filter(|counter| counter.id == id) {
+            counter.reserved_until = Some(until);
+        }
+    }
+
+    fn standing(&self, ticket: u64, cost: u64, id: Fingerprint, now: Duration, left: &Left) -> Standing {
+        let (Some(caller), Some(queue)) = (self.callers.get(&ticket), self.queues.get(&id)) else {
+            return Standing::Ready;
+        };
         let (mut last, mut probe_at) = (None, now);
-        for counter in caller.counters.iter().filter(|counter| counter.id != id) {
-            let Some(queue) = self.queues.get(&counter.id) else { continue };
-            if counter.cost <= queue.room(now, self.round_trip) || queue.may_probe(now) {
+        let others = || caller.counters.iter().filter(|counter| counter.id != id);
+        for counter in others() {
+            let Some(other) = self.queues.get(&counter.id) else { continue };
+            if !other.has_no_room_for(ticket, counter.cost, now, self.round_trip) {
                 continue;
             }
-            last = last.max(Some((queue.ready_at, counter.id)));
-            probe_at = probe_at.max(queue.probe_at);
+            last = last.max(Some((other.ready_at, counter.id)));
+            probe_at = probe_at.max(other.probe_at);
         }
-        match last {
-            None => Elsewhere::Ready,
-            Some((ready_at, other)) if ready_at > now.saturating_add(period) => Elsewhere::Late(other),
-            Some((_, other)) => Elsewhere::Soon(probe_at, other),
+        let Some((ready_at, other)) = last else { return Standing::Ready };
+        let period = queue.time_for(cost);
+        let is_late = ready_at > now.saturating_add(period);
+        if is_late && ready_at > queue.ready_at {
+            return Standing::HeldUpBy(other);
+        }
+        // This counter has room last, or for nobody.
+        if !left.fits(cost) && (left.room == 0 || ready_at <= queue.ready_at) {
+            return Standing::Ready;
+        }
+        // Where others are ahead of it, its turn depends on them and not on time alone.
+        let is_behind = || others().any(|counter| self.is_behind(counter.id, ticket, now));
+        if is_late || left.reservations >= MOST_RESERVATIONS || is_behind() {
+            return Standing::HeldUpBy(other);
+        }
+        match self.reserved_until(ticket, id, now, period) {
+            Some(until) => Standing::Reserves { ready_at: probe_at, until },
+            None => Standing::HeldUpBy(other),
         }
     }
 
@@ -798,27 +838,39 @@ impl State {
     /// longer.
     fn is_behind(&self, id: Fingerprint, ticket: u64, now: Duration) -> bool {
         let Some(queue) = self.queues.get(&id) else { return false };
-        let is_late = |other, cost| matches!(self.elsewhere(other, id, now, queue.time_for(cost)), Elsewhere::Late(_));
-        queue.waiting.range(..ticket).any(|(other, cost)| !is_late(*other, *cost))
+        let is_late = |other: &u64, cost: &u64| {
+            let then = now.saturating_add(queue.time_for(*cost));
+            self.callers.get(other).is_some_and(|caller| {
+                caller.counters.iter().filter(|counter| counter.id != id).any(|counter| {
+                    self.queues.get(&counter.id).is_some_and(|elsewhere| {
+                        elsewhere.ready_at > then
+                            && elsewhere.has_no_room_for(*other, counter.cost, now, self.round_trip)
+                    })
+                })
+            })
+        };
+        queue.waiting.range(..ticket).any(|(other, cost)| !is_late(other, cost))
     }
 
     /// A caller's other counters have room for it, and for those who came before.
     fn may_ask_elsewhere(&self, ticket: u64, id: Fingerprint, now: Duration) -> bool {
-        let caller = &self.callers[&ticket];
-        let others = caller.counters.iter().filter(|counter| counter.id != id);
-        others.into_iter().all(|counter| {
-            let Some(queue) = self.queues.get(&counter.id) else { return true };
-            let (mut room, mut may_probe) = (queue.room(now, self.round_trip), queue.may_probe(now));
-            for (before, cost) in queue.waiting.range(..ticket) {
-                if !matches!(self.elsewhere(*before, counter.id, now, queue.time_for(*cost)), Elsewhere::Late(_)) {
-                    if *cost > room {
-                        return false;
-                    }
-                    (room, may_probe) = (room - cost, false);
-                }
+        let others = self.callers[&ticket].counters.iter().filter(|counter| counter.id != id);
+        others.into_iter().all(|counter| self.has_room(counter.id, ticket, counter.cost, now))
+    }
+
+    /// A counter has room for a caller, and for those who came before.
+    fn has_room(&self, id: Fingerprint, ticket: u64, cost: u64, now: Duration) -> bool {
+        let Some(queue) = self.queues.get(&id) else { return true };
+        let mut left = queue.left(now, self.round_trip);
+        for (&before, &cost) in queue.waiting.range(..ticket) {
+            match self.standing(before, cost, id, now, &left) {
+                Standing::HeldUpBy(_) => {}
+                Standing::Reserves { .. } => left.reserve(cost),
+                Standing::Ready if left.fits(cost) => left.take(cost),
+                Standing::Ready => return false,
             }
-            counter.cost <= room || may_probe
-        })
+        }
+        left.fits(cost)
     }
 
     /// The latest refusal of the counter that a caller waits for longest, when its turn comes there if those ahead stay, and
@@ -869,7 +921,13 @@ impl Queue {
     ) {
         let CounterAnswer { cost, remaining, ready_in, is_held, .. } = *answer;
         if sent_at < self.sent_at {
-            return; // a later question has been answered before
+            // A later question has been answered before. It may have been decided before, too, and in a window what remains
+            // only gets less: room for one too few costs a round trip, and for one too many lets another caller overtake.
+            let is_window = refilled(&self.rule, self.rule.period()) == 0;
+            if is_window && ready_in.is_none() && self.refused == 0 {
+                self.remaining = self.remaining.min(remaining);
+            }
+            return;
         }
         (self.sent_at, self.answered_at) = (sent_at, Some(now));
         self.is_held = is_held;
@@ -914,6 +972,18 @@ impl Queue {
         let since = share(refilled(&self.rule, now.saturating_sub(answered_at)));
         let meanwhile = share(refilled(&self.rule, round_trip.unwrap_or_default()));
         there.saturating_add(since).min(self.rule.limit()).saturating_add(meanwhile).saturating_sub(self.asking)
+    }
+
+    fn left(&self, now: Duration, round_trip: Option<Duration>) -> Left {
+        let (room, may_probe) = (self.room(now, round_trip), self.may_probe(now));
+        Left { room, may_probe, known: room, limit: self.rule.limit(), reserved: 0, reservations: 0 }
+    }
+
+    /// A caller has to wait here: for room, or for the first caller, who may need more.
+    fn has_no_room_for(&self, ticket: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> bool {
+        let first = self.waiting.first_key_value().filter(|(first, _)| **first < ticket);
+        let needed = first.map_or(0, |(_, cost)| *cost).max(cost);
+        needed > self.room(now, round_trip) && !self.may_probe(now)
     }
 
     /// How long a cost takes to have room, if none is left to others: a period, or some where a burst is larger than the count.

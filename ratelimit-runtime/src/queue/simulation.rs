@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use super::*;
+use super::{callers::charge_of, *};
 use crate::{
     Decision, Key, ManualClock,
     memory::Memory,
@@ -218,6 +218,28 @@ fn callers_whose_own_limit_is_spent_are_parked() {
     drop(positions);
     let busy = queues.busy.0.iter().map(|count| count.load(Ordering::Relaxed)).sum::<usize>();
     assert_eq!((busy, queues.lock().queues.len()), (0, 0));
+}
+
+/// 1,000 users wait a second each for a limit of their own. The limit of all, which is per hour, reserves the cost of a few of them,
+/// so that a call of others looks at no more; and each asks when its own second is over.
+#[test]
+fn few_of_those_who_wait_for_another_counter_are_looked_at() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let (own, all) = (Rule::new("own", 1, SECOND), Rule::new("all", 100_000, HOUR));
+    let join = |user| {
+        let mut charges = [(own, user), (all, 0)].map(|(rule, key)| charge_of(&rule, key, 1));
+        charges[0].decision = Decision::new(1, 0, SECOND, Some(SECOND));
+        charges[1].decision = Decision::new(100_000, 50_000, HOUR, None);
+        let answer = Answer::of(&charges, clock.now());
+        queues.join(queues.ticket(), &charges, Some((&answer, queues.changes(&charges))), None).ok()
+    };
+    let positions: Vec<_> = (0..1_000).filter_map(join).collect();
+    let of_all = charge_of(&all, 0, 1);
+    assert_eq!(queues.lock().queues[&of_all.counter.fingerprint()].waiting.len(), MOST_RESERVATIONS);
+    assert!(positions.iter().all(|position| position.look().is_err()));
+    clock.advance(SECOND);
+    assert!(positions.iter().all(|position| position.look().is_ok()));
 }
 
 /// Where no counter has room, only the first caller of a queue looks again by itself.

@@ -1,10 +1,12 @@
 //! Callers of several counters: each is found by the answer that it waits for, and served in the end.
 
-use super::*;
+use super::{
+    callers::{SimulatedCaller, World, charge_of},
+    *,
+};
 use crate::{
-    Decision, Key, ManualClock,
-    memory::Memory,
-    store::{Charges, Reply, Request, Store as _},
+    Decision, ManualClock,
+    store::{Request, Store as _},
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -15,7 +17,7 @@ const ALL: Rule = Rule::new("all", 10, SECOND);
 
 /// A charge of 1 for this key, of which the store said so.
 fn said(rule: Rule, key: u64, remaining: u64, retry: Option<Duration>) -> Charge {
-    let mut charge = Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(key))), 1);
+    let mut charge = charge_of(&rule, key, 1);
     charge.decision = Decision::new(rule.limit(), remaining, HOUR, retry);
     charge
 }
@@ -81,8 +83,8 @@ fn a_refund_finds_a_parked_caller() {
     assert!(x.look().is_ok(), "both counters have room: {:?}", x.look());
 }
 
-/// Runs callers against the memory store, which answers a millisecond later: X of two rules and any cost, and those of one rule, who call
-/// again as soon as they are served. Returns when X was served.
+/// Runs callers against the memory store, which answers a millisecond later: X of two rules and any cost, and three for each of the
+/// others' rules, who call again as soon as they are served. Returns when X was served.
 fn x_beside_others(
     of_x: &[(Rule, u64)],
     others: &[Rule],
@@ -90,86 +92,51 @@ fn x_beside_others(
     offset: Duration,
     lasts: Duration,
 ) -> Option<Duration> {
-    let clock = ManualClock::new();
-    let server = Memory::new(clock.clone().into(), 10);
-    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
-    let charge_of = |rule: &Rule, cost| Charge::new(*rule, CounterName::new("", rule, Some(&Key::new(1))), cost);
-    let mut charges: Vec<Vec<Charge>> = vec![of_x.iter().map(|(rule, cost)| charge_of(rule, *cost)).collect()];
-    for rule in others {
-        charges.extend([vec![charge_of(rule, 1)], vec![charge_of(rule, 1)], vec![charge_of(rule, 1)]]);
-    }
+    let world = World::new();
+    let mut charges = vec![of_x.iter().map(|(rule, cost)| charge_of(rule, 1, *cost)).collect::<Vec<_>>()];
+    charges.extend(others.iter().flat_map(|rule| [(); 3].map(|()| vec![charge_of(rule, 1, 1)])));
     // All of the bursts are used, but one.
     for rule in others {
-        clock.advance(offset);
+        world.clock.advance(offset);
         for _ in left..rule.limit() {
-            let _ = server.decide(Request::new(charge_of(rule, 1), true).into());
+            let _ = world.server.decide(Request::new(charge_of(rule, 1, 1), true).into());
         }
     }
-    let start = clock.now();
-    let mut positions: Vec<Option<QueuePosition<'_>>> = charges.iter().map(|_| None).collect();
-    let mut pending: Vec<Option<(Duration, Answer, bool, u64)>> = charges.iter().map(|_| None).collect();
-    let mut tickets = vec![None; charges.len()];
-    while clock.now() < start + lasts {
-        let now = clock.now();
-        let ask = |number: usize| {
-            let asked: Charges = {
-                let mut all = Charges::default();
-                charges[number].iter().for_each(|charge| all.push(charge.clone()));
-                all
-            };
-            let Reply::Ready(batch) = server.decide(Request::new(asked, true).into()) else { panic!("in memory") };
-            let request = batch.into_first().unwrap();
-            (now + MS, Answer::of(&request.charges, now), request.outcome == Ok(true), queues.changes(&charges[number]))
-        };
-        for number in 0..charges.len() {
-            if tickets[number].is_none() {
-                let ticket = queues.ticket();
-                tickets[number] = Some(ticket);
-                if queues.is_behind_others(&charges[number], ticket) {
-                    positions[number] = Some(join(&queues, ticket, &charges[number], None));
-                } else {
-                    pending[number] = Some(ask(number));
+    let start = world.clock.now();
+    let mut callers: Vec<_> = charges.iter().map(|charges| SimulatedCaller::arrives(&world, charges, MS)).collect();
+    while world.clock.now() < start + lasts {
+        let next = callers.iter_mut().filter_map(|caller| caller.look(MS)).min().expect("somebody has a timer");
+        world.clock.advance(next.saturating_sub(world.clock.now()));
+        for (number, caller) in callers.iter_mut().enumerate() {
+            if caller.is_served() {
+                if number == 0 {
+                    return Some(world.clock.now().saturating_sub(start));
                 }
-            }
-        }
-        let mut next = Duration::MAX;
-        for number in 0..charges.len() {
-            if pending[number].is_none() {
-                match positions[number].as_ref().unwrap().look() {
-                    Ok(_) => pending[number] = Some(ask(number)),
-                    Err(at) => next = next.min(at.unwrap_or(Duration::MAX)),
-                }
-            }
-        }
-        next = pending.iter().flatten().map(|(at, ..)| *at).fold(next, Duration::min);
-        assert!(next < Duration::MAX, "nobody has a timer");
-        clock.advance(next.saturating_sub(now));
-        for number in 0..charges.len() {
-            let Some((_, said, fits, seen)) = pending[number].take_if(|(at, ..)| *at <= clock.now()) else {
-                continue;
-            };
-            match (fits, positions[number].take()) {
-                (true, position) => {
-                    if let Some(position) = position {
-                        position.admitted(&said);
-                    }
-                    tickets[number] = None;
-                    if number == 0 {
-                        return Some(clock.now().saturating_sub(start));
-                    }
-                }
-                (false, Some(position)) => {
-                    position.refused(&said);
-                    positions[number] = Some(position);
-                }
-                (false, None) => {
-                    positions[number] =
-                        queues.join(tickets[number].unwrap(), &charges[number], Some((&said, seen)), None).ok();
-                }
+                *caller = SimulatedCaller::arrives(&world, &charges[number], MS);
             }
         }
     }
     None
+}
+
+/// Of two answers, the one to the earlier question comes last, though it was decided last: one less remains than the other says.
+#[test]
+fn answers_out_of_order_make_no_room() {
+    let clock = ManualClock::new();
+    let queues = WaitQueues::new(10_000, clock.clone().into(), false);
+    let charges = |remaining, retry| [said(ALL, 1, remaining, retry)];
+    let refused = Answer::of(&charges(0, Some(SECOND)), clock.now());
+    let callers = [(); 5].map(|()| join(&queues, queues.ticket(), &charges(0, None), Some(&refused)));
+    clock.advance(SECOND);
+    let [first, second, third, rest @ ..] = callers;
+    assert!(first.look().is_ok());
+    let sent_at = clock.now();
+    first.admitted(&Answer::of(&charges(2, None), sent_at));
+    assert!(second.look().is_ok() && third.look().is_ok() && rest[0].look().is_err());
+    third.admitted(&Answer::of(&charges(2, None), sent_at + MS));
+    second.admitted(&Answer::of(&charges(1, None), sent_at));
+    let asking = rest.iter().filter(|caller| caller.look().is_ok()).count();
+    assert_eq!(asking, 1);
 }
 
 /// The windows of two rules open in alternate seconds, and others always wait for either of them.
