@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf, WriteHalf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -184,6 +184,16 @@ fn listen() -> (std::net::TcpListener, u16) {
     }
 }
 
+/// A socket that has the port and does not listen: connections are refused, and nobody else gets the port.
+fn hold(port: u16) -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    // The port may be bound beside its open connections, and from then on by nobody else.
+    socket.set_reuseaddr(true).expect("an option of the socket");
+    socket.bind((Ipv4Addr::LOCALHOST, port).into()).expect("the port is free as it was left");
+    socket.set_reuseaddr(false).expect("an option of the socket");
+    socket
+}
+
 async fn serve(
     listener: std::net::TcpListener,
     port: u16,
@@ -193,6 +203,7 @@ async fn serve(
     mut acts: mpsc::UnboundedReceiver<Act>,
 ) {
     let mut listener = Some(TcpListener::from_std(listener).expect("a listening socket"));
+    let mut closed = None;
     let (mode, mode_seen) = watch::channel(Mode::Pass);
     let (mut end, mut end_seen) = watch::channel(None);
     let mut clients = JoinSet::new();
@@ -222,9 +233,10 @@ async fn serve(
                     What::Change(new) => {
                         if new == Mode::Refuse {
                             listener = None;
-                        } else if listener.is_none() {
-                            let again = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
-                            listener = Some(again.expect("the port is free as it was left"));
+                            closed = closed.or_else(|| Some(hold(port)));
+                        } else if let Some(closed) = closed.take() {
+                            closed.set_reuseaddr(true).expect("an option of the socket");
+                            listener = Some(closed.listen(1024).expect("the port was held"));
                         }
                         mode.send_replace(new);
                     }

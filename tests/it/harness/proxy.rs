@@ -173,6 +173,8 @@ fn refuses_new_connections_only() {
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     assert_eq!(asked(&mut connection, "PING"), "+PONG");
     assert_eq!(proxy.accepted(), 1);
+    let taken = std::net::TcpListener::bind(("127.0.0.1", proxy.port()));
+    assert_eq!(taken.map_err(|error| error.kind()).err(), Some(ErrorKind::AddrInUse));
 
     proxy.set(Mode::Pass);
     assert_eq!(asked(&mut open(&proxy), "PING"), "+PONG");
