@@ -1,6 +1,7 @@
 //! What goes wrong between a client and its server.
 
 use std::future::pending;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -184,14 +185,23 @@ fn listen() -> (std::net::TcpListener, u16) {
     }
 }
 
-/// A socket that has the port and does not listen: connections are refused, and nobody else gets the port.
-fn hold(port: u16) -> TcpSocket {
-    let socket = TcpSocket::new_v4().expect("a socket");
-    // The port may be bound beside its open connections, and from then on by nobody else.
-    socket.set_reuseaddr(true).expect("an option of the socket");
-    socket.bind((Ipv4Addr::LOCALHOST, port).into()).expect("the port is free as it was left");
-    socket.set_reuseaddr(false).expect("an option of the socket");
-    socket
+/// A socket that has the port and does not listen: connections are refused, and no other socket gets the port.
+///
+/// A process that another test starts has a copy of the listener between `fork` and `exec`, and listens until then.
+async fn hold(port: u16) -> TcpSocket {
+    loop {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        // The port may be bound beside its open connections, and from then on by no other socket.
+        socket.set_reuseaddr(true).expect("an option of the socket");
+        match socket.bind((Ipv4Addr::LOCALHOST, port).into()) {
+            Ok(()) => {
+                socket.set_reuseaddr(false).expect("an option of the socket");
+                return socket;
+            }
+            Err(error) if error.kind() == ErrorKind::AddrInUse => sleep(Duration::from_millis(1)).await,
+            Err(error) => panic!("cannot bind a port that was just left: {error}"),
+        }
+    }
 }
 
 async fn serve(
@@ -233,7 +243,9 @@ async fn serve(
                     What::Change(new) => {
                         if new == Mode::Refuse {
                             listener = None;
-                            closed = closed.or_else(|| Some(hold(port)));
+                            if closed.is_none() {
+                                closed = Some(hold(port).await);
+                            }
                         } else if let Some(closed) = closed.take() {
                             closed.set_reuseaddr(true).expect("an option of the socket");
                             listener = Some(closed.listen(1024).expect("the port was held"));
