@@ -113,10 +113,11 @@
 //!   does not fit yet holds up those behind it. Callers who do not wait are not held up.
 //! - **Several rules.** A caller of several rules waits for all of its counters at once. While one of
 //!   them has no room for longer than another's period, or others are ahead of it there, it holds up
-//!   nobody at the other. From one period before it will have room, its cost is reserved there: no
-//!   waiting caller behind it gets that part, so it is not overtaken without end. A counter reserves
-//!   the costs of 16 callers at a time, the first ones. It stands idle for a reserved cost for one
-//!   period at most; if the caller was not served by then, others go first for one period.
+//!   nobody at the other. From one period before it will have room, its cost is reserved there if that
+//!   counter refused a call within two periods: no waiting caller behind it gets that part, so it is
+//!   not overtaken without end. A counter reserves the costs of 16 callers at a time, the first ones.
+//!   It stands idle for a reserved cost for one period at most; if the caller was not served by then,
+//!   others go first for one period.
 //! - **Changes.** A refund, a reset, a settled hold or a changed rule in this process lets the next
 //!   caller ask at once. A change by another process is noticed after a second, or a tenth of the
 //!   period if that is longer; a place or a hold that it gives back, after 50 ms.

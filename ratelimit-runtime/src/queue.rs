@@ -7,8 +7,9 @@
 //!
 //! A caller of several counters waits for all of them at once. While another of its counters has no room, or others are
 //! ahead of it there, it holds up nobody: it is *parked*, and nobody looks at it. Within one period before it has room
-//! there, its cost is *reserved*: those behind it get the rest. So it is not overtaken for ever, and the counter stands idle
-//! for one period at most, or for as long as a cost above its count takes to have room.
+//! there, its cost is *reserved* at a counter that has refused a call of late: those behind it get the rest. So it is not
+//! overtaken for ever, and the counter stands idle for one period at most, or for as long as a cost above its count takes to
+//! have room.
 //!
 //! The store decides whatever this says: room that is not there costs a refused question, no more.
 
@@ -139,6 +140,8 @@ struct Queue {
     ready_at: Duration,
     /// The same, counted from when the answer came: what callers are told.
     told_at: Duration,
+    /// When the latest refusal came.
+    refused_at: Option<Duration>,
     /// When to probe. Before `ready_at` where room may come sooner.
     probe_at: Duration,
     /// Others hold something that they may leave at any time.
@@ -825,7 +828,9 @@ impl State {
         }
         // Where others are ahead of it, its turn depends on them and not on time alone.
         let is_behind = || others().any(|counter| self.is_behind(counter.id, ticket, now));
-        if is_late || left.reservations >= MOST_RESERVATIONS || is_behind() {
+        // While all calls are admitted, none overtakes it.
+        let is_scarce = queue.refused_at.is_some_and(|at| now < at.saturating_add(period.saturating_mul(2)));
+        if is_late || !is_scarce || left.reservations >= MOST_RESERVATIONS || is_behind() {
             return Standing::HeldUpBy(other);
         }
         match self.reserved_until(ticket, id, now, period) {
@@ -901,6 +906,7 @@ impl Queue {
             refused: 0,
             ready_at: Duration::ZERO,
             told_at: Duration::ZERO,
+            refused_at: None,
             probe_at: Duration::ZERO,
             is_held: false,
             share: WHOLE,
@@ -947,7 +953,7 @@ impl Queue {
         };
         // It may be refused although it fits, as long as others hold something.
         self.remaining = if remaining < cost { remaining } else { 0 };
-        self.refused = cost;
+        (self.refused, self.refused_at) = (cost, Some(now));
         self.ready_at = sent_at.max(now.saturating_sub(round_trip)).saturating_add(ready_in);
         self.told_at = now.saturating_add(ready_in);
         let sooner = match (is_held, is_shared) {

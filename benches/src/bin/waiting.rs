@@ -10,7 +10,7 @@
 //! measured in the row.
 //!
 //! The second table is about a caller of two rules, one of its own and one of all users: 1,000 users call while others wait
-//! for the limit of a user who has spent it. The baseline is the same without those who wait.
+//! for the limit of a user who has spent it, or each for one of its own. The baseline is the same without those who wait.
 
 use std::{
     future::Future,
@@ -70,6 +70,29 @@ async fn of_user_and_all(limiter: &Limiter, user: u64, turn: u64) -> Result<(), 
 #[limit_request_per_time("of-many", 100, Milliseconds, 1_000_000_000, key = turn)]
 async fn of_user_and_many(limiter: &Limiter, user: u64, turn: u64) -> Result<(), RequestPerMinute> {
     Ok(())
+}
+
+#[limit_request_per_time("of-user", 1, Hours, 1_000_000_000, key = user, limiter = limiter, on_limit = Wait)]
+#[limit_request_per_time("of-hour", 1, Hours, 1_000_000_000, key = turn)]
+async fn of_user_and_hour(limiter: &Limiter, user: u64, turn: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+#[limit_request_per_time("of-user-and-second", 1, Seconds, 1, key = user, limiter = limiter, on_limit = Wait)]
+#[limit_request_per_time("of-hour", 1, Hours, 1_000_000_000, key = turn)]
+async fn of_second_and_hour(limiter: &Limiter, user: u64, turn: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// The limit of all users, and the callers who wait beside them.
+#[derive(Clone, Copy)]
+enum OfAll {
+    /// It admits 10,000 a second. The others share a limit that is spent for an hour.
+    Tight,
+    /// It admits all calls. The others share a limit that is spent for an hour.
+    Loose,
+    /// It admits all calls. Each of the others calls once a second, as its own limit says.
+    Hourly,
 }
 
 /// What came of one turn.
@@ -267,10 +290,14 @@ async fn users(
     );
     let mut lowest = f64::INFINITY;
     let mut next = 0;
-    for is_tight in [true, false] {
+    for of_all in [OfAll::Tight, OfAll::Loose, OfAll::Hourly] {
         for (store, url) in [("memory", "memory://".to_owned()), ("Redis", server.url())] {
             for waiting in [1, 100, 10_000] {
-                let label = if is_tight { "1,000 per 100ms" } else { "more than is called" };
+                let label = match of_all {
+                    OfAll::Tight => "1,000 per 100ms",
+                    OfAll::Loose => "more than is called",
+                    OfAll::Hourly => "the same, others once a second",
+                };
                 if !chosen.iter().all(|word| format!("users {label} {waiting} {store}").contains(word.as_str())) {
                     continue;
                 }
@@ -286,19 +313,28 @@ async fn users(
                         next += 1;
                         let (turn_of, spent) = (next, SPENT + next);
                         limiter.acquire_n(&OF_USER, spent, OF_USER.count()).await?;
+                        let others = limiter.clone();
                         let call = move |user| {
                             let limiter = limiter.clone();
                             async move {
-                                if is_tight {
-                                    of_user_and_all(&limiter, user, turn_of).await
-                                } else {
-                                    of_user_and_many(&limiter, user, turn_of).await
+                                match of_all {
+                                    OfAll::Tight => of_user_and_all(&limiter, user, turn_of).await,
+                                    OfAll::Loose => of_user_and_many(&limiter, user, turn_of).await,
+                                    OfAll::Hourly => of_user_and_hour(&limiter, user, turn_of).await,
                                 }
                             }
                         };
                         let mut exhausted = JoinSet::new();
-                        for _ in 0..waiting {
-                            exhausted.spawn(call(spent));
+                        for other in 0..waiting {
+                            if let OfAll::Hourly = of_all {
+                                let limiter = others.clone();
+                                exhausted.spawn(async move {
+                                    while of_second_and_hour(&limiter, other, turn_of).await.is_ok() {}
+                                });
+                            } else {
+                                let call = call(spent);
+                                exhausted.spawn(async { drop(call.await) });
+                            }
                         }
                         done.push(turn(USERS, lasts, call).await.admitted);
                         exhausted.abort_all();

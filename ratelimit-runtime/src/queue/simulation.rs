@@ -190,8 +190,8 @@ fn of_user_and_all(remaining: u64) -> [Charge; 2] {
     [one, other]
 }
 
-/// 1,000 callers wait for a limit of their own that is spent. They are not in the way of others, and nobody looks at them;
-/// only the first one returns, one period of the limit of all before its own has room.
+/// 1,000 callers wait for a limit of their own that is spent. They are not in the way of others, and nobody looks at them until
+/// their own limit has room. Then the first one returns.
 #[test]
 fn callers_whose_own_limit_is_spent_are_parked() {
     let clock = ManualClock::new();
@@ -211,32 +211,47 @@ fn callers_whose_own_limit_is_spent_are_parked() {
 
     clock.advance(HOUR.saturating_sub(SECOND));
     assert!(positions.iter().all(|position| position.look().is_err()));
-    assert_eq!(standing(), 1, "the first reserves its cost");
+    assert_eq!(standing(), 0, "no call was refused, so none has its cost reserved");
     clock.advance(SECOND);
     let asking = positions.iter().filter(|position| position.look().is_ok()).count();
-    assert_eq!((asking, standing()), (1, 1), "the next one is there until the first has its answer");
+    assert_eq!((asking, standing()), (1, 0), "the next one waits for the first one's answer");
     drop(positions);
     let busy = queues.busy.0.iter().map(|count| count.load(Ordering::Relaxed)).sum::<usize>();
     assert_eq!((busy, queues.lock().queues.len()), (0, 0));
 }
 
-/// 1,000 users wait a second each for a limit of their own. The limit of all, which is per hour, reserves the cost of a few of them,
-/// so that a call of others looks at no more; and each asks when its own second is over.
+/// 1,000 users wait a second each for a limit of their own. The limit of all, which is per hour, has room: as long as it refuses no
+/// call, none of them stands in its queue. From then on it reserves the cost of a few of them. Each asks when its own second is over.
 #[test]
 fn few_of_those_who_wait_for_another_counter_are_looked_at() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let (own, all) = (Rule::new("own", 1, SECOND), Rule::new("all", 100_000, HOUR));
-    let join = |user| {
-        let mut charges = [(own, user), (all, 0)].map(|(rule, key)| charge_of(&rule, key, 1));
-        charges[0].decision = Decision::new(1, 0, SECOND, Some(SECOND));
-        charges[1].decision = Decision::new(100_000, 50_000, HOUR, None);
-        let answer = Answer::of(&charges, clock.now());
-        queues.join(queues.ticket(), &charges, Some((&answer, queues.changes(&charges))), None).ok()
+    let of_all = |remaining, retry| {
+        let mut charge = charge_of(&all, 0, 1);
+        charge.decision = Decision::new(100_000, remaining, HOUR, retry);
+        charge
     };
-    let positions: Vec<_> = (0..1_000).filter_map(join).collect();
-    let of_all = charge_of(&all, 0, 1);
-    assert_eq!(queues.lock().queues[&of_all.counter.fingerprint()].waiting.len(), MOST_RESERVATIONS);
+    let join = |charges: &[Charge]| {
+        let answer = Answer::of(charges, clock.now());
+        queues.join(queues.ticket(), charges, Some((&answer, queues.changes(charges))), None).ok()
+    };
+    let user_joins = |user| {
+        let mut of_own = charge_of(&own, user, 1);
+        of_own.decision = Decision::new(1, 0, SECOND, Some(SECOND));
+        join(&[of_own, of_all(50_000, None)])
+    };
+    let standing = || queues.lock().queues[&of_all(0, None).counter.fingerprint()].waiting.len();
+    let mut positions: Vec<_> = (0..500).filter_map(user_joins).collect();
+    assert_eq!((standing(), queues.is_behind_others(&[of_all(0, None)], queues.ticket())), (0, false));
+
+    let refused = join(&[of_all(0, Some(Duration::from_millis(1)))]).expect("there is room in the queue");
+    clock.advance(Duration::from_millis(1));
+    assert!(refused.look().is_ok());
+    refused.admitted(&Answer::of(&[of_all(50_000, None)], clock.now()));
+    positions.extend((500..1_000).filter_map(user_joins));
+    assert_eq!((positions.len(), standing()), (1_000, MOST_RESERVATIONS));
+
     assert!(positions.iter().all(|position| position.look().is_err()));
     clock.advance(SECOND);
     assert!(positions.iter().all(|position| position.look().is_ok()));
