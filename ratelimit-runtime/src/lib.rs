@@ -308,6 +308,7 @@ mod key;
 mod limiter;
 mod memory;
 mod observe;
+mod permit;
 mod process;
 mod queue;
 #[cfg(feature = "redis")]
@@ -331,11 +332,12 @@ pub use ratelimit_macros::{limit_concurrent_requests, limit_request_per_time};
 pub use self::{
     builder::{Builder, OnStoreError, SetupError},
     clock::{Clock, ManualClock},
-    decision::{Decision, Permit},
+    decision::Decision,
     error::{Cause, FromRefusal, RequestPerMinute},
     health::Health,
     key::{CounterName, Key, KeyWriter, RateKey},
     limiter::Limiter,
+    permit::Permit,
     reservation::Reservation,
     rule::{Algorithm, Refill, Rule},
     store::Store,

@@ -1,0 +1,337 @@
+//! The permit that a caller gets, and the receipt that takes it back.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::{
+    Algorithm, Decision, RequestPerMinute, Rule,
+    algorithm::{Taken, TakenWindow},
+    call::CountedBy,
+    guard::Spent,
+    hold::Holding,
+    key::Fingerprint,
+    limiter::{Held, refusal},
+    store::{Charge, Charges},
+};
+
+/// The right to run once, already charged.
+///
+/// Dropping a permit changes nothing: the call counts. A call that did not happen after all can be
+/// given back. Only what a permit holds ends with it: a place of [`Algorithm::Concurrent`] becomes free, and a call that is charged by its time has ended.
+/// On Redis that is done in the background. The next acquire of the key in this process waits for
+/// it, for at most half of its deadline.
+///
+/// ```
+/// # use ratelimit_runtime::{Limiter, Rule};
+/// # use std::time::Duration;
+/// const RULE: Rule = Rule::new("mail", 10, Duration::from_secs(60));
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let limiter = Limiter::in_memory();
+/// let permit = limiter.acquire_n(&RULE, "alice", 4).await?;
+/// assert_eq!((permit.limit(), permit.remaining()), (10, 6));
+///
+/// assert_eq!(permit.give_back().await?, 4);
+/// assert_eq!(limiter.peek(&RULE, "alice").await?.remaining(), 10);
+/// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+/// ```
+pub struct Permit {
+    limit: u64,
+    remaining: u64,
+    reset_after_ms: u64,
+    charged: Charged,
+}
+
+/// Who charged what. A permit is moved more often than it is given back, so it is kept small.
+enum Charged {
+    Nothing,
+    InMemory(Held, ChargedInMemory),
+    /// Spent of what this process had taken from the store.
+    Leased(Held, ChargedInMemory),
+    /// A share in a decision, and the receipt.
+    #[cfg(feature = "redis")]
+    Shared(Held, Arc<crate::redis::Decision>, [u64; 2]),
+    /// In an `Arc`, though nobody shares it: letting go of one is short code, and there is some in front of each limited function.
+    Elsewhere(Arc<Elsewhere>),
+    /// Held until the permit is dropped, and what was charged at once.
+    Held(Box<(Holding, Option<Elsewhere>)>),
+}
+
+type Elsewhere = (Held, Charges, CountedBy);
+
+/// One charge in the memory store: what is needed to take it back.
+pub(crate) struct ChargedInMemory {
+    pub(crate) name: Fingerprint,
+    pub(crate) cost: u64,
+    pub(crate) receipt: [u64; 2],
+    count: u64,
+    period_ms: u64,
+    algorithm: Algorithm,
+}
+
+impl ChargedInMemory {
+    #[inline]
+    pub(crate) fn new(name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
+        let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.counted_by());
+        Self { name, cost, receipt, count, period_ms, algorithm }
+    }
+
+    /// The rule, but for its name.
+    pub(crate) fn rule(&self) -> Rule {
+        Rule::unnamed(self.count, self.period_ms, self.algorithm)
+    }
+}
+
+/// The charge that leaves least, and of those the one that takes longest to leave more. One that is only tried out comes last, after one that is held.
+fn tightest(charges: &[Charge]) -> Option<&Charge> {
+    let room = |charge: &&Charge| {
+        let Decision { remaining, reset_after_ms, .. } = charge.decision;
+        (charge.rule.is_shadow(), charge.hold.is_some(), remaining, u64::MAX - reset_after_ms)
+    };
+    charges.iter().min_by_key(room)
+}
+
+impl Permit {
+    /// For one charge in the memory store.
+    #[inline]
+    pub(crate) fn in_memory(limiter: Held, name: Fingerprint, rule: &Rule, cost: u64, taken: &Taken) -> Self {
+        let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
+        let charged = ChargedInMemory::new(name, rule, cost, receipt);
+        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
+    }
+
+    /// For one charge that had been made before, with others.
+    pub(crate) fn leased(limiter: Held, name: Fingerprint, rule: &Rule, spent: &Spent) -> Self {
+        let Spent { cost, remaining, reset_after_ms, receipt } = *spent;
+        let charged = ChargedInMemory::new(name, rule, cost, receipt);
+        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::Leased(limiter, charged) }
+    }
+
+    /// For a share in a decision.
+    #[cfg(feature = "redis")]
+    pub(crate) fn shared(limiter: Held, decided: Arc<crate::redis::Decision>, limit: u64, taken: &Taken) -> Self {
+        let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
+        Self { limit, remaining, reset_after_ms, charged: Charged::Shared(limiter, decided, receipt) }
+    }
+
+    /// For one charge of a fixed window in the memory store.
+    #[inline]
+    pub(crate) fn of_window(limiter: Held, limit: u64, period_ms: u64, cost: u64, taken: &TakenWindow) -> Self {
+        let TakenWindow { name, remaining, reset_after_ms, opened, .. } = *taken;
+        let algorithm = Algorithm::FixedWindow { align: false }; // as good as aligned to take it back, and to tell the quota
+        let charged = ChargedInMemory { name, cost, receipt: [opened, 0], count: limit, period_ms, algorithm };
+        Self { limit, remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
+    }
+
+    /// `alone` if no other rule was asked: whoever asked knows which rule it is about, so the permit need not.
+    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy, alone: bool) -> Self {
+        let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
+        let held = match (&charges[..], by, limiter.memory()) {
+            ([charge], CountedBy::Store, Some(_)) if alone && !charge.rule.is_shadow() => {
+                let name = charge.counter.fingerprint();
+                Charged::InMemory(limiter, ChargedInMemory::new(name, &charge.rule, charge.cost, charge.receipt))
+            }
+            _ => Charged::Elsewhere(Arc::new((limiter, charges, by))),
+        };
+        Self { charged: held, ..Self::uncharged(tightest) }
+    }
+
+    /// For charges of which some are held. `asked`: when the store was.
+    pub(crate) fn held(limiter: Held, charges: Charges, by: CountedBy, asked: Duration) -> Self {
+        let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
+        let (held, rest) = charges.split_held();
+        let rest = (!rest.is_empty()).then(|| (limiter.clone(), rest, by));
+        let held = Holding::new(limiter, held, by, asked);
+        Self { charged: Charged::Held(Box::new((held, rest))), ..Self::uncharged(tightest) }
+    }
+
+    /// What is held, of a permit that holds something.
+    pub(crate) fn into_holding(self) -> Option<Holding> {
+        if let Charged::Held(held) = self.charged { Some(held.0) } else { None }
+    }
+
+    /// Whether something is held until it is dropped.
+    #[cfg(feature = "tower")]
+    pub(crate) fn holds(&self) -> bool {
+        self.holding().is_some()
+    }
+
+    fn holding(&self) -> Option<&Holding> {
+        if let Charged::Held(held) = &self.charged { Some(&held.0) } else { None }
+    }
+
+    fn uncharged(Decision { limit, remaining, reset_after_ms, .. }: Decision) -> Self {
+        Self { limit, remaining, reset_after_ms, charged: Charged::Nothing }
+    }
+
+    /// A permit that a rule lets through which would refuse if it were not only tried out.
+    pub(crate) fn of_shadow(decision: Decision) -> Self {
+        Self::uncharged(decision)
+    }
+
+    /// A permit nobody had to pay for.
+    pub(crate) fn free(charges: &[Charge]) -> Self {
+        let limit = charges.iter().map(|charge| charge.rule.limit()).min().unwrap_or(u64::MAX);
+        Self::uncharged(Decision::fresh(limit))
+    }
+
+    /// The rule that the numbers are about, and what it was charged. A permit of the memory store does not know the rule's name.
+    #[cfg(any(feature = "axum", feature = "tower"))]
+    pub(crate) fn tightest(&self) -> Option<(Rule, u64)> {
+        let told = |charges| {
+            let charge = tightest(charges).filter(|charge| !charge.rule.is_shadow())?;
+            Some((charge.rule, charge.cost))
+        };
+        match &self.charged {
+            Charged::Nothing => None,
+            Charged::InMemory(_, charged) | Charged::Leased(_, charged) => Some((charged.rule(), charged.cost)),
+            Charged::Elsewhere(elsewhere) => told(&elsewhere.1),
+            Charged::Held(held) => told(&held.1.as_ref()?.1),
+            #[cfg(feature = "redis")]
+            Charged::Shared(_, decision, _) => decision.charge().map(|charge| (charge.rule, charge.cost)),
+        }
+    }
+
+    /// The limit of the rule; of the tightest one if there were several.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// What remained after this call was charged; under the tightest rule if there were several.
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// What the body of a call that is charged by its time, `cost = Elapsed`, may still use: to be given to a database or a client as its own
+    /// limit. Zero when it is used up; [`Duration::MAX`] for a permit that is not charged by time.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Limiter, Rule};
+    /// # use std::time::Duration;
+    /// # const RULE: Rule = Rule::new("query", 10, Duration::from_secs(60));
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// # let limiter = Limiter::in_memory();
+    /// let permit = limiter.acquire(&RULE, "alice").await?;
+    /// assert_eq!(permit.remaining_time(), Duration::MAX);
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    pub fn remaining_time(&self) -> Duration {
+        self.holding().map_or(Duration::MAX, Holding::remaining_time)
+    }
+
+    /// Whether what this permit holds is still held for certain: a place of [`Algorithm::Concurrent`], or a charge that is not settled yet.
+    ///
+    /// On Redis it may be lost when the server could not be told for a whole lease that its holder lives: this process was stopped, the
+    /// network was away, or the server has lost its counters. What was granted by [`OnStoreError::Local`](crate::OnStoreError::Local) is held while the server is away, though others may hold
+    /// something there: use `Deny` where that must not be. By the clock of a machine that was asleep it may seem held until it is renewed. What a memory store counts is held until it is dropped. A permit that holds nothing has nothing
+    /// to lose.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
+    /// # use std::time::Duration;
+    /// const EXPORTS: Rule = Rule::new("export", 1, Duration::from_secs(30)).algorithm(Algorithm::Concurrent);
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// # let limiter = Limiter::in_memory();
+    /// let permit = limiter.acquire(&EXPORTS, "alice").await?;
+    /// // before what must not be done twice at once:
+    /// assert!(permit.is_held());
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    pub fn is_held(&self) -> bool {
+        self.holding().is_none_or(Holding::is_held)
+    }
+
+    /// How long after the decision all of the limit is there again if nobody calls.
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_millis(self.reset_after_ms)
+    }
+
+    /// Returns what this permit was charged and says how much that was, over all of its rules.
+    ///
+    /// What no longer counts is not returned, and no later window is ever credited:
+    ///
+    /// | algorithm | what is returned |
+    /// |---|---|
+    /// | `FixedWindow` | all of it until the window ends, then nothing |
+    /// | `SlidingLog` | all of it for one period, then nothing; nothing either behind more than 5,000 later entries, which would all have to be rewritten |
+    /// | `SlidingWindow` | what it still weighs |
+    /// | `TokenBucket` | what the bucket cannot have refilled since; the number says a part of a token as one |
+    /// | `Concurrent`, and charges by time | all of it: the place is free, and no time was used |
+    /// | `LeakyBucket` | all of it, if nobody has been given a later slot and the slot has not passed; otherwise nothing |
+    ///
+    /// # Errors
+    ///
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store could not be
+    /// told within the limiter's deadline. The charge may or may not have been returned then.
+    ///
+    /// # Cancellation
+    ///
+    /// A future dropped half way may or may not have returned the charge.
+    pub async fn give_back(self) -> Result<u64, RequestPerMinute> {
+        match self.charged {
+            Charged::Nothing => Ok(0),
+            Charged::InMemory(limiter, charged) => Ok(limiter.give_back_in_memory(&charged)),
+            Charged::Leased(limiter, charged) => {
+                let back = limiter.within_deadline(limiter.give_back_leased(&charged)).await;
+                limiter.queues().changed_id(charged.name);
+                back.and_then(|back| back).map_err(|error| refusal(&charged.rule(), error))
+            }
+            Charged::Elsewhere(elsewhere) => {
+                let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) else { return Ok(0) };
+                limiter.give_back(charges, by).await
+            }
+            Charged::Held(held) => {
+                let (holding, rest) = *held;
+                let held = holding.much();
+                let rest = async {
+                    match rest {
+                        Some((limiter, charges, by)) => limiter.give_back(charges, by).await,
+                        None => Ok(0),
+                    }
+                };
+                let (cancelled, rest) = tokio::join!(holding.cancel(), rest);
+                cancelled.and(rest).map(|rest| held + rest)
+            }
+            #[cfg(feature = "redis")]
+            Charged::Shared(limiter, decision, receipt) => {
+                limiter.give_back(decision.charged(receipt), CountedBy::Store).await
+            }
+        }
+    }
+}
+
+impl Permit {
+    /// Gives the permit back without anybody waiting for that.
+    pub(crate) fn abandon(self) {
+        match self.charged {
+            Charged::Nothing => {}
+            Charged::InMemory(limiter, charged) => drop(limiter.give_back_in_memory(&charged)),
+            // Nobody who sleeps until a slot has one of these.
+            Charged::Leased(limiter, charged) => drop(limiter.give_back_leased(&charged)),
+            Charged::Elsewhere(elsewhere) => {
+                if let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) {
+                    limiter.abandon(charges, by);
+                }
+            }
+            Charged::Held(held) => {
+                if let (_, Some((limiter, charges, by))) = *held {
+                    limiter.abandon(charges, by);
+                }
+            }
+            #[cfg(feature = "redis")]
+            Charged::Shared(limiter, decision, receipt) => {
+                limiter.abandon(decision.charged(receipt), CountedBy::Store);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit")
+            .field("limit", &self.limit())
+            .field("remaining", &self.remaining())
+            .field("reset_after", &self.reset_after())
+            .finish_non_exhaustive()
+    }
+}
