@@ -21,13 +21,14 @@ mod waiting;
 use crate::redis::Share;
 use crate::{
     Algorithm, Clock, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
-    algorithm::{Ask, TakenWindow, Window},
+    algorithm::{Ask, TakenWindow},
     guard::Known,
     hold::{self, CleanUpOnDrop},
     key::Fingerprint,
     limiter::{Held, Inner, RulesNow, no_answer, refusal},
     observe,
     queue::Answer as StoreAnswer,
+    rule::limits::LARGEST_WINDOW,
     store::{Batch, Charge, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
 };
 #[cfg(not(feature = "redis"))]
@@ -887,7 +888,7 @@ pub(crate) fn decide_at_once(
 #[allow(clippy::inline_always)] // what is found out would have to be copied
 fn take_window(limiter: &Inner, rule: &Rule, key: &AskedKey, cost: u64) -> Option<TakenWindow> {
     let memory = limiter.memory().filter(|_| limiter.settings().rules_are_as_written())?;
-    let can_fit = (1..=rule.count()).contains(&cost) && rule.count() <= Window::LARGEST_COUNT && !rule.is_shadow();
+    let can_fit = (1..=rule.count()).contains(&cost) && rule.count() <= LARGEST_WINDOW && !rule.is_shadow();
     if !can_fit || rule.lease_size() == 0 || !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
         return None;
     }

@@ -4,7 +4,7 @@ use std::{borrow::Borrow, time::Duration};
 
 pub use crate::call::{Admitting, Asked, Deciding};
 use crate::{
-    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, Refill, RequestPerMinute, Rule, algorithm, call,
+    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, Refill, RequestPerMinute, Rule, call,
     call::{AskedKey, Holds, Manner, OnLimit},
     limiter::{Held, Inner},
 };
@@ -73,7 +73,7 @@ pub const fn lease(rule: Rule, permits: u64) -> Rule {
 
 /// The rule, if its numbers are right as far as they are known; a count of 0 is not.
 const fn checked(rule: Rule) -> Rule {
-    if let Some(fault) = algorithm::fault(&rule) {
+    if let Some(fault) = rule.limit_fault() {
         panic!("{}", fault.words());
     }
     rule

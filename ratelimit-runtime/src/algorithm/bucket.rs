@@ -10,11 +10,11 @@
 #[cfg(feature = "redis")]
 use redis::Value;
 
-#[cfg(feature = "redis")]
-use super::EXACT;
 use super::Look;
 #[cfg(feature = "redis")]
 use super::script::{Numbers, pack, unpack};
+#[cfg(feature = "redis")]
+use crate::rule::limits::EXACT;
 use crate::{Algorithm, Refill, Rule};
 
 /// One bucket, as it was when it was last written.

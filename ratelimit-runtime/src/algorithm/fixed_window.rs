@@ -9,10 +9,7 @@ use redis::Value;
 #[cfg(feature = "redis")]
 use super::script::{Numbers, pack};
 use super::{Look, Taken};
-use crate::{Algorithm, Decision, Rule, key::Fingerprint};
-
-/// What is stored on Redis is [`WINDOWS`] times as large, and Lua's remainders are exact up to 2^52.
-pub(super) const LARGEST_COUNT: u64 = 9_999_999_999;
+use crate::{Algorithm, Decision, Rule, key::Fingerprint, rule::limits::LARGEST_WINDOW};
 
 /// One window.
 #[derive(Debug)]
@@ -24,8 +21,6 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    pub(crate) const LARGEST_COUNT: u64 = LARGEST_COUNT;
-
     #[inline]
     pub(crate) fn open(rule: &Rule, now_ms: u64) -> Self {
         Self { end_ms: end_ms(rule, now_ms), opened: now_ms, used: 0 }
@@ -83,7 +78,7 @@ impl Window {
 }
 
 /// A window in the room of two numbers. Both times have 47 bits, which is enough until the year 6429; what is used has 34, which is enough for
-/// [`LARGEST_COUNT`].
+/// [`LARGEST_WINDOW`].
 ///
 /// The end and the low bits of when it was opened; its high bits and what is used.
 #[derive(Clone, Copy, Debug)]
@@ -172,7 +167,7 @@ pub(super) const WINDOWS: u64 = 450_001;
 #[cfg(feature = "redis")]
 pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
     // The largest value before the charge; a cost of 0 fits whatever is used.
-    let room = if cost == 0 { LARGEST_COUNT } else { rule.count().saturating_sub(cost) };
+    let room = if cost == 0 { LARGEST_WINDOW } else { rule.count().saturating_sub(cost) };
     let align = matches!(rule.counted_by(), Algorithm::FixedWindow { align: true });
     pack([room * WINDOWS + WINDOWS - 1, rule.period_ms(), align.into()])
 }
@@ -240,7 +235,7 @@ mod tests {
     fn nothing_is_lost_in_a_packed_window() {
         let times = [0, 1, 946_684_800_000, (1 << 47) - 1];
         for (end_ms, opened) in times.into_iter().flat_map(|end| times.map(|opened| (end, opened))) {
-            for used in [0, 1, (1 << OPENED_BITS) - 1, 1 << OPENED_BITS, LARGEST_COUNT] {
+            for used in [0, 1, (1 << OPENED_BITS) - 1, 1 << OPENED_BITS, LARGEST_WINDOW] {
                 let back = Window::from(PackedWindow::from(&Window { end_ms, opened, used }));
                 assert_eq!((back.end_ms, back.opened, back.used), (end_ms, opened, used));
             }

@@ -12,47 +12,7 @@ use smallvec::{SmallVec, smallvec};
 #[cfg(feature = "redis")]
 use super::script::{Numbers, pack};
 use super::{Look, holds::HoldSet};
-use crate::{Rule, store::Hold};
-
-/// How a period is stored. It depends on the period alone, so a changed count reads the same log.
-pub(super) struct Layout {
-    /// Microseconds a tick.
-    tick_us: u64,
-    period_ticks: u64,
-    /// How many digits of an entry in Redis are its total.
-    digits: u32,
-}
-
-/// What times are stored modulo in Redis, times what totals are: Lua's numbers are whole up to there.
-const ROOM: u64 = 8_123_456_790_000_000;
-const MOST_DIGITS: u32 = 7;
-
-impl Layout {
-    pub(super) const fn of(rule: &Rule) -> Self {
-        let period_us = rule.period_ms().saturating_mul(1000);
-        let tick_us = if period_us <= 200_000_000 { 1 } else { 1000 };
-        let mut layout = Self { tick_us, period_ticks: period_us / tick_us, digits: MOST_DIGITS };
-        while layout.cycle() / 5 * 2 < layout.period_ticks {
-            layout.digits -= 1;
-        }
-        layout
-    }
-
-    /// What times are stored modulo in Redis: two and a half periods at least.
-    const fn cycle(&self) -> u64 {
-        ROOM / self.largest_count()
-    }
-
-    /// How long until an entry of that time has expired.
-    fn wait_ms(&self, time: u64, now: u64) -> u64 {
-        ((time + self.period_ticks - now) * self.tick_us).div_ceil(1000)
-    }
-
-    /// As much as a total in Redis can tell apart.
-    pub(super) const fn largest_count(&self) -> u64 {
-        10_u64.pow(self.digits)
-    }
-}
+use crate::{Rule, rule::limits::LogLayout, store::Hold};
 
 /// Entries that a charge can be given back behind: every later total changes, and a server does nothing else meanwhile.
 const GIVE_BACK_DEPTH: usize = 5000;
@@ -123,7 +83,7 @@ impl Log {
             && let Some((_, total)) = self.entries.pop_back()
         {
             self.entries.clear();
-            self.entries.push_back((now_us.div_ceil(Layout::of(rule).tick_us), total));
+            self.entries.push_back((now_us.div_ceil(LogLayout::of(rule.period_ms()).tick_us), total));
             self.until_ms = until_ms;
         }
         if let Some(holds) = &mut self.holds {
@@ -141,7 +101,7 @@ impl Log {
     /// Decides at `now_us`, having dropped what has expired by then. A hold does not fit where there are too many, nor, if it is to be alone, beside
     /// any other.
     pub(super) fn look(&mut self, rule: &Rule, now_us: u64, cost: u64, asked: Option<&Hold>) -> Look {
-        let (layout, millis) = (Layout::of(rule), now_us / 1000);
+        let (layout, millis) = (LogLayout::of(rule.period_ms()), now_us / 1000);
         let now = now_us / layout.tick_us;
         self.drop_expired(&layout, now);
         self.drop_ended(now_us);
@@ -174,7 +134,7 @@ impl Log {
     }
 
     /// How long until so much has expired of what is held and what was charged.
-    fn wait_ms(&self, layout: &Layout, now_us: u64, short: u64) -> u64 {
+    fn wait_ms(&self, layout: &LogLayout, now_us: u64, short: u64) -> u64 {
         let (now, millis) = (now_us / layout.tick_us, now_us / 1000);
         // When the first holds have ended: how much that is, and how long it takes.
         let mut ended: SmallVec<[(u64, u64); 4]> = smallvec![(0, 0)];
@@ -214,7 +174,7 @@ impl Log {
 
     /// Charges what was used instead of what was held, whether or not it fits, and says how much still was. See [`Hold::again`].
     pub(super) fn settle(&mut self, rule: &Rule, now_us: u64, asked: &Hold, used: u64) -> u64 {
-        let (layout, millis) = (Layout::of(rule), now_us / 1000);
+        let (layout, millis) = (LogLayout::of(rule.period_ms()), now_us / 1000);
         self.drop_expired(&layout, now_us / layout.tick_us);
         self.drop_ended(now_us);
         let (mut held, mut is_settled) = (None, false);
@@ -238,7 +198,7 @@ impl Log {
 
     /// Adds a charge that [`Log::look`] has found to fit, and returns the time of its entry.
     pub(super) fn charge(&mut self, rule: &Rule, now_us: u64, cost: u64) -> [u64; 2] {
-        let ceiling = now_us.div_ceil(Layout::of(rule).tick_us);
+        let ceiling = now_us.div_ceil(LogLayout::of(rule.period_ms()).tick_us);
         let total = self.entries.back().map_or(self.base, |(_, total)| *total) + cost;
         self.until_ms = now_us / 1000 + lifetime_ms(rule);
         match self.entries.back_mut() {
@@ -255,7 +215,7 @@ impl Log {
 
     /// Takes a charge out of the entry of that time, and returns how much it still held.
     pub(super) fn give_back(&mut self, rule: &Rule, now_us: u64, [time, _]: [u64; 2], cost: u64) -> u64 {
-        let layout = Layout::of(rule);
+        let layout = LogLayout::of(rule.period_ms());
         self.drop_expired(&layout, now_us / layout.tick_us);
         let Ok(index) = self.entries.binary_search_by_key(&time, |(time, _)| *time) else {
             return 0;
@@ -277,7 +237,7 @@ impl Log {
         back
     }
 
-    fn drop_expired(&mut self, layout: &Layout, now: u64) {
+    fn drop_expired(&mut self, layout: &LogLayout, now: u64) {
         while let Some(&(time, total)) = self.entries.front()
             && time + layout.period_ticks <= now
         {
@@ -289,13 +249,13 @@ impl Log {
 
 #[cfg(feature = "redis")]
 pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
-    pack([cost, rule.count(), rule.period_ms(), Layout::of(rule).digits.into()])
+    pack([cost, rule.count(), rule.period_ms(), LogLayout::of(rule.period_ms()).digits.into()])
 }
 
 /// And for a charge that is held.
 #[cfg(feature = "redis")]
 pub(super) fn hold_numbers(rule: &Rule, cost: u64, asked: &Hold) -> Numbers {
-    let digits = Layout::of(rule).digits.into();
+    let digits = LogLayout::of(rule.period_ms()).digits.into();
     pack([
         cost,
         rule.count(),
@@ -310,7 +270,7 @@ pub(super) fn hold_numbers(rule: &Rule, cost: u64, asked: &Hold) -> Numbers {
 
 #[cfg(feature = "redis")]
 pub(super) fn give_back_numbers(rule: &Rule, [time, _]: [u64; 2], cost: u64) -> Numbers {
-    pack([cost, rule.period_ms(), time, Layout::of(rule).digits.into()])
+    pack([cost, rule.period_ms(), time, LogLayout::of(rule.period_ms()).digits.into()])
 }
 
 /// What the script says of the log, after the charge if there was one, and the receipt.
@@ -319,7 +279,7 @@ pub(super) fn read(rule: &Rule, reply: &Value) -> Option<(Look, [u64; 2])> {
     let numbers = match reply {
         Value::Int(packed) => {
             let (packed, ahead_ms) = if *packed < 0 { (-1 - packed, 1) } else { (*packed, 0) };
-            let cycle = Layout::of(rule).cycle();
+            let cycle = LogLayout::of(rule.period_ms()).cycle();
             let (remaining, time) = (packed.unsigned_abs() / cycle, packed.unsigned_abs() % cycle);
             return Some((Look::new(rule, remaining, rule.period_ms() + ahead_ms, None), [time, 0]));
         }
@@ -345,7 +305,7 @@ pub(super) fn read(rule: &Rule, reply: &Value) -> Option<(Look, [u64; 2])> {
 pub(super) fn reply_to_another(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {
     Some(match reply {
         Value::Int(packed) => {
-            let more = more.checked_mul(i64::try_from(Layout::of(rule).cycle()).ok()?)?;
+            let more = more.checked_mul(i64::try_from(LogLayout::of(rule.period_ms()).cycle()).ok()?)?;
             Value::Int(if *packed < 0 { packed.checked_add(more)? } else { packed.checked_sub(more)? })
         }
         Value::Array(numbers) => {

@@ -5,7 +5,8 @@ use std::{collections::HashMap, time::Duration};
 
 use crate::{
     Algorithm, CounterName, Decision, Key, Refill, Rule,
-    algorithm::{Fault, MOST_HOLDS, fault},
+    algorithm::MOST_HOLDS,
+    rule::limits::Fault,
     store::{Charge, Charges, Hold, Request},
 };
 
@@ -453,7 +454,7 @@ fn period_ms(rule: &Rule) -> i128 {
 
 /// The largest count of a rule with this algorithm and period. A log can count no more.
 fn largest_count(rule: &Rule) -> i128 {
-    match fault(&rule.with_count(u64::MAX)) {
+    match rule.with_count(u64::MAX).limit_fault() {
         Some(Fault::TooLarge { largest, .. }) => largest.into(),
         other => unreachable!("no rule counts without end: {other:?}"),
     }

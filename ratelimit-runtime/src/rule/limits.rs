@@ -1,0 +1,132 @@
+//! The largest numbers that each algorithm can store.
+
+use std::time::Duration;
+
+use super::algorithm::{Algorithm, Refill};
+
+/// The largest whole number up to which Lua's arithmetic, quotients rounded up included, is exact.
+pub(crate) const EXACT: u64 = 1 << 52;
+
+/// The largest count of a fixed window: Redis stores a number 450,001 times as large, and Lua's remainders are exact up to 2^52.
+pub(crate) const LARGEST_WINDOW: u64 = 9_999_999_999;
+
+/// How a log stores its period. It depends on the period alone, so a changed count reads the same log.
+pub(crate) struct LogLayout {
+    /// Microseconds a tick.
+    pub(crate) tick_us: u64,
+    pub(crate) period_ticks: u64,
+    /// How many digits of an entry in Redis are its total.
+    pub(crate) digits: u32,
+}
+
+/// What times are stored modulo in Redis, times what totals are: Lua's numbers are whole up to there.
+const ROOM: u64 = 8_123_456_790_000_000;
+const MOST_DIGITS: u32 = 7;
+
+impl LogLayout {
+    pub(crate) const fn of(period_ms: u64) -> Self {
+        let period_us = period_ms.saturating_mul(1000);
+        let tick_us = if period_us <= 200_000_000 { 1 } else { 1000 };
+        let mut layout = Self { tick_us, period_ticks: period_us / tick_us, digits: MOST_DIGITS };
+        while layout.cycle() / 5 * 2 < layout.period_ticks {
+            layout.digits -= 1;
+        }
+        layout
+    }
+
+    /// What times are stored modulo in Redis: two and a half periods at least.
+    pub(crate) const fn cycle(&self) -> u64 {
+        ROOM / self.largest_count()
+    }
+
+    /// How long until an entry of that time has expired.
+    pub(crate) fn wait_ms(&self, time: u64, now: u64) -> u64 {
+        ((time + self.period_ticks - now) * self.tick_us).div_ceil(1000)
+    }
+
+    /// As much as a total in Redis can tell apart.
+    pub(crate) const fn largest_count(&self) -> u64 {
+        10_u64.pow(self.digits)
+    }
+}
+
+/// A number of a rule that its algorithm can't have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    NoBuckets,
+    TooManyBuckets,
+    UnevenBuckets,
+    NoBurst,
+    NoLease,
+    NotLeased,
+    TooLarge { what: What, number: u64, largest: u64 },
+}
+
+/// A number of a rule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum What {
+    Count,
+    Burst,
+    Queue,
+}
+
+impl Fault {
+    /// As far as it can be told at compile time.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::NoBuckets => "`buckets` must be at least 1",
+            Self::TooManyBuckets => "`buckets` must be at most 1,000",
+            Self::UnevenBuckets => "the period in milliseconds must be a multiple of `buckets`",
+            Self::NoBurst => "`burst` must be at least 1",
+            Self::NoLease => "`lease` must be at least 1",
+            Self::NotLeased => "`lease` needs the algorithm `FixedWindow`",
+            Self::TooLarge { what: What::Count, .. } => "`count` is more than the algorithm can store, see `Rule::new`",
+            Self::TooLarge { what: What::Burst, .. } => "`burst` is more than the algorithm can store, see `Rule::new`",
+            Self::TooLarge { what: What::Queue, .. } => "`queue` is more than the algorithm can store, see `Rule::new`",
+        }
+    }
+
+    /// With the numbers of the rule it is in.
+    pub(super) fn explain(self, algorithm: Algorithm, period: Duration) -> String {
+        match self {
+            Self::TooLarge { what, number, largest } => {
+                let what = match what {
+                    What::Count => "count",
+                    What::Burst => "burst",
+                    What::Queue => "queue",
+                };
+                format!("its {what} is {number}; {algorithm:?} over {period:?} can store {largest} at most")
+            }
+            _ => format!("{}; it is {algorithm:?} over {period:?}", self.words()),
+        }
+    }
+}
+
+/// The fault of a rule whose period, in milliseconds, is right.
+#[inline]
+pub(super) const fn fault(algorithm: Algorithm, count: u64, period: u64, lease: u16) -> Option<Fault> {
+    const MOST_BUCKETS: u64 = 1_000;
+    match algorithm {
+        _ if lease == 0 => Some(Fault::NoLease),
+        Algorithm::FixedWindow { .. } => too_large(What::Count, count, LARGEST_WINDOW),
+        _ if lease > 1 => Some(Fault::NotLeased),
+        Algorithm::SlidingLog => too_large(What::Count, count, LogLayout::of(period).largest_count()),
+        Algorithm::Concurrent => too_large(What::Count, count, EXACT),
+        Algorithm::SlidingWindow { buckets: 0 } => Some(Fault::NoBuckets),
+        Algorithm::SlidingWindow { buckets } if buckets > MOST_BUCKETS => Some(Fault::TooManyBuckets),
+        Algorithm::SlidingWindow { buckets } if !period.is_multiple_of(buckets) => Some(Fault::UnevenBuckets),
+        Algorithm::SlidingWindow { buckets } => too_large(What::Count, count, EXACT / (period / buckets)),
+        _ if count > EXACT => too_large(What::Count, count, EXACT),
+        Algorithm::LeakyBucket { queue } => too_large(What::Queue, queue, EXACT / period - 1),
+        Algorithm::TokenBucket { burst: 0, .. } if count > 0 => Some(Fault::NoBurst),
+        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => too_large(What::Burst, burst, EXACT / period),
+        Algorithm::TokenBucket { burst, .. } => {
+            let fills = (EXACT / period).saturating_mul(if count == 0 { 1 } else { count });
+            too_large(What::Burst, burst, if fills < EXACT { fills } else { EXACT })
+        }
+    }
+}
+
+const fn too_large(what: What, number: u64, largest: u64) -> Option<Fault> {
+    if number > largest { Some(Fault::TooLarge { what, number, largest }) } else { None }
+}
