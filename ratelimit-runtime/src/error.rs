@@ -268,3 +268,21 @@ impl<T, E: From<RequestPerMinute>> FromRefusal for Result<T, E> {
         Err(refused.into())
     }
 }
+
+/// A limiter could not be set up. Its message says what is wrong and what to do; it never holds a password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetupError(String);
+
+impl SetupError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for SetupError {}

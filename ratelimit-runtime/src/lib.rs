@@ -309,6 +309,7 @@ mod limiter;
 mod memory;
 mod observe;
 mod permit;
+mod policy;
 mod process;
 mod queue;
 #[cfg(feature = "redis")]
@@ -330,14 +331,15 @@ pub mod __private;
 pub use ratelimit_macros::{limit_concurrent_requests, limit_request_per_time};
 
 pub use self::{
-    builder::{Builder, OnStoreError, SetupError},
+    builder::Builder,
     clock::{Clock, ManualClock},
     decision::Decision,
-    error::{Cause, FromRefusal, RequestPerMinute},
+    error::{Cause, FromRefusal, RequestPerMinute, SetupError},
     health::Health,
     key::{CounterName, Key, KeyWriter, RateKey},
     limiter::Limiter,
     permit::Permit,
+    policy::OnStoreError,
     reservation::Reservation,
     rule::{Algorithm, Refill, Rule},
     store::Store,
