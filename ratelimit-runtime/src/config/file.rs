@@ -14,7 +14,7 @@ use std::{
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::Use;
+use super::usage::Use;
 use crate::{Algorithm, OnStoreError, Refill, Rule, SetupError};
 
 /// Settings as they stand in a text, by prefix.

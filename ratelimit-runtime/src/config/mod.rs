@@ -56,7 +56,9 @@
 //! # Ok::<_, ratelimit_runtime::SetupError>(()) }).unwrap();
 //! ```
 
+mod current;
 mod file;
+mod usage;
 mod watch;
 
 use std::{
@@ -66,54 +68,18 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use arc_swap::{ArcSwap, Guard};
-use tokio::sync::watch::{Receiver, Sender};
+use arc_swap::Guard;
+use tokio::sync::watch::Receiver;
 
-pub(crate) use self::file::Table;
-use self::file::Text;
-use crate::{Algorithm, Key, OnStoreError, Rule, SetupError, observe::Throttle};
+use self::{current::Current, file::Text};
+pub(crate) use self::{file::Table, usage::Use};
+use crate::{Key, OnStoreError, Rule, SetupError, observe::Throttle};
 
 /// What a file says of rules. A cheap handle: clones change together.
 ///
 /// Given to a limiter with [`Builder::rules`](crate::Builder::rules). See [`config`](crate::config) for what may stand in the file.
 #[derive(Clone)]
 pub struct Rules(Arc<Current>);
-
-/// The table that holds, and those who wait for another one.
-pub(crate) struct Current {
-    table: ArcSwap<Table>,
-    changed: Sender<()>,
-}
-
-impl Current {
-    fn replace(&self, table: Table) {
-        self.table.store(Arc::new(table));
-        self.changed.send_replace(());
-    }
-}
-
-/// What a rule of the code is used for.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Use {
-    /// Its charge is held, and settled when the call is over.
-    pub(crate) is_settled: bool,
-    pub(crate) is_one_of_several: bool,
-}
-
-impl Use {
-    /// A bit for each kind of call that settings may fit or not: its use, and how the code counts it.
-    fn bit_with(self, rule: &Rule) -> u32 {
-        let algorithm = match rule.counted_by() {
-            Algorithm::FixedWindow { .. } => 0,
-            Algorithm::SlidingLog => 1,
-            Algorithm::SlidingWindow { .. } => 2,
-            Algorithm::TokenBucket { .. } => 3,
-            Algorithm::LeakyBucket { .. } => 4,
-            Algorithm::Concurrent => 5,
-        };
-        1 << (4 * algorithm + 2 * u32::from(self.is_settled) + u32::from(self.is_one_of_several))
-    }
-}
 
 impl Rules {
     /// What a text says. It does not change.
@@ -131,7 +97,7 @@ impl Rules {
     ///
     /// As [`Rules::parse`].
     pub fn parse_beside(text: &str, own_tables: &[&str]) -> Result<Self, SetupError> {
-        Ok(Self::new(Text::parse(text, own_tables)?.complete(&Table::default())?))
+        Ok(Self(Current::new(Text::parse(text, own_tables)?.complete(&Table::default())?)))
     }
 
     /// What a file says, now and whenever it is changed, with the environment over it.
@@ -165,7 +131,7 @@ impl Rules {
     ///
     /// As [`Rules::watch`].
     pub fn watch_beside(path: impl AsRef<Path>, own_tables: &[&str]) -> Result<Self, SetupError> {
-        watch::start(path.as_ref(), own_tables)
+        watch::start(path.as_ref(), own_tables).map(Self)
     }
 
     /// The rule with this prefix, if the file says enough of it: its count and its unit. For programs whose rules are nowhere else.
@@ -188,10 +154,6 @@ impl Rules {
         self.now().by_prefix.keys().cloned().collect()
     }
 
-    fn new(table: Table) -> Self {
-        Self(Arc::new(Current { table: ArcSwap::from_pointee(table), changed: Sender::new(()) }))
-    }
-
     /// The table that holds now. A call takes one, for all of its rules.
     pub(crate) fn now(&self) -> Guard<Arc<Table>> {
         self.0.table.load()
@@ -199,7 +161,7 @@ impl Rules {
 
     /// Tells of each change from now on.
     pub(crate) fn changes(&self) -> Receiver<()> {
-        self.0.changed.subscribe()
+        self.0.changes()
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Current, Rules,
+    current::Current,
     file::{Table, Text},
 };
 use crate::SetupError;
@@ -23,16 +23,15 @@ const READS_WITHOUT_END: u32 = 11;
 
 const VARIABLE: &str = "RATELIMIT_RULES";
 
-pub(super) fn start(path: &Path, own_tables: &[&str]) -> Result<Rules, SetupError> {
+pub(super) fn start(path: &Path, own_tables: &[&str]) -> Result<Arc<Current>, SetupError> {
     let wrong = |error: &dyn std::fmt::Display| SetupError::new(format!("{}: {error}", path.display()));
     // The program may change its working directory.
     let absolute = path::absolute(path).map_err(|error| wrong(&error))?;
     let text = fs::read_to_string(&absolute).map_err(|error| wrong(&error))?;
     let own_tables: Vec<_> = own_tables.iter().map(|&name| name.to_owned()).collect();
     let source = Source { path: absolute, from_environment: environment()?, own_tables };
-    let rules = Rules::new(source.read(&text, &Table::default()).map_err(|error| wrong(&error))?);
-    let watcher =
-        Watcher { source, rules: Arc::downgrade(&rules.0), taken: Ok(text.clone()), seen: Ok(text), reads: 1 };
+    let rules = Current::new(source.read(&text, &Table::default()).map_err(|error| wrong(&error))?);
+    let watcher = Watcher { source, rules: Arc::downgrade(&rules), taken: Ok(text.clone()), seen: Ok(text), reads: 1 };
     let thread = thread::Builder::new().name("ratelimit-rules".into());
     thread.spawn(|| watcher.run()).map_err(|error| wrong(&error))?;
     Ok(rules)

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    ALGORITHMS, Schedule, Subject,
+    schedule::Schedule,
+    subject::{ALGORITHMS, Subject},
     trial::{Broken, Compared, Trial},
 };
 use crate::{

@@ -102,45 +102,20 @@
 mod check;
 mod model;
 mod schedule;
+mod subject;
 mod trial;
 
-use std::time::Duration;
-
-pub use self::check::check;
+pub use self::{
+    check::check,
+    subject::{ALGORITHMS, Subject},
+};
 #[doc(hidden)]
 pub use self::{
     model::Model,
     schedule::Schedule,
     trial::{Broken, Grant, Trial},
 };
-use crate::{Algorithm, CounterName, Key, Limiter, ManualClock, Refill, Rule, Store};
-
-/// A store, and the time it lives by.
-pub trait Subject {
-    /// The store.
-    fn store(&self) -> &dyn Store;
-
-    /// Time since 1970-01-01 00:00 UTC, as the store's clock shows it.
-    fn now(&self) -> Duration;
-
-    /// Moves the store's clock forward.
-    fn advance(&self, by: Duration);
-}
-
-/// A store that was given this clock.
-impl<S: Store> Subject for (S, ManualClock) {
-    fn store(&self) -> &dyn Store {
-        &self.0
-    }
-
-    fn now(&self) -> Duration {
-        self.1.now()
-    }
-
-    fn advance(&self, by: Duration) {
-        self.1.advance(by);
-    }
-}
+use crate::{CounterName, Key, Limiter, Rule, Store};
 
 /// The store a limiter counts in.
 ///
@@ -156,21 +131,3 @@ pub fn store_of(limiter: &Limiter) -> &dyn Store {
 pub fn counter_of(rule: &Rule, key: u64) -> CounterName {
     CounterName::new("", rule, Some(&Key::new(key)))
 }
-
-/// Every algorithm, with telling numbers.
-pub const ALGORITHMS: &[Algorithm] = &[
-    Algorithm::FixedWindow { align: false },
-    Algorithm::FixedWindow { align: true },
-    Algorithm::SlidingLog,
-    Algorithm::SlidingWindow { buckets: 1 },
-    Algorithm::SlidingWindow { buckets: 3 },
-    Algorithm::SlidingWindow { buckets: 7 },
-    Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy },
-    Algorithm::TokenBucket { burst: 10, refill: Refill::Interval },
-    Algorithm::TokenBucket { burst: 25, refill: Refill::Greedy },
-    Algorithm::TokenBucket { burst: 5, refill: Refill::Interval },
-    Algorithm::TokenBucket { burst: 25, refill: Refill::Interval },
-    Algorithm::LeakyBucket { queue: 0 },
-    Algorithm::LeakyBucket { queue: 5 },
-    Algorithm::Concurrent,
-];

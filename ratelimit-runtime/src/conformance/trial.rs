@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{runtime::Handle, task::JoinSet};
 
-use super::{Model, Subject};
+use super::{model::Model, subject::Subject};
 use crate::{
     Algorithm, CounterName, Key, Rule, Store,
     store::{Batch, Charge, Charges, Hold, Reply, Request, StoreError},
