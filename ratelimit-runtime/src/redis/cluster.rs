@@ -27,7 +27,7 @@ use super::{
     coalescing::Failure,
     command::Command,
     link::{Links, Settings},
-    majority::{majority, mostly_misconfigured},
+    majority::{Votes, majority, mostly_misconfigured},
     slots::{Heard, Layout, Range, SLOTS, heard, read_layout, slot_of},
     target::{Address, Target, addresses},
 };
@@ -35,6 +35,8 @@ use crate::{failures::Epoch, limiter::NO_RUNTIME, store::StoreError};
 
 /// How long a node may take to say which node has which slots.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// Once a node has told that, how long others are waited for. One node's word is enough.
+const GRACE: Duration = Duration::from_millis(500);
 /// How long the connection to it may take while nothing is known: several round trips, where a call has one.
 const OPENING: Duration = Duration::from_secs(2);
 /// Between two times that the nodes are asked, while that changes something; up to the second while it does not.
@@ -342,10 +344,11 @@ impl Cluster {
         };
         let replicas = some_of(replicas, round);
         let nodes = some_of(known.clone(), round);
-        let (mut told, mut failed) = majority(nodes.iter().map(|node| node.layout(opening))).await;
+        let patience = |told: &Votes<Layout>, _| (!told.is_empty()).then_some(GRACE);
+        let (mut told, mut failed) = majority(nodes.iter().map(|node| node.layout(opening)), patience).await;
         if told.is_empty() {
             let nodes = self.others(&known, replicas)?;
-            let (others_told, others_failed) = majority(nodes.iter().map(|node| node.layout(opening))).await;
+            let (others_told, others_failed) = majority(nodes.iter().map(|node| node.layout(opening)), patience).await;
             told = others_told;
             failed.extend(others_failed);
         }
