@@ -609,6 +609,23 @@ mod connections {
         recovers(&limiter).await;
         assert_eq!(proxy.accepted(), before + 1);
     }
+
+    /// New connections are refused, as by a server that has as many as it may, but those that there
+    /// are go on.
+    #[tokio::test]
+    async fn that_answer_again_are_used_while_others_are_refused() {
+        let server = RedisServer::start();
+        let far = Proxy::start(server.port());
+        let near = Proxy::start(far.port());
+        let limiter = limiter(&near.url(), OnStoreError::Deny).await;
+        recovers(&limiter).await;
+        near.set(Mode::Refuse);
+        far.set(Mode::Stall);
+        calls_until_the_breaker_opens(&limiter, &hourly(4000, FIXED)).await;
+        sleep(DEADLINE * 25).await; // longer than a connection without any answer is waited for
+        far.set(Mode::Delay(DEADLINE / 10)); // an answer takes longer than a refusal
+        recovers(&limiter).await;
+    }
 }
 
 mod executed {

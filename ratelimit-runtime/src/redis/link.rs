@@ -696,45 +696,61 @@ impl Link {
         let mut state = self.state.subscribe();
         let mut had = self.state.borrow().open();
         loop {
-            let loss = {
+            let (open, loss) = {
                 let state = state.wait_for(|state| state.open() < wanted).await.ok()?;
                 let kind = if state.is_away() { Loss::Silent } else { Loss::Ended };
-                (state.open() < had).then_some(kind)
+                (state.open(), (state.open() < had).then_some(kind))
             };
-            let pause = backoff.next(self.served.swap(false, Ordering::Relaxed), loss);
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = self.all_lost() => {
-                    backoff.alone();
-                    continue;
-                }
+            if !self.pause(backoff, loss, open > 0).await {
+                continue;
             }
-            let attempt = async {
-                self.wait_for_the_silent().await;
-                let limit = backoff.limit();
-                (self.open(limit, backoff.is_first()).await, limit)
-            };
             tokio::select! {
                 () = self.revive() => backoff.opened(),
-                (opened, limit) = attempt => match opened {
-                    Ok((open, client)) => {
-                        backoff.opened();
-                        if let Some(other) = self.opened(open, client, server) {
-                            return Some(other);
-                        }
+                opened = self.attempts(backoff) => {
+                    let Some((open, client)) = opened else { continue };
+                    backoff.opened();
+                    if let Some(other) = self.opened(open, client, server) {
+                        return Some(other);
                     }
-                    Err(error) => {
-                        let error = self.node.refused(error);
-                        tracing::debug!(server = %self.node.target, %error, "cannot connect");
-                        self.change(|state| {
-                            state.failed(error, Instant::now());
-                            true
-                        });
-                        backoff.failed(limit, self.state.borrow().open() > 0);
-                    }
-                },
+                }
             }
             had = self.state.borrow().open();
+        }
+    }
+
+    /// Tries to open a connection until one is open. Nothing if the others are lost meanwhile.
+    async fn attempts(self: &Arc<Self>, backoff: &mut Backoff) -> Option<(Open, Client)> {
+        loop {
+            self.wait_for_the_silent().await;
+            let limit = backoff.limit();
+            let error = match self.open(limit, backoff.is_first()).await {
+                Ok(opened) => return Some(opened),
+                Err(error) => self.node.refused(error),
+            };
+            tracing::debug!(server = %self.node.target, %error, "cannot connect");
+            self.change(|state| {
+                state.failed(error, Instant::now());
+                true
+            });
+            let others = self.state.borrow().open() > 0;
+            backoff.failed(limit, others);
+            if !self.pause(backoff, None, others).await {
+                return None;
+            }
+        }
+    }
+
+    /// Pauses before the next attempt. False if there were `others`, open connections, and they are
+    /// lost meanwhile.
+    async fn pause(&self, backoff: &mut Backoff, loss: Option<Loss>, others: bool) -> bool {
+        let pause = backoff.next(self.served.swap(false, Ordering::Relaxed), loss);
+        let mut state = self.state.subscribe();
+        tokio::select! {
+            () = sleep(pause) => true,
+            _ = state.wait_for(|state| state.open() == 0), if others => {
+                backoff.alone();
+                false
+            }
         }
     }
 
@@ -815,14 +831,6 @@ impl Link {
             self.heard.store(self.now(), Ordering::Relaxed);
             sleep(with_jitter(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-
-    /// Returns when the open connections are gone. Never where there are none.
-    async fn all_lost(&self) {
-        let mut state = self.state.subscribe();
-        if state.borrow_and_update().open() == 0 || state.wait_for(|state| state.open() == 0).await.is_err() {
-            std::future::pending::<()>().await;
         }
     }
 
