@@ -626,6 +626,30 @@ mod connections {
         far.set(Mode::Delay(DEADLINE / 10)); // an answer takes longer than a refusal
         recovers(&limiter).await;
     }
+
+    /// Callers who go early do not say which of them is silent.
+    #[tokio::test]
+    async fn that_go_silent_are_replaced_though_all_callers_go_early() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let builder = Limiter::builder(&proxy.url()).deadline(DEADLINE * 5).on_store_error(OnStoreError::Deny);
+        let limiter = builder.connections(3).build().await.unwrap();
+        let rule = hourly(1_000_000, FIXED);
+        eventually("three connections", async || connected(&server).len() == 3).await;
+        recovers(&limiter).await;
+        proxy.set(Mode::DropReplies);
+        assert!(timeout(DEADLINE, limiter.acquire(&rule, 1)).await.is_err());
+        proxy.set(Mode::Pass);
+        eventually("ten calls in a row", async || {
+            for _ in 0..10 {
+                if timeout(DEADLINE, limiter.acquire(&rule, 1)).await.is_err() {
+                    return false;
+                }
+            }
+            true
+        })
+        .await;
+    }
 }
 
 mod executed {

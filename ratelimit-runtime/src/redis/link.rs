@@ -249,7 +249,7 @@ impl Sent<'_> {
         }
         let patience = link.node.settings.deadline.saturating_sub(link.node.settings.deadline / 10);
         if link.since(at) < patience {
-            if !link.silence.answered_since(at) {
+            if !silence.answered_since(at) {
                 link.doubted.notify_one();
             }
             return;
@@ -854,21 +854,29 @@ impl Link {
     async fn ask_when_in_doubt(self: &Arc<Self>) {
         let deadline = self.node.settings.deadline;
         loop {
-            let probes = match timeout(IDLE, self.doubted.notified()).await {
-                Ok(()) => 1,
-                Err(_) if self.silence.answered_since(self.ago(IDLE)) => 0,
-                Err(_) => self.state.borrow().open(),
-            };
-            for _ in 0..probes {
-                while let Some(Ok(mut connection)) = self.open_connection() {
-                    if timeout(deadline, connection.ask(iter::once(probe()), 1)).await.is_ok() {
-                        break;
-                    }
-                }
+            let is_doubted = timeout(IDLE, self.doubted.notified()).await.is_ok();
+            if is_doubted || !self.silence.answered_since(self.ago(IDLE)) {
+                while !self.all_answer().await {}
             }
             // If all callers go early, that is no reason to ask all the time.
             sleep(deadline.min(IDLE)).await;
         }
+    }
+
+    /// Probes each of the open connections once. Says whether all of them were answered in time: that
+    /// of some tells a silent connection from a silent server.
+    async fn all_answer(self: &Arc<Self>) -> bool {
+        let open = match &*self.state.borrow() {
+            State::Up(open) => open.clone(),
+            _ => return true,
+        };
+        let mut all = true;
+        for open in open {
+            let mut connection = Connection { open, link: Arc::clone(self) };
+            let answered = timeout(self.node.settings.deadline, connection.ask(iter::once(probe()), 1)).await;
+            all &= answered.is_ok();
+        }
+        all
     }
 
     /// A connection over which the server has run a script, as decisions do: it may answer all
