@@ -650,6 +650,39 @@ mod connections {
         })
         .await;
     }
+
+    /// Behind what took its place there may be a server without its counters.
+    #[tokio::test]
+    async fn that_were_lost_may_lead_to_a_server_that_knows_nothing() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let builder = Limiter::builder(&proxy.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        let rule = hourly(2, FIXED);
+        assert_eq!(admitted(&limiter, &rule, 1, 5).await, 2);
+        ask::<()>(&server, "FLUSHALL");
+        exceeded(limiter.acquire(&rule, 1).await);
+        proxy.cut();
+        eventually("it counts afresh", async || limiter.acquire(&rule, 1).await.is_ok()).await;
+    }
+
+    /// Their end with a runtime says nothing about the server.
+    #[tokio::test]
+    async fn that_end_with_their_runtime_are_no_failure() {
+        let server = RedisServer::start();
+        let limiter = limiter_on(&server).await;
+        let rule = hourly(2, FIXED);
+        assert_eq!(admitted(&limiter, &rule, 1, 5).await, 2);
+        let other = limiter.clone();
+        let ended = tokio::task::spawn_blocking(move || {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(other.acquire(&rule, 2)).unwrap();
+        });
+        ended.await.unwrap();
+        let before = crate::denials::asked(&server);
+        exceeded(limiter.acquire(&rule, 1).await);
+        assert_eq!(crate::denials::asked(&server), before);
+    }
 }
 
 mod executed {

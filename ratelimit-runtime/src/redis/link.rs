@@ -654,15 +654,16 @@ impl Link {
     /// Changes how the node stands with its callers, if it does: then whoever waits for that looks again.
     fn change(&self, change: impl FnOnce(&mut State<Open>) -> bool) -> bool {
         self.state.send_if_modified(|state| {
-            let was_away = state.is_away();
+            let (was_away, was_open) = (state.is_away(), state.open() > 0);
             let is_changed = change(state);
             match (was_away, state.is_away()) {
-                (false, true) => {
-                    self.node.away.fetch_add(1, Ordering::AcqRel);
-                    self.node.failures.failed();
-                }
+                (false, true) => drop(self.node.away.fetch_add(1, Ordering::AcqRel)),
                 (true, false) => drop(self.node.away.fetch_sub(1, Ordering::AcqRel)),
                 _ => {}
+            }
+            // Another server may be in its place by now, or the same one without its counters.
+            if !was_away && state.is_away() || was_open && state.is_opening() {
+                self.node.failures.failed();
             }
             self.admits.store(matches!(state, State::Opening | State::Up(_)), Ordering::Release);
             is_changed
@@ -761,10 +762,10 @@ impl Link {
         let other = before.is_none_or(|before| Address::of(before) != Address::of(&client));
         let redis = open.redis.clone();
         self.silence.answered(self.now());
+        if other {
+            self.change(|state| state.lost(|_| true));
+        }
         self.change(|state| {
-            if other {
-                state.lost(|_| true);
-            }
             state.opened(open);
             true
         });
