@@ -7,7 +7,7 @@ use std::{fmt, future::Future, ops, pin::Pin, sync::Arc, time::Duration};
 #[cfg(feature = "redis")]
 use std::{
     sync::atomic::{AtomicBool, Ordering},
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
@@ -266,12 +266,16 @@ impl Guarded {
     #[inline]
     pub(crate) fn poll(&self, share: &mut Share, context: &mut Context<'_>) -> Poll<Option<redis::Shared>> {
         let guard = &self.0;
-        let told = ready!(Redis::poll(share, context, |decision, charge, look| {
+        let told = Redis::poll(share, context, |decision, charge, look| {
             if let Some(asked) = decision.asked() {
                 let denial = Denial { decision: look.decision, wait_ms: look.wait_ms };
                 guard.keep(charge, denial, look.held, asked);
             }
-        }));
+        });
+        let Poll::Ready(told) = told else {
+            share.limit_elsewhere(guard.deadline);
+            return Poll::Pending;
+        };
         if cfg!(feature = "metrics")
             && let Some(Asked { at_us, .. }) = share.asked()
         {

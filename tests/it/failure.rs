@@ -683,6 +683,26 @@ mod connections {
         exceeded(limiter.acquire(&rule, 1).await);
         assert_eq!(crate::denials::asked(&server), before);
     }
+
+    #[test]
+    fn a_share_whose_runtime_stands_still_has_a_deadline() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let build = || runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (first, second) = (build(), build());
+        let limiter = first.block_on(limiter(&proxy.url(), OnStoreError::Deny));
+        first.block_on(recovers(&limiter));
+        proxy.set(Mode::Stall);
+        let rule = hourly(1_000_000, FIXED);
+        let mut alone = Box::pin(limiter.acquire(&rule, 1));
+        let mut call = Box::pin(limiter.acquire(&rule, 1));
+        first.block_on(async {
+            assert!(at_once(&mut alone).is_none());
+            assert!(at_once(&mut call).is_none());
+        });
+        let answer = second.block_on(async { timeout(DEADLINE * 10, call).await });
+        assert!(answer.is_ok(), "it hangs");
+    }
 }
 
 mod executed {

@@ -446,7 +446,7 @@ impl Links {
             is_background: background::is_here(),
             state: watch::Sender::new(State::Opening),
             admits: AtomicBool::new(true),
-            queue: Queue::default(),
+            queue: Queue::on(runtime.id()),
             silence: Silence::default(),
             served: AtomicBool::new(false),
             heard: AtomicU64::new(0),
