@@ -419,9 +419,9 @@ impl Cluster {
         self.links(slot, |links| links.outage().is_some()).unwrap_or(true)
     }
 
-    /// A decision on a counter of this slot failed. True if that begins a new epoch of its node.
-    pub(super) fn failed(&self, slot: u16) -> bool {
-        self.links(slot, Links::failed).unwrap_or_default()
+    /// A decision on a counter of this slot failed.
+    pub(super) fn failed(&self, slot: u16) {
+        self.links(slot, Links::failed);
     }
 
     /// The epoch of the node that has a slot; see [`Links::epoch`].

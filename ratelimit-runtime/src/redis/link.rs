@@ -415,9 +415,9 @@ impl Links {
         }
     }
 
-    /// A decision of the node failed. True if that begins a new epoch.
-    pub(super) fn failed(&self) -> bool {
-        self.node.failures.failed()
+    /// A decision of the node failed.
+    pub(super) fn failed(&self) {
+        self.node.failures.failed();
     }
 
     /// The epoch of the node's failures. `None` during an outage, and within a second of a failure.
