@@ -461,12 +461,21 @@ mod connections {
         clients.map(|line| (value(line, "id").parse().unwrap(), value(line, "cmd"))).collect()
     }
 
+    /// So many connections are open, and no others: the server has run a script over each.
+    async fn are_open(server: &RedisServer, count: usize) {
+        eventually("so many connections", async || {
+            let now = connected(server);
+            now.len() == count && now.iter().all(|(_, latest)| latest.starts_with("eval") || latest == "info")
+        })
+        .await;
+    }
+
     #[tokio::test]
     async fn are_used_in_turn_and_each_is_opened_again() {
         let server = RedisServer::start();
         let limiter = several(&server.url()).await;
         let rule = hourly(10_000, FIXED);
-        eventually("three connections", async || connected(&server).len() == 3).await;
+        are_open(&server, 3).await;
         limiter.acquire(&rule, 1).await.unwrap(); // the server knows the script
         for _ in 0..3 {
             limiter.acquire(&rule, 1).await.unwrap();
@@ -531,12 +540,12 @@ mod connections {
             let builder = Limiter::builder(&proxy.url()).deadline(LONG_DEADLINE).on_store_error(OnStoreError::Deny);
             let limiter = builder.connections(count).build().await.unwrap();
             let rule = hourly(1_000_000, FIXED);
-            eventually("all are open", async || connected(&server).len() == count).await;
+            are_open(&server, count).await;
             let before = proxy.accepted();
             proxy.set(Mode::Stall);
             let calls: Vec<_> = (0..3).map(|_| limiter.acquire(&rule, 1)).collect();
             assert!(ends(join_all(calls)).await.iter().all(Result::is_err));
-            assert_ne!(limiter.health(), Health::Available);
+            eventually("the breaker is open", async || at_once(limiter.peek(&rule, 1)).is_some()).await;
             proxy.set(Mode::Pass);
             recovers(&limiter).await;
             for _ in 0..2 * count {
