@@ -100,7 +100,8 @@ impl Builder {
     ///
     /// A deadline above 2 seconds is also the time that a connection may take, with TLS and, behind
     /// sentinels, with their answers. It is 2 seconds otherwise; after each attempt that ran out of
-    /// it twice as long, up to 8 seconds.
+    /// it twice as long, up to 8 seconds. A node of a cluster has half a second to tell who has which
+    /// slots, or a deadline that is longer.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         if deadline.is_zero() {
@@ -227,7 +228,7 @@ impl Builder {
     ///
     /// On Redis, unless [`Builder::lazy`], this waits for the server's first answer, for up to 2
     /// seconds, or for the deadline if that is longer. Sentinels and the server share that time. Of
-    /// a cluster one node has to answer; another that does not holds it up for 2 seconds.
+    /// a cluster one node has to answer; another that does not holds it up for as long again.
     ///
     /// # Errors
     ///

@@ -17,10 +17,17 @@ const QUIET: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Epoch(u32);
 
+/// How many epochs there have been, of all servers.
+static EPOCHS: AtomicU32 = AtomicU32::new(0);
+
 impl Epoch {
     fn next() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+        Self(EPOCHS.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// How many there have been, of all servers. While that stays the same, none has ended.
+    pub(crate) fn count() -> u32 {
+        EPOCHS.load(Ordering::Relaxed)
     }
 }
 
@@ -41,15 +48,13 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// The server could not decide. True if that begins a new epoch: within a second of another failure it does not.
-    pub(crate) fn failed(&self) -> bool {
+    /// The server could not decide. That begins a new epoch, unless it is within a second of another failure.
+    pub(crate) fn failed(&self) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let begins = last.replace(Instant::now()).is_none_or(|last| last.elapsed() >= QUIET);
-        if begins {
+        if last.replace(Instant::now()).is_none_or(|last| last.elapsed() >= QUIET) {
             self.epoch.store(Epoch::next().0, Ordering::Release);
         }
         self.is_recent.store(true, Ordering::Release);
-        begins
     }
 
     /// The current epoch. `None` within a second of a failure.
@@ -81,15 +86,20 @@ mod tests {
         let (failures, other) = (Failures::default(), Failures::default());
         let first = failures.epoch();
         assert!(first.is_some() && first != other.epoch());
-        assert!(failures.failed());
+        let epoch = || failures.epoch.load(Ordering::Relaxed);
+        failures.failed();
+        let begun = epoch();
         advance(QUIET / 2).await;
-        assert!(!failures.failed());
+        failures.failed();
         advance(QUIET / 2).await;
         assert_eq!(failures.epoch(), None);
         advance(QUIET / 2).await;
         let second = failures.epoch();
-        assert!(second.is_some() && second != first);
-        assert!(failures.failed());
+        assert!(second.is_some() && second != first && second == Some(Epoch(begun)));
+        let count = Epoch::count();
+        failures.failed();
+        assert_ne!(epoch(), begun);
+        assert_ne!(Epoch::count(), count);
         assert_eq!(failures.epoch(), None);
     }
 }

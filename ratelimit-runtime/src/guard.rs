@@ -7,7 +7,7 @@ use std::{fmt, future::Future, ops, pin::Pin, sync::Arc, time::Duration};
 #[cfg(feature = "redis")]
 use std::{
     sync::atomic::{AtomicBool, Ordering},
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
@@ -87,8 +87,8 @@ impl Behind {
         }
     }
 
-    /// The server of a slot could not decide. True if that begins a new epoch.
-    fn failed(&self, slot: u16) -> bool {
+    /// The server of a slot could not decide.
+    fn failed(&self, slot: u16) {
         match self {
             #[cfg(feature = "redis")]
             Self::Redis(redis) => redis.failed(slot),
@@ -202,9 +202,7 @@ impl Guarded {
         // Of several servers, one that is known to be away is the reason.
         let is_known = slots.len() > 1 && slots.iter().any(|slot| guard.store.is_away(*slot));
         for slot in slots.into_iter().filter(|slot| !is_known || guard.store.is_away(*slot)) {
-            if guard.store.failed(slot) {
-                guard.denials.look_through();
-            }
+            guard.store.failed(slot);
         }
     }
 
@@ -266,12 +264,16 @@ impl Guarded {
     #[inline]
     pub(crate) fn poll(&self, share: &mut Share, context: &mut Context<'_>) -> Poll<Option<redis::Shared>> {
         let guard = &self.0;
-        let told = ready!(Redis::poll(share, context, |decision, charge, look| {
+        let told = Redis::poll(share, context, |decision, charge, look| {
             if let Some(asked) = decision.asked() {
                 let denial = Denial { decision: look.decision, wait_ms: look.wait_ms };
                 guard.keep(charge, denial, look.held, asked);
             }
-        }));
+        });
+        let Poll::Ready(told) = told else {
+            share.limit_elsewhere(guard.deadline);
+            return Poll::Pending;
+        };
         if cfg!(feature = "metrics")
             && let Some(Asked { at_us, .. }) = share.asked()
         {
@@ -767,5 +769,70 @@ fn with_known(batch: Batch, known: Vec<(usize, Request)>) -> Batch {
 impl fmt::Debug for Guarded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.store.fmt(f)
+    }
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::Limiter;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const RULE: Rule = Rule::new("item", 1, HOUR);
+
+    /// Refuses everything, or is away.
+    #[derive(Clone, Debug, Default)]
+    struct Refusing(Arc<(AtomicBool, AtomicU64)>);
+
+    impl Store for Refusing {
+        fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+            self.0.1.fetch_add(1, SeqCst);
+            for request in batch.iter_mut() {
+                request.outcome = self.outage().map_or(Ok(false), Err);
+                request.charges[0].decision = Decision::new(1, 0, HOUR, Some(HOUR));
+            }
+            Reply::Pending(Box::pin(async move { batch }))
+        }
+
+        fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+            Reply::Ready(Ok(0))
+        }
+
+        fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
+            Reply::Ready(Ok(()))
+        }
+
+        fn outage(&self) -> Option<StoreError> {
+            self.0.0.load(SeqCst).then(|| StoreError::unavailable("away"))
+        }
+    }
+
+    /// Whoever learns of it first.
+    #[tokio::test(start_paused = true)]
+    async fn denials_from_before_a_failure_make_room_for_others() {
+        let store = Refusing::default();
+        let limiter = Limiter::with_store(store.clone());
+        for key in 0..1000 {
+            assert!(limiter.acquire(&RULE, key).await.is_err());
+        }
+        store.0.0.store(true, SeqCst);
+        for key in 0..1000 {
+            let _ = limiter.acquire(&RULE, key).await;
+        }
+        store.0.0.store(false, SeqCst);
+        advance(2 * Duration::from_secs(1)).await;
+        let ask_ten = async || {
+            let before = store.0.1.load(SeqCst);
+            for key in 1000..1010 {
+                assert!(limiter.acquire(&RULE, key).await.is_err());
+            }
+            store.0.1.load(SeqCst) - before
+        };
+        assert_eq!(ask_ten().await, 10);
+        assert!(ask_ten().await < 10, "none of them is known");
     }
 }

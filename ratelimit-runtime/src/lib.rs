@@ -216,7 +216,8 @@
 //!
 //! Behind sentinels, all of them are asked for the primary whenever a connection is opened, and twice a second while it is open. The server that
 //! most of them name is taken, if it says itself that it is the primary. One that goes on naming another is looked into less and less often, up to
-//! every 8 seconds.
+//! every 8 seconds. Sentinels that are far away are waited for as long as a majority may come,
+//! within the time of the attempt to connect; see [`Builder::deadline`].
 //!
 //! In a cluster, each counter lives on the node that has the slot of its key. Which node that is is read when the limiter is built, and
 //! again in the background whenever a node says that something has moved, or cannot be reached. A command that the server says it has not run (`MOVED`, `ASK`,

@@ -542,6 +542,22 @@ async fn nodes_far_away_are_found_although_connecting_takes_longer_than_the_dead
     }
 }
 
+/// Each answer takes longer than half a second. The deadline allows for that, and no other limit is
+/// in the way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn slow_nodes_are_reached_within_the_deadline() {
+    let cluster = RedisCluster::builder().replicas(0).proxied().start();
+    for node in 0..3 {
+        cluster.proxy(node).set(Mode::Delay(Duration::from_millis(350)));
+    }
+    let url = format!("redis+cluster://127.0.0.1:{}", cluster.port(0));
+    for lazy in [false, true] {
+        let builder = Limiter::builder(&url).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let limiter = if lazy { builder.lazy() } else { builder }.build().await.unwrap();
+        limiter.acquire(&hourly(3, FIXED), fresh_key()).await.unwrap();
+    }
+}
+
 /// What one node of the URL is, in no cluster, is not the reason while the others are away.
 #[tokio::test]
 async fn an_outage_is_not_blamed_on_one_node() {

@@ -461,12 +461,21 @@ mod connections {
         clients.map(|line| (value(line, "id").parse().unwrap(), value(line, "cmd"))).collect()
     }
 
+    /// So many connections are open, and no others: the server has run a script over each.
+    async fn are_open(server: &RedisServer, count: usize) {
+        eventually("so many connections", async || {
+            let now = connected(server);
+            now.len() == count && now.iter().all(|(_, latest)| latest.starts_with("eval") || latest == "info")
+        })
+        .await;
+    }
+
     #[tokio::test]
     async fn are_used_in_turn_and_each_is_opened_again() {
         let server = RedisServer::start();
         let limiter = several(&server.url()).await;
         let rule = hourly(10_000, FIXED);
-        eventually("three connections", async || connected(&server).len() == 3).await;
+        are_open(&server, 3).await;
         limiter.acquire(&rule, 1).await.unwrap(); // the server knows the script
         for _ in 0..3 {
             limiter.acquire(&rule, 1).await.unwrap();
@@ -531,12 +540,12 @@ mod connections {
             let builder = Limiter::builder(&proxy.url()).deadline(LONG_DEADLINE).on_store_error(OnStoreError::Deny);
             let limiter = builder.connections(count).build().await.unwrap();
             let rule = hourly(1_000_000, FIXED);
-            eventually("all are open", async || connected(&server).len() == count).await;
+            are_open(&server, count).await;
             let before = proxy.accepted();
             proxy.set(Mode::Stall);
             let calls: Vec<_> = (0..3).map(|_| limiter.acquire(&rule, 1)).collect();
             assert!(ends(join_all(calls)).await.iter().all(Result::is_err));
-            assert_ne!(limiter.health(), Health::Available);
+            eventually("the breaker is open", async || at_once(limiter.peek(&rule, 1)).is_some()).await;
             proxy.set(Mode::Pass);
             recovers(&limiter).await;
             for _ in 0..2 * count {
@@ -608,6 +617,100 @@ mod connections {
         eventually("it is replaced", async || proxy.accepted() > before).await;
         recovers(&limiter).await;
         assert_eq!(proxy.accepted(), before + 1);
+    }
+
+    /// New connections are refused, as by a server that has as many as it may, but those that there
+    /// are go on.
+    #[tokio::test]
+    async fn that_answer_again_are_used_while_others_are_refused() {
+        let server = RedisServer::start();
+        let far = Proxy::start(server.port());
+        let near = Proxy::start(far.port());
+        let limiter = limiter(&near.url(), OnStoreError::Deny).await;
+        recovers(&limiter).await;
+        near.set(Mode::Refuse);
+        far.set(Mode::Stall);
+        calls_until_the_breaker_opens(&limiter, &hourly(4000, FIXED)).await;
+        sleep(DEADLINE * 25).await; // longer than a connection without any answer is waited for
+        far.set(Mode::Delay(DEADLINE / 10)); // an answer takes longer than a refusal
+        recovers(&limiter).await;
+    }
+
+    /// Callers who go early do not say which of them is silent.
+    #[tokio::test]
+    async fn that_go_silent_are_replaced_though_all_callers_go_early() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let builder = Limiter::builder(&proxy.url()).deadline(DEADLINE * 5).on_store_error(OnStoreError::Deny);
+        let limiter = builder.connections(3).build().await.unwrap();
+        let rule = hourly(1_000_000, FIXED);
+        eventually("three connections", async || connected(&server).len() == 3).await;
+        recovers(&limiter).await;
+        proxy.set(Mode::DropReplies);
+        assert!(timeout(DEADLINE, limiter.acquire(&rule, 1)).await.is_err());
+        proxy.set(Mode::Pass);
+        eventually("ten calls in a row", async || {
+            for _ in 0..10 {
+                if timeout(DEADLINE, limiter.acquire(&rule, 1)).await.is_err() {
+                    return false;
+                }
+            }
+            true
+        })
+        .await;
+    }
+
+    /// Behind what took its place there may be a server without its counters.
+    #[tokio::test]
+    async fn that_were_lost_may_lead_to_a_server_that_knows_nothing() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let builder = Limiter::builder(&proxy.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let limiter = builder.build().await.unwrap();
+        let rule = hourly(2, FIXED);
+        assert_eq!(admitted(&limiter, &rule, 1, 5).await, 2);
+        ask::<()>(&server, "FLUSHALL");
+        exceeded(limiter.acquire(&rule, 1).await);
+        proxy.cut();
+        eventually("it counts afresh", async || limiter.acquire(&rule, 1).await.is_ok()).await;
+    }
+
+    /// Their end with a runtime says nothing about the server.
+    #[tokio::test]
+    async fn that_end_with_their_runtime_are_no_failure() {
+        let server = RedisServer::start();
+        let limiter = limiter_on(&server).await;
+        let rule = hourly(2, FIXED);
+        assert_eq!(admitted(&limiter, &rule, 1, 5).await, 2);
+        let other = limiter.clone();
+        let ended = tokio::task::spawn_blocking(move || {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(other.acquire(&rule, 2)).unwrap();
+        });
+        ended.await.unwrap();
+        let before = crate::denials::asked(&server);
+        exceeded(limiter.acquire(&rule, 1).await);
+        assert_eq!(crate::denials::asked(&server), before);
+    }
+
+    #[test]
+    fn a_share_whose_runtime_stands_still_has_a_deadline() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let build = || runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (first, second) = (build(), build());
+        let limiter = first.block_on(limiter(&proxy.url(), OnStoreError::Deny));
+        first.block_on(recovers(&limiter));
+        proxy.set(Mode::Stall);
+        let rule = hourly(1_000_000, FIXED);
+        let mut alone = Box::pin(limiter.acquire(&rule, 1));
+        let mut call = Box::pin(limiter.acquire(&rule, 1));
+        first.block_on(async {
+            assert!(at_once(&mut alone).is_none());
+            assert!(at_once(&mut call).is_none());
+        });
+        let answer = second.block_on(async { timeout(DEADLINE * 10, call).await });
+        assert!(answer.is_ok(), "it hangs");
     }
 }
 

@@ -214,6 +214,22 @@ async fn slow_sentinels_and_a_slow_primary_are_reached_within_the_deadline() {
     lazy.build().await.unwrap().acquire(&hourly(3, FIXED), fresh_key()).await.unwrap();
 }
 
+/// Two of three sentinels are far away, and none may be missing: half a second after the first
+/// answer there is none of theirs.
+#[tokio::test]
+async fn a_near_sentinel_does_not_cut_short_the_far_ones() {
+    let sentinel = RedisSentinel::start();
+    let proxies = sentinel.sentinels().iter().map(|each| Proxy::start(each.port())).collect::<Vec<_>>();
+    for proxy in &proxies[1..] {
+        proxy.set(Mode::Delay(Duration::from_millis(200)));
+    }
+    let addresses: Vec<_> = proxies.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
+    let url = format!("redis+sentinel://{}/{}", addresses.join(","), RedisSentinel::SERVICE);
+    works(&limiter_at(&url).await).await;
+    let lazy = Limiter::builder(&url).lazy().on_store_error(OnStoreError::Deny).build().await.unwrap();
+    recovers(&lazy).await;
+}
+
 /// How many connections a server has taken, this one included.
 fn connections(server: &RedisServer) -> u64 {
     let stats: String = ask(server, "INFO stats");

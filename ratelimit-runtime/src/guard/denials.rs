@@ -33,6 +33,8 @@ struct Shard {
     kept: HashMap<Fingerprint, Kept, BuildHasherDefault<AlreadyHashed>>,
     /// No denial ends before.
     soonest_us: u64,
+    /// How many epochs there had been when it was last looked through for room.
+    epochs: u32,
     /// How often one was forgotten.
     forgotten: u32,
 }
@@ -173,17 +175,15 @@ impl Denials {
         shard.kept.remove(&name);
         shard.forgotten = shard.forgotten.wrapping_add(1);
     }
-
-    /// Has full shards looked through for denials of servers that have failed, when one needs room.
-    pub(super) fn look_through(&self) {
-        self.shards.iter().for_each(|shard| lock_briefly(shard).soonest_us = 0);
-    }
 }
 
 impl Shard {
     /// Whether there is room for one, perhaps in place of those that hold no longer.
     fn has_room(&mut self, name: Fingerprint, now_us: u64, is_current: impl Fn(Server) -> bool) -> bool {
-        if self.kept.len() >= CAPACITY && self.soonest_us <= now_us && !self.kept.contains_key(&name) {
+        let epochs = Epoch::count();
+        let is_any_over = self.soonest_us <= now_us || self.epochs != epochs;
+        if self.kept.len() >= CAPACITY && is_any_over && !self.kept.contains_key(&name) {
+            self.epochs = epochs;
             self.kept.retain(|_, kept| kept.until_us() > now_us && is_current(kept.server));
             self.soonest_us = self.kept.values().map(Kept::until_us).min().unwrap_or(u64::MAX);
         }
@@ -312,14 +312,14 @@ mod tests {
         let failed = Server { slot: 1, ..server() };
         keep(&denials, 1, denial(50, 50), (START, START));
         denials.keep(name(2), &RULE, denial(50, 50), (START, START), (0, failed), |_| true);
-        let keep_third = || {
-            let is_current = |server: Server| server.slot == 0;
+        let keep_third = |failed: bool| {
+            let is_current = |server: Server| !failed || server.slot == 0;
             denials.keep(name(3), &RULE, denial(50, 50), (START, START), (0, server()), is_current);
         };
-        keep_third();
+        keep_third(false);
         assert_eq!([1, 2, 3].map(|number| is_known(&denials, number, START)), [true, true, false]);
-        denials.look_through();
-        keep_third();
+        Failures::default().failed();
+        keep_third(true);
         assert_eq!([1, 2, 3].map(|number| is_known(&denials, number, START)), [true, false, true]);
         assert_eq!(denials.look(name(3), &RULE, START).map(|(_, server)| server), Some(server()));
     }

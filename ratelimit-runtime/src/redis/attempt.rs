@@ -134,7 +134,7 @@ impl TimeLimit {
         self.whole
     }
 
-    fn left(self) -> Duration {
+    pub(super) fn left(self) -> Duration {
         self.whole.saturating_sub(self.began.elapsed())
     }
 

@@ -5,8 +5,8 @@
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     fmt, mem,
-    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
         atomic::{AtomicBool, Ordering},
@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use redis::{Client, Value};
 use tokio::{
     runtime::Handle,
@@ -24,19 +24,20 @@ use tokio::{
 
 use super::{
     answer,
+    attempt::first_limit,
     coalescing::Failure,
     command::Command,
     link::{Links, Settings},
-    majority::{majority, mostly_misconfigured},
+    majority::{Votes, majority, mostly_misconfigured},
     slots::{Heard, Layout, Range, SLOTS, heard, read_layout, slot_of},
     target::{Address, Target, addresses},
 };
 use crate::{failures::Epoch, limiter::NO_RUNTIME, store::StoreError};
 
-/// How long a node may take to say which node has which slots.
+/// How long a node may take to say which node has which slots, unless the deadline is longer.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long the connection to it may take while nothing is known: several round trips, where a call has one.
-const OPENING: Duration = Duration::from_secs(2);
+/// Once a node has told that, how long others are waited for. One node's word is enough.
+const GRACE: Duration = Duration::from_millis(500);
 /// Between two times that the nodes are asked, while that changes something; up to the second while it does not.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -141,7 +142,8 @@ impl Cluster {
             Slots::Unknown => return Err(untold()),
         };
         // One that is away is met as one that goes away later.
-        join_all(nodes.iter().map(|node| timeout(OPENING, node.links.connected()))).await;
+        let opening = first_limit(self.seeds.settings.deadline);
+        join_all(nodes.iter().map(|node| timeout(opening, node.links.connected()))).await;
         Ok(())
     }
 
@@ -303,12 +305,26 @@ impl Cluster {
         (asking.task == task).then(|| asking.pause.saturating_sub(since))
     }
 
-    /// The nodes take longer to tell than callers should wait for it.
-    fn late(&self) {
-        let mut slots = self.write_slots();
-        if matches!(*slots, Slots::Unknown) {
-            *slots = Slots::Untold(untold());
-        }
+    /// While the nodes are asked: shows that the task is alive, and tells callers if the nodes take
+    /// longer than those should wait for it.
+    async fn meanwhile(&self, task: u64) -> Infallible {
+        let late = async {
+            sleep(self.seeds.settings.deadline).await;
+            let mut slots = self.write_slots();
+            if matches!(*slots, Slots::Unknown) {
+                *slots = Slots::Untold(untold());
+            }
+        };
+        let alive = async {
+            loop {
+                sleep(ABANDONED / 4).await;
+                let mut asking = self.lock_asking();
+                if asking.task == task {
+                    asking.alive = Some(Instant::now());
+                }
+            }
+        };
+        join(alive, late).await.0
     }
 
     /// Takes in what the nodes told. Returns whether they did.
@@ -336,16 +352,25 @@ impl Cluster {
 
     /// What most nodes say.
     async fn ask(&self, round: usize) -> Result<Layout, StoreError> {
-        let (known, replicas, opening) = match &*self.read_slots() {
-            Slots::Told(table) => (table.nodes.clone(), table.replicas.clone(), PATIENCE),
-            _ => (Vec::new(), Vec::new(), OPENING),
+        let deadline = self.seeds.settings.deadline;
+        let longest = PATIENCE.max(deadline);
+        let (known, replicas, opening, answering) = match &*self.read_slots() {
+            Slots::Told(table) => {
+                // Where one hangs, others are asked soon; where all are slow, longer each time.
+                let doubled = PATIENCE.saturating_mul(1 << round.min(20)).min(longest);
+                (table.nodes.clone(), table.replicas.clone(), doubled, doubled)
+            }
+            // To connect takes several round trips, where a call has one.
+            _ => (Vec::new(), Vec::new(), first_limit(deadline), longest),
         };
         let replicas = some_of(replicas, round);
         let nodes = some_of(known.clone(), round);
-        let (mut told, mut failed) = majority(nodes.iter().map(|node| node.layout(opening))).await;
+        let patience = |told: &Votes<Layout>, _| (!told.is_empty()).then_some(GRACE);
+        let (mut told, mut failed) = majority(nodes.iter().map(|node| node.layout(opening, answering)), patience).await;
         if told.is_empty() {
             let nodes = self.others(&known, replicas)?;
-            let (others_told, others_failed) = majority(nodes.iter().map(|node| node.layout(opening))).await;
+            let (others_told, others_failed) =
+                majority(nodes.iter().map(|node| node.layout(opening, answering)), patience).await;
             told = others_told;
             failed.extend(others_failed);
         }
@@ -394,9 +419,9 @@ impl Cluster {
         self.links(slot, |links| links.outage().is_some()).unwrap_or(true)
     }
 
-    /// A decision on a counter of this slot failed. True if that begins a new epoch of its node.
-    pub(super) fn failed(&self, slot: u16) -> bool {
-        self.links(slot, Links::failed).unwrap_or_default()
+    /// A decision on a counter of this slot failed.
+    pub(super) fn failed(&self, slot: u16) {
+        self.links(slot, Links::failed);
     }
 
     /// The epoch of the node that has a slot; see [`Links::epoch`].
@@ -510,11 +535,12 @@ impl Seeds {
 }
 
 impl Node {
-    /// Who has which slots, as this node knows it. `opening`: how long the connection may take.
-    async fn layout(&self, opening: Duration) -> Result<Layout, StoreError> {
+    /// Who has which slots, as this node knows it. `opening`: how long the connection may take;
+    /// `answering`: how long the answer.
+    async fn layout(&self, opening: Duration, answering: Duration) -> Result<Layout, StoreError> {
         let late = |_| StoreError::unavailable(format!("no connection within {opening:?}")).about(&self.address);
         timeout(opening, self.links.connected()).await.map_err(late)??;
-        let asked = timeout(PATIENCE, async {
+        let asked = timeout(answering, async {
             let mut question = redis::cmd("CLUSTER");
             question.arg("SLOTS");
             let mut connection = self.links.connection().await?;
@@ -525,7 +551,7 @@ impl Node {
             Ok(Ok(reply)) => read_layout(&reply, &self.address)
                 .ok_or_else(|| StoreError::unavailable("its reply to CLUSTER SLOTS is not what that returns")),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(StoreError::unavailable(format!("no answer within {PATIENCE:?}"))),
+            Err(_) => Err(StoreError::unavailable(format!("no answer within {answering:?}"))),
         };
         match read {
             Ok(layout) if layout.ranges.is_empty() => {
@@ -548,12 +574,9 @@ impl Task {
         while let Some(pause) = self.cluster.upgrade().and_then(|cluster| cluster.pause(self.number)) {
             sleep(pause).await;
             let Some(cluster) = self.cluster.upgrade() else { return };
-            let mut asking = pin!(cluster.ask(round));
-            let told = if let Ok(told) = timeout(cluster.seeds.settings.deadline, &mut asking).await {
-                told
-            } else {
-                cluster.late();
-                asking.await
+            let told = tokio::select! {
+                told = cluster.ask(round) => told,
+                never = cluster.meanwhile(self.number) => match never {},
             };
             if let Err(error) = &told {
                 tracing::debug!(%cluster, %error, "cannot read the cluster's slots");

@@ -18,6 +18,10 @@ use std::{
 
 use redis::Value;
 use smallvec::SmallVec;
+use tokio::{
+    runtime::{Handle, Id},
+    time::sleep,
+};
 
 use super::{command::Packet, unexpected};
 use crate::{
@@ -69,12 +73,14 @@ pub(super) struct Queue {
     added: Apart<AtomicU64>,
     /// By which callers wait. Deadlines are the system's, whatever the limiter's clock shows.
     clock: Clock,
+    /// The runtime that its calls are on.
+    runtime: Option<Id>,
 }
 
 impl Default for Queue {
     fn default() -> Self {
         let (places, standing, added) = Default::default();
-        Self { places, standing, added, clock: Clock::unpaused() }
+        Self { places, standing, added, clock: Clock::unpaused(), runtime: None }
     }
 }
 
@@ -127,6 +133,8 @@ pub(crate) struct Decision {
     slot: u16,
     /// What the guard wants to know later.
     asked: Option<Asked>,
+    /// See [`Queue::runtime`].
+    runtime: Option<Id>,
     callers: BriefMutex<Callers>,
     /// What came of it, and those for whom it was not: they had left, or had waited too long, before it was sent.
     told: OnceLock<(Told, Vec<usize>)>,
@@ -212,9 +220,16 @@ pub(crate) struct Share {
     /// Which of the callers it is.
     index: u32,
     is_told: bool,
+    /// See [`Share::limit_elsewhere`].
+    is_limited: bool,
 }
 
 impl Queue {
+    /// The queue of a runtime.
+    pub(super) fn on(runtime: Id) -> Self {
+        Self { runtime: Some(runtime), ..Self::default() }
+    }
+
     /// Whether a caller may send by itself, as nothing else is under way. Then [`Queue::not_alone`] is to be called when it is done.
     pub(super) fn alone(&self) -> bool {
         self.standing.compare_exchange(0, Standing::ALONE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -258,7 +273,8 @@ impl Queue {
     ) -> (Share, bool) {
         let caller = Caller::new(waker, self.now_ms());
         let callers = BriefMutex::new(Callers { all: SmallVec::from([caller]), ..Callers::default() });
-        let decision = Arc::new(Decision { charges, consume, slot, asked, callers, told: OnceLock::new() });
+        let decision =
+            Arc::new(Decision { charges, consume, slot, asked, runtime: self.runtime, callers, told: OnceLock::new() });
         let mut place = self.lock();
         let before = self.added.fetch_add(1, Ordering::Relaxed);
         let number = place.taken + place.waiting.len() as u64;
@@ -610,7 +626,7 @@ pub(super) fn is_same(one: &Charge, other: &Charge) -> bool {
 
 impl Share {
     fn new(decision: Arc<Decision>, index: u32) -> Self {
-        Self { decision: Some(decision), index, is_told: false }
+        Self { decision: Some(decision), index, is_told: false, is_limited: false }
     }
 
     /// Of a decision on one counter.
@@ -620,6 +636,23 @@ impl Share {
 
     pub(crate) fn asked(&self) -> Option<Asked> {
         self.decision.as_ref()?.asked()
+    }
+
+    /// Sees to the deadline of a caller who waits on another runtime than it began on: that one may
+    /// stand still, and with it the call that tells who has waited too long.
+    #[cold]
+    pub(crate) fn limit_elsewhere(&mut self, deadline: Duration) {
+        let (Some(decision), Ok(here)) = (&self.decision, Handle::try_current()) else { return };
+        if self.is_limited || decision.runtime.is_none_or(|runtime| runtime == here.id()) {
+            return;
+        }
+        self.is_limited = true;
+        let since_ms = decision.lock().all.get(self.index as usize).map(|caller| caller.since_ms);
+        let (Some(since_ms), decision) = (since_ms, Arc::clone(decision)) else { return };
+        here.spawn(async move {
+            sleep(deadline).await;
+            decision.give_up(since_ms);
+        });
     }
 
     /// What it is a share in, when it has been told. It is no share any more then.

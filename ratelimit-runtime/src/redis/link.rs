@@ -249,7 +249,7 @@ impl Sent<'_> {
         }
         let patience = link.node.settings.deadline.saturating_sub(link.node.settings.deadline / 10);
         if link.since(at) < patience {
-            if !link.silence.answered_since(at) {
+            if !silence.answered_since(at) {
                 link.doubted.notify_one();
             }
             return;
@@ -415,9 +415,9 @@ impl Links {
         }
     }
 
-    /// A decision of the node failed. True if that begins a new epoch.
-    pub(super) fn failed(&self) -> bool {
-        self.node.failures.failed()
+    /// A decision of the node failed.
+    pub(super) fn failed(&self) {
+        self.node.failures.failed();
     }
 
     /// The epoch of the node's failures. `None` during an outage, and within a second of a failure.
@@ -446,7 +446,7 @@ impl Links {
             is_background: background::is_here(),
             state: watch::Sender::new(State::Opening),
             admits: AtomicBool::new(true),
-            queue: Queue::default(),
+            queue: Queue::on(runtime.id()),
             silence: Silence::default(),
             served: AtomicBool::new(false),
             heard: AtomicU64::new(0),
@@ -654,15 +654,16 @@ impl Link {
     /// Changes how the node stands with its callers, if it does: then whoever waits for that looks again.
     fn change(&self, change: impl FnOnce(&mut State<Open>) -> bool) -> bool {
         self.state.send_if_modified(|state| {
-            let was_away = state.is_away();
+            let (was_away, was_open) = (state.is_away(), state.open() > 0);
             let is_changed = change(state);
             match (was_away, state.is_away()) {
-                (false, true) => {
-                    self.node.away.fetch_add(1, Ordering::AcqRel);
-                    self.node.failures.failed();
-                }
+                (false, true) => drop(self.node.away.fetch_add(1, Ordering::AcqRel)),
                 (true, false) => drop(self.node.away.fetch_sub(1, Ordering::AcqRel)),
                 _ => {}
+            }
+            // Another server may be in its place by now, or the same one without its counters.
+            if !was_away && state.is_away() || was_open && state.is_opening() {
+                self.node.failures.failed();
             }
             self.admits.store(matches!(state, State::Opening | State::Up(_)), Ordering::Release);
             is_changed
@@ -696,45 +697,61 @@ impl Link {
         let mut state = self.state.subscribe();
         let mut had = self.state.borrow().open();
         loop {
-            let loss = {
+            let (open, loss) = {
                 let state = state.wait_for(|state| state.open() < wanted).await.ok()?;
                 let kind = if state.is_away() { Loss::Silent } else { Loss::Ended };
-                (state.open() < had).then_some(kind)
+                (state.open(), (state.open() < had).then_some(kind))
             };
-            let pause = backoff.next(self.served.swap(false, Ordering::Relaxed), loss);
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = self.all_lost() => {
-                    backoff.alone();
-                    continue;
-                }
+            if !self.pause(backoff, loss, open > 0).await {
+                continue;
             }
-            let attempt = async {
-                self.wait_for_the_silent().await;
-                let limit = backoff.limit();
-                (self.open(limit, backoff.is_first()).await, limit)
-            };
             tokio::select! {
                 () = self.revive() => backoff.opened(),
-                (opened, limit) = attempt => match opened {
-                    Ok((open, client)) => {
-                        backoff.opened();
-                        if let Some(other) = self.opened(open, client, server) {
-                            return Some(other);
-                        }
+                opened = self.attempts(backoff) => {
+                    let Some((open, client)) = opened else { continue };
+                    backoff.opened();
+                    if let Some(other) = self.opened(open, client, server) {
+                        return Some(other);
                     }
-                    Err(error) => {
-                        let error = self.node.refused(error);
-                        tracing::debug!(server = %self.node.target, %error, "cannot connect");
-                        self.change(|state| {
-                            state.failed(error, Instant::now());
-                            true
-                        });
-                        backoff.failed(limit, self.state.borrow().open() > 0);
-                    }
-                },
+                }
             }
             had = self.state.borrow().open();
+        }
+    }
+
+    /// Tries to open a connection until one is open. Nothing if the others are lost meanwhile.
+    async fn attempts(self: &Arc<Self>, backoff: &mut Backoff) -> Option<(Open, Client)> {
+        loop {
+            self.wait_for_the_silent().await;
+            let limit = backoff.limit();
+            let error = match self.open(limit, backoff.is_first()).await {
+                Ok(opened) => return Some(opened),
+                Err(error) => self.node.refused(error),
+            };
+            tracing::debug!(server = %self.node.target, %error, "cannot connect");
+            self.change(|state| {
+                state.failed(error, Instant::now());
+                true
+            });
+            let others = self.state.borrow().open() > 0;
+            backoff.failed(limit, others);
+            if !self.pause(backoff, None, others).await {
+                return None;
+            }
+        }
+    }
+
+    /// Pauses before the next attempt. False if there were `others`, open connections, and they are
+    /// lost meanwhile.
+    async fn pause(&self, backoff: &mut Backoff, loss: Option<Loss>, others: bool) -> bool {
+        let pause = backoff.next(self.served.swap(false, Ordering::Relaxed), loss);
+        let mut state = self.state.subscribe();
+        tokio::select! {
+            () = sleep(pause) => true,
+            _ = state.wait_for(|state| state.open() == 0), if others => {
+                backoff.alone();
+                false
+            }
         }
     }
 
@@ -745,10 +762,10 @@ impl Link {
         let other = before.is_none_or(|before| Address::of(before) != Address::of(&client));
         let redis = open.redis.clone();
         self.silence.answered(self.now());
+        if other {
+            self.change(|state| state.lost(|_| true));
+        }
         self.change(|state| {
-            if other {
-                state.lost(|_| true);
-            }
             state.opened(open);
             true
         });
@@ -818,14 +835,6 @@ impl Link {
         }
     }
 
-    /// Returns when the open connections are gone. Never where there are none.
-    async fn all_lost(&self) {
-        let mut state = self.state.subscribe();
-        if state.borrow_and_update().open() == 0 || state.wait_for(|state| state.open() == 0).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-
     /// Opens the breaker when callers have waited for a connection for long enough.
     async fn limit_waiting(&self) {
         let (mut state, deadline) = (self.state.subscribe(), self.node.settings.deadline);
@@ -846,21 +855,29 @@ impl Link {
     async fn ask_when_in_doubt(self: &Arc<Self>) {
         let deadline = self.node.settings.deadline;
         loop {
-            let probes = match timeout(IDLE, self.doubted.notified()).await {
-                Ok(()) => 1,
-                Err(_) if self.silence.answered_since(self.ago(IDLE)) => 0,
-                Err(_) => self.state.borrow().open(),
-            };
-            for _ in 0..probes {
-                while let Some(Ok(mut connection)) = self.open_connection() {
-                    if timeout(deadline, connection.ask(iter::once(probe()), 1)).await.is_ok() {
-                        break;
-                    }
-                }
+            let is_doubted = timeout(IDLE, self.doubted.notified()).await.is_ok();
+            if is_doubted || !self.silence.answered_since(self.ago(IDLE)) {
+                while !self.all_answer().await {}
             }
             // If all callers go early, that is no reason to ask all the time.
             sleep(deadline.min(IDLE)).await;
         }
+    }
+
+    /// Probes each of the open connections once. Says whether all of them were answered in time: that
+    /// of some tells a silent connection from a silent server.
+    async fn all_answer(self: &Arc<Self>) -> bool {
+        let open = match &*self.state.borrow() {
+            State::Up(open) => open.clone(),
+            _ => return true,
+        };
+        let mut all = true;
+        for open in open {
+            let mut connection = Connection { open, link: Arc::clone(self) };
+            let answered = timeout(self.node.settings.deadline, connection.ask(iter::once(probe()), 1)).await;
+            all &= answered.is_ok();
+        }
+        all
     }
 
     /// A connection over which the server has run a script, as decisions do: it may answer all

@@ -134,8 +134,8 @@ impl Redis {
         }
     }
 
-    /// The server of a slot could not decide. True if that begins a new epoch.
-    pub(crate) fn failed(&self, slot: u16) -> bool {
+    /// The server of a slot could not decide.
+    pub(crate) fn failed(&self, slot: u16) {
         match &self.nodes {
             Nodes::One(links) => links.failed(),
             Nodes::Cluster(cluster) => cluster.failed(slot),

@@ -21,7 +21,7 @@ use tokio::{
 use super::{
     attempt::TimeLimit,
     explain,
-    majority::{majority, mostly_misconfigured},
+    majority::{Votes, majority, mostly_misconfigured},
     target::{Address, addresses},
 };
 use crate::store::StoreError;
@@ -30,6 +30,10 @@ use crate::store::StoreError;
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Between two looks at what sentinels have said before, which is a stale one that goes on naming another.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(8);
+
+/// How long the others are waited for where no majority can come any more. One of them may name the
+/// current primary, and the error tells what they say.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// The sentinels of a service.
 pub(crate) struct Sentinels {
@@ -63,7 +67,7 @@ impl Sentinels {
             let named = limit.within(answer).await.unwrap_or_else(|_| Err(late(limit)));
             named.map_err(|error| (Address::of(sentinel), error))
         });
-        let (named, failed) = majority(answers).await;
+        let (named, failed) = majority(answers, |named, left| self.patience(named, left, limit)).await;
         let mut reasons: Vec<String> = Vec::new();
         let chosen = self.chosen(&named);
         if chosen.is_none()
@@ -117,6 +121,18 @@ impl Sentinels {
         let is_current = |address: &Address| current.as_ref() == Some(address);
         let mut chosen = named.iter().filter(|(address, votes)| 2 * votes > self.all.len() || is_current(address));
         chosen.next().map(|(address, _)| address.clone())
+    }
+
+    /// How long the sentinels are waited for that have not answered: so many are `left`.
+    fn patience(&self, named: &Votes<Address>, left: usize, limit: TimeLimit) -> Option<Duration> {
+        let most = named.iter().map(|(_, votes)| *votes).max().unwrap_or_default();
+        let majority_may_come = 2 * (most + left) > self.all.len();
+        match (majority_may_come, self.chosen(named).is_some()) {
+            (true, false) => None,                  // there is nothing else to do with the time
+            (true, true) => Some(limit.left() / 2), // the current primary must be connected to as well
+            (false, true) => Some(Duration::ZERO),
+            (false, false) => Some(LAST_WORDS),
+        }
     }
 
     fn lock_current(&self) -> MutexGuard<'_, Option<Address>> {
@@ -240,5 +256,37 @@ fn explain_sentinel(error: &RedisError) -> StoreError {
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of the sentinels {}", self.service, addresses(&self.all))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn at(port: u16) -> Address {
+        Address { host: "localhost".to_owned(), port }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn as_long_as_a_majority_may_come_it_is_waited_for() {
+        let client = Client::open("redis://localhost").unwrap();
+        let sentinels = Sentinels::new(vec![client.clone(); 3], "shop".to_owned(), client);
+        let limit = TimeLimit::new(Duration::from_secs(4));
+        let patience = |named: &[(Address, usize)], left| sentinels.patience(named, left, limit);
+        for _ in 0..2 {
+            assert_eq!(patience(&[], 2), None);
+            assert_eq!(patience(&[(at(1), 1)], 1), None);
+            assert_eq!(patience(&[(at(1), 1), (at(2), 1)], 1), None);
+            assert_eq!(patience(&[], 1), Some(LAST_WORDS));
+            assert_eq!(patience(&[(at(1), 1)], 0), Some(LAST_WORDS));
+            *sentinels.lock_current() = Some(at(7));
+        }
+        // The current one may be taken without a majority.
+        advance(Duration::from_secs(2)).await;
+        assert_eq!(patience(&[(at(7), 1)], 2), Some(Duration::from_secs(1)));
+        assert_eq!(patience(&[(at(1), 1), (at(7), 1)], 1), Some(Duration::from_secs(1)));
+        assert_eq!(patience(&[(at(7), 1)], 0), Some(Duration::ZERO));
     }
 }
