@@ -23,12 +23,12 @@ use tokio::{
 };
 
 use super::{
-    answer,
     attempt::first_limit,
     coalescing::Failure,
     command::Command,
     link::{Links, Settings},
     majority::{Votes, majority, mostly_misconfigured},
+    reply::answer,
     slots::{Heard, Layout, Range, SLOTS, heard, read_layout, slot_of},
     target::{Address, Target, addresses},
 };

@@ -23,7 +23,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{command::Packet, unexpected};
+use super::{command::Packet, reply::unexpected};
 use crate::{
     Algorithm, Clock,
     algorithm::{self, Taken},

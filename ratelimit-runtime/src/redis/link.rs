@@ -34,7 +34,7 @@ use super::{
     breaker::{SILENT_CALLS, Silence, State},
     coalescing::{self, Entry, Failure, Queue, Share},
     command::{self, Command, Packet},
-    explain,
+    reply::explain,
     target::{Address, Target},
 };
 use crate::{

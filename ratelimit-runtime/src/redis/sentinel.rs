@@ -20,8 +20,8 @@ use tokio::{
 
 use super::{
     attempt::TimeLimit,
-    explain,
     majority::{Votes, majority, mostly_misconfigured},
+    reply::explain,
     target::{Address, addresses},
 };
 use crate::store::StoreError;

@@ -12,7 +12,7 @@ use redis::{
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 
-use super::{attempt::TimeLimit, sentinel::Sentinels};
+use super::{attempt::TimeLimit, reply::explain, sentinel::Sentinels};
 use crate::{SetupError, store::StoreError};
 
 /// What a URL names. Shows itself without its password.
@@ -281,7 +281,7 @@ impl Address {
 
     /// The server there, reached as `like` is.
     pub(super) fn client(&self, like: &Client) -> Result<Client, StoreError> {
-        Client::open(at(like, self)).map_err(|error| super::explain(&error))
+        Client::open(at(like, self)).map_err(|error| explain(&error))
     }
 }
 
