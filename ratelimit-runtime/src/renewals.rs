@@ -26,6 +26,9 @@ use crate::{
 /// The longest time between two renewals: no longer is something believed to be held that a server has lost.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 
+/// A store is asked to renew so many holds in one go.
+const MOST_AT_ONCE: usize = 2_500;
+
 /// A charge that is held at a store.
 pub(crate) struct HeldCharge {
     limiter: Held,
@@ -163,26 +166,44 @@ impl Renewals {
         }
     }
 
-    /// Renews holds of one counter.
+    /// Renews holds of one counter, so many at a time that the answer comes within the deadline.
     async fn renew(self: Arc<Self>, due: Vec<Arc<HeldCharge>>) {
-        let Some(first) = due.first() else { return };
-        let (settings, begun) = (first.limiter.settings(), Instant::now());
-        let asked = settings.clock.now();
-        let charges = due.iter().map(|held| held.charge.clone()).collect();
-        let renewed = first.limiter.renew(charges).in_time(settings.deadline).await;
-        let incomplete = || StoreError::misconfigured("the store did not answer for each hold that it was to renew");
-        let renewed =
-            renewed.and_then(|renewed| if renewed.len() == due.len() { Ok(renewed) } else { Err(incomplete()) });
+        let mut failed = None;
+        for some in due.chunks(MOST_AT_ONCE) {
+            let (limiter, begun) = (&some[0].limiter, Instant::now());
+            let asked = limiter.settings().clock.now();
+            let renewed = match failed {
+                Some(error) => Err(error), // the others fail with the first ones
+                None => ask(limiter, some).await,
+            };
+            let is_any_held = self.renewed(some, asked, begun, &renewed);
+            failed = renewed.err();
+            if let Some(error) = &failed
+                && is_any_held
+            {
+                observe::not_renewed(&some[0].charge.rule, error);
+            }
+        }
+    }
+
+    /// Takes in what the store has answered. Says whether any of them is still held here.
+    fn renewed(
+        self: &Arc<Self>,
+        asked_for: &[Arc<HeldCharge>],
+        asked: Duration,
+        begun: Instant,
+        renewed: &Result<Vec<bool>, StoreError>,
+    ) -> bool {
         // After a failure the store has a whole interval of rest.
         let since = if renewed.is_ok() { begun } else { Instant::now() };
         let mut timetable = self.lock();
         let mut is_any_held = false;
-        for (at, held) in due.iter().enumerate() {
+        for (at, held) in asked_for.iter().enumerate() {
             if !timetable.held.contains_key(&held.id()) {
                 continue; // it is settled
             }
             is_any_held = true;
-            match &renewed {
+            match renewed {
                 // What is lost stays so: another caller may have had it in the meantime.
                 Ok(renewed) if !renewed[at] => held.until_us.store(0, Ordering::Release),
                 Ok(_) => {
@@ -193,12 +214,18 @@ impl Renewals {
             }
         }
         let _ = self.wake(timetable); // this is the background runtime
-        if let Err(error) = &renewed
-            && is_any_held
-        {
-            observe::not_renewed(&first.charge.rule, error);
-        }
+        is_any_held
     }
+}
+
+/// Asks the store to renew holds of one counter.
+async fn ask(limiter: &Held, held: &[Arc<HeldCharge>]) -> Result<Vec<bool>, StoreError> {
+    let charges = held.iter().map(|held| held.charge.clone()).collect();
+    let renewed = limiter.renew(charges).in_time(limiter.settings().deadline).await?;
+    if renewed.len() != held.len() {
+        return Err(StoreError::misconfigured("the store did not answer for each hold that it was to renew"));
+    }
+    Ok(renewed)
 }
 
 impl Timetable {

@@ -399,7 +399,11 @@ async fn a_short_lease_is_renewed_beside_a_long_one() {
 
 /// Grants everything. Its first renewals fail, each in a way of its own.
 #[derive(Clone, Debug, Default)]
-struct Unreliable(Arc<AtomicUsize>);
+struct Unreliable {
+    renewals: Arc<AtomicUsize>,
+    /// The most that it was asked to renew in one go.
+    most: Arc<AtomicUsize>,
+}
 
 impl Store for Unreliable {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
@@ -420,7 +424,8 @@ impl Store for Unreliable {
     }
 
     fn renew(&self, charges: Vec<StoreCharge>) -> Reply<Result<Vec<bool>, StoreError>> {
-        match self.0.fetch_add(1, Ordering::SeqCst) {
+        self.most.fetch_max(charges.len(), Ordering::SeqCst);
+        match self.renewals.fetch_add(1, Ordering::SeqCst) {
             0 => Reply::Ready(Err(StoreError::unavailable("its own"))),
             1 => Reply::Ready(Ok(vec![false; charges.len() - 1])),
             2 => Reply::Pending(Box::pin(std::future::pending())),
@@ -438,15 +443,18 @@ async fn renewals_that_fail_are_tried_again() {
     let store = Unreliable::default();
     let builder = Limiter::builder("memory://").deadline(20 * MS).on_store_error(OnStoreError::Deny);
     let limiter = builder.over(store.clone()).unwrap();
-    let place = limiter.acquire(&Rule::new("again", 2, 300 * MS).algorithm(Algorithm::Concurrent), 1).await.unwrap();
-    eventually("they fail", || async { store.0.load(Ordering::SeqCst) >= 4 }).await;
-    eventually("it is renewed", || async { place.is_held() }).await;
-    // And no more when it has ended.
-    drop(place);
-    sleep(300 * MS).await;
-    let before = store.0.load(Ordering::SeqCst);
-    sleep(300 * MS).await;
-    assert_eq!(store.0.load(Ordering::SeqCst), before);
+    let rule = Rule::new("again", 10_000, SECOND).algorithm(Algorithm::Concurrent);
+    let places = join_all((0..6_000).map(|_| async { limiter.acquire(&rule, 1).await.unwrap() })).await;
+    eventually("they fail", || async { store.renewals.load(Ordering::SeqCst) >= 4 }).await;
+    eventually("they are renewed", || async { places.iter().all(Permit::is_held) }).await;
+    let most = store.most.load(Ordering::SeqCst);
+    assert!((2..=2_500).contains(&most), "{most} in one go");
+    // And no more when they have ended.
+    drop(places);
+    sleep(SECOND).await;
+    let before = store.renewals.load(Ordering::SeqCst);
+    sleep(SECOND).await;
+    assert_eq!(store.renewals.load(Ordering::SeqCst), before);
 }
 
 #[tokio::test]

@@ -453,13 +453,18 @@ async fn places(bench: &mut Bench) {
     let rule = rule.denial_cache(false);
     hold(bench, rule, 1, OF_EACH_SIZE, 20 * LEASE).await;
     let (held, charges) = hold(bench, rule, PLACES, 1, LEASE).await;
-    let taken = Instant::now();
     let limiter = bench.limiter.clone();
+    let ready = |_| async {};
+    let renew = |_, ()| async {
+        let renewed = store_of(&limiter).renew(charges.clone()).answer().await.expect("a server");
+        assert!(renewed.iter().all(|is_held| *is_held));
+    };
+    bench.case("100,000 holders, alive: all of them renew their places", ready, renew).await;
+    let taken = Instant::now();
     let free = limiter.peek(&rule, 0).await.expect("a server").remaining();
     if (held, free) != (PLACES, 10) {
         return bench.failed("100,000 holders", &format!("{held} places could be taken, and {free} are free"));
     }
-    let ready = |_| async {};
     let look = |_, ()| async {
         limiter.peek(&rule, 0).await.expect("a server");
     };
@@ -467,11 +472,6 @@ async fn places(bench: &mut Bench) {
         limiter.acquire(&rule, 0).await.expect("a place").give_back().await.expect("a server");
     };
     let refusal = |_, ()| async { refused(limiter.acquire_n(&rule, 0, rule.count()).await) };
-    let renew = |_, ()| async {
-        let renewed = store_of(&limiter).renew(charges.clone()).answer().await.expect("a server");
-        assert!(renewed.iter().all(|is_held| *is_held));
-    };
-    bench.case("100,000 holders, alive: all of them renew their places", ready, renew).await;
     for state in ["alive", "dead but one"] {
         if state != "alive" {
             sleep((LEASE + SECOND).saturating_sub(taken.elapsed())).await;

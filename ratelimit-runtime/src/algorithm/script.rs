@@ -151,7 +151,8 @@ pub(crate) fn steps(charge: &Charge) -> u64 {
 /// The most steps that renewing one hold takes, among as many others as its counter may have.
 pub(crate) fn renewal_steps(charge: &Charge) -> u64 {
     match charge.rule.counted_by() {
-        Algorithm::Concurrent => 40 + 25 * u64::from(charge.cost.count_ones()),
+        // Each place moves within a sorted set of all of them: its two commands take longer than most.
+        Algorithm::Concurrent => 60 + 100 * u64::from(charge.cost.count_ones()),
         _ => 24,
     }
 }
