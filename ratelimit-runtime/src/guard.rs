@@ -140,6 +140,7 @@ impl Guarded {
     #[cfg(feature = "redis")]
     pub(crate) fn prepare(&self) {
         if let Behind::Redis(redis) = &self.0.store
+            && !self.0.is_prepared.load(Ordering::Relaxed)
             && !self.0.is_prepared.swap(true, Ordering::Relaxed)
         {
             let redis = redis.clone();
@@ -738,10 +739,10 @@ impl Store for Guarded {
         self.0.store.can_hold()
     }
 
-    fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
+    fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
         // What had become a charge ends later than was known.
-        let names = SmallVec::from_iter([charge.counter.fingerprint()]);
-        self.forget_after(names, self.0.store.renew(charge))
+        let names = charges.first().map(|charge| charge.counter.fingerprint()).into_iter().collect();
+        self.forget_after(names, self.0.store.renew(charges))
     }
 
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {

@@ -1,8 +1,8 @@
 //! What is held for a call: places, and charges that come to something when it is over.
 //!
-//! A remote store forgets a hold that is not renewed, so a background task renews each hold, and
-//! settles it when its holder is dropped. The memory store keeps holds by itself and is settled at
-//! once.
+//! A remote store forgets a hold that is not renewed, so it is renewed in the background, see
+//! `renewals.rs`, and a background task settles it when its holder is dropped. The memory store
+//! keeps holds by itself and is settled at once.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -24,7 +24,7 @@ use tokio::{
         watch::{Receiver, Sender},
     },
     task::JoinHandle,
-    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout_at},
 };
 
 use crate::{
@@ -32,12 +32,13 @@ use crate::{
     call::CountedBy,
     limiter::{Held, refusal},
     observe,
+    renewals::HeldCharge,
     store::{Batch, Charge, Charges, Hold, Reply, Request, StoreError},
 };
 
 /// Before what failed is tried again, at first.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Before it is tried again later, and between two renewals: nobody believes for longer that something is held which a server has lost.
+/// Before it is tried again later.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// After so many answers that there is no hold, clean-up relies on the answer to the caller alone.
 const MOST_DENIALS: u32 = 3;
@@ -59,26 +60,10 @@ pub(crate) struct Holding {
 enum Kept {
     /// Whoever drops it.
     Here(Charges),
-    ByTask(Task),
+    /// A background task. It is renewed until then.
+    ByTask(Vec<Arc<HeldCharge>>),
     /// It is settled.
     Settled,
-}
-
-/// A background task that keeps what is held.
-struct Task {
-    rule: Rule,
-    counters: Vec<CounterName>,
-    settle: oneshot::Sender<Settlement>,
-    /// Until when it is held for certain, in microseconds of the limiter's clock; 0 once it is lost.
-    until_us: Arc<AtomicU64>,
-}
-
-/// What is to be charged instead of what is held.
-struct Settlement {
-    used: Used,
-    /// Held by those who ask before it is done.
-    under_way: UnderWay,
-    told: Option<oneshot::Sender<Result<(), StoreError>>>,
 }
 
 /// How much was used.
@@ -109,7 +94,7 @@ impl Holding {
         let granted = timed.map(|charge| Duration::from_millis(charge.cost)).min().unwrap_or(Duration::MAX);
         let much = charges.iter().map(|charge| charge.cost).sum();
         let is_here = matches!(by, CountedBy::Local) || limiter.memory().is_some();
-        let kept = if is_here { Kept::Here(charges) } else { Task::start(&limiter, charges, asked) };
+        let kept = if is_here { Kept::Here(charges) } else { Kept::renewed(&limiter, charges, asked) };
         Self { limiter, by, began, granted, much, known: None, kept }
     }
 
@@ -126,7 +111,10 @@ impl Holding {
         match &self.kept {
             // A share of this process, as long as the store is away.
             Kept::Here(_) => matches!(self.by, CountedBy::Store) || self.limiter.is_degraded(),
-            Kept::ByTask(task) => self.limiter.settings().clock.now_us() < task.until_us.load(Ordering::Acquire),
+            Kept::ByTask(held) => {
+                let now_us = self.limiter.settings().clock.now_us();
+                held.iter().all(|held| held.is_held(now_us))
+            }
             Kept::Settled => false,
         }
     }
@@ -178,9 +166,13 @@ impl Holding {
                 }
                 None
             }
-            Kept::ByTask(Task { rule, counters, settle, .. }) => {
+            // The parent of a forked process settles what it holds.
+            Kept::ByTask(held) if !self.limiter.renewals().remove(&held) => None,
+            Kept::ByTask(held) => {
+                let rule = held.first()?.charge.rule;
+                let counters = held.iter().map(|held| held.charge.counter.clone()).collect();
                 let under_way = UnderWay::new(self.limiter.clone(), counters);
-                drop(settle.send(Settlement { used, under_way, told }));
+                let _ = background::spawn(settle(self.limiter.clone(), held, used, under_way, told));
                 Some(rule)
             }
             Kept::Settled => None,
@@ -194,52 +186,36 @@ impl Drop for Holding {
     }
 }
 
-impl Task {
-    fn start(limiter: &Held, charges: Charges, asked: Duration) -> Kept {
-        let lease = charges.iter().filter_map(|charge| charge.hold).map(|hold| hold.lease).min().unwrap_or_default();
-        let until_us = Arc::new(AtomicU64::new(in_us(asked.saturating_add(lease))));
-        let rule = charges[0].rule;
-        let counters = charges.iter().map(|charge| charge.counter.clone()).collect();
-        let (settle, settlement) = oneshot::channel();
-        match background::spawn(keep(limiter.clone(), charges, lease, Arc::clone(&until_us), settlement)) {
-            Ok(_) => Kept::ByTask(Self { rule, counters, settle, until_us }),
+impl Kept {
+    /// Held at a store.
+    fn renewed(limiter: &Held, charges: Charges, asked: Duration) -> Self {
+        #[cfg(feature = "redis")]
+        if let Some(guarded) = limiter.guarded() {
+            guarded.prepare(); // so that the settlement finds a connection
+        }
+        let held = |charge| Arc::new(HeldCharge::new(limiter.clone(), charge, asked));
+        let held: Vec<_> = charges.into_charges().map(held).collect();
+        match limiter.renewals().insert(&held) {
+            Ok(()) => Self::ByTask(held),
             // The thread ran when the store was asked: the process was forked since, and the
             // parent has the hold.
-            Err(_) => Kept::Settled,
+            Err(_) => Self::Settled,
         }
     }
 }
 
-/// Renews what is held until it is to be settled, and settles it.
-async fn keep(
+/// Settles what is held. `under_way`: those who ask wait until it is dropped.
+async fn settle(
     limiter: Held,
-    charges: Charges,
-    lease: Duration,
-    until_us: Arc<AtomicU64>,
-    mut settlement: oneshot::Receiver<Settlement>,
+    held: Vec<Arc<HeldCharge>>,
+    used: Used,
+    under_way: UnderWay,
+    told: Option<oneshot::Sender<Result<(), StoreError>>>,
 ) {
-    #[cfg(feature = "redis")]
-    if let Some(guarded) = limiter.guarded() {
-        guarded.prepare(); // so that the settlement finds a connection
-    }
     let deadline = limiter.settings().deadline;
-    let renewing = async {
-        loop {
-            sleep((lease / 3).min(LONGEST_PAUSE)).await;
-            renew(&limiter, &charges, lease, &until_us).await;
-        }
-    };
-    let Settlement { used, under_way, told } = tokio::select! {
-        biased;
-        settlement = &mut settlement => match settlement {
-            Ok(settlement) => settlement,
-            Err(_) => return,
-        },
-        () = renewing => return, // never
-    };
     let end = after(deadline);
     let (mut settled, mut failed) = (Ok(()), Vec::new());
-    for charge in charges.iter() {
+    for charge in held.iter().map(|held| &held.charge) {
         let settling = limiter.settle(charge.clone(), used.of(charge), CountedBy::Store);
         let done = match settling {
             Reply::Ready(done) => done,
@@ -269,32 +245,10 @@ async fn keep(
                 sleep(pause).await;
                 pause = (2 * pause).min(LONGEST_PAUSE);
                 let settling = limiter.settle(charge.clone(), used, CountedBy::Store);
-                is_settled = in_time(deadline, settling).await.is_ok();
+                is_settled = settling.in_time(deadline).await.is_ok();
             }
             limiter.queues().changed(&charge.counter);
         });
-    }
-}
-
-/// Makes what is held last as long again.
-async fn renew(limiter: &Held, charges: &Charges, lease: Duration, until_us: &AtomicU64) {
-    let asked = limiter.settings().clock.now();
-    let mut is_held = until_us.load(Ordering::Acquire) > 0;
-    let mut is_known = true;
-    for charge in charges.iter() {
-        match in_time(limiter.settings().deadline, limiter.renew(charge.clone())).await {
-            Ok(renewed) => is_held &= renewed,
-            Err(error) => {
-                is_known = false;
-                observe::not_renewed(&charge.rule, &error);
-            }
-        }
-    }
-    // What is lost stays so: somebody else may have had it in the meantime.
-    if !is_held {
-        until_us.store(0, Ordering::Release);
-    } else if is_known {
-        until_us.store(in_us(asked.saturating_add(lease)), Ordering::Release);
     }
 }
 
@@ -394,7 +348,7 @@ async fn clean_up(limiter: Held, held: Charges, answer: Option<Answer>) {
             return;
         }
         let back = limiter.store().map(|store| store.give_back(held.clone()));
-        let back = in_time(limiter.settings().deadline, back.unwrap_or(Reply::Ready(Ok(1)))).await;
+        let back = back.unwrap_or(Reply::Ready(Ok(1))).in_time(limiter.settings().deadline).await;
         match back {
             Ok(0) if !is_decided => denials += 1,
             Ok(_) => return held.iter().for_each(|charge| limiter.queues().changed(&charge.counter)),
@@ -423,17 +377,6 @@ fn lease_of(charge: &Charge) -> Duration {
 fn after(time: Duration) -> Instant {
     const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     Instant::now() + time.min(LONGEST)
-}
-
-async fn in_time<T>(deadline: Duration, reply: Reply<Result<T, StoreError>>) -> Result<T, StoreError> {
-    match reply {
-        Reply::Ready(answer) => answer,
-        Reply::Pending(answer) => timeout(deadline, answer).await.unwrap_or_else(|_| Err(StoreError::late(deadline))),
-    }
-}
-
-fn in_us(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Settlements that are under way: who asks for a counter waits for those of it.

@@ -315,6 +315,7 @@ mod process;
 mod queue;
 #[cfg(feature = "redis")]
 mod redis;
+mod renewals;
 mod reservation;
 mod rule;
 pub mod store;

@@ -31,6 +31,7 @@ use crate::{
     observe::{self, Stopwatch, Throttle},
     permit::ChargedInMemory,
     queue::WaitQueues,
+    renewals::Renewals,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
     sync::{Apart, number_of_thread},
 };
@@ -96,6 +97,7 @@ pub(crate) struct Inner {
     settings: Settings,
     queues: WaitQueues,
     settlements: Settlements,
+    renewals: Arc<Renewals>,
     /// Counts for this process alone while the store is away.
     local: OnceCell<Memory>,
     seen: Arc<Seen>,
@@ -275,6 +277,7 @@ impl Limiter {
             settings,
             queues,
             settlements: Settlements::default(),
+            renewals: Arc::default(),
             local: OnceCell::new(),
             seen,
         });
@@ -651,9 +654,17 @@ impl Inner {
         &self.settlements
     }
 
-    /// Makes what is held last as long again.
-    pub(crate) fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
-        self.store().map_or(Reply::Ready(Ok(false)), |store| store.renew(charge))
+    #[inline]
+    pub(crate) fn renewals(&self) -> &Arc<Renewals> {
+        &self.renewals
+    }
+
+    /// Makes holds of one counter last as long again.
+    pub(crate) fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
+        match self.store() {
+            Some(store) => store.renew(charges),
+            None => Reply::Ready(Ok(vec![false; charges.len()])),
+        }
     }
 
     /// Charges what was used instead of what is held.

@@ -379,13 +379,15 @@ impl Store for Memory {
         true
     }
 
-    fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
-        let Charge { counter, rule, hold, .. } = &charge;
-        let Some(hold) = hold else { return Reply::Ready(Ok(false)) };
-        let mut shard = self.shard(shard_of(&counter.fingerprint()));
-        let now_us = shard.now_us(&self.clock);
-        let is_held = shard.update(counter.fingerprint(), rule, |counter| counter.renew(hold, now_us));
-        Reply::Ready(Ok(is_held.unwrap_or(false)))
+    fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
+        let renew = |Charge { counter, rule, hold, .. }: &Charge| {
+            let Some(hold) = hold else { return false };
+            let mut shard = self.shard(shard_of(&counter.fingerprint()));
+            let now_us = shard.now_us(&self.clock);
+            let is_held = shard.update(counter.fingerprint(), rule, |counter| counter.renew(hold, now_us));
+            is_held.unwrap_or(false)
+        };
+        Reply::Ready(Ok(charges.iter().map(renew).collect()))
     }
 
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {

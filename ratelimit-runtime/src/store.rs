@@ -12,7 +12,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     CounterName, Decision, Rule,
@@ -116,10 +116,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Makes what is held of a charge last as long again, from now. `false` if it counts no more, and then nothing changes: it was
-    /// settled or reset, the time of its place was over, or the charge it became has expired.
-    fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
-        let _ = charge;
+    /// Makes holds last as long again, from now. All of them are of one counter, each with an id of its own.
+    ///
+    /// Answers for each, in their order. `false` if it counts no more, and then it is not changed: it was settled or reset, the time
+    /// of its place was over, or the charge it became has expired.
+    ///
+    /// After an error, some of them may have been renewed. The limiter renews those of a counter that are due in one go, every third
+    /// of their lease, and tries them again then if that failed. [`Charge::hold`] is set in each of the charges, and
+    /// [`Charge::cost`] is how much is held.
+    fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
+        let _ = charges;
         Reply::Ready(Err(StoreError::misconfigured(HOLDS_NOTHING)))
     }
 
@@ -177,6 +183,18 @@ impl<T> Reply<T> {
         match self {
             Self::Ready(answer) => answer,
             Self::Pending(answer) => answer.await,
+        }
+    }
+}
+
+impl<T> Reply<Result<T, StoreError>> {
+    /// The answer, or an error when the deadline is over.
+    pub(crate) async fn in_time(self, deadline: Duration) -> Result<T, StoreError> {
+        match self {
+            Self::Ready(answer) => answer,
+            Self::Pending(answer) => {
+                timeout(deadline, answer).await.unwrap_or_else(|_| Err(StoreError::late(deadline)))
+            }
         }
     }
 }
@@ -376,6 +394,10 @@ impl Charges {
     pub(crate) fn split_held(self) -> (Self, Self) {
         let (held, others) = self.0.into_iter().partition(|charge| charge.hold.is_some());
         (Self(held), Self(others))
+    }
+
+    pub(crate) fn into_charges(self) -> impl ExactSizeIterator<Item = Charge> {
+        self.0.into_iter()
     }
 
     pub(crate) fn retain(&mut self, keep: impl Fn(&Charge) -> bool) {

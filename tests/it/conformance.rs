@@ -84,6 +84,7 @@ enum Defect {
     ChargesNoMoreThanWasHeld,
     RenewsNothing,
     RenewsWhatIsGone,
+    RenewsTheFirst,
     ForgetsLateSettlements,
     AddsLateSettlements,
     HoldsAllOrNothing,
@@ -342,11 +343,15 @@ impl Store for Defective {
         true
     }
 
-    fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
+    fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
         let now = self.clock.now();
         let mut inner = self.inner.lock().unwrap();
-        let renewed = self.is(Defect::RenewsNothing) || inner.model.renew(now, &charge);
-        Reply::Ready(Ok(renewed || self.is(Defect::RenewsWhatIsGone)))
+        let renew = |(at, charge): (usize, &Charge)| {
+            let is_ignored = self.is(Defect::RenewsNothing) || self.is(Defect::RenewsTheFirst) && at > 0;
+            let renewed = is_ignored || inner.model.renew(now, charge);
+            renewed || self.is(Defect::RenewsWhatIsGone)
+        };
+        Reply::Ready(Ok(charges.iter().enumerate().map(renew).collect()))
     }
 
     fn settle(&self, charge: Charge, mut used: u64) -> Reply<Result<(), StoreError>> {
@@ -449,6 +454,8 @@ async fn each_defect_is_named() {
         (Defect::RenewsNothing, PLACES, "what is renewed is held for one lease"),
         (Defect::RenewsWhatIsGone, LOG, "what is gone is not renewed"),
         (Defect::RenewsWhatIsGone, PLACES, "what is gone is not renewed"),
+        (Defect::RenewsTheFirst, LOG, "of those that are renewed together each is what it is alone"),
+        (Defect::RenewsTheFirst, PLACES, "of those that are renewed together each is what it is alone"),
         (Defect::ForgetsLateSettlements, LOG, "what is settled late is charged as much as was used"),
         (Defect::AddsLateSettlements, LOG, "what is settled late is charged as much as was used"),
         (Defect::HoldsAllOrNothing, LOG, "what is held as far as it goes"),

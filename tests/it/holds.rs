@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -10,15 +12,16 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use ratelimit_runtime::__private::{Call, Charge, charge, charge_elapsed, concurrent, hold_requests, key};
 use ratelimit_runtime::conformance::{counter_of, store_of};
-use ratelimit_runtime::store::{Charge as StoreCharge, Hold, Request};
+use ratelimit_runtime::store::{Batch, Charge as StoreCharge, Charges, Hold, Reply, Request, StoreError};
 use ratelimit_runtime::{
-    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule, limit_concurrent_requests,
-    limit_request_per_time,
+    Algorithm, Cause, CounterName, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Rule, Store,
+    limit_concurrent_requests, limit_request_per_time,
 };
 use ratelimit_tests::{Mode, Proxy, RedisCluster, RedisServer};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
+use crate::denials::asked;
 use crate::server::eventually;
 use crate::support::{FIXED, LOG, PATIENCE, SLIDING, Timed, ends, exceeded, fresh_key, limiter_on, settle};
 
@@ -92,7 +95,7 @@ async fn a_place_is_handed_over_to_who_waits_in_the_order_of_arrival() {
             assert_eq!(ends(told.recv()).await, Some(at), "{}", timed.name());
         }
         ends(tasks.join_all()).await;
-        assert_eq!(remaining(&limiter, &places, key).await, 2);
+        eventually("both are free", || async { remaining(&limiter, &places, key).await == 2 }).await;
     }
 }
 
@@ -327,6 +330,133 @@ async fn a_call_that_takes_longer_than_its_lease_keeps_what_it_holds() {
     eventually("the place is free", || async { other.acquire(&places, key).await.is_ok() }).await;
 }
 
+/// So many calls of one key hold something, with a lease of two seconds, for longer than that.
+async fn hold_together(limiter: &Limiter, rule: Rule, key: u64) -> Vec<Permit> {
+    let hold = |_| async { run(limiter, rule, key, Some(2000)).await.unwrap() };
+    join_all((0..200).map(hold)).await
+}
+
+#[tokio::test]
+async fn holds_of_one_counter_are_renewed_together() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    let log = Rule::new("many", 1_000_000, 60 * SECOND).algorithm(LOG);
+    let places = Rule::new("many", 1_000, 2 * SECOND).algorithm(Algorithm::Concurrent);
+    let (one, other) = (fresh_key(), fresh_key());
+    let mut held = hold_together(&limiter, log, one).await;
+    held.extend(hold_together(&limiter, log, other).await);
+    held.extend(join_all((0..200).map(|_| async { limiter.acquire(&places, one).await.unwrap() })).await);
+    sleep(100 * MS).await; // all that is sent for them has arrived
+    let before = asked(&server);
+    let until = Instant::now() + 5 * SECOND;
+    while Instant::now() < until {
+        assert!(held.iter().all(Permit::is_held));
+        sleep(20 * MS).await;
+    }
+    // Of each counter eight, or a few more, as some begin later than others.
+    let scripts = asked(&server) - before;
+    assert!(scripts <= 60, "{scripts} scripts renewed {} holds of 3 counters", held.len());
+    assert_eq!(remaining(&limiter, &places, one).await, 800);
+}
+
+#[tokio::test]
+async fn of_holds_that_are_renewed_together_only_those_are_lost_that_the_server_has_lost() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    let log = Rule::new("some", 1_000_000, 60 * SECOND).algorithm(LOG);
+    let (one, other) = (fresh_key(), fresh_key());
+    let held = hold_together(&limiter, log, one).await;
+    let lost = hold_together(&limiter, log, other).await;
+    limiter.reset(&log, other).await.unwrap();
+    let new = hold_together(&limiter, log, other).await;
+    let (settled, held): (Vec<_>, Vec<_>) = held.into_iter().enumerate().partition(|(at, _)| at % 3 == 0);
+    drop(settled);
+    eventually("they learn that they have lost it", || async { lost.iter().all(|lost| !lost.is_held()) }).await;
+    let until = Instant::now() + 4 * SECOND;
+    while Instant::now() < until {
+        assert!(held.iter().all(|(_, held)| held.is_held()));
+        assert!(new.iter().all(Permit::is_held));
+        assert!(lost.iter().all(|lost| !lost.is_held()));
+        sleep(20 * MS).await;
+    }
+}
+
+/// The renewal that comes first is that of the hold which began last.
+#[tokio::test]
+async fn a_short_lease_is_renewed_beside_a_long_one() {
+    let server = RedisServer::start();
+    let (limiter, key) = (limiter_on(&server).await, fresh_key());
+    let long = limiter.reserve(&TOKENS, key, 1).await.unwrap();
+    sleep(100 * MS).await;
+    let places = Rule::new("short", 1, SECOND).algorithm(Algorithm::Concurrent);
+    let short = limiter.acquire(&places, key).await.unwrap();
+    let until = Instant::now() + 3 * SECOND;
+    while Instant::now() < until {
+        assert!(long.is_held() && short.is_held());
+        sleep(20 * MS).await;
+    }
+}
+
+/// Grants everything. Its first renewals fail, each in a way of its own.
+#[derive(Clone, Debug, Default)]
+struct Unreliable {
+    renewals: Arc<AtomicUsize>,
+    /// The most that it was asked to renew in one go.
+    most: Arc<AtomicUsize>,
+}
+
+impl Store for Unreliable {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        batch.iter_mut().for_each(|request| request.outcome = Ok(true));
+        Reply::Ready(batch)
+    }
+
+    fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+        Reply::Ready(Ok(0))
+    }
+
+    fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
+        Reply::Ready(Ok(()))
+    }
+
+    fn can_hold(&self) -> bool {
+        true
+    }
+
+    fn renew(&self, charges: Vec<StoreCharge>) -> Reply<Result<Vec<bool>, StoreError>> {
+        self.most.fetch_max(charges.len(), Ordering::SeqCst);
+        match self.renewals.fetch_add(1, Ordering::SeqCst) {
+            0 => Reply::Ready(Err(StoreError::unavailable("its own"))),
+            1 => Reply::Ready(Ok(vec![false; charges.len() - 1])),
+            2 => Reply::Pending(Box::pin(std::future::pending())),
+            _ => Reply::Ready(Ok(vec![true; charges.len()])),
+        }
+    }
+
+    fn settle(&self, _: StoreCharge, _: u64) -> Reply<Result<(), StoreError>> {
+        Reply::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn renewals_that_fail_are_tried_again() {
+    let store = Unreliable::default();
+    let builder = Limiter::builder("memory://").deadline(20 * MS).on_store_error(OnStoreError::Deny);
+    let limiter = builder.over(store.clone()).unwrap();
+    let rule = Rule::new("again", 10_000, SECOND).algorithm(Algorithm::Concurrent);
+    let places = join_all((0..6_000).map(|_| async { limiter.acquire(&rule, 1).await.unwrap() })).await;
+    eventually("they fail", || async { store.renewals.load(Ordering::SeqCst) >= 4 }).await;
+    eventually("they are renewed", || async { places.iter().all(Permit::is_held) }).await;
+    let most = store.most.load(Ordering::SeqCst);
+    assert!((2..=2_500).contains(&most), "{most} in one go");
+    // And no more when they have ended.
+    drop(places);
+    sleep(SECOND).await;
+    let before = store.renewals.load(Ordering::SeqCst);
+    sleep(SECOND).await;
+    assert_eq!(store.renewals.load(Ordering::SeqCst), before);
+}
+
 #[tokio::test]
 async fn who_holds_something_learns_that_the_server_has_lost_it() {
     let server = RedisServer::start();
@@ -406,8 +536,7 @@ async fn what_others_hold_is_asked_for_again() {
 /// Many callers of two processes' limiters, on one place: never two at once, and all of them in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn never_more_than_the_count_run_at_once() {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
 
     let server = RedisServer::start();
     let redis = [limiter_on(&server).await, limiter_on(&server).await];

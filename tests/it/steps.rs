@@ -7,6 +7,8 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use ratelimit_runtime::conformance::{counter_of, store_of};
+use ratelimit_runtime::store::{Charge, Hold, Request};
 use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, Rule};
 use ratelimit_tests::RedisServer;
 use redis::Value;
@@ -17,7 +19,8 @@ const MOST_STEPS: i64 = 64_000;
 const BUCKETS: Algorithm = Algorithm::SlidingWindow { buckets: 1_000 };
 const KEYS: u64 = 64;
 
-/// In front of a script: commands are eight steps; calls of functions, and 64 bytes of their strings, are one.
+/// In front of a script: commands are eight steps; calls of functions, and 64 bytes of their strings, are one. `struct.unpack` and `string.sub` take
+/// no longer for a longer string, but for what they return.
 const COUNTING: &str = "
 local steps = 0
 local function sizes(...)
@@ -27,9 +30,11 @@ local function sizes(...)
   end
   return ...
 end
-local function counted(act, weight)
+local function counted(act, weight, copies_nothing)
   return function(...)
-    sizes(...)
+    if not copies_nothing then
+      sizes(...)
+    end
     steps = steps + weight
     return sizes(act(...))
   end
@@ -37,7 +42,7 @@ end
 local function all(functions)
   local counting = {}
   for name, act in pairs(functions) do
-    counting[name] = type(act) == 'function' and counted(act, 1) or act
+    counting[name] = type(act) == 'function' and counted(act, 1, name == 'unpack' or name == 'sub') or act
   end
   return counting
 end
@@ -221,5 +226,40 @@ async fn one_call_takes_a_bounded_number_of_steps() {
         assert!(counted.iter().all(|steps| *steps <= MOST_STEPS), "{algorithm:?}, {low} rules: {counted:?}");
         let sent = scripts_of(&server, async { assert!(limiter.acquire_all(&charges(low + 1)).await.is_err()) }).await;
         assert!(sent.is_empty(), "{} scripts", sent.len());
+    }
+}
+
+/// As many holds of one counter as there may be, with leases that are all different: all of them, and every second.
+#[tokio::test]
+async fn renewals_take_a_bounded_number_of_steps() {
+    let log = Rule::new("steps", 1_000_000, Duration::from_secs(60)).algorithm(LOG);
+    let places = Rule::new("steps", 10_000_000, Duration::from_secs(60)).algorithm(Algorithm::Concurrent);
+    // A place is stored by the digits of its cost: this one has ten.
+    for (rule, count, cost) in [(log, 10_000, 1), (places, 3_000, 1), (places, 3_000, 1023)] {
+        let server = RedisServer::builder().controlled_clock().start();
+        let limiter = limiter_on(&server).await;
+        let mut held = Vec::new();
+        for at in 0..count {
+            let mut charge = Charge::new(rule, counter_of(&rule, 1), cost);
+            charge.hold = Some(Hold::new(Duration::from_millis(60_000 + at * 7919 % count)));
+            let batch = store_of(&limiter).decide(Request::new(charge, true).into()).answer().await;
+            assert_eq!(batch[0].outcome, Ok(true));
+            held.push(batch[0].charges[0].clone());
+        }
+        server.clock().advance(Duration::from_secs(20));
+        let mut counted = Vec::new();
+        for only_half in [false, true] {
+            let renewed: Vec<_> = held.iter().step_by(if only_half { 2 } else { 1 }).cloned().collect();
+            server.command(&[b"SCRIPT", b"FLUSH"]);
+            let renew = async {
+                let renewed = store_of(&limiter).renew(renewed).answer().await.unwrap();
+                assert!(renewed.iter().all(|is_held| *is_held));
+            };
+            counted.extend(steps_of(&server, renew).await);
+        }
+        assert!(counted.iter().all(|steps| *steps <= MOST_STEPS), "{rule:?}: {counted:?}");
+        // A log walks over all of its holds once for each script.
+        assert!(counted.len() < 200, "{rule:?}: {} scripts", counted.len());
+        println!("{} scripts of up to {} steps", counted.len(), counted.iter().max().unwrap());
     }
 }

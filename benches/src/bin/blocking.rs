@@ -377,7 +377,7 @@ async fn expired_log(bench: &mut Bench) {
     }
 }
 
-/// Charges that are held, asked of the store itself: a limiter would keep a task for each, and renew it. Says how many were granted.
+/// Charges that are held, asked of the store itself: a limiter would renew them. Says how many were granted.
 async fn hold(bench: &Bench, rule: Rule, charges: u64, cost: u64, lease: Duration) -> (u64, Vec<Charge>) {
     let mut granted = Vec::new();
     for from in (0..charges).step_by(100) {
@@ -435,6 +435,13 @@ async fn holds(bench: &mut Bench) {
             limiter.reserve(&rule, 0, 1).await.expect("an admitted call").cancel().await.expect("a server");
         };
         bench.case(&name("one is made and cancelled"), ready, reserve).await;
+        for (what, renewed) in [("one of them is renewed", &held[..1]), ("all of them are renewed", &held[..])] {
+            let renew = |_, ()| async {
+                let renewed = store_of(&limiter).renew(renewed.to_vec()).answer().await.expect("a server");
+                assert!(renewed.iter().all(|is_held| *is_held));
+            };
+            bench.case(&name(what), ready, renew).await;
+        }
     }
 }
 
@@ -445,14 +452,19 @@ async fn places(bench: &mut Bench) {
     let rule = Rule::new("place", PLACES + OF_EACH_SIZE + 10, LEASE).algorithm(Algorithm::Concurrent);
     let rule = rule.denial_cache(false);
     hold(bench, rule, 1, OF_EACH_SIZE, 20 * LEASE).await;
-    let (held, _) = hold(bench, rule, PLACES, 1, LEASE).await;
-    let taken = Instant::now();
+    let (held, charges) = hold(bench, rule, PLACES, 1, LEASE).await;
     let limiter = bench.limiter.clone();
+    let ready = |_| async {};
+    let renew = |_, ()| async {
+        let renewed = store_of(&limiter).renew(charges.clone()).answer().await.expect("a server");
+        assert!(renewed.iter().all(|is_held| *is_held));
+    };
+    bench.case("100,000 holders, alive: all of them renew their places", ready, renew).await;
+    let taken = Instant::now();
     let free = limiter.peek(&rule, 0).await.expect("a server").remaining();
     if (held, free) != (PLACES, 10) {
         return bench.failed("100,000 holders", &format!("{held} places could be taken, and {free} are free"));
     }
-    let ready = |_| async {};
     let look = |_, ()| async {
         limiter.peek(&rule, 0).await.expect("a server");
     };

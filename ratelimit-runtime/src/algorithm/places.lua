@@ -9,36 +9,55 @@
 -- lease    ms it lasts unless it is renewed
 -- partial  1: take what remains, at least 1, if that is less than the cost
 -- returns  what remains (n as -1 - n if the cost does not fit), ms until all are free, and how many were taken, or ms until the first
---          hold ends and how many places are held. After a renewal: 1 if they are still held. After a settlement: how many were held
+--          hold ends and how many places are held. After a renewal: a string with 1 for each hold whose places are still
+--          held, and 0 for each other one. After a settlement: how many were held
+-- charged  for a renewal: id, lease and cost of each hold, those with shorter leases first; cost, id and lease are of no use then
 time = time or call('TIME')
 local ms, era = time[1] * 1000 + math.floor(time[2] / 1000), 2 ^ 44
-local ends = math.min(ms + (time[2] % 1000 > 0 and 1 or 0) + lease, era - 1)
+local function end_of(lease)
+  return math.min(ms + (time[2] % 1000 > 0 and 1 or 0) + lease, era - 1)
+end
+local ends = end_of(lease)
 local function digits(number)
   return string.format('%.0f', number)
 end
 
 if charge == 'renew' or charge == 'settle' or charge == 'again' then
-  local rest, size = cost, 0
-  reply = 0
-  while rest > 0 do
-    if rest % 2 == 1 then
-      local name = struct.pack('<dB', id, size)
-      local score = call('ZSCORE', key, name)
-      if not score or score - size * era <= ms then
-        break -- all of them have ended, or were settled
-      elseif charge == 'renew' then
-        call('ZADD', key, digits(size * era + ends), name)
-        reply = 1
-      else
-        call('ZREM', key, name)
-        reply = cost
+  -- Says whether it was still held.
+  local function change(id, cost, new_end)
+    local rest, size, was_held = cost, 0, false
+    while rest > 0 do
+      if rest % 2 == 1 then
+        local name = struct.pack('<dB', id, size)
+        local score = call('ZSCORE', key, name)
+        if not score or score - size * era <= ms then
+          break -- all of them have ended, or were settled
+        elseif new_end then
+          call('ZADD', key, digits(size * era + new_end), name)
+        else
+          call('ZREM', key, name)
+        end
+        was_held = true
       end
+      rest, size = (rest - rest % 2) / 2, size + 1
     end
-    rest, size = (rest - rest % 2) / 2, size + 1
+    return was_held
   end
-  if charge == 'renew' and reply == 1 and call('PTTL', key) <= ends - ms then
-    call('PEXPIREAT', key, digits(ends + 1))
+  if charge ~= 'renew' then
+    reply = change(id, cost) and cost or 0
+    break
   end
+  local said, latest = {}, 0
+  for at = 1, #charged, 24 do
+    local id, lease, cost = struct.unpack('<ddd', charged, at)
+    local its_end = end_of(lease)
+    local is_held = change(id, cost, its_end)
+    said[#said + 1], latest = is_held and '1' or '0', is_held and its_end or latest
+  end
+  if latest > 0 and call('PTTL', key) <= latest - ms then
+    call('PEXPIREAT', key, digits(latest + 1))
+  end
+  reply = table.concat(said)
   break
 end
 

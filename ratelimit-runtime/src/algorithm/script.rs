@@ -32,7 +32,7 @@ pub(super) fn unpack(bytes: &[u8]) -> impl Iterator<Item = Option<u64>> {
 ///
 /// A body sees `key`, `call` (which is `redis.call`) and its numbers. The one that decides also sees `charge` (`false` to look, `true` to
 /// charge if the cost fits, `'always'` if it is known to fit, `'renew'`, `'settle'` and `'again'` for a hold, see [`Act`]), `time` (the reply of TIME, or nil: it asks when it needs to), `now` (the same in ms, to go by
-/// instead of the key's end, or nil), `value` (what the key holds, or nil: it asks) and `charged` (the cost in digits, as the script counts it, or nil if it is 1).
+/// instead of the key's end, or nil), `value` (what the key holds, or nil: it asks) and `charged` (the cost in digits, as the script counts it, or nil if it is 1; the holds to be renewed).
 /// It sets `reply`, and whether the cost `fits`, and may `break` after that; the one that gives back returns how much it gave.
 struct Half {
     decide: &'static str,
@@ -148,12 +148,21 @@ pub(crate) fn steps(charge: &Charge) -> u64 {
     }
 }
 
+/// The most steps that renewing one hold takes, among as many others as its counter may have.
+pub(crate) fn renewal_steps(charge: &Charge) -> u64 {
+    match charge.rule.counted_by() {
+        // Each place moves within a sorted set of all of them: its two commands take longer than most.
+        Algorithm::Concurrent => 60 + 100 * u64::from(charge.cost.count_ones()),
+        _ => 24,
+    }
+}
+
 /// What a script for one counter does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Act {
     Look,
     Charge,
-    /// What is held lasts longer.
+    /// What is held lasts longer, each of the holds that [`renewal`] describes.
     Renew,
     /// Charges what was used instead of what was held.
     Settle,
@@ -260,6 +269,12 @@ pub(crate) fn numbers(charge: &Charge) -> Numbers {
             bucket::numbers(rule, cost, charge.longest_wait_ms())
         }
     }
+}
+
+/// One of the holds that a script renews.
+pub(crate) fn renewal(charge: &Charge) -> Numbers {
+    let (id, lease_ms) = charge.hold.map_or((0, 0), |hold| (hold.id, hold.lease_ms()));
+    pack([id, lease_ms, charge.cost])
 }
 
 /// The cost, as the script counts it.

@@ -26,7 +26,8 @@
 -- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one. Otherwise three
 --          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge, or how much is held, or
 --          ms until the cost fits; and, if something is held, how much, as -n if the cost would not fit without it either.
---          After a renewal: 1 if the hold still counts. After a settlement: how much was held
+--          After a renewal: a string with 1 for each hold that still counts, and 0 for each other one. After a settlement: how much was held
+-- charged  for a renewal: number, lease and cost of each hold, those with shorter leases first; id and lease are of no use then
 local wrap, cycle, pack, unpack = 10000000, 812345679, struct.pack, struct.unpack
 if digits < 7 then
   wrap, cycle = 10 ^ digits, 8123456790000000 / 10 ^ digits
@@ -43,7 +44,7 @@ end
 -- What is held, where the list goes on behind that, and what a hold or its end needs. `holds` is read when it is needed.
 local settles = charge == 'settle' or charge == 'again'
 local skip, expired, held, charged_until, settled_until, known = 0, 0, 0, 0, 0, longest
-local holds, stored, settled, first_end, last_end, last_lease, beyond, ms, behind, hold
+local holds, stored, settled, first_end, last_end, last_lease, beyond, ms, behind, hold, is_renewed
 local first = call('LINDEX', key, '0')
 if id or first and #first > 8 then
   beyond, ms = period * tick / 1000, time[1] * 1000 + math.floor(time[2] / 1000)
@@ -102,7 +103,52 @@ if id or first and #first > 8 then
     holds = string.sub(holds, gone + 1)
     measure()
   end
-  if charge == 'renew' or settles then
+  if charge == 'renew' then
+    -- One walk over all holds, and one over those to be renewed. Those with the shortest leases come first, so the new ends are in order.
+    local ids, leases, place, much_of, found, parts, said = {}, {}, {}, {}, {}, {}, {}
+    for at = 1, #charged, 24 do
+      local number, length = unpack('<dd', charged, at)
+      ids[#ids + 1], leases[#leases + 1] = number, length
+      place[number] = #ids
+    end
+    for at = 1, #holds, 32 do
+      local number, _, _, much = unpack('<dddd', holds, at)
+      if place[number] then
+        much_of[place[number]], found[#found + 1] = much, at
+      end
+    end
+    local from, next_found, to = 1, 1, nil
+    local function keep(last)
+      while found[next_found] and found[next_found] <= last do
+        if from < found[next_found] then
+          parts[#parts + 1] = string.sub(holds, from, found[next_found] - 1)
+        end
+        from, next_found = found[next_found] + 32, next_found + 1
+      end
+      if from <= last then
+        parts[#parts + 1] = string.sub(holds, from, last)
+        from = last + 1
+      end
+    end
+    for i, number in ipairs(ids) do
+      local much, ends = much_of[i], ceiling + leases[i]
+      if much then
+        to = to or behind(ends)
+        while to < #holds and select(2, unpack('<dd', holds, to + 1)) <= ends do
+          to = to + 32
+        end
+        keep(to)
+        parts[#parts + 1] = pack('<dddd', number, ends, leases[i], much)
+      end
+      said[i] = much and '1' or '0'
+    end
+    keep(#holds)
+    reply, is_renewed = table.concat(said), #found > 0
+    if is_renewed then
+      holds = table.concat(parts)
+      measure()
+    end
+  elseif settles then
     local at, name = 0, pack('<d', id)
     reply = 0
     repeat
@@ -112,9 +158,7 @@ if id or first and #first > 8 then
       local much = unpack('<d', holds, at + 24)
       holds, held = string.sub(holds, 1, at - 1) .. string.sub(holds, at + 32), held - much
       measure()
-      if charge == 'renew' then
-        hold(much)
-      elseif charge == 'again' then
+      if charge == 'again' then
         settled = skip > 0 and call('LINDEX', key, '2') or ''
         local from = math.max(1, #settled - 159983)
         while from < #settled and select(2, unpack('<dd', settled, from)) <= ms do
@@ -123,7 +167,7 @@ if id or first and #first > 8 then
         settled_until = math.max(settled_until, ceiling + lease + beyond)
         settled = string.sub(settled, from) .. name .. pack('<d', ceiling + lease + beyond)
       end
-      reply = charge == 'renew' and 1 or much
+      reply = much
     elseif charge == 'settle' and settled_until > ms then
       local remembered = call('LINDEX', key, '2')
       repeat
@@ -136,7 +180,7 @@ if id or first and #first > 8 then
   end
   longest = math.max(longest, held > 0 and last_end + beyond - ms + 1 or 0, settled_until - ms + 1)
   if charge == 'renew' or charge == 'again' and reply == 0 then
-    if reply == 1 then
+    if is_renewed then
       call('LSET', key, '1', holds)
       call('LSET', key, '0', pack('<ddddddd', held, charged_until, expired, first_end, last_end, last_lease, settled_until))
       call('PEXPIRE', key, longest)

@@ -131,6 +131,7 @@ async fn check_holds(stores: &[(&str, &dyn Subject)], rule: Rule, algorithms: &[
     settle_above(counts("what was used above what was held is charged, too"), rule).await?;
     renew(counts("what is renewed is held for one lease from then on"), rule).await?;
     renew_late(counts("what is gone is not renewed"), rule).await?;
+    renew_together(counts("of those that are renewed together each is what it is alone"), rule).await?;
     let known = trial("who asks again is told of what was renewed meanwhile").comparing(Compared::RetryAfter);
     renew_known(known, rule).await?;
     beside(counts("what is charged beside what is held for long counts no longer for that"), rule).await?;
@@ -499,6 +500,26 @@ async fn renew(mut trial: Trial<'_>, rule: Rule) -> Outcome {
         trial.look(&rule, 0, 5).await?;
         trial.pass(MILLISECOND);
         trial.look(&rule, 0, 5).await?;
+    }
+    Ok(())
+}
+
+/// With different leases, and one of them settled before.
+async fn renew_together(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+    let mut grants = Vec::new();
+    for leases in [3, 1, 4, 2, 1] {
+        trial.hold(&rule, 0, 1, Hold::new(leases * LEASE)).await?;
+        grants.push(trial.held(0).expect("it fits"));
+    }
+    trial.hold(&rule, 0, 1, Hold::new(2 * LEASE)).await?;
+    trial.settle(&grants[3], |used| used).await?;
+    trial.pass(LEASE.saturating_sub(MILLISECOND));
+    trial.renew_together(&grants).await?;
+    for time in [LEASE, LEASE, LEASE, LEASE, rule.period()] {
+        trial.pass(time.saturating_sub(MILLISECOND));
+        trial.look(&rule, 0, rule.limit()).await?;
+        trial.pass(MILLISECOND);
+        trial.look(&rule, 0, rule.limit()).await?;
     }
     Ok(())
 }

@@ -253,21 +253,35 @@ impl<'a> Trial<'a> {
     /// Makes what is held of a request last as long again, each charge of it.
     pub(super) async fn renew(&mut self, grant: &Grant) -> Result<(), Broken> {
         for at in grant.held() {
-            let charge = &grant.charges[at];
-            let asked = format!("renew {}", self.words_of(charge));
-            self.check_clocks(&asked)?;
-            let expected = self.model.renew(self.now, charge);
-            let mut answers = Vec::new();
-            for ((_, subject), theirs) in self.stores.iter().zip(&grant.theirs) {
-                answers.push(answer(subject.store().renew(theirs[at].clone())).await);
-            }
-            self.compare(&asked, &Ok(expected), &answers, |answer| match answer {
-                Ok(true) => "held".to_owned(),
-                Ok(false) => "not held any more".to_owned(),
-                Err(error) => format!("the error {error:?}"),
-            })?;
+            self.renew_holds(&[(grant, at)]).await?;
         }
         Ok(())
+    }
+
+    /// Makes holds of one counter last as long again, in one go: what is held of each of these requests.
+    pub(super) async fn renew_together(&mut self, grants: &[Grant]) -> Result<(), Broken> {
+        let holds: Vec<_> = grants.iter().flat_map(|grant| grant.held().map(move |at| (grant, at))).collect();
+        self.renew_holds(&holds).await
+    }
+
+    async fn renew_holds(&mut self, holds: &[(&Grant, usize)]) -> Result<(), Broken> {
+        let charges: Vec<_> = holds.iter().map(|(grant, at)| &grant.charges[*at]).collect();
+        let words: Vec<_> = charges.iter().map(|charge| self.words_of(charge)).collect();
+        let asked = format!("renew {}", words.join(" and "));
+        self.check_clocks(&asked)?;
+        let expected = charges.iter().map(|charge| self.model.renew(self.now, charge)).collect();
+        let mut answers = Vec::new();
+        for (number, (_, subject)) in self.stores.iter().enumerate() {
+            let theirs = holds.iter().map(|(grant, at)| grant.theirs[number][*at].clone()).collect();
+            answers.push(answer(subject.store().renew(theirs)).await);
+        }
+        self.compare(&asked, &Ok(expected), &answers, |answer| match answer {
+            Ok(held) => {
+                let word = |held: &bool| if *held { "held" } else { "not held any more" };
+                held.iter().map(word).collect::<Vec<_>>().join(", ")
+            }
+            Err(error) => format!("the error {error:?}"),
+        })
     }
 
     /// Settles each charge of a request that is held, by what was used of how much.

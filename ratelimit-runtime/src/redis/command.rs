@@ -26,7 +26,8 @@ pub(super) enum Command {
         consume: bool,
     },
     GiveBack(Charge),
-    Renew(Charge),
+    /// Makes holds of one counter last as long again: those of the charge's counter that [`algorithm::renewal`] describes.
+    Renew(Charge, Vec<u8>),
     /// Charges so much instead of what is held.
     Settle(Charge, u64),
     Delete(CounterName),
@@ -42,7 +43,7 @@ impl Command {
     pub(super) fn counter(&self) -> Option<&CounterName> {
         match self {
             Self::Decide { charges, .. } => charges.first().map(|charge| &charge.counter),
-            Self::GiveBack(charge) | Self::Renew(charge) | Self::Settle(charge, _) => Some(&charge.counter),
+            Self::GiveBack(charge) | Self::Renew(charge, _) | Self::Settle(charge, _) => Some(&charge.counter),
             Self::Delete(counter) => Some(counter),
         }
     }
@@ -51,7 +52,7 @@ impl Command {
     pub(super) fn into_charges(self) -> Charges {
         match self {
             Self::Decide { charges, .. } => charges,
-            Self::GiveBack(_) | Self::Renew(_) | Self::Settle(..) | Self::Delete(_) => Charges::default(),
+            Self::GiveBack(_) | Self::Renew(..) | Self::Settle(..) | Self::Delete(_) => Charges::default(),
         }
     }
 
@@ -129,7 +130,11 @@ impl<'a> Packet<'a> {
                 command.arg(&*algorithm::give_back_numbers(charge));
                 command
             }
-            Self::Command(Command::Renew(charge)) => on_hold(charge, Act::Renew, charge.cost, by_digest),
+            Self::Command(Command::Renew(charge, holds)) => {
+                let mut command = on_hold(charge, Act::Renew, charge.cost, by_digest);
+                command.arg(&**holds);
+                command
+            }
             Self::Command(Command::Settle(charge, used)) => {
                 // Places become free, all of them.
                 let is_time = !matches!(charge.rule.counted_by(), Algorithm::Concurrent);

@@ -198,6 +198,32 @@ impl Redis {
     }
 }
 
+impl Redis {
+    /// Renews holds of one counter, as many in one script as a server may be kept busy with.
+    async fn renew_holds(&self, charges: &[Charge]) -> Result<Vec<bool>, StoreError> {
+        let steps = charges.iter().map(algorithm::renewal_steps).max().unwrap_or(1);
+        let at_once = usize::try_from(algorithm::MOST_STEPS / steps).unwrap_or(usize::MAX);
+        // As the script wants them.
+        let mut order: Vec<usize> = (0..charges.len()).collect();
+        order.sort_by_key(|&at| charges[at].hold.map(|hold| hold.lease));
+        let command = |some: &[usize]| {
+            let holds = some.iter().flat_map(|&at| algorithm::renewal(&charges[at])).collect();
+            Command::Renew(charges[some[0]].clone(), holds)
+        };
+        let replies = self.nodes.run(order.chunks(at_once).map(command).collect()).await;
+        let mut are_held = vec![false; charges.len()];
+        for (some, (_, reply)) in order.chunks(at_once).zip(replies) {
+            match reply? {
+                Value::BulkString(said) if said.len() == some.len() => {
+                    some.iter().zip(said).for_each(|(&at, said)| are_held[at] = said == b'1');
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+        Ok(are_held)
+    }
+}
+
 /// What came of a share.
 pub(crate) type Shared = Result<Taken, StoreError>;
 
@@ -285,12 +311,9 @@ impl Store for Redis {
         true
     }
 
-    fn renew(&self, charge: Charge) -> Reply<Result<bool, StoreError>> {
+    fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
         let redis = self.clone();
-        Reply::Pending(Box::pin(async move {
-            let (_, reply) = redis.nodes.run_one(Command::Renew(charge)).await;
-            Ok(number(&reply?)? == 1)
-        }))
+        Reply::Pending(Box::pin(async move { redis.renew_holds(&charges).await }))
     }
 
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {

@@ -350,8 +350,8 @@ impl Store for Recorder {
         true
     }
 
-    fn renew(&self, _: Charge) -> Reply<Result<bool, StoreError>> {
-        Reply::Ready(Ok(true))
+    fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
+        Reply::Ready(Ok(vec![true; charges.len()]))
     }
 
     fn settle(&self, _: Charge, _: u64) -> Reply<Result<(), StoreError>> {

@@ -1,0 +1,317 @@
+//! Renewal of what is held at a store. The holds of one counter that are due are renewed together.
+//!
+//! A limiter has one timetable of all that its calls hold. A task on the background runtime sleeps
+//! until the first of them is due. Holds that begin and end meanwhile wake no thread.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::Notify, time::timeout_at};
+
+use crate::{
+    background,
+    key::Fingerprint,
+    limiter::Held,
+    observe,
+    store::{Charge, StoreError},
+};
+
+/// The longest time between two renewals: no longer is something believed to be held that a server has lost.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A store is asked to renew so many holds in one go.
+const MOST_AT_ONCE: usize = 2_500;
+
+/// A charge that is held at a store.
+pub(crate) struct HeldCharge {
+    limiter: Held,
+    pub(crate) charge: Charge,
+    /// Until when it is held for certain, in microseconds of the limiter's clock; 0 once it is lost.
+    until_us: AtomicU64,
+}
+
+/// A counter, and a hold of it.
+type Id = (Fingerprint, u64);
+
+impl HeldCharge {
+    /// `asked`: when the store was asked for it.
+    pub(crate) fn new(limiter: Held, charge: Charge, asked: Duration) -> Self {
+        let held = Self { limiter, charge, until_us: AtomicU64::new(0) };
+        held.lasts_from(asked);
+        held
+    }
+
+    pub(crate) fn is_held(&self, now_us: u64) -> bool {
+        now_us < self.until_us.load(Ordering::Acquire)
+    }
+
+    fn lasts_from(&self, asked: Duration) {
+        let until = asked.saturating_add(self.lease());
+        self.until_us.store(u64::try_from(until.as_micros()).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    fn id(&self) -> Id {
+        (self.charge.counter.fingerprint(), self.charge.hold.map_or(0, |hold| hold.id))
+    }
+
+    fn lease(&self) -> Duration {
+        self.charge.hold.map_or(Duration::ZERO, |hold| hold.lease)
+    }
+
+    fn interval(&self) -> Duration {
+        (self.lease() / 3).min(LONGEST_INTERVAL)
+    }
+}
+
+/// What a limiter holds at its store, and when it is to be renewed.
+#[derive(Default)]
+pub(crate) struct Renewals(Mutex<Timetable>);
+
+#[derive(Default)]
+struct Timetable {
+    /// A forked process finds here what its parent holds and renews.
+    process: u32,
+    /// With when each is due. `None` while it is being renewed, and once it is lost.
+    held: BTreeMap<Id, (Option<Instant>, Arc<HeldCharge>)>,
+    due: BTreeSet<(Instant, Id)>,
+    /// When the task wakes. `None` if there is no task.
+    wakes_at: Option<Instant>,
+    /// Wakes it sooner.
+    sooner: Arc<Notify>,
+}
+
+impl Renewals {
+    /// Renews these from now on.
+    ///
+    /// With an error, none of them is: there is no thread for background work.
+    pub(crate) fn insert(self: &Arc<Self>, held: &[Arc<HeldCharge>]) -> Result<(), StoreError> {
+        let (now, process) = (Instant::now(), process::id());
+        let mut timetable = self.lock();
+        if timetable.process != process {
+            *timetable = Timetable { process, ..Timetable::default() };
+        }
+        for held in held {
+            timetable.held.insert(held.id(), (None, Arc::clone(held)));
+            timetable.is_due(held, now + held.interval());
+        }
+        let done = self.wake(timetable);
+        if done.is_err() {
+            self.remove(held);
+        }
+        done
+    }
+
+    /// Renews these no more. Says whether this process did.
+    pub(crate) fn remove(&self, held: &[Arc<HeldCharge>]) -> bool {
+        let process = process::id();
+        let mut timetable = self.lock();
+        let timetable = &mut *timetable;
+        let mut was_there = timetable.process == process;
+        for id in held.iter().map(|held| held.id()) {
+            match timetable.held.remove(&id) {
+                Some((Some(due), _)) => drop(timetable.due.remove(&(due, id))),
+                Some((None, _)) => {}
+                None => was_there = false,
+            }
+        }
+        was_there
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Timetable> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sees to it that the task wakes when the first is due.
+    fn wake(self: &Arc<Self>, mut timetable: MutexGuard<'_, Timetable>) -> Result<(), StoreError> {
+        let (first, wakes_at) = (timetable.first(), timetable.wakes_at);
+        if first.is_none_or(|first| wakes_at.is_some_and(|wakes_at| wakes_at <= first)) {
+            return Ok(());
+        }
+        timetable.wakes_at = first;
+        let sooner = Arc::clone(&timetable.sooner);
+        drop(timetable);
+        if wakes_at.is_some() {
+            sooner.notify_one();
+            return Ok(());
+        }
+        let started = background::spawn(Arc::clone(self).run(sooner));
+        if started.is_err() {
+            self.lock().wakes_at = None;
+        }
+        started.map(drop)
+    }
+
+    /// Renews what is due, until nothing is held.
+    async fn run(self: Arc<Self>, sooner: Arc<Notify>) {
+        loop {
+            let (due, next) = {
+                let mut timetable = self.lock();
+                let due = timetable.take_due(Instant::now());
+                timetable.wakes_at = timetable.first();
+                (due, timetable.wakes_at)
+            };
+            for held in due {
+                // Each counter in a task of its own, as the store may be slow for some of them.
+                tokio::spawn(Arc::clone(&self).renew(held));
+            }
+            let Some(next) = next else { return };
+            let _ = timeout_at(next.into(), sooner.notified()).await;
+        }
+    }
+
+    /// Renews holds of one counter, so many at a time that the answer comes within the deadline.
+    async fn renew(self: Arc<Self>, due: Vec<Arc<HeldCharge>>) {
+        let mut failed = None;
+        for some in due.chunks(MOST_AT_ONCE) {
+            let (limiter, begun) = (&some[0].limiter, Instant::now());
+            let asked = limiter.settings().clock.now();
+            let renewed = match failed {
+                Some(error) => Err(error), // the others fail with the first ones
+                None => ask(limiter, some).await,
+            };
+            let is_any_held = self.renewed(some, asked, begun, &renewed);
+            failed = renewed.err();
+            if let Some(error) = &failed
+                && is_any_held
+            {
+                observe::not_renewed(&some[0].charge.rule, error);
+            }
+        }
+    }
+
+    /// Takes in what the store has answered. Says whether any of them is still held here.
+    fn renewed(
+        self: &Arc<Self>,
+        asked_for: &[Arc<HeldCharge>],
+        asked: Duration,
+        begun: Instant,
+        renewed: &Result<Vec<bool>, StoreError>,
+    ) -> bool {
+        // After a failure the store has a whole interval of rest.
+        let since = if renewed.is_ok() { begun } else { Instant::now() };
+        let mut timetable = self.lock();
+        let mut is_any_held = false;
+        for (at, held) in asked_for.iter().enumerate() {
+            if !timetable.held.contains_key(&held.id()) {
+                continue; // it is settled
+            }
+            is_any_held = true;
+            match renewed {
+                // What is lost stays so: another caller may have had it in the meantime.
+                Ok(renewed) if !renewed[at] => held.until_us.store(0, Ordering::Release),
+                Ok(_) => {
+                    held.lasts_from(asked);
+                    timetable.is_due(held, since + held.interval());
+                }
+                Err(_) => timetable.is_due(held, since + held.interval()),
+            }
+        }
+        let _ = self.wake(timetable); // this is the background runtime
+        is_any_held
+    }
+}
+
+/// Asks the store to renew holds of one counter.
+async fn ask(limiter: &Held, held: &[Arc<HeldCharge>]) -> Result<Vec<bool>, StoreError> {
+    let charges = held.iter().map(|held| held.charge.clone()).collect();
+    let renewed = limiter.renew(charges).in_time(limiter.settings().deadline).await?;
+    if renewed.len() != held.len() {
+        return Err(StoreError::misconfigured("the store did not answer for each hold that it was to renew"));
+    }
+    Ok(renewed)
+}
+
+impl Timetable {
+    fn first(&self) -> Option<Instant> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// Of one that is held.
+    fn is_due(&mut self, held: &HeldCharge, due: Instant) {
+        let id = held.id();
+        if let Some((its_due, _)) = self.held.get_mut(&id) {
+            *its_due = Some(due);
+            self.due.insert((due, id));
+        }
+    }
+
+    /// Takes out the holds that are due, by counters, and with each the others of its counter.
+    ///
+    /// Those that began or were renewed less than half of their interval ago stay: most end before they are due.
+    fn take_due(&mut self, now: Instant) -> Vec<Vec<Arc<HeldCharge>>> {
+        let mut taken = Vec::new();
+        while let Some(&(first, (counter, _))) = self.due.first()
+            && first <= now
+        {
+            let mut together = Vec::new();
+            for (id, (due, held)) in self.held.range_mut((counter, 0)..=(counter, u64::MAX)) {
+                let is_old = |due: &mut Instant| due.saturating_duration_since(now) <= held.interval() / 2;
+                if let Some(due) = due.take_if(is_old) {
+                    self.due.remove(&(due, *id));
+                    together.push(Arc::clone(held));
+                }
+            }
+            taken.push(together);
+        }
+        taken
+    }
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, CounterName, Key, Limiter, Rule, store::Hold};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A place of the key's counter.
+    fn held(limiter: &Limiter, key: u64, lease: Duration) -> Arc<HeldCharge> {
+        let rule = Rule::new("held", 9, lease).algorithm(Algorithm::Concurrent);
+        let mut charge = Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(key))), 1);
+        charge.hold = Some(Hold::new(lease));
+        Arc::new(HeldCharge::new(limiter.hold(), charge, Duration::ZERO))
+    }
+
+    #[test]
+    fn holds_of_one_counter_are_due_together_but_for_those_that_are_young() {
+        let (limiter, now) = (Limiter::in_memory(), Instant::now());
+        let mut timetable = Timetable::default();
+        let lease = 300 * MS;
+        for (key, after) in [(1, 0), (1, 30), (1, 50), (1, 51), (1, 100), (2, 1), (3, 0), (3, 49)] {
+            let held = held(&limiter, key, lease);
+            timetable.held.insert(held.id(), (None, Arc::clone(&held)));
+            timetable.is_due(&held, now + after * MS);
+        }
+        let mut taken: Vec<_> = timetable.take_due(now).iter().map(Vec::len).collect();
+        taken.sort_unstable();
+        assert_eq!(taken, [2, 3]);
+        assert_eq!(timetable.first(), Some(now + MS));
+        let taken =
+            |timetable: &mut Timetable, after| timetable.take_due(now + after * MS).iter().map(Vec::len).sum::<usize>();
+        assert_eq!([taken(&mut timetable, 0), taken(&mut timetable, 50), taken(&mut timetable, 51)], [0, 1, 2]);
+        // They are being renewed, and are not due meanwhile.
+        assert_eq!((timetable.first(), timetable.held.len()), (None, 8));
+    }
+
+    #[test]
+    fn a_forked_process_renews_and_settles_nothing_of_its_parent() {
+        let limiter = Limiter::in_memory();
+        let renewals = Arc::new(Renewals::default());
+        let (first, second) = ([held(&limiter, 1, 900 * MS)], [held(&limiter, 1, 900 * MS)]);
+        renewals.insert(&first).unwrap();
+        renewals.lock().process += 1;
+        renewals.insert(&second).unwrap();
+        assert_eq!(renewals.lock().held.len(), 1);
+        assert_eq!([renewals.remove(&first), renewals.remove(&second)], [false, true]);
+        renewals.insert(&first).unwrap();
+        renewals.lock().process += 1;
+        assert!(!renewals.remove(&first));
+    }
+}
