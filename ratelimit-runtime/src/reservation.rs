@@ -20,8 +20,8 @@ use crate::{
 /// | it is dropped | what was [recorded](Self::record); all that was reserved, if nothing was |
 /// | its process dies | all that was reserved, half a minute later at most |
 ///
-/// On Redis a background task renews it every ten seconds and settles it, so it can be settled on
-/// any runtime, and on none.
+/// On Redis a background task renews it at least every ten seconds, together with the others of its
+/// counter, and settles it. So it can be settled on any runtime, and on none.
 ///
 /// ```
 /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};

@@ -541,6 +541,12 @@ mod connections {
             let limiter = builder.connections(count).build().await.unwrap();
             let rule = hourly(1_000_000, FIXED);
             are_open(&server, count).await;
+            // The replies of the last one may still be on their way.
+            eventually("all of them are used", async || {
+                limiter.acquire(&rule, 1).await.unwrap();
+                connected(&server).iter().all(|(_, latest)| latest == "evalsha")
+            })
+            .await;
             let before = proxy.accepted();
             proxy.set(Mode::Stall);
             let calls: Vec<_> = (0..3).map(|_| limiter.acquire(&rule, 1)).collect();
