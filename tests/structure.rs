@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
 };
@@ -273,7 +274,7 @@ fn in_circles(name: &str) -> (usize, String) {
         for ((from, to), names) in imports.iter().filter(|((from, to), _)| circle.contains(from) && circle.contains(to))
         {
             let names: Vec<_> = names.iter().map(String::as_str).collect();
-            words += &format!("{} -> {}: {}\n", short(from), short(to), names.join(", "));
+            let _ = writeln!(words, "{} -> {}: {}", short(from), short(to), names.join(", "));
         }
     }
     (circles.iter().map(BTreeSet::len).sum(), words)

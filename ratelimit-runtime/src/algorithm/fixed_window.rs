@@ -9,7 +9,9 @@ use redis::Value;
 #[cfg(feature = "redis")]
 use super::script::{Numbers, pack};
 use super::{Look, Taken};
-use crate::{Algorithm, Decision, Rule, key::Fingerprint, rule::limits::LARGEST_WINDOW};
+#[cfg(any(feature = "redis", test))]
+use crate::rule::limits::LARGEST_WINDOW;
+use crate::{Algorithm, Decision, Rule, key::Fingerprint};
 
 /// One window.
 #[derive(Debug)]
@@ -78,7 +80,7 @@ impl Window {
 }
 
 /// A window in the room of two numbers. Both times have 47 bits, which is enough until the year 6429; what is used has 34, which is enough for
-/// [`LARGEST_WINDOW`].
+/// [`LARGEST_WINDOW`](crate::rule::limits::LARGEST_WINDOW).
 ///
 /// The end and the low bits of when it was opened; its high bits and what is used.
 #[derive(Clone, Copy, Debug)]

@@ -25,9 +25,8 @@ const MOST_DIGITS: u32 = 7;
 
 impl LogLayout {
     pub(crate) const fn of(period_ms: u64) -> Self {
-        let period_us = period_ms.saturating_mul(1000);
-        let tick_us = if period_us <= 200_000_000 { 1 } else { 1000 };
-        let mut layout = Self { tick_us, period_ticks: period_us / tick_us, digits: MOST_DIGITS };
+        let tick_us = if period_ms <= 200_000 { 1 } else { 1000 };
+        let mut layout = Self { tick_us, period_ticks: period_ms.saturating_mul(1000) / tick_us, digits: MOST_DIGITS };
         while layout.cycle() / 5 * 2 < layout.period_ticks {
             layout.digits -= 1;
         }
