@@ -85,7 +85,7 @@
 //! # Holds
 //!
 //! A store that says by [`Store::can_hold`] that it can hold charges is asked to hold, renew and settle them: those to logs, if
-//! [`Algorithm::SlidingLog`] is among its algorithms, and the places of [`Algorithm::Concurrent`]. Of a store that can't, neither is asked.
+//! [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog) is among its algorithms, and the places of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent). Of a store that can't, neither is asked.
 //!
 //! # A store whose clock can't be moved
 //!
