@@ -802,21 +802,12 @@ impl State {
         }
     }
 
+    /// How a caller stands in this queue, where the callers before it leave so much.
     fn standing(&self, ticket: u64, cost: u64, id: Fingerprint, now: Duration, left: &Left) -> Standing {
         let (Some(caller), Some(queue)) = (self.callers.get(&ticket), self.queues.get(&id)) else {
             return Standing::Ready;
         };
-        let (mut last, mut probe_at) = (None, now);
-        let others = || caller.counters.iter().filter(|counter| counter.id != id);
-        for counter in others() {
-            let Some(other) = self.queues.get(&counter.id) else { continue };
-            if !other.has_no_room_for(ticket, counter.cost, now, self.round_trip) {
-                continue;
-            }
-            last = last.max(Some((other.ready_at, counter.id)));
-            probe_at = probe_at.max(other.probe_at);
-        }
-        let Some((ready_at, other)) = last else { return Standing::Ready };
+        let Some((ready_at, other, probe_at)) = self.no_room_elsewhere(ticket, id, now) else { return Standing::Ready };
         let period = queue.time_for(cost);
         let is_late = ready_at > now.saturating_add(period);
         if is_late && ready_at > queue.ready_at {
@@ -827,7 +818,7 @@ impl State {
             return Standing::Ready;
         }
         // Where others are ahead of it, its turn depends on them and not on time alone.
-        let is_behind = || others().any(|counter| self.is_behind(counter.id, ticket, now));
+        let is_behind = || caller.counters.iter().any(|other| other.id != id && self.is_behind(other.id, ticket, now));
         // While all calls are admitted, none overtakes it.
         let is_scarce = queue.refused_at.is_some_and(|at| now < at.saturating_add(period.saturating_mul(2)));
         if is_late || !is_scarce || left.reservations >= MOST_RESERVATIONS || is_behind() {
@@ -839,22 +830,35 @@ impl State {
         }
     }
 
+    /// Of a caller's other counters that have no room for it, the one that has room last: when that is, which one it is, and when
+    /// the last probe of them is.
+    fn no_room_elsewhere(
+        &self,
+        ticket: u64,
+        id: Fingerprint,
+        now: Duration,
+    ) -> Option<(Duration, Fingerprint, Duration)> {
+        let others = self.callers.get(&ticket)?.counters.iter().filter(|counter| counter.id != id);
+        let full = others.into_iter().filter_map(|counter| {
+            let queue = self.queues.get(&counter.id)?;
+            let has_none = queue.has_no_room_for(ticket, counter.cost, now, self.round_trip);
+            has_none.then_some((queue.ready_at, counter.id, queue.probe_at.max(now)))
+        });
+        full.reduce(|(ready_at, other, probe_at), next| {
+            let (last, which) = (ready_at, other).max((next.0, next.1));
+            (last, which, probe_at.max(next.2))
+        })
+    }
+
     /// Callers who came before the ticket wait for the counter. Not counted are those whose other counters have no room for
     /// longer.
     fn is_behind(&self, id: Fingerprint, ticket: u64, now: Duration) -> bool {
         let Some(queue) = self.queues.get(&id) else { return false };
-        let is_late = |other: &u64, cost: &u64| {
-            let then = now.saturating_add(queue.time_for(*cost));
-            self.callers.get(other).is_some_and(|caller| {
-                caller.counters.iter().filter(|counter| counter.id != id).any(|counter| {
-                    self.queues.get(&counter.id).is_some_and(|elsewhere| {
-                        elsewhere.ready_at > then
-                            && elsewhere.has_no_room_for(*other, counter.cost, now, self.round_trip)
-                    })
-                })
-            })
+        let is_late = |other: u64, cost: u64| {
+            let then = now.saturating_add(queue.time_for(cost));
+            self.no_room_elsewhere(other, id, now).is_some_and(|(ready_at, ..)| ready_at > then)
         };
-        queue.waiting.range(..ticket).any(|(other, cost)| !is_late(other, cost))
+        queue.waiting.range(..ticket).any(|(other, cost)| !is_late(*other, *cost))
     }
 
     /// A caller's other counters have room for it, and for those who came before.
