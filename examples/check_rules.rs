@@ -21,7 +21,7 @@ fn main() -> ExitCode {
                             "{prefix}: {} per {:?} by {:?}{shadow}",
                             rule.count(),
                             rule.period(),
-                            rule.counted_by()
+                            rule.algorithm()
                         );
                     }
                     None => println!("{prefix}: changes what the code says"),

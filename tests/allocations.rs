@@ -33,13 +33,13 @@ fn an_admitted_call_allocates_nothing() {
     let limiter = Limiter::in_memory();
     let fixed = Rule::new("item", MILLION, DAY);
     let bucket = Algorithm::TokenBucket { burst: MILLION, refill: Refill::Interval };
-    for rule in [fixed, fixed.algorithm(Algorithm::FixedWindow { align: true }), fixed.algorithm(bucket)] {
+    for rule in [fixed, fixed.with_algorithm(Algorithm::FixedWindow { align: true }), fixed.with_algorithm(bucket)] {
         assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, 4711)).unwrap())), 0, "{rule:?}");
         assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, "user-0004711")).unwrap())), 0, "{rule:?}");
         assert_eq!(allocations(|| drop(now(limiter.acquire(&rule, ("eu", 4711))).unwrap())), 0, "{rule:?}");
         assert_eq!(allocations(|| drop(now(limiter.acquire_n(&rule, 4712, 2)).unwrap())), 0, "{rule:?}");
-        let give_back = || assert_eq!(now(now(limiter.acquire(&rule, 4713)).unwrap().give_back()).unwrap(), 1);
-        assert_eq!(allocations(give_back), 0, "{rule:?}");
+        let refund = || assert_eq!(now(now(limiter.acquire(&rule, 4713)).unwrap().refund()).unwrap(), 1);
+        assert_eq!(allocations(refund), 0, "{rule:?}");
     }
     assert_eq!(allocations(|| assert!(now(annotated(1)).is_ok())), 0);
 }

@@ -87,11 +87,11 @@ fn the_first_call_of_a_process_may_log_through_a_limited_function() {
 fn limiters_in_memory_start_no_thread() {
     let _alone = alone();
     let limiter = Limiter::in_memory();
-    let places = Rule::new("place", 1, Duration::from_secs(30)).algorithm(Algorithm::Concurrent);
-    let tokens = Rule::new("tokens", 10, Duration::from_secs(30)).algorithm(Algorithm::SlidingLog);
+    let places = Rule::new("place", 1, Duration::from_secs(30)).with_algorithm(Algorithm::Concurrent);
+    let tokens = Rule::new("tokens", 10, Duration::from_secs(30)).with_algorithm(Algorithm::SlidingLog);
     drop(now(limiter.acquire(&places, 1)).unwrap());
     now(now(limiter.reserve(&tokens, 1, 5)).unwrap().settle(3)).unwrap();
-    now(limiter.acquire(&Rule::new("item", 100, Duration::from_secs(30)).lease(10), 1)).unwrap();
+    now(limiter.acquire(&Rule::new("item", 100, Duration::from_secs(30)).with_prefetch(10), 1)).unwrap();
     assert_eq!(now(limiter.close()), 0);
     drop(limiter);
     assert_eq!(background_threads(), 0);
@@ -112,7 +112,7 @@ impl Store for Generous {
         Reply::Ready(batch)
     }
 
-    fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+    fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
         Reply::Ready(Ok(1))
     }
 
@@ -120,7 +120,7 @@ impl Store for Generous {
         Reply::Ready(Ok(()))
     }
 
-    fn can_hold(&self) -> bool {
+    fn supports_holds(&self) -> bool {
         true
     }
 
@@ -133,14 +133,15 @@ impl Store for Generous {
 #[test]
 fn what_needs_a_background_thread_is_refused_where_none_can_be_started() {
     let _alone = alone();
-    let places = Rule::new("place", 1, Duration::from_secs(30)).algorithm(Algorithm::Concurrent);
-    let leased = Rule::new("item", 100, Duration::from_secs(30)).lease(10);
+    let places = Rule::new("place", 1, Duration::from_secs(30)).with_algorithm(Algorithm::Concurrent);
+    let prefetched = Rule::new("item", 100, Duration::from_secs(30)).with_prefetch(10);
     let limiter = Limiter::builder("memory://").on_store_error(OnStoreError::Deny).over(Generous).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (threads, usual) = (background_threads(), getrlimit(Resource::Nofile));
     setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..usual }).unwrap();
-    let answers = runtime
-        .block_on(async { (limiter.acquire(&places, 1).await.map(drop), limiter.acquire(&leased, 1).await.map(drop)) });
+    let answers = runtime.block_on(async {
+        (limiter.acquire(&places, 1).await.map(drop), limiter.acquire(&prefetched, 1).await.map(drop))
+    });
     setrlimit(Resource::Nofile, usual).unwrap();
     assert_eq!(threads, 0, "it was not started before");
     let refused = answers.0.unwrap_err();

@@ -98,7 +98,7 @@ fn run(args: Args) -> Result<(), Box<dyn Error>> {
 
 /// Sends the calls to a limiter of their own, whose clock is moved by hand: five seconds take no time, and each run is the same.
 fn send(traffic: &Traffic, algorithm: Algorithm) -> Result<Admitted, Box<dyn Error>> {
-    let rule = Rule::new("example", COUNT, Duration::from_millis(PERIOD_MS)).algorithm(algorithm);
+    let rule = Rule::new("example", COUNT, Duration::from_millis(PERIOD_MS)).with_algorithm(algorithm);
     let clock = ManualClock::new(); // at a full second
     let limiter = Limiter::builder("memory://").clock(clock.clone()).build();
     let limiter = runtime::Builder::new_current_thread().build()?.block_on(limiter)?;

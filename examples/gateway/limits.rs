@@ -108,7 +108,7 @@ fn settings(rules: &Rules, prefix: &str) -> Option<Settings> {
     let rule = rules.rule(prefix)?;
     let period = rule.period().as_millis();
     let (unit, length) = UNITS.into_iter().find(|(_, length)| period.is_multiple_of(*length))?;
-    let (algorithm, option) = match rule.counted_by() {
+    let (algorithm, option) = match rule.algorithm() {
         Algorithm::FixedWindow { .. } => ("FixedWindow", None),
         Algorithm::SlidingLog => ("SlidingLog", None),
         Algorithm::SlidingWindow { buckets } => ("SlidingWindow", Some(buckets)),

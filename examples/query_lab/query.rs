@@ -191,8 +191,8 @@ pub(crate) struct Account {
 impl Account {
     pub(crate) async fn of(lab: &Lab, user: &str) -> Result<Self, RequestPerMinute> {
         // Counters are known by what stands in the attributes of `run`.
-        let time = Rule::new("query-time", lab.budget_ms, lab.window.length()).algorithm(Algorithm::SlidingLog);
-        let place = Rule::new("query-place", 1, Duration::from_secs(10)).algorithm(Algorithm::Concurrent);
+        let time = Rule::new("query-time", lab.budget_ms, lab.window.length()).with_algorithm(Algorithm::SlidingLog);
+        let place = Rule::new("query-place", 1, Duration::from_secs(10)).with_algorithm(Algorithm::Concurrent);
         let left_ms = lab.limiter.peek(&time, user).await?.remaining();
         let is_running = lab.limiter.peek(&place, user).await?.remaining() == 0;
         Ok(Self { budget_ms: lab.budget_ms, window_ms: lab.window as u64, left_ms, is_running })

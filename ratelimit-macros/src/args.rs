@@ -43,7 +43,7 @@ impl Kind {
                 ("on_missing_key", "Deny"),
                 ("permit", "permit"),
                 ("limiter", "&self.limiter"),
-                ("lease", "1"),
+                ("prefetch", "1"),
                 ("denial_cache", "false"),
                 ("shadow", "false"),
                 ("crate", "::ratelimit_runtime"),
@@ -125,7 +125,7 @@ pub(crate) struct PerTime {
     pub(crate) unit: u64,
     pub(crate) cost: Cost,
     pub(crate) algorithm: Algorithm,
-    pub(crate) lease: Option<Number>,
+    pub(crate) prefetch: Option<Number>,
     pub(crate) shadow: bool,
     pub(crate) denial_cache: bool,
 }
@@ -284,8 +284,8 @@ struct Fields {
     cost: Option<Cost>,
     algorithm: Option<(Algorithm, &'static str)>,
     shadow: bool,
-    lease: Option<(Number, Span)>,
-    lease_of_place: Option<u64>,
+    prefetch: Option<(Number, Span)>,
+    lease: Option<u64>,
     no_denial_cache: bool,
     settings: Settings,
     alone: Vec<Alone>,
@@ -382,11 +382,11 @@ impl Fields {
                 settings.permit = Some((name, ident));
             }
             "limiter" => settings.limiter = Some((name, value::expr(input, argument)?)),
-            "lease" if self.kind == Kind::Concurrent => self.lease_of_place = Some(lease_of_place(input)?),
-            "lease" => {
+            "lease" => self.lease = Some(lease(input)?),
+            "prefetch" => {
                 let number = value::number(input, argument, 1)?;
                 if !matches!(number, Number::Literal(1, _)) {
-                    self.lease = Some((number, name.span()));
+                    self.prefetch = Some((number, name.span()));
                 }
             }
             "denial_cache" => self.no_denial_cache = !value::boolean(input, argument)?.value,
@@ -417,9 +417,9 @@ impl Fields {
             let message = "`on_missing_key` needs a `key` that may be missing: key = user_id";
             errors.add(name.span(), message);
         }
-        if let Some((_, span)) = self.lease {
-            self.only_with(span, "lease", "FixedWindow", &mut errors);
-            self.alone.push(Alone { span, word: "lease" });
+        if let Some((_, span)) = self.prefetch {
+            self.only_with(span, "prefetch", "FixedWindow", &mut errors);
+            self.alone.push(Alone { span, word: "prefetch" });
         }
         match self.cost {
             Some(Cost::Elapsed { word, .. }) => self.only_with(word, "Elapsed", "SlidingLog", &mut errors),
@@ -431,14 +431,14 @@ impl Fields {
             return fail(at, "`prefix` and `count` are needed");
         };
         let counted = match (self.kind, self.unit) {
-            (Kind::Concurrent, _) => Counted::Concurrently { lease: self.lease_of_place.unwrap_or(USUAL_LEASE) },
+            (Kind::Concurrent, _) => Counted::Concurrently { lease: self.lease.unwrap_or(USUAL_LEASE) },
             (Kind::PerTime, None) => return fail(at, "`unit` is needed"),
             (Kind::PerTime, Some(unit)) => Counted::PerTime(Box::new(PerTime {
                 ttl: self.ttl.unwrap_or_else(Number::one).to_const(),
                 unit,
                 cost: self.cost.unwrap_or_else(|| Cost::Number(Number::one())),
                 algorithm: self.algorithm.map(|(algorithm, _)| algorithm).unwrap_or_default(),
-                lease: self.lease.map(|(number, _)| number),
+                prefetch: self.prefetch.map(|(number, _)| number),
                 shadow: self.shadow,
                 denial_cache: !self.no_denial_cache,
             })),
@@ -638,7 +638,7 @@ fn settled(word: &Ident, input: ParseStream) -> Result<(Number, Option<Expr>)> {
 }
 
 /// For how long, in milliseconds, a caller that died keeps its place.
-fn lease_of_place(input: ParseStream) -> Result<u64> {
+fn lease(input: ParseStream) -> Result<u64> {
     let at = input.span();
     let lease = value::milliseconds(input)?;
     if lease < SHORTEST_LEASE {

@@ -53,8 +53,8 @@ use crate::args::Kind;
 /// | `on_missing_key` | if the key is `None`: `Deny` (refuse the call), `Skip` (do not limit it) or `Shared` (all calls without a key share one counter). Needed if the key is an `Option`, and only then | |
 /// | `permit` | a name: the body finds its `Permit` there. What a permit holds ends when it is dropped | |
 /// | `limiter` | an expression giving a `&Limiter` | the one of the process |
-/// | `lease` | how many calls a process takes of the store at a time, to let them through without asking, with `FixedWindow` only: an integer or a constant `u64`. See `Rule::lease` for what a process may hold of the limit | `1` |
-/// | `denial_cache` | `false`: ask the store also when it is known to refuse, see `Rule::denial_cache` | `true` |
+/// | `prefetch` | permits that a process takes from the store at a time and spends without asking it again, with `FixedWindow` only: an integer or a constant `u64`. See `Rule::with_prefetch` for what a process may hold of the limit | `1` |
+/// | `denial_cache` | `false`: ask the store also when it is known to refuse, see `Rule::with_denial_cache` | `true` |
 /// | `shadow` | `true`: the rule is only tried out: it decides and counts, and lets through what it refuses | `false` |
 /// | `crate` | where the runtime is, for crates that re-export it: a path starting with `::`, `crate` or `$crate` | `::ratelimit_runtime` |
 ///
@@ -168,7 +168,7 @@ use crate::args::Kind;
 /// This is one decision: the call gets through all of the limits or is charged to none, and the
 /// error names the limit with the longest wait. They are asked in the order they are written, those
 /// of an `impl` block first. `limiter`, `on_limit`, `on_store_error`, `permit` and `crate` hold for
-/// the whole call, and are given on one of them. `LeakyBucket` and `lease` stand alone.
+/// the whole call, and are given on one of them. `LeakyBucket` and `prefetch` stand alone.
 ///
 /// [`limit_concurrent_requests`](macro@limit_concurrent_requests) beside them is part of the same decision, with an `on_limit` of its own.
 ///

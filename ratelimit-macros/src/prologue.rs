@@ -293,14 +293,14 @@ fn constant(counted: &Counted, krate: &TokenStream, plain: impl Fn(Ident, TokenS
             plain(name("concurrent"), lease)
         }
         Counted::PerTime(per_time) => {
-            let PerTime { ttl, unit, algorithm, lease, shadow, denial_cache, .. } = &**per_time;
+            let PerTime { ttl, unit, algorithm, prefetch, shadow, denial_cache, .. } = &**per_time;
             let unit = value::integer(*unit, Span::mixed_site());
             let mut rule = with_algorithm(&plain(name("rule"), ours!(#ttl, #unit)), algorithm, krate);
-            if let Some(lease) = lease.as_ref().map(Number::to_const) {
-                rule = ours!(#krate::__private::lease(#rule, #lease));
+            if let Some(permits) = prefetch.as_ref().map(Number::to_const) {
+                rule = ours!(#krate::__private::prefetch(#rule, #permits));
             }
-            let cache = (!denial_cache).then(|| ours!(.denial_cache(false)));
-            let shadow = shadow.then(|| ours!(.shadow(true)));
+            let cache = (!denial_cache).then(|| ours!(.with_denial_cache(false)));
+            let shadow = shadow.then(|| ours!(.with_shadow(true)));
             ours!(#rule #cache #shadow)
         }
     };
@@ -310,8 +310,8 @@ fn constant(counted: &Counted, krate: &TokenStream, plain: impl Fn(Ident, TokenS
 fn with_algorithm(rule: &TokenStream, algorithm: &Algorithm, krate: &TokenStream) -> TokenStream {
     match algorithm {
         Algorithm::FixedWindow => rule.clone(),
-        Algorithm::Aligned(align) => ours!(#rule.algorithm(#krate::Algorithm::FixedWindow { align: #align })),
-        Algorithm::SlidingLog => ours!(#rule.algorithm(#krate::Algorithm::SlidingLog)),
+        Algorithm::Aligned(align) => ours!(#rule.with_algorithm(#krate::Algorithm::FixedWindow { align: #align })),
+        Algorithm::SlidingLog => ours!(#rule.with_algorithm(#krate::Algorithm::SlidingLog)),
         Algorithm::SlidingWindow { buckets } => {
             let buckets = buckets.to_const();
             ours!(#krate::__private::sliding_window(#rule, #buckets))
@@ -400,8 +400,8 @@ fn refusal(runtime: &Runtime, settings: &Settings, places: bool, (start, end): (
             }
         }
     };
-    let busy = answer(&settings.on_busy, ours!(#krate::__private::is_busy(&refused)));
-    let not_busy = places.then(|| ours!(&& !#krate::__private::is_busy(&refused)));
+    let busy = answer(&settings.on_busy, ours!(#krate::__private::fits_when_released(&refused)));
+    let not_busy = places.then(|| ours!(&& !#krate::__private::fits_when_released(&refused)));
     let over_limit = answer(&settings.on_limit, ours!(#krate::__private::over_limit(&refused) #not_busy));
     // All of the call lies at the returned type: where a type can't say that a call was refused,
     // this is where the error belongs.

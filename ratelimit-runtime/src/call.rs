@@ -196,7 +196,7 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 type AcquireAnswer = Result<Permit, RequestPerMinute>;
 type Pending = Pin<Box<dyn Future<Output = AcquireAnswer> + Send>>;
 
-/// A permit whose time has not come. Dropped, it is given back.
+/// A permit whose time has not come. Dropped, it is refunded.
 struct Slot(Option<Permit>);
 
 impl Drop for Slot {
@@ -440,12 +440,12 @@ impl Call {
         }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {
-                let error = match rule.counted_by() {
+                let error = match rule.algorithm() {
                     Algorithm::LeakyBucket { .. } => {
                         "a LeakyBucket stands alone: it can't be one of several rules of a call"
                     }
-                    _ if rule.lease_size() > 1 => {
-                        "a rule with a lease stands alone: it can't be one of several rules of a call"
+                    _ if rule.prefetch() > 1 => {
+                        "a rule with `prefetch` stands alone: it can't be one of several rules of a call"
                     }
                     _ => continue,
                 };
@@ -463,7 +463,7 @@ impl Call {
     /// The charge as one that is held.
     fn hold(&self, asked: &Asked, charge: Charge) -> Result<Charge, RequestPerMinute> {
         let Charge { rule, cost, .. } = charge;
-        let lease = match (asked.holds, rule.counted_by()) {
+        let lease = match (asked.holds, rule.algorithm()) {
             (Holds::Cost, _) => rule.period(), // places
             (Holds::Told, Algorithm::SlidingLog) => LEASE,
             // A holder that died is charged when its time would have been over.
@@ -475,13 +475,13 @@ impl Call {
                 return Err(refusal(&rule, StoreError::misconfigured(error)));
             }
         };
-        if self.limiter.store().is_some_and(|store| !store.can_hold()) {
+        if self.limiter.store().is_some_and(|store| !store.supports_holds()) {
             return Err(refusal(&rule, StoreError::misconfigured(HOLDS_NOTHING)));
         }
         let is_timed = asked.holds == Holds::Time;
         let is_kept = self.limiter.memory().is_some();
         let alone = is_timed && cost >= rule.limit();
-        let hold = Hold { partial: is_timed, alone, is_kept, is_timed, ..Hold::new(lease) };
+        let hold = Hold { allow_partial: is_timed, exclusive: alone, is_kept, is_timed, ..Hold::new(lease) };
         // Of nothing, not even a moment is granted.
         Ok(Charge { cost: if is_timed { cost.min(rule.limit().max(1)) } else { cost }, hold: Some(hold), ..charge })
     }
@@ -543,7 +543,7 @@ impl Call {
             let share = charge.rule.limit();
             if let Some(hold) = &mut charge.hold {
                 hold.is_kept = true;
-                charge.cost = if hold.partial { charge.cost.min(share.max(1)) } else { charge.cost };
+                charge.cost = if hold.allow_partial { charge.cost.min(share.max(1)) } else { charge.cost };
             }
             if charge.cost > share && !charge.rule.is_shadow() {
                 let (prefix, cost) = (charge.rule.prefix(), charge.cost);
@@ -597,14 +597,15 @@ impl Call {
                 charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
             }
             let holding = charges.iter().filter(|charge| !charge.rule.is_shadow());
-            let wait = holding.map(|charge| charge.wait).max().filter(|wait| !wait.is_zero());
+            let wait = holding.map(|charge| charge.slot_delay).max().filter(|wait| !wait.is_zero());
             let at = wait.map(|wait| self.clock().now().saturating_add(wait));
             return Ok(Verdict::Permit(Permit::new(self.limiter.clone(), charges, by, self.alone), at));
         }
         let is_over = |charge: &Charge| charge.decision.retry_after().is_some();
         let refusing = charges.iter().filter(|charge| is_over(charge));
         // Where one will not fit however soon others leave, that is the reason.
-        let weight = |charge: &&Charge| (!charge.rule.is_shadow(), !charge.is_busy, charge.decision.retry_after_ms);
+        let weight =
+            |charge: &&Charge| (!charge.rule.is_shadow(), !charge.fits_when_released, charge.decision.retry_after_ms);
         let Some(charge) = refusing.max_by_key(weight) else {
             let error = StoreError::misconfigured("the store refused, and named no counter that did");
             return Ok(Verdict::Refused(refusal(&self.rule(), error)));
@@ -622,17 +623,17 @@ impl Call {
             return Err(Box::new(Shadowed { said, rest }));
         }
         let refused = RequestPerMinute::exceeded(&charge.rule, charge.least(), &charge.decision);
-        if charge.wait > charge.longest_wait {
+        if charge.slot_delay > charge.longest_wait {
             return Ok(Verdict::Refused(refused)); // a slot comes no sooner for a caller who waits to ask again
         }
         let refused = match charge.hold {
             // What would fit is refused because there are too many holds, or because it is another's turn.
-            Some(hold) if !hold.alone && charge.least() <= charge.decision.remaining => refused.of_holds(),
+            Some(hold) if !hold.exclusive && charge.least() <= charge.decision.remaining => refused.of_holds(),
             Some(hold) if hold.is_timed => refused.of_time(),
             _ => refused,
         };
-        let takes_all = charge.hold.is_some_and(|hold| hold.alone);
-        let by = match charge.is_busy {
+        let takes_all = charge.hold.is_some_and(|hold| hold.exclusive);
+        let by = match charge.fits_when_released {
             true if charge.rule.is_concurrent() => By::Places,
             true if takes_all => By::Turn,
             _ => By::Limit,
@@ -641,7 +642,7 @@ impl Call {
             let tried = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
             tried.for_each(|charge| observe::refused_in_shadow(&charge.rule));
         }
-        let (id, is_held) = (charge.counter.fingerprint(), charge.held > 0);
+        let (id, is_held) = (charge.counter.fingerprint(), charge.held_by_others > 0);
         let ready_in = charge.decision.retry_after().unwrap_or_default();
         let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, asked) };
         Ok(Verdict::Exceeded(Box::new(Exceeded { refusal: refused, by, ready_in, is_held, charges, answer })))
@@ -715,7 +716,7 @@ impl Deciding {
         if !can_fit
             || rule.is_shadow()
             || rule.has_fault()
-            || matches!(rule.counted_by(), Algorithm::LeakyBucket { .. } | Algorithm::Concurrent)
+            || matches!(rule.algorithm(), Algorithm::LeakyBucket { .. } | Algorithm::Concurrent)
         {
             return None;
         }
@@ -734,7 +735,7 @@ impl Deciding {
                 Some(Known::Spent(spent)) => {
                     observe::admitted(rule, spent.remaining);
                     let rule = *rule;
-                    return Some(Ok(Permit::leased(self.limiter.take()?, name, &rule, &spent)));
+                    return Some(Ok(Permit::prefetched(self.limiter.take()?, name, &rule, &spent)));
                 }
                 None => {}
             }
@@ -889,7 +890,7 @@ pub(crate) fn decide_at_once(
 fn take_window(limiter: &Inner, rule: &Rule, key: &AskedKey, cost: u64) -> Option<TakenWindow> {
     let memory = limiter.memory().filter(|_| limiter.settings().rules_are_as_written())?;
     let can_fit = (1..=rule.count()).contains(&cost) && rule.count() <= LARGEST_WINDOW && !rule.is_shadow();
-    if !can_fit || rule.lease_size() == 0 || !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
+    if !can_fit || rule.prefetch() == 0 || !matches!(rule.algorithm(), Algorithm::FixedWindow { .. }) {
         return None;
     }
     let taken = memory.take_window(name(rule, key)?, rule.count(), cost)?;

@@ -194,12 +194,12 @@ impl System {
     }
 
     fn counted(&self) -> u64 {
-        self.counted_by(self.counter.raw())
+        self.algorithm(self.counter.raw())
     }
 
     #[allow(clippy::cast_possible_truncation)] // differences are all that counts
     #[inline]
-    fn counted_by(&self, raw: u64) -> u64 {
+    fn algorithm(&self, raw: u64) -> u64 {
         ((u128::from(raw) * u128::from(self.pace)) >> 32) as u64
     }
 
@@ -213,7 +213,7 @@ impl System {
         let before = self.clock_ns();
         let raw = self.counter.raw();
         let after = self.clock_ns();
-        let counted = self.counted_by(raw);
+        let counted = self.algorithm(raw);
         let now = counted.wrapping_add(self.ahead.load(Ordering::Acquire)).clamp(before, after);
         self.ahead.store(now.wrapping_sub(counted), Ordering::Release);
         self.compared_at.store(counted, Ordering::Release);

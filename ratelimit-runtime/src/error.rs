@@ -131,7 +131,7 @@ impl RequestPerMinute {
     }
 
     /// Whether it is about places, of which too few are free.
-    pub(crate) fn is_busy(&self) -> bool {
+    pub(crate) fn fits_when_released(&self) -> bool {
         matches!(self.0.cause, Cause::Exceeded | Cause::NeverFits) && self.0.rule.is_concurrent()
     }
 

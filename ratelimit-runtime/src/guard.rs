@@ -1,7 +1,7 @@
 //! What stands in front of a store that has to be asked: what this process knows already is not asked again.
 
 mod denials;
-mod leases;
+mod quota;
 
 use std::{fmt, future::Future, ops, pin::Pin, sync::Arc, time::Duration};
 #[cfg(feature = "redis")]
@@ -17,10 +17,10 @@ use tokio::{
     time::timeout,
 };
 
-pub(crate) use self::leases::Spent;
+pub(crate) use self::quota::Spent;
 use self::{
     denials::{Denial, Denials, Server},
-    leases::{Answer, Leases, Take, Then, Turn},
+    quota::{Answer, QuotaBatches, Take, Then, Turn},
 };
 #[cfg(feature = "redis")]
 use crate::redis::{self, Redis, Share};
@@ -42,7 +42,7 @@ struct Guard {
     clock: Clock,
     deadline: Duration,
     denials: Denials,
-    leases: Leases,
+    batches: QuotaBatches,
     /// Nothing is being taken any more.
     all_taken: Notify,
     /// Set by the first hold: see [`Guarded::prepare`].
@@ -129,7 +129,7 @@ impl Guarded {
             clock: settings.clock.clone(),
             deadline: settings.deadline,
             denials: Denials::new(),
-            leases: Leases::new(),
+            batches: QuotaBatches::new(),
             all_taken: Notify::new(),
             #[cfg(feature = "redis")]
             is_prepared: AtomicBool::new(false),
@@ -151,13 +151,13 @@ impl Guarded {
     /// What becomes of a cost that can be spent here, or of which it is known that the store would refuse it.
     pub(crate) fn known(&self, name: Fingerprint, rule: &Rule, cost: u64) -> Option<Known> {
         let guard = &*self.0;
-        let has_lease = rule.lease_size() > 1;
-        if !has_lease && guard.denials.is_empty() {
+        let prefetches = rule.prefetch() > 1;
+        if !prefetches && guard.denials.is_empty() {
             return None;
         }
         let now_us = guard.clock.now_us();
-        if has_lease {
-            match guard.leases.spend(name, rule, cost, now_us) {
+        if prefetches {
+            match guard.batches.spend(name, rule, cost, now_us) {
                 Ok((spent, take)) => {
                     if let Some(take) = take {
                         self.begin(take);
@@ -173,8 +173,8 @@ impl Guarded {
         Some(Known::Denied(denial.decision))
     }
 
-    /// Gives back what was spent here: to be spent here again, or to the store if that is not to be.
-    pub(crate) fn give_back_spent(
+    /// Refunds what was spent here: to be spent here again, or to the store if that is not to be.
+    pub(crate) fn refund_spent(
         &self,
         name: Fingerprint,
         cost: u64,
@@ -183,7 +183,7 @@ impl Guarded {
         if self.put_back(name, cost, receipt) {
             return Reply::Ready(Ok(cost));
         }
-        match self.0.leases.charge(name, receipt, cost) {
+        match self.0.batches.charge(name, receipt, cost) {
             Some(charge) => self.return_charges(charge.into()),
             None => Reply::Ready(Ok(0)), // of a window before, or from before a reset
         }
@@ -207,14 +207,14 @@ impl Guarded {
         }
     }
 
-    /// Gives back all that was taken and not spent, and takes no more.
+    /// Refunds all that was taken and not spent, and takes no more.
     pub(crate) async fn close(&self) -> u64 {
         let guard = &self.0;
-        guard.leases.close();
+        guard.batches.close();
         let all_taken = async {
             loop {
                 let all_taken = guard.all_taken.notified(); // registered before the look
-                if !guard.leases.is_taking() {
+                if !guard.batches.is_taking() {
                     return;
                 }
                 all_taken.await;
@@ -224,13 +224,13 @@ impl Guarded {
         let mut back = 0;
         for charges in guard.unspent() {
             let permits: u64 = charges.iter().map(|charge| charge.cost).sum();
-            let given_back = match self.return_charges(charges) {
+            let refunded = match self.return_charges(charges) {
                 Reply::Ready(answer) => answer,
                 Reply::Pending(answer) => {
                     timeout(guard.deadline, answer).await.unwrap_or_else(|_| Err(StoreError::late(guard.deadline)))
                 }
             };
-            match given_back {
+            match refunded {
                 Ok(permits) => back += permits,
                 Err(error) => tracing::warn!(permits, %error, "permits that were taken and not spent stay charged"),
             }
@@ -253,7 +253,7 @@ impl Guarded {
         waker: &Waker,
     ) -> Option<Share> {
         let Behind::Redis(redis) = &self.0.store else { return None };
-        if rule.lease_size() > 1 {
+        if rule.prefetch() > 1 {
             return None; // what it takes is not for one caller
         }
         let is_same = |other: &Charge| other.cost == cost && other.rule == *rule;
@@ -334,7 +334,7 @@ impl Guard {
         };
         for (charge, denial) in request.charges.iter_mut().zip(denials) {
             observe::known(&charge.rule);
-            (charge.decision, charge.wait) = (denial.decision, Duration::from_millis(denial.wait_ms));
+            (charge.decision, charge.slot_delay) = (denial.decision, Duration::from_millis(denial.wait_ms));
         }
         request.outcome = Ok(false);
         true
@@ -345,8 +345,8 @@ impl Guard {
         for ((request, charge), asked) in charges_of(batch).zip(asked) {
             match request.outcome {
                 Ok(false) if request.consume => {
-                    let wait_ms = u64::try_from(charge.wait.as_millis()).unwrap_or(u64::MAX);
-                    self.keep(charge, Denial { decision: charge.decision, wait_ms }, charge.held, *asked);
+                    let wait_ms = u64::try_from(charge.slot_delay.as_millis()).unwrap_or(u64::MAX);
+                    self.keep(charge, Denial { decision: charge.decision, wait_ms }, charge.held_by_others, *asked);
                 }
                 // By a rule of another count: what was known by the old one has changed.
                 Ok(true) if request.consume && charge.cost > 0 => self.denials.drop_one(charge.counter.fingerprint()),
@@ -382,7 +382,7 @@ fn charges_of(batch: &[Request]) -> impl Iterator<Item = (&Request, &Charge)> {
 /// that goes for every cost, if nothing remains. Whether a slot of a queue is early enough is not told before.
 fn may_be_known(rule: &Rule, cost: u64, longest_wait: Duration) -> bool {
     rule.caches_denials()
-        && match rule.counted_by() {
+        && match rule.algorithm() {
             Algorithm::FixedWindow { .. } => cost > 0,
             Algorithm::LeakyBucket { .. } => cost == 1 && longest_wait == Duration::MAX,
             _ => cost == 1,
@@ -417,7 +417,7 @@ struct Void {
 
 impl Drop for Void {
     fn drop(&mut self) {
-        self.guard.leases.forget(self.name);
+        self.guard.batches.forget(self.name);
     }
 }
 
@@ -466,11 +466,11 @@ impl Guarded {
         }
     }
 
-    /// Decides on one charge of a rule with a lease.
+    /// Decides on one charge of a rule with prefetch.
     fn decide_leased(&self, mut request: Request) -> Reply<Batch> {
         let (guard, now_us) = (&self.0, self.0.clock.now_us());
         let charge = &mut request.charges[0];
-        match guard.leases.spend(charge.counter.fingerprint(), &charge.rule, charge.cost, now_us) {
+        match guard.batches.spend(charge.counter.fingerprint(), &charge.rule, charge.cost, now_us) {
             Ok((spent, take)) => {
                 if let Some(take) = take {
                     self.begin(take);
@@ -507,14 +507,14 @@ impl Guarded {
         }))
     }
 
-    /// Looks at one charge of a rule with a lease: what is here can be granted too.
+    /// Looks at one charge of a rule with prefetch: what is here can be granted too.
     fn look_leased(&self, request: Request) -> Reply<Batch> {
         let (guard, reply) = (Arc::clone(&self.0), self.0.store.decide(request.into()));
         Reply::Pending(Box::pin(async move {
             let mut batch = answer_of(reply).await;
             for request in batch.iter_mut().filter(|request| request.outcome.is_ok()) {
                 for Charge { decision, counter, rule, cost, .. } in &mut *request.charges {
-                    let left = guard.leases.left(counter.fingerprint(), guard.clock.now_us());
+                    let left = guard.batches.left(counter.fingerprint(), guard.clock.now_us());
                     decision.remaining = (decision.remaining + left).min(rule.limit());
                     if *cost <= decision.remaining {
                         decision.retry_after_ms = u64::MAX;
@@ -528,7 +528,7 @@ impl Guarded {
 
     fn ask(&self, charge: &Charge) -> Turn {
         let Charge { counter, rule, cost, .. } = charge;
-        let (asked, then) = self.0.leases.ask(counter, rule, *cost, self.0.clock.now_us());
+        let (asked, then) = self.0.batches.ask(counter, rule, *cost, self.0.clock.now_us());
         if let Some(take) = self.follow(counter.fingerprint(), then) {
             self.begin(take);
         }
@@ -537,7 +537,7 @@ impl Guarded {
 
     /// Takes back what was spent, and says whether it can be spent again.
     fn put_back(&self, name: Fingerprint, cost: u64, receipt: [u64; 2]) -> bool {
-        let back = self.0.leases.put_back(name, receipt, cost, self.0.clock.now_us());
+        let back = self.0.batches.put_back(name, receipt, cost, self.0.clock.now_us());
         let is_back = back.is_some();
         self.follow(name, back.unwrap_or_default());
         is_back
@@ -545,7 +545,7 @@ impl Guarded {
 
     /// The same for somebody who is gone.
     fn return_spent(&self, name: Fingerprint, Spent { cost, receipt, .. }: Spent) {
-        if let Reply::Pending(back) = self.give_back_spent(name, cost, receipt) {
+        if let Reply::Pending(back) = self.refund_spent(name, cost, receipt) {
             self.0.in_background(back);
         }
     }
@@ -573,7 +573,7 @@ impl Guarded {
 
     fn return_charges(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let names = charges.iter().map(|charge| charge.counter.fingerprint()).collect();
-        self.forget_after(names, self.0.store.give_back(charges))
+        self.forget_after(names, self.0.store.refund(charges))
     }
 }
 
@@ -624,7 +624,7 @@ impl UnderWay {
                 Ok(None) => Err(no_answer()),
                 Err(_) => Err(StoreError::late(guard.deadline)),
             };
-            let then = guard.leases.arrived(&take, said, sent_us, guard.clock.now_us());
+            let then = guard.batches.arrived(&take, said, sent_us, guard.clock.now_us());
             self.is_over = then.take.is_none();
             match self.store.follow(self.name, then) {
                 Some(next) => take = next,
@@ -638,19 +638,19 @@ impl Drop for UnderWay {
     fn drop(&mut self) {
         let guard = &self.store.0;
         if !self.is_over {
-            guard.leases.given_up(self.name);
+            guard.batches.given_up(self.name);
         }
-        if guard.leases.task_ended() {
+        if guard.batches.task_ended() {
             guard.all_taken.notify_waiters();
         }
     }
 }
 
 impl Guard {
-    /// All that was taken and not spent, as much at a time as is given back in one call.
+    /// All that was taken and not spent, as much at a time as is refunded in one call.
     fn unspent(&self) -> Vec<Charges> {
         const AT_ONCE: usize = 256;
-        let charges = self.leases.drain(self.clock.now_us());
+        let charges = self.batches.drain(self.clock.now_us());
         let together = |charges: &[Charge]| {
             let mut all = Charges::default();
             for charge in charges {
@@ -661,7 +661,7 @@ impl Guard {
         charges.chunks(AT_ONCE).map(together).collect()
     }
 
-    /// Nobody waits for this. What can't be given back stays charged.
+    /// Nobody waits for this. What can't be refunded stays charged.
     fn in_background<T: Send + 'static>(&self, back: Pin<Box<dyn Future<Output = T> + Send>>) {
         let deadline = self.deadline;
         let _ = background::spawn(async move { timeout(deadline, back).await.is_ok() });
@@ -671,7 +671,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         for charges in self.unspent() {
-            if let Reply::Pending(back) = self.store.give_back(charges) {
+            if let Reply::Pending(back) = self.store.refund(charges) {
                 self.in_background(back);
             }
         }
@@ -687,15 +687,15 @@ async fn answer_of<T>(reply: Reply<T>) -> T {
 
 impl Store for Guarded {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
-        let leased = match &*batch {
+        let prefetched = match &*batch {
             [Request { charges, consume, .. }] => match &**charges {
-                [charge] if charge.rule.lease_size() > 1 && charge.cost > 0 => Some(*consume),
+                [charge] if charge.rule.prefetch() > 1 && charge.cost > 0 => Some(*consume),
                 _ => None,
             },
             _ => None,
         };
         let one = |batch: Batch| batch.into_first().expect("a request, as was seen");
-        match leased {
+        match prefetched {
             Some(false) => self.look_leased(one(batch)),
             // Without a runtime a caller can't wait for what is taken.
             Some(true) if Handle::try_current().is_ok() && background::runtime().is_ok() => {
@@ -713,9 +713,9 @@ impl Store for Guarded {
         }
     }
 
-    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         if let [Charge { rule, counter, cost, receipt, .. }] = &*charges
-            && rule.lease_size() > 1
+            && rule.prefetch() > 1
             && self.put_back(counter.fingerprint(), *cost, *receipt)
         {
             return Reply::Ready(Ok(*cost));
@@ -735,8 +735,8 @@ impl Store for Guarded {
         }
     }
 
-    fn can_hold(&self) -> bool {
-        self.0.store.can_hold()
+    fn supports_holds(&self) -> bool {
+        self.0.store.supports_holds()
     }
 
     fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
@@ -799,7 +799,7 @@ mod tests {
             Reply::Pending(Box::pin(async move { batch }))
         }
 
-        fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+        fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
             Reply::Ready(Ok(0))
         }
 

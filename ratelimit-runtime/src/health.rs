@@ -65,7 +65,7 @@ pub(crate) struct Seen {
 impl Default for Seen {
     fn default() -> Self {
         static OF_PROCESS: DegradedGauge = DegradedGauge(AtomicU32::new(0));
-        Self::counted_by(&OF_PROCESS)
+        Self::algorithm(&OF_PROCESS)
     }
 }
 
@@ -77,7 +77,7 @@ struct Degraded {
 }
 
 impl Seen {
-    fn counted_by(gauge: &'static DegradedGauge) -> Self {
+    fn algorithm(gauge: &'static DegradedGauge) -> Self {
         Self { is_degraded: AtomicBool::default(), degraded: Mutex::default(), gauge }
     }
 
@@ -319,14 +319,14 @@ mod tests {
         }
 
         let values = Arc::<Values>::default();
-        let (recorder, seen) = (OnlyGauge(Arc::clone(&values)), Seen::counted_by(&GAUGE));
+        let (recorder, seen) = (OnlyGauge(Arc::clone(&values)), Seen::algorithm(&GAUGE));
         // A recorder that is installed during an outage hears of it.
         seen.failed(&error());
         for _ in 0..3 {
             with_local_recorder(&recorder, || seen.failed(&error()));
             assert_eq!(values.last(), Some(1.0));
         }
-        let other = Seen::counted_by(&GAUGE);
+        let other = Seen::algorithm(&GAUGE);
         with_local_recorder(&recorder, || other.failed(&error()));
         assert_eq!(values.last(), Some(2.0));
         with_local_recorder(&recorder, || drop(other));

@@ -236,7 +236,7 @@ async fn settle(
     }
     for charge in failed {
         let (used, limiter, mut charge) = (used.of(charge), limiter.clone(), charge.clone());
-        charge.hold = charge.hold.map(|hold| Hold { again: true, ..hold });
+        charge.hold = charge.hold.map(|hold| Hold { is_retry: true, ..hold });
         let beyond = if charge.rule.is_concurrent() { Duration::ZERO } else { charge.rule.period() };
         tokio::spawn(async move {
             let (end, mut pause) = (after(lease_of(&charge).saturating_add(beyond)), FIRST_PAUSE);
@@ -255,7 +255,7 @@ async fn settle(
 type Answer = Pin<Box<dyn Future<Output = Batch> + Send>>;
 
 /// The answer of a store that is asked for a hold. If it is dropped before the answer is there, a
-/// background task awaits the answer, and gives back what was granted.
+/// background task awaits the answer, and refunds what was granted.
 pub(crate) struct CleanUpOnDrop {
     limiter: Held,
     /// Of the charges, those that are held.
@@ -320,9 +320,9 @@ fn granted(batch: &Batch) -> Option<bool> {
     batch.iter().map(granted).try_fold(false, |any, granted| Some(any | granted?))
 }
 
-/// Gives back what a store may have granted to a caller who left before the answer.
+/// Refunds what a store may have granted to a caller who left before the answer.
 ///
-/// The answer to the caller is final: refused, or granted and to be given back. Anything sent later
+/// The answer to the caller is final: refused, or granted and to be refunded. Anything sent later
 /// is not, as it may overtake the question on another connection. So clean-up awaits the answer.
 /// While the answer is late, and if it is lost, it also tells the store to end the hold, until the
 /// store has ended it or has said [`MOST_DENIALS`] times that there is none.
@@ -347,7 +347,7 @@ async fn clean_up(limiter: Held, held: Charges, answer: Option<Answer>) {
         if Instant::now() >= end || !may_ask && !is_decided {
             return;
         }
-        let back = limiter.store().map(|store| store.give_back(held.clone()));
+        let back = limiter.store().map(|store| store.refund(held.clone()));
         let back = back.unwrap_or(Reply::Ready(Ok(1))).in_time(limiter.settings().deadline).await;
         match back {
             Ok(0) if !is_decided => denials += 1,

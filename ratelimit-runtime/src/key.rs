@@ -540,7 +540,7 @@ impl CounterName {
             push_part(rule.prefix(), &mut name);
         }
         name.extend_from_slice(b"}:");
-        let tag = rule.counted_by().tag();
+        let tag = rule.algorithm().tag();
         name.extend_from_slice(tag.name.as_bytes());
         if let Some(buckets) = tag.buckets {
             name.extend_from_slice(itoa::Buffer::new().format(buckets).as_bytes());
@@ -808,7 +808,7 @@ mod tests {
         for prefix in ["item", "itema", "i", "a-prefix-above-16-bytes", "a-prefix-above-17-bytes"] {
             for (algorithm, period) in algorithms.into_iter().flat_map(|one| [(one, second), (one, 2 * second)]) {
                 for key in &keys {
-                    let rule = Rule::new(prefix, 1, period).algorithm(algorithm);
+                    let rule = Rule::new(prefix, 1, period).with_algorithm(algorithm);
                     let name = CounterName::new("", &rule, key.as_ref());
                     let fingerprint = name.fingerprint();
                     assert_eq!(fingerprint, Fingerprint::new(&rule, key.as_ref()));

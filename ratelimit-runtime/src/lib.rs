@@ -95,7 +95,7 @@
 //!   acquire of the key in this process waits until that is done, for half of its deadline at most.
 //! - A holder that died is charged in full when its lease ends, and its place is free then. The lease is 30 s for what is reserved, for `Elapsed` the most it may take (from 1 s
 //!   to 30 s), and for places what the rule says. A holder that was stopped for longer finds out by [`Permit::is_held`].
-//! - A caller who is cancelled while a server is being asked gives back what it may have been granted.
+//! - A caller who is cancelled while a server is being asked refunds what it may have been granted.
 //! - A `SlidingLog` has room for 10,000 holds. A further one is refused as [`Cause::Exceeded`], until one of them is settled, in memory as on a
 //!   server; calls that hold nothing go on. A place is not such a hold: their number is the count.
 //! - What is reserved or held at most is 1 or more: a call of cost 0 holds nothing, and is charged nothing.
@@ -120,7 +120,7 @@
 //!   others go first for one period.
 //! - **Changes.** A refund, a reset, a settled hold or a changed rule in this process lets the next
 //!   caller ask at once. A change by another process is noticed after a second, or a tenth of the
-//!   period if that is longer; a place or a hold that it gives back, after 50 ms.
+//!   period if that is longer; a place or a hold that it refunds, after 50 ms.
 //! - **Refusals.** A caller whose turn would come too late for it is refused at once. `retry_after`
 //!   is then the time until its turn, if those ahead stay. A caller whose patience ends in the queue is
 //!   told the same. [`Limiter::close`] refuses all who wait, and later ones who would.
@@ -131,15 +131,15 @@
 //!
 //! | | what is kept | until | off, or on |
 //! |---|---|---|---|
-//! | that it refuses | what the store said when nothing remained | shortly before `retry_after`, counted from when the store was asked | on; [`Rule::denial_cache`] |
-//! | permits of a [`Algorithm::FixedWindow`] | a number of them, charged at once | shortly before their window ends | off; [`Rule::lease`] |
+//! | that it refuses | what the store said when nothing remained | shortly before `retry_after`, counted from when the store was asked | on; [`Rule::with_denial_cache`] |
+//! | permits of a [`Algorithm::FixedWindow`] | a number of them, charged at once | shortly before their window ends | off; [`Rule::with_prefetch`] |
 //!
-//! What it answers by the first is what the store would say if nobody else gives back or resets: then it refuses what could be admitted again, until the wait it was told is over.
+//! What it answers by the first is what the store would say if nobody else refunds or resets: then it refuses what could be admitted again, until the wait it was told is over.
 //! What it grants by the second has been charged before. [`Limiter::peek`] asks the store each time.
 //!
 //! Permits that a process holds are not there for others:
 //!
-//! | with `lease = n`, a process holds of a counter | at most |
+//! | with `prefetch = n`, a process holds of a counter | at most |
 //! |---|---|
 //! | as a rule | n |
 //! | where n do not last for 10 ms | twice as many and so on, up to 96n |
@@ -246,13 +246,13 @@
 //! | Redis restarts without persistence, evicts keys, or fails over to a server that missed writes | the counters that were lost start fresh |
 //! | a network partition leaves a process with a primary that its sentinels have replaced | on each side of the partition, the count, until the process can reach a majority of the sentinels |
 //! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
-//! | the same, or this process' machine was asleep, and a rule has a [`Rule::lease`] | in a process, what it held of a window that is over by the server's clock |
+//! | the same, or this process' machine was asleep, and a rule has a [`Rule::with_prefetch`] | in a process, what it held of a window that is over by the server's clock |
 //! | it is set back | nothing, but to an aligned `FixedWindow` its count, each time; what counted may count for up to a period longer, or two periods for a `FixedWindow` and a step of nearly a multiple of 450.001 s |
 //! | a call uses more than it held: a query runs on after its time, more tokens came than were reserved | so much more. It is charged, so that later calls make up for it |
 //! | a holder can't renew what it holds: it was stopped, its machine asleep, or the server away, for a whole lease | it runs on, beside whoever gets its place; see [`Permit::is_held`]. What it used is charged when it ends |
-//! | [`Limiter::reset`] | the counter starts fresh, and what was held of it is not any more; other processes go on spending what they hold by a [`Rule::lease`]; a permit from before, given back after, credits a `SlidingWindow` or a bucket with up to its cost |
+//! | [`Limiter::reset`] | the counter starts fresh, and what was held of it is not any more; other processes go on spending what they hold by a [`Rule::with_prefetch`]; a permit from before, refunded after, credits a `SlidingWindow` or a bucket with up to its cost |
 //! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go, and a permit from before is worth what the old count would have left of it |
-//! | a permit is given back after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 450.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |
+//! | a permit is refunded after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 450.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |
 //!
 //! # Features
 //!

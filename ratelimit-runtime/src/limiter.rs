@@ -410,9 +410,9 @@ impl Limiter {
     /// Two charges of one counter are one: their costs add up, and the lower limit holds. On Redis all of it is one script.
     ///
     /// In a Redis Cluster it is one script if the rules have the same key, and so the same slot. Otherwise all
-    /// are looked at in one round trip, and if all fit they are charged slot by slot, each in a round trip of its own; what was charged is given back
+    /// are looked at in one round trip, and if all fit they are charged slot by slot, each in a round trip of its own; what was charged is refunded
     /// if a later slot refuses after all, or fails. Never is more admitted than the limits say; a concurrent caller may be refused for what is about to
-    /// be given back.
+    /// be refunded.
     ///
     /// # Errors
     ///
@@ -422,7 +422,7 @@ impl Limiter {
     /// # Cancellation
     ///
     /// As for [`Limiter::acquire`]: all of the charges were made, or none. In a cluster, over several slots, what a dropped future has charged
-    /// is given back in the background; what that does not reach within a second stays charged.
+    /// is refunded in the background; what that does not reach within a second stays charged.
     pub fn acquire_all(
         &self,
         charges: &[(&Rule, Key, u64)],
@@ -499,12 +499,12 @@ impl Limiter {
         }
     }
 
-    /// Gives back what was taken from the store ahead of need, see [`Rule::lease`], and takes no more so. Returns how many permits that were.
+    /// Refunds what was taken from the store ahead of need, see [`Rule::with_prefetch`], and takes no more so. Returns how many permits that were.
     /// Also waits for what calls held that have ended, and is being settled with the store in the background.
     ///
     /// For the end of a program. Callers who wait for a limit are refused, and so are later ones who would have to wait. The
     /// limiter goes on deciding, but asks the store for each call.
-    /// What can't be given back within the deadline stays charged until its window ends; the log says so.
+    /// What can't be refunded within the deadline stays charged until its window ends; the log says so.
     ///
     /// ```
     /// # use ratelimit_runtime::Limiter;
@@ -516,7 +516,7 @@ impl Limiter {
     ///
     /// # Cancellation
     ///
-    /// A future dropped half way has given back some of it, and the rest stays charged.
+    /// A future dropped half way has refunded some of it, and the rest stays charged.
     pub async fn close(&self) -> u64 {
         let inner = self.inner();
         inner.queues.close();
@@ -581,7 +581,7 @@ fn ids_of(charges: &[Charge]) -> SmallVec<[Fingerprint; 1]> {
 }
 
 impl Inner {
-    pub(crate) async fn give_back(&self, charges: Charges, by: CountedBy) -> Result<u64, RequestPerMinute> {
+    pub(crate) async fn refund(&self, charges: Charges, by: CountedBy) -> Result<u64, RequestPerMinute> {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
             return Ok(0);
         };
@@ -591,25 +591,25 @@ impl Inner {
         back.and_then(|back| back).map_err(|error| refusal(&rule, error))
     }
 
-    pub(crate) fn give_back_in_memory(&self, charged: &ChargedInMemory) -> u64 {
+    pub(crate) fn refund_in_memory(&self, charged: &ChargedInMemory) -> u64 {
         let ChargedInMemory { name, cost, receipt, .. } = *charged;
-        let back = self.memory().map_or(0, |memory| memory.give_back_one(name, &charged.rule(), cost, receipt));
+        let back = self.memory().map_or(0, |memory| memory.refund_one(name, &charged.rule(), cost, receipt));
         self.queues.changed_id(name);
         back
     }
 
-    /// Gives back what was spent of what this process had taken.
-    pub(crate) fn give_back_leased(&self, charged: &ChargedInMemory) -> Reply<Result<u64, StoreError>> {
+    /// Refunds what was spent of what this process had taken.
+    pub(crate) fn refund_prefetched(&self, charged: &ChargedInMemory) -> Reply<Result<u64, StoreError>> {
         match self.guarded() {
-            Some(guarded) => guarded.give_back_spent(charged.name, charged.cost, charged.receipt),
+            Some(guarded) => guarded.refund_spent(charged.name, charged.cost, charged.receipt),
             None => Reply::Ready(Ok(0)),
         }
     }
 
     fn return_charges(&self, charges: Charges, by: CountedBy) -> Reply<Result<u64, StoreError>> {
         match (by, self.store()) {
-            (CountedBy::Local, _) => self.local().give_back(charges),
-            (CountedBy::Store, Some(store)) => store.give_back(charges),
+            (CountedBy::Local, _) => self.local().refund(charges),
+            (CountedBy::Store, Some(store)) => store.refund(charges),
             (CountedBy::Store, None) => Reply::Ready(Ok(0)),
         }
     }

@@ -219,7 +219,7 @@ impl Memory {
     }
 
     /// Returns what still counts of a charge.
-    pub(crate) fn give_back_one(&self, name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> u64 {
+    pub(crate) fn refund_one(&self, name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> u64 {
         let mut shard = self.shard(shard_of(&name));
         let now_us = shard.now_us(&self.clock);
         self.return_charge(&mut shard, name, rule, cost, receipt, now_us)
@@ -235,7 +235,7 @@ impl Memory {
         now_us: u64,
     ) -> u64 {
         let returned = shard.update(name, rule, |counter| {
-            let back = counter.give_back(rule, cost, receipt, now_us);
+            let back = counter.refund(rule, cost, receipt, now_us);
             (back, counter.is_fresh(now_us))
         });
         let Some((back, is_fresh)) = returned else { return 0 };
@@ -259,7 +259,9 @@ impl Memory {
         let settle = |counter: &mut Counter| (counter.settle(rule, hold, used, now_us), counter.is_fresh(now_us));
         let (still_held, is_fresh) = match shard.update(name, rule, settle) {
             // Where there is no room for a counter, what was used is not counted.
-            None if used > 0 && !hold.again => self.insert_new(shard, name, rule, now_us, settle).unwrap_or((0, false)),
+            None if used > 0 && !hold.is_retry => {
+                self.insert_new(shard, name, rule, now_us, settle).unwrap_or((0, false))
+            }
             settled => settled.unwrap_or((0, false)),
         };
         if is_fresh {
@@ -308,7 +310,7 @@ impl Counters {
         rule: &Rule,
         act: impl FnOnce(&mut Counter) -> T,
     ) -> Option<(Option<u64>, T)> {
-        if !matches!(rule.counted_by(), Algorithm::FixedWindow { .. }) {
+        if !matches!(rule.algorithm(), Algorithm::FixedWindow { .. }) {
             let (sooner, done) = self.others.update(name, |counter| counter.as_mut().map(act))?;
             return Some((sooner, done?));
         }
@@ -366,16 +368,16 @@ impl Store for Memory {
         Reply::Ready(batch)
     }
 
-    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        let give_back = |charge: &Charge| {
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        let refund = |charge: &Charge| {
             let mut shard = self.shard(shard_of(&charge.counter.fingerprint()));
             let now_us = shard.now_us(&self.clock);
             self.take_back(&mut shard, charge, now_us)
         };
-        Reply::Ready(Ok(charges.iter().filter(|charge| charge.cost > 0).map(give_back).sum()))
+        Reply::Ready(Ok(charges.iter().filter(|charge| charge.cost > 0).map(refund).sum()))
     }
 
-    fn can_hold(&self) -> bool {
+    fn supports_holds(&self) -> bool {
         true
     }
 

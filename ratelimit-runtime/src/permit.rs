@@ -16,7 +16,7 @@ use crate::{
 /// The right to run once, already charged.
 ///
 /// Dropping a permit changes nothing: the call counts. A call that did not happen after all can be
-/// given back. Only what a permit holds ends with it: a place of [`Algorithm::Concurrent`] becomes free, and a call that is charged by its time has ended.
+/// refunded. Only what a permit holds ends with it: a place of [`Algorithm::Concurrent`] becomes free, and a call that is charged by its time has ended.
 /// On Redis that is done in the background. The next acquire of the key in this process waits for
 /// it, for at most half of its deadline.
 ///
@@ -30,7 +30,7 @@ use crate::{
 /// let permit = limiter.acquire_n(&RULE, "alice", 4).await?;
 /// assert_eq!((permit.limit(), permit.remaining()), (10, 6));
 ///
-/// assert_eq!(permit.give_back().await?, 4);
+/// assert_eq!(permit.refund().await?, 4);
 /// assert_eq!(limiter.peek(&RULE, "alice").await?.remaining(), 10);
 /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
 /// ```
@@ -41,12 +41,12 @@ pub struct Permit {
     charged: Charged,
 }
 
-/// Who charged what. A permit is moved more often than it is given back, so it is kept small.
+/// Who charged what. A permit is moved more often than it is refunded, so it is kept small.
 enum Charged {
     Nothing,
     InMemory(Held, ChargedInMemory),
     /// Spent of what this process had taken from the store.
-    Leased(Held, ChargedInMemory),
+    Prefetched(Held, ChargedInMemory),
     /// A share in a decision, and the receipt.
     #[cfg(feature = "redis")]
     Shared(Held, Arc<crate::redis::Decision>, [u64; 2]),
@@ -71,7 +71,7 @@ pub(crate) struct ChargedInMemory {
 impl ChargedInMemory {
     #[inline]
     pub(crate) fn new(name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
-        let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.counted_by());
+        let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.algorithm());
         Self { name, cost, receipt, count, period_ms, algorithm }
     }
 
@@ -100,10 +100,10 @@ impl Permit {
     }
 
     /// For one charge that had been made before, with others.
-    pub(crate) fn leased(limiter: Held, name: Fingerprint, rule: &Rule, spent: &Spent) -> Self {
+    pub(crate) fn prefetched(limiter: Held, name: Fingerprint, rule: &Rule, spent: &Spent) -> Self {
         let Spent { cost, remaining, reset_after_ms, receipt } = *spent;
         let charged = ChargedInMemory::new(name, rule, cost, receipt);
-        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::Leased(limiter, charged) }
+        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::Prefetched(limiter, charged) }
     }
 
     /// For a share in a decision.
@@ -183,7 +183,7 @@ impl Permit {
         };
         match &self.charged {
             Charged::Nothing => None,
-            Charged::InMemory(_, charged) | Charged::Leased(_, charged) => Some((charged.rule(), charged.cost)),
+            Charged::InMemory(_, charged) | Charged::Prefetched(_, charged) => Some((charged.rule(), charged.cost)),
             Charged::Elsewhere(elsewhere) => told(&elsewhere.1),
             Charged::Held(held) => told(&held.1.as_ref()?.1),
             #[cfg(feature = "redis")]
@@ -228,7 +228,7 @@ impl Permit {
     /// ```
     /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
     /// # use std::time::Duration;
-    /// const EXPORTS: Rule = Rule::new("export", 1, Duration::from_secs(30)).algorithm(Algorithm::Concurrent);
+    /// const EXPORTS: Rule = Rule::new("export", 1, Duration::from_secs(30)).with_algorithm(Algorithm::Concurrent);
     ///
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// # let limiter = Limiter::in_memory();
@@ -267,25 +267,25 @@ impl Permit {
     /// # Cancellation
     ///
     /// A future dropped half way may or may not have returned the charge.
-    pub async fn give_back(self) -> Result<u64, RequestPerMinute> {
+    pub async fn refund(self) -> Result<u64, RequestPerMinute> {
         match self.charged {
             Charged::Nothing => Ok(0),
-            Charged::InMemory(limiter, charged) => Ok(limiter.give_back_in_memory(&charged)),
-            Charged::Leased(limiter, charged) => {
-                let back = limiter.within_deadline(limiter.give_back_leased(&charged)).await;
+            Charged::InMemory(limiter, charged) => Ok(limiter.refund_in_memory(&charged)),
+            Charged::Prefetched(limiter, charged) => {
+                let back = limiter.within_deadline(limiter.refund_prefetched(&charged)).await;
                 limiter.queues().changed_id(charged.name);
                 back.and_then(|back| back).map_err(|error| refusal(&charged.rule(), error))
             }
             Charged::Elsewhere(elsewhere) => {
                 let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) else { return Ok(0) };
-                limiter.give_back(charges, by).await
+                limiter.refund(charges, by).await
             }
             Charged::Held(held) => {
                 let (holding, rest) = *held;
                 let held = holding.much();
                 let rest = async {
                     match rest {
-                        Some((limiter, charges, by)) => limiter.give_back(charges, by).await,
+                        Some((limiter, charges, by)) => limiter.refund(charges, by).await,
                         None => Ok(0),
                     }
                 };
@@ -294,7 +294,7 @@ impl Permit {
             }
             #[cfg(feature = "redis")]
             Charged::Shared(limiter, decision, receipt) => {
-                limiter.give_back(decision.charged(receipt), CountedBy::Store).await
+                limiter.refund(decision.charged(receipt), CountedBy::Store).await
             }
         }
     }
@@ -305,9 +305,9 @@ impl Permit {
     pub(crate) fn abandon(self) {
         match self.charged {
             Charged::Nothing => {}
-            Charged::InMemory(limiter, charged) => drop(limiter.give_back_in_memory(&charged)),
+            Charged::InMemory(limiter, charged) => drop(limiter.refund_in_memory(&charged)),
             // Nobody who sleeps until a slot has one of these.
-            Charged::Leased(limiter, charged) => drop(limiter.give_back_leased(&charged)),
+            Charged::Prefetched(limiter, charged) => drop(limiter.refund_prefetched(&charged)),
             Charged::Elsewhere(elsewhere) => {
                 if let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) {
                     limiter.abandon(charges, by);

@@ -37,38 +37,38 @@ pub const fn concurrent(prefix: &'static str, count: u64, lease_ms: u64) -> Rule
 /// The same with a count that is known only at the call.
 #[must_use]
 pub const fn concurrent_without_count(prefix: &'static str, lease_ms: u64) -> Rule {
-    rule_without_count(prefix, 1, lease_ms).algorithm(Algorithm::Concurrent)
+    rule_without_count(prefix, 1, lease_ms).with_algorithm(Algorithm::Concurrent)
 }
 
 /// The rule by a sliding window.
 #[must_use]
 pub const fn sliding_window(rule: Rule, buckets: u64) -> Rule {
-    checked(rule.algorithm(Algorithm::SlidingWindow { buckets }))
+    checked(rule.with_algorithm(Algorithm::SlidingWindow { buckets }))
 }
 
 /// The rule by a token bucket that holds `burst`.
 #[must_use]
 pub const fn token_bucket(rule: Rule, burst: u64, refill: Refill) -> Rule {
     assert!(burst > 0, "`burst` must be at least 1");
-    checked(rule.algorithm(Algorithm::TokenBucket { burst, refill }))
+    checked(rule.with_algorithm(Algorithm::TokenBucket { burst, refill }))
 }
 
 /// The rule by a token bucket that holds the count.
 #[must_use]
 pub const fn token_bucket_of_count(rule: Rule, refill: Refill) -> Rule {
-    checked(rule.algorithm(Algorithm::TokenBucket { burst: rule.count(), refill }))
+    checked(rule.with_algorithm(Algorithm::TokenBucket { burst: rule.count(), refill }))
 }
 
 /// The rule by a leaky bucket.
 #[must_use]
 pub const fn leaky_bucket(rule: Rule, queue: u64) -> Rule {
-    checked(rule.algorithm(Algorithm::LeakyBucket { queue }))
+    checked(rule.with_algorithm(Algorithm::LeakyBucket { queue }))
 }
 
 /// The rule with permits taken so many at a time.
 #[must_use]
-pub const fn lease(rule: Rule, permits: u64) -> Rule {
-    checked(rule.lease(permits))
+pub const fn prefetch(rule: Rule, permits: u64) -> Rule {
+    checked(rule.with_prefetch(permits))
 }
 
 /// The rule, if its numbers are right as far as they are known; a count of 0 is not.
@@ -83,7 +83,7 @@ const fn checked(rule: Rule) -> Rule {
 #[must_use]
 pub const fn with_count(rule: &Rule, count: u64) -> Rule {
     let rule = rule.with_count(count);
-    match rule.counted_by() {
+    match rule.algorithm() {
         // It holds the count, which `token_bucket_of_count` did not know.
         Algorithm::TokenBucket { burst: 0, .. } => rule.with_burst(count),
         _ => rule,
@@ -324,6 +324,6 @@ pub fn over_limit(refused: &RequestPerMinute) -> bool {
 
 /// Whether a refusal is about places, of which too few are free.
 #[must_use]
-pub fn is_busy(refused: &RequestPerMinute) -> bool {
-    refused.is_busy()
+pub fn fits_when_released(refused: &RequestPerMinute) -> bool {
+    refused.fits_when_released()
 }

@@ -189,7 +189,7 @@ impl Answer {
             cost: charge.least(),
             remaining: charge.decision.remaining,
             ready_in: charge.decision.retry_after(),
-            is_held: charge.held > 0,
+            is_held: charge.held_by_others > 0,
         });
         Self { sent_at, counters: counters.collect(), refusal: None }
     }
@@ -1021,7 +1021,7 @@ impl Queue {
         let (from, fits) = if is_known_to_be_full { (self.told_at, self.refused) } else { (now, room) };
         let count = self.rule.count().max(1);
         let periods = |full: u64| self.rule.period().saturating_mul(u32::try_from(full).unwrap_or(u32::MAX));
-        let then = match self.rule.counted_by() {
+        let then = match self.rule.algorithm() {
             Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => {
                 let missing = u128::from(needed.saturating_sub(fits));
                 let nanos = missing.saturating_mul(self.rule.period().as_nanos()) / u128::from(count);
@@ -1044,7 +1044,7 @@ impl Queue {
 
 /// What refills evenly within a time. Windows and logs become free as they were used, so nothing is known of them.
 fn refilled(rule: &Rule, time: Duration) -> u64 {
-    match rule.counted_by() {
+    match rule.algorithm() {
         Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => {
             let refilled = time.as_nanos().saturating_mul(rule.count().into()) / rule.period().as_nanos().max(1);
             u64::try_from(refilled).unwrap_or(u64::MAX)

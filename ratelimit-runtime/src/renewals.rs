@@ -273,7 +273,7 @@ mod tests {
 
     /// A place of the key's counter.
     fn held(limiter: &Limiter, key: u64, lease: Duration) -> Arc<HeldCharge> {
-        let rule = Rule::new("held", 9, lease).algorithm(Algorithm::Concurrent);
+        let rule = Rule::new("held", 9, lease).with_algorithm(Algorithm::Concurrent);
         let mut charge = Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(key))), 1);
         charge.hold = Some(Hold::new(lease));
         Arc::new(HeldCharge::new(limiter.hold(), charge, Duration::ZERO))

@@ -26,7 +26,7 @@ use crate::{
 /// ```
 /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
 /// # use std::time::Duration;
-/// const TOKENS: Rule = Rule::new("tokens", 10_000, Duration::from_secs(60)).algorithm(Algorithm::SlidingLog);
+/// const TOKENS: Rule = Rule::new("tokens", 10_000, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// # let limiter = Limiter::in_memory();
@@ -54,7 +54,7 @@ impl Limiter {
     ///
     /// # Cancellation
     ///
-    /// A future that is dropped has reserved nothing: what a server may have granted all the same is given back in the background. If that does not
+    /// A future that is dropped has reserved nothing: what a server may have granted all the same is refunded in the background. If that does not
     /// reach it, it is charged in full after half a minute.
     pub fn reserve<K: RateKey>(
         &self,
@@ -104,7 +104,7 @@ impl Reservation {
     /// ```
     /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
     /// # use std::time::Duration;
-    /// # const TOKENS: Rule = Rule::new("tokens", 10_000, Duration::from_secs(60)).algorithm(Algorithm::SlidingLog);
+    /// # const TOKENS: Rule = Rule::new("tokens", 10_000, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// # let limiter = Limiter::in_memory();
     /// let mut reservation = limiter.reserve(&TOKENS, "alice", 4_000).await?;

@@ -33,7 +33,7 @@ use crate::{
 ///
 /// What it writes back into a request: each charge's [`Decision`] and [`Charge::receipt`], and the [`Request::outcome`].
 ///
-/// A store that also knows what a [`Hold`] is says so by [`Store::can_hold`], and is then asked to hold, renew and settle.
+/// A store that also knows what a [`Hold`] is says so by [`Store::supports_holds`], and is then asked to hold, renew and settle.
 ///
 /// Whether a store does all this, and decides as the crate's own do, is told by `conformance::check` (feature `conformance`), one line
 /// in a test.
@@ -74,7 +74,7 @@ use crate::{
 ///         Reply::Ready(batch)
 ///     }
 ///
-///     fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+///     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
 ///         let mut used = self.0.lock().unwrap();
 ///         for charge in charges.iter() {
 ///             *used.entry(charge.counter.clone()).or_default() -= charge.cost;
@@ -106,13 +106,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// What no longer counts is not returned: a later window is never credited. What is held of a charge is returned as by a settlement in which nothing was
     /// used.
-    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>>;
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>>;
 
     /// Forgets a counter.
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>>;
 
     /// Whether the store holds charges that have a [`Hold`]. If not, as if nothing is said, those who ask for one are told that it can't.
-    fn can_hold(&self) -> bool {
+    fn supports_holds(&self) -> bool {
         false
     }
 
@@ -275,15 +275,15 @@ pub struct Charge {
     /// [`Concurrent`](crate::Algorithm::Concurrent). The store writes into [`Charge::cost`] how much is held, if that may be less.
     pub hold: Option<Hold>,
     /// Written by the store when it refuses: how much others hold whose time is not over, and may leave before.
-    pub held: u64,
+    pub held_by_others: u64,
     /// Written by the store when it refuses: whether the cost would fit but for that.
-    pub is_busy: bool,
+    pub fits_when_released: bool,
     /// Written by the store: the state of the counter after a charge, or what it was when the request was refused
     /// or only looked.
     pub decision: Decision,
     /// Written by the store, also when it refuses: how long from its decision until the call's slot. Zero for all but a `LeakyBucket`.
-    pub wait: Duration,
-    /// Written by the store on a charge, for itself: what [`Store::give_back`] finds the charge by.
+    pub slot_delay: Duration,
+    /// Written by the store on a charge, for itself: what [`Store::refund`] finds the charge by.
     pub receipt: [u64; 2],
 }
 
@@ -296,10 +296,10 @@ impl Charge {
             cost,
             longest_wait: Duration::MAX,
             hold: None,
-            held: 0,
-            is_busy: false,
+            held_by_others: 0,
+            fits_when_released: false,
             decision: Decision::fresh(rule.limit()),
-            wait: Duration::ZERO,
+            slot_delay: Duration::ZERO,
             receipt: [0; 2],
         }
     }
@@ -319,9 +319,13 @@ impl Charge {
     }
 
     /// Takes in what the store's algorithm says.
-    pub(crate) fn decided(&mut self, Look { decision, wait_ms, held, is_busy, .. }: Look, receipt: [u64; 2]) {
-        (self.decision, self.wait, self.receipt) = (decision, Duration::from_millis(wait_ms), receipt);
-        (self.held, self.is_busy) = (held, is_busy);
+    pub(crate) fn decided(
+        &mut self,
+        Look { decision, wait_ms, held, fits_when_released, .. }: Look,
+        receipt: [u64; 2],
+    ) {
+        (self.decision, self.slot_delay, self.receipt) = (decision, Duration::from_millis(wait_ms), receipt);
+        (self.held_by_others, self.fits_when_released) = (held, fits_when_released);
     }
 
     /// Takes in how much of the cost is held.
@@ -344,12 +348,12 @@ pub struct Hold {
     /// How long it is held, if it is not renewed. Whole milliseconds.
     pub lease: Duration,
     /// Take what remains, at least 1, if that is less than the cost.
-    pub partial: bool,
+    pub allow_partial: bool,
     /// Refuse it while anything of the counter is held whose time is not over, even if it would fit.
-    pub alone: bool,
+    pub exclusive: bool,
     /// When it is settled: this is a retry. Nothing is charged unless it is still held, as it may have been settled before. See
     /// [`Store::settle`].
-    pub again: bool,
+    pub is_retry: bool,
     /// As long as this process runs, without being renewed.
     pub(crate) is_kept: bool,
     /// What is used is the time it takes.
@@ -361,7 +365,7 @@ impl Hold {
     pub fn new(lease: Duration) -> Self {
         // The standard library seeds its maps from the system's randomness, and each anew.
         let id = RandomState::new().hash_one(0) >> 12;
-        Self { id, lease, partial: false, alone: false, again: false, is_kept: false, is_timed: false }
+        Self { id, lease, allow_partial: false, exclusive: false, is_retry: false, is_kept: false, is_timed: false }
     }
 
     pub(crate) fn lease_ms(&self) -> u64 {

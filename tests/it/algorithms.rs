@@ -39,7 +39,7 @@ async fn peek(timed: &Timed, rule: &Rule, key: u64) -> Decision {
 #[tokio::test]
 async fn a_sliding_window_weights_the_last_one_by_its_overlap() {
     for timed in Timed::both().await {
-        let (rule, key) = (Rule::new("weighted", 100, MINUTE).algorithm(sliding(1)), fresh_key());
+        let (rule, key) = (Rule::new("weighted", 100, MINUTE).with_algorithm(sliding(1)), fresh_key());
         timed.advance(MINUTE / 2);
         timed.limiter.acquire_n(&rule, key, 84).await.unwrap();
         timed.advance(MINUTE / 2 + MINUTE / 4);
@@ -59,7 +59,7 @@ async fn a_sliding_window_weights_the_last_one_by_its_overlap() {
 #[tokio::test]
 async fn a_sliding_window_of_several_buckets_weights_the_oldest() {
     for timed in Timed::both().await {
-        let (rule, key) = (Rule::new("six", 100, MINUTE).algorithm(sliding(6)), fresh_key());
+        let (rule, key) = (Rule::new("six", 100, MINUTE).with_algorithm(sliding(6)), fresh_key());
         for cost in [40, 20, 10] {
             timed.limiter.acquire_n(&rule, key, cost).await.unwrap();
             timed.advance(10 * SECOND);
@@ -80,7 +80,8 @@ async fn a_burst_below_half_the_rate_still_limits() {
         {
             for burst in [1, 2, 3] {
                 for refill in [Refill::Greedy, Refill::Interval] {
-                    let (rule, key) = (Rule::new("small", count, period).algorithm(bucket(burst, refill)), fresh_key());
+                    let (rule, key) =
+                        (Rule::new("small", count, period).with_algorithm(bucket(burst, refill)), fresh_key());
                     let never = timed.limiter.acquire_n(&rule, key, burst + 1).await.unwrap_err();
                     assert_eq!((never.cause(), never.limit()), (Cause::NeverFits, burst), "{}", timed.of(&rule));
                     for _ in 0..3 {
@@ -120,7 +121,7 @@ async fn a_token_bucket_keeps_its_rate() {
     for timed in Timed::both().await {
         for (count, period) in rates {
             let (rule, key) =
-                (Rule::new("rate", count, period).algorithm(bucket(2 * count, Refill::Greedy)), fresh_key());
+                (Rule::new("rate", count, period).with_algorithm(bucket(2 * count, Refill::Greedy)), fresh_key());
             // Each token is taken within a period of its coming, and none is lost.
             timed.limiter.acquire_n(&rule, key, 2 * count).await.unwrap();
             let (mut admitted, mut passed) = (0, 0);
@@ -145,7 +146,8 @@ async fn a_token_bucket_keeps_its_rate() {
 async fn fractions_of_a_token_do_not_drift() {
     for timed in Timed::both().await {
         for (count, burst) in [(1500, 3), (61, 2), (1001, 3)] {
-            let (rule, key) = (Rule::new("drift", count, SECOND).algorithm(bucket(burst, Refill::Greedy)), fresh_key());
+            let (rule, key) =
+                (Rule::new("drift", count, SECOND).with_algorithm(bucket(burst, Refill::Greedy)), fresh_key());
             timed.limiter.acquire_n(&rule, key, burst).await.unwrap();
             let mut in_all = 0;
             for passed in 1..=2000 {
@@ -162,7 +164,7 @@ async fn fractions_of_a_token_do_not_drift() {
 async fn a_bucket_refilled_at_once_keeps_its_rate() {
     for timed in Timed::both().await {
         for (count, burst) in [(1, 1), (5, 5), (5, 12), (5, 3), (10_000_000, 10_000_000)] {
-            let rule = Rule::new("interval", count, MINUTE).algorithm(bucket(burst, Refill::Interval));
+            let rule = Rule::new("interval", count, MINUTE).with_algorithm(bucket(burst, Refill::Interval));
             let key = fresh_key();
             timed.advance(17 * MS);
             timed.limiter.acquire_n(&rule, key, burst).await.unwrap();
@@ -196,7 +198,7 @@ async fn the_largest_bursts_and_queues_are_exact() {
     ];
     for timed in Timed::both().await {
         for (count, period, algorithm) in largest {
-            let (rule, key) = (Rule::new("largest", count, period).algorithm(algorithm), fresh_key());
+            let (rule, key) = (Rule::new("largest", count, period).with_algorithm(algorithm), fresh_key());
             let Algorithm::TokenBucket { burst, refill } = algorithm else { unreachable!() };
             let (limit, context) = (rule.limit(), timed.of(&rule));
             for _ in 0..2 {
@@ -204,7 +206,7 @@ async fn the_largest_bursts_and_queues_are_exact() {
                     timed.limiter.acquire_n(&rule, key, limit - 2).await.unwrap_or_else(|e| panic!("{e}: {context}"));
                 assert_eq!(permit.remaining(), 2, "{context}");
                 assert_eq!(exceeded(timed.limiter.acquire_n(&rule, key, 3).await).remaining(), 2, "{context}");
-                assert_eq!(permit.give_back().await.unwrap(), limit - 2, "{context}");
+                assert_eq!(permit.refund().await.unwrap(), limit - 2, "{context}");
                 assert_eq!(timed.limiter.acquire_n(&rule, key, limit).await.unwrap().remaining(), 0, "{context}");
                 let wait = exceeded(timed.limiter.acquire_n(&rule, key, limit).await).retry_after().unwrap();
                 let refills = if refill == Refill::Interval {
@@ -221,28 +223,29 @@ async fn the_largest_bursts_and_queues_are_exact() {
                 timed.advance(MS);
                 assert_eq!(peek(&timed, &rule, key).await.remaining(), limit, "{context}");
             }
-            misconfigured(&timed, Rule::new("largest", count, period).algorithm(bucket(burst + 1, refill)), burst)
+            misconfigured(&timed, Rule::new("largest", count, period).with_algorithm(bucket(burst + 1, refill)), burst)
                 .await;
         }
         // A burst that the count would refill in time, and that is no exact number any more.
-        misconfigured(&timed, Rule::new("huge", most, MS).algorithm(bucket(u64::MAX, Refill::Interval)), most).await;
+        misconfigured(&timed, Rule::new("huge", most, MS).with_algorithm(bucket(u64::MAX, Refill::Interval)), most)
+            .await;
         for refill in [Refill::Greedy, Refill::Interval] {
-            misconfigured(&timed, Rule::new("huge", most + 1, MS).algorithm(bucket(1, refill)), most).await;
+            misconfigured(&timed, Rule::new("huge", most + 1, MS).with_algorithm(bucket(1, refill)), most).await;
         }
         for (period, queue) in [(MS, most - 1), (SECOND, most / 1000 - 1), (Rule::LONGEST_PERIOD, 14_279)] {
             let rule = Rule::new("queue", most, period);
             let (fits, above) = (Algorithm::LeakyBucket { queue }, Algorithm::LeakyBucket { queue: queue + 1 });
             let key = fresh_key();
             for _ in 0..3 {
-                let permit = timed.limiter.acquire_n(&rule.algorithm(fits), key, queue + 1).await.unwrap();
-                assert_eq!(permit.remaining(), 0, "{}", timed.of(&rule.algorithm(fits)));
-                assert_eq!(permit.give_back().await.unwrap(), queue + 1, "{}", timed.of(&rule.algorithm(fits)));
+                let permit = timed.limiter.acquire_n(&rule.with_algorithm(fits), key, queue + 1).await.unwrap();
+                assert_eq!(permit.remaining(), 0, "{}", timed.of(&rule.with_algorithm(fits)));
+                assert_eq!(permit.refund().await.unwrap(), queue + 1, "{}", timed.of(&rule.with_algorithm(fits)));
             }
-            misconfigured(&timed, rule.algorithm(above), queue).await;
-            let above = Rule::new("queue", most + 1, MS).algorithm(Algorithm::LeakyBucket { queue: 0 });
+            misconfigured(&timed, rule.with_algorithm(above), queue).await;
+            let above = Rule::new("queue", most + 1, MS).with_algorithm(Algorithm::LeakyBucket { queue: 0 });
             misconfigured(&timed, above, most).await;
             let endless = Algorithm::LeakyBucket { queue: u64::MAX };
-            misconfigured(&timed, rule.algorithm(endless), queue).await;
+            misconfigured(&timed, rule.with_algorithm(endless), queue).await;
         }
     }
 }
@@ -266,12 +269,12 @@ async fn buckets_that_make_no_sense_are_misconfigured() {
         (SECOND, bucket(0, Refill::Greedy), "burst: 0"),
         (SECOND, bucket(0, Refill::Interval), "burst: 0"),
     ] {
-        let refused = limiter.acquire(&Rule::new("odd", 5, period).algorithm(algorithm), 1).await.unwrap_err();
+        let refused = limiter.acquire(&Rule::new("odd", 5, period).with_algorithm(algorithm), 1).await.unwrap_err();
         assert_eq!(refused.cause(), Cause::Misconfigured, "{algorithm:?}");
         assert!(refused.to_string().contains(says), "{refused}");
     }
     for buckets in [1, 2, 1000] {
-        limiter.acquire(&Rule::new("even", 5, SECOND).algorithm(sliding(buckets)), 1).await.unwrap();
+        limiter.acquire(&Rule::new("even", 5, SECOND).with_algorithm(sliding(buckets)), 1).await.unwrap();
     }
 }
 
@@ -280,7 +283,7 @@ async fn buckets_that_make_no_sense_are_misconfigured() {
 async fn a_changed_burst_acts_on_the_next_call() {
     for timed in Timed::both().await {
         for refill in [Refill::Greedy, Refill::Interval] {
-            let rule = |burst| Rule::new("burst", 2, MINUTE).algorithm(bucket(burst, refill));
+            let rule = |burst| Rule::new("burst", 2, MINUTE).with_algorithm(bucket(burst, refill));
             let key = fresh_key();
             assert_eq!(admitted(&timed.limiter, &rule(3), key, 9).await, 3);
             assert_eq!(admitted(&timed.limiter, &rule(10), key, 20).await, 7, "{}", timed.of(&rule(10)));
@@ -299,7 +302,7 @@ async fn a_changed_burst_acts_on_the_next_call() {
 async fn a_changed_count_changes_the_rate() {
     for timed in Timed::both().await {
         for refill in [Refill::Greedy, Refill::Interval] {
-            let rule = |count| Rule::new("rate", count, MINUTE).algorithm(bucket(60, refill));
+            let rule = |count| Rule::new("rate", count, MINUTE).with_algorithm(bucket(60, refill));
             let key = fresh_key();
             timed.limiter.acquire_n(&rule(1), key, 60).await.unwrap();
             timed.advance(MINUTE);
@@ -328,7 +331,7 @@ async fn changed_buckets_and_refills_start_fresh() {
             Algorithm::LeakyBucket { queue: 2 },
         ];
         for algorithm in counters {
-            let rule = Rule::new("fresh", 3, DAY).algorithm(algorithm);
+            let rule = Rule::new("fresh", 3, DAY).with_algorithm(algorithm);
             assert_eq!(peek(&timed, &rule, key).await.remaining(), 3, "{}", timed.of(&rule));
             if !matches!(algorithm, Algorithm::LeakyBucket { .. }) {
                 assert_eq!(admitted(&timed.limiter, &rule, key, 5).await, 3, "{}", timed.of(&rule));
@@ -345,7 +348,7 @@ async fn a_window_of_any_size_tells_its_numbers() {
         for algorithm in [FIXED, ALIGNED] {
             // One number up to about ten million of a second, and of 115 days up to none.
             for period in [SECOND, 115 * DAY, 116 * DAY, Rule::LONGEST_PERIOD] {
-                let (rule, key) = (Rule::new("packed", COUNT, period).algorithm(algorithm), fresh_key());
+                let (rule, key) = (Rule::new("packed", COUNT, period).with_algorithm(algorithm), fresh_key());
                 let (context, mut used, mut left) = (timed.of(&rule), 0, None);
                 for cost in [1, 10_007_000, 900, 50, 30, 6, 1, 1, 1, 1, 9, 50, 10_000, 9_000_000_000] {
                     let permit = timed.limiter.acquire_n(&rule, key, cost).await.unwrap();
@@ -357,7 +360,7 @@ async fn a_window_of_any_size_tells_its_numbers() {
                     let seen = peek(&timed, &rule, key).await;
                     assert_eq!((seen.remaining(), seen.reset_after()), (COUNT - used, ends), "{context}");
                     let permit = timed.limiter.acquire(&rule, key).await.unwrap();
-                    assert_eq!(permit.give_back().await.unwrap(), 1, "{context}");
+                    assert_eq!(permit.refund().await.unwrap(), 1, "{context}");
                     timed.advance(MS);
                     left = Some(ends - MS);
                 }
@@ -389,13 +392,13 @@ async fn rules_of_all_algorithms_are_one_decision() {
                         // What costs nothing fits into a full counter.
                         Ok(another) => {
                             assert_eq!(costs[full], 0, "{context}");
-                            assert_eq!(another.give_back().await.unwrap(), all, "{context}");
+                            assert_eq!(another.refund().await.unwrap(), all, "{context}");
                         }
                         refused => assert!(!is_admitted(refused) && costs[full] > 0, "{context}"),
                     }
                     assert_eq!(seen(&timed, &rules, key).await, before, "{context}");
                 }
-                assert_eq!(permit.give_back().await.unwrap(), all, "{context}");
+                assert_eq!(permit.refund().await.unwrap(), all, "{context}");
             }
         }
     }
@@ -512,7 +515,7 @@ impl<'a> Queue<'a> {
 }
 
 fn leaky(count: u64, queue: u64) -> Rule {
-    Rule::new("leaky", count, SECOND).algorithm(Algorithm::LeakyBucket { queue })
+    Rule::new("leaky", count, SECOND).with_algorithm(Algorithm::LeakyBucket { queue })
 }
 
 #[tokio::test]
@@ -662,20 +665,20 @@ async fn a_caller_that_leaves_the_middle_keeps_the_spacing() {
 }
 
 #[tokio::test]
-async fn a_slot_can_be_given_back_when_it_has_come() {
+async fn a_slot_can_be_refunded_when_it_has_come() {
     for timed in Timed::both().await {
         let mut line = Queue::new(&timed, leaky(10, 9));
         line.join(1).await;
         line.join(3).await;
         line.pass(150).await;
-        assert_eq!(line.permit(0).give_back().await.unwrap(), 0, "somebody has come since: {}", timed.name());
-        assert_eq!(line.permit(1).give_back().await.unwrap(), 3, "{}", timed.name());
+        assert_eq!(line.permit(0).refund().await.unwrap(), 0, "somebody has come since: {}", timed.name());
+        assert_eq!(line.permit(1).refund().await.unwrap(), 3, "{}", timed.name());
         let next = line.join(1).await;
         line.pass(1).await;
         assert_eq!(line.ran(), [(next, 150)], "{}", timed.name());
 
         line.pass(200).await;
-        assert_eq!(line.permit(next).give_back().await.unwrap(), 0, "its slot is over: {}", timed.name());
+        assert_eq!(line.permit(next).refund().await.unwrap(), 0, "its slot is over: {}", timed.name());
         assert_eq!(line.remaining().await, 10, "{}", timed.name());
     }
 }
@@ -726,7 +729,7 @@ async fn a_changed_queue_acts_on_the_next_call() {
 async fn the_deadline_is_over_before_the_slot_comes() {
     let (server, clock, deadline) = (RedisServer::start(), ManualClock::new(), SECOND);
     let limiter = Limiter::builder(&server.url()).clock(clock.clone()).deadline(deadline).build().await.unwrap();
-    let rule = Rule::new("deadline", 1, 3600 * SECOND).algorithm(Algorithm::LeakyBucket { queue: 1 });
+    let rule = Rule::new("deadline", 1, 3600 * SECOND).with_algorithm(Algorithm::LeakyBucket { queue: 1 });
     limiter.acquire(&rule, 1).await.unwrap();
     let waiting = tokio::spawn({
         let limiter = limiter.clone();

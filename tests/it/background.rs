@@ -28,8 +28,8 @@ use crate::support::{FIXED, LOG, PATIENCE, ends, exceeded, fresh_key, hourly, li
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-const PLACES: Rule = Rule::new("place", 2, SECOND.saturating_mul(60)).algorithm(Algorithm::Concurrent);
-const TOKENS: Rule = Rule::new("tokens", 1000, SECOND.saturating_mul(60)).algorithm(LOG);
+const PLACES: Rule = Rule::new("place", 2, SECOND.saturating_mul(60)).with_algorithm(Algorithm::Concurrent);
+const TOKENS: Rule = Rule::new("tokens", 1000, SECOND.saturating_mul(60)).with_algorithm(LOG);
 
 /// It runs while somebody is in `block_on`, and not otherwise.
 fn current_thread() -> Runtime {
@@ -44,8 +44,8 @@ async fn remaining(limiter: &Limiter, rule: &Rule, key: u64) -> u64 {
     limiter.peek(rule, key).await.unwrap().remaining()
 }
 
-fn leased() -> Rule {
-    hourly(10_000, FIXED).lease(10)
+fn prefetched() -> Rule {
+    hourly(10_000, FIXED).with_prefetch(10)
 }
 
 /// With the default policy: what this process grants alone would be beyond the places.
@@ -137,12 +137,12 @@ fn quota_that_was_begun_on_a_runtime_that_nobody_drives_is_there_for_others() {
     let limiter = Limiter::builder(&server.url()).deadline(SECOND).on_store_error(OnStoreError::Deny);
     let limiter = driven.block_on(limiter.build()).unwrap();
     let begun = left.block_on(async {
-        let mut call = Box::pin(limiter.acquire(&leased(), key));
+        let mut call = Box::pin(limiter.acquire(&prefetched(), key));
         (&mut call).now_or_never().map_or(Some(call), |_| None) // it may have been answered at once
     });
     drop(begun);
     for _ in 0..3 {
-        driven.block_on(limiter.acquire(&leased(), key)).unwrap();
+        driven.block_on(limiter.acquire(&prefetched(), key)).unwrap();
     }
 }
 
@@ -158,13 +158,13 @@ fn quota_that_was_begun_on_a_worker_that_is_blocked_is_there_for_others() {
     let blocked = runtime.spawn({
         let limiter = limiter.clone();
         async move {
-            let _ = limiter.acquire(&leased(), key).now_or_never();
+            let _ = limiter.acquire(&prefetched(), key).now_or_never();
             begun.send(()).unwrap();
             let _ = is_done.recv_timeout(PATIENCE);
         }
     });
     has_begun.recv_timeout(PATIENCE).unwrap();
-    let answer = runtime.block_on(runtime.spawn(async move { limiter.acquire(&leased(), key).await }));
+    let answer = runtime.block_on(runtime.spawn(async move { limiter.acquire(&prefetched(), key).await }));
     done.send(()).unwrap();
     answer.unwrap().unwrap();
     runtime.block_on(blocked).unwrap();
@@ -206,7 +206,7 @@ fn a_call_whose_runtime_has_ended_ends_at_its_next_poll() {
         let (tell, told) = mpsc::channel();
         thread::spawn(move || {
             let (begun, other) = (current_thread(), current_thread());
-            let mut call = Box::pin(limiter.acquire(&leased(), 1));
+            let mut call = Box::pin(limiter.acquire(&prefetched(), 1));
             assert!(begun.block_on(async { (&mut call).now_or_never() }).is_none());
             drop(begun);
             let _context = is_elsewhere.then(|| other.enter());
@@ -229,7 +229,7 @@ fn a_call_that_goes_on_elsewhere_has_its_deadline() {
     let limiter = Limiter::builder("memory://").clock(clock).deadline(100 * MS).on_store_error(OnStoreError::Deny);
     let limiter = limiter.over(store.clone()).unwrap();
     store.hold();
-    for rule in [leased(), hourly(10, FIXED)] {
+    for rule in [prefetched(), hourly(10, FIXED)] {
         let (begun, other) = (current_thread(), current_thread());
         let mut call = Box::pin(limiter.acquire(&rule, 1));
         assert!(begun.block_on(async { (&mut call).now_or_never() }).is_none());
@@ -267,8 +267,8 @@ impl Store for BrokenStore {
         self.answer(self.plain.decide(batch))
     }
 
-    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        self.answer(self.plain.give_back(charges))
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        self.answer(self.plain.refund(charges))
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
@@ -282,12 +282,12 @@ async fn a_store_that_panics_or_hangs_holds_up_nobody_else() {
     let store = BrokenStore { panics: Arc::new(AtomicBool::new(true)), hangs: Arc::default(), plain };
     let limiter = Limiter::builder("memory://").deadline(SECOND).on_store_error(OnStoreError::Deny);
     let (limiter, other) = (limiter.over(store.clone()).unwrap(), limiter_on(&RedisServer::start()).await);
-    let refused = ends(limiter.acquire(&leased(), 1)).await.unwrap_err();
+    let refused = ends(limiter.acquire(&prefetched(), 1)).await.unwrap_err();
     assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
     store.panics.store(false, Ordering::SeqCst);
-    ends(limiter.acquire(&leased(), 1)).await.unwrap();
+    ends(limiter.acquire(&prefetched(), 1)).await.unwrap();
     store.hangs.store(true, Ordering::SeqCst);
-    let refused = ends(limiter.acquire(&leased(), 2)).await.unwrap_err();
+    let refused = ends(limiter.acquire(&prefetched(), 2)).await.unwrap_err();
     assert_eq!(refused.cause(), Cause::Unavailable, "{refused}");
     drop(limiter);
     drop(other);
@@ -303,7 +303,7 @@ async fn a_limiter_that_is_dropped_leaves_no_connection() {
         let (limiter, key) = (limiter_on(&server).await, fresh_key());
         let permit = limiter.acquire(&PLACES, key).await.unwrap();
         limiter.reserve(&TOKENS, key, 10).await.unwrap().settle(3).await.unwrap();
-        limiter.acquire(&leased(), key).await.unwrap();
+        limiter.acquire(&prefetched(), key).await.unwrap();
         drop(limiter);
         drop(permit);
     }
@@ -319,7 +319,7 @@ async fn callers_who_lose_patience_cost_at_most_one_script_more_each() {
         let proxy = Proxy::start(server.port());
         let builder = Limiter::builder(&proxy.url()).connections(connections).on_store_error(OnStoreError::Deny);
         let (limiter, key) = (builder.deadline(PATIENCE).build().await.unwrap(), fresh_key());
-        let places = Rule::new("one", 1, SECOND * 30).algorithm(Algorithm::Concurrent);
+        let places = Rule::new("one", 1, SECOND * 30).with_algorithm(Algorithm::Concurrent);
         let place = limiter.acquire(&places, key).await.unwrap();
         proxy.set(Mode::Delay(5 * MS / 2));
         let before = asked(&server);
@@ -350,7 +350,7 @@ async fn places_that_were_granted_to_callers_who_have_gone_are_left_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let (limiter, key) = (Limiter::builder(&proxy.url()).deadline(PATIENCE).build().await.unwrap(), fresh_key());
-    let places = Rule::new("many", CALLERS, SECOND * 30).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("many", CALLERS, SECOND * 30).with_algorithm(Algorithm::Concurrent);
     drop(limiter.acquire(&places, key).await.unwrap());
     limiter.close().await;
     proxy.set(Mode::Delay(5 * MS / 2));
@@ -372,7 +372,7 @@ async fn places_that_were_granted_to_callers_who_have_gone_are_left_once() {
 #[tokio::test]
 async fn a_question_that_arrives_after_its_clean_up_holds_nothing() {
     let server = RedisServer::start();
-    let places = Rule::new("one", 1, SECOND * 3600).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("one", 1, SECOND * 3600).with_algorithm(Algorithm::Concurrent);
     for is_late in [false, true] {
         let gate = Gate::start(server.port());
         let limiter = Limiter::builder(&gate.url()).deadline(500 * MS).on_store_error(OnStoreError::Deny);
@@ -392,9 +392,9 @@ async fn a_question_that_arrives_after_its_clean_up_holds_nothing() {
         let more = asked(&server) - before;
         assert!(more <= 3, "{more} scripts to clean up after one caller");
         gate.release();
-        // It is granted now, and given back at once: not after its lease.
+        // It is granted now, and refunded at once: not after its lease.
         sleep(SECOND).await;
-        eventually("it is given back", || async { remaining(&other, &places, key).await == 1 }).await;
+        eventually("it is refunded", || async { remaining(&other, &places, key).await == 1 }).await;
         eventually("calls go on", || async { limiter.peek(&places, key).await.is_ok() }).await;
     }
 }
@@ -416,7 +416,7 @@ async fn a_server_that_is_silent_to_callers_who_would_hold_something_is_away() {
     eventually("both places are free", || async { limiter.acquire_n(&PLACES, key, 2).await.is_ok() }).await;
 }
 
-/// A caller has left, and its runtime stands still: the place is given back all the same.
+/// A caller has left, and its runtime stands still: the place is refunded all the same.
 #[test]
 fn a_place_that_was_granted_to_a_caller_on_a_runtime_that_nobody_drives_is_left() {
     let server = RedisServer::start();
@@ -440,7 +440,7 @@ fn a_place_that_was_granted_to_a_caller_on_a_runtime_that_nobody_drives_is_left(
     assert_eq!(driven.block_on(remaining(&limiter, &PLACES, key)), 2);
 }
 
-/// Callers who left before anything was sent have nothing to give back.
+/// Callers who left before anything was sent have nothing to refund.
 #[tokio::test]
 async fn who_goes_before_anything_is_sent_costs_nothing() {
     let server = RedisServer::start();

@@ -15,7 +15,7 @@ const MICRO: Duration = Duration::from_micros(1);
 const MS: Duration = Duration::from_millis(1);
 
 fn rule(count: u64, period_ms: u64, algorithm: Algorithm) -> Rule {
-    Rule::new("bound", count, Duration::from_millis(period_ms)).algorithm(algorithm)
+    Rule::new("bound", count, Duration::from_millis(period_ms)).with_algorithm(algorithm)
 }
 
 fn bucket(burst: u64, refill: Refill) -> Algorithm {
@@ -70,7 +70,7 @@ async fn a_fixed_window_reaches_twice_its_count() {
         // Opened in the last microsecond of a millisecond, it ends a period after that millisecond began.
         let calls = [(999 * MICRO, 100), (6000 * MS, 100)];
         assert_eq!(exhaust(&timed, &rule, &calls).await.most_in(rule.period()), 200, "{}", timed.of(&rule));
-        let rule = rule.algorithm(ALIGNED);
+        let rule = rule.with_algorithm(ALIGNED);
         let calls = [(5999 * MS, 100), (6000 * MS, 100)];
         assert_eq!(exhaust(&timed, &rule, &calls).await.most_in(rule.period()), 200, "{}", timed.of(&rule));
     }
@@ -190,11 +190,11 @@ async fn schedules(rule: &Rule, mut check: impl FnMut(&Admissions)) {
                 admissions.0.push((clock.now(), cost));
                 permits.push_back((admissions.0.len() - 1, permit));
             }
-            // What is given back was not admitted.
+            // What is refunded was not admitted.
             if numbers.below(8) == 0
                 && let Some((at, permit)) = permits.pop_front()
             {
-                admissions.0[at].1 -= permit.give_back().await.unwrap();
+                admissions.0[at].1 -= permit.refund().await.unwrap();
             }
         }
         check(&admissions);

@@ -206,7 +206,7 @@ async fn comes_and_goes(steps: &[Step], count: u64, log: bool) {
     type Waiting = Pin<Box<dyn Future<Output = Option<Granted>> + Send>>;
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
-    let rule = Rule::new("comes", count, SECOND).algorithm(if log { LOG } else { FIXED });
+    let rule = Rule::new("comes", count, SECOND).with_algorithm(if log { LOG } else { FIXED });
     let now = clock.clone();
     let recorder = Recorder::by_clock(move || u64::try_from(now.now().as_micros()).unwrap());
     let calls = RecordedLimiter::new(limiter.clone(), recorder, &[(rule, 1, false)]);

@@ -33,7 +33,7 @@ async fn with_deadline(cluster: &RedisCluster, deadline: Duration) -> Limiter {
 
 /// What the counter of a rule is stored under.
 fn name(rule: &Rule, key: u64) -> String {
-    let (prefix, tag, period) = (rule.prefix(), if rule.counted_by() == LOG { "log" } else { "fixed" }, rule.period());
+    let (prefix, tag, period) = (rule.prefix(), if rule.algorithm() == LOG { "log" } else { "fixed" }, rule.period());
     format!("{prefix}:{{{key}}}:{tag}:{}", period.as_millis())
 }
 
@@ -169,11 +169,7 @@ async fn charges_over_slots_are_decided_as_in_memory() {
             permits.extend(here.ok().zip(there.ok()));
             if step % 7 == 6 {
                 let (here, there) = permits.pop().expect("some are granted");
-                assert_eq!(
-                    here.give_back().await.unwrap(),
-                    there.give_back().await.unwrap(),
-                    "{algorithm:?}, step {step}"
-                );
+                assert_eq!(here.refund().await.unwrap(), there.refund().await.unwrap(), "{algorithm:?}, step {step}");
             }
             let pass = Duration::from_millis(step * 137);
             cluster.advance(pass);
@@ -308,7 +304,7 @@ async fn a_caller_who_leaves_between_slots_has_charged_nothing() {
         }
     }
     assert!(kept > 0 && left > 0, "{kept} stayed, {left} left");
-    eventually("what those who left were charged is given back", || async {
+    eventually("what those who left were charged is refunded", || async {
         let mut settled = true;
         for (rule, key, cost) in &charges {
             let used = rule.limit() - limiter.peek(rule, key.to_string()).await.unwrap().remaining();
@@ -339,14 +335,14 @@ async fn a_refusal_over_slots_is_in_nobodys_way() {
     });
     for _ in 0..300 {
         let permit = limiter.acquire(&rule, keys[0]).await.unwrap();
-        assert_eq!(permit.give_back().await.unwrap(), 1);
+        assert_eq!(permit.refund().await.unwrap(), 1);
     }
     assert!(!refused.is_finished(), "{:?}", refused.await);
     refused.abort();
 }
 
 #[tokio::test]
-async fn charges_over_slots_are_given_back_and_refused_by_the_longest_wait() {
+async fn charges_over_slots_are_refunded_and_refused_by_the_longest_wait() {
     let cluster = RedisCluster::builder().replicas(0).start();
     let limiter = limiter_on(&cluster).await;
     let keys = keys_apart(&cluster, 3);
@@ -360,7 +356,7 @@ async fn charges_over_slots_are_given_back_and_refused_by_the_longest_wait() {
         let refused = exceeded(limiter.acquire_all(&charges).await);
         assert_eq!(refused.period(), Duration::from_secs(6000), "{refused}");
     }
-    assert_eq!(permit.give_back().await.unwrap(), 12);
+    assert_eq!(permit.refund().await.unwrap(), 12);
     for at in 0..3 {
         assert_eq!(limiter.peek(&rules[at], keys[at]).await.unwrap().remaining(), 5);
         limiter.acquire_n(&rules[at], keys[at], 4).await.unwrap();
@@ -435,8 +431,8 @@ async fn no_charge_is_lost_while_its_slot_moves() {
     let cluster = RedisCluster::builder().replicas(0).start();
     let limiter = limiter_on(&cluster).await;
     let (log, key) = (hourly(10, LOG), fresh_key());
-    let held = Rule::new("held", 10, log.period()).algorithm(LOG);
-    let short = Rule::new("short", 10, Duration::from_millis(200)).algorithm(LOG);
+    let held = Rule::new("held", 10, log.period()).with_algorithm(LOG);
+    let short = Rule::new("short", 10, Duration::from_millis(200)).with_algorithm(LOG);
     let slot = cluster.slot_of(name(&log, key));
     let from = cluster.primary_of_slot(slot);
 
@@ -447,7 +443,7 @@ async fn no_charge_is_lost_while_its_slot_moves() {
     // A log without an end is written anew.
     ask::<()>(&cluster.nodes()[from], &format!("PERSIST {}", name(&short, key)));
     cluster.begin_move(slot, from, (from + 1) % 3);
-    assert_eq!(first.give_back().await.unwrap(), 3);
+    assert_eq!(first.refund().await.unwrap(), 3);
     reserved.settle(4).await.unwrap();
     tokio::time::sleep(2 * short.period()).await;
     limiter.acquire(&short, key).await.unwrap();

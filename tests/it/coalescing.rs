@@ -13,7 +13,7 @@ use crate::support::{ALGORITHMS, ALIGNED, By, FIXED, LOG, SLIDING};
 const PERIOD: Duration = Duration::from_secs(60);
 
 fn rule(prefix: &'static str, count: u64, algorithm: Algorithm) -> Rule {
-    Rule::new(prefix, count, PERIOD).by(algorithm).denial_cache(false)
+    Rule::new(prefix, count, PERIOD).by(algorithm).with_denial_cache(false)
 }
 
 fn asked(server: &RedisServer) -> u64 {
@@ -59,7 +59,7 @@ async fn of_equal_calls_as_many_are_granted_as_fit_each_with_its_own_numbers() {
 }
 
 #[tokio::test]
-async fn what_was_granted_with_others_is_given_back_by_itself() {
+async fn what_was_granted_with_others_is_refunded_by_itself() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     for algorithm in [FIXED, ALIGNED, LOG, SLIDING] {
@@ -67,7 +67,7 @@ async fn what_was_granted_with_others_is_given_back_by_itself() {
         let permits = join_all((0..100).map(|_| limiter.acquire(&rule, 1))).await;
         let permits: Vec<_> = permits.into_iter().map(Result::unwrap).collect();
         for (nth, permit) in (1..=40).zip(permits) {
-            assert_eq!(permit.give_back().await.unwrap(), 1, "{rule:?}");
+            assert_eq!(permit.refund().await.unwrap(), 1, "{rule:?}");
             assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), nth, "{rule:?}");
         }
     }

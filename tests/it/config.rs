@@ -307,12 +307,12 @@ async fn settings_that_do_not_fit_the_code_leave_the_last_that_did() {
 #[tokio::test]
 async fn an_algorithm_that_the_call_has_no_use_for_changes_nothing() {
     let limiter = with("[rules.log]\nalgorithm = \"TokenBucket\"\n[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5\n[rules.places]\nalgorithm = \"FixedWindow\"").await;
-    let log = Rule::new("log", 5, MINUTE).algorithm(ratelimit_runtime::Algorithm::SlidingLog);
+    let log = Rule::new("log", 5, MINUTE).with_algorithm(ratelimit_runtime::Algorithm::SlidingLog);
     let reservation = limiter.reserve(&log, "alice", 3).await.unwrap();
     reservation.settle(1).await.unwrap();
     let both = [(&ITEM, Key::new("alice"), 1), (&Rule::new("other", 5, MINUTE), Key::new("alice"), 1)];
     limiter.acquire_all(&both).await.unwrap();
-    let places = Rule::new("places", 1, MINUTE).algorithm(ratelimit_runtime::Algorithm::Concurrent);
+    let places = Rule::new("places", 1, MINUTE).with_algorithm(ratelimit_runtime::Algorithm::Concurrent);
     drop(limiter.acquire(&places, "alice").await.unwrap());
     limiter.acquire(&places, "alice").await.unwrap();
 }

@@ -111,8 +111,8 @@ impl Defective {
     /// Hears something else than was asked.
     fn mishear(&self, Inner { rules, first, .. }: &mut Inner, charge: &mut Charge) {
         if let Some(hold) = &mut charge.hold {
-            hold.partial &= !self.is(Defect::HoldsAllOrNothing);
-            hold.alone &= !self.is(Defect::HoldsBesideOthers);
+            hold.allow_partial &= !self.is(Defect::HoldsAllOrNothing);
+            hold.exclusive &= !self.is(Defect::HoldsBesideOthers);
         }
         match self.defect {
             Some(Defect::IgnoresCosts) => charge.cost = charge.cost.min(1),
@@ -126,8 +126,8 @@ impl Defective {
                 let rest = name[..name.rfind(',').unwrap()].to_owned();
                 charge.counter = first.entry(rest).or_insert(charge.counter.clone()).clone();
             }
-            Some(Defect::KnowsNoAlgorithm) if charge.rule.counted_by() == LOG => {
-                charge.rule = charge.rule.algorithm(FIXED);
+            Some(Defect::KnowsNoAlgorithm) if charge.rule.algorithm() == LOG => {
+                charge.rule = charge.rule.with_algorithm(FIXED);
             }
             _ => {}
         }
@@ -184,7 +184,7 @@ impl Defective {
                 }
                 model.decide(now, &mut rest);
             }
-            Some(Defect::RenewsWindows) if granted && request.charges[0].rule.counted_by() == FIXED => {
+            Some(Defect::RenewsWindows) if granted && request.charges[0].rule.algorithm() == FIXED => {
                 model.reset(&counter);
                 for charge in request.charges.iter_mut() {
                     let used = charge.rule.limit() - charge.decision.remaining();
@@ -198,7 +198,7 @@ impl Defective {
             Some(Defect::CountsInstantsOnce) if granted && asked.charges[0].cost > 0 => {
                 let entry = last.entry(counter).or_default();
                 if entry.0 == now {
-                    model.give_back(now, &request.charges);
+                    model.refund(now, &request.charges);
                 }
                 entry.0 = now;
             }
@@ -225,13 +225,13 @@ impl Defective {
             }
             Some(Defect::CountsNoHolds) if granted => {
                 for charge in request.charges.iter().filter(|charge| is_log(charge)) {
-                    model.give_back(now, &charge.clone().into());
+                    model.refund(now, &charge.clone().into());
                 }
             }
             Some(Defect::CountsTheDeadAsHolders) if request.outcome == Ok(false) => {
                 for charge in request.charges.iter_mut() {
                     let held = held.iter().filter(|held| held.charge.counter == charge.counter);
-                    charge.held = held.map(|held| held.charge.cost).sum();
+                    charge.held_by_others = held.map(|held| held.charge.cost).sum();
                 }
             }
             Some(Defect::HoldsMoreThanRemains) if granted => {
@@ -253,7 +253,7 @@ impl Defective {
         let mut inner = self.inner.lock().unwrap();
         let Inner { model, held, .. } = &mut *inner;
         for Held { charge, .. } in held.extract_if(.., |held| held.ends <= now) {
-            model.give_back(now, &charge.into());
+            model.refund(now, &charge.into());
         }
     }
 
@@ -272,10 +272,10 @@ impl Defective {
             retry_after = Some(reset_after);
         }
         if self.is(Defect::GivesOneSlot) {
-            charge.wait = Duration::ZERO;
+            charge.slot_delay = Duration::ZERO;
         }
         if self.is(Defect::SaysNothingOfHolds) {
-            (charge.held, charge.is_busy) = (0, false);
+            (charge.held_by_others, charge.fits_when_released) = (0, false);
         }
         charge.decision = Decision::new(limit, remaining, reset_after, retry_after);
         outcome
@@ -306,7 +306,7 @@ impl Store for Defective {
         Reply::Ready(batch)
     }
 
-    fn give_back(&self, mut charges: Charges) -> Reply<Result<u64, StoreError>> {
+    fn refund(&self, mut charges: Charges) -> Reply<Result<u64, StoreError>> {
         let now = self.clock.now();
         let mut inner = self.inner.lock().unwrap();
         if self.is(Defect::KeepsWhatIsGivenBack) {
@@ -315,7 +315,7 @@ impl Store for Defective {
         if self.is(Defect::KeepsWhatIsHeldAndGivenBack) && charges.iter().any(|charge| charge.hold.is_some()) {
             return Reply::Ready(Ok(0));
         }
-        let mut back = inner.model.give_back(now, &charges);
+        let mut back = inner.model.refund(now, &charges);
         if self.is(Defect::GivesBackWhatIsHeldTwice) && charges.iter().any(|charge| charge.hold.is_some()) {
             back = charges.iter().map(|charge| charge.cost).sum();
         }
@@ -324,7 +324,7 @@ impl Store for Defective {
             && let Some(latest) = inner.last.get(&charges[0].counter).and_then(|(_, granted)| granted.last()).cloned()
         {
             charges = latest;
-            back = inner.model.give_back(now, &charges);
+            back = inner.model.refund(now, &charges);
         }
         Reply::Ready(Ok(back))
     }
@@ -339,7 +339,7 @@ impl Store for Defective {
         Reply::Ready(Ok(()))
     }
 
-    fn can_hold(&self) -> bool {
+    fn supports_holds(&self) -> bool {
         true
     }
 
@@ -373,7 +373,7 @@ impl Store for Defective {
 }
 
 fn is_log(charge: &Charge) -> bool {
-    charge.hold.is_some() && charge.rule.counted_by() == LOG
+    charge.hold.is_some() && charge.rule.algorithm() == LOG
 }
 
 fn end_of_lease(charge: &Charge, now: Duration) -> Duration {
@@ -402,8 +402,8 @@ impl Store for HoldsNothing {
         self.0.decide(batch)
     }
 
-    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        self.0.give_back(charges)
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        self.0.refund(charges)
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
@@ -441,7 +441,7 @@ async fn each_defect_is_named() {
         (Defect::IgnoresLongestWait, LEAKY, "later than `longest_wait`"),
         (Defect::GivesOneSlot, LEAKY, "a slot"),
         (Defect::IgnoresResets, FIXED, "a counter that was reset"),
-        (Defect::KeepsWhatIsGivenBack, LOG, "what is given back is there again"),
+        (Defect::KeepsWhatIsGivenBack, LOG, "what is refunded is there again"),
         (Defect::SharesCounters, FIXED, "have counters of their own"),
         (Defect::KnowsNoAlgorithm, FIXED, "an algorithm that the store does not have"),
         (Defect::HasItsOwnTime, FIXED, "It has to stand still"),
@@ -461,8 +461,8 @@ async fn each_defect_is_named() {
         (Defect::HoldsAllOrNothing, LOG, "what is held as far as it goes"),
         (Defect::HoldsBesideOthers, LOG, "what is held alone waits"),
         (Defect::HoldsMoreThanRemains, PLACES, "what is held as far as it goes"),
-        (Defect::KeepsWhatIsHeldAndGivenBack, LOG, "what is held and given back"),
-        (Defect::GivesBackWhatIsHeldTwice, LOG, "what is held and given back"),
+        (Defect::KeepsWhatIsHeldAndGivenBack, LOG, "what is held and refunded"),
+        (Defect::GivesBackWhatIsHeldTwice, LOG, "what is held and refunded"),
         (Defect::SaysNothingOfHolds, LOG, "a refusal says how much is held"),
         (Defect::CountsTheDeadAsHolders, LOG, "a refusal says how much is held"),
         (Defect::HoldsThoughOthersRefuse, LOG, "a request holds and charges all of it, or nothing"),

@@ -121,10 +121,10 @@ async fn the_documented_rights_are_enough() {
         let permit = limiter.acquire_n(&rule, key, 2).await.unwrap();
         assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 1);
         assert_eq!(limiter.acquire_n(&rule, key, 2).await.unwrap_err().cause(), Cause::Exceeded);
-        assert_eq!(permit.give_back().await.unwrap(), 2);
+        assert_eq!(permit.refund().await.unwrap(), 2);
         let permit = limiter.acquire(&rule, key).await.unwrap();
         limiter.acquire_all(&[(&rule, Key::new(key), 1), (&hourly(9, algorithm), Key::new("all"), 1)]).await.unwrap();
-        assert_eq!(permit.give_back().await.unwrap(), 1);
+        assert_eq!(permit.refund().await.unwrap(), 1);
         let names = server.command(&[b"KEYS", format!("shop::*{{{key}}}*").as_bytes()]);
         let redis::Value::Array(names) = names else { panic!("{names:?}") };
         for name in &names {

@@ -63,7 +63,7 @@ async fn costs_add_up() {
 #[tokio::test]
 async fn a_log_waits_for_as_much_as_is_asked_for() {
     for timed in Timed::both().await {
-        let (rule, key) = (Rule::new("partial", 10, 100 * SECOND).algorithm(LOG), fresh_key());
+        let (rule, key) = (Rule::new("partial", 10, 100 * SECOND).with_algorithm(LOG), fresh_key());
         for cost in [3, 1, 6] {
             timed.limiter.acquire_n(&rule, key, cost).await.unwrap();
             timed.advance(SECOND);
@@ -141,7 +141,7 @@ async fn the_largest_counts_are_exact() {
                 assert_eq!(timed.limiter.acquire(&rule, key).await.unwrap().remaining(), 1, "{context}");
                 assert_eq!(timed.limiter.acquire(&rule, key).await.unwrap().remaining(), 0, "{context}");
                 exceeded(timed.limiter.acquire(&rule, key).await);
-                assert_eq!(permit.give_back().await.unwrap(), count - 2, "{context}");
+                assert_eq!(permit.refund().await.unwrap(), count - 2, "{context}");
                 assert_eq!(timed.limiter.acquire_n(&rule, key, count - 2).await.unwrap().remaining(), 0, "{context}");
                 let wait = exceeded(timed.limiter.acquire_n(&rule, key, count).await).retry_after().unwrap();
                 timed.advance(wait);
@@ -191,7 +191,7 @@ async fn a_log_is_small() {
     let timed = Timed::redis().await;
     let server = timed.server().unwrap();
     for period in [2 * SECOND, 300 * SECOND] {
-        let (rule, key) = (Rule::new("small", 1000, period).algorithm(LOG), fresh_key());
+        let (rule, key) = (Rule::new("small", 1000, period).with_algorithm(LOG), fresh_key());
         let name = format!("small:{{{key}}}:sliding-log:{}", period.as_millis());
         for period_of_calls in 0..4 {
             for _ in 0..1000 {
@@ -211,7 +211,7 @@ async fn a_log_is_small() {
 async fn a_weight_takes_no_more_room_than_a_call() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
-    let (rule, key) = (Rule::new("weight", 1_000_000, HOUR).algorithm(LOG), fresh_key());
+    let (rule, key) = (Rule::new("weight", 1_000_000, HOUR).with_algorithm(LOG), fresh_key());
     limiter.acquire_n(&rule, key, 999_000).await.unwrap();
     assert_eq!(admitted(&limiter, &rule, key, 5).await, 5);
     let name = format!("weight:{{{key}}}:sliding-log:3600000");

@@ -78,9 +78,9 @@ async fn what_is_known_is_what_the_server_says() {
         let (rule, key) = (Rule::new("denied", 10, 40 * MS).by(algorithm), fresh_key());
         assert_eq!(admitted(&timed.limiter, &rule, key, 7).await, 7);
         timed.advance(9 * MS);
-        admitted(&timed.limiter, &rule.denial_cache(false), key, 10).await;
+        admitted(&timed.limiter, &rule.with_denial_cache(false), key, 10).await;
         loop {
-            let uncached = timed.limiter.acquire(&rule.denial_cache(false), key).await;
+            let uncached = timed.limiter.acquire(&rule.with_denial_cache(false), key).await;
             let Err(uncached) = uncached else { break };
             assert_eq!(said(exceeded(timed.limiter.acquire(&rule, key).await)), said(uncached), "{}", timed.of(&rule));
             timed.advance(MS);
@@ -120,7 +120,7 @@ async fn other_costs_are_answered_only_where_the_answer_is_the_same() {
         let before = asked(server);
         for _ in 0..3 {
             let of_five = exceeded(timed.limiter.acquire_n(&rule, key, 5).await);
-            let uncached = exceeded(timed.limiter.acquire_n(&rule.denial_cache(false), key, 5).await);
+            let uncached = exceeded(timed.limiter.acquire_n(&rule.with_denial_cache(false), key, 5).await);
             assert_eq!(of_five.retry_after(), uncached.retry_after(), "{}", timed.of(&rule));
         }
         let is_window = [FIXED, ALIGNED].contains(&algorithm);
@@ -152,18 +152,18 @@ async fn it_can_be_turned_off() {
     // One counter all the same.
     let rule = hourly(1, FIXED);
     limiter.acquire(&rule, "key").await.unwrap();
-    exceeded(limiter.acquire(&rule.denial_cache(false), "key").await);
+    exceeded(limiter.acquire(&rule.with_denial_cache(false), "key").await);
 }
 
 #[tokio::test]
-async fn it_is_forgotten_when_something_is_given_back_or_reset() {
+async fn it_is_forgotten_when_something_is_refunded_or_reset() {
     let timed = Timed::redis().await;
     for algorithm in ALGORITHMS {
         let (limiter, rule, key, context) = (&timed.limiter, rule(3, algorithm), fresh_key(), format!("{algorithm:?}"));
         let permit = limiter.acquire_n(&rule, key, 2).await.unwrap();
         limiter.acquire(&rule, key).await.unwrap();
         exceeded(limiter.acquire(&rule, key).await);
-        assert_eq!(permit.give_back().await.unwrap(), 2, "{context}");
+        assert_eq!(permit.refund().await.unwrap(), 2, "{context}");
         limiter.acquire_n(&rule, key, 2).await.unwrap_or_else(|refused| panic!("{context}: {refused}"));
         exceeded(limiter.acquire(&rule, key).await);
         limiter.clone().reset(&rule, key).await.unwrap();
@@ -176,7 +176,7 @@ async fn it_is_forgotten_when_something_is_given_back_or_reset() {
 async fn it_is_forgotten_when_a_slot_is_given_up() {
     let timed = Timed::redis().await;
     let (limiter, key) = (&timed.limiter, fresh_key());
-    let rule = Rule::new("queue", 1, PERIOD).algorithm(Algorithm::LeakyBucket { queue: 1 });
+    let rule = Rule::new("queue", 1, PERIOD).with_algorithm(Algorithm::LeakyBucket { queue: 1 });
     limiter.acquire(&rule, key).await.unwrap();
     let sleeping = tokio::spawn(limiter.acquire(&rule, key));
     let is_refused = async || match timeout(100 * MS, limiter.acquire(&rule, key)).await {
@@ -220,7 +220,7 @@ impl Store for Gated {
         }))
     }
 
-    fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+    fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
         self.0.charged.store(false, SeqCst);
         Reply::Ready(Ok(1))
     }
@@ -251,12 +251,12 @@ fn on_gated() -> (Limiter, Gated, impl AsyncFn() -> Result<Permit, RequestPerMin
 }
 
 #[tokio::test]
-async fn what_was_asked_before_something_was_given_back_is_not_kept() {
+async fn what_was_asked_before_something_was_refunded_is_not_kept() {
     let (limiter, store, acquire) = on_gated();
     let permit = acquire().await.unwrap();
     let mut asking = pin!(limiter.acquire(&rule(1, FIXED), 1));
     assert!(asking.as_mut().now_or_never().is_none());
-    permit.give_back().await.unwrap();
+    permit.refund().await.unwrap();
     store.0.answers.notify_one();
     exceeded(asking.await);
     acquire().await.unwrap();

@@ -821,7 +821,7 @@ mod local {
             [Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }, Algorithm::LeakyBucket { queue: 5 }]
         {
             let (limiter, _store, clock) = on_failing_store(10);
-            let rule = rule.algorithm(algorithm);
+            let rule = rule.with_algorithm(algorithm);
             for _ in 0..20 {
                 limiter.acquire(&rule, 1).await.unwrap();
                 exceeded(limiter.acquire(&rule, 1).await);
@@ -1201,7 +1201,7 @@ mod deadlines {
         }
     }
 
-    /// What is given back is given back in time, or not at all.
+    /// What is refunded is refunded in time, or not at all.
     #[tokio::test]
     async fn end_whatever_is_asked() {
         let server = RedisServer::start();
@@ -1213,7 +1213,7 @@ mod deadlines {
         }
         server.stop();
         for permit in permits {
-            assert_eq!(ends(permit.give_back()).await.unwrap_err().cause(), Cause::Unavailable);
+            assert_eq!(ends(permit.refund()).await.unwrap_err().cause(), Cause::Unavailable);
         }
         assert_eq!(ends(limiter.peek(&rule, 1)).await.unwrap_err().cause(), Cause::Unavailable);
         assert_eq!(ends(limiter.reset(&rule, 1)).await.unwrap_err().cause(), Cause::Unavailable);

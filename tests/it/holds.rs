@@ -28,11 +28,11 @@ use crate::support::{FIXED, LOG, PATIENCE, SLIDING, Timed, ends, exceeded, fresh
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(30);
-const PLACES: Rule = Rule::new("place", 2, LEASE).algorithm(Algorithm::Concurrent);
-const TOKENS: Rule = Rule::new("tokens", 1000, SECOND.saturating_mul(60)).algorithm(LOG);
+const PLACES: Rule = Rule::new("place", 2, LEASE).with_algorithm(Algorithm::Concurrent);
+const TOKENS: Rule = Rule::new("tokens", 1000, SECOND.saturating_mul(60)).with_algorithm(LOG);
 
 /// As many milliseconds a minute.
-const TIME: Rule = Rule::new("time", 20_000, SECOND.saturating_mul(60)).algorithm(LOG);
+const TIME: Rule = Rule::new("time", 20_000, SECOND.saturating_mul(60)).with_algorithm(LOG);
 
 async fn run(limiter: &Limiter, rule: Rule, id: u64, max: Option<u64>) -> Result<Permit, RequestPerMinute> {
     hold_requests(Some(limiter), Call::new(), [charge_elapsed(rule, key(&id), max).asked()]).await
@@ -61,7 +61,7 @@ async fn so_many_places_are_held_at_once() {
         }
         drop(one);
         let three = limiter.acquire(&PLACES, key).await.unwrap();
-        assert_eq!(two.give_back().await, Ok(1));
+        assert_eq!(two.refund().await, Ok(1));
         assert_eq!(remaining(limiter, &PLACES, key).await, 1);
         let both = limiter.acquire_n(&PLACES, key, 2).await;
         exceeded(both);
@@ -268,14 +268,14 @@ async fn nothing_is_charged_where_no_place_is_free_and_no_place_taken_where_noth
             let charges = [charge(concurrent("joined", 1, 30_000), key(&id), 1), charge(rate, key(&id), 1)];
             hold_requests(Some(limiter), Call::new(), charges.map(Charge::asked))
         };
-        let place = Rule::new("joined", 1, LEASE).algorithm(Algorithm::Concurrent);
+        let place = Rule::new("joined", 1, LEASE).with_algorithm(Algorithm::Concurrent);
         let permit = both().await.unwrap();
         assert_eq!(exceeded(both().await).rule(), "joined");
         assert_eq!(remaining(limiter, &rate, id).await, 2);
         drop(permit);
         drop(both().await.unwrap());
-        // Given back, both of it.
-        assert_eq!(both().await.unwrap().give_back().await, Ok(2), "{}", timed.name());
+        // Refunded, both of it.
+        assert_eq!(both().await.unwrap().refund().await, Ok(2), "{}", timed.name());
         drop(both().await.unwrap());
         assert_eq!(exceeded(both().await).rule(), "rate");
         assert_eq!(remaining(limiter, &place, id).await, 1);
@@ -314,9 +314,9 @@ async fn what_nobody_renews_becomes_a_charge_in_full_and_a_place_becomes_free() 
 async fn a_call_that_takes_longer_than_its_lease_keeps_what_it_holds() {
     let server = RedisServer::start();
     let (limiter, other, key) = (limiter_on(&server).await, limiter_on(&server).await, fresh_key());
-    let places = Rule::new("short", 1, 2 * SECOND).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("short", 1, 2 * SECOND).with_algorithm(Algorithm::Concurrent);
     // The lease of a log is the time that is granted.
-    let time = Rule::new("time", 2000, 2001 * MS).algorithm(LOG);
+    let time = Rule::new("time", 2000, 2001 * MS).with_algorithm(LOG);
     let (place, permit) = (limiter.acquire(&places, key).await.unwrap(), run(&limiter, time, key, None).await.unwrap());
     let until = Instant::now() + 6 * SECOND;
     while Instant::now() < until {
@@ -340,8 +340,8 @@ async fn hold_together(limiter: &Limiter, rule: Rule, key: u64) -> Vec<Permit> {
 async fn holds_of_one_counter_are_renewed_together() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
-    let log = Rule::new("many", 1_000_000, 60 * SECOND).algorithm(LOG);
-    let places = Rule::new("many", 1_000, 2 * SECOND).algorithm(Algorithm::Concurrent);
+    let log = Rule::new("many", 1_000_000, 60 * SECOND).with_algorithm(LOG);
+    let places = Rule::new("many", 1_000, 2 * SECOND).with_algorithm(Algorithm::Concurrent);
     let (one, other) = (fresh_key(), fresh_key());
     let mut held = hold_together(&limiter, log, one).await;
     held.extend(hold_together(&limiter, log, other).await);
@@ -363,7 +363,7 @@ async fn holds_of_one_counter_are_renewed_together() {
 async fn of_holds_that_are_renewed_together_only_those_are_lost_that_the_server_has_lost() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
-    let log = Rule::new("some", 1_000_000, 60 * SECOND).algorithm(LOG);
+    let log = Rule::new("some", 1_000_000, 60 * SECOND).with_algorithm(LOG);
     let (one, other) = (fresh_key(), fresh_key());
     let held = hold_together(&limiter, log, one).await;
     let lost = hold_together(&limiter, log, other).await;
@@ -388,7 +388,7 @@ async fn a_short_lease_is_renewed_beside_a_long_one() {
     let (limiter, key) = (limiter_on(&server).await, fresh_key());
     let long = limiter.reserve(&TOKENS, key, 1).await.unwrap();
     sleep(100 * MS).await;
-    let places = Rule::new("short", 1, SECOND).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("short", 1, SECOND).with_algorithm(Algorithm::Concurrent);
     let short = limiter.acquire(&places, key).await.unwrap();
     let until = Instant::now() + 3 * SECOND;
     while Instant::now() < until {
@@ -411,7 +411,7 @@ impl Store for Unreliable {
         Reply::Ready(batch)
     }
 
-    fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+    fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
         Reply::Ready(Ok(0))
     }
 
@@ -419,7 +419,7 @@ impl Store for Unreliable {
         Reply::Ready(Ok(()))
     }
 
-    fn can_hold(&self) -> bool {
+    fn supports_holds(&self) -> bool {
         true
     }
 
@@ -443,7 +443,7 @@ async fn renewals_that_fail_are_tried_again() {
     let store = Unreliable::default();
     let builder = Limiter::builder("memory://").deadline(20 * MS).on_store_error(OnStoreError::Deny);
     let limiter = builder.over(store.clone()).unwrap();
-    let rule = Rule::new("again", 10_000, SECOND).algorithm(Algorithm::Concurrent);
+    let rule = Rule::new("again", 10_000, SECOND).with_algorithm(Algorithm::Concurrent);
     let places = join_all((0..6_000).map(|_| async { limiter.acquire(&rule, 1).await.unwrap() })).await;
     eventually("they fail", || async { store.renewals.load(Ordering::SeqCst) >= 4 }).await;
     eventually("they are renewed", || async { places.iter().all(Permit::is_held) }).await;
@@ -461,7 +461,7 @@ async fn renewals_that_fail_are_tried_again() {
 async fn who_holds_something_learns_that_the_server_has_lost_it() {
     let server = RedisServer::start();
     let (limiter, key) = (limiter_on(&server).await, fresh_key());
-    let places = Rule::new("lost", 1, 300 * MS).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("lost", 1, 300 * MS).with_algorithm(Algorithm::Concurrent);
     let place = limiter.acquire(&places, key).await.unwrap();
     server.command(&[b"FLUSHALL"]);
     eventually("it learns that", || async { !place.is_held() }).await;
@@ -478,7 +478,7 @@ async fn who_was_cut_off_for_a_lease_has_lost_its_place() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let (limiter, other, key) = (Limiter::connect(&proxy.url()).await.unwrap(), limiter_on(&server).await, fresh_key());
-    let places = Rule::new("cut-off", 1, 500 * MS).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("cut-off", 1, 500 * MS).with_algorithm(Algorithm::Concurrent);
     let place = limiter.acquire(&places, key).await.unwrap();
     proxy.set(Mode::Stall);
     let next = ends(other.acquire_within(&places, key, PATIENCE)).await.unwrap();
@@ -566,14 +566,14 @@ async fn a_cluster_holds_what_lies_in_one_slot_or_in_several() {
     let cluster = RedisCluster::start();
     let builder = Limiter::builder(&cluster.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
     let limiter = builder.build().await.unwrap();
-    let rate = Rule::new("rate", 2, 60 * SECOND).algorithm(FIXED);
+    let rate = Rule::new("rate", 2, 60 * SECOND).with_algorithm(FIXED);
     for _ in 0..10 {
         let (one, two) = (fresh_key(), fresh_key());
         let charges = [(&PLACES, Key::new(one), 2), (&rate, Key::new(two), 1)];
         let permit = limiter.acquire_all(&charges).await.unwrap();
         assert_eq!(exceeded(limiter.acquire_all(&charges).await).rule(), "place");
         assert_eq!(remaining(&limiter, &rate, two).await, 1);
-        assert_eq!(permit.give_back().await, Ok(3));
+        assert_eq!(permit.refund().await, Ok(3));
         assert_eq!(remaining(&limiter, &PLACES, one).await, 2);
         assert_eq!(remaining(&limiter, &rate, two).await, 2);
         limiter.reserve(&TOKENS, one, 10).await.unwrap().settle(3).await.unwrap();
@@ -586,7 +586,7 @@ async fn this_process_alone_holds_its_share_while_the_server_is_away() {
     let mut server = RedisServer::start();
     let builder = Limiter::builder(&server.url()).instances(2).deadline(200 * MS);
     let (limiter, key) = (builder.build().await.unwrap(), fresh_key());
-    let places = Rule::new("share", 4, SECOND).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("share", 4, SECOND).with_algorithm(Algorithm::Concurrent);
     let before = limiter.acquire(&places, key).await.unwrap();
     server.kill();
     let held = [limiter.acquire(&places, key).await.unwrap(), limiter.acquire(&places, key).await.unwrap()];
@@ -607,11 +607,11 @@ async fn a_place_that_is_left_while_the_server_is_away_is_free_when_it_is_back()
     let proxy = Proxy::start(server.port());
     let builder = Limiter::builder(&proxy.url()).deadline(100 * MS).on_store_error(OnStoreError::Deny);
     let (limiter, other, key) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
-    let places = Rule::new("away", 1, 60 * SECOND).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("away", 1, 60 * SECOND).with_algorithm(Algorithm::Concurrent);
     let place = limiter.acquire(&places, key).await.unwrap();
     proxy.set(Mode::Stall);
     // Who waits for it hears so within the deadline, and it goes on.
-    let left = tokio::time::timeout(PATIENCE, place.give_back()).await.expect("within the deadline");
+    let left = tokio::time::timeout(PATIENCE, place.refund()).await.expect("within the deadline");
     assert_eq!(left.unwrap_err().cause(), Cause::Unavailable);
     exceeded(other.acquire(&places, key).await);
     proxy.set(Mode::Pass);
@@ -633,12 +633,12 @@ async fn closing_a_limiter_waits_for_what_is_being_settled() {
 #[tokio::test]
 async fn of_nothing_no_time_is_granted() {
     for timed in Timed::both().await {
-        let none = Rule::new("none", 0, SECOND).algorithm(LOG);
+        let none = Rule::new("none", 0, SECOND).with_algorithm(LOG);
         for max in [None, Some(0), Some(1)] {
             let refused = run(&timed.limiter, none, 1, max).await.unwrap_err();
             assert_eq!(refused.cause(), Cause::NeverFits, "{max:?}");
         }
-        assert!(timed.limiter.acquire_n(&PLACES, 1, 0).await.unwrap().give_back().await.is_ok());
+        assert!(timed.limiter.acquire_n(&PLACES, 1, 0).await.unwrap().refund().await.is_ok());
     }
 }
 
@@ -646,7 +646,7 @@ async fn of_nothing_no_time_is_granted() {
 async fn only_a_log_can_be_settled() {
     for timed in Timed::both().await {
         for algorithm in [FIXED, SLIDING] {
-            let rule = Rule::new("other", 10, SECOND).algorithm(algorithm);
+            let rule = Rule::new("other", 10, SECOND).with_algorithm(algorithm);
             let refused = timed.limiter.reserve(&rule, 1, 1).await.unwrap_err();
             assert_eq!(refused.cause(), Cause::Misconfigured);
             assert!(refused.to_string().contains("SlidingLog"), "{refused}");
@@ -685,7 +685,7 @@ async fn body(timed: &Timed, id: u64, end: End) -> Result<(), RequestPerMinute> 
 
 #[tokio::test]
 async fn however_a_body_ends_it_is_charged_what_it_used() {
-    const RULE: Rule = Rule::new("body", 20_000, Duration::from_secs(60)).algorithm(LOG);
+    const RULE: Rule = Rule::new("body", 20_000, Duration::from_secs(60)).with_algorithm(LOG);
     for timed in Timed::both().await {
         for end in [End::Well, End::InError, End::Early, End::InPanic, End::Never] {
             let id = fresh_key();
@@ -717,7 +717,7 @@ async fn settled(limiter: &Limiter, id: u64, used: Result<u64, RequestPerMinute>
 
 #[tokio::test]
 async fn an_outcome_says_what_it_cost() {
-    const RULE: Rule = Rule::new("settled", 1000, Duration::from_secs(60)).algorithm(LOG);
+    const RULE: Rule = Rule::new("settled", 1000, Duration::from_secs(60)).with_algorithm(LOG);
     for timed in Timed::both().await {
         let (limiter, id) = (&timed.limiter, fresh_key());
         let left =
@@ -762,7 +762,7 @@ async fn each_attribute_says_what_becomes_of_its_refusals() {
 
 /// In this process a place is kept however long that takes, and nobody has to be asked.
 #[tokio::test]
-async fn what_was_held_for_long_is_given_back() {
+async fn what_was_held_for_long_is_refunded() {
     for timed in Timed::both().await {
         let (limiter, key) = (&timed.limiter, fresh_key());
         let place = limiter.acquire_n(&PLACES, key, 2).await.unwrap();
@@ -770,14 +770,14 @@ async fn what_was_held_for_long_is_given_back() {
         if timed.server().is_none() {
             timed.advance(10 * LEASE);
         }
-        assert_eq!((place.give_back().await, log.give_back().await), (Ok(2), Ok(5000)), "{}", timed.name());
+        assert_eq!((place.refund().await, log.refund().await), (Ok(2), Ok(5000)), "{}", timed.name());
     }
 }
 
 /// A cost is stored as a number, however many places it is.
 #[tokio::test]
 async fn many_places_at_once_are_held_as_one_is() {
-    const MANY: Rule = Rule::new("many", 1_000_000, LEASE).algorithm(Algorithm::Concurrent);
+    const MANY: Rule = Rule::new("many", 1_000_000, LEASE).with_algorithm(Algorithm::Concurrent);
     for timed in Timed::both().await {
         let (limiter, key) = (&timed.limiter, fresh_key());
         let most = limiter.acquire_n(&MANY, key, 999_990).await.unwrap();
@@ -785,14 +785,14 @@ async fn many_places_at_once_are_held_as_one_is() {
         let rest = limiter.acquire_n(&MANY, key, 10).await.unwrap();
         exceeded(limiter.acquire(&MANY, key).await);
         drop(most);
-        assert_eq!(limiter.acquire_n(&MANY, key, 999_990).await.unwrap().give_back().await, Ok(999_990));
+        assert_eq!(limiter.acquire_n(&MANY, key, 999_990).await.unwrap().refund().await, Ok(999_990));
         drop(rest);
         assert_eq!(limiter.acquire_n(&MANY, key, 1_000_000).await.unwrap().remaining(), 0, "{}", timed.name());
     }
 }
 
 #[tokio::test]
-async fn a_charge_is_given_back_beside_what_is_held() {
+async fn a_charge_is_refunded_beside_what_is_held() {
     for timed in Timed::both().await {
         let (limiter, key) = (&timed.limiter, fresh_key());
         // A server knows times modulo a quarter of an hour, and none of them is special.
@@ -801,7 +801,7 @@ async fn a_charge_is_given_back_beside_what_is_held() {
             for cost in [1, 100, 400] {
                 let permit = limiter.acquire_n(&TOKENS, key, cost).await.unwrap();
                 timed.advance(SECOND);
-                assert_eq!(permit.give_back().await, Ok(cost), "{}", timed.name());
+                assert_eq!(permit.refund().await, Ok(cost), "{}", timed.name());
                 assert_eq!(remaining(limiter, &TOKENS, key).await, 400);
             }
             assert!(reservation.is_held());
@@ -818,7 +818,7 @@ async fn what_a_server_grants_to_callers_who_have_gone_is_left_again() {
     let server = RedisServer::start();
     let builder = Limiter::builder(&server.url()).deadline(100 * MS).on_store_error(OnStoreError::Deny);
     let (limiter, other, key) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
-    let places = Rule::new("stall", 3, 60 * SECOND).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("stall", 3, 60 * SECOND).with_algorithm(Algorithm::Concurrent);
     drop(limiter.acquire(&places, key).await.unwrap());
     limiter.close().await;
     server.stop();
@@ -839,7 +839,7 @@ async fn who_is_cancelled_holds_nothing_on_any_of_several_connections() {
     let server = RedisServer::start();
     let builder = Limiter::builder(&server.url()).connections(4).on_store_error(OnStoreError::Deny);
     let (limiter, key) = (builder.deadline(PATIENCE).build().await.unwrap(), fresh_key());
-    let places = Rule::new("connections", 1000, 60 * SECOND).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("connections", 1000, 60 * SECOND).with_algorithm(Algorithm::Concurrent);
     drop(limiter.acquire(&places, key).await.unwrap());
     sleep(300 * MS).await; // all of them are open
     for _ in 0..300 {
@@ -921,7 +921,7 @@ async fn decide_all(timed: &Timed, requests: impl Iterator<Item = Request>) -> V
 /// Beyond that a further one is refused, by what the error says; what is not held fits as before.
 #[tokio::test]
 async fn a_log_has_room_for_ten_thousand_holds() {
-    let rule = Rule::new("room", 1_000_000, 60 * SECOND).algorithm(LOG);
+    let rule = Rule::new("room", 1_000_000, 60 * SECOND).with_algorithm(LOG);
     for timed in Timed::both().await {
         let (limiter, key) = (&timed.limiter, fresh_key());
         let held = decide_all(&timed, (0..10_000).map(|at| held_charge(rule, key, 1, LEASE + at * MS))).await;
@@ -977,7 +977,7 @@ fn look(request: &Request) -> Request {
 
 #[tokio::test]
 async fn what_a_call_does_on_a_server_does_not_grow_with_the_number_of_places() {
-    const MANY: Rule = Rule::new("many", 5_000, LEASE).algorithm(Algorithm::Concurrent);
+    const MANY: Rule = Rule::new("many", 5_000, LEASE).with_algorithm(Algorithm::Concurrent);
     let (timed, key) = (Timed::redis().await, fresh_key());
     let places = |cost| held_charge(MANY, key, cost, LEASE);
     // One of them outlives the others.
@@ -1001,7 +1001,7 @@ async fn what_a_call_does_on_a_server_does_not_grow_with_the_number_of_places() 
 /// Each of which has ended, and counts for a period from then on; entries that were charged lie between.
 #[tokio::test]
 async fn what_a_call_does_on_a_server_does_not_grow_with_the_number_of_holds() {
-    let rule = Rule::new("overdue", 10_000, 60 * SECOND).algorithm(LOG);
+    let rule = Rule::new("overdue", 10_000, 60 * SECOND).with_algorithm(LOG);
     let (timed, key) = (Timed::redis().await, fresh_key());
     for at in 0..2_000_u32 {
         decide_all(&timed, [held_charge(rule, key, 2, (2_100 - at) * 10 * MS)].into_iter()).await;
@@ -1022,7 +1022,7 @@ async fn a_place_beside_a_short_charge_is_left_after_an_outage() {
     let proxy = Proxy::start(server.port());
     let builder = Limiter::builder(&proxy.url()).deadline(100 * MS).on_store_error(OnStoreError::Deny);
     let (limiter, other, id) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
-    let places = Rule::new("long", 1, 3600 * SECOND).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("long", 1, 3600 * SECOND).with_algorithm(Algorithm::Concurrent);
     let charges = [charge(concurrent("long", 1, 3_600_000), key(&id), 1), charge_elapsed(TIME, key(&id), Some(1000))];
     let charges = charges.map(Charge::asked);
     let permit = hold_requests(Some(&limiter), Call::new(), charges).await.unwrap();
@@ -1039,7 +1039,7 @@ async fn a_place_of_an_outage_is_not_held_any_more_when_it_is_over() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let (limiter, key) = (Limiter::connect(&proxy.url()).await.unwrap(), fresh_key());
-    let places = Rule::new("moment", 1, 60 * SECOND).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("moment", 1, 60 * SECOND).with_algorithm(Algorithm::Concurrent);
     let first = limiter.acquire(&places, key).await.unwrap();
     proxy.set(Mode::Stall);
     let second = limiter.acquire(&places, key).await.unwrap();
@@ -1056,7 +1056,7 @@ async fn a_budget_that_is_only_tried_out_limits_nobodys_time() {
     let timed = Timed::memory().await;
     let (limiter, id) = (&timed.limiter, fresh_key());
     for _ in 0..3 {
-        let permit = run(limiter, TIME.shadow(true), id, None).await.unwrap();
+        let permit = run(limiter, TIME.with_shadow(true), id, None).await.unwrap();
         assert_eq!(permit.remaining_time(), Duration::MAX);
         timed.advance(19_999 * MS);
     }
@@ -1070,7 +1070,7 @@ async fn who_asks_waits_for_settlements_that_were_under_way_and_for_no_others() 
     let proxy = Proxy::start(server.port());
     let builder = Limiter::builder(&proxy.url()).deadline(PATIENCE).on_store_error(OnStoreError::Allow);
     let (limiter, key) = (builder.build().await.unwrap(), fresh_key());
-    let places = Rule::new("busy", 1000, 60 * SECOND).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("busy", 1000, 60 * SECOND).with_algorithm(Algorithm::Concurrent);
     let mut held = Vec::new();
     for _ in 0..300 {
         held.push(limiter.acquire(&places, key).await.unwrap());

@@ -34,9 +34,9 @@ fn name_of(key: impl RateKey) -> String {
 fn a_name_reads_as_the_docs_say() {
     assert_eq!(name_of(4711), "item:{4711}:fixed:60000");
     assert_eq!(name_of(("eu", 4711)), "item:{(eu,4711)}:fixed:60000");
-    let log = Rule::new("item", 1, Duration::from_secs(3600)).algorithm(LOG);
+    let log = Rule::new("item", 1, Duration::from_secs(3600)).with_algorithm(LOG);
     assert_eq!(name("shop", &log, "alice"), b"shop::item:{alice}:sliding-log:3600000");
-    let window = log.algorithm(Algorithm::SlidingWindow { buckets: 6 });
+    let window = log.with_algorithm(Algorithm::SlidingWindow { buckets: 6 });
     assert_eq!(name("shop", &window, "alice"), b"shop::item:{alice}:sliding-6:3600000");
 }
 
@@ -222,7 +222,7 @@ proptest! {
     fn distinct_counters_have_distinct_names((one, other) in two_counters()) {
         let names = [&one, &other].map(|(namespace, prefix, key, algorithm, ms)| {
             let prefix: &'static str = Box::leak(prefix.clone().into_boxed_str());
-            let rule = Rule::new(prefix, 1, Duration::from_millis(*ms)).algorithm(*algorithm);
+            let rule = Rule::new(prefix, 1, Duration::from_millis(*ms)).with_algorithm(*algorithm);
             name(namespace, &rule, key)
         });
         for name in &names {

@@ -88,14 +88,14 @@ async fn a_rule_with_a_fault_finds_no_counter_of_one_without() {
 }
 
 #[tokio::test]
-async fn what_is_given_back_or_reset_makes_room() {
+async fn what_is_refunded_or_reset_makes_room() {
     for algorithm in ALGORITHMS {
         let (limiter, _clock) = holding(2, OnStoreError::Deny).await;
         let rule = Rule::new("room", 3, MINUTE).by(algorithm);
         let permit = limiter.acquire(&rule, 1).await.unwrap();
         limiter.acquire(&rule, 2).await.unwrap();
         limiter.acquire(&rule, 3).await.unwrap_err();
-        assert_eq!(permit.give_back().await.unwrap(), 1);
+        assert_eq!(permit.refund().await.unwrap(), 1);
         limiter.acquire(&rule, 3).await.unwrap();
         limiter.acquire(&rule, 4).await.unwrap_err();
         limiter.reset(&rule, 2).await.unwrap();

@@ -80,7 +80,7 @@ async fn each_decision_is_counted_once_by_rule_and_outcome() {
     let recorder = Recorder::install();
     let rule = Rule::new("item", 3, MINUTE);
     let other = Rule::new("other", 100, MINUTE);
-    let tried = Rule::new("tried", 1, MINUTE).shadow(true);
+    let tried = Rule::new("tried", 1, MINUTE).with_shadow(true);
     let server = RedisServer::start();
     for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
         for _ in 0..2 {
@@ -126,7 +126,7 @@ async fn refusals_are_events_without_keys() {
     let rule = Rule::new("item", 1, MINUTE);
     let limiter = Limiter::in_memory();
     limiter.acquire(&rule, SECRET).await.unwrap();
-    limiter.acquire(&rule.shadow(true), SECRET).await.unwrap();
+    limiter.acquire(&rule.with_shadow(true), SECRET).await.unwrap();
     limiter.acquire(&rule, SECRET).await.unwrap_err();
     // Another test, which listens to nothing, may have been the first to come by while this one began to listen.
     tracing::callsite::rebuild_interest_cache();
@@ -139,7 +139,7 @@ async fn refusals_are_events_without_keys() {
 
     // Once a second at most of each rule, for all tests of this process together.
     eventually("a refusal in shadow mode is told", || async {
-        limiter.acquire(&rule.shadow(true), SECRET).await.unwrap();
+        limiter.acquire(&rule.with_shadow(true), SECRET).await.unwrap();
         !log.with("in shadow mode").is_empty()
     })
     .await;
@@ -235,7 +235,7 @@ async fn decisions_that_travel_together_are_told() {
 #[tokio::test]
 async fn a_rule_in_shadow_mode_is_counted_beside_one_that_refuses() {
     let recorder = Recorder::install();
-    let tried = Rule::new("tried", 1, MINUTE).shadow(true);
+    let tried = Rule::new("tried", 1, MINUTE).with_shadow(true);
     let held = Rule::new("held", 2, MINUTE);
     let server = RedisServer::start();
     for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
@@ -263,7 +263,7 @@ async fn each_rule_in_shadow_mode_has_its_line_in_the_log() {
     tracing::callsite::rebuild_interest_cache();
     let limiter = Limiter::in_memory();
     for prefix in ["tried first", "tried second", "tried third"] {
-        let rule = Rule::new(prefix, 1, MINUTE).shadow(true);
+        let rule = Rule::new(prefix, 1, MINUTE).with_shadow(true);
         for _ in 0..3 {
             limiter.acquire(&rule, SECRET).await.unwrap();
         }

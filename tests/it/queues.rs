@@ -195,14 +195,15 @@ async fn of_user_and_all(limiter: &Limiter, user: u64) -> Result<(), RequestPerM
     Ok(())
 }
 
-/// What this process gives back or resets is there for those who wait, at once.
+/// What this process refunds or resets is there for those who wait, at once.
 #[tokio::test]
 async fn a_refund_or_a_reset_lets_the_next_caller_ask() {
     for timed in Timed::both().await {
         for algorithm in [FIXED, LOG] {
             for is_reset in [false, true] {
                 let of = format!("{} {algorithm:?} {is_reset}", timed.name());
-                let (limiter, rule) = (timed.limiter.clone(), Rule::new("changed", 2, 4 * SECOND).algorithm(algorithm));
+                let (limiter, rule) =
+                    (timed.limiter.clone(), Rule::new("changed", 2, 4 * SECOND).with_algorithm(algorithm));
                 let key = crate::support::fresh_key();
                 let permit = limiter.acquire(&rule, key).await.unwrap();
                 limiter.acquire(&rule, key).await.unwrap();
@@ -212,7 +213,7 @@ async fn a_refund_or_a_reset_lets_the_next_caller_ask() {
                 if is_reset {
                     limiter.reset(&rule, key).await.unwrap();
                 } else {
-                    permit.give_back().await.unwrap();
+                    permit.refund().await.unwrap();
                 }
                 ends(callers.tasks.join_next()).await.unwrap().unwrap().unwrap();
                 assert_eq!(callers.served(), 1, "{of}");
@@ -236,7 +237,7 @@ async fn a_refund_during_a_question_is_not_missed() {
     callers.add(&limiter, rule, 1, 2 * HOUR).await;
     store.release();
     settle().await; // refused, and waits
-    permit.give_back().await.unwrap();
+    permit.refund().await.unwrap();
     settle().await;
     store.release();
     settle().await;
@@ -374,7 +375,7 @@ async fn a_refusal_tells_the_wait_for_a_bucket() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let bucket = Algorithm::TokenBucket { burst: 1, refill: ratelimit_runtime::Refill::Greedy };
-    let rule = Rule::new("bucket", 10, SECOND).algorithm(bucket);
+    let rule = Rule::new("bucket", 10, SECOND).with_algorithm(bucket);
     let mut callers = Callers::new();
     for _ in 0..5 {
         callers.add(&limiter, rule, 1, HOUR).await;
@@ -434,7 +435,7 @@ impl ratelimit_runtime::Store for Impatient {
         }
         Reply::Ready(batch)
     }
-    fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+    fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
         Reply::Ready(Ok(0))
     }
     fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {

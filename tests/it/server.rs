@@ -30,7 +30,7 @@ pub(crate) async fn works(limiter: &Limiter) {
         let keys = [fresh_key(), fresh_key(), fresh_key()];
         assert_eq!(admitted(limiter, &rule, keys[0], 5).await, 3, "{algorithm:?}");
         let charges = [(&rule, Key::new(keys[1]), 2), (&rule, Key::new(keys[2]), 1)];
-        let back = limiter.acquire_all(&charges).await.unwrap().give_back().await.unwrap();
+        let back = limiter.acquire_all(&charges).await.unwrap().refund().await.unwrap();
         // A bucket has begun to refill both by then, by parts of a token.
         assert!(back == 3 || algorithm == BUCKET && back >= 1, "{back} of 3, {algorithm:?}");
         for key in keys {
@@ -363,7 +363,7 @@ mod away {
             limiter.acquire_all(&both).await.unwrap();
             let permit = limiter.acquire_all(&both).await.unwrap();
             exceeded(limiter.acquire_all(&both).await);
-            assert_eq!(permit.give_back().await.unwrap(), 5);
+            assert_eq!(permit.refund().await.unwrap(), 5);
             limiter.acquire_all(&both).await.unwrap();
             exceeded(limiter.acquire_all(&both).await);
             assert_eq!(admitted(&limiter, &other, 5, 9).await, 2, "{algorithm:?}");
@@ -431,7 +431,7 @@ mod misconfigured {
                 limiter.acquire_all(&charges).await.unwrap_err(),
                 limiter.peek(rule, key).await.unwrap_err(),
             ] {
-                assert_eq!(refused.cause(), Cause::Misconfigured, "{policy:?}, {:?}: {refused}", rule.counted_by());
+                assert_eq!(refused.cause(), Cause::Misconfigured, "{policy:?}, {:?}: {refused}", rule.algorithm());
                 assert_eq!(refused.retry_after(), None);
             }
         }

@@ -8,19 +8,19 @@ use ratelimit_tests::RedisServer;
 use crate::support::{ALGORITHMS, By as _, FIXED, Timed, exceeded, hourly, lifetime, limiter_on};
 
 const MINUTE: Duration = Duration::from_secs(60);
-const TRIED: Rule = Rule::new("tried", 2, MINUTE).shadow(true);
+const TRIED: Rule = Rule::new("tried", 2, MINUTE).with_shadow(true);
 const HELD: Rule = Rule::new("held", 4, MINUTE);
 
 #[tokio::test]
 async fn it_counts_and_never_refuses() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
-            let rule = hourly(2, algorithm).shadow(true);
+            let rule = hourly(2, algorithm).with_shadow(true);
             for remaining in [1, 0, 0, 0] {
                 let permit = timed.limiter.acquire(&rule, 1).await.unwrap();
                 assert_eq!((permit.limit(), permit.remaining()), (2, remaining), "{}", timed.of(&rule));
             }
-            let refused = exceeded(timed.limiter.acquire(&rule.shadow(false), 1).await);
+            let refused = exceeded(timed.limiter.acquire(&rule.with_shadow(false), 1).await);
             assert!(refused.retry_after().unwrap() <= lifetime(&rule), "a call let through was not charged");
             timed.limiter.reset(&rule, 1).await.unwrap();
         }
@@ -31,7 +31,7 @@ async fn it_counts_and_never_refuses() {
 #[tokio::test]
 async fn what_it_would_have_refused_is_not_charged() {
     for timed in Timed::both().await {
-        let rule = hourly(3, FIXED).shadow(true);
+        let rule = hourly(3, FIXED).with_shadow(true);
         timed.limiter.acquire_n(&rule, 1, 2).await.unwrap();
         timed.limiter.acquire_n(&rule, 1, 2).await.unwrap();
         assert_eq!(timed.limiter.peek(&rule, 1).await.unwrap().remaining(), 1, "{}", timed.name());
@@ -53,7 +53,7 @@ async fn beside_others_it_changes_nothing() {
             assert_eq!(limiter.peek(&HELD, key).await.unwrap().remaining(), 0);
         }
         // A refusal by the one that holds charges neither.
-        let wide = Rule::new("wide", 10, MINUTE).shadow(true);
+        let wide = Rule::new("wide", 10, MINUTE).with_shadow(true);
         let key = crate::support::fresh_key();
         let charges = [(&wide, Key::new(key), 1), (&HELD, Key::new(key), 1)];
         for _ in 0..6 {
@@ -64,19 +64,19 @@ async fn beside_others_it_changes_nothing() {
 }
 
 #[tokio::test]
-async fn two_of_them_and_what_can_be_given_back() {
+async fn two_of_them_and_what_can_be_refunded() {
     for timed in Timed::both().await {
         let limiter = &timed.limiter;
-        let other = Rule::new("other", 3, MINUTE).shadow(true);
+        let other = Rule::new("other", 3, MINUTE).with_shadow(true);
         let charges = [(&TRIED, Key::new(1), 1), (&other, Key::new(1), 1)];
         for _ in 0..2 {
             limiter.acquire_all(&charges).await.unwrap();
         }
         let third = limiter.acquire_all(&charges).await.unwrap();
         assert_eq!(limiter.peek(&other, 1).await.unwrap().remaining(), 0, "that one still fits");
-        assert_eq!(third.give_back().await.unwrap(), 1);
+        assert_eq!(third.refund().await.unwrap(), 1);
         limiter.acquire_all(&charges).await.unwrap();
-        assert_eq!(limiter.acquire_all(&charges).await.unwrap().give_back().await.unwrap(), 0, "neither fits");
+        assert_eq!(limiter.acquire_all(&charges).await.unwrap().refund().await.unwrap(), 0, "neither fits");
     }
 }
 
@@ -99,7 +99,7 @@ async fn it_does_not_stand_in_for_one_that_holds() {
 #[tokio::test]
 async fn it_delays_nobody() {
     for timed in Timed::both().await {
-        let queue = Rule::new("queue", 1, MINUTE).algorithm(Algorithm::LeakyBucket { queue: 2 }).shadow(true);
+        let queue = Rule::new("queue", 1, MINUTE).with_algorithm(Algorithm::LeakyBucket { queue: 2 }).with_shadow(true);
         for remaining in [2, 1, 0, 0, 0] {
             let permit = crate::support::ends(timed.limiter.acquire(&queue, 1)).await.unwrap();
             assert_eq!(permit.remaining(), remaining, "{}", timed.name());
@@ -117,7 +117,7 @@ async fn what_never_fits_is_let_through() {
     assert_eq!(limiter.peek(&TRIED, 1).await.unwrap().remaining(), 2);
     let charges = [(&TRIED, Key::new(1), 3), (&HELD, Key::new(1), 3)];
     assert_eq!(limiter.acquire_all(&charges).await.unwrap().remaining(), 1);
-    let faulty = Rule::new("", 1, MINUTE).shadow(true);
+    let faulty = Rule::new("", 1, MINUTE).with_shadow(true);
     assert_eq!(limiter.acquire(&faulty, 1).await.unwrap_err().cause(), Cause::Misconfigured, "mistakes are told");
 }
 

@@ -43,8 +43,8 @@ async fn a_refusal_charges_no_rule() {
 async fn the_longest_wait_is_told() {
     for timed in Timed::both().await {
         for (one, other) in pairs() {
-            let short = Rule::new("short", 1, 20 * SECOND).algorithm(one);
-            let long = Rule::new("long", 1, 60 * SECOND).algorithm(other);
+            let short = Rule::new("short", 1, 20 * SECOND).with_algorithm(one);
+            let long = Rule::new("long", 1, 60 * SECOND).with_algorithm(other);
             let key = fresh_key();
             timed.limiter.acquire(&short, key).await.unwrap();
             timed.limiter.acquire(&long, key).await.unwrap();
@@ -135,7 +135,7 @@ async fn many_rules_are_one_decision() {
     for timed in Timed::both().await {
         let rules: Vec<Rule> = (1..=30)
             .map(|ms| {
-                Rule::new("many", 2, Duration::from_secs(60 + ms)).algorithm(if ms % 2 == 0 { LOG } else { FIXED })
+                Rule::new("many", 2, Duration::from_secs(60 + ms)).with_algorithm(if ms % 2 == 0 { LOG } else { FIXED })
             })
             .collect();
         let key = fresh_key();
@@ -156,7 +156,7 @@ async fn concurrent_stacks_are_exact() {
     for timed in Timed::both().await {
         for (one, other) in [(FIXED, LOG), (LOG, LOG), (FIXED, FIXED)] {
             for _ in 0..20 {
-                let (wide, narrow) = (hourly(200, one), Rule::new("narrow", 60, 3600 * SECOND).algorithm(other));
+                let (wide, narrow) = (hourly(200, one), Rule::new("narrow", 60, 3600 * SECOND).with_algorithm(other));
                 let (key, total) = (fresh_key(), fresh_key());
                 let mut tasks = tokio::task::JoinSet::new();
                 for task in 0..150 {

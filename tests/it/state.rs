@@ -37,7 +37,7 @@ pub(crate) fn dump(server: &RedisServer) -> BTreeMap<Vec<u8>, (i64, Option<Vec<u
 
 /// How long a key may be kept: a log, a sixteenth of its period longer than it counts.
 fn kept(rule: &Rule) -> Duration {
-    if rule.counted_by() == LOG { lifetime(rule) + rule.period() / 16 } else { lifetime(rule) }
+    if rule.algorithm() == LOG { lifetime(rule) + rule.period() / 16 } else { lifetime(rule) }
 }
 
 /// Panics if a key has no end, or one beyond what can count.
@@ -69,14 +69,14 @@ async fn every_key_has_an_end_after_every_call() {
         when("refused");
         limiter.peek(&rule, key).await.unwrap();
         when("peek");
-        assert_eq!(second.give_back().await.unwrap(), 3);
-        when("given back");
+        assert_eq!(second.refund().await.unwrap(), 3);
+        when("refunded");
         limiter.acquire_all(&[(&rule, Key::new(key), 1), (&other, Key::new(key), 5)]).await.unwrap();
         when("stacked, admitted");
         exceeded(limiter.acquire_all(&[(&rule, Key::new(key), 4), (&other, Key::new(key), 1)]).await);
         when("stacked, refused");
-        first.give_back().await.unwrap();
-        when("given back later");
+        first.refund().await.unwrap();
+        when("refunded later");
         timed.advance(lifetime(&rule));
         limiter.acquire(&rule, key).await.unwrap();
         when("when nothing counts any more");
@@ -186,7 +186,7 @@ async fn a_changed_count_acts_on_the_next_call() {
     }
 }
 
-/// A refusal says nothing of another cost, another count, or a counter that was given back to or reset since.
+/// A refusal says nothing of another cost, another count, or a counter that was refunded to or reset since.
 #[tokio::test]
 async fn a_refusal_answers_for_its_own_question_only() {
     for timed in Timed::both().await {
@@ -199,7 +199,7 @@ async fn a_refusal_answers_for_its_own_question_only() {
             exceeded(limiter.acquire(&ten, key).await);
             limiter.acquire(&rule(11, algorithm), key).await.unwrap_or_else(|refused| panic!("{context}: {refused}"));
             exceeded(limiter.acquire_n(&ten, key, 2).await);
-            assert_eq!(seven.give_back().await.unwrap(), 7, "{context}");
+            assert_eq!(seven.refund().await.unwrap(), 7, "{context}");
             limiter.acquire_n(&ten, key, 2).await.unwrap_or_else(|refused| panic!("{context}: {refused}"));
             exceeded(limiter.acquire_n(&ten, key, 10).await);
             limiter.reset(&ten, key).await.unwrap();
@@ -256,7 +256,7 @@ async fn forgotten_scripts_are_sent_again() {
         timed.advance(Duration::from_millis(1));
         let permit = limiter.acquire_n(&rule, key, 2).await.unwrap();
         ask::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
-        assert_eq!(permit.give_back().await.unwrap(), 2);
+        assert_eq!(permit.refund().await.unwrap(), 2);
         ask::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
         assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 5);
     }

@@ -163,7 +163,7 @@ async fn a_packet_takes_a_bounded_number_of_steps() {
     for algorithm in [BUCKETS, FIXED, BUCKET, LOG] {
         let server = RedisServer::builder().controlled_clock().start();
         let limiter = limiter_on(&server).await;
-        let rule = Rule::new("steps", 100_000, Duration::from_secs(1000)).by(algorithm).denial_cache(false);
+        let rule = Rule::new("steps", 100_000, Duration::from_secs(1000)).by(algorithm).with_denial_cache(false);
         // The server is sent the text of each script once.
         let mut longest = Vec::new();
         for callers in [1_u64, 20, 400] {
@@ -197,7 +197,7 @@ async fn one_call_takes_a_bounded_number_of_steps() {
     for algorithm in [BUCKETS, FIXED, BUCKET, LOG] {
         let server = RedisServer::builder().controlled_clock().start();
         let limiter = limiter_on(&server).await;
-        let rule = Rule::new("steps", 100_000, Duration::from_secs(1000)).by(algorithm).denial_cache(false);
+        let rule = Rule::new("steps", 100_000, Duration::from_secs(1000)).by(algorithm).with_denial_cache(false);
         let charges = |rules: u64| (0..rules).map(|key| (&rule, Key::new(key), 1)).collect::<Vec<_>>();
         let (mut low, mut high) = (1, 4_096);
         while high - low > 1 {
@@ -232,8 +232,8 @@ async fn one_call_takes_a_bounded_number_of_steps() {
 /// As many holds of one counter as there may be, with leases that are all different: all of them, and every second.
 #[tokio::test]
 async fn renewals_take_a_bounded_number_of_steps() {
-    let log = Rule::new("steps", 1_000_000, Duration::from_secs(60)).algorithm(LOG);
-    let places = Rule::new("steps", 10_000_000, Duration::from_secs(60)).algorithm(Algorithm::Concurrent);
+    let log = Rule::new("steps", 1_000_000, Duration::from_secs(60)).with_algorithm(LOG);
+    let places = Rule::new("steps", 10_000_000, Duration::from_secs(60)).with_algorithm(Algorithm::Concurrent);
     // A place is stored by the digits of its cost: this one has ten.
     for (rule, count, cost) in [(log, 10_000, 1), (places, 3_000, 1), (places, 3_000, 1023)] {
         let server = RedisServer::builder().controlled_clock().start();

@@ -114,7 +114,7 @@ impl Store for PlainStore {
         }))
     }
 
-    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let mut windows = self.0.windows.lock().unwrap();
         let mut back = 0;
         for charge in charges.iter() {
@@ -155,7 +155,7 @@ async fn decides_for_a_limiter() {
     let permit = limiter.acquire_all(&charges).await.unwrap();
     assert_eq!((permit.limit(), permit.remaining()), (3, 0));
     assert_eq!(exceeded(limiter.acquire_all(&charges).await).rule(), "own");
-    assert_eq!(permit.give_back().await.unwrap(), 4);
+    assert_eq!(permit.refund().await.unwrap(), 4);
     limiter.reset(&rule, 1).await.unwrap();
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3);
     clock.advance(Duration::from_secs(60));
@@ -270,7 +270,7 @@ async fn its_mistakes_admit_nobody() {
         fn decide(&self, _: Batch) -> Reply<Batch> {
             Reply::Ready(Batch::default())
         }
-        fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+        fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
             Reply::Ready(Ok(0))
         }
         fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
@@ -283,7 +283,7 @@ async fn its_mistakes_admit_nobody() {
             batch.iter_mut().for_each(|request| request.outcome = Ok(false));
             Reply::Ready(batch)
         }
-        fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+        fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
             Reply::Ready(Ok(0))
         }
         fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {

@@ -31,7 +31,7 @@ pub(crate) trait By {
 impl By for Rule {
     /// A token bucket holds as much as the rule's count.
     fn by(self, algorithm: Algorithm) -> Self {
-        self.algorithm(match algorithm {
+        self.with_algorithm(match algorithm {
             Algorithm::TokenBucket { refill, .. } => Algorithm::TokenBucket { burst: self.count().max(1), refill },
             other => other,
         })
@@ -40,7 +40,7 @@ impl By for Rule {
 
 /// How long at most a charge counts, for a token bucket of [`By::by`].
 pub(crate) fn lifetime(rule: &Rule) -> Duration {
-    match rule.counted_by() {
+    match rule.algorithm() {
         Algorithm::SlidingWindow { buckets } => rule.period() + rule.period() / u32::try_from(buckets).unwrap(),
         _ => rule.period(),
     }
@@ -139,7 +139,7 @@ impl Timed {
 
     /// For a message: the store and the rule.
     pub(crate) fn of(&self, rule: &Rule) -> String {
-        format!("{}, {} per {:?} by {:?}", self.name(), rule.count(), rule.period(), rule.counted_by())
+        format!("{}, {} per {:?} by {:?}", self.name(), rule.count(), rule.period(), rule.algorithm())
     }
 }
 

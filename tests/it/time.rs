@@ -52,7 +52,7 @@ async fn a_window_is_anchored_once() {
 async fn an_aligned_window_begins_on_a_multiple_of_its_period() {
     for timed in Timed::both().await {
         // Both clocks show a full minute; 17 s and 3 ms later a window is opened.
-        let rule = Rule::new("aligned", 2, 60 * SECOND).algorithm(Algorithm::FixedWindow { align: true });
+        let rule = Rule::new("aligned", 2, 60 * SECOND).with_algorithm(Algorithm::FixedWindow { align: true });
         let key = fresh_key();
         timed.advance(17 * SECOND + 3 * MS);
         assert_eq!(timed.limiter.acquire(&rule, key).await.unwrap().reset_after(), 43 * SECOND - 3 * MS);
@@ -68,7 +68,7 @@ async fn an_aligned_window_begins_on_a_multiple_of_its_period() {
 #[tokio::test]
 async fn a_log_is_exact_in_every_window() {
     for timed in Timed::both().await {
-        let (rule, key) = (Rule::new("log", 5, SECOND).algorithm(LOG), fresh_key());
+        let (rule, key) = (Rule::new("log", 5, SECOND).with_algorithm(LOG), fresh_key());
         let (mut now, mut admitted_at) = (Duration::ZERO, Vec::<Duration>::new());
         for step in 0..600_u32 {
             let in_window = admitted_at.iter().filter(|&&at| at + SECOND > now).count();
@@ -90,7 +90,7 @@ async fn a_log_is_exact_in_every_window() {
 async fn a_log_forgets_what_has_expired() {
     for timed in Timed::both().await {
         for period in [200 * SECOND, 90 * 3600 * SECOND, 37 * 86_400 * SECOND] {
-            let (rule, key) = (Rule::new("forget", 3, period).algorithm(LOG), fresh_key());
+            let (rule, key) = (Rule::new("forget", 3, period).with_algorithm(LOG), fresh_key());
             for _ in 0..20 {
                 timed.limiter.acquire(&rule, key).await.unwrap();
                 timed.advance(period / 100 * 99);
@@ -255,7 +255,7 @@ async fn a_server_clock_set_back_asks_nobody_to_wait_longer_than_a_charge_counts
 async fn an_aligned_window_stays_on_the_grid_when_the_clock_is_set_back() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
-    let (rule, key) = (Rule::new("grid", 10, 60 * SECOND).algorithm(ALIGNED), fresh_key());
+    let (rule, key) = (Rule::new("grid", 10, 60 * SECOND).with_algorithm(ALIGNED), fresh_key());
     let minute = clock.now_micros() / 60_000_000 * 60_000_000;
     clock.set_micros(minute + 30_000_000);
     timed.limiter.acquire(&rule, key).await.unwrap();
@@ -303,7 +303,7 @@ async fn a_permit_from_before_the_clock_was_set_back_credits_nobody() {
             exceeded(timed.limiter.acquire(&rule, key).await);
             timed.advance(lifetime(&rule) + MS);
             timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
-            let credited = permit.give_back().await.unwrap();
+            let credited = permit.refund().await.unwrap();
             let twice = if [BUCKET, INTERVAL].contains(&algorithm) { back.as_secs() * 3 / 10 } else { 0 };
             let remaining = timed.limiter.peek(&rule, key).await.unwrap().remaining();
             assert!(remaining <= twice.min(3), "{remaining}, {back:?} back, {}", timed.of(&rule));
@@ -360,7 +360,7 @@ async fn one_script_decides_at_one_time() {
         (INTERVAL, SECOND),
     ] {
         for round in 0..60 {
-            let (rule, key) = (Rule::new("tick", 50, period).by(algorithm).denial_cache(false), fresh_key());
+            let (rule, key) = (Rule::new("tick", 50, period).by(algorithm).with_denial_cache(false), fresh_key());
             timed.limiter.acquire_n(&rule, key, 30).await.unwrap();
             timed.advance(period / 60 * round);
             clock.tick(period / 100);
@@ -389,7 +389,7 @@ async fn one_script_decides_at_one_time() {
 async fn an_aligned_window_grants_its_count_once_more_each_time_the_clock_is_set_back() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
-    let (rule, key) = (Rule::new("again", 3, SECOND).algorithm(ALIGNED).denial_cache(false), fresh_key());
+    let (rule, key) = (Rule::new("again", 3, SECOND).with_algorithm(ALIGNED).with_denial_cache(false), fresh_key());
     timed.advance(SECOND - MS);
     assert_eq!(admitted(&timed.limiter, &rule, key, 5).await, 3);
     timed.advance(MS);
@@ -409,7 +409,8 @@ async fn a_clock_set_back_by_a_multiple_of_450_seconds_keeps_a_count_for_two_per
     let clock = timed.server().unwrap().clock();
     for algorithm in [FIXED, ALIGNED] {
         for back in [450_001_000, 900_002_000, 450_001_000 - 300_000, 450_001_000 + 300_000] {
-            let (rule, key) = (Rule::new("wrap", 3, SECOND).algorithm(algorithm).denial_cache(false), fresh_key());
+            let (rule, key) =
+                (Rule::new("wrap", 3, SECOND).with_algorithm(algorithm).with_denial_cache(false), fresh_key());
             timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
             timed.advance(300 * MS);
             clock.set_micros(clock.now_micros() - back);

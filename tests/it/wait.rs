@@ -292,7 +292,7 @@ async fn callers_wait_for_a_redis_store() {
 #[tokio::test]
 async fn waiting_on_redis_admits_no_more() {
     let server = RedisServer::start();
-    let rule = Rule::new("shared", 5, SECOND).algorithm(LOG);
+    let rule = Rule::new("shared", 5, SECOND).with_algorithm(LOG);
     let mut tasks = JoinSet::new();
     for _ in 0..3 {
         let limiter = limiter_on(&server).await;
@@ -311,7 +311,7 @@ async fn waiting_on_redis_admits_no_more() {
 #[tokio::test(start_paused = true)]
 async fn paused_time_is_enough() {
     let limiter = Limiter::in_memory();
-    let rule = Rule::new("paused", 2, 3600 * SECOND).algorithm(LOG);
+    let rule = Rule::new("paused", 2, 3600 * SECOND).with_algorithm(LOG);
     let started = tokio::time::Instant::now();
     for _ in 0..7 {
         limiter.acquire_within(&rule, 1, 2 * HOUR).await.unwrap();

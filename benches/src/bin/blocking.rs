@@ -161,7 +161,7 @@ async fn main() -> ExitCode {
 
 async fn windows(bench: &mut Bench) {
     let limiter = bench.limiter.clone();
-    let rule = Rule::new("window", 1_000_000, 2 * SECOND).algorithm(BUCKETS).denial_cache(false);
+    let rule = Rule::new("window", 1_000_000, 2 * SECOND).with_algorithm(BUCKETS).with_denial_cache(false);
     let fill = |_| fill_sub_windows(&limiter, &rule, 1);
     let charge = |_, ()| async {
         limiter.acquire(&rule, 0).await.expect("an admitted call");
@@ -179,7 +179,7 @@ async fn windows(bench: &mut Bench) {
         limiter.acquire(&rule, 0).await.expect("an admitted call")
     };
     let refund = |_, permit: Permit| async {
-        permit.give_back().await.expect("a server");
+        permit.refund().await.expect("a server");
     };
     bench.case("1,000 sub-windows: a refund", permit, refund).await;
     let later = |_| async {
@@ -204,7 +204,7 @@ async fn equal(bench: &mut Bench) {
         ("logs", Algorithm::SlidingLog, 100 * SECOND),
     ];
     for (name, algorithm, period) in rules {
-        let rule = Rule::new("equal", count, period).algorithm(algorithm).denial_cache(false);
+        let rule = Rule::new("equal", count, period).with_algorithm(algorithm).with_denial_cache(false);
         let near_the_limit = |run: usize| {
             let (limiter, rule) = (limiter.clone(), &rule);
             async move {
@@ -242,7 +242,7 @@ async fn transactions(bench: &mut Bench) {
     ];
     for (name, algorithm, period) in rules {
         let count = if algorithm == Algorithm::SlidingLog { LOG_ENTRIES } else { 1_000_000 };
-        let rule = Rule::new("all", count, period).algorithm(algorithm).denial_cache(false);
+        let rule = Rule::new("all", count, period).with_algorithm(algorithm).with_denial_cache(false);
         let charges = |rules: u64| (0..rules).map(|key| (&rule, Key::new(key), 1)).collect::<Vec<_>>();
         let (mut low, mut high) = (1, MOST_RULES + 1);
         while high - low > 1 {
@@ -273,7 +273,7 @@ async fn write_log(bench: &Bench, period: Duration, entries: u64) -> Option<Rule
     const WRAP: u64 = 10_000_000;
     const CYCLE: u64 = 812_345_679;
     const CHUNK: u64 = 10_000;
-    let rule = Rule::new("long", LOG_ENTRIES, period).algorithm(Algorithm::SlidingLog).denial_cache(false);
+    let rule = Rule::new("long", LOG_ENTRIES, period).with_algorithm(Algorithm::SlidingLog).with_denial_cache(false);
     bench.limiter.acquire(&rule, 0).await.ok()?;
     let Value::Array(keys) = bench.server.command(&[b"KEYS", b"*long*"]) else { return None };
     let [Value::BulkString(key)] = &keys[..] else { return None };
@@ -332,10 +332,10 @@ async fn log(bench: &mut Bench) {
         first
     };
     let refund = |run, permit: Permit| async move {
-        let back = permit.give_back().await.expect("a server");
+        let back = permit.refund().await.expect("a server");
         assert_eq!(back, 1, "run {run}");
     };
-    let short = Rule::new("short", LOG_ENTRIES, 199 * SECOND).algorithm(Algorithm::SlidingLog);
+    let short = Rule::new("short", LOG_ENTRIES, 199 * SECOND).with_algorithm(Algorithm::SlidingLog);
     let permits_of_short = |_| async {
         let first = limiter.acquire(&short, 0).await.expect("an admitted call");
         for _ in 1..DEEP {
@@ -425,7 +425,7 @@ async fn holds(bench: &mut Bench) {
             let mut some = held.split_off(held.len() - RUNS);
             let settle = |_, ()| {
                 let mut charge = some.pop().expect("enough");
-                charge.hold.as_mut().expect("a hold").again = again;
+                charge.hold.as_mut().expect("a hold").is_retry = again;
                 let settled = store_of(&limiter).settle(charge, 1).answer();
                 async move { settled.await.expect("a server") }
             };
@@ -449,8 +449,8 @@ async fn holds(bench: &mut Bench) {
 async fn places(bench: &mut Bench) {
     const LEASE: Duration = Duration::from_secs(30);
     const OF_EACH_SIZE: u64 = 65_535;
-    let rule = Rule::new("place", PLACES + OF_EACH_SIZE + 10, LEASE).algorithm(Algorithm::Concurrent);
-    let rule = rule.denial_cache(false);
+    let rule = Rule::new("place", PLACES + OF_EACH_SIZE + 10, LEASE).with_algorithm(Algorithm::Concurrent);
+    let rule = rule.with_denial_cache(false);
     hold(bench, rule, 1, OF_EACH_SIZE, 20 * LEASE).await;
     let (held, charges) = hold(bench, rule, PLACES, 1, LEASE).await;
     let limiter = bench.limiter.clone();
@@ -469,7 +469,7 @@ async fn places(bench: &mut Bench) {
         limiter.peek(&rule, 0).await.expect("a server");
     };
     let take = |_, ()| async {
-        limiter.acquire(&rule, 0).await.expect("a place").give_back().await.expect("a server");
+        limiter.acquire(&rule, 0).await.expect("a place").refund().await.expect("a server");
     };
     let refusal = |_, ()| async { refused(limiter.acquire_n(&rule, 0, rule.count()).await) };
     for state in ["alive", "dead but one"] {

@@ -15,7 +15,7 @@ const CALLS: u64 = 1_000_000;
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let fixed = Rule::new("fixed", 1_000_000, Duration::from_secs(3600));
-    for rule in [fixed, fixed.algorithm(Algorithm::SlidingLog)] {
+    for rule in [fixed, fixed.with_algorithm(Algorithm::SlidingLog)] {
         let before = resident_bytes();
         let limiter = Limiter::in_memory();
         for key in 0..KEYS {
@@ -36,7 +36,7 @@ async fn main() {
             }
         });
         let refused = refused.await;
-        println!("{:?}, full with {KEYS} live counters", rule.counted_by());
+        println!("{:?}, full with {KEYS} live counters", rule.algorithm());
         println!("  bytes a counter         {bytes}");
         println!("  call of a stored key    {known:?}");
         println!("  refusal of a new key    {refused:?}, {:.2} of it", refused.as_secs_f64() / known.as_secs_f64());

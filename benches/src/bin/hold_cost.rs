@@ -20,9 +20,9 @@ const TURNS: usize = 9;
 const CALLS_A_TURN: u64 = 2_000;
 const KEYS: u64 = 50;
 
-const LOG: Rule = Rule::new("log", 1_000_000, Duration::from_secs(1)).algorithm(Algorithm::SlidingLog);
-const HELD: Rule = Rule::new("held", 1_000_000, Duration::from_secs(1)).algorithm(Algorithm::SlidingLog);
-const PLACES: Rule = Rule::new("places", 1_000, Duration::from_secs(30)).algorithm(Algorithm::Concurrent);
+const LOG: Rule = Rule::new("log", 1_000_000, Duration::from_secs(1)).with_algorithm(Algorithm::SlidingLog);
+const HELD: Rule = Rule::new("held", 1_000_000, Duration::from_secs(1)).with_algorithm(Algorithm::SlidingLog);
+const PLACES: Rule = Rule::new("places", 1_000, Duration::from_secs(30)).with_algorithm(Algorithm::Concurrent);
 
 type Answer = Result<(), RequestPerMinute>;
 
@@ -49,8 +49,8 @@ async fn reserve(limiter: &Limiter, key: u64) -> Answer {
     limiter.reserve(&HELD, key, 10).await?.settle(1).await
 }
 
-async fn give_back(limiter: &Limiter, key: u64) -> Answer {
-    limiter.acquire(&PLACES, key).await?.give_back().await.map(drop)
+async fn refund(limiter: &Limiter, key: u64) -> Answer {
+    limiter.acquire(&PLACES, key).await?.refund().await.map(drop)
 }
 
 /// Microseconds a call.
@@ -83,7 +83,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "acquire",
         "two acquires",
         "reserve and settle, awaited",
-        "place, given back, awaited",
+        "place, refunded, awaited",
         "Elapsed, settled in the background",
         "place, left in the background",
     ];
@@ -94,7 +94,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 turn(callers, |key| acquire(limiter, key)).await?,
                 turn(callers, |key| twice(limiter, key)).await?,
                 turn(callers, |key| reserve(limiter, key)).await?,
-                turn(callers, |key| give_back(limiter, key)).await?,
+                turn(callers, |key| refund(limiter, key)).await?,
                 turn(callers, |key| elapsed(limiter, key)).await?,
                 turn(callers, |key| place(limiter, key)).await?,
             ];

@@ -136,7 +136,7 @@ impl Contender {
         let limiter = limiter.build().await.expect("a limiter");
         // A call of a leaky bucket waits for its slot: so many slots that the next one is always due.
         let count = if matches!(algorithm, Algorithm::LeakyBucket { .. }) { 1_000_000_000 } else { COUNT };
-        let rule = Rule::new("ours", count, HOUR).algorithm(algorithm);
+        let rule = Rule::new("ours", count, HOUR).with_algorithm(algorithm);
         limiter.acquire(&rule, KEYS).await.expect("an admitted call"); // the server knows the script from now on
         let monitor = Client::open(server.url()).expect("an address").get_async_monitor().await.expect("a monitor");
         let mut seen = monitor.into_on_message::<String>();

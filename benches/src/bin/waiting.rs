@@ -33,13 +33,13 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 const MS: Duration = Duration::from_millis(1);
 
 const FIXED: Rule = Rule::new("fixed", 1_000, Duration::from_millis(100));
-const LOG: Rule = Rule::new("log", 1_000, Duration::from_millis(500)).algorithm(Algorithm::SlidingLog);
+const LOG: Rule = Rule::new("log", 1_000, Duration::from_millis(500)).with_algorithm(Algorithm::SlidingLog);
 const WINDOW: Rule =
-    Rule::new("window", 1_000, Duration::from_millis(500)).algorithm(Algorithm::SlidingWindow { buckets: 1 });
+    Rule::new("window", 1_000, Duration::from_millis(500)).with_algorithm(Algorithm::SlidingWindow { buckets: 1 });
 const BUCKET: Rule = Rule::new("bucket", 10_000, Duration::from_secs(1))
-    .algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy });
+    .with_algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy });
 const INTERVAL: Rule = Rule::new("interval", 1_000, Duration::from_millis(100))
-    .algorithm(Algorithm::TokenBucket { burst: 1_000, refill: Refill::Interval });
+    .with_algorithm(Algorithm::TokenBucket { burst: 1_000, refill: Refill::Interval });
 const PER_KEY: Rule = Rule::new("per-key", 10, Duration::from_millis(500));
 
 /// The stores, and the delay of their proxies in each direction.

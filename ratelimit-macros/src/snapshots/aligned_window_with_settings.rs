@@ -18,7 +18,7 @@ async fn f(state: State) -> R {
                                 1,
                                 86400000,
                             )
-                            .algorithm(::facade::limits::Algorithm::FixedWindow {
+                            .with_algorithm(::facade::limits::Algorithm::FixedWindow {
                                 align: true,
                             })
                     },

@@ -35,7 +35,7 @@ async fn f(id: u64) -> R {
     let _permit = match deciding.await {
         ::core::result::Result::Ok(permit) => permit,
         ::core::result::Result::Err(refused) => {
-            if ::ratelimit_runtime::__private::is_busy(&refused) {
+            if ::ratelimit_runtime::__private::fits_when_released(&refused) {
                 let refused = refused;
                 let _ = &refused;
                 return Err(busy(refused));

@@ -38,7 +38,7 @@ async fn f() -> R {
         ::core::result::Result::Ok(permit) => permit,
         ::core::result::Result::Err(refused) => {
             if ::ratelimit_runtime::__private::over_limit(&refused)
-                && !::ratelimit_runtime::__private::is_busy(&refused)
+                && !::ratelimit_runtime::__private::fits_when_released(&refused)
             {
                 let refused = refused;
                 let _ = &refused;

@@ -8,7 +8,7 @@ async fn f(user: u64) -> R {
                 ::ratelimit_runtime::__private::charge_elapsed(
                     const {
                         &::ratelimit_runtime::__private::rule("queries", 20000, 1, 60000)
-                            .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                            .with_algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
                     },
                     key,
                     ::core::option::Option::Some(5000),

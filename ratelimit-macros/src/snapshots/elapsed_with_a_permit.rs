@@ -13,8 +13,8 @@ async fn f(budget: u64) -> R {
                                     1,
                                     60000,
                                 )
-                                .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
-                                .shadow(true)
+                                .with_algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                                .with_shadow(true)
                         },
                         count,
                     ),

@@ -14,5 +14,5 @@ async fn f() -> R {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
         }
     };
-    { slot.give_back().await }
+    { slot.refund().await }
 }

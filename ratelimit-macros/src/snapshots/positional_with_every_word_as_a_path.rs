@@ -14,7 +14,7 @@ async fn f<const N: usize>() -> R {
                             TTL,
                             3600000,
                         )
-                        .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                        .with_algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
                 },
                 ::ratelimit_runtime::__private::no_key(),
                 1,

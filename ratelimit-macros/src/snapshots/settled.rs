@@ -8,7 +8,7 @@ async fn f(user: u64) -> Result<impl Answer, (E, [impl X; 1])> {
                 ::ratelimit_runtime::__private::charge_settled(
                     const {
                         &::ratelimit_runtime::__private::rule("tokens", 100000, 1, 60000)
-                            .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                            .with_algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
                     },
                     key,
                     4000,

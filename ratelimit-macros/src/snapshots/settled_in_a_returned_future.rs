@@ -10,7 +10,7 @@ fn f(prompt: String) -> BoxFuture<'static, R<u64>> {
                     crate::limits::__private::charge_settled(
                         const {
                             &crate::limits::__private::rule("tokens", 100000, 1, 60000)
-                                .algorithm(crate::limits::Algorithm::SlidingLog)
+                                .with_algorithm(crate::limits::Algorithm::SlidingLog)
                         },
                         crate::limits::__private::no_key(),
                         cost,

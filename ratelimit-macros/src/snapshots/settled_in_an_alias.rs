@@ -12,7 +12,7 @@ fn f() -> Answering {
                                     1,
                                     60000,
                                 )
-                                .algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                                .with_algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
                         },
                         ::ratelimit_runtime::__private::no_key(),
                         4000,

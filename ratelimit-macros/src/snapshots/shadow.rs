@@ -9,7 +9,7 @@ async fn f() -> R {
                             ::ratelimit_runtime::__private::rule("item", 100, 1, 60000),
                             ::ratelimit_runtime::Refill::Greedy,
                         )
-                        .shadow(true)
+                        .with_shadow(true)
                 },
                 ::ratelimit_runtime::__private::no_key(),
                 1,

@@ -48,7 +48,7 @@ fn names() {
         ("on_stroe_eror = Deny", "unknown argument `on_stroe_eror`, did you mean `on_store_error`?"),
         (
             "colour = Red",
-            "unknown argument `colour`, expected `prefix`, `ttl`, `unit`, `count`, `key`, `algorithm`, `cost`, `on_limit`, `on_store_error`, `on_missing_key`, `permit`, `limiter`, `lease`, `denial_cache`, `shadow` or `crate`",
+            "unknown argument `colour`, expected `prefix`, `ttl`, `unit`, `count`, `key`, `algorithm`, `cost`, `on_limit`, `on_store_error`, `on_missing_key`, `permit`, `limiter`, `prefetch`, `denial_cache`, `shadow` or `crate`",
         ),
         ("count = 2", "`count` is set twice"),
         ("key", "`key` needs a value: key = user_id"),
@@ -59,7 +59,7 @@ fn names() {
         ("id", named),
         (", key = id", "expected an argument before this `,`"),
         ("ttl = 5 key = id", "expected `,` before the next argument"),
-        ("lease = 1 1", "unexpected token, expected `,`"),
+        ("prefetch = 1 1", "unexpected token, expected `,`"),
         ("skip", "`skip` stands alone: #[limit_request_per_time(skip)]"),
     ] {
         check_argument(argument, &[expected]);
@@ -150,7 +150,7 @@ fn values() {
         ("crate = \"facade\"", path),
         ("shadow = 1", "`shadow` is `true` or `false`"),
         ("denial_cache = no", "`denial_cache` is `true` or `false`"),
-        ("lease = 0", "`lease` must be at least 1, for example lease = 1"),
+        ("prefetch = 0", "`prefetch` must be at least 1, for example prefetch = 1"),
         (
             "algorithm = Bucket",
             "unknown algorithm `Bucket`, expected `FixedWindow`, `SlidingLog`, `SlidingWindow`, `TokenBucket` or `LeakyBucket`",
@@ -172,7 +172,7 @@ fn values() {
         ("algorithm = SlidingWindow(buckets = 0)", "`buckets` must be at least 1, for example buckets = 1"),
         ("algorithm = SlidingWindow(buckets = 1001)", "`buckets` must be at most 1000, for example buckets = 60"),
         ("algorithm = TokenBucket(refill = Intervall)", "unknown refill `Intervall`, did you mean `Interval`?"),
-        ("lease = 5, algorithm = SlidingLog", "`lease` needs `algorithm = FixedWindow`, not `SlidingLog`"),
+        ("prefetch = 5, algorithm = SlidingLog", "`prefetch` needs `algorithm = FixedWindow`, not `SlidingLog`"),
         ("cost = Elapsed", "`Elapsed` needs `algorithm = SlidingLog`, not `FixedWindow`"),
     ] {
         check_argument(argument, &[expected]);
@@ -423,7 +423,7 @@ fn stacked() {
             "algorithm = LeakyBucket(queue = 1)",
             "`LeakyBucket` stands alone: a function with it has no second rate limit".into(),
         ),
-        ("lease = 2", "key = id", "`lease` stands alone: a function with it has no second rate limit".into()),
+        ("prefetch = 2", "key = id", "`prefetch` stands alone: a function with it has no second rate limit".into()),
         ("key = id", "colour = Red, coutn = 5, count = 2, shadow = 3", "`shadow` is `true` or `false`".into()),
     ] {
         let second = format!("#[limit_request_per_time(\"b\", 1, Days, 1, {second})]");
@@ -476,7 +476,7 @@ fn stacked_with_concurrent() {
         check_both(per_time, concurrent, &[&once(name)]);
     }
     check_both("algorithm = LeakyBucket(queue = 1)", "key = id", &[&alone("LeakyBucket")]);
-    check_both("lease = 2", "lease = \"2s\"", &[&alone("lease")]);
+    check_both("prefetch = 2", "lease = \"2s\"", &[&alone("prefetch")]);
     check_both(settled, "permit = permit", &[permit]);
     check_both(settled, "key = id", &[]);
     check_concurrent(
@@ -569,12 +569,12 @@ fn errors_are_drawn_at_their_token() {
             &["prefx", "\"1\"", "Minuts", "0", "count", "\"2s\""] as &[_],
         ),
         ("\"a\", 1, Days, -5, shadow = true, permit = 7", FN, &["-5", "7"]),
-        ("\"a\", 1, Days, 1, shadow = 1, lease = 0", FN, &["0", "1"]),
+        ("\"a\", 1, Days, 1, shadow = 1, prefetch = 0", FN, &["0", "1"]),
         ("\"a\", 1, Days, 1, on_limit = Wait(max = \"0s\", min = 5)", FN, &["\"0s\"", "min"]),
         ("\"a\", 1, Days, 1, algorithm = X::TokenBucket(burst = 0), key =", FN, &["0", "key"]),
         ("\"a\", 1, Days, 1, algorithm = X::LeakyBucket", FN, &["LeakyBucket"]),
         ("\"a\", 1, Days, 8, algorithm = SlidingWindow(buckets = 7), cost = 9", FN, &["7", "9"]),
-        ("\"a\", 1, Days, 5, lease = 1 ~, crate = a::b", FN, &["a", "~"]),
+        ("\"a\", 1, Days, 5, prefetch = 1 ~, crate = a::b", FN, &["a", "~"]),
         ("\"a\", 1, Days, 9, algorithm = TokenBucket, cost = Elapsed", FN, &["Elapsed"]),
         ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Elapsed(max = \"1s\")", FN, &["\"1s\""]),
         ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Cost::Elapsd", FN, &["Elapsd"]),

@@ -50,15 +50,15 @@ snapshots! {
         "async fn f<const N: usize>() -> R {}"
 
     aligned_window_with_settings:
-        #[r#"prefix = concat!("a", "b"), unit = Days, count = 5, algorithm = FixedWindow(align = true), limiter = &state.limiter, on_limit = Wait(max = "1m30s"), on_store_error = Allow, crate = ::facade::limits, lease = 1, shadow = false"#]
+        #[r#"prefix = concat!("a", "b"), unit = Days, count = 5, algorithm = FixedWindow(align = true), limiter = &state.limiter, on_limit = Wait(max = "1m30s"), on_store_error = Allow, crate = ::facade::limits, prefetch = 1, shadow = false"#]
         "async fn f(state: State) -> R { #![allow(unused)] body() }"
 
     dynamic_count_and_cost:
         #[r#"prefix = "item", unit = Seconds, count = plan.limit(), key = id, on_missing_key = Shared, cost = rows.len()"#]
         "async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {}"
 
-    leased_and_asked_each_time:
-        #[r#"prefix = "item", unit = Seconds, count = limit(), algorithm = FixedWindow, lease = LEASE, denial_cache = false"#]
+    prefetched_without_denial_cache:
+        #[r#"prefix = "item", unit = Seconds, count = limit(), algorithm = FixedWindow, prefetch = SIZE, denial_cache = false"#]
         "async fn f() -> R {}"
 
     shadow:
@@ -91,7 +91,7 @@ snapshots! {
 
     permit:
         #[r#"prefix = "item", unit = Seconds, count = 1, permit = slot, on_limit = Wait, cost = 0"#]
-        "async fn f() -> R { slot.give_back().await }"
+        "async fn f() -> R { slot.refund().await }"
 
     stacked:
         #[r#"prefix = "first", unit = Seconds, count = 1, key = id"#]

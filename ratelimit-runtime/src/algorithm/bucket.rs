@@ -43,11 +43,11 @@ struct Measures {
 
 impl Measures {
     fn of(rule: &Rule) -> Self {
-        let (unit, interval_ms) = match rule.counted_by() {
+        let (unit, interval_ms) = match rule.algorithm() {
             Algorithm::TokenBucket { refill: Refill::Interval, .. } => (1, rule.period_ms()),
             _ => (rule.period_ms(), 1),
         };
-        let is_queue = matches!(rule.counted_by(), Algorithm::LeakyBucket { .. });
+        let is_queue = matches!(rule.algorithm(), Algorithm::LeakyBucket { .. });
         Self { unit, interval_ms, refill: rule.count(), capacity: rule.limit() * unit, is_queue }
     }
 
@@ -151,7 +151,7 @@ impl Bucket {
     }
 
     /// Returns what the bucket cannot have refilled since it was charged; for a queue, what was charged last.
-    pub(super) fn give_back(&mut self, rule: &Rule, now_ms: u64, receipt: [u64; 2], cost: u64) -> u64 {
+    pub(super) fn refund(&mut self, rule: &Rule, now_ms: u64, receipt: [u64; 2], cost: u64) -> u64 {
         let measures = Measures::of(rule);
         let now_ms = now_ms.max(self.written_ms); // the clock may have been set back
         let missing = stored(self.missing_at(&measures, now_ms));
@@ -185,7 +185,7 @@ pub(super) fn numbers(rule: &Rule, cost: u64, longest_wait_ms: u64) -> Numbers {
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_numbers(rule: &Rule, [charged, spare]: [u64; 2], cost: u64) -> Numbers {
+pub(super) fn refund_numbers(rule: &Rule, [charged, spare]: [u64; 2], cost: u64) -> Numbers {
     let Measures { unit, interval_ms, refill, is_queue, .. } = Measures::of(rule);
     let spare = if is_queue { spare.saturating_add(1) } else { 0 };
     pack([cost, unit, refill, interval_ms, charged, spare])
@@ -247,14 +247,14 @@ mod tests {
 
     /// Clocks of tokio's can be: each paused runtime has its own.
     #[test]
-    fn a_charge_is_given_back_by_a_clock_set_back() {
+    fn a_charge_is_refunded_by_a_clock_set_back() {
         let rule = Rule::new("item", 10, Duration::from_secs(1));
-        let token = rule.algorithm(Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy });
-        let queue = rule.algorithm(Algorithm::LeakyBucket { queue: 9 });
+        let token = rule.with_algorithm(Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy });
+        let queue = rule.with_algorithm(Algorithm::LeakyBucket { queue: 9 });
         for rule in [token, queue] {
             let mut bucket = Bucket::full(5000);
             let receipt = bucket.charge(&rule, 5000, 3);
-            assert_eq!(bucket.give_back(&rule, 4000, receipt, 3), 3, "{rule:?}");
+            assert_eq!(bucket.refund(&rule, 4000, receipt, 3), 3, "{rule:?}");
             assert!(bucket.full_ms <= 5000, "{rule:?}");
         }
     }

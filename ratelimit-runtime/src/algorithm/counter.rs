@@ -19,7 +19,7 @@ pub(crate) struct Ask<'a> {
 impl Ask<'_> {
     /// The least that is granted.
     pub(crate) fn least(&self) -> u64 {
-        if self.hold.is_some_and(|hold| hold.partial) { self.cost.min(1) } else { self.cost }
+        if self.hold.is_some_and(|hold| hold.allow_partial) { self.cost.min(1) } else { self.cost }
     }
 }
 
@@ -37,7 +37,7 @@ impl Counter {
     /// A counter without a charge.
     pub(crate) fn fresh(rule: &Rule, now_us: u64) -> Self {
         let millis = now_us / 1000;
-        match rule.counted_by() {
+        match rule.algorithm() {
             Algorithm::FixedWindow { .. } => Self::Window(Window::open(rule, millis)),
             Algorithm::SlidingLog => Self::Log(Box::new(Log::empty())),
             Algorithm::SlidingWindow { .. } => Self::SubWindows(Box::new(SubWindows::empty(rule, millis))),
@@ -120,16 +120,16 @@ impl Counter {
     }
 
     /// Returns what still counts of a charge. What is then empty is fresh.
-    pub(crate) fn give_back(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
+    pub(crate) fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
         let millis = now_us / 1000;
         if self.is_fresh(now_us) {
             return 0;
         }
         match self {
-            Self::Window(window) => window.give_back(receipt, cost),
-            Self::Log(log) => log.give_back(rule, now_us, receipt, cost),
-            Self::SubWindows(sub_windows) => sub_windows.give_back(rule, millis, receipt, cost),
-            Self::Bucket(bucket) => bucket.give_back(rule, millis, receipt, cost),
+            Self::Window(window) => window.refund(receipt, cost),
+            Self::Log(log) => log.refund(rule, now_us, receipt, cost),
+            Self::SubWindows(sub_windows) => sub_windows.refund(rule, millis, receipt, cost),
+            Self::Bucket(bucket) => bucket.refund(rule, millis, receipt, cost),
             Self::Places(_) => 0, // they are settled
         }
     }

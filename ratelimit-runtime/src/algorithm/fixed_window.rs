@@ -66,7 +66,7 @@ impl Window {
         [self.opened, 0]
     }
 
-    pub(super) fn give_back(&mut self, [opened, _]: [u64; 2], cost: u64) -> u64 {
+    pub(super) fn refund(&mut self, [opened, _]: [u64; 2], cost: u64) -> u64 {
         if self.opened != opened {
             return 0;
         }
@@ -156,7 +156,7 @@ impl From<PackedWindow> for Window {
 /// When a window that is opened now ends.
 fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
     let period = rule.period_ms();
-    match rule.counted_by() {
+    match rule.algorithm() {
         Algorithm::FixedWindow { align: true } => now_ms - now_ms % period + period,
         _ => now_ms + period,
     }
@@ -170,12 +170,12 @@ pub(super) const WINDOWS: u64 = 450_001;
 pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
     // The largest value before the charge; a cost of 0 fits whatever is used.
     let room = if cost == 0 { LARGEST_WINDOW } else { rule.count().saturating_sub(cost) };
-    let align = matches!(rule.counted_by(), Algorithm::FixedWindow { align: true });
+    let align = matches!(rule.algorithm(), Algorithm::FixedWindow { align: true });
     pack([room * WINDOWS + WINDOWS - 1, rule.period_ms(), align.into()])
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_numbers([opened, _]: [u64; 2], cost: u64) -> Numbers {
+pub(super) fn refund_numbers([opened, _]: [u64; 2], cost: u64) -> Numbers {
     pack([cost * WINDOWS, opened])
 }
 

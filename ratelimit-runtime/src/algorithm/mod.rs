@@ -31,7 +31,7 @@ pub(crate) struct Look {
     /// How much is held, if it does not fit.
     pub(crate) held: u64,
     /// Whether it would fit without that.
-    pub(crate) is_busy: bool,
+    pub(crate) fits_when_released: bool,
 }
 
 /// What a counter says after it was asked to charge a cost, and the receipt if it did.
@@ -67,14 +67,16 @@ impl Look {
     fn new(rule: &Rule, remaining: u64, reset_after_ms: u64, retry_after_ms: Option<u64>) -> Self {
         let retry_after_ms = retry_after_ms.unwrap_or(u64::MAX);
         let decision = Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms };
-        Self { fits: retry_after_ms == u64::MAX, decision, wait_ms: 0, held: 0, is_busy: false }
+        Self { fits: retry_after_ms == u64::MAX, decision, wait_ms: 0, held: 0, fits_when_released: false }
     }
 
     /// The same where so much is held, as a script says it: as -n if the cost would not fit without that either.
     #[cfg(feature = "redis")]
     fn holding(self, reply: &[redis::Value]) -> Self {
         match (self.fits, reply) {
-            (false, [redis::Value::Int(held)]) => Self { held: held.unsigned_abs(), is_busy: *held > 0, ..self },
+            (false, [redis::Value::Int(held)]) => {
+                Self { held: held.unsigned_abs(), fits_when_released: *held > 0, ..self }
+            }
             _ => self,
         }
     }

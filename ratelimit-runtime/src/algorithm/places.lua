@@ -7,7 +7,7 @@
 -- cost, count
 -- id       the id of the hold to be made, renewed or settled
 -- lease    ms it lasts unless it is renewed
--- partial  1: take what remains, at least 1, if that is less than the cost
+-- allow_partial  1: take what remains, at least 1, if that is less than the cost
 -- returns  what remains (n as -1 - n if the cost does not fit), ms until all are free, and how many were taken, or ms until the first
 --          hold ends and how many places are held. After a renewal: a string with 1 for each hold whose places are still
 --          held, and 0 for each other one. After a settlement: how many were held
@@ -75,7 +75,7 @@ while last do
   last = size > 1 and call('ZRANGE', key, '(' .. digits(from), '-inf', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')[2]
 end
 local remaining = math.max(count - taken, 0)
-local least = partial == 1 and math.min(cost, 1) or cost
+local least = allow_partial == 1 and math.min(cost, 1) or cost
 if charge ~= 'always' and least > remaining or not charge then
   fits = least <= remaining
   local soonest = latest
@@ -87,7 +87,7 @@ if charge ~= 'always' and least > remaining or not charge then
   break
 end
 fits = true
-if partial == 1 then
+if allow_partial == 1 then
   cost = math.min(cost, remaining)
 end
 local has_ended = #sizes > 0 and call('ZCARD', key) > members

@@ -28,7 +28,7 @@ impl Places {
         // The first time that any of them is free: whether that is enough is asked again then.
         let retry_after_ms = (cost > remaining).then(|| wait_ms(self.0.first_end_ms(now_us)));
         let look = Look::new(rule, remaining, wait_ms(self.0.last_end_ms(now_us)), retry_after_ms);
-        if look.fits { look } else { Look { held: taken, is_busy: true, ..look } }
+        if look.fits { look } else { Look { held: taken, fits_when_released: true, ..look } }
     }
 
     /// Takes places that [`Places::look`] has found to be free.
@@ -51,8 +51,9 @@ impl Places {
 
 #[cfg(feature = "redis")]
 pub(super) fn numbers(rule: &Rule, cost: u64, hold: Option<&Hold>) -> Numbers {
-    let (id, lease_ms, partial) = hold.map_or((0, 0, false), |hold| (hold.id, hold.lease_ms(), hold.partial));
-    pack([cost, rule.count(), id, lease_ms, partial.into()])
+    let (id, lease_ms, allow_partial) =
+        hold.map_or((0, 0, false), |hold| (hold.id, hold.lease_ms(), hold.allow_partial));
+    pack([cost, rule.count(), id, lease_ms, allow_partial.into()])
 }
 
 /// What the script says of the places, after some were taken if they were, and the receipt.

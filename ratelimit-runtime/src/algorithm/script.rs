@@ -33,7 +33,7 @@ pub(super) fn unpack(bytes: &[u8]) -> impl Iterator<Item = Option<u64>> {
 /// A body sees `key`, `call` (which is `redis.call`) and its numbers. The one that decides also sees `charge` (`false` to look, `true` to
 /// charge if the cost fits, `'always'` if it is known to fit, `'renew'`, `'settle'` and `'again'` for a hold, see [`Act`]), `time` (the reply of TIME, or nil: it asks when it needs to), `now` (the same in ms, to go by
 /// instead of the key's end, or nil), `value` (what the key holds, or nil: it asks) and `charged` (the cost in digits, as the script counts it, or nil if it is 1; the holds to be renewed).
-/// It sets `reply`, and whether the cost `fits`, and may `break` after that; the one that gives back returns how much it gave.
+/// It sets `reply`, and whether the cost `fits`, and may `break` after that; the one that refunds returns how much it gave.
 struct Half {
     decide: &'static str,
     numbers: &'static str,
@@ -47,8 +47,8 @@ struct Half {
     fitting: &'static str,
     /// Whether `value` is of use.
     has_value: bool,
-    give_back: &'static str,
-    give_back_numbers: &'static str,
+    refund: &'static str,
+    refund_numbers: &'static str,
 }
 
 const FIXED_WINDOW: Half = Half {
@@ -59,19 +59,19 @@ const FIXED_WINDOW: Half = Half {
     stored: "value + its_charge * n",
     fitting: "local fitting = (its_room - value) / its_charge + 1",
     has_value: true,
-    give_back: include_str!("fixed_window_give_back.lua"),
-    give_back_numbers: "cost, number",
+    refund: include_str!("fixed_window_refund.lua"),
+    refund_numbers: "cost, number",
 };
 const SLIDING_LOG: Half = Half {
-    decide: concat!("local id, lease, partial, alone\n", include_str!("sliding_log.lua")),
+    decide: concat!("local id, lease, allow_partial, exclusive\n", include_str!("sliding_log.lua")),
     numbers: "cost, count, period, digits",
     first_of_many: "cost * n",
     place: "granted + n - 1",
     stored: "nil",
     fitting: "local fitting = (-1 - reply[1]) / its_cost",
     has_value: false,
-    give_back: include_str!("sliding_log_give_back.lua"),
-    give_back_numbers: "cost, period, charged, digits",
+    refund: include_str!("sliding_log_refund.lua"),
+    refund_numbers: "cost, period, charged, digits",
 };
 const SLIDING_WINDOW: Half = Half {
     decide: include_str!("sliding_window.lua"),
@@ -81,8 +81,8 @@ const SLIDING_WINDOW: Half = Half {
     stored: "value",
     fitting: "local fitting = (its_count - select(2, struct.unpack('<dd', reply, 2))) / its_cost",
     has_value: true,
-    give_back: include_str!("sliding_window_give_back.lua"),
-    give_back_numbers: "cost, size, buckets, charged",
+    refund: include_str!("sliding_window_refund.lua"),
+    refund_numbers: "cost, size, buckets, charged",
 };
 const BUCKET: Half = Half {
     decide: include_str!("bucket.lua"),
@@ -97,19 +97,19 @@ if its_longest > 0 and left > 0 then
 end
 local fitting = (its_capacity - missing) / its_cost",
     has_value: true,
-    give_back: include_str!("bucket_give_back.lua"),
-    give_back_numbers: "cost, unit, refill, interval, charged, spare",
+    refund: include_str!("bucket_refund.lua"),
+    refund_numbers: "cost, unit, refill, interval, charged, spare",
 };
 const HELD_LOG: Half = Half {
     decide: include_str!("sliding_log.lua"),
-    numbers: "cost, count, period, digits, id, lease, partial, alone",
+    numbers: "cost, count, period, digits, id, lease, allow_partial, exclusive",
     ..SLIDING_LOG
 };
 const PLACES: Half = Half {
     decide: include_str!("places.lua"),
-    numbers: "cost, count, id, lease, partial",
-    give_back: "return 0", // they are settled
-    give_back_numbers: "cost",
+    numbers: "cost, count, id, lease, allow_partial",
+    refund: "return 0", // they are settled
+    refund_numbers: "cost",
     ..SLIDING_LOG
 };
 const HALVES: [Half; 6] = [FIXED_WINDOW, SLIDING_LOG, SLIDING_WINDOW, BUCKET, HELD_LOG, PLACES];
@@ -119,7 +119,7 @@ pub(crate) const KINDS: usize = HALVES.len();
 
 /// Which of them a charge is counted by.
 pub(crate) fn kind(charge: &Charge) -> u8 {
-    match charge.rule.counted_by() {
+    match charge.rule.algorithm() {
         Algorithm::FixedWindow { .. } => 0,
         Algorithm::SlidingLog if charge.hold.is_some() => 4,
         Algorithm::SlidingLog => 1,
@@ -140,7 +140,7 @@ pub(crate) const DECISIONS_ON_SEVERAL: u64 = 2;
 /// The most steps that one decision on a charge takes. A command of the script is eight steps; one pass of a loop, a call of a function, and 64
 /// bytes of a string are one.
 pub(crate) fn steps(charge: &Charge) -> u64 {
-    match charge.rule.counted_by() {
+    match charge.rule.algorithm() {
         Algorithm::FixedWindow { .. } | Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => 80,
         Algorithm::SlidingWindow { buckets } => 80 + 2 * buckets,
         // Three searches by halves: for what has expired, and for what has to.
@@ -150,7 +150,7 @@ pub(crate) fn steps(charge: &Charge) -> u64 {
 
 /// The most steps that renewing one hold takes, among as many others as its counter may have.
 pub(crate) fn renewal_steps(charge: &Charge) -> u64 {
-    match charge.rule.counted_by() {
+    match charge.rule.algorithm() {
         // Each place moves within a sorted set of all of them: its two commands take longer than most.
         Algorithm::Concurrent => 60 + 100 * u64::from(charge.cost.count_ones()),
         _ => 24,
@@ -249,15 +249,15 @@ pub(crate) fn decide_all() -> String {
     script + include_str!("all.lua")
 }
 
-/// Returns a charge. ARGV: [`give_back_numbers`]. Replies with what was returned.
-pub(crate) fn give_back(kind: usize) -> String {
-    let Half { give_back, give_back_numbers, .. } = &HALVES[kind];
-    script(give_back_numbers, give_back)
+/// Returns a charge. ARGV: [`refund_numbers`]. Replies with what was returned.
+pub(crate) fn refund(kind: usize) -> String {
+    let Half { refund, refund_numbers, .. } = &HALVES[kind];
+    script(refund_numbers, refund)
 }
 
 pub(crate) fn numbers(charge: &Charge) -> Numbers {
     let (rule, cost) = (&charge.rule, charge.cost);
-    match rule.counted_by() {
+    match rule.algorithm() {
         Algorithm::FixedWindow { .. } => fixed_window::numbers(rule, cost),
         Algorithm::SlidingLog => match &charge.hold {
             Some(hold) => sliding_log::hold_numbers(rule, cost, hold),
@@ -279,7 +279,7 @@ pub(crate) fn renewal(charge: &Charge) -> Numbers {
 
 /// The cost, as the script counts it.
 pub(crate) fn charged(charge: &Charge) -> u64 {
-    match charge.rule.counted_by() {
+    match charge.rule.algorithm() {
         Algorithm::FixedWindow { .. } => charge.cost * fixed_window::WINDOWS,
         _ => charge.cost,
     }
@@ -296,7 +296,7 @@ pub(crate) fn rule(charge: &Charge) -> Numbers {
 /// The reply to one of several equal charges that were made in one go, by the reply to another. `later`: how many of them lie between the two.
 pub(crate) fn reply_to_another(charge: &Charge, reply: &Value, later: i64) -> Option<Value> {
     let (rule, more) = (&charge.rule, later.checked_mul(i64::try_from(charge.cost).ok()?)?);
-    match rule.counted_by() {
+    match rule.algorithm() {
         Algorithm::FixedWindow { .. } => fixed_window::reply_to_another(rule, reply, more),
         Algorithm::SlidingLog => sliding_log::reply_to_another(rule, reply, more),
         Algorithm::Concurrent => None, // they are held, and decided one by one
@@ -308,7 +308,7 @@ pub(crate) fn reply_to_another(charge: &Charge, reply: &Value, later: i64) -> Op
 /// What was taken by one of several equal charges, where [`taken_by_another`] says from that what was by the others.
 pub(crate) fn taken_by_all(charge: &Charge, reply: &Value) -> Option<Taken> {
     // Many ask for it at once, and so no reply is made for each.
-    let is_window = matches!(charge.rule.counted_by(), Algorithm::FixedWindow { .. });
+    let is_window = matches!(charge.rule.algorithm(), Algorithm::FixedWindow { .. });
     let (look, receipt) = if is_window { read(charge, true, reply)? } else { return None };
     look.fits.then(|| Taken::new(look, receipt))
 }
@@ -323,24 +323,24 @@ pub(crate) fn taken_by_another(charge: &Charge, taken: &Taken, later: i64) -> Op
 
 /// Whether a script for one counter is told what [`charged`] says: if it can't know that otherwise.
 pub(crate) fn is_told(charge: &Charge) -> bool {
-    matches!(charge.rule.counted_by(), Algorithm::FixedWindow { .. }) && charge.cost != 1
+    matches!(charge.rule.algorithm(), Algorithm::FixedWindow { .. }) && charge.cost != 1
 }
 
-pub(crate) fn give_back_numbers(charge: &Charge) -> Numbers {
+pub(crate) fn refund_numbers(charge: &Charge) -> Numbers {
     let (rule, receipt, cost) = (&charge.rule, charge.receipt, charge.cost);
-    match rule.counted_by() {
-        Algorithm::FixedWindow { .. } => fixed_window::give_back_numbers(receipt, cost),
-        Algorithm::SlidingLog => sliding_log::give_back_numbers(rule, receipt, cost),
+    match rule.algorithm() {
+        Algorithm::FixedWindow { .. } => fixed_window::refund_numbers(receipt, cost),
+        Algorithm::SlidingLog => sliding_log::refund_numbers(rule, receipt, cost),
         Algorithm::Concurrent => pack([cost]),
-        Algorithm::SlidingWindow { .. } => sliding_window::give_back_numbers(rule, receipt, cost),
-        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => bucket::give_back_numbers(rule, receipt, cost),
+        Algorithm::SlidingWindow { .. } => sliding_window::refund_numbers(rule, receipt, cost),
+        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => bucket::refund_numbers(rule, receipt, cost),
     }
 }
 
 /// What a reply says of the counter, after the charge if it was `charged`, and the receipt of that. Nothing if it is no reply of the script.
 pub(crate) fn read(charge: &Charge, charged: bool, reply: &Value) -> Option<(Look, [u64; 2])> {
     let (rule, cost) = (&charge.rule, charge.cost);
-    match rule.counted_by() {
+    match rule.algorithm() {
         Algorithm::FixedWindow { .. } => fixed_window::read(rule, cost, charged, reply),
         Algorithm::SlidingLog => sliding_log::read(rule, reply),
         Algorithm::Concurrent => places::read(rule, reply),

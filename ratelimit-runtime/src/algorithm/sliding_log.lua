@@ -21,8 +21,8 @@
 -- cost, count, period (ms), digits
 -- id       the number of the hold to be made, renewed or settled; nil: this is no hold
 -- lease    ms it is to last
--- partial  1: hold what remains, at least 1, if that is less than the cost
--- alone    1: only while nothing is held whose time is not over
+-- allow_partial  1: hold what remains, at least 1, if that is less than the cost
+-- exclusive    1: only while nothing is held whose time is not over
 -- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one. Otherwise three
 --          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge, or how much is held, or
 --          ms until the cost fits; and, if something is held, how much, as -n if the cost would not fit without it either.
@@ -254,11 +254,11 @@ if first then
 end
 
 local remaining = used + held < count and count - used - held or 0
-local least, is_sure = partial == 1 and cost > 0 and 1 or cost, charge == 'always' or settles
+local least, is_sure = allow_partial == 1 and cost > 0 and 1 or cost, charge == 'always' or settles
 -- How long until the last hold has ended, or the first one counts no more, if a hold has to wait for that.
 local turn = 0
 if id and not settles and cost > 0 and held > 0 then
-  turn = alone == 1 and math.max(0, last_end - ms) or 0
+  turn = exclusive == 1 and math.max(0, last_end - ms) or 0
   turn = #holds >= 320000 and math.max(turn, first_end + beyond - ms) or turn
 end
 if not is_sure and (least > remaining or turn > 0) or not charge then
@@ -323,7 +323,7 @@ end
 fits = true
 if settles then
   cost = math.min(cost, wrap - used)
-elseif partial == 1 then
+elseif allow_partial == 1 then
   cost = math.min(cost, remaining)
 end
 local keeps = id and not settles or held > 0 or settled_until > (ms or 0)

@@ -14,7 +14,7 @@ use super::script::{Numbers, pack};
 use super::{Look, holds::HoldSet};
 use crate::{Rule, rule::limits::LogLayout, store::Hold};
 
-/// Entries that a charge can be given back behind: every later total changes, and a server does nothing else meanwhile.
+/// Entries that a charge can be refunded behind: every later total changes, and a server does nothing else meanwhile.
 const GIVE_BACK_DEPTH: usize = 5000;
 
 /// Holds that one log has at most: the script keeps them in one string, and each step copies it. See `sliding_log.lua`.
@@ -117,7 +117,7 @@ impl Log {
             self.wait_ms(&layout, now_us, short)
         });
         let turn_ms = last_end_ms.map_or(0, |ends_ms| ends_ms.saturating_sub(millis));
-        let turn_ms = (turn_ms > 0 && asked.is_some_and(|hold| hold.alone)).then_some(turn_ms);
+        let turn_ms = (turn_ms > 0 && asked.is_some_and(|hold| hold.exclusive)).then_some(turn_ms);
         let first_end_ms = (holds.len() >= MOST_HOLDS && asked.is_some()).then(|| holds.first_end_ms(now_us));
         let room_ms = first_end_ms.flatten().map(|ends_ms| holds.counts_until_ms(ends_ms) - millis);
         let look = Look::new(rule, remaining, reset_after_ms, retry_after_ms.max(turn_ms).max(room_ms));
@@ -125,7 +125,7 @@ impl Log {
             return look;
         }
         let overdue = holds.overdue(now_us);
-        Look { held: held - overdue, is_busy: (used + overdue).saturating_add(cost) <= rule.count(), ..look }
+        Look { held: held - overdue, fits_when_released: (used + overdue).saturating_add(cost) <= rule.count(), ..look }
     }
 
     /// How much the entries that have not expired are together.
@@ -182,13 +182,13 @@ impl Log {
             settled.retain(|settled| settled.until_ms > millis);
             held = set.remove(asked.id);
             is_settled = held.is_none() && settled.iter().any(|settled| settled.id == asked.id);
-            if held.is_some() && asked.again {
+            if held.is_some() && asked.is_retry {
                 let too_many = (settled.len() + 1).saturating_sub(MOST_SETTLED);
                 settled.drain(..too_many);
                 settled.push(Settled { id: asked.id, until_ms: set.new_until_ms(now_us, asked) });
             }
         }
-        is_settled |= held.is_none() && asked.again;
+        is_settled |= held.is_none() && asked.is_retry;
         let used = used.min(layout.largest_count() - self.used());
         if used > 0 && !is_settled {
             self.charge(rule, now_us, used);
@@ -214,7 +214,7 @@ impl Log {
     }
 
     /// Takes a charge out of the entry of that time, and returns how much it still held.
-    pub(super) fn give_back(&mut self, rule: &Rule, now_us: u64, [time, _]: [u64; 2], cost: u64) -> u64 {
+    pub(super) fn refund(&mut self, rule: &Rule, now_us: u64, [time, _]: [u64; 2], cost: u64) -> u64 {
         let layout = LogLayout::of(rule.period_ms());
         self.drop_expired(&layout, now_us / layout.tick_us);
         let Ok(index) = self.entries.binary_search_by_key(&time, |(time, _)| *time) else {
@@ -263,13 +263,13 @@ pub(super) fn hold_numbers(rule: &Rule, cost: u64, asked: &Hold) -> Numbers {
         digits,
         asked.id,
         asked.lease_ms(),
-        asked.partial.into(),
-        asked.alone.into(),
+        asked.allow_partial.into(),
+        asked.exclusive.into(),
     ])
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_numbers(rule: &Rule, [time, _]: [u64; 2], cost: u64) -> Numbers {
+pub(super) fn refund_numbers(rule: &Rule, [time, _]: [u64; 2], cost: u64) -> Numbers {
     pack([cost, rule.period_ms(), time, LogLayout::of(rule.period_ms()).digits.into()])
 }
 

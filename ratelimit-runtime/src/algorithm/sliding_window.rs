@@ -25,7 +25,7 @@ pub(crate) struct SubWindows {
 
 /// Buckets, and milliseconds of each.
 fn grid(rule: &Rule) -> (u64, u64) {
-    let buckets = match rule.counted_by() {
+    let buckets = match rule.algorithm() {
         Algorithm::SlidingWindow { buckets } => buckets,
         _ => 1,
     };
@@ -108,7 +108,7 @@ impl SubWindows {
     }
 
     /// Takes a charge out of the sub-window of that number, and returns how much it still weighed.
-    pub(super) fn give_back(&mut self, rule: &Rule, now_ms: u64, [charged, _]: [u64; 2], cost: u64) -> u64 {
+    pub(super) fn refund(&mut self, rule: &Rule, now_ms: u64, [charged, _]: [u64; 2], cost: u64) -> u64 {
         let (buckets, size) = grid(rule);
         let now_ms = now_ms.max(self.current * size); // the clock may have been set back
         self.slide(buckets, size, now_ms);
@@ -134,7 +134,7 @@ pub(super) fn numbers(rule: &Rule, cost: u64) -> Numbers {
 }
 
 #[cfg(feature = "redis")]
-pub(super) fn give_back_numbers(rule: &Rule, [charged, _]: [u64; 2], cost: u64) -> Numbers {
+pub(super) fn refund_numbers(rule: &Rule, [charged, _]: [u64; 2], cost: u64) -> Numbers {
     let (buckets, size) = grid(rule);
     pack([cost, size, buckets, charged])
 }

@@ -110,14 +110,19 @@ impl Settings {
     pub(super) fn change(&self, rule: &Rule) -> Rule {
         let count = self.count.unwrap_or(rule.count());
         let algorithm = match self.algorithm {
-            None => rule.counted_by(),
+            None => rule.algorithm(),
             Some(Word::Known(algorithm)) => algorithm,
             Some(Word::BucketOfCount(refill)) => Algorithm::TokenBucket { burst: count, refill },
         };
-        let changed = Rule::new(rule.prefix(), count, self.period.unwrap_or(rule.period())).algorithm(algorithm);
-        let changed = changed.shadow(self.shadow.unwrap_or(rule.is_shadow())).denial_cache(rule.caches_denials());
+        let changed = Rule::new(rule.prefix(), count, self.period.unwrap_or(rule.period())).with_algorithm(algorithm);
+        let changed =
+            changed.with_shadow(self.shadow.unwrap_or(rule.is_shadow())).with_denial_cache(rule.caches_denials());
         // Other algorithms have none.
-        if let Algorithm::FixedWindow { .. } = algorithm { changed.lease(rule.lease_size().into()) } else { changed }
+        if let Algorithm::FixedWindow { .. } = algorithm {
+            changed.with_prefetch(rule.prefetch().into())
+        } else {
+            changed
+        }
     }
 
     /// The rule, if all of it is said here that a rule needs.
@@ -132,7 +137,7 @@ impl Settings {
         if let (Some(fault), false) = (changed.fault(), rule.has_fault()) {
             return Some(fault);
         }
-        let (before, after) = (rule.counted_by(), changed.counted_by());
+        let (before, after) = (rule.algorithm(), changed.algorithm());
         let is_leaky = |algorithm| matches!(algorithm, Algorithm::LeakyBucket { .. });
         match () {
             () if before == after => None,
@@ -510,31 +515,34 @@ mod tests {
     #[test]
     fn what_is_not_said_stays() {
         let bucket = Algorithm::TokenBucket { burst: 7, refill: Refill::Interval };
-        let rule = Rule::new("item", 5, MINUTE).algorithm(bucket).shadow(true);
-        assert_eq!(change("[rules.item]", rule.denial_cache(false)), rule.denial_cache(false));
-        let leased = Rule::new("item", 5, MINUTE).lease(3);
-        assert_eq!(change("[rules.item]\ncount = 6", leased), Rule::new("item", 6, MINUTE).lease(3));
-        let unleased = Rule::new("item", 5, MINUTE).algorithm(Algorithm::SlidingLog);
-        assert_eq!(change("[rules.item]\nalgorithm = \"SlidingLog\"", leased), unleased);
+        let rule = Rule::new("item", 5, MINUTE).with_algorithm(bucket).with_shadow(true);
+        assert_eq!(change("[rules.item]", rule.with_denial_cache(false)), rule.with_denial_cache(false));
+        let prefetched = Rule::new("item", 5, MINUTE).with_prefetch(3);
+        assert_eq!(change("[rules.item]\ncount = 6", prefetched), Rule::new("item", 6, MINUTE).with_prefetch(3));
+        let unleased = Rule::new("item", 5, MINUTE).with_algorithm(Algorithm::SlidingLog);
+        assert_eq!(change("[rules.item]\nalgorithm = \"SlidingLog\"", prefetched), unleased);
         for (text, changed) in [
             ("", rule),
-            ("count = 6", Rule::new("item", 6, MINUTE).algorithm(bucket).shadow(true)),
-            ("ttl = 2\nunit = \"Hours\"", Rule::new("item", 5, 120 * MINUTE).algorithm(bucket).shadow(true)),
-            ("unit = \"Milliseconds\"", Rule::new("item", 5, MINUTE / 60_000).algorithm(bucket).shadow(true)),
-            ("shadow = false", rule.shadow(false)),
-            ("algorithm = \"SlidingLog\"", rule.algorithm(Algorithm::SlidingLog)),
-            ("algorithm = \"FixedWindow\"\nalign = true", rule.algorithm(Algorithm::FixedWindow { align: true })),
-            ("algorithm = \"SlidingWindow\"", rule.algorithm(Algorithm::SlidingWindow { buckets: 1 })),
-            ("algorithm = \"SlidingWindow\"\nbuckets = 6", rule.algorithm(Algorithm::SlidingWindow { buckets: 6 })),
+            ("count = 6", Rule::new("item", 6, MINUTE).with_algorithm(bucket).with_shadow(true)),
+            ("ttl = 2\nunit = \"Hours\"", Rule::new("item", 5, 120 * MINUTE).with_algorithm(bucket).with_shadow(true)),
+            ("unit = \"Milliseconds\"", Rule::new("item", 5, MINUTE / 60_000).with_algorithm(bucket).with_shadow(true)),
+            ("shadow = false", rule.with_shadow(false)),
+            ("algorithm = \"SlidingLog\"", rule.with_algorithm(Algorithm::SlidingLog)),
+            ("algorithm = \"FixedWindow\"\nalign = true", rule.with_algorithm(Algorithm::FixedWindow { align: true })),
+            ("algorithm = \"SlidingWindow\"", rule.with_algorithm(Algorithm::SlidingWindow { buckets: 1 })),
+            (
+                "algorithm = \"SlidingWindow\"\nbuckets = 6",
+                rule.with_algorithm(Algorithm::SlidingWindow { buckets: 6 }),
+            ),
             (
                 "algorithm = \"TokenBucket\"",
-                rule.algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }),
+                rule.with_algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }),
             ),
             (
                 "algorithm = \"TokenBucket\"\nburst = 9\nrefill = \"Interval\"",
-                rule.algorithm(Algorithm::TokenBucket { burst: 9, refill: Refill::Interval }),
+                rule.with_algorithm(Algorithm::TokenBucket { burst: 9, refill: Refill::Interval }),
             ),
-            ("algorithm = \"LeakyBucket\"\nqueue = 0", rule.algorithm(Algorithm::LeakyBucket { queue: 0 })),
+            ("algorithm = \"LeakyBucket\"\nqueue = 0", rule.with_algorithm(Algorithm::LeakyBucket { queue: 0 })),
         ] {
             assert_eq!(change(&format!("[rules.item]\n{text}"), rule), changed, "{text}");
         }

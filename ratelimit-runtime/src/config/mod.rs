@@ -27,7 +27,7 @@
 //! | `buckets` | at least 1, 1 if not said | of `SlidingWindow` |
 //! | `burst`, `refill` | at least 1, the count if not said; `"Greedy"` or `"Interval"` | of `TokenBucket` |
 //! | `queue` | needed | of `LeakyBucket` |
-//! | `shadow` | `true` or `false` | see [`Rule::shadow`] |
+//! | `shadow` | `true` or `false` | see [`Rule::with_shadow`] |
 //! | `on_store_error` | `"Local"`, `"Allow"` or `"Deny"` | see [`OnStoreError`]; of several rules of a call, the first that says something |
 //! | `keys` | a table of tables, by key as [`Key`] prints it | the same settings, for one key |
 //!

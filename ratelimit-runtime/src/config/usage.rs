@@ -13,7 +13,7 @@ pub(crate) struct Use {
 impl Use {
     /// A bit for each kind of call that settings may fit or not: its use, and how the code counts it.
     pub(super) fn bit_with(self, rule: &Rule) -> u32 {
-        let algorithm = match rule.counted_by() {
+        let algorithm = match rule.algorithm() {
             Algorithm::FixedWindow { .. } => 0,
             Algorithm::SlidingLog => 1,
             Algorithm::SlidingWindow { .. } => 2,

@@ -41,17 +41,17 @@ pub async fn check(subject: &impl Subject, algorithms: &[Algorithm]) {
 
 async fn check_all(subject: &dyn Subject, algorithms: &[Algorithm]) -> Outcome {
     let stores = [("the store", subject)];
-    let can_hold = subject.store().can_hold();
+    let supports_holds = subject.store().supports_holds();
     // Nobody asks a store for places that can't hold them.
     let algorithms: Vec<_> =
-        algorithms.iter().copied().filter(|algorithm| can_hold || *algorithm != Algorithm::Concurrent).collect();
+        algorithms.iter().copied().filter(|algorithm| supports_holds || *algorithm != Algorithm::Concurrent).collect();
     for &algorithm in &algorithms {
         let rule = rule("item", algorithm);
         check_charges(&stores, rule, &algorithms, None).await?;
-        if can_hold && matches!(algorithm, Algorithm::SlidingLog | Algorithm::Concurrent) {
+        if supports_holds && matches!(algorithm, Algorithm::SlidingLog | Algorithm::Concurrent) {
             check_holds(&stores, rule, &algorithms).await?;
         }
-        if can_hold && algorithm == Algorithm::SlidingLog {
+        if supports_holds && algorithm == Algorithm::SlidingLog {
             check_charges(&stores, rule, &algorithms, Some(LEASE)).await?;
         }
     }
@@ -60,12 +60,12 @@ async fn check_all(subject: &dyn Subject, algorithms: &[Algorithm]) -> Outcome {
     for _ in 0..20 * algorithms.len() {
         let (rules, steps) = (random.numbers(16), (0..40).map(|_| random.numbers(40)).collect::<Vec<_>>());
         let schedule = Schedule::new(&algorithms, &rules, &steps, false);
-        let schedule = if can_hold { schedule } else { schedule.without_holds() };
+        let schedule = if supports_holds { schedule } else { schedule.without_holds() };
         schedule.run(trial("every answer follows from the calls before it")).await?;
     }
     let is_given = |other: &Algorithm| algorithms.iter().any(|given| given.tag().name == other.tag().name);
     for &algorithm in ALGORITHMS.iter().filter(|algorithm| !is_given(algorithm)) {
-        if can_hold || algorithm != Algorithm::Concurrent {
+        if supports_holds || algorithm != Algorithm::Concurrent {
             trial("an algorithm that the store does not have is `misconfigured`")
                 .refuses_to_know(&rule("item", algorithm))
                 .await?;
@@ -100,16 +100,16 @@ async fn check_charges(
     }
     let whole = trial("after `reset_after` all of the limit is there, and not a millisecond before");
     reset_after(whole.comparing(Compared::ResetAfter), rule).await?;
-    if let Algorithm::LeakyBucket { .. } = rule.counted_by() {
+    if let Algorithm::LeakyBucket { .. } = rule.algorithm() {
         slots(trial("each call has a slot of its own, one period / count after the other"), rule).await?;
         longest_wait(trial("a slot later than `longest_wait` is refused"), rule).await?;
     }
-    give_back(trial("what is given back is there again"), rule).await?;
-    give_back_late(trial("what no longer counts is not given back, and no later window is credited"), rule).await?;
+    refund(trial("what is refunded is there again"), rule).await?;
+    refund_late(trial("what no longer counts is not refunded, and no later window is credited"), rule).await?;
     reset(trial("a counter that was reset is as one that nobody used"), rule).await?;
     change(trial("a changed count, burst or queue acts on the next call"), rule).await?;
     crowd(trial("as many as fit are granted, however many call at once"), rule).await?;
-    if !matches!(rule.counted_by(), Algorithm::LeakyBucket { .. }) {
+    if !matches!(rule.algorithm(), Algorithm::LeakyBucket { .. }) {
         several(trial("all charges of a request are made, or none"), rule).await?;
         crowd_of_several(trial("all charges of a request are made, or none, however many call at once"), rule).await?;
     }
@@ -140,7 +140,7 @@ async fn check_holds(stores: &[(&str, &dyn Subject)], rule: Rule, algorithms: &[
     settle_twice(trial(twice).comparing(Compared::RetryAfter), rule).await?;
     let turn = trial("what is held alone waits until nothing else is held").comparing(Compared::RetryAfter);
     alone(turn, rule).await?;
-    give_back_held(counts("what is held and given back is there again, once"), rule).await?;
+    refund_held(counts("what is held and refunded is there again, once"), rule).await?;
     partial(counts("what is held as far as it goes is what remains"), rule).await?;
     in_the_way(trial("a refusal says how much is held, and whether the cost would fit without"), rule).await?;
     let plain = |other: &&Algorithm| !matches!(other, Algorithm::LeakyBucket { .. } | Algorithm::Concurrent);
@@ -153,7 +153,7 @@ async fn check_holds(stores: &[(&str, &dyn Subject)], rule: Rule, algorithms: &[
 fn rule(prefix: &'static str, algorithm: Algorithm) -> Rule {
     let buckets = if let Algorithm::SlidingWindow { buckets } = algorithm { buckets } else { 1 };
     let period = Duration::from_millis(60_000_u64.next_multiple_of(buckets));
-    Rule::new(prefix, COUNT, period).algorithm(algorithm)
+    Rule::new(prefix, COUNT, period).with_algorithm(algorithm)
 }
 
 async fn unused(mut trial: Trial<'_>, rule: Rule) -> Outcome {
@@ -218,7 +218,7 @@ async fn cost_of_none(mut trial: Trial<'_>, rule: Rule) -> Outcome {
 async fn others(mut trial: Trial<'_>, rule: Rule, algorithms: &[Algorithm]) -> Outcome {
     trial.take(&rule, 0, rule.limit()).await?;
     trial.take(&rule, 1, 1).await?;
-    let longer = Rule::new(rule.prefix(), COUNT, 2 * rule.period()).algorithm(rule.counted_by());
+    let longer = Rule::new(rule.prefix(), COUNT, 2 * rule.period()).with_algorithm(rule.algorithm());
     trial.take(&longer, 0, 1).await?;
     let mut used = vec![trial.charge(&rule, 0, 1).counter];
     for other in algorithms.iter().map(|&other| self::rule(rule.prefix(), other)) {
@@ -327,7 +327,7 @@ async fn longest_wait(mut trial: Trial<'_>, rule: Rule) -> Outcome {
 }
 
 async fn several(mut trial: Trial<'_>, rule: Rule) -> Outcome {
-    let other = self::rule("other", rule.counted_by());
+    let other = self::rule("other", rule.algorithm());
     trial.take(&other, 0, 1).await?;
     let both = |trial: &Trial<'_>, rules: [(&Rule, u64); 2]| {
         let mut charges = Charges::default();
@@ -351,16 +351,16 @@ async fn several(mut trial: Trial<'_>, rule: Rule) -> Outcome {
         trial.ask(Request::new(charges.clone(), true)).await?;
     }
     let grant = trial.granted(0).expect("the first was granted");
-    trial.give_back(grant).await?;
+    trial.refund(grant).await?;
     trial.look(&rule, 0, 1).await?;
     trial.look(&other, 0, 1).await.map(drop)
 }
 
-async fn give_back(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+async fn refund(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     for cost in [1, rule.limit().div_ceil(2), rule.limit()] {
         trial.take(&rule, 0, cost).await?;
         let grant = trial.granted(0).expect("it fits");
-        trial.give_back(grant).await?;
+        trial.refund(grant).await?;
         trial.look(&rule, 0, rule.limit()).await?;
     }
     // Some time later, and while another one counts.
@@ -370,14 +370,14 @@ async fn give_back(mut trial: Trial<'_>, rule: Rule) -> Outcome {
             trial.pass(Duration::from_millis(u64::try_from(pause.as_millis()).expect("a minute")));
         }
         while let Some(grant) = trial.granted(0) {
-            trial.give_back(grant).await?;
+            trial.refund(grant).await?;
             trial.look(&rule, 0, 1).await?;
         }
     }
     trial.take(&rule, 0, 1).await.map(drop)
 }
 
-async fn give_back_late(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+async fn refund_late(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     let third = Duration::from_millis(rule.period_ms() / 3);
     for (key, pause) in
         [2 * third, rule.period().saturating_sub(MILLISECOND), rule.period(), rule.period() + third].iter().enumerate()
@@ -387,7 +387,7 @@ async fn give_back_late(mut trial: Trial<'_>, rule: Rule) -> Outcome {
         let grant = trial.granted(0).expect("it fits");
         trial.pass(*pause);
         trial.take(&rule, key, 1).await?;
-        trial.give_back(grant).await?;
+        trial.refund(grant).await?;
         trial.look(&rule, key, 1).await?;
     }
     // Not while nothing counts either.
@@ -395,7 +395,7 @@ async fn give_back_late(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     trial.take(&rule, 9, rule.limit()).await?;
     let grant = trial.granted(0).expect("it fits");
     trial.pass(trial.reset_after);
-    trial.give_back(grant).await?;
+    trial.refund(grant).await?;
     trial.take(&rule, 9, rule.limit()).await.map(drop)
 }
 
@@ -411,16 +411,16 @@ async fn reset(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     // What is charged in the instant of a reset is not told apart from what was charged before.
     trial.pass(MILLISECOND);
     trial.take(&rule, 0, 1).await?;
-    if let Algorithm::FixedWindow { .. } | Algorithm::SlidingLog | Algorithm::Concurrent = rule.counted_by() {
-        trial.give_back(old).await?;
+    if let Algorithm::FixedWindow { .. } | Algorithm::SlidingLog | Algorithm::Concurrent = rule.algorithm() {
+        trial.refund(old).await?;
     }
     trial.look(&rule, 0, 1).await.map(drop)
 }
 
 async fn change(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     let changed = |count, limit| {
-        let algorithm = sized(rule.prefix(), rule, limit).counted_by();
-        Rule::new(rule.prefix(), count, rule.period()).algorithm(algorithm)
+        let algorithm = sized(rule.prefix(), rule, limit).algorithm();
+        Rule::new(rule.prefix(), count, rule.period()).with_algorithm(algorithm)
     };
     // One after the other, so that not all of it ends at once.
     trial.take(&rule, 0, rule.limit().div_ceil(2)).await?;
@@ -566,7 +566,7 @@ async fn beside(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     for _ in 0..110 {
         trial.pass(rule.period() * 9 / 10);
         trial.look(&rule, 0, 5).await?;
-        trial.give_back(charged.clone()).await?;
+        trial.refund(charged.clone()).await?;
     }
     trial.look(&rule, 0, 5).await.map(drop)
 }
@@ -606,10 +606,10 @@ async fn settle_twice(mut trial: Trial<'_>, rule: Rule) -> Outcome {
                 // Nothing is held any more, and nothing is in the way of others.
                 trial.renew(&grant).await?;
                 trial.look(&rule, key, rule.limit()).await?;
-                trial.hold(&rule, key, 0, Hold { alone: true, ..Hold::new(LEASE) }).await?;
+                trial.hold(&rule, key, 0, Hold { exclusive: true, ..Hold::new(LEASE) }).await?;
                 trial.pass(pause);
             }
-            trial.hold(&rule, key, 1, Hold { alone: true, ..Hold::new(LEASE) }).await?;
+            trial.hold(&rule, key, 1, Hold { exclusive: true, ..Hold::new(LEASE) }).await?;
         }
     }
     // What was charged when nobody settled it has expired.
@@ -623,7 +623,7 @@ async fn settle_twice(mut trial: Trial<'_>, rule: Rule) -> Outcome {
 }
 
 async fn partial(mut trial: Trial<'_>, rule: Rule) -> Outcome {
-    let hold = || Hold { partial: true, ..Hold::new(LEASE) };
+    let hold = || Hold { allow_partial: true, ..Hold::new(LEASE) };
     trial.hold(&rule, 0, 4, hold()).await?;
     trial.hold(&rule, 0, rule.limit(), hold()).await?;
     trial.hold(&rule, 0, rule.limit(), hold()).await?;
@@ -634,7 +634,7 @@ async fn partial(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     trial.look(&rule, 0, 1).await?;
     trial.hold(&rule, 0, rule.limit(), hold()).await?;
     let rest = trial.held(0).expect("some of it fits");
-    trial.give_back(rest).await?;
+    trial.refund(rest).await?;
     trial.look(&rule, 0, 1).await.map(drop)
 }
 
@@ -642,7 +642,7 @@ async fn alone(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     if rule.is_concurrent() {
         return Ok(()); // whose holders are together by definition
     }
-    let hold = || Hold { alone: true, ..Hold::new(LEASE) };
+    let hold = || Hold { exclusive: true, ..Hold::new(LEASE) };
     trial.hold(&rule, 0, 2, hold()).await?;
     trial.hold(&rule, 0, 1, Hold::new(LONG_LEASE)).await?;
     for cost in [1, rule.limit(), 0] {
@@ -658,7 +658,7 @@ async fn alone(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     trial.hold(&rule, 0, 1, hold()).await.map(drop)
 }
 
-async fn give_back_held(mut trial: Trial<'_>, rule: Rule) -> Outcome {
+async fn refund_held(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     for (key, pause) in [MILLISECOND, LEASE, LEASE + rule.period()].into_iter().enumerate() {
         let key = key as u64;
         trial.hold(&rule, key, 6, Hold::new(LEASE)).await?;
@@ -666,7 +666,7 @@ async fn give_back_held(mut trial: Trial<'_>, rule: Rule) -> Outcome {
         trial.pass(pause);
         trial.take(&rule, key, 3).await?;
         for _ in 0..2 {
-            trial.give_back(grant.clone()).await?;
+            trial.refund(grant.clone()).await?;
             trial.look(&rule, key, rule.limit()).await?;
         }
     }
@@ -687,7 +687,7 @@ async fn in_the_way(mut trial: Trial<'_>, rule: Rule) -> Outcome {
     // What is held as far as it goes needs but 1.
     for held in [rule.limit() - 1, 1] {
         trial.hold(&rule, 1, held, Hold::new(LEASE)).await?;
-        trial.hold(&rule, 1, rule.limit(), Hold { partial: true, ..Hold::new(LEASE) }).await?;
+        trial.hold(&rule, 1, rule.limit(), Hold { allow_partial: true, ..Hold::new(LEASE) }).await?;
     }
     Ok(())
 }
@@ -706,7 +706,7 @@ async fn held_with(mut trial: Trial<'_>, rule: Rule, other: Rule) -> Outcome {
         trial.look(&other, 0, 1).await?;
     }
     let grant = trial.held(0).expect("the last but one was granted");
-    trial.give_back(grant).await?;
+    trial.refund(grant).await?;
     trial.look(&rule, 0, 1).await?;
     trial.look(&other, 0, 1).await.map(drop)
 }
@@ -729,12 +729,12 @@ async fn crowd_of_several(mut trial: Trial<'_>, rule: Rule) -> Outcome {
 
 /// With another limit.
 fn sized(prefix: &'static str, rule: Rule, limit: u64) -> Rule {
-    let algorithm = match rule.counted_by() {
+    let algorithm = match rule.algorithm() {
         Algorithm::TokenBucket { refill, .. } => Algorithm::TokenBucket { burst: limit, refill },
         Algorithm::LeakyBucket { .. } => Algorithm::LeakyBucket { queue: limit - 1 },
         algorithm => algorithm,
     };
-    Rule::new(prefix, limit, rule.period()).algorithm(algorithm)
+    Rule::new(prefix, limit, rule.period()).with_algorithm(algorithm)
 }
 
 /// The same numbers each time: `SplitMix64`, by Steele, Lea and Flood.

@@ -16,7 +16,7 @@
 //! #         let mut windows = self.windows.lock().unwrap();
 //! #         let now = self.clock.now();
 //! #         for request in batch.iter_mut() {
-//! #             if request.charges.iter().any(|charge| charge.rule.counted_by() != Algorithm::FixedWindow { align: false }) {
+//! #             if request.charges.iter().any(|charge| charge.rule.algorithm() != Algorithm::FixedWindow { align: false }) {
 //! #                 request.outcome = Err(StoreError::misconfigured("this store has fixed windows only"));
 //! #                 continue;
 //! #             }
@@ -43,7 +43,7 @@
 //! #         drop(windows);
 //! #         Reply::Ready(batch)
 //! #     }
-//! #     fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+//! #     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
 //! #         let mut windows = self.windows.lock().unwrap();
 //! #         let now = self.clock.now();
 //! #         let mut back = 0;
@@ -84,7 +84,7 @@
 //!
 //! # Holds
 //!
-//! A store that says by [`Store::can_hold`] that it can hold charges is asked to hold, renew and settle them: those to logs, if
+//! A store that says by [`Store::supports_holds`] that it can hold charges is asked to hold, renew and settle them: those to logs, if
 //! [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog) is among its algorithms, and the places of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent). Of a store that can't, neither is asked.
 //!
 //! # A store whose clock can't be moved

@@ -41,7 +41,7 @@ struct Charged {
     at_us: i128,
     /// When it no longer counts, for a fixed window and a log.
     ends_us: i128,
-    /// What has not been given back of it.
+    /// What has not been refunded of it.
     cost: i128,
 }
 
@@ -81,10 +81,11 @@ impl Model {
             charge.decision = counter.decision(&charge.rule, now, least, wait_ms(charge)).not_before(turn_ms);
             if charge.decision.retry_after().is_some() {
                 let alone = counter.without_live_holds(now);
-                charge.held = whole(counter.live_holds(now).map(|held| held.cost).sum());
-                charge.is_busy = charge.held > 0 && alone.fits(&charge.rule, now, least, wait_ms(charge));
+                charge.held_by_others = whole(counter.live_holds(now).map(|held| held.cost).sum());
+                charge.fits_when_released =
+                    charge.held_by_others > 0 && alone.fits(&charge.rule, now, least, wait_ms(charge));
             }
-            charge.wait =
+            charge.slot_delay =
                 Duration::from_millis(whole(counter.slot_ms(&charge.rule, now) * i128::from(charge.cost > 0)));
             all_fit &= charge.decision.retry_after().is_none();
         }
@@ -94,9 +95,9 @@ impl Model {
         }
         for charge in request.charges.iter_mut().filter(|charge| charge.cost > 0) {
             let counter = self.counters.entry(charge.counter.clone()).or_default();
-            if let Some(Hold { id, partial, .. }) = charge.hold {
+            if let Some(Hold { id, allow_partial, .. }) = charge.hold {
                 let remaining = whole(counter.remaining(&charge.rule, now));
-                charge.cost = if partial { charge.cost.min(remaining) } else { charge.cost };
+                charge.cost = if allow_partial { charge.cost.min(remaining) } else { charge.cost };
                 counter.held.push(Held { id, cost: charge.cost.into(), ends_us: end_of_lease_us(charge, now) });
             } else {
                 charge.receipt = [self.granted.len() as u64, 0];
@@ -108,7 +109,7 @@ impl Model {
     }
 
     /// Returns what still counts of charges that [`Model::decide`] granted.
-    pub fn give_back(&mut self, now: Duration, charges: &Charges) -> u64 {
+    pub fn refund(&mut self, now: Duration, charges: &Charges) -> u64 {
         let mut back = 0;
         for charge in charges.iter().filter(|charge| charge.cost > 0) {
             if charge.hold.is_some() {
@@ -119,7 +120,7 @@ impl Model {
             let granted = usize::try_from(receipt).ok().and_then(|at| self.granted.get(at));
             let Some(&granted) = granted else { continue };
             let counter = self.counters.entry(charge.counter.clone()).or_default();
-            back += whole(counter.give_back(&charge.rule, micros(now), receipt, granted, charge.cost.into()));
+            back += whole(counter.refund(&charge.rule, micros(now), receipt, granted, charge.cost.into()));
         }
         back
     }
@@ -134,7 +135,7 @@ impl Model {
     /// Charges what was used instead of what is held, as far as a store can count.
     pub fn settle(&mut self, now: Duration, charge: &Charge, used: u64) {
         let (rule, now) = (&charge.rule, micros(now));
-        let is_retry = charge.hold.is_some_and(|hold| hold.again);
+        let is_retry = charge.hold.is_some_and(|hold| hold.is_retry);
         let ended = self.let_go(now, charge);
         if rule.is_concurrent() {
             return;
@@ -170,13 +171,13 @@ impl Model {
     /// Whether Redis may take a charge for one to a later window, or a later entry of a log.
     ///
     /// It knows a window by the millisecond it was opened in modulo 450,001, and an entry by its tick modulo 812,345,679 or a
-    /// multiple of it. What is given back too late meets the wrong one once in as many times.
+    /// multiple of it. What is refunded too late meets the wrong one once in as many times.
     pub(super) fn may_be_mistaken(&self, charge: &Charge) -> bool {
         if charge.hold.is_some() {
             return false;
         }
         let tick = tick_us(&charge.rule);
-        let (round_up, modulus) = match charge.rule.counted_by() {
+        let (round_up, modulus) = match charge.rule.algorithm() {
             Algorithm::FixedWindow { .. } => (0, 450_001),
             Algorithm::SlidingLog => (tick - 1, 812_345_679),
             _ => return false,
@@ -221,7 +222,7 @@ impl Counter {
 
     /// What is taken of the capacity, in units.
     fn spent(&self, rule: &Rule, at_us: i128) -> i128 {
-        match rule.counted_by() {
+        match rule.algorithm() {
             Algorithm::FixedWindow { .. } | Algorithm::SlidingLog | Algorithm::Concurrent => {
                 let charged: i128 = self.counting(rule, at_us).map(|charge| charge.cost).sum();
                 let held = self.held.iter().filter(|held| held.counts(rule, at_us));
@@ -239,7 +240,7 @@ impl Counter {
                 let Some(level) = self.level.filter(|level| now < level.full_ms) else { return 0 };
                 let refills = level.refills_to_come(rule, level.written_ms) - level.refills_to_come(rule, now);
                 let missing = (level.missing - refills * count(rule)).max(0);
-                match rule.counted_by() {
+                match rule.algorithm() {
                     // The slots that were handed out stay, if the count has been raised since.
                     Algorithm::LeakyBucket { .. } => missing.max((level.full_ms - now - 1) * count(rule) + 1),
                     _ => missing,
@@ -250,7 +251,7 @@ impl Counter {
 
     /// How long until the slot of a call that is made now.
     fn slot_ms(&self, rule: &Rule, at_us: i128) -> i128 {
-        match rule.counted_by() {
+        match rule.algorithm() {
             Algorithm::LeakyBucket { .. } if rule.count() > 0 => ceil(self.spent(rule, at_us), count(rule)),
             _ => 0,
         }
@@ -259,7 +260,7 @@ impl Counter {
     /// Takes what has been found to fit.
     fn charge(&mut self, rule: &Rule, now: i128, cost: i128, receipt: u64) {
         let (period_us, now_ms, tick) = (period_ms(rule) * 1000, now / 1000, tick_us(rule));
-        match rule.counted_by() {
+        match rule.algorithm() {
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
                 let missing = self.spent(rule, now) + cost * unit(rule);
                 let (full_ms, to_come) = match self.level.filter(|level| now_ms < level.full_ms) {
@@ -282,8 +283,8 @@ impl Counter {
         }
     }
 
-    fn give_back(&mut self, rule: &Rule, now: i128, receipt: u64, granted: Granted, cost: i128) -> i128 {
-        match rule.counted_by() {
+    fn refund(&mut self, rule: &Rule, now: i128, receipt: u64, granted: Granted, cost: i128) -> i128 {
+        match rule.algorithm() {
             Algorithm::FixedWindow { .. } | Algorithm::SlidingLog => {
                 let read = now - now % tick_us(rule);
                 let charge = self.charges.iter_mut().find(|charge| charge.receipt == receipt && charge.ends_us > read);
@@ -348,7 +349,7 @@ impl Counter {
 
     /// How long until the time of all of them is over, for a charge that is held alone.
     fn turn_ms(&self, charge: &Charge, now: i128) -> u64 {
-        let is_alone = charge.cost > 0 && charge.hold.is_some_and(|hold| hold.alone);
+        let is_alone = charge.cost > 0 && charge.hold.is_some_and(|hold| hold.exclusive);
         let last = self.live_holds(now).map(|held| ceil(held.ends_us - now, 1000)).max();
         last.filter(|_| is_alone).map_or(0, whole)
     }
@@ -413,7 +414,7 @@ impl Level {
 
 /// How many units a cost of 1 takes: so many that a refill is a whole number of them.
 fn unit(rule: &Rule) -> i128 {
-    match rule.counted_by() {
+    match rule.algorithm() {
         Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => period_ms(rule),
         _ => 1,
     }
@@ -425,7 +426,7 @@ fn capacity(rule: &Rule) -> i128 {
 
 /// How long from one refill of a bucket to the next. Each brings `count` units.
 fn refill_ms(rule: &Rule) -> i128 {
-    match rule.counted_by() {
+    match rule.algorithm() {
         Algorithm::TokenBucket { refill: Refill::Interval, .. } => period_ms(rule),
         _ => 1,
     }
@@ -433,12 +434,12 @@ fn refill_ms(rule: &Rule) -> i128 {
 
 /// A log counts in microseconds, unless its period is above 200 seconds; all else in milliseconds.
 fn tick_us(rule: &Rule) -> i128 {
-    let is_fine = rule.counted_by() == Algorithm::SlidingLog && rule.period() <= Duration::from_secs(200);
+    let is_fine = rule.algorithm() == Algorithm::SlidingLog && rule.period() <= Duration::from_secs(200);
     if is_fine { 1 } else { 1000 }
 }
 
 fn sub_window_ms(rule: &Rule) -> i128 {
-    match rule.counted_by() {
+    match rule.algorithm() {
         Algorithm::SlidingWindow { buckets } => period_ms(rule) / i128::from(buckets),
         _ => period_ms(rule),
     }
@@ -462,7 +463,7 @@ fn largest_count(rule: &Rule) -> i128 {
 
 /// The least that is granted.
 fn least(charge: &Charge) -> i128 {
-    if charge.hold.is_some_and(|hold| hold.partial) { charge.cost.min(1).into() } else { charge.cost.into() }
+    if charge.hold.is_some_and(|hold| hold.allow_partial) { charge.cost.min(1).into() } else { charge.cost.into() }
 }
 
 /// When the time of somebody is over who holds a charge from now on.
@@ -520,7 +521,7 @@ mod tests {
     type Said = (bool, u64, u64, Option<u64>);
 
     fn at(ms: u64, count: u64, period_ms: u64, algorithm: Algorithm) -> At {
-        let rule = Rule::new("item", count, Duration::from_millis(period_ms)).algorithm(algorithm);
+        let rule = Rule::new("item", count, Duration::from_millis(period_ms)).with_algorithm(algorithm);
         At { model: Model::default(), now: Duration::from_millis(ms), rule }
     }
 
@@ -543,7 +544,7 @@ mod tests {
         }
 
         fn slot(&mut self, cost: u64) -> u64 {
-            whole(self.ask(cost, true, u64::MAX).charges[0].wait.as_millis().try_into().unwrap())
+            whole(self.ask(cost, true, u64::MAX).charges[0].slot_delay.as_millis().try_into().unwrap())
         }
 
         fn grant(&mut self, cost: u64) -> Charges {
@@ -552,8 +553,8 @@ mod tests {
             request.charges
         }
 
-        fn give_back(&mut self, charges: &Charges) -> u64 {
-            self.model.give_back(self.now, charges)
+        fn refund(&mut self, charges: &Charges) -> u64 {
+            self.model.refund(self.now, charges)
         }
 
         fn pass(&mut self, ms: u64) {
@@ -581,7 +582,7 @@ mod tests {
         assert_eq!(aligned.look(1), (false, 0, 700, Some(700)));
         aligned.pass(700);
         assert_eq!(aligned.take(1), (true, 2, 1000, None));
-        assert_eq!(aligned.give_back(&early), 0);
+        assert_eq!(aligned.refund(&early), 0);
         assert_eq!(aligned.look(1), (true, 2, 1000, None));
     }
 
@@ -593,7 +594,7 @@ mod tests {
         assert_eq!(log.take(1), (true, 0, 1000, None));
         assert_eq!(log.look(1), (false, 0, 1000, Some(600)));
         assert_eq!(log.look(3), (false, 0, 1000, Some(1000)));
-        assert_eq!(log.give_back(&first), 2);
+        assert_eq!(log.refund(&first), 2);
         assert_eq!(log.look(1), (true, 2, 1000, None));
     }
 
@@ -610,7 +611,7 @@ mod tests {
         assert_eq!(window.look(1), (true, 1, 105_000, None));
         // 84 × (60,000 - 15,000 - w)/60,000 has to come down to 62.
         assert_eq!(window.look(2), (false, 1, 105_000, Some(715)));
-        assert_eq!(window.give_back(&current), 16);
+        assert_eq!(window.refund(&current), 16);
         window.pass(105_000 - 1);
         assert_eq!(window.look(1), (true, 99, 1, None));
         window.pass(1);
@@ -634,7 +635,7 @@ mod tests {
         assert_eq!(bucket.look(1), (false, 0, 450, Some(50)));
         bucket.pass(50);
         // 50 ms later half of one of the two may have been refilled: one and a half are back.
-        assert_eq!(bucket.give_back(&two), 2);
+        assert_eq!(bucket.refund(&two), 2);
         assert_eq!(bucket.look(3), (false, 2, 250, Some(50)));
     }
 
@@ -652,9 +653,9 @@ mod tests {
         assert_eq!(bucket.look(2), (false, 1, 2001, Some(1)));
         bucket.pass(1);
         assert_eq!(bucket.look(2), (true, 5, 2000, None));
-        assert_eq!(bucket.give_back(&six), 2);
+        assert_eq!(bucket.refund(&six), 2);
         assert_eq!(bucket.look(2), (true, 7, 1000, None));
-        bucket.rule = bucket.rule.algorithm(Algorithm::TokenBucket { burst: 4, refill: Refill::Interval });
+        bucket.rule = bucket.rule.with_algorithm(Algorithm::TokenBucket { burst: 4, refill: Refill::Interval });
         assert_eq!(bucket.look(2), (false, 1, 1000, Some(1000)));
     }
 
@@ -669,12 +670,12 @@ mod tests {
         assert_eq!(said(&leaky.ask(1, false, 50)), (false, 1, 200, Some(150)));
         assert_eq!(said(&leaky.ask(0, false, 0)), (true, 1, 200, None));
         let last = leaky.grant(1);
-        assert_eq!(last[0].wait, Duration::from_millis(200));
+        assert_eq!(last[0].slot_delay, Duration::from_millis(200));
         leaky.pass(150);
         let later = leaky.grant(1);
-        assert_eq!(leaky.give_back(&last), 0);
-        assert_eq!(leaky.give_back(&later), 1);
-        assert_eq!(leaky.give_back(&last), 1);
+        assert_eq!(leaky.refund(&last), 0);
+        assert_eq!(leaky.refund(&later), 1);
+        assert_eq!(leaky.refund(&last), 1);
         assert_eq!(leaky.slot(1), 50);
         // Raised, the slots that were handed out stay.
         leaky.rule = leaky.rule.with_count(1000);
@@ -682,9 +683,9 @@ mod tests {
     }
 
     /// A charge that is held, as granted.
-    fn hold(at: &mut At, cost: u64, lease_ms: u64, partial: bool) -> Charge {
+    fn hold(at: &mut At, cost: u64, lease_ms: u64, allow_partial: bool) -> Charge {
         let counter = CounterName::new("", &at.rule, Some(&Key::new(1)));
-        let hold = Hold { partial, ..Hold::new(Duration::from_millis(lease_ms)) };
+        let hold = Hold { allow_partial, ..Hold::new(Duration::from_millis(lease_ms)) };
         let mut request = Request::new(Charge { hold: Some(hold), ..Charge::new(at.rule, counter, cost) }, true);
         at.model.decide(at.now, &mut request);
         assert_eq!(request.outcome, Ok(true));
@@ -700,9 +701,9 @@ mod tests {
         // 6 are held, and 5 would fit without.
         let refused = log.ask(5, true, 0);
         assert_eq!(said(&refused), (false, 3, 1300, Some(1300)));
-        assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (6, true));
+        assert_eq!((refused.charges[0].held_by_others, refused.charges[0].fits_when_released), (6, true));
         let refused = log.ask(10, true, 0);
-        assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (6, false));
+        assert_eq!((refused.charges[0].held_by_others, refused.charges[0].fits_when_released), (6, false));
         log.pass(200);
         assert!(log.model.renew(log.now, &six));
         assert_eq!(log.look(4), (false, 3, 1300, Some(800)));
@@ -732,17 +733,17 @@ mod tests {
         assert_eq!(said_of(&rest), (0, 1401));
         log.pass(300);
         let refused = log.ask(5, true, 0);
-        assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (10, true));
+        assert_eq!((refused.charges[0].held_by_others, refused.charges[0].fits_when_released), (10, true));
         log.pass(1);
         let refused = log.ask(5, true, 0);
-        assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (3, false));
+        assert_eq!((refused.charges[0].held_by_others, refused.charges[0].fits_when_released), (3, false));
         log.pass(999);
         assert_eq!(log.look(1), (false, 0, 101, Some(1)));
         assert!(log.model.renew(log.now, &rest));
         log.pass(1);
         assert_eq!(log.look(1), (true, 7, 1400, None));
-        assert_eq!(log.model.give_back(log.now, &most.into()), 0);
-        assert_eq!(log.model.give_back(log.now, &rest.into()), 3);
+        assert_eq!(log.model.refund(log.now, &most.into()), 0);
+        assert_eq!(log.model.refund(log.now, &rest.into()), 3);
         assert_eq!(log.look(1), (true, 10, 0, None));
     }
 
@@ -754,7 +755,7 @@ mod tests {
         assert_eq!(said_of(&one), (0, 500));
         let refused = places.ask(3, false, 0);
         assert_eq!(said(&refused), (false, 0, 500, Some(300))); // when the first of them ends
-        assert_eq!((refused.charges[0].held, refused.charges[0].is_busy), (3, true));
+        assert_eq!((refused.charges[0].held_by_others, refused.charges[0].fits_when_released), (3, true));
         places.pass(299);
         assert_eq!(places.look(1), (false, 0, 201, Some(1)));
         assert!(places.model.renew(places.now, &one));
@@ -764,7 +765,7 @@ mod tests {
         places.model.settle(places.now, &one, 17);
         assert_eq!(places.look(1), (true, 3, 0, None));
         let all = hold(&mut places, 3, 300, false);
-        assert_eq!(places.model.give_back(places.now, &all.into()), 3);
+        assert_eq!(places.model.refund(places.now, &all.into()), 3);
         assert_eq!(places.look(3), (true, 3, 0, None));
     }
 

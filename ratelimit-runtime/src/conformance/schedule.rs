@@ -13,7 +13,7 @@ use crate::{
 pub struct Schedule {
     /// How far into its first period it starts.
     start: Duration,
-    /// Whether to ask also what the contract leaves open: parts of a millisecond, and what is given back of a charge from before
+    /// Whether to ask also what the contract leaves open: parts of a millisecond, and what is refunded of a charge from before
     /// a reset.
     strict: bool,
     steps: Vec<Step>,
@@ -26,7 +26,7 @@ enum Step {
     PassUntilReset { early: Duration },
     PassLease { early: Duration },
     Ask(Vec<Asked>),
-    GiveBack { before_last: usize },
+    Refund { before_last: usize },
     Renew { before_last: usize },
     Settle { before_last: usize, used: Used, is_retry: bool, again: bool },
     Reset { rule: Rule, key: u64, return_old: bool },
@@ -73,7 +73,7 @@ impl Schedule {
         if draw.below(2) == 1 {
             // The same period, or what comes nearest.
             let [one, two] = rules;
-            rules[1] = fitting("two", two.counted_by(), two.count(), one.period_ms());
+            rules[1] = fitting("two", two.algorithm(), two.count(), one.period_ms());
         }
         let start = Duration::from_millis(draw.below(rules[0].period_ms()));
         let start = start + Duration::from_micros(draw.below(if strict { 1000 } else { 1 }));
@@ -88,9 +88,9 @@ impl Schedule {
             match step {
                 Step::Ask(asked) => {
                     let charges = asked.iter_mut().flat_map(|asked| &mut asked.charges);
-                    charges.for_each(|one| one.rule = one.rule.denial_cache(false));
+                    charges.for_each(|one| one.rule = one.rule.with_denial_cache(false));
                 }
-                Step::Reset { rule, .. } => *rule = rule.denial_cache(false),
+                Step::Reset { rule, .. } => *rule = rule.with_denial_cache(false),
                 _ => {}
             }
         }
@@ -126,7 +126,11 @@ impl Schedule {
                     for Asked { charges: asked, consume, longest_wait } in asked {
                         let mut charges = Charges::default();
                         for AskedOne { rule, key, cost, hold } in asked {
-                            let hold = hold.map(|(lease, partial, alone)| Hold { partial, alone, ..Hold::new(lease) });
+                            let hold = hold.map(|(lease, allow_partial, exclusive)| Hold {
+                                allow_partial,
+                                exclusive,
+                                ..Hold::new(lease)
+                            });
                             let longest_wait = *longest_wait;
                             charges.push(Charge { longest_wait, hold, ..trial.charge(rule, *key, *cost) });
                         }
@@ -139,9 +143,9 @@ impl Schedule {
                     }
                     trial.ask_all(requests).await?;
                 }
-                Step::GiveBack { before_last } => {
+                Step::Refund { before_last } => {
                     if let Some(grant) = trial.granted(*before_last).filter(|grant| !trial.may_be_mistaken(grant)) {
-                        trial.give_back(grant).await?;
+                        trial.refund(grant).await?;
                     }
                 }
                 Step::Renew { before_last } => {
@@ -166,7 +170,7 @@ impl Schedule {
                 Step::Reset { rule, key, return_old } => {
                     trial.reset(rule, *key).await?;
                     let tells_apart = matches!(
-                        rule.counted_by(),
+                        rule.algorithm(),
                         Algorithm::FixedWindow { .. } | Algorithm::SlidingLog | Algorithm::Concurrent
                     );
                     if !self.strict && !tells_apart {
@@ -180,7 +184,7 @@ impl Schedule {
                     {
                         trial.take(rule, *key, rule.limit().min(1)).await?;
                         if !trial.may_be_mistaken(&old) {
-                            trial.give_back(old).await?;
+                            trial.refund(old).await?;
                         }
                     }
                 }
@@ -262,7 +266,7 @@ impl Draw<'_> {
                 Step::Ask((0..count).map(|_| one_of_many()).collect())
             }
             14..=20 => self.pause(&rule, strict),
-            21..=24 => Step::GiveBack { before_last: usize::try_from(self.below(4)).expect("an index") },
+            21..=24 => Step::Refund { before_last: usize::try_from(self.below(4)).expect("an index") },
             25..=26 => Step::Reset { rule, key, return_old: self.below(2) == 1 },
             27..=28 => Step::Renew { before_last: usize::try_from(self.below(3)).expect("an index") },
             29..=32 => {
@@ -272,7 +276,7 @@ impl Draw<'_> {
             }
             _ => {
                 let count = if kind < 35 { self.count() } else { rule.count() };
-                let algorithm = self.sized(rule.counted_by(), count);
+                let algorithm = self.sized(rule.algorithm(), count);
                 rules[at] = fitting(rule.prefix(), algorithm, count, rule.period_ms());
                 return None;
             }
@@ -280,7 +284,7 @@ impl Draw<'_> {
     }
 
     fn asked(&mut self, counters: &[(Rule, u64)], consume: bool, strict: bool) -> Asked {
-        let is_leaky = |rule: &Rule| matches!(rule.counted_by(), Algorithm::LeakyBucket { .. });
+        let is_leaky = |rule: &Rule| matches!(rule.algorithm(), Algorithm::LeakyBucket { .. });
         let stands_alone = counters.iter().any(|(rule, _)| is_leaky(rule));
         let counters = if stands_alone { &counters[..1] } else { counters };
         let charges = counters.iter().map(|&(rule, key)| self.asked_one(rule, key)).collect();
@@ -295,11 +299,11 @@ impl Draw<'_> {
 
     fn asked_one(&mut self, rule: Rule, key: u64) -> AskedOne {
         let cost = self.cost(rule.limit());
-        let can_be_held = matches!(rule.counted_by(), Algorithm::SlidingLog | Algorithm::Concurrent);
+        let can_be_held = matches!(rule.algorithm(), Algorithm::SlidingLog | Algorithm::Concurrent);
         let is_held = can_be_held && (self.below(2) == 1 || rule.is_concurrent());
         let hold = is_held.then(|| {
-            let (lease, partial) = (self.lease(&rule), self.below(3) == 1);
-            (lease, partial, !rule.is_concurrent() && self.below(5) == 1)
+            let (lease, allow_partial) = (self.lease(&rule), self.below(3) == 1);
+            (lease, allow_partial, !rule.is_concurrent() && self.below(5) == 1)
         });
         AskedOne { rule, key, cost, hold }
     }
@@ -333,7 +337,7 @@ impl Draw<'_> {
     fn pause(&mut self, rule: &Rule, strict: bool) -> Step {
         let (period, fine) = (rule.period(), self.fine(strict));
         let early = if self.below(2) == 1 { MILLISECOND } else { Duration::ZERO };
-        let part = match rule.counted_by() {
+        let part = match rule.algorithm() {
             Algorithm::SlidingWindow { buckets } => Duration::from_millis(rule.period_ms() / buckets),
             _ => Duration::from_millis(rule.period_ms().div_ceil(10)),
         };
@@ -370,7 +374,7 @@ fn fitting(prefix: &'static str, algorithm: Algorithm, count: u64, period_ms: u6
         Algorithm::SlidingWindow { buckets } => buckets * (period_ms / buckets).max(1),
         _ => period_ms,
     };
-    let rule = Rule::new(prefix, count, Duration::from_millis(period_ms)).algorithm(algorithm);
+    let rule = Rule::new(prefix, count, Duration::from_millis(period_ms)).with_algorithm(algorithm);
     if rule.fault().is_none() {
         return rule;
     }

@@ -114,7 +114,7 @@ impl<'a> Trial<'a> {
 
     /// A charge to the rule's counter for a key. A place is held for the rule's period.
     pub(super) fn charge(&self, rule: &Rule, key: u64, cost: u64) -> Charge {
-        let lease = match rule.counted_by() {
+        let lease = match rule.algorithm() {
             Algorithm::Concurrent => Some(rule.period()),
             Algorithm::SlidingLog => self.lease,
             _ => None,
@@ -226,7 +226,7 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// The request that was granted last but so many, not to be given back by anybody else.
+    /// The request that was granted last but so many, not to be refunded by anybody else.
     pub(super) fn granted(&mut self, before_last: usize) -> Option<Grant> {
         let at = self.granted.len().checked_sub(before_last + 1)?;
         Some(self.granted.remove(at))
@@ -295,8 +295,10 @@ impl<'a> Trial<'a> {
     }
 
     async fn settle_as(&mut self, grant: &Grant, used: impl Fn(u64) -> u64, again: bool) -> Result<(), Broken> {
-        let attempt =
-            |charge: &Charge| Charge { hold: charge.hold.map(|hold| Hold { again, ..hold }), ..charge.clone() };
+        let attempt = |charge: &Charge| Charge {
+            hold: charge.hold.map(|hold| Hold { is_retry: again, ..hold }),
+            ..charge.clone()
+        };
         for at in grant.held() {
             let charge = &grant.charges[at];
             let used = used(charge.cost);
@@ -313,7 +315,7 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// The request that was granted last to the rule's counter for a key, if it was not given back.
+    /// The request that was granted last to the rule's counter for a key, if it was not refunded.
     pub(super) fn granted_to(&mut self, rule: &Rule, key: u64) -> Option<Grant> {
         let counter = self.charge(rule, key, 0).counter;
         let is_it = |grant: &Grant| grant.charges.iter().any(|charge| charge.counter == counter && charge.cost > 0);
@@ -325,17 +327,17 @@ impl<'a> Trial<'a> {
         grant.charges.iter().any(|charge| self.model.may_be_mistaken(charge))
     }
 
-    /// Gives back what was granted.
-    pub(super) async fn give_back(&mut self, grant: Grant) -> Result<u64, Broken> {
-        let asked = format!("give back {}", self.words(&Request::new(grant.charges.clone(), true)));
+    /// Refunds what was granted.
+    pub(super) async fn refund(&mut self, grant: Grant) -> Result<u64, Broken> {
+        let asked = format!("refund {}", self.words(&Request::new(grant.charges.clone(), true)));
         self.check_clocks(&asked)?;
-        let expected = self.model.give_back(self.now, &grant.charges);
+        let expected = self.model.refund(self.now, &grant.charges);
         let mut answers = Vec::new();
         for ((_, subject), charges) in self.stores.iter().zip(grant.theirs) {
-            answers.push(answer(subject.store().give_back(charges)).await);
+            answers.push(answer(subject.store().refund(charges)).await);
         }
         self.compare(&asked, &Ok(expected), &answers, |answer| match answer {
-            Ok(back) => format!("{back} given back"),
+            Ok(back) => format!("{back} refunded"),
             Err(error) => format!("the error {error:?}"),
         })?;
         Ok(expected)
@@ -354,7 +356,7 @@ impl<'a> Trial<'a> {
         self.compare(&asked, &Ok(()), &answers, |answer| format!("{answer:?}"))
     }
 
-    /// Loses what the rule's counter for a key has granted, for no one to give back.
+    /// Loses what the rule's counter for a key has granted, for no one to refund.
     pub(super) fn forget_granted(&mut self, rule: &Rule, key: u64) {
         let counter = self.charge(rule, key, 0).counter;
         self.granted.retain(|grant| grant.charges.iter().all(|charge| charge.counter != counter));
@@ -385,8 +387,9 @@ impl<'a> Trial<'a> {
         if charge.longest_wait != Duration::MAX {
             let _ = write!(words, ", waiting at most {:?}", charge.longest_wait);
         }
-        if let Some(Hold { lease, partial, alone, .. }) = charge.hold {
-            let (rest, alone) = (if partial { "or what remains, " } else { "" }, if alone { " alone" } else { "" });
+        if let Some(Hold { lease, allow_partial, exclusive, .. }) = charge.hold {
+            let (rest, alone) =
+                (if allow_partial { "or what remains, " } else { "" }, if exclusive { " alone" } else { "" });
             let _ = write!(words, ", {rest}held{alone} for {lease:?}");
         }
         words
@@ -440,7 +443,7 @@ impl<'a> Trial<'a> {
 }
 
 fn named(rule: &Rule, key: u64) -> String {
-    format!("`{}` of key {key} ({} per {:?} by {:?})", rule.prefix(), rule.count(), rule.period(), rule.counted_by())
+    format!("`{}` of key {key} ({} per {:?} by {:?})", rule.prefix(), rule.count(), rule.period(), rule.algorithm())
 }
 
 impl Grant {
@@ -454,15 +457,20 @@ impl Grant {
 impl Answer {
     fn of(request: &Request, compared: Compared) -> Self {
         let is_granted = request.consume && request.outcome == Ok(true);
-        let decisions = request.charges.iter().map(|Charge { decision, wait, cost, hold, held, is_busy, .. }| Said {
-            limit: decision.limit(),
-            remaining: decision.remaining(),
-            retry_after: (compared >= Compared::RetryAfter).then_some(decision.retry_after()),
-            reset_after: (compared >= Compared::ResetAfter).then_some(decision.reset_after()),
-            slot: (compared >= Compared::All).then_some(*wait),
-            hold: hold.filter(|_| is_granted).map(|_| *cost),
-            in_the_way: decision.retry_after().filter(|_| compared >= Compared::All).map(|_| (*held, *is_busy)),
-        });
+        let decisions = request.charges.iter().map(
+            |Charge { decision, slot_delay: wait, cost, hold, held_by_others: held, fits_when_released, .. }| Said {
+                limit: decision.limit(),
+                remaining: decision.remaining(),
+                retry_after: (compared >= Compared::RetryAfter).then_some(decision.retry_after()),
+                reset_after: (compared >= Compared::ResetAfter).then_some(decision.reset_after()),
+                slot: (compared >= Compared::All).then_some(*wait),
+                hold: hold.filter(|_| is_granted).map(|_| *cost),
+                in_the_way: decision
+                    .retry_after()
+                    .filter(|_| compared >= Compared::All)
+                    .map(|_| (*held, *fits_when_released)),
+            },
+        );
         Self { outcome: request.outcome.clone(), decisions: decisions.collect() }
     }
 }
@@ -490,8 +498,8 @@ impl fmt::Display for Answer {
             if let Some(held) = hold {
                 write!(f, ", {held} of it held")?;
             }
-            if let Some((held, is_busy)) = in_the_way {
-                let not = if *is_busy { "" } else { "not " };
+            if let Some((held, fits_when_released)) = in_the_way {
+                let not = if *fits_when_released { "" } else { "not " };
                 write!(f, ", {held} held by others, without which it would {not}fit")?;
             }
         }

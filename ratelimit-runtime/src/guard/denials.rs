@@ -271,7 +271,7 @@ mod tests {
         let denials = Denials::new();
         keep(&denials, 1, denial(10, 10), (START, START));
         assert!(denials.look(name(1), &RULE.with_count(2), START).is_none());
-        let burst = |burst| RULE.algorithm(crate::Algorithm::TokenBucket { burst, refill: crate::Refill::Greedy });
+        let burst = |burst| RULE.with_algorithm(crate::Algorithm::TokenBucket { burst, refill: crate::Refill::Greedy });
         denials.keep(name(2), &burst(5), denial(10, 10), (START, START), (0, server()), |_| true);
         assert!(denials.look(name(2), &burst(5), START).is_some());
         assert!(denials.look(name(2), &burst(6), START).is_none());

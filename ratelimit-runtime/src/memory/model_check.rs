@@ -40,8 +40,8 @@ impl Scene {
         self.ask(rule, counters, true).outcome
     }
 
-    fn give_back(&self, charges: Charges) -> u64 {
-        let Reply::Ready(back) = self.store.give_back(charges) else { panic!("memory answers at once") };
+    fn refund(&self, charges: Charges) -> u64 {
+        let Reply::Ready(back) = self.store.refund(charges) else { panic!("memory answers at once") };
         back.unwrap()
     }
 
@@ -143,7 +143,7 @@ fn of_two_counters_none_is_charged_if_one_is_used_up() {
 }
 
 #[test]
-fn charge_give_back_and_reset_end_as_if_one_came_after_the_other() {
+fn charge_refund_and_reset_end_as_if_one_came_after_the_other() {
     let seen = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
     every_order({
         let seen = Arc::clone(&seen);
@@ -151,21 +151,21 @@ fn charge_give_back_and_reset_end_as_if_one_came_after_the_other() {
             let scene = Scene::new(ROOMY);
             let counter = counter_in(0, 0);
             let held = scene.ask(ONE, &[&counter], true).charges;
-            let give_back = start(&scene, |scene| scene.give_back(held));
+            let refund = start(&scene, |scene| scene.refund(held));
             let reset = start(&scene, |scene| scene.reset(&counter_in(0, 0)));
             let granted = scene.charge(ONE, &[&counter]).unwrap();
-            let back = give_back.join().unwrap();
+            let back = refund.join().unwrap();
             reset.join().unwrap();
             seen.lock().unwrap().insert((back, granted, scene.used(ONE, &counter)));
             scene.stored();
         }
     });
     let in_turn = BTreeSet::from([
-        (1, true, 0), // give back, charge, reset; or reset, charge, give back: the new charge, as nothing tells them apart
-        (1, true, 1), // give back, reset, charge
-        (1, false, 0), // charge, give back, reset
-        (0, false, 0), // charge, reset, give back
-        (0, true, 1), // reset, give back, charge
+        (1, true, 0), // refund, charge, reset; or reset, charge, refund: the new charge, as nothing tells them apart
+        (1, true, 1), // refund, reset, charge
+        (1, false, 0), // charge, refund, reset
+        (0, false, 0), // charge, reset, refund
+        (0, true, 1), // reset, refund, charge
     ]);
     assert_eq!(*seen.lock().unwrap(), in_turn, "returned, granted, and used in the end");
 }

@@ -28,8 +28,8 @@ impl Random {
         let period = [100, 300, 1_000, 2_000, 10_000][usize::try_from(self.below(5)).unwrap()];
         let rule = Rule::new(name, 1 + self.below(5), Duration::from_millis(period));
         match self.below(4) {
-            0 => rule.algorithm(Algorithm::TokenBucket { burst: 1 + self.below(8), refill: Refill::Greedy }),
-            1 => rule.algorithm(Algorithm::SlidingLog),
+            0 => rule.with_algorithm(Algorithm::TokenBucket { burst: 1 + self.below(8), refill: Refill::Greedy }),
+            1 => rule.with_algorithm(Algorithm::SlidingLog),
             _ => rule,
         }
     }

@@ -133,7 +133,7 @@ fn check(rule: Rule, most: u64) {
         let Run { admitted, refused } = run(rule, round_trip, jitter);
         let of = format!(
             "{admitted} of {most} admitted, {refused} refused, {micros} us, jitter {jitter}, {:?}",
-            rule.counted_by()
+            rule.algorithm()
         );
         println!("{of}");
         assert!(admitted <= most && admitted * 10 >= most * 9, "{of}");
@@ -150,25 +150,25 @@ fn waiting_callers_use_all_of_a_window_that_is_some_round_trips_long() {
 #[test]
 fn waiting_callers_use_all_of_a_bucket_that_refills_within_a_round_trip() {
     let bucket = Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy };
-    check(Rule::new("bucket", 1_000, Duration::from_secs(1)).algorithm(bucket), 2_010);
+    check(Rule::new("bucket", 1_000, Duration::from_secs(1)).with_algorithm(bucket), 2_010);
 }
 
 #[test]
 fn waiting_callers_use_all_of_a_log() {
-    check(Rule::new("log", 100, Duration::from_millis(200)).algorithm(Algorithm::SlidingLog), 1_000);
+    check(Rule::new("log", 100, Duration::from_millis(200)).with_algorithm(Algorithm::SlidingLog), 1_000);
 }
 
 #[test]
 fn waiting_callers_use_all_of_a_bucket_that_refills_at_once() {
     let bucket = Algorithm::TokenBucket { burst: 100, refill: Refill::Interval };
-    check(Rule::new("interval", 100, Duration::from_millis(100)).algorithm(bucket), 2_100);
+    check(Rule::new("interval", 100, Duration::from_millis(100)).with_algorithm(bucket), 2_100);
 }
 
 #[test]
 fn the_largest_costs_of_many_callers_add_up() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.into(), false);
-    let rule = Rule::new("large", 1 << 52, Duration::from_secs(1)).algorithm(Algorithm::Concurrent);
+    let rule = Rule::new("large", 1 << 52, Duration::from_secs(1)).with_algorithm(Algorithm::Concurrent);
     let charges = [Charge::new(rule, CounterName::new("", &rule, None), 1 << 52)];
     let join = |_| queues.join(queues.ticket(), &charges, None, None).ok();
     let positions: Vec<_> = (0..5_000).filter_map(join).collect();

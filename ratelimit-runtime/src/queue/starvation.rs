@@ -162,7 +162,8 @@ fn a_reservation_is_not_taken_by_a_probe() {
 #[test]
 fn large_costs_of_two_buckets_are_served() {
     let bucket = Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy };
-    let (one, two) = (Rule::new("one", 1, SECOND).algorithm(bucket), Rule::new("two", 1, SECOND).algorithm(bucket));
+    let (one, two) =
+        (Rule::new("one", 1, SECOND).with_algorithm(bucket), Rule::new("two", 1, SECOND).with_algorithm(bucket));
     let window = Rule::new("window", 1, SECOND);
     let cases = [
         ("50 of one bucket alone", vec![(one, 50)], vec![one]),

@@ -618,7 +618,7 @@ impl Equal {
 /// Whether one answer serves both, or one charge as large as both. They are on one counter.
 pub(super) fn is_same(one: &Charge, other: &Charge) -> bool {
     // A slot that comes too late for one must not be charged because it is soon enough for another.
-    let has_slots = matches!(one.rule.counted_by(), Algorithm::LeakyBucket { .. });
+    let has_slots = matches!(one.rule.algorithm(), Algorithm::LeakyBucket { .. });
     one.cost == other.cost
         && one.rule == other.rule
         && (!has_slots || [one, other].map(|charge| charge.longest_wait) == [Duration::MAX; 2])

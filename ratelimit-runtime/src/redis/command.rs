@@ -25,7 +25,7 @@ pub(super) enum Command {
         charges: Charges,
         consume: bool,
     },
-    GiveBack(Charge),
+    Refund(Charge),
     /// Makes holds of one counter last as long again: those of the charge's counter that [`algorithm::renewal`] describes.
     Renew(Charge, Vec<u8>),
     /// Charges so much instead of what is held.
@@ -43,7 +43,7 @@ impl Command {
     pub(super) fn counter(&self) -> Option<&CounterName> {
         match self {
             Self::Decide { charges, .. } => charges.first().map(|charge| &charge.counter),
-            Self::GiveBack(charge) | Self::Renew(charge, _) | Self::Settle(charge, _) => Some(&charge.counter),
+            Self::Refund(charge) | Self::Renew(charge, _) | Self::Settle(charge, _) => Some(&charge.counter),
             Self::Delete(counter) => Some(counter),
         }
     }
@@ -52,7 +52,7 @@ impl Command {
     pub(super) fn into_charges(self) -> Charges {
         match self {
             Self::Decide { charges, .. } => charges,
-            Self::GiveBack(_) | Self::Renew(..) | Self::Settle(..) | Self::Delete(_) => Charges::default(),
+            Self::Refund(_) | Self::Renew(..) | Self::Settle(..) | Self::Delete(_) => Charges::default(),
         }
     }
 
@@ -125,9 +125,9 @@ impl<'a> Packet<'a> {
     fn packed(&self, by_digest: bool) -> Cmd {
         match self {
             Self::Command(Command::Decide { charges, consume }) => decide(charges, *consume, by_digest),
-            Self::Command(Command::GiveBack(charge)) => {
-                let mut command = call(Script::give_back(charge), by_digest, slice::from_ref(charge).iter(), 1);
-                command.arg(&*algorithm::give_back_numbers(charge));
+            Self::Command(Command::Refund(charge)) => {
+                let mut command = call(Script::refund(charge), by_digest, slice::from_ref(charge).iter(), 1);
+                command.arg(&*algorithm::refund_numbers(charge));
                 command
             }
             Self::Command(Command::Renew(charge, holds)) => {
@@ -137,8 +137,8 @@ impl<'a> Packet<'a> {
             }
             Self::Command(Command::Settle(charge, used)) => {
                 // Places become free, all of them.
-                let is_time = !matches!(charge.rule.counted_by(), Algorithm::Concurrent);
-                let again = charge.hold.is_some_and(|hold| hold.again);
+                let is_time = !matches!(charge.rule.algorithm(), Algorithm::Concurrent);
+                let again = charge.hold.is_some_and(|hold| hold.is_retry);
                 let act = if again { Act::SettleAgain } else { Act::Settle };
                 on_hold(charge, act, if is_time { *used } else { charge.cost }, by_digest)
             }

@@ -187,7 +187,7 @@ impl Redis {
     async fn return_charges(&self, charges: &[Charge]) -> Result<u64, StoreError> {
         let charges = charges.iter().filter(|charge| charge.cost > 0).cloned();
         let command = |charge: Charge| match charge.hold {
-            None => Command::GiveBack(charge),
+            None => Command::Refund(charge),
             Some(_) => Command::Settle(charge, 0),
         };
         let mut back = 0;
@@ -302,12 +302,12 @@ impl Store for Redis {
         }))
     }
 
-    fn give_back(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let redis = self.clone();
         Reply::Pending(Box::pin(async move { redis.return_charges(&charges).await }))
     }
 
-    fn can_hold(&self) -> bool {
+    fn supports_holds(&self) -> bool {
         true
     }
 

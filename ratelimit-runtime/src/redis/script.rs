@@ -51,10 +51,10 @@ impl Script {
         &SCRIPT
     }
 
-    /// See [`algorithm::give_back`].
-    pub(super) fn give_back(charge: &Charge) -> &'static Self {
+    /// See [`algorithm::refund`].
+    pub(super) fn refund(charge: &Charge) -> &'static Self {
         static SCRIPTS: Lazy<[Script; KINDS]> =
-            Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::give_back(kind))));
+            Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::refund(kind))));
         &SCRIPTS[usize::from(algorithm::kind(charge))]
     }
 }

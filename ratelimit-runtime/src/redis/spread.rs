@@ -1,7 +1,7 @@
 //! A request whose counters lie in several slots of a cluster, so that no script can decide on all of them.
 //!
 //! All slots are looked at first, in one go: a refusal changes nothing. If all fits, it is charged slot by slot, in order. Where one
-//! refuses after all, what the earlier ones charged is given back, so that more is never admitted than the limits say; a concurrent
+//! refuses after all, what the earlier ones charged is refunded, so that more is never admitted than the limits say; a concurrent
 //! caller may be refused in between. If its caller leaves, the charging is finished in the background.
 
 use std::{future::Future, time::Duration};
@@ -56,7 +56,7 @@ async fn decide_one(redis: &Redis, mut request: Request) -> Result<Held, StoreEr
     decided.await.map_err(|_| StoreError::unavailable("the charging has ended"))
 }
 
-/// A request that was decided. Dropped, what it charged is given back.
+/// A request that was decided. Dropped, what it charged is refunded.
 struct Held {
     redis: Redis,
     request: Option<Request>,
@@ -141,7 +141,7 @@ async fn charge_parts(redis: &Redis, parts: &mut [Part], caller: &mut Sender<Hel
         if outcome == Ok(true) {
             continue;
         }
-        // What fails to be given back stays charged.
+        // What fails to be refunded stays charged.
         let back = charged.iter().map(|part| redis.return_charges(&part.request.charges));
         let _ = timeout(GRACE, join_all(back)).await;
         if outcome == Ok(false) {
@@ -153,7 +153,7 @@ async fn charge_parts(redis: &Redis, parts: &mut [Part], caller: &mut Sender<Hel
     Ok(true)
 }
 
-/// A caller who has left is not waited for, but an answer that is on its way is, so that it can be given back.
+/// A caller who has left is not waited for, but an answer that is on its way is, so that it can be refunded.
 async fn charge_part(redis: &Redis, part: &mut Part, caller: &mut Sender<Held>) -> Result<bool, StoreError> {
     let left = async {
         caller.closed().await;

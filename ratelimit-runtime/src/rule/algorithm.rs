@@ -19,12 +19,12 @@
 ///
 /// const MINUTE: Duration = Duration::from_secs(60);
 /// const FROM_FIRST_CALL: Rule = Rule::new("mail", 100, MINUTE); // a fixed window, if nothing is said
-/// const FROM_FULL_MINUTE: Rule = Rule::new("mail", 100, MINUTE).algorithm(Algorithm::FixedWindow { align: true });
-/// const ANY_MINUTE: Rule = Rule::new("mail", 100, MINUTE).algorithm(Algorithm::SlidingLog);
-/// const ABOUT_ANY_MINUTE: Rule = Rule::new("mail", 100, MINUTE).algorithm(Algorithm::SlidingWindow { buckets: 6 });
+/// const FROM_FULL_MINUTE: Rule = Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::FixedWindow { align: true });
+/// const ANY_MINUTE: Rule = Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::SlidingLog);
+/// const ABOUT_ANY_MINUTE: Rule = Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::SlidingWindow { buckets: 6 });
 /// const BURSTS: Rule =
-///     Rule::new("mail", 100, MINUTE).algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy });
-/// const EVENLY: Rule = Rule::new("mail", 100, MINUTE).algorithm(Algorithm::LeakyBucket { queue: 50 });
+///     Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy });
+/// const EVENLY: Rule = Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::LeakyBucket { queue: 50 });
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -101,7 +101,7 @@ pub enum Algorithm {
     /// use ratelimit_runtime::{Algorithm, Limiter, Rule};
     /// use std::time::Duration;
     ///
-    /// const EXPORTS: Rule = Rule::new("export", 1, Duration::from_secs(30)).algorithm(Algorithm::Concurrent);
+    /// const EXPORTS: Rule = Rule::new("export", 1, Duration::from_secs(30)).with_algorithm(Algorithm::Concurrent);
     ///
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// let limiter = Limiter::in_memory();
@@ -122,10 +122,10 @@ pub enum Algorithm {
 ///
 /// const HOUR: Duration = Duration::from_secs(3600);
 /// // One every 36 seconds.
-/// const STEADY: Rule = Rule::new("mail", 100, HOUR).algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy });
+/// const STEADY: Rule = Rule::new("mail", 100, HOUR).with_algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy });
 /// // A hundred once an hour.
 /// const HOURLY: Rule =
-///     Rule::new("mail", 100, HOUR).algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Interval });
+///     Rule::new("mail", 100, HOUR).with_algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Interval });
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

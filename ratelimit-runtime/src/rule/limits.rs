@@ -56,8 +56,8 @@ pub(crate) enum Fault {
     TooManyBuckets,
     UnevenBuckets,
     NoBurst,
-    NoLease,
-    NotLeased,
+    NoPrefetch,
+    PrefetchUnsupported,
     TooLarge { what: What, number: u64, largest: u64 },
 }
 
@@ -77,8 +77,8 @@ impl Fault {
             Self::TooManyBuckets => "`buckets` must be at most 1,000",
             Self::UnevenBuckets => "the period in milliseconds must be a multiple of `buckets`",
             Self::NoBurst => "`burst` must be at least 1",
-            Self::NoLease => "`lease` must be at least 1",
-            Self::NotLeased => "`lease` needs the algorithm `FixedWindow`",
+            Self::NoPrefetch => "`prefetch` must be at least 1",
+            Self::PrefetchUnsupported => "`prefetch` needs the algorithm `FixedWindow`",
             Self::TooLarge { what: What::Count, .. } => "`count` is more than the algorithm can store, see `Rule::new`",
             Self::TooLarge { what: What::Burst, .. } => "`burst` is more than the algorithm can store, see `Rule::new`",
             Self::TooLarge { what: What::Queue, .. } => "`queue` is more than the algorithm can store, see `Rule::new`",
@@ -103,12 +103,12 @@ impl Fault {
 
 /// The fault of a rule whose period, in milliseconds, is right.
 #[inline]
-pub(super) const fn fault(algorithm: Algorithm, count: u64, period: u64, lease: u16) -> Option<Fault> {
+pub(super) const fn fault(algorithm: Algorithm, count: u64, period: u64, prefetch: u16) -> Option<Fault> {
     const MOST_BUCKETS: u64 = 1_000;
     match algorithm {
-        _ if lease == 0 => Some(Fault::NoLease),
+        _ if prefetch == 0 => Some(Fault::NoPrefetch),
         Algorithm::FixedWindow { .. } => too_large(What::Count, count, LARGEST_WINDOW),
-        _ if lease > 1 => Some(Fault::NotLeased),
+        _ if prefetch > 1 => Some(Fault::PrefetchUnsupported),
         Algorithm::SlidingLog => too_large(What::Count, count, LogLayout::of(period).largest_count()),
         Algorithm::Concurrent => too_large(What::Count, count, EXACT),
         Algorithm::SlidingWindow { buckets: 0 } => Some(Fault::NoBuckets),

@@ -18,7 +18,7 @@ use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 /// use ratelimit_runtime::{Algorithm, Limiter, Rule};
 /// use std::time::Duration;
 ///
-/// const RULE: Rule = Rule::new("item", 100, Duration::from_secs(60)).algorithm(Algorithm::SlidingLog);
+/// const RULE: Rule = Rule::new("item", 100, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// let limiter = Limiter::in_memory();
@@ -35,7 +35,7 @@ pub struct Rule {
     nanos: u32,
     shadow: bool,
     denial_cache: bool,
-    lease: u16,
+    prefetch: u16,
     algorithm: Algorithm,
     /// What tells its counters from those of other rules.
     name: RuleName,
@@ -85,7 +85,7 @@ impl Rule {
         let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
         let algorithm = Algorithm::FixedWindow { align: false };
         let name = RuleName(0, 0);
-        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, lease: 1, algorithm, name }.named()
+        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, prefetch: 1, algorithm, name }.named()
     }
 
     const fn named(mut self) -> Self {
@@ -95,7 +95,7 @@ impl Rule {
 
     /// The same rule, counted by another algorithm.
     #[must_use]
-    pub const fn algorithm(mut self, algorithm: Algorithm) -> Self {
+    pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self.named()
     }
@@ -111,17 +111,17 @@ impl Rule {
     /// ```
     /// # use ratelimit_runtime::{Limiter, Rule};
     /// # use std::time::Duration;
-    /// const TRIED_OUT: Rule = Rule::new("item", 1, Duration::from_secs(60)).shadow(true);
+    /// const TRIED_OUT: Rule = Rule::new("item", 1, Duration::from_secs(60)).with_shadow(true);
     ///
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// let limiter = Limiter::in_memory();
     /// assert!(limiter.acquire(&TRIED_OUT, "alice").await.is_ok());
     /// assert!(limiter.acquire(&TRIED_OUT, "alice").await.is_ok());
-    /// assert!(limiter.acquire(&TRIED_OUT.shadow(false), "alice").await.is_err());
+    /// assert!(limiter.acquire(&TRIED_OUT.with_shadow(false), "alice").await.is_err());
     /// # });
     /// ```
     #[must_use]
-    pub const fn shadow(mut self, shadow: bool) -> Self {
+    pub const fn with_shadow(mut self, shadow: bool) -> Self {
         self.shadow = shadow;
         self
     }
@@ -135,9 +135,9 @@ impl Rule {
     /// Whether this process remembers that a call was refused; it does if nothing is said.
     ///
     /// What a store said when it refused is answered here until shortly before the wait is over, with what is left of it, and the store is not
-    /// asked. That is what the store would say, as long as nobody else gives back to the counter or resets it: this process forgets what it knows when it does so
+    /// asked. That is what the store would say, as long as nobody else refunds to the counter or resets it: this process forgets what it knows when it does so
     /// itself, while the store is away, and for a rule of another count, burst or queue. Turn it off for a rule whose counters are
-    /// reset, or given back to, by other processes, and whose callers can't wait until the refusal ends.
+    /// reset, or refunded to, by other processes, and whose callers can't wait until the refusal ends.
     ///
     /// It is part of neither the counter's name nor its state. The memory store has no need of it.
     ///
@@ -147,10 +147,10 @@ impl Rule {
     /// ```
     /// # use ratelimit_runtime::Rule;
     /// # use std::time::Duration;
-    /// const RULE: Rule = Rule::new("item", 100, Duration::from_secs(60)).denial_cache(false);
+    /// const RULE: Rule = Rule::new("item", 100, Duration::from_secs(60)).with_denial_cache(false);
     /// ```
     #[must_use]
-    pub const fn denial_cache(mut self, remember: bool) -> Self {
+    pub const fn with_denial_cache(mut self, remember: bool) -> Self {
         self.denial_cache = remember;
         self
     }
@@ -159,7 +159,7 @@ impl Rule {
     /// above 65,535 is taken for that.
     ///
     /// For [`Algorithm::FixedWindow`]: permits are spent in the window they were charged in or not at all, so that never more than the count is
-    /// admitted in it, by all processes together. What one process holds is not there for others, until it is given back or the window ends, so a
+    /// admitted in it, by all processes together. What one process holds is not there for others, until it is refunded or the window ends, so a
     /// call may be refused while another process holds permits. A process holds
     ///
     /// - up to `permits` of each counter, or the largest cost of a call if that is more;
@@ -168,34 +168,36 @@ impl Rule {
     /// - but it takes no more than half of what remains, beyond what callers wait for: the closer the limit, the fewer.
     ///
     /// What is left goes back to the store with [`Limiter::close`](crate::Limiter::close), and in the background
-    /// when the last handle of a limiter is dropped. A process that ends without leaves it charged. A caller who finds too few permits waits for the store as without a lease, and
+    /// when the last handle of a limiter is dropped. A process that ends without leaves it charged. A caller who finds too few permits waits for the store as without prefetch, and
     /// callers of one counter are served in the order of their arrival. [`Permit::remaining`](crate::Permit::remaining) is what remained at the store when it was asked last, and
-    /// what is left here. A permit that is given back can be spent again by this process.
+    /// what is left here. A permit that is refunded can be spent again by this process.
     ///
     /// While the store is away, what was taken before is spent, then [`OnStoreError`](crate::OnStoreError) says what happens.
     ///
-    /// A rule with a lease stands alone: it can't be one of several in [`Limiter::acquire_all`](crate::Limiter::acquire_all). The memory store counts in
+    /// A rule with prefetch stands alone: it can't be one of several in [`Limiter::acquire_all`](crate::Limiter::acquire_all). The memory store counts in
     /// this process anyway, and takes permits one by one. Other algorithms are [`Cause::Misconfigured`](crate::Cause::Misconfigured), and so is 0. It is not part of the counter's name.
     ///
     /// ```
     /// # use ratelimit_runtime::Rule;
     /// # use std::time::Duration;
-    /// const RULE: Rule = Rule::new("item", 100_000, Duration::from_secs(60)).lease(100);
+    /// const RULE: Rule = Rule::new("item", 100_000, Duration::from_secs(60)).with_prefetch(100);
     /// ```
     #[allow(clippy::cast_possible_truncation)] // not beyond the largest
     #[must_use]
-    pub const fn lease(mut self, permits: u64) -> Self {
-        self.lease = if permits > u16::MAX as u64 { u16::MAX } else { permits as u16 };
+    pub const fn with_prefetch(mut self, permits: u64) -> Self {
+        self.prefetch = if permits > u16::MAX as u64 { u16::MAX } else { permits as u16 };
         self
     }
 
+    /// Permits that a process takes from the store at a time; 1 unless set by [`Rule::with_prefetch`].
     #[inline]
-    pub(crate) const fn lease_size(&self) -> u16 {
-        self.lease
+    pub const fn prefetch(&self) -> u64 {
+        self.prefetch as u64
     }
 
+    /// Whether this process caches the rule's denials; see [`Rule::with_denial_cache`].
     #[inline]
-    pub(crate) const fn caches_denials(&self) -> bool {
+    pub const fn caches_denials(&self) -> bool {
         self.denial_cache
     }
 
@@ -219,7 +221,7 @@ impl Rule {
 
     /// How the rule counts.
     #[inline]
-    pub const fn counted_by(&self) -> Algorithm {
+    pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
@@ -238,8 +240,8 @@ impl Rule {
     /// A rule that tells how it counts and no counter's name.
     pub(crate) const fn unnamed(count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
         let (seconds, nanos) = (period_ms / 1000, (period_ms % 1000) as u32 * 1_000_000);
-        let (shadow, denial_cache, lease, name) = (false, true, 1, RuleName(0, 0));
-        Self { prefix: "", count, seconds, nanos, shadow, denial_cache, lease, algorithm, name }
+        let (shadow, denial_cache, prefetch, name) = (false, true, 1, RuleName(0, 0));
+        Self { prefix: "", count, seconds, nanos, shadow, denial_cache, prefetch, algorithm, name }
     }
 
     pub(crate) const fn with_count(mut self, count: u64) -> Self {
@@ -285,7 +287,7 @@ impl Rule {
         self.name
     }
 
-    /// The period that tells the counter from others: a lease does not.
+    /// The period that tells the counter from others: a prefetch does not.
     #[inline]
     pub(crate) const fn counted_in(&self) -> Duration {
         match self.algorithm {
@@ -325,7 +327,7 @@ impl Rule {
 
     #[inline]
     pub(crate) const fn limit_fault(&self) -> Option<Fault> {
-        limits::fault(self.algorithm, self.count, self.period_ms(), self.lease_size())
+        limits::fault(self.algorithm, self.count, self.period_ms(), self.prefetch)
     }
 
     /// Whether the period is one that a rule can have.
@@ -346,7 +348,7 @@ impl fmt::Debug for Rule {
             .field("algorithm", &self.algorithm)
             .field("shadow", &self.shadow)
             .field("denial_cache", &self.denial_cache)
-            .field("lease", &self.lease)
+            .field("prefetch", &self.prefetch)
             .finish()
     }
 }
@@ -361,10 +363,11 @@ mod tests {
         for (processes, count, bucket, queue) in [(1, 100, 5, 5), (2, 50, 2, 2), (10, 10, 1, 0), (100, 1, 1, 0)] {
             let share = rule.share(processes);
             assert_eq!((share.count(), share.limit()), (count, count));
-            let share = rule.algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }).share(processes);
+            let share =
+                rule.with_algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }).share(processes);
             assert_eq!((share.count(), share.limit()), (count, bucket));
-            assert!(share.name() == rule.algorithm(share.counted_by()).name());
-            let share = rule.algorithm(Algorithm::LeakyBucket { queue: 5 }).share(processes);
+            assert!(share.name() == rule.with_algorithm(share.algorithm()).name());
+            let share = rule.with_algorithm(Algorithm::LeakyBucket { queue: 5 }).share(processes);
             assert_eq!((share.count(), share.limit()), (count, queue + 1));
         }
         for algorithm in [
@@ -372,7 +375,7 @@ mod tests {
             Algorithm::TokenBucket { burst: 500, refill: Refill::Interval },
             Algorithm::LeakyBucket { queue: 500 },
         ] {
-            assert_eq!(rule.algorithm(algorithm).share(101).limit(), 0, "{algorithm:?}");
+            assert_eq!(rule.with_algorithm(algorithm).share(101).limit(), 0, "{algorithm:?}");
         }
     }
 }

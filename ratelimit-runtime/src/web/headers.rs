@@ -13,7 +13,7 @@ use crate::{Permit, RequestPerMinute, Rule, SetupError};
 /// rounded up. Where several rules were charged, the fields are those of the one that leaves least, and
 /// of these the one that takes longest; where a rule refused, its own. That holds for layers inside of
 /// each other too; with `Ietf`, each layer adds its rule to the lists. A rule in
-/// [shadow mode](Rule::shadow) has no fields.
+/// [shadow mode](Rule::with_shadow) has no fields.
 ///
 /// | style | fields |
 /// |---|---|

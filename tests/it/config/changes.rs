@@ -127,21 +127,21 @@ impl Said {
             unit * u32::try_from(number).unwrap()
         });
         let algorithm = match self.algorithm {
-            None => code.counted_by(),
+            None => code.algorithm(),
             Some(Named::Exactly(algorithm)) => algorithm,
             Some(Named::BucketOfCount) => Algorithm::TokenBucket { burst: count, refill: Refill::Greedy },
         };
         let shadow = self.shadow.unwrap_or(code.is_shadow());
-        Rule::new(code.prefix(), count, period).algorithm(algorithm).shadow(shadow).denial_cache(false)
+        Rule::new(code.prefix(), count, period).with_algorithm(algorithm).with_shadow(shadow).with_denial_cache(false)
     }
 
     /// Whether calls of this rule can be decided by this.
     fn fits(&self, code: &Rule, of: Use) -> bool {
         let rule = self.applied_to(code);
-        let is_leaky = matches!(rule.counted_by(), Algorithm::LeakyBucket { .. });
-        let is_another = rule.counted_by() != code.counted_by();
+        let is_leaky = matches!(rule.algorithm(), Algorithm::LeakyBucket { .. });
+        let is_another = rule.algorithm() != code.algorithm();
         let is_in_the_way = match of {
-            _ if code.counted_by() == Algorithm::Concurrent => is_another,
+            _ if code.algorithm() == Algorithm::Concurrent => is_another,
             Use::Settled => is_another,
             Use::OneOfTwo => is_leaky,
             Use::Alone => false,
@@ -338,7 +338,7 @@ impl Store for Recorder {
         Reply::Ready(batch)
     }
 
-    fn give_back(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+    fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
         Reply::Ready(Ok(0))
     }
 
@@ -346,7 +346,7 @@ impl Store for Recorder {
         Reply::Ready(Ok(()))
     }
 
-    fn can_hold(&self) -> bool {
+    fn supports_holds(&self) -> bool {
         true
     }
 
@@ -400,8 +400,8 @@ fn random_code(random: &mut Rng) -> Vec<(Rule, Use)> {
         ];
         let is_in_pair = PREFIXES[..2].contains(&prefix);
         let algorithm = algorithms[random.usize(..if is_in_pair { 4 } else { 6 })];
-        let rule = Rule::new(prefix, random.u64(2..20), [MINUTE, HOUR][random.usize(..2)]).algorithm(algorithm);
-        let rule = rule.denial_cache(false).shadow(random.f64() < 0.1);
+        let rule = Rule::new(prefix, random.u64(2..20), [MINUTE, HOUR][random.usize(..2)]).with_algorithm(algorithm);
+        let rule = rule.with_denial_cache(false).with_shadow(random.f64() < 0.1);
         code.push((rule, Use::Alone));
         if is_in_pair {
             code.push((rule, Use::OneOfTwo));

@@ -17,7 +17,7 @@ struct Hand {
 }
 
 fn hand(count: u64, period_ms: u64, algorithm: Algorithm) -> Hand {
-    let rule = Rule::new("hand", count, Duration::from_millis(period_ms)).algorithm(algorithm);
+    let rule = Rule::new("hand", count, Duration::from_millis(period_ms)).with_algorithm(algorithm);
     let history = History { limits: vec![Limit::new(&rule, 1, false)], calls: Vec::new() };
     let bounds = Bounds { straggler: 5_000 * MS, ..Bounds::of_controlled_clock() };
     Hand { rule, history, bounds }

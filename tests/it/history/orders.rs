@@ -177,23 +177,23 @@ fn charges_without_slots(seed: u64) -> Vec<Rule> {
 
 fn charges_by(algorithms: &[Algorithm], seed: u64) -> Vec<Rule> {
     let algorithm = algorithms[usize::try_from(seed % 840).unwrap() % algorithms.len()];
-    let rule = Rule::new("orders", 3 + seed / 840 % 5, PERIOD).algorithm(algorithm).denial_cache(false);
+    let rule = Rule::new("orders", 3 + seed / 840 % 5, PERIOD).with_algorithm(algorithm).with_denial_cache(false);
     let is_leaky = matches!(algorithm, Algorithm::LeakyBucket { .. });
     if (seed / 8400).is_multiple_of(2) || is_leaky {
         vec![rule]
     } else {
-        vec![rule, Rule::new("orders", 4 + seed / 840 % 5, PERIOD).algorithm(algorithm).denial_cache(false)]
+        vec![rule, Rule::new("orders", 4 + seed / 840 % 5, PERIOD).with_algorithm(algorithm).with_denial_cache(false)]
     }
 }
 
 /// Two with different counts are one counter of places, and one is a log with reservations.
 fn places(seed: u64) -> Vec<Rule> {
-    let places = |count| Rule::new("places", count, Duration::from_secs(3600)).algorithm(Algorithm::Concurrent);
+    let places = |count| Rule::new("places", count, Duration::from_secs(3600)).with_algorithm(Algorithm::Concurrent);
     vec![places(3 + seed % 3), places(4 + seed % 3)]
 }
 
 fn reserved(seed: u64) -> Vec<Rule> {
-    vec![Rule::new("reserved", 6 + seed % 6, 20 * PERIOD).algorithm(LOG).denial_cache(false)]
+    vec![Rule::new("reserved", 6 + seed % 6, 20 * PERIOD).with_algorithm(LOG).with_denial_cache(false)]
 }
 
 const CASES: u64 = 60;

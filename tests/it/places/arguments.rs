@@ -149,9 +149,9 @@ async fn permit() {
         Ok(permit)
     }
     #[limit_request_per_time("item", 1, Hours, 5, key = id, cost = 3, permit = slot)]
-    async fn given_back(id: u64) -> R {
+    async fn refunded(id: u64) -> R {
         assert_eq!((slot.limit(), slot.remaining()), (5, 2));
-        slot.give_back().await
+        slot.refund().await
     }
     #[limit_request_per_time("item", 1, Hours, 5, key = id, cost = 3, permit = _permit)]
     async fn kept(id: u64) -> R {
@@ -161,9 +161,9 @@ async fn permit() {
         let permit = returned(1).await.unwrap();
         assert_eq!((permit.limit(), permit.remaining()), (5, 2));
         exceeded(returned(1).await);
-        assert_eq!(permit.give_back().await.unwrap(), 3);
+        assert_eq!(permit.refund().await.unwrap(), 3);
         for _ in 0..3 {
-            assert_eq!(given_back(1).await.unwrap(), 3);
+            assert_eq!(refunded(1).await.unwrap(), 3);
         }
         kept(1).await.unwrap();
         exceeded(kept(1).await);
@@ -467,7 +467,7 @@ async fn algorithms() {
         }};
     }
     let fixed = [0, 29, 60, 60];
-    assert_eq!(admitted!(lease = 1), fixed);
+    assert_eq!(admitted!(prefetch = 1), fixed);
     assert_eq!(admitted!(algorithm = FixedWindow), fixed);
     assert_eq!(admitted!(algorithm = Algorithm::FixedWindow), fixed);
     assert_eq!(admitted!(algorithm = FixedWindow(align = false)), fixed);

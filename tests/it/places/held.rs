@@ -19,7 +19,7 @@ use crate::support::in_memory;
 const MS: Duration = Duration::from_millis(1);
 
 /// As many a minute: tokens, or milliseconds.
-const BUDGET: Rule = Rule::new("item", 1_000, Duration::from_secs(60)).algorithm(Algorithm::SlidingLog);
+const BUDGET: Rule = Rule::new("item", 1_000, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
 
 async fn left(limiter: &Limiter) -> u64 {
     limiter.peek(&BUDGET, 1).await.unwrap().remaining()
@@ -411,7 +411,7 @@ async fn outcomes_of_any_size() {
         assert_eq!(left(&limiter).await, 970);
         both().await.unwrap();
         assert_eq!(left(&limiter).await, 940);
-        let other = Rule::new("other", 50, Duration::from_secs(60)).algorithm(Algorithm::SlidingLog);
+        let other = Rule::new("other", 50, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
         assert_eq!(limiter.peek(&other, 1).await.unwrap().remaining(), 0);
         exceeded(both().await);
         assert_eq!(left(&limiter).await, 940);

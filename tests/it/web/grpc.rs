@@ -67,7 +67,7 @@ async fn each_cause_has_its_status() {
 /// A place becomes free at a time that is not known.
 #[tokio::test]
 async fn a_refusal_for_lack_of_places_says_when_to_retry() {
-    const PLACES: Rule = Rule::new("places", 1, MINUTE).algorithm(ratelimit_runtime::Algorithm::Concurrent);
+    const PLACES: Rule = Rule::new("places", 1, MINUTE).with_algorithm(ratelimit_runtime::Algorithm::Concurrent);
     let limiter = Limiter::in_memory();
     let _permit = limiter.acquire(&PLACES, "alice").await.unwrap();
     let layer =

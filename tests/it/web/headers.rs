@@ -32,7 +32,7 @@ fn fields(response: &Response) -> Vec<(&str, &str)> {
 /// 10 a second in a bucket of 20, at a cost of 7.
 async fn bucket(style: HeaderStyle) -> (Router, ManualClock) {
     let bucket = Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy };
-    let rule = Rule::new("item", 10, Duration::from_secs(1)).algorithm(bucket);
+    let rule = Rule::new("item", 10, Duration::from_secs(1)).with_algorithm(bucket);
     let clock = ManualClock::new();
     let limit = Limit::new(rule).key(by_user()).cost(|_| 7);
     let layer = RateLimitLayer::new([limit]).limiter(in_memory(&clock).await).headers(style);
@@ -124,7 +124,7 @@ async fn a_parser_of_structured_fields_reads_any_prefix() {
 #[tokio::test]
 async fn the_largest_numbers_are_still_integers_of_a_structured_field() {
     let millisecond = Duration::from_millis(1);
-    let rule = Rule::new("item", 1 << 52, millisecond).algorithm(Algorithm::SlidingWindow { buckets: 1 });
+    let rule = Rule::new("item", 1 << 52, millisecond).with_algorithm(Algorithm::SlidingWindow { buckets: 1 });
     let (router, _clock) = limited(Limit::new(rule)).await;
     let response = send(&router, anonymous()).await;
     assert_eq!(response.status(), 200);
@@ -177,7 +177,7 @@ async fn a_bucket_is_told_by_what_it_holds() {
         (10, bucket(10), "\"item\";q=10;w=1", "\"item\";r=9;t=1"),
         (10, Algorithm::LeakyBucket { queue: 19 }, "\"item\";q=20;w=2", "\"item\";r=19;t=1"),
     ] {
-        let rule = Rule::new("item", count, Duration::from_secs(1)).algorithm(algorithm);
+        let rule = Rule::new("item", count, Duration::from_secs(1)).with_algorithm(algorithm);
         let (router, _clock) = limited(Limit::new(rule)).await;
         let response = send(&router, anonymous()).await;
         let told = ["ratelimit-policy", "ratelimit"].map(|name| response.headers()[name].to_str().unwrap());
@@ -189,7 +189,8 @@ async fn a_bucket_is_told_by_what_it_holds() {
 #[tokio::test]
 async fn a_layer_further_out_leaves_a_refusal_as_it_is() {
     let (item, second) = (Rule::new("item", 2, Duration::from_secs(10)), Duration::from_secs(1));
-    let bucket = Rule::new("item", 10, second).algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy });
+    let bucket =
+        Rule::new("item", 10, second).with_algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy });
     // The inner one refuses with 0 left, where the outer one has 0 left as well, and with 6 left, where the outer one has 0.
     for (inner, cost, refused) in [
         (item, 2, [("limit", "2"), ("remaining", "0"), ("reset", "10")]),
@@ -225,8 +226,8 @@ async fn of_layers_that_leave_as_much_the_slower_one_is_told() {
 /// A rule that is only tried out is not told, whatever stands beside it.
 #[tokio::test]
 async fn a_rule_in_shadow_mode_is_never_told() {
-    let tried = Rule::new("tried", 5, MINUTE).shadow(true);
-    let places = Rule::new("places", 1, MINUTE).algorithm(Algorithm::Concurrent);
+    let tried = Rule::new("tried", 5, MINUTE).with_shadow(true);
+    let places = Rule::new("places", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
     let server = ratelimit_tests::RedisServer::start();
     for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
         for rules in [vec![tried], vec![tried, places], vec![places, tried]] {

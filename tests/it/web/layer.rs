@@ -175,7 +175,7 @@ async fn the_limiter_of_the_scope_holds() {
 
 #[tokio::test]
 async fn a_place_is_held_until_the_response_is_over() {
-    const PLACES: Rule = Rule::new("download", 1, MINUTE).algorithm(Algorithm::Concurrent);
+    const PLACES: Rule = Rule::new("download", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
     let server = ratelimit_tests::RedisServer::start();
     for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
         let router = behind(RateLimitLayer::new([Limit::new(PLACES).key(by_user())]).limiter(limiter));
@@ -247,7 +247,7 @@ async fn a_place_is_held_until_an_upgraded_connection_is_closed() {
     // Whichever of two layers has the fewer places.
     for [inner, outer] in [[1, 5], [5, 1]] {
         let layer = |count: u64| {
-            let places = Rule::new("sockets", count, MINUTE).algorithm(Algorithm::Concurrent);
+            let places = Rule::new("sockets", count, MINUTE).with_algorithm(Algorithm::Concurrent);
             RateLimitLayer::new([Limit::new(places)]).limiter(Limiter::in_memory())
         };
         let address = serve(Router::new().fallback(echo).layer(layer(inner)).layer(layer(outer))).await;
@@ -275,7 +275,7 @@ async fn an_upgraded_connection_without_its_place_is_in_the_log() {
     let upgrade = service_fn(async |_: http::Request<()>| {
         Ok::<_, Infallible>(http::Response::builder().status(101).body(Body::empty()).unwrap())
     });
-    let places = Rule::new("sockets", 1, MINUTE).algorithm(Algorithm::Concurrent);
+    let places = Rule::new("sockets", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
     let limited = RateLimitLayer::new([Limit::new(places)]).limiter(Limiter::in_memory()).layer(upgrade);
     assert_eq!(limited.oneshot(http::Request::new(())).await.unwrap().status(), 101);
     assert_eq!(log.with("its service keeps no `RequestHold`").len(), 1);

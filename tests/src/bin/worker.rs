@@ -19,7 +19,7 @@ async fn main() {
     let number = |arg: &String| arg.parse::<u64>().unwrap_or_else(|_| panic!("{arg} is no number"));
     let (tasks, attempts) = (number(tasks), number(attempts));
     let (count, period) = (number(count), Duration::from_secs(number(seconds)));
-    let rule = Rule::new("exact", count, period).algorithm(match algorithm.as_str() {
+    let rule = Rule::new("exact", count, period).with_algorithm(match algorithm.as_str() {
         "fixed" => Algorithm::FixedWindow { align: false },
         "log" => Algorithm::SlidingLog,
         "sliding" => Algorithm::SlidingWindow { buckets: 1 },

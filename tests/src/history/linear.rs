@@ -180,7 +180,7 @@ impl<'a> Search<'a> {
         let (call, Action::Advance { by }) = (&self.calls[at], self.calls[moved].action) else { return None };
         let rule = self.rules.get(call.limit).copied()?;
         let tells_time_by_its_end = matches!(
-            rule.counted_by(),
+            rule.algorithm(),
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } | Algorithm::SlidingWindow { .. }
         );
         if !tells_time_by_its_end || !matches!(call.action, Action::Acquire { .. } | Action::Peek) {
@@ -218,7 +218,7 @@ impl<'a> Search<'a> {
             }
             Action::Refund { of } => {
                 let charge = next.granted.remove(&of)?;
-                let back = next.model.give_back(next.now, &charge.into());
+                let back = next.model.refund(next.now, &charge.into());
                 if !call.is_unknown() && call.answer != Answer::Done(back) {
                     if self.last == Some(at) {
                         self.said.insert(format!("{back} are returned"));
@@ -238,7 +238,7 @@ impl<'a> Search<'a> {
                     charge.hold = Some(Hold::new(Duration::from_micros(lease)));
                 }
                 // A slot that comes too late is refused.
-                let has_slots = matches!(rule?.counted_by(), Algorithm::LeakyBucket { .. });
+                let has_slots = matches!(rule?.algorithm(), Algorithm::LeakyBucket { .. });
                 let longest = call.within().filter(|_| has_slots);
                 charge.longest_wait = longest.map_or(Duration::MAX, Duration::from_micros);
                 let mut request = Request::new(charge, true);

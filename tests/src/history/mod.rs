@@ -59,7 +59,7 @@ pub enum Counting {
 impl Limit {
     /// Describes a rule. Two settings of it cannot be read from the rule.
     pub fn new(rule: &Rule, prefetch: u64, caches: bool) -> Self {
-        let counting = match rule.counted_by() {
+        let counting = match rule.algorithm() {
             Algorithm::FixedWindow { align: false } => Counting::Fixed,
             Algorithm::FixedWindow { align: true } => Counting::Aligned,
             Algorithm::SlidingLog => Counting::Log,

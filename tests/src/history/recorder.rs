@@ -260,7 +260,7 @@ impl RecordedLimiter {
         };
         let mut open = Open::new(&self.recorder, limit, key, action);
         let answer = match granted.kind {
-            Kind::Permit(permit) => open.answer(permit.give_back()).await,
+            Kind::Permit(permit) => open.answer(permit.refund()).await,
             Kind::Reservation(reservation) => open.answer(reservation.cancel()).await.map(|()| 0),
         };
         open.end(answer.map_or_else(|error| refusal(&error), Answer::Done), self.is_degraded());

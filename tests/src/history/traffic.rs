@@ -30,21 +30,21 @@ const WAITED_FOR_ALONE: usize = 12;
 /// The rules of [`traffic`], with permits taken at a time and whether denials are cached.
 pub const TRAFFIC_RULES: [(Rule, u64, bool); 13] = [
     (Rule::new("window", 20, ms(500)), 1, true),
-    (Rule::new("refunded", 20, ms(300)).denial_cache(false), 1, false),
-    (Rule::new("log", 15, ms(400)).algorithm(Algorithm::SlidingLog), 1, true),
-    (Rule::new("reserved", 100, ms(1_000)).algorithm(Algorithm::SlidingLog).denial_cache(false), 1, false),
-    (Rule::new("sliding", 50, ms(500)).algorithm(Algorithm::SlidingWindow { buckets: 10 }), 1, true),
+    (Rule::new("refunded", 20, ms(300)).with_denial_cache(false), 1, false),
+    (Rule::new("log", 15, ms(400)).with_algorithm(Algorithm::SlidingLog), 1, true),
+    (Rule::new("reserved", 100, ms(1_000)).with_algorithm(Algorithm::SlidingLog).with_denial_cache(false), 1, false),
+    (Rule::new("sliding", 50, ms(500)).with_algorithm(Algorithm::SlidingWindow { buckets: 10 }), 1, true),
     (
-        Rule::new("bucket", 50, ms(1_000)).algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy }),
+        Rule::new("bucket", 50, ms(1_000)).with_algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy }),
         1,
         true,
     ),
-    (Rule::new("places", 3, ms(1_000)).algorithm(Algorithm::Concurrent), 1, false),
+    (Rule::new("places", 3, ms(1_000)).with_algorithm(Algorithm::Concurrent), 1, false),
     (Rule::new("waited_for", 6, ms(1_000)), 1, true),
-    (Rule::new("prefetched", 100, ms(1_000)).lease(5), 5, true),
-    (Rule::new("places_waited_for", 2, ms(1_000)).algorithm(Algorithm::Concurrent), 1, false),
+    (Rule::new("prefetched", 100, ms(1_000)).with_prefetch(5), 5, true),
+    (Rule::new("places_waited_for", 2, ms(1_000)).with_algorithm(Algorithm::Concurrent), 1, false),
     (Rule::new("hot", 4_000, ms(3_600_000)), 1, true),
-    (Rule::new("aligned", 30, ms(500)).algorithm(Algorithm::FixedWindow { align: true }), 1, true),
+    (Rule::new("aligned", 30, ms(500)).with_algorithm(Algorithm::FixedWindow { align: true }), 1, true),
     (Rule::new("waited_for_alone", 2, ms(200)), 1, true),
 ];
 
@@ -131,8 +131,8 @@ async fn one(limiter: &RecordedLimiter, elapsed: Duration, random: &mut fastrand
         }
         PREFETCHED => {
             // Few calls leave quota at the end of a window, many use up the next one.
-            let is_busy = elapsed.as_millis() % 3_000 > 2_000;
-            for _ in 0..if is_busy { 20 } else { random.usize(0..2) } {
+            let fits_when_released = elapsed.as_millis() % 3_000 > 2_000;
+            for _ in 0..if fits_when_released { 20 } else { random.usize(0..2) } {
                 let granted = limiter.acquire(PREFETCHED, key, 1, None).await;
                 if let Some(granted) = granted
                     && random.u8(0..10) == 0

@@ -64,7 +64,7 @@ async fn as_an_algorithm() -> R {
 
 struct Client;
 
-#[limit_request_per_time("calls", 1, Minutes, 100, lease = 10)]
+#[limit_request_per_time("calls", 1, Minutes, 100, prefetch = 10)]
 impl Client {
     #[limit_concurrent_requests("export", 3)]
     async fn beside_a_lease(&self) -> R {

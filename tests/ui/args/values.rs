@@ -14,12 +14,12 @@ async fn required_again() -> R {
     Ok(())
 }
 
-#[limit_request_per_time("item", 1, Days, 1, cost = "5", lease = 0, shadow = yes)]
+#[limit_request_per_time("item", 1, Days, 1, cost = "5", prefetch = 0, shadow = yes)]
 async fn numbers_and_flags() -> R {
     Ok(())
 }
 
-#[limit_request_per_time("item", 1, Days, 1, algorithm = SlidingLog, lease = 10)]
+#[limit_request_per_time("item", 1, Days, 1, algorithm = SlidingLog, prefetch = 10)]
 async fn lease_of_a_log() -> R {
     Ok(())
 }

@@ -43,7 +43,7 @@ pub(crate) enum Kind {
     /// Each refusal the server's.
     Forgetful,
     /// A hundred permits at a time.
-    Leasing,
+    Prefetching,
     Raw,
     Trypema,
     ThrottleKit,
@@ -56,7 +56,7 @@ impl Kind {
         Self::Ours,
         Self::OneByOne,
         Self::Forgetful,
-        Self::Leasing,
+        Self::Prefetching,
         Self::Raw,
         Self::Trypema,
         Self::ThrottleKit,
@@ -69,7 +69,7 @@ impl Kind {
             Self::Ours => "ratelimit-runtime",
             Self::OneByOne => "  coalescing off",
             Self::Forgetful => "  denial cache off",
-            Self::Leasing => "  leases of 100",
+            Self::Prefetching => "  prefetch of 100",
             Self::Raw => "raw redis client, same script",
             Self::Trypema => "trypema",
             Self::ThrottleKit => "throttle-kit",
@@ -80,7 +80,7 @@ impl Kind {
 
     /// Whether what it has admitted can be read on the server at once.
     pub(crate) fn counts_at_once(self) -> bool {
-        !matches!(self, Self::LimitadorCached | Self::Leasing)
+        !matches!(self, Self::LimitadorCached | Self::Prefetching)
     }
 
     /// Whether it reads keys by a command of their own, where others do so in a script.
@@ -120,10 +120,10 @@ impl Contender {
     pub(crate) async fn new(kind: Kind, place: &Place, count: u64) -> Self {
         let rule = Rule::new("item", count, HOUR);
         match kind {
-            Kind::Ours | Kind::OneByOne | Kind::Forgetful | Kind::Leasing => {
+            Kind::Ours | Kind::OneByOne | Kind::Forgetful | Kind::Prefetching => {
                 let rule = match kind {
-                    Kind::Forgetful => rule.denial_cache(false),
-                    Kind::Leasing => rule.lease(100),
+                    Kind::Forgetful => rule.with_denial_cache(false),
+                    Kind::Prefetching => rule.with_prefetch(100),
                     _ => rule,
                 };
                 Self::Ours(Arc::new((limiter(&place.url(), kind != Kind::OneByOne).await, rule)))

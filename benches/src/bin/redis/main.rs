@@ -247,7 +247,7 @@ impl Runner {
         let stored = self.place.admitted(self.kind);
         let admitted = self.admitted;
         let is_right = match self.kind {
-            Kind::Leasing => stored >= admitted,
+            Kind::Prefetching => stored >= admitted,
             kind => stored == admitted || !kind.counts_at_once(),
         };
         self.expect(is_right, || format!("admitted {admitted}, but {stored} are stored"));
@@ -407,7 +407,7 @@ impl<'a> Bench<'a> {
         let count = if refused { 1 } else { PLENTY };
         let kinds = kinds.iter().filter(|kind| refused || **kind != Kind::Forgetful);
         // Leases are for counts above them.
-        let kinds = kinds.filter(|kind| !refused || **kind != Kind::Leasing);
+        let kinds = kinds.filter(|kind| !refused || **kind != Kind::Prefetching);
         let kinds: Vec<Kind> = kinds.copied().collect();
         let load = Load { callers: 256, calls: keys, keys, first_key: 0 };
         let mut contests: Vec<Contest> = crowds.iter().map(|_| Contest::new(kinds.len())).collect();
@@ -521,7 +521,7 @@ impl<'a> Bench<'a> {
         if !self.wants(&title) {
             return;
         }
-        let kinds = [Kind::Ours, Kind::OneByOne, Kind::Leasing, Kind::Raw];
+        let kinds = [Kind::Ours, Kind::OneByOne, Kind::Prefetching, Kind::Raw];
         let rows = kinds.into_iter().map(|kind| {
             let server = RedisServer::start();
             let [count, calls] = [COUNT, COUNT].map(|number| number.to_string());

@@ -51,7 +51,7 @@ impl Scene {
         !was_charged
     }
 
-    fn give_back(&self) {
+    fn refund(&self) {
         *self.charged.lock().unwrap() = false;
         self.denials.forget(NAME);
     }
@@ -63,14 +63,14 @@ impl Scene {
 }
 
 #[test]
-fn no_denial_survives_a_give_back_that_is_over() {
+fn no_denial_survives_a_refund_that_is_over() {
     every_order(|| {
         let scene = Scene::new(true);
         let asking = {
             let scene = Arc::clone(&scene);
             thread::spawn(move || scene.acquire())
         };
-        scene.give_back();
+        scene.refund();
         let admitted = asking.join().unwrap();
         assert_eq!(scene.acquire(), !admitted);
     });

@@ -1,6 +1,6 @@
 -- cost, size (ms a sub-window), buckets
 -- charged  the number of the sub-window of the charge
--- returns  how much was given back: what the charge still weighs
+-- returns  how much was refunded: what the charge still weighs
 local value = call('GET', key)
 local left = value and call('PTTL', key) or 0
 if left <= 0 then

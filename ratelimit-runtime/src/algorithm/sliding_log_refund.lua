@@ -1,5 +1,5 @@
 -- cost, period (ms), the time of the charge, digits
--- returns  how much was given back: nothing if the charge has expired, is gone, or has more than 5,000 entries behind it: each
+-- returns  how much was refunded: nothing if the charge has expired, is gone, or has more than 5,000 entries behind it: each
 --          later total changes, and the server does nothing else meanwhile
 local wrap = 10 ^ digits
 local cycle = 8123456790000000 / wrap

@@ -8,15 +8,15 @@ async fn f() -> R {
                 ::ratelimit_runtime::__private::charge(
                     ::ratelimit_runtime::__private::with_count(
                         const {
-                            &::ratelimit_runtime::__private::lease(
+                            &::ratelimit_runtime::__private::prefetch(
                                     ::ratelimit_runtime::__private::rule_without_count(
                                         "item",
                                         1,
                                         1000,
                                     ),
-                                    LEASE,
+                                    SIZE,
                                 )
-                                .denial_cache(false)
+                                .with_denial_cache(false)
                         },
                         count,
                     ),

@@ -1,4 +1,4 @@
-//! Leases under every order in which the steps of a few threads can follow one another.
+//! QuotaBatches under every order in which the steps of a few threads can follow one another.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,12 +8,12 @@ use super::*;
 use crate::{Key, sync::every_order};
 
 const COUNT: u64 = 8;
-const RULE: Rule = Rule::new("item", COUNT, Duration::from_secs(60)).lease(2);
+const RULE: Rule = Rule::new("item", COUNT, Duration::from_secs(60)).with_prefetch(2);
 
 /// A counter at a store, and what was taken of it.
 struct Scene {
     window: Mutex<Window>,
-    leases: Leases,
+    batches: QuotaBatches,
 }
 
 struct Window {
@@ -31,7 +31,7 @@ fn name() -> Fingerprint {
 
 impl Scene {
     fn new(charged: u64) -> Arc<Self> {
-        Arc::new(Self { window: Mutex::new(Window { opened: 1, charged }), leases: Leases::new() })
+        Arc::new(Self { window: Mutex::new(Window { opened: 1, charged }), batches: QuotaBatches::new() })
     }
 
     /// Makes a take, and those after it, as a task does.
@@ -49,7 +49,7 @@ impl Scene {
             };
             charge.receipt = [window.opened, 0];
             drop(window);
-            match self.follow(self.leases.arrived(&take, Ok((charge, fits)), 0, 0)) {
+            match self.follow(self.batches.arrived(&take, Ok((charge, fits)), 0, 0)) {
                 Some(next) => take = next,
                 None => return,
             }
@@ -63,13 +63,13 @@ impl Scene {
             }
         }
         if let Some(back) = back {
-            self.give_back(back.cost, back.receipt);
+            self.refund(back.cost, back.receipt);
         }
         take
     }
 
     /// To the store, as far as it still counts.
-    fn give_back(&self, cost: u64, [opened, _]: [u64; 2]) {
+    fn refund(&self, cost: u64, [opened, _]: [u64; 2]) {
         let mut window = self.window.lock().unwrap();
         if window.opened == opened {
             window.charged -= cost;
@@ -80,19 +80,19 @@ impl Scene {
         let mut window = self.window.lock().unwrap();
         *window = Window { opened: window.opened + 1, charged: 0 };
         drop(window);
-        self.leases.forget(name());
+        self.batches.forget(name());
     }
 
     fn put_back(&self, spent: Spent) {
-        match self.leases.put_back(name(), spent.receipt, spent.cost, 0) {
+        match self.batches.put_back(name(), spent.receipt, spent.cost, 0) {
             Some(then) => assert!(self.follow(then).is_none()),
-            None => self.give_back(spent.cost, spent.receipt),
+            None => self.refund(spent.cost, spent.receipt),
         }
     }
 
     /// What a caller spends who goes if its answer is not there when the takes it began are made.
     fn acquire(&self, cost: u64) -> Option<Spent> {
-        let (asked, then) = self.leases.ask(&counter(), &RULE, cost, 0);
+        let (asked, then) = self.batches.ask(&counter(), &RULE, cost, 0);
         self.follow(then).into_iter().for_each(|take| self.make(take));
         match asked {
             Turn::Spent(spent) => Some(spent),
@@ -111,10 +111,10 @@ impl Scene {
     fn check(&self, spent: u64, charged_before: u64) {
         let charged = self.window.lock().unwrap().charged;
         assert!(charged <= COUNT, "{charged} charged");
-        assert_eq!(self.leases.left(name(), 0) + spent + charged_before, charged);
-        let shard = self.leases.shard(name());
-        let lease = shard.leases.get(&name());
-        assert!(lease.is_none_or(|lease| !lease.is_taking), "a take is under way that nobody makes");
+        assert_eq!(self.batches.left(name(), 0) + spent + charged_before, charged);
+        let shard = self.batches.shard(name());
+        let batch = shard.batches.get(&name());
+        assert!(batch.is_none_or(|batch| !batch.is_taking), "a take is under way that nobody makes");
     }
 }
 
@@ -172,10 +172,10 @@ fn nothing_survives_a_reset_that_is_over() {
         let other = start(&scene, |scene| cost(scene.acquire(1)));
         scene.reset();
         let is_of_this_window = || {
-            let left = scene.leases.left(name(), 0);
+            let left = scene.batches.left(name(), 0);
             let Window { opened, charged } = *scene.window.lock().unwrap();
             assert!(
-                left == 0 || scene.leases.charge(name(), [opened, 0], left).is_some(),
+                left == 0 || scene.batches.charge(name(), [opened, 0], left).is_some(),
                 "{left} of before the reset"
             );
             charged >= left
@@ -192,11 +192,11 @@ fn what_is_drained_is_not_spent() {
     every_order(|| {
         let scene = Scene::new(0);
         scene.acquire(1).unwrap();
-        let other = start(&scene, |scene| scene.leases.spend(name(), &RULE, 1, 0).map_or(0, |(spent, _)| spent.cost));
-        scene.leases.close();
-        let drained: u64 = scene.leases.drain(0).iter().map(|charge| charge.cost).sum();
+        let other = start(&scene, |scene| scene.batches.spend(name(), &RULE, 1, 0).map_or(0, |(spent, _)| spent.cost));
+        scene.batches.close();
+        let drained: u64 = scene.batches.drain(0).iter().map(|charge| charge.cost).sum();
         let spent = 1 + other.join().unwrap();
         scene.check(spent + drained, 0);
-        assert!(matches!(scene.leases.ask(&counter(), &RULE, 1, 0).0, Turn::Alone));
+        assert!(matches!(scene.batches.ask(&counter(), &RULE, 1, 0).0, Turn::Alone));
     });
 }

@@ -1,7 +1,7 @@
 -- cost, unit (units a token), refill (units an interval), interval (ms)
 -- charged  when the bucket was charged; for a queue, when it was full after the charge
 -- spare    for a queue, 1 + how many units before that; otherwise 0
--- returns  how much was given back, in tokens, a part of one as one: what the bucket cannot have refilled since; of a queue,
+-- returns  how much was refunded, in tokens, a part of one as one: what the bucket cannot have refilled since; of a queue,
 --          only what was charged last
 local value = call('GET', key)
 local left = value and call('PTTL', key) or 0

@@ -1,6 +1,6 @@
-//! Asks one limit with a lease for a while, in a process of its own; `it/leases.rs` runs several.
+//! Asks one limit with a prefetch for a while, in a process of its own; `it/leases.rs` runs several.
 //!
-//! `lessee URL COUNT PERIOD LEASE MILLISECONDS`: periods in milliseconds, windows aligned. Prints a line when it begins, then for each window the number of the
+//! `prefetcher URL COUNT PERIOD LEASE MILLISECONDS`: periods in milliseconds, windows aligned. Prints a line when it begins, then for each window the number of the
 //! window since 1970 and how many calls were admitted that began and ended in it.
 
 use ratelimit_runtime::{Algorithm, Cause, Limiter, OnStoreError, Rule};
@@ -11,11 +11,11 @@ use tokio::task::{JoinSet, yield_now};
 
 #[tokio::main(worker_threads = 2)]
 async fn main() {
-    let url = env::args().nth(1).expect("usage: lessee URL COUNT PERIOD LEASE MILLISECONDS");
+    let url = env::args().nth(1).expect("usage: prefetcher URL COUNT PERIOD LEASE MILLISECONDS");
     let numbers: Vec<u64> = env::args().skip(2).map(|arg| arg.parse().expect("a number")).collect();
-    let [count, period_ms, lease, lasts_ms] = numbers[..] else { panic!("four numbers are needed after the URL") };
-    let rule = Rule::new("leased", count, Duration::from_millis(period_ms)).lease(lease);
-    let rule = rule.algorithm(Algorithm::FixedWindow { align: true });
+    let [count, period_ms, prefetch, lasts_ms] = numbers[..] else { panic!("four numbers are needed after the URL") };
+    let rule = Rule::new("prefetched", count, Duration::from_millis(period_ms)).with_prefetch(prefetch);
+    let rule = rule.with_algorithm(Algorithm::FixedWindow { align: true });
     let limiter = Limiter::builder(&url).deadline(Duration::from_secs(10)).on_store_error(OnStoreError::Deny);
     let limiter = limiter.build().await.expect("the server answers");
     let window = move || {

@@ -23,15 +23,15 @@ mod model_check;
 
 /// What this process has taken, for all threads.
 #[derive(Debug)]
-pub(super) struct Leases {
+pub(super) struct QuotaBatches {
     shards: Box<[Apart<BriefMutex<Shard>>]>,
-    /// How many tasks take, or are about to. Counted under the lock of a shard that is not closed, so that after [`Leases::close`] none is added.
+    /// How many tasks take, or are about to. Counted under the lock of a shard that is not closed, so that after [`QuotaBatches::close`] none is added.
     taking: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    leases: HashMap<Fingerprint, Lease, BuildHasherDefault<AlreadyHashed>>,
+    batches: HashMap<Fingerprint, QuotaBatch, BuildHasherDefault<AlreadyHashed>>,
     /// Whether nothing is taken any more.
     is_closed: bool,
     /// Not before, one that is full is looked through for what is over.
@@ -40,7 +40,7 @@ struct Shard {
 
 /// What is left of one counter's window.
 #[derive(Debug)]
-struct Lease {
+struct QuotaBatch {
     counter: CounterName,
     rule: Rule,
     left: u64,
@@ -113,7 +113,7 @@ pub(super) struct Take {
 pub(super) struct Then {
     pub(super) answers: Vec<(oneshot::Sender<Answer>, Answer)>,
     pub(super) take: Option<Take>,
-    /// To be given back to the store, as nobody may spend it.
+    /// To be refunded to the store, as nobody may spend it.
     pub(super) back: Option<Charge>,
 }
 
@@ -139,7 +139,7 @@ impl Spent {
     }
 }
 
-impl Leases {
+impl QuotaBatches {
     pub(super) fn new() -> Self {
         Self { shards: (0..SHARDS).map(|_| Apart::default()).collect(), taking: AtomicUsize::new(0) }
     }
@@ -160,22 +160,22 @@ impl Leases {
         now_us: u64,
     ) -> Result<(Spent, Option<Take>), u64> {
         let mut shard = self.shard(name);
-        let Shard { leases, is_closed, .. } = &mut *shard;
-        let lease = leases.get_mut(&name).filter(|lease| lease.rule.count() == rule.count()).ok_or(0_u64)?;
-        let left = lease.left_at(now_us);
-        if left < cost || !lease.waiting.is_empty() {
+        let Shard { batches, is_closed, .. } = &mut *shard;
+        let batch = batches.get_mut(&name).filter(|batch| batch.rule.count() == rule.count()).ok_or(0_u64)?;
+        let left = batch.left_at(now_us);
+        if left < cost || !batch.waiting.is_empty() {
             return Err(left);
         }
-        let spent = lease.spend(cost, now_us);
-        let is_low = lease.times > 1 && lease.left < lease.arrived / 2 && !*is_closed;
-        let take = if is_low { lease.take_ahead(name, now_us) } else { None };
+        let spent = batch.spend(cost, now_us);
+        let is_low = batch.times > 1 && batch.left < batch.arrived / 2 && !*is_closed;
+        let take = if is_low { batch.take_ahead(name, now_us) } else { None };
         self.count_task(take.is_some());
         Ok((spent, take))
     }
 
     /// How much is here.
     pub(super) fn left(&self, name: Fingerprint, now_us: u64) -> u64 {
-        self.shard(name).leases.get(&name).map_or(0, |lease| lease.left_at(now_us))
+        self.shard(name).batches.get(&name).map_or(0, |batch| batch.left_at(now_us))
     }
 
     /// Spends what is here, or joins those who wait for a take.
@@ -185,20 +185,20 @@ impl Leases {
         if shard.is_closed || !shard.has_room(name, now_us) {
             return (Turn::Alone, then);
         }
-        let lease = shard.leases.entry(name).or_insert_with(|| Lease::new(counter, rule));
-        if lease.rule.count() != rule.count() {
-            then.back = lease.void(); // what was taken by another count may be more than this one has
+        let batch = shard.batches.entry(name).or_insert_with(|| QuotaBatch::new(counter, rule));
+        if batch.rule.count() != rule.count() {
+            then.back = batch.void(); // what was taken by another count may be more than this one has
         }
-        lease.rule = *rule;
-        if !lease.has_waiting() && lease.left_at(now_us) >= cost {
-            return (Turn::Spent(lease.spend(cost, now_us)), then);
+        batch.rule = *rule;
+        if !batch.has_waiting() && batch.left_at(now_us) >= cost {
+            return (Turn::Spent(batch.spend(cost, now_us)), then);
         }
         let (answer, answered) = oneshot::channel();
-        lease.waiting.push_back(Waiting { cost, since_us: now_us, answer });
-        if !lease.is_taking {
-            lease.adapt(now_us);
-            let remaining = lease.remaining_at(now_us);
-            then.take = Some(lease.take(name, remaining, now_us));
+        batch.waiting.push_back(Waiting { cost, since_us: now_us, answer });
+        if !batch.is_taking {
+            batch.adapt(now_us);
+            let remaining = batch.remaining_at(now_us);
+            then.take = Some(batch.take(name, remaining, now_us));
             self.count_task(true);
         }
         (Turn::Waits(answered), then)
@@ -231,65 +231,65 @@ impl Leases {
     ) -> Then {
         let mut then = Then::default();
         let mut shard = self.shard(take.name);
-        let Some(lease) = shard.leases.get_mut(&take.name) else { return then };
-        lease.is_taking = false;
-        let mut remaining = lease.rule.count();
+        let Some(batch) = shard.batches.get_mut(&take.name) else { return then };
+        batch.is_taking = false;
+        let mut remaining = batch.rule.count();
         match said {
             Err(error) => {
                 let fail = |Waiting { answer, .. }| (answer, Answer::Failed(error.clone()));
-                then.answers.extend(lease.waiting.drain(..).map(fail));
+                then.answers.extend(batch.waiting.drain(..).map(fail));
             }
             // It may have been charged before what it was taken of became void, or after.
-            Ok((charge, is_charged)) if lease.voided != take.voided => then.back = is_charged.then_some(charge),
+            Ok((charge, is_charged)) if batch.voided != take.voided => then.back = is_charged.then_some(charge),
             Ok((charge, true)) => {
-                lease.add(&charge, sent_us, now_us);
-                lease.serve(sent_us, now_us, &mut then.answers);
-                remaining = lease.remaining_at(now_us);
+                batch.add(&charge, sent_us, now_us);
+                batch.serve(sent_us, now_us, &mut then.answers);
+                remaining = batch.remaining_at(now_us);
             }
             Ok((charge, false)) => {
                 remaining = charge.decision.remaining;
-                lease.deny(charge.decision, now_us, &mut then.answers);
-                lease.serve(0, now_us, &mut then.answers); // who was behind them may need no more than is here
+                batch.deny(charge.decision, now_us, &mut then.answers);
+                batch.serve(0, now_us, &mut then.answers); // who was behind them may need no more than is here
             }
         }
-        if lease.has_waiting() {
-            then.take = Some(lease.take(take.name, remaining, now_us));
+        if batch.has_waiting() {
+            then.take = Some(batch.take(take.name, remaining, now_us));
         }
         then
     }
 
     /// A take was given up. Those who wait for it hear so, as their senders are dropped.
     pub(super) fn given_up(&self, name: Fingerprint) {
-        if let Some(lease) = self.shard(name).leases.get_mut(&name) {
-            lease.is_taking = false;
-            lease.waiting.clear();
+        if let Some(batch) = self.shard(name).batches.get_mut(&name) {
+            batch.is_taking = false;
+            batch.waiting.clear();
         }
     }
 
     /// Takes back permits that were spent, if it is known that their window lasts, and says what is to be done then.
     pub(super) fn put_back(&self, name: Fingerprint, receipt: [u64; 2], cost: u64, now_us: u64) -> Option<Then> {
         let mut shard = self.shard(name);
-        let Shard { leases, is_closed: false, .. } = &mut *shard else { return None };
-        let is_known = |lease: &&mut Lease| lease.receipt == receipt && now_us < lease.until_us;
-        let lease = leases.get_mut(&name).filter(is_known)?;
+        let Shard { batches, is_closed: false, .. } = &mut *shard else { return None };
+        let is_known = |batch: &&mut QuotaBatch| batch.receipt == receipt && now_us < batch.until_us;
+        let batch = batches.get_mut(&name).filter(is_known)?;
         let mut then = Then::default();
-        lease.left += cost;
-        lease.serve(0, now_us, &mut then.answers);
+        batch.left += cost;
+        batch.serve(0, now_us, &mut then.answers);
         Some(then)
     }
 
     /// The charge by which the store finds permits of a window, if that is the last one that is known.
     pub(super) fn charge(&self, name: Fingerprint, receipt: [u64; 2], cost: u64) -> Option<Charge> {
         let shard = self.shard(name);
-        let lease = shard.leases.get(&name).filter(|lease| lease.receipt == receipt)?;
-        Some(lease.charge(cost))
+        let batch = shard.batches.get(&name).filter(|batch| batch.receipt == receipt)?;
+        Some(batch.charge(cost))
     }
 
     /// Forgets what was taken of a counter that is reset, and what is on its way.
     pub(super) fn forget(&self, name: Fingerprint) {
-        if let Some(lease) = self.shard(name).leases.get_mut(&name) {
-            lease.void();
-            lease.receipt = NO_RECEIPT;
+        if let Some(batch) = self.shard(name).batches.get_mut(&name) {
+            batch.void();
+            batch.receipt = NO_RECEIPT;
         }
     }
 
@@ -300,15 +300,15 @@ impl Leases {
         }
     }
 
-    /// All that is left, to be given back.
+    /// All that is left, to be refunded.
     pub(super) fn drain(&self, now_us: u64) -> Vec<Charge> {
         let mut charges = Vec::new();
         for shard in &self.shards {
             let mut shard = lock_briefly(shard);
-            for lease in shard.leases.values_mut() {
-                let left = lease.left_at(now_us);
-                lease.left = 0;
-                charges.extend((left > 0).then(|| lease.charge(left)));
+            for batch in shard.batches.values_mut() {
+                let left = batch.left_at(now_us);
+                batch.left = 0;
+                charges.extend((left > 0).then(|| batch.charge(left)));
             }
         }
         charges
@@ -316,20 +316,20 @@ impl Leases {
 }
 
 impl Shard {
-    /// Whether there is room for a lease, perhaps in place of those whose windows are over.
+    /// Whether there is room for a batch, perhaps in place of those whose windows are over.
     fn has_room(&mut self, name: Fingerprint, now_us: u64) -> bool {
-        if self.leases.len() < CAPACITY || self.leases.contains_key(&name) {
+        if self.batches.len() < CAPACITY || self.batches.contains_key(&name) {
             return true;
         }
         if now_us >= self.sweep_at_us {
             self.sweep_at_us = now_us.saturating_add(SWEEP_PAUSE_US);
-            self.leases.retain(|_, lease| lease.until_us > now_us || lease.is_taking);
+            self.batches.retain(|_, batch| batch.until_us > now_us || batch.is_taking);
         }
-        self.leases.len() < CAPACITY
+        self.batches.len() < CAPACITY
     }
 }
 
-impl Lease {
+impl QuotaBatch {
     fn new(counter: &CounterName, rule: &Rule) -> Self {
         Self {
             counter: counter.clone(),
@@ -383,14 +383,14 @@ impl Lease {
         let lasted_us = now_us.saturating_sub(self.arrived_us);
         if lasted_us > TOO_LONG_US {
             self.times = (self.times / 2).max(1);
-        } else if lasted_us < TOO_SHORT_US && self.arrived >= self.times * u64::from(self.rule.lease_size()) {
+        } else if lasted_us < TOO_SHORT_US && self.arrived >= self.times * self.rule.prefetch() {
             self.times = (self.times * 2).min(MOST_TIMES);
         }
     }
 
     fn take_ahead(&mut self, name: Fingerprint, now_us: u64) -> Option<Take> {
         // Near the limit, what one process holds is what others lack.
-        if self.is_taking || self.remaining / 2 < u64::from(self.rule.lease_size()) {
+        if self.is_taking || self.remaining / 2 < self.rule.prefetch() {
             return None;
         }
         self.adapt(now_us);
@@ -401,7 +401,7 @@ impl Lease {
     /// no more than half of what remains, so that there is something for others to the end.
     fn take(&mut self, name: Fingerprint, remaining: u64, now_us: u64) -> Take {
         let left = self.left_at(now_us);
-        let size = u64::from(self.rule.lease_size());
+        let size = self.rule.prefetch();
         let here = self.waiting.iter().filter(|waiting| !waiting.answer.is_closed());
         let wanted = here.fold(0_u64, |sum, waiting| sum.saturating_add(waiting.cost));
         let needed = wanted.saturating_sub(left);
@@ -480,7 +480,7 @@ mod tests {
     const START: u64 = 1_000_000;
 
     fn rule(count: u64) -> Rule {
-        Rule::new("item", count, Duration::from_secs(60)).lease(SIZE)
+        Rule::new("item", count, Duration::from_secs(60)).with_prefetch(SIZE)
     }
 
     fn counter(key: u64) -> CounterName {
@@ -488,20 +488,27 @@ mod tests {
     }
 
     /// Joins those who wait; the take that is begun, and the answer.
-    fn wait(leases: &Leases, count: u64, cost: u64, now_us: u64) -> (Option<Take>, oneshot::Receiver<Answer>) {
-        match leases.ask(&counter(1), &rule(count), cost, now_us) {
+    fn wait(batches: &QuotaBatches, count: u64, cost: u64, now_us: u64) -> (Option<Take>, oneshot::Receiver<Answer>) {
+        match batches.ask(&counter(1), &rule(count), cost, now_us) {
             (Turn::Waits(answer), then) => (then.take, answer),
             (other, _) => panic!("{other:?}"),
         }
     }
 
     /// The store charges a take, of which so much remains then, in a window that lasts so long.
-    fn charge(leases: &Leases, take: &Take, remaining: u64, lasts_ms: u64, sent_us: u64, now_us: u64) -> Option<Take> {
+    fn charge(
+        batches: &QuotaBatches,
+        take: &Take,
+        remaining: u64,
+        lasts_ms: u64,
+        sent_us: u64,
+        now_us: u64,
+    ) -> Option<Take> {
         let mut charge = Charge::new(take.rule, take.counter.clone(), take.cost);
         let limit = take.rule.count();
         charge.decision = Decision { limit, remaining, reset_after_ms: lasts_ms, retry_after_ms: u64::MAX };
         charge.receipt = [7, 0];
-        let then = leases.arrived(take, Ok((charge, true)), sent_us, now_us);
+        let then = batches.arrived(take, Ok((charge, true)), sent_us, now_us);
         then.answers.into_iter().for_each(|(caller, answer)| drop(caller.send(answer)));
         then.take
     }
@@ -512,15 +519,15 @@ mod tests {
 
     /// How much is taken at a time where one permit is spent in each so many microseconds.
     fn sizes(count: u64, pause_us: u64) -> Vec<u64> {
-        let (leases, name) = (Leases::new(), counter(1).fingerprint());
+        let (batches, name) = (QuotaBatches::new(), counter(1).fingerprint());
         let (mut now_us, mut left, mut sizes) = (START, count, Vec::new());
         while sizes.len() < 10 {
             let mut waits = None;
-            let take = match leases.spend(name, &rule(count), 1, now_us) {
+            let take = match batches.spend(name, &rule(count), 1, now_us) {
                 Ok((_, ahead)) => ahead,
                 Err(_) if left == 0 => break,
                 Err(_) => {
-                    let (take, answer) = wait(&leases, count, 1, now_us);
+                    let (take, answer) = wait(&batches, count, 1, now_us);
                     waits = Some(answer);
                     take
                 }
@@ -528,7 +535,7 @@ mod tests {
             if let Some(take) = take {
                 left -= take.cost;
                 sizes.push(take.cost);
-                assert!(charge(&leases, &take, left, 60_000, now_us, now_us).is_none());
+                assert!(charge(&batches, &take, left, 60_000, now_us, now_us).is_none());
             }
             assert!(waits.is_none_or(|mut answer| is_spent(&mut answer)));
             now_us += pause_us;
@@ -554,36 +561,36 @@ mod tests {
 
     #[test]
     fn what_arrives_after_its_window_is_for_those_who_asked_before() {
-        let leases = Leases::new();
-        let (take, mut first) = wait(&leases, 100, 1, START);
-        let (none, mut late) = wait(&leases, 100, 1, START + 1);
+        let batches = QuotaBatches::new();
+        let (take, mut first) = wait(&batches, 100, 1, START);
+        let (none, mut late) = wait(&batches, 100, 1, START + 1);
         assert!(none.is_none());
         let take = take.unwrap();
-        let next = charge(&leases, &take, 90, 5, START, START + 8_000);
+        let next = charge(&batches, &take, 90, 5, START, START + 8_000);
         assert!(is_spent(&mut first) && !is_spent(&mut late));
-        assert!(charge(&leases, &next.expect("somebody waits"), 90, 60_000, START + 8_000, START + 9_000).is_none());
+        assert!(charge(&batches, &next.expect("somebody waits"), 90, 60_000, START + 8_000, START + 9_000).is_none());
         assert!(is_spent(&mut late));
     }
 
     /// A store is never asked for more than a rule has: in a window that it has to open it does not look.
     #[test]
     fn who_waits_for_more_than_a_lowered_count_does_not_get_it() {
-        let leases = Leases::new();
-        let (take, _large) = wait(&leases, 100, 50, START);
-        let (_, _lowered) = wait(&leases, 5, 1, START);
-        let next = charge(&leases, &take.unwrap(), 90, 60_000, START, START + 1_000).expect("somebody waits");
+        let batches = QuotaBatches::new();
+        let (take, _large) = wait(&batches, 100, 50, START);
+        let (_, _lowered) = wait(&batches, 5, 1, START);
+        let next = charge(&batches, &take.unwrap(), 90, 60_000, START, START + 1_000).expect("somebody waits");
         assert!(next.cost <= next.rule.count(), "{} of {}", next.cost, next.rule.count());
     }
 
     #[test]
     fn a_full_shard_takes_the_place_of_what_is_over_and_of_nothing_else() {
-        let leases = Leases::new();
+        let batches = QuotaBatches::new();
         let mut keys = (0..).filter(|key| counter(*key).fingerprint().0.is_multiple_of(SHARDS as u64));
         let mut ask = |key: Option<u64>, now_us| {
             let counter = counter(key.unwrap_or_else(|| keys.next().unwrap()));
-            let (asked, then) = leases.ask(&counter, &rule(100), 1, now_us);
+            let (asked, then) = batches.ask(&counter, &rule(100), 1, now_us);
             if let Some(take) = then.take {
-                charge(&leases, &take, 90, 1000, now_us, now_us);
+                charge(&batches, &take, 90, 1000, now_us, now_us);
             }
             matches!(asked, Turn::Waits(_))
         };

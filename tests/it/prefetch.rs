@@ -25,8 +25,8 @@ use crate::support::{
 const MS: Duration = Duration::from_millis(1);
 const PERIOD: Duration = Duration::from_secs(60);
 
-fn rule(count: u64, lease: u64) -> Rule {
-    Rule::new("leased", count, PERIOD).lease(lease)
+fn rule(count: u64, prefetch: u64) -> Rule {
+    Rule::new("prefetched", count, PERIOD).with_prefetch(prefetch)
 }
 
 /// How many are charged at the server, as somebody else sees it.
@@ -58,14 +58,14 @@ async fn most_calls_ask_nobody() {
 async fn exactly_the_count_is_admitted() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
-    for (count, lease) in [(1, 2), (1, 100), (2, 2), (7, 3), (100, 100), (100, 1_000_000), (1000, 100), (1000, 7)] {
-        let (rule, key) = (rule(count, lease), fresh_key());
+    for (count, prefetch) in [(1, 2), (1, 100), (2, 2), (7, 3), (100, 100), (100, 1_000_000), (1000, 100), (1000, 7)] {
+        let (rule, key) = (rule(count, prefetch), fresh_key());
         let mut tasks = JoinSet::new();
         for _ in 0..64 {
             let limiter = limiter.clone();
             tasks.spawn(async move { admitted(&limiter, &rule, key, 40).await });
         }
-        assert_eq!(tasks.join_all().await.iter().sum::<u64>(), count, "{count}, {lease} at a time");
+        assert_eq!(tasks.join_all().await.iter().sum::<u64>(), count, "{count}, {prefetch} at a time");
         assert_eq!(charged(&server, key).await, count);
         let refused = exceeded(limiter.acquire(&rule, key).await);
         assert_eq!(refused.remaining(), 0);
@@ -116,9 +116,9 @@ async fn permits_end_with_their_window() {
             let next = limiter.acquire(&rule, key).await.unwrap();
             assert_eq!((next.remaining(), next.reset_after()), (99, PERIOD));
             for old in permits {
-                assert_eq!(old.give_back().await.unwrap(), 0, "no later window is credited");
+                assert_eq!(old.refund().await.unwrap(), 0, "no later window is credited");
             }
-            assert_eq!(next.give_back().await.unwrap(), 1);
+            assert_eq!(next.refund().await.unwrap(), 1);
             assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 100);
             timed.advance(PERIOD);
         }
@@ -134,7 +134,7 @@ fn begin<F: Future>(mut call: Pin<Box<F>>) -> Pin<Box<F>> {
 #[tokio::test]
 async fn callers_wait_for_one_take_in_the_order_of_arrival() {
     let (limiter, store, _clock) = on_plain_store();
-    let rule = hourly(1000, FIXED).lease(2);
+    let rule = hourly(1000, FIXED).with_prefetch(2);
     let calls = |cost| Box::pin(limiter.acquire_n(&rule, 1, cost));
     store.hold();
     let (first, second, third, fourth) = (begin(calls(1)), begin(calls(2)), begin(calls(2)), begin(calls(1)));
@@ -156,7 +156,7 @@ async fn callers_wait_for_one_take_in_the_order_of_arrival() {
 #[tokio::test]
 async fn nobody_overtakes_who_needs_more_than_is_here() {
     let (limiter, store, _clock) = on_plain_store();
-    let rule = hourly(1000, FIXED).lease(2);
+    let rule = hourly(1000, FIXED).with_prefetch(2);
     limiter.acquire(&rule, 1).await.unwrap();
     store.hold();
     let two = begin(Box::pin(limiter.acquire_n(&rule, 1, 2)));
@@ -169,7 +169,7 @@ async fn nobody_overtakes_who_needs_more_than_is_here() {
 #[tokio::test]
 async fn no_take_is_lost_with_those_who_wait_for_it() {
     let (limiter, store, _clock) = on_plain_store();
-    let rule = hourly(1000, FIXED).lease(10);
+    let rule = hourly(1000, FIXED).with_prefetch(10);
     let call = |cost| Box::pin(limiter.acquire_n(&rule, 1, cost));
     store.hold();
     let (first, second) = (begin(call(1)), begin(call(1)));
@@ -195,7 +195,7 @@ async fn a_take_without_an_answer_fails_all_who_wait_for_it() {
     let clock = ManualClock::new();
     let store = PlainStore::new(&clock);
     let builder = Limiter::builder("memory://").clock(clock).deadline(100 * MS).on_store_error(OnStoreError::Deny);
-    let (limiter, rule) = (builder.over(store.clone()).unwrap(), hourly(1000, FIXED).lease(10));
+    let (limiter, rule) = (builder.over(store.clone()).unwrap(), hourly(1000, FIXED).with_prefetch(10));
     store.hold();
     let mut tasks = JoinSet::new();
     for _ in 0..5 {
@@ -213,7 +213,7 @@ async fn a_take_without_an_answer_fails_all_who_wait_for_it() {
 async fn callers_who_wait_for_the_next_window_are_served() {
     let server = RedisServer::start();
     let (limiter, key) = (limiter_on(&server).await, fresh_key());
-    let rule = Rule::new("leased", 3, 200 * MS).lease(10);
+    let rule = Rule::new("prefetched", 3, 200 * MS).with_prefetch(10);
     let mut tasks = JoinSet::new();
     for _ in 0..9 {
         tasks.spawn(limiter.acquire_within(&rule, key, PATIENCE));
@@ -222,7 +222,7 @@ async fn callers_who_wait_for_the_next_window_are_served() {
 }
 
 #[tokio::test]
-async fn what_is_given_back_is_spent_again() {
+async fn what_is_refunded_is_spent_again() {
     let timed = Timed::redis().await;
     let (limiter, server, rule, key) = (&timed.limiter, timed.server().unwrap(), rule(20, 10), fresh_key());
     let mut permits = Vec::new();
@@ -232,13 +232,13 @@ async fn what_is_given_back_is_spent_again() {
     assert_eq!(permits.len(), 20);
     let before = asked(server);
     for permit in permits.drain(..5) {
-        assert_eq!(permit.give_back().await.unwrap(), 1);
+        assert_eq!(permit.refund().await.unwrap(), 1);
     }
     assert_eq!(admitted(limiter, &rule, key, 5).await, 5);
     assert_eq!(asked(server), before);
     // A caller who waits for several is served too.
     let mut permits = permits.into_iter();
-    permits.next().unwrap().give_back().await.unwrap();
+    permits.next().unwrap().refund().await.unwrap();
     assert_eq!(exceeded(limiter.acquire_n(&rule, key, 2).await).remaining(), 1);
 }
 
@@ -252,7 +252,7 @@ async fn a_reset_makes_void_what_was_taken() {
     assert_eq!(charged(server, key).await, 0);
     assert_eq!(admitted(limiter, &rule, key, 200).await, 100);
     assert_eq!(charged(server, key).await, 100);
-    assert_eq!(old.give_back().await.unwrap(), 0);
+    assert_eq!(old.refund().await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -262,7 +262,7 @@ async fn a_changed_count_acts_on_the_next_call() {
     assert_eq!(admitted(limiter, &rule(100, 10), key, 5).await, 5);
     assert_eq!(charged(server, key).await, 10);
     ends(async {
-        // What the old count has taken is given back in the background.
+        // What the old count has taken is refunded in the background.
         while admitted(limiter, &rule(5, 10), key, 1).await > 0 || charged(server, key).await > 5 {
             settle().await;
         }
@@ -298,7 +298,7 @@ async fn what_was_taken_is_spent_while_the_server_is_away() {
 }
 
 #[tokio::test]
-async fn a_limiter_that_is_closed_gives_back_what_it_holds() {
+async fn a_limiter_that_is_closed_refunds_what_it_holds() {
     let timed = Timed::redis().await;
     let (limiter, server, keys) = (&timed.limiter, timed.server().unwrap(), [(); 300].map(|()| fresh_key()));
     for key in keys {
@@ -310,7 +310,7 @@ async fn a_limiter_that_is_closed_gives_back_what_it_holds() {
     for (at, key) in keys.into_iter().enumerate() {
         assert_eq!(charged(server, key).await, if at == 0 { 2 } else { 1 });
     }
-    assert_eq!(permit.give_back().await.unwrap(), 1);
+    assert_eq!(permit.refund().await.unwrap(), 1);
     assert_eq!(charged(server, keys[0]).await, 1);
     limiter.acquire(&rule(1000, 10), keys[0]).await.unwrap();
     assert_eq!(charged(server, keys[0]).await, 2, "one by one");
@@ -320,7 +320,7 @@ async fn a_limiter_that_is_closed_gives_back_what_it_holds() {
 #[tokio::test]
 async fn closing_waits_for_what_is_being_taken() {
     let (limiter, store, _clock) = on_plain_store();
-    let rule = hourly(1000, FIXED).lease(10);
+    let rule = hourly(1000, FIXED).with_prefetch(10);
     store.hold();
     drop(begin(Box::pin(limiter.acquire(&rule, 1))));
     settle().await;
@@ -330,7 +330,7 @@ async fn closing_waits_for_what_is_being_taken() {
 }
 
 #[tokio::test]
-async fn a_limiter_that_is_dropped_gives_back_in_the_background() {
+async fn a_limiter_that_is_dropped_refunds_in_the_background() {
     let server = RedisServer::start();
     let (limiter, key) = (limiter_on(&server).await, fresh_key());
     drop(limiter.acquire(&rule(1000, 10), key).await.unwrap());
@@ -351,34 +351,35 @@ async fn it_is_for_fixed_windows_and_stands_alone() {
     for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
         for algorithm in ALGORITHMS {
             let is_window = [FIXED, ALIGNED].contains(&algorithm);
-            let leased = limiter.acquire(&hourly(100, algorithm).lease(10), 1).await;
+            let prefetched = limiter.acquire(&hourly(100, algorithm).with_prefetch(10), 1).await;
             assert_eq!(
-                leased.map(drop).map_err(|refused| refused.cause()),
+                prefetched.map(drop).map_err(|refused| refused.cause()),
                 if is_window { Ok(()) } else { Err(Cause::Misconfigured) }
             );
         }
-        let fault = limiter.acquire(&hourly(100, FIXED).lease(0), 2).await.unwrap_err();
+        let fault = limiter.acquire(&hourly(100, FIXED).with_prefetch(0), 2).await.unwrap_err();
         assert_eq!(fault.cause(), Cause::Misconfigured);
-        assert!(fault.to_string().contains("`lease` must be at least 1"), "{fault}");
-        let (leased, other) = (hourly(100, FIXED).lease(10), Rule::new("other", 1, PERIOD));
-        let stacked = limiter.acquire_all(&[(&other, Key::new(1), 1), (&leased, Key::new(1), 1)]).await.unwrap_err();
+        assert!(fault.to_string().contains("`prefetch` must be at least 1"), "{fault}");
+        let (prefetched, other) = (hourly(100, FIXED).with_prefetch(10), Rule::new("other", 1, PERIOD));
+        let stacked =
+            limiter.acquire_all(&[(&other, Key::new(1), 1), (&prefetched, Key::new(1), 1)]).await.unwrap_err();
         assert_eq!(stacked.cause(), Cause::Misconfigured);
         assert!(stacked.to_string().contains("stands alone"), "{stacked}");
-        limiter.acquire_all(&[(&leased, Key::new(1), 1)]).await.unwrap();
+        limiter.acquire_all(&[(&prefetched, Key::new(1), 1)]).await.unwrap();
         assert_eq!(limiter.peek(&other, 1).await.unwrap().remaining(), 1);
     }
 }
 
 #[tokio::test]
 async fn an_attribute_has_it() {
-    const LEASE: u64 = 50;
-    #[limit_request_per_time("leased", 1, Minutes, 1000, lease = LEASE, key = key, permit = permit)]
-    async fn leased(key: u64) -> Result<Permit, RequestPerMinute> {
+    const PREFETCH: u64 = 50;
+    #[limit_request_per_time("prefetched", 1, Minutes, 1000, prefetch = PREFETCH, key = key, permit = permit)]
+    async fn prefetched(key: u64) -> Result<Permit, RequestPerMinute> {
         Ok(permit)
     }
     let server = RedisServer::start();
     let (limiter, key) = (limiter_on(&server).await, fresh_key());
-    assert_eq!(limiter.scope(leased(key)).await.unwrap().remaining(), 999);
+    assert_eq!(limiter.scope(prefetched(key)).await.unwrap().remaining(), 999);
     assert_eq!(charged(&server, key).await, 50);
 }
 
@@ -406,13 +407,13 @@ fn a_take_outlasts_the_runtime_it_was_begun_on() {
     }
 }
 
-/// `lessee`, a process of its own.
+/// `prefetcher`, a process of its own.
 struct Lessee(Child);
 
 impl Lessee {
     fn start(server: &RedisServer, numbers: [u64; 4]) -> Self {
         let numbers = numbers.map(|number| number.to_string());
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lessee"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_prefetcher"));
         let mut process = command.arg(server.url()).args(numbers).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = [0; 7];
         process.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();

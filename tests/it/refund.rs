@@ -1,4 +1,4 @@
-//! What is given back is what still counts, and nobody else's.
+//! What is refunded is what still counts, and nobody else's.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn remaining(timed: &Timed, rule: &Rule, key: u64) -> u64 {
 }
 
 #[tokio::test]
-async fn within_its_window_a_charge_is_given_back_whole() {
+async fn within_its_window_a_charge_is_refunded_whole() {
     for timed in Timed::both().await {
         for algorithm in [FIXED, ALIGNED, LOG, SLIDING, INTERVAL] {
             timed.advance(3600 * SECOND - since_full_hour(&timed));
@@ -31,7 +31,7 @@ async fn within_its_window_a_charge_is_given_back_whole() {
             let mut left = 0;
             for at in [1, 2, 0, 0] {
                 let (permit, cost) = permits.remove(at);
-                assert_eq!(permit.give_back().await.unwrap(), cost, "{}", timed.of(&rule));
+                assert_eq!(permit.refund().await.unwrap(), cost, "{}", timed.of(&rule));
                 left += cost;
                 assert_eq!(remaining(&timed, &rule, key).await, left, "{}", timed.of(&rule));
                 exceeded_or_fits(&timed, &rule, key, left).await;
@@ -46,9 +46,9 @@ fn since_full_hour(timed: &Timed) -> Duration {
     Duration::from_millis(u64::try_from(timed.now().as_millis()).unwrap() % 3_600_000)
 }
 
-/// The sub-window of a charge counts by how much of it the last period overlaps, and that much is given back.
+/// The sub-window of a charge counts by how much of it the last period overlaps, and that much is refunded.
 #[tokio::test]
-async fn a_sliding_window_gives_back_what_a_charge_still_weighs() {
+async fn a_sliding_window_refunds_what_a_charge_still_weighs() {
     for timed in Timed::both().await {
         for (later, back) in [(0, 10), (59, 10), (60, 10), (75, 8), (90, 5), (119, 1), (120, 0), (180, 0)] {
             timed.advance(3600 * SECOND - since_full_hour(&timed));
@@ -57,7 +57,7 @@ async fn a_sliding_window_gives_back_what_a_charge_still_weighs() {
             timed.advance(later * SECOND);
             timed.limiter.acquire(&rule, key).await.unwrap();
             let before = remaining(&timed, &rule, key).await;
-            assert_eq!(permit.give_back().await.unwrap(), back, "{later} s later, {}", timed.name());
+            assert_eq!(permit.refund().await.unwrap(), back, "{later} s later, {}", timed.name());
             assert_eq!(remaining(&timed, &rule, key).await, before + back, "{later} s later, {}", timed.name());
         }
     }
@@ -65,7 +65,7 @@ async fn a_sliding_window_gives_back_what_a_charge_still_weighs() {
 
 /// Of what it was charged, what it cannot have refilled since, to the fraction; a part of a token is said as one.
 #[tokio::test]
-async fn a_token_bucket_gives_back_what_it_has_not_refilled() {
+async fn a_token_bucket_refunds_what_it_has_not_refilled() {
     let cases: [(_, &[(u32, u64)]); 2] = [
         // One each six seconds.
         (BUCKET, &[(0, 7), (1, 7), (6_000, 6), (6_001, 6), (41_999, 1), (42_000, 0), (48_000, 0), (60_000, 0)]),
@@ -80,23 +80,23 @@ async fn a_token_bucket_gives_back_what_it_has_not_refilled() {
             timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
             timed.advance(later * MS);
             let before = remaining(&timed, &rule, key).await;
-            assert_eq!(permit.give_back().await.unwrap(), back, "{later} ms later, {}", timed.of(&rule));
+            assert_eq!(permit.refund().await.unwrap(), back, "{later} ms later, {}", timed.of(&rule));
             assert_eq!(remaining(&timed, &rule, key).await, before + back, "{later} ms later, {}", timed.of(&rule));
         }
     }
 }
 
-/// Several periods to fill it: what the refills so far have brought is not given back.
+/// Several periods to fill it: what the refills so far have brought is not refunded.
 #[tokio::test]
-async fn a_bucket_that_takes_several_periods_gives_back_less_after_each() {
+async fn a_bucket_that_takes_several_periods_refunds_less_after_each() {
     for timed in Timed::both().await {
         for (periods, back) in [(0, 12), (1, 7), (2, 2), (3, 0)] {
             let rule = Rule::new("slow", 5, 60 * SECOND);
-            let rule = rule.algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Interval });
+            let rule = rule.with_algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Interval });
             let key = fresh_key();
             let permit = timed.limiter.acquire_n(&rule, key, 12).await.unwrap();
             timed.advance(periods * 60 * SECOND);
-            assert_eq!(permit.give_back().await.unwrap(), back, "{periods} periods later, {}", timed.name());
+            assert_eq!(permit.refund().await.unwrap(), back, "{periods} periods later, {}", timed.name());
             assert_eq!(remaining(&timed, &rule, key).await, 20, "{periods} periods later, {}", timed.name());
         }
     }
@@ -110,15 +110,15 @@ async fn exceeded_or_fits(timed: &Timed, rule: &Rule, key: u64, left: u64) {
 }
 
 #[tokio::test]
-async fn charges_of_one_instant_are_given_back_apart() {
+async fn charges_of_one_instant_are_refunded_apart() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, key) = (hourly(10, algorithm), fresh_key());
             let first = timed.limiter.acquire_n(&rule, key, 5).await.unwrap();
             let second = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
-            assert_eq!(first.give_back().await.unwrap(), 5, "{}", timed.of(&rule));
+            assert_eq!(first.refund().await.unwrap(), 5, "{}", timed.of(&rule));
             assert_eq!(remaining(&timed, &rule, key).await, 7);
-            assert_eq!(second.give_back().await.unwrap(), 3, "{}", timed.of(&rule));
+            assert_eq!(second.refund().await.unwrap(), 3, "{}", timed.of(&rule));
             assert_eq!(remaining(&timed, &rule, key).await, 10);
         }
     }
@@ -126,7 +126,7 @@ async fn charges_of_one_instant_are_given_back_apart() {
 
 /// Neither into an empty counter nor into somebody's next window; at its end, a millisecond and many windows later.
 #[tokio::test]
-async fn after_its_window_nothing_is_given_back() {
+async fn after_its_window_nothing_is_refunded() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             for later in [Duration::ZERO, MS, SECOND, 9 * SECOND, 899_981 * MS, 7200 * SECOND] {
@@ -137,7 +137,7 @@ async fn after_its_window_nothing_is_given_back() {
                     timed.advance(end + later);
                     timed.limiter.acquire_n(&rule, key, next).await.unwrap();
                     let context = format!("{later:?} later, {next} counted then, {}", timed.of(&rule));
-                    assert_eq!(permit.give_back().await.unwrap(), 0, "{context}");
+                    assert_eq!(permit.refund().await.unwrap(), 0, "{context}");
                     assert_eq!(remaining(&timed, &rule, key).await, 10 - next, "{context}");
                 }
             }
@@ -147,7 +147,7 @@ async fn after_its_window_nothing_is_given_back() {
 
 /// Nobody has called since it expired; what was charged later may count still.
 #[tokio::test]
-async fn an_expired_charge_is_not_given_back() {
+async fn an_expired_charge_is_not_refunded() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, key) = (Rule::new("expired", 10, 10 * SECOND).by(algorithm), fresh_key());
@@ -156,7 +156,7 @@ async fn an_expired_charge_is_not_given_back() {
             timed.advance(counts / 2);
             timed.limiter.acquire(&rule, key).await.unwrap();
             timed.advance(counts / 2);
-            assert_eq!(expired.give_back().await.unwrap(), 0, "{}", timed.of(&rule));
+            assert_eq!(expired.refund().await.unwrap(), 0, "{}", timed.of(&rule));
             let left = timed.limiter.peek(&rule, key).await.unwrap().remaining();
             let with_it = [FIXED, ALIGNED, INTERVAL].contains(&algorithm);
             assert_eq!(left, if with_it { 10 } else { 9 }, "{}", timed.of(&rule));
@@ -172,7 +172,7 @@ async fn no_later_window_is_credited(timed: &Timed, waits: impl Iterator<Item = 
         let permit = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
         timed.advance(wait);
         timed.limiter.acquire_n(&rule, key, 4).await.unwrap();
-        assert_eq!(permit.give_back().await.unwrap(), 0, "{wait:?} later, {}", timed.of(&rule));
+        assert_eq!(permit.refund().await.unwrap(), 0, "{wait:?} later, {}", timed.of(&rule));
         assert_eq!(remaining(timed, &rule, key).await, 6, "{wait:?} later, {}", timed.of(&rule));
     }
 }
@@ -189,20 +189,20 @@ async fn no_later_window_is_credited_whenever_it_was_opened() {
 }
 
 #[tokio::test]
-async fn of_several_rules_only_what_still_counts_is_given_back() {
+async fn of_several_rules_only_what_still_counts_is_refunded() {
     for timed in Timed::both().await {
         for (short, long) in [(FIXED, FIXED), (LOG, LOG), (FIXED, LOG), (LOG, FIXED)] {
-            let short = Rule::new("short", 10, SECOND).algorithm(short);
-            let long = Rule::new("long", 10, 60 * SECOND).algorithm(long);
+            let short = Rule::new("short", 10, SECOND).with_algorithm(short);
+            let long = Rule::new("long", 10, 60 * SECOND).with_algorithm(long);
             let (key, names) = (fresh_key(), format!("{} and {}", timed.of(&short), timed.of(&long)));
             let charges = [(&short, Key::new(key), 2), (&long, Key::new(key), 5)];
 
             let permit = timed.limiter.acquire_all(&charges).await.unwrap();
-            assert_eq!(permit.give_back().await.unwrap(), 7, "{names}");
+            assert_eq!(permit.refund().await.unwrap(), 7, "{names}");
             let permit = timed.limiter.acquire_all(&charges).await.unwrap();
             timed.advance(2 * SECOND);
             timed.limiter.acquire(&short, key).await.unwrap();
-            assert_eq!(permit.give_back().await.unwrap(), 5, "{names}");
+            assert_eq!(permit.refund().await.unwrap(), 5, "{names}");
             assert_eq!(remaining(&timed, &short, key).await, 9, "{names}");
             assert_eq!(remaining(&timed, &long, key).await, 10, "{names}");
         }
@@ -219,10 +219,10 @@ async fn a_counter_that_was_reset_owes_nothing() {
             timed.limiter.reset(&rule, key).await.unwrap();
             let later = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
             timed.limiter.reset(&rule, key).await.unwrap();
-            assert_eq!(permit.give_back().await.unwrap(), 0, "{}", timed.of(&rule));
+            assert_eq!(permit.refund().await.unwrap(), 0, "{}", timed.of(&rule));
             timed.advance(MS);
             timed.limiter.acquire_n(&rule, key, 2).await.unwrap();
-            let back = later.give_back().await.unwrap();
+            let back = later.refund().await.unwrap();
             let most = if WINDOWS.contains(&algorithm) { 0 } else { 2 };
             assert!(back <= most, "{back}, {}", timed.of(&rule));
             assert_eq!(remaining(&timed, &rule, key).await, 8 + back, "{}", timed.of(&rule));
@@ -236,16 +236,16 @@ async fn a_permit_nobody_paid_for_gives_nothing_back() {
         let (rule, key) = (hourly(3, LOG), fresh_key());
         timed.limiter.acquire_n(&rule, key, 2).await.unwrap();
         let nothing = timed.limiter.acquire_n(&rule, key, 0).await.unwrap();
-        assert_eq!(nothing.give_back().await.unwrap(), 0);
+        assert_eq!(nothing.refund().await.unwrap(), 0);
         assert_eq!(remaining(&timed, &rule, key).await, 1);
-        assert_eq!(Limiter::unlimited().acquire(&rule, key).await.unwrap().give_back().await.unwrap(), 0);
-        assert_eq!(timed.limiter.acquire_all(&[]).await.unwrap().give_back().await.unwrap(), 0);
+        assert_eq!(Limiter::unlimited().acquire(&rule, key).await.unwrap().refund().await.unwrap(), 0);
+        assert_eq!(timed.limiter.acquire_all(&[]).await.unwrap().refund().await.unwrap(), 0);
     }
 }
 
-/// Giving back takes the permit, and there is no second one: this does not compile if a permit can be cloned.
+/// Refunding takes the permit, and there is no second one: this does not compile if a permit can be cloned.
 #[test]
-fn a_permit_is_given_back_once() {
+fn a_permit_is_refunded_once() {
     trait OnlyOnce<Marker> {
         fn is_told() {}
     }
@@ -254,7 +254,7 @@ fn a_permit_is_given_back_once() {
     <Permit as OnlyOnce<_>>::is_told();
 }
 
-/// Permits given back while others are taken: what is charged in the end is what was kept.
+/// Permits refunded while others are taken: what is charged in the end is what was kept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_load_nothing_is_lost_or_gained() {
     for timed in Timed::both().await {
@@ -272,7 +272,7 @@ async fn under_load_nothing_is_lost_or_gained() {
                         if call % 3 == 0 {
                             kept += cost;
                         } else {
-                            assert_eq!(permit.give_back().await.unwrap(), cost);
+                            assert_eq!(permit.refund().await.unwrap(), cost);
                         }
                     }
                     kept

@@ -1,5 +1,5 @@
 -- cost (* 450,001), number of the window that was charged
--- returns  how much was given back: nothing to another window
+-- returns  how much was refunded: nothing to another window
 local value = call('GET', key)
 if not value or call('PTTL', key) == 0 then
   return 0
