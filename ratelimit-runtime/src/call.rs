@@ -21,15 +21,15 @@ mod waiting;
 use crate::redis::Share;
 use crate::{
     Algorithm, Clock, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
-    algorithm::{Ask, TakenWindow},
+    algorithm::TakenWindow,
     guard::Known,
     hold::{self, CleanUpOnDrop},
     key::Fingerprint,
-    limiter::{Held, Inner, RulesNow, no_answer, refusal},
+    limiter::{Held, Inner, RulesNow, refusal},
     observe,
     queue::Answer as StoreAnswer,
     rule::limits::LARGEST_WINDOW,
-    store::{Batch, Charge, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
+    store::{Batch, Charge, ChargeQuery, Charges, HOLDS_NOTHING, Hold, Reply, Request, Store as _, StoreError},
 };
 #[cfg(not(feature = "redis"))]
 use std::convert::Infallible as Share;
@@ -323,7 +323,7 @@ impl Call {
             left = left.saturating_sub(began.elapsed());
         }
         let asked = self.clock().now();
-        let Some(store) = self.limiter.store() else { return (asked, Err(no_answer())) };
+        let Some(store) = self.limiter.store() else { return (asked, Err(StoreError::no_answer())) };
         let held = hold::held(&charges).filter(|_| consume);
         let reply = store.decide(Request::new(charges, consume).into());
         (asked, self.limiter.within(left, CleanUpOnDrop::around(&self.limiter, held, reply)).await)
@@ -397,7 +397,7 @@ impl Call {
     async fn sleep_until(&self, at: Duration, permit: Permit) -> AcquireAnswer {
         let mut slot = Slot(Some(permit));
         self.clock().sleep_until(at).await;
-        slot.0.take().ok_or_else(|| refusal(&self.rule(), no_answer()))
+        slot.0.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
     }
 
     async fn ask(&self, charges: Charges, consume: bool) -> Verdict {
@@ -502,7 +502,7 @@ impl Call {
             }
             Ok(Some(Request { charges, outcome: Err(error), .. })) => (error, charges),
             Err(error) => (error, self.charges().unwrap_or_default()),
-            Ok(None) => (no_answer(), Charges::default()),
+            Ok(None) => (StoreError::no_answer(), Charges::default()),
         };
         if error.misconfigured {
             return Ok(Verdict::Refused(refusal(&self.rule(), error)));
@@ -561,14 +561,14 @@ impl Call {
         }
         loop {
             let Reply::Ready(batch) = self.limiter.local().decide(Request::new(charges, consume).into()) else {
-                return Verdict::Refused(refusal(&self.rule(), no_answer()));
+                return Verdict::Refused(refusal(&self.rule(), StoreError::no_answer()));
             };
             let verdict = match batch.into_first() {
                 Some(Request { charges, outcome: Ok(fits), .. }) => {
                     self.verdict(charges, fits, consume, CountedBy::Local, self.clock().now())
                 }
                 Some(Request { outcome: Err(error), .. }) => Ok(self.undecided(error)),
-                None => Ok(Verdict::Refused(refusal(&self.rule(), no_answer()))),
+                None => Ok(Verdict::Refused(refusal(&self.rule(), StoreError::no_answer()))),
             };
             charges = match verdict {
                 Ok(verdict) => return verdict,
@@ -753,7 +753,8 @@ impl Deciding {
             return None;
         };
         // Where there is no room, the long way says what becomes of the call; nothing was charged.
-        let taken = memory.take(name, &Ask { rule, cost: *cost, longest_wait_ms: u64::MAX, hold: None }).ok()?;
+        let taken =
+            memory.take(name, &ChargeQuery { rule, cost: *cost, longest_wait_ms: u64::MAX, hold: None }).ok()?;
         if !taken.fits() {
             let refused = RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule));
             observe::refused(&refused);

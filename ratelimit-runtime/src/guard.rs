@@ -25,10 +25,11 @@ use self::{
 #[cfg(feature = "redis")]
 use crate::redis::{self, Redis, Share};
 use crate::{
-    Algorithm, Clock, CounterName, Decision, Rule, background,
+    Algorithm, Clock, CounterName, Decision, Rule,
+    backend::QueryTag,
+    background,
     failures::{Epoch, Failures},
     key::Fingerprint,
-    limiter::{Settings, no_answer},
     observe,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
@@ -123,11 +124,11 @@ impl ops::Deref for Behind {
 }
 
 impl Guarded {
-    pub(crate) fn new(store: Behind, settings: &Settings) -> Self {
+    pub(crate) fn new(store: Behind, clock: Clock, deadline: Duration) -> Self {
         Self(Arc::new(Guard {
             store,
-            clock: settings.clock.clone(),
-            deadline: settings.deadline,
+            clock,
+            deadline,
             denials: Denials::new(),
             batches: QuotaBatches::new(),
             all_taken: Notify::new(),
@@ -276,7 +277,7 @@ impl Guarded {
             return Poll::Pending;
         };
         if cfg!(feature = "metrics")
-            && let Some(Asked { at_us, .. }) = share.asked()
+            && let Some(QueryTag { at_us, .. }) = share.asked()
         {
             observe::answered_after(Duration::from_micros(guard.clock.now_us().saturating_sub(at_us)));
         }
@@ -287,17 +288,6 @@ impl Guarded {
         }
         Poll::Ready(told)
     }
-}
-
-/// When a decision was asked for, and what tells later whether its denial still holds.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    at_us: u64,
-    /// How often something had been forgotten of the counter.
-    forgotten: u32,
-    slot: u16,
-    /// `None` if the server had failed just before.
-    epoch: Option<Epoch>,
 }
 
 impl Guard {
@@ -312,8 +302,8 @@ impl Guard {
         self.store.epoch(server.slot) == Some(server.epoch)
     }
 
-    fn asked(&self, name: Fingerprint, slot: u16, at_us: u64) -> Asked {
-        Asked { at_us, forgotten: self.denials.forgotten(name), slot, epoch: self.store.epoch(slot) }
+    fn asked(&self, name: Fingerprint, slot: u16, at_us: u64) -> QueryTag {
+        QueryTag { at_us, forgotten: self.denials.forgotten(name), slot, epoch: self.store.epoch(slot) }
     }
 
     /// Answers a request if each charge of it is known to be refused, and says whether it did.
@@ -341,7 +331,7 @@ impl Guard {
     }
 
     /// Remembers what the store said, for those who ask again.
-    fn learn(&self, batch: &[Request], asked: &[Asked]) {
+    fn learn(&self, batch: &[Request], asked: &[QueryTag]) {
         for ((request, charge), asked) in charges_of(batch).zip(asked) {
             match request.outcome {
                 Ok(false) if request.consume => {
@@ -356,7 +346,7 @@ impl Guard {
     }
 
     /// Keeps the denial of one charge.
-    fn keep(&self, charge: &Charge, denial: Denial, held: u64, Asked { at_us, forgotten, slot, epoch }: Asked) {
+    fn keep(&self, charge: &Charge, denial: Denial, held: u64, QueryTag { at_us, forgotten, slot, epoch }: QueryTag) {
         if will_stay_known(charge, &denial.decision, held)
             && let Some(server) = epoch.map(|epoch| Server { slot, epoch }).filter(|server| self.is_current(*server))
         {
@@ -366,7 +356,7 @@ impl Guard {
         }
     }
 
-    fn all_asked(&self, batch: &[Request], at_us: u64) -> SmallVec<[Asked; 1]> {
+    fn all_asked(&self, batch: &[Request], at_us: u64) -> SmallVec<[QueryTag; 1]> {
         let asked = |charge: &Charge| self.asked(charge.counter.fingerprint(), self.store.slot(&charge.counter), at_us);
         charges_of(batch).map(|(_, charge)| asked(charge)).collect()
     }
@@ -618,10 +608,10 @@ impl UnderWay {
             let batch = timeout(guard.deadline, answer_of(reply)).await;
             let said = match batch.map(Batch::into_first) {
                 Ok(Some(Request { outcome: Ok(fits), charges, .. })) => {
-                    charges.first().cloned().map(|charge| (charge, fits)).ok_or_else(no_answer)
+                    charges.first().cloned().map(|charge| (charge, fits)).ok_or_else(StoreError::no_answer)
                 }
                 Ok(Some(Request { outcome: Err(error), .. })) => Err(error),
-                Ok(None) => Err(no_answer()),
+                Ok(None) => Err(StoreError::no_answer()),
                 Err(_) => Err(StoreError::late(guard.deadline)),
             };
             let then = guard.batches.arrived(&take, said, sent_us, guard.clock.now_us());

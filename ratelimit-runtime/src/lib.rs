@@ -291,6 +291,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
+mod backend;
 mod background;
 mod builder;
 mod call;

@@ -264,7 +264,7 @@ impl Limiter {
     /// On a store that has to be asked.
     pub(crate) fn asking(store: Behind, settings: Settings) -> Self {
         let seen = Arc::default();
-        let guarded = Guarded::new(store, &settings);
+        let guarded = Guarded::new(store, settings.clock.clone(), settings.deadline);
         Self::assemble(Storage::Other(guarded), settings, seen)
     }
 
@@ -464,7 +464,7 @@ impl Limiter {
                     Ok(charges.first().map_or(Decision::fresh(rule.limit()), |charge| charge.decision))
                 }
                 Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => Err(refusal(rule, error)),
-                Ok(None) => Err(refusal(rule, no_answer())),
+                Ok(None) => Err(refusal(rule, StoreError::no_answer())),
             }
         }
     }
@@ -702,7 +702,7 @@ impl Inner {
     pub(crate) async fn within<T>(&self, left: Duration, reply: Reply<T>) -> Result<T, StoreError> {
         match reply {
             Reply::Ready(answer) => Ok(answer),
-            Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::misconfigured(NO_RUNTIME)),
+            Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::no_runtime()),
             Reply::Pending(answer) => {
                 let stopwatch = Stopwatch::start();
                 let late = || StoreError::late(self.settings.deadline);
@@ -745,7 +745,7 @@ async fn in_time<T>(
             return Poll::Ready(Ok(answer));
         }
         let Ok(runtime) = Handle::try_current() else {
-            return Poll::Ready(Err(StoreError::misconfigured(NO_RUNTIME)));
+            return Poll::Ready(Err(StoreError::no_runtime()));
         };
         let runtime = Some(runtime.id());
         if runtime != made_on {
@@ -758,8 +758,6 @@ async fn in_time<T>(
     .await
 }
 
-pub(crate) const NO_RUNTIME: &str = "Redis can only be asked from within a tokio runtime, and there is none here";
-
 pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     if error.misconfigured {
         static SAID: Throttle = Throttle::new();
@@ -770,10 +768,6 @@ pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     } else {
         RequestPerMinute::unavailable(rule, error.into_words())
     }
-}
-
-pub(crate) fn no_answer() -> StoreError {
-    StoreError::misconfigured("the store returned a batch without the request it was given")
 }
 
 impl fmt::Debug for Limiter {

@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 
 use crate::{
     Algorithm, Clock, CounterName, Rule,
-    algorithm::{Ask, Counter, PackedWindow, Taken, TakenWindow, Window},
+    algorithm::{Counter, PackedWindow, Taken, TakenWindow, Window},
     key::Fingerprint,
-    store::{Batch, Charge, Charges, Hold, Reply, Request, Store, StoreError},
+    store::{Batch, Charge, ChargeQuery, Charges, Hold, Reply, Request, Store, StoreError},
     sync::{Apart, AtomicUsize, BriefGuard, BriefMutex, lock_all_briefly, lock_briefly, try_lock_briefly},
 };
 
@@ -74,7 +74,7 @@ impl Memory {
     }
 
     /// Charges one counter if the cost, of 1 to the rule's limit, fits.
-    pub(crate) fn take(&self, name: Fingerprint, ask: &Ask<'_>) -> Result<Taken, StoreError> {
+    pub(crate) fn take(&self, name: Fingerprint, ask: &ChargeQuery<'_>) -> Result<Taken, StoreError> {
         let mut shard = self.shard(shard_of(&name));
         let now_us = shard.now_us(&self.clock);
         self.take_in(&mut shard, name, ask, now_us)
@@ -94,7 +94,13 @@ impl Memory {
         shard.counters.windows.get_mut(name)?.take(name, count, now_ms, cost)
     }
 
-    fn take_in(&self, shard: &mut Shard, name: Fingerprint, ask: &Ask<'_>, now_us: u64) -> Result<Taken, StoreError> {
+    fn take_in(
+        &self,
+        shard: &mut Shard,
+        name: Fingerprint,
+        ask: &ChargeQuery<'_>,
+        now_us: u64,
+    ) -> Result<Taken, StoreError> {
         match shard.update(name, ask.rule, |counter| counter.take(ask, now_us)) {
             Some(taken) => Ok(taken),
             None => self.take_new(shard, name, ask, now_us),
@@ -114,12 +120,12 @@ impl Memory {
 
         let mut all_fit = true;
         for charge in &mut *request.charges {
-            let (name, ask) = (charge.counter.fingerprint(), charge.ask());
+            let (name, ask) = (charge.counter.fingerprint(), charge.query());
             let look = |counter: &mut Counter| Counter::look(Some(counter), &ask, now_us);
             let look = shard_in(&mut shards, &name).update(name, ask.rule, look);
             let look = look.unwrap_or_else(|| Counter::look(None, &ask, now_us));
             all_fit &= look.fits;
-            charge.decided(look, [0; 2]);
+            look.write_to(charge, [0; 2]);
         }
         request.outcome = Ok(all_fit);
         if !(all_fit && request.consume) {
@@ -132,10 +138,10 @@ impl Memory {
                 continue;
             }
             let name = charge.counter.fingerprint();
-            match self.take_in(shard_in(&mut shards, &name), name, &charge.ask(), now_us) {
+            match self.take_in(shard_in(&mut shards, &name), name, &charge.query(), now_us) {
                 Ok(taken) => {
                     (charge.decision, charge.receipt) = (taken.decision(&charge.rule), taken.receipt);
-                    charge.charged();
+                    charge.set_held_cost();
                 }
                 Err(full) => {
                     for charge in &request.charges[..at] {
@@ -149,7 +155,13 @@ impl Memory {
     }
 
     /// Charges a counter that is not stored.
-    fn take_new(&self, shard: &mut Shard, name: Fingerprint, ask: &Ask<'_>, now_us: u64) -> Result<Taken, StoreError> {
+    fn take_new(
+        &self,
+        shard: &mut Shard,
+        name: Fingerprint,
+        ask: &ChargeQuery<'_>,
+        now_us: u64,
+    ) -> Result<Taken, StoreError> {
         let look = Counter::look(None, ask, now_us);
         if !look.fits || ask.cost == 0 {
             return Ok(Taken::new(look, [0; 2]));
@@ -451,7 +463,7 @@ mod tests {
         let manual = crate::ManualClock::new();
         let memory = Memory::new(manual.clone().into(), 10);
         let name = Fingerprint(0, 0);
-        memory.take(name, &Ask { rule: &rule, cost: 1, longest_wait_ms: 0, hold: None }).unwrap();
+        memory.take(name, &ChargeQuery { rule: &rule, cost: 1, longest_wait_ms: 0, hold: None }).unwrap();
         std::thread::scope(|scope| {
             let locked = memory.shard(shard_of(&name));
             let taken = scope.spawn(|| memory.take_window(name, rule.count(), 1));

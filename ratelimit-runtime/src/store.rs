@@ -14,10 +14,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::time::{Instant, timeout};
 
-use crate::{
-    CounterName, Decision, Rule,
-    algorithm::{Ask, Look},
-};
+use crate::{CounterName, Decision, Rule};
 
 /// Where counters live and decisions are made.
 ///
@@ -308,31 +305,39 @@ impl Charge {
         u64::try_from(self.longest_wait.as_millis()).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn ask(&self) -> Ask<'_> {
+    pub(crate) fn query(&self) -> ChargeQuery<'_> {
         let (rule, longest_wait_ms) = (&self.rule, self.longest_wait_ms());
-        Ask { rule, cost: self.cost, longest_wait_ms, hold: self.hold.as_ref() }
+        ChargeQuery { rule, cost: self.cost, longest_wait_ms, hold: self.hold.as_ref() }
     }
 
     /// The least that is granted.
     pub(crate) fn least(&self) -> u64 {
-        self.ask().least()
+        self.query().least()
     }
 
-    /// Takes in what the store's algorithm says.
-    pub(crate) fn decided(
-        &mut self,
-        Look { decision, wait_ms, held, fits_when_released, .. }: Look,
-        receipt: [u64; 2],
-    ) {
-        (self.decision, self.slot_delay, self.receipt) = (decision, Duration::from_millis(wait_ms), receipt);
-        (self.held_by_others, self.fits_when_released) = (held, fits_when_released);
-    }
-
-    /// Takes in how much of the cost is held.
-    pub(crate) fn charged(&mut self) {
+    /// Takes over from the receipt how much of the cost is held.
+    pub(crate) fn set_held_cost(&mut self) {
         if self.hold.is_some() {
             self.cost = self.receipt[1];
         }
+    }
+}
+
+/// A charge as an algorithm sees it: without a name.
+#[derive(Clone, Copy)]
+pub(crate) struct ChargeQuery<'a> {
+    pub(crate) rule: &'a Rule,
+    pub(crate) cost: u64,
+    /// Longest time until a slot of a leaky bucket.
+    pub(crate) longest_wait_ms: u64,
+    /// The hold, for a charge that is settled later.
+    pub(crate) hold: Option<&'a Hold>,
+}
+
+impl ChargeQuery<'_> {
+    /// The least that is granted.
+    pub(crate) fn least(&self) -> u64 {
+        if self.hold.is_some_and(|hold| hold.allow_partial) { self.cost.min(1) } else { self.cost }
     }
 }
 
@@ -463,6 +468,16 @@ impl StoreError {
 
     fn new(misconfigured: bool, reason: Cow<'static, str>) -> Self {
         Self { misconfigured, unsent: false, credentials: false, reason: Reason::new(reason), since: None }
+    }
+
+    /// A server can only be asked on a runtime.
+    pub(crate) fn no_runtime() -> Self {
+        Self::misconfigured("Redis can only be asked from within a tokio runtime, and there is none here")
+    }
+
+    /// The store returned fewer requests than it was given.
+    pub(crate) fn no_answer() -> Self {
+        Self::misconfigured("the store returned a batch without the request it was given")
     }
 
     pub(crate) fn late(deadline: Duration) -> Self {

@@ -3,25 +3,10 @@
 use super::{
     Look, Taken, bucket::Bucket, fixed_window::Window, places::Places, sliding_log::Log, sliding_window::SubWindows,
 };
-use crate::{Algorithm, Rule, store::Hold};
-
-/// What a counter is asked for.
-#[derive(Clone, Copy)]
-pub(crate) struct Ask<'a> {
-    pub(crate) rule: &'a Rule,
-    pub(crate) cost: u64,
-    /// Until a slot of a queue.
-    pub(crate) longest_wait_ms: u64,
-    /// To be held until it is settled.
-    pub(crate) hold: Option<&'a Hold>,
-}
-
-impl Ask<'_> {
-    /// The least that is granted.
-    pub(crate) fn least(&self) -> u64 {
-        if self.hold.is_some_and(|hold| hold.allow_partial) { self.cost.min(1) } else { self.cost }
-    }
-}
+use crate::{
+    Algorithm, Rule,
+    store::{ChargeQuery, Hold},
+};
 
 /// What is stored for one counter.
 #[derive(Debug)]
@@ -65,7 +50,7 @@ impl Counter {
 
     /// Decides without a charge, on a counter that may not be stored yet.
     #[inline]
-    pub(crate) fn look(stored: Option<&mut Self>, ask: &Ask<'_>, now_us: u64) -> Look {
+    pub(crate) fn look(stored: Option<&mut Self>, ask: &ChargeQuery<'_>, now_us: u64) -> Look {
         let (rule, millis) = (ask.rule, now_us / 1000);
         let Some(counter) = stored.filter(|counter| !counter.is_fresh(now_us)) else {
             return Look::fresh(rule, ask.least());
@@ -81,7 +66,7 @@ impl Counter {
     }
 
     #[inline]
-    fn decide(&mut self, ask: &Ask<'_>, cost: u64, now_us: u64) -> Look {
+    fn decide(&mut self, ask: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Look {
         let (rule, millis) = (ask.rule, now_us / 1000);
         match self {
             Self::Window(window) => window.look(rule, millis, cost),
@@ -93,7 +78,7 @@ impl Counter {
     }
 
     /// Charges the cost if it fits.
-    pub(crate) fn take(&mut self, ask: &Ask<'_>, now_us: u64) -> Taken {
+    pub(crate) fn take(&mut self, ask: &ChargeQuery<'_>, now_us: u64) -> Taken {
         if let Self::Window(window) = self
             && (1..=ask.rule.count()).contains(&ask.cost)
         {

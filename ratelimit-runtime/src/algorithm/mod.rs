@@ -13,13 +13,15 @@ mod script;
 mod sliding_log;
 mod sliding_window;
 
-pub(crate) use counter::{Ask, Counter};
+pub(crate) use counter::Counter;
 pub(crate) use fixed_window::{PackedWindow, TakenWindow, Window};
 #[cfg(feature = "redis")]
 pub(crate) use script::*;
 pub(crate) use sliding_log::MOST_HOLDS;
 
-use crate::{Decision, Rule};
+use std::time::Duration;
+
+use crate::{Decision, Rule, store::Charge};
 
 /// What a counter says of a cost.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +65,13 @@ impl Taken {
 }
 
 impl Look {
+    /// Writes the state of the counter into a charge.
+    pub(crate) fn write_to(self, charge: &mut Charge, receipt: [u64; 2]) {
+        let Self { decision, wait_ms, held, fits_when_released, .. } = self;
+        (charge.decision, charge.slot_delay, charge.receipt) = (decision, Duration::from_millis(wait_ms), receipt);
+        (charge.held_by_others, charge.fits_when_released) = (held, fits_when_released);
+    }
+
     #[inline]
     fn new(rule: &Rule, remaining: u64, reset_after_ms: u64, retry_after_ms: Option<u64>) -> Self {
         let retry_after_ms = retry_after_ms.unwrap_or(u64::MAX);

@@ -104,7 +104,7 @@ fn the_short_ways_and_the_long_way_charge_one_counter() {
         let name = counter.fingerprint();
         let long = start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap());
         let stored = start(&scene, move |scene| scene.store.take_window(name, TWO.count(), 1));
-        let ask = Ask { rule: &TWO, cost: 1, longest_wait_ms: u64::MAX, hold: None };
+        let ask = ChargeQuery { rule: &TWO, cost: 1, longest_wait_ms: u64::MAX, hold: None };
         let mut granted = u64::from(scene.store.take(name, &ask).unwrap().fits());
         granted += u64::from(long.join().unwrap());
         granted += u64::from(stored.join().unwrap().is_some_and(|taken| taken.fits));

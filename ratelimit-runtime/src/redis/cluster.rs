@@ -32,7 +32,7 @@ use super::{
     slots::{Heard, Layout, Range, SLOTS, heard, read_layout, slot_of},
     target::{Address, Target, addresses},
 };
-use crate::{failures::Epoch, limiter::NO_RUNTIME, store::StoreError};
+use crate::{failures::Epoch, store::StoreError};
 
 /// How long a node may take to say which node has which slots, unless the deadline is longer.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -280,7 +280,7 @@ impl Cluster {
 
     /// Has the nodes asked who has which slots, in the background, until one of them tells.
     fn refresh(self: &Arc<Self>) -> Result<(), StoreError> {
-        let runtime = Handle::try_current().map_err(|_| StoreError::misconfigured(NO_RUNTIME))?;
+        let runtime = Handle::try_current().map_err(|_| StoreError::no_runtime())?;
         let mut asking = self.lock_asking();
         if asking.alive.is_some_and(|alive| alive.elapsed() < ABANDONED) {
             return Ok(());

@@ -27,7 +27,7 @@ use super::{command::Packet, reply::unexpected};
 use crate::{
     Algorithm, Clock,
     algorithm::{self, Taken},
-    guard::Asked,
+    backend::QueryTag,
     key::{AlreadyHashed, Fingerprint},
     observe,
     store::{Charge, Charges, StoreError},
@@ -132,7 +132,7 @@ pub(crate) struct Decision {
     consume: bool,
     slot: u16,
     /// What the guard wants to know later.
-    asked: Option<Asked>,
+    asked: Option<QueryTag>,
     /// See [`Queue::runtime`].
     runtime: Option<Id>,
     callers: BriefMutex<Callers>,
@@ -268,7 +268,7 @@ impl Queue {
         charges: Charges,
         consume: bool,
         slot: u16,
-        asked: Option<Asked>,
+        asked: Option<QueryTag>,
         waker: &Waker,
     ) -> (Share, bool) {
         let caller = Caller::new(waker, self.now_ms());
@@ -634,7 +634,7 @@ impl Share {
         self.decision.as_ref()?.charge()
     }
 
-    pub(crate) fn asked(&self) -> Option<Asked> {
+    pub(crate) fn asked(&self) -> Option<QueryTag> {
         self.decision.as_ref()?.asked()
     }
 
@@ -667,7 +667,7 @@ impl Decision {
         self.charges.first()
     }
 
-    pub(crate) fn asked(&self) -> Option<Asked> {
+    pub(crate) fn asked(&self) -> Option<QueryTag> {
         self.asked
     }
 

@@ -38,9 +38,9 @@ use super::{
     target::{Address, Target},
 };
 use crate::{
+    backend::QueryTag,
     background,
     failures::{Epoch, Failures},
-    guard::Asked,
     key::Fingerprint,
     observe,
     store::{Charge, Charges, StoreError},
@@ -358,7 +358,7 @@ impl Links {
         &self,
         name: Fingerprint,
         is_same: impl Fn(&Charge) -> bool,
-        charge: impl FnOnce() -> (Charge, Asked),
+        charge: impl FnOnce() -> (Charge, QueryTag),
         waker: &Waker,
     ) -> Option<Share> {
         let runtime = Handle::try_current().ok()?;
@@ -426,7 +426,7 @@ impl Links {
     }
 
     fn link(&self) -> Result<Arc<Link>, StoreError> {
-        let runtime = Handle::try_current().map_err(|_| StoreError::misconfigured(crate::limiter::NO_RUNTIME))?;
+        let runtime = Handle::try_current().map_err(|_| StoreError::no_runtime())?;
         Ok(self.first_link(runtime.id()).cloned().unwrap_or_else(|| self.link_on(&runtime)))
     }
 
@@ -503,7 +503,14 @@ impl Link {
         self.add(charges.clone(), consume, slot, None, waker)
     }
 
-    fn add(self: &Arc<Self>, charges: Charges, consume: bool, slot: u16, asked: Option<Asked>, waker: &Waker) -> Share {
+    fn add(
+        self: &Arc<Self>,
+        charges: Charges,
+        consume: bool,
+        slot: u16,
+        asked: Option<QueryTag>,
+        waker: &Waker,
+    ) -> Share {
         let (share, begin) = self.queue.add(charges, consume, slot, asked, waker);
         if begin {
             tokio::spawn(Carrier { link: Arc::clone(self), done: false }.carry());

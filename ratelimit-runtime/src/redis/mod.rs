@@ -41,8 +41,8 @@ pub(crate) use self::{
 use crate::{
     CounterName,
     algorithm::{self, Look, Taken},
+    backend::QueryTag,
     failures::Epoch,
-    guard::Asked,
     key::Fingerprint,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
@@ -234,7 +234,7 @@ impl Redis {
         &self,
         name: Fingerprint,
         is_same: impl Fn(&Charge) -> bool,
-        charge: impl FnOnce() -> (Charge, Asked),
+        charge: impl FnOnce() -> (Charge, QueryTag),
         waker: &Waker,
     ) -> Option<Share> {
         match &self.nodes {
@@ -375,9 +375,9 @@ fn read(charges: &mut [Charge], consume: bool, reply: &Value) -> Result<bool, St
     for (charge, reply) in charges.iter_mut().zip(replies) {
         let consumed = consume && all_fit && charge.cost > 0;
         let (look, receipt) = algorithm::read(charge, consumed, reply).ok_or_else(|| unexpected(reply))?;
-        charge.decided(look, receipt);
+        look.write_to(charge, receipt);
         if consumed && look.fits {
-            charge.charged();
+            charge.set_held_cost();
         }
         each_fits &= look.fits;
     }
