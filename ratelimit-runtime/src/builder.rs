@@ -1,12 +1,17 @@
-//! Settings of a limiter.
+//! Settings of a limiter, and its constructors.
 
-use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{fmt, num::NonZeroU32, time::Duration};
 
 use crate::{
     Clock, Limiter, OnStoreError, SetupError,
-    guard::Behind,
-    limiter::{Settings, Storage},
+    engine::{
+        core::{BackendKind, Engine},
+        handle::Handles,
+        settings::EngineSettings,
+    },
+    guard::{Guard, Upstream},
     memory::Memory,
+    observe,
     store::Store,
 };
 
@@ -32,7 +37,7 @@ pub struct Builder {
     lazy: bool,
     instances: Option<NonZeroU32>,
     fault: Option<&'static str>,
-    settings: Settings,
+    settings: EngineSettings,
     #[cfg(feature = "redis")]
     connections: usize,
     #[cfg(feature = "redis")]
@@ -69,7 +74,7 @@ impl Builder {
             lazy: false,
             instances: None,
             fault: None,
-            settings: Settings {
+            settings: EngineSettings {
                 clock: Clock::system(),
                 namespace: String::new(),
                 deadline: Duration::from_millis(100),
@@ -268,7 +273,7 @@ impl Builder {
     fn in_memory(mut self) -> Limiter {
         let store = Memory::new(self.settings.clock.clone(), self.settings.max_keys);
         self.settings.is_local = true;
-        Limiter::assemble(Storage::Memory(store), self.settings, Arc::default())
+        Limiter::new(BackendKind::Memory(store), self.settings)
     }
 
     #[cfg(feature = "redis")]
@@ -293,7 +298,7 @@ impl Builder {
             ),
             None => {}
         }
-        Ok(Limiter::asking(Behind::Redis(store), self.settings))
+        Ok(Limiter::asking(Upstream::Redis(store), self.settings))
     }
 
     pub(crate) fn memory() -> Limiter {
@@ -314,11 +319,100 @@ impl Builder {
     }
 
     pub(crate) fn with_store(self, store: impl Store) -> Limiter {
-        Limiter::asking(Behind::other(store), self.settings)
+        Limiter::asking(Upstream::other(store), self.settings)
     }
 
     pub(crate) fn without_store(self) -> Limiter {
-        Limiter::assemble(Storage::None, self.settings, Arc::default())
+        Limiter::new(BackendKind::None, self.settings)
+    }
+}
+
+impl Limiter {
+    /// A limiter that counts in this process's memory.
+    ///
+    /// It holds up to a million counters. Decisions take no timer and no runtime; waiting does.
+    pub fn in_memory() -> Self {
+        Builder::memory()
+    }
+
+    /// A limiter on the store the URL names, with every setting at its default. See [`Limiter::builder`].
+    ///
+    /// # Errors
+    ///
+    /// A [`SetupError`] if the URL is wrong or the server does not answer.
+    ///
+    /// ```no_run
+    /// # use ratelimit_runtime::{Limiter, SetupError};
+    /// # async fn start() -> Result<(), SetupError> {
+    /// let limiter = Limiter::connect("redis://127.0.0.1:6379").await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn connect(url: &str) -> Result<Self, SetupError> {
+        Self::builder(url).build().await
+    }
+
+    /// EngineSettings for a limiter on the store the URL names.
+    ///
+    /// | URL | store |
+    /// |---|---|
+    /// | `memory://` | this process |
+    /// | `redis://user:password@host:port/database` | one Redis server, over TCP |
+    /// | `rediss://..` | the same, over TLS (feature `rustls`) |
+    /// | `redis+unix:///path/to/socket?db=1&user=..&pass=..` | the same, over a unix socket |
+    /// | `redis+cluster://user:password@host:port,host:port` | a Redis Cluster; some of its nodes, which know the others |
+    /// | `redis+sentinel://user:password@host:port,host:port/service/database` | the primary of the service that these sentinels name |
+    /// | `rediss+cluster://..`, `rediss+sentinel://..` | the same two, over TLS (feature `rustls`) |
+    ///
+    /// User, password and database may be left out, and ports: then 6379, and 26379 for a sentinel. `valkey` may stand for `redis`
+    /// everywhere. `?protocol=resp2` makes connections speak the older protocol.
+    ///
+    /// All nodes of a cluster take the same user and password. Those of a URL of sentinels are the servers'; for what the sentinels
+    /// themselves ask see [`Builder::sentinel_credentials`].
+    ///
+    /// The sentinels of the URL are asked for as long as the limiter lives, and no others. A majority of
+    /// them has to name a primary before it is used. Host names are looked up for each connection, so a
+    /// sentinel can be replaced by another one under the same name.
+    ///
+    /// A proxy has to pass all commands on to one server, as `HAProxy` does with `mode tcp`. Proxies that
+    /// choose a server for each command are not supported: they do so by the keys, and scripts here have
+    /// keys of several servers, or none. Among these are Envoy's Redis filter, twemproxy and
+    /// redis-cluster-proxy. Their error replies for a lost server count as an outage all the same.
+    pub fn builder(url: &str) -> Builder {
+        Builder::new(url)
+    }
+
+    /// A limiter on a store of your own.
+    pub fn with_store(store: impl Store) -> Self {
+        Builder::new("memory://").with_store(store)
+    }
+
+    /// A limiter that lets every call through and counts nothing, for tests of what is behind a limit.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Limiter, Rule};
+    /// # use std::time::Duration;
+    /// const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::unlimited();
+    /// for _ in 0..1000 {
+    ///     limiter.acquire(&RULE, "alice").await?;
+    /// }
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    pub fn unlimited() -> Self {
+        Builder::new("memory://").without_store()
+    }
+
+    fn new(backend: BackendKind, settings: EngineSettings) -> Self {
+        observe::describe();
+        Self(Handles::new(Engine::new(backend, settings)))
+    }
+
+    /// On a store that has to be asked.
+    fn asking(store: Upstream, settings: EngineSettings) -> Self {
+        let guard = Guard::new(store, settings.clock.clone(), settings.deadline);
+        Self::new(BackendKind::Other(guard), settings)
     }
 }
 

@@ -294,29 +294,26 @@ mod algorithm;
 mod backend;
 mod background;
 mod builder;
-mod call;
 mod clock;
 #[cfg(feature = "config")]
 pub mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod deadline;
 mod decision;
+mod engine;
 mod error;
 mod failures;
 mod guard;
 mod health;
-mod hold;
 mod key;
 mod limiter;
 mod memory;
 mod observe;
-mod permit;
 mod policy;
 mod process;
-mod queue;
 #[cfg(feature = "redis")]
 mod redis;
-mod renewals;
 mod reservation;
 mod rule;
 pub mod store;
@@ -326,7 +323,7 @@ pub mod testing;
 pub mod web;
 
 #[doc(hidden)]
-#[path = "private.rs"]
+#[path = "macro_support.rs"]
 #[allow(missing_docs)]
 pub mod __private;
 
@@ -337,11 +334,11 @@ pub use self::{
     builder::Builder,
     clock::{Clock, ManualClock},
     decision::Decision,
+    engine::permit::Permit,
     error::{Cause, FromRefusal, RequestPerMinute, SetupError},
     health::Health,
     key::{CounterName, Key, KeyWriter, RateKey},
     limiter::Limiter,
-    permit::Permit,
     policy::OnStoreError,
     reservation::Reservation,
     rule::{Algorithm, Refill, Rule},

@@ -1,39 +1,17 @@
 //! The one way in: a rule, a key and a cost become a permit or a refusal.
 
-use std::{
-    fmt,
-    future::{Future, poll_fn},
-    ops,
-    pin::{Pin, pin},
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
-
-use once_cell::sync::OnceCell;
-use smallvec::SmallVec;
-use tokio::{
-    runtime::Handle,
-    sync::watch::Receiver,
-    time::{Instant, sleep},
-};
-use tracing::Instrument as _;
+use std::{fmt, future::Future, time::Duration};
 
 use crate::{
-    Builder, Clock, CounterName, Decision, Health, Key, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
-    SetupError, background,
-    call::{Asked, AskedKey, Call, CountedBy, Holds, Manner, OnLimit},
-    guard::{Behind, Guarded},
-    health::Seen,
-    hold::Settlements,
-    key::Fingerprint,
-    memory::Memory,
-    observe::{self, Stopwatch, Throttle},
-    permit::ChargedInMemory,
-    queue::WaitQueues,
-    renewals::Renewals,
-    store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
-    sync::{Apart, number_of_thread},
+    Decision, Health, Key, Permit, RateKey, RequestPerMinute, Rule,
+    engine::{
+        acquire::Acquire,
+        core::{Engine, EngineRef},
+        handle::Handles,
+        refusal,
+        request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
+    },
+    store::{Batch, Request, StoreError},
 };
 
 /// Decides who may run.
@@ -56,253 +34,18 @@ use crate::{
 /// # });
 /// ```
 #[derive(Clone)]
-pub struct Limiter(Arc<[Held; HANDLES]>);
-
-/// A limiter as a call and its permit hold it.
-#[derive(Clone)]
-pub(crate) enum Held {
-    /// The process-wide one, which nobody can drop.
-    ForEver(&'static Inner),
-    /// Who holds it is counted for some of the threads together, and not for all: threads that count at one place are as slow as threads
-    /// that decide on one key.
-    Counted(Arc<Apart<Arc<Inner>>>),
-}
-
-const HANDLES: usize = 16;
-
-impl ops::Deref for Held {
-    type Target = Inner;
-
-    #[inline]
-    fn deref(&self) -> &Inner {
-        match self {
-            Self::ForEver(inner) => inner,
-            Self::Counted(inner) => inner,
-        }
-    }
-}
-
-/// Where a limiter counts.
-#[allow(clippy::large_enum_variant)] // a limiter has one, and it is not moved
-#[derive(Debug)]
-pub(crate) enum Storage {
-    /// Nowhere: it limits nothing.
-    None,
-    Memory(Memory),
-    Other(Guarded),
-}
-
-pub(crate) struct Inner {
-    storage: Storage,
-    settings: Settings,
-    queues: WaitQueues,
-    settlements: Settlements,
-    renewals: Arc<Renewals>,
-    /// Counts for this process alone while the store is away.
-    local: OnceCell<Memory>,
-    seen: Arc<Seen>,
-}
-
-/// What a builder settles.
-#[derive(Debug)]
-pub(crate) struct Settings {
-    pub(crate) clock: Clock,
-    pub(crate) namespace: String,
-    pub(crate) deadline: Duration,
-    pub(crate) instances: u64,
-    pub(crate) on_store_error: OnStoreError,
-    pub(crate) max_keys: usize,
-    pub(crate) max_waiting: usize,
-    /// Whether counting in this process is what the store does anyway.
-    pub(crate) is_local: bool,
-    /// What a file says of rules.
-    #[cfg(feature = "config")]
-    pub(crate) rules: Option<crate::config::Rules>,
-}
-
-impl Settings {
-    /// The rules as they hold now. A call takes them once, for all of its rules.
-    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
-    #[inline]
-    pub(crate) fn rules_now(&self) -> RulesNow {
-        RulesNow {
-            #[cfg(feature = "config")]
-            table: self.rules.as_ref().map(crate::config::Rules::now),
-        }
-    }
-
-    /// Tells of each change of the rules from now on, if they can change.
-    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
-    pub(crate) fn rule_changes(&self) -> Option<Receiver<()>> {
-        #[cfg(feature = "config")]
-        return self.rules.as_ref().map(crate::config::Rules::changes);
-        #[cfg(not(feature = "config"))]
-        None
-    }
-
-    /// Whether rules hold as the code says.
-    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
-    #[inline]
-    pub(crate) fn rules_are_as_written(&self) -> bool {
-        #[cfg(feature = "config")]
-        return self.rules.is_none();
-        #[cfg(not(feature = "config"))]
-        true
-    }
-}
-
-/// The rules as they held when a call took them.
-pub(crate) struct RulesNow {
-    #[cfg(feature = "config")]
-    table: Option<arc_swap::Guard<Arc<crate::config::Table>>>,
-}
-
-#[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
-impl RulesNow {
-    /// The rule as it holds for a key. `None` if it is not to be asked.
-    pub(crate) fn hold(
-        &self,
-        rule: &Rule,
-        key: Option<&Key>,
-        is_settled: bool,
-        is_one_of_several: bool,
-    ) -> Option<Rule> {
-        #[cfg(feature = "config")]
-        if let Some(table) = &self.table {
-            return table.hold(rule, key, crate::config::Use { is_settled, is_one_of_several });
-        }
-        Some(*rule)
-    }
-
-    /// The policy for calls of a rule that the store can't decide.
-    pub(crate) fn on_store_error(&self, prefix: &str) -> Option<OnStoreError> {
-        #[cfg(feature = "config")]
-        if let Some(table) = &self.table {
-            return table.on_store_error(prefix);
-        }
-        None
-    }
-}
+pub struct Limiter(pub(crate) Handles);
 
 impl Limiter {
-    /// A limiter that counts in this process's memory.
-    ///
-    /// It holds up to a million counters. Decisions take no timer and no runtime; waiting does.
-    pub fn in_memory() -> Self {
-        Builder::memory()
-    }
-
-    /// A limiter on the store the URL names, with every setting at its default. See [`Limiter::builder`].
-    ///
-    /// # Errors
-    ///
-    /// A [`SetupError`] if the URL is wrong or the server does not answer.
-    ///
-    /// ```no_run
-    /// # use ratelimit_runtime::{Limiter, SetupError};
-    /// # async fn start() -> Result<(), SetupError> {
-    /// let limiter = Limiter::connect("redis://127.0.0.1:6379").await?;
-    /// # Ok(()) }
-    /// ```
-    pub async fn connect(url: &str) -> Result<Self, SetupError> {
-        Self::builder(url).build().await
-    }
-
-    /// Settings for a limiter on the store the URL names.
-    ///
-    /// | URL | store |
-    /// |---|---|
-    /// | `memory://` | this process |
-    /// | `redis://user:password@host:port/database` | one Redis server, over TCP |
-    /// | `rediss://..` | the same, over TLS (feature `rustls`) |
-    /// | `redis+unix:///path/to/socket?db=1&user=..&pass=..` | the same, over a unix socket |
-    /// | `redis+cluster://user:password@host:port,host:port` | a Redis Cluster; some of its nodes, which know the others |
-    /// | `redis+sentinel://user:password@host:port,host:port/service/database` | the primary of the service that these sentinels name |
-    /// | `rediss+cluster://..`, `rediss+sentinel://..` | the same two, over TLS (feature `rustls`) |
-    ///
-    /// User, password and database may be left out, and ports: then 6379, and 26379 for a sentinel. `valkey` may stand for `redis`
-    /// everywhere. `?protocol=resp2` makes connections speak the older protocol.
-    ///
-    /// All nodes of a cluster take the same user and password. Those of a URL of sentinels are the servers'; for what the sentinels
-    /// themselves ask see [`Builder::sentinel_credentials`].
-    ///
-    /// The sentinels of the URL are asked for as long as the limiter lives, and no others. A majority of
-    /// them has to name a primary before it is used. Host names are looked up for each connection, so a
-    /// sentinel can be replaced by another one under the same name.
-    ///
-    /// A proxy has to pass all commands on to one server, as `HAProxy` does with `mode tcp`. Proxies that
-    /// choose a server for each command are not supported: they do so by the keys, and scripts here have
-    /// keys of several servers, or none. Among these are Envoy's Redis filter, twemproxy and
-    /// redis-cluster-proxy. Their error replies for a lost server count as an outage all the same.
-    pub fn builder(url: &str) -> Builder {
-        Builder::new(url)
-    }
-
-    /// A limiter on a store of your own.
-    pub fn with_store(store: impl Store) -> Self {
-        Builder::new("memory://").with_store(store)
-    }
-
-    /// A limiter that lets every call through and counts nothing, for tests of what is behind a limit.
-    ///
-    /// ```
-    /// # use ratelimit_runtime::{Limiter, Rule};
-    /// # use std::time::Duration;
-    /// const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
-    ///
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-    /// let limiter = Limiter::unlimited();
-    /// for _ in 0..1000 {
-    ///     limiter.acquire(&RULE, "alice").await?;
-    /// }
-    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
-    /// ```
-    pub fn unlimited() -> Self {
-        Builder::new("memory://").without_store()
-    }
-
-    /// On a store that has to be asked.
-    pub(crate) fn asking(store: Behind, settings: Settings) -> Self {
-        let seen = Arc::default();
-        let guarded = Guarded::new(store, settings.clock.clone(), settings.deadline);
-        Self::assemble(Storage::Other(guarded), settings, seen)
-    }
-
-    pub(crate) fn assemble(storage: Storage, settings: Settings, seen: Arc<Seen>) -> Self {
-        observe::describe();
-        let is_shared = matches!(storage, Storage::Other(_));
-        let queues = WaitQueues::new(settings.max_waiting, settings.clock.clone(), is_shared);
-        let inner = Arc::new(Inner {
-            storage,
-            settings,
-            queues,
-            settlements: Settlements::default(),
-            renewals: Arc::default(),
-            local: OnceCell::new(),
-            seen,
-        });
-        Self(Arc::new([(); HANDLES].map(|()| Held::Counted(Arc::new(Apart(Arc::clone(&inner)))))))
-    }
-
-    /// For a call.
+    /// A reference for a call.
     #[inline]
-    pub(crate) fn hold(&self) -> Held {
-        if let Some(installed) = Self::installed()
-            && Arc::ptr_eq(&self.0, &installed.0)
-        {
-            return installed.hold_for_ever();
-        }
-        self.0[number_of_thread() % HANDLES].clone()
+    pub(crate) fn engine_ref(&self) -> EngineRef {
+        self.0.engine_ref()
     }
 
     #[inline]
-    pub(crate) fn hold_for_ever(&'static self) -> Held {
-        Held::ForEver(self.inner())
-    }
-
-    #[inline]
-    pub(crate) fn inner(&self) -> &Inner {
-        &self.0[0]
+    pub(crate) fn engine(&self) -> &Engine {
+        self.0.engine()
     }
 
     /// Charges a cost of 1 to the rule's counter for this key.
@@ -342,7 +85,7 @@ impl Limiter {
         key: K,
         cost: u64,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
-        Call::decide_one(self.hold(), rule, AskedKey::Some(Key::new(key)), cost, Manner::default())
+        Acquire::one(self.engine_ref(), rule, RequestKey::Some(Key::new(key)), cost, AcquireOptions::default())
     }
 
     /// Charges a cost of 1, and waits for it up to `longest` if the limit is reached.
@@ -386,8 +129,8 @@ impl Limiter {
         key: K,
         longest: Duration,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
-        let manner = Manner::new(OnLimit::Wait(Some(longest)), None);
-        Call::decide_one(self.hold(), rule, AskedKey::Some(Key::new(key)), 1, manner)
+        let manner = AcquireOptions::new(OnLimit::Wait(Some(longest)), None);
+        Acquire::one(self.engine_ref(), rule, RequestKey::Some(Key::new(key)), 1, manner)
     }
 
     /// Charges several rules, each with its key and cost: all of them, or none.
@@ -429,14 +172,14 @@ impl Limiter {
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<> {
         let asked = charges
             .iter()
-            .map(|(rule, key, cost)| Asked {
+            .map(|(rule, key, cost)| ChargeRequest {
                 rule: **rule,
-                key: AskedKey::Some(key.clone()),
+                key: RequestKey::Some(key.clone()),
                 cost: *cost,
-                holds: Holds::Cost,
+                holds: CostKind::Fixed,
             })
             .collect();
-        Call::decide(self.hold(), asked, Manner::default(), OnLimit::Reject)
+        Acquire::all(self.engine_ref(), asked, AcquireOptions::default(), OnLimit::Reject)
     }
 
     /// What the rule's counter for this key says about a cost of 1. Consumes nothing.
@@ -451,14 +194,14 @@ impl Limiter {
     ) -> impl Future<Output = Result<Decision, RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
-            let inner = self.inner();
-            let rule = &inner.settings.rules_now().hold(rule, Some(&key), false, false).unwrap_or(*rule);
-            let charge = inner.charge(rule, Some(&key), rule.limit().min(1))?; // a count of 0 has no wait to tell
-            let Some(store) = inner.store() else {
+            let engine = self.engine();
+            let rule = &engine.settings().rules_now().hold(rule, Some(&key), false, false).unwrap_or(*rule);
+            let charge = engine.charge(rule, Some(&key), rule.limit().min(1))?; // a count of 0 has no wait to tell
+            let Some(store) = engine.store() else {
                 return Ok(charge.decision);
             };
             let batch = Request::new(charge, false).into();
-            let request = inner.within_deadline(store.decide(batch)).await.map(Batch::into_first);
+            let request = engine.within_deadline(store.decide(batch)).await.map(Batch::into_first);
             match request {
                 Ok(Some(Request { charges, outcome: Ok(_), .. })) => {
                     Ok(charges.first().map_or(Decision::fresh(rule.limit()), |charge| charge.decision))
@@ -486,15 +229,15 @@ impl Limiter {
     ) -> impl Future<Output = Result<(), RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
         async move {
-            let inner = self.inner();
-            let rule = &inner.settings.rules_now().hold(rule, Some(&key), false, false).unwrap_or(*rule);
-            let charge = inner.charge(rule, Some(&key), 0)?;
-            let Some(store) = inner.store() else {
+            let engine = self.engine();
+            let rule = &engine.settings().rules_now().hold(rule, Some(&key), false, false).unwrap_or(*rule);
+            let charge = engine.charge(rule, Some(&key), 0)?;
+            let Some(store) = engine.store() else {
                 return Ok(());
             };
             let id = charge.counter.fingerprint();
-            let reset = inner.within_deadline(store.reset(charge.counter)).await;
-            inner.queues.changed_id(id);
+            let reset = engine.within_deadline(store.reset(charge.counter)).await;
+            engine.queues().changed_id(id);
             reset.and_then(|done| done).map_err(|error| refusal(rule, error))
         }
     }
@@ -518,12 +261,12 @@ impl Limiter {
     ///
     /// A future dropped half way has refunded some of it, and the rest stays charged.
     pub async fn close(&self) -> u64 {
-        let inner = self.inner();
-        inner.queues.close();
-        if !inner.settlements.are_none() {
-            let _ = tokio::time::timeout(inner.settings.deadline, inner.settlements.all().done()).await;
+        let engine = self.engine();
+        engine.queues().close();
+        if !engine.settlements().are_none() {
+            let _ = tokio::time::timeout(engine.settings().deadline, engine.settlements().all().done()).await;
         }
-        match inner.guarded() {
+        match engine.guarded() {
             Some(guarded) => guarded.close().await,
             None => 0,
         }
@@ -554,227 +297,15 @@ impl Limiter {
     /// # });
     /// ```
     pub fn health(&self) -> Health {
-        let inner = self.inner();
-        inner.seen.health(inner.store().and_then(Store::outage).as_ref())
-    }
-}
-
-impl Held {
-    /// Refunds in the background. After a failure it stays charged.
-    pub(crate) fn abandon(&self, charges: Charges, by: CountedBy) {
-        let counters = ids_of(&charges);
-        match self.return_charges(charges, by) {
-            Reply::Ready(_) => counters.into_iter().for_each(|counter| self.queues.changed_id(counter)),
-            Reply::Pending(back) => {
-                let limiter = self.clone();
-                let _ = background::spawn(async move {
-                    let _ = tokio::time::timeout(limiter.settings.deadline, back).await;
-                    counters.into_iter().for_each(|counter| limiter.queues.changed_id(counter));
-                });
-            }
-        }
-    }
-}
-
-fn ids_of(charges: &[Charge]) -> SmallVec<[Fingerprint; 1]> {
-    charges.iter().map(|charge| charge.counter.fingerprint()).collect()
-}
-
-impl Inner {
-    pub(crate) async fn refund(&self, charges: Charges, by: CountedBy) -> Result<u64, RequestPerMinute> {
-        let Some(rule) = charges.first().map(|charge| charge.rule) else {
-            return Ok(0);
-        };
-        let counters: SmallVec<[Fingerprint; 1]> = charges.iter().map(|charge| charge.counter.fingerprint()).collect();
-        let back = self.within_deadline(self.return_charges(charges, by)).await;
-        counters.into_iter().for_each(|counter| self.queues.changed_id(counter));
-        back.and_then(|back| back).map_err(|error| refusal(&rule, error))
-    }
-
-    pub(crate) fn refund_in_memory(&self, charged: &ChargedInMemory) -> u64 {
-        let ChargedInMemory { name, cost, receipt, .. } = *charged;
-        let back = self.memory().map_or(0, |memory| memory.refund_one(name, &charged.rule(), cost, receipt));
-        self.queues.changed_id(name);
-        back
-    }
-
-    /// Refunds what was spent of what this process had taken.
-    pub(crate) fn refund_prefetched(&self, charged: &ChargedInMemory) -> Reply<Result<u64, StoreError>> {
-        match self.guarded() {
-            Some(guarded) => guarded.refund_spent(charged.name, charged.cost, charged.receipt),
-            None => Reply::Ready(Ok(0)),
-        }
-    }
-
-    fn return_charges(&self, charges: Charges, by: CountedBy) -> Reply<Result<u64, StoreError>> {
-        match (by, self.store()) {
-            (CountedBy::Local, _) => self.local().refund(charges),
-            (CountedBy::Store, Some(store)) => store.refund(charges),
-            (CountedBy::Store, None) => Reply::Ready(Ok(0)),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    /// Nothing for a limiter that limits nothing.
-    pub(crate) fn store(&self) -> Option<&dyn Store> {
-        match &self.storage {
-            Storage::None => None,
-            Storage::Memory(memory) => Some(memory),
-            Storage::Other(guarded) => Some(guarded),
-        }
-    }
-
-    /// The store, if it is memory: that can be asked for a single charge, without a name or a list.
-    #[inline]
-    pub(crate) fn memory(&self) -> Option<&Memory> {
-        match &self.storage {
-            Storage::Memory(memory) => Some(memory),
-            Storage::None | Storage::Other(_) => None,
-        }
-    }
-
-    /// The store, if it has to be asked: something may be known of a counter without.
-    pub(crate) fn guarded(&self) -> Option<&Guarded> {
-        match &self.storage {
-            Storage::Other(guarded) => Some(guarded),
-            Storage::None | Storage::Memory(_) => None,
-        }
-    }
-
-    pub(crate) fn queues(&self) -> &WaitQueues {
-        &self.queues
-    }
-
-    #[inline]
-    pub(crate) fn settlements(&self) -> &Settlements {
-        &self.settlements
-    }
-
-    #[inline]
-    pub(crate) fn renewals(&self) -> &Arc<Renewals> {
-        &self.renewals
-    }
-
-    /// Makes holds of one counter last as long again.
-    pub(crate) fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
-        match self.store() {
-            Some(store) => store.renew(charges),
-            None => Reply::Ready(Ok(vec![false; charges.len()])),
-        }
-    }
-
-    /// Charges what was used instead of what is held.
-    pub(crate) fn settle(&self, charge: Charge, used: u64, by: CountedBy) -> Reply<Result<(), StoreError>> {
-        match (by, self.store()) {
-            (CountedBy::Local, _) => self.local().settle(charge, used),
-            (CountedBy::Store, Some(store)) => store.settle(charge, used),
-            (CountedBy::Store, None) => Reply::Ready(Ok(())),
-        }
-    }
-
-    /// Whether the store does not decide, as far as is known.
-    pub(crate) fn is_degraded(&self) -> bool {
-        self.seen.is_degraded() || self.store().and_then(Store::outage).is_some()
-    }
-
-    /// Counts for this process alone.
-    pub(crate) fn local(&self) -> &Memory {
-        let settings = &self.settings;
-        self.local.get_or_init(|| Memory::new(settings.clock.clone(), settings.max_keys))
-    }
-
-    pub(crate) fn charge(&self, rule: &Rule, key: Option<&Key>, cost: u64) -> Result<Charge, RequestPerMinute> {
-        if let Some(fault) = rule.fault() {
-            return Err(refusal(rule, StoreError::misconfigured(fault)));
-        }
-        Ok(Charge::new(*rule, CounterName::new(&self.settings.namespace, rule, key), cost))
-    }
-
-    pub(crate) async fn within_deadline<T>(&self, reply: Reply<T>) -> Result<T, StoreError> {
-        self.within(self.settings.deadline, reply).await
-    }
-
-    /// Within what is left of the deadline.
-    pub(crate) async fn within<T>(&self, left: Duration, reply: Reply<T>) -> Result<T, StoreError> {
-        match reply {
-            Reply::Ready(answer) => Ok(answer),
-            Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::no_runtime()),
-            Reply::Pending(answer) => {
-                let stopwatch = Stopwatch::start();
-                let late = || StoreError::late(self.settings.deadline);
-                let answer = in_time(left, answer, late).instrument(tracing::debug_span!("ask_rate_limit_store")).await;
-                stopwatch.stop();
-                answer
-            }
-        }
-    }
-
-    /// The store could not decide on these. Memory is never away; it may be full for some.
-    pub(crate) fn failed(&self, error: &StoreError, charges: &[Charge]) {
-        if !self.settings.is_local {
-            self.seen.failed(error);
-        }
-        if let Some(guarded) = self.guarded() {
-            guarded.failed(charges);
-        }
-    }
-
-    /// The store has decided.
-    pub(crate) fn succeeded(&self) {
-        self.seen.succeeded();
-    }
-}
-
-/// Awaits an answer within a time limit, on any runtime.
-///
-/// A timer belongs to the runtime it was made on. If that has ended and the answer is awaited on
-/// another one, it gets another timer; on none, an error.
-async fn in_time<T>(
-    left: Duration,
-    mut answer: impl Future<Output = T> + Unpin,
-    late: impl Fn() -> StoreError,
-) -> Result<T, StoreError> {
-    let (began, mut made_on) = (Instant::now(), None);
-    let mut timer = pin!(None);
-    poll_fn(|context| {
-        if let Poll::Ready(answer) = Pin::new(&mut answer).poll(context) {
-            return Poll::Ready(Ok(answer));
-        }
-        let Ok(runtime) = Handle::try_current() else {
-            return Poll::Ready(Err(StoreError::no_runtime()));
-        };
-        let runtime = Some(runtime.id());
-        if runtime != made_on {
-            made_on = runtime;
-            timer.set(Some(sleep(left.saturating_sub(began.elapsed()))));
-        }
-        let timer = timer.as_mut().as_pin_mut();
-        timer.map_or(Poll::Pending, |timer| timer.poll(context)).map(|()| Err(late()))
-    })
-    .await
-}
-
-pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
-    if error.misconfigured {
-        static SAID: Throttle = Throttle::new();
-        if SAID.may_speak() {
-            tracing::error!(rule = rule.prefix(), reason = %error, "a rate limit is misconfigured");
-        }
-        RequestPerMinute::misconfigured(rule, error.into_words())
-    } else {
-        RequestPerMinute::unavailable(rule, error.into_words())
+        self.engine().health()
     }
 }
 
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
-            .field("store", &self.inner().storage)
-            .field("settings", &self.inner().settings)
+            .field("store", self.engine().storage())
+            .field("settings", self.engine().settings())
             .finish_non_exhaustive()
     }
 }

@@ -5,11 +5,12 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use once_cell::sync::{Lazy, OnceCell};
+use once_cell::sync::Lazy;
 
-use crate::{Limiter, SetupError, limiter::Held};
-
-static INSTALLED: OnceCell<Limiter> = OnceCell::new();
+use crate::{
+    Limiter, SetupError,
+    engine::{core::EngineRef, handle::Handles},
+};
 
 /// What the process has until a limiter is installed.
 static DEFAULT: Lazy<Limiter> = Lazy::new(Limiter::in_memory);
@@ -27,8 +28,8 @@ impl Limiter {
     ///
     /// A [`SetupError`] if the process has one already.
     pub fn install(self) -> Result<(), SetupError> {
-        INSTALLED
-            .set(self)
+        self.0
+            .install()
             .map_err(|_| SetupError::new("this process has a limiter already; install one, once, at its start"))
     }
 
@@ -55,14 +56,9 @@ impl Limiter {
     }
 
     /// The limiter that holds here.
-    pub(crate) fn current() -> Held {
-        let process_wide = |_| Self::installed().unwrap_or_else(default_limiter).hold_for_ever();
-        SCOPED.try_with(Self::hold).unwrap_or_else(process_wide)
-    }
-
-    #[inline]
-    pub(crate) fn installed() -> Option<&'static Self> {
-        INSTALLED.get()
+    pub(crate) fn current() -> EngineRef {
+        let process_wide = |_| Handles::installed().unwrap_or_else(|| &default_limiter().0).static_ref();
+        SCOPED.try_with(Self::engine_ref).unwrap_or_else(process_wide)
     }
 }
 

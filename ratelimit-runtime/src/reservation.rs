@@ -4,8 +4,11 @@ use std::{fmt, future::Future};
 
 use crate::{
     Key, Limiter, RateKey, RequestPerMinute, Rule,
-    call::{Asked, AskedKey, Call, Holds, Manner, OnLimit},
-    hold::Holding,
+    engine::{
+        acquire::Acquire,
+        hold::Holding,
+        request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
+    },
 };
 
 /// A charge whose cost is known when it is over: tokens of a language model, bytes, rows.
@@ -62,8 +65,9 @@ impl Limiter {
         key: K,
         most: u64,
     ) -> impl Future<Output = Result<Reservation, RequestPerMinute>> + Send + use<K> {
-        let asked = Asked { rule: *rule, key: AskedKey::Some(Key::new(key)), cost: most, holds: Holds::Told };
-        let deciding = Call::decide(self.hold(), vec![asked], Manner::default(), OnLimit::Reject);
+        let asked =
+            ChargeRequest { rule: *rule, key: RequestKey::Some(Key::new(key)), cost: most, holds: CostKind::Reported };
+        let deciding = Acquire::all(self.engine_ref(), vec![asked], AcquireOptions::default(), OnLimit::Reject);
         async move { Ok(Reservation { holding: deciding.await?.into_holding() }) }
     }
 }

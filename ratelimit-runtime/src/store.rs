@@ -12,7 +12,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::{CounterName, Decision, Rule};
 
@@ -180,18 +180,6 @@ impl<T> Reply<T> {
         match self {
             Self::Ready(answer) => answer,
             Self::Pending(answer) => answer.await,
-        }
-    }
-}
-
-impl<T> Reply<Result<T, StoreError>> {
-    /// The answer, or an error when the deadline is over.
-    pub(crate) async fn in_time(self, deadline: Duration) -> Result<T, StoreError> {
-        match self {
-            Self::Ready(answer) => answer,
-            Self::Pending(answer) => {
-                timeout(deadline, answer).await.unwrap_or_else(|_| Err(StoreError::late(deadline)))
-            }
         }
     }
 }

@@ -123,7 +123,7 @@ use crate::{CounterName, Key, Limiter, Rule, Store};
 ///
 /// For a limiter that counts nothing.
 pub fn store_of(limiter: &Limiter) -> &dyn Store {
-    limiter.inner().store().expect("a limiter that counts: this one is unlimited")
+    limiter.engine().store().expect("a limiter that counts: this one is unlimited")
 }
 
 /// The name of the rule's counter for a key, in a limiter without a namespace.

@@ -14,7 +14,7 @@ mod model_check;
 
 /// The denials that still hold, for all threads.
 #[derive(Debug)]
-pub(super) struct Denials {
+pub(super) struct DenialCache {
     shards: Box<[Apart<BriefMutex<Shard>>]>,
     /// Whether there has been any.
     any: AtomicBool,
@@ -30,7 +30,7 @@ pub(super) struct Denial {
 
 #[derive(Debug, Default)]
 struct Shard {
-    kept: HashMap<Fingerprint, Kept, BuildHasherDefault<AlreadyHashed>>,
+    kept: HashMap<Fingerprint, DenialEntry, BuildHasherDefault<AlreadyHashed>>,
     /// No denial ends before.
     soonest_us: u64,
     /// How many epochs there had been when it was last looked through for room.
@@ -48,7 +48,7 @@ pub(super) struct Server {
 
 /// As small as can be: a look takes as long as the memory where it lies.
 #[derive(Debug)]
-struct Kept {
+struct DenialEntry {
     /// When the store's answer arrived. What it says of time is counted from here, so that who obeys it does not come too early.
     since_us: u64,
     /// For how long the store had been asked then: by so much earlier is it asked again.
@@ -61,7 +61,7 @@ struct Kept {
     server: Server,
 }
 
-impl Kept {
+impl DenialEntry {
     /// Nothing of what says nothing of now, or of times that are more than 49 days away.
     ///
     /// The store has decided after `sent_us`, and rounded up to a millisecond: as long as less than that has passed, it would refuse too.
@@ -110,7 +110,7 @@ const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 /// 131,072 in all, which take 8 to 15 MB.
 const CAPACITY: usize = if cfg!(test) { 2 } else { 2048 };
 
-impl Denials {
+impl DenialCache {
     pub(super) fn new() -> Self {
         Self { shards: (0..SHARDS).map(|_| Apart::default()).collect(), any: AtomicBool::new(false) }
     }
@@ -151,7 +151,7 @@ impl Denials {
         (forgotten, server): (u32, Server),
         is_current: impl Fn(Server) -> bool,
     ) {
-        let Some(kept) = Kept::new(rule, denial, times, server) else { return };
+        let Some(kept) = DenialEntry::new(rule, denial, times, server) else { return };
         let mut shard = self.shard(name);
         if shard.forgotten != forgotten || !shard.has_room(name, times.1, is_current) {
             return;
@@ -185,7 +185,7 @@ impl Shard {
         if self.kept.len() >= CAPACITY && is_any_over && !self.kept.contains_key(&name) {
             self.epochs = epochs;
             self.kept.retain(|_, kept| kept.until_us() > now_us && is_current(kept.server));
-            self.soonest_us = self.kept.values().map(Kept::until_us).min().unwrap_or(u64::MAX);
+            self.soonest_us = self.kept.values().map(DenialEntry::until_us).min().unwrap_or(u64::MAX);
         }
         self.kept.len() < CAPACITY || self.kept.contains_key(&name)
     }
@@ -217,18 +217,18 @@ mod tests {
         *SERVER
     }
 
-    fn keep(denials: &Denials, number: u64, denial: Denial, times: (u64, u64)) {
+    fn keep(denials: &DenialCache, number: u64, denial: Denial, times: (u64, u64)) {
         let name = name(number);
         denials.keep(name, &RULE, denial, times, (denials.forgotten(name), server()), |_| true);
     }
 
-    fn is_known(denials: &Denials, number: u64, now_us: u64) -> bool {
+    fn is_known(denials: &DenialCache, number: u64, now_us: u64) -> bool {
         denials.look(name(number), &RULE, now_us).is_some()
     }
 
     #[test]
     fn it_holds_from_sending_and_its_waits_from_the_answer() {
-        let denials = Denials::new();
+        let denials = DenialCache::new();
         keep(&denials, 1, denial(10, 12), (START, START + 2_500));
         let left = |after_us| {
             let (known, _) = denials.look(name(1), &RULE, START + after_us)?;
@@ -255,11 +255,11 @@ mod tests {
             (u64::MAX - 1, (START, START)),
             (u64::MAX / 1000, (START, START)),
         ] {
-            let denials = Denials::new();
+            let denials = DenialCache::new();
             keep(&denials, 1, denial(retry_after_ms, 5), times);
             assert!(!is_known(&denials, 1, times.1), "{retry_after_ms}");
         }
-        let denials = Denials::new();
+        let denials = DenialCache::new();
         let longest = u64::from(u32::MAX);
         keep(&denials, 1, denial(longest, longest), (START, START));
         assert!(is_known(&denials, 1, START + (longest - 1) * 1000 - 1));
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn it_is_of_one_count_and_one_limit() {
-        let denials = Denials::new();
+        let denials = DenialCache::new();
         keep(&denials, 1, denial(10, 10), (START, START));
         assert!(denials.look(name(1), &RULE.with_count(2), START).is_none());
         let burst = |burst| RULE.with_algorithm(crate::Algorithm::TokenBucket { burst, refill: crate::Refill::Greedy });
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_full_shard_takes_the_place_of_what_is_over_and_of_nothing_else() {
-        let denials = Denials::new();
+        let denials = DenialCache::new();
         keep(&denials, 1, denial(10, 10), (START, START));
         keep(&denials, 2, denial(20, 20), (START, START));
         keep(&denials, 3, denial(30, 30), (START, START));
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_was_asked_for_before_something_was_forgotten_is_not_kept() {
-        let denials = Denials::new();
+        let denials = DenialCache::new();
         let asked = denials.forgotten(name(1));
         denials.forget(name(1));
         denials.keep(name(1), &RULE, denial(10, 10), (START, START), (asked, server()), |_| true);
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_full_shard_takes_the_place_of_what_was_known_before_a_failure() {
-        let denials = Denials::new();
+        let denials = DenialCache::new();
         let failed = Server { slot: 1, ..server() };
         keep(&denials, 1, denial(50, 50), (START, START));
         denials.keep(name(2), &RULE, denial(50, 50), (START, START), (0, failed), |_| true);

@@ -91,7 +91,7 @@ pub(crate) struct Spent {
 
 /// What becomes of a cost that was not spent at once.
 #[derive(Debug)]
-pub(super) enum Turn {
+pub(super) enum SpendResult {
     Spent(Spent),
     Waits(oneshot::Receiver<Answer>),
     /// The store is to be asked for this cost alone.
@@ -110,7 +110,7 @@ pub(super) struct Take {
 
 /// What is to be done when the lock is free again.
 #[derive(Debug, Default)]
-pub(super) struct Then {
+pub(super) struct FollowUp {
     pub(super) answers: Vec<(oneshot::Sender<Answer>, Answer)>,
     pub(super) take: Option<Take>,
     /// To be refunded to the store, as nobody may spend it.
@@ -179,11 +179,11 @@ impl QuotaBatches {
     }
 
     /// Spends what is here, or joins those who wait for a take.
-    pub(super) fn ask(&self, counter: &CounterName, rule: &Rule, cost: u64, now_us: u64) -> (Turn, Then) {
-        let (name, mut then) = (counter.fingerprint(), Then::default());
+    pub(super) fn ask(&self, counter: &CounterName, rule: &Rule, cost: u64, now_us: u64) -> (SpendResult, FollowUp) {
+        let (name, mut then) = (counter.fingerprint(), FollowUp::default());
         let mut shard = self.shard(name);
         if shard.is_closed || !shard.has_room(name, now_us) {
-            return (Turn::Alone, then);
+            return (SpendResult::Alone, then);
         }
         let batch = shard.batches.entry(name).or_insert_with(|| QuotaBatch::new(counter, rule));
         if batch.rule.count() != rule.count() {
@@ -191,7 +191,7 @@ impl QuotaBatches {
         }
         batch.rule = *rule;
         if !batch.has_waiting() && batch.left_at(now_us) >= cost {
-            return (Turn::Spent(batch.spend(cost, now_us)), then);
+            return (SpendResult::Spent(batch.spend(cost, now_us)), then);
         }
         let (answer, answered) = oneshot::channel();
         batch.waiting.push_back(Waiting { cost, since_us: now_us, answer });
@@ -201,7 +201,7 @@ impl QuotaBatches {
             then.take = Some(batch.take(name, remaining, now_us));
             self.count_task(true);
         }
-        (Turn::Waits(answered), then)
+        (SpendResult::Waits(answered), then)
     }
 
     fn count_task(&self, is_one_more: bool) {
@@ -228,8 +228,8 @@ impl QuotaBatches {
         said: Result<(Charge, bool), StoreError>,
         sent_us: u64,
         now_us: u64,
-    ) -> Then {
-        let mut then = Then::default();
+    ) -> FollowUp {
+        let mut then = FollowUp::default();
         let mut shard = self.shard(take.name);
         let Some(batch) = shard.batches.get_mut(&take.name) else { return then };
         batch.is_taking = false;
@@ -267,12 +267,12 @@ impl QuotaBatches {
     }
 
     /// Takes back permits that were spent, if it is known that their window lasts, and says what is to be done then.
-    pub(super) fn put_back(&self, name: Fingerprint, receipt: [u64; 2], cost: u64, now_us: u64) -> Option<Then> {
+    pub(super) fn put_back(&self, name: Fingerprint, receipt: [u64; 2], cost: u64, now_us: u64) -> Option<FollowUp> {
         let mut shard = self.shard(name);
         let Shard { batches, is_closed: false, .. } = &mut *shard else { return None };
         let is_known = |batch: &&mut QuotaBatch| batch.receipt == receipt && now_us < batch.until_us;
         let batch = batches.get_mut(&name).filter(is_known)?;
-        let mut then = Then::default();
+        let mut then = FollowUp::default();
         batch.left += cost;
         batch.serve(0, now_us, &mut then.answers);
         Some(then)
@@ -490,7 +490,7 @@ mod tests {
     /// Joins those who wait; the take that is begun, and the answer.
     fn wait(batches: &QuotaBatches, count: u64, cost: u64, now_us: u64) -> (Option<Take>, oneshot::Receiver<Answer>) {
         match batches.ask(&counter(1), &rule(count), cost, now_us) {
-            (Turn::Waits(answer), then) => (then.take, answer),
+            (SpendResult::Waits(answer), then) => (then.take, answer),
             (other, _) => panic!("{other:?}"),
         }
     }
@@ -592,7 +592,7 @@ mod tests {
             if let Some(take) = then.take {
                 charge(&batches, &take, 90, 1000, now_us, now_us);
             }
-            matches!(asked, Turn::Waits(_))
+            matches!(asked, SpendResult::Waits(_))
         };
         assert_eq!([ask(None, START), ask(None, START), ask(None, START)], [true, true, false]);
         assert!(!ask(None, START + SWEEP_PAUSE_US));

@@ -114,7 +114,7 @@ pub(super) struct Told<'a> {
 impl<'a> Told<'a> {
     /// Of a rule that a permit was charged for. Nothing if nothing was counted.
     pub(super) fn by_permit(permit: &Permit, name: &'a str) -> Option<Self> {
-        let (rule, cost) = permit.tightest()?;
+        let (rule, cost) = permit.most_restrictive()?;
         Some(Self { name, rule, cost, remaining: permit.remaining(), wait: Some(permit.reset_after()) })
     }
 

@@ -23,14 +23,17 @@ use super::{
 };
 use crate::{
     Cause, Limiter, OnStoreError, Permit, RequestPerMinute,
-    call::{Asked, Call, Manner, OnLimit},
+    engine::{
+        acquire::Acquire,
+        request::{AcquireOptions, ChargeRequest, OnLimit},
+    },
     observe::Throttle,
 };
 
 /// Asks limits before a request reaches a service, and answers in its place if one refuses.
 ///
 /// A limiter decides before the request's body is read. Several limits are one decision: all are charged, or none is. A
-/// response of the service gets the header fields of the tightest one; a refusal is the response that [`web`](crate::web) describes, or
+/// response of the service gets the header fields of the most_restrictive one; a refusal is the response that [`web`](crate::web) describes, or
 /// for a call of gRPC or gRPC-Web a status: `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with a `google.rpc.RetryInfo`, `PERMISSION_DENIED`
 /// or `INTERNAL`. Such a call is a `POST` of the type `application/grpc`, `application/grpc-web` or `application/grpc-web-text`, or of
 /// one of these with a `+` and a format.
@@ -185,24 +188,24 @@ where
 impl Settings {
     /// The permit, and the name of the rule that it tells of; nothing if no limit applies.
     async fn decide(&self, request: &Parts) -> Result<Option<(Permit, &'static str)>, RequestPerMinute> {
-        let mut asked: Vec<Asked> = Vec::with_capacity(self.limits.len());
+        let mut asked: Vec<ChargeRequest> = Vec::with_capacity(self.limits.len());
         for limit in &self.limits {
             asked.extend(limit.ask(request).await);
         }
         let Some(only) = asked.first().map(|asked| asked.rule.prefix()) else { return Ok(None) };
-        let limiter = self.limiter.as_ref().map_or_else(Limiter::current, Limiter::hold);
-        let manner = Manner::new(OnLimit::Reject, self.on_store_error);
+        let limiter = self.limiter.as_ref().map_or_else(Limiter::current, Limiter::engine_ref);
+        let manner = AcquireOptions::new(OnLimit::Reject, self.on_store_error);
         let permit = match asked.pop() {
-            Some(Asked { rule, key, cost, .. }) if asked.is_empty() => {
-                Call::decide_one(limiter, &rule, key, cost, manner).await
+            Some(ChargeRequest { rule, key, cost, .. }) if asked.is_empty() => {
+                Acquire::one(limiter, &rule, key, cost, manner).await
             }
             last => {
                 asked.extend(last);
-                Call::decide(limiter, asked, manner, OnLimit::Reject).await
+                Acquire::all(limiter, asked, manner, OnLimit::Reject).await
             }
         };
         permit.map(|permit| {
-            let name = permit.tightest().map(|(rule, _)| rule.prefix()).filter(|name| !name.is_empty());
+            let name = permit.most_restrictive().map(|(rule, _)| rule.prefix()).filter(|name| !name.is_empty());
             Some((permit, name.unwrap_or(only)))
         })
     }

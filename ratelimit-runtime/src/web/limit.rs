@@ -7,7 +7,7 @@ use http::request::Parts;
 use super::{KeyBy, key_by::Found};
 use crate::{
     Rule,
-    call::{Asked, AskedKey, Holds},
+    engine::request::{ChargeRequest, CostKind, RequestKey},
 };
 
 /// The treatment of a request whose [`KeyBy`] finds no key.
@@ -87,13 +87,13 @@ impl Limit {
     }
 
     /// What it asks for a request; nothing if it does not apply.
-    pub(super) async fn ask(&self, request: &Parts) -> Option<Asked> {
+    pub(super) async fn ask(&self, request: &Parts) -> Option<ChargeRequest> {
         if self.when.as_ref().is_some_and(|applies| !applies(request)) {
             return None;
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(request));
         let Some(by) = &self.key else {
-            return Some(Asked { rule: self.rule, key: AskedKey::Shared, cost, holds: Holds::Cost });
+            return Some(ChargeRequest { rule: self.rule, key: RequestKey::Shared, cost, holds: CostKind::Fixed });
         };
         let (key, on_missing_key) = match by.find(request) {
             Found::Now(key) => (key, self.on_missing_key),
@@ -101,13 +101,13 @@ impl Limit {
             Found::Ambiguous => (None, OnMissingKey::Deny),
         };
         let key = match (key, on_missing_key) {
-            (Some(key), _) => AskedKey::Some(key),
-            (None, OnMissingKey::Shared) => AskedKey::Shared,
+            (Some(key), _) => RequestKey::Some(key),
+            (None, OnMissingKey::Shared) => RequestKey::Shared,
             (None, OnMissingKey::Skip) => return None,
             (None, OnMissingKey::Deny) if cost == 0 => return None,
-            (None, OnMissingKey::Deny) => AskedKey::Missing,
+            (None, OnMissingKey::Deny) => RequestKey::Missing,
         };
-        Some(Asked { rule: self.rule, key, cost, holds: Holds::Cost })
+        Some(ChargeRequest { rule: self.rule, key, cost, holds: CostKind::Fixed })
     }
 }
 

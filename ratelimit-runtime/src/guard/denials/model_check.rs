@@ -21,7 +21,7 @@ const DENIAL: Denial = Denial {
 struct Scene {
     /// Whether it is charged.
     charged: Mutex<bool>,
-    denials: Denials,
+    denials: DenialCache,
     /// Before and after a failure of the store, and which of them it is.
     epochs: [Epoch; 2],
     epoch: AtomicUsize,
@@ -30,7 +30,7 @@ struct Scene {
 impl Scene {
     fn new(charged: bool) -> Arc<Self> {
         let epochs = [(); 2].map(|()| Failures::default().epoch().unwrap());
-        Arc::new(Self { charged: Mutex::new(charged), denials: Denials::new(), epochs, epoch: AtomicUsize::new(0) })
+        Arc::new(Self { charged: Mutex::new(charged), denials: DenialCache::new(), epochs, epoch: AtomicUsize::new(0) })
     }
 
     fn server(&self) -> Server {

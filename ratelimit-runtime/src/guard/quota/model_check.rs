@@ -56,7 +56,7 @@ impl Scene {
         }
     }
 
-    fn follow(&self, Then { answers, take, back }: Then) -> Option<Take> {
+    fn follow(&self, FollowUp { answers, take, back }: FollowUp) -> Option<Take> {
         for (caller, answer) in answers {
             if let Err(Answer::Spent(spent)) = caller.send(answer) {
                 self.put_back(spent);
@@ -95,9 +95,9 @@ impl Scene {
         let (asked, then) = self.batches.ask(&counter(), &RULE, cost, 0);
         self.follow(then).into_iter().for_each(|take| self.make(take));
         match asked {
-            Turn::Spent(spent) => Some(spent),
-            Turn::Alone => panic!("there is room"),
-            Turn::Waits(mut answer) => {
+            SpendResult::Spent(spent) => Some(spent),
+            SpendResult::Alone => panic!("there is room"),
+            SpendResult::Waits(mut answer) => {
                 answer.close();
                 match answer.try_recv() {
                     Ok(Answer::Spent(spent)) => Some(spent),
@@ -197,6 +197,6 @@ fn what_is_drained_is_not_spent() {
         let drained: u64 = scene.batches.drain(0).iter().map(|charge| charge.cost).sum();
         let spent = 1 + other.join().unwrap();
         scene.check(spent + drained, 0);
-        assert!(matches!(scene.batches.ask(&counter(), &RULE, 1, 0).0, Turn::Alone));
+        assert!(matches!(scene.batches.ask(&counter(), &RULE, 1, 0).0, SpendResult::Alone));
     });
 }

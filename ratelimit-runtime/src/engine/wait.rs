@@ -8,12 +8,18 @@ use std::{
 use tokio::sync::watch::Receiver;
 use tracing::Instrument as _;
 
-use super::{AcquireAnswer, Arrival, Call, Exceeded, StoreAnswer, Verdict};
-use crate::{Clock, Decision, Permit, RequestPerMinute, observe::WaitTimer, queue::Turn, store::Charges};
+use super::{
+    ask::AcquireResult,
+    outcome::{Refusal, Resolution},
+    permit::Permit,
+    queue::{Answer as StoreAnswer, Turn},
+    request::{AcquireRequest, WaitTicket},
+};
+use crate::{Clock, Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
 
-impl Call {
+impl AcquireRequest {
     /// Waits until the store admits these charges. `refused`: what it has said of them.
-    pub(super) async fn wait(self, charges: Charges, refused: Option<StoreAnswer>) -> AcquireAnswer {
+    pub(super) async fn wait(self, charges: Charges, refused: Option<StoreAnswer>) -> AcquireResult {
         let timer = WaitTimer::start(&self.rule());
         let span = tracing::debug_span!("wait_for_rate_limit", rule = self.rule().prefix());
         let answer = self.wait_in_queues(charges, refused).instrument(span).await;
@@ -21,11 +27,11 @@ impl Call {
         answer
     }
 
-    async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireAnswer {
+    async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {
         let (limiter, mut rule_changes) = (self.limiter.clone(), self.rule_changes.take());
         let clock = limiter.settings().clock.clone();
         let Some(arrival) = self.arrival else { return Ok(Permit::free(&charges)) };
-        let Arrival { ticket, changes, mut give_up, .. } = arrival;
+        let WaitTicket { ticket, changes, mut give_up, .. } = arrival;
         loop {
             let answer = refused.take();
             let position =
@@ -61,16 +67,16 @@ impl Call {
                     guarded.forget_denials(&charges); // the store may have changed since
                 }
                 match self.ask_in_turn(charges).await {
-                    (Verdict::Permit(permit, at), answer) => {
+                    (Resolution::Admitted(permit, at), answer) => {
                         position.admitted(&answer); // from here on a slot keeps the order
                         return match at {
                             Some(at) => self.sleep_until(at, permit).await,
                             None => Ok(permit),
                         };
                     }
-                    (Verdict::Refused(refusal), _) => return Err(refusal),
-                    (Verdict::Exceeded(exceeded), _) => {
-                        let Exceeded { refusal, by, ready_in, is_held, answer, .. } = *exceeded;
+                    (Resolution::Rejected(refusal), _) => return Err(refusal),
+                    (Resolution::Exceeded(exceeded), _) => {
+                        let Refusal { refusal, by, ready_in, is_held, answer, .. } = *exceeded;
                         position.refused(&answer);
                         if !self.waits_for(by) {
                             return Err(refusal);
@@ -88,7 +94,7 @@ impl Call {
     }
 
     /// Asks the store, without the rules in shadow mode that would refuse. Also what an admission said of the counters.
-    async fn ask_in_turn(&self, mut charges: Charges) -> (Verdict, StoreAnswer) {
+    async fn ask_in_turn(&self, mut charges: Charges) -> (Resolution, StoreAnswer) {
         loop {
             let (sent_at, batch) = self.question(charges, true).await;
             let decided = batch.as_ref().ok().and_then(|batch| batch.first()).filter(|request| request.outcome.is_ok());
@@ -96,7 +102,7 @@ impl Call {
             match self.conclude(batch, true, sent_at) {
                 Ok(verdict) => return (verdict, answer),
                 Err(shadowed) if shadowed.rest.is_empty() => {
-                    return (Verdict::Permit(Permit::of_shadow(shadowed.said), None), answer);
+                    return (Resolution::Admitted(Permit::of_shadow(shadowed.said), None), answer);
                 }
                 Err(shadowed) => charges = shadowed.rest,
             }
@@ -117,9 +123,9 @@ impl Call {
             Err(refused) => return refused,
         };
         match self.ask(charges, false).await {
-            Verdict::Exceeded(exceeded) => exceeded.refusal,
-            Verdict::Refused(refused) => refused,
-            Verdict::Permit(permit, _) => {
+            Resolution::Exceeded(exceeded) => exceeded.refusal,
+            Resolution::Rejected(refused) => refused,
+            Resolution::Admitted(permit, _) => {
                 let soon = Some(Duration::from_millis(1));
                 let decision = Decision::new(permit.limit(), permit.remaining(), permit.reset_after(), soon);
                 RequestPerMinute::exceeded(&self.rule(), 1, &decision)

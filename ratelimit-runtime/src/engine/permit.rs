@@ -2,14 +2,17 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use super::{
+    core::{EngineRef, Origin},
+    hold::Holding,
+    receipt::CounterReceipt,
+    refusal::refusal,
+};
 use crate::{
     Algorithm, Decision, RequestPerMinute, Rule,
     algorithm::{Taken, TakenWindow},
-    call::CountedBy,
     guard::Spent,
-    hold::Holding,
     key::Fingerprint,
-    limiter::{Held, refusal},
     store::{Charge, Charges},
 };
 
@@ -38,51 +41,28 @@ pub struct Permit {
     limit: u64,
     remaining: u64,
     reset_after_ms: u64,
-    charged: Charged,
+    charged: Receipt,
 }
 
 /// Who charged what. A permit is moved more often than it is refunded, so it is kept small.
-enum Charged {
+enum Receipt {
     Nothing,
-    InMemory(Held, ChargedInMemory),
+    InMemory(EngineRef, CounterReceipt),
     /// Spent of what this process had taken from the store.
-    Prefetched(Held, ChargedInMemory),
+    Prefetched(EngineRef, CounterReceipt),
     /// A share in a decision, and the receipt.
     #[cfg(feature = "redis")]
-    Shared(Held, Arc<crate::redis::Decision>, [u64; 2]),
+    Shared(EngineRef, Arc<crate::redis::Decision>, [u64; 2]),
     /// In an `Arc`, though nobody shares it: letting go of one is short code, and there is some in front of each limited function.
-    Elsewhere(Arc<Elsewhere>),
-    /// Held until the permit is dropped, and what was charged at once.
-    Held(Box<(Holding, Option<Elsewhere>)>),
+    StoreReceipt(Arc<StoreReceipt>),
+    /// EngineRef until the permit is dropped, and what was charged at once.
+    Hold(Box<(Holding, Option<StoreReceipt>)>),
 }
 
-type Elsewhere = (Held, Charges, CountedBy);
-
-/// One charge in the memory store: what is needed to take it back.
-pub(crate) struct ChargedInMemory {
-    pub(crate) name: Fingerprint,
-    pub(crate) cost: u64,
-    pub(crate) receipt: [u64; 2],
-    count: u64,
-    period_ms: u64,
-    algorithm: Algorithm,
-}
-
-impl ChargedInMemory {
-    #[inline]
-    pub(crate) fn new(name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
-        let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.algorithm());
-        Self { name, cost, receipt, count, period_ms, algorithm }
-    }
-
-    /// The rule, but for its name.
-    pub(crate) fn rule(&self) -> Rule {
-        Rule::unnamed(self.count, self.period_ms, self.algorithm)
-    }
-}
+type StoreReceipt = (EngineRef, Charges, Origin);
 
 /// The charge that leaves least, and of those the one that takes longest to leave more. One that is only tried out comes last, after one that is held.
-fn tightest(charges: &[Charge]) -> Option<&Charge> {
+fn most_restrictive(charges: &[Charge]) -> Option<&Charge> {
     let room = |charge: &&Charge| {
         let Decision { remaining, reset_after_ms, .. } = charge.decision;
         (charge.rule.is_shadow(), charge.hold.is_some(), remaining, u64::MAX - reset_after_ms)
@@ -93,60 +73,60 @@ fn tightest(charges: &[Charge]) -> Option<&Charge> {
 impl Permit {
     /// For one charge in the memory store.
     #[inline]
-    pub(crate) fn in_memory(limiter: Held, name: Fingerprint, rule: &Rule, cost: u64, taken: &Taken) -> Self {
+    pub(crate) fn in_memory(limiter: EngineRef, name: Fingerprint, rule: &Rule, cost: u64, taken: &Taken) -> Self {
         let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
-        let charged = ChargedInMemory::new(name, rule, cost, receipt);
-        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
+        let charged = CounterReceipt::new(name, rule, cost, receipt);
+        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Receipt::InMemory(limiter, charged) }
     }
 
     /// For one charge that had been made before, with others.
-    pub(crate) fn prefetched(limiter: Held, name: Fingerprint, rule: &Rule, spent: &Spent) -> Self {
+    pub(crate) fn prefetched(limiter: EngineRef, name: Fingerprint, rule: &Rule, spent: &Spent) -> Self {
         let Spent { cost, remaining, reset_after_ms, receipt } = *spent;
-        let charged = ChargedInMemory::new(name, rule, cost, receipt);
-        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::Prefetched(limiter, charged) }
+        let charged = CounterReceipt::new(name, rule, cost, receipt);
+        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Receipt::Prefetched(limiter, charged) }
     }
 
     /// For a share in a decision.
     #[cfg(feature = "redis")]
-    pub(crate) fn shared(limiter: Held, decided: Arc<crate::redis::Decision>, limit: u64, taken: &Taken) -> Self {
+    pub(crate) fn shared(limiter: EngineRef, decided: Arc<crate::redis::Decision>, limit: u64, taken: &Taken) -> Self {
         let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
-        Self { limit, remaining, reset_after_ms, charged: Charged::Shared(limiter, decided, receipt) }
+        Self { limit, remaining, reset_after_ms, charged: Receipt::Shared(limiter, decided, receipt) }
     }
 
     /// For one charge of a fixed window in the memory store.
     #[inline]
-    pub(crate) fn of_window(limiter: Held, limit: u64, period_ms: u64, cost: u64, taken: &TakenWindow) -> Self {
+    pub(crate) fn of_window(limiter: EngineRef, limit: u64, period_ms: u64, cost: u64, taken: &TakenWindow) -> Self {
         let TakenWindow { name, remaining, reset_after_ms, opened, .. } = *taken;
         let algorithm = Algorithm::FixedWindow { align: false }; // as good as aligned to take it back, and to tell the quota
-        let charged = ChargedInMemory { name, cost, receipt: [opened, 0], count: limit, period_ms, algorithm };
-        Self { limit, remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
+        let charged = CounterReceipt { name, cost, receipt: [opened, 0], count: limit, period_ms, algorithm };
+        Self { limit, remaining, reset_after_ms, charged: Receipt::InMemory(limiter, charged) }
     }
 
     /// `alone` if no other rule was asked: whoever asked knows which rule it is about, so the permit need not.
-    pub(crate) fn new(limiter: Held, charges: Charges, by: CountedBy, alone: bool) -> Self {
-        let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
+    pub(crate) fn new(limiter: EngineRef, charges: Charges, by: Origin, alone: bool) -> Self {
+        let most_restrictive = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let held = match (&charges[..], by, limiter.memory()) {
-            ([charge], CountedBy::Store, Some(_)) if alone && !charge.rule.is_shadow() => {
+            ([charge], Origin::Store, Some(_)) if alone && !charge.rule.is_shadow() => {
                 let name = charge.counter.fingerprint();
-                Charged::InMemory(limiter, ChargedInMemory::new(name, &charge.rule, charge.cost, charge.receipt))
+                Receipt::InMemory(limiter, CounterReceipt::new(name, &charge.rule, charge.cost, charge.receipt))
             }
-            _ => Charged::Elsewhere(Arc::new((limiter, charges, by))),
+            _ => Receipt::StoreReceipt(Arc::new((limiter, charges, by))),
         };
-        Self { charged: held, ..Self::uncharged(tightest) }
+        Self { charged: held, ..Self::uncharged(most_restrictive) }
     }
 
     /// For charges of which some are held. `asked`: when the store was.
-    pub(crate) fn held(limiter: Held, charges: Charges, by: CountedBy, asked: Duration) -> Self {
-        let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
+    pub(crate) fn held(limiter: EngineRef, charges: Charges, by: Origin, asked: Duration) -> Self {
+        let most_restrictive = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let (held, rest) = charges.split_held();
         let rest = (!rest.is_empty()).then(|| (limiter.clone(), rest, by));
         let held = Holding::new(limiter, held, by, asked);
-        Self { charged: Charged::Held(Box::new((held, rest))), ..Self::uncharged(tightest) }
+        Self { charged: Receipt::Hold(Box::new((held, rest))), ..Self::uncharged(most_restrictive) }
     }
 
     /// What is held, of a permit that holds something.
     pub(crate) fn into_holding(self) -> Option<Holding> {
-        if let Charged::Held(held) = self.charged { Some(held.0) } else { None }
+        if let Receipt::Hold(held) = self.charged { Some(held.0) } else { None }
     }
 
     /// Whether something is held until it is dropped.
@@ -156,11 +136,11 @@ impl Permit {
     }
 
     fn holding(&self) -> Option<&Holding> {
-        if let Charged::Held(held) = &self.charged { Some(&held.0) } else { None }
+        if let Receipt::Hold(held) = &self.charged { Some(&held.0) } else { None }
     }
 
     fn uncharged(Decision { limit, remaining, reset_after_ms, .. }: Decision) -> Self {
-        Self { limit, remaining, reset_after_ms, charged: Charged::Nothing }
+        Self { limit, remaining, reset_after_ms, charged: Receipt::Nothing }
     }
 
     /// A permit that a rule lets through which would refuse if it were not only tried out.
@@ -176,27 +156,27 @@ impl Permit {
 
     /// The rule that the numbers are about, and what it was charged. A permit of the memory store does not know the rule's name.
     #[cfg(any(feature = "axum", feature = "tower"))]
-    pub(crate) fn tightest(&self) -> Option<(Rule, u64)> {
+    pub(crate) fn most_restrictive(&self) -> Option<(Rule, u64)> {
         let told = |charges| {
-            let charge = tightest(charges).filter(|charge| !charge.rule.is_shadow())?;
+            let charge = most_restrictive(charges).filter(|charge| !charge.rule.is_shadow())?;
             Some((charge.rule, charge.cost))
         };
         match &self.charged {
-            Charged::Nothing => None,
-            Charged::InMemory(_, charged) | Charged::Prefetched(_, charged) => Some((charged.rule(), charged.cost)),
-            Charged::Elsewhere(elsewhere) => told(&elsewhere.1),
-            Charged::Held(held) => told(&held.1.as_ref()?.1),
+            Receipt::Nothing => None,
+            Receipt::InMemory(_, charged) | Receipt::Prefetched(_, charged) => Some((charged.rule(), charged.cost)),
+            Receipt::StoreReceipt(elsewhere) => told(&elsewhere.1),
+            Receipt::Hold(held) => told(&held.1.as_ref()?.1),
             #[cfg(feature = "redis")]
-            Charged::Shared(_, decision, _) => decision.charge().map(|charge| (charge.rule, charge.cost)),
+            Receipt::Shared(_, decision, _) => decision.charge().map(|charge| (charge.rule, charge.cost)),
         }
     }
 
-    /// The limit of the rule; of the tightest one if there were several.
+    /// The limit of the rule; of the most_restrictive one if there were several.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// What remained after this call was charged; under the tightest rule if there were several.
+    /// What remained after this call was charged; under the most_restrictive rule if there were several.
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
@@ -269,18 +249,18 @@ impl Permit {
     /// A future dropped half way may or may not have returned the charge.
     pub async fn refund(self) -> Result<u64, RequestPerMinute> {
         match self.charged {
-            Charged::Nothing => Ok(0),
-            Charged::InMemory(limiter, charged) => Ok(limiter.refund_in_memory(&charged)),
-            Charged::Prefetched(limiter, charged) => {
+            Receipt::Nothing => Ok(0),
+            Receipt::InMemory(limiter, charged) => Ok(limiter.refund_in_memory(&charged)),
+            Receipt::Prefetched(limiter, charged) => {
                 let back = limiter.within_deadline(limiter.refund_prefetched(&charged)).await;
                 limiter.queues().changed_id(charged.name);
                 back.and_then(|back| back).map_err(|error| refusal(&charged.rule(), error))
             }
-            Charged::Elsewhere(elsewhere) => {
+            Receipt::StoreReceipt(elsewhere) => {
                 let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) else { return Ok(0) };
                 limiter.refund(charges, by).await
             }
-            Charged::Held(held) => {
+            Receipt::Hold(held) => {
                 let (holding, rest) = *held;
                 let held = holding.much();
                 let rest = async {
@@ -293,8 +273,8 @@ impl Permit {
                 cancelled.and(rest).map(|rest| held + rest)
             }
             #[cfg(feature = "redis")]
-            Charged::Shared(limiter, decision, receipt) => {
-                limiter.refund(decision.charged(receipt), CountedBy::Store).await
+            Receipt::Shared(limiter, decision, receipt) => {
+                limiter.refund(decision.charged(receipt), Origin::Store).await
             }
         }
     }
@@ -304,23 +284,23 @@ impl Permit {
     /// Gives the permit back without anybody waiting for that.
     pub(crate) fn abandon(self) {
         match self.charged {
-            Charged::Nothing => {}
-            Charged::InMemory(limiter, charged) => drop(limiter.refund_in_memory(&charged)),
+            Receipt::Nothing => {}
+            Receipt::InMemory(limiter, charged) => drop(limiter.refund_in_memory(&charged)),
             // Nobody who sleeps until a slot has one of these.
-            Charged::Prefetched(limiter, charged) => drop(limiter.refund_prefetched(&charged)),
-            Charged::Elsewhere(elsewhere) => {
+            Receipt::Prefetched(limiter, charged) => drop(limiter.refund_prefetched(&charged)),
+            Receipt::StoreReceipt(elsewhere) => {
                 if let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) {
                     limiter.abandon(charges, by);
                 }
             }
-            Charged::Held(held) => {
+            Receipt::Hold(held) => {
                 if let (_, Some((limiter, charges, by))) = *held {
                     limiter.abandon(charges, by);
                 }
             }
             #[cfg(feature = "redis")]
-            Charged::Shared(limiter, decision, receipt) => {
-                limiter.abandon(decision.charged(receipt), CountedBy::Store);
+            Receipt::Shared(limiter, decision, receipt) => {
+                limiter.abandon(decision.charged(receipt), Origin::Store);
             }
         }
     }

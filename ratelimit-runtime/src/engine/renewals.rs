@@ -1,7 +1,7 @@
 //! Renewal of what is held at a store. The holds of one counter that are due are renewed together.
 //!
 //! A limiter has one timetable of all that its calls hold. A task on the background runtime sleeps
-//! until the first of them is due. Holds that begin and end meanwhile wake no thread.
+//! until the first of them is due. CostKind that begin and end meanwhile wake no thread.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,11 +16,10 @@ use std::{
 use tokio::{sync::Notify, time::timeout_at};
 
 use crate::{
-    background,
+    background, deadline,
     key::Fingerprint,
-    limiter::Held,
     observe,
-    store::{Charge, StoreError},
+    store::{Charge, Reply, StoreError},
 };
 
 /// The longest time between two renewals: no longer is something believed to be held that a server has lost.
@@ -29,10 +28,21 @@ const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 /// A store is asked to renew so many holds in one go.
 const MOST_AT_ONCE: usize = 2_500;
 
-/// A charge that is held at a store.
-pub(crate) struct HeldCharge {
-    limiter: Held,
-    pub(crate) charge: Charge,
+/// The engine whose store renews holds.
+pub(super) trait Renew: Clone + Send + Sync + 'static {
+    /// Makes holds of one counter last as long again.
+    fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>>;
+
+    /// The time by the limiter's clock.
+    fn now(&self) -> Duration;
+
+    fn deadline(&self) -> Duration;
+}
+
+/// A charge that is held at a store. The engine lives as long as it.
+pub(super) struct HeldCharge<E> {
+    engine: E,
+    pub(super) charge: Charge,
     /// Until when it is held for certain, in microseconds of the limiter's clock; 0 once it is lost.
     until_us: AtomicU64,
 }
@@ -40,15 +50,15 @@ pub(crate) struct HeldCharge {
 /// A counter, and a hold of it.
 type Id = (Fingerprint, u64);
 
-impl HeldCharge {
+impl<E: Renew> HeldCharge<E> {
     /// `asked`: when the store was asked for it.
-    pub(crate) fn new(limiter: Held, charge: Charge, asked: Duration) -> Self {
-        let held = Self { limiter, charge, until_us: AtomicU64::new(0) };
+    pub(super) fn new(engine: E, charge: Charge, asked: Duration) -> Self {
+        let held = Self { engine, charge, until_us: AtomicU64::new(0) };
         held.lasts_from(asked);
         held
     }
 
-    pub(crate) fn is_held(&self, now_us: u64) -> bool {
+    pub(super) fn is_held(&self, now_us: u64) -> bool {
         now_us < self.until_us.load(Ordering::Acquire)
     }
 
@@ -71,15 +81,19 @@ impl HeldCharge {
 }
 
 /// What a limiter holds at its store, and when it is to be renewed.
-#[derive(Default)]
-pub(crate) struct Renewals(Mutex<Timetable>);
+pub(super) struct Renewals<E>(Mutex<Timetable<E>>);
 
-#[derive(Default)]
-struct Timetable {
+impl<E> Default for Renewals<E> {
+    fn default() -> Self {
+        Self(Mutex::new(Timetable::new(0)))
+    }
+}
+
+struct Timetable<E> {
     /// A forked process finds here what its parent holds and renews.
     process: u32,
     /// With when each is due. `None` while it is being renewed, and once it is lost.
-    held: BTreeMap<Id, (Option<Instant>, Arc<HeldCharge>)>,
+    held: BTreeMap<Id, (Option<Instant>, Arc<HeldCharge<E>>)>,
     due: BTreeSet<(Instant, Id)>,
     /// When the task wakes. `None` if there is no task.
     wakes_at: Option<Instant>,
@@ -87,15 +101,15 @@ struct Timetable {
     sooner: Arc<Notify>,
 }
 
-impl Renewals {
+impl<E: Renew> Renewals<E> {
     /// Renews these from now on.
     ///
     /// With an error, none of them is: there is no thread for background work.
-    pub(crate) fn insert(self: &Arc<Self>, held: &[Arc<HeldCharge>]) -> Result<(), StoreError> {
+    pub(super) fn insert(self: &Arc<Self>, held: &[Arc<HeldCharge<E>>]) -> Result<(), StoreError> {
         let (now, process) = (Instant::now(), process::id());
         let mut timetable = self.lock();
         if timetable.process != process {
-            *timetable = Timetable { process, ..Timetable::default() };
+            *timetable = Timetable::new(process);
         }
         for held in held {
             timetable.held.insert(held.id(), (None, Arc::clone(held)));
@@ -109,7 +123,7 @@ impl Renewals {
     }
 
     /// Renews these no more. Says whether this process did.
-    pub(crate) fn remove(&self, held: &[Arc<HeldCharge>]) -> bool {
+    pub(super) fn remove(&self, held: &[Arc<HeldCharge<E>>]) -> bool {
         let process = process::id();
         let mut timetable = self.lock();
         let timetable = &mut *timetable;
@@ -124,12 +138,12 @@ impl Renewals {
         was_there
     }
 
-    fn lock(&self) -> MutexGuard<'_, Timetable> {
+    fn lock(&self) -> MutexGuard<'_, Timetable<E>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sees to it that the task wakes when the first is due.
-    fn wake(self: &Arc<Self>, mut timetable: MutexGuard<'_, Timetable>) -> Result<(), StoreError> {
+    fn wake(self: &Arc<Self>, mut timetable: MutexGuard<'_, Timetable<E>>) -> Result<(), StoreError> {
         let (first, wakes_at) = (timetable.first(), timetable.wakes_at);
         if first.is_none_or(|first| wakes_at.is_some_and(|wakes_at| wakes_at <= first)) {
             return Ok(());
@@ -167,14 +181,14 @@ impl Renewals {
     }
 
     /// Renews holds of one counter, so many at a time that the answer comes within the deadline.
-    async fn renew(self: Arc<Self>, due: Vec<Arc<HeldCharge>>) {
+    async fn renew(self: Arc<Self>, due: Vec<Arc<HeldCharge<E>>>) {
         let mut failed = None;
         for some in due.chunks(MOST_AT_ONCE) {
-            let (limiter, begun) = (&some[0].limiter, Instant::now());
-            let asked = limiter.settings().clock.now();
+            let (engine, begun) = (&some[0].engine, Instant::now());
+            let asked = engine.now();
             let renewed = match failed {
                 Some(error) => Err(error), // the others fail with the first ones
-                None => ask(limiter, some).await,
+                None => ask(engine, some).await,
             };
             let is_any_held = self.renewed(some, asked, begun, &renewed);
             failed = renewed.err();
@@ -189,7 +203,7 @@ impl Renewals {
     /// Takes in what the store has answered. Says whether any of them is still held here.
     fn renewed(
         self: &Arc<Self>,
-        asked_for: &[Arc<HeldCharge>],
+        asked_for: &[Arc<HeldCharge<E>>],
         asked: Duration,
         begun: Instant,
         renewed: &Result<Vec<bool>, StoreError>,
@@ -219,22 +233,28 @@ impl Renewals {
 }
 
 /// Asks the store to renew holds of one counter.
-async fn ask(limiter: &Held, held: &[Arc<HeldCharge>]) -> Result<Vec<bool>, StoreError> {
+async fn ask<E: Renew>(engine: &E, held: &[Arc<HeldCharge<E>>]) -> Result<Vec<bool>, StoreError> {
     let charges = held.iter().map(|held| held.charge.clone()).collect();
-    let renewed = limiter.renew(charges).in_time(limiter.settings().deadline).await?;
+    let renewed = deadline::answer(engine.renew(charges), engine.deadline()).await?;
     if renewed.len() != held.len() {
         return Err(StoreError::misconfigured("the store did not answer for each hold that it was to renew"));
     }
     Ok(renewed)
 }
 
-impl Timetable {
+impl<E> Timetable<E> {
+    fn new(process: u32) -> Self {
+        Self { process, held: BTreeMap::new(), due: BTreeSet::new(), wakes_at: None, sooner: Arc::default() }
+    }
+}
+
+impl<E: Renew> Timetable<E> {
     fn first(&self) -> Option<Instant> {
         self.due.first().map(|(due, _)| *due)
     }
 
     /// Of one that is held.
-    fn is_due(&mut self, held: &HeldCharge, due: Instant) {
+    fn is_due(&mut self, held: &HeldCharge<E>, due: Instant) {
         let id = held.id();
         if let Some((its_due, _)) = self.held.get_mut(&id) {
             *its_due = Some(due);
@@ -245,7 +265,7 @@ impl Timetable {
     /// Takes out the holds that are due, by counters, and with each the others of its counter.
     ///
     /// Those that began or were renewed less than half of their interval ago stay: most end before they are due.
-    fn take_due(&mut self, now: Instant) -> Vec<Vec<Arc<HeldCharge>>> {
+    fn take_due(&mut self, now: Instant) -> Vec<Vec<Arc<HeldCharge<E>>>> {
         let mut taken = Vec::new();
         while let Some(&(first, (counter, _))) = self.due.first()
             && first <= now
@@ -267,25 +287,43 @@ impl Timetable {
 #[cfg(all(test, not(model_check)))]
 mod tests {
     use super::*;
-    use crate::{Algorithm, CounterName, Key, Limiter, Rule, store::Hold};
+    use crate::{Algorithm, CounterName, Key, Rule, store::Hold};
 
     const MS: Duration = Duration::from_millis(1);
 
+    /// An engine whose holds are all lost.
+    #[derive(Clone)]
+    struct Lost;
+
+    impl Renew for Lost {
+        fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
+            Reply::Ready(Ok(vec![false; charges.len()]))
+        }
+
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn deadline(&self) -> Duration {
+            MS
+        }
+    }
+
     /// A place of the key's counter.
-    fn held(limiter: &Limiter, key: u64, lease: Duration) -> Arc<HeldCharge> {
+    fn held(key: u64, lease: Duration) -> Arc<HeldCharge<Lost>> {
         let rule = Rule::new("held", 9, lease).with_algorithm(Algorithm::Concurrent);
         let mut charge = Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(key))), 1);
         charge.hold = Some(Hold::new(lease));
-        Arc::new(HeldCharge::new(limiter.hold(), charge, Duration::ZERO))
+        Arc::new(HeldCharge::new(Lost, charge, Duration::ZERO))
     }
 
     #[test]
     fn holds_of_one_counter_are_due_together_but_for_those_that_are_young() {
-        let (limiter, now) = (Limiter::in_memory(), Instant::now());
-        let mut timetable = Timetable::default();
+        let now = Instant::now();
+        let mut timetable = Timetable::new(0);
         let lease = 300 * MS;
         for (key, after) in [(1, 0), (1, 30), (1, 50), (1, 51), (1, 100), (2, 1), (3, 0), (3, 49)] {
-            let held = held(&limiter, key, lease);
+            let held = held(key, lease);
             timetable.held.insert(held.id(), (None, Arc::clone(&held)));
             timetable.is_due(&held, now + after * MS);
         }
@@ -293,8 +331,9 @@ mod tests {
         taken.sort_unstable();
         assert_eq!(taken, [2, 3]);
         assert_eq!(timetable.first(), Some(now + MS));
-        let taken =
-            |timetable: &mut Timetable, after| timetable.take_due(now + after * MS).iter().map(Vec::len).sum::<usize>();
+        let taken = |timetable: &mut Timetable<Lost>, after| {
+            timetable.take_due(now + after * MS).iter().map(Vec::len).sum::<usize>()
+        };
         assert_eq!([taken(&mut timetable, 0), taken(&mut timetable, 50), taken(&mut timetable, 51)], [0, 1, 2]);
         // They are being renewed, and are not due meanwhile.
         assert_eq!((timetable.first(), timetable.held.len()), (None, 8));
@@ -302,9 +341,8 @@ mod tests {
 
     #[test]
     fn a_forked_process_renews_and_settles_nothing_of_its_parent() {
-        let limiter = Limiter::in_memory();
         let renewals = Arc::new(Renewals::default());
-        let (first, second) = ([held(&limiter, 1, 900 * MS)], [held(&limiter, 1, 900 * MS)]);
+        let (first, second) = ([held(1, 900 * MS)], [held(1, 900 * MS)]);
         renewals.insert(&first).unwrap();
         renewals.lock().process += 1;
         renewals.insert(&second).unwrap();

@@ -2,11 +2,17 @@
 
 use std::{borrow::Borrow, time::Duration};
 
-pub use crate::call::{Admitting, Asked, Deciding};
+pub use crate::engine::{
+    acquire::{Acquire, Admit},
+    request::ChargeRequest,
+};
 use crate::{
-    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, Refill, RequestPerMinute, Rule, call,
-    call::{AskedKey, Holds, Manner, OnLimit},
-    limiter::{Held, Inner},
+    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, Refill, RequestPerMinute, Rule,
+    engine::{
+        acquire,
+        core::{Engine, EngineRef},
+        request::{AcquireOptions, CostKind, OnLimit, RequestKey},
+    },
 };
 
 /// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
@@ -103,18 +109,18 @@ pub fn cost<N: TryInto<u64>>(cost: N) -> u64 {
 
 /// The key of a call, made from a reference so that no argument is moved.
 #[derive(Debug)]
-pub struct ChargedKey(AskedKey);
+pub struct ChargedKey(RequestKey);
 
 #[inline(always)]
 #[allow(clippy::inline_always)] // what is copied at once after it was written in parts is waited for
 pub fn key<K: RateKey + ?Sized>(key: &K) -> ChargedKey {
-    ChargedKey(AskedKey::Some(Key::new(key)))
+    ChargedKey(RequestKey::Some(Key::new(key)))
 }
 
 #[must_use]
 #[inline]
 pub fn no_key() -> ChargedKey {
-    ChargedKey(AskedKey::Shared)
+    ChargedKey(RequestKey::Shared)
 }
 
 /// What a `None` means.
@@ -127,10 +133,10 @@ pub enum MissingKey {
 
 pub fn optional_key<K: OptionalKey>(key: &K, missing: MissingKey) -> ChargedKey {
     ChargedKey(match (key.key(), missing) {
-        (Some(key), _) => AskedKey::Some(key),
-        (None, MissingKey::Deny) => AskedKey::Missing,
-        (None, MissingKey::Skip) => AskedKey::Skip,
-        (None, MissingKey::Shared) => AskedKey::Shared,
+        (Some(key), _) => RequestKey::Some(key),
+        (None, MissingKey::Deny) => RequestKey::Missing,
+        (None, MissingKey::Skip) => RequestKey::Skip,
+        (None, MissingKey::Shared) => RequestKey::Shared,
     })
 }
 
@@ -160,36 +166,36 @@ impl<K: OptionalKey + ?Sized> OptionalKey for &K {
 #[derive(Debug)]
 pub struct Charge<R> {
     rule: R,
-    key: AskedKey,
+    key: RequestKey,
     cost: u64,
-    holds: Holds,
+    holds: CostKind,
 }
 
 impl<R: Borrow<Rule>> Charge<R> {
     /// One of several.
     #[must_use]
-    pub fn asked(self) -> Asked {
+    pub fn asked(self) -> ChargeRequest {
         let Self { rule, key, cost, holds } = self;
-        Asked { rule: *rule.borrow(), key, cost, holds }
+        ChargeRequest { rule: *rule.borrow(), key, cost, holds }
     }
 }
 
 #[must_use]
 #[inline]
 pub fn charge<R>(rule: R, ChargedKey(key): ChargedKey, cost: u64) -> Charge<R> {
-    Charge { rule, key, cost, holds: Holds::Cost }
+    Charge { rule, key, cost, holds: CostKind::Fixed }
 }
 
 /// For the milliseconds until the permit is dropped. `max_ms`, or what remains if that is less, is held until then.
 #[must_use]
 pub fn charge_elapsed<R>(rule: R, ChargedKey(key): ChargedKey, max_ms: Option<u64>) -> Charge<R> {
-    Charge { rule, key, cost: max_ms.unwrap_or(u64::MAX).max(1), holds: Holds::Time }
+    Charge { rule, key, cost: max_ms.unwrap_or(u64::MAX).max(1), holds: CostKind::Elapsed }
 }
 
 /// For what is told at the end, see [`settle`].
 #[must_use]
 pub fn charge_settled<R>(rule: R, ChargedKey(key): ChargedKey, max: u64) -> Charge<R> {
-    Charge { rule, key, cost: max, holds: Holds::Told }
+    Charge { rule, key, cost: max, holds: CostKind::Reported }
 }
 
 /// Charges what an outcome says that it has used.
@@ -201,24 +207,24 @@ pub fn settle<T: ?Sized, N: TryInto<u64>>(permit: Permit, outcome: &T, used: imp
 
 /// How a call is treated: what is said once, however many rules it has.
 #[derive(Clone, Copy, Debug)]
-pub struct Call(Manner, OnLimit);
+pub struct Call(AcquireOptions, OnLimit);
 
 impl Call {
     #[allow(clippy::new_without_default)]
     #[must_use]
     pub const fn new() -> Self {
-        Self(Manner::new(OnLimit::Reject, None), OnLimit::Reject)
+        Self(AcquireOptions::new(OnLimit::Reject, None), OnLimit::Reject)
     }
 
     #[must_use]
     pub const fn wait(mut self) -> Self {
-        self.0 = Manner::new(OnLimit::Wait(None), self.0.on_store_error);
+        self.0 = AcquireOptions::new(OnLimit::Wait(None), self.0.on_store_error);
         self
     }
 
     #[must_use]
     pub const fn wait_at_most(mut self, ms: u64) -> Self {
-        self.0 = Manner::new(OnLimit::Wait(Some(Duration::from_millis(ms))), self.0.on_store_error);
+        self.0 = AcquireOptions::new(OnLimit::Wait(Some(Duration::from_millis(ms))), self.0.on_store_error);
         self
     }
 
@@ -254,30 +260,30 @@ pub fn limit_request_per_time<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
     Call(manner, _): Call,
     charge: Charge<R>,
-) -> Result<Result<(), RequestPerMinute>, Undecided<R>> {
+) -> Result<Result<(), RequestPerMinute>, Deferred<R>> {
     if let OnLimit::Reject = manner.on_limit() {
-        let at_once = |inner: &Inner| call::decide_at_once(inner, charge.rule.borrow(), &charge.key, charge.cost);
-        let decided = limiter.map_or_else(|| at_once(&Limiter::current()), |limiter| at_once(limiter.inner()));
+        let at_once = |inner: &Engine| acquire::decide_at_once(inner, charge.rule.borrow(), &charge.key, charge.cost);
+        let decided = limiter.map_or_else(|| at_once(&Limiter::current()), |limiter| at_once(limiter.engine()));
         if let Some(decided) = decided {
             return Ok(decided);
         }
     }
-    Err(Undecided { limiter: hold(limiter), manner, charge })
+    Err(Deferred { limiter: hold(limiter), manner, charge })
 }
 
 /// What could not be decided at once.
 #[allow(missing_debug_implementations)] // it is taken apart where it is made
-pub struct Undecided<R> {
-    limiter: Held,
-    manner: Manner,
+pub struct Deferred<R> {
+    limiter: EngineRef,
+    manner: AcquireOptions,
     charge: Charge<R>,
 }
 
-impl<R: Borrow<Rule>> Undecided<R> {
+impl<R: Borrow<Rule>> Deferred<R> {
     #[must_use]
-    pub fn decide(self) -> Admitting {
+    pub fn decide(self) -> Admit {
         let Self { limiter, manner, charge: Charge { rule, key, cost, .. } } = self;
-        Admitting(call::Call::decide_one(limiter, rule.borrow(), key, cost, manner))
+        Admit(Acquire::one(limiter, rule.borrow(), key, cost, manner))
     }
 }
 
@@ -287,8 +293,8 @@ pub fn permit_request_per_time<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
     Call(manner, _): Call,
     Charge { rule, key, cost, .. }: Charge<R>,
-) -> Deciding {
-    call::Call::decide_one(hold(limiter), rule.borrow(), key, cost, manner)
+) -> Acquire {
+    Acquire::one(hold(limiter), rule.borrow(), key, cost, manner)
 }
 
 /// The call in front of the body of a function with several.
@@ -296,9 +302,9 @@ pub fn permit_request_per_time<R: Borrow<Rule>>(
 pub fn limit_requests_per_time<const N: usize>(
     limiter: Option<&Limiter>,
     Call(manner, _): Call,
-    charges: [Asked; N],
-) -> Deciding {
-    call::Call::decide(hold(limiter), charges.into(), manner, OnLimit::Reject)
+    charges: [ChargeRequest; N],
+) -> Acquire {
+    Acquire::all(hold(limiter), charges.into(), manner, OnLimit::Reject)
 }
 
 /// The call in front of the body of a function that holds something while it runs.
@@ -306,14 +312,14 @@ pub fn limit_requests_per_time<const N: usize>(
 pub fn hold_requests<const N: usize>(
     limiter: Option<&Limiter>,
     Call(manner, on_busy): Call,
-    charges: [Asked; N],
-) -> Deciding {
-    call::Call::decide(hold(limiter), charges.into(), manner, on_busy)
+    charges: [ChargeRequest; N],
+) -> Acquire {
+    Acquire::all(hold(limiter), charges.into(), manner, on_busy)
 }
 
 #[inline]
-fn hold(limiter: Option<&Limiter>) -> Held {
-    limiter.map_or_else(Limiter::current, Limiter::hold)
+fn hold(limiter: Option<&Limiter>) -> EngineRef {
+    limiter.map_or_else(Limiter::current, Limiter::engine_ref)
 }
 
 /// Whether a refusal is about the limit, and so for `on_limit` to answer.

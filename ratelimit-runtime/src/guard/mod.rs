@@ -19,8 +19,8 @@ use tokio::{
 
 pub(crate) use self::quota::Spent;
 use self::{
-    denials::{Denial, Denials, Server},
-    quota::{Answer, QuotaBatches, Take, Then, Turn},
+    denials::{Denial, DenialCache, Server},
+    quota::{Answer, FollowUp, QuotaBatches, SpendResult, Take},
 };
 #[cfg(feature = "redis")]
 use crate::redis::{self, Redis, Share};
@@ -36,17 +36,17 @@ use crate::{
 
 /// A store, and what is known of its counters. It is a store too, which decides as the one behind it does.
 #[derive(Clone)]
-pub(crate) struct Guarded(Arc<Guard>);
+pub(crate) struct Guard(Arc<GuardInner>);
 
-struct Guard {
-    store: Behind,
+struct GuardInner {
+    store: Upstream,
     clock: Clock,
     deadline: Duration,
-    denials: Denials,
+    denials: DenialCache,
     batches: QuotaBatches,
     /// Nothing is being taken any more.
     all_taken: Notify,
-    /// Set by the first hold: see [`Guarded::prepare`].
+    /// Set by the first hold: see [`Guard::prepare`].
     #[cfg(feature = "redis")]
     is_prepared: AtomicBool,
 }
@@ -58,14 +58,14 @@ pub(crate) enum Known {
 }
 
 /// A store that has to be asked.
-pub(crate) enum Behind {
+pub(crate) enum Upstream {
     #[cfg(feature = "redis")]
     Redis(Redis),
     Other(Box<dyn Store>, Failures),
 }
 
 #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
-impl Behind {
+impl Upstream {
     pub(crate) fn other(store: impl Store) -> Self {
         Self::Other(Box::new(store), Failures::default())
     }
@@ -111,7 +111,7 @@ impl Behind {
     }
 }
 
-impl ops::Deref for Behind {
+impl ops::Deref for Upstream {
     type Target = dyn Store;
 
     fn deref(&self) -> &(dyn Store + 'static) {
@@ -123,13 +123,13 @@ impl ops::Deref for Behind {
     }
 }
 
-impl Guarded {
-    pub(crate) fn new(store: Behind, clock: Clock, deadline: Duration) -> Self {
-        Self(Arc::new(Guard {
+impl Guard {
+    pub(crate) fn new(store: Upstream, clock: Clock, deadline: Duration) -> Self {
+        Self(Arc::new(GuardInner {
             store,
             clock,
             deadline,
-            denials: Denials::new(),
+            denials: DenialCache::new(),
             batches: QuotaBatches::new(),
             all_taken: Notify::new(),
             #[cfg(feature = "redis")]
@@ -140,7 +140,7 @@ impl Guarded {
     /// Opens the connection for background work before it is needed.
     #[cfg(feature = "redis")]
     pub(crate) fn prepare(&self) {
-        if let Behind::Redis(redis) = &self.0.store
+        if let Upstream::Redis(redis) = &self.0.store
             && !self.0.is_prepared.load(Ordering::Relaxed)
             && !self.0.is_prepared.swap(true, Ordering::Relaxed)
         {
@@ -241,7 +241,7 @@ impl Guarded {
 }
 
 #[cfg(feature = "redis")]
-impl Guarded {
+impl Guard {
     /// A share in a decision, where such travel together now: the short way for many callers at once. `charge`: what is to be charged, asked for
     /// if nobody is about to charge the same.
     #[inline]
@@ -253,7 +253,7 @@ impl Guarded {
         charge: impl FnOnce() -> Charge,
         waker: &Waker,
     ) -> Option<Share> {
-        let Behind::Redis(redis) = &self.0.store else { return None };
+        let Upstream::Redis(redis) = &self.0.store else { return None };
         if rule.prefetch() > 1 {
             return None; // what it takes is not for one caller
         }
@@ -290,7 +290,7 @@ impl Guarded {
     }
 }
 
-impl Guard {
+impl GuardInner {
     /// The denial of a counter, unless its server has failed since.
     fn known(&self, name: Fingerprint, rule: &Rule, cost: u64, longest_wait: Duration, now_us: u64) -> Option<Denial> {
         let (denial, server) =
@@ -388,33 +388,33 @@ fn will_stay_known(charge: &Charge, decision: &Decision, held: u64) -> bool {
 }
 
 /// Forgets what is known of some counters when something has been done to them, or may have been.
-struct Forget {
-    guard: Arc<Guard>,
+struct InvalidateDenials {
+    guard: Arc<GuardInner>,
     names: SmallVec<[Fingerprint; 1]>,
 }
 
-impl Drop for Forget {
+impl Drop for InvalidateDenials {
     fn drop(&mut self) {
         self.names.iter().for_each(|name| self.guard.denials.forget(*name));
     }
 }
 
 /// Makes void what was taken of a counter, when it has been reset, or may have been.
-struct Void {
-    guard: Arc<Guard>,
+struct InvalidateQuota {
+    guard: Arc<GuardInner>,
     name: Fingerprint,
 }
 
-impl Drop for Void {
+impl Drop for InvalidateQuota {
     fn drop(&mut self) {
         self.guard.batches.forget(self.name);
     }
 }
 
-impl Guarded {
+impl Guard {
     fn forget_after<T: Send + 'static>(&self, names: SmallVec<[Fingerprint; 1]>, reply: Reply<T>) -> Reply<T> {
         // Not before: what is asked while the store is about to act may be refused, and answered after it has acted.
-        let forget = Forget { guard: Arc::clone(&self.0), names };
+        let forget = InvalidateDenials { guard: Arc::clone(&self.0), names };
         match reply {
             Reply::Ready(answer) => Reply::Ready(answer),
             Reply::Pending(answer) => Reply::Pending(Box::pin(async move {
@@ -425,9 +425,9 @@ impl Guarded {
     }
 }
 
-impl Guarded {
+impl Guard {
     /// Asks the store for what is not known to be refused.
-    fn decide_unleased(&self, mut batch: Batch) -> Reply<Batch> {
+    fn ask_upstream(&self, mut batch: Batch) -> Reply<Batch> {
         let guard = &self.0;
         let now_us = guard.clock.now_us();
         let denied: SmallVec<[bool; 1]> = batch.iter_mut().map(|request| guard.refuse(request, now_us)).collect();
@@ -457,7 +457,7 @@ impl Guarded {
     }
 
     /// Decides on one charge of a rule with prefetch.
-    fn decide_leased(&self, mut request: Request) -> Reply<Batch> {
+    fn decide_prefetched(&self, mut request: Request) -> Reply<Batch> {
         let (guard, now_us) = (&self.0, self.0.clock.now_us());
         let charge = &mut request.charges[0];
         match guard.batches.spend(charge.counter.fingerprint(), &charge.rule, charge.cost, now_us) {
@@ -476,11 +476,11 @@ impl Guarded {
         Reply::Pending(Box::pin(async move {
             let charge = &mut request.charges[0];
             let answer = match store.ask(charge) {
-                Turn::Spent(spent) => Answer::Spent(spent),
-                Turn::Waits(answer) => {
-                    Waits { store: &store, name: charge.counter.fingerprint(), answer }.answer().await
+                SpendResult::Spent(spent) => Answer::Spent(spent),
+                SpendResult::Waits(answer) => {
+                    QuotaWaiter { store: &store, name: charge.counter.fingerprint(), answer }.answer().await
                 }
-                Turn::Alone => return answer_of(store.decide_unleased(request.into())).await,
+                SpendResult::Alone => return answer_of(store.ask_upstream(request.into())).await,
             };
             request.outcome = match answer {
                 Answer::Spent(spent) => {
@@ -498,7 +498,7 @@ impl Guarded {
     }
 
     /// Looks at one charge of a rule with prefetch: what is here can be granted too.
-    fn look_leased(&self, request: Request) -> Reply<Batch> {
+    fn peek_prefetched(&self, request: Request) -> Reply<Batch> {
         let (guard, reply) = (Arc::clone(&self.0), self.0.store.decide(request.into()));
         Reply::Pending(Box::pin(async move {
             let mut batch = answer_of(reply).await;
@@ -516,7 +516,7 @@ impl Guarded {
         }))
     }
 
-    fn ask(&self, charge: &Charge) -> Turn {
+    fn ask(&self, charge: &Charge) -> SpendResult {
         let Charge { counter, rule, cost, .. } = charge;
         let (asked, then) = self.0.batches.ask(counter, rule, *cost, self.0.clock.now_us());
         if let Some(take) = self.follow(counter.fingerprint(), then) {
@@ -541,7 +541,7 @@ impl Guarded {
     }
 
     /// Does what is to be done when the lock is free again. Returns the take that is to be made.
-    fn follow(&self, name: Fingerprint, Then { answers, take, back }: Then) -> Option<Take> {
+    fn follow(&self, name: Fingerprint, FollowUp { answers, take, back }: FollowUp) -> Option<Take> {
         for (caller, answer) in answers {
             if let Err(Answer::Spent(spent)) = caller.send(answer) {
                 self.return_spent(name, spent);
@@ -557,7 +557,7 @@ impl Guarded {
 
     /// Makes a take in the background: its callers may go, and may be on any runtime.
     fn begin(&self, take: Take) {
-        let under_way = UnderWay { store: self.clone(), name: take.name, is_over: false };
+        let under_way = PrefetchTask { store: self.clone(), name: take.name, is_over: false };
         let _ = background::spawn(under_way.make(take)); // or it is given up
     }
 
@@ -568,20 +568,20 @@ impl Guarded {
 }
 
 /// Somebody who waits for a take. What was spent for one who is gone comes back.
-struct Waits<'a> {
-    store: &'a Guarded,
+struct QuotaWaiter<'a> {
+    store: &'a Guard,
     name: Fingerprint,
     answer: oneshot::Receiver<Answer>,
 }
 
-impl Waits<'_> {
+impl QuotaWaiter<'_> {
     async fn answer(mut self) -> Answer {
         let given_up = || StoreError::unavailable("taking permits from the store was given up");
         (&mut self.answer).await.unwrap_or_else(|_| Answer::Failed(given_up()))
     }
 }
 
-impl Drop for Waits<'_> {
+impl Drop for QuotaWaiter<'_> {
     fn drop(&mut self) {
         self.answer.close();
         if let Ok(Answer::Spent(spent)) = self.answer.try_recv() {
@@ -591,20 +591,20 @@ impl Drop for Waits<'_> {
 }
 
 /// A take that is being made. It is given up if its task ends early, because the store panics say.
-struct UnderWay {
-    store: Guarded,
+struct PrefetchTask {
+    store: Guard,
     name: Fingerprint,
     is_over: bool,
 }
 
-impl UnderWay {
+impl PrefetchTask {
     /// And those after it, as long as somebody needs more than what came.
     async fn make(mut self, mut take: Take) {
         let guard = Arc::clone(&self.store.0);
         loop {
             let sent_us = guard.clock.now_us();
             let charge = Charge::new(take.rule, take.counter.clone(), take.cost);
-            let reply = self.store.decide_unleased(Request::new(charge, true).into());
+            let reply = self.store.ask_upstream(Request::new(charge, true).into());
             let batch = timeout(guard.deadline, answer_of(reply)).await;
             let said = match batch.map(Batch::into_first) {
                 Ok(Some(Request { outcome: Ok(fits), charges, .. })) => {
@@ -624,7 +624,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for PrefetchTask {
     fn drop(&mut self) {
         let guard = &self.store.0;
         if !self.is_over {
@@ -636,7 +636,7 @@ impl Drop for UnderWay {
     }
 }
 
-impl Guard {
+impl GuardInner {
     /// All that was taken and not spent, as much at a time as is refunded in one call.
     fn unspent(&self) -> Vec<Charges> {
         const AT_ONCE: usize = 256;
@@ -658,7 +658,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for GuardInner {
     fn drop(&mut self) {
         for charges in self.unspent() {
             if let Reply::Pending(back) = self.store.refund(charges) {
@@ -675,7 +675,7 @@ async fn answer_of<T>(reply: Reply<T>) -> T {
     }
 }
 
-impl Store for Guarded {
+impl Store for Guard {
     fn decide(&self, mut batch: Batch) -> Reply<Batch> {
         let prefetched = match &*batch {
             [Request { charges, consume, .. }] => match &**charges {
@@ -686,20 +686,20 @@ impl Store for Guarded {
         };
         let one = |batch: Batch| batch.into_first().expect("a request, as was seen");
         match prefetched {
-            Some(false) => self.look_leased(one(batch)),
+            Some(false) => self.peek_prefetched(one(batch)),
             // Without a runtime a caller can't wait for what is taken.
             Some(true) if Handle::try_current().is_ok() && background::runtime().is_ok() => {
-                self.decide_leased(one(batch))
+                self.decide_prefetched(one(batch))
             }
             None if charges_of(&batch).any(|(_, charge)| charge.hold.is_some()) => match background::runtime() {
-                Ok(_) => self.decide_unleased(batch),
+                Ok(_) => self.ask_upstream(batch),
                 // Without the background thread it would not be renewed.
                 Err(error) => {
                     batch.iter_mut().for_each(|request| request.outcome = Err(error.clone()));
                     Reply::Ready(batch)
                 }
             },
-            _ => self.decide_unleased(batch),
+            _ => self.ask_upstream(batch),
         }
     }
 
@@ -714,7 +714,7 @@ impl Store for Guarded {
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        let void = Void { guard: Arc::clone(&self.0), name: counter.fingerprint() };
+        let void = InvalidateQuota { guard: Arc::clone(&self.0), name: counter.fingerprint() };
         let names = SmallVec::from_iter([counter.fingerprint()]);
         match self.forget_after(names, self.0.store.reset(counter)) {
             Reply::Ready(done) => Reply::Ready(done),
@@ -757,7 +757,7 @@ fn with_known(batch: Batch, known: Vec<(usize, Request)>) -> Batch {
     requests.into_iter().collect()
 }
 
-impl fmt::Debug for Guarded {
+impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.store.fmt(f)
     }

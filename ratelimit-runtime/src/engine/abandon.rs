@@ -1,0 +1,147 @@
+//! Clean-up after a caller who leaves while the store is being asked for a hold.
+
+use std::{
+    future::Future,
+    mem,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep_until, timeout_at},
+};
+
+use super::{
+    core::EngineRef,
+    settlements::{after, lease_of},
+};
+use crate::{
+    background, deadline,
+    store::{Batch, Charges, Reply, Request},
+};
+
+/// Before what failed is tried again, at first.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Before it is tried again later.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// After so many answers that there is no hold, clean-up relies on the answer to the caller alone.
+const MOST_DENIALS: u32 = 3;
+
+type Answer = Pin<Box<dyn Future<Output = Batch> + Send>>;
+
+/// The answer of a store that is asked for a hold. If it is dropped before the answer is there, a
+/// background task awaits the answer, and refunds what was granted.
+pub(crate) struct AbandonOnDrop {
+    limiter: EngineRef,
+    /// Of the charges, those that are held.
+    held: Charges,
+    answer: Option<Answer>,
+    /// Before the first poll nothing is sent.
+    is_polled: bool,
+}
+
+impl AbandonOnDrop {
+    /// Around the answer, if something is to be held.
+    pub(crate) fn around(limiter: &EngineRef, held: Option<Charges>, reply: Reply<Batch>) -> Reply<Batch> {
+        match (held, reply) {
+            (Some(held), Reply::Pending(answer)) => {
+                let (limiter, answer) = (limiter.clone(), Some(answer));
+                Reply::Pending(Box::pin(Self { limiter, held, answer, is_polled: false }))
+            }
+            (_, reply) => reply,
+        }
+    }
+}
+
+impl Future for AbandonOnDrop {
+    type Output = Batch;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Batch> {
+        self.is_polled = true;
+        let Some(answer) = &mut self.answer else { panic!("an answer polled after it was there") };
+        let polled = answer.as_mut().poll(context);
+        if let Poll::Ready(batch) = &polled {
+            self.answer = None;
+            if granted(batch).is_none() {
+                let _ = background::spawn(clean_up(self.limiter.clone(), mem::take(&mut self.held), None));
+            }
+        }
+        polled
+    }
+}
+
+impl Drop for AbandonOnDrop {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take()
+            && self.is_polled
+        {
+            let _ = background::spawn(clean_up(self.limiter.clone(), mem::take(&mut self.held), Some(answer)));
+        }
+    }
+}
+
+/// The charges that are to be held. `None` if there are none.
+pub(crate) fn held(charges: &Charges) -> Option<Charges> {
+    let is_held = charges.iter().any(|charge| charge.hold.is_some());
+    is_held.then(|| charges.clone().split_held().0)
+}
+
+/// Tells whether something was granted. `None` if that is unknown, because an answer was lost.
+fn granted(batch: &Batch) -> Option<bool> {
+    let granted = |request: &Request| match &request.outcome {
+        Ok(is_granted) => Some(*is_granted),
+        Err(error) => (error.is_unsent() || error.misconfigured).then_some(false),
+    };
+    batch.iter().map(granted).try_fold(false, |any, granted| Some(any | granted?))
+}
+
+/// Refunds what a store may have granted to a caller who left before the answer.
+///
+/// The answer to the caller is final: refused, or granted and to be refunded. Anything sent later
+/// is not, as it may overtake the question on another connection. So clean-up awaits the answer.
+/// While the answer is late, and if it is lost, it also tells the store to end the hold, until the
+/// store has ended it or has said [`MOST_DENIALS`] times that there is none.
+async fn clean_up(limiter: EngineRef, held: Charges, answer: Option<Answer>) {
+    // In a task of its own, as the store may panic.
+    let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));
+    let end = after(held.iter().map(lease_of).max().unwrap_or_default());
+    let (mut pause, mut is_decided, mut denials) =
+        (limiter.settings().deadline.clamp(FIRST_PAUSE, LONGEST_PAUSE), false, 0);
+    loop {
+        let may_ask = denials < MOST_DENIALS;
+        if let Some(AbortOnDrop(waiting)) = &mut answer {
+            let until = if may_ask { end.min(after(pause)) } else { end };
+            if let Ok(batch) = timeout_at(until, waiting).await {
+                match batch.ok().and_then(|batch| granted(&batch)) {
+                    Some(false) => return,
+                    granted => is_decided = granted.is_some(),
+                }
+                answer = None;
+            }
+        }
+        if Instant::now() >= end || !may_ask && !is_decided {
+            return;
+        }
+        let back = limiter.store().map(|store| store.refund(held.clone()));
+        let back = deadline::answer(back.unwrap_or(Reply::Ready(Ok(1))), limiter.settings().deadline).await;
+        match back {
+            Ok(0) if !is_decided => denials += 1,
+            Ok(_) => return held.iter().for_each(|charge| limiter.queues().changed(&charge.counter)),
+            Err(_) => {}
+        }
+        if answer.is_none() {
+            sleep_until(end.min(after(pause))).await;
+        }
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+struct AbortOnDrop(JoinHandle<Batch>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,277 @@
+//! The engine: a store, its settings, and what is known of its callers.
+
+use std::{ops, sync::Arc, time::Duration};
+
+use once_cell::sync::OnceCell;
+use smallvec::SmallVec;
+use tracing::Instrument as _;
+
+use super::{
+    queue::WaitQueues,
+    receipt::CounterReceipt,
+    refusal::refusal,
+    renewals::{Renew, Renewals},
+    settings::EngineSettings,
+    settlements::Settlements,
+};
+use crate::{
+    CounterName, Health, Key, RequestPerMinute, Rule, background, deadline,
+    guard::Guard,
+    health::Seen,
+    key::Fingerprint,
+    memory::Memory,
+    observe::Stopwatch,
+    store::{Charge, Charges, Reply, Store, StoreError},
+    sync::Apart,
+};
+
+/// A limiter as a call and its permit hold it.
+#[derive(Clone)]
+pub(crate) enum EngineRef {
+    /// The process-wide one, which nobody can drop.
+    ForEver(&'static Engine),
+    /// Who holds it is counted for some of the threads together, and not for all: threads that count at one place are as slow as threads
+    /// that decide on one key.
+    Counted(Arc<Apart<Arc<Engine>>>),
+}
+
+impl ops::Deref for EngineRef {
+    type Target = Engine;
+
+    #[inline]
+    fn deref(&self) -> &Engine {
+        match self {
+            Self::ForEver(inner) => inner,
+            Self::Counted(inner) => inner,
+        }
+    }
+}
+
+/// Where a limiter counts.
+#[allow(clippy::large_enum_variant)] // a limiter has one, and it is not moved
+#[derive(Debug)]
+pub(crate) enum BackendKind {
+    /// Nowhere: it limits nothing.
+    None,
+    Memory(Memory),
+    Other(Guard),
+}
+
+pub(crate) struct Engine {
+    storage: BackendKind,
+    settings: EngineSettings,
+    queues: WaitQueues,
+    settlements: Settlements,
+    renewals: Arc<Renewals<EngineRef>>,
+    /// Counts for this process alone while the store is away.
+    local: OnceCell<Memory>,
+    seen: Arc<Seen>,
+}
+
+/// Who holds a charge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    Store,
+    LocalFallback,
+}
+
+impl Renew for EngineRef {
+    fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
+        match self.store() {
+            Some(store) => store.renew(charges),
+            None => Reply::Ready(Ok(vec![false; charges.len()])),
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.settings.clock.now()
+    }
+
+    fn deadline(&self) -> Duration {
+        self.settings.deadline
+    }
+}
+
+impl EngineRef {
+    /// Refunds in the background. After a failure it stays charged.
+    pub(crate) fn abandon(&self, charges: Charges, by: Origin) {
+        let counters = ids_of(&charges);
+        match self.return_charges(charges, by) {
+            Reply::Ready(_) => counters.into_iter().for_each(|counter| self.queues.changed_id(counter)),
+            Reply::Pending(back) => {
+                let limiter = self.clone();
+                let _ = background::spawn(async move {
+                    let _ = deadline::answer(Reply::Pending(back), limiter.settings.deadline).await;
+                    counters.into_iter().for_each(|counter| limiter.queues.changed_id(counter));
+                });
+            }
+        }
+    }
+}
+
+fn ids_of(charges: &[Charge]) -> SmallVec<[Fingerprint; 1]> {
+    charges.iter().map(|charge| charge.counter.fingerprint()).collect()
+}
+
+impl Engine {
+    pub(crate) fn new(storage: BackendKind, settings: EngineSettings) -> Self {
+        let is_shared = matches!(storage, BackendKind::Other(_));
+        let queues = WaitQueues::new(settings.max_waiting, settings.clock.clone(), is_shared);
+        Self {
+            storage,
+            settings,
+            queues,
+            settlements: Settlements::default(),
+            renewals: Arc::default(),
+            local: OnceCell::new(),
+            seen: Arc::default(),
+        }
+    }
+
+    /// The store as it is printed.
+    pub(crate) fn storage(&self) -> &BackendKind {
+        &self.storage
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        self.seen.health(self.store().and_then(Store::outage).as_ref())
+    }
+
+    pub(crate) async fn refund(&self, charges: Charges, by: Origin) -> Result<u64, RequestPerMinute> {
+        let Some(rule) = charges.first().map(|charge| charge.rule) else {
+            return Ok(0);
+        };
+        let counters: SmallVec<[Fingerprint; 1]> = charges.iter().map(|charge| charge.counter.fingerprint()).collect();
+        let back = self.within_deadline(self.return_charges(charges, by)).await;
+        counters.into_iter().for_each(|counter| self.queues.changed_id(counter));
+        back.and_then(|back| back).map_err(|error| refusal(&rule, error))
+    }
+
+    pub(crate) fn refund_in_memory(&self, charged: &CounterReceipt) -> u64 {
+        let CounterReceipt { name, cost, receipt, .. } = *charged;
+        let back = self.memory().map_or(0, |memory| memory.refund_one(name, &charged.rule(), cost, receipt));
+        self.queues.changed_id(name);
+        back
+    }
+
+    /// Refunds what was spent of what this process had taken.
+    pub(crate) fn refund_prefetched(&self, charged: &CounterReceipt) -> Reply<Result<u64, StoreError>> {
+        match self.guarded() {
+            Some(guarded) => guarded.refund_spent(charged.name, charged.cost, charged.receipt),
+            None => Reply::Ready(Ok(0)),
+        }
+    }
+
+    fn return_charges(&self, charges: Charges, by: Origin) -> Reply<Result<u64, StoreError>> {
+        match (by, self.store()) {
+            (Origin::LocalFallback, _) => self.local().refund(charges),
+            (Origin::Store, Some(store)) => store.refund(charges),
+            (Origin::Store, None) => Reply::Ready(Ok(0)),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn settings(&self) -> &EngineSettings {
+        &self.settings
+    }
+
+    /// Nothing for a limiter that limits nothing.
+    pub(crate) fn store(&self) -> Option<&dyn Store> {
+        match &self.storage {
+            BackendKind::None => None,
+            BackendKind::Memory(memory) => Some(memory),
+            BackendKind::Other(guarded) => Some(guarded),
+        }
+    }
+
+    /// The store, if it is memory: that can be asked for a single charge, without a name or a list.
+    #[inline]
+    pub(crate) fn memory(&self) -> Option<&Memory> {
+        match &self.storage {
+            BackendKind::Memory(memory) => Some(memory),
+            BackendKind::None | BackendKind::Other(_) => None,
+        }
+    }
+
+    /// The store, if it has to be asked: something may be known of a counter without.
+    pub(crate) fn guarded(&self) -> Option<&Guard> {
+        match &self.storage {
+            BackendKind::Other(guarded) => Some(guarded),
+            BackendKind::None | BackendKind::Memory(_) => None,
+        }
+    }
+
+    pub(crate) fn queues(&self) -> &WaitQueues {
+        &self.queues
+    }
+
+    #[inline]
+    pub(crate) fn settlements(&self) -> &Settlements {
+        &self.settlements
+    }
+
+    #[inline]
+    pub(super) fn renewals(&self) -> &Arc<Renewals<EngineRef>> {
+        &self.renewals
+    }
+
+    /// Charges what was used instead of what is held.
+    pub(crate) fn settle(&self, charge: Charge, used: u64, by: Origin) -> Reply<Result<(), StoreError>> {
+        match (by, self.store()) {
+            (Origin::LocalFallback, _) => self.local().settle(charge, used),
+            (Origin::Store, Some(store)) => store.settle(charge, used),
+            (Origin::Store, None) => Reply::Ready(Ok(())),
+        }
+    }
+
+    /// Whether the store does not decide, as far as is known.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.seen.is_degraded() || self.store().and_then(Store::outage).is_some()
+    }
+
+    /// Counts for this process alone.
+    pub(crate) fn local(&self) -> &Memory {
+        let settings = &self.settings;
+        self.local.get_or_init(|| Memory::new(settings.clock.clone(), settings.max_keys))
+    }
+
+    pub(crate) fn charge(&self, rule: &Rule, key: Option<&Key>, cost: u64) -> Result<Charge, RequestPerMinute> {
+        if let Some(fault) = rule.fault() {
+            return Err(refusal(rule, StoreError::misconfigured(fault)));
+        }
+        Ok(Charge::new(*rule, CounterName::new(&self.settings.namespace, rule, key), cost))
+    }
+
+    pub(crate) async fn within_deadline<T>(&self, reply: Reply<T>) -> Result<T, StoreError> {
+        self.within(self.settings.deadline, reply).await
+    }
+
+    /// Within what is left of the deadline.
+    pub(crate) async fn within<T>(&self, left: Duration, reply: Reply<T>) -> Result<T, StoreError> {
+        match reply {
+            Reply::Ready(answer) => Ok(answer),
+            reply @ Reply::Pending(_) => {
+                let stopwatch = Stopwatch::start();
+                let answer = deadline::within(reply, left, self.settings.deadline);
+                let answer = answer.instrument(tracing::debug_span!("ask_rate_limit_store")).await;
+                stopwatch.stop();
+                answer
+            }
+        }
+    }
+
+    /// The store could not decide on these. Memory is never away; it may be full for some.
+    pub(crate) fn failed(&self, error: &StoreError, charges: &[Charge]) {
+        if !self.settings.is_local {
+            self.seen.failed(error);
+        }
+        if let Some(guarded) = self.guarded() {
+            guarded.failed(charges);
+        }
+    }
+
+    /// The store has decided.
+    pub(crate) fn succeeded(&self) {
+        self.seen.succeeded();
+    }
+}

@@ -1,0 +1,55 @@
+//! Handles to an engine: a limiter has some, and each call takes a reference from one of them.
+
+use std::sync::Arc;
+
+use once_cell::sync::OnceCell;
+
+use super::core::{Engine, EngineRef};
+use crate::sync::{Apart, number_of_thread};
+
+const HANDLES: usize = 16;
+
+/// The handles of one limiter. Threads count their references at different ones.
+#[derive(Clone)]
+pub(crate) struct Handles(Arc<[EngineRef; HANDLES]>);
+
+/// The handles of the limiter that was installed.
+static INSTALLED: OnceCell<Handles> = OnceCell::new();
+
+impl Handles {
+    pub(crate) fn new(engine: Engine) -> Self {
+        let engine = Arc::new(engine);
+        Self(Arc::new([(); HANDLES].map(|()| EngineRef::Counted(Arc::new(Apart(Arc::clone(&engine)))))))
+    }
+
+    /// Makes these the handles of the process. An error if it has some.
+    pub(crate) fn install(self) -> Result<(), Self> {
+        INSTALLED.set(self)
+    }
+
+    #[inline]
+    pub(crate) fn installed() -> Option<&'static Self> {
+        INSTALLED.get()
+    }
+
+    /// A reference for a call.
+    #[inline]
+    pub(crate) fn engine_ref(&self) -> EngineRef {
+        if let Some(installed) = Self::installed()
+            && Arc::ptr_eq(&self.0, &installed.0)
+        {
+            return installed.static_ref();
+        }
+        self.0[number_of_thread() % HANDLES].clone()
+    }
+
+    #[inline]
+    pub(crate) fn static_ref(&'static self) -> EngineRef {
+        EngineRef::ForEver(self.engine())
+    }
+
+    #[inline]
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.0[0]
+    }
+}

@@ -1,0 +1,21 @@
+//! One call: from what its caller asks for, through the store, to a permit or a refusal.
+
+mod abandon;
+pub(crate) mod acquire;
+mod ask;
+pub(crate) mod core;
+mod general;
+pub(crate) mod handle;
+pub(crate) mod hold;
+mod outcome;
+pub(crate) mod permit;
+mod queue;
+mod receipt;
+mod refusal;
+mod renewals;
+pub(crate) mod request;
+pub(crate) mod settings;
+mod settlements;
+mod wait;
+
+pub(crate) use self::refusal::refusal;

@@ -1,0 +1,206 @@
+//! The one place that turns an outcome of the store, or an error, into a permit or a refusal.
+
+use std::time::Duration;
+
+use super::{
+    core::Origin,
+    permit::Permit,
+    queue::Answer as StoreAnswer,
+    refusal::refusal,
+    request::{AcquireRequest, RefusalReason},
+};
+use crate::{
+    Decision, OnStoreError, RequestPerMinute, observe,
+    store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
+};
+
+/// A refusal after which waiting helps.
+pub(super) struct Refusal {
+    pub(super) refusal: RequestPerMinute,
+    pub(super) by: RefusalReason,
+    pub(super) ready_in: Duration,
+    /// Others hold something that they may leave before.
+    pub(super) is_held: bool,
+    pub(super) charges: Charges,
+    /// What the store said of them.
+    pub(super) answer: StoreAnswer,
+}
+
+/// What comes of one question to the store.
+#[allow(clippy::large_enum_variant)] // made and taken apart at once, and most are permits
+pub(super) enum Resolution {
+    /// And when the call may run, if not at once.
+    Admitted(Permit, Option<Duration>),
+    Exceeded(Box<Refusal>),
+    Rejected(RequestPerMinute),
+}
+
+/// What is left of a question when rules that are only tried out have refused: what they said, and the charges of the others.
+pub(super) struct ShadowRejection {
+    pub(super) said: Decision,
+    pub(super) rest: Charges,
+}
+
+impl AcquireRequest {
+    /// Turns what the store said, or that it said nothing, into a verdict.
+    pub(super) fn conclude(
+        &self,
+        batch: Result<Batch, StoreError>,
+        consume: bool,
+        asked: Duration,
+    ) -> Result<Resolution, Box<ShadowRejection>> {
+        let (error, charges) = match batch.map(Batch::into_first) {
+            Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
+                if fits {
+                    self.limiter.succeeded(); // a server that can't write can still refuse
+                }
+                return self.verdict(charges, fits, consume, Origin::Store, asked);
+            }
+            Ok(Some(Request { charges, outcome: Err(error), .. })) => (error, charges),
+            Err(error) => (error, self.charges().unwrap_or_default()),
+            Ok(None) => (StoreError::no_answer(), Charges::default()),
+        };
+        if error.misconfigured {
+            return Ok(Resolution::Rejected(refusal(&self.rule(), error)));
+        }
+        self.limiter.failed(&error, &charges);
+        let settings = self.limiter.settings();
+        let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
+        let policy = self.policy_of_rules.unwrap_or(policy);
+        observe::decided_without_store(policy);
+        Ok(match policy {
+            OnStoreError::Allow => match self.charges() {
+                Ok(charges) => Resolution::Admitted(Permit::free(&charges), None),
+                Err(refused) => Resolution::Rejected(refused),
+            },
+            OnStoreError::Local if !settings.is_local => self.decide_locally(&error, consume),
+            OnStoreError::Local | OnStoreError::Deny => self.undecided(error),
+        })
+    }
+
+    /// What nobody could decide is refused, unless all of it is only tried out.
+    fn undecided(&self, error: StoreError) -> Resolution {
+        let mut rules = self.charges.iter().filter_map(|charge| charge.rule);
+        if !error.misconfigured && rules.all(|rule| rule.is_shadow()) {
+            return Resolution::Admitted(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
+        }
+        Resolution::Rejected(refusal(&self.rule(), error))
+    }
+
+    /// Decides in this process, within its share of each rule.
+    fn decide_locally(&self, error: &StoreError, consume: bool) -> Resolution {
+        let mut charges = match self.charges() {
+            Ok(charges) => charges,
+            Err(refused) => return Resolution::Rejected(refused),
+        };
+        let instances = self.limiter.settings().instances;
+        for charge in &mut *charges {
+            charge.rule = charge.rule.share(instances);
+            let share = charge.rule.limit();
+            if let Some(hold) = &mut charge.hold {
+                hold.is_kept = true;
+                charge.cost = if hold.allow_partial { charge.cost.min(share.max(1)) } else { charge.cost };
+            }
+            if charge.cost > share && !charge.rule.is_shadow() {
+                let (prefix, cost) = (charge.rule.prefix(), charge.cost);
+                let reason = format!(
+                    "{error}; the share of `{prefix}` that this process may grant alone, as one of {instances} instances, is {share}, \
+                     below the cost of {cost}"
+                );
+                return Resolution::Rejected(refusal(&self.rule(), StoreError::unavailable(reason)));
+            }
+        }
+        // What is only tried out does not refuse because its share is small.
+        charges.retain(|charge| charge.cost <= charge.rule.limit());
+        if charges.is_empty() {
+            return Resolution::Admitted(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
+        }
+        loop {
+            let Reply::Ready(batch) = self.limiter.local().decide(Request::new(charges, consume).into()) else {
+                return Resolution::Rejected(refusal(&self.rule(), StoreError::no_answer()));
+            };
+            let verdict = match batch.into_first() {
+                Some(Request { charges, outcome: Ok(fits), .. }) => {
+                    self.verdict(charges, fits, consume, Origin::LocalFallback, self.clock().now())
+                }
+                Some(Request { outcome: Err(error), .. }) => Ok(self.undecided(error)),
+                None => Ok(Resolution::Rejected(refusal(&self.rule(), StoreError::no_answer()))),
+            };
+            charges = match verdict {
+                Ok(verdict) => return verdict,
+                Err(shadowed) if shadowed.rest.is_empty() => {
+                    return Resolution::Admitted(Permit::of_shadow(shadowed.said), None);
+                }
+                Err(shadowed) => shadowed.rest,
+            };
+        }
+    }
+
+    fn verdict(
+        &self,
+        charges: Charges,
+        fits: bool,
+        consume: bool,
+        by: Origin,
+        asked: Duration,
+    ) -> Result<Resolution, Box<ShadowRejection>> {
+        if fits && consume && charges.iter().any(|charge| charge.hold.is_some()) {
+            charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
+            return Ok(Resolution::Admitted(Permit::held(self.limiter.clone(), charges, by, asked), None));
+        }
+        if fits {
+            if consume {
+                charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
+            }
+            let holding = charges.iter().filter(|charge| !charge.rule.is_shadow());
+            let wait = holding.map(|charge| charge.slot_delay).max().filter(|wait| !wait.is_zero());
+            let at = wait.map(|wait| self.clock().now().saturating_add(wait));
+            return Ok(Resolution::Admitted(Permit::new(self.limiter.clone(), charges, by, self.alone), at));
+        }
+        let is_over = |charge: &Charge| charge.decision.retry_after().is_some();
+        let refusing = charges.iter().filter(|charge| is_over(charge));
+        // Where one will not fit however soon others leave, that is the reason.
+        let weight =
+            |charge: &&Charge| (!charge.rule.is_shadow(), !charge.fits_when_released, charge.decision.retry_after_ms);
+        let Some(charge) = refusing.max_by_key(weight) else {
+            let error = StoreError::misconfigured("the store refused, and named no counter that did");
+            return Ok(Resolution::Rejected(refusal(&self.rule(), error)));
+        };
+        if charge.rule.is_shadow() {
+            let said = charge.decision;
+            let mut rest = charges;
+            rest.retain(|charge| {
+                let is_over = is_over(charge);
+                if is_over && consume {
+                    observe::refused_in_shadow(&charge.rule);
+                }
+                !is_over
+            });
+            return Err(Box::new(ShadowRejection { said, rest }));
+        }
+        let refused = RequestPerMinute::exceeded(&charge.rule, charge.least(), &charge.decision);
+        if charge.slot_delay > charge.longest_wait {
+            return Ok(Resolution::Rejected(refused)); // a slot comes no sooner for a caller who waits to ask again
+        }
+        let refused = match charge.hold {
+            // What would fit is refused because there are too many holds, or because it is another's turn.
+            Some(hold) if !hold.exclusive && charge.least() <= charge.decision.remaining => refused.of_holds(),
+            Some(hold) if hold.is_timed => refused.of_time(),
+            _ => refused,
+        };
+        let takes_all = charge.hold.is_some_and(|hold| hold.exclusive);
+        let by = match charge.fits_when_released {
+            true if charge.rule.is_concurrent() => RefusalReason::Concurrency,
+            true if takes_all => RefusalReason::Exclusive,
+            _ => RefusalReason::Quota,
+        };
+        if consume && !self.waits_for(by) {
+            let tried = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
+            tried.for_each(|charge| observe::refused_in_shadow(&charge.rule));
+        }
+        let (id, is_held) = (charge.counter.fingerprint(), charge.held_by_others > 0);
+        let ready_in = charge.decision.retry_after().unwrap_or_default();
+        let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, asked) };
+        Ok(Resolution::Exceeded(Box::new(Refusal { refusal: refused, by, ready_in, is_held, charges, answer })))
+    }
+}

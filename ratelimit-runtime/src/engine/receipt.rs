@@ -1,0 +1,26 @@
+//! What takes a charge of one counter back.
+
+use crate::{Algorithm, Rule, key::Fingerprint};
+
+/// One charge in the memory store: what is needed to take it back.
+pub(crate) struct CounterReceipt {
+    pub(crate) name: Fingerprint,
+    pub(crate) cost: u64,
+    pub(crate) receipt: [u64; 2],
+    pub(super) count: u64,
+    pub(super) period_ms: u64,
+    pub(super) algorithm: Algorithm,
+}
+
+impl CounterReceipt {
+    #[inline]
+    pub(crate) fn new(name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
+        let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.algorithm());
+        Self { name, cost, receipt, count, period_ms, algorithm }
+    }
+
+    /// The rule, but for its name.
+    pub(crate) fn rule(&self) -> Rule {
+        Rule::unnamed(self.count, self.period_ms, self.algorithm)
+    }
+}

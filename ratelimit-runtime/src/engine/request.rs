@@ -1,0 +1,324 @@
+//! A call as its caller asks for it: keys, costs and options, and the charges that come of them.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::sync::watch::Receiver;
+
+use super::{core::EngineRef, refusal::refusal, settings::CurrentRules};
+use crate::{
+    Algorithm, Clock, Key, OnStoreError, RequestPerMinute, Rule, observe,
+    store::{Charge, Charges, HOLDS_NOTHING, Hold, StoreError},
+};
+
+/// What a caller asks for, and of whom.
+pub(crate) struct AcquireRequest {
+    pub(super) limiter: EngineRef,
+    pub(super) charges: SmallVec<[AppliedCharge; 1]>,
+    /// SingleCharge rule was asked for, whatever became of it.
+    pub(super) alone: bool,
+    pub(super) manner: AcquireOptions,
+    /// What it does when all places are taken.
+    on_busy: OnLimit,
+    /// If it is ready to wait.
+    pub(super) arrival: Option<WaitTicket>,
+    /// Changes of the rules, of a call that is ready to wait where they can change.
+    pub(super) rule_changes: Option<Receiver<()>>,
+    /// The policy that a file has for its rules.
+    pub(super) policy_of_rules: Option<OnStoreError>,
+}
+
+/// SingleCharge charge as a caller asks for it.
+#[derive(Clone, Debug)]
+pub struct ChargeRequest {
+    pub(crate) rule: Rule,
+    pub(crate) key: RequestKey,
+    pub(crate) cost: u64,
+    pub(crate) holds: CostKind,
+}
+
+/// A charge, and its rule as it applies now: settings from outside the code may change while a caller waits.
+pub(super) struct AppliedCharge {
+    pub(super) asked: ChargeRequest,
+    /// Nothing if it is not to be asked.
+    pub(super) rule: Option<Rule>,
+}
+
+impl From<ChargeRequest> for AppliedCharge {
+    fn from(asked: ChargeRequest) -> Self {
+        Self { rule: Some(asked.rule), asked }
+    }
+}
+
+/// What a charge comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CostKind {
+    /// The cost; places of [`Algorithm::Concurrent`] are held.
+    Fixed,
+    /// What is told in the end; the cost is held until then.
+    Reported,
+    /// The milliseconds until the end; what remains is held until then, up to the cost.
+    Elapsed,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum RequestKey {
+    Some(Key),
+    /// SingleCharge counter for all.
+    Shared,
+    /// A missing key, that is refused.
+    Missing,
+    /// A missing key, that is let through.
+    Skip,
+}
+
+/// How a call wants to be treated. [`OnLimit`] lies in pieces, as each future of a call carries it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AcquireOptions {
+    pub(super) waits: bool,
+    /// In nanoseconds; [`u64::MAX`] if nothing is said.
+    longest_wait: u64,
+    pub(crate) on_store_error: Option<OnStoreError>,
+}
+
+impl AcquireOptions {
+    #[allow(clippy::cast_possible_truncation)] // 584 years at most
+    pub(crate) const fn new(on_limit: OnLimit, on_store_error: Option<OnStoreError>) -> Self {
+        const LONGEST: u128 = u64::MAX as u128 - 1;
+        let (waits, longest_wait) = match on_limit {
+            OnLimit::Reject => (false, 0),
+            OnLimit::Wait(None) => (true, u64::MAX),
+            OnLimit::Wait(Some(longest)) if longest.as_nanos() > LONGEST => (true, LONGEST as u64),
+            OnLimit::Wait(Some(longest)) => (true, longest.as_nanos() as u64),
+        };
+        Self { waits, longest_wait, on_store_error }
+    }
+
+    pub(crate) const fn on_limit(self) -> OnLimit {
+        match self.longest_wait {
+            _ if !self.waits => OnLimit::Reject,
+            u64::MAX => OnLimit::Wait(None),
+            longest => OnLimit::Wait(Some(Duration::from_nanos(longest))),
+        }
+    }
+}
+
+/// What a caller does who is over the limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum OnLimit {
+    #[default]
+    Reject,
+    /// Waits, up to so long if something is said.
+    Wait(Option<Duration>),
+}
+
+/// The arrival of a caller who is ready to wait.
+#[derive(Clone, Copy)]
+pub(super) struct WaitTicket {
+    pub(super) ticket: u64,
+    pub(super) at: Duration,
+    /// The end of its patience.
+    pub(super) give_up: Option<Duration>,
+    /// See [`WaitQueues::changes`](super::queue::WaitQueues::changes).
+    pub(super) changes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum RefusalReason {
+    Quota,
+    /// All places are taken.
+    Concurrency,
+    /// Another caller has all that remains.
+    Exclusive,
+}
+
+/// How long a hold lasts without being renewed, where nothing is said.
+const LEASE: Duration = Duration::from_secs(30);
+const SHORTEST_LEASE: Duration = Duration::from_secs(1);
+
+impl AcquireRequest {
+    pub(super) fn new(
+        limiter: EngineRef,
+        asked: impl IntoIterator<Item = ChargeRequest>,
+        manner: AcquireOptions,
+        on_busy: OnLimit,
+    ) -> Self {
+        Self {
+            limiter,
+            charges: asked.into_iter().map(AppliedCharge::from).collect(),
+            alone: false,
+            manner,
+            on_busy,
+            arrival: None,
+            rule_changes: None,
+            policy_of_rules: None,
+        }
+    }
+
+    /// For one rule.
+    pub(super) fn alone(limiter: EngineRef, rule: Rule, key: RequestKey, cost: u64, manner: AcquireOptions) -> Self {
+        let asked = ChargeRequest { rule, key, cost, holds: CostKind::Fixed };
+        Self { alone: true, ..Self::new(limiter, [asked], manner, manner.on_limit()) }
+    }
+
+    pub(super) fn arrive(&self) -> Option<WaitTicket> {
+        let reasons = [RefusalReason::Quota, RefusalReason::Concurrency, RefusalReason::Exclusive]
+            .map(|by| self.waits_for(by).then_some(by));
+        if reasons == [None; 3] {
+            return None;
+        }
+        let ticket = self.limiter.queues().ticket();
+        let arrival = WaitTicket { ticket, at: self.clock().now(), give_up: None, changes: 0 };
+        let longest = reasons.into_iter().flatten().map(|by| self.give_up(by, arrival));
+        let give_up = longest.reduce(|one, other| Some(one?.max(other?))).flatten();
+        Some(WaitTicket { give_up, ..arrival })
+    }
+
+    /// What the call does when it is refused for that reason.
+    fn on_refusal(&self, by: RefusalReason) -> OnLimit {
+        match (by, self.manner.on_limit()) {
+            (RefusalReason::Concurrency, _) => self.on_busy,
+            // Calls that use all that remains run one after another, whoever they are.
+            (RefusalReason::Exclusive, OnLimit::Reject) => OnLimit::Wait(None),
+            (RefusalReason::Quota | RefusalReason::Exclusive, on_limit) => on_limit,
+        }
+    }
+
+    pub(super) fn waits_for(&self, by: RefusalReason) -> bool {
+        let may_be = match by {
+            RefusalReason::Quota => true,
+            RefusalReason::Concurrency => self.charges.iter().any(|charge| charge.asked.rule.is_concurrent()),
+            RefusalReason::Exclusive => self.charges.iter().any(AppliedCharge::takes_all),
+        };
+        may_be && matches!(self.on_refusal(by), OnLimit::Wait(_))
+    }
+
+    pub(super) fn give_up(&self, by: RefusalReason, arrival: WaitTicket) -> Option<Duration> {
+        match self.on_refusal(by) {
+            OnLimit::Wait(longest) => longest.map(|longest| arrival.at.saturating_add(longest)),
+            OnLimit::Reject => Some(arrival.at),
+        }
+    }
+
+    /// What the call would charge; checked, so that a store sees only what it can decide.
+    pub(super) fn charges(&self) -> Result<Charges, RequestPerMinute> {
+        let mut charges = Charges::default();
+        let give_up = self.arrival.and_then(|arrival| arrival.give_up);
+        let longest_wait = give_up.map(|give_up| give_up.saturating_sub(self.clock().now()));
+        for AppliedCharge { asked, rule } in &self.charges {
+            let (ChargeRequest { key, cost, .. }, Some(rule)) = (asked, rule) else { continue };
+            let key = match key {
+                RequestKey::Some(key) => Some(key),
+                RequestKey::Shared => None,
+                RequestKey::Missing => return Err(RequestPerMinute::missing_key(rule)),
+                RequestKey::Skip => continue,
+            };
+            let longest_wait = longest_wait.unwrap_or(Duration::MAX);
+            let charge = Charge { longest_wait, ..self.limiter.charge(rule, key, *cost)? };
+            let is_held = asked.holds() && *cost > 0;
+            charges.push(if is_held { self.hold(asked, charge)? } else { charge });
+        }
+        if charges.len() > 1 {
+            for Charge { rule, .. } in &*charges {
+                let error = match rule.algorithm() {
+                    Algorithm::LeakyBucket { .. } => {
+                        "a LeakyBucket stands alone: it can't be one of several rules of a call"
+                    }
+                    _ if rule.prefetch() > 1 => {
+                        "a rule with `prefetch` stands alone: it can't be one of several rules of a call"
+                    }
+                    _ => continue,
+                };
+                return Err(refusal(rule, StoreError::misconfigured(error)));
+            }
+        }
+        match charges.iter().find(|charge| charge.least() > charge.rule.limit()) {
+            Some(charge) if self.limiter.store().is_some() => {
+                Err(RequestPerMinute::never_fits(&charge.rule, charge.cost))
+            }
+            _ => Ok(charges),
+        }
+    }
+
+    /// The charge as one that is held.
+    fn hold(&self, asked: &ChargeRequest, charge: Charge) -> Result<Charge, RequestPerMinute> {
+        let Charge { rule, cost, .. } = charge;
+        let lease = match (asked.holds, rule.algorithm()) {
+            (CostKind::Fixed, _) => rule.period(), // places
+            (CostKind::Reported, Algorithm::SlidingLog) => LEASE,
+            // A holder that died is charged when its time would have been over.
+            (CostKind::Elapsed, Algorithm::SlidingLog) => {
+                Duration::from_millis(cost.min(rule.limit())).clamp(SHORTEST_LEASE, LEASE)
+            }
+            (_, algorithm) => {
+                let error = format!("what a call used can be charged by a SlidingLog only, and this is {algorithm:?}");
+                return Err(refusal(&rule, StoreError::misconfigured(error)));
+            }
+        };
+        if self.limiter.store().is_some_and(|store| !store.supports_holds()) {
+            return Err(refusal(&rule, StoreError::misconfigured(HOLDS_NOTHING)));
+        }
+        let is_timed = asked.holds == CostKind::Elapsed;
+        let is_kept = self.limiter.memory().is_some();
+        let alone = is_timed && cost >= rule.limit();
+        let hold = Hold { allow_partial: is_timed, exclusive: alone, is_kept, is_timed, ..Hold::new(lease) };
+        // Of nothing, not even a moment is granted.
+        Ok(Charge { cost: if is_timed { cost.min(rule.limit().max(1)) } else { cost }, hold: Some(hold), ..charge })
+    }
+
+    /// The rule that an error of the store is reported under.
+    pub(super) fn rule(&self) -> Rule {
+        let first = self.charges.iter().find_map(|charge| charge.rule);
+        first.or(self.charges.first().map(|charge| charge.asked.rule)).unwrap_or(Rule::new("", 0, Duration::ZERO))
+    }
+
+    /// Takes the rules as they apply now, all from one table.
+    pub(super) fn apply_rules(&mut self, is_first: bool) {
+        let rules = self.limiter.settings().rules_now();
+        let is_one_of_several = self.charges.len() > 1;
+        for AppliedCharge { asked, rule } in &mut self.charges {
+            *rule = rule_to_ask(&rules, asked, is_one_of_several, is_first);
+        }
+        let mut active = self.charges.iter().filter_map(|charge| charge.rule);
+        self.policy_of_rules = active.find_map(|rule| rules.on_store_error(rule.prefix()));
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.limiter.settings().clock
+    }
+}
+
+impl ChargeRequest {
+    fn holds(&self) -> bool {
+        self.holds != CostKind::Fixed || self.rule.is_concurrent()
+    }
+}
+
+impl AppliedCharge {
+    /// Nothing remains for others while it runs.
+    fn takes_all(&self) -> bool {
+        let rule = self.rule.unwrap_or(self.asked.rule);
+        self.asked.holds == CostKind::Elapsed && self.asked.cost >= rule.limit()
+    }
+}
+
+/// The rule as it applies now. Nothing if it is not to be asked: a rule in shadow mode that would refuse without the
+/// store.
+fn rule_to_ask(
+    rules: &CurrentRules,
+    ChargeRequest { rule, key, cost, holds }: &ChargeRequest,
+    is_one_of_several: bool,
+    is_first: bool,
+) -> Option<Rule> {
+    let of_key = if let RequestKey::Some(key) = key { Some(key) } else { None };
+    let rule = rules.hold(rule, of_key, *holds != CostKind::Fixed, is_one_of_several)?;
+    let least = if *holds == CostKind::Elapsed { (*cost).min(1) } else { *cost };
+    let refuses = matches!(key, RequestKey::Missing) || least > rule.limit();
+    if rule.is_shadow() && refuses && !rule.has_fault() {
+        if is_first {
+            observe::refused_in_shadow(&rule);
+        }
+        return None;
+    }
+    Some(rule)
+}
