@@ -24,7 +24,7 @@ use crate::{
     algorithm::TakenWindow,
     guard::Known,
     hold::{self, CleanUpOnDrop},
-    key::Fingerprint,
+    key::CounterId,
     limiter::{Held, Inner, RulesNow, refusal},
     observe,
     queue::Answer as StoreAnswer,
@@ -511,7 +511,7 @@ impl Call {
         let settings = self.limiter.settings();
         let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
         let policy = self.policy_of_rules.unwrap_or(policy);
-        observe::decided_without_store(policy);
+        observe::fallback_decision(policy);
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
                 Ok(charges) => Verdict::Permit(Permit::free(&charges), None),
@@ -642,7 +642,7 @@ impl Call {
             let tried = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
             tried.for_each(|charge| observe::refused_in_shadow(&charge.rule));
         }
-        let (id, is_held) = (charge.counter.fingerprint(), charge.held_by_others > 0);
+        let (id, is_held) = (charge.counter.id(), charge.held_by_others > 0);
         let ready_in = charge.decision.retry_after().unwrap_or_default();
         let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, asked) };
         Ok(Verdict::Exceeded(Box::new(Exceeded { refusal: refused, by, ready_in, is_held, charges, answer })))
@@ -912,13 +912,13 @@ fn exceeded(rule: &Rule, cost: u64, taken: &TakenWindow) -> RequestPerMinute {
 /// What tells the counter from others, if it is sure that the call has one.
 #[inline(always)]
 #[allow(clippy::inline_always)] // the algorithm is known where it is called
-fn name(rule: &Rule, key: &AskedKey) -> Option<Fingerprint> {
+fn name(rule: &Rule, key: &AskedKey) -> Option<CounterId> {
     let key = match key {
         AskedKey::Some(key) => Some(key),
         AskedKey::Shared => None,
         AskedKey::Missing | AskedKey::Skip => return None,
     };
-    Some(Fingerprint::new_inline(rule, key))
+    Some(CounterId::new_inline(rule, key))
 }
 
 impl fmt::Debug for Deciding {

@@ -15,7 +15,7 @@ use once_cell::sync::Lazy;
 use sha2::{Digest, Sha256};
 use smallvec::{Array, SmallVec};
 
-use crate::{Rule, rule::RuleName};
+use crate::{Rule, rule::RuleId};
 
 /// Keys and prefixes above this many printed bytes are replaced by their SHA-256.
 const LONGEST_PART: usize = 200;
@@ -306,7 +306,7 @@ impl Key {
 
 /// Up to 16 bytes with zeros behind them. Two numbers are hashed and copied faster than so many bytes.
 #[inline(always)]
-#[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
+#[allow(clippy::inline_always)] // see `CounterId::new_inline`
 fn short(text: &[u8]) -> [u64; 2] {
     // The last bytes overlap with the first ones; what they have in common is shifted out.
     let overlap = |of: usize| u32::try_from(8 * (2 * of - text.len())).unwrap_or_default();
@@ -517,7 +517,7 @@ tuples!((A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) (A B C D E F G) (A
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CounterName {
     text: SmallVec<[u8; 56]>,
-    fingerprint: Fingerprint,
+    id: CounterId,
 }
 
 impl CounterName {
@@ -547,7 +547,7 @@ impl CounterName {
         }
         name.push(b':');
         name.extend_from_slice(itoa::Buffer::new().format(rule.counted_in_ms()).as_bytes());
-        Self { text: name, fingerprint: Fingerprint::new(rule, key) }
+        Self { text: name, id: CounterId::new(rule, key) }
     }
 
     /// The name's bytes. They are UTF-8.
@@ -555,8 +555,8 @@ impl CounterName {
         &self.text
     }
 
-    pub(crate) fn fingerprint(&self) -> Fingerprint {
-        self.fingerprint
+    pub(crate) fn id(&self) -> CounterId {
+        self.id
     }
 }
 
@@ -596,13 +596,13 @@ impl fmt::Debug for CounterName {
 ///
 /// Two passes over the same numbers, each with a secret of 128 bits of its own, give 128 bits, in a fraction of the time that the name takes.
 ///
-/// Counters that share a fingerprint would share their limit, so nobody may find two that do. The hash is a fast one, made for hash tables: who
+/// Counters that share an id would share their limit, so nobody may find two that do. The hash is a fast one, made for hash tables: who
 /// sees its values can compute keys that collide. Nobody does: they stay in this process, are not printed, and decide nothing that can be
 /// observed but where in a table a counter lies. Without them keys can only be tried. In each step of a pass two 64-bit numbers, each with a
 /// secret in it, are multiplied and the halves of the product are laid over each other: as far as is known, two keys of one's choice meet in one
 /// pass for about one secret in 2^64, and so in both for one in 2^128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Fingerprint(pub(crate) u64, pub(crate) u64);
+pub(crate) struct CounterId(pub(crate) u64, pub(crate) u64);
 
 /// The secret of one pass.
 struct Secret(u64, SharedSeed);
@@ -613,7 +613,7 @@ static SECRETS: Lazy<[Secret; 2]> = Lazy::new(|| {
     [(); 2].map(|()| Secret(random(), SharedSeed::from_u64(random())))
 });
 
-impl Fingerprint {
+impl CounterId {
     /// Of no counter.
     pub(crate) const NONE: Self = Self(0, 0);
 
@@ -632,7 +632,7 @@ impl Fingerprint {
             Some(Key(Printed::Short(length, text))) => (2 | u64::from(*length) << 2, *text),
             Some(Key(Printed::Long(text))) => return Self::long(rule, text),
         };
-        let RuleName(first, second) = rule.name();
+        let RuleId(first, second) = rule.id();
         // No two rules have names that differ in 7 bits only.
         let numbers = [first, second ^ kind, key, more];
         Self::hashed(&[], numbers)
@@ -641,13 +641,13 @@ impl Fingerprint {
     #[cold]
     #[inline(never)]
     fn long(rule: &Rule, text: &[u8]) -> Self {
-        let RuleName(first, second) = rule.name();
+        let RuleId(first, second) = rule.id();
         let numbers = [first, second ^ 3, text.len() as u64, 0];
         Self::hashed(text, numbers)
     }
 
     #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
+    #[allow(clippy::inline_always)] // see `CounterId::new_inline`
     fn hashed(text: &[u8], numbers: [u64; 4]) -> Self {
         let [left, right] = &*SECRETS;
         let name = Self(left.hash(text, numbers), right.hash(text, numbers));
@@ -657,7 +657,7 @@ impl Fingerprint {
 
 impl Secret {
     #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
+    #[allow(clippy::inline_always)] // see `CounterId::new_inline`
     fn hash(&self, text: &[u8], numbers: [u64; 4]) -> u64 {
         let mut hasher = FoldHasher::with_seed(self.0, &self.1);
         if !text.is_empty() {
@@ -670,7 +670,7 @@ impl Secret {
     }
 }
 
-impl std::hash::Hash for Fingerprint {
+impl std::hash::Hash for CounterId {
     /// Half of it is hash enough to find it in a table; the other half has chosen the table.
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
@@ -678,23 +678,23 @@ impl std::hash::Hash for Fingerprint {
     }
 }
 
-/// A fingerprint is its own hash.
+/// A counter id is its own hash.
 #[derive(Debug, Default)]
-pub(crate) struct AlreadyHashed(u64);
+pub(crate) struct IdentityHasher(u64);
 
-impl Hasher for AlreadyHashed {
+impl Hasher for IdentityHasher {
     #[inline]
     fn finish(&self) -> u64 {
         self.0
     }
 
     #[inline]
-    fn write_u64(&mut self, fingerprint: u64) {
-        self.0 = fingerprint;
+    fn write_u64(&mut self, id: u64) {
+        self.0 = id;
     }
 
     fn write(&mut self, _: &[u8]) {
-        unreachable!("a fingerprint is written as a number");
+        unreachable!("a counter id is written as a number");
     }
 }
 
@@ -774,15 +774,15 @@ mod tests {
     #[test]
     fn a_rule_with_a_fault_has_not_the_name_of_one_without() {
         let second = Duration::from_secs(1);
-        let right = Fingerprint::new(&Rule::new("item", 1, second), None);
+        let right = CounterId::new(&Rule::new("item", 1, second), None);
         for period in [Duration::ZERO, second + Duration::from_nanos(1), Duration::from_secs(1 << 40), Duration::MAX] {
-            assert_ne!(Fingerprint::new(&Rule::new("item", 1, period), None), right, "{period:?}");
+            assert_ne!(CounterId::new(&Rule::new("item", 1, period), None), right, "{period:?}");
         }
-        assert_ne!(Fingerprint::new(&Rule::new("", 1, second), None), right);
+        assert_ne!(CounterId::new(&Rule::new("", 1, second), None), right);
     }
 
     #[test]
-    fn counters_have_one_fingerprint_if_they_have_one_name() {
+    fn counters_have_one_id_if_they_have_one_name() {
         let long = "a".repeat(LONGEST_PART + 1);
         let (longer, other) = (format!("{long}a"), format!("{}b", &long[1..]));
         let texts =
@@ -804,20 +804,20 @@ mod tests {
             Algorithm::LeakyBucket { queue: 2 },
         ];
         let mut by_name = HashMap::new();
-        let mut by_fingerprint = HashMap::new();
+        let mut by_id = HashMap::new();
         for prefix in ["item", "itema", "i", "a-prefix-above-16-bytes", "a-prefix-above-17-bytes"] {
             for (algorithm, period) in algorithms.into_iter().flat_map(|one| [(one, second), (one, 2 * second)]) {
                 for key in &keys {
                     let rule = Rule::new(prefix, 1, period).with_algorithm(algorithm);
                     let name = CounterName::new("", &rule, key.as_ref());
-                    let fingerprint = name.fingerprint();
-                    assert_eq!(fingerprint, Fingerprint::new(&rule, key.as_ref()));
-                    assert_eq!(*by_name.entry(name.clone()).or_insert(fingerprint), fingerprint, "{name}");
-                    assert_eq!(*by_fingerprint.entry(fingerprint).or_insert_with(|| name.clone()), name);
+                    let id = name.id();
+                    assert_eq!(id, CounterId::new(&rule, key.as_ref()));
+                    assert_eq!(*by_name.entry(name.clone()).or_insert(id), id, "{name}");
+                    assert_eq!(*by_id.entry(id).or_insert_with(|| name.clone()), name);
                 }
             }
         }
-        assert_eq!(by_name.len(), by_fingerprint.len());
+        assert_eq!(by_name.len(), by_id.len());
         assert!(by_name.len() > 1000, "{}", by_name.len());
     }
 }

@@ -24,16 +24,16 @@ use crate::{
     SetupError, background,
     call::{Asked, AskedKey, Call, CountedBy, Holds, Manner, OnLimit},
     guard::{Behind, Guarded},
-    health::Seen,
+    health::HealthTracker,
     hold::Settlements,
-    key::Fingerprint,
+    key::CounterId,
     memory::Memory,
-    observe::{self, Stopwatch, Throttle},
+    observe::{self, LogThrottle, StoreTimer},
     permit::ChargedInMemory,
     queue::WaitQueues,
     renewals::Renewals,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
-    sync::{Apart, number_of_thread},
+    sync::{CachePadded, thread_index},
 };
 
 /// Decides who may run.
@@ -65,7 +65,7 @@ pub(crate) enum Held {
     ForEver(&'static Inner),
     /// Who holds it is counted for some of the threads together, and not for all: threads that count at one place are as slow as threads
     /// that decide on one key.
-    Counted(Arc<Apart<Arc<Inner>>>),
+    Counted(Arc<CachePadded<Arc<Inner>>>),
 }
 
 const HANDLES: usize = 16;
@@ -100,7 +100,7 @@ pub(crate) struct Inner {
     renewals: Arc<Renewals>,
     /// Counts for this process alone while the store is away.
     local: OnceCell<Memory>,
-    seen: Arc<Seen>,
+    seen: Arc<HealthTracker>,
 }
 
 /// What a builder settles.
@@ -268,7 +268,7 @@ impl Limiter {
         Self::assemble(Storage::Other(guarded), settings, seen)
     }
 
-    pub(crate) fn assemble(storage: Storage, settings: Settings, seen: Arc<Seen>) -> Self {
+    pub(crate) fn assemble(storage: Storage, settings: Settings, seen: Arc<HealthTracker>) -> Self {
         observe::describe();
         let is_shared = matches!(storage, Storage::Other(_));
         let queues = WaitQueues::new(settings.max_waiting, settings.clock.clone(), is_shared);
@@ -281,7 +281,7 @@ impl Limiter {
             local: OnceCell::new(),
             seen,
         });
-        Self(Arc::new([(); HANDLES].map(|()| Held::Counted(Arc::new(Apart(Arc::clone(&inner)))))))
+        Self(Arc::new([(); HANDLES].map(|()| Held::Counted(Arc::new(CachePadded(Arc::clone(&inner)))))))
     }
 
     /// For a call.
@@ -292,7 +292,7 @@ impl Limiter {
         {
             return installed.hold_for_ever();
         }
-        self.0[number_of_thread() % HANDLES].clone()
+        self.0[thread_index() % HANDLES].clone()
     }
 
     #[inline]
@@ -492,7 +492,7 @@ impl Limiter {
             let Some(store) = inner.store() else {
                 return Ok(());
             };
-            let id = charge.counter.fingerprint();
+            let id = charge.counter.id();
             let reset = inner.within_deadline(store.reset(charge.counter)).await;
             inner.queues.changed_id(id);
             reset.and_then(|done| done).map_err(|error| refusal(rule, error))
@@ -576,8 +576,8 @@ impl Held {
     }
 }
 
-fn ids_of(charges: &[Charge]) -> SmallVec<[Fingerprint; 1]> {
-    charges.iter().map(|charge| charge.counter.fingerprint()).collect()
+fn ids_of(charges: &[Charge]) -> SmallVec<[CounterId; 1]> {
+    charges.iter().map(|charge| charge.counter.id()).collect()
 }
 
 impl Inner {
@@ -585,7 +585,7 @@ impl Inner {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
             return Ok(0);
         };
-        let counters: SmallVec<[Fingerprint; 1]> = charges.iter().map(|charge| charge.counter.fingerprint()).collect();
+        let counters: SmallVec<[CounterId; 1]> = charges.iter().map(|charge| charge.counter.id()).collect();
         let back = self.within_deadline(self.return_charges(charges, by)).await;
         counters.into_iter().for_each(|counter| self.queues.changed_id(counter));
         back.and_then(|back| back).map_err(|error| refusal(&rule, error))
@@ -704,7 +704,7 @@ impl Inner {
             Reply::Ready(answer) => Ok(answer),
             Reply::Pending(_) if Handle::try_current().is_err() => Err(StoreError::no_runtime()),
             Reply::Pending(answer) => {
-                let stopwatch = Stopwatch::start();
+                let stopwatch = StoreTimer::start();
                 let late = || StoreError::late(self.settings.deadline);
                 let answer = in_time(left, answer, late).instrument(tracing::debug_span!("ask_rate_limit_store")).await;
                 stopwatch.stop();
@@ -760,8 +760,8 @@ async fn in_time<T>(
 
 pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     if error.misconfigured {
-        static SAID: Throttle = Throttle::new();
-        if SAID.may_speak() {
+        static SAID: LogThrottle = LogThrottle::new();
+        if SAID.allow() {
             tracing::error!(rule = rule.prefix(), reason = %error, "a rate limit is misconfigured");
         }
         RequestPerMinute::misconfigured(rule, error.into_words())

@@ -8,7 +8,7 @@ use crate::{
     call::CountedBy,
     guard::Spent,
     hold::Holding,
-    key::Fingerprint,
+    key::CounterId,
     limiter::{Held, refusal},
     store::{Charge, Charges},
 };
@@ -60,7 +60,7 @@ type Elsewhere = (Held, Charges, CountedBy);
 
 /// One charge in the memory store: what is needed to take it back.
 pub(crate) struct ChargedInMemory {
-    pub(crate) name: Fingerprint,
+    pub(crate) name: CounterId,
     pub(crate) cost: u64,
     pub(crate) receipt: [u64; 2],
     count: u64,
@@ -70,7 +70,7 @@ pub(crate) struct ChargedInMemory {
 
 impl ChargedInMemory {
     #[inline]
-    pub(crate) fn new(name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
+    pub(crate) fn new(name: CounterId, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
         let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.algorithm());
         Self { name, cost, receipt, count, period_ms, algorithm }
     }
@@ -93,14 +93,14 @@ fn tightest(charges: &[Charge]) -> Option<&Charge> {
 impl Permit {
     /// For one charge in the memory store.
     #[inline]
-    pub(crate) fn in_memory(limiter: Held, name: Fingerprint, rule: &Rule, cost: u64, taken: &Taken) -> Self {
+    pub(crate) fn in_memory(limiter: Held, name: CounterId, rule: &Rule, cost: u64, taken: &Taken) -> Self {
         let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
         let charged = ChargedInMemory::new(name, rule, cost, receipt);
         Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::InMemory(limiter, charged) }
     }
 
     /// For one charge that had been made before, with others.
-    pub(crate) fn prefetched(limiter: Held, name: Fingerprint, rule: &Rule, spent: &Spent) -> Self {
+    pub(crate) fn prefetched(limiter: Held, name: CounterId, rule: &Rule, spent: &Spent) -> Self {
         let Spent { cost, remaining, reset_after_ms, receipt } = *spent;
         let charged = ChargedInMemory::new(name, rule, cost, receipt);
         Self { limit: rule.limit(), remaining, reset_after_ms, charged: Charged::Prefetched(limiter, charged) }
@@ -127,7 +127,7 @@ impl Permit {
         let tightest = tightest(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let held = match (&charges[..], by, limiter.memory()) {
             ([charge], CountedBy::Store, Some(_)) if alone && !charge.rule.is_shadow() => {
-                let name = charge.counter.fingerprint();
+                let name = charge.counter.id();
                 Charged::InMemory(limiter, ChargedInMemory::new(name, &charge.rule, charge.cost, charge.receipt))
             }
             _ => Charged::Elsewhere(Arc::new((limiter, charges, by))),

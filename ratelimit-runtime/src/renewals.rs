@@ -17,7 +17,7 @@ use tokio::{sync::Notify, time::timeout_at};
 
 use crate::{
     background,
-    key::Fingerprint,
+    key::CounterId,
     limiter::Held,
     observe,
     store::{Charge, StoreError},
@@ -38,7 +38,7 @@ pub(crate) struct HeldCharge {
 }
 
 /// A counter, and a hold of it.
-type Id = (Fingerprint, u64);
+type Id = (CounterId, u64);
 
 impl HeldCharge {
     /// `asked`: when the store was asked for it.
@@ -58,7 +58,7 @@ impl HeldCharge {
     }
 
     fn id(&self) -> Id {
-        (self.charge.counter.fingerprint(), self.charge.hold.map_or(0, |hold| hold.id))
+        (self.charge.counter.id(), self.charge.hold.map_or(0, |hold| hold.id))
     }
 
     fn lease(&self) -> Duration {

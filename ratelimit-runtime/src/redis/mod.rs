@@ -43,7 +43,7 @@ use crate::{
     algorithm::{self, Look, Taken},
     backend::QueryTag,
     failures::Epoch,
-    key::Fingerprint,
+    key::CounterId,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
@@ -232,7 +232,7 @@ impl Redis {
     #[inline]
     pub(crate) fn share(
         &self,
-        name: Fingerprint,
+        name: CounterId,
         is_same: impl Fn(&Charge) -> bool,
         charge: impl FnOnce() -> (Charge, QueryTag),
         waker: &Waker,
