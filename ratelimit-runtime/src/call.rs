@@ -22,9 +22,9 @@ use crate::redis::Share;
 use crate::{
     Algorithm, Clock, Decision, Key, OnStoreError, Permit, RequestPerMinute, Rule,
     algorithm::TakenWindow,
+    counter::CounterId,
     guard::Known,
     hold::{self, CleanUpOnDrop},
-    key::CounterId,
     limiter::{Held, Inner, RulesNow, refusal},
     observe,
     queue::Answer as StoreAnswer,

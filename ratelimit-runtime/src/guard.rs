@@ -28,8 +28,8 @@ use crate::{
     Algorithm, Clock, CounterName, Decision, Rule,
     backend::QueryTag,
     background,
+    counter::CounterId,
     failures::{Epoch, Failures},
-    key::CounterId,
     observe,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };

@@ -300,6 +300,7 @@ mod clock;
 pub mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod counter;
 mod decision;
 mod error;
 mod failures;
@@ -336,10 +337,11 @@ pub use ratelimit_macros::{limit_concurrent_requests, limit_request_per_time};
 pub use self::{
     builder::Builder,
     clock::{Clock, ManualClock},
+    counter::CounterName,
     decision::Decision,
     error::{Cause, FromRefusal, RequestPerMinute, SetupError},
     health::Health,
-    key::{CounterName, Key, KeyWriter, RateKey},
+    key::{Key, KeyWriter, RateKey},
     limiter::Limiter,
     permit::Permit,
     policy::OnStoreError,

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     Algorithm, Clock, CounterName, Rule,
     algorithm::{Counter, PackedWindow, Taken, TakenWindow, Window},
-    key::CounterId,
+    counter::CounterId,
     store::{Batch, Charge, ChargeQuery, Charges, Hold, Reply, Request, Store, StoreError},
     sync::{AtomicUsize, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, try_spin_lock},
 };

@@ -6,9 +6,9 @@ use crate::{
     Algorithm, Decision, RequestPerMinute, Rule,
     algorithm::{Taken, TakenWindow},
     call::CountedBy,
+    counter::CounterId,
     guard::Spent,
     hold::Holding,
-    key::CounterId,
     limiter::{Held, refusal},
     store::{Charge, Charges},
 };

@@ -2,11 +2,14 @@
 
 use std::{borrow::Borrow, time::Duration};
 
-pub use crate::call::{Admitting, Asked, Deciding};
 use crate::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, Refill, RequestPerMinute, Rule, call,
     call::{AskedKey, Holds, Manner, OnLimit},
     limiter::{Held, Inner},
+};
+pub use crate::{
+    call::{Admitting, Asked, Deciding},
+    policy::OnMissingKey,
 };
 
 /// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
@@ -117,20 +120,12 @@ pub fn no_key() -> ChargedKey {
     ChargedKey(AskedKey::Shared)
 }
 
-/// What a `None` means.
-#[derive(Clone, Copy, Debug)]
-pub enum MissingKey {
-    Deny,
-    Skip,
-    Shared,
-}
-
-pub fn optional_key<K: OptionalKey>(key: &K, missing: MissingKey) -> ChargedKey {
+pub fn optional_key<K: OptionalKey>(key: &K, missing: OnMissingKey) -> ChargedKey {
     ChargedKey(match (key.key(), missing) {
         (Some(key), _) => AskedKey::Some(key),
-        (None, MissingKey::Deny) => AskedKey::Missing,
-        (None, MissingKey::Skip) => AskedKey::Skip,
-        (None, MissingKey::Shared) => AskedKey::Shared,
+        (None, OnMissingKey::Deny) => AskedKey::Missing,
+        (None, OnMissingKey::Skip) => AskedKey::Skip,
+        (None, OnMissingKey::Shared) => AskedKey::Shared,
     })
 }
 

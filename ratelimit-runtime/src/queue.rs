@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Algorithm, Clock, CounterName, Refill, RequestPerMinute, Rule,
-    key::{CounterId, IdentityHasher},
+    counter::{CounterId, IdentityHasher},
     store::Charge,
     sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Notify},
 };

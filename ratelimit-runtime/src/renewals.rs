@@ -17,7 +17,7 @@ use tokio::{sync::Notify, time::timeout_at};
 
 use crate::{
     background,
-    key::CounterId,
+    counter::CounterId,
     limiter::Held,
     observe,
     store::{Charge, StoreError},

@@ -11,7 +11,7 @@ use super::script::{Numbers, pack};
 use super::{Look, Taken};
 #[cfg(any(feature = "redis", test))]
 use crate::rule::limits::LARGEST_WINDOW;
-use crate::{Algorithm, Decision, Rule, key::CounterId};
+use crate::{Algorithm, Decision, Rule, counter::CounterId};
 
 /// One window.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use std::{collections::HashMap, hash::BuildHasherDefault, sync::atomic::Ordering
 
 use crate::{
     Decision, Rule,
+    counter::{CounterId, IdentityHasher},
     failures::Epoch,
-    key::{CounterId, IdentityHasher},
     sync::{AtomicBool, CachePadded, SpinMutex, SpinMutexGuard, spin_lock},
 };
 

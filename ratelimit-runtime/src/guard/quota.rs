@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     CounterName, Decision, Rule,
-    key::{CounterId, IdentityHasher},
+    counter::{CounterId, IdentityHasher},
     store::{Charge, StoreError},
     sync::{CachePadded, SpinMutex, SpinMutexGuard, spin_lock},
 };

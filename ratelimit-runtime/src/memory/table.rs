@@ -4,7 +4,7 @@ use std::mem;
 
 use crate::{
     algorithm::{Counter, PackedWindow, Window},
-    key::CounterId,
+    counter::CounterId,
 };
 
 /// Values by name: where a name's value is to be found, or in the next places behind, as far as there is no gap.

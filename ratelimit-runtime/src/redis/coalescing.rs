@@ -28,7 +28,7 @@ use crate::{
     Algorithm, Clock,
     algorithm::{self, Taken},
     backend::QueryTag,
-    key::{CounterId, IdentityHasher},
+    counter::{CounterId, IdentityHasher},
     observe,
     store::{Charge, Charges, StoreError},
     sync::{AtomicU64, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, thread_index},

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Algorithm, CounterName,
     algorithm::{self, Act, Numbers},
-    key::IdentityHasher,
+    counter::IdentityHasher,
     store::{Charge, Charges, Request, StoreError},
 };
 

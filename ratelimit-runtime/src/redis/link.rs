@@ -40,8 +40,8 @@ use super::{
 use crate::{
     backend::QueryTag,
     background,
+    counter::CounterId,
     failures::{Epoch, Failures},
-    key::CounterId,
     observe,
     store::{Charge, Charges, StoreError},
 };

@@ -42,8 +42,8 @@ use crate::{
     CounterName,
     algorithm::{self, Look, Taken},
     backend::QueryTag,
+    counter::CounterId,
     failures::Epoch,
-    key::CounterId,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
