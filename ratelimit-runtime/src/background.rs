@@ -26,7 +26,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{observe::LogThrottle, store::StoreError};
+use crate::{error::StoreError, observe::LogThrottle};
 
 /// As `top -H` and debuggers show it. Linux keeps 15 bytes.
 const THREAD: &str = "ratelimit";

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::store::StoreError;
+use crate::error::StoreError;
 
 /// For so long no decision may have failed before the store counts as available again. Where one of several servers
 /// is away, decisions fail and succeed by turns.

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{OnStoreError, RequestPerMinute, Rule, store::StoreError};
+use crate::{OnStoreError, RequestPerMinute, Rule, error::StoreError};
 
 /// A rule has let a call through, and so much of it remains.
 #[inline]
