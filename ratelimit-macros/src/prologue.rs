@@ -253,7 +253,7 @@ fn charge(rule: &Rule, runtime: &Runtime) -> TokenStream {
         (None, _) => ours!(#krate::__private::no_key()),
         (Some(key), None) => value("key", "key", key, Some(ours!())),
         (Some(key), Some(word)) => {
-            value("key", "optional_key", key, Some(ours!(, #krate::__private::MissingKey::#word)))
+            value("key", "optional_key", key, Some(ours!(, #krate::__private::OnMissingKey::#word)))
         }
     };
     let mut number = |number: &Number| match number {

@@ -26,7 +26,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{observe::Throttle, store::StoreError};
+use crate::{error::StoreError, observe::LogThrottle};
 
 /// As `top -H` and debuggers show it. Linux keeps 15 bytes.
 const THREAD: &str = "ratelimit";
@@ -78,8 +78,8 @@ fn start() -> io::Result<Handle> {
 /// With an error, the system gave this process no thread or no file descriptor for it.
 pub(crate) fn runtime() -> Result<Handle, StoreError> {
     BACKGROUND.runtime(process::id(), start).map_err(|error| {
-        static SAID: Throttle = Throttle::new();
-        if SAID.may_speak() {
+        static SAID: LogThrottle = LogThrottle::new();
+        if SAID.allow() {
             tracing::error!(%error, "cannot start the thread for background work of rate limits");
         }
         StoreError::unavailable(format!("cannot start the thread for background work: {error}")).unsent()

@@ -1,8 +1,11 @@
 //! What a caller gets who may not run.
 
+mod store_error;
+
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
-use crate::{Decision, Rule, algorithm::MOST_HOLDS};
+pub use self::store_error::StoreError;
+use crate::{Decision, Rule, rule::limits::MOST_HOLDS};
 
 /// Why a call was not let through.
 ///

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::store::StoreError;
+use crate::error::StoreError;
 
 /// For so long no decision may have failed before the store counts as available again. Where one of several servers
 /// is away, decisions fail and succeed by turns.
@@ -55,14 +55,14 @@ impl Health {
 }
 
 /// What decisions have shown of the store. Entering and leaving the degraded state is an event in the log, and moves the gauge.
-pub(crate) struct Seen {
+pub(crate) struct HealthTracker {
     /// Whether `degraded` holds something: all that a decision looks at while the store is well.
     is_degraded: AtomicBool,
     degraded: Mutex<Option<Degraded>>,
     gauge: &'static DegradedGauge,
 }
 
-impl Default for Seen {
+impl Default for HealthTracker {
     fn default() -> Self {
         static OF_PROCESS: DegradedGauge = DegradedGauge(AtomicU32::new(0));
         Self::algorithm(&OF_PROCESS)
@@ -76,7 +76,7 @@ struct Degraded {
     error: StoreError,
 }
 
-impl Seen {
+impl HealthTracker {
     fn algorithm(gauge: &'static DegradedGauge) -> Self {
         Self { is_degraded: AtomicBool::default(), degraded: Mutex::default(), gauge }
     }
@@ -151,13 +151,13 @@ impl Seen {
     }
 }
 
-impl fmt::Debug for Seen {
+impl fmt::Debug for HealthTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.lock().fmt(f)
     }
 }
 
-impl Drop for Seen {
+impl Drop for HealthTracker {
     fn drop(&mut self) {
         if self.is_degraded.load(Ordering::Relaxed) {
             self.gauge.leave();
@@ -215,7 +215,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_fails_among_others_is_one_outage() {
-        let seen = Seen::default();
+        let seen = HealthTracker::default();
         for tenths in 0..50 {
             seen.failed(&error());
             seen.succeeded();
@@ -236,7 +236,7 @@ mod tests {
     #[cfg(feature = "redis")]
     #[tokio::test(start_paused = true)]
     async fn an_outage_that_began_long_after_the_last_one_is_another() {
-        let seen = Seen::default();
+        let seen = HealthTracker::default();
         seen.failed(&error());
         advance(3600 * QUIET).await;
         let known = StoreError::unavailable("no route").since(Instant::now());
@@ -249,7 +249,7 @@ mod tests {
     /// Somebody who sends no calls before all is well would never learn that it is.
     #[tokio::test(start_paused = true)]
     async fn health_needs_no_calls() {
-        let seen = Seen::default();
+        let seen = HealthTracker::default();
         seen.failed(&error());
         advance(QUIET).await;
         assert_eq!(seen.health(None), Health::Available);
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(lasts(&seen.health(Some(&known))), Some(2 * QUIET), "one outage since the first failure");
         let Health::Degraded { reason, .. } = seen.health(Some(&known)) else { panic!() };
         assert_eq!(reason, "no route");
-        assert!(lasts(&Seen::default().health(Some(&known))).is_some());
+        assert!(lasts(&HealthTracker::default().health(Some(&known))).is_some());
     }
 
     #[cfg(feature = "metrics")]
@@ -319,14 +319,14 @@ mod tests {
         }
 
         let values = Arc::<Values>::default();
-        let (recorder, seen) = (OnlyGauge(Arc::clone(&values)), Seen::algorithm(&GAUGE));
+        let (recorder, seen) = (OnlyGauge(Arc::clone(&values)), HealthTracker::algorithm(&GAUGE));
         // A recorder that is installed during an outage hears of it.
         seen.failed(&error());
         for _ in 0..3 {
             with_local_recorder(&recorder, || seen.failed(&error()));
             assert_eq!(values.last(), Some(1.0));
         }
-        let other = Seen::algorithm(&GAUGE);
+        let other = HealthTracker::algorithm(&GAUGE);
         with_local_recorder(&recorder, || other.failed(&error()));
         assert_eq!(values.last(), Some(2.0));
         with_local_recorder(&recorder, || drop(other));

@@ -1,24 +1,21 @@
 //! Who is limited: the key of a call and the name of the counter it leads to.
 
+pub(crate) mod escape;
+
 use std::{
     borrow::Cow,
     fmt::{self, Write as _},
-    hash::{BuildHasher, Hasher, RandomState},
     net::IpAddr,
     num,
     rc::Rc,
     sync::Arc,
 };
 
-use foldhash::{SharedSeed, fast::FoldHasher};
-use once_cell::sync::Lazy;
-use sha2::{Digest, Sha256};
-use smallvec::{Array, SmallVec};
+use smallvec::SmallVec;
 
-use crate::{Rule, rule::RuleName};
+use self::escape::{Reserved, escape, escape_byte, reserved};
 
-/// Keys and prefixes above this many printed bytes are replaced by their SHA-256.
-const LONGEST_PART: usize = 200;
+static RESERVED: Reserved = reserved(b"%{}(),");
 
 /// A value that can tell callers apart.
 ///
@@ -98,7 +95,7 @@ impl KeyWriter<'_> {
     pub fn write_bytes(&mut self, bytes: &[u8]) {
         self.begin();
         for chunk in bytes.utf8_chunks() {
-            escape(chunk.valid(), &IN_KEYS, &mut self.out.text);
+            escape(chunk.valid(), &RESERVED, &mut self.out.text);
             for &byte in chunk.invalid() {
                 escape_byte(byte, &mut self.out.text);
             }
@@ -108,7 +105,7 @@ impl KeyWriter<'_> {
     #[inline]
     fn write_text(&mut self, text: &str) {
         self.begin();
-        escape(text, &IN_KEYS, &mut self.out.text);
+        escape(text, &RESERVED, &mut self.out.text);
     }
 
     /// What has nothing to be escaped.
@@ -166,47 +163,9 @@ struct Escaped<'a>(&'a mut Text);
 
 impl fmt::Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        escape(text, &IN_KEYS, self.0);
+        escape(text, &RESERVED, self.0);
         Ok(())
     }
-}
-
-/// The bytes that are escaped.
-type Reserved = [bool; 256];
-
-static IN_KEYS: Reserved = reserved(b"%{}(),");
-static IN_NAMES: Reserved = reserved(b"%{}:");
-
-/// These, and control characters.
-const fn reserved(bytes: &[u8]) -> Reserved {
-    let mut table = [false; 256];
-    let mut byte: u8 = 0;
-    while byte < 128 {
-        table[byte as usize] = byte.is_ascii_control();
-        byte += 1;
-    }
-    let mut at = 0;
-    while at < bytes.len() {
-        table[bytes[at] as usize] = true;
-        at += 1;
-    }
-    table
-}
-
-/// Appends `text` with `%`-escapes for what is reserved.
-fn escape<A: Array<Item = u8>>(text: &str, reserved: &Reserved, out: &mut SmallVec<A>) {
-    let mut rest = text.as_bytes();
-    while let Some(at) = rest.iter().position(|byte| reserved[usize::from(*byte)]) {
-        out.extend_from_slice(&rest[..at]);
-        escape_byte(rest[at], out);
-        rest = &rest[at + 1..];
-    }
-    out.extend_from_slice(rest);
-}
-
-fn escape_byte<A: Array<Item = u8>>(byte: u8, out: &mut SmallVec<A>) {
-    const HEX: &[u8; 16] = b"0123456789ABCDEF";
-    out.extend_from_slice(&[b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
 }
 
 /// The key of one call, printed.
@@ -218,12 +177,12 @@ fn escape_byte<A: Array<Item = u8>>(byte: u8, out: &mut SmallVec<A>) {
 /// assert_eq!(Key::new("{a}").to_string(), "%7Ba%7D");
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(Printed);
+pub struct Key(pub(crate) Repr);
 
 /// A key has one form: what reads like a number is one, and what is short is `Short`. Most numbers are never printed, as only a server
 /// needs a name for a counter.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Printed {
+pub(crate) enum Repr {
     /// A number and 0. Nothing is left unwritten: a compiler copies what comes next to that twice.
     Number([u64; 2]),
     /// Up to 16 bytes with zeros behind them, as two little-endian numbers.
@@ -233,7 +192,7 @@ enum Printed {
 
 const LONGEST_SHORT: usize = 16;
 
-impl Printed {
+impl Repr {
     #[inline]
     const fn number(number: u64) -> Self {
         Self::Number([number, 0])
@@ -252,7 +211,7 @@ impl Key {
     fn written<K: RateKey + ?Sized>(key: &K) -> Self {
         let mut out = Output::default();
         key.write_key(&mut KeyWriter { out: &mut out, written: false });
-        out.number.map_or_else(|| Self::printed(&out.text), |number| Self(Printed::number(number)))
+        out.number.map_or_else(|| Self::printed(&out.text), |number| Self(Repr::number(number)))
     }
 
     /// The key of a text, which is that text if nothing of it is to be escaped.
@@ -267,14 +226,14 @@ impl Key {
         let behind = [usual.unbounded_shl(bits), usual.unbounded_shl(bits.saturating_sub(64))];
         let are_usual = are_usual(first | behind[0]) && are_usual(second | behind[1]);
         let is_number = bytes.first().is_none_or(u8::is_ascii_digit);
-        if !are_usual || is_number { Self::of_unusual(text) } else { Self(Printed::Short(length, [first, second])) }
+        if !are_usual || is_number { Self::of_unusual(text) } else { Self(Repr::Short(length, [first, second])) }
     }
 
     /// The same for any text: for a long one, for what may be a number, and for what may have to be escaped.
     #[inline(never)]
     fn of_unusual(text: &str) -> Self {
         let (chunks, rest) = text.as_bytes().as_chunks();
-        let is_plain = |bytes: &[u8]| !bytes.iter().any(|byte| IN_KEYS[usize::from(*byte)]);
+        let is_plain = |bytes: &[u8]| !bytes.iter().any(|byte| RESERVED[usize::from(*byte)]);
         let are_plain = |chunk: &[u8; 8]| are_usual(u64::from_le_bytes(*chunk)) || is_plain(chunk);
         if chunks.iter().all(are_plain) && is_plain(rest) {
             Self::printed(text.as_bytes())
@@ -286,27 +245,27 @@ impl Key {
     /// What is printed like this.
     fn printed(text: &[u8]) -> Self {
         Self(match (u8::try_from(text.len()), read_number(text)) {
-            (_, Some(number)) => Printed::number(number),
-            (Ok(length), None) if text.len() <= LONGEST_SHORT => Printed::Short(length, short(text)),
-            _ => Printed::Long(text.into()),
+            (_, Some(number)) => Repr::number(number),
+            (Ok(length), None) if text.len() <= LONGEST_SHORT => Repr::Short(length, short(text)),
+            _ => Repr::Long(text.into()),
         })
     }
 
     pub(crate) fn with_text<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
         match &self.0 {
-            Printed::Number([number, _]) => read(itoa::Buffer::new().format(*number).as_bytes()),
-            Printed::Short(length, [first, second]) => {
+            Repr::Number([number, _]) => read(itoa::Buffer::new().format(*number).as_bytes()),
+            Repr::Short(length, [first, second]) => {
                 let text = u128::from(*second) << 64 | u128::from(*first);
                 read(&text.to_le_bytes()[..usize::from(*length)])
             }
-            Printed::Long(text) => read(text),
+            Repr::Long(text) => read(text),
         }
     }
 }
 
 /// Up to 16 bytes with zeros behind them. Two numbers are hashed and copied faster than so many bytes.
 #[inline(always)]
-#[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
+#[allow(clippy::inline_always)] // see `CounterId::new_inline`
 fn short(text: &[u8]) -> [u64; 2] {
     // The last bytes overlap with the first ones; what they have in common is shifted out.
     let overlap = |of: usize| u32::try_from(8 * (2 * of - text.len())).unwrap_or_default();
@@ -361,7 +320,7 @@ impl fmt::Debug for Key {
 /// A [`Key`] stands for the value it was made from.
 impl RateKey for Key {
     fn write_key(&self, key: &mut KeyWriter<'_>) {
-        if let Printed::Number([number, _]) = &self.0 {
+        if let Repr::Number([number, _]) = &self.0 {
             key.write_number(*number);
         } else {
             key.begin();
@@ -387,7 +346,7 @@ macro_rules! integers {
 
             #[inline]
             fn rate_key(&self) -> Key {
-                u64::try_from(*self).map_or_else(|_| Key::written(self), |number| Key(Printed::number(number)))
+                u64::try_from(*self).map_or_else(|_| Key::written(self), |number| Key(Repr::number(number)))
             }
         }
     )*};
@@ -510,200 +469,9 @@ macro_rules! tuples {
 }
 tuples!((A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) (A B C D E F G) (A B C D E F G H));
 
-/// The name of a counter, as it is the key in Redis: `item:{4711}:fixed:60000`.
-///
-/// Namespace (with `::` behind it), prefix, key as the hash tag, algorithm, period in milliseconds. Without a key the
-/// prefix is the tag. Distinct counters have distinct names, whatever a caller puts into a key.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CounterName {
-    text: SmallVec<[u8; 56]>,
-    fingerprint: Fingerprint,
-}
-
-impl CounterName {
-    pub(crate) fn new(namespace: &str, rule: &Rule, key: Option<&Key>) -> Self {
-        let mut name = SmallVec::<[u8; 56]>::new();
-        if !namespace.is_empty() {
-            push_part(namespace, &mut name);
-            name.extend_from_slice(b"::");
-        }
-        if let Some(key) = key {
-            push_part(rule.prefix(), &mut name);
-            name.extend_from_slice(b":{");
-            key.with_text(|key| match key.len() {
-                0 => name.push(b'%'), // or the tag would be empty; no escape is a lone `%`
-                1..=LONGEST_PART => name.extend_from_slice(key),
-                _ => push_hex(&Sha256::digest(key), &mut name),
-            });
-        } else {
-            name.push(b'{');
-            push_part(rule.prefix(), &mut name);
-        }
-        name.extend_from_slice(b"}:");
-        let tag = rule.algorithm().tag();
-        name.extend_from_slice(tag.name.as_bytes());
-        if let Some(buckets) = tag.buckets {
-            name.extend_from_slice(itoa::Buffer::new().format(buckets).as_bytes());
-        }
-        name.push(b':');
-        name.extend_from_slice(itoa::Buffer::new().format(rule.counted_in_ms()).as_bytes());
-        Self { text: name, fingerprint: Fingerprint::new(rule, key) }
-    }
-
-    /// The name's bytes. They are UTF-8.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.text
-    }
-
-    pub(crate) fn fingerprint(&self) -> Fingerprint {
-        self.fingerprint
-    }
-}
-
-fn push_part<A: Array<Item = u8>>(part: &str, name: &mut SmallVec<A>) {
-    let from = name.len();
-    escape(part, &IN_NAMES, name);
-    if name.len() - from > LONGEST_PART {
-        let digest = Sha256::digest(&name[from..]);
-        name.truncate(from);
-        push_hex(&digest, name);
-    }
-}
-
-/// `%s` is no escape, so no part reads like a digest.
-fn push_hex<A: Array<Item = u8>>(digest: &[u8], name: &mut SmallVec<A>) {
-    name.extend_from_slice(b"%sha256-");
-    for byte in digest {
-        const HEX: &[u8; 16] = b"0123456789abcdef";
-        name.extend_from_slice(&[HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
-    }
-}
-
-impl fmt::Display for CounterName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&String::from_utf8_lossy(&self.text))
-    }
-}
-
-impl fmt::Debug for CounterName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CounterName({self})")
-    }
-}
-
-/// What the memory store knows a counter by: a hash of its rule's name, which is a hash itself, and of the key, under a secret of this process.
-/// The namespace is its limiter's.
-///
-/// Two passes over the same numbers, each with a secret of 128 bits of its own, give 128 bits, in a fraction of the time that the name takes.
-///
-/// Counters that share a fingerprint would share their limit, so nobody may find two that do. The hash is a fast one, made for hash tables: who
-/// sees its values can compute keys that collide. Nobody does: they stay in this process, are not printed, and decide nothing that can be
-/// observed but where in a table a counter lies. Without them keys can only be tried. In each step of a pass two 64-bit numbers, each with a
-/// secret in it, are multiplied and the halves of the product are laid over each other: as far as is known, two keys of one's choice meet in one
-/// pass for about one secret in 2^64, and so in both for one in 2^128.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Fingerprint(pub(crate) u64, pub(crate) u64);
-
-/// The secret of one pass.
-struct Secret(u64, SharedSeed);
-
-static SECRETS: Lazy<[Secret; 2]> = Lazy::new(|| {
-    // The standard library seeds its maps from the system's randomness.
-    let random = || RandomState::new().hash_one(0);
-    [(); 2].map(|()| Secret(random(), SharedSeed::from_u64(random())))
-});
-
-impl Fingerprint {
-    /// Of no counter.
-    pub(crate) const NONE: Self = Self(0, 0);
-
-    pub(crate) fn new(rule: &Rule, key: Option<&Key>) -> Self {
-        Self::new_inline(rule, key)
-    }
-
-    /// The same where it is part of its caller, as on the way of most calls. Two passes side by side take little longer than one, but
-    /// what is handed from one function to another lies in memory.
-    #[inline(always)]
-    #[allow(clippy::inline_always)]
-    pub(crate) fn new_inline(rule: &Rule, key: Option<&Key>) -> Self {
-        let (kind, [key, more]) = match key {
-            None => (0, [0; 2]),
-            Some(Key(Printed::Number(number))) => (1, *number),
-            Some(Key(Printed::Short(length, text))) => (2 | u64::from(*length) << 2, *text),
-            Some(Key(Printed::Long(text))) => return Self::long(rule, text),
-        };
-        let RuleName(first, second) = rule.name();
-        // No two rules have names that differ in 7 bits only.
-        let numbers = [first, second ^ kind, key, more];
-        Self::hashed(&[], numbers)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn long(rule: &Rule, text: &[u8]) -> Self {
-        let RuleName(first, second) = rule.name();
-        let numbers = [first, second ^ 3, text.len() as u64, 0];
-        Self::hashed(text, numbers)
-    }
-
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
-    fn hashed(text: &[u8], numbers: [u64; 4]) -> Self {
-        let [left, right] = &*SECRETS;
-        let name = Self(left.hash(text, numbers), right.hash(text, numbers));
-        if name == Self::NONE { Self(0, 1) } else { name }
-    }
-}
-
-impl Secret {
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Fingerprint::new_inline`
-    fn hash(&self, text: &[u8], numbers: [u64; 4]) -> u64 {
-        let mut hasher = FoldHasher::with_seed(self.0, &self.1);
-        if !text.is_empty() {
-            hasher.write(text);
-        }
-        for number in numbers {
-            hasher.write_u64(number);
-        }
-        hasher.finish()
-    }
-}
-
-impl std::hash::Hash for Fingerprint {
-    /// Half of it is hash enough to find it in a table; the other half has chosen the table.
-    #[inline]
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.1);
-    }
-}
-
-/// A fingerprint is its own hash.
-#[derive(Debug, Default)]
-pub(crate) struct AlreadyHashed(u64);
-
-impl Hasher for AlreadyHashed {
-    #[inline]
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    #[inline]
-    fn write_u64(&mut self, fingerprint: u64) {
-        self.0 = fingerprint;
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("a fingerprint is written as a number");
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashMap, time::Duration};
-
     use super::*;
-    use crate::{Algorithm, Refill};
 
     #[test]
     fn a_number_and_its_text_are_one_key() {
@@ -769,55 +537,5 @@ mod tests {
             let bytes: Vec<u8> = short(&text).into_iter().flat_map(u64::to_le_bytes).collect();
             assert_eq!(bytes, padded);
         }
-    }
-
-    #[test]
-    fn a_rule_with_a_fault_has_not_the_name_of_one_without() {
-        let second = Duration::from_secs(1);
-        let right = Fingerprint::new(&Rule::new("item", 1, second), None);
-        for period in [Duration::ZERO, second + Duration::from_nanos(1), Duration::from_secs(1 << 40), Duration::MAX] {
-            assert_ne!(Fingerprint::new(&Rule::new("item", 1, period), None), right, "{period:?}");
-        }
-        assert_ne!(Fingerprint::new(&Rule::new("", 1, second), None), right);
-    }
-
-    #[test]
-    fn counters_have_one_fingerprint_if_they_have_one_name() {
-        let long = "a".repeat(LONGEST_PART + 1);
-        let (longer, other) = (format!("{long}a"), format!("{}b", &long[1..]));
-        let texts =
-            ["", "a", "b", "aa", "ab", "0", "1", "01", "item", "itema", "(a,1)", "\0", "a\0", "a-key-of-16-byte"];
-        let texts: Vec<&str> = texts.into_iter().chain(["a-key-of-17-bytes", &long, &longer, &other]).collect();
-        let mut keys: Vec<Option<Key>> = texts.iter().map(|text| Some(Key::new(*text))).collect();
-        keys.extend([None, Some(Key::new(0)), Some(Key::new(1)), Some(Key::new(u64::MAX)), Some(Key::new(("a", 1)))]);
-        let second = Duration::from_secs(1);
-        let algorithms = [
-            Algorithm::FixedWindow { align: false },
-            Algorithm::FixedWindow { align: true },
-            Algorithm::SlidingLog,
-            Algorithm::SlidingWindow { buckets: 1 },
-            Algorithm::SlidingWindow { buckets: 2 },
-            Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy },
-            Algorithm::TokenBucket { burst: 2, refill: Refill::Greedy },
-            Algorithm::TokenBucket { burst: 1, refill: Refill::Interval },
-            Algorithm::LeakyBucket { queue: 1 },
-            Algorithm::LeakyBucket { queue: 2 },
-        ];
-        let mut by_name = HashMap::new();
-        let mut by_fingerprint = HashMap::new();
-        for prefix in ["item", "itema", "i", "a-prefix-above-16-bytes", "a-prefix-above-17-bytes"] {
-            for (algorithm, period) in algorithms.into_iter().flat_map(|one| [(one, second), (one, 2 * second)]) {
-                for key in &keys {
-                    let rule = Rule::new(prefix, 1, period).with_algorithm(algorithm);
-                    let name = CounterName::new("", &rule, key.as_ref());
-                    let fingerprint = name.fingerprint();
-                    assert_eq!(fingerprint, Fingerprint::new(&rule, key.as_ref()));
-                    assert_eq!(*by_name.entry(name.clone()).or_insert(fingerprint), fingerprint, "{name}");
-                    assert_eq!(*by_fingerprint.entry(fingerprint).or_insert_with(|| name.clone()), name);
-                }
-            }
-        }
-        assert_eq!(by_name.len(), by_fingerprint.len());
-        assert!(by_name.len() > 1000, "{}", by_name.len());
     }
 }

@@ -299,6 +299,7 @@ mod clock;
 pub mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod counter;
 mod deadline;
 mod decision;
 mod engine;
@@ -333,11 +334,12 @@ pub use ratelimit_macros::{limit_concurrent_requests, limit_request_per_time};
 pub use self::{
     builder::Builder,
     clock::{Clock, ManualClock},
+    counter::CounterName,
     decision::Decision,
     engine::permit::Permit,
     error::{Cause, FromRefusal, RequestPerMinute, SetupError},
     health::Health,
-    key::{CounterName, Key, KeyWriter, RateKey},
+    key::{Key, KeyWriter, RateKey},
     limiter::Limiter,
     policy::OnStoreError,
     reservation::Reservation,

@@ -235,7 +235,7 @@ impl Limiter {
             let Some(store) = engine.store() else {
                 return Ok(());
             };
-            let id = charge.counter.fingerprint();
+            let id = charge.counter.id();
             let reset = engine.within_deadline(store.reset(charge.counter)).await;
             engine.queues().changed_id(id);
             reset.and_then(|done| done).map_err(|error| refusal(rule, error))

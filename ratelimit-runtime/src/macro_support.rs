@@ -2,10 +2,6 @@
 
 use std::{borrow::Borrow, time::Duration};
 
-pub use crate::engine::{
-    acquire::{Acquire, Admit},
-    request::ChargeRequest,
-};
 use crate::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, Refill, RequestPerMinute, Rule,
     engine::{
@@ -13,6 +9,13 @@ use crate::{
         core::{Engine, EngineRef},
         request::{AcquireOptions, CostKind, OnLimit, RequestKey},
     },
+};
+pub use crate::{
+    engine::{
+        acquire::{Acquire, Admit},
+        request::ChargeRequest,
+    },
+    policy::OnMissingKey,
 };
 
 /// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
@@ -123,20 +126,12 @@ pub fn no_key() -> ChargedKey {
     ChargedKey(RequestKey::Shared)
 }
 
-/// What a `None` means.
-#[derive(Clone, Copy, Debug)]
-pub enum MissingKey {
-    Deny,
-    Skip,
-    Shared,
-}
-
-pub fn optional_key<K: OptionalKey>(key: &K, missing: MissingKey) -> ChargedKey {
+pub fn optional_key<K: OptionalKey>(key: &K, missing: OnMissingKey) -> ChargedKey {
     ChargedKey(match (key.key(), missing) {
         (Some(key), _) => RequestKey::Some(key),
-        (None, MissingKey::Deny) => RequestKey::Missing,
-        (None, MissingKey::Skip) => RequestKey::Skip,
-        (None, MissingKey::Shared) => RequestKey::Shared,
+        (None, OnMissingKey::Deny) => RequestKey::Missing,
+        (None, OnMissingKey::Skip) => RequestKey::Skip,
+        (None, OnMissingKey::Shared) => RequestKey::Shared,
     })
 }
 

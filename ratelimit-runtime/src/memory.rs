@@ -7,9 +7,9 @@ use smallvec::SmallVec;
 use crate::{
     Algorithm, Clock, CounterName, Rule,
     algorithm::{Counter, PackedWindow, Taken, TakenWindow, Window},
-    key::Fingerprint,
+    counter::CounterId,
     store::{Batch, Charge, ChargeQuery, Charges, Hold, Reply, Request, Store, StoreError},
-    sync::{Apart, AtomicUsize, BriefGuard, BriefMutex, lock_all_briefly, lock_briefly, try_lock_briefly},
+    sync::{AtomicUsize, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, try_spin_lock},
 };
 
 #[cfg(all(test, model_check))]
@@ -27,9 +27,9 @@ use table::Table;
 #[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,
-    shards: Box<[Apart<BriefMutex<Shard>>; SHARDS]>,
+    shards: Box<[CachePadded<SpinMutex<Shard>>; SHARDS]>,
     capacity: usize,
-    stored: Apart<AtomicUsize>,
+    stored: CachePadded<AtomicUsize>,
 }
 
 /// In this order, so that what a call of a fixed window needs is in one cache line with the lock.
@@ -60,21 +60,26 @@ const SWEPT_AT_LEAST: usize = 16;
 const SKEW_US: u64 = 1000;
 
 /// The shards of one request.
-type Locked<'a> = SmallVec<[(usize, BriefGuard<'a, Shard>); 1]>;
+type Locked<'a> = SmallVec<[(usize, SpinMutexGuard<'a, Shard>); 1]>;
 
 impl Memory {
     pub(crate) fn new(clock: Clock, capacity: usize) -> Self {
-        Self { clock, shards: Box::new([(); SHARDS].map(|()| Apart::default())), capacity, stored: Apart::default() }
+        Self {
+            clock,
+            shards: Box::new([(); SHARDS].map(|()| CachePadded::default())),
+            capacity,
+            stored: CachePadded::default(),
+        }
     }
 
     #[inline]
-    fn shard(&self, index: usize) -> BriefGuard<'_, Shard> {
+    fn shard(&self, index: usize) -> SpinMutexGuard<'_, Shard> {
         // A panic elsewhere can't leave a shard half changed: each change is a whole one.
-        lock_briefly(&self.shards[index])
+        spin_lock(&self.shards[index])
     }
 
     /// Charges one counter if the cost, of 1 to the rule's limit, fits.
-    pub(crate) fn take(&self, name: Fingerprint, ask: &ChargeQuery<'_>) -> Result<Taken, StoreError> {
+    pub(crate) fn take(&self, name: CounterId, ask: &ChargeQuery<'_>) -> Result<Taken, StoreError> {
         let mut shard = self.shard(shard_of(&name));
         let now_us = shard.now_us(&self.clock);
         self.take_in(&mut shard, name, ask, now_us)
@@ -88,7 +93,7 @@ impl Memory {
     /// it changes nothing but the window that is open then.
     #[inline(always)]
     #[allow(clippy::inline_always)] // or what becomes of it is copied
-    pub(crate) fn take_window(&self, name: Fingerprint, count: u64, cost: u64) -> Option<TakenWindow> {
+    pub(crate) fn take_window(&self, name: CounterId, count: u64, cost: u64) -> Option<TakenWindow> {
         let mut shard = self.shard(shard_of(&name));
         let now_ms = self.clock.now_ms();
         shard.counters.windows.get_mut(name)?.take(name, count, now_ms, cost)
@@ -97,7 +102,7 @@ impl Memory {
     fn take_in(
         &self,
         shard: &mut Shard,
-        name: Fingerprint,
+        name: CounterId,
         ask: &ChargeQuery<'_>,
         now_us: u64,
     ) -> Result<Taken, StoreError> {
@@ -110,17 +115,17 @@ impl Memory {
     fn decide_one(&self, request: &mut Request) {
         // Each shard once, and in order.
         let mut indices: SmallVec<[usize; 1]> =
-            request.charges.iter().map(|charge| shard_of(&charge.counter.fingerprint())).collect();
+            request.charges.iter().map(|charge| shard_of(&charge.counter.id())).collect();
         indices.sort_unstable();
         indices.dedup();
-        let shards = lock_all_briefly::<_, 1>(&indices.iter().map(|index| &*self.shards[*index]));
+        let shards = spin_lock_all::<_, 1>(&indices.iter().map(|index| &*self.shards[*index]));
         let mut shards: Locked<'_> = indices.into_iter().zip(shards).collect();
         let now_us = shards.iter_mut().map(|(_, shard)| shard.now_us(&self.clock)).max().unwrap_or_default();
         shards.iter_mut().for_each(|(_, shard)| shard.latest_us = now_us);
 
         let mut all_fit = true;
         for charge in &mut *request.charges {
-            let (name, ask) = (charge.counter.fingerprint(), charge.query());
+            let (name, ask) = (charge.counter.id(), charge.query());
             let look = |counter: &mut Counter| Counter::look(Some(counter), &ask, now_us);
             let look = shard_in(&mut shards, &name).update(name, ask.rule, look);
             let look = look.unwrap_or_else(|| Counter::look(None, &ask, now_us));
@@ -137,7 +142,7 @@ impl Memory {
             if charge.cost == 0 {
                 continue;
             }
-            let name = charge.counter.fingerprint();
+            let name = charge.counter.id();
             match self.take_in(shard_in(&mut shards, &name), name, &charge.query(), now_us) {
                 Ok(taken) => {
                     (charge.decision, charge.receipt) = (taken.decision(&charge.rule), taken.receipt);
@@ -145,7 +150,7 @@ impl Memory {
                 }
                 Err(full) => {
                     for charge in &request.charges[..at] {
-                        self.take_back(shard_in(&mut shards, &charge.counter.fingerprint()), charge, now_us);
+                        self.take_back(shard_in(&mut shards, &charge.counter.id()), charge, now_us);
                     }
                     request.outcome = Err(full);
                     return;
@@ -158,7 +163,7 @@ impl Memory {
     fn take_new(
         &self,
         shard: &mut Shard,
-        name: Fingerprint,
+        name: CounterId,
         ask: &ChargeQuery<'_>,
         now_us: u64,
     ) -> Result<Taken, StoreError> {
@@ -173,7 +178,7 @@ impl Memory {
     fn insert_new<T>(
         &self,
         shard: &mut Shard,
-        name: Fingerprint,
+        name: CounterId,
         rule: &Rule,
         now_us: u64,
         act: impl FnOnce(&mut Counter) -> T,
@@ -224,14 +229,14 @@ impl Memory {
     fn sweep_others(&self, now_us: u64) -> usize {
         self.shards
             .iter()
-            .filter_map(|shard| try_lock_briefly(shard))
+            .filter_map(|shard| try_spin_lock(shard))
             .map(|mut shard| self.sweep(&mut shard, now_us))
             .find(|dropped| *dropped > 0)
             .unwrap_or(0)
     }
 
     /// Returns what still counts of a charge.
-    pub(crate) fn refund_one(&self, name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> u64 {
+    pub(crate) fn refund_one(&self, name: CounterId, rule: &Rule, cost: u64, receipt: [u64; 2]) -> u64 {
         let mut shard = self.shard(shard_of(&name));
         let now_us = shard.now_us(&self.clock);
         self.return_charge(&mut shard, name, rule, cost, receipt, now_us)
@@ -240,7 +245,7 @@ impl Memory {
     fn return_charge(
         &self,
         shard: &mut Shard,
-        name: Fingerprint,
+        name: CounterId,
         rule: &Rule,
         cost: u64,
         receipt: [u64; 2],
@@ -261,13 +266,13 @@ impl Memory {
     fn take_back(&self, shard: &mut Shard, charge: &Charge, now_us: u64) -> u64 {
         let Charge { counter, rule, cost, hold, receipt, .. } = charge;
         match hold {
-            None => self.return_charge(shard, counter.fingerprint(), rule, *cost, *receipt, now_us),
-            Some(hold) => self.settle_in(shard, counter.fingerprint(), rule, hold, 0, now_us),
+            None => self.return_charge(shard, counter.id(), rule, *cost, *receipt, now_us),
+            Some(hold) => self.settle_in(shard, counter.id(), rule, hold, 0, now_us),
         }
     }
 
     /// Charges what was used instead of what was held, and says how much still was.
-    fn settle_in(&self, shard: &mut Shard, name: Fingerprint, rule: &Rule, hold: &Hold, used: u64, now_us: u64) -> u64 {
+    fn settle_in(&self, shard: &mut Shard, name: CounterId, rule: &Rule, hold: &Hold, used: u64, now_us: u64) -> u64 {
         let settle = |counter: &mut Counter| (counter.settle(rule, hold, used, now_us), counter.is_fresh(now_us));
         let (still_held, is_fresh) = match shard.update(name, rule, settle) {
             // Where there is no room for a counter, what was used is not counted.
@@ -282,7 +287,7 @@ impl Memory {
         still_held
     }
 
-    fn remove(&self, shard: &mut Shard, name: Fingerprint) {
+    fn remove(&self, shard: &mut Shard, name: CounterId) {
         if shard.counters.remove(name) {
             self.stored.fetch_sub(1, Ordering::Relaxed);
         }
@@ -304,7 +309,7 @@ impl Shard {
 
     /// Does something to a counter, if it is stored.
     #[inline]
-    fn update<T>(&mut self, name: Fingerprint, rule: &Rule, act: impl FnOnce(&mut Counter) -> T) -> Option<T> {
+    fn update<T>(&mut self, name: CounterId, rule: &Rule, act: impl FnOnce(&mut Counter) -> T) -> Option<T> {
         let (sooner, done) = self.counters.update(name, rule, act)?;
         if let Some(ends_ms) = sooner {
             self.sweep_at_ms = self.sweep_at_ms.min(ends_ms);
@@ -318,7 +323,7 @@ impl Counters {
     #[inline]
     fn update<T>(
         &mut self,
-        name: Fingerprint,
+        name: CounterId,
         rule: &Rule,
         act: impl FnOnce(&mut Counter) -> T,
     ) -> Option<(Option<u64>, T)> {
@@ -336,7 +341,7 @@ impl Counters {
         })
     }
 
-    fn insert(&mut self, name: Fingerprint, counter: Counter) {
+    fn insert(&mut self, name: CounterId, counter: Counter) {
         match counter {
             Counter::Window(window) => self.windows.insert(name, (&window).into()),
             other => self.others.insert(name, Some(other)),
@@ -344,7 +349,7 @@ impl Counters {
     }
 
     /// Says whether it was stored.
-    fn remove(&mut self, name: Fingerprint) -> bool {
+    fn remove(&mut self, name: CounterId) -> bool {
         self.windows.remove(name) || self.others.remove(name)
     }
 
@@ -382,7 +387,7 @@ impl Store for Memory {
 
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let refund = |charge: &Charge| {
-            let mut shard = self.shard(shard_of(&charge.counter.fingerprint()));
+            let mut shard = self.shard(shard_of(&charge.counter.id()));
             let now_us = shard.now_us(&self.clock);
             self.take_back(&mut shard, charge, now_us)
         };
@@ -396,9 +401,9 @@ impl Store for Memory {
     fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
         let renew = |Charge { counter, rule, hold, .. }: &Charge| {
             let Some(hold) = hold else { return false };
-            let mut shard = self.shard(shard_of(&counter.fingerprint()));
+            let mut shard = self.shard(shard_of(&counter.id()));
             let now_us = shard.now_us(&self.clock);
-            let is_held = shard.update(counter.fingerprint(), rule, |counter| counter.renew(hold, now_us));
+            let is_held = shard.update(counter.id(), rule, |counter| counter.renew(hold, now_us));
             is_held.unwrap_or(false)
         };
         Reply::Ready(Ok(charges.iter().map(renew).collect()))
@@ -407,20 +412,20 @@ impl Store for Memory {
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
         let Charge { counter, rule, hold, .. } = &charge;
         let Some(hold) = hold else { return Reply::Ready(Ok(())) };
-        let mut shard = self.shard(shard_of(&counter.fingerprint()));
+        let mut shard = self.shard(shard_of(&counter.id()));
         let now_us = shard.now_us(&self.clock);
-        self.settle_in(&mut shard, counter.fingerprint(), rule, hold, used, now_us);
+        self.settle_in(&mut shard, counter.id(), rule, hold, used, now_us);
         Reply::Ready(Ok(()))
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        let name = counter.fingerprint();
+        let name = counter.id();
         self.remove(&mut self.shard(shard_of(&name)), name);
         Reply::Ready(Ok(()))
     }
 }
 
-fn shard_in<'a>(locked: &'a mut Locked<'_>, name: &Fingerprint) -> &'a mut Shard {
+fn shard_in<'a>(locked: &'a mut Locked<'_>, name: &CounterId) -> &'a mut Shard {
     let index = shard_of(name);
     let at = locked.iter().position(|(locked, _)| *locked == index).unwrap_or_default();
     &mut locked[at].1
@@ -428,7 +433,7 @@ fn shard_in<'a>(locked: &'a mut Locked<'_>, name: &Fingerprint) -> &'a mut Shard
 
 #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
 #[inline]
-fn shard_of(name: &Fingerprint) -> usize {
+fn shard_of(name: &CounterId) -> usize {
     name.0 as usize % SHARDS
 }
 
@@ -462,7 +467,7 @@ mod tests {
         let rule = Rule::new("item", 1, Duration::from_secs(1));
         let manual = crate::ManualClock::new();
         let memory = Memory::new(manual.clone().into(), 10);
-        let name = Fingerprint(0, 0);
+        let name = CounterId(0, 0);
         memory.take(name, &ChargeQuery { rule: &rule, cost: 1, longest_wait_ms: 0, hold: None }).unwrap();
         std::thread::scope(|scope| {
             let locked = memory.shard(shard_of(&name));

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{OnStoreError, RequestPerMinute, Rule, store::StoreError};
+use crate::{OnStoreError, RequestPerMinute, Rule, error::StoreError};
 
 /// A rule has let a call through, and so much of it remains.
 #[inline]
@@ -33,33 +33,33 @@ pub(crate) fn refused(refused: &RequestPerMinute) {
 
 /// A rule that is only tried out would have refused a call.
 pub(crate) fn refused_in_shadow(rule: &Rule) {
-    static SAID: ThrottleByRule = ThrottleByRule::new();
+    static SAID: RuleLogThrottle = RuleLogThrottle::new();
     #[cfg(feature = "metrics")]
     recorder::refused_in_shadow(rule);
-    if SAID.may_speak(rule) {
+    if SAID.allow(rule) {
         tracing::info!(rule = rule.prefix(), "a limit in shadow mode would have refused a call");
     }
 }
 
 /// What is held could not be renewed: when its time is over, it is charged in full, or lost.
 pub(crate) fn not_renewed(rule: &Rule, error: &StoreError) {
-    static SAID: ThrottleByRule = ThrottleByRule::new();
-    if SAID.may_speak(rule) {
+    static SAID: RuleLogThrottle = RuleLogThrottle::new();
+    if SAID.allow(rule) {
         tracing::warn!(rule = rule.prefix(), %error, "what a call holds could not be renewed");
     }
 }
 
 /// What was held could not be settled.
 pub(crate) fn not_settled(rule: &Rule, error: &StoreError) {
-    static SAID: ThrottleByRule = ThrottleByRule::new();
-    if SAID.may_speak(rule) {
+    static SAID: RuleLogThrottle = RuleLogThrottle::new();
+    if SAID.allow(rule) {
         tracing::warn!(rule = rule.prefix(), %error, "what a call held could not be settled: it is charged in full when its time is over");
     }
 }
 
 /// What the store could not decide goes by a policy.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
-pub(crate) fn decided_without_store(policy: OnStoreError) {
+pub(crate) fn fallback_decision(policy: OnStoreError) {
     #[cfg(feature = "metrics")]
     metrics::counter!("ratelimit_decisions_without_store_total", "policy" => match policy {
         OnStoreError::Local => "local",
@@ -72,7 +72,7 @@ pub(crate) fn decided_without_store(policy: OnStoreError) {
 /// A call to a server carries so many decisions.
 #[cfg(feature = "redis")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
-pub(crate) fn sent_together(decisions: usize) {
+pub(crate) fn store_round_trip(decisions: usize) {
     #[cfg(feature = "metrics")]
     {
         metrics::counter!("ratelimit_store_calls_total").increment(1);
@@ -82,23 +82,23 @@ pub(crate) fn sent_together(decisions: usize) {
 
 /// A rule is known to refuse, and the store is not asked.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
-pub(crate) fn known(rule: &Rule) {
+pub(crate) fn cached_denial(rule: &Rule) {
     #[cfg(feature = "metrics")]
-    recorder::known(rule);
+    recorder::cached_denial(rule);
 }
 
 /// A store has given its answer after so long, or a caller has waited so long for none.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 #[cfg(any(feature = "redis", feature = "metrics"))]
-pub(crate) fn answered_after(wait: Duration) {
+pub(crate) fn store_latency(wait: Duration) {
     #[cfg(feature = "metrics")]
     metrics::histogram!("ratelimit_store_seconds").record(wait);
 }
 
 /// How long a store takes for an answer.
-pub(crate) struct Stopwatch(#[cfg(feature = "metrics")] Instant);
+pub(crate) struct StoreTimer(#[cfg(feature = "metrics")] Instant);
 
-impl Stopwatch {
+impl StoreTimer {
     pub(crate) fn start() -> Self {
         Self(
             #[cfg(feature = "metrics")]
@@ -109,7 +109,7 @@ impl Stopwatch {
     #[allow(clippy::unused_self)] // without `metrics` there is nothing in it
     pub(crate) fn stop(self) {
         #[cfg(feature = "metrics")]
-        answered_after(self.0.elapsed());
+        store_latency(self.0.elapsed());
     }
 }
 
@@ -148,15 +148,15 @@ impl Drop for WaitTimer {
 }
 
 /// Every caller is told what concerns it; the log once a second, or it would be as long as the list of calls.
-pub(crate) struct Throttle(Mutex<Option<Instant>>);
+pub(crate) struct LogThrottle(Mutex<Option<Instant>>);
 
-impl Throttle {
+impl LogThrottle {
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
     /// Whether nothing was said for a second.
-    pub(crate) fn may_speak(&self) -> bool {
+    pub(crate) fn allow(&self) -> bool {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let may = said.is_none_or(|said| said.elapsed() >= Duration::from_secs(1));
         if may {
@@ -167,15 +167,15 @@ impl Throttle {
 }
 
 /// The same for each rule, so that one that speaks all the time does not silence another.
-struct ThrottleByRule(Mutex<BTreeMap<&'static str, Instant>>);
+struct RuleLogThrottle(Mutex<BTreeMap<&'static str, Instant>>);
 
-impl ThrottleByRule {
+impl RuleLogThrottle {
     const fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
     }
 
     /// Whether nothing was said of the rule for a second.
-    fn may_speak(&self, rule: &Rule) -> bool {
+    fn allow(&self, rule: &Rule) -> bool {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let last = said.get(rule.prefix());
@@ -279,7 +279,7 @@ mod recorder {
         count(refused.rule(), cause);
     }
 
-    pub(super) fn known(rule: &Rule) {
+    pub(super) fn cached_denial(rule: &Rule) {
         count(rule.prefix(), Recorded::Known);
     }
 

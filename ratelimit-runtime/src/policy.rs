@@ -40,3 +40,19 @@ pub enum OnStoreError {
     /// The call is refused, as [`Cause::Unavailable`](crate::Cause::Unavailable).
     Deny,
 }
+
+/// What happens to a call without a key.
+///
+/// An `Option` given as a key is `None`, or a request carries no value that `web::KeyBy` accepts. A request
+/// with an ambiguous key, because a header occurs twice, is always refused as by [`OnMissingKey::Deny`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnMissingKey {
+    /// The call is refused with [`Cause::MissingKey`](crate::Cause::MissingKey).
+    #[default]
+    Deny,
+    /// The call is not limited. A client that can omit its key evades the limit.
+    Skip,
+    /// All calls without a key share one counter.
+    Shared,
+}

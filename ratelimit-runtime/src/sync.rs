@@ -13,9 +13,9 @@ pub(crate) use self::scheduled::*;
 /// Something on cache lines of its own (processors take two at once), so that who changes it slows nobody down who is at its neighbours.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Apart<T>(pub(crate) T);
+pub(crate) struct CachePadded<T>(pub(crate) T);
 
-impl<T> ops::Deref for Apart<T> {
+impl<T> ops::Deref for CachePadded<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -32,13 +32,13 @@ mod known {
     use std::{sync::atomic::Ordering, thread, time::Duration};
 
     use smallvec::SmallVec;
-    pub(crate) use spin::mutex::{SpinMutex as BriefMutex, SpinMutexGuard as BriefGuard};
+    pub(crate) use spin::mutex::{SpinMutex, SpinMutexGuard};
 
     pub(crate) use tokio::sync::Notify;
 
     /// A number of this thread, for those who keep threads apart.
     #[inline]
-    pub(crate) fn number_of_thread() -> usize {
+    pub(crate) fn thread_index() -> usize {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
             static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
@@ -54,26 +54,26 @@ mod known {
     /// To let go of such a lock is to write one byte, where another has to ask whether somebody sleeps: that takes as long as to lock it. So
     /// nobody is woken, and who finds it locked for long looks again from time to time.
     #[inline]
-    pub(crate) fn lock_briefly<T>(mutex: &BriefMutex<T>) -> BriefGuard<'_, T> {
-        mutex.try_lock().unwrap_or_else(|| look_again(|| mutex.try_lock()))
+    pub(crate) fn spin_lock<T>(mutex: &SpinMutex<T>) -> SpinMutexGuard<'_, T> {
+        mutex.try_lock().unwrap_or_else(|| backoff(|| mutex.try_lock()))
     }
 
     #[inline]
-    pub(crate) fn try_lock_briefly<T>(mutex: &BriefMutex<T>) -> Option<BriefGuard<'_, T>> {
+    pub(crate) fn try_spin_lock<T>(mutex: &SpinMutex<T>) -> Option<SpinMutexGuard<'_, T>> {
         mutex.try_lock()
     }
 
     /// Locks all of them. Who waits for one holds none: all who want that would wait too.
-    pub(crate) fn lock_all_briefly<'a, T, const N: usize>(
-        mutexes: &(impl Iterator<Item = &'a BriefMutex<T>> + Clone),
-    ) -> SmallVec<[BriefGuard<'a, T>; N]> {
-        let try_lock = || mutexes.clone().map(BriefMutex::try_lock).collect::<Option<_>>();
-        try_lock().unwrap_or_else(|| look_again(try_lock))
+    pub(crate) fn spin_lock_all<'a, T, const N: usize>(
+        mutexes: &(impl Iterator<Item = &'a SpinMutex<T>> + Clone),
+    ) -> SmallVec<[SpinMutexGuard<'a, T>; N]> {
+        let try_lock = || mutexes.clone().map(SpinMutex::try_lock).collect::<Option<_>>();
+        try_lock().unwrap_or_else(|| backoff(try_lock))
     }
 
     #[cold]
     #[inline(never)]
-    fn look_again<T>(look: impl Fn() -> Option<T>) -> T {
+    fn backoff<T>(look: impl Fn() -> Option<T>) -> T {
         let mut looks = 0;
         loop {
             // Whoever holds it may need this processor, and may be no thread that others make room for.
@@ -93,7 +93,7 @@ mod known {
 #[cfg(all(test, model_check))]
 mod scheduled {
     pub(crate) use shuttle::sync::{
-        Mutex, Mutex as BriefMutex, MutexGuard, MutexGuard as BriefGuard,
+        Mutex, Mutex as SpinMutex, MutexGuard, MutexGuard as SpinMutexGuard,
         atomic::{AtomicBool, AtomicU64, AtomicUsize},
     };
     use std::sync::PoisonError;
@@ -101,22 +101,22 @@ mod scheduled {
     use shuttle::thread::{current, yield_now};
     use smallvec::SmallVec;
 
-    pub(crate) fn number_of_thread() -> usize {
+    pub(crate) fn thread_index() -> usize {
         usize::from(current().id())
     }
 
-    pub(crate) fn lock_briefly<T>(mutex: &BriefMutex<T>) -> BriefGuard<'_, T> {
+    pub(crate) fn spin_lock<T>(mutex: &SpinMutex<T>) -> SpinMutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn try_lock_briefly<T>(mutex: &BriefMutex<T>) -> Option<BriefGuard<'_, T>> {
+    pub(crate) fn try_spin_lock<T>(mutex: &SpinMutex<T>) -> Option<SpinMutexGuard<'_, T>> {
         mutex.try_lock().ok()
     }
 
-    pub(crate) fn lock_all_briefly<'a, T, const N: usize>(
-        mutexes: &(impl Iterator<Item = &'a BriefMutex<T>> + Clone),
-    ) -> SmallVec<[BriefGuard<'a, T>; N]> {
-        mutexes.clone().map(lock_briefly).collect()
+    pub(crate) fn spin_lock_all<'a, T, const N: usize>(
+        mutexes: &(impl Iterator<Item = &'a SpinMutex<T>> + Clone),
+    ) -> SmallVec<[SpinMutexGuard<'a, T>; N]> {
+        mutexes.clone().map(spin_lock).collect()
     }
 
     /// tokio's, each use of it a step.

@@ -13,7 +13,7 @@ async fn f(&self, id: Option<u64>) -> R {
                     let count = ::facade::__private::count(plan.places());
                     let key = ::facade::__private::optional_key(
                         &(id),
-                        ::facade::__private::MissingKey::Skip,
+                        ::facade::__private::OnMissingKey::Skip,
                     );
                     ::facade::__private::charge(
                         ::facade::__private::with_count(

@@ -7,7 +7,7 @@ async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
                 let count = ::ratelimit_runtime::__private::count(plan.limit());
                 let key = ::ratelimit_runtime::__private::optional_key(
                     &(id),
-                    ::ratelimit_runtime::__private::MissingKey::Shared,
+                    ::ratelimit_runtime::__private::OnMissingKey::Shared,
                 );
                 let cost = ::ratelimit_runtime::__private::cost(rows.len());
                 ::ratelimit_runtime::__private::charge(

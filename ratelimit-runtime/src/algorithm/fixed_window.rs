@@ -11,7 +11,7 @@ use super::script::{Numbers, pack};
 use super::{Look, Taken};
 #[cfg(any(feature = "redis", test))]
 use crate::rule::limits::LARGEST_WINDOW;
-use crate::{Algorithm, Decision, Rule, key::Fingerprint};
+use crate::{Algorithm, Decision, Rule, counter::CounterId};
 
 /// One window.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl PackedWindow {
     /// A window that was opened after now is not taken for open: the clock was set back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `Memory::take_window`
-    pub(crate) fn take(&mut self, name: Fingerprint, count: u64, now_ms: u64, cost: u64) -> Option<TakenWindow> {
+    pub(crate) fn take(&mut self, name: CounterId, count: u64, now_ms: u64, cost: u64) -> Option<TakenWindow> {
         let Window { end_ms, opened, used } = Window::from(*self);
         let is_open = opened <= now_ms && now_ms < end_ms;
         if !is_open {
@@ -119,7 +119,7 @@ impl PackedWindow {
 /// What becomes of a charge in a window in memory that is open.
 #[derive(Debug)]
 pub(crate) struct TakenWindow {
-    pub(crate) name: Fingerprint,
+    pub(crate) name: CounterId,
     pub(crate) fits: bool,
     pub(crate) remaining: u64,
     pub(crate) reset_after_ms: u64,

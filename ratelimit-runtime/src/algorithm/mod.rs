@@ -17,7 +17,6 @@ pub(crate) use counter::Counter;
 pub(crate) use fixed_window::{PackedWindow, TakenWindow, Window};
 #[cfg(feature = "redis")]
 pub(crate) use script::*;
-pub(crate) use sliding_log::MOST_HOLDS;
 
 use std::time::Duration;
 

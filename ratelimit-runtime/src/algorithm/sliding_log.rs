@@ -12,13 +12,14 @@ use smallvec::{SmallVec, smallvec};
 #[cfg(feature = "redis")]
 use super::script::{Numbers, pack};
 use super::{Look, holds::HoldSet};
-use crate::{Rule, rule::limits::LogLayout, store::Hold};
+use crate::{
+    Rule,
+    rule::limits::{LogLayout, MOST_HOLDS},
+    store::Hold,
+};
 
 /// Entries that a charge can be refunded behind: every later total changes, and a server does nothing else meanwhile.
 const GIVE_BACK_DEPTH: usize = 5000;
-
-/// Holds that one log has at most: the script keeps them in one string, and each step copies it. See `sliding_log.lua`.
-pub(crate) const MOST_HOLDS: usize = 10_000;
 
 /// Settled holds that are remembered at most, see [`Settled`].
 const MOST_SETTLED: usize = 10_000;

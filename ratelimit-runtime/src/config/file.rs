@@ -118,11 +118,7 @@ impl Settings {
         let changed =
             changed.with_shadow(self.shadow.unwrap_or(rule.is_shadow())).with_denial_cache(rule.caches_denials());
         // Other algorithms have none.
-        if let Algorithm::FixedWindow { .. } = algorithm {
-            changed.with_prefetch(rule.prefetch().into())
-        } else {
-            changed
-        }
+        if let Algorithm::FixedWindow { .. } = algorithm { changed.with_prefetch(rule.prefetch()) } else { changed }
     }
 
     /// The rule, if all of it is said here that a rule needs.

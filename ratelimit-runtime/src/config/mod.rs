@@ -73,7 +73,7 @@ use tokio::sync::watch::Receiver;
 
 use self::{current::Current, file::Text};
 pub(crate) use self::{file::Table, usage::Use};
-use crate::{Key, OnStoreError, Rule, SetupError, observe::Throttle};
+use crate::{Key, OnStoreError, Rule, SetupError, observe::LogThrottle};
 
 /// What a file says of rules. A cheap handle: clones change together.
 ///
@@ -168,7 +168,7 @@ impl Rules {
 impl Table {
     /// The rule as it holds for a key. `None` if it is not to be asked.
     pub(crate) fn hold(&self, rule: &Rule, key: Option<&Key>, of: Use) -> Option<Rule> {
-        static SAID: Throttle = Throttle::new();
+        static SAID: LogThrottle = LogThrottle::new();
         let Some(of_rule) = self.by_prefix.get(rule.prefix()) else { return Some(*rule) };
         let of_key = match key {
             Some(key) if !of_rule.keys.is_empty() => key.with_text(|text| of_rule.keys.get(text)),
@@ -177,7 +177,7 @@ impl Table {
         // Only together with what the code says can it be seen that settings are wrong.
         let (settings, fault) = of_key.unwrap_or(&of_rule.all).fitting(rule, of);
         if let Some(fault) = fault
-            && SAID.may_speak()
+            && SAID.allow()
         {
             tracing::error!(
                 rule = rule.prefix(),

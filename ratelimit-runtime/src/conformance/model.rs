@@ -5,8 +5,7 @@ use std::{collections::HashMap, time::Duration};
 
 use crate::{
     Algorithm, CounterName, Decision, Key, Refill, Rule,
-    algorithm::MOST_HOLDS,
-    rule::limits::Fault,
+    rule::limits::{Fault, MOST_HOLDS},
     store::{Charge, Charges, Hold, Request},
 };
 

@@ -16,7 +16,7 @@ use super::{
     request::{AcquireOptions, AcquireRequest, ChargeRequest, OnLimit, RequestKey},
 };
 use crate::{
-    Algorithm, RequestPerMinute, Rule, algorithm::TakenWindow, guard::Known, key::Fingerprint, observe,
+    Algorithm, RequestPerMinute, Rule, algorithm::TakenWindow, counter::CounterId, guard::Known, observe,
     rule::limits::LARGEST_WINDOW, store::ChargeQuery,
 };
 #[cfg(feature = "redis")]
@@ -306,13 +306,13 @@ fn exceeded(rule: &Rule, cost: u64, taken: &TakenWindow) -> RequestPerMinute {
 /// What tells the counter from others, if it is sure that the call has one.
 #[inline(always)]
 #[allow(clippy::inline_always)] // the algorithm is known where it is called
-fn name(rule: &Rule, key: &RequestKey) -> Option<Fingerprint> {
+fn name(rule: &Rule, key: &RequestKey) -> Option<CounterId> {
     let key = match key {
         RequestKey::Some(key) => Some(key),
         RequestKey::Shared => None,
         RequestKey::Missing | RequestKey::Skip => return None,
     };
-    Some(Fingerprint::new_inline(rule, key))
+    Some(CounterId::new_inline(rule, key))
 }
 
 impl fmt::Debug for Acquire {

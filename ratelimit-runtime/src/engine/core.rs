@@ -15,14 +15,15 @@ use super::{
     settlements::Settlements,
 };
 use crate::{
-    CounterName, Health, Key, RequestPerMinute, Rule, background, deadline,
+    CounterName, Health, Key, RequestPerMinute, Rule, background,
+    counter::CounterId,
+    deadline,
     guard::Guard,
-    health::Seen,
-    key::Fingerprint,
+    health::HealthTracker,
     memory::Memory,
-    observe::Stopwatch,
+    observe::StoreTimer,
     store::{Charge, Charges, Reply, Store, StoreError},
-    sync::Apart,
+    sync::CachePadded,
 };
 
 /// A limiter as a call and its permit hold it.
@@ -32,7 +33,7 @@ pub(crate) enum EngineRef {
     ForEver(&'static Engine),
     /// Who holds it is counted for some of the threads together, and not for all: threads that count at one place are as slow as threads
     /// that decide on one key.
-    Counted(Arc<Apart<Arc<Engine>>>),
+    Counted(Arc<CachePadded<Arc<Engine>>>),
 }
 
 impl ops::Deref for EngineRef {
@@ -65,7 +66,7 @@ pub(crate) struct Engine {
     renewals: Arc<Renewals<EngineRef>>,
     /// Counts for this process alone while the store is away.
     local: OnceCell<Memory>,
-    seen: Arc<Seen>,
+    seen: Arc<HealthTracker>,
 }
 
 /// Who holds a charge.
@@ -109,8 +110,8 @@ impl EngineRef {
     }
 }
 
-fn ids_of(charges: &[Charge]) -> SmallVec<[Fingerprint; 1]> {
-    charges.iter().map(|charge| charge.counter.fingerprint()).collect()
+fn ids_of(charges: &[Charge]) -> SmallVec<[CounterId; 1]> {
+    charges.iter().map(|charge| charge.counter.id()).collect()
 }
 
 impl Engine {
@@ -141,7 +142,7 @@ impl Engine {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
             return Ok(0);
         };
-        let counters: SmallVec<[Fingerprint; 1]> = charges.iter().map(|charge| charge.counter.fingerprint()).collect();
+        let counters: SmallVec<[CounterId; 1]> = charges.iter().map(|charge| charge.counter.id()).collect();
         let back = self.within_deadline(self.return_charges(charges, by)).await;
         counters.into_iter().for_each(|counter| self.queues.changed_id(counter));
         back.and_then(|back| back).map_err(|error| refusal(&rule, error))
@@ -251,7 +252,7 @@ impl Engine {
         match reply {
             Reply::Ready(answer) => Ok(answer),
             reply @ Reply::Pending(_) => {
-                let stopwatch = Stopwatch::start();
+                let stopwatch = StoreTimer::start();
                 let answer = deadline::within(reply, left, self.settings.deadline);
                 let answer = answer.instrument(tracing::debug_span!("ask_rate_limit_store")).await;
                 stopwatch.stop();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use once_cell::sync::OnceCell;
 
 use super::core::{Engine, EngineRef};
-use crate::sync::{Apart, number_of_thread};
+use crate::sync::{CachePadded, thread_index};
 
 const HANDLES: usize = 16;
 
@@ -19,7 +19,7 @@ static INSTALLED: OnceCell<Handles> = OnceCell::new();
 impl Handles {
     pub(crate) fn new(engine: Engine) -> Self {
         let engine = Arc::new(engine);
-        Self(Arc::new([(); HANDLES].map(|()| EngineRef::Counted(Arc::new(Apart(Arc::clone(&engine)))))))
+        Self(Arc::new([(); HANDLES].map(|()| EngineRef::Counted(Arc::new(CachePadded(Arc::clone(&engine)))))))
     }
 
     /// Makes these the handles of the process. An error if it has some.
@@ -40,7 +40,7 @@ impl Handles {
         {
             return installed.static_ref();
         }
-        self.0[number_of_thread() % HANDLES].clone()
+        self.0[thread_index() % HANDLES].clone()
     }
 
     #[inline]

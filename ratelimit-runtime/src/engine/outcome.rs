@@ -67,7 +67,7 @@ impl AcquireRequest {
         let settings = self.limiter.settings();
         let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
         let policy = self.policy_of_rules.unwrap_or(policy);
-        observe::decided_without_store(policy);
+        observe::fallback_decision(policy);
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
                 Ok(charges) => Resolution::Admitted(Permit::free(&charges), None),
@@ -198,7 +198,7 @@ impl AcquireRequest {
             let tried = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
             tried.for_each(|charge| observe::refused_in_shadow(&charge.rule));
         }
-        let (id, is_held) = (charge.counter.fingerprint(), charge.held_by_others > 0);
+        let (id, is_held) = (charge.counter.id(), charge.held_by_others > 0);
         let ready_in = charge.decision.retry_after().unwrap_or_default();
         let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, asked) };
         Ok(Resolution::Exceeded(Box::new(Refusal { refusal: refused, by, ready_in, is_held, charges, answer })))

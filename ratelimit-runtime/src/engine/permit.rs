@@ -11,8 +11,8 @@ use super::{
 use crate::{
     Algorithm, Decision, RequestPerMinute, Rule,
     algorithm::{Taken, TakenWindow},
+    counter::CounterId,
     guard::Spent,
-    key::Fingerprint,
     store::{Charge, Charges},
 };
 
@@ -73,14 +73,14 @@ fn most_restrictive(charges: &[Charge]) -> Option<&Charge> {
 impl Permit {
     /// For one charge in the memory store.
     #[inline]
-    pub(crate) fn in_memory(limiter: EngineRef, name: Fingerprint, rule: &Rule, cost: u64, taken: &Taken) -> Self {
+    pub(crate) fn in_memory(limiter: EngineRef, name: CounterId, rule: &Rule, cost: u64, taken: &Taken) -> Self {
         let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
         let charged = CounterReceipt::new(name, rule, cost, receipt);
         Self { limit: rule.limit(), remaining, reset_after_ms, charged: Receipt::InMemory(limiter, charged) }
     }
 
     /// For one charge that had been made before, with others.
-    pub(crate) fn prefetched(limiter: EngineRef, name: Fingerprint, rule: &Rule, spent: &Spent) -> Self {
+    pub(crate) fn prefetched(limiter: EngineRef, name: CounterId, rule: &Rule, spent: &Spent) -> Self {
         let Spent { cost, remaining, reset_after_ms, receipt } = *spent;
         let charged = CounterReceipt::new(name, rule, cost, receipt);
         Self { limit: rule.limit(), remaining, reset_after_ms, charged: Receipt::Prefetched(limiter, charged) }
@@ -107,7 +107,7 @@ impl Permit {
         let most_restrictive = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let held = match (&charges[..], by, limiter.memory()) {
             ([charge], Origin::Store, Some(_)) if alone && !charge.rule.is_shadow() => {
-                let name = charge.counter.fingerprint();
+                let name = charge.counter.id();
                 Receipt::InMemory(limiter, CounterReceipt::new(name, &charge.rule, charge.cost, charge.receipt))
             }
             _ => Receipt::StoreReceipt(Arc::new((limiter, charges, by))),

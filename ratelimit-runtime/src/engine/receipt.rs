@@ -1,10 +1,10 @@
 //! What takes a charge of one counter back.
 
-use crate::{Algorithm, Rule, key::Fingerprint};
+use crate::{Algorithm, Rule, counter::CounterId};
 
 /// One charge in the memory store: what is needed to take it back.
 pub(crate) struct CounterReceipt {
-    pub(crate) name: Fingerprint,
+    pub(crate) name: CounterId,
     pub(crate) cost: u64,
     pub(crate) receipt: [u64; 2],
     pub(super) count: u64,
@@ -14,7 +14,7 @@ pub(crate) struct CounterReceipt {
 
 impl CounterReceipt {
     #[inline]
-    pub(crate) fn new(name: Fingerprint, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
+    pub(crate) fn new(name: CounterId, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
         let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.algorithm());
         Self { name, cost, receipt, count, period_ms, algorithm }
     }

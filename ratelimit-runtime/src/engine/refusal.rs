@@ -1,11 +1,11 @@
 //! Errors of the store as errors of the caller.
 
-use crate::{RequestPerMinute, Rule, observe::Throttle, store::StoreError};
+use crate::{RequestPerMinute, Rule, observe::LogThrottle, store::StoreError};
 
 pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     if error.misconfigured {
-        static SAID: Throttle = Throttle::new();
-        if SAID.may_speak() {
+        static SAID: LogThrottle = LogThrottle::new();
+        if SAID.allow() {
             tracing::error!(rule = rule.prefix(), reason = %error, "a rate limit is misconfigured");
         }
         RequestPerMinute::misconfigured(rule, error.into_words())

@@ -16,9 +16,9 @@ use std::{
 use tokio::{sync::Notify, time::timeout_at};
 
 use crate::{
-    background, deadline,
-    key::Fingerprint,
-    observe,
+    background,
+    counter::CounterId,
+    deadline, observe,
     store::{Charge, Reply, StoreError},
 };
 
@@ -48,7 +48,7 @@ pub(super) struct HeldCharge<E> {
 }
 
 /// A counter, and a hold of it.
-type Id = (Fingerprint, u64);
+type Id = (CounterId, u64);
 
 impl<E: Renew> HeldCharge<E> {
     /// `asked`: when the store was asked for it.
@@ -68,7 +68,7 @@ impl<E: Renew> HeldCharge<E> {
     }
 
     fn id(&self) -> Id {
-        (self.charge.counter.fingerprint(), self.charge.hold.map_or(0, |hold| hold.id))
+        (self.charge.counter.id(), self.charge.hold.map_or(0, |hold| hold.id))
     }
 
     fn lease(&self) -> Duration {

@@ -4,9 +4,9 @@ use std::{collections::HashMap, hash::BuildHasherDefault, sync::atomic::Ordering
 
 use crate::{
     Decision, Rule,
+    counter::{CounterId, IdentityHasher},
     failures::Epoch,
-    key::{AlreadyHashed, Fingerprint},
-    sync::{Apart, AtomicBool, BriefGuard, BriefMutex, lock_briefly},
+    sync::{AtomicBool, CachePadded, SpinMutex, SpinMutexGuard, spin_lock},
 };
 
 #[cfg(all(test, model_check))]
@@ -15,7 +15,7 @@ mod model_check;
 /// The denials that still hold, for all threads.
 #[derive(Debug)]
 pub(super) struct DenialCache {
-    shards: Box<[Apart<BriefMutex<Shard>>]>,
+    shards: Box<[CachePadded<SpinMutex<Shard>>]>,
     /// Whether there has been any.
     any: AtomicBool,
 }
@@ -30,7 +30,7 @@ pub(super) struct Denial {
 
 #[derive(Debug, Default)]
 struct Shard {
-    kept: HashMap<Fingerprint, DenialEntry, BuildHasherDefault<AlreadyHashed>>,
+    kept: HashMap<CounterId, DenialEntry, BuildHasherDefault<IdentityHasher>>,
     /// No denial ends before.
     soonest_us: u64,
     /// How many epochs there had been when it was last looked through for room.
@@ -112,12 +112,12 @@ const CAPACITY: usize = if cfg!(test) { 2 } else { 2048 };
 
 impl DenialCache {
     pub(super) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Apart::default()).collect(), any: AtomicBool::new(false) }
+        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), any: AtomicBool::new(false) }
     }
 
     #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
-    fn shard(&self, name: Fingerprint) -> BriefGuard<'_, Shard> {
-        lock_briefly(&self.shards[name.0 as usize % SHARDS])
+    fn shard(&self, name: CounterId) -> SpinMutexGuard<'_, Shard> {
+        spin_lock(&self.shards[name.0 as usize % SHARDS])
     }
 
     /// Whether nothing is known.
@@ -126,7 +126,7 @@ impl DenialCache {
     }
 
     /// What the store would say, if that is known and its server has not failed since.
-    pub(super) fn look(&self, name: Fingerprint, rule: &Rule, now_us: u64) -> Option<(Denial, Server)> {
+    pub(super) fn look(&self, name: CounterId, rule: &Rule, now_us: u64) -> Option<(Denial, Server)> {
         if self.is_empty() {
             return None;
         }
@@ -137,14 +137,14 @@ impl DenialCache {
     }
 
     /// How often something was forgotten of a counter, or of others beside it.
-    pub(super) fn forgotten(&self, name: Fingerprint) -> u32 {
+    pub(super) fn forgotten(&self, name: CounterId) -> u32 {
         self.shard(name).forgotten
     }
 
     /// Keeps what the store said, unless something has been forgotten since it was asked. It has said that nothing remains.
     pub(super) fn keep(
         &self,
-        name: Fingerprint,
+        name: CounterId,
         rule: &Rule,
         denial: Denial,
         times: (u64, u64),
@@ -163,14 +163,14 @@ impl DenialCache {
     }
 
     /// Drops a denial that is none any more by what the store has said since.
-    pub(super) fn drop_one(&self, name: Fingerprint) {
+    pub(super) fn drop_one(&self, name: CounterId) {
         if self.any.load(Ordering::Acquire) {
             self.shard(name).kept.remove(&name);
         }
     }
 
     /// Forgets what is known of a counter, and does not learn what is on its way.
-    pub(super) fn forget(&self, name: Fingerprint) {
+    pub(super) fn forget(&self, name: CounterId) {
         let mut shard = self.shard(name);
         shard.kept.remove(&name);
         shard.forgotten = shard.forgotten.wrapping_add(1);
@@ -179,7 +179,7 @@ impl DenialCache {
 
 impl Shard {
     /// Whether there is room for one, perhaps in place of those that hold no longer.
-    fn has_room(&mut self, name: Fingerprint, now_us: u64, is_current: impl Fn(Server) -> bool) -> bool {
+    fn has_room(&mut self, name: CounterId, now_us: u64, is_current: impl Fn(Server) -> bool) -> bool {
         let epochs = Epoch::count();
         let is_any_over = self.soonest_us <= now_us || self.epochs != epochs;
         if self.kept.len() >= CAPACITY && is_any_over && !self.kept.contains_key(&name) {
@@ -202,8 +202,8 @@ mod tests {
     const START: u64 = 1_000_000;
 
     /// Of the shard that all of these tests use.
-    fn name(number: u64) -> Fingerprint {
-        Fingerprint(0, number + 1)
+    fn name(number: u64) -> CounterId {
+        CounterId(0, number + 1)
     }
 
     fn denial(retry_after_ms: u64, reset_after_ms: u64) -> Denial {

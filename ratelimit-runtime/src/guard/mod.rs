@@ -28,8 +28,8 @@ use crate::{
     Algorithm, Clock, CounterName, Decision, Rule,
     backend::QueryTag,
     background,
+    counter::CounterId,
     failures::{Epoch, Failures},
-    key::Fingerprint,
     observe,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
@@ -150,7 +150,7 @@ impl Guard {
     }
 
     /// What becomes of a cost that can be spent here, or of which it is known that the store would refuse it.
-    pub(crate) fn known(&self, name: Fingerprint, rule: &Rule, cost: u64) -> Option<Known> {
+    pub(crate) fn known(&self, name: CounterId, rule: &Rule, cost: u64) -> Option<Known> {
         let guard = &*self.0;
         let prefetches = rule.prefetch() > 1;
         if !prefetches && guard.denials.is_empty() {
@@ -170,17 +170,12 @@ impl Guard {
             }
         }
         let denial = guard.known(name, rule, cost, Duration::MAX, now_us)?;
-        observe::known(rule);
+        observe::cached_denial(rule);
         Some(Known::Denied(denial.decision))
     }
 
     /// Refunds what was spent here: to be spent here again, or to the store if that is not to be.
-    pub(crate) fn refund_spent(
-        &self,
-        name: Fingerprint,
-        cost: u64,
-        receipt: [u64; 2],
-    ) -> Reply<Result<u64, StoreError>> {
+    pub(crate) fn refund_spent(&self, name: CounterId, cost: u64, receipt: [u64; 2]) -> Reply<Result<u64, StoreError>> {
         if self.put_back(name, cost, receipt) {
             return Reply::Ready(Ok(cost));
         }
@@ -193,7 +188,7 @@ impl Guard {
     /// Drops cached denials of these counters, so that the store is asked.
     pub(crate) fn forget_denials(&self, charges: &[Charge]) {
         for charge in charges {
-            self.0.denials.drop_one(charge.counter.fingerprint());
+            self.0.denials.drop_one(charge.counter.id());
         }
     }
 
@@ -247,7 +242,7 @@ impl Guard {
     #[inline]
     pub(crate) fn share(
         &self,
-        name: Fingerprint,
+        name: CounterId,
         rule: &Rule,
         cost: u64,
         charge: impl FnOnce() -> Charge,
@@ -279,12 +274,12 @@ impl Guard {
         if cfg!(feature = "metrics")
             && let Some(QueryTag { at_us, .. }) = share.asked()
         {
-            observe::answered_after(Duration::from_micros(guard.clock.now_us().saturating_sub(at_us)));
+            observe::store_latency(Duration::from_micros(guard.clock.now_us().saturating_sub(at_us)));
         }
         if let (Some(Ok(taken)), Some(charge)) = (&told, share.charge())
             && taken.fits()
         {
-            guard.denials.drop_one(charge.counter.fingerprint());
+            guard.denials.drop_one(charge.counter.id());
         }
         Poll::Ready(told)
     }
@@ -292,7 +287,7 @@ impl Guard {
 
 impl GuardInner {
     /// The denial of a counter, unless its server has failed since.
-    fn known(&self, name: Fingerprint, rule: &Rule, cost: u64, longest_wait: Duration, now_us: u64) -> Option<Denial> {
+    fn known(&self, name: CounterId, rule: &Rule, cost: u64, longest_wait: Duration, now_us: u64) -> Option<Denial> {
         let (denial, server) =
             may_be_known(rule, cost, longest_wait).then(|| self.denials.look(name, rule, now_us))??;
         self.is_current(server).then_some(denial)
@@ -302,7 +297,7 @@ impl GuardInner {
         self.store.epoch(server.slot) == Some(server.epoch)
     }
 
-    fn asked(&self, name: Fingerprint, slot: u16, at_us: u64) -> QueryTag {
+    fn asked(&self, name: CounterId, slot: u16, at_us: u64) -> QueryTag {
         QueryTag { at_us, forgotten: self.denials.forgotten(name), slot, epoch: self.store.epoch(slot) }
     }
 
@@ -317,13 +312,13 @@ impl GuardInner {
             if charge.hold.is_some() {
                 return None;
             }
-            self.known(charge.counter.fingerprint(), &charge.rule, charge.cost, charge.longest_wait, now_us)
+            self.known(charge.counter.id(), &charge.rule, charge.cost, charge.longest_wait, now_us)
         };
         let Some(denials) = request.charges.iter().map(known).collect::<Option<SmallVec<[Denial; 1]>>>() else {
             return false;
         };
         for (charge, denial) in request.charges.iter_mut().zip(denials) {
-            observe::known(&charge.rule);
+            observe::cached_denial(&charge.rule);
             (charge.decision, charge.slot_delay) = (denial.decision, Duration::from_millis(denial.wait_ms));
         }
         request.outcome = Ok(false);
@@ -339,7 +334,7 @@ impl GuardInner {
                     self.keep(charge, Denial { decision: charge.decision, wait_ms }, charge.held_by_others, *asked);
                 }
                 // By a rule of another count: what was known by the old one has changed.
-                Ok(true) if request.consume && charge.cost > 0 => self.denials.drop_one(charge.counter.fingerprint()),
+                Ok(true) if request.consume && charge.cost > 0 => self.denials.drop_one(charge.counter.id()),
                 _ => {}
             }
         }
@@ -350,14 +345,14 @@ impl GuardInner {
         if will_stay_known(charge, &denial.decision, held)
             && let Some(server) = epoch.map(|epoch| Server { slot, epoch }).filter(|server| self.is_current(*server))
         {
-            let (name, times) = (charge.counter.fingerprint(), (at_us, self.clock.now_us()));
+            let (name, times) = (charge.counter.id(), (at_us, self.clock.now_us()));
             let is_current = |server| self.is_current(server);
             self.denials.keep(name, &charge.rule, denial, times, (forgotten, server), is_current);
         }
     }
 
     fn all_asked(&self, batch: &[Request], at_us: u64) -> SmallVec<[QueryTag; 1]> {
-        let asked = |charge: &Charge| self.asked(charge.counter.fingerprint(), self.store.slot(&charge.counter), at_us);
+        let asked = |charge: &Charge| self.asked(charge.counter.id(), self.store.slot(&charge.counter), at_us);
         charges_of(batch).map(|(_, charge)| asked(charge)).collect()
     }
 }
@@ -390,7 +385,7 @@ fn will_stay_known(charge: &Charge, decision: &Decision, held: u64) -> bool {
 /// Forgets what is known of some counters when something has been done to them, or may have been.
 struct InvalidateDenials {
     guard: Arc<GuardInner>,
-    names: SmallVec<[Fingerprint; 1]>,
+    names: SmallVec<[CounterId; 1]>,
 }
 
 impl Drop for InvalidateDenials {
@@ -402,7 +397,7 @@ impl Drop for InvalidateDenials {
 /// Makes void what was taken of a counter, when it has been reset, or may have been.
 struct InvalidateQuota {
     guard: Arc<GuardInner>,
-    name: Fingerprint,
+    name: CounterId,
 }
 
 impl Drop for InvalidateQuota {
@@ -412,7 +407,7 @@ impl Drop for InvalidateQuota {
 }
 
 impl Guard {
-    fn forget_after<T: Send + 'static>(&self, names: SmallVec<[Fingerprint; 1]>, reply: Reply<T>) -> Reply<T> {
+    fn forget_after<T: Send + 'static>(&self, names: SmallVec<[CounterId; 1]>, reply: Reply<T>) -> Reply<T> {
         // Not before: what is asked while the store is about to act may be refused, and answered after it has acted.
         let forget = InvalidateDenials { guard: Arc::clone(&self.0), names };
         match reply {
@@ -460,7 +455,7 @@ impl Guard {
     fn decide_prefetched(&self, mut request: Request) -> Reply<Batch> {
         let (guard, now_us) = (&self.0, self.0.clock.now_us());
         let charge = &mut request.charges[0];
-        match guard.batches.spend(charge.counter.fingerprint(), &charge.rule, charge.cost, now_us) {
+        match guard.batches.spend(charge.counter.id(), &charge.rule, charge.cost, now_us) {
             Ok((spent, take)) => {
                 if let Some(take) = take {
                     self.begin(take);
@@ -478,7 +473,7 @@ impl Guard {
             let answer = match store.ask(charge) {
                 SpendResult::Spent(spent) => Answer::Spent(spent),
                 SpendResult::Waits(answer) => {
-                    QuotaWaiter { store: &store, name: charge.counter.fingerprint(), answer }.answer().await
+                    QuotaWaiter { store: &store, name: charge.counter.id(), answer }.answer().await
                 }
                 SpendResult::Alone => return answer_of(store.ask_upstream(request.into())).await,
             };
@@ -504,7 +499,7 @@ impl Guard {
             let mut batch = answer_of(reply).await;
             for request in batch.iter_mut().filter(|request| request.outcome.is_ok()) {
                 for Charge { decision, counter, rule, cost, .. } in &mut *request.charges {
-                    let left = guard.batches.left(counter.fingerprint(), guard.clock.now_us());
+                    let left = guard.batches.left(counter.id(), guard.clock.now_us());
                     decision.remaining = (decision.remaining + left).min(rule.limit());
                     if *cost <= decision.remaining {
                         decision.retry_after_ms = u64::MAX;
@@ -519,14 +514,14 @@ impl Guard {
     fn ask(&self, charge: &Charge) -> SpendResult {
         let Charge { counter, rule, cost, .. } = charge;
         let (asked, then) = self.0.batches.ask(counter, rule, *cost, self.0.clock.now_us());
-        if let Some(take) = self.follow(counter.fingerprint(), then) {
+        if let Some(take) = self.follow(counter.id(), then) {
             self.begin(take);
         }
         asked
     }
 
     /// Takes back what was spent, and says whether it can be spent again.
-    fn put_back(&self, name: Fingerprint, cost: u64, receipt: [u64; 2]) -> bool {
+    fn put_back(&self, name: CounterId, cost: u64, receipt: [u64; 2]) -> bool {
         let back = self.0.batches.put_back(name, receipt, cost, self.0.clock.now_us());
         let is_back = back.is_some();
         self.follow(name, back.unwrap_or_default());
@@ -534,14 +529,14 @@ impl Guard {
     }
 
     /// The same for somebody who is gone.
-    fn return_spent(&self, name: Fingerprint, Spent { cost, receipt, .. }: Spent) {
+    fn return_spent(&self, name: CounterId, Spent { cost, receipt, .. }: Spent) {
         if let Reply::Pending(back) = self.refund_spent(name, cost, receipt) {
             self.0.in_background(back);
         }
     }
 
     /// Does what is to be done when the lock is free again. Returns the take that is to be made.
-    fn follow(&self, name: Fingerprint, FollowUp { answers, take, back }: FollowUp) -> Option<Take> {
+    fn follow(&self, name: CounterId, FollowUp { answers, take, back }: FollowUp) -> Option<Take> {
         for (caller, answer) in answers {
             if let Err(Answer::Spent(spent)) = caller.send(answer) {
                 self.return_spent(name, spent);
@@ -562,7 +557,7 @@ impl Guard {
     }
 
     fn return_charges(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        let names = charges.iter().map(|charge| charge.counter.fingerprint()).collect();
+        let names = charges.iter().map(|charge| charge.counter.id()).collect();
         self.forget_after(names, self.0.store.refund(charges))
     }
 }
@@ -570,7 +565,7 @@ impl Guard {
 /// Somebody who waits for a take. What was spent for one who is gone comes back.
 struct QuotaWaiter<'a> {
     store: &'a Guard,
-    name: Fingerprint,
+    name: CounterId,
     answer: oneshot::Receiver<Answer>,
 }
 
@@ -593,7 +588,7 @@ impl Drop for QuotaWaiter<'_> {
 /// A take that is being made. It is given up if its task ends early, because the store panics say.
 struct PrefetchTask {
     store: Guard,
-    name: Fingerprint,
+    name: CounterId,
     is_over: bool,
 }
 
@@ -706,7 +701,7 @@ impl Store for Guard {
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         if let [Charge { rule, counter, cost, receipt, .. }] = &*charges
             && rule.prefetch() > 1
-            && self.put_back(counter.fingerprint(), *cost, *receipt)
+            && self.put_back(counter.id(), *cost, *receipt)
         {
             return Reply::Ready(Ok(*cost));
         }
@@ -714,8 +709,8 @@ impl Store for Guard {
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        let void = InvalidateQuota { guard: Arc::clone(&self.0), name: counter.fingerprint() };
-        let names = SmallVec::from_iter([counter.fingerprint()]);
+        let void = InvalidateQuota { guard: Arc::clone(&self.0), name: counter.id() };
+        let names = SmallVec::from_iter([counter.id()]);
         match self.forget_after(names, self.0.store.reset(counter)) {
             Reply::Ready(done) => Reply::Ready(done),
             Reply::Pending(done) => Reply::Pending(Box::pin(async move {
@@ -731,12 +726,12 @@ impl Store for Guard {
 
     fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
         // What had become a charge ends later than was known.
-        let names = charges.first().map(|charge| charge.counter.fingerprint()).into_iter().collect();
+        let names = charges.first().map(|charge| charge.counter.id()).into_iter().collect();
         self.forget_after(names, self.0.store.renew(charges))
     }
 
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
-        let names = SmallVec::from_iter([charge.counter.fingerprint()]);
+        let names = SmallVec::from_iter([charge.counter.id()]);
         self.forget_after(names, self.0.store.settle(charge, used))
     }
 

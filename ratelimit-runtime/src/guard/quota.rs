@@ -13,9 +13,9 @@ use tokio::sync::oneshot;
 
 use crate::{
     CounterName, Decision, Rule,
-    key::{AlreadyHashed, Fingerprint},
+    counter::{CounterId, IdentityHasher},
     store::{Charge, StoreError},
-    sync::{Apart, BriefGuard, BriefMutex, lock_briefly},
+    sync::{CachePadded, SpinMutex, SpinMutexGuard, spin_lock},
 };
 
 #[cfg(all(test, model_check))]
@@ -24,14 +24,14 @@ mod model_check;
 /// What this process has taken, for all threads.
 #[derive(Debug)]
 pub(super) struct QuotaBatches {
-    shards: Box<[Apart<BriefMutex<Shard>>]>,
+    shards: Box<[CachePadded<SpinMutex<Shard>>]>,
     /// How many tasks take, or are about to. Counted under the lock of a shard that is not closed, so that after [`QuotaBatches::close`] none is added.
     taking: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    batches: HashMap<Fingerprint, QuotaBatch, BuildHasherDefault<AlreadyHashed>>,
+    batches: HashMap<CounterId, QuotaBatch, BuildHasherDefault<IdentityHasher>>,
     /// Whether nothing is taken any more.
     is_closed: bool,
     /// Not before, one that is full is looked through for what is over.
@@ -101,7 +101,7 @@ pub(super) enum SpendResult {
 /// A charge of several permits that is to be made. It is under way from the moment it is handed out.
 #[derive(Debug)]
 pub(super) struct Take {
-    pub(super) name: Fingerprint,
+    pub(super) name: CounterId,
     pub(super) counter: CounterName,
     pub(super) rule: Rule,
     pub(super) cost: u64,
@@ -141,20 +141,20 @@ impl Spent {
 
 impl QuotaBatches {
     pub(super) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Apart::default()).collect(), taking: AtomicUsize::new(0) }
+        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), taking: AtomicUsize::new(0) }
     }
 
     #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
     #[inline]
-    fn shard(&self, name: Fingerprint) -> BriefGuard<'_, Shard> {
-        lock_briefly(&self.shards[name.0 as usize % SHARDS])
+    fn shard(&self, name: CounterId) -> SpinMutexGuard<'_, Shard> {
+        spin_lock(&self.shards[name.0 as usize % SHARDS])
     }
 
     /// Spends what is here, and says what is to be taken ahead then; or how much is here.
     #[inline]
     pub(super) fn spend(
         &self,
-        name: Fingerprint,
+        name: CounterId,
         rule: &Rule,
         cost: u64,
         now_us: u64,
@@ -174,13 +174,13 @@ impl QuotaBatches {
     }
 
     /// How much is here.
-    pub(super) fn left(&self, name: Fingerprint, now_us: u64) -> u64 {
+    pub(super) fn left(&self, name: CounterId, now_us: u64) -> u64 {
         self.shard(name).batches.get(&name).map_or(0, |batch| batch.left_at(now_us))
     }
 
     /// Spends what is here, or joins those who wait for a take.
     pub(super) fn ask(&self, counter: &CounterName, rule: &Rule, cost: u64, now_us: u64) -> (SpendResult, FollowUp) {
-        let (name, mut then) = (counter.fingerprint(), FollowUp::default());
+        let (name, mut then) = (counter.id(), FollowUp::default());
         let mut shard = self.shard(name);
         if shard.is_closed || !shard.has_room(name, now_us) {
             return (SpendResult::Alone, then);
@@ -259,7 +259,7 @@ impl QuotaBatches {
     }
 
     /// A take was given up. Those who wait for it hear so, as their senders are dropped.
-    pub(super) fn given_up(&self, name: Fingerprint) {
+    pub(super) fn given_up(&self, name: CounterId) {
         if let Some(batch) = self.shard(name).batches.get_mut(&name) {
             batch.is_taking = false;
             batch.waiting.clear();
@@ -267,7 +267,7 @@ impl QuotaBatches {
     }
 
     /// Takes back permits that were spent, if it is known that their window lasts, and says what is to be done then.
-    pub(super) fn put_back(&self, name: Fingerprint, receipt: [u64; 2], cost: u64, now_us: u64) -> Option<FollowUp> {
+    pub(super) fn put_back(&self, name: CounterId, receipt: [u64; 2], cost: u64, now_us: u64) -> Option<FollowUp> {
         let mut shard = self.shard(name);
         let Shard { batches, is_closed: false, .. } = &mut *shard else { return None };
         let is_known = |batch: &&mut QuotaBatch| batch.receipt == receipt && now_us < batch.until_us;
@@ -279,14 +279,14 @@ impl QuotaBatches {
     }
 
     /// The charge by which the store finds permits of a window, if that is the last one that is known.
-    pub(super) fn charge(&self, name: Fingerprint, receipt: [u64; 2], cost: u64) -> Option<Charge> {
+    pub(super) fn charge(&self, name: CounterId, receipt: [u64; 2], cost: u64) -> Option<Charge> {
         let shard = self.shard(name);
         let batch = shard.batches.get(&name).filter(|batch| batch.receipt == receipt)?;
         Some(batch.charge(cost))
     }
 
     /// Forgets what was taken of a counter that is reset, and what is on its way.
-    pub(super) fn forget(&self, name: Fingerprint) {
+    pub(super) fn forget(&self, name: CounterId) {
         if let Some(batch) = self.shard(name).batches.get_mut(&name) {
             batch.void();
             batch.receipt = NO_RECEIPT;
@@ -296,7 +296,7 @@ impl QuotaBatches {
     /// From now on nothing is taken but what is spent at once.
     pub(super) fn close(&self) {
         for shard in &self.shards {
-            lock_briefly(shard).is_closed = true;
+            spin_lock(shard).is_closed = true;
         }
     }
 
@@ -304,7 +304,7 @@ impl QuotaBatches {
     pub(super) fn drain(&self, now_us: u64) -> Vec<Charge> {
         let mut charges = Vec::new();
         for shard in &self.shards {
-            let mut shard = lock_briefly(shard);
+            let mut shard = spin_lock(shard);
             for batch in shard.batches.values_mut() {
                 let left = batch.left_at(now_us);
                 batch.left = 0;
@@ -317,7 +317,7 @@ impl QuotaBatches {
 
 impl Shard {
     /// Whether there is room for a batch, perhaps in place of those whose windows are over.
-    fn has_room(&mut self, name: Fingerprint, now_us: u64) -> bool {
+    fn has_room(&mut self, name: CounterId, now_us: u64) -> bool {
         if self.batches.len() < CAPACITY || self.batches.contains_key(&name) {
             return true;
         }
@@ -388,7 +388,7 @@ impl QuotaBatch {
         }
     }
 
-    fn take_ahead(&mut self, name: Fingerprint, now_us: u64) -> Option<Take> {
+    fn take_ahead(&mut self, name: CounterId, now_us: u64) -> Option<Take> {
         // Near the limit, what one process holds is what others lack.
         if self.is_taking || self.remaining / 2 < self.rule.prefetch() {
             return None;
@@ -399,7 +399,7 @@ impl QuotaBatch {
 
     /// The next take: what those who wait need, rounded up to the rule's number, and more where that does not last. Beyond what they need it is
     /// no more than half of what remains, so that there is something for others to the end.
-    fn take(&mut self, name: Fingerprint, remaining: u64, now_us: u64) -> Take {
+    fn take(&mut self, name: CounterId, remaining: u64, now_us: u64) -> Take {
         let left = self.left_at(now_us);
         let size = self.rule.prefetch();
         let here = self.waiting.iter().filter(|waiting| !waiting.answer.is_closed());
@@ -519,7 +519,7 @@ mod tests {
 
     /// How much is taken at a time where one permit is spent in each so many microseconds.
     fn sizes(count: u64, pause_us: u64) -> Vec<u64> {
-        let (batches, name) = (QuotaBatches::new(), counter(1).fingerprint());
+        let (batches, name) = (QuotaBatches::new(), counter(1).id());
         let (mut now_us, mut left, mut sizes) = (START, count, Vec::new());
         while sizes.len() < 10 {
             let mut waits = None;
@@ -585,7 +585,7 @@ mod tests {
     #[test]
     fn a_full_shard_takes_the_place_of_what_is_over_and_of_nothing_else() {
         let batches = QuotaBatches::new();
-        let mut keys = (0..).filter(|key| counter(*key).fingerprint().0.is_multiple_of(SHARDS as u64));
+        let mut keys = (0..).filter(|key| counter(*key).id().0.is_multiple_of(SHARDS as u64));
         let mut ask = |key: Option<u64>, now_us| {
             let counter = counter(key.unwrap_or_else(|| keys.next().unwrap()));
             let (asked, then) = batches.ask(&counter, &rule(100), 1, now_us);

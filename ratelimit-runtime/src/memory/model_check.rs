@@ -66,7 +66,7 @@ impl Scene {
 /// The first, second.. counter of a shard.
 fn counter_in(shard: usize, nth: usize) -> CounterName {
     let counters = (0..).map(|key: u32| CounterName::new("", &ONE, Some(&Key::new(key))));
-    counters.filter(|counter| shard_of(&counter.fingerprint()) == shard).nth(nth).unwrap()
+    counters.filter(|counter| shard_of(&counter.id()) == shard).nth(nth).unwrap()
 }
 
 /// Does something on a thread of its own.
@@ -101,7 +101,7 @@ fn the_short_ways_and_the_long_way_charge_one_counter() {
     every_order(|| {
         let scene = Scene::new(ROOMY);
         let counter = counter_in(0, 0);
-        let name = counter.fingerprint();
+        let name = counter.id();
         let long = start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap());
         let stored = start(&scene, move |scene| scene.store.take_window(name, TWO.count(), 1));
         let ask = ChargeQuery { rule: &TWO, cost: 1, longest_wait_ms: u64::MAX, hold: None };
@@ -192,7 +192,7 @@ fn no_charge_of_the_short_way_is_lost_where_a_window_ends() {
     every_order(|| {
         let scene = Scene::new(ROOMY);
         let counter = counter_in(0, 0);
-        let name = counter.fingerprint();
+        let name = counter.id();
         assert_eq!(scene.charge(TWO, &[&counter]), Ok(true));
         let short = start(&scene, move |scene| scene.store.take_window(name, TWO.count(), 1));
         let moving = start(&scene, |scene| {

@@ -4,7 +4,7 @@ use std::mem;
 
 use crate::{
     algorithm::{Counter, PackedWindow, Window},
-    key::Fingerprint,
+    counter::CounterId,
 };
 
 /// Values by name: where a name's value is to be found, or in the next places behind, as far as there is no gap.
@@ -58,24 +58,24 @@ impl Stored for Option<Counter> {
 #[repr(C)]
 struct Slot<V: Stored> {
     _align: [V::Align; 0],
-    name: Fingerprint,
+    name: CounterId,
     value: V,
 }
 
 const SEGMENT: usize = 64;
 
 impl<V: Stored> Slot<V> {
-    fn new(name: Fingerprint, value: V) -> Self {
+    fn new(name: CounterId, value: V) -> Self {
         Self { _align: [], name, value }
     }
 
     fn empty() -> Self {
-        Self::new(Fingerprint::NONE, V::default())
+        Self::new(CounterId::NONE, V::default())
     }
 
     #[inline]
     fn is_empty(&self) -> bool {
-        self.name == Fingerprint::NONE
+        self.name == CounterId::NONE
     }
 }
 
@@ -89,14 +89,14 @@ impl<V: Stored> Table<V> {
     /// Who changes when the value ends uses [`Table::update`].
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `Memory::take_window`
-    pub(super) fn get_mut(&mut self, name: Fingerprint) -> Option<&mut V> {
+    pub(super) fn get_mut(&mut self, name: CounterId) -> Option<&mut V> {
         let at = self.find(name)?;
         Some(&mut self.slots[at].value)
     }
 
     /// Does something to a value. Returns when it ends now, if that is sooner than before, and what was done.
     #[inline]
-    pub(super) fn update<T>(&mut self, name: Fingerprint, act: impl FnOnce(&mut V) -> T) -> Option<(Option<u64>, T)> {
+    pub(super) fn update<T>(&mut self, name: CounterId, act: impl FnOnce(&mut V) -> T) -> Option<(Option<u64>, T)> {
         let at = self.find(name)?;
         let value = &mut self.slots[at].value;
         let before = value.ends_ms();
@@ -109,7 +109,7 @@ impl<V: Stored> Table<V> {
     }
 
     /// Adds a value whose name is not in the table.
-    pub(super) fn insert(&mut self, name: Fingerprint, value: V) {
+    pub(super) fn insert(&mut self, name: CounterId, value: V) {
         // Where four of five places are taken, a value is the third that is looked at, on average: in the same cache line or the next.
         if (self.len + 1) * 5 > self.slots.len() * 4 {
             self.rebuild(self.len + 1, |_| true);
@@ -118,7 +118,7 @@ impl<V: Stored> Table<V> {
     }
 
     /// Says whether it was there.
-    pub(super) fn remove(&mut self, name: Fingerprint) -> bool {
+    pub(super) fn remove(&mut self, name: CounterId) -> bool {
         let at = self.find(name);
         at.map(|at| self.remove_at(at)).is_some()
     }
@@ -189,7 +189,7 @@ impl<V: Stored> Table<V> {
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `Memory::take_window`
-    fn find(&self, name: Fingerprint) -> Option<usize> {
+    fn find(&self, name: CounterId) -> Option<usize> {
         let mut at = self.home(name);
         loop {
             let slot = self.slots.get(at)?; // there may be no place at all
@@ -206,7 +206,7 @@ impl<V: Stored> Table<V> {
     /// Names are spread evenly over the places, in their order.
     #[allow(clippy::cast_possible_truncation)] // less than the number of places
     #[inline]
-    fn home(&self, name: Fingerprint) -> usize {
+    fn home(&self, name: CounterId) -> usize {
         ((u128::from(name.1) * self.slots.len() as u128) >> 64) as usize
     }
 
@@ -272,7 +272,7 @@ mod tests {
         ) {
             let (mut table, mut map) = (Table::<PackedWindow>::default(), HashMap::new());
             for (step, (what, number, from)) in steps.into_iter().enumerate() {
-                let (name, step) = (Fingerprint(1, from + number), step as u64);
+                let (name, step) = (CounterId(1, from + number), step as u64);
                 match what {
                     // A window that is opened at the number of a step ends at the next one.
                     0 => {
@@ -303,7 +303,7 @@ mod tests {
                     prop_assert_eq!(table.get_mut(*name).map(|window| opened(*window)), Some(*stored));
                 }
                 for place in 0..60 {
-                    let name = Fingerprint(1, from + place);
+                    let name = CounterId(1, from + place);
                     prop_assert_eq!(table.get_mut(name).is_some(), map.contains_key(&name));
                 }
             }
@@ -314,7 +314,7 @@ mod tests {
     fn it_never_takes_twice_the_room_it_needs() {
         let mut table = Table::<PackedWindow>::default();
         for count in 1..=20_000_u64 {
-            table.insert(Fingerprint(1, count.wrapping_mul(0x9E37_79B9_7F4A_7C15)), window(1));
+            table.insert(CounterId(1, count.wrapping_mul(0x9E37_79B9_7F4A_7C15)), window(1));
             assert!(table.slots.len() as u64 <= (2 * count).max(8), "{} places for {count}", table.slots.len());
         }
         table.drop_all_ended(u64::MAX >> 17);

@@ -28,10 +28,10 @@ use crate::{
     Algorithm, Clock,
     algorithm::{self, Taken},
     backend::QueryTag,
-    key::{AlreadyHashed, Fingerprint},
+    counter::{CounterId, IdentityHasher},
     observe,
     store::{Charge, Charges, StoreError},
-    sync::{Apart, AtomicU64, BriefGuard, BriefMutex, lock_all_briefly, lock_briefly, number_of_thread},
+    sync::{AtomicU64, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, thread_index},
 };
 
 #[cfg(all(test, model_check))]
@@ -67,10 +67,10 @@ impl Failure {
 /// order of theirs.
 #[derive(Debug)]
 pub(super) struct Queue {
-    places: [Apart<BriefMutex<Place>>; PLACES],
-    standing: Apart<AtomicU64>,
+    places: [CachePadded<SpinMutex<Place>>; PLACES],
+    standing: CachePadded<AtomicU64>,
     /// How many decisions have been added.
-    added: Apart<AtomicU64>,
+    added: CachePadded<AtomicU64>,
     /// By which callers wait. Deadlines are the system's, whatever the limiter's clock shows.
     clock: Clock,
     /// The runtime that its calls are on.
@@ -93,7 +93,7 @@ struct Place {
     /// How many have been taken: the number of the first that waits, among those of this place.
     taken: u64,
     /// The number of the latest on each counter. Who asks the same may share that one; any other would be overtaken.
-    latest: HashMap<Fingerprint, u64, BuildHasherDefault<AlreadyHashed>>,
+    latest: HashMap<CounterId, u64, BuildHasherDefault<IdentityHasher>>,
 }
 
 /// What is under way, and what waits. It changes together with what lies in a place, under the lock of that.
@@ -135,7 +135,7 @@ pub(crate) struct Decision {
     asked: Option<QueryTag>,
     /// See [`Queue::runtime`].
     runtime: Option<Id>,
-    callers: BriefMutex<Callers>,
+    callers: SpinMutex<Callers>,
     /// What came of it, and those for whom it was not: they had left, or had waited too long, before it was sent.
     told: OnceLock<(Told, Vec<usize>)>,
 }
@@ -242,7 +242,7 @@ impl Queue {
     /// A share in a decision that waits, if there is one that serves this charge too. `Err(true)` if nothing at all is under way.
     pub(super) fn join(
         &self,
-        name: Fingerprint,
+        name: CounterId,
         is_same: impl Fn(&Charge) -> bool,
         consume: bool,
         waker: &Waker,
@@ -250,7 +250,7 @@ impl Queue {
         let place = self.lock();
         let since_ms = self.now_ms(); // callers of one decision stand in this order
         let latest = place.latest(name).filter(|decision| match &*decision.charges {
-            [charge] => decision.consume == consume && charge.counter.fingerprint() == name && is_same(charge),
+            [charge] => decision.consume == consume && charge.counter.id() == name && is_same(charge),
             _ => false,
         });
         match latest {
@@ -272,14 +272,14 @@ impl Queue {
         waker: &Waker,
     ) -> (Share, bool) {
         let caller = Caller::new(waker, self.now_ms());
-        let callers = BriefMutex::new(Callers { all: SmallVec::from([caller]), ..Callers::default() });
+        let callers = SpinMutex::new(Callers { all: SmallVec::from([caller]), ..Callers::default() });
         let decision =
             Arc::new(Decision { charges, consume, slot, asked, runtime: self.runtime, callers, told: OnceLock::new() });
         let mut place = self.lock();
         let before = self.added.fetch_add(1, Ordering::Relaxed);
         let number = place.taken + place.waiting.len() as u64;
         for charge in decision.charges.iter() {
-            place.latest.insert(charge.counter.fingerprint(), number);
+            place.latest.insert(charge.counter.id(), number);
         }
         place.waiting.push_back((before, Arc::clone(&decision)));
         let mut begin = false;
@@ -300,7 +300,7 @@ impl Queue {
             }
             let entries: Vec<_> = taken.into_iter().filter_map(Decision::send).collect();
             if !entries.is_empty() {
-                observe::sent_together(entries.iter().map(Entry::callers).sum());
+                observe::store_round_trip(entries.iter().map(Entry::callers).sum());
                 return Some(entries);
             }
         }
@@ -308,7 +308,7 @@ impl Queue {
 
     /// Takes so many out, the oldest first, or fewer, if those keep a server busy for long enough.
     fn take_first(&self, count: usize) -> Vec<Arc<Decision>> {
-        let mut places = lock_all_briefly::<_, PLACES>(&self.places.iter().map(|place| &**place));
+        let mut places = spin_lock_all::<_, PLACES>(&self.places.iter().map(|place| &**place));
         places.retain(|place| !place.waiting.is_empty());
         let mut taken = Vec::with_capacity(count.min(places.iter().map(|place| place.waiting.len()).sum()));
         let mut steps = 0;
@@ -380,8 +380,8 @@ impl Queue {
     }
 
     /// The place of this thread.
-    fn lock(&self) -> BriefGuard<'_, Place> {
-        lock(&self.places[number_of_thread() % PLACES])
+    fn lock(&self) -> SpinMutexGuard<'_, Place> {
+        lock(&self.places[thread_index() % PLACES])
     }
 }
 
@@ -393,7 +393,7 @@ impl Caller {
 
 impl Place {
     /// The latest decision on a counter, if it waits.
-    fn latest(&self, counter: Fingerprint) -> Option<&Arc<Decision>> {
+    fn latest(&self, counter: CounterId) -> Option<&Arc<Decision>> {
         let at = self.latest.get(&counter)?.checked_sub(self.taken)?;
         self.waiting.get(usize::try_from(at).ok()?).map(|(_, decision)| decision)
     }
@@ -407,7 +407,7 @@ impl Place {
     fn take(&mut self) -> Option<Arc<Decision>> {
         let (_, decision) = self.waiting.pop_front()?;
         for charge in decision.charges.iter() {
-            let name = charge.counter.fingerprint();
+            let name = charge.counter.id();
             if self.latest.get(&name) == Some(&self.taken) {
                 self.latest.remove(&name);
             }
@@ -417,8 +417,8 @@ impl Place {
     }
 }
 
-fn lock(place: &Apart<BriefMutex<Place>>) -> BriefGuard<'_, Place> {
-    lock_briefly(place)
+fn lock(place: &CachePadded<SpinMutex<Place>>) -> SpinMutexGuard<'_, Place> {
+    spin_lock(place)
 }
 
 impl Decision {
@@ -475,8 +475,8 @@ impl Decision {
         }
     }
 
-    fn lock(&self) -> BriefGuard<'_, Callers> {
-        lock_briefly(&self.callers)
+    fn lock(&self) -> SpinMutexGuard<'_, Callers> {
+        spin_lock(&self.callers)
     }
 
     /// What came of it for one caller: as if each had been decided alone, in order. `Some(None)` for one it was not sent for.

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Algorithm, CounterName,
     algorithm::{self, Act, Numbers},
-    key::AlreadyHashed,
+    counter::IdentityHasher,
     store::{Charge, Charges, Request, StoreError},
 };
 
@@ -188,7 +188,7 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
     let Some(first) = charges.clone().next() else { return Cmd::new() };
     let mut rules: SmallVec<[(&Charge, Numbers); 4]> = SmallVec::new();
     let mut requests: SmallVec<[u8; 32]> = smallvec::smallvec![0];
-    let mut names = HashSet::<_, BuildHasherDefault<AlreadyHashed>>::with_capacity_and_hasher(
+    let mut names = HashSet::<_, BuildHasherDefault<IdentityHasher>>::with_capacity_and_hasher(
         entries.len(),
         BuildHasherDefault::default(),
     );
@@ -200,7 +200,7 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
             rules.push((charge, algorithm::rule(charge)));
             rules.len() - 1
         });
-        let has_been = !names.insert(charge.counter.fingerprint());
+        let has_been = !names.insert(charge.counter.id());
         let request = match entry.times() {
             1 => u8::from(entry.consume() && charge.cost > 0),
             _ => 2,

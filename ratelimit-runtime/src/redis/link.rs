@@ -40,8 +40,8 @@ use super::{
 use crate::{
     backend::QueryTag,
     background,
+    counter::CounterId,
     failures::{Epoch, Failures},
-    key::Fingerprint,
     observe,
     store::{Charge, Charges, StoreError},
 };
@@ -356,7 +356,7 @@ impl Links {
     #[allow(clippy::inline_always)] // or a share is copied from one to the next
     pub(super) fn share(
         &self,
-        name: Fingerprint,
+        name: CounterId,
         is_same: impl Fn(&Charge) -> bool,
         charge: impl FnOnce() -> (Charge, QueryTag),
         waker: &Waker,
@@ -496,7 +496,7 @@ impl Link {
     fn join(self: &Arc<Self>, charges: &Charges, consume: bool, slot: u16, waker: &Waker) -> Share {
         if let [charge] = &**charges {
             let is_same = |other: &Charge| other.counter == charge.counter && coalescing::is_same(other, charge);
-            if let Ok(share) = self.queue.join(charge.counter.fingerprint(), is_same, consume, waker) {
+            if let Ok(share) = self.queue.join(charge.counter.id(), is_same, consume, waker) {
                 return share;
             }
         }
@@ -529,7 +529,7 @@ impl Link {
             return (command, Err(Failure::Unsent(error)));
         }
         if matches!(command, Command::Decide { .. }) {
-            observe::sent_together(1);
+            observe::store_round_trip(1);
         }
         let sent = command::send(&mut connection, &[Packet::Command(&command)], 1, asking).await;
         let reply = sent.map(|answers| answers.into_iter().next().map(|answer| answer.reply).unwrap_or_default());

@@ -42,8 +42,8 @@ use crate::{
     CounterName,
     algorithm::{self, Look, Taken},
     backend::QueryTag,
+    counter::CounterId,
     failures::Epoch,
-    key::Fingerprint,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
@@ -232,7 +232,7 @@ impl Redis {
     #[inline]
     pub(crate) fn share(
         &self,
-        name: Fingerprint,
+        name: CounterId,
         is_same: impl Fn(&Charge) -> bool,
         charge: impl FnOnce() -> (Charge, QueryTag),
         waker: &Waker,

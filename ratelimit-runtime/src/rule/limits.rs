@@ -10,6 +10,10 @@ pub(crate) const EXACT: u64 = 1 << 52;
 /// The largest count of a fixed window: Redis stores a number 450,001 times as large, and Lua's remainders are exact up to 2^52.
 pub(crate) const LARGEST_WINDOW: u64 = 9_999_999_999;
 
+/// The largest number of holds in one log: its script keeps them in one string, and each step copies it.
+/// See `sliding_log.lua`.
+pub(crate) const MOST_HOLDS: usize = 10_000;
+
 /// How a log stores its period. It depends on the period alone, so a changed count reads the same log.
 pub(crate) struct LogLayout {
     /// Microseconds a tick.

@@ -38,24 +38,24 @@ pub struct Rule {
     prefetch: u16,
     algorithm: Algorithm,
     /// What tells its counters from those of other rules.
-    name: RuleName,
+    id: RuleId,
 }
 
 /// A hash of a rule's prefix, algorithm and period, worked out where the rule is written: mostly by the compiler.
 ///
 /// XXH3 with 128 bits. It has no secret, so a prefix must not come from strangers: they could look for two that share it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct RuleName(pub(crate) u64, pub(crate) u64);
+pub(crate) struct RuleId(pub(crate) u64, pub(crate) u64);
 
-impl RuleName {
+impl RuleId {
     #[allow(clippy::cast_possible_truncation)] // in two halves
     const fn of(rule: &Rule) -> Self {
         let period = rule.counted_in();
-        // The period is all of it, so that none with a fault has the name of one without.
+        // The period is all of it, so that none with a fault has the id of one without.
         let (seconds, nanoseconds) = (period.as_secs() as u128, period.subsec_nanos() as u128);
         let counted = seconds << 64 | (rule.algorithm.number() as u128) << 32 | nanoseconds;
-        let name = xxh3_128(rule.prefix.as_bytes()) ^ xxh3_128_with_seed(&counted.to_le_bytes(), 1);
-        Self(name as u64, (name >> 64) as u64)
+        let id = xxh3_128(rule.prefix.as_bytes()) ^ xxh3_128_with_seed(&counted.to_le_bytes(), 1);
+        Self(id as u64, (id >> 64) as u64)
     }
 }
 
@@ -84,12 +84,13 @@ impl Rule {
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
         let algorithm = Algorithm::FixedWindow { align: false };
-        let name = RuleName(0, 0);
-        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, prefetch: 1, algorithm, name }.named()
+        let id = RuleId(0, 0);
+        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, prefetch: 1, algorithm, id }
+            .identified()
     }
 
-    const fn named(mut self) -> Self {
-        self.name = RuleName::of(&self);
+    const fn identified(mut self) -> Self {
+        self.id = RuleId::of(&self);
         self
     }
 
@@ -97,7 +98,7 @@ impl Rule {
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
-        self.named()
+        self.identified()
     }
 
     /// The same rule, to be tried out: it counts and decides, and lets through what it refuses.
@@ -237,11 +238,11 @@ impl Rule {
         }
     }
 
-    /// A rule that tells how it counts and no counter's name.
+    /// A rule that says how it counts, without a prefix.
     pub(crate) const fn unnamed(count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
         let (seconds, nanos) = (period_ms / 1000, (period_ms % 1000) as u32 * 1_000_000);
-        let (shadow, denial_cache, prefetch, name) = (false, true, 1, RuleName(0, 0));
-        Self { prefix: "", count, seconds, nanos, shadow, denial_cache, prefetch, algorithm, name }
+        let (shadow, denial_cache, prefetch, id) = (false, true, 1, RuleId(0, 0));
+        Self { prefix: "", count, seconds, nanos, shadow, denial_cache, prefetch, algorithm, id }
     }
 
     pub(crate) const fn with_count(mut self, count: u64) -> Self {
@@ -249,7 +250,7 @@ impl Rule {
         self
     }
 
-    /// With another burst, if it has one: that is not in its name.
+    /// With another burst, if it has one: that is not in its id.
     pub(crate) const fn with_burst(mut self, holds: u64) -> Self {
         if let Algorithm::TokenBucket { burst, .. } = &mut self.algorithm {
             *burst = holds;
@@ -283,8 +284,8 @@ impl Rule {
     }
 
     #[inline]
-    pub(crate) const fn name(&self) -> RuleName {
-        self.name
+    pub(crate) const fn id(&self) -> RuleId {
+        self.id
     }
 
     /// The period that tells the counter from others: a prefetch does not.
@@ -338,7 +339,7 @@ impl Rule {
     }
 }
 
-#[allow(clippy::missing_fields_in_debug)] // two of them are the period, and the name is of others
+#[allow(clippy::missing_fields_in_debug)] // two of them are the period, and the id is of others
 impl fmt::Debug for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rule")
@@ -366,7 +367,7 @@ mod tests {
             let share =
                 rule.with_algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }).share(processes);
             assert_eq!((share.count(), share.limit()), (count, bucket));
-            assert!(share.name() == rule.with_algorithm(share.algorithm()).name());
+            assert!(share.id() == rule.with_algorithm(share.algorithm()).id());
             let share = rule.with_algorithm(Algorithm::LeakyBucket { queue: 5 }).share(processes);
             assert_eq!((share.count(), share.limit()), (count, queue + 1));
         }

@@ -27,7 +27,7 @@ use crate::{
         acquire::Acquire,
         request::{AcquireOptions, ChargeRequest, OnLimit},
     },
-    observe::Throttle,
+    observe::LogThrottle,
 };
 
 /// Asks limits before a request reaches a service, and answers in its place if one refuses.
@@ -287,9 +287,9 @@ impl RequestHold {
 
     /// Warns of a place that ends before the connection that it is for.
     fn check(&self, is_connect: bool, status: StatusCode) {
-        static SAID: Throttle = Throttle::new();
+        static SAID: LogThrottle = LogThrottle::new();
         let is_upgrade = status == StatusCode::SWITCHING_PROTOCOLS || is_connect && status.is_success();
-        if is_upgrade && Arc::strong_count(&self.0) == 1 && SAID.may_speak() {
+        if is_upgrade && Arc::strong_count(&self.0) == 1 && SAID.allow() {
             tracing::warn!(
                 "a connection is upgraded, and its place is free at once: its service keeps no `RequestHold`"
             );

@@ -8,23 +8,8 @@ use super::{KeyBy, key_by::Found};
 use crate::{
     Rule,
     engine::request::{ChargeRequest, CostKind, RequestKey},
+    policy::OnMissingKey,
 };
-
-/// The treatment of a request whose [`KeyBy`] finds no key.
-///
-/// A request whose key is ambiguous, because it has a key header twice, is refused as by
-/// [`OnMissingKey::Deny`] whatever is set here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OnMissingKey {
-    /// The request is refused, as [`Cause::MissingKey`](crate::Cause::MissingKey).
-    #[default]
-    Deny,
-    /// The limit is not asked. So a client that can leave out its key is not limited.
-    Skip,
-    /// All requests without a key count together.
-    Shared,
-}
 
 /// A limit of a [`RateLimitLayer`](super::RateLimitLayer): a rule, and what it takes from a request.
 ///

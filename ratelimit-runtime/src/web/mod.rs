@@ -43,5 +43,7 @@ pub use self::headers::HeaderStyle;
 pub use self::{
     key_by::KeyBy,
     layer::{LimitedBody, RateLimit, RateLimitLayer, RequestHold},
-    limit::{Limit, OnMissingKey},
+    limit::Limit,
 };
+#[cfg(feature = "tower")]
+pub use crate::policy::OnMissingKey;

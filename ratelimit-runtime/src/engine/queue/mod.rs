@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Algorithm, Clock, CounterName, Refill, RequestPerMinute, Rule,
-    key::{AlreadyHashed, Fingerprint},
+    counter::{CounterId, IdentityHasher},
     store::Charge,
     sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Notify},
 };
@@ -78,19 +78,19 @@ const SLOTS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 struct Busy([AtomicUsize; SLOTS]);
 
 impl Busy {
-    fn of(&self, id: Fingerprint) -> &AtomicUsize {
+    fn of(&self, id: CounterId) -> &AtomicUsize {
         &self.0[slot(id)]
     }
 }
 
 #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
-fn slot(id: Fingerprint) -> usize {
+fn slot(id: CounterId) -> usize {
     id.0 as usize % SLOTS
 }
 
 struct State {
     busy: Arc<Busy>,
-    queues: HashMap<Fingerprint, Queue, BuildHasherDefault<AlreadyHashed>>,
+    queues: HashMap<CounterId, Queue, BuildHasherDefault<IdentityHasher>>,
     callers: BTreeMap<u64, Caller>,
     /// The mean time that a question took of late.
     round_trip: Option<Duration>,
@@ -108,7 +108,7 @@ struct Caller {
 }
 
 struct WaitingFor {
-    id: Fingerprint,
+    id: CounterId,
     cost: u64,
     /// [`WaitQueues::changes`] when it was let ask.
     changes: u64,
@@ -167,13 +167,13 @@ pub(crate) struct Answer {
     pub(crate) sent_at: Duration,
     pub(crate) counters: SmallVec<[CounterAnswer; 1]>,
     /// The refusal, and the counter that it is about.
-    pub(crate) refusal: Option<(Fingerprint, RequestPerMinute)>,
+    pub(crate) refusal: Option<(CounterId, RequestPerMinute)>,
 }
 
 /// What an answer says about one counter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CounterAnswer {
-    id: Fingerprint,
+    id: CounterId,
     cost: u64,
     remaining: u64,
     /// Nothing if the cost fits.
@@ -185,7 +185,7 @@ impl Answer {
     /// The counters of charges that a store has decided on.
     pub(crate) fn of(charges: &[Charge], sent_at: Duration) -> Self {
         let counters = counted(charges).map(|charge| CounterAnswer {
-            id: charge.counter.fingerprint(),
+            id: charge.counter.id(),
             cost: charge.least(),
             remaining: charge.decision.remaining,
             ready_in: charge.decision.retry_after(),
@@ -208,7 +208,7 @@ enum Standing {
     /// They have room by then, within one period of this counter. Until `until` its cost is reserved here.
     Reserves { ready_at: Duration, until: Duration },
     /// It is held up by this other one.
-    HeldUpBy(Fingerprint),
+    HeldUpBy(CounterId),
 }
 
 /// What a queue leaves to the next caller.
@@ -286,23 +286,23 @@ impl WaitQueues {
     /// The number of changes of these counters, to be given to [`WaitQueues::join`] with the answer to a question that is
     /// sent now.
     pub(crate) fn changes(&self, charges: &[Charge]) -> u64 {
-        counted(charges).map(|charge| self.changes_of(charge.counter.fingerprint()).load(Ordering::SeqCst)).sum()
+        counted(charges).map(|charge| self.changes_of(charge.counter.id()).load(Ordering::SeqCst)).sum()
     }
 
-    fn changes_of(&self, id: Fingerprint) -> &AtomicU64 {
+    fn changes_of(&self, id: CounterId) -> &AtomicU64 {
         &self.changes[slot(id)]
     }
 
     /// A caller with this ticket has to wait for one of these counters: behind others, or because those who are asking
     /// leave no room.
     pub(crate) fn is_behind_others(&self, charges: &[Charge], ticket: u64) -> bool {
-        let is_free = |charge: &Charge| self.busy.of(charge.counter.fingerprint()).load(Ordering::Acquire) == 0;
+        let is_free = |charge: &Charge| self.busy.of(charge.counter.id()).load(Ordering::Acquire) == 0;
         if counted(charges).all(is_free) {
             return false;
         }
         let (state, now) = (self.lock(), self.clock.now());
         counted(charges).any(|charge| {
-            let id = charge.counter.fingerprint();
+            let id = charge.counter.id();
             let is_used_up = |queue: &Queue| queue.askers > 0 && queue.room(now, state.round_trip) < charge.least();
             // Behind those whose cost is reserved, too: what it is told has to be known to the queue.
             state.queues.get(&id).is_some_and(is_used_up) || state.is_behind(id, ticket, now)
@@ -326,7 +326,7 @@ impl WaitQueues {
         let mut counters = SmallVec::<[WaitingFor; 1]>::new();
         let mut is_full = false;
         for charge in counted(charges) {
-            let (id, cost) = (charge.counter.fingerprint(), charge.least());
+            let (id, cost) = (charge.counter.id(), charge.least());
             let queue = state.queues.entry(id).or_insert_with(|| Queue::new(&charge.rule));
             queue.rule = charge.rule;
             let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| ticket < *first);
@@ -335,7 +335,7 @@ impl WaitQueues {
             let behind = if is_last { queue.joined } else { queue.left };
             counters.push(WaitingFor { id, cost, changes: 0, behind, reserved_until: None, is_parked: false });
         }
-        let ids: SmallVec<[Fingerprint; 1]> = counters.iter().map(|counter| counter.id).collect();
+        let ids: SmallVec<[CounterId; 1]> = counters.iter().map(|counter| counter.id).collect();
         // Nothing holds up a caller whose rules are all in shadow mode.
         let is_asking = counters.is_empty();
         for counter in &counters {
@@ -370,11 +370,11 @@ impl WaitQueues {
 
     /// Lets a caller ask again: a refund, a reset or a settlement may have made room.
     pub(crate) fn changed(&self, counter: &CounterName) {
-        self.changed_id(counter.fingerprint());
+        self.changed_id(counter.id());
     }
 
     /// The same for a counter without a name.
-    pub(crate) fn changed_id(&self, id: Fingerprint) {
+    pub(crate) fn changed_id(&self, id: CounterId) {
         self.changes_of(id).fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) == 0 {
             return;
@@ -477,7 +477,7 @@ impl QueuePosition<'_> {
             if let Some(queue) = queues.get_mut(&counter.id) {
                 queue.rule = charge.rule;
             }
-            counter.id == charge.counter.fingerprint() && counter.cost == charge.least()
+            counter.id == charge.counter.id() && counter.cost == charge.least()
         })
     }
 
@@ -485,7 +485,7 @@ impl QueuePosition<'_> {
     pub(crate) fn refused(&self, answer: &Answer) {
         self.queues.update(|state, now, wakes| {
             let Some(caller) = state.callers.get(&self.ticket) else { return };
-            let (ids, seen): (_, SmallVec<[(Fingerprint, u64); 1]>) =
+            let (ids, seen): (_, SmallVec<[(CounterId, u64); 1]>) =
                 (caller.ids(), caller.counters.iter().map(|counter| (counter.id, counter.changes)).collect());
             let has_changed = |id| {
                 let changes = self.queues.changes_of(id).load(Ordering::Acquire);
@@ -544,7 +544,7 @@ impl WaitingFor {
 }
 
 impl Caller {
-    fn ids(&self) -> SmallVec<[Fingerprint; 1]> {
+    fn ids(&self) -> SmallVec<[CounterId; 1]> {
         self.counters.iter().map(|counter| counter.id).collect()
     }
 
@@ -580,7 +580,7 @@ impl State {
     }
 
     /// Removes a caller, and queues that have none left. Returns its counters.
-    fn remove(&mut self, ticket: u64) -> SmallVec<[Fingerprint; 1]> {
+    fn remove(&mut self, ticket: u64) -> SmallVec<[CounterId; 1]> {
         self.stop_asking(ticket);
         let Some(caller) = self.callers.remove(&ticket) else { return SmallVec::new() };
         for WaitingFor { id, is_parked, .. } in &caller.counters {
@@ -608,7 +608,7 @@ impl State {
     }
 
     /// Takes in an answer.
-    fn learn(&mut self, answer: &Answer, has_changed: impl Fn(Fingerprint) -> bool, now: Duration, is_shared: bool) {
+    fn learn(&mut self, answer: &Answer, has_changed: impl Fn(CounterId) -> bool, now: Duration, is_shared: bool) {
         let sample = now.saturating_sub(answer.sent_at);
         let round_trip = match self.round_trip {
             Some(known) => known.saturating_mul(7).saturating_add(sample) / 8,
@@ -633,7 +633,7 @@ impl State {
     }
 
     /// Lets callers ask for whom there is room now, and says of the others when to look again.
-    fn advance(&mut self, ids: SmallVec<[Fingerprint; 1]>, now: Duration, shared: &WaitQueues, wakes: &mut Wakes) {
+    fn advance(&mut self, ids: SmallVec<[CounterId; 1]>, now: Duration, shared: &WaitQueues, wakes: &mut Wakes) {
         let (mut ids, mut at) = (ids, 0);
         while let Some(id) = ids.get(at) {
             self.advance_one(*id, now, shared, wakes, &mut ids);
@@ -644,11 +644,11 @@ impl State {
     /// The same for one queue. `others`: queues to look at, too.
     fn advance_one(
         &mut self,
-        id: Fingerprint,
+        id: CounterId,
         now: Duration,
         shared: &WaitQueues,
         wakes: &mut Wakes,
-        others: &mut SmallVec<[Fingerprint; 1]>,
+        others: &mut SmallVec<[CounterId; 1]>,
     ) {
         let Some(queue) = self.queues.get(&id) else { return };
         let mut left = queue.left(now, self.round_trip);
@@ -718,7 +718,7 @@ impl State {
     }
 
     /// Has a caller stand outside a queue for as long as another counter, in whose queue it stands, has no room.
-    fn park(&mut self, ticket: u64, id: Fingerprint, other: Fingerprint, now: Duration, wakes: &mut Wakes) {
+    fn park(&mut self, ticket: u64, id: CounterId, other: CounterId, now: Duration, wakes: &mut Wakes) {
         let Some(caller) = self.callers.get_mut(&ticket) else { return };
         let mut look_at = None;
         for counter in &mut caller.counters {
@@ -738,7 +738,7 @@ impl State {
     }
 
     /// Has a caller stand in all of its queues again.
-    fn unpark(&mut self, ticket: u64) -> SmallVec<[Fingerprint; 1]> {
+    fn unpark(&mut self, ticket: u64) -> SmallVec<[CounterId; 1]> {
         let mut returned = SmallVec::new();
         let Some(caller) = self.callers.get_mut(&ticket) else { return returned };
         for counter in caller.counters.iter_mut().filter(|counter| counter.is_parked) {
@@ -757,7 +757,7 @@ impl State {
         ticket: u64,
         ready_at: Duration,
         now: Duration,
-        others: &mut SmallVec<[Fingerprint; 1]>,
+        others: &mut SmallVec<[CounterId; 1]>,
     ) -> Option<Duration> {
         let mut next = None;
         let caller = self.callers.get_mut(&ticket)?;
@@ -786,7 +786,7 @@ impl State {
     }
 
     /// Until when a caller's cost is reserved: for one period, and after each such period not for the next one.
-    fn reserved_until(&self, ticket: u64, id: Fingerprint, now: Duration, period: Duration) -> Option<Duration> {
+    fn reserved_until(&self, ticket: u64, id: CounterId, now: Duration, period: Duration) -> Option<Duration> {
         let counter = self.callers.get(&ticket)?.counters.iter().find(|counter| counter.id == id)?;
         match counter.reserved_until {
             Some(until) if now < until => Some(until),
@@ -795,7 +795,7 @@ impl State {
         }
     }
 
-    fn note_reservation(&mut self, ticket: u64, id: Fingerprint, until: Duration) {
+    fn note_reservation(&mut self, ticket: u64, id: CounterId, until: Duration) {
         let Some(caller) = self.callers.get_mut(&ticket) else { return };
         for counter in caller.counters.iter_mut().filter(|counter| counter.id == id) {
             counter.reserved_until = Some(until);
@@ -803,7 +803,7 @@ impl State {
     }
 
     /// How a caller stands in this queue, where the callers before it leave so much.
-    fn standing(&self, ticket: u64, cost: u64, id: Fingerprint, now: Duration, left: &Left) -> Standing {
+    fn standing(&self, ticket: u64, cost: u64, id: CounterId, now: Duration, left: &Left) -> Standing {
         let (Some(caller), Some(queue)) = (self.callers.get(&ticket), self.queues.get(&id)) else {
             return Standing::Ready;
         };
@@ -832,12 +832,7 @@ impl State {
 
     /// Of a caller's other counters that have no room for it, the one that has room last: when that is, which one it is, and when
     /// the last probe of them is.
-    fn no_room_elsewhere(
-        &self,
-        ticket: u64,
-        id: Fingerprint,
-        now: Duration,
-    ) -> Option<(Duration, Fingerprint, Duration)> {
+    fn no_room_elsewhere(&self, ticket: u64, id: CounterId, now: Duration) -> Option<(Duration, CounterId, Duration)> {
         let others = self.callers.get(&ticket)?.counters.iter().filter(|counter| counter.id != id);
         let full = others.into_iter().filter_map(|counter| {
             let queue = self.queues.get(&counter.id)?;
@@ -852,7 +847,7 @@ impl State {
 
     /// Callers who came before the ticket wait for the counter. Not counted are those whose other counters have no room for
     /// longer.
-    fn is_behind(&self, id: Fingerprint, ticket: u64, now: Duration) -> bool {
+    fn is_behind(&self, id: CounterId, ticket: u64, now: Duration) -> bool {
         let Some(queue) = self.queues.get(&id) else { return false };
         let is_late = |other: u64, cost: u64| {
             let then = now.saturating_add(queue.time_for(cost));
@@ -862,13 +857,13 @@ impl State {
     }
 
     /// A caller's other counters have room for it, and for those who came before.
-    fn may_ask_elsewhere(&self, ticket: u64, id: Fingerprint, now: Duration) -> bool {
+    fn may_ask_elsewhere(&self, ticket: u64, id: CounterId, now: Duration) -> bool {
         let others = self.callers[&ticket].counters.iter().filter(|counter| counter.id != id);
         others.into_iter().all(|counter| self.has_room(counter.id, ticket, counter.cost, now))
     }
 
     /// A counter has room for a caller, and for those who came before.
-    fn has_room(&self, id: Fingerprint, ticket: u64, cost: u64, now: Duration) -> bool {
+    fn has_room(&self, id: CounterId, ticket: u64, cost: u64, now: Duration) -> bool {
         let Some(queue) = self.queues.get(&id) else { return true };
         let mut left = queue.left(now, self.round_trip);
         for (&before, &cost) in queue.waiting.range(..ticket) {

@@ -197,7 +197,7 @@ fn callers_whose_own_limit_is_spent_are_parked() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let charges = of_user_and_all(9);
-    let of_all = charges[1].counter.fingerprint();
+    let of_all = charges[1].counter.id();
     let standing = || queues.lock().queues.get(&of_all).map_or(0, |queue| queue.waiting.len());
     let answer = Answer::of(&charges, clock.now());
     let join = |_| {
@@ -241,7 +241,7 @@ fn few_of_those_who_wait_for_another_counter_are_looked_at() {
         of_own.decision = Decision::new(1, 0, SECOND, Some(SECOND));
         join(&[of_own, of_all(50_000, None)])
     };
-    let standing = || queues.lock().queues[&of_all(0, None).counter.fingerprint()].waiting.len();
+    let standing = || queues.lock().queues[&of_all(0, None).counter.id()].waiting.len();
     let mut positions: Vec<_> = (0..500).filter_map(user_joins).collect();
     assert_eq!((standing(), queues.is_behind_others(&[of_all(0, None)], queues.ticket())), (0, false));
 

@@ -11,7 +11,7 @@ use super::*;
 use crate::{failures::Failures, sync::every_order};
 
 const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
-const NAME: Fingerprint = Fingerprint(0, 1);
+const NAME: CounterId = CounterId(0, 1);
 const DENIAL: Denial = Denial {
     decision: Decision { limit: 1, remaining: 0, reset_after_ms: 60_000, retry_after_ms: 60_000 },
     wait_ms: 0,

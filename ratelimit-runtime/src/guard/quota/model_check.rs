@@ -25,8 +25,8 @@ fn counter() -> CounterName {
     CounterName::new("", &RULE, Some(&Key::new(1)))
 }
 
-fn name() -> Fingerprint {
-    counter().fingerprint()
+fn name() -> CounterId {
+    counter().id()
 }
 
 impl Scene {

@@ -65,7 +65,7 @@ fn charge(key: u64) -> Charge {
 fn ask(queue: &Queue, key: u64) -> (Share, bool) {
     let charge = charge(key);
     let is_same = |other: &Charge| is_same(other, &charge);
-    match queue.join(charge.counter.fingerprint(), is_same, true, Waker::noop()) {
+    match queue.join(charge.counter.id(), is_same, true, Waker::noop()) {
         Ok(share) => (share, false),
         Err(_) => queue.add(charge.into(), true, 0, None, Waker::noop()),
     }

@@ -1,0 +1,271 @@
+//! The counter that a call charges: its name in Redis and its id in this process.
+
+use std::{
+    fmt,
+    hash::{BuildHasher, Hasher, RandomState},
+};
+
+use foldhash::{SharedSeed, fast::FoldHasher};
+use once_cell::sync::Lazy;
+use sha2::{Digest, Sha256};
+use smallvec::{Array, SmallVec};
+
+use crate::{
+    Key, Rule,
+    key::{
+        Repr,
+        escape::{Reserved, escape, reserved},
+    },
+    rule::RuleId,
+};
+
+/// Keys and prefixes above this many printed bytes are replaced by their SHA-256.
+const LONGEST_PART: usize = 200;
+
+static RESERVED: Reserved = reserved(b"%{}:");
+
+/// The name of a counter, as it is the key in Redis: `item:{4711}:fixed:60000`.
+///
+/// Namespace (with `::` behind it), prefix, key as the hash tag, algorithm, period in milliseconds. Without a key the
+/// prefix is the tag. Distinct counters have distinct names, whatever a caller puts into a key.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CounterName {
+    text: SmallVec<[u8; 56]>,
+    id: CounterId,
+}
+
+impl CounterName {
+    pub(crate) fn new(namespace: &str, rule: &Rule, key: Option<&Key>) -> Self {
+        let mut name = SmallVec::<[u8; 56]>::new();
+        if !namespace.is_empty() {
+            push_part(namespace, &mut name);
+            name.extend_from_slice(b"::");
+        }
+        if let Some(key) = key {
+            push_part(rule.prefix(), &mut name);
+            name.extend_from_slice(b":{");
+            key.with_text(|key| match key.len() {
+                0 => name.push(b'%'), // or the tag would be empty; no escape is a lone `%`
+                1..=LONGEST_PART => name.extend_from_slice(key),
+                _ => push_hex(&Sha256::digest(key), &mut name),
+            });
+        } else {
+            name.push(b'{');
+            push_part(rule.prefix(), &mut name);
+        }
+        name.extend_from_slice(b"}:");
+        let tag = rule.algorithm().tag();
+        name.extend_from_slice(tag.name.as_bytes());
+        if let Some(buckets) = tag.buckets {
+            name.extend_from_slice(itoa::Buffer::new().format(buckets).as_bytes());
+        }
+        name.push(b':');
+        name.extend_from_slice(itoa::Buffer::new().format(rule.counted_in_ms()).as_bytes());
+        Self { text: name, id: CounterId::new(rule, key) }
+    }
+
+    /// The name's bytes. They are UTF-8.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.text
+    }
+
+    pub(crate) fn id(&self) -> CounterId {
+        self.id
+    }
+}
+
+fn push_part<A: Array<Item = u8>>(part: &str, name: &mut SmallVec<A>) {
+    let from = name.len();
+    escape(part, &RESERVED, name);
+    if name.len() - from > LONGEST_PART {
+        let digest = Sha256::digest(&name[from..]);
+        name.truncate(from);
+        push_hex(&digest, name);
+    }
+}
+
+/// `%s` is no escape, so no part reads like a digest.
+fn push_hex<A: Array<Item = u8>>(digest: &[u8], name: &mut SmallVec<A>) {
+    name.extend_from_slice(b"%sha256-");
+    for byte in digest {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        name.extend_from_slice(&[HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+    }
+}
+
+impl fmt::Display for CounterName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.text))
+    }
+}
+
+impl fmt::Debug for CounterName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CounterName({self})")
+    }
+}
+
+/// What the memory store knows a counter by: a hash of its rule's name, which is a hash itself, and of the key, under a secret of this process.
+/// The namespace is its limiter's.
+///
+/// Two passes over the same numbers, each with a secret of 128 bits of its own, give 128 bits, in a fraction of the time that the name takes.
+///
+/// Counters that share an id would share their limit, so nobody may find two that do. The hash is a fast one, made for hash tables: who
+/// sees its values can compute keys that collide. Nobody does: they stay in this process, are not printed, and decide nothing that can be
+/// observed but where in a table a counter lies. Without them keys can only be tried. In each step of a pass two 64-bit numbers, each with a
+/// secret in it, are multiplied and the halves of the product are laid over each other: as far as is known, two keys of one's choice meet in one
+/// pass for about one secret in 2^64, and so in both for one in 2^128.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CounterId(pub(crate) u64, pub(crate) u64);
+
+/// The secret of one pass.
+struct Secret(u64, SharedSeed);
+
+static SECRETS: Lazy<[Secret; 2]> = Lazy::new(|| {
+    // The standard library seeds its maps from the system's randomness.
+    let random = || RandomState::new().hash_one(0);
+    [(); 2].map(|()| Secret(random(), SharedSeed::from_u64(random())))
+});
+
+impl CounterId {
+    /// Of no counter.
+    pub(crate) const NONE: Self = Self(0, 0);
+
+    pub(crate) fn new(rule: &Rule, key: Option<&Key>) -> Self {
+        Self::new_inline(rule, key)
+    }
+
+    /// The same where it is part of its caller, as on the way of most calls. Two passes side by side take little longer than one, but
+    /// what is handed from one function to another lies in memory.
+    #[inline(always)]
+    #[allow(clippy::inline_always)]
+    pub(crate) fn new_inline(rule: &Rule, key: Option<&Key>) -> Self {
+        let (kind, [key, more]) = match key {
+            None => (0, [0; 2]),
+            Some(Key(Repr::Number(number))) => (1, *number),
+            Some(Key(Repr::Short(length, text))) => (2 | u64::from(*length) << 2, *text),
+            Some(Key(Repr::Long(text))) => return Self::long(rule, text),
+        };
+        let RuleId(first, second) = rule.id();
+        // No two rules have names that differ in 7 bits only.
+        let numbers = [first, second ^ kind, key, more];
+        Self::hashed(&[], numbers)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn long(rule: &Rule, text: &[u8]) -> Self {
+        let RuleId(first, second) = rule.id();
+        let numbers = [first, second ^ 3, text.len() as u64, 0];
+        Self::hashed(text, numbers)
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `CounterId::new_inline`
+    fn hashed(text: &[u8], numbers: [u64; 4]) -> Self {
+        let [left, right] = &*SECRETS;
+        let name = Self(left.hash(text, numbers), right.hash(text, numbers));
+        if name == Self::NONE { Self(0, 1) } else { name }
+    }
+}
+
+impl Secret {
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `CounterId::new_inline`
+    fn hash(&self, text: &[u8], numbers: [u64; 4]) -> u64 {
+        let mut hasher = FoldHasher::with_seed(self.0, &self.1);
+        if !text.is_empty() {
+            hasher.write(text);
+        }
+        for number in numbers {
+            hasher.write_u64(number);
+        }
+        hasher.finish()
+    }
+}
+
+impl std::hash::Hash for CounterId {
+    /// Half of it is hash enough to find it in a table; the other half has chosen the table.
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.1);
+    }
+}
+
+/// A counter id is its own hash.
+#[derive(Debug, Default)]
+pub(crate) struct IdentityHasher(u64);
+
+impl Hasher for IdentityHasher {
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    #[inline]
+    fn write_u64(&mut self, id: u64) {
+        self.0 = id;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a counter id is written as a number");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashMap, time::Duration};
+
+    use super::*;
+    use crate::{Algorithm, Refill};
+
+    #[test]
+    fn a_rule_with_a_fault_has_not_the_name_of_one_without() {
+        let second = Duration::from_secs(1);
+        let right = CounterId::new(&Rule::new("item", 1, second), None);
+        for period in [Duration::ZERO, second + Duration::from_nanos(1), Duration::from_secs(1 << 40), Duration::MAX] {
+            assert_ne!(CounterId::new(&Rule::new("item", 1, period), None), right, "{period:?}");
+        }
+        assert_ne!(CounterId::new(&Rule::new("", 1, second), None), right);
+    }
+
+    #[test]
+    fn counters_have_one_id_if_they_have_one_name() {
+        let long = "a".repeat(LONGEST_PART + 1);
+        let (longer, other) = (format!("{long}a"), format!("{}b", &long[1..]));
+        let texts =
+            ["", "a", "b", "aa", "ab", "0", "1", "01", "item", "itema", "(a,1)", "\0", "a\0", "a-key-of-16-byte"];
+        let texts: Vec<&str> = texts.into_iter().chain(["a-key-of-17-bytes", &long, &longer, &other]).collect();
+        let mut keys: Vec<Option<Key>> = texts.iter().map(|text| Some(Key::new(*text))).collect();
+        keys.extend([None, Some(Key::new(0)), Some(Key::new(1)), Some(Key::new(u64::MAX)), Some(Key::new(("a", 1)))]);
+        let second = Duration::from_secs(1);
+        let algorithms = [
+            Algorithm::FixedWindow { align: false },
+            Algorithm::FixedWindow { align: true },
+            Algorithm::SlidingLog,
+            Algorithm::SlidingWindow { buckets: 1 },
+            Algorithm::SlidingWindow { buckets: 2 },
+            Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy },
+            Algorithm::TokenBucket { burst: 2, refill: Refill::Greedy },
+            Algorithm::TokenBucket { burst: 1, refill: Refill::Interval },
+            Algorithm::LeakyBucket { queue: 1 },
+            Algorithm::LeakyBucket { queue: 2 },
+        ];
+        let mut by_name = HashMap::new();
+        let mut by_id = HashMap::new();
+        for prefix in ["item", "itema", "i", "a-prefix-above-16-bytes", "a-prefix-above-17-bytes"] {
+            for (algorithm, period) in algorithms.into_iter().flat_map(|one| [(one, second), (one, 2 * second)]) {
+                for key in &keys {
+                    let rule = Rule::new(prefix, 1, period).with_algorithm(algorithm);
+                    let name = CounterName::new("", &rule, key.as_ref());
+                    let id = name.id();
+                    assert_eq!(id, CounterId::new(&rule, key.as_ref()));
+                    assert_eq!(*by_name.entry(name.clone()).or_insert(id), id, "{name}");
+                    assert_eq!(*by_id.entry(id).or_insert_with(|| name.clone()), name);
+                }
+            }
+        }
+        assert_eq!(by_name.len(), by_id.len());
+        assert!(by_name.len() > 1000, "{}", by_name.len());
+    }
+}
