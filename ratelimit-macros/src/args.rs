@@ -6,31 +6,15 @@ use syn::parse::{ParseStream, Parser as _};
 use syn::{Error, Expr, Ident, Path, Result, Token};
 
 use crate::errors::{Errors, fail};
+use crate::kind::AttributeKind;
 use crate::suggest::{list, nearest, suggest};
 use crate::value::{self, Number, at_end};
 
-/// Which of the two attributes.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Kind {
-    #[default]
-    PerTime,
-    Concurrent,
-}
-
-impl Kind {
-    pub(crate) const ALL: [Self; 2] = [Self::PerTime, Self::Concurrent];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::PerTime => "limit_request_per_time",
-            Kind::Concurrent => "limit_concurrent_requests",
-        }
-    }
-
+impl AttributeKind {
     /// Every argument and an example of its value. The first ones may be positional.
     fn arguments(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Kind::PerTime => &[
+            AttributeKind::PerTime => &[
                 ("prefix", "\"item\""),
                 ("ttl", "1"),
                 ("unit", "Minutes"),
@@ -48,7 +32,7 @@ impl Kind {
                 ("shadow", "false"),
                 ("crate", "::ratelimit_runtime"),
             ],
-            Kind::Concurrent => &[
+            AttributeKind::Concurrent => &[
                 ("prefix", "\"export\""),
                 ("count", "3"),
                 ("key", "user_id"),
@@ -70,8 +54,8 @@ impl Kind {
     /// In this order.
     fn positional(self) -> Vec<&'static str> {
         let several = match self {
-            Kind::PerTime => 4,
-            Kind::Concurrent => 2,
+            AttributeKind::PerTime => 4,
+            AttributeKind::Concurrent => 2,
         };
         self.names().into_iter().take(several).collect()
     }
@@ -79,12 +63,14 @@ impl Kind {
     /// What must be given, and what it is.
     fn required(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Kind::PerTime => &[
+            AttributeKind::PerTime => &[
                 ("prefix", "the counter's name"),
                 ("unit", "the unit of `ttl`"),
                 ("count", "how many calls are let through"),
             ],
-            Kind::Concurrent => &[("prefix", "the counter's name"), ("count", "how many calls may run at once")],
+            AttributeKind::Concurrent => {
+                &[("prefix", "the counter's name"), ("count", "how many calls may run at once")]
+            }
         }
     }
 }
@@ -241,7 +227,7 @@ const UNITS: [&str; 5] = ["Milliseconds", "Seconds", "Minutes", "Hours", "Days"]
 const ALGORITHMS: [&str; 5] = ["FixedWindow", "SlidingLog", "SlidingWindow", "TokenBucket", "LeakyBucket"];
 
 /// The arguments of an attribute standing at `at`; none if there are errors.
-pub(crate) fn parse(kind: Kind, args: TokenStream, at: Span, errors: &mut Errors) -> Option<Attr> {
+pub(crate) fn parse(kind: AttributeKind, args: TokenStream, at: Span, errors: &mut Errors) -> Option<Attr> {
     let parser = |input: ParseStream| {
         if input.peek(Ident) && input.fork().parse::<Ident>()? == "skip" {
             return skip(kind, input);
@@ -254,7 +240,7 @@ pub(crate) fn parse(kind: Kind, args: TokenStream, at: Span, errors: &mut Errors
     errors.keep(parser.parse2(args))
 }
 
-fn skip(kind: Kind, input: ParseStream) -> Result<Attr> {
+fn skip(kind: AttributeKind, input: ParseStream) -> Result<Attr> {
     let word: Ident = input.parse()?;
     if input.is_empty() {
         return Ok(Attr::Skip(word));
@@ -263,13 +249,13 @@ fn skip(kind: Kind, input: ParseStream) -> Result<Attr> {
     fail(word.span(), skip_alone(kind))
 }
 
-fn skip_alone(kind: Kind) -> String {
+fn skip_alone(kind: AttributeKind) -> String {
     format!("`skip` stands alone: #[{}(skip)]", kind.name())
 }
 
 #[derive(Default)]
 struct Fields {
-    kind: Kind,
+    kind: AttributeKind,
     given: Vec<&'static str>,
     /// Not given, but reporting them as missing would be a second error for one mistake.
     excused: Vec<&'static str>,
@@ -362,8 +348,8 @@ impl Fields {
             "cost" => self.cost = Some(cost(input, settings)?),
             "on_limit" => {
                 let slot = match self.kind {
-                    Kind::PerTime => &mut settings.on_limit,
-                    Kind::Concurrent => &mut settings.on_busy,
+                    AttributeKind::PerTime => &mut settings.on_limit,
+                    AttributeKind::Concurrent => &mut settings.on_busy,
                 };
                 *slot = Some((name, on_limit(input)?));
             }
@@ -431,9 +417,9 @@ impl Fields {
             return fail(at, "`prefix` and `count` are needed");
         };
         let counted = match (self.kind, self.unit) {
-            (Kind::Concurrent, _) => Counted::Concurrently { lease: self.lease.unwrap_or(USUAL_LEASE) },
-            (Kind::PerTime, None) => return fail(at, "`unit` is needed"),
-            (Kind::PerTime, Some(unit)) => Counted::PerTime(Box::new(PerTime {
+            (AttributeKind::Concurrent, _) => Counted::Concurrently { lease: self.lease.unwrap_or(USUAL_LEASE) },
+            (AttributeKind::PerTime, None) => return fail(at, "`unit` is needed"),
+            (AttributeKind::PerTime, Some(unit)) => Counted::PerTime(Box::new(PerTime {
                 ttl: self.ttl.unwrap_or_else(Number::one).to_const(),
                 unit,
                 cost: self.cost.unwrap_or_else(|| Cost::Number(Number::one())),

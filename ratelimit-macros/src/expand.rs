@@ -4,17 +4,18 @@ use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Attribute, Meta};
 
-use crate::args::{self, Alone, Attr, Kind, Limit, SETTLED_NEEDS, Settings};
+use crate::args::{self, Alone, Attr, Limit, SETTLED_NEEDS, Settings};
 use crate::errors::Errors;
-use crate::function::{Function, Impl, Item, Member, Place};
 use crate::future::{find_name, unpacked_names};
-use crate::prologue::Check;
+use crate::generate::GeneratedCheck;
+use crate::item::{AnnotatedItem, Function, ImplBlock, InsertionPoint, Member};
+use crate::kind::AttributeKind;
 
-pub(crate) fn expand(kind: Kind, args: TokenStream, item: TokenStream) -> TokenStream {
+pub(crate) fn expand(kind: AttributeKind, args: TokenStream, item: TokenStream) -> TokenStream {
     let item = ungroup(item);
     let mut errors = Errors::default();
     let own = args::parse(kind, args, Span::call_site(), &mut errors);
-    let mut item = match Item::parse(item.clone()) {
+    let mut item = match AnnotatedItem::parse(item.clone()) {
         Ok(item) => item,
         Err(error) => {
             errors.push(error);
@@ -23,8 +24,8 @@ pub(crate) fn expand(kind: Kind, args: TokenStream, item: TokenStream) -> TokenS
         }
     };
     match &mut item {
-        Item::Function(function) => expand_function(kind, own, function, &mut errors),
-        Item::Impl(block) => expand_impl(kind, own, block, &mut errors),
+        AnnotatedItem::Function(function) => expand_function(kind, own, function, &mut errors),
+        AnnotatedItem::Impl(block) => expand_impl(kind, own, block, &mut errors),
     }
     // The item stays, so that one mistake is one error and editors keep working; it stands first,
     // as editors take their colours from the first tokens they meet again.
@@ -33,7 +34,7 @@ pub(crate) fn expand(kind: Kind, args: TokenStream, item: TokenStream) -> TokenS
 }
 
 /// Limits the function, or takes nothing from it but the attributes beside this one.
-fn expand_function(kind: Kind, own: Option<Attr>, function: &mut Function, errors: &mut Errors) {
+fn expand_function(kind: AttributeKind, own: Option<Attr>, function: &mut Function, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(kind, &mut function.attrs, errors));
     let limits = only_limits(attrs, errors);
@@ -44,13 +45,21 @@ fn expand_function(kind: Kind, own: Option<Attr>, function: &mut Function, error
     if let Some(place) = check_place(kind, function, &limits, errors)
         && errors.is_empty()
     {
-        let check = Check::new(&limits, &settings, function);
-        function.insert(&check, place);
+        let check = GeneratedCheck::new(&limits, &settings, function);
+        insert(&check, place, function);
     }
 }
 
+// Input:
+//     async fn f(..) -> .. { body }
+// Output:
+//     async fn f(..) -> .. { check { body } }
+fn insert(check: &GeneratedCheck, point: InsertionPoint, function: &mut Function) {
+    function.wrap_body(point, |body| check.around(body));
+}
+
 /// Limits each async method, or takes nothing from the block but attributes, too.
-fn expand_impl(kind: Kind, own: Option<Attr>, block: &mut Impl, errors: &mut Errors) {
+fn expand_impl(kind: AttributeKind, own: Option<Attr>, block: &mut ImplBlock, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(kind, &mut block.attrs, errors));
     let all = only_limits(attrs, errors);
@@ -84,7 +93,7 @@ fn expand_impl(kind: Kind, own: Option<Attr>, block: &mut Impl, errors: &mut Err
         if let Some(place) = check_place(kind, function, &limits, errors)
             && errors.is_empty()
         {
-            let check = Check::new(&limits, &settings, function);
+            let check = GeneratedCheck::new(&limits, &settings, function);
             checked.push((function, check, place));
         }
     }
@@ -99,19 +108,19 @@ fn expand_impl(kind: Kind, own: Option<Attr>, block: &mut Impl, errors: &mut Err
     }
     if errors.is_empty() {
         for (function, check, place) in checked {
-            function.insert(&check, place);
+            insert(&check, place, function);
         }
     }
 }
 
 /// Takes the attributes that stand beside the expanding one, to join them into one decision.
-fn take_siblings(expanding: Kind, attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<Attr>> {
+fn take_siblings(expanding: AttributeKind, attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<Attr>> {
     let mut siblings = Vec::new();
     attrs.retain(|attr| {
         let Some(name) = attr.path().segments.last().map(|last| &last.ident) else {
             return true;
         };
-        let Some(kind) = Kind::ALL.into_iter().find(|kind| name == kind.name()) else {
+        let Some(kind) = AttributeKind::ALL.into_iter().find(|kind| name == kind.name()) else {
             return true;
         };
         let mut sibling = match &attr.meta {
@@ -165,11 +174,16 @@ fn check_settled(limits: &[&Limit], settings: &Settings, errors: &mut Errors) {
 }
 
 /// Where the limits are checked, if all their values are there already.
-fn check_place(kind: Kind, function: &Function, limits: &[&Limit], errors: &mut Errors) -> Option<Place> {
-    let mut place = errors.keep(function.place(kind))?;
+fn check_place(
+    kind: AttributeKind,
+    function: &Function,
+    limits: &[&Limit],
+    errors: &mut Errors,
+) -> Option<InsertionPoint> {
+    let mut place = errors.keep(function.insertion_point(kind))?;
     let unpacked = match &mut place {
-        Place::Start => Vec::new(),
-        Place::Block(statements) => unpacked_names(statements),
+        InsertionPoint::Start => Vec::new(),
+        InsertionPoint::Block(statements) => unpacked_names(statements),
     };
     for limit in limits {
         for expr in limit.rule.exprs() {

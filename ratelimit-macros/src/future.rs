@@ -1,4 +1,4 @@
-//! Recognizes a function that returns a future instead of being async, as `#[async_trait]` leaves it.
+//! Recognizes a function that returns a future instead of being async, as `#[async_trait]` makes it.
 
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::ToTokens;
@@ -8,7 +8,7 @@ use syn::{
     PathArguments, Stmt, Type, TypeParamBound,
 };
 
-/// The async block that a body ends in.
+/// The async block that a body ends in, also as an argument of `Box::pin` or behind `.boxed()`.
 pub(crate) fn tail(statements: &mut [Stmt]) -> Option<&mut ExprAsync> {
     match statements.last_mut()? {
         Stmt::Expr(expr, None) => future_of(expr),
@@ -44,24 +44,24 @@ fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
     }
 }
 
-/// What a future is said to be ready with.
-pub(crate) enum Output<'a> {
-    Is(&'a Type),
-    /// `impl Future` says nothing.
-    Unsaid(&'a Ident),
+/// The output type of a future in a signature.
+pub(crate) enum FutureOutput<'a> {
+    Named(&'a Type),
+    /// `impl Future` without an output: the token `Future`.
+    Unnamed(&'a Ident),
 }
 
-impl ToTokens for Output<'_> {
+impl ToTokens for FutureOutput<'_> {
     fn to_tokens(&self, tokens: &mut TokenStream) {
         match self {
-            Output::Is(ty) => ty.to_tokens(tokens),
-            Output::Unsaid(future) => future.to_tokens(tokens),
+            FutureOutput::Named(ty) => ty.to_tokens(tokens),
+            FutureOutput::Unnamed(future) => future.to_tokens(tokens),
         }
     }
 }
 
 /// `T` of `impl Future<Output = T>`, `Pin<Box<dyn Future<Output = T>>>` or `BoxFuture<T>`.
-pub(crate) fn output_of_future(ty: &Type) -> Option<Output<'_>> {
+pub(crate) fn output_of_future(ty: &Type) -> Option<FutureOutput<'_>> {
     let bounds = match ty {
         Type::Group(group) => return output_of_future(&group.elem),
         Type::Paren(paren) => return output_of_future(&paren.elem),
@@ -79,7 +79,7 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<Output<'_>> {
             return if last.ident == "Pin" || last.ident == "Box" {
                 output_of_future(ty)
             } else if last.ident == "BoxFuture" || last.ident == "LocalBoxFuture" {
-                Some(Output::Is(ty))
+                Some(FutureOutput::Named(ty))
             } else {
                 None
             };
@@ -92,37 +92,17 @@ pub(crate) fn output_of_future(ty: &Type) -> Option<Output<'_>> {
             match &last.arguments {
                 _ if last.ident != "Future" => None,
                 PathArguments::AngleBracketed(arguments) => arguments.args.iter().find_map(|argument| match argument {
-                    GenericArgument::AssocType(output) => Some(Output::Is(&output.ty)),
+                    GenericArgument::AssocType(output) => Some(FutureOutput::Named(&output.ty)),
                     _ => None,
                 }),
-                _ => Some(Output::Unsaid(&last.ident)),
+                _ => Some(FutureOutput::Unnamed(&last.ident)),
             }
         }
         _ => None,
     })
 }
 
-/// What the check calls to decide, by any number of limits.
-const OWN_CALLS: [&str; 4] =
-    ["limit_request_per_time", "permit_request_per_time", "limit_requests_per_time", "hold_requests"];
-
-/// Whether this body was limited before: does it say `__private::limit_request_per_time`, or the like?
-pub(crate) fn contains_own_call(tokens: &TokenStream) -> bool {
-    fn contains(tokens: TokenStream) -> bool {
-        let mut private = false;
-        tokens.into_iter().any(|token| match token {
-            TokenTree::Group(group) => contains(group.stream()),
-            TokenTree::Ident(ident) => {
-                std::mem::replace(&mut private, ident == "__private") && OWN_CALLS.iter().any(|call| ident == call)
-            }
-            TokenTree::Punct(_) | TokenTree::Literal(_) => false,
-        })
-    }
-    // As text first: it costs one question to the compiler, the tokens one each.
-    tokens.to_string().contains("__private") && contains(tokens.clone())
-}
-
-/// The names that `#[async_trait]` binds only inside of its block, taking an argument apart.
+/// The names that `#[async_trait]` binds inside its block, where it destructures an argument.
 // Input:
 //     Box::pin(async move { let (a, b) = { let __arg1 = __arg1; __arg1 }; .. })
 // Output:
@@ -164,7 +144,7 @@ fn bind(pat: &Pat, names: &mut Vec<Ident>) {
     }
 }
 
-/// The first of `names` that `tokens` use, not counting fields and methods.
+/// The first of `names` that `tokens` use. Fields and methods do not count.
 pub(crate) fn find_name(tokens: TokenStream, names: &[Ident]) -> Option<Ident> {
     let mut after_dot = false;
     for token in tokens {

@@ -3,12 +3,15 @@
 
 mod args;
 mod duration;
+mod entry_points;
 mod errors;
 mod expand;
-mod function;
 mod future;
-mod prologue;
+mod generate;
+mod item;
+mod kind;
 mod suggest;
+mod tokens;
 mod value;
 
 #[cfg(test)]
@@ -16,7 +19,7 @@ mod tests;
 
 use proc_macro::TokenStream;
 
-use crate::args::Kind;
+use crate::kind::AttributeKind;
 
 /// Limits how often an async function runs; or how much time, or of anything else that is known when it ends, it uses.
 ///
@@ -187,7 +190,7 @@ use crate::args::Kind;
 /// One that waits for what its own outer call holds, a place or all the time that remains, waits for ever.
 #[proc_macro_attribute]
 pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStream {
-    expand::expand(Kind::PerTime, args.into(), item.into()).into()
+    expand::expand(AttributeKind::PerTime, args.into(), item.into()).into()
 }
 
 /// Limits how many calls of an async function run at once, in all processes that share a store.
@@ -274,5 +277,5 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// while it runs frees its place. A function that calls itself takes a place for each call: with fewer than it needs it waits for itself.
 #[proc_macro_attribute]
 pub fn limit_concurrent_requests(args: TokenStream, item: TokenStream) -> TokenStream {
-    expand::expand(Kind::Concurrent, args.into(), item.into()).into()
+    expand::expand(AttributeKind::Concurrent, args.into(), item.into()).into()
 }

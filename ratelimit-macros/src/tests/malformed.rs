@@ -5,8 +5,8 @@ use std::panic::catch_unwind;
 use proc_macro2::TokenStream;
 
 use super::compile_errors;
-use crate::args::Kind;
 use crate::expand::expand;
+use crate::kind::AttributeKind;
 
 const ROUNDS: usize = 30_000;
 const SEED: u64 = 0x5EED_0F1A_3C0D_E5A1;
@@ -282,8 +282,8 @@ fn nothing_panics() {
     let (mut expanded, mut refused) = (0, 0);
     while expanded + refused < ROUNDS {
         let (kind, valid) = match dice.below(4) {
-            0 => (Kind::Concurrent, VALID_CONCURRENT),
-            _ => (Kind::PerTime, VALID),
+            0 => (AttributeKind::Concurrent, VALID_CONCURRENT),
+            _ => (AttributeKind::PerTime, VALID),
         };
         let args = match dice.below(6) {
             0 => soup(&mut dice, 0).parse().ok(),

@@ -2,16 +2,16 @@
 
 #![allow(clippy::too_many_lines, reason = "a table is as long as it is")]
 
-use crate::args::Kind;
 use crate::expand::expand;
+use crate::kind::AttributeKind;
 
-fn errors_of(kind: Kind, args: &str, item: &str) -> (Vec<String>, Vec<String>) {
+fn errors_of(kind: AttributeKind, args: &str, item: &str) -> (Vec<String>, Vec<String>) {
     let tokens = expand(kind, args.parse().unwrap(), item.parse().unwrap());
     super::compile_errors(tokens).into_iter().unzip()
 }
 
 fn compile_errors(args: &str, item: &str) -> (Vec<String>, Vec<String>) {
-    errors_of(Kind::PerTime, args, item)
+    errors_of(AttributeKind::PerTime, args, item)
 }
 
 const FN: &str = "async fn f(id: u64) -> R {}";
@@ -23,7 +23,7 @@ fn check(args: &str, item: &str, expected: &[&str]) {
 
 /// The same for `#[limit_concurrent_requests]`.
 fn check_concurrent(args: &str, item: &str, expected: &[&str]) {
-    let (errors, _) = errors_of(Kind::Concurrent, args, item);
+    let (errors, _) = errors_of(AttributeKind::Concurrent, args, item);
     assert_eq!(errors, expected, "\n#[limit_concurrent_requests({args})]\n{item}\n");
 }
 

@@ -1,20 +1,20 @@
-//! What is generated, compared with `src/snapshots/`. `UPDATE_SNAPSHOTS=1` rewrites them.
+//! What is generated, compared with `tests/snapshots/`. `UPDATE_SNAPSHOTS=1` rewrites them.
 
 use std::path::Path;
 
 use proc_macro2::{Delimiter, Group, TokenStream};
 use quote::{ToTokens as _, quote};
 
-use crate::args::Kind;
 use crate::expand::expand;
+use crate::kind::AttributeKind;
 
-fn check(kind: Kind, name: &str, args: &str, item: &str) {
+fn check(kind: AttributeKind, name: &str, args: &str, item: &str) {
     compare(name, &expand(kind, args.parse().unwrap(), item.parse().unwrap()));
 }
 
 fn compare(name: &str, tokens: &TokenStream) {
     let found = prettyplease::unparse(&syn::parse2(tokens.clone()).unwrap());
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/snapshots/{name}.rs"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/snapshots/{name}.rs"));
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(&path, &found).unwrap();
     }
@@ -32,7 +32,7 @@ macro_rules! snapshots {
         $(
             #[test]
             fn $name() {
-                check(Kind::$kind, stringify!($name), $args, $item);
+                check(AttributeKind::$kind, stringify!($name), $args, $item);
             }
         )*
     };
@@ -230,7 +230,7 @@ fn through_a_macro() {
     let item = quote!(pub async fn f(a: u64, b: u64) -> #ty #body);
     let group = hidden(&item.to_string());
     for item in [item, quote!(#group)] {
-        let tokens = expand(Kind::PerTime, args.clone(), item);
+        let tokens = expand(AttributeKind::PerTime, args.clone(), item);
         compare("through_a_macro", &tokens.to_string().parse().unwrap());
     }
 }

@@ -1,20 +1,17 @@
-//! Generates the check: statements that come before the user's body, and a few around it where the outcome says the cost.
+//! Generates the check: statements before the user's body, and around it if a cost is reported by the outcome.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::{Expr, GenericArgument, Path, PathArguments, Type};
 
 use crate::args::{Algorithm, Cost, Counted, Limit, OnLimit, PerTime, Rule, Settings};
-use crate::function::{Function, ends};
+use crate::entry_points;
+use crate::item::Function;
+use crate::tokens::{ends, hygienic, parenthesize};
 use crate::value::{self, Number};
 
-/// Tokens of ours: the user's code can't see the names among them, nor they its.
-macro_rules! ours {
-    ($($tokens:tt)*) => { quote_spanned!(Span::mixed_site()=> $($tokens)*) };
-}
-
 /// What stands around the body.
-pub(crate) struct Check {
+pub(crate) struct GeneratedCheck {
     prologue: TokenStream,
     settle: Option<Settle>,
 }
@@ -26,7 +23,7 @@ struct Settle {
     call: TokenStream,
 }
 
-impl Check {
+impl GeneratedCheck {
     // Output:
     //     if let Err(refused) = 'decided: {
     //         let deciding = match limit_request_per_time(None, const { Call::new() }, {
@@ -59,35 +56,35 @@ impl Check {
         let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, runtime)).collect();
         let call = call(&krate, settings);
         let is_alone = limits.len() == 1 && !is_held;
-        let limit = |limiter| match &charges[..] {
-            charges if is_held => ours!(#krate::__private::hold_requests(#limiter, #call, [#(#charges.asked()),*])),
-            [charge] if settings.permit.is_some() => {
-                ours!(#krate::__private::permit_request_per_time(#limiter, #call, #charge))
-            }
-            [charge] => ours!(#krate::__private::limit_request_per_time(#limiter, #call, #charge)),
-            charges => ours!(#krate::__private::limit_requests_per_time(#limiter, #call, [#(#charges.asked()),*])),
+        let (entry_point, charges) = match &charges[..] {
+            charges if is_held => (entry_points::HOLD, hygienic!([#(#charges.asked()),*])),
+            [charge] if settings.permit.is_some() => (entry_points::LIMIT_WITH_PERMIT, charge.clone()),
+            [charge] => (entry_points::LIMIT, charge.clone()),
+            charges => (entry_points::LIMIT_ALL, hygienic!([#(#charges.asked()),*])),
         };
+        let entry_point = Ident::new(entry_point, Span::mixed_site());
+        let limit = |limiter| hygienic!(#krate::__private::#entry_point(#limiter, #call, #charges));
         let asked = match &settings.limiter {
-            None => limit(ours!(::core::option::Option::None)),
+            None => limit(hygienic!(::core::option::Option::None)),
             Some((_, expr)) => {
-                let limit = limit(ours!(::core::option::Option::Some(limiter)));
-                ours! {{
+                let limit = limit(hygienic!(::core::option::Option::Some(limiter)));
+                hygienic! {{
                     let limiter: &#krate::Limiter = #expr;
                     #limit
                 }}
             }
         };
         let places = limits.iter().any(|limit| matches!(limit.rule.counted, Counted::Concurrently { .. }));
-        let refusal = refusal(runtime, settings, places, function.returned());
+        let refusal = refusal(runtime, settings, places, function.output_ends());
         let settle = settings.settled.as_ref().map(|(_, used)| settle(runtime, used, function.output()));
         let permit = match &settings.permit {
             Some((_, permit)) => Some(permit.to_token_stream()),
-            None if settle.is_some() => Some(ours!(permit)),
-            None => is_held.then(|| ours!(_permit)),
+            None if settle.is_some() => Some(hygienic!(permit)),
+            None => is_held.then(|| hygienic!(_permit)),
         };
         let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(used);
         let prologue = match permit {
-            None if is_alone => ours! {
+            None if is_alone => hygienic! {
                 #joined
                 if let ::core::result::Result::Err(refused) = 'decided: {
                     let deciding = match #asked {
@@ -99,14 +96,14 @@ impl Check {
                     #refusal
                 }
             },
-            None => ours! {
+            None => hygienic! {
                 #joined
                 let deciding = #asked;
                 if let ::core::result::Result::Err(refused) = deciding.await {
                     #refusal
                 }
             },
-            Some(permit) => ours! {
+            Some(permit) => hygienic! {
                 #joined
                 let deciding = #asked;
                 let #permit = match deciding.await {
@@ -133,8 +130,8 @@ impl Check {
     pub(crate) fn around(&self, body: &Group) -> TokenStream {
         let prologue = &self.prologue;
         match &self.settle {
-            None => ours!(#prologue #body),
-            Some(Settle { typed, call }) => ours! {
+            None => hygienic!(#prologue #body),
+            Some(Settle { typed, call }) => hygienic! {
                 #prologue
                 let outcome = async move { #typed #body }.await;
                 #call;
@@ -153,7 +150,7 @@ fn used(path: &Path) -> TokenStream {
         token
     });
     let path: TokenStream = path.collect();
-    ours!(use #path as _;)
+    hygienic!(use #path as _;)
 }
 
 fn settle(runtime: &Runtime, used: &Expr, output: Option<&Type>) -> Settle {
@@ -161,7 +158,7 @@ fn settle(runtime: &Runtime, used: &Expr, output: Option<&Type>) -> Settle {
         let mut output = output.clone();
         leave_out_unnamed(&mut output);
         // An async block can't be given a type. The first thing it returns gives it one, though it never does.
-        ours! {
+        hygienic! {
             if let ::core::option::Option::Some(outcome) = ::core::option::Option::None::<#output> {
                 return outcome;
             }
@@ -169,14 +166,14 @@ fn settle(runtime: &Runtime, used: &Expr, output: Option<&Type>) -> Settle {
     });
     let (start, end) = ends(used);
     let krate = runtime.at(start);
-    let arguments = parenthesize(ours!(permit, &outcome, #used), end);
+    let arguments = parenthesize(hygienic!(permit, &outcome, #used), end);
     Settle { typed, call: quote_spanned!(start=> #krate::__private::settle #arguments) }
 }
 
 /// Makes `Result<_, E>` of `Result<impl Display, E>`.
 fn leave_out_unnamed(ty: &mut Type) {
     match ty {
-        Type::ImplTrait(_) => *ty = Type::Verbatim(ours!(_)),
+        Type::ImplTrait(_) => *ty = Type::Verbatim(hygienic!(_)),
         Type::Group(group) => leave_out_unnamed(&mut group.elem),
         Type::Paren(paren) => leave_out_unnamed(&mut paren.elem),
         Type::Reference(reference) => leave_out_unnamed(&mut reference.elem),
@@ -202,7 +199,7 @@ struct Runtime(Option<TokenStream>);
 
 impl Runtime {
     fn path(&self) -> TokenStream {
-        self.0.clone().unwrap_or_else(|| ours!(::ratelimit_runtime))
+        self.0.clone().unwrap_or_else(|| hygienic!(::ratelimit_runtime))
     }
 
     /// Where an error should be drawn. Only `$crate` still resolves where it was written: an error
@@ -228,32 +225,32 @@ fn charge(rule: &Rule, runtime: &Runtime) -> TokenStream {
     let krate = &runtime.path();
     let prefix = &rule.prefix;
     // Each value of the user's in a statement of its own: the next may lock what this one has locked.
-    let mut values = ours!();
+    let mut values = hygienic!();
     let mut value = |name: &str, function: &str, expr: &Expr, more: Option<TokenStream>| {
         let call = call_on(runtime, function, expr, more);
         let name = Ident::new(name, Span::mixed_site());
-        values.extend(ours!(let #name = #call;));
-        ours!(#name)
+        values.extend(hygienic!(let #name = #call;));
+        hygienic!(#name)
     };
     let charged = match &rule.count {
         Number::Literal(..) | Number::Const(_) => {
             let count = rule.count.to_const();
-            constant(&rule.counted, krate, |name, period| ours!(#krate::__private::#name(#prefix, #count, #period)))
+            constant(&rule.counted, krate, |name, period| hygienic!(#krate::__private::#name(#prefix, #count, #period)))
         }
         Number::Other(count) => {
             let count = value("count", "count", count, None);
             let constant = constant(&rule.counted, krate, |name, period| {
                 let name = format_ident!("{name}_without_count");
-                ours!(#krate::__private::#name(#prefix, #period))
+                hygienic!(#krate::__private::#name(#prefix, #period))
             });
-            ours!(#krate::__private::with_count(#constant, #count))
+            hygienic!(#krate::__private::with_count(#constant, #count))
         }
     };
     let key = match (&rule.key, &rule.missing_key) {
-        (None, _) => ours!(#krate::__private::no_key()),
-        (Some(key), None) => value("key", "key", key, Some(ours!())),
+        (None, _) => hygienic!(#krate::__private::no_key()),
+        (Some(key), None) => value("key", "key", key, Some(hygienic!())),
         (Some(key), Some(word)) => {
-            value("key", "optional_key", key, Some(ours!(, #krate::__private::OnMissingKey::#word)))
+            value("key", "optional_key", key, Some(hygienic!(, #krate::__private::OnMissingKey::#word)))
         }
     };
     let mut number = |number: &Number| match number {
@@ -261,27 +258,27 @@ fn charge(rule: &Rule, runtime: &Runtime) -> TokenStream {
         Number::Const(expr) | Number::Other(expr) => value("cost", "cost", expr, None),
     };
     let charge = match rule.cost() {
-        None => ours!(#krate::__private::charge(#charged, #key, 1)),
+        None => hygienic!(#krate::__private::charge(#charged, #key, 1)),
         Some(Cost::Number(cost)) => {
             let cost = number(cost);
-            ours!(#krate::__private::charge(#charged, #key, #cost))
+            hygienic!(#krate::__private::charge(#charged, #key, #cost))
         }
         Some(Cost::Settled { max, .. }) => {
             let max = number(max);
-            ours!(#krate::__private::charge_settled(#charged, #key, #max))
+            hygienic!(#krate::__private::charge_settled(#charged, #key, #max))
         }
         Some(Cost::Elapsed { max, .. }) => {
             let max = match max {
-                None => ours!(::core::option::Option::None),
+                None => hygienic!(::core::option::Option::None),
                 Some((max, span)) => {
                     let max = value::integer(*max, *span);
-                    ours!(::core::option::Option::Some(#max))
+                    hygienic!(::core::option::Option::Some(#max))
                 }
             };
-            ours!(#krate::__private::charge_elapsed(#charged, #key, #max))
+            hygienic!(#krate::__private::charge_elapsed(#charged, #key, #max))
         }
     };
-    if values.is_empty() { charge } else { ours!({ #values #charge }) }
+    if values.is_empty() { charge } else { hygienic!({ #values #charge }) }
 }
 
 /// The rule in a `const` block: `plain` makes it of the function's name and its last arguments.
@@ -295,37 +292,37 @@ fn constant(counted: &Counted, krate: &TokenStream, plain: impl Fn(Ident, TokenS
         Counted::PerTime(per_time) => {
             let PerTime { ttl, unit, algorithm, prefetch, shadow, denial_cache, .. } = &**per_time;
             let unit = value::integer(*unit, Span::mixed_site());
-            let mut rule = with_algorithm(&plain(name("rule"), ours!(#ttl, #unit)), algorithm, krate);
+            let mut rule = with_algorithm(&plain(name("rule"), hygienic!(#ttl, #unit)), algorithm, krate);
             if let Some(permits) = prefetch.as_ref().map(Number::to_const) {
-                rule = ours!(#krate::__private::prefetch(#rule, #permits));
+                rule = hygienic!(#krate::__private::prefetch(#rule, #permits));
             }
-            let cache = (!denial_cache).then(|| ours!(.with_denial_cache(false)));
-            let shadow = shadow.then(|| ours!(.with_shadow(true)));
-            ours!(#rule #cache #shadow)
+            let cache = (!denial_cache).then(|| hygienic!(.with_denial_cache(false)));
+            let shadow = shadow.then(|| hygienic!(.with_shadow(true)));
+            hygienic!(#rule #cache #shadow)
         }
     };
-    ours!(const { &#rule })
+    hygienic!(const { &#rule })
 }
 
 fn with_algorithm(rule: &TokenStream, algorithm: &Algorithm, krate: &TokenStream) -> TokenStream {
     match algorithm {
         Algorithm::FixedWindow => rule.clone(),
-        Algorithm::Aligned(align) => ours!(#rule.with_algorithm(#krate::Algorithm::FixedWindow { align: #align })),
-        Algorithm::SlidingLog => ours!(#rule.with_algorithm(#krate::Algorithm::SlidingLog)),
+        Algorithm::Aligned(align) => hygienic!(#rule.with_algorithm(#krate::Algorithm::FixedWindow { align: #align })),
+        Algorithm::SlidingLog => hygienic!(#rule.with_algorithm(#krate::Algorithm::SlidingLog)),
         Algorithm::SlidingWindow { buckets } => {
             let buckets = buckets.to_const();
-            ours!(#krate::__private::sliding_window(#rule, #buckets))
+            hygienic!(#krate::__private::sliding_window(#rule, #buckets))
         }
         Algorithm::TokenBucket { burst: None, refill } => {
-            ours!(#krate::__private::token_bucket_of_count(#rule, #krate::Refill::#refill))
+            hygienic!(#krate::__private::token_bucket_of_count(#rule, #krate::Refill::#refill))
         }
         Algorithm::TokenBucket { burst: Some(burst), refill } => {
             let burst = burst.to_const();
-            ours!(#krate::__private::token_bucket(#rule, #burst, #krate::Refill::#refill))
+            hygienic!(#krate::__private::token_bucket(#rule, #burst, #krate::Refill::#refill))
         }
         Algorithm::LeakyBucket { queue } => {
             let queue = queue.to_const();
-            ours!(#krate::__private::leaky_bucket(#rule, #queue))
+            hygienic!(#krate::__private::leaky_bucket(#rule, #queue))
         }
     }
 }
@@ -359,40 +356,34 @@ fn borrow_parts(expr: &Expr) -> TokenStream {
     group.into_token_stream()
 }
 
-fn parenthesize(tokens: TokenStream, at: Span) -> Group {
-    let mut group = Group::new(Delimiter::Parenthesis, tokens);
-    group.set_span(at);
-    group
-}
-
 fn call(krate: &TokenStream, settings: &Settings) -> TokenStream {
     let waits = |on_limit: &Option<(Ident, OnLimit)>, (wait, wait_at_most): (&str, &str)| match on_limit {
         Some((_, OnLimit::Wait)) => {
             let wait = Ident::new(wait, Span::mixed_site());
-            ours!(.#wait())
+            hygienic!(.#wait())
         }
         Some((_, OnLimit::WaitAtMost(milliseconds))) => {
             let milliseconds = value::integer(*milliseconds, Span::mixed_site());
             let wait_at_most = Ident::new(wait_at_most, Span::mixed_site());
-            ours!(.#wait_at_most(#milliseconds))
+            hygienic!(.#wait_at_most(#milliseconds))
         }
-        _ => ours!(),
+        _ => hygienic!(),
     };
     let for_limit = waits(&settings.on_limit, ("wait", "wait_at_most"));
     let for_place = waits(&settings.on_busy, ("wait_for_place", "wait_for_place_at_most"));
     let store = settings.on_store_error.as_ref();
-    let store = store.map(|(_, word)| ours!(.on_store_error(#krate::OnStoreError::#word)));
-    ours!(const { #krate::__private::Call::new() #for_limit #for_place #store })
+    let store = store.map(|(_, word)| hygienic!(.on_store_error(#krate::OnStoreError::#word)));
+    hygienic!(const { #krate::__private::Call::new() #for_limit #for_place #store })
 }
 
 /// What becomes of a call that is `refused`. If it takes a place, the place may be what it is refused for.
 fn refusal(runtime: &Runtime, settings: &Settings, places: bool, (start, end): (Span, Span)) -> TokenStream {
     let krate = runtime.path();
     let answer = |on_limit: &Option<(Ident, OnLimit)>, condition: TokenStream| {
-        let Some((_, OnLimit::Return { word, expr })) = on_limit else { return ours!() };
+        let Some((_, OnLimit::Return { word, expr })) = on_limit else { return hygienic!() };
         // The user's name for the error, which the expression can see.
         let visible = Ident::new("refused", word.span());
-        ours! {
+        hygienic! {
             if #condition {
                 let #visible = refused;
                 let _ = &#visible;
@@ -400,15 +391,15 @@ fn refusal(runtime: &Runtime, settings: &Settings, places: bool, (start, end): (
             }
         }
     };
-    let busy = answer(&settings.on_busy, ours!(#krate::__private::fits_when_released(&refused)));
-    let not_busy = places.then(|| ours!(&& !#krate::__private::fits_when_released(&refused)));
-    let over_limit = answer(&settings.on_limit, ours!(#krate::__private::over_limit(&refused) #not_busy));
+    let busy = answer(&settings.on_busy, hygienic!(#krate::__private::fits_when_released(&refused)));
+    let not_busy = places.then(|| hygienic!(&& !#krate::__private::fits_when_released(&refused)));
+    let over_limit = answer(&settings.on_limit, hygienic!(#krate::__private::over_limit(&refused) #not_busy));
     // All of the call lies at the returned type: where a type can't say that a call was refused,
     // this is where the error belongs.
     let krate = runtime.at(start);
     let path = quote_spanned!(start=> #krate::FromRefusal);
     let function = quote_spanned!(end=> ::from_refusal(refused));
-    ours! {
+    hygienic! {
         #busy
         #over_limit
         return #path #function;

@@ -1,4 +1,4 @@
-//! What the attribute may stand on: a function, its body left unparsed, or an `impl` block of them.
+//! The items that an attribute may stand on: a function, its body unparsed, or an `impl` block of functions.
 
 use proc_macro2::{Delimiter, Group, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
@@ -7,14 +7,15 @@ use syn::spanned::Spanned as _;
 use syn::token::Brace;
 use syn::{Attribute, Block, Expr, Result, ReturnType, Signature, Stmt, Token, Type, Visibility, braced};
 
-use crate::args::Kind;
+use crate::entry_points::contains_check;
 use crate::errors::fail;
-use crate::future::{Output, contains_own_call, output_of_future, tail};
-use crate::prologue::Check;
+use crate::future::{FutureOutput, output_of_future, tail};
+use crate::kind::AttributeKind;
+use crate::tokens::{block, ends};
 
-pub(crate) enum Item {
+pub(crate) enum AnnotatedItem {
     Function(Box<Function>),
-    Impl(Impl),
+    Impl(ImplBlock),
 }
 
 pub(crate) struct Function {
@@ -22,7 +23,7 @@ pub(crate) struct Function {
     vis: Visibility,
     defaultness: Option<Token![default]>,
     sig: Signature,
-    /// None of a declaration.
+    /// `None` for a declaration.
     body: Option<Body>,
 }
 
@@ -32,7 +33,7 @@ struct Body {
     tokens: TokenStream,
 }
 
-pub(crate) struct Impl {
+pub(crate) struct ImplBlock {
     pub(crate) attrs: Vec<Attribute>,
     /// `unsafe impl<T> Trait for Type where ..`
     head: TokenStream,
@@ -47,7 +48,7 @@ pub(crate) enum Member {
     Other(TokenStream),
 }
 
-impl Item {
+impl AnnotatedItem {
     pub(crate) fn parse(item: TokenStream) -> Result<Self> {
         let modifiers = ["pub", "default", "const", "async", "unsafe", "extern"];
         let mut tokens: Vec<TokenTree> = item.into_iter().collect();
@@ -58,9 +59,9 @@ impl Item {
             _ => None,
         });
         match keyword {
-            Some((word, _)) if word == "impl" => syn::parse2(tokens.into_iter().collect()).map(Item::Impl),
+            Some((word, _)) if word == "impl" => syn::parse2(tokens.into_iter().collect()).map(Self::Impl),
             Some((word, _)) if word == "fn" => {
-                // Kept from syn, which would take the body to pieces only to put it together again.
+                // Not parsed by syn: the body is emitted as it is.
                 let mut body = None;
                 if let Some(TokenTree::Group(group)) = tokens.last_mut()
                     && group.delimiter() == Delimiter::Brace
@@ -72,7 +73,7 @@ impl Item {
                 if let (Some(group), Some(body)) = (body, &mut function.body) {
                     *body = Body::open(&group)?;
                 }
-                Ok(Item::Function(function))
+                Ok(Self::Function(function))
             }
             other => {
                 let at = other.map_or_else(Span::call_site, |(_, span)| span);
@@ -97,7 +98,7 @@ impl Parse for Function {
     }
 }
 
-/// The braces that come next, perhaps in the invisible group of a macro.
+/// The next group in braces, which a `macro_rules!` macro may have put into an invisible group.
 fn braces(input: ParseStream) -> Result<Group> {
     match input.parse()? {
         TokenTree::Group(group) => match group.delimiter() {
@@ -125,12 +126,12 @@ impl Body {
     }
 }
 
-impl Parse for Impl {
+impl Parse for ImplBlock {
     fn parse(input: ParseStream) -> Result<Self> {
         let attrs = input.call(Attribute::parse_outer)?;
         let mut head = TokenStream::new();
         let mut keyword = input.span();
-        // A const argument such as `For<{ N }>` has braces too; those of the block come last.
+        // Only the last braces are the block's: a const argument such as `For<{ N }>` has some, too.
         while !(input.peek(Brace) && is_last(input)) {
             let token: TokenTree = input.parse()?;
             if matches!(&token, TokenTree::Ident(word) if word == "impl") {
@@ -145,7 +146,7 @@ impl Parse for Impl {
         while !content.is_empty() {
             members.push(content.parse()?);
         }
-        Ok(Impl { attrs, head, keyword, brace, inner_attrs, members })
+        Ok(ImplBlock { attrs, head, keyword, brace, inner_attrs, members })
     }
 }
 
@@ -168,21 +169,21 @@ impl Parse for Member {
     }
 }
 
-/// Where the limit is checked.
-pub(crate) enum Place {
-    /// At the start of an `async fn`.
+/// The point in a body where the check is inserted.
+pub(crate) enum InsertionPoint {
+    /// The start of an `async fn`.
     Start,
-    /// At the start of the async block that these statements end in.
+    /// The start of the async block that these statements end in.
     Block(Vec<Stmt>),
 }
 
 impl Function {
-    /// Whether this is async, or returns a future instead.
+    /// Returns true for an `async fn` and for a function that returns a future.
     pub(crate) fn is_async(&self) -> bool {
         self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.ends_in_block().is_some()
     }
 
-    pub(crate) fn place(&self, kind: Kind) -> Result<Place> {
+    pub(crate) fn insertion_point(&self, kind: AttributeKind) -> Result<InsertionPoint> {
         let Some(body) = &self.body else {
             let message =
                 "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
@@ -192,26 +193,26 @@ impl Function {
             let message = "a `const fn` can't wait for a limiter: make it an `async fn`";
             return fail(constness.span(), message);
         }
-        if contains_own_call(&body.tokens) {
+        if contains_check(&body.tokens) {
             let message = "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)] or #[limit_concurrent_requests(..)]";
             return fail(Span::call_site(), message);
         }
         if self.sig.asyncness.is_some() {
-            return Ok(Place::Start);
+            return Ok(InsertionPoint::Start);
         }
         if let Some(block) = self.ends_in_block() {
-            return Ok(Place::Block(block));
+            return Ok(InsertionPoint::Block(block));
         }
         if self.output_of_future().is_some() {
             let message = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
             return fail(self.sig.ident.span(), message);
         }
-        let made_sync = self.sig.ident == "main"
+        let is_made_sync = self.sig.ident == "main"
             || self.attrs.iter().any(|attr| {
                 attr.path().segments.last().is_some_and(|last| last.ident == "test" || last.ident == "main")
             });
         let at = self.sig.fn_token.span();
-        if made_sync {
+        if is_made_sync {
             let name = kind.name();
             return fail(
                 at,
@@ -230,15 +231,15 @@ impl Function {
         tail(&mut statements).is_some().then_some(statements)
     }
 
-    fn output_of_future(&self) -> Option<Output<'_>> {
+    fn output_of_future(&self) -> Option<FutureOutput<'_>> {
         match &self.sig.output {
             ReturnType::Type(_, ty) => output_of_future(ty),
             ReturnType::Default => None,
         }
     }
 
-    /// What an error about the returned type is drawn at: its first and last token.
-    pub(crate) fn returned(&self) -> (Span, Span) {
+    /// Spans of the first and last token of the returned type. Errors about it belong there.
+    pub(crate) fn output_ends(&self) -> (Span, Span) {
         match (self.output_of_future(), &self.sig.output) {
             (Some(output), _) if self.sig.asyncness.is_none() => ends(output),
             (_, ReturnType::Type(_, ty)) => ends(ty),
@@ -246,31 +247,28 @@ impl Function {
         }
     }
 
-    /// What a call ends with, if the function says that.
+    /// Type of the value that a call ends with. `None` if the signature does not name it.
     pub(crate) fn output(&self) -> Option<&Type> {
         match (self.output_of_future(), &self.sig.output) {
-            (Some(Output::Is(ty)), _) if self.sig.asyncness.is_none() => Some(ty),
+            (Some(FutureOutput::Named(ty)), _) if self.sig.asyncness.is_none() => Some(ty),
             (_, ReturnType::Type(_, ty)) if self.sig.asyncness.is_some() => Some(ty),
             _ => None,
         }
     }
 
-    // Input:
-    //     async fn f(..) -> .. { body }
-    // Output:
-    //     async fn f(..) -> .. { prologue { body } }
-    pub(crate) fn insert(&mut self, check: &Check, place: Place) {
+    /// Replaces the body, or the async block that it ends in, by what `wrap` makes of it.
+    pub(crate) fn wrap_body(&mut self, point: InsertionPoint, wrap: impl FnOnce(&Group) -> TokenStream) {
         let Some(body) = &mut self.body else { return };
-        match place {
-            Place::Start => {
+        match point {
+            InsertionPoint::Start => {
                 let block = block(body.brace, std::mem::take(&mut body.tokens));
-                body.tokens = check.around(&block);
+                body.tokens = wrap(&block);
             }
-            Place::Block(mut statements) => {
+            InsertionPoint::Block(mut statements) => {
                 if let Some(future) = tail(&mut statements) {
                     let inner = &future.block.stmts;
                     let block = block(future.block.brace_token, quote!(#(#inner)*));
-                    let limited = Expr::Verbatim(check.around(&block));
+                    let limited = Expr::Verbatim(wrap(&block));
                     future.block.stmts = vec![Stmt::Expr(limited, None)];
                 }
                 body.tokens = quote!(#(#statements)*);
@@ -279,27 +277,11 @@ impl Function {
     }
 }
 
-/// Braces where the user's are, for errors about the body, but ours, or rustc would call them unused.
-fn block(brace: Brace, tokens: TokenStream) -> Group {
-    let mut group = Group::new(Delimiter::Brace, tokens);
-    group.set_span(brace.span.join().resolved_at(Span::mixed_site()));
-    group
-}
-
-/// Where tokens of ours are put for an error to be drawn at the user's: their first and last.
-pub(crate) fn ends(tokens: impl ToTokens) -> (Span, Span) {
-    let mut spans = tokens.to_token_stream().into_iter().map(|token| token.span());
-    let first = spans.next().unwrap_or_else(Span::call_site);
-    let last = spans.last().unwrap_or(first);
-    let ours = Span::mixed_site();
-    (first.resolved_at(ours), last.resolved_at(ours))
-}
-
-impl ToTokens for Item {
+impl ToTokens for AnnotatedItem {
     fn to_tokens(&self, tokens: &mut TokenStream) {
         match self {
-            Item::Function(function) => function.to_tokens(tokens),
-            Item::Impl(block) => block.to_tokens(tokens),
+            Self::Function(function) => function.to_tokens(tokens),
+            Self::Impl(block) => block.to_tokens(tokens),
         }
     }
 }
@@ -319,9 +301,9 @@ impl ToTokens for Function {
     }
 }
 
-impl ToTokens for Impl {
+impl ToTokens for ImplBlock {
     fn to_tokens(&self, tokens: &mut TokenStream) {
-        let Impl { attrs, head, brace, inner_attrs, members, .. } = self;
+        let ImplBlock { attrs, head, brace, inner_attrs, members, .. } = self;
         tokens.extend(quote!(#(#attrs)* #head));
         brace.surround(tokens, |tokens| {
             tokens.extend(quote!(#(#inner_attrs)* #(#members)*));

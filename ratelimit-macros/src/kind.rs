@@ -1,0 +1,20 @@
+//! The two attributes.
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum AttributeKind {
+    #[default]
+    PerTime,
+    Concurrent,
+}
+
+impl AttributeKind {
+    pub(crate) const ALL: [Self; 2] = [Self::PerTime, Self::Concurrent];
+
+    /// The name that the attribute is exported under.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::PerTime => "limit_request_per_time",
+            Self::Concurrent => "limit_concurrent_requests",
+        }
+    }
+}

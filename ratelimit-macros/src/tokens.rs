@@ -1,0 +1,33 @@
+//! Tokens whose spans keep generated names apart from the user's and place errors in the user's code.
+
+use proc_macro2::{Delimiter, Group, Span, TokenStream};
+use quote::ToTokens;
+use syn::token::Brace;
+
+/// Generated tokens with mixed-site hygiene: local names among them and in the user's code do not see each other.
+macro_rules! hygienic {
+    ($($tokens:tt)*) => { ::quote::quote_spanned!(::proc_macro2::Span::mixed_site()=> $($tokens)*) };
+}
+pub(crate) use hygienic;
+
+/// Spans of the first and last token, for generated code whose errors belong there.
+pub(crate) fn ends(tokens: impl ToTokens) -> (Span, Span) {
+    let mut spans = tokens.to_token_stream().into_iter().map(|token| token.span());
+    let first = spans.next().unwrap_or_else(Span::call_site);
+    let last = spans.last().unwrap_or(first);
+    let mixed_site = Span::mixed_site();
+    (first.resolved_at(mixed_site), last.resolved_at(mixed_site))
+}
+
+/// Braces located at the user's, for errors about the body. With mixed-site hygiene rustc does not lint them as unused.
+pub(crate) fn block(brace: Brace, tokens: TokenStream) -> Group {
+    let mut group = Group::new(Delimiter::Brace, tokens);
+    group.set_span(brace.span.join().resolved_at(Span::mixed_site()));
+    group
+}
+
+pub(crate) fn parenthesize(tokens: TokenStream, at: Span) -> Group {
+    let mut group = Group::new(Delimiter::Parenthesis, tokens);
+    group.set_span(at);
+    group
+}
