@@ -2,6 +2,7 @@
 //! clock is moved by hand.
 
 use super::*;
+use crate::Rule;
 use crate::{
     Key, ManualClock,
     memory::Memory,

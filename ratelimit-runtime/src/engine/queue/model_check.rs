@@ -9,6 +9,7 @@ use std::{
 use shuttle::{future::block_on, thread};
 
 use super::*;
+use crate::Rule;
 use crate::{Decision, Key, ManualClock, sync::many_orders};
 
 const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));

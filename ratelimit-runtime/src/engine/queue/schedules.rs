@@ -1,13 +1,15 @@
 //! Random callers in random order, of several rules each. After each step the queues are counted anew, and nobody may be
 //! left waiting whom the queues would let ask.
 
-use std::env;
+use std::{collections::HashMap, env};
 
+use super::state::{SLOTS, slot};
 use super::{
     callers::{SimulatedCaller, World, charge_of},
     *,
 };
 use crate::store::Store as _;
+use crate::{Algorithm, Refill, Rule};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -75,7 +77,7 @@ impl WaitQueues {
             assert_eq!((queue.askers, queue.asking, queue.parked), (askers, asking, parked));
             assert!(queue.askers + queue.parked + queue.waiting.len() > 0, "a queue without callers");
         }
-        let counted: Vec<usize> = self.busy.0.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        let counted: Vec<usize> = self.shared.all_busy().map(|count| count.load(Ordering::Relaxed)).collect();
         assert_eq!(counted, busy);
         assert_eq!(self.waiting.load(Ordering::Relaxed), state.callers.len());
     }
@@ -95,7 +97,7 @@ impl WaitQueues {
             let noticed: HashMap<u64, bool> =
                 state.callers.iter().map(|(ticket, caller)| (*ticket, is_noticed(caller))).collect();
             let ids = state.queues.keys().copied().collect();
-            state.advance(ids, now, self, wakes);
+            state.advance(ids, now, wakes);
             for (ticket, caller) in &state.callers {
                 assert!(!caller.is_asking || noticed[ticket], "caller {ticket} may ask, and nobody would have noticed");
             }

@@ -2,7 +2,9 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
+use super::wait_queue::MOST_RESERVATIONS;
 use super::{callers::charge_of, *};
+use crate::{Algorithm, Refill, Rule};
 use crate::{
     Decision, Key, ManualClock,
     memory::Memory,
@@ -216,7 +218,7 @@ fn callers_whose_own_limit_is_spent_are_parked() {
     let asking = positions.iter().filter(|position| position.look().is_ok()).count();
     assert_eq!((asking, standing()), (1, 0), "the next one waits for the first one's answer");
     drop(positions);
-    let busy = queues.busy.0.iter().map(|count| count.load(Ordering::Relaxed)).sum::<usize>();
+    let busy = queues.shared.all_busy().map(|count| count.load(Ordering::Relaxed)).sum::<usize>();
     assert_eq!((busy, queues.lock().queues.len()), (0, 0));
 }
 

@@ -1,9 +1,11 @@
 //! Callers of several counters: each is found by the answer that it waits for, and served in the end.
 
+use super::wait_queue::MOST_RESERVATIONS;
 use super::{
     callers::{SimulatedCaller, World, charge_of},
     *,
 };
+use crate::{Algorithm, Refill, Rule};
 use crate::{
     Decision, ManualClock,
     store::{Request, Store as _},

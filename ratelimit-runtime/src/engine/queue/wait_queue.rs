@@ -1,0 +1,245 @@
+//! The queue of one counter, and what answers have told of the counter.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::answer::CounterAnswer;
+use crate::{Algorithm, Refill, RequestPerMinute, Rule};
+
+/// Callers of one counter for whom it reserves their cost, at most. Each answer looks at all of them.
+pub(super) const MOST_RESERVATIONS: usize = 16;
+
+/// Time until a probe looks for what others may have left before their time.
+const PROBE_HELD: Duration = Duration::from_millis(50);
+/// Time until a probe looks for room that other processes may have made by refunds and resets; a tenth of the period if
+/// that is longer.
+const PROBE_OTHERS: Duration = Duration::from_secs(1);
+
+/// Time until a probe after a refusal that tells no wait, which a store of the user's own may make: not at once, or the
+/// store would be asked without end.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// Callers of one counter, and the state of the counter as far as answers have told it.
+pub(super) struct WaitQueue {
+    pub(super) rule: Rule,
+    /// Costs by ticket, so in the order of arrival. Without those who are asking, and those who are parked.
+    pub(super) waiting: BTreeMap<u64, u64>,
+    pub(super) parked: usize,
+    pub(super) askers: usize,
+    /// The cost of all askers.
+    pub(super) asking: u64,
+    /// When the question of the latest answer was sent, and when the answer came.
+    pub(super) sent_at: Duration,
+    pub(super) answered_at: Option<Duration>,
+    /// The largest cost that fitted then.
+    pub(super) remaining: u64,
+    /// The cost that was refused, and when it fits if nothing else changes: counted from when the question was sent, so
+    /// that the next one arrives just then. Zero if none was refused.
+    pub(super) refused: u64,
+    pub(super) ready_at: Duration,
+    /// The same, counted from when the answer came: what callers are told.
+    pub(super) told_at: Duration,
+    /// When the latest refusal came.
+    pub(super) refused_at: Option<Duration>,
+    /// When to probe. Before `ready_at` where room may come sooner.
+    pub(super) probe_at: Duration,
+    /// Others hold something that they may leave at any time.
+    pub(super) is_held: bool,
+    /// How much of the refill comes to this process, in 1/256: less after a refusal, and more after a round trip
+    /// without one. Above 1 where the round trip is longer than it seems.
+    pub(super) share: u32,
+    pub(super) shared_at: Duration,
+    /// The cost of all callers of this counter alone that ever joined, and of those that no longer wait. Callers of several
+    /// counters may hold up nobody.
+    pub(super) joined: u128,
+    pub(super) left: u128,
+    pub(super) latest: Option<RequestPerMinute>,
+}
+
+const WHOLE: u32 = 256;
+const LARGEST_SHARE: u32 = 4 * WHOLE;
+
+/// What a queue leaves to the next caller.
+pub(super) struct Left {
+    pub(super) room: u64,
+    pub(super) may_probe: bool,
+    /// The room that all callers share.
+    pub(super) known: u64,
+    pub(super) limit: u64,
+    pub(super) reserved: u64,
+    pub(super) reservations: usize,
+}
+
+impl Left {
+    pub(super) fn fits(&self, cost: u64) -> bool {
+        let fits_beside = || self.known == 0 && self.reserved.saturating_add(cost) <= self.limit;
+        cost <= self.room || self.may_probe && (self.reservations == 0 || fits_beside())
+    }
+
+    pub(super) fn take(&mut self, cost: u64) {
+        self.room = self.room.saturating_sub(cost);
+        self.may_probe = false;
+    }
+
+    pub(super) fn reserve(&mut self, cost: u64) {
+        self.room = self.room.saturating_sub(cost);
+        self.reserved = self.reserved.saturating_add(cost);
+        self.reservations += 1;
+    }
+}
+
+impl WaitQueue {
+    pub(super) fn new(rule: &Rule) -> Self {
+        Self {
+            rule: *rule,
+            waiting: BTreeMap::new(),
+            parked: 0,
+            askers: 0,
+            asking: 0,
+            sent_at: Duration::ZERO,
+            answered_at: None,
+            remaining: 0,
+            refused: 0,
+            ready_at: Duration::ZERO,
+            told_at: Duration::ZERO,
+            refused_at: None,
+            probe_at: Duration::ZERO,
+            is_held: false,
+            share: WHOLE,
+            shared_at: Duration::ZERO,
+            joined: 0,
+            left: 0,
+            latest: None,
+        }
+    }
+
+    pub(super) fn learn(
+        &mut self,
+        answer: &CounterAnswer,
+        sent_at: Duration,
+        now: Duration,
+        round_trip: Duration,
+        is_shared: bool,
+    ) {
+        let CounterAnswer { cost, remaining, ready_in, is_held, .. } = *answer;
+        if sent_at < self.sent_at {
+            // A later question has been answered before. It may have been decided before, too, and in a window what remains
+            // only gets less: room for one too few costs a round trip, and for one too many lets another caller overtake.
+            let is_window = refilled(&self.rule, self.rule.period()) == 0;
+            if is_window && ready_in.is_none() && self.refused == 0 {
+                self.remaining = self.remaining.min(remaining);
+            }
+            return;
+        }
+        (self.sent_at, self.answered_at) = (sent_at, Some(now));
+        self.is_held = is_held;
+        let Some(ready_in) = ready_in.map(|ready_in| ready_in.max(SHORTEST_WAIT)) else {
+            (self.remaining, self.refused) = (remaining, 0);
+            (self.ready_at, self.told_at, self.probe_at) = Default::default();
+            // A bucket that becomes full while callers wait: more of them could be on the way.
+            let largest = if remaining >= self.rule.limit() - self.rule.limit() / 8 {
+                LARGEST_SHARE
+            } else {
+                WHOLE.max(self.share)
+            };
+            if now.saturating_sub(self.shared_at) > round_trip {
+                (self.share, self.shared_at) = ((self.share + WHOLE / 16).min(largest), now);
+            }
+            return;
+        };
+        // It may be refused although it fits, as long as others hold something.
+        self.remaining = if remaining < cost { remaining } else { 0 };
+        (self.refused, self.refused_at) = (cost, Some(now));
+        self.ready_at = sent_at.max(now.saturating_sub(round_trip)).saturating_add(ready_in);
+        self.told_at = now.saturating_add(ready_in);
+        let sooner = match (is_held, is_shared) {
+            (true, _) => PROBE_HELD,
+            (false, true) => PROBE_OTHERS.max(self.rule.period() / 10),
+            (false, false) => Duration::MAX,
+        };
+        self.probe_at = self.ready_at.min(now.saturating_add(sooner));
+        if now.saturating_sub(self.shared_at) > round_trip {
+            (self.share, self.shared_at) = ((self.share - self.share / 4).max(1), now);
+        }
+    }
+
+    /// The cost that fits when a question arrives that is sent now: what remained, and what has refilled since and does so
+    /// within a round trip, less the cost of those who are asking.
+    pub(super) fn room(&self, now: Duration, round_trip: Option<Duration>) -> u64 {
+        let there = self.remaining.min(self.rule.limit());
+        let Some(answered_at) = self.answered_at.filter(|_| now >= self.ready_at) else {
+            return there.saturating_sub(self.asking);
+        };
+        let share = |refilled: u64| refilled.saturating_mul(self.share.into()) / u64::from(WHOLE);
+        let since = share(refilled(&self.rule, now.saturating_sub(answered_at)));
+        let meanwhile = share(refilled(&self.rule, round_trip.unwrap_or_default()));
+        there.saturating_add(since).min(self.rule.limit()).saturating_add(meanwhile).saturating_sub(self.asking)
+    }
+
+    pub(super) fn left(&self, now: Duration, round_trip: Option<Duration>) -> Left {
+        let (room, may_probe) = (self.room(now, round_trip), self.may_probe(now));
+        Left { room, may_probe, known: room, limit: self.rule.limit(), reserved: 0, reservations: 0 }
+    }
+
+    /// A caller has to wait here: for room, or for the first caller, who may need more.
+    pub(super) fn has_no_room_for(&self, ticket: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> bool {
+        let first = self.waiting.first_key_value().filter(|(first, _)| **first < ticket);
+        let needed = first.map_or(0, |(_, cost)| *cost).max(cost);
+        needed > self.room(now, round_trip) && !self.may_probe(now)
+    }
+
+    /// How long a cost takes to have room, if none is left to others: a period, or some where a burst is larger than the count.
+    pub(super) fn time_for(&self, cost: u64) -> Duration {
+        let periods = cost.div_ceil(self.rule.count().max(1)).max(1);
+        self.rule.period().saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
+    }
+
+    pub(super) fn may_probe(&self, now: Duration) -> bool {
+        self.askers == 0 && now >= self.probe_at
+    }
+
+    /// When to probe, if that is to come.
+    pub(super) fn next_probe(&self, now: Duration) -> Option<Duration> {
+        (self.askers == 0 && now < self.probe_at).then_some(self.probe_at)
+    }
+
+    /// When a cost fits behind others, at the soonest.
+    pub(super) fn turn_at(&self, ahead: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> Duration {
+        let (needed, room) = (ahead.saturating_add(cost), self.room(now, round_trip));
+        if needed <= room || self.may_probe(now) {
+            return now;
+        }
+        let is_known_to_be_full = self.ready_at > Duration::ZERO;
+        let (from, fits) = if is_known_to_be_full { (self.told_at, self.refused) } else { (now, room) };
+        let count = self.rule.count().max(1);
+        let periods = |full: u64| self.rule.period().saturating_mul(u32::try_from(full).unwrap_or(u32::MAX));
+        let then = match self.rule.algorithm() {
+            Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => {
+                let missing = u128::from(needed.saturating_sub(fits));
+                let nanos = missing.saturating_mul(self.rule.period().as_nanos()) / u128::from(count);
+                Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+            }
+            // All of the count may be free at `ready_at`.
+            Algorithm::FixedWindow { .. } | Algorithm::SlidingLog if is_known_to_be_full => {
+                periods((needed - 1) / count)
+            }
+            Algorithm::FixedWindow { .. } | Algorithm::SlidingLog => periods((needed - room - 1) / count),
+            // A full bucket, or nearly twice the count where two windows meet.
+            Algorithm::TokenBucket { .. } | Algorithm::SlidingWindow { .. } => {
+                periods((needed - 1) / count.max(self.rule.limit()).saturating_mul(2))
+            }
+            Algorithm::Concurrent => Duration::ZERO,
+        };
+        now.max(from.saturating_add(then))
+    }
+}
+
+/// What refills evenly within a time. Windows and logs become free as they were used, so nothing is known of them.
+fn refilled(rule: &Rule, time: Duration) -> u64 {
+    match rule.algorithm() {
+        Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => {
+            let refilled = time.as_nanos().saturating_mul(rule.count().into()) / rule.period().as_nanos().max(1);
+            u64::try_from(refilled).unwrap_or(u64::MAX)
+        }
+        _ => 0,
+    }
+}
