@@ -54,7 +54,7 @@ impl CounterName {
             push_part(rule.prefix(), &mut name);
         }
         name.extend_from_slice(b"}:");
-        let tag = rule.algorithm().tag();
+        let tag = rule.algorithm().key_tag();
         name.extend_from_slice(tag.name.as_bytes());
         if let Some(buckets) = tag.buckets {
             name.extend_from_slice(itoa::Buffer::new().format(buckets).as_bytes());

@@ -132,7 +132,7 @@ impl Schedule {
                                 ..Hold::new(lease)
                             });
                             let longest_wait = *longest_wait;
-                            charges.push(Charge { longest_wait, hold, ..trial.charge(rule, *key, *cost) });
+                            charges.push(Charge { longest_wait, hold, ..trial.new_charge(rule, *key, *cost) });
                         }
                         let request = Request::new(charges, *consume);
                         // A batch may be decided in any order, so that what comes of a counter asked twice is open. (Redis
@@ -141,29 +141,29 @@ impl Schedule {
                             requests.push(request);
                         }
                     }
-                    trial.ask_all(requests).await?;
+                    trial.decide_batch(requests).await?;
                 }
                 Step::Refund { before_last } => {
-                    if let Some(grant) = trial.granted(*before_last).filter(|grant| !trial.may_be_mistaken(grant)) {
+                    if let Some(grant) = trial.pop_grant(*before_last).filter(|grant| !trial.may_alias(grant)) {
                         trial.refund(grant).await?;
                     }
                 }
                 Step::Renew { before_last } => {
-                    if let Some(grant) = trial.held(*before_last) {
+                    if let Some(grant) = trial.pop_hold(*before_last) {
                         trial.renew(&grant).await?;
-                        trial.put_back(grant);
+                        trial.push_grant(grant);
                     }
                 }
                 Step::Settle { before_last, used: Used { tenths, more }, is_retry, again } => {
-                    if let Some(grant) = trial.held(*before_last) {
+                    if let Some(grant) = trial.pop_hold(*before_last) {
                         let used = |held: u64| (held * tenths / 10).saturating_add(*more);
                         if *is_retry {
-                            trial.settle_again(&grant, used).await?;
+                            trial.settle_retry(&grant, used).await?;
                         } else {
                             trial.settle(&grant, used).await?;
                         }
                         if *again {
-                            trial.put_back(grant);
+                            trial.push_grant(grant);
                         }
                     }
                 }
@@ -174,16 +174,16 @@ impl Schedule {
                         Algorithm::FixedWindow { .. } | Algorithm::SlidingLog | Algorithm::Concurrent
                     );
                     if !self.strict && !tells_apart {
-                        trial.forget_granted(rule, *key);
+                        trial.forget_grants(rule, *key);
                     }
                     // What is charged in the instant of a reset is not told apart from what was charged before.
                     trial.pass(MILLISECOND);
                     if self.strict
                         && *return_old
-                        && let Some(old) = trial.granted_to(rule, *key)
+                        && let Some(old) = trial.pop_grant_to(rule, *key)
                     {
-                        trial.take(rule, *key, rule.limit().min(1)).await?;
-                        if !trial.may_be_mistaken(&old) {
+                        trial.charge(rule, *key, rule.limit().min(1)).await?;
+                        if !trial.may_alias(&old) {
                             trial.refund(old).await?;
                         }
                     }

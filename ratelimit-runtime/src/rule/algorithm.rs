@@ -139,7 +139,7 @@ pub enum Refill {
 
 impl Algorithm {
     /// The algorithm's part of a counter's name. It changes when the stored form does.
-    pub(crate) fn tag(self) -> Tag {
+    pub(crate) fn key_tag(self) -> KeyTag {
         let (name, buckets) = match self {
             Self::FixedWindow { align: false } => ("fixed", None),
             Self::FixedWindow { align: true } => ("fixed-aligned", None),
@@ -150,12 +150,12 @@ impl Algorithm {
             Self::LeakyBucket { .. } => ("leaky", None),
             Self::Concurrent => ("places", None),
         };
-        Tag { name, buckets }
+        KeyTag { name, buckets }
     }
 
     /// The same as a number, below 2^13 for a rule without fault: algorithms with one tag have one number.
     #[inline]
-    pub(crate) const fn number(self) -> u64 {
+    pub(crate) const fn id(self) -> u64 {
         match self {
             Self::FixedWindow { align: false } => 0,
             Self::FixedWindow { align: true } => 1,
@@ -170,7 +170,7 @@ impl Algorithm {
 }
 
 /// `fixed`, or `sliding-6`.
-pub(crate) struct Tag {
+pub(crate) struct KeyTag {
     pub(crate) name: &'static str,
     pub(crate) buckets: Option<u64>,
 }

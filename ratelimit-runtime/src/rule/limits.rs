@@ -55,25 +55,25 @@ impl LogLayout {
 
 /// A number of a rule that its algorithm can't have.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Fault {
+pub(crate) enum RuleFault {
     NoBuckets,
     TooManyBuckets,
     UnevenBuckets,
     NoBurst,
     NoPrefetch,
     PrefetchUnsupported,
-    TooLarge { what: What, number: u64, largest: u64 },
+    TooLarge { field: RuleField, number: u64, largest: u64 },
 }
 
 /// A number of a rule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum What {
+pub(crate) enum RuleField {
     Count,
     Burst,
     Queue,
 }
 
-impl Fault {
+impl RuleFault {
     /// As far as it can be told at compile time.
     pub(crate) const fn words(self) -> &'static str {
         match self {
@@ -83,22 +83,28 @@ impl Fault {
             Self::NoBurst => "`burst` must be at least 1",
             Self::NoPrefetch => "`prefetch` must be at least 1",
             Self::PrefetchUnsupported => "`prefetch` needs the algorithm `FixedWindow`",
-            Self::TooLarge { what: What::Count, .. } => "`count` is more than the algorithm can store, see `Rule::new`",
-            Self::TooLarge { what: What::Burst, .. } => "`burst` is more than the algorithm can store, see `Rule::new`",
-            Self::TooLarge { what: What::Queue, .. } => "`queue` is more than the algorithm can store, see `Rule::new`",
+            Self::TooLarge { field: RuleField::Count, .. } => {
+                "`count` is more than the algorithm can store, see `Rule::new`"
+            }
+            Self::TooLarge { field: RuleField::Burst, .. } => {
+                "`burst` is more than the algorithm can store, see `Rule::new`"
+            }
+            Self::TooLarge { field: RuleField::Queue, .. } => {
+                "`queue` is more than the algorithm can store, see `Rule::new`"
+            }
         }
     }
 
     /// With the numbers of the rule it is in.
     pub(super) fn explain(self, algorithm: Algorithm, period: Duration) -> String {
         match self {
-            Self::TooLarge { what, number, largest } => {
-                let what = match what {
-                    What::Count => "count",
-                    What::Burst => "burst",
-                    What::Queue => "queue",
+            Self::TooLarge { field, number, largest } => {
+                let field = match field {
+                    RuleField::Count => "count",
+                    RuleField::Burst => "burst",
+                    RuleField::Queue => "queue",
                 };
-                format!("its {what} is {number}; {algorithm:?} over {period:?} can store {largest} at most")
+                format!("its {field} is {number}; {algorithm:?} over {period:?} can store {largest} at most")
             }
             _ => format!("{}; it is {algorithm:?} over {period:?}", self.words()),
         }
@@ -107,29 +113,29 @@ impl Fault {
 
 /// The fault of a rule whose period, in milliseconds, is right.
 #[inline]
-pub(super) const fn fault(algorithm: Algorithm, count: u64, period: u64, prefetch: u16) -> Option<Fault> {
+pub(super) const fn fault(algorithm: Algorithm, count: u64, period: u64, prefetch: u16) -> Option<RuleFault> {
     const MOST_BUCKETS: u64 = 1_000;
     match algorithm {
-        _ if prefetch == 0 => Some(Fault::NoPrefetch),
-        Algorithm::FixedWindow { .. } => too_large(What::Count, count, LARGEST_WINDOW),
-        _ if prefetch > 1 => Some(Fault::PrefetchUnsupported),
-        Algorithm::SlidingLog => too_large(What::Count, count, LogLayout::of(period).largest_count()),
-        Algorithm::Concurrent => too_large(What::Count, count, EXACT),
-        Algorithm::SlidingWindow { buckets: 0 } => Some(Fault::NoBuckets),
-        Algorithm::SlidingWindow { buckets } if buckets > MOST_BUCKETS => Some(Fault::TooManyBuckets),
-        Algorithm::SlidingWindow { buckets } if !period.is_multiple_of(buckets) => Some(Fault::UnevenBuckets),
-        Algorithm::SlidingWindow { buckets } => too_large(What::Count, count, EXACT / (period / buckets)),
-        _ if count > EXACT => too_large(What::Count, count, EXACT),
-        Algorithm::LeakyBucket { queue } => too_large(What::Queue, queue, EXACT / period - 1),
-        Algorithm::TokenBucket { burst: 0, .. } if count > 0 => Some(Fault::NoBurst),
-        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => too_large(What::Burst, burst, EXACT / period),
+        _ if prefetch == 0 => Some(RuleFault::NoPrefetch),
+        Algorithm::FixedWindow { .. } => too_large(RuleField::Count, count, LARGEST_WINDOW),
+        _ if prefetch > 1 => Some(RuleFault::PrefetchUnsupported),
+        Algorithm::SlidingLog => too_large(RuleField::Count, count, LogLayout::of(period).largest_count()),
+        Algorithm::Concurrent => too_large(RuleField::Count, count, EXACT),
+        Algorithm::SlidingWindow { buckets: 0 } => Some(RuleFault::NoBuckets),
+        Algorithm::SlidingWindow { buckets } if buckets > MOST_BUCKETS => Some(RuleFault::TooManyBuckets),
+        Algorithm::SlidingWindow { buckets } if !period.is_multiple_of(buckets) => Some(RuleFault::UnevenBuckets),
+        Algorithm::SlidingWindow { buckets } => too_large(RuleField::Count, count, EXACT / (period / buckets)),
+        _ if count > EXACT => too_large(RuleField::Count, count, EXACT),
+        Algorithm::LeakyBucket { queue } => too_large(RuleField::Queue, queue, EXACT / period - 1),
+        Algorithm::TokenBucket { burst: 0, .. } if count > 0 => Some(RuleFault::NoBurst),
+        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => too_large(RuleField::Burst, burst, EXACT / period),
         Algorithm::TokenBucket { burst, .. } => {
             let fills = (EXACT / period).saturating_mul(if count == 0 { 1 } else { count });
-            too_large(What::Burst, burst, if fills < EXACT { fills } else { EXACT })
+            too_large(RuleField::Burst, burst, if fills < EXACT { fills } else { EXACT })
         }
     }
 }
 
-const fn too_large(what: What, number: u64, largest: u64) -> Option<Fault> {
-    if number > largest { Some(Fault::TooLarge { what, number, largest }) } else { None }
+const fn too_large(field: RuleField, number: u64, largest: u64) -> Option<RuleFault> {
+    if number > largest { Some(RuleFault::TooLarge { field, number, largest }) } else { None }
 }

@@ -6,7 +6,7 @@ pub(crate) mod algorithm;
 pub(crate) mod limits;
 
 pub use self::algorithm::{Algorithm, Refill};
-use self::limits::Fault;
+use self::limits::RuleFault;
 use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 
 /// A limit: at most `count` in each `period`, for the counter named `prefix`.
@@ -53,7 +53,7 @@ impl RuleId {
         let period = rule.counted_in();
         // The period is all of it, so that none with a fault has the id of one without.
         let (seconds, nanoseconds) = (period.as_secs() as u128, period.subsec_nanos() as u128);
-        let counted = seconds << 64 | (rule.algorithm.number() as u128) << 32 | nanoseconds;
+        let counted = seconds << 64 | (rule.algorithm.id() as u128) << 32 | nanoseconds;
         let id = xxh3_128(rule.prefix.as_bytes()) ^ xxh3_128_with_seed(&counted.to_le_bytes(), 1);
         Self(id as u64, (id >> 64) as u64)
     }
@@ -327,7 +327,7 @@ impl Rule {
     }
 
     #[inline]
-    pub(crate) const fn limit_fault(&self) -> Option<Fault> {
+    pub(crate) const fn limit_fault(&self) -> Option<RuleFault> {
         limits::fault(self.algorithm, self.count, self.period_ms(), self.prefetch)
     }
 
