@@ -1,10 +1,10 @@
-//! Puts the check at the start of a function, or of each in an `impl` block.
+//! Expands an attribute: joins it with its siblings, and inserts the check into a function or into each method.
 
-use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Attribute, Meta};
 
-use crate::args::{self, Alone, Attr, Limit, SETTLED_NEEDS, Settings};
+use crate::args::{self, CallArguments, Exclusive, LimitAttribute, ParsedAttribute, SETTLED_NEEDS};
 use crate::errors::Errors;
 use crate::future::{find_name, unpacked_names};
 use crate::generate::GeneratedCheck;
@@ -27,26 +27,26 @@ pub(crate) fn expand(kind: AttributeKind, args: TokenStream, item: TokenStream) 
         AnnotatedItem::Function(function) => expand_function(kind, own, function, &mut errors),
         AnnotatedItem::Impl(block) => expand_impl(kind, own, block, &mut errors),
     }
-    // The item stays, so that one mistake is one error and editors keep working; it stands first,
-    // as editors take their colours from the first tokens they meet again.
+    // The item is emitted even with errors: rustc then reports no missing item, and editors keep working.
+    // It comes first since editors take their highlighting from the first occurrence of a token.
     let errors = errors.into_compile_errors();
     quote!(#item #errors)
 }
 
-/// Limits the function, or takes nothing from it but the attributes beside this one.
-fn expand_function(kind: AttributeKind, own: Option<Attr>, function: &mut Function, errors: &mut Errors) {
+/// Limits the function. With errors, it only loses the attributes that are joined.
+fn expand_function(kind: AttributeKind, own: Option<ParsedAttribute>, function: &mut Function, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(kind, &mut function.attrs, errors));
     let limits = only_limits(attrs, errors);
-    check_alone(&limits, limits.len() > 1, errors);
-    let settings = merge(Settings::default(), &limits, errors);
+    check_exclusive(&limits, limits.len() > 1, errors);
+    let call = CallArguments::default().merge_all(&limits, errors);
     let limits: Vec<_> = limits.iter().collect();
-    check_settled(&limits, &settings, errors);
-    if let Some(place) = check_place(kind, function, &limits, errors)
+    check_settled(&limits, &call, errors);
+    if let Some(point) = insertion_point(kind, function, &limits, errors)
         && errors.is_empty()
     {
-        let check = GeneratedCheck::new(&limits, &settings, function);
-        insert(&check, place, function);
+        let check = GeneratedCheck::new(&limits, &call, function);
+        insert(&check, point, function);
     }
 }
 
@@ -58,12 +58,12 @@ fn insert(check: &GeneratedCheck, point: InsertionPoint, function: &mut Function
     function.wrap_body(point, |body| check.around(body));
 }
 
-/// Limits each async method, or takes nothing from the block but attributes, too.
-fn expand_impl(kind: AttributeKind, own: Option<Attr>, block: &mut ImplBlock, errors: &mut Errors) {
+/// Limits each async method. With errors, the block and its methods only lose the attributes that are joined.
+fn expand_impl(kind: AttributeKind, own: Option<ParsedAttribute>, block: &mut ImplBlock, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(kind, &mut block.attrs, errors));
     let all = only_limits(attrs, errors);
-    let settings = merge(Settings::default(), &all, errors);
+    let call = CallArguments::default().merge_all(&all, errors);
     let (mut any, mut skipped, mut stacked) = (false, false, all.len() > 1);
     let mut checked = Vec::new();
     for member in &mut block.members {
@@ -71,8 +71,8 @@ fn expand_impl(kind: AttributeKind, own: Option<Attr>, block: &mut ImplBlock, er
             continue;
         };
         let mut attrs = take_siblings(kind, &mut function.attrs, errors);
-        let skip = attrs.iter().position(|attr| matches!(attr, Some(Attr::Skip(_))));
-        if let Some(Some(Attr::Skip(word))) = skip.map(|at| attrs.swap_remove(at)) {
+        let skip = attrs.iter().position(|attr| matches!(attr, Some(ParsedAttribute::Skip(_))));
+        if let Some(Some(ParsedAttribute::Skip(word))) = skip.map(|at| attrs.swap_remove(at)) {
             skipped = true;
             if !attrs.is_empty() {
                 let message = "`skip` and another rate limit on one method contradict each other: remove one";
@@ -86,18 +86,18 @@ fn expand_impl(kind: AttributeKind, own: Option<Attr>, block: &mut ImplBlock, er
         any = true;
         let own = only_limits(attrs, errors);
         stacked |= !own.is_empty();
-        check_alone(&own, !all.is_empty() || own.len() > 1, errors);
-        let settings = merge(settings.clone(), &own, errors);
+        check_exclusive(&own, !all.is_empty() || own.len() > 1, errors);
+        let call = call.clone().merge_all(&own, errors);
         let limits: Vec<_> = all.iter().chain(&own).collect();
-        check_settled(&limits, &settings, errors);
-        if let Some(place) = check_place(kind, function, &limits, errors)
+        check_settled(&limits, &call, errors);
+        if let Some(point) = insertion_point(kind, function, &limits, errors)
             && errors.is_empty()
         {
-            let check = GeneratedCheck::new(&limits, &settings, function);
-            checked.push((function, check, place));
+            let check = GeneratedCheck::new(&limits, &call, function);
+            checked.push((function, check, point));
         }
     }
-    check_alone(&all, stacked, errors);
+    check_exclusive(&all, stacked, errors);
     if !any {
         let message = if skipped {
             "every async function of this `impl` block is skipped: nothing is limited"
@@ -107,14 +107,18 @@ fn expand_impl(kind: AttributeKind, own: Option<Attr>, block: &mut ImplBlock, er
         errors.add(block.keyword, message);
     }
     if errors.is_empty() {
-        for (function, check, place) in checked {
-            insert(&check, place, function);
+        for (function, check, point) in checked {
+            insert(&check, point, function);
         }
     }
 }
 
-/// Takes the attributes that stand beside the expanding one, to join them into one decision.
-fn take_siblings(expanding: AttributeKind, attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<Option<Attr>> {
+/// Removes the rate limits beside the expanding one. They are joined into one decision.
+fn take_siblings(
+    expanding: AttributeKind,
+    attrs: &mut Vec<Attribute>,
+    errors: &mut Errors,
+) -> Vec<Option<ParsedAttribute>> {
     let mut siblings = Vec::new();
     attrs.retain(|attr| {
         let Some(name) = attr.path().segments.last().map(|last| &last.ident) else {
@@ -131,7 +135,7 @@ fn take_siblings(expanding: AttributeKind, attrs: &mut Vec<Attribute>, errors: &
                 None
             }
         };
-        if let Some(Attr::Limit(limit)) = &mut sibling
+        if let Some(ParsedAttribute::Limit(limit)) = &mut sibling
             && kind != expanding
         {
             limit.joined = Some(attr.path().clone());
@@ -142,12 +146,12 @@ fn take_siblings(expanding: AttributeKind, attrs: &mut Vec<Attribute>, errors: &
     siblings
 }
 
-fn only_limits(attrs: Vec<Option<Attr>>, errors: &mut Errors) -> Vec<Limit> {
+fn only_limits(attrs: Vec<Option<ParsedAttribute>>, errors: &mut Errors) -> Vec<LimitAttribute> {
     let mut limits = Vec::new();
     for attr in attrs.into_iter().flatten() {
         match attr {
-            Attr::Limit(limit) => limits.push(*limit),
-            Attr::Skip(word) => {
+            ParsedAttribute::Limit(limit) => limits.push(*limit),
+            ParsedAttribute::Skip(word) => {
                 let message = "`skip` belongs on a method of an `impl` block that is limited itself";
                 errors.add(word.span(), message);
             }
@@ -156,32 +160,32 @@ fn only_limits(attrs: Vec<Option<Attr>>, errors: &mut Errors) -> Vec<Limit> {
     limits
 }
 
-/// Whether there is nothing beside what can have nothing beside it.
-fn check_alone(limits: &[Limit], stacked: bool, errors: &mut Errors) {
-    for Alone { span, word } in limits.iter().flat_map(|limit| &limit.alone).filter(|_| stacked) {
+/// Reports words that allow no second limit, if there is one.
+fn check_exclusive(limits: &[LimitAttribute], stacked: bool, errors: &mut Errors) {
+    for Exclusive { span, word } in limits.iter().flat_map(|limit| &limit.exclusive).filter(|_| stacked) {
         errors.add(*span, format!("`{word}` stands alone: a function with it has no second rate limit"));
     }
 }
 
-/// Whether somebody says what was used, where the outcome is to say it.
-fn check_settled(limits: &[&Limit], settings: &Settings, errors: &mut Errors) {
+/// Reports `Settled` without a closure in any attribute of the call.
+fn check_settled(limits: &[&LimitAttribute], call: &CallArguments, errors: &mut Errors) {
     if let Some(word) = limits.iter().find_map(|limit| limit.rule.settled())
-        && settings.settled.is_none()
+        && call.settled.is_none()
         && errors.is_empty()
     {
         errors.add(word, SETTLED_NEEDS);
     }
 }
 
-/// Where the limits are checked, if all their values are there already.
-fn check_place(
+/// The point of the check. Reports names in the limits that have no value there.
+fn insertion_point(
     kind: AttributeKind,
     function: &Function,
-    limits: &[&Limit],
+    limits: &[&LimitAttribute],
     errors: &mut Errors,
 ) -> Option<InsertionPoint> {
-    let mut place = errors.keep(function.insertion_point(kind))?;
-    let unpacked = match &mut place {
+    let mut point = errors.keep(function.insertion_point(kind))?;
+    let unpacked = match &mut point {
         InsertionPoint::Start => Vec::new(),
         InsertionPoint::Block(statements) => unpacked_names(statements),
     };
@@ -195,62 +199,10 @@ fn check_place(
             }
         }
     }
-    Some(place)
+    Some(point)
 }
 
-/// The settings of the whole call, each from the one attribute that gives it.
-fn merge(mut merged: Settings, limits: &[Limit], errors: &mut Errors) -> Settings {
-    for limit in limits {
-        let given = limit.settings.clone();
-        let named = given.permit.as_ref().map(|(name, _)| name.span());
-        let settled = given.settled.as_ref().map(|(word, _)| word.span());
-        once(&mut merged.limiter, given.limiter, WHOLE, errors);
-        once(&mut merged.on_limit, given.on_limit, "all #[limit_request_per_time] of a call", errors);
-        once(&mut merged.on_busy, given.on_busy, "all #[limit_concurrent_requests] of a call", errors);
-        once(&mut merged.on_store_error, given.on_store_error, WHOLE, errors);
-        once(&mut merged.permit, given.permit, WHOLE, errors);
-        match given.settled {
-            Some((word, _)) if merged.settled.is_some() => {
-                let message =
-                    "what was used is said once for the whole call: leave out this closure, Settled(max = ..)";
-                errors.add(word.span(), message);
-            }
-            given => merged.settled = merged.settled.or(given),
-        }
-        if let (Some(at), Some(_), Some(_)) = (named.or(settled), &merged.permit, &merged.settled) {
-            let message =
-                "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out";
-            errors.add(at, message);
-        }
-        match (&merged.krate, given.krate) {
-            (None, krate) => merged.krate = krate,
-            (Some((_, first)), Some((name, path))) if text(first) != text(&path) => {
-                let message = "`crate` differs between the rate limits of one function: they share one runtime";
-                errors.add(name.span(), message);
-            }
-            _ => {}
-        }
-    }
-    merged
-}
-
-const WHOLE: &str = "the whole call";
-
-fn once<T>(slot: &mut Option<(Ident, T)>, given: Option<(Ident, T)>, whole: &str, errors: &mut Errors) {
-    let Some((name, value)) = given else { return };
-    if slot.is_some() {
-        let message = format!("`{name}` holds for {whole}: give it on one of the stacked rate limits");
-        errors.add(name.span(), message);
-    } else {
-        *slot = Some((name, value));
-    }
-}
-
-fn text(tokens: &impl ToTokens) -> String {
-    tokens.to_token_stream().to_string()
-}
-
-/// An item without the invisible group around what came through a macro.
+/// Removes the invisible group around an item that a macro passes on.
 fn ungroup(item: TokenStream) -> TokenStream {
     let mut tokens = item.clone().into_iter();
     match (tokens.next(), tokens.next()) {

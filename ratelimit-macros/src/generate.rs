@@ -1,25 +1,25 @@
-//! Generates the check: statements before the user's body, and around it if a cost is reported by the outcome.
+//! Generates the check: statements before the user's body, and around it if the outcome reports the cost.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::{Expr, GenericArgument, Path, PathArguments, Type};
 
-use crate::args::{Algorithm, Cost, Counted, Limit, OnLimit, PerTime, Rule, Settings};
+use crate::args::{CallArguments, CostArgument, Given, LimitAttribute, LimitKind, OnLimitArgument, RuleSpec};
 use crate::entry_points;
 use crate::item::Function;
 use crate::tokens::{ends, hygienic, parenthesize};
 use crate::value::{self, Number};
 
-/// What stands around the body.
+/// The code to put around a body.
 pub(crate) struct GeneratedCheck {
     prologue: TokenStream,
-    settle: Option<Settle>,
+    settlement: Option<Settlement>,
 }
 
-/// What becomes of the permit where the outcome says the cost.
-struct Settle {
-    /// Tells the type of the outcome.
-    typed: Option<TokenStream>,
+/// The code that charges what the outcome reports.
+struct Settlement {
+    /// A statement that gives the type of the outcome.
+    type_hint: Option<TokenStream>,
     call: TokenStream,
 }
 
@@ -38,56 +38,36 @@ impl GeneratedCheck {
     //         return FromRefusal::from_refusal(refused);
     //     }
     //
-    // or, for several limits, or where something is held, or (`permit_request_per_time`) where the body wants the permit,
+    // With several limits, a limit that is held, or a permit for the body:
     //     let deciding = limit_requests_per_time(None, const { Call::new() }, [..]);
     //     if let Err(refused) = deciding.await {
     //         return FromRefusal::from_refusal(refused);
     //     }
     //
-    // What is awaited is made in a statement of its own: what a key expression borrows, say a guard, is
-    // gone before the await, and the future stays `Send`.
+    // The future is made in a statement of its own. What a key expression borrows, such as a lock guard,
+    // is dropped before the await, so the future stays `Send`.
     //
-    // A call that holds something until its end keeps the permit in this scope, around the body's.
-    pub(crate) fn new(limits: &[&Limit], settings: &Settings, function: &Function) -> Self {
-        let path = settings.krate.as_ref().map(|(_, path)| path);
-        let runtime = &Runtime(path.map(ToTokens::to_token_stream));
-        let krate = runtime.path();
+    // A limit that is held until the call ends keeps its permit in this scope, which encloses the body.
+    pub(crate) fn new(limits: &[&LimitAttribute], arguments: &CallArguments, function: &Function) -> Self {
+        let path = arguments.krate.as_ref().map(|krate| krate.value.to_token_stream());
+        let runtime = &RuntimePath(path);
         let is_held = limits.iter().any(|limit| limit.rule.is_held());
-        let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, runtime)).collect();
-        let call = call(&krate, settings);
-        let is_alone = limits.len() == 1 && !is_held;
-        let (entry_point, charges) = match &charges[..] {
-            charges if is_held => (entry_points::HOLD, hygienic!([#(#charges.asked()),*])),
-            [charge] if settings.permit.is_some() => (entry_points::LIMIT_WITH_PERMIT, charge.clone()),
-            [charge] => (entry_points::LIMIT, charge.clone()),
-            charges => (entry_points::LIMIT_ALL, hygienic!([#(#charges.asked()),*])),
-        };
-        let entry_point = Ident::new(entry_point, Span::mixed_site());
-        let limit = |limiter| hygienic!(#krate::__private::#entry_point(#limiter, #call, #charges));
-        let asked = match &settings.limiter {
-            None => limit(hygienic!(::core::option::Option::None)),
-            Some((_, expr)) => {
-                let limit = limit(hygienic!(::core::option::Option::Some(limiter)));
-                hygienic! {{
-                    let limiter: &#krate::Limiter = #expr;
-                    #limit
-                }}
-            }
-        };
-        let places = limits.iter().any(|limit| matches!(limit.rule.counted, Counted::Concurrently { .. }));
-        let refusal = refusal(runtime, settings, places, function.output_ends());
-        let settle = settings.settled.as_ref().map(|(_, used)| settle(runtime, used, function.output()));
-        let permit = match &settings.permit {
-            Some((_, permit)) => Some(permit.to_token_stream()),
-            None if settle.is_some() => Some(hygienic!(permit)),
+        let is_concurrent = limits.iter().any(|limit| matches!(limit.rule.kind, LimitKind::Concurrent { .. }));
+        let deciding = ask_limiter(limits, is_held, arguments, runtime);
+        let refusal = refusal(runtime, arguments, is_concurrent, function.output_ends());
+        let settled = arguments.settled.as_ref();
+        let settlement = settled.map(|closure| settlement(runtime, &closure.value, function.output()));
+        let permit = match &arguments.permit {
+            Some(permit) => Some(permit.value.to_token_stream()),
+            None if settlement.is_some() => Some(hygienic!(permit)),
             None => is_held.then(|| hygienic!(_permit)),
         };
-        let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(used);
+        let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(use_attribute);
         let prologue = match permit {
-            None if is_alone => hygienic! {
+            None if limits.len() == 1 => hygienic! {
                 #joined
                 if let ::core::result::Result::Err(refused) = 'decided: {
-                    let deciding = match #asked {
+                    let deciding = match #deciding {
                         ::core::result::Result::Ok(decided) => break 'decided decided,
                         ::core::result::Result::Err(undecided) => undecided.decide(),
                     };
@@ -98,14 +78,14 @@ impl GeneratedCheck {
             },
             None => hygienic! {
                 #joined
-                let deciding = #asked;
+                let deciding = #deciding;
                 if let ::core::result::Result::Err(refused) = deciding.await {
                     #refusal
                 }
             },
             Some(permit) => hygienic! {
                 #joined
-                let deciding = #asked;
+                let deciding = #deciding;
                 let #permit = match deciding.await {
                     ::core::result::Result::Ok(permit) => permit,
                     ::core::result::Result::Err(refused) => {
@@ -114,10 +94,10 @@ impl GeneratedCheck {
                 };
             },
         };
-        Self { prologue, settle }
+        Self { prologue, settlement }
     }
 
-    // Output, where the outcome says the cost; in a block of its own the body may `return`:
+    // Output if the outcome reports the cost. The block lets the body `return`:
     //     prologue
     //     let outcome = async move {
     //         if let Some(outcome) = None::<R> {
@@ -129,11 +109,11 @@ impl GeneratedCheck {
     //     outcome
     pub(crate) fn around(&self, body: &Group) -> TokenStream {
         let prologue = &self.prologue;
-        match &self.settle {
+        match &self.settlement {
             None => hygienic!(#prologue #body),
-            Some(Settle { typed, call }) => hygienic! {
+            Some(Settlement { type_hint, call }) => hygienic! {
                 #prologue
-                let outcome = async move { #typed #body }.await;
+                let outcome = async move { #type_hint #body }.await;
                 #call;
                 outcome
             },
@@ -141,11 +121,41 @@ impl GeneratedCheck {
     }
 }
 
-/// Uses the name of an attribute that was joined: to the compiler, whoever imported it for that would have done so for nothing.
-fn used(path: &Path) -> TokenStream {
+/// The call of the entry point, inside a block that evaluates `limiter` first if it is given.
+fn ask_limiter(
+    limits: &[&LimitAttribute],
+    is_held: bool,
+    arguments: &CallArguments,
+    runtime: &RuntimePath,
+) -> TokenStream {
+    let krate = runtime.tokens();
+    let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, runtime)).collect();
+    let (entry_point, charges) = match &charges[..] {
+        charges if is_held => (entry_points::HOLD, hygienic!([#(#charges.asked()),*])),
+        [charge] if arguments.permit.is_some() => (entry_points::LIMIT_WITH_PERMIT, charge.clone()),
+        [charge] => (entry_points::LIMIT, charge.clone()),
+        charges => (entry_points::LIMIT_ALL, hygienic!([#(#charges.asked()),*])),
+    };
+    let entry_point = Ident::new(entry_point, Span::mixed_site());
+    let options = call_options(&krate, arguments);
+    let call = |limiter| hygienic!(#krate::__private::#entry_point(#limiter, #options, #charges));
+    match &arguments.limiter {
+        None => call(hygienic!(::core::option::Option::None)),
+        Some(Given { value: expr, .. }) => {
+            let call = call(hygienic!(::core::option::Option::Some(limiter)));
+            hygienic! {{
+                let limiter: &#krate::Limiter = #expr;
+                #call
+            }}
+        }
+    }
+}
+
+/// Uses the name of an attribute that another one expands, or rustc would report its import as unused.
+fn use_attribute(path: &Path) -> TokenStream {
     let path = path.to_token_stream().into_iter().map(|mut token| {
         if token.to_string() != "$crate" {
-            token.set_span(Span::mixed_site().located_at(token.span())); // what is ours has no lints
+            token.set_span(Span::mixed_site().located_at(token.span())); // rustc lints no generated code
         }
         token
     });
@@ -153,38 +163,38 @@ fn used(path: &Path) -> TokenStream {
     hygienic!(use #path as _;)
 }
 
-fn settle(runtime: &Runtime, used: &Expr, output: Option<&Type>) -> Settle {
-    let typed = output.map(|output| {
+fn settlement(runtime: &RuntimePath, closure: &Expr, output: Option<&Type>) -> Settlement {
+    let type_hint = output.map(|output| {
         let mut output = output.clone();
-        leave_out_unnamed(&mut output);
-        // An async block can't be given a type. The first thing it returns gives it one, though it never does.
+        infer_impl_types(&mut output);
+        // An async block has no syntax for its type. This `return`, which never runs, determines it.
         hygienic! {
             if let ::core::option::Option::Some(outcome) = ::core::option::Option::None::<#output> {
                 return outcome;
             }
         }
     });
-    let (start, end) = ends(used);
+    let (start, end) = ends(closure);
     let krate = runtime.at(start);
-    let arguments = parenthesize(hygienic!(permit, &outcome, #used), end);
-    Settle { typed, call: quote_spanned!(start=> #krate::__private::settle #arguments) }
+    let arguments = parenthesize(hygienic!(permit, &outcome, #closure), end);
+    Settlement { type_hint, call: quote_spanned!(start=> #krate::__private::settle #arguments) }
 }
 
-/// Makes `Result<_, E>` of `Result<impl Display, E>`.
-fn leave_out_unnamed(ty: &mut Type) {
+/// Changes `Result<impl Display, E>` to `Result<_, E>`.
+fn infer_impl_types(ty: &mut Type) {
     match ty {
         Type::ImplTrait(_) => *ty = Type::Verbatim(hygienic!(_)),
-        Type::Group(group) => leave_out_unnamed(&mut group.elem),
-        Type::Paren(paren) => leave_out_unnamed(&mut paren.elem),
-        Type::Reference(reference) => leave_out_unnamed(&mut reference.elem),
-        Type::Array(array) => leave_out_unnamed(&mut array.elem),
-        Type::Tuple(tuple) => tuple.elems.iter_mut().for_each(leave_out_unnamed),
+        Type::Group(group) => infer_impl_types(&mut group.elem),
+        Type::Paren(paren) => infer_impl_types(&mut paren.elem),
+        Type::Reference(reference) => infer_impl_types(&mut reference.elem),
+        Type::Array(array) => infer_impl_types(&mut array.elem),
+        Type::Tuple(tuple) => tuple.elems.iter_mut().for_each(infer_impl_types),
         Type::Path(path) => {
             for segment in &mut path.path.segments {
                 if let PathArguments::AngleBracketed(arguments) = &mut segment.arguments {
                     for argument in &mut arguments.args {
                         if let GenericArgument::Type(ty) = argument {
-                            leave_out_unnamed(ty);
+                            infer_impl_types(ty);
                         }
                     }
                 }
@@ -194,16 +204,18 @@ fn leave_out_unnamed(ty: &mut Type) {
     }
 }
 
-/// The path of the runtime.
-struct Runtime(Option<TokenStream>);
+/// The path of the runtime, if it is not the usual one.
+struct RuntimePath(Option<TokenStream>);
 
-impl Runtime {
-    fn path(&self) -> TokenStream {
+impl RuntimePath {
+    fn tokens(&self) -> TokenStream {
         self.0.clone().unwrap_or_else(|| hygienic!(::ratelimit_runtime))
     }
 
-    /// Where an error should be drawn. Only `$crate` still resolves where it was written: an error
-    /// is drawn over several tokens only if they are all of one kind.
+    /// The path at a span where rustc is to report an error.
+    ///
+    /// Only `$crate` keeps its hygiene, which resolves it. All other tokens have the hygiene of `span`:
+    /// rustc reports an error over several tokens only if theirs is the same.
     fn at(&self, span: Span) -> TokenStream {
         let Some(path) = self.0.clone() else {
             return quote_spanned!(span=> ::ratelimit_runtime);
@@ -221,53 +233,46 @@ impl Runtime {
 }
 
 /// `charge(rule, key, cost)`, or `{ let key = key(&(seller_id)); charge(rule, key, cost) }`
-fn charge(rule: &Rule, runtime: &Runtime) -> TokenStream {
-    let krate = &runtime.path();
-    let prefix = &rule.prefix;
-    // Each value of the user's in a statement of its own: the next may lock what this one has locked.
+fn charge(rule: &RuleSpec, runtime: &RuntimePath) -> TokenStream {
+    let krate = &runtime.tokens();
+    // Each expression of the user is a statement of its own: a lock that it takes is free before the next one.
     let mut values = hygienic!();
-    let mut value = |name: &str, function: &str, expr: &Expr, more: Option<TokenStream>| {
+    let mut evaluate = |name: &str, function: &str, expr: &Expr, more: Option<TokenStream>| {
         let call = call_on(runtime, function, expr, more);
         let name = Ident::new(name, Span::mixed_site());
         values.extend(hygienic!(let #name = #call;));
         hygienic!(#name)
     };
     let charged = match &rule.count {
-        Number::Literal(..) | Number::Const(_) => {
-            let count = rule.count.to_const();
-            constant(&rule.counted, krate, |name, period| hygienic!(#krate::__private::#name(#prefix, #count, #period)))
-        }
         Number::Other(count) => {
-            let count = value("count", "count", count, None);
-            let constant = constant(&rule.counted, krate, |name, period| {
-                let name = format_ident!("{name}_without_count");
-                hygienic!(#krate::__private::#name(#prefix, #period))
-            });
-            hygienic!(#krate::__private::with_count(#constant, #count))
+            let count = evaluate("count", "count", count, None);
+            let rule = constant_rule(rule, None, krate);
+            hygienic!(#krate::__private::with_count(#rule, #count))
         }
+        count => constant_rule(rule, Some(count), krate),
     };
-    let key = match (&rule.key, &rule.missing_key) {
+    let key = match (&rule.key, &rule.on_missing_key) {
         (None, _) => hygienic!(#krate::__private::no_key()),
-        (Some(key), None) => value("key", "key", key, Some(hygienic!())),
+        (Some(key), None) => evaluate("key", "key", key, Some(hygienic!())),
         (Some(key), Some(word)) => {
-            value("key", "optional_key", key, Some(hygienic!(, #krate::__private::OnMissingKey::#word)))
+            evaluate("key", "optional_key", key, Some(hygienic!(, #krate::__private::OnMissingKey::#word)))
         }
     };
     let mut number = |number: &Number| match number {
         Number::Literal(number, span) => value::integer(*number, *span),
-        Number::Const(expr) | Number::Other(expr) => value("cost", "cost", expr, None),
+        Number::Const(expr) | Number::Other(expr) => evaluate("cost", "cost", expr, None),
     };
     let charge = match rule.cost() {
         None => hygienic!(#krate::__private::charge(#charged, #key, 1)),
-        Some(Cost::Number(cost)) => {
+        Some(CostArgument::Number(cost)) => {
             let cost = number(cost);
             hygienic!(#krate::__private::charge(#charged, #key, #cost))
         }
-        Some(Cost::Settled { max, .. }) => {
+        Some(CostArgument::Settled { max, .. }) => {
             let max = number(max);
             hygienic!(#krate::__private::charge_settled(#charged, #key, #max))
         }
-        Some(Cost::Elapsed { max, .. }) => {
+        Some(CostArgument::Elapsed { max, .. }) => {
             let max = match max {
                 None => hygienic!(::core::option::Option::None),
                 Some((max, span)) => {
@@ -281,54 +286,39 @@ fn charge(rule: &Rule, runtime: &Runtime) -> TokenStream {
     if values.is_empty() { charge } else { hygienic!({ #values #charge }) }
 }
 
-/// The rule in a `const` block: `plain` makes it of the function's name and its last arguments.
-fn constant(counted: &Counted, krate: &TokenStream, plain: impl Fn(Ident, TokenStream) -> TokenStream) -> TokenStream {
-    let name = |name| Ident::new(name, Span::mixed_site());
-    let rule = match counted {
-        Counted::Concurrently { lease } => {
-            let lease = value::integer(*lease, Span::mixed_site());
-            plain(name("concurrent"), lease)
-        }
-        Counted::PerTime(per_time) => {
-            let PerTime { ttl, unit, algorithm, prefetch, shadow, denial_cache, .. } = &**per_time;
-            let unit = value::integer(*unit, Span::mixed_site());
-            let mut rule = with_algorithm(&plain(name("rule"), hygienic!(#ttl, #unit)), algorithm, krate);
-            if let Some(permits) = prefetch.as_ref().map(Number::to_const) {
-                rule = hygienic!(#krate::__private::prefetch(#rule, #permits));
+/// The rule in a `const` block, without a count if that is known at the call only.
+fn constant_rule(rule: &RuleSpec, count: Option<&Number>, krate: &TokenStream) -> TokenStream {
+    let prefix = &rule.prefix;
+    let call = |name: &str, arguments: TokenStream| {
+        let name = Ident::new(name, Span::mixed_site());
+        match count.map(Number::to_const) {
+            Some(count) => hygienic!(#krate::__private::#name(#prefix, #count, #arguments)),
+            None => {
+                let name = format_ident!("{name}_without_count");
+                hygienic!(#krate::__private::#name(#prefix, #arguments))
             }
-            let cache = (!denial_cache).then(|| hygienic!(.with_denial_cache(false)));
-            let shadow = shadow.then(|| hygienic!(.with_shadow(true)));
-            hygienic!(#rule #cache #shadow)
         }
     };
-    hygienic!(const { &#rule })
-}
-
-fn with_algorithm(rule: &TokenStream, algorithm: &Algorithm, krate: &TokenStream) -> TokenStream {
-    match algorithm {
-        Algorithm::FixedWindow => rule.clone(),
-        Algorithm::Aligned(align) => hygienic!(#rule.with_algorithm(#krate::Algorithm::FixedWindow { align: #align })),
-        Algorithm::SlidingLog => hygienic!(#rule.with_algorithm(#krate::Algorithm::SlidingLog)),
-        Algorithm::SlidingWindow { buckets } => {
-            let buckets = buckets.to_const();
-            hygienic!(#krate::__private::sliding_window(#rule, #buckets))
+    let mut constant = match &rule.kind {
+        LimitKind::Concurrent { lease } => call("concurrent", value::integer(*lease, Span::mixed_site())),
+        LimitKind::PerTime(limit) => {
+            let (ttl, unit) = (&limit.ttl, value::integer(limit.unit, Span::mixed_site()));
+            let constant = limit.algorithm.generate(&call("rule", hygienic!(#ttl, #unit)), krate);
+            match limit.prefetch.as_ref().map(Number::to_const) {
+                None => constant,
+                Some(permits) => hygienic!(#krate::__private::prefetch(#constant, #permits)),
+            }
         }
-        Algorithm::TokenBucket { burst: None, refill } => {
-            hygienic!(#krate::__private::token_bucket_of_count(#rule, #krate::Refill::#refill))
-        }
-        Algorithm::TokenBucket { burst: Some(burst), refill } => {
-            let burst = burst.to_const();
-            hygienic!(#krate::__private::token_bucket(#rule, #burst, #krate::Refill::#refill))
-        }
-        Algorithm::LeakyBucket { queue } => {
-            let queue = queue.to_const();
-            hygienic!(#krate::__private::leaky_bucket(#rule, #queue))
-        }
+    };
+    for (method, argument) in &rule.builder_calls {
+        let method = Ident::new(method, Span::mixed_site());
+        constant = hygienic!(#constant.#method(#argument));
     }
+    hygienic!(const { &#constant })
 }
 
-/// `name(expr)`, or with more arguments `name(&(expr), more)`, where errors are drawn at `expr`.
-fn call_on(runtime: &Runtime, name: &str, expr: &Expr, more: Option<TokenStream>) -> TokenStream {
+/// `name(expr)`, or `name(&(expr), more)` with further arguments. Errors are reported at `expr`.
+fn call_on(runtime: &RuntimePath, name: &str, expr: &Expr, more: Option<TokenStream>) -> TokenStream {
     let (start, end) = ends(expr);
     let krate = runtime.at(start);
     let name = Ident::new(name, start);
@@ -343,7 +333,7 @@ fn call_on(runtime: &Runtime, name: &str, expr: &Expr, more: Option<TokenStream>
     quote_spanned!(start=> #krate::__private::#name #arguments)
 }
 
-/// `(a, b)` as `(&(a), &(b))`, so that a tuple made for the key moves nothing into it.
+/// Changes `(a, b)` to `(&(a), &(b))`: the tuple of a key moves none of its parts.
 fn borrow_parts(expr: &Expr) -> TokenStream {
     let Expr::Tuple(tuple) = expr else { return expr.to_token_stream() };
     let parts = tuple.elems.iter().map(|part| {
@@ -356,32 +346,47 @@ fn borrow_parts(expr: &Expr) -> TokenStream {
     group.into_token_stream()
 }
 
-fn call(krate: &TokenStream, settings: &Settings) -> TokenStream {
-    let waits = |on_limit: &Option<(Ident, OnLimit)>, (wait, wait_at_most): (&str, &str)| match on_limit {
-        Some((_, OnLimit::Wait)) => {
+/// `const { Call::new() }`, with waiting and the failure policy.
+fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
+    let waits = |on_limit: &Option<Given<OnLimitArgument>>, (wait, wait_at_most): (&str, &str)| match on_limit
+        .as_ref()
+        .map(|on_limit| &on_limit.value)
+    {
+        Some(OnLimitArgument::Wait) => {
             let wait = Ident::new(wait, Span::mixed_site());
             hygienic!(.#wait())
         }
-        Some((_, OnLimit::WaitAtMost(milliseconds))) => {
+        Some(OnLimitArgument::WaitAtMost(milliseconds)) => {
             let milliseconds = value::integer(*milliseconds, Span::mixed_site());
             let wait_at_most = Ident::new(wait_at_most, Span::mixed_site());
             hygienic!(.#wait_at_most(#milliseconds))
         }
         _ => hygienic!(),
     };
-    let for_limit = waits(&settings.on_limit, ("wait", "wait_at_most"));
-    let for_place = waits(&settings.on_busy, ("wait_for_place", "wait_for_place_at_most"));
-    let store = settings.on_store_error.as_ref();
-    let store = store.map(|(_, word)| hygienic!(.on_store_error(#krate::OnStoreError::#word)));
-    hygienic!(const { #krate::__private::Call::new() #for_limit #for_place #store })
+    let for_limit = waits(&arguments.on_limit, ("wait", "wait_at_most"));
+    let for_place = waits(&arguments.on_busy, ("wait_for_place", "wait_for_place_at_most"));
+    let on_store_error = arguments
+        .on_store_error
+        .as_ref()
+        .map(|Given { value: word, .. }| hygienic!(.on_store_error(#krate::OnStoreError::#word)));
+    hygienic!(const { #krate::__private::Call::new() #for_limit #for_place #on_store_error })
 }
 
-/// What becomes of a call that is `refused`. If it takes a place, the place may be what it is refused for.
-fn refusal(runtime: &Runtime, settings: &Settings, places: bool, (start, end): (Span, Span)) -> TokenStream {
-    let krate = runtime.path();
-    let answer = |on_limit: &Option<(Ident, OnLimit)>, condition: TokenStream| {
-        let Some((_, OnLimit::Return { word, expr })) = on_limit else { return hygienic!() };
-        // The user's name for the error, which the expression can see.
+/// Returns from the function with the error `refused`, or with the expression of `Return`.
+///
+/// Of a call that is also limited by `limit_concurrent_requests`, the error tells which limit refused it.
+fn refusal(
+    runtime: &RuntimePath,
+    arguments: &CallArguments,
+    is_concurrent: bool,
+    (start, end): (Span, Span),
+) -> TokenStream {
+    let krate = runtime.tokens();
+    let return_value = |on_limit: &Option<Given<OnLimitArgument>>, condition: TokenStream| {
+        let Some(OnLimitArgument::Return { word, expr }) = on_limit.as_ref().map(|on_limit| &on_limit.value) else {
+            return hygienic!();
+        };
+        // A name that the user's expression sees.
         let visible = Ident::new("refused", word.span());
         hygienic! {
             if #condition {
@@ -391,17 +396,18 @@ fn refusal(runtime: &Runtime, settings: &Settings, places: bool, (start, end): (
             }
         }
     };
-    let busy = answer(&settings.on_busy, hygienic!(#krate::__private::fits_when_released(&refused)));
-    let not_busy = places.then(|| hygienic!(&& !#krate::__private::fits_when_released(&refused)));
-    let over_limit = answer(&settings.on_limit, hygienic!(#krate::__private::over_limit(&refused) #not_busy));
-    // All of the call lies at the returned type: where a type can't say that a call was refused,
-    // this is where the error belongs.
+    let fits_when_released = hygienic!(#krate::__private::fits_when_released(&refused));
+    let for_place = return_value(&arguments.on_busy, fits_when_released.clone());
+    let not_for_place = is_concurrent.then(|| hygienic!(&& !#fits_when_released));
+    let over_limit = hygienic!(#krate::__private::over_limit(&refused) #not_for_place);
+    let for_limit = return_value(&arguments.on_limit, over_limit);
+    // The whole call has the span of the returned type, where rustc reports a type that cannot hold a refusal.
     let krate = runtime.at(start);
     let path = quote_spanned!(start=> #krate::FromRefusal);
     let function = quote_spanned!(end=> ::from_refusal(refused));
     hygienic! {
-        #busy
-        #over_limit
+        #for_place
+        #for_limit
         return #path #function;
     }
 }

@@ -1,8 +1,7 @@
 //! The two attributes.
 
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttributeKind {
-    #[default]
     PerTime,
     Concurrent,
 }

@@ -31,3 +31,8 @@ pub(crate) fn parenthesize(tokens: TokenStream, at: Span) -> Group {
     group.set_span(at);
     group
 }
+
+/// The tokens as text, to compare them.
+pub(crate) fn text(tokens: &impl ToTokens) -> String {
+    tokens.to_token_stream().to_string()
+}

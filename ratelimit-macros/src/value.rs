@@ -1,4 +1,4 @@
-//! Reads the values of arguments: a word, a number, a text, options in parentheses.
+//! Reads values of arguments: words, numbers, strings, and options in parentheses.
 
 use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::ToTokens;
@@ -11,7 +11,7 @@ use crate::duration;
 use crate::errors::{Errors, fail};
 use crate::suggest::{list, nearest, suggest};
 
-/// `one, one, ..`, where a bad one does not hide the mistakes after the next comma.
+/// Reads `one, one, ..`. An error does not hide the mistakes after the next comma.
 pub(crate) fn comma_separated(input: ParseStream, mut one: impl FnMut(ParseStream) -> Result<()>) -> Result<()> {
     let mut errors = Errors::default();
     while !input.is_empty() {
@@ -34,7 +34,7 @@ pub(crate) fn starts_named(input: ParseStream) -> bool {
     input.peek(Ident::peek_any) && input.peek2(Token![=])
 }
 
-/// Is the value over, or missing?
+/// Returns true at the end of a value, or where it is missing.
 pub(crate) fn at_end(input: ParseStream) -> bool {
     input.is_empty() || input.peek(Token![,])
 }
@@ -43,26 +43,44 @@ fn skip_to_comma(input: ParseStream) {
     while !at_end(input) && input.parse::<TokenTree>().is_ok() {}
 }
 
-/// One of a few words, perhaps behind a path: `Minutes`, `TimeUnit::Minutes`.
-pub(crate) fn word(input: ParseStream, what: &str, words: &[&'static str]) -> Result<(Ident, &'static str)> {
+/// Reads one of `words`, possibly with a path before it: `Minutes`, `TimeUnit::Minutes`.
+pub(crate) fn word(input: ParseStream, name: &str, words: &[&'static str]) -> Result<(Ident, &'static str)> {
+    word_of(input, name, words, |word| word).map(|(ident, word)| (ident, *word))
+}
+
+/// Reads the word of one of the rows of a table.
+pub(crate) fn word_of<'a, R>(
+    input: ParseStream,
+    name: &str,
+    rows: &'a [R],
+    word: fn(&R) -> &'static str,
+) -> Result<(Ident, &'a R)> {
+    let words: Vec<&'static str> = rows.iter().map(word).collect();
     if let Ok(quoted) = input.fork().parse::<LitStr>()
-        && let Some(word) = nearest(&quoted.value(), words)
+        && let Some(word) = nearest(&quoted.value(), &words)
     {
-        let message = format!("`{what}` is a word, not a string: write `{word}` without quotes");
+        let message = format!("`{name}` is a word, not a string: write `{word}` without quotes");
         return fail(quoted.span(), message);
     }
-    let expected = format!("`{what}` is {}", list(words, "or"));
+    let expected = format!("`{name}` is {}", list(&words, "or"));
     let path = Path::parse_mod_style(input).map_err(|e| Error::new(e.span(), expected))?;
     let Some(segment) = path.segments.last() else {
         return fail(path.span(), "expected a word");
     };
     let ident = segment.ident.clone();
     let text = ident.to_string();
-    let Some(word) = words.iter().find(|word| text == **word) else {
-        let end = suggest(&text, words);
-        return fail(ident.span(), format!("unknown {what} `{text}`, {end}"));
+    let Some(row) = rows.iter().find(|row| text == word(row)) else {
+        let end = suggest(&text, &words);
+        return fail(ident.span(), format!("unknown {name} `{text}`, {end}"));
     };
-    Ok((ident, word))
+    Ok((ident, row))
+}
+
+/// Reads the variant of an enum of the runtime.
+pub(crate) fn variant(input: ParseStream, name: &str, words: &[&'static str]) -> Result<Ident> {
+    let (mut ident, _) = word(input, name, words)?;
+    ident.set_span(ident.span().resolved_at(Span::mixed_site()));
+    Ok(ident)
 }
 
 pub(crate) enum Number {
@@ -73,12 +91,12 @@ pub(crate) enum Number {
 }
 
 impl Number {
-    /// What holds if nothing is said.
+    /// The default of most numbers.
     pub(crate) fn one() -> Self {
         Number::Literal(1, Span::mixed_site())
     }
 
-    /// As an argument of a `const fn`.
+    /// The number as an argument of a `const fn`.
     pub(crate) fn to_const(&self) -> TokenStream {
         match self {
             Number::Literal(number, span) => integer(*number, *span),
@@ -86,7 +104,12 @@ impl Number {
         }
     }
 
-    /// What is evaluated.
+    /// [`Self::to_const`] of a number that is 1 if it is not given.
+    pub(crate) fn to_const_or_one(number: Option<&Self>) -> TokenStream {
+        number.map_or_else(|| Self::one().to_const(), Self::to_const)
+    }
+
+    /// The expression to evaluate. `None` for a literal.
     pub(crate) fn expr(&self) -> Option<&Expr> {
         match self {
             Number::Literal(..) => None,
@@ -94,7 +117,7 @@ impl Number {
         }
     }
 
-    /// What is known while the macro runs.
+    /// The value, if it is known while the macro runs.
     pub(crate) fn literal(&self) -> Option<u64> {
         match self {
             Number::Literal(number, _) => Some(*number),
@@ -103,11 +126,17 @@ impl Number {
     }
 }
 
-/// Without a suffix, so that it is what the runtime asks for.
+/// An integer literal without a suffix: the runtime's function gives it its type.
 pub(crate) fn integer(number: u64, span: Span) -> TokenStream {
     LitInt::new(&number.to_string(), span).into_token_stream()
 }
 
+/// Reads a number that is at least 1.
+pub(crate) fn positive(input: ParseStream, name: &str) -> Result<Number> {
+    number(input, name, 1)
+}
+
+/// Reads an integer literal that is at least `least`, or an expression.
 pub(crate) fn number(input: ParseStream, name: &str, least: u64) -> Result<Number> {
     let expr = expr(input, name)?;
     let problem = match &expr {
@@ -132,7 +161,7 @@ pub(crate) fn number(input: ParseStream, name: &str, least: u64) -> Result<Numbe
     Err(Error::new_spanned(expr, message))
 }
 
-/// A string literal that fits `most` bytes, or an expression for a const.
+/// Reads a string literal of at most `most` bytes, or a constant expression.
 pub(crate) fn text(input: ParseStream, name: &str, most: usize) -> Result<TokenStream> {
     let expr = expr(input, name)?;
     let problem = match &expr {
@@ -150,8 +179,16 @@ pub(crate) fn text(input: ParseStream, name: &str, most: usize) -> Result<TokenS
     Err(Error::new_spanned(expr, problem))
 }
 
-pub(crate) fn boolean(input: ParseStream, name: &str) -> Result<LitBool> {
-    input.parse().map_err(|e| Error::new(e.span(), format!("`{name}` is `true` or `false`")))
+pub(crate) fn boolean(input: ParseStream, name: &str) -> Result<bool> {
+    let literal = input.parse::<LitBool>();
+    let literal = literal.map_err(|e| Error::new(e.span(), format!("`{name}` is `true` or `false`")))?;
+    Ok(literal.value)
+}
+
+/// Reads a boolean. `None` if it is the default.
+pub(crate) fn flag(input: ParseStream, name: &str, default: bool) -> Result<Option<TokenStream>> {
+    let value = boolean(input, name)?;
+    Ok((value != default).then(|| value.into_token_stream()))
 }
 
 pub(crate) fn milliseconds(input: ParseStream) -> Result<u64> {
@@ -159,7 +196,7 @@ pub(crate) fn milliseconds(input: ParseStream) -> Result<u64> {
     duration::parse(&text.value()).map_err(|problem| Error::new(text.span(), problem))
 }
 
-/// An expression, without the invisible group around what came through a macro.
+/// Reads an expression, without the invisible group around one that a macro passes on.
 pub(crate) fn expr(input: ParseStream, name: &str) -> Result<Expr> {
     let mut expr: Expr =
         input.parse().map_err(|e| Error::new(e.span(), format!("`{name}` needs an expression here: {e}")))?;
@@ -172,18 +209,28 @@ pub(crate) fn expr(input: ParseStream, name: &str) -> Result<Expr> {
     }
 }
 
-/// The options of a word, such as `(max = "30s")` after `Wait`. `examples` are all there are.
-pub(crate) fn options(
-    word: &Ident,
-    input: ParseStream,
-    examples: &[(&'static str, &'static str)],
-    mut set: impl FnMut(&'static str, ParseStream) -> Result<()>,
-) -> Result<()> {
-    let mut seen = Vec::new();
-    in_parentheses(input, |input| set(option(word, input, examples, &mut seen)?, input))
+/// An option of a word, such as `max = "30s"` of `Wait`.
+pub(crate) struct Choice<T> {
+    pub(crate) name: &'static str,
+    /// An example of its value, for errors.
+    pub(crate) example: &'static str,
+    /// Reads the value of the option with this name.
+    pub(crate) read: fn(&mut T, ParseStream, &str) -> Result<()>,
 }
 
-/// `(one, one, ..)`, if there are parentheses.
+/// Reads the options of a word, such as `(max = "30s")` after `Wait`. Returns the names of those that are given.
+pub(crate) fn options<T>(
+    word: &Ident,
+    input: ParseStream,
+    choices: &[Choice<T>],
+    into: &mut T,
+) -> Result<Vec<&'static str>> {
+    let mut given = Vec::new();
+    in_parentheses(input, |input| option(word, input, choices, into, &mut given))?;
+    Ok(given)
+}
+
+/// Reads `(one, one, ..)`, if there are parentheses.
 pub(crate) fn in_parentheses(input: ParseStream, one: impl FnMut(ParseStream) -> Result<()>) -> Result<()> {
     if !input.peek(syn::token::Paren) {
         return Ok(());
@@ -193,33 +240,34 @@ pub(crate) fn in_parentheses(input: ParseStream, one: impl FnMut(ParseStream) ->
     comma_separated(&content, one)
 }
 
-/// The name of an option of `word`, up to its value.
-pub(crate) fn option(
+/// Reads one option of `word`.
+pub(crate) fn option<T>(
     word: &Ident,
     input: ParseStream,
-    examples: &[(&'static str, &'static str)],
-    seen: &mut Vec<&'static str>,
-) -> Result<&'static str> {
-    let Some((first, example)) = examples.first() else {
+    choices: &[Choice<T>],
+    into: &mut T,
+    given: &mut Vec<&'static str>,
+) -> Result<()> {
+    let Some(first) = choices.first() else {
         return Err(input.error(format!("`{word}` has no options, write it alone")));
     };
     if !starts_named(input) {
         let value = match input.fork().parse::<Lit>() {
             Ok(lit) => lit.into_token_stream().to_string(),
-            Err(_) => (*example).to_string(),
+            Err(_) => first.example.to_string(),
         };
-        return Err(input.error(format!("name the option: {word}({first} = {value})")));
+        return Err(input.error(format!("name the option: {word}({} = {value})", first.name)));
     }
-    let names: Vec<&'static str> = examples.iter().map(|(name, _)| *name).collect();
     let ident = input.call(Ident::parse_any)?;
-    let Some(name) = names.iter().find(|name| ident == **name) else {
+    let Some(choice) = choices.iter().find(|choice| ident == choice.name) else {
+        let names: Vec<&'static str> = choices.iter().map(|choice| choice.name).collect();
         let end = suggest(&ident.to_string(), &names);
         return fail(ident.span(), format!("unknown option `{ident}` of `{word}`, {end}"));
     };
-    if seen.contains(name) {
-        return fail(ident.span(), format!("`{name}` is set twice"));
+    if given.contains(&choice.name) {
+        return fail(ident.span(), format!("`{}` is set twice", choice.name));
     }
-    seen.push(name);
+    given.push(choice.name);
     input.parse::<Token![=]>()?;
-    Ok(name)
+    (choice.read)(into, input, choice.name)
 }

@@ -1,0 +1,176 @@
+//! The argument `algorithm`. A further algorithm is a further row of the table.
+
+use proc_macro2::{Span, TokenStream};
+use syn::parse::ParseStream;
+use syn::{Ident, Path, Result};
+
+use crate::errors::fail;
+use crate::tokens::hygienic;
+use crate::value::{self, Choice, Number};
+
+pub(crate) struct AlgorithmArgument {
+    row: &'static AlgorithmRow,
+    /// The span of its word.
+    pub(super) span: Span,
+    pub(super) options: AlgorithmOptions,
+}
+
+struct AlgorithmRow {
+    word: &'static str,
+    options: &'static [Choice<AlgorithmOptions>],
+    /// The reason why the first option must be given, for the error.
+    required: Option<&'static str>,
+    /// No second limit may stand beside it.
+    is_exclusive: bool,
+    /// The option that bounds a cost, and by how much a cost may exceed it. `None` if the count is the bound.
+    largest_cost: fn(&AlgorithmOptions) -> Option<(&'static str, &Number, u64)>,
+    /// Adds the algorithm to a rule.
+    generate: fn(&AlgorithmOptions, rule: &TokenStream, krate: &TokenStream) -> TokenStream,
+}
+
+/// The options of all algorithms. One that is not given, or not the algorithm's, is `None`.
+#[derive(Default)]
+pub(super) struct AlgorithmOptions {
+    align: Option<bool>,
+    pub(super) buckets: Option<Number>,
+    burst: Option<Number>,
+    refill: Option<Ident>,
+    queue: Option<Number>,
+}
+
+/// The first one is the default.
+static ALGORITHMS: [AlgorithmRow; 5] = [
+    AlgorithmRow {
+        word: "FixedWindow",
+        options: &[Choice {
+            name: "align",
+            example: "true",
+            read: |options, input, name| value::boolean(input, name).map(|align| options.align = Some(align)),
+        }],
+        required: None,
+        is_exclusive: false,
+        largest_cost: |_| None,
+        generate: |options, rule, krate| match options.align {
+            None => rule.clone(),
+            Some(align) => hygienic!(#rule.with_algorithm(#krate::Algorithm::FixedWindow { align: #align })),
+        },
+    },
+    AlgorithmRow {
+        word: "SlidingLog",
+        options: &[],
+        required: None,
+        is_exclusive: false,
+        largest_cost: |_| None,
+        generate: |_, rule, krate| hygienic!(#rule.with_algorithm(#krate::Algorithm::SlidingLog)),
+    },
+    AlgorithmRow {
+        word: "SlidingWindow",
+        options: &[Choice {
+            name: "buckets",
+            example: "1",
+            read: |options, input, name| value::positive(input, name).map(|buckets| options.buckets = Some(buckets)),
+        }],
+        required: None,
+        is_exclusive: false,
+        largest_cost: |_| None,
+        generate: |options, rule, krate| {
+            let buckets = Number::to_const_or_one(options.buckets.as_ref());
+            hygienic!(#krate::__private::sliding_window(#rule, #buckets))
+        },
+    },
+    AlgorithmRow {
+        word: "TokenBucket",
+        options: &[
+            Choice {
+                name: "burst",
+                example: "200",
+                read: |options, input, name| value::positive(input, name).map(|burst| options.burst = Some(burst)),
+            },
+            Choice {
+                name: "refill",
+                example: "Interval",
+                read: |options, input, name| {
+                    options.refill = Some(value::variant(input, name, &["Greedy", "Interval"])?);
+                    Ok(())
+                },
+            },
+        ],
+        required: None,
+        is_exclusive: false,
+        largest_cost: |options| Some(("burst", options.burst.as_ref()?, 0)),
+        generate: |options, rule, krate| {
+            let greedy = Ident::new("Greedy", Span::mixed_site());
+            let refill = options.refill.as_ref().unwrap_or(&greedy);
+            match options.burst.as_ref().map(Number::to_const) {
+                None => hygienic!(#krate::__private::token_bucket_of_count(#rule, #krate::Refill::#refill)),
+                Some(burst) => hygienic!(#krate::__private::token_bucket(#rule, #burst, #krate::Refill::#refill)),
+            }
+        },
+    },
+    AlgorithmRow {
+        word: "LeakyBucket",
+        options: &[Choice {
+            name: "queue",
+            example: "50",
+            read: |options, input, name| value::number(input, name, 0).map(|queue| options.queue = Some(queue)),
+        }],
+        required: Some("to know how many may wait"),
+        is_exclusive: true,
+        largest_cost: |options| Some(("queue", options.queue.as_ref()?, 1)),
+        generate: |options, rule, krate| {
+            let queue = Number::to_const_or_one(options.queue.as_ref());
+            hygienic!(#krate::__private::leaky_bucket(#rule, #queue))
+        },
+    },
+];
+
+impl Default for AlgorithmArgument {
+    fn default() -> Self {
+        Self { row: &ALGORITHMS[0], span: Span::call_site(), options: AlgorithmOptions::default() }
+    }
+}
+
+impl AlgorithmArgument {
+    pub(super) fn word(&self) -> &'static str {
+        self.row.word
+    }
+
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.row.is_exclusive
+    }
+
+    /// The argument or option that bounds a cost, and the largest cost. `None` if it is known to rustc only.
+    pub(super) fn largest_cost(&self, count: Option<&Number>) -> Option<(&'static str, u64, u64)> {
+        let (name, number, more) = match (self.row.largest_cost)(&self.options) {
+            Some(bound) => bound,
+            None => ("count", count?, 0),
+        };
+        let number = number.literal()?;
+        Some((name, number, number.saturating_add(more)))
+    }
+
+    /// The rule with this algorithm.
+    pub(crate) fn generate(&self, rule: &TokenStream, krate: &TokenStream) -> TokenStream {
+        (self.row.generate)(&self.options, rule, krate)
+    }
+}
+
+pub(super) fn read(input: ParseStream, name: &str) -> Result<AlgorithmArgument> {
+    if let Ok(path) = Path::parse_mod_style(&input.fork())
+        && let Some(last) = path.segments.last().filter(|last| last.ident == "Concurrent")
+    {
+        let message =
+            "calls that run at once have an attribute of their own: #[limit_concurrent_requests(\"export\", 3)]";
+        return fail(last.ident.span(), message);
+    }
+    let (ident, row) = value::word_of(input, name, &ALGORITHMS, |row| row.word)?;
+    let mut options = AlgorithmOptions::default();
+    let given = value::options(&ident, input, row.options, &mut options)?;
+    if let (Some(why), Some(option)) = (row.required, row.options.first())
+        && !given.contains(&option.name)
+    {
+        let (name, example) = (option.name, option.example);
+        return fail(ident.span(), format!("`{ident}` needs {why}: {ident}({name} = {example})"));
+    }
+    Ok(AlgorithmArgument { row, span: ident.span(), options })
+}

@@ -1,0 +1,213 @@
+//! Checks the arguments against each other.
+
+use proc_macro2::Span;
+use syn::{Ident, Result};
+
+use super::algorithm::AlgorithmArgument;
+use super::cost::CostArgument;
+use super::limit::{Exclusive, LimitAttribute, LimitKind, PeriodLimit, RuleSpec};
+use super::table::{Arguments, CallArguments, Given, arguments};
+use crate::errors::{Errors, fail};
+use crate::kind::AttributeKind;
+use crate::value::Number;
+
+const DAY_MS: u64 = 86_400_000;
+const LONGEST_PERIOD_MS: u64 = 3_650 * DAY_MS;
+const DEFAULT_LEASE_MS: u64 = 30_000;
+const MOST_BUCKETS: u64 = 1_000;
+
+/// The limit of an attribute that stands at `at`.
+pub(super) fn check(
+    mut arguments: Arguments,
+    kind: AttributeKind,
+    at: Span,
+    mut errors: Errors,
+) -> Result<LimitAttribute> {
+    arguments.set_defaults(at);
+    arguments.check_missing(kind, at, &mut errors);
+    arguments.check_period(&mut errors);
+    arguments.check_buckets(&mut errors);
+    arguments.check_cost(&mut errors);
+    arguments.check_missing_key(&mut errors);
+    arguments.check_algorithm(&mut errors);
+    errors.finish()?;
+
+    let exclusive = arguments.exclusive();
+    let builder_calls = arguments.rule.builder_calls();
+    let Arguments { rule, mut call, .. } = arguments;
+    if let Some(CostArgument::Settled { word, closure: Some(closure), .. }) = rule.cost.as_ref().map(|cost| &cost.value)
+    {
+        call.settled = Some(Given { name: word.clone(), value: closure.clone() });
+    }
+    let (Some(prefix), Some(count)) = (value(rule.prefix), value(rule.count)) else {
+        return fail(at, "`prefix` and `count` are needed");
+    };
+    let limit_kind = match (kind, value(rule.unit)) {
+        (AttributeKind::Concurrent, _) => {
+            LimitKind::Concurrent { lease: value(rule.lease).unwrap_or(DEFAULT_LEASE_MS) }
+        }
+        (AttributeKind::PerTime, None) => return fail(at, "`unit` is needed"),
+        (AttributeKind::PerTime, Some(unit)) => LimitKind::PerTime(Box::new(PeriodLimit {
+            ttl: Number::to_const_or_one(value(rule.ttl).as_ref()),
+            unit,
+            cost: value(rule.cost).unwrap_or(CostArgument::Number(Number::one())),
+            algorithm: value(rule.algorithm).unwrap_or_default(),
+            prefetch: value(rule.prefetch),
+        })),
+    };
+    let rule = RuleSpec {
+        prefix,
+        count,
+        key: value(rule.key),
+        on_missing_key: value(rule.on_missing_key),
+        kind: limit_kind,
+        builder_calls,
+    };
+    Ok(LimitAttribute { rule, call, exclusive, joined: None })
+}
+
+fn value<T>(given: Option<Given<T>>) -> Option<T> {
+    given.map(|given| given.value)
+}
+
+impl Arguments {
+    /// Sets the default algorithm, and drops a `prefetch` that prefetches nothing.
+    fn set_defaults(&mut self, at: Span) {
+        if !self.given.contains(&"algorithm") {
+            let name = Ident::new("algorithm", at);
+            self.rule.algorithm = Some(Given { name, value: AlgorithmArgument::default() });
+        }
+        if self.rule.prefetch.as_ref().is_some_and(|prefetch| prefetch.value.literal() == Some(1)) {
+            self.rule.prefetch = None;
+        }
+    }
+
+    /// `None` if the given one is invalid.
+    fn algorithm(&self) -> Option<&AlgorithmArgument> {
+        self.rule.algorithm.as_ref().map(|algorithm| &algorithm.value)
+    }
+
+    fn check_missing(&self, kind: AttributeKind, at: Span, errors: &mut Errors) {
+        for argument in arguments(kind) {
+            let name = argument.name;
+            if let (Some(meaning), Some(example)) = (argument.usage.meaning(kind), argument.usage.example(kind))
+                && !self.given.contains(&name)
+                && !self.excused.contains(&name)
+            {
+                errors.add(at, format!("missing `{name}`, {meaning}: {name} = {example}"));
+            }
+        }
+    }
+
+    fn check_period(&self, errors: &mut Errors) {
+        if let (Some(Given { value: Number::Literal(ttl, span), .. }), Some(unit)) = (&self.rule.ttl, &self.rule.unit)
+            && ttl.checked_mul(unit.value).is_none_or(|period| period > LONGEST_PERIOD_MS)
+        {
+            errors.add(*span, "`ttl` is longer than 3,650 days");
+        }
+    }
+
+    /// The period in milliseconds. `None` if it is too long, or known to rustc only.
+    fn period(&self) -> Option<u64> {
+        let ttl = match &self.rule.ttl {
+            None => 1,
+            Some(ttl) => ttl.value.literal()?,
+        };
+        ttl.checked_mul(self.rule.unit.as_ref()?.value).filter(|period| *period <= LONGEST_PERIOD_MS)
+    }
+
+    fn check_buckets(&self, errors: &mut Errors) {
+        let buckets = self.algorithm().and_then(|algorithm| algorithm.options.buckets.as_ref());
+        let Some(Number::Literal(buckets, span)) = buckets else {
+            return;
+        };
+        if *buckets > MOST_BUCKETS {
+            errors.add(*span, format!("`buckets` must be at most {MOST_BUCKETS}, for example buckets = 60"));
+        } else if let Some(period) = self.period()
+            && !period.is_multiple_of(*buckets)
+            && let Some(near) =
+                (1..=MOST_BUCKETS).filter(|n| period.is_multiple_of(*n)).min_by_key(|n| n.abs_diff(*buckets))
+        {
+            let message = format!(
+                "{period} milliseconds can't be divided into {buckets} equal buckets, for example buckets = {near}"
+            );
+            errors.add(*span, message);
+        }
+    }
+
+    /// Reports a cost that no call can ever be charged.
+    fn check_cost(&self, errors: &mut Errors) {
+        let (Some(cost), Some(algorithm)) = (&self.rule.cost, self.algorithm()) else { return };
+        let (what, unit, cost, span) = match &cost.value {
+            CostArgument::Number(Number::Literal(cost, span)) => ("cost", "", *cost, *span),
+            // With another algorithm, that is the mistake to report.
+            _ if algorithm.word() != "SlidingLog" => return,
+            CostArgument::Elapsed { max: Some((max, span)), .. } => ("`max`", " ms", *max, *span),
+            CostArgument::Settled { max: Number::Literal(max, span), .. } => ("`max`", "", *max, *span),
+            _ => return,
+        };
+        let count = self.rule.count.as_ref().map(|count| &count.value);
+        if let Some((name, number, largest)) = algorithm.largest_cost(count)
+            && cost > largest
+        {
+            let message =
+                format!("a {what} of {cost}{unit} never fits: with {name} = {number} the largest is {largest}{unit}");
+            errors.add(span, message);
+        }
+    }
+
+    fn check_missing_key(&self, errors: &mut Errors) {
+        if let Some(Given { name, .. }) = &self.rule.on_missing_key
+            && !self.given.contains(&"key")
+        {
+            errors.add(name.span(), "`on_missing_key` needs a `key` that may be missing: key = user_id");
+        }
+    }
+
+    /// Reports words that need another algorithm.
+    fn check_algorithm(&self, errors: &mut Errors) {
+        let Some(algorithm) = self.algorithm().map(AlgorithmArgument::word) else { return };
+        let prefetch = self.rule.prefetch.as_ref();
+        let prefetch = prefetch.map(|prefetch| (prefetch.name.span(), "prefetch", "FixedWindow"));
+        let cost = self.rule.cost.as_ref().and_then(|cost| match &cost.value {
+            CostArgument::Number(_) => None,
+            CostArgument::Elapsed { word, .. } => Some((*word, "Elapsed", "SlidingLog")),
+            CostArgument::Settled { word, .. } => Some((word.span(), "Settled", "SlidingLog")),
+        });
+        for (span, word, needed) in prefetch.into_iter().chain(cost).filter(|(.., needed)| *needed != algorithm) {
+            errors.add(span, format!("`{word}` needs `algorithm = {needed}`, not `{algorithm}`"));
+        }
+    }
+
+    fn exclusive(&self) -> Vec<Exclusive> {
+        let algorithm = self.algorithm().filter(|algorithm| algorithm.is_exclusive());
+        let algorithm = algorithm.map(|algorithm| Exclusive { span: algorithm.span, word: algorithm.word() });
+        let prefetch = self.rule.prefetch.as_ref();
+        let prefetch = prefetch.map(|prefetch| Exclusive { span: prefetch.name.span(), word: "prefetch" });
+        algorithm.into_iter().chain(prefetch).collect()
+    }
+}
+
+impl CallArguments {
+    /// Adds the arguments of further attributes of the same call.
+    pub(crate) fn merge_all(mut self, limits: &[LimitAttribute], errors: &mut Errors) -> Self {
+        for limit in limits {
+            let further = limit.call.clone();
+            let permit = further.permit.as_ref().map(|permit| permit.name.span());
+            let settled = further.settled.as_ref().map(|settled| settled.name.span());
+            if let (Some(at), Some(_)) = (settled, &self.settled) {
+                let message =
+                    "what was used is said once for the whole call: leave out this closure, Settled(max = ..)";
+                errors.add(at, message);
+            }
+            self.settled = self.settled.or_else(|| further.settled.clone());
+            self.merge(further, errors);
+            if let (Some(at), Some(_), Some(_)) = (permit.or(settled), &self.permit, &self.settled) {
+                let message =
+                    "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out";
+                errors.add(at, message);
+            }
+        }
+        self
+    }
+}

@@ -1,0 +1,92 @@
+//! The arguments of one attribute after all checks.
+
+use proc_macro2::{Span, TokenStream};
+use syn::{Expr, Ident, Path};
+
+use super::algorithm::AlgorithmArgument;
+use super::cost::CostArgument;
+use super::table::CallArguments;
+use crate::value::Number;
+
+/// One attribute.
+pub(crate) enum ParsedAttribute {
+    Skip(Ident),
+    Limit(Box<LimitAttribute>),
+}
+
+pub(crate) struct LimitAttribute {
+    pub(crate) rule: RuleSpec,
+    pub(crate) call: CallArguments,
+    /// Words that allow no second limit on the same function.
+    pub(crate) exclusive: Vec<Exclusive>,
+    /// The path that it was written with, if an attribute of the other name expands it.
+    pub(crate) joined: Option<Path>,
+}
+
+/// A word that allows no second limit.
+pub(crate) struct Exclusive {
+    pub(crate) span: Span,
+    pub(crate) word: &'static str,
+}
+
+/// The rule of one attribute, with its key.
+pub(crate) struct RuleSpec {
+    pub(crate) prefix: TokenStream,
+    pub(crate) count: Number,
+    pub(crate) key: Option<Expr>,
+    pub(crate) on_missing_key: Option<Ident>,
+    pub(crate) kind: LimitKind,
+    /// Methods of the runtime's `Rule` to call, each with its argument.
+    pub(crate) builder_calls: Vec<(&'static str, TokenStream)>,
+}
+
+pub(crate) enum LimitKind {
+    PerTime(Box<PeriodLimit>),
+    /// A place is free again so many milliseconds after its holder died.
+    Concurrent {
+        lease: u64,
+    },
+}
+
+/// The part of a rule that [`LimitKind::Concurrent`] does not have.
+pub(crate) struct PeriodLimit {
+    pub(crate) ttl: TokenStream,
+    /// In milliseconds.
+    pub(crate) unit: u64,
+    pub(crate) cost: CostArgument,
+    pub(crate) algorithm: AlgorithmArgument,
+    pub(crate) prefetch: Option<Number>,
+}
+
+impl RuleSpec {
+    /// `None` for a place, whose cost is 1.
+    pub(crate) fn cost(&self) -> Option<&CostArgument> {
+        match &self.kind {
+            LimitKind::PerTime(limit) => Some(&limit.cost),
+            LimitKind::Concurrent { .. } => None,
+        }
+    }
+
+    /// Returns true if a call holds a place or a cost until it ends.
+    pub(crate) fn is_held(&self) -> bool {
+        !matches!(self.cost(), Some(CostArgument::Number(_)))
+    }
+
+    /// The span of the word `Settled`, if the outcome reports the cost.
+    pub(crate) fn settled(&self) -> Option<Span> {
+        match self.cost() {
+            Some(CostArgument::Settled { word, .. }) => Some(word.span()),
+            _ => None,
+        }
+    }
+
+    /// The expressions that are evaluated before the call.
+    pub(crate) fn exprs(&self) -> impl Iterator<Item = &Expr> {
+        let cost = match self.cost() {
+            Some(CostArgument::Number(cost) | CostArgument::Settled { max: cost, .. }) => Some(cost),
+            _ => None,
+        };
+        let numbers = [Some(&self.count), cost].into_iter().flatten();
+        self.key.iter().chain(numbers.filter_map(Number::expr))
+    }
+}

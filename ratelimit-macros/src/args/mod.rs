@@ -1,0 +1,126 @@
+//! Parses the arguments of one attribute.
+
+mod algorithm;
+mod check;
+mod cost;
+mod limit;
+mod on_limit;
+mod table;
+
+use proc_macro2::{Span, TokenStream};
+use syn::ext::IdentExt as _;
+use syn::parse::{ParseStream, Parser as _};
+use syn::{Ident, Result, Token};
+
+use self::table::{Argument, Arguments, arguments, names};
+pub(crate) use self::{
+    cost::{CostArgument, SETTLED_NEEDS},
+    limit::{Exclusive, LimitAttribute, LimitKind, ParsedAttribute, RuleSpec},
+    on_limit::OnLimitArgument,
+    table::{CallArguments, Given},
+};
+use crate::errors::{Errors, fail};
+use crate::kind::AttributeKind;
+use crate::suggest::{list, nearest, suggest};
+use crate::value::{self, at_end};
+
+/// Parses the arguments of an attribute that stands at `at`. `None` if there are errors.
+pub(crate) fn parse(kind: AttributeKind, args: TokenStream, at: Span, errors: &mut Errors) -> Option<ParsedAttribute> {
+    let parser = |input: ParseStream| {
+        if input.peek(Ident) && input.fork().parse::<Ident>()? == "skip" {
+            return skip(kind, input);
+        }
+        let mut parser = ArgumentParser { kind, arguments: Arguments::default(), is_named: false, position: 0 };
+        let mut errors = Errors::default();
+        errors.keep(value::comma_separated(input, |input| parser.argument(input)));
+        check::check(parser.arguments, kind, at, errors).map(Box::new).map(ParsedAttribute::Limit)
+    };
+    errors.keep(parser.parse2(args))
+}
+
+fn skip(kind: AttributeKind, input: ParseStream) -> Result<ParsedAttribute> {
+    let word: Ident = input.parse()?;
+    if input.is_empty() {
+        return Ok(ParsedAttribute::Skip(word));
+    }
+    input.parse::<TokenStream>()?;
+    fail(word.span(), skip_alone(kind))
+}
+
+fn skip_alone(kind: AttributeKind) -> String {
+    format!("`skip` stands alone: #[{}(skip)]", kind.name())
+}
+
+struct ArgumentParser {
+    kind: AttributeKind,
+    arguments: Arguments,
+    /// A named argument was parsed: no value without a name may follow.
+    is_named: bool,
+    /// The number of values without a name so far.
+    position: usize,
+}
+
+impl ArgumentParser {
+    fn argument(&mut self, input: ParseStream) -> Result<()> {
+        let name = match input.fork().call(Ident::parse_any) {
+            Ok(name) if !input.peek2(Token![::]) => name,
+            _ => return self.positional(input),
+        };
+        let text = name.to_string();
+        if text == "skip" {
+            return fail(name.span(), skip_alone(self.kind));
+        }
+        if let Some(argument) = arguments(self.kind).find(|argument| argument.name == text) {
+            return self.named(argument, name, input);
+        }
+        if value::starts_named(input) {
+            self.is_named = true;
+            let names = names(self.kind);
+            self.arguments.excused.extend(nearest(&text, &names));
+            return fail(name.span(), format!("unknown argument `{name}`, {}", suggest(&text, &names)));
+        }
+        self.positional(input)
+    }
+
+    fn named(&mut self, argument: &Argument, name: Ident, input: ParseStream) -> Result<()> {
+        input.call(Ident::parse_any)?;
+        let text = argument.name;
+        if self.arguments.given.contains(&text) {
+            return fail(name.span(), format!("`{text}` is set twice"));
+        }
+        self.arguments.given.push(text);
+        if input.parse::<Option<Token![=]>>()?.is_none() || at_end(input) {
+            // The name may be meant as a constant among values without names.
+            self.position += 1;
+            let example = argument.usage.example(self.kind).unwrap_or_default();
+            return fail(name.span(), format!("`{text}` needs a value: {text} = {example}"));
+        }
+        self.is_named = true;
+        (argument.read)(&mut self.arguments, name, input)
+    }
+
+    fn positional(&mut self, input: ParseStream) -> Result<()> {
+        let positional: Vec<_> = arguments(self.kind).filter(|argument| argument.usage.is_positional).collect();
+        let names: Vec<_> = positional.iter().map(|argument| argument.name).collect();
+        if at_end(input) {
+            return Err(input.error("expected an argument before this `,`"));
+        }
+        if self.is_named {
+            self.arguments.excused.extend(names);
+            return Err(input.error("a value without a name comes before the named ones: write `name = value`"));
+        }
+        let Some(argument) = positional.get(self.position) else {
+            let names = list(&names, "and");
+            return Err(input.error(format!("only {names} go without a name, in this order: write `name = value`")));
+        };
+        self.position += 1;
+        self.arguments.given.push(argument.name);
+        let name = Ident::new(argument.name, input.span());
+        let result = (argument.read)(&mut self.arguments, name, input);
+        if result.is_err() {
+            // If a value was left out, the ones after it are not missing too.
+            self.arguments.excused.extend(names);
+        }
+        result
+    }
+}

@@ -1,0 +1,271 @@
+//! The arguments of both attributes. A further argument is a further row of the table.
+
+use proc_macro2::TokenStream;
+use syn::parse::ParseStream;
+use syn::{Error, Expr, Ident, Path, Result};
+
+use super::algorithm::{self, AlgorithmArgument};
+use super::cost::{self, CostArgument};
+use super::on_limit::{self, OnLimitArgument};
+use crate::errors::{Errors, fail};
+use crate::kind::AttributeKind;
+use crate::tokens::text;
+use crate::value::{self, Number};
+
+/// A value, and the name of the argument that gives it.
+#[derive(Clone)]
+pub(crate) struct Given<T> {
+    pub(crate) name: Ident,
+    pub(crate) value: T,
+}
+
+/// A row of the table, without the field that the value goes to.
+pub(super) struct Argument {
+    pub(super) name: &'static str,
+    pub(super) usage: Usage,
+    /// Reads the value and puts it into its field.
+    pub(super) read: fn(&mut Arguments, Ident, ParseStream) -> Result<()>,
+}
+
+/// The attributes that have an argument: arrays have an element for each.
+#[derive(Clone, Copy)]
+pub(super) struct Usage {
+    /// An example of a value, for errors. `None` if this attribute does not have the argument.
+    examples: [Option<&'static str>; 2],
+    /// The meaning of an argument that must be given, for errors.
+    meanings: Option<[&'static str; 2]>,
+    /// The name can be left out.
+    pub(super) is_positional: bool,
+}
+
+/// The arguments of one attribute.
+#[derive(Default)]
+pub(super) struct Arguments {
+    pub(super) rule: RuleArguments,
+    pub(super) call: CallArguments,
+    /// Names of the arguments that are given, including those whose value is invalid.
+    pub(super) given: Vec<&'static str>,
+    /// Names that are not reported as missing, since another error explains why they are.
+    pub(super) excused: Vec<&'static str>,
+}
+
+/// Defines the table, and a field for each row.
+///
+/// The first word of a row tells where the value goes:
+/// - `each`: a field of [`RuleArguments`], since each attribute has its own.
+/// - `builder`: the same, and it is passed to the method of `Rule` with this name. `None` if it is the default.
+/// - `once`: a field of [`CallArguments`]. One of the attributes of a function may give it.
+/// - `same`: a field of [`CallArguments`]. Several attributes may give it if they agree.
+macro_rules! arguments {
+    ($(
+        $(each $each:ident: $each_type:ty,)?
+        $(builder $builder:ident,)?
+        $(once $once:ident: $once_type:ty,)?
+        $(same $same:ident: $same_type:ty,)?
+        $name:literal = $value:expr,
+        $usage:expr;
+    )*) => {
+        /// Arguments that each of several stacked attributes has for itself.
+        #[derive(Default)]
+        pub(super) struct RuleArguments {
+            $($(pub(super) $each: Option<Given<$each_type>>,)? $($builder: Option<TokenStream>,)?)*
+        }
+
+        impl RuleArguments {
+            /// Methods of `Rule` to call, each with its argument.
+            pub(super) fn builder_calls(&mut self) -> Vec<(&'static str, TokenStream)> {
+                let calls = [$($((stringify!($builder), self.$builder.take()),)?)*];
+                calls.into_iter().filter_map(|(method, value)| Some((method, value?))).collect()
+            }
+        }
+
+        /// Arguments that hold for the whole call, whichever of the stacked attributes gives them.
+        #[derive(Clone, Default)]
+        pub(crate) struct CallArguments {
+            $(
+                $(pub(crate) $once: Option<Given<$once_type>>,)?
+                $(pub(crate) $same: Option<Given<$same_type>>,)?
+            )*
+            /// The closure in `cost = Settled(..)`.
+            pub(crate) settled: Option<Given<Expr>>,
+        }
+
+        impl CallArguments {
+            /// Adds the arguments of a further attribute, without [`Self::settled`].
+            pub(super) fn merge(&mut self, further: Self, errors: &mut Errors) {
+                $($(
+                    errors.keep(once(&mut self.$once, further.$once, $usage));
+                )?)*
+                $($(
+                    errors.keep(same(&mut self.$same, further.$same));
+                )?)*
+            }
+        }
+
+        static ARGUMENTS: &[Argument] = &[$(Argument {
+            name: $name,
+            usage: $usage,
+            read: |arguments, name, input| {
+                let _ = &name;
+                $(
+                    let read: fn(ParseStream, &str) -> Result<$each_type> = $value;
+                    arguments.rule.$each = Some(Given { value: read(input, $name)?, name });
+                )?
+                $(
+                    let read: fn(ParseStream, &str) -> Result<Option<TokenStream>> = $value;
+                    arguments.rule.$builder = read(input, $name)?;
+                )?
+                $(
+                    let read: fn(ParseStream, &str) -> Result<$once_type> = $value;
+                    arguments.call.$once = Some(Given { value: read(input, $name)?, name });
+                )?
+                $(
+                    let read: fn(ParseStream, &str) -> Result<$same_type> = $value;
+                    arguments.call.$same = Some(Given { value: read(input, $name)?, name });
+                )?
+                Ok(())
+            },
+        }),*];
+    };
+}
+
+// Errors list the arguments in this order, and those without names stand in it.
+arguments! {
+    each prefix: TokenStream, "prefix" = prefix,
+        both("\"item\"", "\"export\"").positional().required(["the counter's name"; 2]);
+    each ttl: Number, "ttl" = value::positive, per_time("1").positional();
+    each unit: u64, "unit" = unit, per_time("Minutes").positional().required(["the unit of `ttl`"; 2]);
+    each count: Number, "count" = value::positive,
+        both("100", "3").positional().required(["how many calls are let through", "how many calls may run at once"]);
+    each key: Expr, "key" = value::expr, both("user_id", "user_id");
+    each algorithm: AlgorithmArgument, "algorithm" = algorithm::read, per_time("SlidingLog");
+    each cost: CostArgument, "cost" = cost::read, per_time("5");
+    each lease: u64, "lease" = lease, concurrent("\"30s\"");
+    once on_limit: OnLimitArgument, "on_limit" = on_limit::read, per_time("Wait(max = \"30s\")");
+    once on_busy: OnLimitArgument, "on_limit" = on_limit::read, concurrent("Wait(max = \"30s\")");
+    once on_store_error: Ident, "on_store_error" = |input, name| value::variant(input, name, &["Local", "Allow", "Deny"]),
+        both("Local", "Local");
+    each on_missing_key: Ident, "on_missing_key" = |input, name| value::variant(input, name, &["Deny", "Skip", "Shared"]),
+        both("Deny", "Deny");
+    once permit: Ident, "permit" = permit, both("permit", "permit");
+    once limiter: Expr, "limiter" = value::expr, both("&self.limiter", "&self.limiter");
+    each prefetch: Number, "prefetch" = value::positive, per_time("1");
+    builder with_denial_cache, "denial_cache" = |input, name| value::flag(input, name, true), per_time("false");
+    builder with_shadow, "shadow" = |input, name| value::flag(input, name, false), per_time("false");
+    same krate: Path, "crate" = runtime_path, both("::ratelimit_runtime", "::ratelimit_runtime");
+}
+
+/// The arguments that an attribute has, in order.
+pub(super) fn arguments(kind: AttributeKind) -> impl Iterator<Item = &'static Argument> {
+    ARGUMENTS.iter().filter(move |argument| argument.usage.example(kind).is_some())
+}
+
+pub(super) fn names(kind: AttributeKind) -> Vec<&'static str> {
+    arguments(kind).map(|argument| argument.name).collect()
+}
+
+impl Usage {
+    const fn new(examples: [Option<&'static str>; 2]) -> Self {
+        Self { examples, meanings: None, is_positional: false }
+    }
+
+    const fn positional(self) -> Self {
+        Self { is_positional: true, ..self }
+    }
+
+    const fn required(self, meanings: [&'static str; 2]) -> Self {
+        Self { meanings: Some(meanings), ..self }
+    }
+
+    pub(super) fn example(&self, kind: AttributeKind) -> Option<&'static str> {
+        self.examples[kind as usize]
+    }
+
+    pub(super) fn meaning(&self, kind: AttributeKind) -> Option<&'static str> {
+        self.meanings.map(|meanings| meanings[kind as usize])
+    }
+}
+
+const fn per_time(example: &'static str) -> Usage {
+    Usage::new([Some(example), None])
+}
+
+const fn concurrent(example: &'static str) -> Usage {
+    Usage::new([None, Some(example)])
+}
+
+const fn both(per_time: &'static str, concurrent: &'static str) -> Usage {
+    Usage::new([Some(per_time), Some(concurrent)])
+}
+
+fn once<T>(merged: &mut Option<Given<T>>, further: Option<Given<T>>, usage: Usage) -> Result<()> {
+    let Some(further) = further else { return Ok(()) };
+    if merged.is_none() {
+        *merged = Some(further);
+        return Ok(());
+    }
+    let mut kinds = AttributeKind::ALL.into_iter().filter(|kind| usage.example(*kind).is_some());
+    let whole = match (kinds.next(), kinds.next()) {
+        (Some(kind), None) => format!("all #[{}] of a call", kind.name()),
+        _ => "the whole call".to_owned(),
+    };
+    let Given { name, .. } = further;
+    fail(name.span(), format!("`{name}` holds for {whole}: give it on one of the stacked rate limits"))
+}
+
+fn same(merged: &mut Option<Given<Path>>, further: Option<Given<Path>>) -> Result<()> {
+    match (&*merged, further) {
+        (Some(first), Some(Given { name, value })) if text(&first.value) != text(&value) => fail(
+            name.span(),
+            format!("`{name}` differs between the rate limits of one function: they share one runtime"),
+        ),
+        (None, further) => {
+            *merged = further;
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn prefix(input: ParseStream, name: &str) -> Result<TokenStream> {
+    const MAX_BYTES: usize = 200;
+    value::text(input, name, MAX_BYTES)
+}
+
+/// Milliseconds in a unit.
+fn unit(input: ParseStream, name: &str) -> Result<u64> {
+    let (_, unit) = value::word(input, name, &["Milliseconds", "Seconds", "Minutes", "Hours", "Days"])?;
+    Ok(match unit {
+        "Milliseconds" => 1,
+        "Seconds" => 1_000,
+        "Minutes" => 60_000,
+        "Hours" => 3_600_000,
+        _ => 86_400_000,
+    })
+}
+
+/// Milliseconds until a place is free again after its holder died.
+fn lease(input: ParseStream, _: &str) -> Result<u64> {
+    let at = input.span();
+    match value::milliseconds(input)? {
+        ..1_000 => fail(at, "`lease` must be at least \"1s\", for example lease = \"30s\""),
+        86_400_001.. => fail(at, "`lease` must be at most \"1d\", for example lease = \"30s\""),
+        lease => Ok(lease),
+    }
+}
+
+fn permit(input: ParseStream, _: &str) -> Result<Ident> {
+    input.parse().map_err(|error| Error::new(error.span(), "`permit` is a name for the body: permit = permit"))
+}
+
+/// The path of the runtime. It must mean the same wherever the attribute stands.
+fn runtime_path(input: ParseStream, _: &str) -> Result<Path> {
+    let at = input.span();
+    if let Ok(path) = Path::parse_mod_style(input)
+        && let Some(first) = path.segments.first()
+        && (path.leading_colon.is_some() || first.ident == "crate" || first.ident == "$crate")
+    {
+        return Ok(path);
+    }
+    fail(at, "`crate` is a path that starts with `::`, `crate` or `$crate`: crate = ::ratelimit_runtime")
+}
