@@ -209,6 +209,8 @@ impl<'ast> Visit<'ast> for Paths {
         visit::visit_path(self, path);
     }
 
+    fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {} // a path that imports nothing
+
     fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
         if !is_test(&function.attrs) {
             visit::visit_impl_item_fn(self, function);

@@ -159,14 +159,14 @@ impl<K: OptionalKey + ?Sized> OptionalKey for &K {
 /// A charge as a function asks for it. The rule is a reference where it is known when the function is compiled: it is not copied on the way of
 /// most calls.
 #[derive(Debug)]
-pub struct Charge<R> {
+pub struct AnnotatedCharge<R> {
     rule: R,
     key: RequestKey,
     cost: u64,
     holds: CostKind,
 }
 
-impl<R: Borrow<Rule>> Charge<R> {
+impl<R: Borrow<Rule>> AnnotatedCharge<R> {
     /// One of several.
     #[must_use]
     pub fn asked(self) -> ChargeRequest {
@@ -177,20 +177,20 @@ impl<R: Borrow<Rule>> Charge<R> {
 
 #[must_use]
 #[inline]
-pub fn charge<R>(rule: R, ChargedKey(key): ChargedKey, cost: u64) -> Charge<R> {
-    Charge { rule, key, cost, holds: CostKind::Fixed }
+pub fn charge<R>(rule: R, ChargedKey(key): ChargedKey, cost: u64) -> AnnotatedCharge<R> {
+    AnnotatedCharge { rule, key, cost, holds: CostKind::Fixed }
 }
 
 /// For the milliseconds until the permit is dropped. `max_ms`, or what remains if that is less, is held until then.
 #[must_use]
-pub fn charge_elapsed<R>(rule: R, ChargedKey(key): ChargedKey, max_ms: Option<u64>) -> Charge<R> {
-    Charge { rule, key, cost: max_ms.unwrap_or(u64::MAX).max(1), holds: CostKind::Elapsed }
+pub fn charge_elapsed<R>(rule: R, ChargedKey(key): ChargedKey, max_ms: Option<u64>) -> AnnotatedCharge<R> {
+    AnnotatedCharge { rule, key, cost: max_ms.unwrap_or(u64::MAX).max(1), holds: CostKind::Elapsed }
 }
 
 /// For what is told at the end, see [`settle`].
 #[must_use]
-pub fn charge_settled<R>(rule: R, ChargedKey(key): ChargedKey, max: u64) -> Charge<R> {
-    Charge { rule, key, cost: max, holds: CostKind::Reported }
+pub fn charge_settled<R>(rule: R, ChargedKey(key): ChargedKey, max: u64) -> AnnotatedCharge<R> {
+    AnnotatedCharge { rule, key, cost: max, holds: CostKind::Reported }
 }
 
 /// Charges what an outcome says that it has used.
@@ -254,7 +254,7 @@ impl Call {
 pub fn limit_request_per_time<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
     Call(manner, _): Call,
-    charge: Charge<R>,
+    charge: AnnotatedCharge<R>,
 ) -> Result<Result<(), RequestPerMinute>, Deferred<R>> {
     if let OnLimit::Reject = manner.on_limit() {
         let at_once = |inner: &Engine| acquire::decide_at_once(inner, charge.rule.borrow(), &charge.key, charge.cost);
@@ -271,13 +271,13 @@ pub fn limit_request_per_time<R: Borrow<Rule>>(
 pub struct Deferred<R> {
     limiter: EngineRef,
     manner: AcquireOptions,
-    charge: Charge<R>,
+    charge: AnnotatedCharge<R>,
 }
 
 impl<R: Borrow<Rule>> Deferred<R> {
     #[must_use]
     pub fn decide(self) -> Admit {
-        let Self { limiter, manner, charge: Charge { rule, key, cost, .. } } = self;
+        let Self { limiter, manner, charge: AnnotatedCharge { rule, key, cost, .. } } = self;
         Admit(Acquire::one(limiter, rule.borrow(), key, cost, manner))
     }
 }
@@ -287,7 +287,7 @@ impl<R: Borrow<Rule>> Deferred<R> {
 pub fn permit_request_per_time<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
     Call(manner, _): Call,
-    Charge { rule, key, cost, .. }: Charge<R>,
+    AnnotatedCharge { rule, key, cost, .. }: AnnotatedCharge<R>,
 ) -> Acquire {
     Acquire::one(hold(limiter), rule.borrow(), key, cost, manner)
 }

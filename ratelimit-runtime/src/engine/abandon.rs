@@ -29,7 +29,7 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// After so many answers that there is no hold, clean-up relies on the answer to the caller alone.
 const MOST_DENIALS: u32 = 3;
 
-type Answer = Pin<Box<dyn Future<Output = Batch> + Send>>;
+type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
 
 /// The answer of a store that is asked for a hold. If it is dropped before the answer is there, a
 /// background task awaits the answer, and refunds what was granted.
@@ -37,7 +37,7 @@ pub(crate) struct AbandonOnDrop {
     limiter: EngineRef,
     /// Of the charges, those that are held.
     held: Charges,
-    answer: Option<Answer>,
+    answer: Option<BatchFuture>,
     /// Before the first poll nothing is sent.
     is_polled: bool,
 }
@@ -103,7 +103,7 @@ fn granted(batch: &Batch) -> Option<bool> {
 /// is not, as it may overtake the question on another connection. So clean-up awaits the answer.
 /// While the answer is late, and if it is lost, it also tells the store to end the hold, until the
 /// store has ended it or has said [`MOST_DENIALS`] times that there is none.
-async fn clean_up(limiter: EngineRef, held: Charges, answer: Option<Answer>) {
+async fn clean_up(limiter: EngineRef, held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));
     let end = after(held.iter().map(lease_of).max().unwrap_or_default());

@@ -16,7 +16,7 @@ use super::{
     request::{AcquireOptions, AcquireRequest, ChargeRequest, OnLimit, RequestKey},
 };
 use crate::{
-    Algorithm, RequestPerMinute, Rule, algorithm::TakenWindow, counter::CounterId, guard::Known, observe,
+    Algorithm, RequestPerMinute, Rule, algorithm::TakenWindow, counter::CounterId, guard::LocalAnswer, observe,
     rule::limits::LARGEST_WINDOW, store::ChargeQuery,
 };
 #[cfg(feature = "redis")]
@@ -34,10 +34,10 @@ use std::convert::Infallible as Share;
 pub struct Acquire {
     /// Who is asked, until it has been.
     limiter: Option<EngineRef>,
-    state: State,
+    state: AcquireState,
 }
 
-enum State {
+enum AcquireState {
     /// And its share, where many ask a server at once.
     Single(SingleCharge, AcquireOptions, Option<Share>),
     Pending(BoxedAcquire),
@@ -57,7 +57,7 @@ impl Acquire {
     #[allow(clippy::inline_always)] // or a rule is copied twice, which takes as long as a lock
     pub(crate) fn one(limiter: EngineRef, rule: &Rule, key: RequestKey, cost: u64, manner: AcquireOptions) -> Self {
         let asked = SingleCharge { rule: *rule, key, cost };
-        Self { limiter: Some(limiter), state: State::Single(asked, manner, None) }
+        Self { limiter: Some(limiter), state: AcquireState::Single(asked, manner, None) }
     }
 
     /// Decides when it is first polled.
@@ -69,7 +69,7 @@ impl Acquire {
                 Err(pending) => pending.await,
             }
         };
-        Self { limiter: None, state: State::Pending(Box::pin(answer)) }
+        Self { limiter: None, state: AcquireState::Pending(Box::pin(answer)) }
     }
 }
 
@@ -78,7 +78,9 @@ impl Acquire {
     #[inline]
     fn one_rule(&self) -> Option<(&EngineRef, &SingleCharge)> {
         match (&self.limiter, &self.state) {
-            (Some(limiter), State::Single(asked, AcquireOptions { waits: false, .. }, None)) => Some((limiter, asked)),
+            (Some(limiter), AcquireState::Single(asked, AcquireOptions { waits: false, .. }, None)) => {
+                Some((limiter, asked))
+            }
             _ => None,
         }
     }
@@ -116,12 +118,12 @@ impl Acquire {
         let Some(memory) = limiter.memory() else {
             let guarded = limiter.guarded()?;
             match guarded.known(name, rule, *cost) {
-                Some(Known::Denied(decision)) => {
+                Some(LocalAnswer::Denied(decision)) => {
                     let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
                     observe::refused(&refused);
                     return Some(Err(refused));
                 }
-                Some(Known::Spent(spent)) => {
+                Some(LocalAnswer::Spent(spent)) => {
                     observe::admitted(rule, spent.remaining);
                     let rule = *rule;
                     return Some(Ok(Permit::prefetched(self.limiter.take()?, name, &rule, &spent)));
@@ -135,7 +137,7 @@ impl Acquire {
                     Charge::new(*rule, crate::CounterName::new(&limiter.settings().namespace, rule, key), *cost)
                 };
                 let joined = guarded.share(name, rule, *cost, charge, context.waker());
-                if let State::Single(_, _, share) = &mut self.state {
+                if let AcquireState::Single(_, _, share) = &mut self.state {
                     *share = joined;
                 }
             }
@@ -158,7 +160,7 @@ impl Acquire {
     #[cfg(feature = "redis")]
     #[inline(never)]
     fn poll_share(&mut self, context: &mut Context<'_>) -> Poll<AcquireResult> {
-        let (Some(limiter), State::Single(SingleCharge { rule, cost, .. }, _, Some(share))) =
+        let (Some(limiter), AcquireState::Single(SingleCharge { rule, cost, .. }, _, Some(share))) =
             (&self.limiter, &mut self.state)
         else {
             panic!("`Acquire` polled after it was done");
@@ -182,14 +184,14 @@ impl Acquire {
             Some(Err(error)) => error,
             None => StoreError::late(limiter.settings().deadline),
         };
-        if let State::Single(asked, manner, _) = mem::replace(&mut self.state, State::Done)
+        if let AcquireState::Single(asked, manner, _) = mem::replace(&mut self.state, AcquireState::Done)
             && let Some(limiter) = self.limiter.take()
         {
             match AcquireRequest::alone(limiter, asked.rule, asked.key, asked.cost, manner)
                 .answer_or_wait(Err(error), std::time::Duration::ZERO)
             {
                 Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
-                Err(pending) => self.state = State::Pending(pending),
+                Err(pending) => self.state = AcquireState::Pending(pending),
             }
         }
         self.decide(None, context)
@@ -199,33 +201,33 @@ impl Acquire {
     #[inline(never)]
     fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>) -> Poll<AcquireResult> {
         let answer = match (refused, &self.state) {
-            (Some(taken), State::Single(SingleCharge { rule, cost, .. }, ..)) => {
+            (Some(taken), AcquireState::Single(SingleCharge { rule, cost, .. }, ..)) => {
                 Some(Err(exceeded(rule, *cost, taken)))
             }
             _ => self.take(context),
         };
         if let Some(answer) = answer {
             self.limiter = None;
-            self.state = State::Done;
+            self.state = AcquireState::Done;
             return Poll::Ready(answer);
         }
-        if let State::Single(_, _, None) = &self.state
-            && let State::Single(asked, manner, _) = mem::replace(&mut self.state, State::Done)
+        if let AcquireState::Single(_, _, None) = &self.state
+            && let AcquireState::Single(asked, manner, _) = mem::replace(&mut self.state, AcquireState::Done)
             && let Some(limiter) = self.limiter.take()
         {
             match AcquireRequest::alone(limiter, asked.rule, asked.key, asked.cost, manner).start() {
                 Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
-                Err(pending) => self.state = State::Pending(pending),
+                Err(pending) => self.state = AcquireState::Pending(pending),
             }
         }
         match &mut self.state {
-            State::Pending(pending) => {
+            AcquireState::Pending(pending) => {
                 let answer = ready!(pending.as_mut().poll(context));
-                self.state = State::Done;
+                self.state = AcquireState::Done;
                 Poll::Ready(answer.inspect_err(observe::refused))
             }
-            State::Single(_, _, Some(_)) => Poll::Pending,
-            State::Single(_, _, None) | State::Done => panic!("`Acquire` polled after it was done"),
+            AcquireState::Single(_, _, Some(_)) => Poll::Pending,
+            AcquireState::Single(_, _, None) | AcquireState::Done => panic!("`Acquire` polled after it was done"),
         }
     }
 }
@@ -237,14 +239,14 @@ impl Future for Acquire {
     #[allow(clippy::inline_always)] // see `Acquire::take_window`
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<AcquireResult> {
         #[cfg(feature = "redis")]
-        if let State::Single(_, _, Some(_)) = &self.state {
+        if let AcquireState::Single(_, _, Some(_)) = &self.state {
             return self.poll_share(context);
         }
         let has_memory = self.limiter.as_ref().is_some_and(|limiter| limiter.memory().is_some());
         let taken = if has_memory { self.take_window() } else { None };
         if let Some(taken) = &taken
             && taken.fits
-            && let State::Single(SingleCharge { rule, cost, .. }, ..) = &self.state
+            && let AcquireState::Single(SingleCharge { rule, cost, .. }, ..) = &self.state
             && let (limit, period_ms, cost) = (rule.count(), rule.period_ms(), *cost)
             && let Some(limiter) = self.limiter.take()
         {

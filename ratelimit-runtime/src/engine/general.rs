@@ -5,7 +5,7 @@ use std::{future::Future, pin::Pin, time::Duration};
 use super::{
     abandon::{self, AbandonOnDrop},
     ask::AcquireResult,
-    outcome::{Refusal, Resolution},
+    outcome::{Resolution, RetryableRefusal},
     permit::Permit,
     request::{AcquireRequest, WaitTicket},
 };
@@ -78,7 +78,7 @@ impl AcquireRequest {
     fn act_on(mut self, verdict: Resolution) -> Result<AcquireResult, BoxedAcquire> {
         match (verdict, self.arrival) {
             (Resolution::Exceeded(exceeded), Some(arrival)) if self.waits_for(exceeded.by) => {
-                let Refusal { by, charges, answer, .. } = *exceeded;
+                let RetryableRefusal { by, charges, answer, .. } = *exceeded;
                 self.arrival = Some(WaitTicket { give_up: self.give_up(by, arrival), ..arrival });
                 Err(Box::pin(self.wait(charges, Some(answer))))
             }

@@ -23,7 +23,7 @@ use crate::{
     store::{Charge, Charges, Hold, StoreError},
 };
 
-type HeldCharge = renewals::HeldCharge<EngineRef>;
+type EngineHold = renewals::HeldCharge<EngineRef>;
 
 /// What is held for one call. Dropped, it is settled.
 pub(crate) struct Holding {
@@ -43,7 +43,7 @@ enum HoldState {
     /// Whoever drops it.
     Local(Charges),
     /// A background task. It is renewed until then.
-    Renewed(Vec<Arc<HeldCharge>>),
+    Renewed(Vec<Arc<EngineHold>>),
     /// It is settled.
     Settled,
 }
@@ -175,7 +175,7 @@ impl HoldState {
         if let Some(guarded) = limiter.guarded() {
             guarded.prepare(); // so that the settlement finds a connection
         }
-        let held = |charge| Arc::new(HeldCharge::new(limiter.clone(), charge, asked));
+        let held = |charge| Arc::new(EngineHold::new(limiter.clone(), charge, asked));
         let held: Vec<_> = charges.into_charges().map(held).collect();
         match limiter.renewals().insert(&held) {
             Ok(()) => Self::Renewed(held),
@@ -189,7 +189,7 @@ impl HoldState {
 /// Settles what is held. `under_way`: those who ask wait until it is dropped.
 async fn settle(
     limiter: EngineRef,
-    held: Vec<Arc<HeldCharge>>,
+    held: Vec<Arc<EngineHold>>,
     used: UsedAmount,
     under_way: SettlementInFlight,
     told: Option<oneshot::Sender<Result<(), StoreError>>>,

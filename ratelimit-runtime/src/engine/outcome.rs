@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     core::Origin,
     permit::Permit,
-    queue::Answer as StoreAnswer,
+    queue::StoreAnswer,
     refusal::refusal,
     request::{AcquireRequest, RefusalReason},
 };
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// A refusal after which waiting helps.
-pub(super) struct Refusal {
+pub(super) struct RetryableRefusal {
     pub(super) refusal: RequestPerMinute,
     pub(super) by: RefusalReason,
     pub(super) ready_in: Duration,
@@ -31,7 +31,7 @@ pub(super) struct Refusal {
 pub(super) enum Resolution {
     /// And when the call may run, if not at once.
     Admitted(Permit, Option<Duration>),
-    Exceeded(Box<Refusal>),
+    Exceeded(Box<RetryableRefusal>),
     Rejected(RequestPerMinute),
 }
 
@@ -201,6 +201,13 @@ impl AcquireRequest {
         let (id, is_held) = (charge.counter.id(), charge.held_by_others > 0);
         let ready_in = charge.decision.retry_after().unwrap_or_default();
         let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, asked) };
-        Ok(Resolution::Exceeded(Box::new(Refusal { refusal: refused, by, ready_in, is_held, charges, answer })))
+        Ok(Resolution::Exceeded(Box::new(RetryableRefusal {
+            refusal: refused,
+            by,
+            ready_in,
+            is_held,
+            charges,
+            answer,
+        })))
     }
 }

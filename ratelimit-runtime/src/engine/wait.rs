@@ -10,9 +10,9 @@ use tracing::Instrument as _;
 
 use super::{
     ask::AcquireResult,
-    outcome::{Refusal, Resolution},
+    outcome::{Resolution, RetryableRefusal},
     permit::Permit,
-    queue::{Answer as StoreAnswer, Turn},
+    queue::{StoreAnswer, Turn},
     request::{AcquireRequest, WaitTicket},
 };
 use crate::{Clock, Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
@@ -76,7 +76,7 @@ impl AcquireRequest {
                     }
                     (Resolution::Rejected(refusal), _) => return Err(refusal),
                     (Resolution::Exceeded(exceeded), _) => {
-                        let Refusal { refusal, by, ready_in, is_held, answer, .. } = *exceeded;
+                        let RetryableRefusal { refusal, by, ready_in, is_held, answer, .. } = *exceeded;
                         position.refused(&answer);
                         if !self.waits_for(by) {
                             return Err(refusal);

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 use super::{
-    denials::{Denial, DenialCache, Server},
+    denials::{Denial, DenialCache, ServerEpoch},
     quota::QuotaBatches,
     upstream::Upstream,
 };
@@ -132,7 +132,7 @@ impl GuardInner {
         self.is_current(server).then_some(denial)
     }
 
-    pub(super) fn is_current(&self, server: Server) -> bool {
+    pub(super) fn is_current(&self, server: ServerEpoch) -> bool {
         self.store.epoch(server.slot) == Some(server.epoch)
     }
 
@@ -188,7 +188,8 @@ impl GuardInner {
         QueryTag { at_us, forgotten, slot, epoch }: QueryTag,
     ) {
         if will_stay_known(charge, &denial.decision, held)
-            && let Some(server) = epoch.map(|epoch| Server { slot, epoch }).filter(|server| self.is_current(*server))
+            && let Some(server) =
+                epoch.map(|epoch| ServerEpoch { slot, epoch }).filter(|server| self.is_current(*server))
         {
             let (name, times) = (charge.counter.id(), (at_us, self.clock.now_us()));
             let is_current = |server| self.is_current(server);

@@ -15,7 +15,7 @@ mod model_check;
 /// The denials that still hold, for all threads.
 #[derive(Debug)]
 pub(super) struct DenialCache {
-    shards: Box<[CachePadded<SpinMutex<Shard>>]>,
+    shards: Box<[CachePadded<SpinMutex<DenialShard>>]>,
     /// Whether there has been any.
     any: AtomicBool,
 }
@@ -29,7 +29,7 @@ pub(super) struct Denial {
 }
 
 #[derive(Debug, Default)]
-struct Shard {
+struct DenialShard {
     kept: HashMap<CounterId, DenialEntry, BuildHasherDefault<IdentityHasher>>,
     /// No denial ends before.
     soonest_us: u64,
@@ -41,7 +41,7 @@ struct Shard {
 
 /// The server of a counter, and the epoch of its failures in which a denial holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Server {
+pub(super) struct ServerEpoch {
     pub(super) slot: u16,
     pub(super) epoch: Epoch,
 }
@@ -58,7 +58,7 @@ struct DenialEntry {
     wait_ms: u32,
     count: u64,
     limit: u64,
-    server: Server,
+    server: ServerEpoch,
 }
 
 impl DenialEntry {
@@ -69,7 +69,7 @@ impl DenialEntry {
         rule: &Rule,
         Denial { decision, wait_ms }: Denial,
         (sent_us, now_us): (u64, u64),
-        server: Server,
+        server: ServerEpoch,
     ) -> Option<Self> {
         let kept = Self {
             since_us: now_us,
@@ -116,7 +116,7 @@ impl DenialCache {
     }
 
     #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
-    fn shard(&self, name: CounterId) -> SpinMutexGuard<'_, Shard> {
+    fn shard(&self, name: CounterId) -> SpinMutexGuard<'_, DenialShard> {
         spin_lock(&self.shards[name.0 as usize % SHARDS])
     }
 
@@ -126,7 +126,7 @@ impl DenialCache {
     }
 
     /// What the store would say, if that is known and its server has not failed since.
-    pub(super) fn look(&self, name: CounterId, rule: &Rule, now_us: u64) -> Option<(Denial, Server)> {
+    pub(super) fn look(&self, name: CounterId, rule: &Rule, now_us: u64) -> Option<(Denial, ServerEpoch)> {
         if self.is_empty() {
             return None;
         }
@@ -148,8 +148,8 @@ impl DenialCache {
         rule: &Rule,
         denial: Denial,
         times: (u64, u64),
-        (forgotten, server): (u32, Server),
-        is_current: impl Fn(Server) -> bool,
+        (forgotten, server): (u32, ServerEpoch),
+        is_current: impl Fn(ServerEpoch) -> bool,
     ) {
         let Some(kept) = DenialEntry::new(rule, denial, times, server) else { return };
         let mut shard = self.shard(name);
@@ -177,9 +177,9 @@ impl DenialCache {
     }
 }
 
-impl Shard {
+impl DenialShard {
     /// Whether there is room for one, perhaps in place of those that hold no longer.
-    fn has_room(&mut self, name: CounterId, now_us: u64, is_current: impl Fn(Server) -> bool) -> bool {
+    fn has_room(&mut self, name: CounterId, now_us: u64, is_current: impl Fn(ServerEpoch) -> bool) -> bool {
         let epochs = Epoch::count();
         let is_any_over = self.soonest_us <= now_us || self.epochs != epochs;
         if self.kept.len() >= CAPACITY && is_any_over && !self.kept.contains_key(&name) {
@@ -211,9 +211,9 @@ mod tests {
         Denial { decision, wait_ms: 7 }
     }
 
-    fn server() -> Server {
-        static SERVER: LazyLock<Server> =
-            LazyLock::new(|| Server { slot: 0, epoch: Failures::default().epoch().unwrap() });
+    fn server() -> ServerEpoch {
+        static SERVER: LazyLock<ServerEpoch> =
+            LazyLock::new(|| ServerEpoch { slot: 0, epoch: Failures::default().epoch().unwrap() });
         *SERVER
     }
 
@@ -309,11 +309,11 @@ mod tests {
     #[test]
     fn a_full_shard_takes_the_place_of_what_was_known_before_a_failure() {
         let denials = DenialCache::new();
-        let failed = Server { slot: 1, ..server() };
+        let failed = ServerEpoch { slot: 1, ..server() };
         keep(&denials, 1, denial(50, 50), (START, START));
         denials.keep(name(2), &RULE, denial(50, 50), (START, START), (0, failed), |_| true);
         let keep_third = |failed: bool| {
-            let is_current = |server: Server| !failed || server.slot == 0;
+            let is_current = |server: ServerEpoch| !failed || server.slot == 0;
             denials.keep(name(3), &RULE, denial(50, 50), (START, START), (0, server()), is_current);
         };
         keep_third(false);

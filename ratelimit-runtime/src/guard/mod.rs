@@ -30,14 +30,14 @@ use crate::{
 };
 
 /// What need not be asked.
-pub(crate) enum Known {
+pub(crate) enum LocalAnswer {
     Spent(Spent),
     Denied(Decision),
 }
 
 impl Guard {
     /// What becomes of a cost that can be spent here, or of which it is known that the store would refuse it.
-    pub(crate) fn known(&self, name: CounterId, rule: &Rule, cost: u64) -> Option<Known> {
+    pub(crate) fn known(&self, name: CounterId, rule: &Rule, cost: u64) -> Option<LocalAnswer> {
         let guard = &*self.0;
         let prefetches = rule.prefetch() > 1;
         if !prefetches && guard.denials.is_empty() {
@@ -50,7 +50,7 @@ impl Guard {
                     if let Some(take) = take {
                         self.begin(take);
                     }
-                    return Some(Known::Spent(spent));
+                    return Some(LocalAnswer::Spent(spent));
                 }
                 Err(0) => {}
                 Err(_) => return None, // with what is here there may be enough
@@ -58,7 +58,7 @@ impl Guard {
         }
         let denial = guard.known(name, rule, cost, Duration::MAX, now_us)?;
         observe::cached_denial(rule);
-        Some(Known::Denied(denial.decision))
+        Some(LocalAnswer::Denied(denial.decision))
     }
 }
 

@@ -6,7 +6,7 @@ use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     core::{Guard, GuardInner},
-    quota::{Answer, FollowUp, SpendResult, Spent, Take},
+    quota::{FollowUp, QuotaAnswer, SpendResult, Spent, Take},
 };
 use crate::{
     background,
@@ -73,22 +73,22 @@ impl Guard {
         Reply::Pending(Box::pin(async move {
             let charge = &mut request.charges[0];
             let answer = match store.ask(charge) {
-                SpendResult::Spent(spent) => Answer::Spent(spent),
+                SpendResult::Spent(spent) => QuotaAnswer::Spent(spent),
                 SpendResult::Waits(answer) => {
                     QuotaWaiter { store: &store, name: charge.counter.id(), answer }.answer().await
                 }
                 SpendResult::Alone => return store.ask_upstream(request.into()).answer().await,
             };
             request.outcome = match answer {
-                Answer::Spent(spent) => {
+                QuotaAnswer::Spent(spent) => {
                     spent.write_to(charge);
                     Ok(true)
                 }
-                Answer::Denied(decision) => {
+                QuotaAnswer::Denied(decision) => {
                     charge.decision = decision;
                     Ok(false)
                 }
-                Answer::Failed(error) => Err(error),
+                QuotaAnswer::Failed(error) => Err(error),
             };
             request.into()
         }))
@@ -138,7 +138,7 @@ impl Guard {
     /// Does what is to be done when the lock is free again. Returns the take that is to be made.
     pub(super) fn follow(&self, name: CounterId, FollowUp { answers, take, back }: FollowUp) -> Option<Take> {
         for (caller, answer) in answers {
-            if let Err(Answer::Spent(spent)) = caller.send(answer) {
+            if let Err(QuotaAnswer::Spent(spent)) = caller.send(answer) {
                 self.return_spent(name, spent);
             }
         }
@@ -159,20 +159,20 @@ impl Guard {
 struct QuotaWaiter<'a> {
     store: &'a Guard,
     name: CounterId,
-    answer: oneshot::Receiver<Answer>,
+    answer: oneshot::Receiver<QuotaAnswer>,
 }
 
 impl QuotaWaiter<'_> {
-    async fn answer(mut self) -> Answer {
+    async fn answer(mut self) -> QuotaAnswer {
         let given_up = || StoreError::unavailable("taking permits from the store was given up");
-        (&mut self.answer).await.unwrap_or_else(|_| Answer::Failed(given_up()))
+        (&mut self.answer).await.unwrap_or_else(|_| QuotaAnswer::Failed(given_up()))
     }
 }
 
 impl Drop for QuotaWaiter<'_> {
     fn drop(&mut self) {
         self.answer.close();
-        if let Ok(Answer::Spent(spent)) = self.answer.try_recv() {
+        if let Ok(QuotaAnswer::Spent(spent)) = self.answer.try_recv() {
             self.store.return_spent(self.name, spent);
         }
     }

@@ -24,13 +24,13 @@ mod model_check;
 /// What this process has taken, for all threads.
 #[derive(Debug)]
 pub(super) struct QuotaBatches {
-    shards: Box<[CachePadded<SpinMutex<Shard>>]>,
+    shards: Box<[CachePadded<SpinMutex<QuotaShard>>]>,
     /// How many tasks take, or are about to. Counted under the lock of a shard that is not closed, so that after [`QuotaBatches::close`] none is added.
     taking: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
-struct Shard {
+struct QuotaShard {
     batches: HashMap<CounterId, QuotaBatch, BuildHasherDefault<IdentityHasher>>,
     /// Whether nothing is taken any more.
     is_closed: bool,
@@ -67,12 +67,12 @@ struct QuotaBatch {
 struct Waiting {
     cost: u64,
     since_us: u64,
-    answer: oneshot::Sender<Answer>,
+    answer: oneshot::Sender<QuotaAnswer>,
 }
 
 /// What comes of waiting for a take.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum QuotaAnswer {
     Spent(Spent),
     /// The store refuses it.
     Denied(Decision),
@@ -93,7 +93,7 @@ pub(crate) struct Spent {
 #[derive(Debug)]
 pub(super) enum SpendResult {
     Spent(Spent),
-    Waits(oneshot::Receiver<Answer>),
+    Waits(oneshot::Receiver<QuotaAnswer>),
     /// The store is to be asked for this cost alone.
     Alone,
 }
@@ -111,7 +111,7 @@ pub(super) struct Take {
 /// What is to be done when the lock is free again.
 #[derive(Debug, Default)]
 pub(super) struct FollowUp {
-    pub(super) answers: Vec<(oneshot::Sender<Answer>, Answer)>,
+    pub(super) answers: Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>,
     pub(super) take: Option<Take>,
     /// To be refunded to the store, as nobody may spend it.
     pub(super) back: Option<Charge>,
@@ -146,7 +146,7 @@ impl QuotaBatches {
 
     #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
     #[inline]
-    fn shard(&self, name: CounterId) -> SpinMutexGuard<'_, Shard> {
+    fn shard(&self, name: CounterId) -> SpinMutexGuard<'_, QuotaShard> {
         spin_lock(&self.shards[name.0 as usize % SHARDS])
     }
 
@@ -160,7 +160,7 @@ impl QuotaBatches {
         now_us: u64,
     ) -> Result<(Spent, Option<Take>), u64> {
         let mut shard = self.shard(name);
-        let Shard { batches, is_closed, .. } = &mut *shard;
+        let QuotaShard { batches, is_closed, .. } = &mut *shard;
         let batch = batches.get_mut(&name).filter(|batch| batch.rule.count() == rule.count()).ok_or(0_u64)?;
         let left = batch.left_at(now_us);
         if left < cost || !batch.waiting.is_empty() {
@@ -236,7 +236,7 @@ impl QuotaBatches {
         let mut remaining = batch.rule.count();
         match said {
             Err(error) => {
-                let fail = |Waiting { answer, .. }| (answer, Answer::Failed(error.clone()));
+                let fail = |Waiting { answer, .. }| (answer, QuotaAnswer::Failed(error.clone()));
                 then.answers.extend(batch.waiting.drain(..).map(fail));
             }
             // It may have been charged before what it was taken of became void, or after.
@@ -269,7 +269,7 @@ impl QuotaBatches {
     /// Takes back permits that were spent, if it is known that their window lasts, and says what is to be done then.
     pub(super) fn put_back(&self, name: CounterId, receipt: [u64; 2], cost: u64, now_us: u64) -> Option<FollowUp> {
         let mut shard = self.shard(name);
-        let Shard { batches, is_closed: false, .. } = &mut *shard else { return None };
+        let QuotaShard { batches, is_closed: false, .. } = &mut *shard else { return None };
         let is_known = |batch: &&mut QuotaBatch| batch.receipt == receipt && now_us < batch.until_us;
         let batch = batches.get_mut(&name).filter(is_known)?;
         let mut then = FollowUp::default();
@@ -315,7 +315,7 @@ impl QuotaBatches {
     }
 }
 
-impl Shard {
+impl QuotaShard {
     /// Whether there is room for a batch, perhaps in place of those whose windows are over.
     fn has_room(&mut self, name: CounterId, now_us: u64) -> bool {
         if self.batches.len() < CAPACITY || self.batches.contains_key(&name) {
@@ -426,7 +426,7 @@ impl QuotaBatch {
     }
 
     /// Hands out what is here, in the order of arrival. If the window may be over, to those alone who waited when the store was asked.
-    fn serve(&mut self, sent_us: u64, now_us: u64, answers: &mut Vec<(oneshot::Sender<Answer>, Answer)>) {
+    fn serve(&mut self, sent_us: u64, now_us: u64, answers: &mut Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>) {
         while let Some(Waiting { cost, since_us, answer }) = self.waiting.pop_front() {
             if answer.is_closed() {
                 continue;
@@ -436,17 +436,17 @@ impl QuotaBatch {
                 self.waiting.push_front(Waiting { cost, since_us, answer });
                 return;
             }
-            answers.push((answer, Answer::Spent(self.spend(cost, now_us))));
+            answers.push((answer, QuotaAnswer::Spent(self.spend(cost, now_us))));
         }
     }
 
     /// Refuses those for whom there is not enough, here and at the store. A fixed window has the same wait for each cost.
-    fn deny(&mut self, said: Decision, now_us: u64, answers: &mut Vec<(oneshot::Sender<Answer>, Answer)>) {
+    fn deny(&mut self, said: Decision, now_us: u64, answers: &mut Vec<(oneshot::Sender<QuotaAnswer>, QuotaAnswer)>) {
         self.remaining = said.remaining;
         let remaining = self.left_at(now_us) + said.remaining;
         for waiting in mem::take(&mut self.waiting) {
             if waiting.cost > remaining {
-                answers.push((waiting.answer, Answer::Denied(Decision { remaining, ..said })));
+                answers.push((waiting.answer, QuotaAnswer::Denied(Decision { remaining, ..said })));
             } else {
                 self.waiting.push_back(waiting);
             }
@@ -488,7 +488,12 @@ mod tests {
     }
 
     /// Joins those who wait; the take that is begun, and the answer.
-    fn wait(batches: &QuotaBatches, count: u64, cost: u64, now_us: u64) -> (Option<Take>, oneshot::Receiver<Answer>) {
+    fn wait(
+        batches: &QuotaBatches,
+        count: u64,
+        cost: u64,
+        now_us: u64,
+    ) -> (Option<Take>, oneshot::Receiver<QuotaAnswer>) {
         match batches.ask(&counter(1), &rule(count), cost, now_us) {
             (SpendResult::Waits(answer), then) => (then.take, answer),
             (other, _) => panic!("{other:?}"),
@@ -513,8 +518,8 @@ mod tests {
         then.take
     }
 
-    fn is_spent(answer: &mut oneshot::Receiver<Answer>) -> bool {
-        matches!(answer.try_recv(), Ok(Answer::Spent(_)))
+    fn is_spent(answer: &mut oneshot::Receiver<QuotaAnswer>) -> bool {
+        matches!(answer.try_recv(), Ok(QuotaAnswer::Spent(_)))
     }
 
     /// How much is taken at a time where one permit is spent in each so many microseconds.

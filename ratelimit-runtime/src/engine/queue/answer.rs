@@ -8,7 +8,7 @@ use crate::{RequestPerMinute, counter::CounterId, store::Charge};
 
 /// An answer of the store to a caller.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct StoreAnswer {
     /// When the question was sent, by the limiter's clock.
     pub(crate) sent_at: Duration,
     pub(crate) counters: SmallVec<[CounterAnswer; 1]>,
@@ -27,7 +27,7 @@ pub(crate) struct CounterAnswer {
     pub(super) is_held: bool,
 }
 
-impl Answer {
+impl StoreAnswer {
     /// The counters of charges that a store has decided on.
     pub(crate) fn of(charges: &[Charge], sent_at: Duration) -> Self {
         let counters = counted(charges).map(|charge| CounterAnswer {

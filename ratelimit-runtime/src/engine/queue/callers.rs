@@ -35,7 +35,7 @@ pub(super) struct SimulatedCaller<'a> {
     ticket: u64,
     position: Option<QueuePosition<'a>>,
     /// When the answer arrives, and whether all charges fitted.
-    answer: Option<(Duration, Answer, bool)>,
+    answer: Option<(Duration, StoreAnswer, bool)>,
     /// The changes of the counters before the first question.
     seen: u64,
 }
@@ -54,7 +54,7 @@ impl<'a> SimulatedCaller<'a> {
         caller
     }
 
-    fn join(&mut self, refused: Option<&Answer>) {
+    fn join(&mut self, refused: Option<&StoreAnswer>) {
         let refused = refused.map(|answer| (answer, self.seen));
         self.position = self.world.queues.join(self.ticket, &self.charges, refused, None).ok();
         assert!(self.position.is_some(), "there is room in the queue");
@@ -68,7 +68,7 @@ impl<'a> SimulatedCaller<'a> {
             panic!("the memory store answers at once")
         };
         let request = batch.into_first().expect("the request");
-        self.answer = Some((now + latency, Answer::of(&request.charges, now), request.outcome == Ok(true)));
+        self.answer = Some((now + latency, StoreAnswer::of(&request.charges, now), request.outcome == Ok(true)));
     }
 
     pub(super) fn is_asking(&self) -> bool {

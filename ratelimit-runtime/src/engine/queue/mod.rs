@@ -21,10 +21,10 @@ use std::{
 
 use smallvec::SmallVec;
 
-pub(crate) use self::answer::Answer;
+pub(crate) use self::answer::StoreAnswer;
 use self::{
     answer::counted,
-    state::{Caller, QueueState, Shared, WaitingFor, Wakes},
+    state::{SharedCounts, WaitState, WaitingCaller, WaitingFor, Wakes},
     wait_queue::WaitQueue,
 };
 use crate::{
@@ -50,10 +50,10 @@ mod wait_queue;
 
 /// The queues of one limiter.
 pub(crate) struct WaitQueues {
-    state: Mutex<QueueState>,
+    state: Mutex<WaitState>,
     /// The number of waiting callers, read without the lock.
     waiting: AtomicUsize,
-    shared: Arc<Shared>,
+    shared: Arc<SharedCounts>,
     next_ticket: AtomicU64,
     clock: Clock,
     /// Callers in one queue, at most.
@@ -77,9 +77,9 @@ fn wake(wakes: Wakes) {
 
 impl WaitQueues {
     pub(crate) fn new(capacity: usize, clock: Clock, is_shared: bool) -> Self {
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(SharedCounts::new());
         Self {
-            state: Mutex::new(QueueState::new(Arc::clone(&shared))),
+            state: Mutex::new(WaitState::new(Arc::clone(&shared))),
             waiting: AtomicUsize::new(0),
             shared,
             next_ticket: AtomicU64::new(0),
@@ -124,7 +124,7 @@ impl WaitQueues {
         &self,
         ticket: u64,
         charges: &[Charge],
-        answer: Option<(&Answer, u64)>,
+        answer: Option<(&StoreAnswer, u64)>,
         give_up: Option<Duration>,
     ) -> Result<QueuePosition<'_>, Option<(RequestPerMinute, Duration)>> {
         let (now, mut wakes) = (self.clock.now(), Wakes::new());
@@ -148,7 +148,7 @@ impl WaitQueues {
         for counter in &counters {
             self.shared.busy(counter.id).fetch_add(1, Ordering::Release);
         }
-        state.callers.insert(ticket, Caller { counters, turn: Arc::clone(&turn), is_asking, wake_at: None });
+        state.callers.insert(ticket, WaitingCaller { counters, turn: Arc::clone(&turn), is_asking, wake_at: None });
         state.enqueue(ticket);
         // Before the changes are read: who counts one later sees that somebody waits.
         self.waiting.store(state.callers.len(), Ordering::SeqCst);
@@ -202,7 +202,7 @@ impl WaitQueues {
         });
     }
 
-    fn update<T>(&self, update: impl FnOnce(&mut QueueState, Duration, &mut Wakes) -> T) -> T {
+    fn update<T>(&self, update: impl FnOnce(&mut WaitState, Duration, &mut Wakes) -> T) -> T {
         let (now, mut wakes) = (self.clock.now(), Wakes::new());
         let mut state = self.lock();
         let updated = update(&mut state, now, &mut wakes);
@@ -212,7 +212,7 @@ impl WaitQueues {
         updated
     }
 
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
+    fn lock(&self) -> MutexGuard<'_, WaitState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -275,7 +275,7 @@ impl QueuePosition<'_> {
     /// The caller waits for just these charges. Rules that change while it waits may give it others.
     pub(crate) fn is_for(&self, charges: &[Charge]) -> bool {
         let mut state = self.queues.lock();
-        let QueueState { queues, callers, .. } = &mut *state;
+        let WaitState { queues, callers, .. } = &mut *state;
         let Some(caller) = callers.get(&self.ticket) else { return false };
         if caller.counters.len() != counted(charges).count() {
             return false;
@@ -289,7 +289,7 @@ impl QueuePosition<'_> {
     }
 
     /// Waits on, after a refusal.
-    pub(crate) fn refused(&self, answer: &Answer) {
+    pub(crate) fn refused(&self, answer: &StoreAnswer) {
         self.queues.update(|state, now, wakes| {
             let Some(caller) = state.callers.get(&self.ticket) else { return };
             let (ids, seen): (_, SmallVec<[(CounterId, u64); 1]>) =
@@ -306,14 +306,14 @@ impl QueuePosition<'_> {
     }
 
     /// Leaves, with a permit.
-    pub(crate) fn admitted(self, answer: &Answer) {
+    pub(crate) fn admitted(self, answer: &StoreAnswer) {
         self.queues.update(|state, now, _| state.learn(answer, |_| false, now, self.queues.is_shared));
     }
 
     /// Lets the first caller ask, whatever the latest answer was.
     pub(crate) fn probe(&self) {
         self.queues.update(|state, now, wakes| {
-            let ids = state.callers.get(&self.ticket).map(Caller::ids).unwrap_or_default();
+            let ids = state.callers.get(&self.ticket).map(WaitingCaller::ids).unwrap_or_default();
             for id in &ids {
                 if let Some(queue) = state.queues.get_mut(id) {
                     queue.probe_at = Duration::ZERO;

@@ -23,14 +23,14 @@ fn charge(key: u64) -> Charge {
 }
 
 /// The store's answer: so much remains, and the cost does not fit if nothing does.
-fn answer(key: u64, remaining: u64) -> Answer {
+fn answer(key: u64, remaining: u64) -> StoreAnswer {
     let mut charge = charge(key);
     let wait = (remaining == 0).then_some(Duration::from_secs(60));
     charge.decision = Decision::new(1, remaining, Duration::from_secs(60), wait);
-    Answer::of(&[charge], ManualClock::new().now())
+    StoreAnswer::of(&[charge], ManualClock::new().now())
 }
 
-fn join<'a>(queues: &'a WaitQueues, ticket: u64, refused: Option<&Answer>) -> QueuePosition<'a> {
+fn join<'a>(queues: &'a WaitQueues, ticket: u64, refused: Option<&StoreAnswer>) -> QueuePosition<'a> {
     let refused = refused.map(|answer| (answer, queues.changes(&[charge(1)])));
     queues.join(ticket, &[charge(1)], refused, None).unwrap_or_else(|_| panic!("there is room in the queue"))
 }

@@ -65,7 +65,7 @@ impl WaitQueues {
             }
         }
         for (id, queue) in &state.queues {
-            let of = |caller: &&Caller| caller.counters.iter().any(|counter| counter.id == *id);
+            let of = |caller: &&WaitingCaller| caller.counters.iter().any(|counter| counter.id == *id);
             let (mut askers, mut asking, mut parked) = (0, 0, 0);
             for caller in state.callers.values().filter(of) {
                 for counter in caller.counters.iter().filter(|counter| counter.id == *id) {
@@ -86,8 +86,9 @@ impl WaitQueues {
     /// its time. But somebody in its queues has a timer of two periods at most, or asks.
     fn check_that_nobody_is_forgotten(&self) {
         self.update(|state, now, wakes| {
-            let shares = |one: &Caller, other: &Caller| one.ids().iter().any(|id| other.ids().contains(id));
-            let is_noticed = |caller: &Caller| {
+            let shares =
+                |one: &WaitingCaller, other: &WaitingCaller| one.ids().iter().any(|id| other.ids().contains(id));
+            let is_noticed = |caller: &WaitingCaller| {
                 let queues = caller.counters.iter().map(|counter| &state.queues[&counter.id]);
                 let longest = queues.map(|queue| queue.time_for(queue.rule.limit())).max().expect("a counter");
                 let others = state.callers.values().filter(|other| shares(caller, other));

@@ -32,7 +32,7 @@ struct Task<'a> {
     ticket: u64,
     position: Option<QueuePosition<'a>>,
     sent_at: Duration,
-    answer: Option<(Answer, bool)>,
+    answer: Option<(StoreAnswer, bool)>,
     changes: u64,
 }
 
@@ -103,7 +103,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
                 let Reply::Ready(batch) = server.decide(Request::new(charge(), true).into()) else { continue };
                 let request = batch.into_first().expect("a request");
                 let fits = request.outcome == Ok(true);
-                task.answer = Some((Answer::of(&request.charges, task.sent_at), fits));
+                task.answer = Some((StoreAnswer::of(&request.charges, task.sent_at), fits));
                 events.push(Reverse((at + half, Event::IsAnswered, number)));
                 continue;
             }
@@ -201,7 +201,7 @@ fn callers_whose_own_limit_is_spent_are_parked() {
     let charges = of_user_and_all(9);
     let of_all = charges[1].counter.id();
     let standing = || queues.lock().queues.get(&of_all).map_or(0, |queue| queue.waiting.len());
-    let answer = Answer::of(&charges, clock.now());
+    let answer = StoreAnswer::of(&charges, clock.now());
     let join = |_| {
         let ticket = queues.ticket();
         let position = queues.join(ticket, &charges, Some((&answer, queues.changes(&charges))), None);
@@ -235,7 +235,7 @@ fn few_of_those_who_wait_for_another_counter_are_looked_at() {
         charge
     };
     let join = |charges: &[Charge]| {
-        let answer = Answer::of(charges, clock.now());
+        let answer = StoreAnswer::of(charges, clock.now());
         queues.join(queues.ticket(), charges, Some((&answer, queues.changes(charges))), None).ok()
     };
     let user_joins = |user| {
@@ -250,7 +250,7 @@ fn few_of_those_who_wait_for_another_counter_are_looked_at() {
     let refused = join(&[of_all(0, Some(Duration::from_millis(1)))]).expect("there is room in the queue");
     clock.advance(Duration::from_millis(1));
     assert!(refused.look().is_ok());
-    refused.admitted(&Answer::of(&[of_all(50_000, None)], clock.now()));
+    refused.admitted(&StoreAnswer::of(&[of_all(50_000, None)], clock.now()));
     positions.extend((500..1_000).filter_map(user_joins));
     assert_eq!((positions.len(), standing()), (1_000, MOST_RESERVATIONS));
 
@@ -265,7 +265,7 @@ fn callers_behind_others_have_no_timer() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let charges = of_user_and_all(0);
-    let answer = Answer::of(&charges, clock.now());
+    let answer = StoreAnswer::of(&charges, clock.now());
     let join = |_| queues.join(queues.ticket(), &charges, Some((&answer, queues.changes(&charges))), None).ok();
     let positions: Vec<_> = (0..1_000).filter_map(join).collect();
     for _ in 0..10 {

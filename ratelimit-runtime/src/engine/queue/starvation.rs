@@ -24,7 +24,12 @@ fn said(rule: Rule, key: u64, remaining: u64, retry: Option<Duration>) -> Charge
     charge
 }
 
-fn join<'a>(queues: &'a WaitQueues, ticket: u64, charges: &[Charge], answer: Option<&Answer>) -> QueuePosition<'a> {
+fn join<'a>(
+    queues: &'a WaitQueues,
+    ticket: u64,
+    charges: &[Charge],
+    answer: Option<&StoreAnswer>,
+) -> QueuePosition<'a> {
     let refused = answer.map(|answer| (answer, queues.changes(charges)));
     queues.join(ticket, charges, refused, None).unwrap_or_else(|_| panic!("there is room in the queue"))
 }
@@ -36,7 +41,7 @@ fn x_waits_for_the_answer_of_y<'a>(
     queues: &'a WaitQueues,
 ) -> (QueuePosition<'a>, QueuePosition<'a>) {
     let both = |own, all| [said(OWN, 1, own, (own == 0).then_some(HOUR)), said(ALL, 1, all, None)];
-    let answer = Answer::of(&both(0, 9), clock.now());
+    let answer = StoreAnswer::of(&both(0, 9), clock.now());
     let [f, x0, x] = [(); 3].map(|()| join(queues, queues.ticket(), &both(0, 9), Some(&answer)));
     clock.advance(HOUR.saturating_sub(SECOND));
     assert!(f.look().is_err() && x0.look().is_err() && x.look().is_err());
@@ -46,9 +51,9 @@ fn x_waits_for_the_answer_of_y<'a>(
     assert!(y.look().is_ok());
     let sent_at = clock.now();
     clock.advance(MS);
-    f.admitted(&Answer::of(&both(2, 2), sent_at));
+    f.admitted(&StoreAnswer::of(&both(2, 2), sent_at));
     assert!(x0.look().is_ok() && x.look().is_err());
-    x0.admitted(&Answer::of(&both(1, 0), clock.now()));
+    x0.admitted(&StoreAnswer::of(&both(1, 0), clock.now()));
     assert!(x.look().is_err());
     (x, y)
 }
@@ -60,7 +65,7 @@ fn the_answer_of_another_finds_a_caller_who_waits_for_it() {
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let (x, y) = x_waits_for_the_answer_of_y(&clock, &queues);
     // Y was admitted in the next window of `all`, of which 9 remain.
-    y.admitted(&Answer::of(&[said(ALL, 1, 9, None)], clock.now()));
+    y.admitted(&StoreAnswer::of(&[said(ALL, 1, 9, None)], clock.now()));
     for after in [Duration::ZERO, SECOND, 59 * SECOND, HOUR, 24 * HOUR] {
         clock.advance(after);
     }
@@ -73,7 +78,7 @@ fn a_refund_finds_a_parked_caller() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let both = [said(OWN, 1, 0, Some(HOUR)), said(ALL, 1, 1, None)];
-    let answer = Answer::of(&both, clock.now());
+    let answer = StoreAnswer::of(&both, clock.now());
     let x = join(&queues, queues.ticket(), &both, Some(&answer));
     let y = join(&queues, queues.ticket(), &[said(ALL, 1, 0, None)], None);
     assert!(x.look().is_err() && y.look().is_ok());
@@ -81,7 +86,7 @@ fn a_refund_finds_a_parked_caller() {
     queues.changed(&both[0].counter);
     assert!(x.look().is_err());
     clock.advance(MS);
-    y.admitted(&Answer::of(&[said(ALL, 1, 9, None)], sent_at));
+    y.admitted(&StoreAnswer::of(&[said(ALL, 1, 9, None)], sent_at));
     assert!(x.look().is_ok(), "both counters have room: {:?}", x.look());
 }
 
@@ -132,16 +137,16 @@ fn answers_out_of_order_make_no_room() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let charges = |remaining, retry| [said(ALL, 1, remaining, retry)];
-    let refused = Answer::of(&charges(0, Some(SECOND)), clock.now());
+    let refused = StoreAnswer::of(&charges(0, Some(SECOND)), clock.now());
     let callers = [(); 5].map(|()| join(&queues, queues.ticket(), &charges(0, None), Some(&refused)));
     clock.advance(SECOND);
     let [first, second, third, rest @ ..] = callers;
     assert!(first.look().is_ok());
     let sent_at = clock.now();
-    first.admitted(&Answer::of(&charges(2, None), sent_at));
+    first.admitted(&StoreAnswer::of(&charges(2, None), sent_at));
     assert!(second.look().is_ok() && third.look().is_ok() && rest[0].look().is_err());
-    third.admitted(&Answer::of(&charges(2, None), sent_at + MS));
-    second.admitted(&Answer::of(&charges(1, None), sent_at));
+    third.admitted(&StoreAnswer::of(&charges(2, None), sent_at + MS));
+    second.admitted(&StoreAnswer::of(&charges(1, None), sent_at));
     let asking = rest.iter().filter(|caller| caller.look().is_ok()).count();
     assert_eq!(asking, 1);
 }

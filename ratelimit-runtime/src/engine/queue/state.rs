@@ -10,7 +10,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    answer::Answer,
+    answer::StoreAnswer,
     wait_queue::{Left, MOST_RESERVATIONS, WaitQueue},
 };
 use crate::{
@@ -22,14 +22,14 @@ use crate::{
 pub(super) const SLOTS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 
 /// What is read of the queues without their lock, by the low bits of a counter's id.
-pub(super) struct Shared {
+pub(super) struct SharedCounts {
     /// Callers in queues, without those that are parked.
     busy: [AtomicUsize; SLOTS],
     /// Refunds, resets and settlements. A refusal from before one of them says nothing about the time after it.
     changes: [AtomicU64; SLOTS],
 }
 
-impl Shared {
+impl SharedCounts {
     pub(super) fn new() -> Self {
         Self { busy: [(); SLOTS].map(|()| AtomicUsize::new(0)), changes: [(); SLOTS].map(|()| AtomicU64::new(0)) }
     }
@@ -53,17 +53,17 @@ pub(super) fn slot(id: CounterId) -> usize {
     id.0 as usize % SLOTS
 }
 
-pub(super) struct QueueState {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct WaitState {
+    pub(super) shared: Arc<SharedCounts>,
     pub(super) queues: HashMap<CounterId, WaitQueue, BuildHasherDefault<IdentityHasher>>,
-    pub(super) callers: BTreeMap<u64, Caller>,
+    pub(super) callers: BTreeMap<u64, WaitingCaller>,
     /// The mean time that a question took of late.
     pub(super) round_trip: Option<Duration>,
     pub(super) is_closed: bool,
 }
 
 /// A caller in the queues of its counters. Its ticket tells when it came.
-pub(super) struct Caller {
+pub(super) struct WaitingCaller {
     pub(super) counters: SmallVec<[WaitingFor; 1]>,
     pub(super) turn: Arc<Notify>,
     /// It has been let ask, and its answer is not here yet.
@@ -101,7 +101,7 @@ pub(super) type Wakes = SmallVec<[Arc<Notify>; 4]>;
 
 impl WaitingFor {
     /// Has the caller stand in the queue of this counter.
-    pub(super) fn return_to(&mut self, queue: &mut WaitQueue, ticket: u64, shared: &Shared) {
+    pub(super) fn return_to(&mut self, queue: &mut WaitQueue, ticket: u64, shared: &SharedCounts) {
         if std::mem::take(&mut self.is_parked) {
             shared.busy(self.id).fetch_add(1, Ordering::Release);
             queue.parked -= 1;
@@ -110,7 +110,7 @@ impl WaitingFor {
     }
 }
 
-impl Caller {
+impl WaitingCaller {
     pub(super) fn ids(&self) -> SmallVec<[CounterId; 1]> {
         self.counters.iter().map(|counter| counter.id).collect()
     }
@@ -121,8 +121,8 @@ impl Caller {
     }
 }
 
-impl QueueState {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+impl WaitState {
+    pub(super) fn new(shared: Arc<SharedCounts>) -> Self {
         Self { shared, queues: HashMap::default(), callers: BTreeMap::new(), round_trip: None, is_closed: false }
     }
 
@@ -181,7 +181,7 @@ impl QueueState {
     /// Takes in an answer.
     pub(super) fn learn(
         &mut self,
-        answer: &Answer,
+        answer: &StoreAnswer,
         has_changed: impl Fn(CounterId) -> bool,
         now: Duration,
         is_shared: bool,

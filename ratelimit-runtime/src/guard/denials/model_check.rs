@@ -33,8 +33,8 @@ impl Scene {
         Arc::new(Self { charged: Mutex::new(charged), denials: DenialCache::new(), epochs, epoch: AtomicUsize::new(0) })
     }
 
-    fn server(&self) -> Server {
-        Server { slot: 0, epoch: self.epochs[self.epoch.load(Ordering::Acquire)] }
+    fn server(&self) -> ServerEpoch {
+        ServerEpoch { slot: 0, epoch: self.epochs[self.epoch.load(Ordering::Acquire)] }
     }
 
     /// Whether a call is let through, as the guard goes about it.

@@ -58,7 +58,7 @@ impl Scene {
 
     fn follow(&self, FollowUp { answers, take, back }: FollowUp) -> Option<Take> {
         for (caller, answer) in answers {
-            if let Err(Answer::Spent(spent)) = caller.send(answer) {
+            if let Err(QuotaAnswer::Spent(spent)) = caller.send(answer) {
                 self.put_back(spent);
             }
         }
@@ -100,7 +100,7 @@ impl Scene {
             SpendResult::Waits(mut answer) => {
                 answer.close();
                 match answer.try_recv() {
-                    Ok(Answer::Spent(spent)) => Some(spent),
+                    Ok(QuotaAnswer::Spent(spent)) => Some(spent),
                     _ => None,
                 }
             }
