@@ -283,7 +283,7 @@ fn in_circles(name: &str) -> (usize, String) {
 }
 
 /// Files in import circles. It is to become 0: lower a number when it has become less.
-const IN_CIRCLES: [(&str, usize); 2] = [("ratelimit-runtime", 15), ("ratelimit-macros", 0)];
+const IN_CIRCLES: [(&str, usize); 2] = [("ratelimit-runtime", 7), ("ratelimit-macros", 0)];
 
 #[test]
 fn imports_close_no_further_circle() {

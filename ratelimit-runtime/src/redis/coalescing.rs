@@ -175,14 +175,14 @@ pub(crate) enum Theirs<'a> {
     Failure(&'a Failure),
 }
 
-/// What `equal.lua` replies to equal charges.
+/// What `repeat.lua` replies to equal charges.
 #[derive(Debug)]
 pub(crate) struct Equal {
     granted: usize,
     /// Which of them the reply is the one to; one before them, if it is negative.
     at: i64,
     pub(super) reply: Value,
-    /// See [`algorithm::taken_by_all`].
+    /// See [`algorithm::batch_outcome`].
     taken: Option<Taken>,
     refusal: Value,
 }
@@ -317,7 +317,7 @@ impl Queue {
             && let Some((_, decision)) = place.waiting.front()
         {
             steps += decision.steps();
-            if steps > algorithm::MOST_STEPS && !taken.is_empty() {
+            if steps > algorithm::MAX_STEPS && !taken.is_empty() {
                 break;
             }
             taken.extend(place.take());
@@ -432,9 +432,9 @@ impl Decision {
     /// The most steps that a server needs for it.
     fn steps(&self) -> u64 {
         let decisions = match &*self.charges {
-            [_] if self.lock().all.len() > 1 => algorithm::DECISIONS_ON_EQUAL,
+            [_] if self.lock().all.len() > 1 => algorithm::DECISIONS_PER_REPEAT,
             [_] => 1,
-            _ => algorithm::DECISIONS_ON_SEVERAL,
+            _ => algorithm::DECISIONS_PER_TRANSACTION,
         };
         decisions * self.charges.iter().map(algorithm::steps).sum::<u64>()
     }
@@ -500,7 +500,7 @@ impl Theirs<'_> {
             Self::Reply(reply) => Ok(reply.clone()),
             Self::Another(equal, later) => {
                 let charge = decision.charge();
-                let theirs = charge.and_then(|charge| algorithm::reply_to_another(charge, &equal.reply, later));
+                let theirs = charge.and_then(|charge| algorithm::reply_for_nth(charge, &equal.reply, later));
                 theirs.ok_or_else(|| {
                     let error = "the server's reply to equal charges can't be told to each of them";
                     Failure::Unknown(StoreError::unavailable(error))
@@ -531,7 +531,9 @@ impl Entry {
     /// Whether one script decides both.
     fn may_travel_with(&self, other: &Self) -> bool {
         match (self.charges(), other.charges()) {
-            ([one], [other_one]) => self.slot() == other.slot() && algorithm::kind(one) == algorithm::kind(other_one),
+            ([one], [other_one]) => {
+                self.slot() == other.slot() && algorithm::script_id(one) == algorithm::script_id(other_one)
+            }
             _ => false,
         }
     }
@@ -600,18 +602,18 @@ impl Equal {
         let [Value::Int(granted), Value::Int(at), reply, refusal] = &mut parts[..] else { return Err(parts) };
         let granted = usize::try_from(*granted).unwrap_or_default().saturating_sub(before);
         let (reply, refusal) = (mem::take(reply), mem::take(refusal));
-        let taken = charge.and_then(|charge| algorithm::taken_by_all(charge, &reply));
+        let taken = charge.and_then(|charge| algorithm::batch_outcome(charge, &reply));
         Ok(Self { granted, at: at.saturating_sub(before as i64), reply, taken, refusal })
     }
 
-    /// What [`algorithm::read`] says of the reply to another.
+    /// What [`algorithm::parse_reply`] says of the reply to another.
     #[inline]
     pub(super) fn taken(&self, charge: &Charge, later: i64) -> Option<Taken> {
         if let Some(taken) = &self.taken {
-            return algorithm::taken_by_another(charge, taken, later);
+            return algorithm::outcome_for_nth(charge, taken, later);
         }
-        let reply = algorithm::reply_to_another(charge, &self.reply, later)?;
-        algorithm::read(charge, true, &reply).map(|(look, receipt)| Taken::new(look, receipt))
+        let reply = algorithm::reply_for_nth(charge, &self.reply, later)?;
+        algorithm::parse_reply(charge, true, &reply).map(|(look, receipt)| Taken::new(look, receipt))
     }
 }
 
@@ -733,7 +735,7 @@ impl Drop for Share {
 pub(super) fn sort(entries: &mut [Entry]) {
     for entries in entries.chunk_by_mut(|one, other| one.charges().len() == 1 && other.charges().len() == 1) {
         entries.sort_by_key(|entry| {
-            let kind = entry.charges().first().map(algorithm::kind);
+            let kind = entry.charges().first().map(algorithm::script_id);
             (entry.slot(), kind)
         });
     }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Algorithm, CounterName,
-    algorithm::{self, Act, Numbers},
+    algorithm::{self, PackedNumbers, ScriptMode},
     counter::IdentityHasher,
     store::{Charge, Charges, Request, StoreError},
 };
@@ -26,7 +26,7 @@ pub(super) enum Command {
         consume: bool,
     },
     Refund(Charge),
-    /// Makes holds of one counter last as long again: those of the charge's counter that [`algorithm::renewal`] describes.
+    /// Makes holds of one counter last as long again: those of the charge's counter that [`algorithm::renewal_args`] describes.
     Renew(Charge, Vec<u8>),
     /// Charges so much instead of what is held.
     Settle(Charge, u64),
@@ -127,11 +127,11 @@ impl<'a> Packet<'a> {
             Self::Command(Command::Decide { charges, consume }) => decide(charges, *consume, by_digest),
             Self::Command(Command::Refund(charge)) => {
                 let mut command = call(Script::refund(charge), by_digest, slice::from_ref(charge).iter(), 1);
-                command.arg(&*algorithm::refund_numbers(charge));
+                command.arg(&*algorithm::refund_args(charge));
                 command
             }
             Self::Command(Command::Renew(charge, holds)) => {
-                let mut command = on_hold(charge, Act::Renew, charge.cost, by_digest);
+                let mut command = on_hold(charge, ScriptMode::Renew, charge.cost, by_digest);
                 command.arg(&**holds);
                 command
             }
@@ -139,7 +139,7 @@ impl<'a> Packet<'a> {
                 // Places become free, all of them.
                 let is_time = !matches!(charge.rule.algorithm(), Algorithm::Concurrent);
                 let again = charge.hold.is_some_and(|hold| hold.is_retry);
-                let act = if again { Act::SettleAgain } else { Act::Settle };
+                let act = if again { ScriptMode::SettleAgain } else { ScriptMode::Settle };
                 on_hold(charge, act, if is_time { *used } else { charge.cost }, by_digest)
             }
             Self::Command(Command::Delete(counter)) => {
@@ -155,38 +155,38 @@ impl<'a> Packet<'a> {
 }
 
 /// Something done to what is held.
-fn on_hold(charge: &Charge, act: Act, cost: u64, by_digest: bool) -> Cmd {
+fn on_hold(charge: &Charge, act: ScriptMode, cost: u64, by_digest: bool) -> Cmd {
     let mut command = call(Script::decide_one(charge, act), by_digest, slice::from_ref(charge).iter(), 1);
-    command.arg(&*algorithm::numbers(&Charge { cost, ..charge.clone() }));
+    command.arg(&*algorithm::script_args(&Charge { cost, ..charge.clone() }));
     command
 }
 
 /// One request.
 fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
     if let [charge] = charges {
-        let act = if consume && charge.cost > 0 { Act::Charge } else { Act::Look };
+        let act = if consume && charge.cost > 0 { ScriptMode::Charge } else { ScriptMode::Evaluate };
         let script = Script::decide_one(charge, act);
         let mut command = call(script, by_digest, charges.iter(), 2);
-        command.arg(&*algorithm::numbers(charge));
-        if algorithm::is_told(charge) {
-            command.arg(algorithm::charged(charge));
+        command.arg(&*algorithm::script_args(charge));
+        if algorithm::needs_stored_cost(charge) {
+            command.arg(algorithm::stored_cost(charge));
         }
         return command;
     }
     let mut command = call(Script::decide_all(), by_digest, charges.iter(), 1 + 3 * charges.len());
     command.arg(u64::from(consume));
     for charge in charges {
-        command.arg(algorithm::kind(charge));
-        command.arg(&*algorithm::numbers(charge)).arg(algorithm::charged(charge));
+        command.arg(algorithm::script_id(charge));
+        command.arg(&*algorithm::script_args(charge)).arg(algorithm::stored_cost(charge));
     }
     command
 }
 
-/// Requests about one counter each, all of one kind; see `each.lua`.
+/// Requests about one counter each, all of one kind; see `batch.lua`.
 fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
     let charges = entries.iter().filter_map(|entry| entry.charges().first());
     let Some(first) = charges.clone().next() else { return Cmd::new() };
-    let mut rules: SmallVec<[(&Charge, Numbers); 4]> = SmallVec::new();
+    let mut rules: SmallVec<[(&Charge, PackedNumbers); 4]> = SmallVec::new();
     let mut requests: SmallVec<[u8; 32]> = smallvec::smallvec![0];
     let mut names = HashSet::<_, BuildHasherDefault<IdentityHasher>>::with_capacity_and_hasher(
         entries.len(),
@@ -197,7 +197,7 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
             other.rule == charge.rule && other.cost == charge.cost && other.longest_wait == charge.longest_wait
         });
         let number = known.unwrap_or_else(|| {
-            rules.push((charge, algorithm::rule(charge)));
+            rules.push((charge, algorithm::packed_args(charge)));
             rules.len() - 1
         });
         let has_been = !names.insert(charge.counter.id());
@@ -223,12 +223,12 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
     command
 }
 
-/// Equal charges of one counter; see `equal.lua`.
+/// Equal charges of one counter; see `repeat.lua`.
 fn decide_equal(entries: &[Entry], by_digest: bool) -> Cmd {
     let Some(charge) = entries.first().and_then(|entry| entry.charges().first()) else { return Cmd::new() };
     let mut command = call(Script::decide_equal(charge), by_digest, slice::from_ref(charge).iter(), 3);
     let times: usize = entries.iter().map(Entry::times).sum();
-    command.arg(&*algorithm::rule(charge)).arg(times).arg(most(charge));
+    command.arg(&*algorithm::packed_args(charge)).arg(times).arg(most(charge));
     command
 }
 

@@ -40,7 +40,7 @@ pub(crate) use self::{
 };
 use crate::{
     CounterName,
-    algorithm::{self, Look, Taken},
+    algorithm::{self, Evaluation, Taken},
     backend::QueryTag,
     counter::CounterId,
     failures::Epoch,
@@ -202,12 +202,12 @@ impl Redis {
     /// Renews holds of one counter, as many in one script as a server may be kept busy with.
     async fn renew_holds(&self, charges: &[Charge]) -> Result<Vec<bool>, StoreError> {
         let steps = charges.iter().map(algorithm::renewal_steps).max().unwrap_or(1);
-        let at_once = usize::try_from(algorithm::MOST_STEPS / steps).unwrap_or(usize::MAX);
+        let at_once = usize::try_from(algorithm::MAX_STEPS / steps).unwrap_or(usize::MAX);
         // As the script wants them.
         let mut order: Vec<usize> = (0..charges.len()).collect();
         order.sort_by_key(|&at| charges[at].hold.map(|hold| hold.lease));
         let command = |some: &[usize]| {
-            let holds = some.iter().flat_map(|&at| algorithm::renewal(&charges[at])).collect();
+            let holds = some.iter().flat_map(|&at| algorithm::renewal_args(&charges[at])).collect();
             Command::Renew(charges[some[0]].clone(), holds)
         };
         let replies = self.nodes.run(order.chunks(at_once).map(command).collect()).await;
@@ -249,7 +249,7 @@ impl Redis {
     pub(crate) fn poll(
         share: &mut Share,
         context: &mut Context<'_>,
-        refused: impl FnOnce(&Decision, &Charge, &Look),
+        refused: impl FnOnce(&Decision, &Charge, &Evaluation),
     ) -> Poll<Option<Shared>> {
         share.poll_told(context, |decision, theirs| {
             let charge = decision.charge();
@@ -260,7 +260,7 @@ impl Redis {
                     None => &equal.reply,
                 },
                 Theirs::Reply(reply) => {
-                    match charge.and_then(|charge| Some((charge, algorithm::read(charge, true, reply)?))) {
+                    match charge.and_then(|charge| Some((charge, algorithm::parse_reply(charge, true, reply)?))) {
                         Some((charge, (look, receipt))) => {
                             if !look.fits {
                                 refused(decision, charge, &look);
@@ -344,13 +344,13 @@ impl Store for Redis {
 fn too_long(request: &Request) -> Option<StoreError> {
     let [_, _, ..] = &*request.charges else { return None }; // one counter never takes as long
     let steps: u64 = request.charges.iter().map(algorithm::steps).sum();
-    let steps = algorithm::DECISIONS_ON_SEVERAL * steps;
-    (steps > algorithm::MOST_STEPS).then(|| {
+    let steps = algorithm::DECISIONS_PER_TRANSACTION * steps;
+    (steps > algorithm::MAX_STEPS).then(|| {
         StoreError::misconfigured(format!(
             "its {} rules are one script of up to {steps} steps, and a server may be kept busy for {} at a time; give one call \
              fewer rules, or sliding windows with fewer buckets",
             request.charges.len(),
-            algorithm::MOST_STEPS,
+            algorithm::MAX_STEPS,
         ))
     })
 }
@@ -374,7 +374,7 @@ fn read(charges: &mut [Charge], consume: bool, reply: &Value) -> Result<bool, St
     let mut each_fits = true;
     for (charge, reply) in charges.iter_mut().zip(replies) {
         let consumed = consume && all_fit && charge.cost > 0;
-        let (look, receipt) = algorithm::read(charge, consumed, reply).ok_or_else(|| unexpected(reply))?;
+        let (look, receipt) = algorithm::parse_reply(charge, consumed, reply).ok_or_else(|| unexpected(reply))?;
         look.write_to(charge, receipt);
         if consumed && look.fits {
             charge.set_held_cost();

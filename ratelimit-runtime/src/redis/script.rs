@@ -6,7 +6,7 @@ use once_cell::sync::Lazy;
 use redis::Script as Digest;
 
 use crate::{
-    algorithm::{self, Act, KINDS},
+    algorithm::{self, SCRIPT_COUNT, ScriptMode},
     store::Charge,
 };
 
@@ -23,38 +23,39 @@ impl Script {
         Self { text, digest }
     }
 
-    /// See [`algorithm::decide_one`].
-    pub(super) fn decide_one(charge: &Charge, act: Act) -> &'static Self {
-        const ACTS: [Act; 5] = [Act::Look, Act::Charge, Act::Renew, Act::Settle, Act::SettleAgain];
-        static SCRIPTS: Lazy<[[Script; 5]; KINDS]> =
-            Lazy::new(|| array::from_fn(|kind| ACTS.map(|act| Script::new(algorithm::decide_one(kind, act)))));
-        &SCRIPTS[usize::from(algorithm::kind(charge))][act as usize]
+    /// See [`algorithm::decide_script`].
+    pub(super) fn decide_one(charge: &Charge, mode: ScriptMode) -> &'static Self {
+        const MODES: [ScriptMode; 5] =
+            [ScriptMode::Evaluate, ScriptMode::Charge, ScriptMode::Renew, ScriptMode::Settle, ScriptMode::SettleAgain];
+        static SCRIPTS: Lazy<[[Script; 5]; SCRIPT_COUNT]> =
+            Lazy::new(|| array::from_fn(|id| MODES.map(|mode| Script::new(algorithm::decide_script(id, mode)))));
+        &SCRIPTS[algorithm::script_id(charge)][mode as usize]
     }
 
-    /// See [`algorithm::decide_each`].
+    /// See [`algorithm::batch_script`].
     pub(super) fn decide_each(charge: &Charge) -> &'static Self {
-        static SCRIPTS: Lazy<[Script; KINDS]> =
-            Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::decide_each(kind))));
-        &SCRIPTS[usize::from(algorithm::kind(charge))]
+        static SCRIPTS: Lazy<[Script; SCRIPT_COUNT]> =
+            Lazy::new(|| array::from_fn(|id| Script::new(algorithm::batch_script(id))));
+        &SCRIPTS[algorithm::script_id(charge)]
     }
 
-    /// See [`algorithm::decide_equal`].
+    /// See [`algorithm::repeat_script`].
     pub(super) fn decide_equal(charge: &Charge) -> &'static Self {
-        static SCRIPTS: Lazy<[Script; KINDS]> =
-            Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::decide_equal(kind))));
-        &SCRIPTS[usize::from(algorithm::kind(charge))]
+        static SCRIPTS: Lazy<[Script; SCRIPT_COUNT]> =
+            Lazy::new(|| array::from_fn(|id| Script::new(algorithm::repeat_script(id))));
+        &SCRIPTS[algorithm::script_id(charge)]
     }
 
-    /// See [`algorithm::decide_all`].
+    /// See [`algorithm::transaction_script`].
     pub(super) fn decide_all() -> &'static Self {
-        static SCRIPT: Lazy<Script> = Lazy::new(|| Script::new(algorithm::decide_all()));
+        static SCRIPT: Lazy<Script> = Lazy::new(|| Script::new(algorithm::transaction_script()));
         &SCRIPT
     }
 
-    /// See [`algorithm::refund`].
+    /// See [`algorithm::refund_script`].
     pub(super) fn refund(charge: &Charge) -> &'static Self {
-        static SCRIPTS: Lazy<[Script; KINDS]> =
-            Lazy::new(|| array::from_fn(|kind| Script::new(algorithm::refund(kind))));
-        &SCRIPTS[usize::from(algorithm::kind(charge))]
+        static SCRIPTS: Lazy<[Script; SCRIPT_COUNT]> =
+            Lazy::new(|| array::from_fn(|id| Script::new(algorithm::refund_script(id))));
+        &SCRIPTS[algorithm::script_id(charge)]
     }
 }

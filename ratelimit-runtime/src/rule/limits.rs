@@ -11,7 +11,7 @@ pub(crate) const EXACT: u64 = 1 << 52;
 pub(crate) const LARGEST_WINDOW: u64 = 9_999_999_999;
 
 /// The largest number of holds in one log: its script keeps them in one string, and each step copies it.
-/// See `sliding_log.lua`.
+/// See `sliding_log/decide.lua`.
 pub(crate) const MOST_HOLDS: usize = 10_000;
 
 /// How a log stores its period. It depends on the period alone, so a changed count reads the same log.

@@ -99,7 +99,7 @@ impl Kind {
                 let ahead = u128::from(value.parse::<u64>().expect("a time")).saturating_sub(now);
                 u64::try_from(ahead.div_ceil(HOUR_MS.into())).expect("fits")
             }
-            // See `fixed_window.lua`.
+            // See `fixed_window/decide.lua`.
             _ => value.parse::<u64>().expect("a number") / 450_001,
         }
     }
@@ -294,7 +294,7 @@ impl Script {
         command
     }
 
-    /// See `fixed_window.lua`.
+    /// See `fixed_window/decide.lua`.
     fn admits(&self, reply: &Value) -> bool {
         match reply {
             Value::Int(number) => *number >= 0,

@@ -5,7 +5,7 @@ use shuttle::{future::block_on, sync::Mutex, thread};
 use super::*;
 use crate::{
     CounterName, Key, ManualClock, Rule,
-    algorithm::Look,
+    algorithm::Evaluation,
     sync::{every_order, many_orders},
 };
 
@@ -16,7 +16,7 @@ const RULE: Rule = Rule::new("item", 2, Duration::from_secs(60));
 struct Server(Mutex<Vec<(CounterName, i64)>>);
 
 impl Server {
-    /// As `fixed_window.lua`, `each.lua` and `equal.lua` reply.
+    /// As `fixed_window/decide.lua`, `batch.lua` and `repeat.lua` reply.
     fn run(&self, packet: &Packet<'_>) -> Value {
         match packet {
             Packet::Equal(entries) => self.decide(entries[0].charges(), Some(entries.iter().map(Entry::times).sum())),
@@ -92,9 +92,9 @@ fn decision(share: &Share) -> &Decision {
     share.decision.as_ref().expect("it is not taken")
 }
 
-fn told(share: Share) -> Look {
+fn told(share: Share) -> Evaluation {
     let told = block_on(share).expect("nobody waits for too long").expect("the server answers");
-    algorithm::read(&charge(0), true, &told).expect("a reply of the script").0
+    algorithm::parse_reply(&charge(0), true, &told).expect("a reply of the script").0
 }
 
 fn is_idle(queue: &Queue) -> bool {
@@ -102,7 +102,7 @@ fn is_idle(queue: &Queue) -> bool {
 }
 
 /// Asks, carries what it has to, and waits.
-fn call(queue: &Queue, server: &Server, key: u64) -> Look {
+fn call(queue: &Queue, server: &Server, key: u64) -> Evaluation {
     let (share, begin) = ask(queue, key);
     if begin {
         carry(queue, server);

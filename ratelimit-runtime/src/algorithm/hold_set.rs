@@ -1,24 +1,28 @@
-//! The holds of one counter in memory, in the order of their ends.
+//! The holds of one counter in memory, ordered by their ends.
 
 use std::{collections::BTreeMap, iter};
 
 use crate::store::Hold;
 
-/// Holds by id and by end, and how much they are together. Each step takes time in proportion to the logarithm of their number.
+/// Holds by id and by end, and their total. Each operation takes time logarithmic in their number.
+///
+/// A hold *ends* one lease after it was made or renewed. It *expires*, and no longer counts, a fixed
+/// time after its end.
 #[derive(Debug, Default)]
 pub(super) struct HoldSet {
-    by_id: BTreeMap<u64, Held>,
-    /// Amounts by end and id, of the holds that end.
+    by_id: BTreeMap<u64, HeldAmount>,
+    /// Amounts by end and id, of the holds that have an end.
     by_end: BTreeMap<(u64, u64), u64>,
-    /// Amounts by lease, of the holds that are kept: they end one lease from now, whenever that is.
+    /// Amounts by lease, of the holds that are kept: at any time, they end one lease from now.
     kept: BTreeMap<u64, u64>,
     total: u64,
-    /// A hold counts for so long after its end.
+    /// Time for which a hold counts after its end.
     counts_on_ms: u64,
 }
 
+/// One hold.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(super) struct HeldAmount {
     pub(super) amount: u64,
     lease_ms: u64,
     /// `None` if it is kept.
@@ -26,7 +30,7 @@ pub(super) struct Held {
 }
 
 impl HoldSet {
-    /// Holds that count for so long after their ends.
+    /// A set whose holds count for a time after their ends.
     pub(super) const fn counting_on(counts_on_ms: u64) -> Self {
         Self { by_id: BTreeMap::new(), by_end: BTreeMap::new(), kept: BTreeMap::new(), total: 0, counts_on_ms }
     }
@@ -35,13 +39,13 @@ impl HoldSet {
         self.by_id.len()
     }
 
-    /// How much all of them hold.
+    /// Sum of all holds.
     pub(super) fn total(&self) -> u64 {
         self.total
     }
 
-    /// When none of them counts any more.
-    pub(super) fn until_ms(&self) -> u64 {
+    /// Time when none of the holds counts any more.
+    pub(super) fn expires_at_ms(&self) -> u64 {
         match self.by_end.last_key_value() {
             _ if !self.kept.is_empty() => u64::MAX,
             Some(((ends_ms, _), _)) => ends_ms.saturating_add(self.counts_on_ms),
@@ -49,28 +53,28 @@ impl HoldSet {
         }
     }
 
-    /// When a hold that begins now counts no more.
-    pub(super) fn new_until_ms(&self, now_us: u64, asked: &Hold) -> u64 {
-        self.counts_until_ms(end_ms(now_us, asked.lease_ms()))
+    /// Time until which a hold counts that begins now.
+    pub(super) fn new_counts_until_ms(&self, now_us: u64, hold: &Hold) -> u64 {
+        self.counts_until_ms(end_ms(now_us, hold.lease_ms()))
     }
 
-    /// When a hold that ends then counts no more.
+    /// Time until which a hold with this end counts.
     pub(super) fn counts_until_ms(&self, ends_ms: u64) -> u64 {
         ends_ms.saturating_add(self.counts_on_ms)
     }
 
-    /// The first end of all.
+    /// The earliest end.
     pub(super) fn first_end_ms(&self, now_us: u64) -> Option<u64> {
         self.in_order(now_us).next().map(|(ends_ms, _)| ends_ms)
     }
 
-    /// The last end of all.
+    /// The latest end.
     pub(super) fn last_end_ms(&self, now_us: u64) -> Option<u64> {
         let kept = self.kept.last_key_value().map(|(lease_ms, _)| end_ms(now_us, *lease_ms));
         kept.max(self.by_end.last_key_value().map(|((ends_ms, _), _)| *ends_ms))
     }
 
-    /// Ends and amounts, those that end first before the others. Those that are kept are one for each length of a lease.
+    /// Ends and amounts, the earliest end first. Kept holds with one lease are one item.
     pub(super) fn in_order(&self, now_us: u64) -> impl Iterator<Item = (u64, u64)> {
         let mut kept = self.kept.iter().map(move |(lease_ms, amount)| (end_ms(now_us, *lease_ms), *amount)).peekable();
         let mut ending = self.by_end.iter().map(|((ends_ms, _), amount)| (*ends_ms, *amount)).peekable();
@@ -81,27 +85,27 @@ impl HoldSet {
         })
     }
 
-    /// How much those hold whose time is over.
-    pub(super) fn overdue(&self, now_us: u64) -> u64 {
+    /// Sum of the holds that have ended and still count.
+    pub(super) fn ended(&self, now_us: u64) -> u64 {
         self.by_end.range(..=(now_us / 1000, u64::MAX)).map(|(_, amount)| amount).sum()
     }
 
-    pub(super) fn insert(&mut self, now_us: u64, amount: u64, asked: &Hold) {
-        let lease_ms = asked.lease_ms();
-        let ends_ms = (!asked.is_kept).then(|| end_ms(now_us, lease_ms));
-        self.remove(asked.id);
-        self.add(asked.id, Held { amount, lease_ms, ends_ms });
+    pub(super) fn insert(&mut self, now_us: u64, amount: u64, hold: &Hold) {
+        let lease_ms = hold.lease_ms();
+        let ends_ms = (!hold.is_kept).then(|| end_ms(now_us, lease_ms));
+        self.remove(hold.id);
+        self.add(hold.id, HeldAmount { amount, lease_ms, ends_ms });
     }
 
-    /// Makes a hold that counts last as long again from now, and says whether there is one.
-    pub(super) fn renew(&mut self, now_us: u64, asked: &Hold) -> bool {
-        self.drop_ended(now_us);
-        let Some(held) = self.remove(asked.id) else { return false };
-        self.insert(now_us, held.amount, asked);
+    /// Makes a hold last one lease from now. `false` if it does not count.
+    pub(super) fn renew(&mut self, now_us: u64, hold: &Hold) -> bool {
+        self.drop_expired(now_us);
+        let Some(removed) = self.remove(hold.id) else { return false };
+        self.insert(now_us, removed.amount, hold);
         true
     }
 
-    pub(super) fn remove(&mut self, id: u64) -> Option<Held> {
+    pub(super) fn remove(&mut self, id: u64) -> Option<HeldAmount> {
         let held = self.by_id.remove(&id)?;
         self.total -= held.amount;
         if let Some(ends_ms) = held.ends_ms {
@@ -115,8 +119,8 @@ impl HoldSet {
         Some(held)
     }
 
-    /// Removes those that count no more.
-    pub(super) fn drop_ended(&mut self, now_us: u64) {
+    /// Removes holds that no longer count.
+    pub(super) fn drop_expired(&mut self, now_us: u64) {
         while let Some(((ends_ms, id), _)) = self.by_end.first_key_value()
             && self.counts_until_ms(*ends_ms) <= now_us / 1000
         {
@@ -124,8 +128,8 @@ impl HoldSet {
         }
     }
 
-    /// If the clock was set back since the hold that ends last was made, all ends are moved by as much.
-    pub(super) fn set_right(&mut self, now_us: u64) {
+    /// Moves all ends back if the clock was set back since the hold with the latest end was made.
+    pub(super) fn correct_clock(&mut self, now_us: u64) {
         let Some((&(ends_ms, id), _)) = self.by_end.last_key_value() else { return };
         let ahead_ms = self.by_id.get(&id).map_or(0, |held| ends_ms.saturating_sub(end_ms(now_us, held.lease_ms)));
         if ahead_ms > 0 {
@@ -139,7 +143,7 @@ impl HoldSet {
         }
     }
 
-    fn add(&mut self, id: u64, held: Held) {
+    fn add(&mut self, id: u64, held: HeldAmount) {
         self.total += held.amount;
         match held.ends_ms {
             Some(ends_ms) => drop(self.by_end.insert((ends_ms, id), held.amount)),
@@ -149,7 +153,7 @@ impl HoldSet {
     }
 }
 
-/// The end of a lease that begins now.
+/// End of a lease that begins now.
 fn end_ms(now_us: u64, lease_ms: u64) -> u64 {
     now_us.div_ceil(1000).saturating_add(lease_ms)
 }
@@ -162,11 +166,11 @@ mod tests {
 
     use super::*;
 
-    /// All of it in a list, and each answer from all of them.
+    /// The same set as a plain list.
     #[derive(Default)]
-    struct List(Vec<(u64, u64, Hold, u64)>);
+    struct HoldList(Vec<(u64, u64, Hold, u64)>);
 
-    impl List {
+    impl HoldList {
         fn ends(&self, now_us: u64) -> Vec<(u64, u64)> {
             let end = |(_, amount, hold, ends_ms): &(_, _, Hold, _)| {
                 (if hold.is_kept { end_ms(now_us, hold.lease_ms()) } else { *ends_ms }, *amount)
@@ -183,11 +187,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_answers_as_a_list_of_all_holds_does(
+        fn it_answers_as_a_plain_list_does(
             counts_on_ms in prop::sample::select(vec![0, 50]),
             steps in prop::collection::vec((0_u8..8, 0_u64..12, 1_u64..90, any::<bool>()), 1..300),
         ) {
-            let (mut set, mut list, mut now_us) = (HoldSet::counting_on(counts_on_ms), List::default(), 1_000_000);
+            let (mut set, mut list, mut now_us) = (HoldSet::counting_on(counts_on_ms), HoldList::default(), 1_000_000);
             for (what, id, number, is_kept) in steps {
                 let asked = hold(id, number, is_kept);
                 match what {
@@ -209,7 +213,7 @@ mod tests {
                     }
                     _ => now_us += number * 211,
                 }
-                set.drop_ended(now_us);
+                set.drop_expired(now_us);
                 list.0.retain(|(_, _, hold, ends_ms)| hold.is_kept || ends_ms + counts_on_ms > now_us / 1000);
                 let ends = list.ends(now_us);
                 prop_assert_eq!((set.len(), set.total()), (ends.len(), ends.iter().map(|end| end.1).sum::<u64>()));
@@ -221,13 +225,13 @@ mod tests {
                     let sum = |ends: &[(u64, u64)]| ends.iter().filter(|end| end.0 <= now_us / 1000 + at).map(|end| end.1).sum::<u64>();
                     prop_assert_eq!(sum(&in_order), sum(&ends));
                 }
-                let over = list.0.iter().filter(|held| !held.2.is_kept && held.3 <= now_us / 1000).map(|held| held.1);
-                prop_assert_eq!(set.overdue(now_us), over.sum::<u64>());
+                let ended = list.0.iter().filter(|held| !held.2.is_kept && held.3 <= now_us / 1000).map(|held| held.1);
+                prop_assert_eq!(set.ended(now_us), ended.sum::<u64>());
             }
         }
     }
 
-    /// 50,000 holds, in an order that is none, each taken, renewed and removed: a step that walks over all of them would not end here.
+    /// With 50,000 holds in mixed order, a step that visits all of them would not end here.
     #[test]
     fn many_holds_are_as_quick_as_few() {
         let (mut set, count) = (HoldSet::default(), 50_000);
@@ -242,7 +246,7 @@ mod tests {
         for id in 0..count {
             assert_eq!(set.remove(id * 101 % count).map(|held| held.amount), Some(1));
         }
-        assert_eq!((set.total(), set.until_ms(), set.in_order(0).count()), (0, 0, 0));
+        assert_eq!((set.total(), set.expires_at_ms(), set.in_order(0).count()), (0, 0, 0));
     }
 
     #[test]
@@ -250,9 +254,9 @@ mod tests {
         let mut set = HoldSet::default();
         set.insert(1_000_000, 1, &hold(1, 100, false));
         set.insert(1_010_000, 2, &hold(2, 200, false));
-        set.set_right(1_010_000);
+        set.correct_clock(1_010_000);
         assert_eq!(set.in_order(0).collect::<Vec<_>>(), [(1100, 1), (1210, 2)]);
-        set.set_right(10_000);
+        set.correct_clock(10_000);
         assert_eq!(set.in_order(0).collect::<Vec<_>>(), [(100, 1), (210, 2)]);
     }
 }

@@ -39,7 +39,7 @@ local function each()
       else
         local times, most = 0 + ARGV[at], 0 + ARGV[at + 1]
         at = at + 2
-@equal
+@repeat
       end
       replies[at_key] = reply
     end

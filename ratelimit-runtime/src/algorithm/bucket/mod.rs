@@ -1,0 +1,291 @@
+//! Token bucket and leaky bucket: the deficit of a bucket, and when it is full again.
+//!
+//! With [`Refill::Greedy`] the *token bucket* equals the *generic cell rate algorithm* of the ATM
+//! Forum (1996). A *leaky bucket* (Turner, 1986) as a queue is the same arithmetic: its deficit is
+//! the slots that have been given and have not passed.
+//!
+//! The deficit is counted in units that are small enough for each interval to refill a whole
+//! number of them, the rule's count. A token is P units and an interval a millisecond. If all
+//! tokens of a period come back at once, a token is one unit and an interval the period.
+
+#[cfg(feature = "redis")]
+use redis::Value;
+
+use super::contract::{Evaluation, MemoryState};
+#[cfg(feature = "redis")]
+use super::{
+    contract::{LuaScript, RedisScript},
+    wire::{PackedNumbers, pack, unpack},
+};
+use crate::{Algorithm, Refill, Rule, store::ChargeQuery};
+#[cfg(feature = "redis")]
+use crate::{rule::limits::EXACT, store::Charge};
+
+/// One bucket, as of the last write.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    full_at_ms: u64,
+    written_ms: u64,
+    /// In units.
+    deficit: u64,
+}
+
+/// Parameters that a rule gives a bucket.
+struct BucketParams {
+    /// Units of a token.
+    unit: u64,
+    /// Milliseconds between two refills.
+    interval_ms: u64,
+    /// Units of a refill.
+    refill: u64,
+    /// In units.
+    capacity: u64,
+    /// Callers wait for slots.
+    is_queue: bool,
+}
+
+impl BucketParams {
+    fn of(rule: &Rule) -> Self {
+        let (unit, interval_ms) = match rule.algorithm() {
+            Algorithm::TokenBucket { refill: Refill::Interval, .. } => (1, rule.period_ms()),
+            _ => (rule.period_ms(), 1),
+        };
+        let is_queue = matches!(rule.algorithm(), Algorithm::LeakyBucket { .. });
+        Self { unit, interval_ms, refill: rule.count(), capacity: rule.limit() * unit, is_queue }
+    }
+
+    /// Number of refills until `units` are back; `u64::MAX` if the count is 0.
+    #[allow(clippy::cast_possible_truncation)] // the deficit of a queue comes back before its end
+    fn refills(&self, units: u128) -> u64 {
+        match (u64::try_from(units), self.refill) {
+            (Ok(0), _) => 0,
+            (_, 0) => u64::MAX,
+            (Ok(units), refill) => units.div_ceil(refill),
+            (Err(_), refill) => units.div_ceil(refill.into()) as u64,
+        }
+    }
+}
+
+impl Bucket {
+    fn full(now_ms: u64) -> Self {
+        Self { full_at_ms: now_ms, written_ms: now_ms, deficit: 0 }
+    }
+
+    /// Number of refills between a time and when the bucket is full.
+    fn refills_to_come(&self, params: &BucketParams, from_ms: u64) -> u64 {
+        self.full_at_ms.saturating_sub(from_ms).div_ceil(params.interval_ms)
+    }
+
+    /// The deficit at a time. For a queue whose count was raised it may exceed the capacity, and the largest number
+    /// that can be stored.
+    fn deficit_at(&self, params: &BucketParams, now_ms: u64) -> u128 {
+        if now_ms >= self.full_at_ms {
+            return 0;
+        }
+        let refills = self.refills_to_come(params, self.written_ms) - self.refills_to_come(params, now_ms);
+        let deficit = self.deficit.saturating_sub(refills.saturating_mul(params.refill));
+        if params.is_queue {
+            // Slots that have been given stay, even if the count was raised since.
+            u128::from(deficit).max(u128::from(self.full_at_ms - now_ms - 1) * u128::from(params.refill) + 1)
+        } else {
+            deficit.into()
+        }
+    }
+
+    fn evaluate_ms(&self, rule: &Rule, cost: u64, now_ms: u64, longest_wait_ms: u64) -> Evaluation {
+        let params = BucketParams::of(rule);
+        let deficit = self.deficit_at(&params, now_ms);
+        let to_come = self.refills_to_come(&params, now_ms);
+        let left_ms = self.full_at_ms - now_ms.min(self.full_at_ms);
+        // Time until a number of refills have come, at most until the bucket is full: any count fits then.
+        let until = |refills: u64| {
+            let later = refills.saturating_sub(to_come).saturating_mul(params.interval_ms);
+            let sooner = to_come.saturating_sub(refills).saturating_mul(params.interval_ms);
+            left_ms.saturating_add(later).saturating_sub(sooner).min(left_ms)
+        };
+        let remaining = params.capacity.saturating_sub(storable(deficit)) / params.unit;
+        let reset_after_ms = if deficit == 0 { 0 } else { until(params.refills(deficit)) };
+        let wait_ms = if params.is_queue && cost > 0 { params.refills(deficit) } else { 0 };
+        let too_much = (deficit + u128::from(cost) * u128::from(params.unit)).saturating_sub(params.capacity.into());
+        let too_late = wait_ms.saturating_sub(longest_wait_ms);
+        let retry_after_ms =
+            (cost > 0 && (too_much > 0 || too_late > 0)).then(|| until(params.refills(too_much).max(too_late)));
+        Evaluation { wait_ms, ..Evaluation::new(rule, remaining, reset_after_ms, retry_after_ms) }
+    }
+
+    /// Receipt of the last charge: its time, or for a queue, where its end was then.
+    fn receipt(&self, params: &BucketParams) -> [u64; 2] {
+        if params.is_queue { self.queue_end(params) } else { [self.written_ms, 0] }
+    }
+
+    /// End of the last slot: a millisecond, and the units before it.
+    fn queue_end(&self, params: &BucketParams) -> [u64; 2] {
+        let ceiling = (self.full_at_ms - self.written_ms).wrapping_mul(params.refill);
+        // Wraps only if the count was lowered since the last charge. No receipt has that value.
+        [self.full_at_ms, ceiling.wrapping_sub(self.deficit)]
+    }
+
+    fn write(&mut self, params: &BucketParams, now_ms: u64, deficit: u64) {
+        let to_come = self.refills_to_come(params, now_ms);
+        let refills = params.refills(deficit.into());
+        let later = self.full_at_ms.saturating_add(refills.saturating_mul(params.interval_ms));
+        self.full_at_ms = later - to_come * params.interval_ms;
+        self.written_ms = now_ms;
+        self.deficit = deficit;
+    }
+}
+
+impl MemoryState for Bucket {
+    fn fresh(_rule: &Rule, now_us: u64) -> Self {
+        Self::full(now_us / 1000)
+    }
+
+    #[inline]
+    fn expires_at_ms(&self) -> u64 {
+        self.full_at_ms
+    }
+
+    /// The time of the last write is unknown after the clock was set back: it counts as written just now.
+    fn correct_clock(&mut self, _rule: &Rule, now_us: u64) {
+        let millis = now_us / 1000;
+        if millis < self.written_ms {
+            self.full_at_ms = self.full_at_ms - self.written_ms + millis;
+            self.written_ms = millis;
+        }
+    }
+
+    fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
+        self.evaluate_ms(query.rule, cost, now_us / 1000, query.longest_wait_ms)
+    }
+
+    fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
+        let (params, millis) = (BucketParams::of(query.rule), now_us / 1000);
+        if millis >= self.full_at_ms {
+            *self = Self::full(millis);
+        }
+        self.write(&params, millis, storable(self.deficit_at(&params, millis)) + amount * params.unit);
+        self.receipt(&params)
+    }
+
+    /// Returns the part that the bucket can't have refilled since the charge. For a queue, only the last charge counts.
+    fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
+        let params = BucketParams::of(rule);
+        let millis = (now_us / 1000).max(self.written_ms); // the clock may have been set back
+        let deficit = storable(self.deficit_at(&params, millis));
+        let charged = cost.saturating_mul(params.unit);
+        let back = if params.is_queue {
+            if self.queue_end(&params) == receipt { charged.min(deficit) } else { 0 }
+        } else {
+            let refills =
+                self.refills_to_come(&params, receipt[0]) - self.refills_to_come(&params, millis.max(receipt[0]));
+            charged.saturating_sub(refills.saturating_mul(params.refill)).min(deficit)
+        };
+        match deficit - back {
+            _ if back == 0 => {}
+            0 => *self = Self::full(millis),
+            left => self.write(&params, millis, left),
+        }
+        back.div_ceil(params.unit)
+    }
+}
+
+/// Limits a deficit to numbers that can be stored. Larger ones are only compared.
+fn storable(deficit: u128) -> u64 {
+    u64::try_from(deficit).unwrap_or(u64::MAX)
+}
+
+#[cfg(feature = "redis")]
+impl RedisScript for Bucket {
+    const SCRIPTS: &'static [LuaScript] = &[LuaScript {
+        decide: include_str!("decide.lua"),
+        args: "cost, capacity, refill, interval, longest",
+        first_of_many: "cost * n",
+        place: "granted + n - 1",
+        stored: "reply",
+        fitting: "\
+local _, left, deficit = struct.unpack('<ddd', reply, 2)
+if its_longest > 0 and left > 0 then
+  deficit = math.max(deficit, (left - 1) * its_refill + 1)
+end
+local fitting = (its_capacity - deficit) / its_cost",
+        has_value: true,
+        refund: include_str!("refund.lua"),
+        refund_args: "cost, unit, refill, interval, charged, spare",
+    }];
+
+    fn args(charge: &Charge) -> PackedNumbers {
+        let BucketParams { unit, interval_ms, refill, capacity, is_queue } = BucketParams::of(&charge.rule);
+        let longest = if is_queue { 1 + charge.longest_wait_ms().min(EXACT) } else { 0 };
+        pack([charge.cost * unit, capacity, refill, interval_ms, longest])
+    }
+
+    fn refund_args(charge: &Charge) -> PackedNumbers {
+        let BucketParams { unit, interval_ms, refill, is_queue, .. } = BucketParams::of(&charge.rule);
+        let [charged, spare] = charge.receipt;
+        let spare = if is_queue { spare.saturating_add(1) } else { 0 };
+        pack([charge.cost, unit, refill, interval_ms, charged, spare])
+    }
+
+    fn steps(_rule: &Rule) -> u64 {
+        80
+    }
+
+    fn parse_reply(charge: &Charge, charged: bool, reply: &Value) -> Option<(Evaluation, [u64; 2])> {
+        let (rule, cost) = (&charge.rule, charge.cost);
+        let (is_denied, bytes) = match reply {
+            Value::Nil => return Some((Evaluation::fresh(rule, cost), [0; 2])),
+            Value::BulkString(bytes) => match bytes.strip_prefix(b"-") {
+                Some(numbers) if bytes.len() == 25 => (true, numbers),
+                _ => (false, &**bytes),
+            },
+            _ => return None,
+        };
+        let (bucket, now_ms) = parse_stored(bytes)?;
+        if is_denied || !charged {
+            return Some((bucket.evaluate_ms(rule, cost, now_ms, charge.longest_wait_ms()), [0; 2]));
+        }
+        let params = BucketParams::of(rule);
+        let before = bucket.deficit.checked_sub(cost * params.unit)?;
+        let wait_ms = if params.is_queue { params.refills(before.into()) } else { 0 };
+        Some((Evaluation { wait_ms, ..bucket.evaluate_ms(rule, 0, now_ms, 0) }, bucket.receipt(&params)))
+    }
+
+    fn shift_reply(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {
+        let Value::BulkString(bytes) = reply else { return None };
+        let (mut bucket, now_ms) = parse_stored(bytes)?;
+        let params = BucketParams::of(rule);
+        let more = more.checked_mul(i64::try_from(params.unit).ok()?)?;
+        bucket.write(&params, now_ms, bucket.deficit.checked_add_signed(more)?);
+        Some(Value::BulkString(pack([bucket.full_at_ms, bucket.full_at_ms - now_ms, bucket.deficit]).to_vec()))
+    }
+}
+
+/// Parses a bucket as Redis stores it, and the time of the write.
+#[cfg(feature = "redis")]
+fn parse_stored(bytes: &[u8]) -> Option<(Bucket, u64)> {
+    let mut numbers = unpack(bytes);
+    let [full_at_ms, left_ms, deficit] = [numbers.next()??, numbers.next()??, numbers.next()??];
+    let now_ms = full_at_ms.checked_sub(left_ms)?;
+    Some((Bucket { full_at_ms, written_ms: now_ms, deficit }, now_ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// A paused tokio runtime has a clock of its own, which may be behind.
+    #[test]
+    fn a_charge_is_refunded_by_a_clock_set_back() {
+        let rule = Rule::new("item", 10, Duration::from_secs(1));
+        let token = rule.with_algorithm(Algorithm::TokenBucket { burst: 10, refill: Refill::Greedy });
+        let queue = rule.with_algorithm(Algorithm::LeakyBucket { queue: 9 });
+        for rule in [token, queue] {
+            let mut bucket = Bucket::full(5000);
+            let query = ChargeQuery { rule: &rule, cost: 3, longest_wait_ms: 0, hold: None };
+            let receipt = bucket.commit(&query, 3, 5_000_000);
+            assert_eq!(bucket.refund(&rule, 3, receipt, 4_000_000), 3, "{rule:?}");
+            assert!(bucket.full_at_ms <= 5000, "{rule:?}");
+        }
+    }
+}

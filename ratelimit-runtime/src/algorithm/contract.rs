@@ -1,0 +1,231 @@
+//! The contract of an algorithm: how it counts in memory, and the scripts it counts with on Redis.
+
+use std::time::Duration;
+
+#[cfg(feature = "redis")]
+use redis::Value;
+
+#[cfg(feature = "redis")]
+use super::wire::PackedNumbers;
+use crate::{
+    Decision, Rule,
+    store::{Charge, ChargeQuery, Hold},
+};
+
+/// State of a counter, and whether a cost fits, without a charge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Evaluation {
+    pub(crate) fits: bool,
+    pub(crate) decision: Decision,
+    /// Time until the call may run, if the cost fits.
+    pub(crate) wait_ms: u64,
+    /// Amount held by others, if the cost does not fit.
+    pub(crate) held: u64,
+    /// The cost would fit if nothing were held.
+    pub(crate) fits_when_released: bool,
+}
+
+impl Evaluation {
+    /// `retry_after_ms` is `None` if the cost fits.
+    #[inline]
+    pub(super) fn new(rule: &Rule, remaining: u64, reset_after_ms: u64, retry_after_ms: Option<u64>) -> Self {
+        let retry_after_ms = retry_after_ms.unwrap_or(u64::MAX);
+        let decision = Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms };
+        Self { fits: retry_after_ms == u64::MAX, decision, wait_ms: 0, held: 0, fits_when_released: false }
+    }
+
+    /// Evaluation of an unused counter.
+    #[inline]
+    pub(super) fn fresh(rule: &Rule, cost: u64) -> Self {
+        Self::new(rule, rule.limit(), 0, (cost > rule.limit()).then_some(0))
+    }
+
+    /// Records the evaluation in a charge, and the receipt if it was made.
+    pub(crate) fn write_to(self, charge: &mut Charge, receipt: [u64; 2]) {
+        let Self { decision, wait_ms, held, fits_when_released, .. } = self;
+        (charge.decision, charge.slot_delay, charge.receipt) = (decision, Duration::from_millis(wait_ms), receipt);
+        (charge.held_by_others, charge.fits_when_released) = (held, fits_when_released);
+    }
+
+    /// Adds the amount held by others from a script's reply: -n if the cost would not fit without it either.
+    #[cfg(feature = "redis")]
+    pub(super) fn with_held(self, reply: &[Value]) -> Self {
+        match (self.fits, reply) {
+            (false, [Value::Int(held)]) => Self { held: held.unsigned_abs(), fits_when_released: *held > 0, ..self },
+            _ => self,
+        }
+    }
+}
+
+/// Result of a charge, and its receipt if it was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) remaining: u64,
+    pub(crate) reset_after_ms: u64,
+    /// `u64::MAX` if the cost was charged.
+    pub(crate) retry_after_ms: u64,
+    pub(crate) receipt: [u64; 2],
+}
+
+impl Taken {
+    pub(crate) fn new(Evaluation { decision, .. }: Evaluation, receipt: [u64; 2]) -> Self {
+        let Decision { remaining, reset_after_ms, retry_after_ms, .. } = decision;
+        Self { remaining, reset_after_ms, retry_after_ms, receipt }
+    }
+
+    #[inline]
+    pub(crate) fn fits(&self) -> bool {
+        self.retry_after_ms == u64::MAX
+    }
+
+    #[inline]
+    pub(crate) fn decision(&self, rule: &Rule) -> Decision {
+        let Self { remaining, reset_after_ms, retry_after_ms, .. } = *self;
+        Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms }
+    }
+}
+
+/// The state of one counter in memory.
+///
+/// A receipt is two numbers by which [`MemoryState::refund`] finds the charge again.
+pub(super) trait MemoryState: Sized {
+    /// A counter without charges.
+    fn fresh(rule: &Rule, now_us: u64) -> Self;
+
+    /// Time from which the state equals a fresh one and can be dropped.
+    fn expires_at_ms(&self) -> u64;
+
+    /// Adjusts the state if the clock was set back since it was written.
+    fn correct_clock(&mut self, rule: &Rule, now_us: u64);
+
+    /// Decides on a cost without charging it. May drop parts that have expired.
+    fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation;
+
+    /// Charges or holds an amount that [`MemoryState::evaluate`] has found to fit. Returns the receipt.
+    fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2];
+
+    /// Undoes a charge. Returns the amount that still counted. An empty state is fresh afterwards.
+    fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64;
+
+    /// Makes a hold last one lease from now. `false` if it no longer counts.
+    fn renew(&mut self, _hold: &Hold, _now_us: u64) -> bool {
+        false
+    }
+
+    /// Replaces a hold by a charge of the amount used. Returns the amount that was still held.
+    fn settle(&mut self, _rule: &Rule, _hold: &Hold, _used: u64, _now_us: u64) -> u64 {
+        0
+    }
+
+    /// Charges the query's cost if it fits.
+    #[inline]
+    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Taken {
+        evaluate_and_commit(self, query, now_us)
+    }
+
+    #[inline]
+    fn is_fresh(&self, now_us: u64) -> bool {
+        self.expires_at_ms() <= now_us / 1000
+    }
+}
+
+/// Evaluates the query's cost on a state that may have expired or stem from a later time.
+#[inline]
+pub(super) fn evaluate<S: MemoryState>(state: &mut S, query: &ChargeQuery<'_>, now_us: u64) -> Evaluation {
+    if state.is_fresh(now_us) {
+        return Evaluation::fresh(query.rule, query.least());
+    }
+    state.correct_clock(query.rule, now_us);
+    state.evaluate(query, query.least(), now_us)
+}
+
+/// Charges the query's cost if it fits, for any algorithm.
+#[inline]
+pub(super) fn evaluate_and_commit<S: MemoryState>(state: &mut S, query: &ChargeQuery<'_>, now_us: u64) -> Taken {
+    let found = evaluate(state, query, now_us);
+    if !found.fits || query.cost == 0 {
+        return Taken::new(found, [0; 2]);
+    }
+    if state.is_fresh(now_us) {
+        *state = S::fresh(query.rule, now_us);
+    }
+    // Only a hold may be granted less than its cost.
+    let amount = if query.hold.is_some() { query.cost.min(found.decision.remaining) } else { query.cost };
+    let receipt = state.commit(query, amount, now_us);
+    Taken::new(state.evaluate(query, 0, now_us), receipt)
+}
+
+/// A Lua script of an algorithm: two bodies, and the names of the numbers that they take.
+///
+/// Both bodies see `key`, `call` (`redis.call`) and their numbers. The body that refunds returns
+/// the amount refunded. The body that decides sets `reply` and `fits`, may `break` after that, and
+/// also sees:
+///
+/// - `charge`: `false` to evaluate, `true` to charge if the cost fits, `'always'` if it is known to
+///   fit; for a hold `'renew'`, `'settle'` or `'again'`, see [`ScriptMode`](super::ScriptMode)
+/// - `charged`: the stored cost in digits, nil if the cost is 1; or the holds to renew
+/// - `time`: the reply to TIME, or nil if the body has to ask for it
+/// - `now`: the same in ms, to be used instead of the key's expiry, or nil
+/// - `value`: the value of the key, or nil if the body has to read it
+#[cfg(feature = "redis")]
+pub(super) struct LuaScript {
+    pub(super) decide: &'static str,
+    pub(super) args: &'static str,
+    /// First of the numbers for `n` equal charges at once.
+    pub(super) first_of_many: &'static str,
+    /// Index, among equal charges made at once, of the charge that the reply describes.
+    pub(super) place: &'static str,
+    /// Value of the key after a charge, for the next decision on it; nil if that one reads the key again.
+    pub(super) stored: &'static str,
+    /// Declares `fitting`: how many equal charges would have fitted, from the denial of more of them.
+    pub(super) fitting: &'static str,
+    /// The decision uses `value`.
+    pub(super) has_value: bool,
+    pub(super) refund: &'static str,
+    pub(super) refund_args: &'static str,
+}
+
+/// The scripts of an algorithm: their arguments, their replies and their cost.
+#[cfg(feature = "redis")]
+pub(super) trait RedisScript {
+    /// The first is for charges that hold nothing.
+    const SCRIPTS: &'static [LuaScript];
+
+    /// Equal charges made at once have one receipt, and differ only in what remains.
+    const REPEATS_SHARE_RECEIPT: bool = false;
+
+    /// Index into [`RedisScript::SCRIPTS`] of the script for a charge.
+    fn script_index(_charge: &Charge) -> usize {
+        0
+    }
+
+    /// Numbers of the script that decides on a charge.
+    fn args(charge: &Charge) -> PackedNumbers;
+
+    /// The cost in the unit in which the script stores it.
+    fn stored_cost(charge: &Charge) -> u64 {
+        charge.cost
+    }
+
+    /// A script for one counter takes [`RedisScript::stored_cost`] as an argument, since it can't derive it.
+    fn needs_stored_cost(_charge: &Charge) -> bool {
+        false
+    }
+
+    /// Numbers of the script that refunds a charge.
+    fn refund_args(charge: &Charge) -> PackedNumbers;
+
+    /// Upper bound of the steps of one decision; see [`MAX_STEPS`](super::MAX_STEPS).
+    fn steps(rule: &Rule) -> u64;
+
+    /// Upper bound of the steps to renew one hold among as many others as a counter may have.
+    fn renewal_steps(_charge: &Charge) -> u64 {
+        24
+    }
+
+    /// Parses a reply: the evaluation (after the charge if it was `charged`) and the receipt. `None` if it is malformed.
+    fn parse_reply(charge: &Charge, charged: bool, reply: &Value) -> Option<(Evaluation, [u64; 2])>;
+
+    /// Reply to one of several equal charges made at once, from the reply to another. `more`: cost of the charges between them.
+    fn shift_reply(rule: &Rule, reply: &Value, more: i64) -> Option<Value>;
+}

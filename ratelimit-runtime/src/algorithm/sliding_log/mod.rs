@@ -1,0 +1,355 @@
+//! Sliding log: each charge counts for one period.
+//!
+//! The *sliding window log* of the textbooks, stored as running totals. A charge of any cost is one
+//! entry, and the sum of any range of entries is a subtraction.
+
+use std::collections::VecDeque;
+
+#[cfg(feature = "redis")]
+use redis::Value;
+use smallvec::{SmallVec, smallvec};
+
+use super::{
+    contract::{Evaluation, MemoryState},
+    hold_set::HoldSet,
+};
+#[cfg(feature = "redis")]
+use super::{
+    contract::{LuaScript, RedisScript},
+    wire::{PackedNumbers, pack},
+};
+#[cfg(feature = "redis")]
+use crate::store::Charge;
+use crate::{
+    Rule,
+    rule::limits::{LogLayout, MOST_HOLDS},
+    store::{ChargeQuery, Hold},
+};
+
+/// Number of entries from the newest within which a charge can be refunded.
+///
+/// A refund changes every later total, and a server does nothing else meanwhile.
+const REFUND_DEPTH: usize = 5000;
+
+/// Largest number of settled holds that are kept; see [`SettledHold`].
+const MAX_SETTLED: usize = 10_000;
+
+/// The log of one counter.
+#[derive(Debug)]
+pub(crate) struct SlidingLog {
+    /// Time when all entries have expired.
+    entries_expire_at_ms: u64,
+    /// The tick of each entry, and the total of all charges up to and including it.
+    entries: VecDeque<(u64, u64)>,
+    /// The total of the entries that have expired.
+    base: u64,
+    /// Most logs have none.
+    holds: Option<Box<LogHolds>>,
+}
+
+#[derive(Debug)]
+struct LogHolds {
+    /// A hold counts until a period after its end. Unless settled, it becomes a charge made at its end.
+    set: HoldSet,
+    settled: Vec<SettledHold>,
+}
+
+static NO_HOLDS: HoldSet = HoldSet::counting_on(0);
+
+/// A hold that was settled by a retry.
+///
+/// The first attempt may arrive later and then charges nothing. The entry itself counts nothing and
+/// is dropped after a lease and a period.
+#[derive(Debug)]
+struct SettledHold {
+    id: u64,
+    expires_at_ms: u64,
+}
+
+/// Longest time for which a charge counts. A clock may be a fraction of a millisecond ahead of it.
+fn lifetime_ms(rule: &Rule) -> u64 {
+    rule.period_ms() + 1
+}
+
+impl SlidingLog {
+    fn holds(&self) -> &HoldSet {
+        self.holds.as_ref().map_or(&NO_HOLDS, |holds| &holds.set)
+    }
+
+    fn drop_expired_holds(&mut self, now_us: u64) {
+        let Some(holds) = &mut self.holds else { return };
+        holds.set.drop_expired(now_us);
+        if holds.set.len() == 0 && holds.settled.is_empty() {
+            self.holds = None;
+        }
+    }
+
+    fn drop_expired_entries(&mut self, layout: &LogLayout, now: u64) {
+        while let Some(&(time, total)) = self.entries.front()
+            && time + layout.period_ticks <= now
+        {
+            self.base = total;
+            self.entries.pop_front();
+        }
+    }
+
+    /// Sum of the entries that are stored.
+    fn used(&self) -> u64 {
+        self.entries.back().map_or(0, |(_, total)| total - self.base)
+    }
+
+    /// Time until an amount has expired of both entries and holds.
+    fn wait_ms(&self, layout: &LogLayout, now_us: u64, short: u64) -> u64 {
+        let (now, millis) = (now_us / layout.tick_us, now_us / 1000);
+        // For the first holds to end: the sum of their amounts, and the time until they no longer count.
+        let mut ended: SmallVec<[(u64, u64); 4]> = smallvec![(0, 0)];
+        let mut freed = 0;
+        for (ends_ms, amount) in self.holds().in_order(now_us) {
+            if freed >= short {
+                break;
+            }
+            freed += amount;
+            ended.push((freed, self.holds().counts_until_ms(ends_ms) - millis));
+        }
+        // Time until entries have freed the rest; `None` if they can't.
+        let rest_ms = |freed: u64| {
+            let rest = short.saturating_sub(freed);
+            let last_needed = self.entries.partition_point(|(_, total)| total - self.base < rest);
+            let entry = self.entries.get(last_needed).map(|(time, _)| layout.wait_ms(*time, now));
+            if rest == 0 { Some(0) } else { entry }
+        };
+        // The more holds the wait includes, the fewer entries it needs.
+        let at = ended.partition_point(|&(freed, after_ms)| rest_ms(freed).is_none_or(|rest_ms| rest_ms > after_ms));
+        let by_holds = ended.get(at).map(|&(_, after_ms)| after_ms);
+        let by_entries = at.checked_sub(1).and_then(|before| rest_ms(ended[before].0));
+        by_holds.into_iter().chain(by_entries).min().unwrap_or_default()
+    }
+
+    /// Adds a charge. The receipt is the tick of its entry.
+    fn add(&mut self, rule: &Rule, cost: u64, now_us: u64) -> [u64; 2] {
+        let ceiling = now_us.div_ceil(LogLayout::of(rule.period_ms()).tick_us);
+        let total = self.entries.back().map_or(self.base, |(_, total)| *total) + cost;
+        self.entries_expire_at_ms = now_us / 1000 + lifetime_ms(rule);
+        match self.entries.back_mut() {
+            Some((time, newest)) if *time >= ceiling => {
+                *newest = total;
+                [*time, 0]
+            }
+            _ => {
+                self.entries.push_back((ceiling, total));
+                [ceiling, 0]
+            }
+        }
+    }
+}
+
+impl MemoryState for SlidingLog {
+    fn fresh(_rule: &Rule, _now_us: u64) -> Self {
+        Self { entries_expire_at_ms: 0, entries: VecDeque::new(), base: 0, holds: None }
+    }
+
+    #[inline]
+    fn expires_at_ms(&self) -> u64 {
+        let Some(holds) = &self.holds else { return self.entries_expire_at_ms };
+        let expires_at_ms = self.entries_expire_at_ms.max(holds.set.expires_at_ms());
+        holds.settled.iter().map(|settled| settled.expires_at_ms).fold(expires_at_ms, u64::max)
+    }
+
+    /// The age of entries is unknown after the clock was set back: all of them count as made now.
+    fn correct_clock(&mut self, rule: &Rule, now_us: u64) {
+        let expires_at_ms = now_us / 1000 + lifetime_ms(rule);
+        if self.entries_expire_at_ms > expires_at_ms
+            && let Some((_, total)) = self.entries.pop_back()
+        {
+            self.entries.clear();
+            self.entries.push_back((now_us.div_ceil(LogLayout::of(rule.period_ms()).tick_us), total));
+            self.entries_expire_at_ms = expires_at_ms;
+        }
+        if let Some(holds) = &mut self.holds {
+            holds.set.correct_clock(now_us);
+        }
+    }
+
+    /// A hold does not fit if there are [`MOST_HOLDS`] already, nor, if it is exclusive, beside another one.
+    fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
+        let (rule, hold) = (query.rule, query.hold.filter(|_| cost > 0));
+        let (layout, millis) = (LogLayout::of(rule.period_ms()), now_us / 1000);
+        let now = now_us / layout.tick_us;
+        self.drop_expired_entries(&layout, now);
+        self.drop_expired_holds(now_us);
+
+        let holds = self.holds();
+        let (used, in_holds) = (self.used(), holds.total());
+        let remaining = rule.count().saturating_sub(used + in_holds);
+        let last_end_ms = holds.last_end_ms(now_us);
+        let holds_end_ms = last_end_ms.map_or(0, |ends_ms| holds.counts_until_ms(ends_ms) - millis);
+        let reset_after_ms = self.entries.back().map_or(0, |(time, _)| layout.wait_ms(*time, now)).max(holds_end_ms);
+        let retry_after_ms = (cost > remaining).then(|| {
+            let short = (used + in_holds).saturating_add(cost).saturating_sub(rule.count()).min(used + in_holds);
+            self.wait_ms(&layout, now_us, short)
+        });
+        let turn_ms = last_end_ms.map_or(0, |ends_ms| ends_ms.saturating_sub(millis));
+        let turn_ms = (turn_ms > 0 && hold.is_some_and(|hold| hold.exclusive)).then_some(turn_ms);
+        let first_end_ms = (holds.len() >= MOST_HOLDS && hold.is_some()).then(|| holds.first_end_ms(now_us));
+        let room_ms = first_end_ms.flatten().map(|ends_ms| holds.counts_until_ms(ends_ms) - millis);
+        let found = Evaluation::new(rule, remaining, reset_after_ms, retry_after_ms.max(turn_ms).max(room_ms));
+        if found.fits {
+            return found;
+        }
+        let ended = holds.ended(now_us);
+        Evaluation {
+            held: in_holds - ended,
+            fits_when_released: (used + ended).saturating_add(cost) <= rule.count(),
+            ..found
+        }
+    }
+
+    fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
+        let Some(hold) = query.hold else { return self.add(query.rule, amount, now_us) };
+        let period_ms = query.rule.period_ms();
+        let none = || Box::new(LogHolds { set: HoldSet::counting_on(period_ms), settled: Vec::new() });
+        self.holds.get_or_insert_with(none).set.insert(now_us, amount, hold);
+        [hold.id, amount]
+    }
+
+    fn refund(&mut self, rule: &Rule, cost: u64, [time, _]: [u64; 2], now_us: u64) -> u64 {
+        let layout = LogLayout::of(rule.period_ms());
+        self.drop_expired_entries(&layout, now_us / layout.tick_us);
+        let Ok(index) = self.entries.binary_search_by_key(&time, |(time, _)| *time) else {
+            return 0;
+        };
+        if self.entries.len() - index > REFUND_DEPTH {
+            return 0;
+        }
+        let before = index.checked_sub(1).map_or(self.base, |previous| self.entries[previous].1);
+        let back = cost.min(self.entries[index].1 - before);
+        for (_, total) in self.entries.range_mut(index..) {
+            *total -= back;
+        }
+        if self.entries[index].1 == before {
+            self.entries.remove(index);
+        }
+        if self.entries.is_empty() {
+            self.entries_expire_at_ms = 0;
+        }
+        back
+    }
+
+    fn renew(&mut self, hold: &Hold, now_us: u64) -> bool {
+        self.holds.as_mut().is_some_and(|holds| holds.set.renew(now_us, hold))
+    }
+
+    /// Charges the amount used whether or not it fits; see [`Hold::is_retry`] for retries.
+    fn settle(&mut self, rule: &Rule, hold: &Hold, used: u64, now_us: u64) -> u64 {
+        self.correct_clock(rule, now_us);
+        let (layout, millis) = (LogLayout::of(rule.period_ms()), now_us / 1000);
+        self.drop_expired_entries(&layout, now_us / layout.tick_us);
+        self.drop_expired_holds(now_us);
+        let (mut removed, mut is_settled) = (None, false);
+        if let Some(LogHolds { set, settled }) = self.holds.as_deref_mut() {
+            settled.retain(|settled| settled.expires_at_ms > millis);
+            removed = set.remove(hold.id);
+            is_settled = removed.is_none() && settled.iter().any(|settled| settled.id == hold.id);
+            if removed.is_some() && hold.is_retry {
+                let too_many = (settled.len() + 1).saturating_sub(MAX_SETTLED);
+                settled.drain(..too_many);
+                settled.push(SettledHold { id: hold.id, expires_at_ms: set.new_counts_until_ms(now_us, hold) });
+            }
+        }
+        is_settled |= removed.is_none() && hold.is_retry;
+        let used = used.min(layout.largest_count() - self.used());
+        if used > 0 && !is_settled {
+            self.add(rule, used, now_us);
+        }
+        removed.map_or(0, |removed| removed.amount)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl RedisScript for SlidingLog {
+    /// The second script is for holds. The first leaves their arguments nil.
+    const SCRIPTS: &'static [LuaScript] = &[
+        LuaScript {
+            decide: concat!("local id, lease, allow_partial, exclusive\n", include_str!("decide.lua")),
+            args: "cost, count, period, digits",
+            ..HOLDING
+        },
+        HOLDING,
+    ];
+
+    fn script_index(charge: &Charge) -> usize {
+        charge.hold.is_some().into()
+    }
+
+    fn args(charge: &Charge) -> PackedNumbers {
+        let (cost, count, period_ms) = (charge.cost, charge.rule.count(), charge.rule.period_ms());
+        let digits = LogLayout::of(period_ms).digits.into();
+        let Some(hold) = &charge.hold else { return pack([cost, count, period_ms, digits]) };
+        let (allow_partial, exclusive) = (hold.allow_partial.into(), hold.exclusive.into());
+        pack([cost, count, period_ms, digits, hold.id, hold.lease_ms(), allow_partial, exclusive])
+    }
+
+    fn refund_args(charge: &Charge) -> PackedNumbers {
+        let ([time, _], period_ms) = (charge.receipt, charge.rule.period_ms());
+        pack([charge.cost, period_ms, time, LogLayout::of(period_ms).digits.into()])
+    }
+
+    fn steps(rule: &Rule) -> u64 {
+        // Three binary searches: one for the expired entries, and two for those to wait for.
+        100 + 30 * u64::from(rule.count().max(1).ilog2())
+    }
+
+    fn parse_reply(charge: &Charge, _charged: bool, reply: &Value) -> Option<(Evaluation, [u64; 2])> {
+        let rule = &charge.rule;
+        let numbers = match reply {
+            Value::Int(packed) => {
+                let (packed, ahead_ms) = if *packed < 0 { (-1 - packed, 1) } else { (*packed, 0) };
+                let cycle = LogLayout::of(rule.period_ms()).cycle();
+                let (remaining, time) = (packed.unsigned_abs() / cycle, packed.unsigned_abs() % cycle);
+                return Some((Evaluation::new(rule, remaining, rule.period_ms() + ahead_ms, None), [time, 0]));
+            }
+            Value::Array(numbers) => numbers,
+            _ => return None,
+        };
+        let [Value::Int(remaining), Value::Int(reset_after_ms), Value::Int(other), held @ ..] = &**numbers else {
+            return None;
+        };
+        let (reset_after_ms, other) = (reset_after_ms.unsigned_abs(), other.unsigned_abs());
+        Some(if *remaining < 0 {
+            let found = Evaluation::new(rule, (-1 - remaining).unsigned_abs(), reset_after_ms, Some(other));
+            (found.with_held(held), [0; 2])
+        } else {
+            // `other` is the tick of a charge, or the amount held.
+            (Evaluation::new(rule, remaining.unsigned_abs(), reset_after_ms, None), [other, other])
+        })
+    }
+
+    fn shift_reply(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {
+        Some(match reply {
+            Value::Int(packed) => {
+                let more = more.checked_mul(i64::try_from(LogLayout::of(rule.period_ms()).cycle()).ok()?)?;
+                Value::Int(if *packed < 0 { packed.checked_add(more)? } else { packed.checked_sub(more)? })
+            }
+            Value::Array(numbers) => {
+                let [Value::Int(remaining), Value::Int(reset_after_ms), Value::Int(time)] = **numbers else {
+                    return None;
+                };
+                Value::Array([remaining.checked_sub(more)?, reset_after_ms, time].map(Value::Int).into())
+            }
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(feature = "redis")]
+const HOLDING: LuaScript = LuaScript {
+    decide: include_str!("decide.lua"),
+    args: "cost, count, period, digits, id, lease, allow_partial, exclusive",
+    first_of_many: "cost * n",
+    place: "granted + n - 1",
+    stored: "nil",
+    fitting: "local fitting = (-1 - reply[1]) / its_cost",
+    has_value: false,
+    refund: include_str!("refund.lua"),
+    refund_args: "cost, period, charged, digits",
+};

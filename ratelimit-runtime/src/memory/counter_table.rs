@@ -1,0 +1,325 @@
+//! The hash tables of a shard.
+
+use std::mem;
+
+use crate::{
+    algorithm::{CounterState, FixedWindow, PackedWindow},
+    counter::CounterId,
+};
+
+/// States by counter id, in an open-addressing hash table with linear probing.
+///
+/// With many counters, waiting for memory takes most of the time. A window and its id share one
+/// cache line, and nothing else is needed to find it, so a call waits for memory once. A
+/// general-purpose table reads its control bytes first.
+///
+/// The table knows the soonest expiry of each [`SEGMENT`] of slots, so it finds an expired state
+/// without a scan of all slots.
+#[derive(Debug)]
+pub(super) struct CounterTable<V: TableValue> {
+    slots: Box<[TableSlot<V>]>,
+    /// Lower bound of the expiry times in each segment.
+    soonest_ms: Box<[u64]>,
+    len: usize,
+}
+
+/// A value of a table. The default marks an empty slot.
+pub(super) trait TableValue: Default {
+    /// A type with the alignment of a slot.
+    type Align: std::fmt::Debug;
+
+    /// Time from which the value can be dropped without loss.
+    fn expires_at_ms(&self) -> u64;
+}
+
+/// Two windows fit into one cache line, and none crosses a border.
+#[derive(Debug)]
+#[repr(align(32))]
+pub(super) struct HalfLine;
+
+impl TableValue for PackedWindow {
+    type Align = HalfLine;
+
+    #[inline]
+    fn expires_at_ms(&self) -> u64 {
+        FixedWindow::from(*self).end_ms
+    }
+}
+
+impl TableValue for Option<CounterState> {
+    type Align = ();
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // twice in each call that is not on a fixed window
+    fn expires_at_ms(&self) -> u64 {
+        self.as_ref().map_or(u64::MAX, CounterState::expires_at_ms)
+    }
+}
+
+#[derive(Debug)]
+#[repr(C)]
+struct TableSlot<V: TableValue> {
+    _align: [V::Align; 0],
+    id: CounterId,
+    value: V,
+}
+
+const SEGMENT: usize = 64;
+
+impl<V: TableValue> TableSlot<V> {
+    fn new(id: CounterId, value: V) -> Self {
+        Self { _align: [], id, value }
+    }
+
+    fn empty() -> Self {
+        Self::new(CounterId::NONE, V::default())
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.id == CounterId::NONE
+    }
+}
+
+impl<V: TableValue> Default for CounterTable<V> {
+    fn default() -> Self {
+        Self { slots: Box::default(), soonest_ms: Box::default(), len: 0 }
+    }
+}
+
+impl<V: TableValue> CounterTable<V> {
+    /// For changes that leave the expiry as it is. Others use [`CounterTable::update`].
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `Memory::take_window`
+    pub(super) fn get_mut(&mut self, id: CounterId) -> Option<&mut V> {
+        let at = self.find(id)?;
+        Some(&mut self.slots[at].value)
+    }
+
+    /// Changes a value. Returns its new expiry if that is sooner than before, and the result of `act`.
+    #[inline]
+    pub(super) fn update<T>(&mut self, id: CounterId, act: impl FnOnce(&mut V) -> T) -> Option<(Option<u64>, T)> {
+        let at = self.find(id)?;
+        let value = &mut self.slots[at].value;
+        let before = value.expires_at_ms();
+        let done = act(value);
+        let sooner = Some(value.expires_at_ms()).filter(|after| *after < before);
+        if let Some(expires_at_ms) = sooner {
+            self.note_expiry(at, expires_at_ms);
+        }
+        Some((sooner, done))
+    }
+
+    /// Adds a value whose id is not in the table.
+    pub(super) fn insert(&mut self, id: CounterId, value: V) {
+        // At a load of 4/5 a search takes three probes on average, in the same cache line or the next.
+        if (self.len + 1) * 5 > self.slots.len() * 4 {
+            self.rebuild(self.len + 1, |_| true);
+        }
+        self.put(TableSlot::new(id, value));
+    }
+
+    /// `false` if the id is not in the table.
+    pub(super) fn remove(&mut self, id: CounterId) -> bool {
+        let at = self.find(id);
+        at.map(|at| self.remove_at(at)).is_some()
+    }
+
+    fn remove_at(&mut self, mut gap: usize) {
+        let mut at = self.next(gap);
+        while !self.slots[at].is_empty() {
+            let home = self.home(self.slots[at].id);
+            // A search ends at a gap, so a value behind one has to move unless its home is behind it too.
+            let stays = if gap < at { gap < home && home <= at } else { gap < home || home <= at };
+            if !stays {
+                self.slots.swap(gap, at);
+                self.note_expiry(gap, self.slots[gap].value.expires_at_ms());
+                gap = at;
+            }
+            at = self.next(at);
+        }
+        self.slots[gap] = TableSlot::empty();
+        self.len -= 1;
+    }
+
+    /// Drops all expired values, and shrinks the table if there were any.
+    pub(super) fn drop_all_expired(&mut self, now_ms: u64) {
+        let is_live = |value: &V| value.expires_at_ms() > now_ms;
+        let kept = self.slots.iter().filter(|slot| !slot.is_empty() && is_live(&slot.value)).count();
+        if kept < self.len {
+            self.rebuild(kept, is_live);
+        }
+    }
+
+    /// Drops the expired values of the first segment that has any. Returns their number.
+    pub(super) fn drop_some_expired(&mut self, now_ms: u64) -> usize {
+        for segment in 0..self.soonest_ms.len() {
+            if self.soonest_ms[segment] <= now_ms {
+                let dropped = self.drop_expired_in(segment, now_ms);
+                if dropped > 0 {
+                    return dropped;
+                }
+            }
+        }
+        0
+    }
+
+    fn drop_expired_in(&mut self, segment: usize, now_ms: u64) -> usize {
+        let (mut at, before, mut soonest_ms) = (segment * SEGMENT, self.len, u64::MAX);
+        while at < self.slots.len().min((segment + 1) * SEGMENT) {
+            let slot = &self.slots[at];
+            let expires_at_ms = if slot.is_empty() { u64::MAX } else { slot.value.expires_at_ms() };
+            if expires_at_ms <= now_ms {
+                self.remove_at(at); // may move another value here
+            } else {
+                soonest_ms = soonest_ms.min(expires_at_ms);
+                at += 1;
+            }
+        }
+        self.soonest_ms[segment] = soonest_ms;
+        before - self.len
+    }
+
+    /// Lower bound of all expiry times.
+    pub(super) fn soonest_ms(&self) -> u64 {
+        self.soonest_ms.iter().copied().min().unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // see `Memory::take_window`
+    fn find(&self, id: CounterId) -> Option<usize> {
+        let mut at = self.home(id);
+        loop {
+            let slot = self.slots.get(at)?; // `None` if the table has no slots
+            if slot.id == id {
+                return Some(at);
+            }
+            if slot.is_empty() {
+                return None;
+            }
+            at = self.next(at);
+        }
+    }
+
+    /// First slot to probe for an id. Ids are spread evenly over the slots, in their order.
+    #[allow(clippy::cast_possible_truncation)] // less than the number of slots
+    #[inline]
+    fn home(&self, id: CounterId) -> usize {
+        ((u128::from(id.1) * self.slots.len() as u128) >> 64) as usize
+    }
+
+    #[inline]
+    fn next(&self, at: usize) -> usize {
+        if at + 1 < self.slots.len() { at + 1 } else { 0 }
+    }
+
+    fn put(&mut self, slot: TableSlot<V>) {
+        let mut at = self.home(slot.id);
+        while !self.slots[at].is_empty() {
+            at = self.next(at);
+        }
+        self.note_expiry(at, slot.value.expires_at_ms());
+        self.slots[at] = slot;
+        self.len += 1;
+    }
+
+    /// Lowers the bound of a slot's segment to the expiry of its value.
+    fn note_expiry(&mut self, at: usize, expires_at_ms: u64) {
+        let soonest_ms = &mut self.soonest_ms[at / SEGMENT];
+        *soonest_ms = (*soonest_ms).min(expires_at_ms);
+    }
+
+    /// Moves the values to keep into new slots, 7 for 4 values.
+    #[cold]
+    fn rebuild(&mut self, count: usize, keep: impl Fn(&V) -> bool) {
+        let slots = (count * 7 / 4).max(8);
+        let old = mem::replace(&mut self.slots, (0..slots).map(|_| TableSlot::empty()).collect());
+        self.soonest_ms = vec![u64::MAX; slots.div_ceil(SEGMENT)].into();
+        self.len = 0;
+        for slot in old {
+            if !slot.is_empty() && keep(&slot.value) {
+                self.put(slot);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Rule;
+
+    fn window(opened: u64) -> PackedWindow {
+        const RULE: Rule = Rule::new("item", 1, std::time::Duration::from_millis(1));
+        PackedWindow::from(&FixedWindow::open(&RULE, opened))
+    }
+
+    fn opened(window: PackedWindow) -> u64 {
+        FixedWindow::from(window).end_ms - 1
+    }
+
+    proptest! {
+        /// Ids that cluster at both ends of the table and in its middle.
+        #[test]
+        fn it_holds_what_a_map_holds(
+            steps in prop::collection::vec((0_u8..20, 0_u64..60, prop::sample::select(vec![0, u64::MAX / 2, u64::MAX - 90])), 1..400),
+        ) {
+            let (mut table, mut map) = (CounterTable::<PackedWindow>::default(), HashMap::new());
+            for (step, (what, number, from)) in steps.into_iter().enumerate() {
+                let (id, step) = (CounterId(1, from + number), step as u64);
+                match what {
+                    // A window that is opened at a step ends at the next one.
+                    0 => {
+                        table.drop_all_expired(step / 2);
+                        map.retain(|_, opened| *opened >= step / 2);
+                    }
+                    1 => {
+                        let before = table.len();
+                        let dropped = table.drop_some_expired(step / 2);
+                        prop_assert_eq!(dropped == 0, map.values().all(|opened| *opened >= step / 2));
+                        prop_assert_eq!(before - dropped, table.len());
+                        map.retain(|id, _| table.get_mut(*id).is_some());
+                        prop_assert!(map.values().all(|opened| *opened + 1 >= table.soonest_ms()));
+                    }
+                    2..7 => prop_assert_eq!(table.remove(id), map.remove(&id).is_some()),
+                    _ => {
+                        let is_new = map.insert(id, step).is_none();
+                        if table.update(id, |stored| *stored = window(step)).is_some() {
+                            prop_assert!(!is_new);
+                        } else {
+                            table.insert(id, window(step));
+                            prop_assert!(is_new);
+                        }
+                    }
+                }
+                prop_assert_eq!(table.len(), map.len());
+                for (id, stored) in &map {
+                    prop_assert_eq!(table.get_mut(*id).map(|window| opened(*window)), Some(*stored));
+                }
+                for number in 0..60 {
+                    let id = CounterId(1, from + number);
+                    prop_assert_eq!(table.get_mut(id).is_some(), map.contains_key(&id));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn it_has_at_most_twice_the_slots_it_needs() {
+        let mut table = CounterTable::<PackedWindow>::default();
+        for count in 1..=20_000_u64 {
+            table.insert(CounterId(1, count.wrapping_mul(0x9E37_79B9_7F4A_7C15)), window(1));
+            assert!(table.slots.len() as u64 <= (2 * count).max(8), "{} slots for {count}", table.slots.len());
+        }
+        table.drop_all_expired(u64::MAX >> 17);
+        assert_eq!((table.len(), table.slots.len()), (0, 8));
+    }
+}

@@ -1,0 +1,518 @@
+//! The memory store of one process.
+
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use crate::{
+    Algorithm, Clock, CounterName, Rule,
+    algorithm::{CounterState, FixedWindow, PackedWindow, Taken, TakenWindow},
+    counter::CounterId,
+    store::{Batch, Charge, ChargeQuery, Charges, Hold, Reply, Request, Store, StoreError},
+    sync::{AtomicUsize, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, try_spin_lock},
+};
+
+mod counter_table;
+#[cfg(all(test, model_check))]
+mod model_check;
+
+use counter_table::CounterTable;
+
+/// Counters of one process, exact under any number of threads.
+///
+/// No background task is needed: counters that equal a fresh one are dropped when a new one needs
+/// room. If the store is full of live counters, new keys are denied as unavailable, and stored
+/// counters go on.
+///
+/// A fixed window takes a slot of 32 bytes in a table with up to three empty slots for four windows,
+/// so 40 to 56 bytes in all.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    clock: Clock,
+    shards: Box<[CachePadded<SpinMutex<MemoryShard>>; SHARDS]>,
+    capacity: usize,
+    stored: CachePadded<AtomicUsize>,
+}
+
+/// The order of fields puts all that a call on a fixed window needs into one cache line with the lock.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct MemoryShard {
+    /// Time of the last decision.
+    latest_us: u64,
+    /// Lower bound of the expiry times of all counters.
+    sweep_at_ms: u64,
+    counters: ShardCounters,
+    /// Number of counters from which on all expired ones are dropped before an insertion.
+    sweep_above: usize,
+}
+
+/// Fixed windows in their packed form, and all other counters.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct ShardCounters {
+    windows: CounterTable<PackedWindow>,
+    others: CounterTable<Option<CounterState>>,
+}
+
+const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
+/// Shards with fewer counters are not swept: 4,096 counters in all.
+const SWEPT_AT_LEAST: usize = 16;
+/// Upper bound of the skew between the clocks of two processors.
+const SKEW_US: u64 = 1000;
+
+/// The shards of one request, locked, with their indices.
+type LockedShards<'a> = SmallVec<[(usize, SpinMutexGuard<'a, MemoryShard>); 1]>;
+
+impl Memory {
+    pub(crate) fn new(clock: Clock, capacity: usize) -> Self {
+        Self {
+            clock,
+            shards: Box::new([(); SHARDS].map(|()| CachePadded::default())),
+            capacity,
+            stored: CachePadded::default(),
+        }
+    }
+
+    #[inline]
+    fn shard(&self, index: usize) -> SpinMutexGuard<'_, MemoryShard> {
+        // A panic while it was locked can't leave a shard half changed: each change is complete.
+        spin_lock(&self.shards[index])
+    }
+
+    /// Charges one counter if the cost fits. The cost is from 1 to the rule's limit.
+    pub(crate) fn take(&self, id: CounterId, query: &ChargeQuery<'_>) -> Result<Taken, StoreError> {
+        let mut shard = self.shard(shard_of(&id));
+        let now_us = shard.now_us(&self.clock);
+        self.charge_locked(&mut shard, id, query, now_us)
+    }
+
+    /// Fast path of [`Memory::take`] for a fixed window that is stored and open, at a cost of 1 to the count.
+    ///
+    /// `None`, without a change, if there is no such window. The rule was checked when the window was
+    /// stored, except for its count and its prefetch.
+    ///
+    /// The time is read under the lock, as everywhere: a thread that is suspended between the two
+    /// would combine an old time with a newer state. The shard does not record the time, since only
+    /// a window that is open then changes.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // otherwise the result is copied
+    pub(crate) fn take_window(&self, id: CounterId, count: u64, cost: u64) -> Option<TakenWindow> {
+        let mut shard = self.shard(shard_of(&id));
+        let now_ms = self.clock.now_ms();
+        shard.counters.windows.get_mut(id)?.take(id, count, now_ms, cost)
+    }
+
+    fn charge_locked(
+        &self,
+        shard: &mut MemoryShard,
+        id: CounterId,
+        query: &ChargeQuery<'_>,
+        now_us: u64,
+    ) -> Result<Taken, StoreError> {
+        match shard.update(id, query.rule, |counter| counter.charge(query, now_us)) {
+            Some(taken) => Ok(taken),
+            None => self.charge_new(shard, id, query, now_us),
+        }
+    }
+
+    fn decide_one(&self, request: &mut Request) {
+        // Each shard is locked once, in order.
+        let mut indices: SmallVec<[usize; 1]> =
+            request.charges.iter().map(|charge| shard_of(&charge.counter.id())).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        let shards = spin_lock_all::<_, 1>(&indices.iter().map(|index| &*self.shards[*index]));
+        let mut shards: LockedShards<'_> = indices.into_iter().zip(shards).collect();
+        let now_us = shards.iter_mut().map(|(_, shard)| shard.now_us(&self.clock)).max().unwrap_or_default();
+        shards.iter_mut().for_each(|(_, shard)| shard.latest_us = now_us);
+
+        let mut all_fit = true;
+        for charge in &mut *request.charges {
+            let (id, query) = (charge.counter.id(), charge.query());
+            let evaluate = |counter: &mut CounterState| CounterState::evaluate(Some(counter), &query, now_us);
+            let found = shard_in(&mut shards, &id).update(id, query.rule, evaluate);
+            let found = found.unwrap_or_else(|| CounterState::evaluate(None, &query, now_us));
+            all_fit &= found.fits;
+            found.write_to(charge, [0; 2]);
+        }
+        request.outcome = Ok(all_fit);
+        if !(all_fit && request.consume) {
+            return;
+        }
+
+        for at in 0..request.charges.len() {
+            let charge = &mut request.charges[at];
+            if charge.cost == 0 {
+                continue;
+            }
+            let id = charge.counter.id();
+            match self.charge_locked(shard_in(&mut shards, &id), id, &charge.query(), now_us) {
+                Ok(taken) => {
+                    (charge.decision, charge.receipt) = (taken.decision(&charge.rule), taken.receipt);
+                    charge.set_held_cost();
+                }
+                Err(full) => {
+                    for charge in &request.charges[..at] {
+                        self.refund_or_release(shard_in(&mut shards, &charge.counter.id()), charge, now_us);
+                    }
+                    request.outcome = Err(full);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Charges a counter that is not stored.
+    fn charge_new(
+        &self,
+        shard: &mut MemoryShard,
+        id: CounterId,
+        query: &ChargeQuery<'_>,
+        now_us: u64,
+    ) -> Result<Taken, StoreError> {
+        let found = CounterState::evaluate(None, query, now_us);
+        if !found.fits || query.cost == 0 {
+            return Ok(Taken::new(found, [0; 2]));
+        }
+        self.insert_new(shard, id, query.rule, now_us, |counter| counter.charge(query, now_us))
+    }
+
+    /// Stores a new counter after a first change.
+    fn insert_new<T>(
+        &self,
+        shard: &mut MemoryShard,
+        id: CounterId,
+        rule: &Rule,
+        now_us: u64,
+        act: impl FnOnce(&mut CounterState) -> T,
+    ) -> Result<T, StoreError> {
+        if shard.counters.len() >= shard.sweep_above {
+            let before = shard.counters.len();
+            shard.counters.drop_all_expired(now_us / 1000);
+            self.stored.fetch_sub(before - shard.counters.len(), Ordering::Relaxed);
+            shard.sweep_above = (2 * shard.counters.len()).max(SWEPT_AT_LEAST);
+        }
+        while !self.reserve_room() {
+            if self.sweep(shard, now_us) == 0 && self.sweep_others(now_us) == 0 {
+                return Err(StoreError::unavailable(format!(
+                    "the memory store is full: all of its {} counters are in use; `Builder::max_keys` sets how many it may hold",
+                    self.capacity
+                )));
+            }
+        }
+        let mut counter = CounterState::fresh(rule, now_us);
+        let done = act(&mut counter);
+        shard.sweep_at_ms = shard.sweep_at_ms.min(counter.expires_at_ms());
+        shard.counters.insert(id, counter);
+        Ok(done)
+    }
+
+    /// Counts one more counter if the store is not full.
+    ///
+    /// The number never exceeds the capacity, not even for a moment: another thread would find the
+    /// store full when it is not.
+    fn reserve_room(&self) -> bool {
+        let one_more = |stored| (stored < self.capacity).then_some(stored + 1);
+        self.stored.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+    }
+
+    /// Drops some expired counters, if there are any. Returns their number.
+    fn sweep(&self, shard: &mut MemoryShard, now_us: u64) -> usize {
+        if shard.sweep_at_ms > now_us / 1000 {
+            return 0;
+        }
+        let dropped = shard.counters.drop_some_expired(now_us / 1000);
+        if dropped == 0 {
+            shard.sweep_at_ms = shard.counters.soonest_ms();
+        }
+        self.stored.fetch_sub(dropped, Ordering::Relaxed);
+        dropped
+    }
+
+    /// Sweeps the first other shard that has expired counters. Returns their number.
+    ///
+    /// Locked shards are skipped, since two threads could wait for each other's.
+    fn sweep_others(&self, now_us: u64) -> usize {
+        self.shards
+            .iter()
+            .filter_map(|shard| try_spin_lock(shard))
+            .map(|mut shard| self.sweep(&mut shard, now_us))
+            .find(|dropped| *dropped > 0)
+            .unwrap_or(0)
+    }
+
+    /// Refunds a charge. Returns the amount that still counted.
+    pub(crate) fn refund_one(&self, id: CounterId, rule: &Rule, cost: u64, receipt: [u64; 2]) -> u64 {
+        let mut shard = self.shard(shard_of(&id));
+        let now_us = shard.now_us(&self.clock);
+        self.refund_locked(&mut shard, id, rule, cost, receipt, now_us)
+    }
+
+    fn refund_locked(
+        &self,
+        shard: &mut MemoryShard,
+        id: CounterId,
+        rule: &Rule,
+        cost: u64,
+        receipt: [u64; 2],
+        now_us: u64,
+    ) -> u64 {
+        let refunded = shard.update(id, rule, |counter| {
+            let back = counter.refund(rule, cost, receipt, now_us);
+            (back, counter.is_fresh(now_us))
+        });
+        let Some((back, is_fresh)) = refunded else { return 0 };
+        if is_fresh {
+            self.remove(shard, id);
+        }
+        back
+    }
+
+    /// Refunds a charge, or releases its hold. Returns the amount that still counted.
+    fn refund_or_release(&self, shard: &mut MemoryShard, charge: &Charge, now_us: u64) -> u64 {
+        let Charge { counter, rule, cost, hold, receipt, .. } = charge;
+        match hold {
+            None => self.refund_locked(shard, counter.id(), rule, *cost, *receipt, now_us),
+            Some(hold) => self.settle_locked(shard, counter.id(), rule, hold, 0, now_us),
+        }
+    }
+
+    /// Replaces a hold by a charge of the amount used. Returns the amount that was still held.
+    fn settle_locked(
+        &self,
+        shard: &mut MemoryShard,
+        id: CounterId,
+        rule: &Rule,
+        hold: &Hold,
+        used: u64,
+        now_us: u64,
+    ) -> u64 {
+        let settle = |counter: &mut CounterState| (counter.settle(rule, hold, used, now_us), counter.is_fresh(now_us));
+        let (still_held, is_fresh) = match shard.update(id, rule, settle) {
+            // The amount used is not counted if there is no room for a counter.
+            None if used > 0 && !hold.is_retry => {
+                self.insert_new(shard, id, rule, now_us, settle).unwrap_or((0, false))
+            }
+            settled => settled.unwrap_or((0, false)),
+        };
+        if is_fresh {
+            self.remove(shard, id);
+        }
+        still_held
+    }
+
+    fn remove(&self, shard: &mut MemoryShard, id: CounterId) {
+        if shard.counters.remove(id) {
+            self.stored.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl MemoryShard {
+    /// The time of a decision. Under the lock it never goes back, even if the clocks of two processors differ.
+    ///
+    /// A difference above [`SKEW_US`] is a clock that was set back.
+    #[inline]
+    fn now_us(&mut self, clock: &Clock) -> u64 {
+        let now_us = clock.now_us();
+        let is_skew = now_us < self.latest_us && self.latest_us - now_us < SKEW_US;
+        if !is_skew {
+            self.latest_us = now_us;
+        }
+        self.latest_us
+    }
+
+    /// Changes a counter. `None` if it is not stored.
+    #[inline]
+    fn update<T>(&mut self, id: CounterId, rule: &Rule, act: impl FnOnce(&mut CounterState) -> T) -> Option<T> {
+        let (sooner, done) = self.counters.update(id, rule, act)?;
+        if let Some(expires_at_ms) = sooner {
+            self.sweep_at_ms = self.sweep_at_ms.min(expires_at_ms);
+        }
+        Some(done)
+    }
+}
+
+impl ShardCounters {
+    /// Changes a counter. Returns its new expiry if that is sooner than before, and the result of `act`.
+    #[inline]
+    fn update<T>(
+        &mut self,
+        id: CounterId,
+        rule: &Rule,
+        act: impl FnOnce(&mut CounterState) -> T,
+    ) -> Option<(Option<u64>, T)> {
+        if !matches!(rule.algorithm(), Algorithm::FixedWindow { .. }) {
+            let (sooner, done) = self.others.update(id, |counter| counter.as_mut().map(act))?;
+            return Some((sooner, done?));
+        }
+        self.windows.update(id, |packed| {
+            let mut counter = CounterState::FixedWindow(FixedWindow::from(*packed));
+            let done = act(&mut counter);
+            if let CounterState::FixedWindow(window) = &counter {
+                *packed = window.into();
+            }
+            done
+        })
+    }
+
+    fn insert(&mut self, id: CounterId, counter: CounterState) {
+        match counter {
+            CounterState::FixedWindow(window) => self.windows.insert(id, (&window).into()),
+            other => self.others.insert(id, Some(other)),
+        }
+    }
+
+    /// `false` if it is not stored.
+    fn remove(&mut self, id: CounterId) -> bool {
+        self.windows.remove(id) || self.others.remove(id)
+    }
+
+    /// Drops all expired counters, and shrinks the tables that had any.
+    fn drop_all_expired(&mut self, now_ms: u64) {
+        self.windows.drop_all_expired(now_ms);
+        self.others.drop_all_expired(now_ms);
+    }
+
+    /// Drops some expired counters. Returns their number, 0 only if there are none.
+    fn drop_some_expired(&mut self, now_ms: u64) -> usize {
+        match self.windows.drop_some_expired(now_ms) {
+            0 => self.others.drop_some_expired(now_ms),
+            dropped => dropped,
+        }
+    }
+
+    /// Lower bound of all expiry times.
+    fn soonest_ms(&self) -> u64 {
+        self.windows.soonest_ms().min(self.others.soonest_ms())
+    }
+
+    fn len(&self) -> usize {
+        self.windows.len() + self.others.len()
+    }
+}
+
+impl Store for Memory {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        for request in &mut *batch {
+            self.decide_one(request);
+        }
+        Reply::Ready(batch)
+    }
+
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        let refund = |charge: &Charge| {
+            let mut shard = self.shard(shard_of(&charge.counter.id()));
+            let now_us = shard.now_us(&self.clock);
+            self.refund_or_release(&mut shard, charge, now_us)
+        };
+        Reply::Ready(Ok(charges.iter().filter(|charge| charge.cost > 0).map(refund).sum()))
+    }
+
+    fn supports_holds(&self) -> bool {
+        true
+    }
+
+    fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
+        let renew = |Charge { counter, rule, hold, .. }: &Charge| {
+            let Some(hold) = hold else { return false };
+            let mut shard = self.shard(shard_of(&counter.id()));
+            let now_us = shard.now_us(&self.clock);
+            let is_held = shard.update(counter.id(), rule, |counter| counter.renew(hold, now_us));
+            is_held.unwrap_or(false)
+        };
+        Reply::Ready(Ok(charges.iter().map(renew).collect()))
+    }
+
+    fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
+        let Charge { counter, rule, hold, .. } = &charge;
+        let Some(hold) = hold else { return Reply::Ready(Ok(())) };
+        let mut shard = self.shard(shard_of(&counter.id()));
+        let now_us = shard.now_us(&self.clock);
+        self.settle_locked(&mut shard, counter.id(), rule, hold, used, now_us);
+        Reply::Ready(Ok(()))
+    }
+
+    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
+        let id = counter.id();
+        self.remove(&mut self.shard(shard_of(&id)), id);
+        Reply::Ready(Ok(()))
+    }
+}
+
+fn shard_in<'a>(locked: &'a mut LockedShards<'_>, id: &CounterId) -> &'a mut MemoryShard {
+    let index = shard_of(id);
+    let at = locked.iter().position(|(locked, _)| *locked == index).unwrap_or_default();
+    &mut locked[at].1
+}
+
+#[allow(clippy::cast_possible_truncation)] // only the low bits count
+#[inline]
+fn shard_of(id: &CounterId) -> usize {
+    id.0 as usize % SHARDS
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use std::{
+        sync::Arc,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    #[test]
+    fn time_goes_back_in_a_shard_if_the_clock_was_set_back() {
+        let early = crate::ManualClock::new();
+        let at = |after: Duration| {
+            let clock = crate::ManualClock::new();
+            clock.advance(after);
+            Clock::from(clock)
+        };
+        let mut shard = MemoryShard::default();
+        let start_us = shard.now_us(&early.into());
+        for (after, seen) in [(5_000, 5_000), (4_001, 5_000), (4_000, 4_000), (4_001, 4_001), (4_001, 4_001)] {
+            assert_eq!(shard.now_us(&at(Duration::from_micros(after))) - start_us, seen, "{after}");
+        }
+    }
+
+    /// Others may change the counter, and the clock moves on, while a thread waits for the lock.
+    #[test]
+    fn a_window_is_evaluated_at_the_time_at_which_it_is_locked() {
+        let rule = Rule::new("item", 1, Duration::from_secs(1));
+        let manual = crate::ManualClock::new();
+        let memory = Memory::new(manual.clone().into(), 10);
+        let id = CounterId(0, 0);
+        memory.take(id, &ChargeQuery { rule: &rule, cost: 1, longest_wait_ms: 0, hold: None }).unwrap();
+        std::thread::scope(|scope| {
+            let locked = memory.shard(shard_of(&id));
+            let taken = scope.spawn(|| memory.take_window(id, rule.count(), 1));
+            std::thread::sleep(Duration::from_millis(50));
+            manual.advance(Duration::from_millis(300));
+            drop(locked);
+            let taken = taken.join().unwrap().unwrap();
+            assert_eq!((taken.fits, taken.reset_after_ms), (false, 700));
+        });
+    }
+
+    /// With the clock of programs. Tests have one that can be paused.
+    #[test]
+    fn time_never_goes_back_in_a_shard() {
+        let memory = Arc::new(Memory::new(Clock::unpaused(), 10));
+        let ends = Instant::now() + Duration::from_millis(200);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                let memory = Arc::clone(&memory);
+                scope.spawn(move || {
+                    while Instant::now() < ends {
+                        let mut shard = memory.shard(0);
+                        let before = shard.latest_us;
+                        let now = shard.now_us(&memory.clock);
+                        assert!(now >= before, "{now} after {before}");
+                    }
+                });
+            }
+        });
+    }
+}
