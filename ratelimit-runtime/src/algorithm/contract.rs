@@ -47,7 +47,8 @@ impl Evaluation {
         (charge.held_by_others, charge.fits_when_released) = (held, fits_when_released);
     }
 
-    /// Adds the amount held by others from a script's reply: -n if the cost would not fit without it either.
+    /// Adds the amount held by others from a script's reply: -n if the cost would not fit without
+    /// it either.
     #[cfg(feature = "redis")]
     pub(super) fn with_held(self, reply: &[Value]) -> Self {
         match (self.fits, reply) {
@@ -101,7 +102,8 @@ pub(super) trait MemoryState: Sized {
     /// Decides on a cost without charging it. May drop parts that have expired.
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation;
 
-    /// Charges or holds an amount that [`MemoryState::evaluate`] has found to fit. Returns the receipt.
+    /// Charges or holds an amount that [`MemoryState::evaluate`] has found to fit. Returns the
+    /// receipt.
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2];
 
     /// Undoes a charge. Returns the amount that still counted. An empty state is fresh afterwards.
@@ -175,9 +177,11 @@ pub(super) struct LuaScript {
     pub(super) first_of_many: &'static str,
     /// Index, among equal charges made at once, of the charge that the reply describes.
     pub(super) place: &'static str,
-    /// Value of the key after a charge, for the next decision on it; nil if that one reads the key again.
+    /// Value of the key after a charge, for the next decision on it; nil if that one reads the key
+    /// again.
     pub(super) stored: &'static str,
-    /// Declares `fitting`: how many equal charges would have fitted, from the denial of more of them.
+    /// Declares `fitting`: how many equal charges would have fitted, from the denial of more of
+    /// them.
     pub(super) fitting: &'static str,
     /// The decision uses `value`.
     pub(super) has_value: bool,
@@ -207,7 +211,8 @@ pub(super) trait RedisScript {
         charge.cost
     }
 
-    /// A script for one counter takes [`RedisScript::stored_cost`] as an argument, since it can't derive it.
+    /// A script for one counter takes [`RedisScript::stored_cost`] as an argument, since it can't
+    /// derive it.
     fn needs_stored_cost(_charge: &Charge) -> bool {
         false
     }
@@ -223,9 +228,11 @@ pub(super) trait RedisScript {
         24
     }
 
-    /// Parses a reply: the evaluation (after the charge if it was `charged`) and the receipt. `None` if it is malformed.
+    /// Parses a reply: the evaluation (after the charge if it was `charged`) and the receipt.
+    /// `None` if it is malformed.
     fn parse_reply(charge: &Charge, charged: bool, reply: &Value) -> Option<(Evaluation, [u64; 2])>;
 
-    /// Reply to one of several equal charges made at once, from the reply to another. `more`: cost of the charges between them.
+    /// Reply to one of several equal charges made at once, from the reply to another. `more`: cost
+    /// of the charges between them.
     fn shift_reply(rule: &Rule, reply: &Value, more: i64) -> Option<Value>;
 }

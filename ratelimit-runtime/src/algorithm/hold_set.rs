@@ -6,8 +6,8 @@ use crate::store::Hold;
 
 /// Holds by id and by end, and their total. Each operation takes time logarithmic in their number.
 ///
-/// A hold *ends* one lease after it was made or renewed. It *expires*, and no longer counts, a fixed
-/// time after its end.
+/// A hold *ends* one lease after it was made or renewed. It *expires*, and no longer counts, a
+/// fixed time after its end.
 #[derive(Debug, Default)]
 pub(super) struct HoldSet {
     by_id: BTreeMap<u64, HeldAmount>,
@@ -166,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    /// The same set as a plain list.
+    /// A plain list of all holds, as a model of the set.
     #[derive(Default)]
     struct HoldList(Vec<(u64, u64, Hold, u64)>);
 

@@ -49,14 +49,16 @@ pub(crate) fn decide_script(id: usize, mode: ScriptMode) -> String {
     for_one_counter(args, &body)
 }
 
-/// Script that decides on several counters, each by itself, all with the script of this id; see `batch.lua`.
+/// Script that decides on several counters, each by itself, all with the script of this id; see
+/// `batch.lua`.
 pub(crate) fn batch_script(id: usize) -> String {
     fill(include_str!("script/batch.lua"), id)
 }
 
 /// Script that makes as many as fit of some equal charges of one counter; see `repeat.lua`.
 ///
-/// ARGV: [`packed_args`], the number of charges, and the number of charges that the limit has room for.
+/// ARGV: [`packed_args`], the number of charges, and the number of charges that the limit has room
+/// for.
 pub(crate) fn repeat_script(id: usize) -> String {
     const SCRIPT: &str = "\
 local key, call, times, most = KEYS[1], redis.call, 0 + ARGV[2], 0 + ARGV[3]
@@ -74,19 +76,20 @@ return reply";
 /// [`script_id`](table::script_id), [`script_args`](table::script_args) and
 /// [`stored_cost`](table::stored_cost).
 pub(crate) fn transaction_script() -> String {
-    let mut script = String::from("local kinds = {}\n");
+    let mut script = String::from("local scripts = {}\n");
     for (id, LuaScript { decide, args, .. }) in table::scripts().enumerate() {
         let args = unpacked(args);
         let _ = write!(
             script,
-            "kinds[{id}] = function(key, call, charge, time, now, numbers, charged)\n\
+            "scripts[{id}] = function(key, call, charge, time, now, numbers, charged)\n\
              local value, reply, fits\n{args}\nrepeat\n{decide}until true\nreturn reply, fits\nend\n"
         );
     }
     script + include_str!("script/transaction.lua")
 }
 
-/// Script that refunds a charge and returns the amount refunded. ARGV: [`refund_args`](table::refund_args).
+/// Script that refunds a charge and returns the amount refunded. ARGV:
+/// [`refund_args`](table::refund_args).
 pub(crate) fn refund_script(id: usize) -> String {
     let LuaScript { refund, refund_args, .. } = script(id);
     for_one_counter(refund_args, refund)
@@ -148,13 +151,15 @@ pub(crate) fn renewal_args(charge: &Charge) -> PackedNumbers {
     pack([id, lease_ms, charge.cost])
 }
 
-/// Reply to one of several equal charges made at once, from the reply to the charge `later` places before it.
+/// Reply to one of several equal charges made at once, from the reply to the charge `later` places
+/// before it.
 pub(crate) fn reply_for_nth(charge: &Charge, reply: &Value, later: i64) -> Option<Value> {
     let more = later.checked_mul(i64::try_from(charge.cost).ok()?)?;
     table::shift_reply(&charge.rule, reply, more)
 }
 
-/// Outcome of one of several equal charges made at once, if [`outcome_for_nth`] derives those of the others from it.
+/// Outcome of one of several equal charges made at once, if [`outcome_for_nth`] derives those of
+/// the others from it.
 pub(crate) fn batch_outcome(charge: &Charge, reply: &Value) -> Option<Taken> {
     // Many callers wait for their outcomes at once, so no reply is made for each of them.
     let is_shared = table::repeats_share_receipt(&charge.rule);

@@ -112,7 +112,8 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Undoes a charge. Returns the amount that still counted. An empty counter is fresh afterwards.
+            /// Undoes a charge. Returns the amount that still counted. An empty counter is fresh
+            /// afterwards.
             pub(crate) fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
                 match self {
                     _ if self.is_fresh(now_us) => 0,
@@ -127,7 +128,8 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Replaces a hold by a charge of the amount used. Returns the amount that was still held.
+            /// Replaces a hold by a charge of the amount used. Returns the amount that was still
+            /// held.
             pub(crate) fn settle(&mut self, rule: &Rule, hold: &Hold, used: u64, now_us: u64) -> u64 {
                 match self {
                     $(Self::$state(state) => state.settle(rule, hold, used, now_us),)+
@@ -166,7 +168,8 @@ macro_rules! algorithms {
             }
         }
 
-        /// The script for one counter takes [`stored_cost`] as an argument, since it can't derive it.
+        /// The script for one counter takes [`stored_cost`] as an argument, since it can't derive
+        /// it.
         #[cfg(feature = "redis")]
         pub(crate) fn needs_stored_cost(charge: &Charge) -> bool {
             match charge.rule.algorithm() {
@@ -198,8 +201,8 @@ macro_rules! algorithms {
             }
         }
 
-        /// Parses a reply: the evaluation (after the charge if it was `charged`) and the receipt. `None` if it is
-        /// malformed.
+        /// Parses a reply: the evaluation (after the charge if it was `charged`) and the receipt.
+        /// `None` if it is malformed.
         #[cfg(feature = "redis")]
         pub(crate) fn parse_reply(charge: &Charge, charged: bool, reply: &Value) -> Option<(Evaluation, [u64; 2])> {
             match charge.rule.algorithm() {
@@ -225,8 +228,8 @@ macro_rules! algorithms {
     };
 }
 
-// A state, how it is stored, and the algorithms that it serves: which denials can be cached, which charges can be
-// held, whether calls wait for slots, and whether a rule stands alone.
+// A state, how it is stored, and the algorithms that it serves: which denials can be cached, which
+// charges can be held, whether calls wait for slots, and whether a rule stands alone.
 algorithms! {
     FixedWindow(FixedWindow)          { FixedWindow:   AnyCost,   Never,   false, false; }
     SlidingLog(Box<SlidingLog>)       { SlidingLog:    CostOfOne, Settled, false, false; }

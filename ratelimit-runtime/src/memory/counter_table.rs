@@ -96,7 +96,8 @@ impl<V: TableValue> CounterTable<V> {
         Some(&mut self.slots[at].value)
     }
 
-    /// Changes a value. Returns its new expiry if that is sooner than before, and the result of `act`.
+    /// Changes a value. Returns its new expiry if that is sooner than before, and the result of
+    /// `act`.
     #[inline]
     pub(super) fn update<T>(&mut self, id: CounterId, act: impl FnOnce(&mut V) -> T) -> Option<(Option<u64>, T)> {
         let at = self.find(id)?;
@@ -112,7 +113,8 @@ impl<V: TableValue> CounterTable<V> {
 
     /// Adds a value whose id is not in the table.
     pub(super) fn insert(&mut self, id: CounterId, value: V) {
-        // At a load of 4/5 a search takes three probes on average, in the same cache line or the next.
+        // At a load of 4/5 a search takes three probes on average, in the same cache line or the
+        // next.
         if (self.len + 1) * 5 > self.slots.len() * 4 {
             self.rebuild(self.len + 1, |_| true);
         }
@@ -129,7 +131,8 @@ impl<V: TableValue> CounterTable<V> {
         let mut at = self.next(gap);
         while !self.slots[at].is_empty() {
             let home = self.home(self.slots[at].id);
-            // A search ends at a gap, so a value behind one has to move unless its home is behind it too.
+            // A search ends at a gap, so a value behind one has to move unless its home is behind
+            // it too.
             let stays = if gap < at { gap < home && home <= at } else { gap < home || home <= at };
             if !stays {
                 self.slots.swap(gap, at);

@@ -24,8 +24,8 @@ use counter_table::CounterTable;
 /// room. If the store is full of live counters, new keys are denied as unavailable, and stored
 /// counters go on.
 ///
-/// A fixed window takes a slot of 32 bytes in a table with up to three empty slots for four windows,
-/// so 40 to 56 bytes in all.
+/// A fixed window takes a slot of 32 bytes in a table with up to three empty slots for four
+/// windows, so 40 to 56 bytes in all.
 #[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,
@@ -34,7 +34,8 @@ pub(crate) struct Memory {
     stored: CachePadded<AtomicUsize>,
 }
 
-/// The order of fields puts all that a call on a fixed window needs into one cache line with the lock.
+/// The order of fields puts all that a call on a fixed window needs into one cache line with the
+/// lock.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct MemoryShard {
@@ -87,10 +88,11 @@ impl Memory {
         self.charge_locked(&mut shard, id, query, now_us)
     }
 
-    /// Fast path of [`Memory::take`] for a fixed window that is stored and open, at a cost of 1 to the count.
+    /// Fast path of [`Memory::take`] for a fixed window that is stored and open, at a cost of 1 to
+    /// the count.
     ///
-    /// `None`, without a change, if there is no such window. The rule was checked when the window was
-    /// stored, except for its count and its prefetch.
+    /// `None`, without a change, if there is no such window. The rule was checked when the window
+    /// was stored, except for its count and its prefetch.
     ///
     /// The time is read under the lock, as everywhere: a thread that is suspended between the two
     /// would combine an old time with a newer state. The shard does not record the time, since only
@@ -310,7 +312,8 @@ impl Memory {
 }
 
 impl MemoryShard {
-    /// The time of a decision. Under the lock it never goes back, even if the clocks of two processors differ.
+    /// The time of a decision. Under the lock it never goes back, even if the clocks of two
+    /// processors differ.
     ///
     /// A difference above [`SKEW_US`] is a clock that was set back.
     #[inline]
@@ -335,7 +338,8 @@ impl MemoryShard {
 }
 
 impl ShardCounters {
-    /// Changes a counter. Returns its new expiry if that is sooner than before, and the result of `act`.
+    /// Changes a counter. Returns its new expiry if that is sooner than before, and the result of
+    /// `act`.
     #[inline]
     fn update<T>(
         &mut self,

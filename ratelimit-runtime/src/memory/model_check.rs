@@ -1,4 +1,4 @@
-//! The store under every order in which the steps of a few threads can follow one another.
+//! Model checks: the store under every interleaving of a few threads.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -12,13 +12,13 @@ const ONE: Rule = Rule::new("item", 1, PERIOD);
 const TWO: Rule = Rule::new("item", 2, PERIOD);
 const ROOMY: usize = 100;
 
-/// A store, and what the threads of a test do with it.
-struct Scene {
+/// A store and the operations that the threads of a test make on it.
+struct MemoryScene {
     store: Memory,
     clock: ManualClock,
 }
 
-impl Scene {
+impl MemoryScene {
     fn new(capacity: usize) -> Arc<Self> {
         let clock = ManualClock::new();
         Arc::new(Self { store: Memory::new(clock.clone().into(), capacity), clock })
@@ -35,7 +35,7 @@ impl Scene {
         batch.into_first().unwrap()
     }
 
-    /// Whether all of them were charged; an error if the store is full.
+    /// Charges all counters or none. Returns an error if the store is full.
     fn charge(&self, rule: Rule, counters: &[&CounterName]) -> Result<bool, StoreError> {
         self.ask(rule, counters, true).outcome
     }
@@ -54,7 +54,7 @@ impl Scene {
         rule.limit() - self.ask(rule, &[counter], false).charges[0].decision.remaining()
     }
 
-    /// How many counters there are, after a look whether that is what the store takes for the number.
+    /// Number of stored counters. Asserts that the store counts the same.
     fn stored(&self) -> usize {
         let counters = (0..SHARDS).map(|shard| self.store.shard(shard).counters.len()).sum();
         assert_eq!(self.store.stored.load(Ordering::Relaxed), counters, "the number of stored counters");
@@ -63,16 +63,16 @@ impl Scene {
     }
 }
 
-/// The first, second.. counter of a shard.
+/// The nth counter of a shard.
 fn counter_in(shard: usize, nth: usize) -> CounterName {
     let counters = (0..).map(|key: u32| CounterName::new("", &ONE, Some(&Key::new(key))));
     counters.filter(|counter| shard_of(&counter.id()) == shard).nth(nth).unwrap()
 }
 
-/// Does something on a thread of its own.
+/// Runs an operation on a thread of its own.
 fn start<T: Send + 'static>(
-    scene: &Arc<Scene>,
-    act: impl FnOnce(&Scene) -> T + Send + 'static,
+    scene: &Arc<MemoryScene>,
+    act: impl FnOnce(&MemoryScene) -> T + Send + 'static,
 ) -> thread::JoinHandle<T> {
     let scene = Arc::clone(scene);
     thread::spawn(move || act(&scene))
@@ -81,7 +81,7 @@ fn start<T: Send + 'static>(
 #[test]
 fn one_counter_is_charged_up_to_its_count() {
     every_order(|| {
-        let scene = Scene::new(ROOMY);
+        let scene = MemoryScene::new(ROOMY);
         let counter = counter_in(0, 0);
         let others: Vec<_> =
             (0..2).map(|_| start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap())).collect();
@@ -95,11 +95,11 @@ fn one_counter_is_charged_up_to_its_count() {
     });
 }
 
-/// Of a counter that is stored, and of one that may not be, without a name; and with one.
+/// The fast path for a stored window, the path by id, and the path by name.
 #[test]
-fn the_short_ways_and_the_long_way_charge_one_counter() {
+fn the_fast_paths_and_the_general_path_charge_one_counter() {
     every_order(|| {
-        let scene = Scene::new(ROOMY);
+        let scene = MemoryScene::new(ROOMY);
         let counter = counter_in(0, 0);
         let name = counter.id();
         let long = start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap());
@@ -117,7 +117,7 @@ fn the_short_ways_and_the_long_way_charge_one_counter() {
 #[test]
 fn two_counters_are_charged_together_in_whichever_order_they_are_named() {
     every_order(|| {
-        let scene = Scene::new(ROOMY);
+        let scene = MemoryScene::new(ROOMY);
         let (left, right) = (counter_in(0, 0), counter_in(1, 0));
         let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(1, 0), &counter_in(0, 0)]).unwrap());
         let granted = scene.charge(ONE, &[&left, &right]).unwrap();
@@ -130,7 +130,7 @@ fn two_counters_are_charged_together_in_whichever_order_they_are_named() {
 #[test]
 fn of_two_counters_none_is_charged_if_one_is_used_up() {
     every_order(|| {
-        let scene = Scene::new(ROOMY);
+        let scene = MemoryScene::new(ROOMY);
         let (left, right) = (counter_in(0, 0), counter_in(1, 0));
         let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(0, 0), &counter_in(1, 0)]).unwrap());
         let alone = scene.charge(ONE, &[&right]).unwrap();
@@ -148,7 +148,7 @@ fn charge_refund_and_reset_end_as_if_one_came_after_the_other() {
     every_order({
         let seen = Arc::clone(&seen);
         move || {
-            let scene = Scene::new(ROOMY);
+            let scene = MemoryScene::new(ROOMY);
             let counter = counter_in(0, 0);
             let held = scene.ask(ONE, &[&counter], true).charges;
             let refund = start(&scene, |scene| scene.refund(held));
@@ -173,7 +173,7 @@ fn charge_refund_and_reset_end_as_if_one_came_after_the_other() {
 #[test]
 fn a_charge_is_of_the_window_in_which_it_is_made() {
     every_order(|| {
-        let scene = Scene::new(ROOMY);
+        let scene = MemoryScene::new(ROOMY);
         let counter = counter_in(0, 0);
         assert_eq!(scene.charge(ONE, &[&counter]), Ok(true));
         let moving = start(&scene, |scene| scene.clock.advance(PERIOD));
@@ -186,11 +186,11 @@ fn a_charge_is_of_the_window_in_which_it_is_made() {
     });
 }
 
-/// The short way reads the time before it has the lock: a window may end in between, and another may open.
+/// A window may end, and another may open, around a charge on the fast path.
 #[test]
-fn no_charge_of_the_short_way_is_lost_where_a_window_ends() {
+fn no_charge_on_the_fast_path_is_lost_when_a_window_ends() {
     every_order(|| {
-        let scene = Scene::new(ROOMY);
+        let scene = MemoryScene::new(ROOMY);
         let counter = counter_in(0, 0);
         let name = counter.id();
         assert_eq!(scene.charge(TWO, &[&counter]), Ok(true));
@@ -202,7 +202,7 @@ fn no_charge_of_the_short_way_is_lost_where_a_window_ends() {
         let late = scene.clock.now();
         let taken = short.join().unwrap();
         assert!(moving.join().unwrap());
-        // In the window that has ended it is nobody's concern, and in the new one it counts.
+        // A charge in the window that has ended is irrelevant, and one in the new window counts.
         let opened = u64::try_from((late + PERIOD).as_millis()).unwrap();
         let in_new = taken.as_ref().is_some_and(|taken| taken.opened >= opened);
         assert!(
@@ -216,7 +216,7 @@ fn no_charge_of_the_short_way_is_lost_where_a_window_ends() {
 #[test]
 fn no_more_counters_are_stored_than_there_is_room_for() {
     every_order(|| {
-        let scene = Scene::new(1);
+        let scene = MemoryScene::new(1);
         let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(1, 0)]).is_ok());
         let granted = scene.charge(ONE, &[&counter_in(0, 0)]).is_ok();
         assert_ne!(granted, other.join().unwrap());
@@ -227,7 +227,7 @@ fn no_more_counters_are_stored_than_there_is_room_for() {
 #[test]
 fn the_room_of_a_counter_is_free_as_soon_as_it_is_reset() {
     every_order(|| {
-        let scene = Scene::new(1);
+        let scene = MemoryScene::new(1);
         let old = counter_in(1, 0);
         assert_eq!(scene.charge(ONE, &[&old]), Ok(true));
         let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(0, 0)]).is_ok());
@@ -241,7 +241,7 @@ fn the_room_of_a_counter_is_free_as_soon_as_it_is_reset() {
 #[test]
 fn a_counter_without_room_takes_back_what_was_charged_with_it() {
     every_order(|| {
-        let scene = Scene::new(1);
+        let scene = MemoryScene::new(1);
         let (left, right) = (counter_in(0, 0), counter_in(1, 0));
         let other = start(&scene, |scene| scene.charge(ONE, &[&counter_in(1, 1)]).is_ok());
         assert!(scene.charge(ONE, &[&left, &right]).is_err());
@@ -254,7 +254,7 @@ fn a_counter_without_room_takes_back_what_was_charged_with_it() {
 #[test]
 fn room_is_made_in_other_shards() {
     every_order(|| {
-        let scene = Scene::new(2);
+        let scene = MemoryScene::new(2);
         for nth in 0..2 {
             assert_eq!(scene.charge(ONE, &[&counter_in(1, nth)]), Ok(true));
         }
@@ -269,7 +269,7 @@ fn room_is_made_in_other_shards() {
 #[test]
 fn two_that_look_for_room_at_each_other_are_both_answered() {
     every_order(|| {
-        let scene = Scene::new(2);
+        let scene = MemoryScene::new(2);
         for shard in 0..2 {
             assert_eq!(scene.charge(ONE, &[&counter_in(shard, 0)]), Ok(true));
         }
@@ -283,7 +283,7 @@ fn two_that_look_for_room_at_each_other_are_both_answered() {
 #[test]
 fn a_counter_is_not_swept_away_with_a_new_charge() {
     every_order(|| {
-        let scene = Scene::new(1);
+        let scene = MemoryScene::new(1);
         let (old, new) = (counter_in(1, 0), counter_in(0, 0));
         assert_eq!(scene.charge(ONE, &[&old]), Ok(true));
         scene.clock.advance(PERIOD);

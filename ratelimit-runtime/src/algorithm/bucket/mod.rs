@@ -76,8 +76,8 @@ impl Bucket {
         self.full_at_ms.saturating_sub(from_ms).div_ceil(params.interval_ms)
     }
 
-    /// The deficit at a time. For a queue whose count was raised it may exceed the capacity, and the largest number
-    /// that can be stored.
+    /// The deficit at a time. For a queue whose count was raised it may exceed the capacity, and
+    /// the largest number that can be stored.
     fn deficit_at(&self, params: &BucketParams, now_ms: u64) -> u128 {
         if now_ms >= self.full_at_ms {
             return 0;
@@ -97,7 +97,8 @@ impl Bucket {
         let deficit = self.deficit_at(&params, now_ms);
         let to_come = self.refills_to_come(&params, now_ms);
         let left_ms = self.full_at_ms - now_ms.min(self.full_at_ms);
-        // Time until a number of refills have come, at most until the bucket is full: any count fits then.
+        // Time until a number of refills have come, at most until the bucket is full: any count
+        // fits then.
         let until = |refills: u64| {
             let later = refills.saturating_sub(to_come).saturating_mul(params.interval_ms);
             let sooner = to_come.saturating_sub(refills).saturating_mul(params.interval_ms);
@@ -145,7 +146,8 @@ impl MemoryState for Bucket {
         self.full_at_ms
     }
 
-    /// The time of the last write is unknown after the clock was set back: it counts as written just now.
+    /// The time of the last write is unknown after the clock was set back: it counts as written
+    /// just now.
     fn correct_clock(&mut self, _rule: &Rule, now_us: u64) {
         let millis = now_us / 1000;
         if millis < self.written_ms {
@@ -167,7 +169,8 @@ impl MemoryState for Bucket {
         self.receipt(&params)
     }
 
-    /// Returns the part that the bucket can't have refilled since the charge. For a queue, only the last charge counts.
+    /// Returns the part that the bucket can't have refilled since the charge. For a queue, only the
+    /// last charge counts.
     fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
         let params = BucketParams::of(rule);
         let millis = (now_us / 1000).max(self.written_ms); // the clock may have been set back

@@ -1,15 +1,15 @@
--- A fixed window is one string, an integer to Redis: what is used of the window * 450,001 + when it ends (ms since 1970), or if it is aligned when it was
--- opened, modulo 450,001, which tells it from another window of the same key. Its expiry is the end of the window; that of a short one is known
--- without it.
+-- A fixed window is one string that Redis takes as an integer: use * 450,001 + window number.
+-- The number is the end of the window (its opening if aligned) in ms since 1970, modulo 450,001.
+-- The key expires at the end of the window. A short window's end also follows from its number.
 --
--- room     the largest value a window may have for the cost to fit
--- length   ms a window
--- align    1: begin on multiples of the length; or 0
--- charged  (an argument of its own) the cost * 450,001; nil: 450,001
--- returns  nothing if there is no window, or value * length + ms until the window ends, with the value before a charge, or if
---          that is above 2^53 the value and the ms by themselves; n as -1 - n if the cost does not fit
+-- room     largest value of the window for the cost to fit
+-- length   ms of a window
+-- align    1: windows begin on multiples of the length; or 0
+-- charged  (its own argument) cost * 450,001; nil: 450,001
+-- returns  false if there is no window, or value * length + ms until its end, with the value before
+--          the charge; above 2^53 the value and the ms apart; n as -1 - n if the cost does not fit
 --
--- Redis keeps a key while its PTTL is 0; the window is half open, so it is over by then.
+-- Redis keeps a key while its PTTL is 0. The window is half open, so it is over by then.
 local left
 value = value or call('GET', key)
 if value then
@@ -18,13 +18,13 @@ if value then
     if align == 0 then
       left = (value - now) % 450001
       if left > length then
-        left = nil -- it has just ended, or the server's clock was set back
+        left = nil -- just ended, or the server's clock was set back
       end
     elseif (now - value) % 450001 <= now % length then
       left = length - now % length
     end
   elseif now then
-    -- PTTL may be read later than `now`, by less than 200 s: what is known of the end without it says by how much.
+    -- PTTL may be read up to 200 s later than `now`. The window number tells by how much.
     left = call('PTTL', key)
     local cycle = align == 0 and 450001 or length
     local later = left < 0 and 0 or (value * (1 - align) - now - left) % cycle
@@ -48,7 +48,7 @@ if left == -1 or left > length or left <= 0 and charge then
   end
   left = full
   local start = is_over and value + (charged or 450001) or value
-  start = string.format(start < 2 ^ 31 and '%d' or '%.0f', start) -- `%d` is quick, and takes less than 2^31 on every server
+  start = string.format(start < 2 ^ 31 and '%d' or '%.0f', start) -- `%d` is fast, but limited to 2^31 on some servers
   call('SET', key, start, 'PXAT', string.format('%d%07d', (ends - low) / 1e7, low))
   charge = charge and not is_over
 elseif left <= 0 then

@@ -119,7 +119,8 @@ impl MemoryState for FixedWindow {
     }
 }
 
-/// A window in two numbers: the end with the low bits of the opening time; its high bits with the use.
+/// A window in two numbers: the end with the low bits of the opening time; its high bits with the
+/// use.
 ///
 /// Both times have 47 bits, enough until the year 6429. The use has 34 bits, enough for
 /// [`LARGEST_WINDOW`](crate::rule::limits::LARGEST_WINDOW).

@@ -1,16 +1,17 @@
--- cost (* 450,001), number of the window that was charged
--- returns  how much was refunded: nothing to another window
+-- cost     * 450,001
+-- number   of the window that was charged
+-- returns  amount refunded; 0 if another window is stored
 local value = call('GET', key)
 if not value or call('PTTL', key) == 0 then
   return 0
 end
 local used = value - value % 450001
-local back = math.min(cost, used)
-if value % 450001 ~= number or back == 0 then
+local refunded = math.min(cost, used)
+if value % 450001 ~= number or refunded == 0 then
   return 0
-elseif back == used then
+elseif refunded == used then
   call('DEL', key)
 else
-  call('DECRBY', key, string.format('%.0f', back))
+  call('DECRBY', key, string.format('%.0f', refunded))
 end
-return back / 450001
+return refunded / 450001

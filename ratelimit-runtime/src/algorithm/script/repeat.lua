@@ -1,13 +1,15 @@
--- Makes as many as fit of so many equal charges of one counter, at one time and in at most three decisions: all at once; if that is too
--- much, as many as the refusal leaves room for; and the first that does not fit.
+-- Makes as many as fit of equal charges of one counter, at one time and in at most three decisions:
+-- all at once; if they don't fit, as many as the denial leaves room for; and the first that does
+-- not fit.
 --
--- times  how many there are
+-- times  number of charges
 -- most   how many the limit has room for
--- Sets `reply` to how many were granted, which of them, counted from 0, the reply is the one to, that reply, and that to those that do not fit.
+-- Sets `reply` to the number granted, the index of the charge that the reply describes, that reply,
+-- and the reply to those that do not fit.
 local granted, place, last, n = 0, 0, false, math.max(math.min(times, most), 1)
 while granted < times do
   local charge, charged, @numbers = true, its_charge * n, @known
-  charged = string.format(charged < 2 ^ 31 and '%d' or '%.0f', charged) -- `%d` is quick, and takes less than 2^31 on every server
+  charged = string.format(charged < 2 ^ 31 and '%d' or '%.0f', charged) -- `%d` is fast, but limited to 2^31 on some servers
   if n > 1 then
     @first = @first_of_many
   end

@@ -1,14 +1,14 @@
--- Several counters, all or nothing: a look at each, then, if all of them fit, a charge to each. One reading of the clock
--- serves both: set back in between, it could make room that is not there, or take away what is.
--- Replies with what each function returned, then 1 if all of them fit and 0 otherwise.
+-- Several counters, all or nothing: evaluates each, then charges each if all fit. Both use one
+-- reading of the clock: set back in between, it could make room that does not exist, or take some
+-- away. Returns the reply for each counter, then 1 if all fit and 0 otherwise.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function each(charge)
   local replies, all_fit, at = {}, true, 2
   for i, key in ipairs(KEYS) do
-    local kind, numbers, charged = 0 + ARGV[at], ARGV[at + 1], ARGV[at + 2]
-    local reply, fits = kinds[kind](key, redis.call, charged ~= '0' and charge, time, now, numbers, charged)
+    local id, numbers, charged = 0 + ARGV[at], ARGV[at + 1], ARGV[at + 2]
+    local reply, fits = scripts[id](key, redis.call, charged ~= '0' and charge, time, now, numbers, charged)
     replies[i] = reply
     all_fit = all_fit and fits
     at = at + 3

@@ -1,17 +1,20 @@
--- Places are a sorted set of holds by when they end (ms since 1970).
+-- Places are a sorted set of holds by their ends (ms since 1970).
 --
--- Each hold is split into powers of two, one member for each: a hold of 5 places is a member of 4 and a member of 1. The score of 2^n
--- places is n * `era` + the end. So a count of a range of scores says how many places of that size are held, and none is walked over.
--- Holds that have ended count no more. A few of them are removed whenever places are taken.
+-- Each hold is split into powers of two, one member for each: 5 places are a member of 4 and one of
+-- 1. The score of 2^n places is n * `era` + the end. So counting a range of scores yields the
+-- places of one size that are held, without a visit of each. A charge removes some holds that have
+-- ended.
 --
 -- cost, count
--- id       the id of the hold to be made, renewed or settled
--- lease    ms it lasts unless it is renewed
+-- id       of the hold to make, renew or settle
+-- lease    ms until its end unless it is renewed
 -- allow_partial  1: take what remains, at least 1, if that is less than the cost
--- returns  what remains (n as -1 - n if the cost does not fit), ms until all are free, and how many were taken, or ms until the first
---          hold ends and how many places are held. After a renewal: a string with 1 for each hold whose places are still
---          held, and 0 for each other one. After a settlement: how many were held
--- charged  for a renewal: id, lease and cost of each hold, those with shorter leases first; cost, id and lease are of no use then
+-- charged  to renew: id, lease and cost of each hold, shorter leases first; cost, id and lease are
+--          unused
+-- returns  what remains (n as -1 - n if the cost does not fit), ms until all are free, and the
+--          places taken, or ms until the first hold ends and the places held. To renew: a
+--          string with 1 for each hold that is still held and 0 for each other. To settle: the
+--          places that were held
 time = time or call('TIME')
 local ms, era = time[1] * 1000 + math.floor(time[2] / 1000), 2 ^ 44
 local function end_of(lease)
@@ -23,7 +26,7 @@ local function digits(number)
 end
 
 if charge == 'renew' or charge == 'settle' or charge == 'again' then
-  -- Says whether it was still held.
+  -- Moves a hold to a new end, or removes it. False if it had ended.
   local function change(id, cost, new_end)
     local rest, size, was_held = cost, 0, false
     while rest > 0 do
@@ -31,7 +34,7 @@ if charge == 'renew' or charge == 'settle' or charge == 'again' then
         local name = struct.pack('<dB', id, size)
         local score = call('ZSCORE', key, name)
         if not score or score - size * era <= ms then
-          break -- all of them have ended, or were settled
+          break -- ended or settled
         elseif new_end then
           call('ZADD', key, digits(size * era + new_end), name)
         else
@@ -47,34 +50,34 @@ if charge == 'renew' or charge == 'settle' or charge == 'again' then
     reply = change(id, cost) and cost or 0
     break
   end
-  local said, latest = {}, 0
+  local replies, latest = {}, 0
   for at = 1, #charged, 24 do
     local id, lease, cost = struct.unpack('<ddd', charged, at)
     local its_end = end_of(lease)
     local is_held = change(id, cost, its_end)
-    said[#said + 1], latest = is_held and '1' or '0', is_held and its_end or latest
+    replies[#replies + 1], latest = is_held and '1' or '0', is_held and its_end or latest
   end
   if latest > 0 and call('PTTL', key) <= latest - ms then
     call('PEXPIREAT', key, digits(latest + 1))
   end
-  reply = table.concat(said)
+  reply = table.concat(replies)
   break
 end
 
--- The holds of each size, the largest first: how many places they take, and the last end.
-local taken, latest, members, sizes = 0, ms, 0, {}
+-- For each size, the largest first: the places held, and the last end.
+local held_places, latest, members, sizes = 0, ms, 0, {}
 local last = call('ZRANGE', key, '-1', '-1', 'WITHSCORES')[2]
 while last do
   local from = last - last % era
   local size = 2 ^ (from / era)
   if last - from > ms then
     local held = call('ZCOUNT', key, digits(from + ms + 1), last)
-    taken, latest, members = taken + held * size, math.max(latest, last - from), members + held
+    held_places, latest, members = held_places + held * size, math.max(latest, last - from), members + held
   end
   sizes[#sizes + 1] = from
   last = size > 1 and call('ZRANGE', key, '(' .. digits(from), '-inf', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')[2]
 end
-local remaining = math.max(count - taken, 0)
+local remaining = math.max(count - held_places, 0)
 local least = allow_partial == 1 and math.min(cost, 1) or cost
 if charge ~= 'always' and least > remaining or not charge then
   fits = least <= remaining
@@ -83,7 +86,7 @@ if charge ~= 'always' and least > remaining or not charge then
     local first = call('ZRANGE', key, digits(from + ms + 1), digits(from + era - 1), 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')[2]
     soonest = first and math.min(soonest, first - from) or soonest
   end
-  reply = { fits and remaining or -1 - remaining, latest - ms, soonest - ms, taken }
+  reply = { fits and remaining or -1 - remaining, latest - ms, soonest - ms, held_places }
   break
 end
 fits = true
@@ -99,7 +102,7 @@ while rest > 0 do
   rest, size = (rest - rest % 2) / 2, size + 1
 end
 if has_ended then
-  -- Not before: a key that is gone can't be written again while its slot moves to another node.
+  -- After the charge: while a slot migrates, a deleted key can't be written again.
   for _, from in ipairs(sizes) do
     local ended = call('ZRANGE', key, digits(from), digits(from + ms), 'BYSCORE', 'LIMIT', '0', '100')
     if #ended > 0 then

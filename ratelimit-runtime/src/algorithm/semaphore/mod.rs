@@ -102,7 +102,8 @@ impl RedisScript for Semaphore {
     }
 
     fn renewal_steps(charge: &Charge) -> u64 {
-        // Each member moves within a sorted set of all of them. Its two commands take longer than most.
+        // Each member moves within a sorted set of all of them. Its two commands take longer than
+        // most.
         60 + 100 * u64::from(charge.cost.count_ones())
     }
 

@@ -1,33 +1,39 @@
--- A log is one list of numbers of 8 bytes (which are quicker to read and write than digits), oldest left. A number is a time *
--- `wrap` + a total. The total, modulo `wrap`, is of all charges up to and including this one. The time is in ticks modulo `cycle`. It is below
--- 2^53, so Lua takes it apart exactly. The cycle is no round number, since clocks are set back by whole hours.
--- A charge of 1 is one number. A larger one is two of the same time, with the total after 1 of it and after all of it: so what
--- the oldest number was charged on top of is its total less 1. The charges of one tick are one charge.
--- A tick is a microsecond, or a millisecond for periods above 200 seconds.
+-- A log is one list of 8-byte numbers (faster to read and write than digits), oldest left. A
+-- number is a time * `wrap` + a total, below 2^53, so Lua takes it apart exactly. The total,
+-- modulo `wrap`, is of all charges up to and including this one. The time is in ticks, modulo
+-- `cycle`. The cycle is no round number, since clocks are set back by whole hours. A charge of 1
+-- is one number. A larger one is two with the same time: the total after 1 of it, and after all of
+-- it. So the total before the oldest number is its own less 1. The charges of one tick are one
+-- charge. A tick is a microsecond, or a millisecond for periods above 200 seconds.
 --
--- The key ends between one period and a sixteenth more after the last charge: only the first call in a sixteenth looks at its end, and
--- only the first charge moves it.
+-- The key expires between a period and a sixteenth more after the last charge. Only the first call
+-- in a sixteenth reads its expiry, and only the first charge moves it.
 --
--- While something is held, three strings lie to the left of all that:
---  1. seven numbers of 8 bytes: how much is held together; when all charges have expired (ms since 1970, as all that follows); how many
---     numbers of the list have expired, which are not removed one by one then; the end of the hold that ends first; the end and the lease of
---     the one that ends last; when none of the settled holds has to be remembered any more. A charge needs no more than these.
---  2. 32 bytes for each hold, in the order of their ends: its id, its end, its lease and how much it is. It counts until a period after its
---     end, so one that nobody settles becomes a charge made then. There are 10,000 at most (`MOST_HOLDS`).
---  3. 16 bytes for each hold that was settled by a retry: its id, and until when it is remembered. The first attempt may come later, and
---     charges nothing then. There are 10,000 at most (`MOST_SETTLED`), the latest.
--- Charges beside them lie there for longer than a cycle tells apart.
+-- While something is held, three strings lie left of the numbers:
+--  1. seven 8-byte numbers: the amount held; when all charges have expired (ms since 1970, as all
+--     times below); how many expired numbers the list still has, since they are not removed one by
+--     one then; the earliest end of a hold; end and lease of the hold that ends last; when no
+--     settled hold has to be kept any more. A charge needs no more than these.
+--  2. 32 bytes for each hold, ordered by end: id, end, lease and amount. A hold counts until a
+--     period after its end, so unless settled it becomes a charge made then. 10,000 at most
+--     (`MOST_HOLDS`).
+--  3. 16 bytes for each hold that was settled by a retry: id, and until when it is kept. The first
+--     attempt may arrive later, and charges nothing then. The latest 10,000 at most
+--     (`MAX_SETTLED`).
+-- Charges beside them stay for longer than a cycle distinguishes.
 --
 -- cost, count, period (ms), digits
--- id       the number of the hold to be made, renewed or settled; nil: this is no hold
--- lease    ms it is to last
+-- id       of the hold to make, renew or settle; nil: no hold
+-- lease    ms until its end
 -- allow_partial  1: hold what remains, at least 1, if that is less than the cost
--- exclusive    1: only while nothing is held whose time is not over
--- returns  after a charge: what remains * cycle + its time, n as -1 - n if that time is the tick after this one. Otherwise three
---          numbers: what remains (n as -1 - n if the cost does not fit), ms until all has expired, and the time of the charge, or how much is held, or
---          ms until the cost fits; and, if something is held, how much, as -n if the cost would not fit without it either.
---          After a renewal: a string with 1 for each hold that still counts, and 0 for each other one. After a settlement: how much was held
--- charged  for a renewal: number, lease and cost of each hold, those with shorter leases first; id and lease are of no use then
+-- exclusive  1: only while no hold is before its end
+-- charged  to renew: id, lease and cost of each hold, shorter leases first; id and lease are unused
+-- returns  after a charge: what remains * cycle + its time, n as -1 - n if that is the next tick.
+--          Otherwise what remains (n as -1 - n if the cost does not fit), ms until all has expired,
+--          and the time of the charge, the amount held, or ms until the cost fits; and while
+--          something is held, its amount, as -n if the cost would not fit without it either. To
+--          renew: a string with 1 for each hold that still counts and 0 for each other. To settle:
+--          the amount that was held
 local wrap, cycle, pack, unpack = 10000000, 812345679, struct.pack, struct.unpack
 if digits < 7 then
   wrap, cycle = 10 ^ digits, 8123456790000000 / 10 ^ digits
@@ -41,10 +47,10 @@ else
   period = period * 1000
 end
 
--- What is held, where the list goes on behind that, and what a hold or its end needs. `holds` is read when it is needed.
+-- The holds, and where the numbers begin bytes_until them. `holds` is read when it is needed.
 local settles = charge == 'settle' or charge == 'again'
 local skip, expired, held, charged_until, settled_until, known = 0, 0, 0, 0, 0, longest
-local holds, stored, settled, first_end, last_end, last_lease, beyond, ms, behind, hold, is_renewed
+local holds, stored, settled, first_end, last_end, last_lease, beyond, ms, bytes_until, hold, is_renewed
 local first = call('LINDEX', key, '0')
 if id or first and #first > 8 then
   beyond, ms = period * tick / 1000, time[1] * 1000 + math.floor(time[2] / 1000)
@@ -59,17 +65,17 @@ if id or first and #first > 8 then
     stored = holds
     known = math.max(known, held > 0 and last_end + beyond - ms + 1000 or 0, settled_until - ms + 1000)
     if is_set_back then
-      -- The server's clock was set back since the last of them was made: all ends are moved by as much.
+      -- The server's clock was set back since the last hold was made: moves all ends back.
       local ahead, kept = last_end - last_lease - ceiling, {}
       for at = 1, #holds, 32 do
-        local number, ends, length, much = unpack('<dddd', holds, at)
-        kept[#kept + 1] = pack('<dddd', number, ends - ahead, length, much)
+        local hold_id, ends, length, amount = unpack('<dddd', holds, at)
+        kept[#kept + 1] = pack('<dddd', hold_id, ends - ahead, length, amount)
       end
       holds, first_end, last_end = table.concat(kept), first_end - ahead, last_end - ahead
     end
   end
-  -- How many bytes of `holds` are of those that end then or before.
-  function behind(ends)
+  -- Bytes of the holds that end then or earlier.
+  function bytes_until(ends)
     local low, high = 0, #holds / 32
     while low < high do
       local middle = math.floor((low + high) / 2)
@@ -89,14 +95,14 @@ if id or first and #first > 8 then
       _, last_end, last_lease = unpack('<ddd', holds, #holds - 31)
     end
   end
-  function hold(much)
-    local at, ends = behind(ceiling + lease), ceiling + lease
-    holds = string.sub(holds, 1, at) .. pack('<dddd', id, ends, lease, much) .. string.sub(holds, at + 1)
-    held = held + much
+  function hold(amount)
+    local at, ends = bytes_until(ceiling + lease), ceiling + lease
+    holds = string.sub(holds, 1, at) .. pack('<dddd', id, ends, lease, amount) .. string.sub(holds, at + 1)
+    held = held + amount
     measure()
   end
   if held > 0 and first_end + beyond <= ms then
-    local gone = behind(ms - beyond)
+    local gone = bytes_until(ms - beyond)
     for at = 25, gone, 32 do
       held = held - unpack('<d', holds, at)
     end
@@ -104,17 +110,18 @@ if id or first and #first > 8 then
     measure()
   end
   if charge == 'renew' then
-    -- One walk over all holds, and one over those to be renewed. Those with the shortest leases come first, so the new ends are in order.
-    local ids, leases, place, much_of, found, parts, said = {}, {}, {}, {}, {}, {}, {}
+    -- One pass over all holds, and one over those to renew. Shorter leases come first, so the new
+    -- ends are in order.
+    local ids, leases, place, amount_of, found, parts, said = {}, {}, {}, {}, {}, {}, {}
     for at = 1, #charged, 24 do
-      local number, length = unpack('<dd', charged, at)
-      ids[#ids + 1], leases[#leases + 1] = number, length
-      place[number] = #ids
+      local hold_id, length = unpack('<dd', charged, at)
+      ids[#ids + 1], leases[#leases + 1] = hold_id, length
+      place[hold_id] = #ids
     end
     for at = 1, #holds, 32 do
-      local number, _, _, much = unpack('<dddd', holds, at)
-      if place[number] then
-        much_of[place[number]], found[#found + 1] = much, at
+      local hold_id, _, _, amount = unpack('<dddd', holds, at)
+      if place[hold_id] then
+        amount_of[place[hold_id]], found[#found + 1] = amount, at
       end
     end
     local from, next_found, to = 1, 1, nil
@@ -130,17 +137,17 @@ if id or first and #first > 8 then
         from = last + 1
       end
     end
-    for i, number in ipairs(ids) do
-      local much, ends = much_of[i], ceiling + leases[i]
-      if much then
-        to = to or behind(ends)
+    for i, hold_id in ipairs(ids) do
+      local amount, ends = amount_of[i], ceiling + leases[i]
+      if amount then
+        to = to or bytes_until(ends)
         while to < #holds and select(2, unpack('<dd', holds, to + 1)) <= ends do
           to = to + 32
         end
         keep(to)
-        parts[#parts + 1] = pack('<dddd', number, ends, leases[i], much)
+        parts[#parts + 1] = pack('<dddd', hold_id, ends, leases[i], amount)
       end
-      said[i] = much and '1' or '0'
+      said[i] = amount and '1' or '0'
     end
     keep(#holds)
     reply, is_renewed = table.concat(said), #found > 0
@@ -155,8 +162,8 @@ if id or first and #first > 8 then
       at = string.find(holds, name, at + 1, true)
     until not at or at % 32 == 1
     if at then
-      local much = unpack('<d', holds, at + 24)
-      holds, held = string.sub(holds, 1, at - 1) .. string.sub(holds, at + 32), held - much
+      local amount = unpack('<d', holds, at + 24)
+      holds, held = string.sub(holds, 1, at - 1) .. string.sub(holds, at + 32), held - amount
       measure()
       if charge == 'again' then
         settled = skip > 0 and call('LINDEX', key, '2') or ''
@@ -167,7 +174,7 @@ if id or first and #first > 8 then
         settled_until = math.max(settled_until, ceiling + lease + beyond)
         settled = string.sub(settled, from) .. name .. pack('<d', ceiling + lease + beyond)
       end
-      reply = much
+      reply = amount
     elseif charge == 'settle' and settled_until > ms then
       local remembered = call('LINDEX', key, '2')
       repeat
@@ -198,7 +205,8 @@ end
 now = now % cycle
 local sixteenth = period / 16
 
--- An age is negative if the clock was set back, an eighth of the cycle at most: beyond that the key's end tells it.
+-- Negative ages, down to an eighth of the cycle, show that the clock was set back. Beyond that, the
+-- key's expiry shows it.
 local eighth = cycle / 8
 if first then
   first, newest = unpack('<d', first), unpack('<d', call('LINDEX', key, '-1'))
@@ -207,7 +215,7 @@ if first then
   age = (now - latest + eighth) % cycle - eighth
   left = now - now % sixteenth ~= latest - latest % sixteenth and call('PTTL', key)
   if left and (left < 0 or left > known) or age * tick < -1000 or skip > 0 and charged_until > ms + beyond + 1000 then
-    -- No end, or the server's clock was set back: nobody knows how old the entries are. All of them count as made now.
+    -- No expiry, or the server's clock was set back: all entries count as made now.
     latest, total, age, left = (now + ahead) % cycle, (newest - first) % wrap + 1, -ahead, false
     first, newest = latest * wrap + 1, latest * wrap + total % wrap
     if skip > 0 then
@@ -228,7 +236,7 @@ if first then
     call('PEXPIRE', key, longest)
   end
   if (now - (first - first % wrap) / wrap + eighth) % cycle - eighth >= period then
-    -- Passing what has expired by steps twice as large each, then halving the last one.
+    -- Exponential search for the first entry that has not expired, then binary search.
     local function has_expired(entry)
       entry = entry and unpack('<d', entry)
       return entry and (now - (entry - entry % wrap) / wrap + eighth) % cycle - eighth >= period
@@ -255,7 +263,7 @@ end
 
 local remaining = used + held < count and count - used - held or 0
 local least, is_sure = allow_partial == 1 and cost > 0 and 1 or cost, charge == 'always' or settles
--- How long until the last hold has ended, or the first one counts no more, if a hold has to wait for that.
+-- How long a hold has to wait for others: until the last one ends, or until the first one expires.
 local turn = 0
 if id and not settles and cost > 0 and held > 0 then
   turn = exclusive == 1 and math.max(0, last_end - ms) or 0
@@ -265,20 +273,20 @@ if not is_sure and (least > remaining or turn > 0) or not charge then
   fits = least <= remaining and turn == 0
   local retry, reset = 0, used > 0 and math.ceil((period - age) * tick / 1000) or 0
   local short = least > remaining and math.min(used + held + least - count, used + held) or 0
-  -- How much is held by the first holds: by all that are overdue, and until what is left in the way can only be entries.
-  local sums, last, sum, overdue = {}, 0, 0, 0
+  -- Sums of the first holds: of those that have ended, and on until only entries can be in the way.
+  local sums, last, sum, ended_sum = {}, 0, 0, 0
   if held > 0 and not fits then
     holds = holds or call('LINDEX', key, '1')
-    overdue = behind(ms) / 32
-    while last < overdue or sum < short and last * 32 < #holds do
+    ended_sum = bytes_until(ms) / 32
+    while last < ended_sum or sum < short and last * 32 < #holds do
       last = last + 1
       sum = sum + unpack('<d', holds, last * 32 - 7)
       sums[last] = sum
     end
-    overdue = sums[overdue] or 0
+    ended_sum = sums[ended_sum] or 0
   end
   if short > 0 then
-    -- The more holds are waited for, the fewer entries: found is where neither takes longer than the other.
+    -- The more holds expire, the fewer entries have to. Binary search for the shortest wait.
     local few, many = 0, last + 1
     retry = 2 ^ 53
     repeat
@@ -288,7 +296,7 @@ if not is_sure and (least > remaining or turn > 0) or not charge then
       if rest > used then
         wait = 2 ^ 53
       elseif rest > 0 then
-        -- The first entry after whose expiry so much has expired; an entry costs 1 at least.
+        -- The first entry whose expiry frees enough. An entry costs 1 at least.
         local low, high = base, base + rest - 1
         local middle = high - 1
         while low < high do
@@ -314,8 +322,8 @@ if not is_sure and (least > remaining or turn > 0) or not charge then
   reply = { fits and remaining or -1 - remaining, reset, math.max(retry, turn) }
   if held > 0 then
     reply[2] = math.max(reset, last_end + beyond - ms)
-    local live = held - overdue
-    reply[4] = used + overdue + least <= count and live or -live
+    local live = held - ended_sum
+    reply[4] = used + ended_sum + least <= count and live or -live
   end
   break
 end
@@ -327,8 +335,8 @@ elseif allow_partial == 1 then
   cost = math.min(cost, remaining)
 end
 local keeps = id and not settles or held > 0 or settled_until > (ms or 0)
--- All that is there goes, but not before something else is there: a key that is gone can't be written again while its slot moves to
--- another node.
+-- Stale elements are removed after the new ones are written: while a slot migrates, a deleted key
+-- can't be written again.
 local stale = used == 0 and (skip == 0 or not keeps) and offset + base or 0
 if stale > 0 then
   skip, expired = 0, 0
@@ -339,7 +347,7 @@ elseif skip == 0 then
     call('LTRIM', key, base, '-1')
   end
 elseif not keeps or offset + base > 1000 and used > 0 then
-  -- All that lies to the left of the entries is written again, if at all.
+  -- The three strings go with the expired entries, and are written again if needed.
   holds, settled = holds or call('LINDEX', key, '1'), settled or call('LINDEX', key, '2')
   call('LTRIM', key, offset + base, '-1')
   skip, expired = 0, 0
@@ -365,7 +373,7 @@ elseif cost > 0 then
       call('RPUSH', key, pack('<d', latest * wrap + (total + 1) % wrap), entry)
     end
   else
-    -- One charge a tick, and time never moves back in the log.
+    -- One entry a tick, and the times of entries never decrease.
     local entry = pack('<d', latest * wrap + (total + cost) % wrap)
     local before = call('LINDEX', key, '-2')
     before = before and #before == 8 and unpack('<d', before)

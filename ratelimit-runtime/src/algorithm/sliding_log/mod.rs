@@ -49,7 +49,8 @@ pub(crate) struct SlidingLog {
 
 #[derive(Debug)]
 struct LogHolds {
-    /// A hold counts until a period after its end. Unless settled, it becomes a charge made at its end.
+    /// A hold counts until a period after its end. Unless settled, it becomes a charge made at its
+    /// end.
     set: HoldSet,
     settled: Vec<SettledHold>,
 }
@@ -101,7 +102,8 @@ impl SlidingLog {
     /// Time until an amount has expired of both entries and holds.
     fn wait_ms(&self, layout: &LogLayout, now_us: u64, short: u64) -> u64 {
         let (now, millis) = (now_us / layout.tick_us, now_us / 1000);
-        // For the first holds to end: the sum of their amounts, and the time until they no longer count.
+        // For the first holds to end: the sum of their amounts, and the time until they no longer
+        // count.
         let mut ended: SmallVec<[(u64, u64); 4]> = smallvec![(0, 0)];
         let mut freed = 0;
         for (ends_ms, amount) in self.holds().in_order(now_us) {
@@ -170,7 +172,8 @@ impl MemoryState for SlidingLog {
         }
     }
 
-    /// A hold does not fit if there are [`MOST_HOLDS`] already, nor, if it is exclusive, beside another one.
+    /// A hold does not fit if there are [`MOST_HOLDS`] already, nor, if it is exclusive, beside
+    /// another one.
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
         let (rule, hold) = (query.rule, query.hold.filter(|_| cost > 0));
         let (layout, millis) = (LogLayout::of(rule.period_ms()), now_us / 1000);

@@ -1,6 +1,6 @@
--- cost, period (ms), the time of the charge, digits
--- returns  how much was refunded: nothing if the charge has expired, is gone, or has more than 5,000 entries behind it: each
---          later total changes, and the server does nothing else meanwhile
+-- cost, period (ms), time of the charge, digits
+-- returns  amount refunded; 0 if the charge has expired or is gone, or if there are more than 5,000
+--          entries from it on: each later total changes, and the server does nothing else meanwhile
 local wrap = 10 ^ digits
 local cycle = 8123456790000000 / wrap
 local time = call('TIME')
@@ -21,14 +21,14 @@ end
 local first, length = call('LINDEX', key, '0'), call('LLEN', key)
 local low, high = 0, length - 1
 if first and #first > 8 then
-  -- What is held is left of all entries, and says when they have expired, and how many have.
+  -- The holds, left of the entries, have the time when all entries expire and how many have.
   local _, charged_until, expired = struct.unpack('<ddd', first)
   low = charged_until > now_ms and 3 + expired or length
 end
 if low > high or age(charged) >= period then
   return 0
 end
--- The first entry of that time or later; an expired one is earlier, however old.
+-- Binary search for the first entry of that time or later. Expired entries count as earlier.
 while low < high do
   local middle = math.floor((low + high) / 2)
   if age((entry(middle))) > age(charged) then
@@ -41,31 +41,31 @@ local at, total = entry(low)
 if at ~= charged or length - low > 5000 then
   return 0
 end
-local held, behind = 1, low + 1
-if behind < length then
-  local second, after = entry(behind)
+local held, next_at = 1, low + 1
+if next_at < length then
+  local second, after = entry(next_at)
   if second == at then
-    held, behind = (after - total) % wrap + 1, behind + 1
+    held, next_at = (after - total) % wrap + 1, next_at + 1
   end
 end
-local back = math.min(cost, held)
-local later = call('LRANGE', key, behind, '-1')
+local refunded = math.min(cost, held)
+local later = call('LRANGE', key, next_at, '-1')
 if low > 0 then
   call('LTRIM', key, '0', low - 1)
 end
 local numbers = {}
-if back < held then
+if refunded < held then
   numbers[1] = at * wrap + total
 end
-if back + 1 < held then
-  numbers[2] = at * wrap + (total + held - back - 1) % wrap
+if refunded + 1 < held then
+  numbers[2] = at * wrap + (total + held - refunded - 1) % wrap
 end
 for _, number in ipairs(later) do
   number = struct.unpack('<d', number)
   local its_total = number % wrap
-  numbers[#numbers + 1] = number - its_total + (its_total - back) % wrap
+  numbers[#numbers + 1] = number - its_total + (its_total - refunded) % wrap
 end
--- As many at once as a call takes.
+-- A call takes a limited number of arguments.
 for from = 1, #numbers, 500 do
   local to = math.min(from + 499, #numbers)
   for i = from, to do
@@ -74,7 +74,7 @@ for from = 1, #numbers, 500 do
   call('RPUSH', key, unpack(numbers, from, to))
 end
 if low == 0 then
-  -- Not before: a key that is gone can't be written again while its slot moves to another node.
+  -- After the writes: while a slot migrates, a deleted key can't be written again.
   call('LTRIM', key, length, '-1')
 end
-return back
+return refunded

@@ -1,20 +1,23 @@
--- A sliding window is one string of numbers of 8 bytes: the sub-window it was last written in (its start divided by its length), the sum of
--- all counts, and the counts: the charges of that sub-window and of those before it, newest first, down to the oldest that still counts.
--- The key expires when all of it has stopped counting, so the stored number and the key's PTTL tell the time.
+-- A sliding window is one string of 8-byte numbers: the sub-window of the last charge (its start
+-- divided by its length), the sum of all counts, and the counts. A count is the charges of one
+-- sub-window, newest first, down to the oldest that still counts. The key expires when no charge
+-- counts any more, so the stored number and PTTL tell the time.
 --
--- No decision reads all counts: the newest, the oldest, and once those that no longer count. The server hashes each string that Lua makes,
--- byte by byte. So a charge in the sub-window of the last one writes 24 bytes, and only one that moves on makes the string anew.
+-- No decision reads all counts: only the newest, the oldest, and once those that have expired. The
+-- server hashes each string that Lua makes, byte by byte. So a charge in the newest sub-window
+-- writes 24 bytes, and only one that moves on writes the whole string.
 --
--- cost, count, size (ms a sub-window), buckets
--- returns  after a charge: ms until all of it has stopped counting, the sub-window, and how much counts. Otherwise nothing if nothing
---          counts, or '+' ('-' if the cost does not fit), the ms, how much counts, and the string
+-- cost, count, size (ms of a sub-window), buckets
+-- returns  after a charge: ms until no charge counts, the sub-window, and the use. Otherwise false
+--          if nothing counts, or '+' ('-' if the cost does not fit), the ms, the use, and the
+--          string
 value = value or call('GET', key)
 local left, current, sum = 0, nil, 0
 if value then
   current, sum = struct.unpack('<dd', value)
   local stops = (current + 1 + buckets) * size
   left = now and math.max(stops - now, 0) or call('PTTL', key)
-  if left < 0 or left > (1 + buckets) * size then -- no expiry, or the server's clock was set back: as if all of it were charged just now
+  if left < 0 or left > (1 + buckets) * size then -- no expiry, or the server's clock was set back: all charges count as made now
     if not now then
       time = call('TIME')
       now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -39,7 +42,7 @@ if left == 0 then
   value, current, sum = nil, math.floor(now / size), 0
 end
 
--- So many sub-windows later: so many counts are stored, and so many of them still count.
+-- Sub-windows since the last charge, counts that are stored, and counts that have not expired.
 local passed, stored = math.floor(now / size) - current, value and #value / 8 - 2 or 0
 local kept = math.min(stored, buckets + 1 - passed)
 local used = sum
@@ -67,7 +70,7 @@ if value and passed == 0 then
 else
   local older = value and string.rep('\0', 8 * (passed - 1)) .. string.sub(value, 17, 16 + 8 * kept) or ''
   local stops = (current + 1 + buckets) * size
-  local low = stops % 1e7 -- `%d` is quick, and takes less than 2^31 on every server
+  local low = stops % 1e7 -- `%d` is fast, but limited to 2^31 on some servers
   left, value = stops - now, struct.pack('<ddd', current, sum, cost) .. older
   call('SET', key, value, 'PXAT', string.format('%d%07d', (stops - low) / 1e7, low))
 end

@@ -1,4 +1,5 @@
-//! Sliding window: sub-windows, the oldest of which is weighted by its overlap with the last period.
+//! Sliding window: sub-windows, the oldest of which is weighted by its overlap with the last
+//! period.
 //!
 //! The *sliding window counter* of the textbooks, with one sub-window or with several.
 

@@ -1,6 +1,6 @@
--- cost, size (ms a sub-window), buckets
--- charged  the number of the sub-window of the charge
--- returns  how much was refunded: what the charge still weighs
+-- cost, size (ms of a sub-window), buckets
+-- charged  number of the charge's sub-window
+-- returns  amount refunded: the weight that the charge still had
 local value = call('GET', key)
 local left = value and call('PTTL', key) or 0
 if left <= 0 then
