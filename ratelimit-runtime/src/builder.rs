@@ -285,7 +285,7 @@ impl Builder {
         let topology = crate::redis::Topology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
         let name = topology.to_string();
         let (deadline, connections, coalescing) = (self.settings.deadline, self.connections, self.coalescing);
-        let settings = crate::redis::Settings { deadline, connections, coalescing };
+        let settings = crate::redis::NodeOptions { deadline, connections, coalescing };
         let store = crate::redis::Redis::new(topology, settings);
         if !self.lazy {
             store.connected().await.map_err(|error| SetupError::new(error.reason()))?;

@@ -19,10 +19,10 @@ use tokio::{
 };
 
 use super::{
-    attempt::TimeLimit,
-    majority::{Votes, majority, mostly_misconfigured},
+    address::{Address, addresses},
+    backoff::TimeLimit,
+    quorum::{Votes, are_mostly_misconfigured, quorum},
     reply::explain,
-    target::{Address, addresses},
 };
 use crate::store::StoreError;
 
@@ -67,7 +67,7 @@ impl Sentinels {
             let named = limit.within(answer).await.unwrap_or_else(|_| Err(late(limit)));
             named.map_err(|error| (Address::of(sentinel), error))
         });
-        let (named, failed) = majority(answers, |named, left| self.patience(named, left, limit)).await;
+        let (named, failed) = quorum(answers, |named, left| self.patience(named, left, limit)).await;
         let mut reasons: Vec<String> = Vec::new();
         let chosen = self.chosen(&named);
         if chosen.is_none()
@@ -79,7 +79,7 @@ impl Sentinels {
         }
         // An address may be long gone, and something else be in its place.
         let mut misconfigured =
-            chosen.is_some() || named.is_empty() && mostly_misconfigured(failed.iter().map(|(_, error)| error));
+            chosen.is_some() || named.is_empty() && are_mostly_misconfigured(failed.iter().map(|(_, error)| error));
         let mut credentials = failed.iter().any(|(_, error)| error.is_about_credentials());
         if let Some(address) = chosen {
             let client = address.client(&self.server)?;

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use crc::{CRC_16_XMODEM, Crc};
 use redis::{ServerErrorKind, Value};
 
-use super::target::Address;
+use super::address::Address;
 
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16384;
@@ -24,14 +24,14 @@ pub(super) fn slot_of(key: &[u8]) -> u16 {
 
 /// Who has which slots, as a node says.
 #[derive(Clone, Debug)]
-pub(super) struct Layout {
-    pub(super) ranges: Vec<Range>,
+pub(super) struct SlotMap {
+    pub(super) ranges: Vec<SlotRange>,
     /// Those that may take the place of a primary.
     pub(super) replicas: Vec<Address>,
 }
 
 /// Nodes agree if they name the same primaries. A node leaves out replicas that it deems down.
-impl PartialEq for Layout {
+impl PartialEq for SlotMap {
     fn eq(&self, other: &Self) -> bool {
         self.ranges == other.ranges
     }
@@ -39,14 +39,14 @@ impl PartialEq for Layout {
 
 /// Slots that one node has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Range {
+pub(super) struct SlotRange {
     pub(super) slots: RangeInclusive<u16>,
     /// Nothing if the cluster does not know how clients reach it.
     pub(super) primary: Option<Address>,
 }
 
 /// The reply to `CLUSTER SLOTS` of the node at `asked`. Nothing if it is none.
-pub(super) fn read_layout(reply: &Value, asked: &Address) -> Option<Layout> {
+pub(super) fn parse_slot_map(reply: &Value, asked: &Address) -> Option<SlotMap> {
     let Value::Array(ranges) = reply else { return None };
     let mut replicas: Vec<Address> = Vec::new();
     let mut read = |range: &Value| {
@@ -57,21 +57,21 @@ pub(super) fn read_layout(reply: &Value, asked: &Address) -> Option<Layout> {
         let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
         for other in others {
             if let Value::Array(replica) = other
-                && let Some(address) = read_node(replica, asked)
+                && let Some(address) = parse_node(replica, asked)
                 && !replicas.contains(&address)
             {
                 replicas.push(address);
             }
         }
-        (first <= last && last < SLOTS).then(|| Range { slots: first..=last, primary: read_node(primary, asked) })
+        (first <= last && last < SLOTS).then(|| SlotRange { slots: first..=last, primary: parse_node(primary, asked) })
     };
     let mut ranges: Vec<_> = ranges.iter().map(&mut read).collect::<Option<_>>()?;
     ranges.sort_by_key(|range| *range.slots.start()); // older servers name them in any order
-    Some(Layout { ranges, replicas })
+    Some(SlotMap { ranges, replicas })
 }
 
 /// Its endpoint and port, its id, and in later versions what else is known of it.
-fn read_node(fields: &[Value], asked: &Address) -> Option<Address> {
+fn parse_node(fields: &[Value], asked: &Address) -> Option<Address> {
     // The port is that for clients like this one, with or without TLS; 0 if the node has none for those.
     let port = fields.get(1).and_then(|port| redis::from_redis_value_ref(port).ok()).filter(|port| *port != 0)?;
     let host = match fields.first() {
@@ -80,7 +80,7 @@ fn read_node(fields: &[Value], asked: &Address) -> Option<Address> {
         Some(host) => match redis::from_redis_value_ref::<String>(host).ok()?.as_str() {
             "" => asked.host.clone(),
             // Nodes are to be reached by their names, and this one has none.
-            "?" => address_of(fields.get(3)?)?,
+            "?" => ip_of(fields.get(3)?)?,
             host => host.to_owned(),
         },
     };
@@ -88,48 +88,48 @@ fn read_node(fields: &[Value], asked: &Address) -> Option<Address> {
 }
 
 /// The address among what else is known of a node.
-fn address_of(known: &Value) -> Option<String> {
+fn ip_of(known: &Value) -> Option<String> {
     let known: std::collections::HashMap<String, String> = redis::from_redis_value_ref(known).ok()?;
     known.get("ip").filter(|address| !address.is_empty()).cloned()
 }
 
 /// What the reply of a cluster's node says about where a command has to go.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum Redirection {
     /// It is an answer.
-    Answer,
+    None,
     /// This node has the slot now.
     Moved(Address),
     /// For this time, this node.
     Ask(Address),
     /// Another node, and not how it is reached.
-    Nameless,
+    WithoutAddress,
     /// Keys of the slot are on the move.
     TryAgain,
     /// The node cannot run it now, and has not.
-    NotNow,
+    Unavailable,
 }
 
 /// What a reply of the node at `asked` says.
-pub(super) fn heard(reply: &Value, asked: &Address) -> Heard {
-    let Value::ServerError(error) = reply else { return Heard::Answer };
-    let named = || error.details().and_then(|details| named_in(details, asked));
+pub(super) fn redirection(reply: &Value, asked: &Address) -> Redirection {
+    let Value::ServerError(error) = reply else { return Redirection::None };
+    let named = || error.details().and_then(|details| parse_address(details, asked));
     match error.kind() {
-        Some(ServerErrorKind::Moved) => named().map_or(Heard::Nameless, Heard::Moved),
-        Some(ServerErrorKind::Ask) => named().map_or(Heard::Nameless, Heard::Ask),
-        Some(ServerErrorKind::TryAgain) => Heard::TryAgain,
+        Some(ServerErrorKind::Moved) => named().map_or(Redirection::WithoutAddress, Redirection::Moved),
+        Some(ServerErrorKind::Ask) => named().map_or(Redirection::WithoutAddress, Redirection::Ask),
+        Some(ServerErrorKind::TryAgain) => Redirection::TryAgain,
         Some(
             ServerErrorKind::ClusterDown
             | ServerErrorKind::MasterDown
             | ServerErrorKind::BusyLoading
             | ServerErrorKind::ReadOnly,
-        ) => Heard::NotNow,
-        _ => Heard::Answer,
+        ) => Redirection::Unavailable,
+        _ => Redirection::None,
     }
 }
 
 /// The address in `3999 127.0.0.1:6381`. The host may be missing, and an IPv6 address has no brackets.
-fn named_in(details: &str, asked: &Address) -> Option<Address> {
+fn parse_address(details: &str, asked: &Address) -> Option<Address> {
     let (host, port) = details.split_whitespace().nth(1)?.rsplit_once(':')?;
     let host = match host.trim_start_matches('[').trim_end_matches(']') {
         "" => asked.host.clone(),
@@ -176,7 +176,7 @@ mod tests {
     fn ranges_name_the_node_that_was_asked_by_nothing() {
         let node = |host: Value| Value::Array(vec![host, Value::Int(7001), text("id")]);
         let range = |node| Value::Array(vec![Value::Int(0), Value::Int(100), node]);
-        let read = |node| read_layout(&Value::Array(vec![range(node)]), &asked()).unwrap().ranges.remove(0).primary;
+        let read = |node| parse_slot_map(&Value::Array(vec![range(node)]), &asked()).unwrap().ranges.remove(0).primary;
         assert_eq!(read(node(text("10.0.0.2"))), Some(address("10.0.0.2", 7001)));
         assert_eq!(read(node(text("::1"))), Some(address("::1", 7001)));
         assert_eq!(read(node(text(""))), Some(address("10.0.0.1", 7001)));
@@ -196,7 +196,7 @@ mod tests {
             let nodes = nodes.iter().map(|port| node(*port));
             Value::Array([Value::Int(first), Value::Int(first + 9)].into_iter().chain(nodes).collect())
         };
-        let read = |ranges| read_layout(&Value::Array(ranges), &asked()).unwrap();
+        let read = |ranges| parse_slot_map(&Value::Array(ranges), &asked()).unwrap();
         let both = read(vec![range(10, &[7001, 7002, 7003]), range(0, &[7001, 7003, 7002])]);
         assert_eq!(both.replicas, [address("10.0.0.2", 7002), address("10.0.0.2", 7003)]);
         assert_eq!(both, read(vec![range(0, &[7001]), range(10, &[7001])]), "in any order, whatever replicas");
@@ -207,12 +207,12 @@ mod tests {
     fn a_redirection_to_nobody_is_told() {
         let asked = asked();
         for (code, details, expected) in [
-            ("MOVED", "3999 ?:6381", Heard::Nameless),
-            ("ASK", "3999 10.0.0.2:0", Heard::Nameless),
-            ("MOVED", "3999 10.0.0.2:7001", Heard::Moved(address("10.0.0.2", 7001))),
+            ("MOVED", "3999 ?:6381", Redirection::WithoutAddress),
+            ("ASK", "3999 10.0.0.2:0", Redirection::WithoutAddress),
+            ("MOVED", "3999 10.0.0.2:7001", Redirection::Moved(address("10.0.0.2", 7001))),
         ] {
             let reply = redis::parse_redis_value(format!("-{code} {details}\r\n").as_bytes()).unwrap();
-            assert_eq!(heard(&reply, &asked), expected, "{code} {details}");
+            assert_eq!(redirection(&reply, &asked), expected, "{code} {details}");
         }
     }
 
@@ -221,9 +221,9 @@ mod tests {
         for (first, last) in [(0, 16384), (5, 4), (-1, 4)] {
             let node = Value::Array(vec![text("10.0.0.2"), Value::Int(7001)]);
             let range = Value::Array(vec![Value::Int(first), Value::Int(last), node]);
-            assert_eq!(read_layout(&Value::Array(vec![range]), &asked()), None, "{first} to {last}");
+            assert_eq!(parse_slot_map(&Value::Array(vec![range]), &asked()), None, "{first} to {last}");
         }
-        assert_eq!(read_layout(&Value::Okay, &asked()), None);
+        assert_eq!(parse_slot_map(&Value::Okay, &asked()), None);
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
             ("3999", None),
             ("3999 127.0.0.1:x", None),
         ] {
-            assert_eq!(named_in(details, &asked()), named, "{details}");
+            assert_eq!(parse_address(details, &asked()), named, "{details}");
         }
     }
 }

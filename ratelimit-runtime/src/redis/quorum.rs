@@ -16,7 +16,7 @@ pub(super) type Votes<T> = [(T, usize)];
 /// `patience`: is told after each answer what was said, and how many have not answered yet. Says
 /// how long these are waited for, from then on; all of them, while it says nothing. The earliest
 /// end counts.
-pub(super) async fn majority<T: PartialEq, E>(
+pub(super) async fn quorum<T: PartialEq, E>(
     asked: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
     patience: impl Fn(&Votes<T>, usize) -> Option<Duration>,
 ) -> (Vec<(T, usize)>, Vec<E>) {
@@ -52,7 +52,7 @@ pub(super) async fn majority<T: PartialEq, E>(
 }
 
 /// Whether most of those who failed are set up wrongly. One that is does not make an outage of the others a mistake.
-pub(super) fn mostly_misconfigured<'a>(failed: impl ExactSizeIterator<Item = &'a StoreError>) -> bool {
+pub(super) fn are_mostly_misconfigured<'a>(failed: impl ExactSizeIterator<Item = &'a StoreError>) -> bool {
     let count = failed.len();
     2 * failed.filter(|error| error.misconfigured).count() > count
 }
@@ -80,7 +80,7 @@ mod tests {
             (&[&away, &wrong, &away], false),
             (&[], false),
         ] {
-            assert_eq!(mostly_misconfigured(failed.iter().copied()), expected, "{failed:?}");
+            assert_eq!(are_mostly_misconfigured(failed.iter().copied()), expected, "{failed:?}");
         }
     }
 
@@ -91,7 +91,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_most_say_comes_first() {
-        let (said, failed) = majority([Ok(1), Err(9), Ok(2), Ok(2), Err(8)].map(says).into_iter(), endless).await;
+        let (said, failed) = quorum([Ok(1), Err(9), Ok(2), Ok(2), Err(8)].map(says).into_iter(), endless).await;
         assert_eq!(said, [(2, 2), (1, 1)]);
         assert_eq!(failed, [9, 8]);
     }
@@ -99,7 +99,7 @@ mod tests {
     #[tokio::test]
     async fn one_that_hangs_holds_up_nobody_who_agrees() {
         let asked = [Either::Left(pending()), Either::Right(says(Ok(1))), Either::Right(says(Ok(1)))];
-        assert_eq!(majority(asked.into_iter(), endless).await.0, [(1, 2)]);
+        assert_eq!(quorum(asked.into_iter(), endless).await.0, [(1, 2)]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -108,10 +108,10 @@ mod tests {
         let began = Instant::now();
         let asked = || [Either::Left(pending()), Either::Right(says(Err(9))), Either::Right(says(Ok(1)))].into_iter();
         let once_one_has_spoken = |said: &Votes<u8>, _| (!said.is_empty()).then_some(second);
-        assert_eq!(majority(asked(), once_one_has_spoken).await.0, [(1, 1)]);
+        assert_eq!(quorum(asked(), once_one_has_spoken).await.0, [(1, 1)]);
         assert_eq!(began.elapsed(), second);
         let not_for_one = |_: &Votes<u8>, left| (left == 1).then_some(Duration::ZERO);
-        assert_eq!(majority(asked(), not_for_one).await.0, [(1, 1)]);
+        assert_eq!(quorum(asked(), not_for_one).await.0, [(1, 1)]);
         assert_eq!(began.elapsed(), second);
     }
 
@@ -125,10 +125,10 @@ mod tests {
         let asked =
             [Either::Left(Either::Left(pending())), Either::Left(Either::Right(later)), Either::Right(says(Ok(2)))];
         let patience = |_: &Votes<u8>, left| Some(Duration::from_secs(if left == 2 { 3 } else { 30 }));
-        assert_eq!(majority(asked.into_iter(), patience).await.0, [(2, 1), (1, 1)]);
+        assert_eq!(quorum(asked.into_iter(), patience).await.0, [(2, 1), (1, 1)]);
         assert_eq!(began.elapsed(), Duration::from_secs(3));
         let asked = [Either::Left(pending()), Either::Right(says(Ok(1)))];
-        let hung = timeout(Duration::from_secs(60), majority(asked.into_iter(), |_, _| Some(Duration::MAX))).await;
+        let hung = timeout(Duration::from_secs(60), quorum(asked.into_iter(), |_, _| Some(Duration::MAX))).await;
         assert!(hung.is_err(), "more than a clock can say is without end");
     }
 }

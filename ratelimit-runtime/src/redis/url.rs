@@ -1,33 +1,25 @@
 //! What a URL names, and how to get there.
 
-use std::{
-    fmt,
-    future::{self, Future},
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisResult,
-    aio::MultiplexedConnection,
+    Client, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisResult,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 
-use super::{attempt::TimeLimit, reply::explain, sentinel::Sentinels};
-use crate::{SetupError, store::StoreError};
+use super::{
+    address::{Address, addresses},
+    sentinel::Sentinels,
+    source::ServerSource,
+};
+use crate::SetupError;
 
 /// What a URL names. Shows itself without its password.
 #[allow(clippy::large_enum_variant)] // made and taken apart at once
 pub(crate) enum Topology {
-    One(Target),
+    Single(ServerSource),
     /// Some nodes of a cluster; they know the others.
     Cluster(Vec<Client>),
-}
-
-/// One server, and everything that is needed to open a connection to it. Shows itself without its password.
-pub(crate) enum Target {
-    Server(Client),
-    /// The server that sentinels name, which may be another one the next time.
-    Primary(Sentinels),
 }
 
 /// Certificates for TLS, in PEM.
@@ -44,13 +36,6 @@ pub(crate) struct Certificates {
 pub(crate) struct Credentials {
     pub(crate) user: String,
     pub(crate) password: String,
-}
-
-/// Where a server listens.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Address {
-    pub(super) host: String,
-    pub(super) port: u16,
 }
 
 const SENTINEL_PORT: u16 = 26379;
@@ -75,39 +60,7 @@ impl Topology {
                 "this URL names several hosts: write redis+cluster://host,host for nodes of a cluster, or \
                  redis+sentinel://host,host/service for sentinels",
             )),
-            _ => client(url, certificates).map(|client| Self::One(Target::Server(client))),
-        }
-    }
-}
-
-impl Target {
-    /// The server as it is reached now, and a connection to it.
-    ///
-    /// `connect` opens a connection, with anything else that belongs to it.
-    pub(super) async fn connect<T, F>(
-        &self,
-        limit: TimeLimit,
-        connect: impl Fn(Client, TimeLimit) -> F,
-    ) -> Result<(Client, MultiplexedConnection, T), StoreError>
-    where
-        F: Future<Output = Result<(MultiplexedConnection, T), StoreError>>,
-    {
-        match self {
-            Self::Server(client) => {
-                let connected = connect(client.clone(), limit).await;
-                let (connection, with) = connected.map_err(|error| error.about(self))?;
-                Ok((client.clone(), connection, with))
-            }
-            Self::Primary(sentinels) => sentinels.primary(limit, connect).await,
-        }
-    }
-
-    /// Returns once the server is another one than this. `limit`: how long a look at another one
-    /// may take.
-    pub(super) async fn moved(&self, from: &Client, limit: Duration) {
-        match self {
-            Self::Server(_) => future::pending().await,
-            Self::Primary(sentinels) => sentinels.moved(from, limit).await,
+            _ => client(url, certificates).map(|client| Self::Single(ServerSource::Fixed(client))),
         }
     }
 }
@@ -186,14 +139,14 @@ fn sentinel(
             settings = settings.set_password(password);
             settings = if user.is_empty() { settings } else { settings.set_username(user) };
         }
-        let info = at(&client, &address).set_redis_settings(settings);
+        let info = address.connection_info(&client).set_redis_settings(settings);
         sentinels.push(Client::open(info).map_err(invalid)?);
         server = Some(client);
     }
     let Some(server) = server else {
         return Err(SetupError::new("name the sentinels: redis+sentinel://host:port/service"));
     };
-    Ok(Topology::One(Target::Primary(Sentinels::new(sentinels, service.to_owned(), server))))
+    Ok(Topology::Single(ServerSource::Primary(Sentinels::new(sentinels, service.to_owned(), server))))
 }
 
 /// Nothing of a URL is shown that was not understood: any part of it could be the password.
@@ -239,7 +192,7 @@ fn ends_early(url: &str) -> bool {
 
 #[cfg(feature = "rustls")]
 fn open(info: ConnectionInfo, certificates: &Certificates) -> RedisResult<Client> {
-    use redis::{ClientTlsConfig, TlsCertificates};
+    use redis::{ClientTlsConfig, ConnectionAddr, TlsCertificates};
 
     // The redis crate builds on whatever the process has installed and panics without; an earlier choice stands.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -256,69 +209,12 @@ fn open(info: ConnectionInfo, _: &Certificates) -> RedisResult<Client> {
     Client::open(info)
 }
 
-/// The way to a server at an address, which is that to `like` in all else: credentials, protocol, certificates.
-fn at(like: &Client, address: &Address) -> ConnectionInfo {
-    let Address { host, port } = address.clone();
-    let info = like.get_connection_info();
-    let addr = match info.addr() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-        }
-        _ => ConnectionAddr::Tcp(host, port),
-    };
-    info.clone().set_addr(addr)
-}
-
-impl Address {
-    pub(super) fn of(client: &Client) -> Self {
-        match client.get_connection_info().addr() {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                Self { host: host.clone(), port: *port }
-            }
-            path => Self { host: path.to_string(), port: 0 },
-        }
-    }
-
-    /// The server there, reached as `like` is.
-    pub(super) fn client(&self, like: &Client) -> Result<Client, StoreError> {
-        Client::open(at(like, self)).map_err(|error| explain(&error))
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
-    }
-}
-
 /// The servers' addresses.
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::One(target) => target.fmt(f),
+            Self::Single(source) => source.fmt(f),
             Self::Cluster(seeds) => addresses(seeds).fmt(f),
         }
     }
-}
-
-/// The server's address.
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Server(client) => client.get_connection_info().addr().fmt(f),
-            Self::Primary(sentinels) => sentinels.fmt(f),
-        }
-    }
-}
-
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Target({self})")
-    }
-}
-
-pub(super) fn addresses(clients: &[Client]) -> String {
-    let addresses: Vec<_> = clients.iter().map(|client| Address::of(client).to_string()).collect();
-    addresses.join(", ")
 }
