@@ -282,7 +282,8 @@ impl Builder {
         if self.url.starts_with("rediss") || self.url.starts_with("valkeys") {
             return Err(SetupError::new("TLS needs the feature `rustls` of ratelimit-runtime"));
         }
-        let topology = crate::redis::Topology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
+        let topology =
+            crate::redis::RedisTopology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
         let name = topology.to_string();
         let (deadline, connections, coalescing) = (self.settings.deadline, self.connections, self.coalescing);
         let settings = crate::redis::NodeOptions { deadline, connections, coalescing };

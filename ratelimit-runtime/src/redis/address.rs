@@ -9,13 +9,13 @@ use crate::store::StoreError;
 
 /// Host and port of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Address {
+pub(super) struct ServerAddress {
     pub(super) host: String,
     pub(super) port: u16,
 }
 
-impl Address {
-    /// Address of a client's server. A Unix socket has its path as host, and port 0.
+impl ServerAddress {
+    /// ServerAddress of a client's server. A Unix socket has its path as host, and port 0.
     pub(super) fn of(client: &Client) -> Self {
         match client.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
@@ -45,7 +45,7 @@ impl Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
         if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
@@ -54,6 +54,6 @@ impl fmt::Display for Address {
 
 /// Addresses of the clients' servers, separated by commas.
 pub(super) fn addresses(clients: &[Client]) -> String {
-    let addresses: Vec<_> = clients.iter().map(|client| Address::of(client).to_string()).collect();
+    let addresses: Vec<_> = clients.iter().map(|client| ServerAddress::of(client).to_string()).collect();
     addresses.join(", ")
 }

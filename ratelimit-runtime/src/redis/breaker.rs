@@ -147,7 +147,7 @@ impl<C> BreakerState<C> {
 #[derive(Debug, Default)]
 pub(super) struct MissedReplies {
     count: AtomicU32,
-    /// When the latest command that was answered had been sent.
+    /// Latest time at which a command was sent that has been answered.
     answered: AtomicU64,
 }
 
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn three_calls_in_a_row_are_silence_whenever_they_were_sent() {
+    fn three_missed_replies_in_a_row_are_silence() {
         for sent in [[5, 6, 7], [5, 5, 5], [7, 6, 5]] {
             let replies = MissedReplies::default();
             replies.answered(4);
@@ -217,16 +217,16 @@ mod tests {
         assert!(!replies.missed(10, 1) && !replies.missed(11, 1) && replies.missed(12, 1));
     }
 
-    /// Such calls end at their deadline, long after the server has answered others.
+    /// They end at their deadline, long after the server has answered others.
     #[test]
-    fn calls_sent_before_one_that_was_answered_say_nothing() {
+    fn replies_missed_before_an_answered_command_do_not_count() {
         let replies = MissedReplies::default();
         replies.answered(100);
         assert!((0..100).all(|sent| !replies.missed(sent, 1)));
     }
 
     #[test]
-    fn the_breaker_opens_by_a_failed_attempt_a_late_one_or_silence() {
+    fn a_failed_attempt_a_late_one_and_silence_open_the_breaker() {
         let now = Instant::now();
         let mut state = BreakerState::<u32>::Connecting;
         state.failed(error("refused"), now);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_connections_are_kept_until_they_answer_or_end_or_another_does() {
+    fn silent_connections_are_kept_until_they_answer_or_end() {
         let now = Instant::now();
         let silent = || {
             let mut state = BreakerState::Closed(vec![1, 2]);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_keeps_its_beginning_and_tells_its_latest_reason() {
+    fn an_outage_keeps_its_beginning_and_has_the_latest_reason() {
         let began = Instant::now();
         let mut state = BreakerState::<u32>::Connecting;
         state.failed(error("refused"), began);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_connection_is_waited_for_once() {
+    fn callers_wait_after_the_last_connection_is_lost() {
         let mut state = BreakerState::Closed(vec![1, 2]);
         assert!(state.lost(|number| *number == 1) && state.connections() == 1);
         assert!(!state.lost(|number| *number == 1), "lost already");
@@ -283,7 +283,7 @@ mod tests {
     }
 
     proptest! {
-        /// From wherever: an answer closes the breaker, nothing else does, and callers wait only after a loss.
+        /// From any state: only an answer closes the breaker, and callers wait only after a loss.
         #[test]
         fn only_an_answer_closes_the_breaker(steps in prop::collection::vec(0_u8..6, 0..40)) {
             let now = Instant::now();

@@ -103,7 +103,7 @@ impl Endpoint {
     }
 }
 
-/// Whether the server accepts the user and password.
+/// State of the user and password.
 #[derive(Debug, Default)]
 pub(super) struct CredentialState {
     /// A connection was opened with them.

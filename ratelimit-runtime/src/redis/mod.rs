@@ -44,7 +44,7 @@ use smallvec::SmallVec;
 pub(crate) use self::{
     batch::{BatchEntry, BatchTicket},
     endpoint::NodeOptions,
-    url::{Certificates, Credentials, Topology},
+    url::{Certificates, Credentials, RedisTopology},
 };
 use self::{
     batch::{CallerResult, SendError},
@@ -68,7 +68,7 @@ pub(crate) struct Redis {
 }
 
 impl Redis {
-    pub(crate) fn new(topology: Topology, options: NodeOptions) -> Self {
+    pub(crate) fn new(topology: RedisTopology, options: NodeOptions) -> Self {
         Self { nodes: Nodes::new(topology, options) }
     }
 

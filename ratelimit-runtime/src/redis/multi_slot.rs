@@ -19,7 +19,7 @@ use crate::{
     store::{Charge, Charges, Request, StoreError},
 };
 
-/// How long a server may take for a command without a caller. Later the charge stays.
+/// Time limit of a command without a caller. After that, the charge stays.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// True if the counters lie in several slots.

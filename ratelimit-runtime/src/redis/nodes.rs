@@ -1,4 +1,4 @@
-//! Where commands go: one server, or the nodes of a cluster.
+//! The servers that commands are sent to: a single one, or the nodes of a cluster.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{
     batch::SendError, cluster::Cluster, command::Command, endpoint::NodeOptions, node::Node, reply::answer, slots,
-    url::Topology,
+    url::RedisTopology,
 };
 use crate::{CounterName, failures::Epoch, store::StoreError};
 
@@ -25,10 +25,10 @@ pub(super) type Commands = SmallVec<[Command; 1]>;
 pub(super) type CommandReplies = SmallVec<[(Command, Result<Value, StoreError>); 1]>;
 
 impl Nodes {
-    pub(super) fn new(topology: Topology, options: NodeOptions) -> Self {
+    pub(super) fn new(topology: RedisTopology, options: NodeOptions) -> Self {
         match topology {
-            Topology::Single(source) => Self::Single(Arc::new(Node::new(source, options))),
-            Topology::Cluster(seeds) => Self::Cluster(Cluster::new(seeds, options)),
+            RedisTopology::Single(source) => Self::Single(Arc::new(Node::new(source, options))),
+            RedisTopology::Cluster(seeds) => Self::Cluster(Cluster::new(seeds, options)),
         }
     }
 

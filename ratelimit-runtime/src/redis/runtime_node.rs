@@ -128,7 +128,7 @@ impl RuntimeNode {
         }
     }
 
-    /// When a caller that arrived at `since_ms` times out: up to two milliseconds after its
+    /// Time at which a caller that arrived at `since_ms` times out: up to two milliseconds after its
     /// deadline, and never before.
     fn times_out_at(&self, since_ms: u64) -> u64 {
         since_ms.saturating_add(self.deadline_ms()).saturating_add(1)

@@ -1,4 +1,4 @@
-//! The scripts, as a server knows them.
+//! The scripts with their digests, assembled when first used.
 
 use std::array;
 
@@ -9,7 +9,7 @@ use crate::{
     store::Charge,
 };
 
-/// A script's text and its digest.
+/// A script with its SHA-1 digest.
 #[derive(Debug)]
 pub(super) struct HashedScript {
     pub(super) text: String,

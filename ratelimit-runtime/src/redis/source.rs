@@ -1,4 +1,4 @@
-//! Where a server is found: at a fixed address, or wherever sentinels say.
+//! Source of a server's address: fixed, or asked of sentinels.
 
 use std::{
     fmt,

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    address::Address,
+    address::ServerAddress,
     backoff::{Backoff, LONGEST_PAUSE, Loss, TimeLimit, with_jitter},
     breaker::{BreakerState, MissedReplies},
     connection::{Connection, no_auth},
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::store::StoreError;
 
-/// How long silent connections are kept before another one is opened, less up to half of it.
+/// Patience with silent connections before another one is opened, less up to half of it.
 ///
 /// Long enough for a short stall. If it takes longer, the server's clients do not all reconnect at
 /// once.
@@ -144,7 +144,7 @@ impl Supervisor {
         let Self { pool } = self;
         pool.endpoint.credentials.accepted();
         // Two primaries would count separately, so callers use one.
-        let is_other = before.is_none_or(|before| Address::of(before) != Address::of(&client));
+        let is_other = before.is_none_or(|before| ServerAddress::of(before) != ServerAddress::of(&client));
         let redis = open.redis.clone();
         pool.missed.answered(pool.now());
         if is_other {

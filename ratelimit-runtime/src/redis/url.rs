@@ -1,4 +1,4 @@
-//! What a URL names, and how to get there.
+//! Redis URLs: which servers they name, with which credentials and certificates.
 
 use std::{fmt, time::Duration};
 
@@ -8,17 +8,17 @@ use redis::{
 };
 
 use super::{
-    address::{Address, addresses},
+    address::{ServerAddress, addresses},
     sentinel::Sentinels,
     source::ServerSource,
 };
 use crate::SetupError;
 
-/// What a URL names. Shows itself without its password.
+/// The servers that a URL names. Displays without its password.
 #[allow(clippy::large_enum_variant)] // made and taken apart at once
-pub(crate) enum Topology {
+pub(crate) enum RedisTopology {
     Single(ServerSource),
-    /// Some nodes of a cluster; they know the others.
+    /// Some nodes of a cluster, which know the others.
     Cluster(Vec<Client>),
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Certificates {
     pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// A user and a password. The user is empty where a server has only a password.
+/// A user and a password. The user is empty if a server has only a password.
 #[derive(Clone, Default)]
 pub(crate) struct Credentials {
     pub(crate) user: String,
@@ -40,8 +40,8 @@ pub(crate) struct Credentials {
 
 const SENTINEL_PORT: u16 = 26379;
 
-impl Topology {
-    /// `sentinels`: what the sentinels ask of their clients, if the URL names some.
+impl RedisTopology {
+    /// Parses a URL. `sentinels`: the sentinels' own credentials, if they require some.
     pub(crate) fn new(
         url: &str,
         certificates: &Certificates,
@@ -49,15 +49,15 @@ impl Topology {
     ) -> Result<Self, SetupError> {
         if ends_early(url) {
             return Err(SetupError::new(
-                "this URL of a Redis server has an `@` behind its host: percent-encode `/`, `?`, `#` and `@` in the password",
+                "invalid Redis URL: there is an `@` after the host; percent-encode `/`, `?`, `#` and `@` in the password",
             ));
         }
         let (scheme, rest) = url.split_once("://").unwrap_or_default();
         match scheme.split_once('+') {
-            Some((scheme, "cluster")) => cluster(&Hosts::of(scheme, rest)?, certificates),
-            Some((scheme, "sentinel")) => sentinel(&Hosts::of(scheme, rest)?, certificates, sentinels),
+            Some((scheme, "cluster")) => cluster(&HostList::parse(scheme, rest)?, certificates),
+            Some((scheme, "sentinel")) => sentinel(&HostList::parse(scheme, rest)?, certificates, sentinels),
             _ if names_several(rest) => Err(SetupError::new(
-                "this URL names several hosts: write redis+cluster://host,host for nodes of a cluster, or \
+                "invalid Redis URL: it names several hosts; write redis+cluster://host,host for nodes of a cluster, or \
                  redis+sentinel://host,host/service for sentinels",
             )),
             _ => client(url, certificates).map(|client| Self::Single(ServerSource::Fixed(client))),
@@ -65,63 +65,61 @@ impl Topology {
     }
 }
 
-/// A comma among the hosts of a URL, behind its scheme.
+/// True if the part of a URL after its scheme names several hosts.
 fn names_several(rest: &str) -> bool {
     let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
     authority.rsplit('@').next().is_some_and(|hosts| hosts.contains(','))
 }
 
-/// A URL of several hosts, which differ in nothing but their address.
-struct Hosts<'a> {
+/// A URL of several hosts, which have all but the address in common.
+struct HostList<'a> {
     scheme: &'a str,
-    /// With the `@` behind it.
+    /// User and password, with the `@` after them.
     user: &'a str,
     names: Vec<&'a str>,
-    /// With the slash in front of it.
+    /// Path, with the slash before it.
     path: &'a str,
-    /// The query and the fragment.
+    /// Query and fragment.
     end: &'a str,
 }
 
-impl<'a> Hosts<'a> {
-    fn of(scheme: &'a str, rest: &'a str) -> Result<Self, SetupError> {
+impl<'a> HostList<'a> {
+    fn parse(scheme: &'a str, rest: &'a str) -> Result<Self, SetupError> {
         let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         let (path, end) = tail.split_at(tail.find(['?', '#']).unwrap_or(tail.len()));
         let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
         let names: Vec<_> = hosts.split(',').collect();
         if names.iter().any(|host| host.is_empty() || host.starts_with(':')) {
-            return Err(SetupError::new(
-                "a host is missing in this URL: write `host:port`, and a comma between one host and the next",
-            ));
+            return Err(SetupError::new("invalid Redis URL: a host is missing; write `host:port,host:port`"));
         }
         Ok(Self { scheme, user, names, path, end })
     }
 
-    /// Each of them as the URL of one server.
+    /// URLs of the single hosts, with this path.
     fn urls(&self, path: &str) -> impl Iterator<Item = String> {
         self.names.iter().map(move |host| format!("{}://{}{host}{path}{}", self.scheme, self.user, self.end))
     }
 }
 
-fn cluster(hosts: &Hosts<'_>, certificates: &Certificates) -> Result<Topology, SetupError> {
+fn cluster(hosts: &HostList<'_>, certificates: &Certificates) -> Result<RedisTopology, SetupError> {
     let seeds: Vec<_> = hosts.urls(hosts.path).map(|url| client(&url, certificates)).collect::<Result<_, _>>()?;
     if seeds.iter().any(|seed| seed.get_connection_info().redis_settings().db() != 0) {
-        return Err(SetupError::new("a cluster has no other database than 0: leave it out of the URL"));
+        return Err(SetupError::new("invalid Redis URL: a cluster has only database 0; leave it out"));
     }
-    Ok(Topology::Cluster(seeds))
+    Ok(RedisTopology::Cluster(seeds))
 }
 
 fn sentinel(
-    hosts: &Hosts<'_>,
+    hosts: &HostList<'_>,
     certificates: &Certificates,
     credentials: Option<&Credentials>,
-) -> Result<Topology, SetupError> {
+) -> Result<RedisTopology, SetupError> {
     let path = hosts.path.trim_matches('/');
     let (service, database) = path.split_once('/').unwrap_or((path, ""));
-    // What Redis takes as a name.
+    // The characters that Redis allows in a name.
     if service.is_empty() || !service.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte)) {
         return Err(SetupError::new(
-            "say which service the sentinels are to be asked for, in letters, digits, `.`, `-` and `_`: \
+            "invalid Redis URL: say which service to ask the sentinels for, in letters, digits, `.`, `-` and `_`: \
              redis+sentinel://host:port,host:port/service",
         ));
     }
@@ -129,11 +127,11 @@ fn sentinel(
     let mut server = None;
     for url in hosts.urls(&format!("/{database}")) {
         let client = client(&url, certificates)?;
-        let mut address = Address::of(&client);
+        let mut address = ServerAddress::of(&client);
         if redis::parse_redis_url(&url).is_some_and(|url| url.port().is_none()) {
             address.port = SENTINEL_PORT;
         }
-        // The older protocol, as there is nothing a sentinel tells by itself.
+        // RESP2 is enough: sentinels push nothing.
         let mut settings = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2);
         if let Some(Credentials { user, password }) = credentials {
             settings = settings.set_password(password);
@@ -144,26 +142,29 @@ fn sentinel(
         server = Some(client);
     }
     let Some(server) = server else {
-        return Err(SetupError::new("name the sentinels: redis+sentinel://host:port/service"));
+        return Err(SetupError::new("invalid Redis URL: name the sentinels: redis+sentinel://host:port/service"));
     };
-    Ok(Topology::Single(ServerSource::Primary(Sentinels::new(sentinels, service.to_owned(), server))))
+    Ok(RedisTopology::Single(ServerSource::Primary(Sentinels::new(sentinels, service.to_owned(), server))))
 }
 
-/// Nothing of a URL is shown that was not understood: any part of it could be the password.
+/// Error without any part of the URL, which could be the password.
 #[allow(clippy::needless_pass_by_value)] // for `map_err`
 fn invalid(error: redis::RedisError) -> SetupError {
-    SetupError::new(format!("this URL of a Redis server is not right: {error}"))
+    SetupError::new(format!("invalid Redis URL: {error}"))
 }
 
 fn client(url: &str, certificates: &Certificates) -> Result<Client, SetupError> {
     let info: ConnectionInfo = url.into_connection_info().map_err(invalid)?;
     if let database @ ..0 = info.redis_settings().db() {
-        return Err(SetupError::new(format!("there is no database {database}: they are numbered from 0")));
+        return Err(SetupError::new(format!(
+            "invalid Redis URL: there is no database {database}; they are numbered from 0"
+        )));
     }
     let info = info.clone().set_tcp_settings(tcp_settings());
-    // RESP3 tells at once when a connection is gone, even an idle one.
-    let chosen = redis::parse_redis_url(url).is_some_and(|url| url.query_pairs().any(|(name, _)| name == "protocol"));
-    let info = if chosen {
+    // RESP3 reports a lost connection at once, even an idle one.
+    let is_chosen =
+        redis::parse_redis_url(url).is_some_and(|url| url.query_pairs().any(|(name, _)| name == "protocol"));
+    let info = if is_chosen {
         info
     } else {
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
@@ -172,7 +173,7 @@ fn client(url: &str, certificates: &Certificates) -> Result<Client, SetupError> 
     open(info, certificates).map_err(invalid)
 }
 
-/// A peer that vanished without a word is found within a few seconds, also when nobody calls.
+/// TCP settings that detect a vanished peer within a few seconds, even without calls.
 fn tcp_settings() -> TcpSettings {
     const SILENCE: Duration = Duration::from_secs(5);
     let keepalive = TcpKeepalive::new().with_time(SILENCE);
@@ -183,7 +184,8 @@ fn tcp_settings() -> TcpSettings {
     settings.set_keepalive(keepalive)
 }
 
-/// Whether a character of the password was taken for the end of the host. What is left of it would be the host then.
+/// True if an unescaped character in the password ends the host early. The start of the password
+/// would be taken for the host.
 fn ends_early(url: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else { return false };
     let (_, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
@@ -194,7 +196,7 @@ fn ends_early(url: &str) -> bool {
 fn open(info: ConnectionInfo, certificates: &Certificates) -> RedisResult<Client> {
     use redis::{ClientTlsConfig, ConnectionAddr, TlsCertificates};
 
-    // The redis crate builds on whatever the process has installed and panics without; an earlier choice stands.
+    // The redis crate panics unless the process has installed a provider. An earlier choice stands.
     let _ = rustls::crypto::ring::default_provider().install_default();
     if let ConnectionAddr::TcpTls { .. } = info.addr() {
         let Certificates { authority: root_cert, client } = certificates.clone();
@@ -209,8 +211,8 @@ fn open(info: ConnectionInfo, _: &Certificates) -> RedisResult<Client> {
     Client::open(info)
 }
 
-/// The servers' addresses.
-impl fmt::Display for Topology {
+/// Addresses of the servers.
+impl fmt::Display for RedisTopology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Single(source) => source.fmt(f),

@@ -69,9 +69,9 @@ struct QueueShard {
 ///
 /// It changes together with a shard, under that shard's lock.
 #[derive(Clone, Copy)]
-struct QueueState(u64);
+struct BatchQueueState(u64);
 
-impl QueueState {
+impl BatchQueueState {
     /// A caller sends by itself, as nothing else is in flight: that saves a task switch.
     const BYPASS: u64 = 1;
     /// A round trip that is in flight, or about to be.
@@ -106,11 +106,11 @@ impl BatchQueue {
     /// Lets a caller send by itself if nothing is in flight. The caller then owes
     /// [`BatchQueue::end_bypass`].
     pub(crate) fn try_bypass(&self) -> bool {
-        self.state.compare_exchange(0, QueueState::BYPASS, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.state.compare_exchange(0, BatchQueueState::BYPASS, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     pub(crate) fn end_bypass(&self) {
-        self.state.fetch_sub(QueueState::BYPASS, Ordering::AcqRel);
+        self.state.fetch_sub(BatchQueueState::BYPASS, Ordering::AcqRel);
     }
 
     /// Joins the waiting entry that makes the same charge. Without one, `Err` tells whether the
@@ -157,10 +157,10 @@ impl BatchQueue {
         }
         shard.waiting.push_back((number, Arc::clone(&entry)));
         let mut begin = false;
-        self.change(|QueueState(state)| {
-            let added = state + QueueState::WAITING;
-            begin = QueueState(added).needs_round_trip();
-            Some(if begin { added + QueueState::ROUND_TRIP } else { added })
+        self.change(|BatchQueueState(state)| {
+            let added = state + BatchQueueState::WAITING;
+            begin = BatchQueueState(added).needs_round_trip();
+            Some(if begin { added + BatchQueueState::ROUND_TRIP } else { added })
         });
         (BatchTicket::new(entry, 0), begin)
     }
@@ -197,7 +197,7 @@ impl BatchQueue {
             }
             taken.extend(shard.take());
         }
-        self.state.fetch_sub(taken.len() as u64 * QueueState::WAITING, Ordering::AcqRel);
+        self.state.fetch_sub(taken.len() as u64 * BatchQueueState::WAITING, Ordering::AcqRel);
         taken
     }
 
@@ -237,16 +237,16 @@ impl BatchQueue {
     /// Ends a round trip unless an entry has been added meanwhile. An entry that is added later
     /// finds it ended.
     fn end_round_trip(&self) -> bool {
-        self.change(|state| (state.waiting() == 0).then_some(state.0 - QueueState::ROUND_TRIP))
+        self.change(|state| (state.waiting() == 0).then_some(state.0 - BatchQueueState::ROUND_TRIP))
     }
 
-    fn state(&self) -> QueueState {
-        QueueState(self.state.load(Ordering::Acquire))
+    fn state(&self) -> BatchQueueState {
+        BatchQueueState(self.state.load(Ordering::Acquire))
     }
 
     /// Returns true if the state was changed.
-    fn change(&self, mut change: impl FnMut(QueueState) -> Option<u64>) -> bool {
-        let change = |state| change(QueueState(state));
+    fn change(&self, mut change: impl FnMut(BatchQueueState) -> Option<u64>) -> bool {
+        let change = |state| change(BatchQueueState(state));
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 

@@ -1,4 +1,4 @@
-//! Which node of a cluster serves which slot.
+//! The slot table of a cluster: the node of each slot.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::{
     redis::{
-        address::Address,
+        address::ServerAddress,
         endpoint::NodeOptions,
         node::Node,
         slots::{SLOTS, SlotMap, SlotRange, parse_slot_map},
@@ -24,7 +24,7 @@ use crate::{
     store::StoreError,
 };
 
-/// What is wrong if the cluster names no address for the node of a slot.
+/// Remedy if the cluster names no address for the node of a slot.
 pub(super) const ANNOUNCE: &str =
     "each node must announce a host, and a port without TLS for redis+cluster:// or with TLS for rediss+cluster://";
 
@@ -34,7 +34,7 @@ pub(super) struct ClusterSeeds {
     pub(super) options: NodeOptions,
 }
 
-/// What is known of the slots.
+/// The slot table, if it is known.
 pub(super) enum SlotTableState {
     /// The nodes have not been asked yet, or callers still wait for their answer.
     Unknown,
@@ -48,12 +48,12 @@ pub(super) struct SlotTable {
     pub(super) nodes: Vec<Arc<ClusterNode>>,
     by_slot: Vec<Option<Arc<ClusterNode>>>,
     /// Servers that may take the place of a lost node.
-    pub(super) replicas: Vec<Address>,
+    pub(super) replicas: Vec<ServerAddress>,
 }
 
 /// A node of the cluster.
 pub(super) struct ClusterNode {
-    pub(super) address: Address,
+    pub(super) address: ServerAddress,
     pub(super) node: Node,
     /// It was named by an ASK redirection, so it may be about to take over a slot.
     pub(super) is_importing: AtomicBool,
@@ -65,7 +65,7 @@ pub(super) fn topology_unknown() -> StoreError {
 
 impl ClusterSeeds {
     /// Node at an address.
-    pub(super) fn node(&self, address: Address) -> Result<Arc<ClusterNode>, StoreError> {
+    pub(super) fn node(&self, address: ServerAddress) -> Result<Arc<ClusterNode>, StoreError> {
         let template = self.clients.first().ok_or_else(topology_unknown)?;
         let node = Node::new(ServerSource::Fixed(address.client(template)?), self.options);
         Ok(Arc::new(ClusterNode { address, node, is_importing: AtomicBool::new(false) }))
@@ -106,7 +106,7 @@ impl SlotTableState {
             Self::Known(table) => mem::take(&mut table.nodes),
             _ => Vec::new(),
         };
-        let mut nodes: HashMap<&Address, Arc<ClusterNode>> = HashMap::new();
+        let mut nodes: HashMap<&ServerAddress, Arc<ClusterNode>> = HashMap::new();
         let mut by_slot = vec![None; usize::from(SLOTS)];
         for SlotRange { slots, primary } in &ranges {
             let Some(address) = primary else { continue };
@@ -148,14 +148,18 @@ impl SlotTable {
     }
 
     /// Assigns a slot to the node at an address.
-    pub(super) fn assign(&mut self, slot: u16, address: Address, seeds: &ClusterSeeds) -> Result<(), StoreError> {
+    pub(super) fn assign(&mut self, slot: u16, address: ServerAddress, seeds: &ClusterSeeds) -> Result<(), StoreError> {
         let node = self.node_at(address, seeds)?;
         self.by_slot[usize::from(slot)] = Some(node);
         Ok(())
     }
 
     /// The node at an address, added if it is missing.
-    pub(super) fn node_at(&mut self, address: Address, seeds: &ClusterSeeds) -> Result<Arc<ClusterNode>, StoreError> {
+    pub(super) fn node_at(
+        &mut self,
+        address: ServerAddress,
+        seeds: &ClusterSeeds,
+    ) -> Result<Arc<ClusterNode>, StoreError> {
         if let Some(node) = self.nodes.iter().find(|node| node.address == address) {
             return Ok(Arc::clone(node));
         }

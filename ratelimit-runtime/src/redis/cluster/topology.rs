@@ -18,7 +18,7 @@ use tokio::{
 use super::table::{ANNOUNCE, ClusterNode, ClusterSeeds, SlotTableState, topology_unknown};
 use crate::{
     redis::{
-        address::{Address, addresses},
+        address::{ServerAddress, addresses},
         backoff::first_limit,
         endpoint::NodeOptions,
         quorum::{Votes, are_mostly_misconfigured, quorum},
@@ -27,9 +27,9 @@ use crate::{
     store::StoreError,
 };
 
-/// How long a node may take to send its slot map, unless the deadline is longer.
+/// Time limit of a node's reply with its slot map, unless the deadline is longer.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long other nodes are waited for once one has sent its slot map. One is enough.
+/// Time for the other nodes once one has sent its slot map. One is enough.
 const GRACE: Duration = Duration::from_millis(500);
 /// Pause between two rounds while they change something. It grows to the second value.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -130,7 +130,7 @@ impl ClusterTopology {
     }
 
     /// Assigns a slot to the node that a MOVED redirection named.
-    pub(super) fn assign(&self, slot: u16, address: Address) -> Result<(), StoreError> {
+    pub(super) fn assign(&self, slot: u16, address: ServerAddress) -> Result<(), StoreError> {
         match &mut *self.write() {
             SlotTableState::Known(table) => table.assign(slot, address, &self.seeds),
             _ => Ok(()),
@@ -138,7 +138,7 @@ impl ClusterTopology {
     }
 
     /// The node at an address.
-    pub(super) fn node_at(&self, address: Address) -> Result<Arc<ClusterNode>, StoreError> {
+    pub(super) fn node_at(&self, address: ServerAddress) -> Result<Arc<ClusterNode>, StoreError> {
         match &mut *self.write() {
             SlotTableState::Known(table) => table.node_at(address, &self.seeds),
             _ => Err(topology_unknown()),
@@ -266,10 +266,10 @@ impl ClusterTopology {
     fn candidates(
         &self,
         known: &[Arc<ClusterNode>],
-        replicas: Vec<Address>,
+        replicas: Vec<ServerAddress>,
     ) -> Result<Vec<Arc<ClusterNode>>, StoreError> {
         let mut candidates = self.lock_candidates();
-        for address in self.seeds.clients.iter().map(Address::of).chain(replicas) {
+        for address in self.seeds.clients.iter().map(ServerAddress::of).chain(replicas) {
             if !known.iter().chain(&*candidates).any(|node| node.address == address) {
                 candidates.push(self.seeds.node(address)?);
             }

@@ -20,9 +20,9 @@ const RULE: Rule = Rule::new("item", 2, Duration::from_secs(60));
 
 /// A server that counts fixed windows.
 #[derive(Default)]
-struct Server(Mutex<Vec<(CounterName, i64)>>);
+struct CountingServer(Mutex<Vec<(CounterName, i64)>>);
 
-impl Server {
+impl CountingServer {
     /// Replies as the scripts do.
     fn run(&self, packet: &Packet<'_>) -> Value {
         match packet {
@@ -80,7 +80,7 @@ fn enqueue(queue: &BatchQueue, key: u64) -> (BatchTicket, bool) {
     }
 }
 
-fn run_round_trips(queue: &BatchQueue, server: &Server) {
+fn run_round_trips(queue: &BatchQueue, server: &CountingServer) {
     while let Some(mut entries) = queue.take() {
         Packet::sort(&mut entries);
         let mut replies = Vec::new();
@@ -111,7 +111,7 @@ fn is_idle(queue: &BatchQueue) -> bool {
 }
 
 /// Enqueues a charge, runs round trips if it is to begin one, and waits.
-fn decide(queue: &BatchQueue, server: &Server, key: u64) -> Look {
+fn decide(queue: &BatchQueue, server: &CountingServer, key: u64) -> Look {
     let (ticket, begin) = enqueue(queue, key);
     if begin {
         run_round_trips(queue, server);
@@ -122,7 +122,7 @@ fn decide(queue: &BatchQueue, server: &Server, key: u64) -> Look {
 #[test]
 fn each_caller_is_answered_once_and_in_order() {
     many_orders(|| {
-        let (queue, server) = (BatchQueue::default(), Server::default());
+        let (queue, server) = (BatchQueue::default(), CountingServer::default());
         let (one, other) = thread::scope(|threads| {
             let other = threads.spawn(|| decide(&queue, &server, 0));
             (decide(&queue, &server, 0), other.join().unwrap())
@@ -137,7 +137,7 @@ fn each_caller_is_answered_once_and_in_order() {
 #[test]
 fn equal_charges_are_granted_up_to_the_limit() {
     many_orders(|| {
-        let (queue, server) = (BatchQueue::default(), Server::default());
+        let (queue, server) = (BatchQueue::default(), CountingServer::default());
         // Two join before the first round trip.
         let (first, begin) = enqueue(&queue, 0);
         let (second, _) = enqueue(&queue, 0);
@@ -157,7 +157,7 @@ fn equal_charges_are_granted_up_to_the_limit() {
 #[test]
 fn a_cancelled_caller_takes_nothing_from_another() {
     many_orders(|| {
-        let (queue, server) = (BatchQueue::default(), Server::default());
+        let (queue, server) = (BatchQueue::default(), CountingServer::default());
         let (leaving, _) = enqueue(&queue, 0);
         let look = thread::scope(|threads| {
             threads.spawn(|| drop(leaving));
@@ -173,7 +173,7 @@ fn a_cancelled_caller_takes_nothing_from_another() {
 #[test]
 fn a_caller_cancelled_before_the_round_trip_is_not_charged() {
     every_order(|| {
-        let (queue, server) = (BatchQueue::default(), Server::default());
+        let (queue, server) = (BatchQueue::default(), CountingServer::default());
         let [first, leaving, last] = [(); 3].map(|()| enqueue(&queue, 0).0);
         drop(leaving);
         run_round_trips(&queue, &server);
@@ -185,7 +185,7 @@ fn a_caller_cancelled_before_the_round_trip_is_not_charged() {
 #[test]
 fn an_aborted_round_trip_leaves_no_caller_waiting() {
     many_orders(|| {
-        let (queue, server) = (BatchQueue::default(), Server::default());
+        let (queue, server) = (BatchQueue::default(), CountingServer::default());
         let (first, begin) = enqueue(&queue, 0);
         assert!(begin);
         let ended = thread::scope(|threads| {
@@ -212,7 +212,7 @@ fn an_aborted_round_trip_leaves_no_caller_waiting() {
 #[test]
 fn a_caller_timed_out_before_the_round_trip_has_no_part_in_it() {
     many_orders(|| {
-        let ((queue, clock), server) = (queue_with_clock(), Server::default());
+        let ((queue, clock), server) = (queue_with_clock(), CountingServer::default());
         let (late, _) = enqueue(&queue, 0);
         let now = entry(&late).oldest_ms().expect("it waits");
         clock.advance(Duration::from_millis(1));
@@ -232,7 +232,7 @@ fn a_caller_timed_out_before_the_round_trip_has_no_part_in_it() {
 #[test]
 fn a_caller_that_times_out_ends_and_the_queue_goes_on() {
     many_orders(|| {
-        let (queue, server) = (BatchQueue::default(), Server::default());
+        let (queue, server) = (BatchQueue::default(), CountingServer::default());
         let (late, _) = enqueue(&queue, 0);
         let now = entry(&late).oldest_ms().expect("it waits");
         let ends = thread::scope(|threads| {
