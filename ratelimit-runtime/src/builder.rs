@@ -282,10 +282,11 @@ impl Builder {
         if self.url.starts_with("rediss") || self.url.starts_with("valkeys") {
             return Err(SetupError::new("TLS needs the feature `rustls` of ratelimit-runtime"));
         }
-        let topology = crate::redis::Topology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
+        let topology =
+            crate::redis::RedisTopology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
         let name = topology.to_string();
         let (deadline, connections, coalescing) = (self.settings.deadline, self.connections, self.coalescing);
-        let settings = crate::redis::Settings { deadline, connections, coalescing };
+        let settings = crate::redis::NodeOptions { deadline, connections, coalescing };
         let store = crate::redis::Redis::new(topology, settings);
         if !self.lazy {
             store.connected().await.map_err(|error| SetupError::new(error.reason()))?;

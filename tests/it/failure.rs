@@ -1242,7 +1242,7 @@ mod credentials {
         let log = Log::default();
         let _guard = tracing::subscriber::set_default(log.clone());
         for policy in POLICIES {
-            let before = log.with("no longer takes").len();
+            let before = log.with("no longer accepts").len();
             let limiter = limiter(url, policy).await;
             tracing::callsite::rebuild_interest_cache();
             limiter.acquire(&RULE, "pear").await.unwrap();
@@ -1260,7 +1260,7 @@ mod credentials {
             }
             let Health::Degraded { reason, .. } = limiter.health() else { panic!("available") };
             assert!(reason.contains("password"), "{reason}");
-            let said = log.with("no longer takes");
+            let said = log.with("no longer accepts");
             assert_eq!(said.len() - before, 1, "{said:?}");
             assert_eq!(said.last().unwrap().0, Level::ERROR);
             put_back(server);

@@ -21,11 +21,11 @@ use crate::{
 };
 #[cfg(feature = "redis")]
 use crate::{
-    redis::Share,
+    redis::BatchTicket,
     store::{Charge, StoreError},
 };
 #[cfg(not(feature = "redis"))]
-use std::convert::Infallible as Share;
+use std::convert::Infallible as BatchTicket;
 
 /// A decision that is made when it is awaited.
 ///
@@ -39,7 +39,7 @@ pub struct Acquire {
 
 enum AcquireState {
     /// And its share, where many ask a server at once.
-    Single(SingleCharge, AcquireOptions, Option<Share>),
+    Single(SingleCharge, AcquireOptions, Option<BatchTicket>),
     Pending(BoxedAcquire),
     Done,
 }
@@ -170,7 +170,7 @@ impl Acquire {
             Some(Ok(taken)) if taken.fits() => {
                 limiter.succeeded();
                 observe::admitted(rule, taken.remaining);
-                let (Some(decision), Some(limiter)) = (share.take_decision(), self.limiter.take()) else {
+                let (Some(decision), Some(limiter)) = (share.take_entry(), self.limiter.take()) else {
                     panic!("a share that has been told is one in a decision");
                 };
                 return Poll::Ready(Ok(Permit::shared(limiter, decision, rule.limit(), &taken)));

@@ -52,7 +52,7 @@ enum Receipt {
     Prefetched(EngineRef, CounterReceipt),
     /// A share in a decision, and the receipt.
     #[cfg(feature = "redis")]
-    Shared(EngineRef, Arc<crate::redis::Decision>, [u64; 2]),
+    Shared(EngineRef, Arc<crate::redis::BatchEntry>, [u64; 2]),
     /// In an `Arc`, though nobody shares it: letting go of one is short code, and there is some in front of each limited function.
     StoreReceipt(Arc<StoreReceipt>),
     /// EngineRef until the permit is dropped, and what was charged at once.
@@ -88,7 +88,12 @@ impl Permit {
 
     /// For a share in a decision.
     #[cfg(feature = "redis")]
-    pub(crate) fn shared(limiter: EngineRef, decided: Arc<crate::redis::Decision>, limit: u64, taken: &Taken) -> Self {
+    pub(crate) fn shared(
+        limiter: EngineRef,
+        decided: Arc<crate::redis::BatchEntry>,
+        limit: u64,
+        taken: &Taken,
+    ) -> Self {
         let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
         Self { limit, remaining, reset_after_ms, charged: Receipt::Shared(limiter, decided, receipt) }
     }

@@ -25,8 +25,9 @@ use crate::{
 };
 #[cfg(feature = "redis")]
 use crate::{
+    algorithm::Taken,
     backend::QueryTag,
-    redis::{self, Redis, Share},
+    redis::{BatchTicket, Redis},
 };
 
 /// What need not be asked.
@@ -74,32 +75,36 @@ impl Guard {
         cost: u64,
         charge: impl FnOnce() -> Charge,
         waker: &Waker,
-    ) -> Option<Share> {
+    ) -> Option<BatchTicket> {
         let Upstream::Redis(redis) = &self.0.store else { return None };
         if rule.prefetch() > 1 {
             return None; // what it takes is not for one caller
         }
         let is_same = |other: &Charge| other.cost == cost && other.rule == *rule;
         let asked = || self.0.asked(name, 0, self.0.clock.now_us());
-        redis.share(name, is_same, || (charge(), asked()), waker)
+        redis.try_charge(name, is_same, || (charge(), asked()), waker)
     }
 
     /// What came of it. Nothing for a caller who has waited for longer than the deadline.
     #[inline]
-    pub(crate) fn poll(&self, share: &mut Share, context: &mut Context<'_>) -> Poll<Option<redis::Shared>> {
+    pub(crate) fn poll(
+        &self,
+        share: &mut BatchTicket,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Taken, StoreError>>> {
         let guard = &self.0;
-        let told = Redis::poll(share, context, |decision, charge, look| {
-            if let Some(asked) = decision.asked() {
+        let told = Redis::poll_charge(share, context, |decision, charge, look| {
+            if let Some(asked) = decision.tag() {
                 let denial = Denial { decision: look.decision, wait_ms: look.wait_ms };
                 guard.keep(charge, denial, look.held, asked);
             }
         });
         let Poll::Ready(told) = told else {
-            share.limit_elsewhere(guard.deadline);
+            share.time_out_elsewhere(guard.deadline);
             return Poll::Pending;
         };
         if cfg!(feature = "metrics")
-            && let Some(QueryTag { at_us, .. }) = share.asked()
+            && let Some(QueryTag { at_us, .. }) = share.tag()
         {
             observe::store_latency(Duration::from_micros(guard.clock.now_us().saturating_sub(at_us)));
         }

@@ -36,7 +36,7 @@ impl Upstream {
     pub(super) fn is_away(&self, slot: u16) -> bool {
         match self {
             #[cfg(feature = "redis")]
-            Self::Redis(redis) => redis.is_away(slot),
+            Self::Redis(redis) => redis.has_outage(slot),
             Self::Other(store, _) => store.outage().is_some(),
         }
     }

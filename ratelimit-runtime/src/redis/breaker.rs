@@ -1,22 +1,21 @@
-//! Whether a node is asked at all.
+//! The circuit breaker of a server's connections: a state machine without clock or network.
 //!
 //! ```text
-//!               a connection was opened           the last one was lost
-//!   Opening ------------------------------> Up -------------------------> Opening
+//!               a connection was opened          the last one was lost
+//!   Connecting -------------------------> Closed ---------------------> Connecting
 //!      |                                   ^  |
-//!      | an attempt failed,                |  | calls in a row
-//!      | or takes too long                 |  | had no answer
+//!      | an attempt failed,                |  | too many replies
+//!      | or takes too long                 |  | in a row are missed
 //!      |                                   |  v
-//!      +---------------------------------> Away
+//!      +----------------------------------> Open
 //!          a connection was opened, or a silent one answers again
 //! ```
 //!
-//! A connection counts as opened when the server has run a script over it in time. So the breaker, which is open while the node is
-//! `Away`, is closed by such an answer alone, and a server that is slower than the deadline leaves it open.
+//! A connection counts as opened when the server has run a script over it in time. Nothing else
+//! closes the breaker: for a server that is slower than the deadline it stays open.
 //!
-//! Connections that fell silent are kept: a server that halts for a second answers over them as
-//! soon as it goes on. If all clients opened others instead, their handshakes would keep it busy
-//! for far longer than it had halted.
+//! Silent connections are kept. A server that halts for a second answers over them as soon as it
+//! goes on; the handshakes of all its clients would keep it busy for far longer.
 
 use std::{
     mem,
@@ -27,49 +26,49 @@ use tokio::time::Instant;
 
 use crate::store::StoreError;
 
-/// So many calls in a row without an answer, and nobody is asked any more.
-pub(super) const SILENT_CALLS: u32 = 3;
+/// Replies missed in a row that open the breaker.
+pub(super) const MAX_MISSED_REPLIES: u32 = 3;
 
-/// How a node stands with its callers.
+/// State of the breaker, with the connections `C`.
 #[derive(Debug)]
-pub(super) enum State<C> {
+pub(super) enum BreakerState<C> {
     /// There is no connection, and one is being opened. Callers wait for it.
-    Opening,
-    /// Callers use these in turn. Never empty.
-    Up(Vec<C>),
-    /// Callers are told at once.
-    Away {
+    Connecting,
+    /// Callers use these connections in turn. Never empty.
+    Closed(Vec<C>),
+    /// Callers fail at once.
+    Open {
         error: StoreError,
-        /// Attempts that failed since.
+        /// Attempts to connect that have failed since.
         attempts: u32,
-        /// Connections whose calls had no answer.
+        /// Connections that missed replies.
         silent: Vec<C>,
     },
-    /// Nobody opens connections any more.
+    /// No task opens connections any more. Callers fail at once.
     Ended,
 }
 
-impl<C> State<C> {
-    pub(super) fn is_opening(&self) -> bool {
-        matches!(self, Self::Opening)
+impl<C> BreakerState<C> {
+    pub(super) fn is_connecting(&self) -> bool {
+        matches!(self, Self::Connecting)
     }
 
-    pub(super) fn is_away(&self) -> bool {
-        matches!(self, Self::Away { .. })
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self, Self::Open { .. })
     }
 
-    /// Connections whose calls had no answer.
+    /// Connections that missed replies.
     pub(super) fn silent(&self) -> &[C] {
         match self {
-            Self::Away { silent, .. } => silent,
+            Self::Open { silent, .. } => silent,
             _ => &[],
         }
     }
 
-    /// How many connections callers use.
-    pub(super) fn open(&self) -> usize {
+    /// Number of connections that callers use.
+    pub(super) fn connections(&self) -> usize {
         match self {
-            Self::Up(connections) => connections.len(),
+            Self::Closed(connections) => connections.len(),
             _ => 0,
         }
     }
@@ -77,98 +76,101 @@ impl<C> State<C> {
     /// A connection was opened, and the server answers.
     pub(super) fn opened(&mut self, connection: C) {
         match self {
-            Self::Up(connections) => connections.push(connection),
-            Self::Opening | Self::Away { .. } => *self = Self::Up(vec![connection]),
+            Self::Closed(connections) => connections.push(connection),
+            Self::Connecting | Self::Open { .. } => *self = Self::Closed(vec![connection]),
             Self::Ended => {}
         }
     }
 
-    /// The connections for which this holds are gone. Says whether there were any.
-    pub(super) fn lost(&mut self, gone: impl Fn(&C) -> bool) -> bool {
-        let (Self::Up(connections) | Self::Away { silent: connections, .. }) = self else { return false };
+    /// Removes the connections that are gone. Returns true if there were any.
+    pub(super) fn lost(&mut self, is_gone: impl Fn(&C) -> bool) -> bool {
+        let (Self::Closed(connections) | Self::Open { silent: connections, .. }) = self else { return false };
         let before = connections.len();
-        connections.retain(|connection| !gone(connection));
+        connections.retain(|connection| !is_gone(connection));
         let after = connections.len();
-        if after == 0 && matches!(self, Self::Up(_)) {
-            *self = Self::Opening;
+        if after == 0 && matches!(self, Self::Closed(_)) {
+            *self = Self::Connecting;
         }
         after < before
     }
 
-    /// An attempt to open a connection failed. Where others are open, callers go on with those.
+    /// An attempt to connect failed. Callers go on over other connections, if there are any.
     pub(super) fn failed(&mut self, error: StoreError, now: Instant) {
         match self {
-            Self::Opening => *self = Self::away(error.since(now), 1, Vec::new()),
-            Self::Away { error: known, attempts, .. } => {
+            Self::Connecting => *self = Self::open(error.since(now), 1, Vec::new()),
+            Self::Open { error: known, attempts, .. } => {
                 *known = error.since(known.began().unwrap_or(now));
                 *attempts = attempts.saturating_add(1);
             }
-            Self::Up(_) | Self::Ended => {}
+            Self::Closed(_) | Self::Ended => {}
         }
     }
 
-    /// An attempt to open a connection takes longer than callers should wait. Says whether that changes anything.
+    /// An attempt to connect takes longer than callers should wait. Returns true if that is a
+    /// change.
     pub(super) fn late(&mut self, error: StoreError, now: Instant) -> bool {
-        let changes = self.is_opening();
+        let changes = self.is_connecting();
         if changes {
-            *self = Self::away(error.since(now), 0, Vec::new());
+            *self = Self::open(error.since(now), 0, Vec::new());
         }
         changes
     }
 
-    /// The server no longer answers, whatever the connection. Says whether that changes anything.
+    /// The server no longer answers over any connection. Returns true if that is a change.
     pub(super) fn fell_silent(&mut self, error: StoreError, now: Instant) -> bool {
-        let Self::Up(connections) = self else { return false };
+        let Self::Closed(connections) = self else { return false };
         let silent = mem::take(connections);
-        *self = Self::away(error.since(now), 0, silent);
+        *self = Self::open(error.since(now), 0, silent);
         true
     }
 
-    /// The server answers over a silent connection. The others are used again, too: most likely it
-    /// answers over all of them, and one that is dead is found by its own silence. Says whether
-    /// that changes anything.
+    /// The server answers over a silent connection. Returns true if that is a change.
+    ///
+    /// All silent connections are used again: most likely it answers over all of them, and a dead
+    /// one soon misses replies of its own.
     pub(super) fn revived(&mut self) -> bool {
-        let Self::Away { silent, .. } = self else { return false };
+        let Self::Open { silent, .. } = self else { return false };
         let connections = mem::take(silent);
         let changes = !connections.is_empty();
         if changes {
-            *self = Self::Up(connections);
+            *self = Self::Closed(connections);
         }
         changes
     }
 
-    fn away(error: StoreError, attempts: u32, silent: Vec<C>) -> Self {
-        Self::Away { error, attempts, silent }
+    fn open(error: StoreError, attempts: u32, silent: Vec<C>) -> Self {
+        Self::Open { error, attempts, silent }
     }
 }
 
-/// How many calls in a row had no answer. Times are nanoseconds since any one moment.
+/// Count of replies missed in a row. Times are nanoseconds since an arbitrary moment.
 #[derive(Debug, Default)]
-pub(super) struct Silence {
-    calls: AtomicU32,
-    /// When the latest call was sent that has been answered.
+pub(super) struct MissedReplies {
+    count: AtomicU32,
+    /// Latest time at which a command was sent that has been answered.
     answered: AtomicU64,
 }
 
-impl Silence {
-    /// A call that was sent then has been answered, so all that were sent before it no longer count.
+impl MissedReplies {
+    /// A command that was sent at `sent` has been answered. Those sent earlier no longer count.
     pub(super) fn answered(&self, sent: u64) {
         self.answered.fetch_max(sent, Ordering::Relaxed);
-        if self.calls.load(Ordering::Relaxed) != 0 {
-            self.calls.store(0, Ordering::Relaxed);
+        if self.count.load(Ordering::Relaxed) != 0 {
+            self.count.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Whether a call that was sent later has been answered.
+    /// A command that was sent after `then` has been answered.
     pub(super) fn answered_since(&self, then: u64) -> bool {
         self.answered.load(Ordering::Relaxed) > then
     }
 
-    /// What was sent then for so many callers had no answer. Says whether that is one too many.
-    pub(super) fn unanswered(&self, sent: u64, callers: usize) -> bool {
-        let calls = u32::try_from(callers).unwrap_or(SILENT_CALLS).min(SILENT_CALLS);
+    /// Commands that were sent at `sent` for this many callers were not answered. Returns true if
+    /// that is too many in a row.
+    pub(super) fn missed(&self, sent: u64, callers: usize) -> bool {
+        let count = u32::try_from(callers).unwrap_or(MAX_MISSED_REPLIES).min(MAX_MISSED_REPLIES);
         sent >= self.answered.load(Ordering::Relaxed)
-            && self.calls.fetch_add(calls, Ordering::Relaxed).saturating_add(calls) >= SILENT_CALLS
+            && self.count.fetch_add(count, Ordering::Relaxed).saturating_add(count) >= MAX_MISSED_REPLIES
     }
 }
 
@@ -186,108 +188,108 @@ mod tests {
         StoreError::unavailable(reason)
     }
 
-    fn away(state: &State<u32>) -> (&StoreError, u32) {
+    fn open(state: &BreakerState<u32>) -> (&StoreError, u32) {
         match state {
-            State::Away { error, attempts, .. } => (error, *attempts),
+            BreakerState::Open { error, attempts, .. } => (error, *attempts),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn three_calls_in_a_row_are_silence_whenever_they_were_sent() {
+    fn three_missed_replies_in_a_row_are_silence() {
         for sent in [[5, 6, 7], [5, 5, 5], [7, 6, 5]] {
-            let silence = Silence::default();
-            silence.answered(4);
-            assert_eq!(sent.map(|sent| silence.unanswered(sent, 1)), [false, false, true]);
-            assert!(silence.unanswered(8, 1), "and it lasts");
+            let replies = MissedReplies::default();
+            replies.answered(4);
+            assert_eq!(sent.map(|sent| replies.missed(sent, 1)), [false, false, true]);
+            assert!(replies.missed(8, 1), "and it lasts");
         }
     }
 
     #[test]
     fn an_answer_ends_a_silence() {
-        let silence = Silence::default();
+        let replies = MissedReplies::default();
         for sent in [1, 2, 4, 5, 7, 8] {
-            assert!(!silence.unanswered(sent, 1));
+            assert!(!replies.missed(sent, 1));
             if sent % 3 == 2 {
-                silence.answered(sent + 1);
+                replies.answered(sent + 1);
             }
         }
-        assert!(!silence.unanswered(10, 1) && !silence.unanswered(11, 1) && silence.unanswered(12, 1));
+        assert!(!replies.missed(10, 1) && !replies.missed(11, 1) && replies.missed(12, 1));
     }
 
-    /// Such calls end at their deadline, long after the server has answered others.
+    /// They end at their deadline, long after the server has answered others.
     #[test]
-    fn calls_sent_before_one_that_was_answered_say_nothing() {
-        let silence = Silence::default();
-        silence.answered(100);
-        assert!((0..100).all(|sent| !silence.unanswered(sent, 1)));
+    fn replies_missed_before_an_answered_command_do_not_count() {
+        let replies = MissedReplies::default();
+        replies.answered(100);
+        assert!((0..100).all(|sent| !replies.missed(sent, 1)));
     }
 
     #[test]
-    fn the_breaker_opens_by_a_failed_attempt_a_late_one_or_silence() {
+    fn a_failed_attempt_a_late_one_and_silence_open_the_breaker() {
         let now = Instant::now();
-        let mut state = State::<u32>::Opening;
+        let mut state = BreakerState::<u32>::Connecting;
         state.failed(error("refused"), now);
-        assert_eq!(away(&state).1, 1);
+        assert_eq!(open(&state).1, 1);
 
-        let mut state = State::<u32>::Opening;
+        let mut state = BreakerState::<u32>::Connecting;
         assert!(state.late(error("late"), now) && !state.late(error("later"), now));
-        assert_eq!(away(&state).1, 0);
+        assert_eq!(open(&state).1, 0);
         state.opened(1);
         assert!(state.fell_silent(error("silent"), now) && !state.fell_silent(error("silent"), now));
-        assert_eq!(away(&state).1, 0);
+        assert_eq!(open(&state).1, 0);
     }
 
     #[test]
-    fn silent_connections_are_kept_until_they_answer_or_end_or_another_does() {
+    fn silent_connections_are_kept_until_they_answer_or_end() {
         let now = Instant::now();
         let silent = || {
-            let mut state = State::Up(vec![1, 2]);
+            let mut state = BreakerState::Closed(vec![1, 2]);
             assert!(state.fell_silent(error("silent"), now));
-            assert_eq!((state.open(), state.silent()), (0, &[1, 2][..]));
+            assert_eq!((state.connections(), state.silent()), (0, &[1, 2][..]));
             state
         };
         let mut state = silent();
         state.failed(error("refused"), now);
         assert!(state.lost(|number| *number == 1) && state.revived() && !state.revived());
-        assert_eq!((state.open(), state.silent()), (1, &[][..]));
+        assert_eq!((state.connections(), state.silent()), (1, &[][..]));
 
         let mut state = silent();
-        assert!(state.lost(|_| true) && state.is_away() && !state.revived(), "callers do not wait for another one");
+        assert!(state.lost(|_| true) && state.is_open() && !state.revived(), "callers do not wait for another one");
         let mut state = silent();
         state.opened(3);
-        assert!(matches!(&state, State::Up(connections) if *connections == [3]));
+        assert!(matches!(&state, BreakerState::Closed(connections) if *connections == [3]));
     }
 
     #[test]
-    fn an_outage_keeps_its_beginning_and_tells_its_latest_reason() {
+    fn an_outage_keeps_its_beginning_and_has_the_latest_reason() {
         let began = Instant::now();
-        let mut state = State::<u32>::Opening;
+        let mut state = BreakerState::<u32>::Connecting;
         state.failed(error("refused"), began);
         state.failed(error("no route"), began + SECOND);
-        let (error, attempts) = away(&state);
+        let (error, attempts) = open(&state);
         assert_eq!((error.began(), attempts), (Some(began), 2));
         assert!(error.to_string().starts_with("no route (for "), "{error}");
     }
 
     #[test]
-    fn a_lost_connection_is_waited_for_once() {
-        let mut state = State::Up(vec![1, 2]);
-        assert!(state.lost(|number| *number == 1) && state.open() == 1);
+    fn callers_wait_after_the_last_connection_is_lost() {
+        let mut state = BreakerState::Closed(vec![1, 2]);
+        assert!(state.lost(|number| *number == 1) && state.connections() == 1);
         assert!(!state.lost(|number| *number == 1), "lost already");
         state.failed(error("refused"), Instant::now());
-        assert_eq!(state.open(), 1, "the other one is still there");
-        assert!(state.lost(|_| true) && state.is_opening());
+        assert_eq!(state.connections(), 1, "the other one is still there");
+        assert!(state.lost(|_| true) && state.is_connecting());
     }
 
     proptest! {
-        /// From wherever: an answer closes the breaker, nothing else does, and callers wait only after a loss.
+        /// From any state: only an answer closes the breaker, and callers wait only after a loss.
         #[test]
         fn only_an_answer_closes_the_breaker(steps in prop::collection::vec(0_u8..6, 0..40)) {
             let now = Instant::now();
-            let mut state = State::<u8>::Opening;
+            let mut state = BreakerState::<u8>::Connecting;
             for step in steps {
-                let before = (state.is_away(), state.open());
+                let before = (state.is_open(), state.connections());
                 let can_revive = step == 5 && !state.silent().is_empty();
                 match step {
                     0 => state.opened(step),
@@ -298,17 +300,17 @@ mod tests {
                     _ => prop_assert_eq!(state.revived(), can_revive),
                 }
                 if before.0 {
-                    prop_assert_eq!(state.is_away(), step != 0 && !can_revive);
+                    prop_assert_eq!(state.is_open(), step != 0 && !can_revive);
                 }
-                if state.is_opening() {
+                if state.is_connecting() {
                     prop_assert!(step == 1 || before == (false, 0));
                 }
-                prop_assert!(step != 0 || state.open() == before.1 + 1);
-                prop_assert!(!matches!(&state, State::Up(connections) if connections.is_empty()));
+                prop_assert!(step != 0 || state.connections() == before.1 + 1);
+                prop_assert!(!matches!(&state, BreakerState::Closed(connections) if connections.is_empty()));
             }
-            state = State::Ended;
+            state = BreakerState::Ended;
             state.opened(1);
-            prop_assert!(matches!(state, State::Ended));
+            prop_assert!(matches!(state, BreakerState::Ended));
         }
     }
 }

@@ -1,40 +1,39 @@
-//! What is sent to a server, and what a server that lacks a script is sent instead.
+//! Commands, packed as the bytes of a script call, and how replies are split among them.
 
 use std::{collections::HashSet, hash::BuildHasherDefault, iter, mem, slice};
 
-use redis::{Cmd, ServerErrorKind, Value};
+use redis::{Cmd, Value};
 use smallvec::SmallVec;
 
 use super::{
-    coalescing::{Answer, Entry},
-    link::Connection,
-    script::Script,
+    batch::{EntryReply, SentEntry},
+    scripts::HashedScript,
 };
 use crate::{
     Algorithm, CounterName,
     algorithm::{self, PackedNumbers, ScriptMode},
     counter::IdentityHasher,
-    store::{Charge, Charges, Request, StoreError},
+    store::{Charge, Charges, Request},
 };
 
 /// A command on counters of one slot.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Charges if all of them fit and it is to `consume`.
+    /// Charges with `consume`, if all of them fit; evaluates without.
     Decide {
         charges: Charges,
         consume: bool,
     },
     Refund(Charge),
-    /// Makes holds of one counter last as long again: those of the charge's counter that [`algorithm::renewal_args`] describes.
+    /// Renews holds of the charge's counter, each described by [`algorithm::renewal_args`].
     Renew(Charge, Vec<u8>),
-    /// Charges so much instead of what is held.
+    /// Replaces a hold by a charge of this amount.
     Settle(Charge, u64),
     Delete(CounterName),
 }
 
 impl Command {
-    /// Takes the charges out of a request; see [`Command::into_charges`].
+    /// Takes the charges out of a request; [`Command::into_charges`] returns them.
     pub(super) fn decide(request: &mut Request) -> Self {
         Self::Decide { charges: mem::take(&mut request.charges), consume: request.consume }
     }
@@ -48,7 +47,7 @@ impl Command {
         }
     }
 
-    /// What it was to decide.
+    /// Charges of a [`Command::Decide`].
     pub(super) fn into_charges(self) -> Charges {
         match self {
             Self::Decide { charges, .. } => charges,
@@ -56,77 +55,97 @@ impl Command {
         }
     }
 
-    /// Whether it can be decided together with others.
-    pub(super) fn may_travel(&self) -> bool {
+    /// Decisions without holds may share a round trip with others.
+    pub(super) fn is_batchable(&self) -> bool {
         matches!(self, Self::Decide { charges, .. } if charges.iter().all(|charge| charge.hold.is_none()))
     }
 }
 
-/// What a server is sent as one command.
+/// One command of a round trip.
 pub(super) enum Packet<'a> {
-    /// One that is on its own.
+    /// A command that is not part of a batch.
     Command(&'a Command),
-    /// Decisions in one script: one, or such as [`Entry::may_travel_with`] says.
-    Decisions(&'a [Entry]),
-    /// Equal charges of one counter.
-    Equal(&'a [Entry]),
+    /// Entries that one script decides: one entry, or several on one counter each.
+    Batch(&'a [SentEntry]),
+    /// Entries that make equal charges of one counter.
+    Repeat(&'a [SentEntry]),
 }
 
 impl<'a> Packet<'a> {
-    /// Of entries that may travel with each other.
-    pub(super) fn of(entries: &'a [Entry]) -> Self {
+    /// Sorts entries so that those are adjacent that one script can decide.
+    ///
+    /// Entries that meet at a counter stay in order: nothing passes one on several counters.
+    pub(super) fn sort(entries: &mut [SentEntry]) {
+        for entries in entries.chunk_by_mut(|one, other| one.charges().len() == 1 && other.charges().len() == 1) {
+            entries.sort_by_key(|entry| (entry.slot(), entry.charges().first().map(algorithm::script_id)));
+        }
+    }
+
+    /// Packets for sorted entries.
+    pub(super) fn group(sorted: &'a [SentEntry]) -> Vec<Self> {
+        let fit_one_script = |one: &SentEntry, other: &SentEntry| match (one.charges(), other.charges()) {
+            ([charge], [other_charge]) => {
+                one.slot() == other.slot() && algorithm::script_id(charge) == algorithm::script_id(other_charge)
+            }
+            _ => false,
+        };
+        sorted.chunk_by(fit_one_script).map(Packet::of).collect()
+    }
+
+    /// Packet for entries that one script can decide.
+    pub(super) fn of(entries: &'a [SentEntry]) -> Self {
         match entries {
             [first, others @ ..]
-                if (first.times() > 1 || !others.is_empty()) && others.iter().all(|other| first.is_equal_to(other)) =>
+                if (first.times() > 1 || !others.is_empty())
+                    && others.iter().all(|other| first.is_repeat_of(other)) =>
             {
-                Self::Equal(entries)
+                Self::Repeat(entries)
             }
-            _ => Self::Decisions(entries),
+            _ => Self::Batch(entries),
         }
     }
 
-    /// How many answers its reply holds.
-    fn len(&self) -> usize {
+    /// Number of replies that its reply is split into.
+    pub(super) fn len(&self) -> usize {
         match self {
             Self::Command(_) => 1,
-            Self::Decisions(entries) | Self::Equal(entries) => entries.len(),
+            Self::Batch(entries) | Self::Repeat(entries) => entries.len(),
         }
     }
 
-    /// What a reply says to each of its commands or entries. An error is said to all.
+    /// Splits a reply into one for each command or entry. All of them get an error.
     #[allow(clippy::cast_possible_truncation)] // Lua's numbers are whole, and below 2^53
-    pub(super) fn read(&self, reply: Value, answers: &mut Vec<Answer>) {
+    pub(super) fn parse(&self, reply: Value, replies: &mut Vec<EntryReply>) {
         match (self, reply) {
-            (Self::Equal(entries), reply) => {
+            (Self::Repeat(entries), reply) => {
                 let mut before = 0;
                 for entry in *entries {
-                    answers.push(Answer { reply: reply.clone(), before: Some(before) });
+                    replies.push(EntryReply { reply: reply.clone(), before: Some(before) });
                     before += entry.times();
                 }
             }
-            (Self::Decisions(entries @ [_, _, ..]), Value::Array(replies)) if replies.len() == entries.len() => {
-                let answer = |(entry, reply): (&Entry, _)| {
+            (Self::Batch(entries @ [_, _, ..]), Value::Array(parts)) if parts.len() == entries.len() => {
+                let entry_reply = |(entry, reply): (&SentEntry, _)| {
                     let before = (entry.times() > 1).then_some(0);
-                    Answer { reply, before }
+                    EntryReply { reply, before }
                 };
-                answers.extend(entries.iter().zip(replies).map(answer));
+                replies.extend(entries.iter().zip(parts).map(entry_reply));
             }
-            (Self::Decisions(entries @ [_, _, ..]), Value::BulkString(numbers))
-                if numbers.len() == 8 * entries.len() =>
-            {
+            (Self::Batch(entries @ [_, _, ..]), Value::BulkString(numbers)) if numbers.len() == 8 * entries.len() => {
                 let number = |number: &[u8; 8]| Value::Int(f64::from_le_bytes(*number) as i64);
-                answers.extend(numbers.as_chunks().0.iter().map(number).map(Answer::from));
+                replies.extend(numbers.as_chunks().0.iter().map(number).map(EntryReply::from));
             }
-            (_, reply) => answers.extend(iter::repeat_n(reply, self.len()).map(Answer::from)),
+            (_, reply) => replies.extend(iter::repeat_n(reply, self.len()).map(EntryReply::from)),
         }
     }
 
-    /// A script by its digest, or, for a server that does not know it, by its text.
-    fn packed(&self, by_digest: bool) -> Cmd {
+    /// Bytes of the command: a script by its digest, or by its text if the server lacks it.
+    pub(super) fn encode(&self, by_digest: bool) -> Cmd {
         match self {
             Self::Command(Command::Decide { charges, consume }) => decide(charges, *consume, by_digest),
             Self::Command(Command::Refund(charge)) => {
-                let mut command = call(Script::refund(charge), by_digest, slice::from_ref(charge).iter(), 1);
+                let mut command =
+                    script_call(HashedScript::refund(charge), by_digest, slice::from_ref(charge).iter(), 1);
                 command.arg(&*algorithm::refund_args(charge));
                 command
             }
@@ -136,10 +155,10 @@ impl<'a> Packet<'a> {
                 command
             }
             Self::Command(Command::Settle(charge, used)) => {
-                // Places become free, all of them.
+                // A semaphore's permits are released, all of them.
                 let is_time = !matches!(charge.rule.algorithm(), Algorithm::Concurrent);
-                let again = charge.hold.is_some_and(|hold| hold.is_retry);
-                let act = if again { ScriptMode::SettleAgain } else { ScriptMode::Settle };
+                let is_retry = charge.hold.is_some_and(|hold| hold.is_retry);
+                let act = if is_retry { ScriptMode::SettleAgain } else { ScriptMode::Settle };
                 on_hold(charge, act, if is_time { *used } else { charge.cost }, by_digest)
             }
             Self::Command(Command::Delete(counter)) => {
@@ -147,33 +166,33 @@ impl<'a> Packet<'a> {
                 command.arg(counter.as_bytes());
                 command
             }
-            Self::Decisions([entry]) => decide(entry.charges(), entry.consume(), by_digest),
-            Self::Decisions(entries) => decide_each(entries, by_digest),
-            Self::Equal(entries) => decide_equal(entries, by_digest),
+            Self::Batch([entry]) => decide(entry.charges(), entry.consume(), by_digest),
+            Self::Batch(entries) => decide_batch(entries, by_digest),
+            Self::Repeat(entries) => decide_repeat(entries, by_digest),
         }
     }
 }
 
-/// Something done to what is held.
+/// Renews or settles holds.
 fn on_hold(charge: &Charge, act: ScriptMode, cost: u64, by_digest: bool) -> Cmd {
-    let mut command = call(Script::decide_one(charge, act), by_digest, slice::from_ref(charge).iter(), 1);
+    let mut command = script_call(HashedScript::decide_one(charge, act), by_digest, slice::from_ref(charge).iter(), 1);
     command.arg(&*algorithm::script_args(&Charge { cost, ..charge.clone() }));
     command
 }
 
-/// One request.
+/// Decides a request.
 fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
     if let [charge] = charges {
         let act = if consume && charge.cost > 0 { ScriptMode::Charge } else { ScriptMode::Evaluate };
-        let script = Script::decide_one(charge, act);
-        let mut command = call(script, by_digest, charges.iter(), 2);
+        let script = HashedScript::decide_one(charge, act);
+        let mut command = script_call(script, by_digest, charges.iter(), 2);
         command.arg(&*algorithm::script_args(charge));
         if algorithm::needs_stored_cost(charge) {
             command.arg(algorithm::stored_cost(charge));
         }
         return command;
     }
-    let mut command = call(Script::decide_all(), by_digest, charges.iter(), 1 + 3 * charges.len());
+    let mut command = script_call(HashedScript::decide_all(), by_digest, charges.iter(), 1 + 3 * charges.len());
     command.arg(u64::from(consume));
     for charge in charges {
         command.arg(algorithm::script_id(charge));
@@ -182,8 +201,8 @@ fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
     command
 }
 
-/// Requests about one counter each, all of one kind; see `batch.lua`.
-fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
+/// Decides entries on one counter each, all of one kind; see [`algorithm::batch_script`].
+fn decide_batch(entries: &[SentEntry], by_digest: bool) -> Cmd {
     let charges = entries.iter().filter_map(|entry| entry.charges().first());
     let Some(first) = charges.clone().next() else { return Cmd::new() };
     let mut rules: SmallVec<[(&Charge, PackedNumbers); 4]> = SmallVec::new();
@@ -193,57 +212,57 @@ fn decide_each(entries: &[Entry], by_digest: bool) -> Cmd {
         BuildHasherDefault::default(),
     );
     for (entry, charge) in entries.iter().zip(charges.clone()) {
-        let known = rules.iter().position(|(other, _)| {
+        let at = rules.iter().position(|(other, _)| {
             other.rule == charge.rule && other.cost == charge.cost && other.longest_wait == charge.longest_wait
         });
-        let number = known.unwrap_or_else(|| {
+        let number = at.unwrap_or_else(|| {
             rules.push((charge, algorithm::packed_args(charge)));
             rules.len() - 1
         });
-        let has_been = !names.insert(charge.counter.id());
+        let is_repeated = !names.insert(charge.counter.id());
         let request = match entry.times() {
             1 => u8::from(entry.consume() && charge.cost > 0),
             _ => 2,
         };
-        let run = [request + 4 * u8::from(has_been), small(number)];
+        let run = [request + 4 * u8::from(is_repeated), to_u8(number)];
         match &mut requests[..] {
             [.., count, request, number] if [*request, *number] == run => *count += 1,
             _ => requests.extend([1, run[0], run[1]]),
         }
     }
-    requests[0] = small(rules.len());
-    let mut command = call(Script::decide_each(first), by_digest, charges.clone(), 2 + rules.len());
+    requests[0] = to_u8(rules.len());
+    let mut command = script_call(HashedScript::decide_each(first), by_digest, charges.clone(), 2 + rules.len());
     command.arg(&*requests);
     for (_, rule) in &rules {
         command.arg(&**rule);
     }
     for (entry, charge) in entries.iter().zip(charges).filter(|(entry, _)| entry.times() > 1) {
-        command.arg(entry.times()).arg(most(charge));
+        command.arg(entry.times()).arg(max_repeats(charge));
     }
     command
 }
 
-/// Equal charges of one counter; see `repeat.lua`.
-fn decide_equal(entries: &[Entry], by_digest: bool) -> Cmd {
+/// Makes equal charges of one counter; see [`algorithm::repeat_script`].
+fn decide_repeat(entries: &[SentEntry], by_digest: bool) -> Cmd {
     let Some(charge) = entries.first().and_then(|entry| entry.charges().first()) else { return Cmd::new() };
-    let mut command = call(Script::decide_equal(charge), by_digest, slice::from_ref(charge).iter(), 3);
-    let times: usize = entries.iter().map(Entry::times).sum();
-    command.arg(&*algorithm::packed_args(charge)).arg(times).arg(most(charge));
+    let mut command = script_call(HashedScript::decide_equal(charge), by_digest, slice::from_ref(charge).iter(), 3);
+    let times: usize = entries.iter().map(SentEntry::times).sum();
+    command.arg(&*algorithm::packed_args(charge)).arg(times).arg(max_repeats(charge));
     command
 }
 
-/// How many such charges the limit has room for.
-fn most(charge: &Charge) -> u64 {
+/// Number of such charges that fit into an empty counter.
+fn max_repeats(charge: &Charge) -> u64 {
     charge.rule.limit() / charge.cost.max(1)
 }
 
-fn small(number: usize) -> u8 {
-    u8::try_from(number).expect("a call carries fewer than 255 decisions")
+fn to_u8(number: usize) -> u8 {
+    u8::try_from(number).expect("a round trip carries fewer than 255 entries")
 }
 
-/// A call of a script with its keys, and room for its arguments.
-fn call<'a>(
-    script: &Script,
+/// Script call with its keys, and room for its arguments.
+fn script_call<'a>(
+    script: &HashedScript,
     by_digest: bool,
     charges: impl Iterator<Item = &'a Charge> + Clone,
     arguments: usize,
@@ -257,85 +276,4 @@ fn call<'a>(
         command.arg(name);
     }
     command
-}
-
-/// Sends packets over a connection in one go. Answers for each command and each entry, in their order.
-///
-/// `callers`: how many wait for that. With `asking`, a node that is about to take over their slot runs them all the same.
-pub(super) async fn send(
-    connection: &mut Connection,
-    packets: &[Packet<'_>],
-    callers: usize,
-    asking: bool,
-) -> Result<Vec<Answer>, StoreError> {
-    let replies = send_known(connection, packets, callers, asking).await?;
-    let mut answers = Vec::with_capacity(packets.iter().map(Packet::len).sum());
-    let mut refused = Vec::new();
-    for (packet, reply) in packets.iter().zip(replies) {
-        match packet {
-            // One of the counters was a reason to refuse them all, and nothing has run: the user may not use it, or it has moved to another node.
-            Packet::Decisions(entries) if entries.len() > 1 && is_about_one(&reply) => {
-                refused.extend(entries.chunks(1).zip(answers.len()..).map(|(entry, at)| (Packet::of(entry), at)));
-                packet.read(reply, &mut answers);
-            }
-            _ => packet.read(reply, &mut answers),
-        }
-    }
-    if !refused.is_empty() {
-        let (alone, places): (Vec<_>, Vec<_>) = refused.into_iter().unzip();
-        let replies = send_known(connection, &alone, callers, asking).await?;
-        let mut answered = Vec::with_capacity(alone.len());
-        alone.iter().zip(replies).for_each(|(packet, reply)| packet.read(reply, &mut answered));
-        places.into_iter().zip(answered).for_each(|(at, answer)| answers[at] = answer);
-    }
-    Ok(answers)
-}
-
-/// Sends packets, and those scripts that the server does not know once more as text. A reply to each.
-async fn send_known(
-    connection: &mut Connection,
-    packets: &[Packet<'_>],
-    callers: usize,
-    asking: bool,
-) -> Result<Vec<Value>, StoreError> {
-    let mut replies = send_once(connection, packets.iter(), callers, true, asking).await?;
-    let is_unknown = |reply: &Value| is_error(reply, ServerErrorKind::NoScript);
-    let unknown: Vec<usize> = (0..replies.len()).filter(|&at| is_unknown(&replies[at])).collect();
-    if !unknown.is_empty() {
-        // On the same connection: another server may not know the script either.
-        let again = unknown.iter().map(|&at| &packets[at]);
-        let again = send_once(connection, again, callers, false, asking).await?;
-        for (at, reply) in unknown.into_iter().zip(again) {
-            replies[at] = reply;
-        }
-    }
-    Ok(replies)
-}
-
-async fn send_once<'a>(
-    connection: &mut Connection,
-    packets: impl ExactSizeIterator<Item = &'a Packet<'a>>,
-    callers: usize,
-    by_digest: bool,
-    asking: bool,
-) -> Result<Vec<Value>, StoreError> {
-    if !asking {
-        return connection.send(packets.map(|packet| packet.packed(by_digest)), callers).await;
-    }
-    // It holds for one command.
-    let pairs: Vec<_> = packets.flat_map(|packet| [redis::cmd("ASKING"), packet.packed(by_digest)]).collect();
-    let mut replies = connection.send(pairs.into_iter(), callers).await?.into_iter();
-    let mut answers = Vec::with_capacity(replies.len() / 2);
-    while let (Some(asked), Some(reply)) = (replies.next(), replies.next()) {
-        answers.push(if matches!(asked, Value::ServerError(_)) { asked } else { reply });
-    }
-    Ok(answers)
-}
-
-fn is_about_one(reply: &Value) -> bool {
-    [ServerErrorKind::NoPerm, ServerErrorKind::Ask, ServerErrorKind::TryAgain].iter().any(|kind| is_error(reply, *kind))
-}
-
-fn is_error(reply: &Value, kind: ServerErrorKind) -> bool {
-    matches!(reply, Value::ServerError(error) if error.kind() == Some(kind))
 }

@@ -1,4 +1,4 @@
-//! Replies and errors of a server as ours, with advice.
+//! Replies of a server, and its errors with advice on what to do.
 
 use std::fmt::Write as _;
 
@@ -6,12 +6,12 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::store::StoreError;
 
-/// A server's reply, or its error as ours.
+/// Turns a server's error into a [`StoreError`]; any other reply is returned.
 pub(super) fn answer(reply: Value) -> Result<Value, StoreError> {
     reply.extract_error().map_err(|error| explain(&error))
 }
 
-/// A reply that is a whole number.
+/// An integer reply.
 pub(super) fn number(value: &Value) -> Result<i64, StoreError> {
     match value {
         Value::Int(number) => Ok(*number),
@@ -19,17 +19,18 @@ pub(super) fn number(value: &Value) -> Result<i64, StoreError> {
     }
 }
 
-/// A reply that no script makes, as its type and how it begins: it may be long, and the numbers in it say what a user did.
+/// Error about a malformed reply, with its type and beginning only: it may be long, and its numbers
+/// describe a user's activity.
 pub(super) fn unexpected(reply: &Value) -> StoreError {
     const SHOWN: usize = 100;
     let mut beginning = Beginning { text: String::new(), room: SHOWN };
     let is_whole = write!(beginning, "{reply:?}").is_ok();
     let more = if is_whole { "" } else { " .." };
     let text = beginning.text;
-    StoreError::misconfigured(format!("the server's reply to a script is not what the script returns: {text}{more}"))
+    StoreError::misconfigured(format!("malformed reply to a script: {text}{more}"))
 }
 
-/// Takes so many bytes of a text, and then fails, so that the rest is never made.
+/// Accepts `room` bytes of text and then fails, so that the rest is never formatted.
 struct Beginning {
     text: String,
     room: usize,
@@ -47,22 +48,23 @@ impl std::fmt::Write for Beginning {
     }
 }
 
-/// An error in words, with what to do where that is known. Never with what a key or a password holds.
+/// Describes an error, with advice if there is some. Never contains a key or a password.
 pub(super) fn explain(error: &RedisError) -> StoreError {
     let code = error.code().unwrap_or_default();
-    // `unknown command 'HELLO', with args beginning with: 'AUTH' ..` goes on with the password, and with keys for scripts.
+    // `unknown command 'HELLO', with args beginning with: 'AUTH' ..` goes on with the password, or
+    // with the keys of a script.
     let detail = error.detail().unwrap_or_default();
     let detail = detail.split_once(", with args").map_or(detail, |(detail, _)| detail);
     let is_full = detail.contains("max number of clients");
     let advice = match (error.kind(), code) {
         (_, "NOPERM") => "give its user the rights named in the documentation",
-        (_, "WRONGTYPE") => "something else is stored under a counter's name: choose another namespace",
+        (_, "WRONGTYPE") => "a counter's key holds another type: choose another namespace",
         (_, "OOM") => "the server is out of memory: see its maxmemory",
-        _ if is_full => "it has as many connections as it may: raise its maxclients",
+        _ if is_full => "it has reached its connection limit: raise its maxclients",
         (_, "ERR") if detail.starts_with("unknown command") && detail.contains("HELLO") => {
             "add ?protocol=resp2 to the URL"
         }
-        (_, "BUSY") => "a script runs on and on: end it with SCRIPT KILL",
+        (_, "BUSY") => "a script blocks the server: end it with SCRIPT KILL",
         (_, "READONLY") => "this is a replica: connect to the primary",
         (_, "MOVED" | "ASK" | "CROSSSLOT") => {
             "this server is a node of a cluster: write redis+cluster:// (or rediss+cluster://) in the URL"
@@ -75,7 +77,7 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         _ => "",
     };
     let mut reason = match error.code() {
-        // As the server said it, so that it is found where people look for it.
+        // The server's own words, so that a search finds them.
         Some(code) if !detail.is_empty() => format!("Redis: {code} {detail}"),
         _ if detail.is_empty() => format!("Redis: {error}"),
         _ => format!("Redis: {:?}: {detail}", error.kind()),
@@ -84,10 +86,10 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         let _ = write!(reason, "; {advice}");
     }
     let misconfigured = match error.kind() {
-        _ if is_full || is_lost(code, detail) => false,
-        // A key was deleted and written by one script, while its slot was moving.
+        _ if is_full || is_server_lost(code, detail) => false,
+        // A script deleted and wrote a key whose slot was moving.
         _ if detail.contains("non local key") => false,
-        // Servers before 7.0 wrap what a command of a script said.
+        // Servers before 7.0 wrap the error of a script's command.
         _ if ["-OOM", "-READONLY", "-MISCONF", "-NOREPLICAS"].iter().any(|code| detail.contains(code)) => false,
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => false,
         ErrorKind::Server(kind) => matches!(
@@ -111,11 +113,12 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
     }
 }
 
-/// Whether a server says that another one is lost, as proxies do, or that the script was ended by somebody else.
-fn is_lost(code: &str, detail: &str) -> bool {
-    /// Envoy has no codes.
+/// True if a proxy reports that its server is lost, or if another client has killed the script.
+fn is_server_lost(code: &str, detail: &str) -> bool {
+    /// Envoy's errors have no code.
     const ENVOY: [(&str, &str); 3] = [("no", "upstream host"), ("upstream", "failure"), ("upstream", "protocol error")];
-    /// Twemproxy says what its operating system does, with glibc or musl; others are of redis-cluster-proxy.
+    /// Twemproxy passes on errors of the operating system, in the words of glibc or musl. The last
+    /// one is of redis-cluster-proxy.
     const LOST: [&str; 9] = [
         "Connection refused",
         "Connection timed out",
@@ -138,23 +141,24 @@ mod tests {
 
     use super::*;
 
-    fn said(words: &str) -> StoreError {
+    fn explained(words: &str) -> StoreError {
         let reply = parse_redis_value(format!("-{words}\r\n").as_bytes()).and_then(Value::extract_error);
         explain(&reply.expect_err("an error"))
     }
 
     #[test]
-    fn what_a_server_repeats_of_a_command_is_not_shown() {
-        let error = said("ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'shop' 'swordfish'");
+    fn arguments_that_a_server_echoes_are_not_shown() {
+        let error = explained("ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'shop' 'swordfish'");
         assert!(!error.reason().contains("swordfish"), "{error}");
         assert!(error.reason().contains("HELLO") && error.reason().contains("protocol=resp2"), "{error}");
-        let error =
-            said("ERR unknown command `EVALSHA`, with args beginning with: `abc`, `1`, `item:{4711}:fixed:60000`, ");
+        let error = explained(
+            "ERR unknown command `EVALSHA`, with args beginning with: `abc`, `1`, `item:{4711}:fixed:60000`, ",
+        );
         assert!(!error.reason().contains("4711"), "{error}");
     }
 
     #[test]
-    fn an_unexpected_reply_is_shown_as_it_begins() {
+    fn only_the_beginning_of_a_malformed_reply_is_shown() {
         let long = Value::BulkString(b"0123456789".repeat(1_700));
         let nested = Value::Array(vec![Value::Array(vec![long.clone(); 3]); 3]);
         for reply in [long, nested, Value::SimpleString("é".repeat(20_000)), Value::Int(7)] {
@@ -166,8 +170,8 @@ mod tests {
     }
 
     #[test]
-    fn a_server_with_all_its_connections_taken_is_away() {
-        let error = said("ERR max number of clients reached");
+    fn a_server_at_its_connection_limit_is_unavailable() {
+        let error = explained("ERR max number of clients reached");
         assert!(!error.misconfigured && error.reason().contains("maxclients"), "{error}");
     }
 }

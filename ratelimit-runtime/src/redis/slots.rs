@@ -1,54 +1,55 @@
-//! Slots: which one a key has, and which node a cluster says has it.
+//! Hash slots of a cluster: the slot of a key, slot maps, and redirections.
 
 use std::ops::RangeInclusive;
 
 use crc::{CRC_16_XMODEM, Crc};
 use redis::{ServerErrorKind, Value};
 
-use super::target::Address;
+use super::address::ServerAddress;
 
-/// How many slots a cluster has.
+/// Number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16384;
 
 static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
-/// The slot of a key: of what stands in its first pair of braces, if anything does.
+/// Slot of a key, determined by its hash tag: the part in its first pair of braces, unless that is
+/// empty.
 pub(super) fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&byte| byte == b'{').and_then(|open| {
-        let behind = &key[open + 1..];
-        let length = behind.iter().position(|&byte| byte == b'}')?;
-        (length > 0).then(|| &behind[..length])
+        let rest = &key[open + 1..];
+        let length = rest.iter().position(|&byte| byte == b'}')?;
+        (length > 0).then(|| &rest[..length])
     });
     CRC.checksum(tag.unwrap_or(key)) % SLOTS
 }
 
-/// Who has which slots, as a node says.
+/// A node's view of which primary has which slots.
 #[derive(Clone, Debug)]
-pub(super) struct Layout {
-    pub(super) ranges: Vec<Range>,
-    /// Those that may take the place of a primary.
-    pub(super) replicas: Vec<Address>,
+pub(super) struct SlotMap {
+    pub(super) ranges: Vec<SlotRange>,
+    /// Servers that may take the place of a primary.
+    pub(super) replicas: Vec<ServerAddress>,
 }
 
-/// Nodes agree if they name the same primaries. A node leaves out replicas that it deems down.
-impl PartialEq for Layout {
+/// Compares primaries only: a node leaves out replicas that it considers down.
+impl PartialEq for SlotMap {
     fn eq(&self, other: &Self) -> bool {
         self.ranges == other.ranges
     }
 }
 
-/// Slots that one node has.
+/// A range of slots of one primary.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Range {
+pub(super) struct SlotRange {
     pub(super) slots: RangeInclusive<u16>,
-    /// Nothing if the cluster does not know how clients reach it.
-    pub(super) primary: Option<Address>,
+    /// `None` if the cluster does not know its address.
+    pub(super) primary: Option<ServerAddress>,
 }
 
-/// The reply to `CLUSTER SLOTS` of the node at `asked`. Nothing if it is none.
-pub(super) fn read_layout(reply: &Value, asked: &Address) -> Option<Layout> {
+/// Parses a reply to `CLUSTER SLOTS` of the node at `asked`. `None` if it is malformed.
+pub(super) fn parse_slot_map(reply: &Value, asked: &ServerAddress) -> Option<SlotMap> {
     let Value::Array(ranges) = reply else { return None };
-    let mut replicas: Vec<Address> = Vec::new();
+    let mut replicas: Vec<ServerAddress> = Vec::new();
     let mut read = |range: &Value| {
         let Value::Array(fields) = range else { return None };
         let [Value::Int(first), Value::Int(last), Value::Array(primary), others @ ..] = &fields[..] else {
@@ -57,97 +58,98 @@ pub(super) fn read_layout(reply: &Value, asked: &Address) -> Option<Layout> {
         let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
         for other in others {
             if let Value::Array(replica) = other
-                && let Some(address) = read_node(replica, asked)
+                && let Some(address) = parse_node(replica, asked)
                 && !replicas.contains(&address)
             {
                 replicas.push(address);
             }
         }
-        (first <= last && last < SLOTS).then(|| Range { slots: first..=last, primary: read_node(primary, asked) })
+        (first <= last && last < SLOTS).then(|| SlotRange { slots: first..=last, primary: parse_node(primary, asked) })
     };
     let mut ranges: Vec<_> = ranges.iter().map(&mut read).collect::<Option<_>>()?;
-    ranges.sort_by_key(|range| *range.slots.start()); // older servers name them in any order
-    Some(Layout { ranges, replicas })
+    ranges.sort_by_key(|range| *range.slots.start()); // older servers send them in any order
+    Some(SlotMap { ranges, replicas })
 }
 
-/// Its endpoint and port, its id, and in later versions what else is known of it.
-fn read_node(fields: &[Value], asked: &Address) -> Option<Address> {
-    // The port is that for clients like this one, with or without TLS; 0 if the node has none for those.
+/// Parses a node: endpoint, port, id and, in later versions, further attributes.
+fn parse_node(fields: &[Value], asked: &ServerAddress) -> Option<ServerAddress> {
+    // The port with TLS if this client uses TLS, else the one without. 0 if the node has none.
     let port = fields.get(1).and_then(|port| redis::from_redis_value_ref(port).ok()).filter(|port| *port != 0)?;
     let host = match fields.first() {
-        // The endpoint is not known, but is the one that was asked.
+        // The endpoint is unknown, so it is the one that was asked.
         None | Some(Value::Nil) => asked.host.clone(),
         Some(host) => match redis::from_redis_value_ref::<String>(host).ok()?.as_str() {
             "" => asked.host.clone(),
-            // Nodes are to be reached by their names, and this one has none.
-            "?" => address_of(fields.get(3)?)?,
+            // Nodes are reached by host name, and this one has none.
+            "?" => ip_of(fields.get(3)?)?,
             host => host.to_owned(),
         },
     };
-    Some(Address { host, port })
+    Some(ServerAddress { host, port })
 }
 
-/// The address among what else is known of a node.
-fn address_of(known: &Value) -> Option<String> {
-    let known: std::collections::HashMap<String, String> = redis::from_redis_value_ref(known).ok()?;
-    known.get("ip").filter(|address| !address.is_empty()).cloned()
+/// IP address among the attributes of a node.
+fn ip_of(attributes: &Value) -> Option<String> {
+    let attributes: std::collections::HashMap<String, String> = redis::from_redis_value_ref(attributes).ok()?;
+    attributes.get("ip").filter(|address| !address.is_empty()).cloned()
 }
 
-/// What the reply of a cluster's node says about where a command has to go.
+/// Redirection in a node's reply. A command that is redirected has not run.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard {
-    /// It is an answer.
-    Answer,
-    /// This node has the slot now.
-    Moved(Address),
-    /// For this time, this node.
-    Ask(Address),
-    /// Another node, and not how it is reached.
-    Nameless,
-    /// Keys of the slot are on the move.
+pub(super) enum Redirection {
+    /// The reply is an answer.
+    None,
+    /// The node at this address has the slot now.
+    Moved(ServerAddress),
+    /// The node at this address is to be asked, this time only.
+    Ask(ServerAddress),
+    /// Another node has the slot, but its address is not known.
+    WithoutAddress,
+    /// Keys of the slot are being moved.
     TryAgain,
-    /// The node cannot run it now, and has not.
-    NotNow,
+    /// The node cannot run commands now.
+    Unavailable,
 }
 
-/// What a reply of the node at `asked` says.
-pub(super) fn heard(reply: &Value, asked: &Address) -> Heard {
-    let Value::ServerError(error) = reply else { return Heard::Answer };
-    let named = || error.details().and_then(|details| named_in(details, asked));
+/// Redirection in a reply of the node at `asked`.
+pub(super) fn redirection(reply: &Value, asked: &ServerAddress) -> Redirection {
+    let Value::ServerError(error) = reply else { return Redirection::None };
+    let address = || error.details().and_then(|details| parse_address(details, asked));
     match error.kind() {
-        Some(ServerErrorKind::Moved) => named().map_or(Heard::Nameless, Heard::Moved),
-        Some(ServerErrorKind::Ask) => named().map_or(Heard::Nameless, Heard::Ask),
-        Some(ServerErrorKind::TryAgain) => Heard::TryAgain,
+        Some(ServerErrorKind::Moved) => address().map_or(Redirection::WithoutAddress, Redirection::Moved),
+        Some(ServerErrorKind::Ask) => address().map_or(Redirection::WithoutAddress, Redirection::Ask),
+        Some(ServerErrorKind::TryAgain) => Redirection::TryAgain,
         Some(
             ServerErrorKind::ClusterDown
             | ServerErrorKind::MasterDown
             | ServerErrorKind::BusyLoading
             | ServerErrorKind::ReadOnly,
-        ) => Heard::NotNow,
-        _ => Heard::Answer,
+        ) => Redirection::Unavailable,
+        _ => Redirection::None,
     }
 }
 
-/// The address in `3999 127.0.0.1:6381`. The host may be missing, and an IPv6 address has no brackets.
-fn named_in(details: &str, asked: &Address) -> Option<Address> {
+/// Parses the address in `3999 127.0.0.1:6381`. The host may be missing; an IPv6 address has no
+/// brackets.
+fn parse_address(details: &str, asked: &ServerAddress) -> Option<ServerAddress> {
     let (host, port) = details.split_whitespace().nth(1)?.rsplit_once(':')?;
     let host = match host.trim_start_matches('[').trim_end_matches(']') {
         "" => asked.host.clone(),
         "?" => return None,
         host => host.to_owned(),
     };
-    Some(Address { host, port: port.parse().ok().filter(|port| *port != 0)? })
+    Some(ServerAddress { host, port: port.parse().ok().filter(|port| *port != 0)? })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn address(host: &str, port: u16) -> Address {
-        Address { host: host.to_owned(), port }
+    fn address(host: &str, port: u16) -> ServerAddress {
+        ServerAddress { host: host.to_owned(), port }
     }
 
-    fn asked() -> Address {
+    fn asked() -> ServerAddress {
         address("10.0.0.1", 7000)
     }
 
@@ -155,7 +157,7 @@ mod tests {
         Value::BulkString(text.as_bytes().to_vec())
     }
 
-    /// By `CLUSTER KEYSLOT` of Redis 7.0.
+    /// Expected values from `CLUSTER KEYSLOT` of Redis 7.0.
     #[test]
     fn slots_are_those_of_the_server() {
         for (key, slot) in [
@@ -173,10 +175,10 @@ mod tests {
     }
 
     #[test]
-    fn ranges_name_the_node_that_was_asked_by_nothing() {
+    fn an_empty_host_is_the_node_that_was_asked() {
         let node = |host: Value| Value::Array(vec![host, Value::Int(7001), text("id")]);
         let range = |node| Value::Array(vec![Value::Int(0), Value::Int(100), node]);
-        let read = |node| read_layout(&Value::Array(vec![range(node)]), &asked()).unwrap().ranges.remove(0).primary;
+        let read = |node| parse_slot_map(&Value::Array(vec![range(node)]), &asked()).unwrap().ranges.remove(0).primary;
         assert_eq!(read(node(text("10.0.0.2"))), Some(address("10.0.0.2", 7001)));
         assert_eq!(read(node(text("::1"))), Some(address("::1", 7001)));
         assert_eq!(read(node(text(""))), Some(address("10.0.0.1", 7001)));
@@ -190,13 +192,13 @@ mod tests {
     }
 
     #[test]
-    fn replicas_are_read_and_nodes_may_disagree_on_them() {
+    fn replicas_do_not_matter_when_slot_maps_are_compared() {
         let node = |port| Value::Array(vec![text("10.0.0.2"), Value::Int(port), text("id")]);
         let range = |first, nodes: &[i64]| {
             let nodes = nodes.iter().map(|port| node(*port));
             Value::Array([Value::Int(first), Value::Int(first + 9)].into_iter().chain(nodes).collect())
         };
-        let read = |ranges| read_layout(&Value::Array(ranges), &asked()).unwrap();
+        let read = |ranges| parse_slot_map(&Value::Array(ranges), &asked()).unwrap();
         let both = read(vec![range(10, &[7001, 7002, 7003]), range(0, &[7001, 7003, 7002])]);
         assert_eq!(both.replicas, [address("10.0.0.2", 7002), address("10.0.0.2", 7003)]);
         assert_eq!(both, read(vec![range(0, &[7001]), range(10, &[7001])]), "in any order, whatever replicas");
@@ -204,26 +206,26 @@ mod tests {
     }
 
     #[test]
-    fn a_redirection_to_nobody_is_told() {
+    fn a_redirection_without_an_address_is_recognized() {
         let asked = asked();
         for (code, details, expected) in [
-            ("MOVED", "3999 ?:6381", Heard::Nameless),
-            ("ASK", "3999 10.0.0.2:0", Heard::Nameless),
-            ("MOVED", "3999 10.0.0.2:7001", Heard::Moved(address("10.0.0.2", 7001))),
+            ("MOVED", "3999 ?:6381", Redirection::WithoutAddress),
+            ("ASK", "3999 10.0.0.2:0", Redirection::WithoutAddress),
+            ("MOVED", "3999 10.0.0.2:7001", Redirection::Moved(address("10.0.0.2", 7001))),
         ] {
             let reply = redis::parse_redis_value(format!("-{code} {details}\r\n").as_bytes()).unwrap();
-            assert_eq!(heard(&reply, &asked), expected, "{code} {details}");
+            assert_eq!(redirection(&reply, &asked), expected, "{code} {details}");
         }
     }
 
     #[test]
-    fn what_is_no_table_is_told() {
+    fn malformed_slot_maps_are_rejected() {
         for (first, last) in [(0, 16384), (5, 4), (-1, 4)] {
             let node = Value::Array(vec![text("10.0.0.2"), Value::Int(7001)]);
             let range = Value::Array(vec![Value::Int(first), Value::Int(last), node]);
-            assert_eq!(read_layout(&Value::Array(vec![range]), &asked()), None, "{first} to {last}");
+            assert_eq!(parse_slot_map(&Value::Array(vec![range]), &asked()), None, "{first} to {last}");
         }
-        assert_eq!(read_layout(&Value::Okay, &asked()), None);
+        assert_eq!(parse_slot_map(&Value::Okay, &asked()), None);
     }
 
     #[test]
@@ -239,7 +241,7 @@ mod tests {
             ("3999", None),
             ("3999 127.0.0.1:x", None),
         ] {
-            assert_eq!(named_in(details, &asked()), named, "{details}");
+            assert_eq!(parse_address(details, &asked()), named, "{details}");
         }
     }
 }

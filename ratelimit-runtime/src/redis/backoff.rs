@@ -1,4 +1,4 @@
-//! Attempts to reach a server: the pause before each, and the time it has.
+//! Back-off and time limits of attempts to connect.
 
 use std::{
     future::Future,
@@ -9,25 +9,25 @@ use std::{
 use tokio::time::{Instant, error::Elapsed, timeout};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// Between two attempts that fail.
+/// Longest pause between attempts that fail.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// The same where other connections are open: the server may not allow more.
+/// Longest pause while other connections are open: the server may not allow more.
 const LONGEST_PAUSE_FOR_MORE: Duration = Duration::from_secs(30);
-/// Between two attempts that succeed though no call is answered.
+/// Longest pause between attempts that succeed although no call is answered.
 const LONGEST_REST: Duration = Duration::from_secs(1);
-/// Clients that lose their connections at one moment open others within this time, or within a
-/// quarter of the deadline.
+/// Clients that lose their connections at the same moment spread their reconnects over this time, or
+/// over a quarter of the deadline.
 const LONGEST_SPREAD: Duration = Duration::from_millis(50);
-/// The time limit of the first attempt, unless the deadline is longer.
+/// Time limit of the first attempt, unless the deadline is longer.
 const FIRST_LIMIT: Duration = Duration::from_secs(2);
-/// The time limit that attempts come to, unless the deadline is longer. An attempt that hangs
-/// because packets are dropped would hang for so long beyond the end of an outage.
+/// Longest time limit, unless the deadline is longer. If packets are dropped, an attempt may hang
+/// this long beyond the end of an outage.
 const LONGEST_LIMIT: Duration = Duration::from_secs(8);
 
-/// The back-off of one runtime's connections to one server.
+/// Back-off of one runtime's connections to one server.
 ///
-/// It ends when a call was answered, not when a connection was opened: a server may take
-/// connections, answer the probe, and end each connection at its first call.
+/// It ends when a call is answered, not when a connection is opened: a server may accept
+/// connections, answer the probe, and close each connection at its first call.
 #[derive(Debug)]
 pub(super) struct Backoff {
     pause: Duration,
@@ -38,13 +38,12 @@ pub(super) struct Backoff {
     limit: Duration,
 }
 
-/// How connections came to be missing.
+/// Cause of missing connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// One has ended, maybe after an hour without calls.
+    /// One was closed, maybe after an hour without calls.
     Ended,
-    /// Calls had no answer. More of them would wait in vain too, however long the silence took to
-    /// show.
+    /// Calls were not answered. Further calls would not be either, so nothing is gained by hurry.
     Silent,
 }
 
@@ -53,13 +52,13 @@ impl Backoff {
         Self { pause: FIRST_PAUSE, last: None, has_opened: false, deadline, limit: first_limit(deadline) }
     }
 
-    /// The time that the next attempt has for all its steps.
+    /// Time limit of the next attempt, for all its steps.
     pub(super) fn limit(&self) -> TimeLimit {
         TimeLimit::new(self.limit)
     }
 
-    /// The time until the next attempt. Since the last one, was a call answered (`served`), and
-    /// what was lost?
+    /// Pause before the next attempt. Since the last one: `served` if a call was answered, and `loss`
+    /// if connections were lost.
     pub(super) fn next(&mut self, served: bool, loss: Option<Loss>) -> Duration {
         if self.has_opened && served {
             self.pause = FIRST_PAUSE;
@@ -71,7 +70,7 @@ impl Backoff {
         }
         match self.last {
             Some(last) if last.elapsed() < self.pause => with_jitter(self.pause),
-            // Other clients may have lost theirs at the same moment. Callers wait for this one.
+            // Other clients may have lost theirs at the same moment, but callers wait for this one.
             Some(_) => part_of(LONGEST_SPREAD.min(self.deadline / 4)),
             None => Duration::ZERO,
         }
@@ -88,11 +87,10 @@ impl Backoff {
         self.limit = first_limit(self.deadline);
     }
 
-    /// An attempt failed. `others`: calls go on over other connections.
+    /// An attempt failed. `others`: other connections are open.
     ///
-    /// If it ran out of time, the next has twice as much. A server that all its clients come back
-    /// to at once needs that for their TLS handshakes: those that are given up cost it as much as
-    /// the others.
+    /// If it timed out, the limit of the next one is doubled. A server whose clients all reconnect
+    /// at once needs that for their TLS handshakes; an aborted one costs it as much as the others.
     pub(super) fn failed(&mut self, limit: TimeLimit, others: bool) {
         if limit.left().is_zero() {
             self.limit = longer(self.limit, LONGEST_LIMIT.max(self.deadline));
@@ -101,13 +99,13 @@ impl Backoff {
         self.pause = longer(self.pause, if others { LONGEST_PAUSE_FOR_MORE } else { LONGEST_PAUSE });
     }
 
-    /// The other connections were lost.
+    /// The other connections were lost: shortens the pause.
     pub(super) fn alone(&mut self) {
         self.pause = self.pause.min(LONGEST_PAUSE);
     }
 }
 
-/// The time limit of a first attempt.
+/// Time limit of a first attempt.
 pub(super) fn first_limit(deadline: Duration) -> Duration {
     FIRST_LIMIT.max(deadline)
 }
@@ -116,7 +114,7 @@ fn longer(time: Duration, longest: Duration) -> Duration {
     time.saturating_mul(2).min(longest)
 }
 
-/// The time that an attempt has for all its steps.
+/// Time limit of an attempt, shared by all its steps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimeLimit {
     began: Instant,
@@ -124,33 +122,34 @@ pub(super) struct TimeLimit {
 }
 
 impl TimeLimit {
-    /// Begins now.
+    /// A limit that begins now.
     pub(super) fn new(whole: Duration) -> Self {
         Self { began: Instant::now(), whole }
     }
 
-    /// Its length.
+    /// Full length.
     pub(super) fn whole(self) -> Duration {
         self.whole
     }
 
+    /// Time left.
     pub(super) fn left(self) -> Duration {
         self.whole.saturating_sub(self.began.elapsed())
     }
 
-    /// Awaits a step for as long as there is time.
+    /// Awaits a step for the time left.
     pub(super) async fn within<F: Future>(self, step: F) -> Result<F::Output, Elapsed> {
         timeout(self.left(), step).await
     }
 }
 
-/// Between half of it and all of it, so that the clients of a server that is back do not all arrive
-/// at once.
+/// A random pause between half of `pause` and all of it: the clients of a server that has returned
+/// do not all reconnect at once.
 pub(super) fn with_jitter(pause: Duration) -> Duration {
     pause / 2 + part_of(pause / 2)
 }
 
-/// Any part of it.
+/// A random part of a time.
 fn part_of(time: Duration) -> Duration {
     let part = RandomState::new().hash_one(()) % 1024;
     time / 1024 * u32::try_from(part).unwrap_or_default()
@@ -165,7 +164,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const TENTH: Duration = Duration::from_millis(100);
 
-    /// The pauses before so many attempts that follow one another at once.
+    /// Pauses before `count` attempts in a row.
     async fn pauses(backoff: &mut Backoff, count: usize, attempt: impl Fn(&mut Backoff) -> Duration) -> Vec<u128> {
         let mut pauses = Vec::new();
         for _ in 0..count {
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connections_that_are_added_do_not_lengthen_it() {
+    async fn added_connections_do_not_lengthen_the_pause() {
         let added = |backoff: &mut Backoff| {
             backoff.opened();
             backoff.next(false, None)
@@ -248,7 +247,7 @@ mod tests {
         assert_eq!(backoff.pause, LONGEST_REST);
     }
 
-    /// An attempt that takes all the time it has: how long that is, in seconds.
+    /// Lets an attempt time out. Returns its limit in seconds.
     async fn runs_out(backoff: &mut Backoff) -> u64 {
         let limit = backoff.limit();
         assert!(limit.within(std::future::pending::<()>()).await.is_err());
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_attempt_after_one_that_ran_out_of_time_has_twice_as_much() {
+    async fn a_timeout_doubles_the_limit_of_the_next_attempt() {
         let mut backoff = Backoff::new(TENTH);
         assert_eq!([runs_out(&mut backoff).await, runs_out(&mut backoff).await], [2, 4]);
         backoff.failed(backoff.limit(), false); // at once
@@ -284,7 +283,7 @@ mod tests {
         let limit = TimeLimit::new(4 * SECOND);
         assert!(limit.within(advance(SECOND)).await.is_ok());
         assert_eq!(limit.left(), 3 * SECOND);
-        assert!(limit.within(advance(4 * SECOND)).await.is_ok(), "it was done when it was looked at");
+        assert!(limit.within(advance(4 * SECOND)).await.is_ok(), "it was done when it was polled");
         assert_eq!(limit.left(), Duration::ZERO);
     }
 }

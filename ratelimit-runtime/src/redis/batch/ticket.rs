@@ -1,0 +1,115 @@
+//! A caller's ticket for the result of a batch entry.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use redis::Value;
+use tokio::{runtime::Handle, time::sleep};
+
+use super::{
+    entry::BatchEntry,
+    result::{CallerResult, SendError},
+};
+use crate::{backend::QueryTag, store::Charge};
+
+/// One caller's claim to a part of an entry's result. Dropping it earlier cancels that caller.
+#[derive(Debug)]
+pub(crate) struct BatchTicket {
+    /// `None` after [`BatchTicket::take_entry`].
+    pub(super) entry: Option<Arc<BatchEntry>>,
+    /// Index among the entry's callers.
+    index: u32,
+    is_done: bool,
+    /// See [`BatchTicket::time_out_elsewhere`].
+    has_own_timeout: bool,
+}
+
+impl BatchTicket {
+    pub(super) fn new(entry: Arc<BatchEntry>, index: u32) -> Self {
+        Self { entry: Some(entry), index, is_done: false, has_own_timeout: false }
+    }
+
+    /// Charge of an entry on one counter.
+    pub(crate) fn charge(&self) -> Option<&Charge> {
+        self.entry.as_ref()?.charge()
+    }
+
+    pub(crate) fn tag(&self) -> Option<QueryTag> {
+        self.entry.as_ref()?.tag()
+    }
+
+    /// Enforces the deadline of a caller that is polled on another runtime than the queue's.
+    ///
+    /// The queue's runtime may stand still, and with it the task that times callers out.
+    #[cold]
+    pub(crate) fn time_out_elsewhere(&mut self, deadline: Duration) {
+        let (Some(entry), Ok(here)) = (&self.entry, Handle::try_current()) else { return };
+        if self.has_own_timeout || entry.runtime.is_none_or(|runtime| runtime == here.id()) {
+            return;
+        }
+        self.has_own_timeout = true;
+        let since_ms = entry.lock().all.get(self.index as usize).map(|caller| caller.since_ms);
+        let (Some(since_ms), entry) = (since_ms, Arc::clone(entry)) else { return };
+        here.spawn(async move {
+            sleep(deadline).await;
+            entry.time_out(since_ms);
+        });
+    }
+
+    /// Takes the entry once its result has been delivered.
+    pub(crate) fn take_entry(&mut self) -> Option<Arc<BatchEntry>> {
+        self.entry.take_if(|_| self.is_done)
+    }
+
+    /// Polls for the result and maps it. `None` if the caller has timed out.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // or the mapped result is copied from frame to frame
+    pub(crate) fn poll_result<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        map: impl FnOnce(&BatchEntry, CallerResult<'_>) -> T,
+    ) -> Poll<Option<T>> {
+        let Some(entry) = &self.entry else { return Poll::Ready(None) };
+        let index = self.index as usize;
+        let mut result = entry.result(index);
+        if result.is_none() {
+            let mut callers = entry.lock();
+            if index < callers.timed_out {
+                result = Some(None);
+            } else if let Some(caller) = callers.all.get_mut(index) {
+                caller.waker.clone_from(context.waker());
+            } else {
+                result = entry.result(index); // it was set meanwhile
+            }
+        }
+        result.map_or(Poll::Pending, |result| {
+            self.is_done = true;
+            Poll::Ready(result.map(|result| map(entry, result)))
+        })
+    }
+}
+
+impl Future for BatchTicket {
+    /// `None` if the caller has timed out.
+    type Output = Option<Result<Value, SendError>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.poll_result(context, |entry, result| result.reply(entry.charge()))
+    }
+}
+
+impl Drop for BatchTicket {
+    fn drop(&mut self) {
+        if !self.is_done
+            && let Some(entry) = &self.entry
+            && let Some(caller) = entry.lock().all.get_mut(self.index as usize)
+        {
+            caller.is_cancelled = true;
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! One round trip with a server: commands out, replies in, and what it refused sent once more.
+//!
+//! Nothing is sent twice that may have run.
+
+use redis::{ServerErrorKind, Value};
+
+use super::{batch::EntryReply, command::Packet, connection::Connection};
+use crate::store::StoreError;
+
+/// Sends packets in one go. Replies for each command and each entry, in order.
+///
+/// `callers`: how many wait for the replies. With `asking`, a node that is importing the slot runs
+/// the commands too.
+pub(super) async fn send(
+    connection: &mut Connection<'_>,
+    packets: &[Packet<'_>],
+    callers: usize,
+    asking: bool,
+) -> Result<Vec<EntryReply>, StoreError> {
+    let replies = send_scripts(connection, packets, callers, asking).await?;
+    let mut entry_replies = Vec::with_capacity(packets.iter().map(Packet::len).sum());
+    let mut refused = Vec::new();
+    for (packet, reply) in packets.iter().zip(replies) {
+        match packet {
+            // The server ran none of them because of one counter, which this user may not use or
+            // which has moved.
+            Packet::Batch(entries) if entries.len() > 1 && is_about_one(&reply) => {
+                let first = entry_replies.len();
+                refused.extend(entries.chunks(1).zip(first..).map(|(entry, at)| (Packet::of(entry), at)));
+                packet.parse(reply, &mut entry_replies);
+            }
+            _ => packet.parse(reply, &mut entry_replies),
+        }
+    }
+    if !refused.is_empty() {
+        let (packets, places): (Vec<_>, Vec<_>) = refused.into_iter().unzip();
+        let replies = send_scripts(connection, &packets, callers, asking).await?;
+        let mut single = Vec::with_capacity(packets.len());
+        packets.iter().zip(replies).for_each(|(packet, reply)| packet.parse(reply, &mut single));
+        places.into_iter().zip(single).for_each(|(at, reply)| entry_replies[at] = reply);
+    }
+    Ok(entry_replies)
+}
+
+/// Sends scripts by digest, and those that the server lacks once more by text. A reply to each.
+async fn send_scripts(
+    connection: &mut Connection<'_>,
+    packets: &[Packet<'_>],
+    callers: usize,
+    asking: bool,
+) -> Result<Vec<Value>, StoreError> {
+    let mut replies = send_once(connection, packets.iter(), callers, true, asking).await?;
+    let is_unknown = |reply: &Value| is_error(reply, ServerErrorKind::NoScript);
+    let unknown: Vec<usize> = (0..replies.len()).filter(|&at| is_unknown(&replies[at])).collect();
+    if !unknown.is_empty() {
+        // On the same connection: another server may lack the script too.
+        let again = unknown.iter().map(|&at| &packets[at]);
+        let again = send_once(connection, again, callers, false, asking).await?;
+        for (at, reply) in unknown.into_iter().zip(again) {
+            replies[at] = reply;
+        }
+    }
+    Ok(replies)
+}
+
+async fn send_once<'a>(
+    connection: &mut Connection<'_>,
+    packets: impl ExactSizeIterator<Item = &'a Packet<'a>>,
+    callers: usize,
+    by_digest: bool,
+    asking: bool,
+) -> Result<Vec<Value>, StoreError> {
+    if !asking {
+        return connection.send(packets.map(|packet| packet.encode(by_digest)), callers).await;
+    }
+    // ASKING holds for one command.
+    let pairs: Vec<_> = packets.flat_map(|packet| [redis::cmd("ASKING"), packet.encode(by_digest)]).collect();
+    let mut replies = connection.send(pairs.into_iter(), callers).await?.into_iter();
+    let mut answers = Vec::with_capacity(replies.len() / 2);
+    while let (Some(asked), Some(reply)) = (replies.next(), replies.next()) {
+        answers.push(if matches!(asked, Value::ServerError(_)) { asked } else { reply });
+    }
+    Ok(answers)
+}
+
+/// An error about one key of a command, which has not run.
+fn is_about_one(reply: &Value) -> bool {
+    [ServerErrorKind::NoPerm, ServerErrorKind::Ask, ServerErrorKind::TryAgain].iter().any(|kind| is_error(reply, *kind))
+}
+
+fn is_error(reply: &Value, kind: ServerErrorKind) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(kind))
+}

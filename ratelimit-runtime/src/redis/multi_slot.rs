@@ -1,0 +1,185 @@
+//! Requests whose counters lie in several slots of a cluster, where no single script can decide.
+//!
+//! All slots are evaluated first, concurrently: a refusal charges nothing. If all counters have
+//! room, they are charged slot by slot, in order. If a slot refuses after all, earlier charges are
+//! refunded. So the limits are never exceeded, but a concurrent caller may be refused in between.
+//! If the caller is cancelled, charging goes on in the background.
+
+use std::{future::Future, time::Duration};
+
+use futures_util::future::{join, join_all};
+use tokio::{
+    sync::oneshot::{self, Sender},
+    time::{sleep, timeout},
+};
+
+use super::{nodes::Nodes, requests, slots::slot_of};
+use crate::{
+    background::{self, FinishOnDrop},
+    store::{Charge, Charges, Request, StoreError},
+};
+
+/// Time limit of a command without a caller. After that, the charge stays.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// True if the counters lie in several slots.
+pub(super) fn is_multi_slot(nodes: &Nodes, charges: &[Charge]) -> bool {
+    match nodes {
+        Nodes::Single(_) => false,
+        Nodes::Cluster(_) => {
+            let mut slots = charges.iter().map(slot);
+            slots.next().is_some_and(|first| slots.any(|slot| slot != first))
+        }
+    }
+}
+
+fn slot(charge: &Charge) -> u16 {
+    slot_of(charge.counter.as_bytes())
+}
+
+/// Decides requests while `beside` runs.
+pub(super) async fn decide(nodes: &Nodes, requests: &mut [&mut Request], beside: impl Future<Output = ()>) {
+    let decided = join_all(requests.iter().map(|request| decide_one(nodes, (**request).clone())));
+    // Kept until all are decided: a caller cancelled before that gets all of them refunded.
+    let (decided, ()) = join(decided, beside).await;
+    for (request, decided) in requests.iter_mut().zip(decided) {
+        match decided {
+            Ok(charged) => charged.keep(request),
+            Err(error) => request.outcome = Err(error),
+        }
+    }
+}
+
+async fn decide_one(nodes: &Nodes, mut request: Request) -> Result<RefundUnlessKept, StoreError> {
+    let mut parts = split(&request);
+    request.outcome = evaluate(nodes, parts.iter_mut()).await;
+    if !request.consume || request.outcome != Ok(true) {
+        merge(parts, &mut request);
+        return Ok(RefundUnlessKept { nodes: nodes.clone(), request: Some(request) });
+    }
+    let (caller, decided) = oneshot::channel();
+    FinishOnDrop::new(charge(nodes.clone(), request, parts, caller)).await;
+    decided.await.map_err(|_| StoreError::unavailable("the task that charges has ended"))
+}
+
+/// A decided request. Dropping it refunds its charges.
+struct RefundUnlessKept {
+    nodes: Nodes,
+    request: Option<Request>,
+}
+
+impl RefundUnlessKept {
+    fn keep(mut self, into: &mut Request) {
+        if let Some(request) = self.request.take() {
+            *into = request;
+        }
+    }
+}
+
+impl Drop for RefundUnlessKept {
+    fn drop(&mut self) {
+        if let Some(Request { charges, consume: true, outcome: Ok(true) }) = self.request.take() {
+            let nodes = self.nodes.clone();
+            let _ = background::spawn(async move { timeout(GRACE, requests::refund(&nodes, &charges)).await.is_ok() });
+        }
+    }
+}
+
+/// The part of a request in one slot.
+struct SlotPart {
+    slot: u16,
+    /// Indices of its charges in the request.
+    indices: Vec<usize>,
+    request: Request,
+}
+
+/// Splits a request by slot, in slot order: of two callers, the same one is ahead in every slot.
+fn split(request: &Request) -> Vec<SlotPart> {
+    let mut parts: Vec<SlotPart> = Vec::new();
+    for (index, charge) in request.charges.iter().enumerate() {
+        let slot = slot(charge);
+        let at = parts.iter().position(|part| part.slot == slot).unwrap_or_else(|| {
+            parts.push(SlotPart { slot, indices: Vec::new(), request: Request::new(Charges::default(), false) });
+            parts.len() - 1
+        });
+        parts[at].indices.push(index);
+        parts[at].request.charges.push(charge.clone());
+    }
+    parts.sort_by_key(|part| part.slot);
+    parts
+}
+
+/// Copies the parts' charges back into the request.
+fn merge(parts: Vec<SlotPart>, request: &mut Request) {
+    for SlotPart { indices, request: part, .. } in parts {
+        for (index, charge) in indices.into_iter().zip(part.charges.iter()) {
+            request.charges[index] = charge.clone();
+        }
+    }
+}
+
+/// Evaluates parts without charging. Returns true if all of them fit.
+async fn evaluate(nodes: &Nodes, parts: impl Iterator<Item = &mut SlotPart>) -> Result<bool, StoreError> {
+    let mut requests: Vec<_> = parts.map(|part| &mut part.request).collect();
+    for request in &mut requests {
+        request.consume = false;
+    }
+    requests::decide(nodes, &mut requests).await;
+    requests.iter().try_fold(true, |all_fit, request| Ok(all_fit & request.outcome.clone()?))
+}
+
+async fn charge(nodes: Nodes, mut request: Request, mut parts: Vec<SlotPart>, mut caller: Sender<RefundUnlessKept>) {
+    request.outcome = charge_parts(&nodes, &mut parts, &mut caller).await;
+    merge(parts, &mut request);
+    // If the caller has left, the request is returned and dropped, which refunds it.
+    drop(caller.send(RefundUnlessKept { nodes, request: Some(request) }));
+}
+
+async fn charge_parts(
+    nodes: &Nodes,
+    parts: &mut [SlotPart],
+    caller: &mut Sender<RefundUnlessKept>,
+) -> Result<bool, StoreError> {
+    for at in 0..parts.len() {
+        let (charged, rest) = parts.split_at_mut(at);
+        let Some((part, rest)) = rest.split_first_mut() else { break };
+        let outcome = if caller.is_closed() {
+            Err(StoreError::unavailable("its caller has left"))
+        } else {
+            charge_part(nodes, part, caller).await
+        };
+        if outcome == Ok(true) {
+            continue;
+        }
+        // A refund that fails leaves the charge.
+        let refunds = charged.iter().map(|part| requests::refund(nodes, &part.request.charges));
+        let _ = timeout(GRACE, join_all(refunds)).await;
+        if outcome == Ok(false) {
+            // For the longest wait among all of them.
+            let _ = timeout(GRACE, evaluate(nodes, charged.iter_mut().chain(rest))).await;
+        }
+        return outcome;
+    }
+    Ok(true)
+}
+
+/// Charges a part. If the caller has left, waits for a reply that is on its way, so that the charge
+/// can be refunded.
+async fn charge_part(
+    nodes: &Nodes,
+    part: &mut SlotPart,
+    caller: &mut Sender<RefundUnlessKept>,
+) -> Result<bool, StoreError> {
+    let left = async {
+        caller.closed().await;
+        sleep(GRACE).await;
+    };
+    part.request.consume = true;
+    let mut requests = [&mut part.request];
+    tokio::select! {
+        biased;
+        () = requests::decide(nodes, &mut requests) => {}
+        () = left => return Err(StoreError::unavailable("its caller has left")),
+    }
+    part.request.outcome.clone()
+}
