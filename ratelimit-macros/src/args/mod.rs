@@ -12,7 +12,9 @@ use syn::ext::IdentExt as _;
 use syn::parse::{ParseStream, Parser as _};
 use syn::{Ident, Result, Token};
 
-use self::table::{Argument, Arguments, arguments, names};
+#[cfg(test)]
+pub(crate) use self::table::names;
+use self::table::{Argument, Arguments, arguments};
 pub(crate) use self::{
     cost::{CostArgument, SETTLED_NEEDS},
     limit::{Exclusive, LimitAttribute, LimitKind, ParsedAttribute, RuleSpec},
@@ -75,7 +77,7 @@ impl ArgumentParser {
         }
         if value::starts_named(input) {
             self.is_named = true;
-            let names = names(self.kind);
+            let names = table::names(self.kind);
             self.arguments.excused.extend(nearest(&text, &names));
             return fail(name.span(), format!("unknown argument `{name}`, {}", suggest(&text, &names)));
         }
