@@ -69,8 +69,8 @@ use crate::kind::AttributeKind;
 /// - `key`: an expression over the arguments and `self`. It is borrowed, not moved, and so is each
 ///   part of a tuple.
 /// - `cost`: the expression is evaluated once, after the key. A call of cost 0 is free. A literal
-///   above the limit is a compile error. `Elapsed` and `Settled` charge
-///   [the actual use](#costs-that-are-known-at-the-end) when the call ends.
+///   above the limit is a compile error. `Elapsed` and `Settled` charge [the actual
+///   use](#costs-that-are-known-at-the-end) when the call ends.
 /// - `on_store_error`: with `Local`, this process counts alone until Redis is back. The limiter's
 ///   own setting is `Local`, unless it was changed.
 /// - `on_missing_key`: `Deny` refuses the call, `Skip` does not limit it, and `Shared` counts all
@@ -85,8 +85,7 @@ use crate::kind::AttributeKind;
 /// - `crate`: for crates that re-export the runtime. The path starts with `::`, `crate` or
 ///   `$crate`.
 ///
-/// A duration is a string: `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"1d"`, or a sum such as
-/// `"1m30s"`.
+/// A duration is a string: `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"1d"`, or a sum such as `"1m30s"`.
 ///
 /// The first four arguments may be given without their names, in this order, before the others:
 ///
@@ -107,8 +106,8 @@ use crate::kind::AttributeKind;
 /// | `Wait(max = "30s")` | wait, but return the error at once if that would take longer |
 /// | `Return(expr)` | return the value of this expression |
 ///
-/// The expression of `Return` can use the function's arguments and `.await`. The variable
-/// `refused` holds the `RequestPerMinute`.
+/// The expression of `Return` can use the function's arguments and `.await`. The variable `refused`
+/// holds the `RequestPerMinute`.
 ///
 /// # Algorithms
 ///
@@ -124,10 +123,12 @@ use crate::kind::AttributeKind;
 /// | `LeakyBucket(queue = 50)` | one every P/C |
 ///
 /// - `FixedWindow`: up to 2C calls are admitted within P where two windows meet.
-/// - `SlidingWindow`: P is divided into equal parts, 1 by default and 1,000 at most. The oldest part
-///   is weighted by its overlap with the last P. P in milliseconds must be a multiple of `buckets`.
-/// - `TokenBucket`: the bucket starts full, with `burst` tokens, or C by default. C tokens come back
-///   in each P: one by one with `refill = Greedy`, the default, or all at its end with `Interval`.
+/// - `SlidingWindow`: P is divided into equal parts, 1 by default and 1,000 at most. The oldest
+///   part is weighted by its overlap with the last P. P in milliseconds must be a multiple of
+///   `buckets`.
+/// - `TokenBucket`: the bucket starts full, with `burst` tokens, or C by default. C tokens come
+///   back in each P: one by one with `refill = Greedy`, the default, or all at its end with
+///   `Interval`.
 /// - `LeakyBucket`: an admitted call sleeps until its turn. `queue`, which is required, is the
 ///   number of calls that may wait. With 0, a call runs at once or is refused.
 ///
@@ -153,7 +154,8 @@ use crate::kind::AttributeKind;
 ///   to the returned value and returns an integer of any type. A call that panics or is dropped has
 ///   no outcome: it is charged all that it held.
 /// - If a process dies, its calls are charged all that they held.
-/// - The actual use counts from the end of the call. It may exceed the hold, and is charged in full.
+/// - The actual use counts from the end of the call. It may exceed the hold, and is charged in
+///   full.
 /// - If nothing remains to be held, the call is refused or waits, as `on_limit` says.
 ///
 /// ```
@@ -190,10 +192,10 @@ use crate::kind::AttributeKind;
 ///
 /// # The returned type
 ///
-/// The function must be able to return a refusal, whatever `on_limit` is. It returns
-/// `Result<_, E>` with `E: From<RequestPerMinute>`, or a type of yours that implements
-/// `FromRefusal`. `Return(expr)` is for calls over the limit. If the limiter cannot decide, because
-/// of a missing key or a failed store under `Deny`, the call still returns the error.
+/// The function must be able to return a refusal, whatever `on_limit` is. It returns `Result<_, E>`
+/// with `E: From<RequestPerMinute>`, or a type of yours that implements `FromRefusal`.
+/// `Return(expr)` is for calls over the limit. If the limiter cannot decide, because of a missing
+/// key or a failed store under `Deny`, the call still returns the error.
 ///
 /// # Supported items
 ///
@@ -201,8 +203,8 @@ use crate::kind::AttributeKind;
 ///   implementation of a trait, generic, `unsafe`. All instances of a generic function share one
 ///   counter, unless the key tells them apart.
 /// - A function that returns a future and ends in its async block: `async move { .. }`,
-///   `Box::pin(async move { .. })`, `async move { .. }.boxed()`. The call is counted when the future
-///   is first polled. Write `async move` if the key uses an argument.
+///   `Box::pin(async move { .. })`, `async move { .. }.boxed()`. The call is counted when the
+///   future is first polled. Write `async move` if the key uses an argument.
 /// - An `impl` block: each of its async methods is limited, and `self` may be in the key.
 ///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. Functions that macros
 ///   generate inside the block are not limited.
@@ -240,9 +242,9 @@ use crate::kind::AttributeKind;
 ///
 /// # Order, cancellation, recursion
 ///
-/// First `limiter` is evaluated, then count, key and cost of each limit in turn. Then the limiter is
-/// asked, and then the body runs. A borrow by one of these expressions, such as a lock, ends before
-/// the next one is evaluated.
+/// First `limiter` is evaluated, then count, key and cost of each limit in turn. Then the limiter
+/// is asked, and then the body runs. A borrow by one of these expressions, such as a lock, ends
+/// before the next one is evaluated.
 ///
 /// A call that is dropped while it waits stops waiting. A call that is dropped while it is being
 /// counted may have been counted: such an error admits fewer calls, never more.
@@ -322,9 +324,9 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 ///
 /// [Those of `limit_request_per_time`](macro@limit_request_per_time#supported-items): async
 /// functions, functions that return a future, and `impl` blocks.
-/// `#[limit_concurrent_requests(skip)]` leaves a method out of all limits. The function must be able
-/// to [return a refusal](macro@limit_request_per_time#the-returned-type), too. Its `retry_after` is
-/// `None`, since the time at which a place becomes free is not known.
+/// `#[limit_concurrent_requests(skip)]` leaves a method out of all limits. The function must be
+/// able to [return a refusal](macro@limit_request_per_time#the-returned-type), too. Its
+/// `retry_after` is `None`, since the time at which a place becomes free is not known.
 ///
 /// # Several limits
 ///
@@ -340,8 +342,8 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// All limits of a function are one decision, in whatever order they stand. If one of them refuses
 /// a call, it is charged to none and takes no place. The `on_limit` of an attribute applies to
 /// refusals by limits of that name; several `#[limit_concurrent_requests]` have one `on_limit`.
-/// `limiter`, `on_store_error`, `permit` and `crate` hold for the whole call and are given on one of
-/// the attributes.
+/// `limiter`, `on_store_error`, `permit` and `crate` hold for the whole call and are given on one
+/// of the attributes.
 ///
 /// # Order, cancellation, recursion
 ///

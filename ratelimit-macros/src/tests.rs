@@ -1,4 +1,4 @@
-//! Tests without a compiler: generated code, error messages, documented arguments, and the absence of panics.
+//! Tests without a compiler: generated code, error messages, documented arguments, no panics.
 
 mod docs;
 mod malformed;

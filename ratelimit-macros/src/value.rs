@@ -234,7 +234,7 @@ pub(crate) fn set<T>(option: &mut Option<T>, value: Result<T>) -> Result<()> {
     Ok(())
 }
 
-/// Reads the options of a word, such as `(max = "30s")` after `Wait`. Returns the names of those that are given.
+/// Reads the options of a word, such as `(max = "30s")` after `Wait`. Returns the given names.
 pub(crate) fn options<T>(
     word: &Ident,
     input: ParseStream,

@@ -22,7 +22,8 @@ struct AlgorithmRow {
     required: Option<&'static str>,
     /// No second limit may stand beside it.
     is_exclusive: bool,
-    /// The option that bounds a cost, and by how much a cost may exceed it. `None` if the count is the bound.
+    /// The option that bounds a cost, and by how much a cost may exceed it. `None` if it is the
+    /// count.
     largest_cost: fn(&AlgorithmOptions) -> Option<(&'static str, &Number, u64)>,
     /// Adds the algorithm to a rule.
     generate: fn(&AlgorithmOptions, rule: &TokenStream, krate: &TokenStream) -> TokenStream,
@@ -102,7 +103,6 @@ static ALGORITHMS: [AlgorithmRow; 5] = [
             let queue = Number::to_const_or_one(options.queue.as_ref());
             hygienic!(#krate::__private::leaky_bucket(#rule, #queue))
         },
-        ..PLAIN
     },
 ];
 
@@ -121,7 +121,8 @@ impl AlgorithmArgument {
         self.row.is_exclusive
     }
 
-    /// The argument or option that bounds a cost, and the largest cost. `None` if it is known to rustc only.
+    /// The argument or option that bounds a cost, its value, and the largest cost. `None` if they
+    /// are known to rustc only.
     pub(super) fn largest_cost(&self, count: Option<&Number>) -> Option<(&'static str, u64, u64)> {
         let (name, number, more) = match (self.row.largest_cost)(&self.options) {
             Some(bound) => bound,

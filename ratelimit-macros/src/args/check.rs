@@ -37,7 +37,7 @@ pub(super) fn check(
     let Arguments { rule, mut call, .. } = arguments;
     if let Some(CostArgument::Settled { word, closure: Some(closure), .. }) = rule.cost.as_ref().map(|cost| &cost.value)
     {
-        call.settled = Some(Given { name: word.clone(), value: closure.clone() });
+        call.settled = Some(Given { name: word.clone(), value: (**closure).clone() });
     }
     let (Some(prefix), Some(count)) = (value(rule.prefix), value(rule.count)) else {
         return fail(at, "`prefix` and `count` are needed");

@@ -22,13 +22,13 @@ pub(crate) enum CostArgument {
         word: Ident,
         max: Number,
         /// `None` if another attribute of the function has it.
-        closure: Option<Expr>,
+        closure: Option<Box<Expr>>,
     },
 }
 
 const WORDS: [&str; 2] = ["Elapsed", "Settled"];
 
-/// Reads `5`, `Elapsed`, `Elapsed(max = "5s")` or `Settled(max = 4_000, |outcome| outcome.tokens())`.
+/// Reads `5`, `Elapsed`, `Elapsed(max = "5s")` or `Settled(max = 4_000, |outcome| ..)`.
 pub(super) fn read(input: ParseStream, name: &str) -> Result<CostArgument> {
     if !starts_with_word(input) {
         return value::number(input, name, 0).map(CostArgument::Number);
@@ -72,7 +72,7 @@ fn settled(word: Ident, input: ParseStream) -> Result<CostArgument> {
         if closure.is_some() {
             return Err(input.error("`Settled` takes one closure, and what is held by its name: max = 4_000"));
         }
-        closure = Some(value::expr(input, "Settled")?);
+        closure = Some(Box::new(value::expr(input, "Settled")?));
         Ok(())
     })?;
     match max {

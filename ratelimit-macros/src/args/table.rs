@@ -54,7 +54,8 @@ pub(super) struct Arguments {
 /// A row has a field with its type, the argument's name, a function that reads the value, and the
 /// attributes that have the argument. Its first word says how stacked attributes share it:
 /// - `each`: a field of [`RuleArguments`]. Each attribute gives its own.
-/// - `builder`: as `each`. The value is passed to this method of `Rule`, unless it is `None`, the default.
+/// - `builder`: as `each`. The value is passed to this method of `Rule`, unless it is the default,
+///   `None`.
 /// - `once`: a field of [`CallArguments`]. At most one attribute of a function gives it.
 /// - `same`: a field of [`CallArguments`]. Several attributes may give it if they agree.
 macro_rules! arguments {

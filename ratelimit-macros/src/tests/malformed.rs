@@ -1,4 +1,5 @@
-//! Expands tens of thousands of malformed attributes. Each one expands or reports an error; none panics.
+//! Expands tens of thousands of malformed attributes. Each one reports an error or expands; none
+//! panics.
 
 use std::panic::catch_unwind;
 

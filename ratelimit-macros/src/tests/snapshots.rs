@@ -1,4 +1,5 @@
-//! Compares the generated code with the files in `tests/snapshots/`. `UPDATE_SNAPSHOTS=1` rewrites them.
+//! Compares the generated code with the files in `tests/snapshots/`. `UPDATE_SNAPSHOTS=1` rewrites
+//! them.
 
 use std::path::Path;
 
