@@ -14,7 +14,7 @@ use syn::{Ident, Result, Token};
 
 #[cfg(test)]
 pub(crate) use self::table::names;
-use self::table::{Argument, Arguments, arguments};
+use self::table::{Argument, AttributeArguments, arguments};
 pub(crate) use self::{
     cost::{CostArgument, SETTLED_NEEDS},
     limit::{Exclusive, LimitAttribute, LimitKind, ParsedAttribute, RuleSpec},
@@ -32,7 +32,8 @@ pub(crate) fn parse(kind: AttributeKind, args: TokenStream, at: Span, errors: &m
         if input.peek(Ident) && input.fork().parse::<Ident>()? == "skip" {
             return skip(kind, input);
         }
-        let mut parser = ArgumentParser { kind, arguments: Arguments::default(), is_named: false, position: 0 };
+        let mut parser =
+            ArgumentParser { kind, arguments: AttributeArguments::default(), is_named: false, position: 0 };
         let mut errors = Errors::default();
         errors.keep(value::comma_separated(input, |input| parser.argument(input)));
         check::check(parser.arguments, kind, at, errors).map(Box::new).map(ParsedAttribute::Limit)
@@ -55,7 +56,7 @@ fn skip_alone(kind: AttributeKind) -> String {
 
 struct ArgumentParser {
     kind: AttributeKind,
-    arguments: Arguments,
+    arguments: AttributeArguments,
     /// A named argument was parsed: no value without a name may follow.
     is_named: bool,
     /// The number of values without a name so far.

@@ -24,7 +24,7 @@ pub(super) struct Argument {
     pub(super) name: &'static str,
     pub(super) usage: Usage,
     /// Reads the value and puts it into its field.
-    pub(super) read: fn(&mut Arguments, Ident, ParseStream) -> Result<()>,
+    pub(super) read: fn(&mut AttributeArguments, Ident, ParseStream) -> Result<()>,
 }
 
 /// The attributes that have an argument: arrays have an element for each.
@@ -40,7 +40,7 @@ pub(super) struct Usage {
 
 /// The arguments of one attribute.
 #[derive(Default)]
-pub(super) struct Arguments {
+pub(super) struct AttributeArguments {
     pub(super) rule: RuleArguments,
     pub(super) call: CallArguments,
     /// Names of the arguments that are given, including those whose value is invalid.
@@ -67,7 +67,7 @@ macro_rules! arguments {
         $name:literal = $value:expr,
         $usage:expr;
     )*) => {
-        /// Arguments that each of several stacked attributes has for itself.
+        /// AttributeArguments that each of several stacked attributes has for itself.
         #[derive(Default)]
         pub(super) struct RuleArguments {
             $($(pub(super) $each: Option<Given<$each_type>>,)? $($builder: Option<TokenStream>,)?)*
@@ -81,7 +81,7 @@ macro_rules! arguments {
             }
         }
 
-        /// Arguments that hold for the whole call, whichever of the stacked attributes gives them.
+        /// AttributeArguments that hold for the whole call, whichever of the stacked attributes gives them.
         #[derive(Clone, Default)]
         pub(crate) struct CallArguments {
             $(
