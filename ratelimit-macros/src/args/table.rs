@@ -67,7 +67,7 @@ macro_rules! arguments {
         $name:literal = $value:expr,
         $usage:expr;
     )*) => {
-        /// AttributeArguments that each of several stacked attributes has for itself.
+        /// Arguments that each of several stacked attributes has for itself.
         #[derive(Default)]
         pub(super) struct RuleArguments {
             $($(pub(super) $each: Option<Given<$each_type>>,)? $($builder: Option<TokenStream>,)?)*
@@ -81,7 +81,7 @@ macro_rules! arguments {
             }
         }
 
-        /// AttributeArguments that hold for the whole call, whichever of the stacked attributes gives them.
+        /// Arguments that hold for the whole call, whichever of the stacked attributes gives them.
         #[derive(Clone, Default)]
         pub(crate) struct CallArguments {
             $(
