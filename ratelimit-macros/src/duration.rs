@@ -1,6 +1,6 @@
-//! Reads `"30s"`.
+//! Parses durations such as `"30s"`.
 
-/// The milliseconds of `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"1d"` or a sum such as `"1m30s"`.
+/// Milliseconds of `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"1d"` or a sum such as `"1m30s"`.
 pub(crate) fn parse(text: &str) -> Result<u64, &'static str> {
     let mut total: u64 = 0;
     let mut rest = text;

@@ -13,7 +13,8 @@ pub(crate) const HOLD: &str = "hold_requests";
 
 const ALL: [&str; 4] = [LIMIT, LIMIT_WITH_PERMIT, LIMIT_ALL, HOLD];
 
-/// Returns true if the body is limited already: it contains `__private::limit_request_per_time` or another of these calls.
+/// Returns true if the body is limited already: it contains one of the calls, such as
+/// `__private::limit_request_per_time`.
 pub(crate) fn contains_check(body: &TokenStream) -> bool {
     fn contains(tokens: TokenStream) -> bool {
         let mut after_private = false;

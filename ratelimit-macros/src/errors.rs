@@ -1,11 +1,11 @@
-//! Collects mistakes, so that five of them are reported as five.
+//! Collects errors, so that one expansion reports all of them.
 
 use std::fmt::Display;
 
 use proc_macro2::{Span, TokenStream};
 use syn::{Error, Result};
 
-/// What is wrong at `at`, and how to put it right.
+/// An error at the span `at`. The message says what is invalid and how to fix it.
 pub(crate) fn fail<T>(at: Span, message: impl Display) -> Result<T> {
     Err(Error::new(at, message))
 }
@@ -25,7 +25,7 @@ impl Errors {
         self.push(Error::new(at, message));
     }
 
-    /// The value of a step, its errors put aside.
+    /// The value of a result. Collects its error.
     pub(crate) fn keep<T>(&mut self, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.push(error)).ok()
     }

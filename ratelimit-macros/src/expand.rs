@@ -1,4 +1,5 @@
-//! Expands an attribute: joins it with its siblings, and inserts the check into a function or into each method.
+//! Expands an attribute: joins it with those beside it, and inserts the check into a function or
+//! into each method of an `impl` block.
 
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
@@ -27,13 +28,13 @@ pub(crate) fn expand(kind: AttributeKind, args: TokenStream, item: TokenStream) 
         AnnotatedItem::Function(function) => expand_function(kind, own, function, &mut errors),
         AnnotatedItem::Impl(block) => expand_impl(kind, own, block, &mut errors),
     }
-    // The item is emitted even with errors: rustc then reports no missing item, and editors keep working.
-    // It comes first since editors take their highlighting from the first occurrence of a token.
+    // The item is emitted even with errors, so that rustc reports no missing item and editors work.
+    // It comes first since editors highlight the first occurrence of a token.
     let errors = errors.into_compile_errors();
     quote!(#item #errors)
 }
 
-/// Limits the function. With errors, it only loses the attributes that are joined.
+/// Limits the function. With errors, it only loses the joined attributes.
 fn expand_function(kind: AttributeKind, own: Option<ParsedAttribute>, function: &mut Function, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(kind, &mut function.attrs, errors));
@@ -58,7 +59,7 @@ fn insert(check: &GeneratedCheck, point: InsertionPoint, function: &mut Function
     function.wrap_body(point, |body| check.around(body));
 }
 
-/// Limits each async method. With errors, the block and its methods only lose the attributes that are joined.
+/// Limits each async method. With errors, block and methods only lose the joined attributes.
 fn expand_impl(kind: AttributeKind, own: Option<ParsedAttribute>, block: &mut ImplBlock, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(kind, &mut block.attrs, errors));

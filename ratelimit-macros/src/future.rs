@@ -1,4 +1,4 @@
-//! Recognizes a function that returns a future instead of being async, as `#[async_trait]` makes it.
+//! Recognizes functions that return a future, such as those that `#[async_trait]` generates.
 
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::ToTokens;

@@ -1,4 +1,5 @@
-//! Generates the check: statements before the user's body, and around it if the outcome reports the cost.
+//! Generates the check: statements before the user's body, and around it if the outcome reports
+//! the cost.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote_spanned};
@@ -44,10 +45,11 @@ impl GeneratedCheck {
     //         return FromRefusal::from_refusal(refused);
     //     }
     //
-    // The future is made in a statement of its own. What a key expression borrows, such as a lock guard,
-    // is dropped before the await, so the future stays `Send`.
+    // The future is made in a statement of its own: temporaries of the key expression, such as a
+    // lock guard, are dropped before the await, so the future stays `Send`.
     //
-    // A limit that is held until the call ends keeps its permit in this scope, which encloses the body.
+    // A limit that is held until the call ends keeps its permit in this scope, which encloses the
+    // body.
     pub(crate) fn new(limits: &[&LimitAttribute], arguments: &CallArguments, function: &Function) -> Self {
         let path = arguments.krate.as_ref().map(|krate| krate.value.to_token_stream());
         let runtime = &RuntimePath(path);
@@ -151,7 +153,8 @@ fn ask_limiter(
     }
 }
 
-/// Uses the name of an attribute that another one expands, or rustc would report its import as unused.
+/// Uses the name of an attribute that another one expands. Otherwise rustc would report its import
+/// as unused.
 fn use_attribute(path: &Path) -> TokenStream {
     let path = path.to_token_stream().into_iter().map(|mut token| {
         if token.to_string() != "$crate" {
@@ -167,7 +170,7 @@ fn settlement(runtime: &RuntimePath, closure: &Expr, output: Option<&Type>) -> S
     let type_hint = output.map(|output| {
         let mut output = output.clone();
         infer_impl_types(&mut output);
-        // An async block has no syntax for its type. This `return`, which never runs, determines it.
+        // There is no syntax for the type of an async block. This `return` sets it, and never runs.
         hygienic! {
             if let ::core::option::Option::Some(outcome) = ::core::option::Option::None::<#output> {
                 return outcome;
@@ -214,8 +217,8 @@ impl RuntimePath {
 
     /// The path at a span where rustc is to report an error.
     ///
-    /// Only `$crate` keeps its hygiene, which resolves it. All other tokens have the hygiene of `span`:
-    /// rustc reports an error over several tokens only if theirs is the same.
+    /// `$crate` keeps its hygiene, without which it does not resolve. All other tokens get the
+    /// hygiene of `span`: rustc reports an error over several tokens only if they have the same.
     fn at(&self, span: Span) -> TokenStream {
         let Some(path) = self.0.clone() else {
             return quote_spanned!(span=> ::ratelimit_runtime);
@@ -235,7 +238,7 @@ impl RuntimePath {
 /// `charge(rule, key, cost)`, or `{ let key = key(&(seller_id)); charge(rule, key, cost) }`
 fn charge(rule: &RuleSpec, runtime: &RuntimePath) -> TokenStream {
     let krate = &runtime.tokens();
-    // Each expression of the user is a statement of its own: a lock that it takes is free before the next one.
+    // Each expression of the user is a statement of its own, and releases the locks that it takes.
     let mut values = hygienic!();
     let mut evaluate = |name: &str, function: &str, expr: &Expr, more: Option<TokenStream>| {
         let call = call_on(runtime, function, expr, more);
@@ -291,13 +294,11 @@ fn constant_rule(rule: &RuleSpec, count: Option<&Number>, krate: &TokenStream) -
     let prefix = &rule.prefix;
     let call = |name: &str, arguments: TokenStream| {
         let name = Ident::new(name, Span::mixed_site());
-        match count.map(Number::to_const) {
-            Some(count) => hygienic!(#krate::__private::#name(#prefix, #count, #arguments)),
-            None => {
-                let name = format_ident!("{name}_without_count");
-                hygienic!(#krate::__private::#name(#prefix, #arguments))
-            }
+        if let Some(count) = count.map(Number::to_const) {
+            return hygienic!(#krate::__private::#name(#prefix, #count, #arguments));
         }
+        let name = format_ident!("{name}_without_count");
+        hygienic!(#krate::__private::#name(#prefix, #arguments))
     };
     let mut constant = match &rule.kind {
         LimitKind::Concurrent { lease } => call("concurrent", value::integer(*lease, Span::mixed_site())),
@@ -374,7 +375,7 @@ fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
 
 /// Returns from the function with the error `refused`, or with the expression of `Return`.
 ///
-/// Of a call that is also limited by `limit_concurrent_requests`, the error tells which limit refused it.
+/// If the call takes a place, the error tells whether a place or another limit was missing.
 fn refusal(
     runtime: &RuntimePath,
     arguments: &CallArguments,
@@ -401,7 +402,8 @@ fn refusal(
     let not_for_place = is_concurrent.then(|| hygienic!(&& !#fits_when_released));
     let over_limit = hygienic!(#krate::__private::over_limit(&refused) #not_for_place);
     let for_limit = return_value(&arguments.on_limit, over_limit);
-    // The whole call has the span of the returned type, where rustc reports a type that cannot hold a refusal.
+    // The whole call has the span of the returned type: rustc reports a type that cannot hold a
+    // refusal there.
     let krate = runtime.at(start);
     let path = quote_spanned!(start=> #krate::FromRefusal);
     let function = quote_spanned!(end=> ::from_refusal(refused));

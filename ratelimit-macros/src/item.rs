@@ -1,4 +1,4 @@
-//! The items that an attribute may stand on: a function, its body unparsed, or an `impl` block of functions.
+//! The items that an attribute may stand on: a function, its body unparsed, or an `impl` block.
 
 use proc_macro2::{Delimiter, Group, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
@@ -131,7 +131,7 @@ impl Parse for ImplBlock {
         let attrs = input.call(Attribute::parse_outer)?;
         let mut head = TokenStream::new();
         let mut keyword = input.span();
-        // Only the last braces are the block's: a const argument such as `For<{ N }>` has some, too.
+        // The last braces are the block's. A const argument such as `For<{ N }>` has braces, too.
         while !(input.peek(Brace) && is_last(input)) {
             let token: TokenTree = input.parse()?;
             if matches!(&token, TokenTree::Ident(word) if word == "impl") {

@@ -1,5 +1,5 @@
-//! The attributes of [`ratelimit-runtime`](https://docs.rs/ratelimit-runtime), which re-exports them:
-//! depend on that crate, not on this one.
+//! The attributes of [`ratelimit-runtime`](https://docs.rs/ratelimit-runtime), which re-exports
+//! them. Depend on that crate, not on this one.
 
 mod args;
 mod duration;
@@ -21,7 +21,7 @@ use proc_macro::TokenStream;
 
 use crate::kind::AttributeKind;
 
-/// Limits how often an async function runs; or how much time, or of anything else that is known when it ends, it uses.
+/// Limits how often an async function runs, or how much time or other resources its calls use.
 ///
 /// ```
 /// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
@@ -36,34 +36,58 @@ use crate::kind::AttributeKind;
 /// }
 /// ```
 ///
-/// Before the body runs, the call is counted. If it is one too many, the function returns at once,
-/// or waits, or returns something else: see `on_limit`. How many calls run at once is limited by
-/// [`limit_concurrent_requests`](macro@limit_concurrent_requests).
+/// Each call is counted before its body runs. A call over the limit returns an error at once,
+/// waits, or returns another value: see [`on_limit`](#over-the-limit).
+/// [`limit_concurrent_requests`](macro@limit_concurrent_requests) limits how many calls run at
+/// once.
 ///
 /// # Arguments
 ///
-/// | argument | value | default |
-/// |---|---|---|
-/// | `prefix` | string of 1 to 200 bytes, or a constant: the counter's name. Functions with the same prefix, key, algorithm and period share one counter | required |
-/// | `ttl` | the period, in units: an integer or constant `u64`, at least 1 | `1` |
-/// | `unit` | `Milliseconds`, `Seconds`, `Minutes`, `Hours` or `Days`, also written `TimeUnit::Minutes` | required |
-/// | `count` | how many calls a period lets through. A literal or `const { .. }` is checked when compiling, any other expression is evaluated at each call; at 0 no call ever fits | required |
-/// | `key` | who is counted: an expression over the arguments and `self`. It is borrowed, not moved, and so is each part of a tuple | one counter for all |
-/// | `algorithm` | how calls are counted: see [Algorithms](#algorithms) | `FixedWindow` |
-/// | `cost` | how much of `count` this call takes: an integer or expression, evaluated once, after the key. A call of cost 0 is free. A literal that never fits is a compile error. Or what is known when the call ends: see [Costs that are known at the end](#costs-that-are-known-at-the-end) | `1` |
-/// | `on_limit` | `Reject`: return the error. `Wait`: wait as long as it takes. `Wait(max = "30s")`: wait, but not if it would take longer. `Return(expr)`: return this instead; it sees the arguments, may `.await`, and `refused` names the `RequestPerMinute` | `Reject` |
-/// | `on_store_error` | if Redis does not answer: `Local` (this process counts alone until it is back), `Allow` or `Deny` | the limiter's, which is `Local` at first |
-/// | `on_missing_key` | if the key is `None`: `Deny` (refuse the call), `Skip` (do not limit it) or `Shared` (all calls without a key share one counter). Needed if the key is an `Option`, and only then | |
-/// | `permit` | a name: the body finds its `Permit` there. What a permit holds ends when it is dropped | |
-/// | `limiter` | an expression giving a `&Limiter` | the one of the process |
-/// | `prefetch` | permits that a process takes from the store at a time and spends without asking it again, with `FixedWindow` only: an integer or a constant `u64`. See `Rule::with_prefetch` for what a process may hold of the limit | `1` |
-/// | `denial_cache` | `false`: ask the store also when it is known to refuse, see `Rule::with_denial_cache` | `true` |
-/// | `shadow` | `true`: the rule is only tried out: it decides and counts, and lets through what it refuses | `false` |
-/// | `crate` | where the runtime is, for crates that re-export it: a path starting with `::`, `crate` or `$crate` | `::ratelimit_runtime` |
+/// | argument | meaning | value | default |
+/// |---|---|---|---|
+/// | `prefix` | name of the counter | string of 1 to 200 bytes, or a constant | required |
+/// | `ttl` | number of units in a period | integer or constant `u64`, at least 1 | `1` |
+/// | `unit` | unit of `ttl` | `Milliseconds`, `Seconds`, `Minutes`, `Hours`, `Days` | required |
+/// | `count` | limit of a period | integer or expression | required |
+/// | `key` | the subject that is counted | expression | one counter for all calls |
+/// | `algorithm` | the way to count | see [Algorithms](#algorithms) | `FixedWindow` |
+/// | `cost` | share of `count` that a call takes | integer, expression, `Elapsed`, `Settled` | `1` |
+/// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
+/// | `on_store_error` | decision while Redis does not answer | `Local`, `Allow`, `Deny` | the limiter's |
+/// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
+/// | `permit` | variable for the call's `Permit` | a name | |
+/// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |
+/// | `prefetch` | permits to take from the store at a time | integer or constant `u64` | `1` |
+/// | `denial_cache` | use of cached denials | `true`, `false` | `true` |
+/// | `shadow` | count, but refuse no call | `true`, `false` | `false` |
+/// | `crate` | path of the runtime | path | `::ratelimit_runtime` |
 ///
-/// Durations in quotes are written `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"1d"`, or as a sum, `"1m30s"`.
+/// - `prefix`: functions with the same prefix, key, algorithm and period share one counter.
+/// - `unit`: a path is allowed, too: `TimeUnit::Minutes`.
+/// - `count`: a literal or a `const { .. }` block is checked at compile time. Any other expression
+///   is evaluated at each call; if it is 0, no call fits.
+/// - `key`: an expression over the arguments and `self`. It is borrowed, not moved, and so is each
+///   part of a tuple.
+/// - `cost`: the expression is evaluated once, after the key. A call of cost 0 is free. A literal
+///   above the limit is a compile error. `Elapsed` and `Settled` charge [the actual
+///   use](#costs-that-are-known-at-the-end) when the call ends.
+/// - `on_store_error`: with `Local`, this process counts alone until Redis is back. The limiter's
+///   own setting is `Local`, unless it was changed.
+/// - `on_missing_key`: `Deny` refuses the call, `Skip` does not limit it, and `Shared` counts all
+///   calls without a key together. Required if the key is an `Option`, and only then.
+/// - `permit`: the body finds the permit under this name. Dropping it ends all that it holds.
+/// - `prefetch`: the process spends these permits without asking the store again. Only for
+///   `FixedWindow`. `Rule::with_prefetch` tells how much of the limit a process may take.
+/// - `denial_cache`: with `false`, a call asks the store even if a cached denial would refuse it.
+///   See `Rule::with_denial_cache`.
+/// - `shadow`: with `true`, the rule decides and counts as usual, but its refusals let the call
+///   through. Use it to try out a limit.
+/// - `crate`: for crates that re-export the runtime. The path starts with `::`, `crate` or
+///   `$crate`.
 ///
-/// The first four may go without their names, in this order, before the others:
+/// A duration is a string: `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"1d"`, or a sum such as `"1m30s"`.
+///
+/// The first four arguments may be given without their names, in this order, before the others:
 ///
 /// ```
 /// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
@@ -73,50 +97,81 @@ use crate::kind::AttributeKind;
 /// }
 /// ```
 ///
+/// # Over the limit
+///
+/// | `on_limit =` | reaction to a call over the limit |
+/// |---|---|
+/// | `Reject` | return the error |
+/// | `Wait` | wait until the call fits |
+/// | `Wait(max = "30s")` | wait, but return the error at once if that would take longer |
+/// | `Return(expr)` | return the value of this expression |
+///
+/// The expression of `Return` can use the function's arguments and `.await`. The variable `refused`
+/// holds the `RequestPerMinute`.
+///
 /// # Algorithms
 ///
 /// For a `count` of C in a period of P:
 ///
-/// | `algorithm =` | how calls are counted |
+/// | `algorithm =` | admitted calls |
 /// |---|---|
-/// | `FixedWindow` | C in each window, which opens with its first call. Where two windows meet, up to 2C within P |
-/// | `FixedWindow(align = true)` | the same, but windows lie on multiples of P since 1970, UTC |
-/// | `SlidingLog` | never more than C in any P |
-/// | `SlidingWindow(buckets = 6)` | in so many equal parts of P, the oldest weighted by how much of it the last P still overlaps: less than 2C in any P. `buckets` is 1 if not given, at most 1,000, and P in milliseconds is a multiple of it |
-/// | `TokenBucket(burst = 200, refill = Interval)` | calls take tokens from a bucket that holds `burst` (C if not given) and starts full; C come back in each P, one by one (`refill = Greedy`, if not given) or all at its end (`Interval`) |
-/// | `LeakyBucket(queue = 50)` | one call every P/C: an admitted call sleeps until its turn. `queue`, which must be given, is how many may wait; with 0 a call runs at once or is refused |
+/// | `FixedWindow` | C in each window; a window opens with its first call |
+/// | `FixedWindow(align = true)` | C in each window; windows start at multiples of P since 1970, UTC |
+/// | `SlidingLog` | at most C in any P |
+/// | `SlidingWindow(buckets = 6)` | less than 2C in any P |
+/// | `TokenBucket(burst = 200, refill = Interval)` | as many as there are tokens |
+/// | `LeakyBucket(queue = 50)` | one every P/C |
 ///
-/// The numbers are integers or constant `u64`s. What the algorithm can't store
-/// (see `Rule::new`) is a compile error if it is constant, and otherwise reported by each call.
+/// - `FixedWindow`: up to 2C calls are admitted within P where two windows meet.
+/// - `SlidingWindow`: P is divided into equal parts, 1 by default and 1,000 at most. The oldest
+///   part is weighted by its overlap with the last P. P in milliseconds must be a multiple of
+///   `buckets`.
+/// - `TokenBucket`: the bucket starts full, with `burst` tokens, or C by default. C tokens come
+///   back in each P: one by one with `refill = Greedy`, the default, or all at its end with
+///   `Interval`.
+/// - `LeakyBucket`: an admitted call sleeps until its turn. `queue`, which is required, is the
+///   number of calls that may wait. With 0, a call runs at once or is refused.
+///
+/// Numbers are integers or constant `u64`s. If an algorithm cannot store them (see `Rule::new`),
+/// constant ones are a compile error, and others are reported by each call.
 ///
 /// # Costs that are known at the end
 ///
-/// With `algorithm = SlidingLog`, a call may be charged what it has really used. While it runs, so much of `count` is held that calls
-/// which run at the same time can't spend more than there is; when it ends, what it has used is charged instead.
+/// With `algorithm = SlidingLog`, a call can be charged for its actual use. While it runs, it holds
+/// a part of `count`, so that concurrent calls cannot spend more than there is. When it ends, the
+/// hold is replaced by the actual use.
 ///
-/// | `cost =` | what is held while the body runs | what is charged when it ends |
+/// | `cost =` | held while the body runs | charged when it ends |
 /// |---|---|---|
-/// | `Elapsed(max = "5s")` | 5,000, or what remains if that is less | the milliseconds that the body took, rounded up; `count` is in milliseconds |
-/// | `Elapsed` | all that remains, so calls of one key run one after another: one whose turn has not come waits for it, whatever `on_limit` says | the same |
-/// | `Settled(max = 4_000, \|outcome\| outcome.tokens())` | 4,000, an integer or expression like any cost | what the closure says, an integer of any type; it is given a reference to what the function returns |
+/// | `Elapsed(max = "5s")` | 5,000, or what remains if that is less | milliseconds of the body, rounded up |
+/// | `Elapsed` | all that remains | milliseconds of the body, rounded up |
+/// | `Settled(max = 4_000, \|outcome\| outcome.tokens())` | 4,000 | the closure's result |
 ///
-/// The time is charged however the body ends: with a value or an error, by a panic, or when the call is dropped. Where the outcome says the cost,
-/// a call that panics or is dropped has none, and is charged all that was held; so is any call whose process dies. What was used counts from the end of the call. It may be more than what was held; then so
-/// much more counts. A call of which nothing is left to hold is refused, or waits: see `on_limit`.
+/// - `Elapsed`: `count` is in milliseconds. The time is charged however the body ends: with a value
+///   or an error, by a panic, or because the call is dropped. Without `max`, calls of one key run
+///   one after another; each waits for its turn, even with `on_limit = Reject`.
+/// - `Settled`: `max` is an integer or an expression, as for any cost. The closure gets a reference
+///   to the returned value and returns an integer of any type. A call that panics or is dropped has
+///   no outcome: it is charged all that it held.
+/// - If a process dies, its calls are charged all that they held.
+/// - The actual use counts from the end of the call. It may exceed the hold, and is charged in
+///   full.
+/// - If nothing remains to be held, the call is refused or waits, as `on_limit` says.
 ///
 /// ```
 /// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 /// # use std::time::Duration;
 /// # async fn run(_: &str, _: Duration) -> Result<u64, RequestPerMinute> { Ok(5) }
-/// // 20 seconds of queries a minute for each user, of which one takes 5 s at most.
-/// #[limit_request_per_time("query", 1, Minutes, 20_000, key = user, algorithm = SlidingLog, cost = Elapsed(max = "5s"), permit = permit)]
+/// // 20 seconds of queries a minute for each user, and at most 5 s for one query.
+/// #[limit_request_per_time("query", 1, Minutes, 20_000, key = user, algorithm = SlidingLog,
+///     cost = Elapsed(max = "5s"), permit = permit)]
 /// async fn query(user: u64, sql: &str) -> Result<u64, RequestPerMinute> {
-///     run(sql, permit.remaining_time()).await // what this call may still use, as a limit for the database
+///     run(sql, permit.remaining_time()).await // the time that this call may still use
 /// }
 ///
 /// struct Answer { tokens: u64 }
 ///
-/// // 100,000 tokens a minute for each user, and the same for all. A call that fails has used none.
+/// // 100,000 tokens a minute for each user, and for all users together. A failed call uses none.
 /// #[limit_request_per_time("tokens", 1, Minutes, 100_000, key = user, algorithm = SlidingLog,
 ///     cost = Settled(max = 4_000, |outcome| outcome.as_ref().map_or(0, |answer| answer.tokens)))]
 /// #[limit_request_per_time("all tokens", 1, Minutes, 100_000, algorithm = SlidingLog, cost = Settled(max = 4_000))]
@@ -125,37 +180,42 @@ use crate::kind::AttributeKind;
 /// }
 /// ```
 ///
-/// With `permit = permit`, the call ends for the limiter when the body drops the permit, be that before or after the body ends:
-/// `drop(permit)` ends it early, a permit that is returned or moved into a task goes on. With `Settled` the permit is not the
-/// body's. Its closure is written once, also where several limits are settled. It can use arguments that the body does not take with it, such as integers and
-/// references. The body is then an async block of its own, which costs as much memory again as the arguments it uses, and where the function's type does not
-/// say what it returns (an alias of a future), the closure says what it is given: `|outcome: &R| ..`.
+/// With `permit = permit`, the limiter takes a call as ended when the body drops the permit, before
+/// or after the body itself ends. `drop(permit)` ends it early. A permit that is returned, or moved
+/// into a task, keeps it open.
 ///
-/// # What the function returns
+/// `Settled` cannot be combined with `permit`. If several limits are `Settled`, one of them has the
+/// closure. The closure can use arguments that the body does not move, such as integers and
+/// references. The body becomes an async block, which needs the memory of the arguments that it
+/// uses a second time. If the signature does not name the returned type, for instance behind an
+/// alias of a future, the closure does: `|outcome: &R| ..`.
 ///
-/// It has to be able to say that a call was refused, whatever `on_limit` is: `Result<_, E>` with
-/// `E: From<RequestPerMinute>`, or a type of yours that implements `FromRefusal`. `Return(expr)` is
-/// returned when a limit is reached; when the limiter can't decide (a missing key, a store that is
-/// down under `Deny`), that is still returned as an error.
+/// # The returned type
 ///
-/// # Where it stands
+/// The function must be able to return a refusal, whatever `on_limit` is. It returns `Result<_, E>`
+/// with `E: From<RequestPerMinute>`, or a type of yours that implements `FromRefusal`.
+/// `Return(expr)` is for calls over the limit. If the limiter cannot decide, because of a missing
+/// key or a failed store under `Deny`, the call still returns the error.
 ///
-/// - On an `async fn`: free, a method with any receiver, in a trait with a default body, in the
+/// # Supported items
+///
+/// - An `async fn`: free, a method with any receiver, in a trait with a default body, in the
 ///   implementation of a trait, generic, `unsafe`. All instances of a generic function share one
 ///   counter, unless the key tells them apart.
-/// - On a function that returns a future and ends in the block it consists of: `async move { .. }`,
-///   `Box::pin(async move { .. })`, `async move { .. }.boxed()`. The call is counted when the future
-///   is first polled. Write `async move` if the key uses an argument.
-/// - On an `impl` block: it limits each of its async methods, `self` may be in the key, and
-///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. Functions that macros inside of the
-///   block produce are not seen.
-/// - Above or below `#[async_trait]` and on its methods. Once `#[async_trait]` has run, an argument
-///   that is taken apart, `(a, b): (u64, u64)`, has no parts yet when the limit is checked: name the
-///   argument and take it apart in the body.
-/// - Above `#[tokio::test]` and `#[tokio::main]`, which make the function synchronous. Above
-///   `#[tracing::instrument]` to wait inside of the span, below it to wait outside.
+/// - A function that returns a future and ends in its async block: `async move { .. }`,
+///   `Box::pin(async move { .. })`, `async move { .. }.boxed()`. The call is counted when the
+///   future is first polled. Write `async move` if the key uses an argument.
+/// - An `impl` block: each of its async methods is limited, and `self` may be in the key.
+///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. Functions that macros
+///   generate inside the block are not limited.
 ///
-/// Anywhere else it is a compile error. It never stands there and does nothing.
+/// Any other item is a compile error; the attribute is never ignored. Next to other attributes:
+///
+/// - `#[async_trait]`: above or below it, and on its methods. Once it has expanded, the parts of a
+///   destructured argument, `(a, b): (u64, u64)`, have no value yet when the limit is checked. Name
+///   the argument and destructure it in the body.
+/// - `#[tokio::test]` and `#[tokio::main]`: above them, since they make the function synchronous.
+/// - `#[tracing::instrument]`: above it to wait inside the span, below it to wait outside.
 ///
 /// # Several limits
 ///
@@ -168,26 +228,29 @@ use crate::kind::AttributeKind;
 /// }
 /// ```
 ///
-/// This is one decision: the call gets through all of the limits or is charged to none, and the
-/// error names the limit with the longest wait. They are asked in the order they are written, those
+/// All limits of a function are one decision: the call is admitted by all of them, or charged to
+/// none. The error names the limit with the longest wait. Limits are asked in source order, those
 /// of an `impl` block first. `limiter`, `on_limit`, `on_store_error`, `permit` and `crate` hold for
-/// the whole call, and are given on one of them. `LeakyBucket` and `prefetch` stand alone.
+/// the whole call and are given on one of the attributes. `LeakyBucket` and `prefetch` do not allow
+/// a second limit.
 ///
-/// [`limit_concurrent_requests`](macro@limit_concurrent_requests) beside them is part of the same decision, with an `on_limit` of its own.
+/// [`limit_concurrent_requests`](macro@limit_concurrent_requests) takes part in the same decision,
+/// with an `on_limit` of its own.
 ///
-/// Each is written under its name: one that is imported under another, or is added to a method of
-/// a limited `impl` block by `cfg_attr`, can't be joined with the others and is a compile error.
+/// Stacked attributes must be written under their own names. One that is imported under another
+/// name, or that `cfg_attr` adds to a method of a limited `impl` block, is a compile error.
 ///
 /// # Order, cancellation, recursion
 ///
-/// First `limiter` is evaluated, then count, key and cost of one limit after the other, then the
-/// limiter is asked, then the body runs. What one of them borrows, a lock for instance, is released
-/// before the next is evaluated.
+/// First `limiter` is evaluated, then count, key and cost of each limit in turn. Then the limiter
+/// is asked, and then the body runs. A borrow by one of these expressions, such as a lock, ends
+/// before the next one is evaluated.
 ///
-/// A call that is dropped while it waits stops waiting. One that is dropped while it is being
-/// counted may have been counted: what goes wrong admits fewer calls, not more. Each call of a
-/// function that calls itself is counted; where it holds something, so does each of them.
-/// One that waits for what its own outer call holds, a place or all the time that remains, waits for ever.
+/// A call that is dropped while it waits stops waiting. A call that is dropped while it is being
+/// counted may have been counted: such an error admits fewer calls, never more.
+///
+/// Each call of a recursive function is counted, and holds its own share. A call never ends if it
+/// waits for a place, or for all the remaining time, that an outer call of the same function holds.
 #[proc_macro_attribute]
 pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::expand(AttributeKind::PerTime, args.into(), item.into()).into()
@@ -205,31 +268,39 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// }
 /// ```
 ///
-/// A call takes a place before its body runs and holds it until the body has ended, by a value or an error, by a panic, or because the call
-/// was dropped. If all places are taken, the function returns at once, or waits, or returns something else: see `on_limit`.
+/// A call takes a place before its body runs. It holds the place until the body ends: with a value
+/// or an error, by a panic, or because the call is dropped. If all places are taken, the function
+/// returns an error at once, waits, or returns another value, as `on_limit` says.
 ///
 /// # Arguments
 ///
-/// | argument | value | default |
-/// |---|---|---|
-/// | `prefix` | string of 1 to 200 bytes, or a constant: the counter's name. Functions with the same prefix and key share their places | required |
-/// | `count` | how many calls may run at once. A literal or `const { .. }` is checked when compiling, any other expression is evaluated at each call; at 0 no call ever fits | required |
-/// | `key` | whose calls are counted: an expression over the arguments and `self`. It is borrowed, not moved, and so is each part of a tuple | one counter for all |
-/// | `lease` | for how long a place stays taken whose process has died: a duration in quotes, `"1s"` to `"1d"` | `"30s"` |
-/// | `on_limit` | `Reject`: return the error. `Wait`: wait as long as it takes. `Wait(max = "30s")`: wait, but not longer. `Return(expr)`: return this instead; it sees the arguments, may `.await`, and `refused` names the `RequestPerMinute` | `Reject` |
-/// | `on_store_error` | if Redis does not answer: `Local` (this process counts alone until it is back), `Allow` or `Deny` | the limiter's, which is `Local` at first |
-/// | `on_missing_key` | if the key is `None`: `Deny` (refuse the call), `Skip` (do not limit it) or `Shared` (all calls without a key share one counter). Needed if the key is an `Option`, and only then | |
-/// | `permit` | a name: the body finds its `Permit` there, and the place is held until it is dropped | |
-/// | `limiter` | an expression giving a `&Limiter` | the one of the process |
-/// | `crate` | where the runtime is, for crates that re-export it: a path starting with `::`, `crate` or `$crate` | `::ratelimit_runtime` |
+/// | argument | meaning | value | default |
+/// |---|---|---|---|
+/// | `prefix` | name of the counter | string of 1 to 200 bytes, or a constant | required |
+/// | `count` | number of places | integer or expression | required |
+/// | `key` | the subject whose calls are counted | expression | one counter for all calls |
+/// | `lease` | time until a dead process loses its places | `"1s"` to `"1d"` | `"30s"` |
+/// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
+/// | `on_store_error` | decision while Redis does not answer | `Local`, `Allow`, `Deny` | the limiter's |
+/// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
+/// | `permit` | variable for the call's `Permit` | a name | |
+/// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |
+/// | `crate` | path of the runtime | path | `::ratelimit_runtime` |
 ///
-/// `prefix` and `count` may go without their names, in this order, before the others: `#[limit_concurrent_requests("export", 2, key = user)]`.
-/// Durations in quotes are written `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"1d"`, or as a sum, `"1m30s"`.
+/// - `prefix`: functions with the same prefix and key share their places.
+/// - `permit`: the place is held until the permit is dropped.
+/// - `on_limit`: with `Wait(max = "30s")` a call waits for that time at most, since the end of the
+///   wait is not known in advance.
+///
+/// Otherwise they are [those of `limit_request_per_time`](macro@limit_request_per_time#arguments).
+/// `prefix` and `count` may be given without their names, in this order, before the others:
+/// `#[limit_concurrent_requests("export", 2, key = user)]`.
 ///
 /// # The lease
 ///
-/// While a call runs, its process renews its lease: a call may take longer than that. If the process dies, its places are free again
-/// when their leases have ended. One that was only stopped for longer, or could not reach the store, may find that somebody else has its place:
+/// While a call runs, its process renews the lease of its place, so a call may take longer than its
+/// lease. If the process dies, its places are free again when their leases expire. A process that
+/// was only suspended for longer, or could not reach the store, may have lost its place to another:
 ///
 /// ```
 /// # use ratelimit_runtime::{RequestPerMinute, limit_concurrent_requests};
@@ -238,7 +309,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// async fn migrate() -> Result<bool, RequestPerMinute> {
 ///     for number in 0..10 {
 ///         if !place.is_held() {
-///             return Ok(false); // somebody else may have begun
+///             return Ok(false); // another process may have begun
 ///         }
 ///         step(number).await;
 ///     }
@@ -246,17 +317,18 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// }
 /// ```
 ///
-/// The name that `permit` gives is the body's: `drop(place)` ends the call's hold on its place early, and a permit that is returned, or moved into a task, goes
-/// on to hold it.
+/// The body owns the permit: `drop(place)` frees the place early. A permit that is returned, or
+/// moved into a task, keeps the place.
 ///
-/// # Where it stands
+/// # Supported items
 ///
-/// Where [`limit_request_per_time`](macro@limit_request_per_time#where-it-stands) may stand: on async functions, functions that return a future, and `impl` blocks,
-/// where `#[limit_concurrent_requests(skip)]` leaves a method out of all limits. The function has to be able to
-/// [say that a call was refused](macro@limit_request_per_time#what-the-function-returns), too. In the error,
-/// `retry_after` is `None`: when a place becomes free nobody knows.
+/// [Those of `limit_request_per_time`](macro@limit_request_per_time#supported-items): async
+/// functions, functions that return a future, and `impl` blocks.
+/// `#[limit_concurrent_requests(skip)]` leaves a method out of all limits. The function must be
+/// able to [return a refusal](macro@limit_request_per_time#the-returned-type), too. Its
+/// `retry_after` is `None`, since the time at which a place becomes free is not known.
 ///
-/// # Beside other limits
+/// # Several limits
 ///
 /// ```
 /// # use ratelimit_runtime::{RequestPerMinute, limit_concurrent_requests, limit_request_per_time};
@@ -267,14 +339,17 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// }
 /// ```
 ///
-/// All limits of a function are one decision, whatever their order: a call that one of them refuses is charged to none and takes no place.
-/// Each attribute's `on_limit` answers for what its limits refuse. `limiter`, `on_store_error`, `permit` and
-/// `crate` are given on one of them, for the whole call; several `#[limit_concurrent_requests]` have one `on_limit`.
+/// All limits of a function are one decision, in whatever order they stand. If one of them refuses
+/// a call, it is charged to none and takes no place. The `on_limit` of an attribute applies to
+/// refusals by limits of that name; several `#[limit_concurrent_requests]` have one `on_limit`.
+/// `limiter`, `on_store_error`, `permit` and `crate` hold for the whole call and are given on one
+/// of the attributes.
 ///
 /// # Order, cancellation, recursion
 ///
-/// As in [`limit_request_per_time`](macro@limit_request_per_time#order-cancellation-recursion). A call that is dropped while it waits stops waiting, and one that is dropped
-/// while it runs frees its place. A function that calls itself takes a place for each call: with fewer than it needs it waits for itself.
+/// As for [`limit_request_per_time`](macro@limit_request_per_time#order-cancellation-recursion). A
+/// call that is dropped while it runs frees its place. A recursive function takes a place for each
+/// call: with fewer places than it needs, it waits for itself forever.
 #[proc_macro_attribute]
 pub fn limit_concurrent_requests(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::expand(AttributeKind::Concurrent, args.into(), item.into()).into()

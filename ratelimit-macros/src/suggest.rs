@@ -1,4 +1,4 @@
-//! Finds the name a misspelt one was meant to be.
+//! Suggests the name that a misspelt one resembles.
 
 /// The end of an error about `word`: the nearest of `names`, or all of them.
 pub(crate) fn suggest(word: &str, names: &[&'static str]) -> String {
@@ -18,7 +18,7 @@ pub(crate) fn nearest(word: &str, names: &[&'static str]) -> Option<&'static str
         .map(|(_, name)| name)
 }
 
-/// `` `a`, `b` or `c` ``, or with `and`
+/// Lists names with `word` before the last one: `` `a`, `b` or `c` ``.
 pub(crate) fn list(names: &[&str], word: &str) -> String {
     match names {
         [] => String::new(),
@@ -27,7 +27,7 @@ pub(crate) fn list(names: &[&str], word: &str) -> String {
     }
 }
 
-/// Letters to insert, delete, replace, or swap with their neighbour.
+/// Edit distance: letters to insert, delete, replace, or swap with their neighbour.
 fn distance(a: &str, b: &str) -> usize {
     let a: Vec<char> = a.chars().collect();
     let b: Vec<char> = b.chars().collect();

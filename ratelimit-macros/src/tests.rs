@@ -1,12 +1,13 @@
-//! Tests without a compiler: what is generated, what is said, and that nothing panics.
+//! Tests without a compiler: generated code, error messages, documented arguments, no panics.
 
+mod docs;
 mod malformed;
 mod messages;
 mod snapshots;
 
 use proc_macro2::{TokenStream, TokenTree};
 
-/// The text of each `compile_error!` among the tokens, and the token it is drawn at.
+/// Texts of the `compile_error!`s among the tokens, each with the token that it is reported at.
 fn compile_errors(tokens: TokenStream) -> Vec<(String, String)> {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut found = Vec::new();

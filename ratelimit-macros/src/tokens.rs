@@ -1,10 +1,10 @@
-//! Tokens whose spans keep generated names apart from the user's and place errors in the user's code.
+//! Spans of generated tokens: hygiene for names, and places for errors in the user's code.
 
 use proc_macro2::{Delimiter, Group, Span, TokenStream};
 use quote::ToTokens;
 use syn::token::Brace;
 
-/// Generated tokens with mixed-site hygiene: local names among them and in the user's code do not see each other.
+/// Generated tokens with mixed-site hygiene, which keeps their local names and the user's apart.
 macro_rules! hygienic {
     ($($tokens:tt)*) => { ::quote::quote_spanned!(::proc_macro2::Span::mixed_site()=> $($tokens)*) };
 }
@@ -19,7 +19,8 @@ pub(crate) fn ends(tokens: impl ToTokens) -> (Span, Span) {
     (first.resolved_at(mixed_site), last.resolved_at(mixed_site))
 }
 
-/// Braces located at the user's, for errors about the body. With mixed-site hygiene rustc does not lint them as unused.
+/// Braces at the place of the user's, for errors about the body. They have mixed-site hygiene, or
+/// rustc would report them as unused.
 pub(crate) fn block(brace: Brace, tokens: TokenStream) -> Group {
     let mut group = Group::new(Delimiter::Brace, tokens);
     group.set_span(brace.span.join().resolved_at(Span::mixed_site()));

@@ -215,10 +215,26 @@ pub(crate) struct Choice<T> {
     /// An example of its value, for errors.
     pub(crate) example: &'static str,
     /// Reads the value of the option with this name.
-    pub(crate) read: fn(&mut T, ParseStream, &str) -> Result<()>,
+    read: fn(&mut T, ParseStream, &str) -> Result<()>,
 }
 
-/// Reads the options of a word, such as `(max = "30s")` after `Wait`. Returns the names of those that are given.
+impl<T> Choice<T> {
+    pub(crate) const fn new(
+        name: &'static str,
+        example: &'static str,
+        read: fn(&mut T, ParseStream, &str) -> Result<()>,
+    ) -> Self {
+        Self { name, example, read }
+    }
+}
+
+/// Stores the value of an option.
+pub(crate) fn set<T>(option: &mut Option<T>, value: Result<T>) -> Result<()> {
+    *option = Some(value?);
+    Ok(())
+}
+
+/// Reads the options of a word, such as `(max = "30s")` after `Wait`. Returns the given names.
 pub(crate) fn options<T>(
     word: &Ident,
     input: ParseStream,

@@ -6,7 +6,7 @@ use syn::{Ident, Path, Result};
 
 use crate::errors::fail;
 use crate::tokens::hygienic;
-use crate::value::{self, Choice, Number};
+use crate::value::{self, Choice, Number, set};
 
 pub(crate) struct AlgorithmArgument {
     row: &'static AlgorithmRow,
@@ -22,7 +22,8 @@ struct AlgorithmRow {
     required: Option<&'static str>,
     /// No second limit may stand beside it.
     is_exclusive: bool,
-    /// The option that bounds a cost, and by how much a cost may exceed it. `None` if the count is the bound.
+    /// The option that bounds a cost, and by how much a cost may exceed it. `None` if it is the
+    /// count.
     largest_cost: fn(&AlgorithmOptions) -> Option<(&'static str, &Number, u64)>,
     /// Adds the algorithm to a rule.
     generate: fn(&AlgorithmOptions, rule: &TokenStream, krate: &TokenStream) -> TokenStream,
@@ -38,65 +39,49 @@ pub(super) struct AlgorithmOptions {
     queue: Option<Number>,
 }
 
-/// The first one is the default.
+/// The defaults of a row.
+const PLAIN: AlgorithmRow = AlgorithmRow {
+    word: "FixedWindow",
+    options: &[],
+    required: None,
+    is_exclusive: false,
+    largest_cost: |_| None,
+    generate: |_, rule, _| rule.clone(),
+};
+
+/// The first one is the default of the argument.
 static ALGORITHMS: [AlgorithmRow; 5] = [
     AlgorithmRow {
         word: "FixedWindow",
-        options: &[Choice {
-            name: "align",
-            example: "true",
-            read: |options, input, name| value::boolean(input, name).map(|align| options.align = Some(align)),
-        }],
-        required: None,
-        is_exclusive: false,
-        largest_cost: |_| None,
+        options: &[Choice::new("align", "true", |to, input, name| set(&mut to.align, value::boolean(input, name)))],
         generate: |options, rule, krate| match options.align {
             None => rule.clone(),
             Some(align) => hygienic!(#rule.with_algorithm(#krate::Algorithm::FixedWindow { align: #align })),
         },
+        ..PLAIN
     },
     AlgorithmRow {
         word: "SlidingLog",
-        options: &[],
-        required: None,
-        is_exclusive: false,
-        largest_cost: |_| None,
         generate: |_, rule, krate| hygienic!(#rule.with_algorithm(#krate::Algorithm::SlidingLog)),
+        ..PLAIN
     },
     AlgorithmRow {
         word: "SlidingWindow",
-        options: &[Choice {
-            name: "buckets",
-            example: "1",
-            read: |options, input, name| value::positive(input, name).map(|buckets| options.buckets = Some(buckets)),
-        }],
-        required: None,
-        is_exclusive: false,
-        largest_cost: |_| None,
+        options: &[Choice::new("buckets", "1", |to, input, name| set(&mut to.buckets, value::positive(input, name)))],
         generate: |options, rule, krate| {
             let buckets = Number::to_const_or_one(options.buckets.as_ref());
             hygienic!(#krate::__private::sliding_window(#rule, #buckets))
         },
+        ..PLAIN
     },
     AlgorithmRow {
         word: "TokenBucket",
         options: &[
-            Choice {
-                name: "burst",
-                example: "200",
-                read: |options, input, name| value::positive(input, name).map(|burst| options.burst = Some(burst)),
-            },
-            Choice {
-                name: "refill",
-                example: "Interval",
-                read: |options, input, name| {
-                    options.refill = Some(value::variant(input, name, &["Greedy", "Interval"])?);
-                    Ok(())
-                },
-            },
+            Choice::new("burst", "200", |to, input, name| set(&mut to.burst, value::positive(input, name))),
+            Choice::new("refill", "Interval", |to, input, name| {
+                set(&mut to.refill, value::variant(input, name, &["Greedy", "Interval"]))
+            }),
         ],
-        required: None,
-        is_exclusive: false,
         largest_cost: |options| Some(("burst", options.burst.as_ref()?, 0)),
         generate: |options, rule, krate| {
             let greedy = Ident::new("Greedy", Span::mixed_site());
@@ -106,14 +91,11 @@ static ALGORITHMS: [AlgorithmRow; 5] = [
                 Some(burst) => hygienic!(#krate::__private::token_bucket(#rule, #burst, #krate::Refill::#refill)),
             }
         },
+        ..PLAIN
     },
     AlgorithmRow {
         word: "LeakyBucket",
-        options: &[Choice {
-            name: "queue",
-            example: "50",
-            read: |options, input, name| value::number(input, name, 0).map(|queue| options.queue = Some(queue)),
-        }],
+        options: &[Choice::new("queue", "50", |to, input, name| set(&mut to.queue, value::number(input, name, 0)))],
         required: Some("to know how many may wait"),
         is_exclusive: true,
         largest_cost: |options| Some(("queue", options.queue.as_ref()?, 1)),
@@ -139,7 +121,8 @@ impl AlgorithmArgument {
         self.row.is_exclusive
     }
 
-    /// The argument or option that bounds a cost, and the largest cost. `None` if it is known to rustc only.
+    /// The argument or option that bounds a cost, its value, and the largest cost. `None` if they
+    /// are known to rustc only.
     pub(super) fn largest_cost(&self, count: Option<&Number>) -> Option<(&'static str, u64, u64)> {
         let (name, number, more) = match (self.row.largest_cost)(&self.options) {
             Some(bound) => bound,

@@ -6,7 +6,7 @@ use syn::{Ident, Result};
 use super::algorithm::AlgorithmArgument;
 use super::cost::CostArgument;
 use super::limit::{Exclusive, LimitAttribute, LimitKind, PeriodLimit, RuleSpec};
-use super::table::{Arguments, CallArguments, Given, arguments};
+use super::table::{AttributeArguments, CallArguments, Given, arguments};
 use crate::errors::{Errors, fail};
 use crate::kind::AttributeKind;
 use crate::value::Number;
@@ -18,7 +18,7 @@ const MOST_BUCKETS: u64 = 1_000;
 
 /// The limit of an attribute that stands at `at`.
 pub(super) fn check(
-    mut arguments: Arguments,
+    mut arguments: AttributeArguments,
     kind: AttributeKind,
     at: Span,
     mut errors: Errors,
@@ -34,10 +34,10 @@ pub(super) fn check(
 
     let exclusive = arguments.exclusive();
     let builder_calls = arguments.rule.builder_calls();
-    let Arguments { rule, mut call, .. } = arguments;
+    let AttributeArguments { rule, mut call, .. } = arguments;
     if let Some(CostArgument::Settled { word, closure: Some(closure), .. }) = rule.cost.as_ref().map(|cost| &cost.value)
     {
-        call.settled = Some(Given { name: word.clone(), value: closure.clone() });
+        call.settled = Some(Given { name: word.clone(), value: (**closure).clone() });
     }
     let (Some(prefix), Some(count)) = (value(rule.prefix), value(rule.count)) else {
         return fail(at, "`prefix` and `count` are needed");
@@ -70,7 +70,7 @@ fn value<T>(given: Option<Given<T>>) -> Option<T> {
     given.map(|given| given.value)
 }
 
-impl Arguments {
+impl AttributeArguments {
     /// Sets the default algorithm, and drops a `prefetch` that prefetches nothing.
     fn set_defaults(&mut self, at: Span) {
         if !self.given.contains(&"algorithm") {

@@ -6,7 +6,7 @@ use syn::{Expr, Path, Result};
 
 use crate::errors::fail;
 use crate::suggest::nearest;
-use crate::value::{self, Choice, Number, at_end};
+use crate::value::{self, Choice, Number, at_end, set};
 
 pub(crate) const SETTLED_NEEDS: &str = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
 
@@ -22,13 +22,13 @@ pub(crate) enum CostArgument {
         word: Ident,
         max: Number,
         /// `None` if another attribute of the function has it.
-        closure: Option<Expr>,
+        closure: Option<Box<Expr>>,
     },
 }
 
 const WORDS: [&str; 2] = ["Elapsed", "Settled"];
 
-/// Reads `5`, `Elapsed`, `Elapsed(max = "5s")` or `Settled(max = 4_000, |outcome| outcome.tokens())`.
+/// Reads `5`, `Elapsed`, `Elapsed(max = "5s")` or `Settled(max = 4_000, |outcome| ..)`.
 pub(super) fn read(input: ParseStream, name: &str) -> Result<CostArgument> {
     if !starts_with_word(input) {
         return value::number(input, name, 0).map(CostArgument::Number);
@@ -38,15 +38,10 @@ pub(super) fn read(input: ParseStream, name: &str) -> Result<CostArgument> {
         return settled(word, input);
     }
     let mut max = None;
-    let choice = Choice {
-        name: "max",
-        example: "\"5s\"",
-        read: |max, input, _| {
-            let at = input.span();
-            *max = Some((value::milliseconds(input)?, at));
-            Ok(())
-        },
-    };
+    let choice = Choice::new("max", "\"5s\"", |max, input, _| {
+        let at = input.span();
+        set(max, value::milliseconds(input).map(|milliseconds| (milliseconds, at)))
+    });
     value::options(&word, input, &[choice], &mut max)?;
     Ok(CostArgument::Elapsed { word: word.span(), max })
 }
@@ -68,14 +63,7 @@ fn starts_with_word(input: ParseStream) -> bool {
 
 /// Reads the parentheses of `Settled`: an option and a closure without a name, in any order.
 fn settled(word: Ident, input: ParseStream) -> Result<CostArgument> {
-    let choices = [Choice {
-        name: "max",
-        example: "4_000",
-        read: |max, input, name| {
-            *max = Some(value::positive(input, name)?);
-            Ok(())
-        },
-    }];
+    let choices = [Choice::new("max", "4_000", |max, input, name| set(max, value::positive(input, name)))];
     let (mut max, mut closure, mut given) = (None, None, Vec::new());
     value::in_parentheses(input, |input| {
         if value::starts_named(input) || input.peek(syn::Lit) {
@@ -84,7 +72,7 @@ fn settled(word: Ident, input: ParseStream) -> Result<CostArgument> {
         if closure.is_some() {
             return Err(input.error("`Settled` takes one closure, and what is held by its name: max = 4_000"));
         }
-        closure = Some(value::expr(input, "Settled")?);
+        closure = Some(Box::new(value::expr(input, "Settled")?));
         Ok(())
     })?;
     match max {

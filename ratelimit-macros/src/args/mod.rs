@@ -12,7 +12,9 @@ use syn::ext::IdentExt as _;
 use syn::parse::{ParseStream, Parser as _};
 use syn::{Ident, Result, Token};
 
-use self::table::{Argument, Arguments, arguments, names};
+#[cfg(test)]
+pub(crate) use self::table::names;
+use self::table::{Argument, AttributeArguments, arguments};
 pub(crate) use self::{
     cost::{CostArgument, SETTLED_NEEDS},
     limit::{Exclusive, LimitAttribute, LimitKind, ParsedAttribute, RuleSpec},
@@ -30,7 +32,8 @@ pub(crate) fn parse(kind: AttributeKind, args: TokenStream, at: Span, errors: &m
         if input.peek(Ident) && input.fork().parse::<Ident>()? == "skip" {
             return skip(kind, input);
         }
-        let mut parser = ArgumentParser { kind, arguments: Arguments::default(), is_named: false, position: 0 };
+        let mut parser =
+            ArgumentParser { kind, arguments: AttributeArguments::default(), is_named: false, position: 0 };
         let mut errors = Errors::default();
         errors.keep(value::comma_separated(input, |input| parser.argument(input)));
         check::check(parser.arguments, kind, at, errors).map(Box::new).map(ParsedAttribute::Limit)
@@ -53,7 +56,7 @@ fn skip_alone(kind: AttributeKind) -> String {
 
 struct ArgumentParser {
     kind: AttributeKind,
-    arguments: Arguments,
+    arguments: AttributeArguments,
     /// A named argument was parsed: no value without a name may follow.
     is_named: bool,
     /// The number of values without a name so far.
@@ -75,7 +78,7 @@ impl ArgumentParser {
         }
         if value::starts_named(input) {
             self.is_named = true;
-            let names = names(self.kind);
+            let names = table::names(self.kind);
             self.arguments.excused.extend(nearest(&text, &names));
             return fail(name.span(), format!("unknown argument `{name}`, {}", suggest(&text, &names)));
         }

@@ -5,7 +5,7 @@ use syn::parse::ParseStream;
 use syn::{Expr, Result, Token};
 
 use crate::errors::fail;
-use crate::value::{self, Choice};
+use crate::value::{self, Choice, set};
 
 #[derive(Clone)]
 pub(crate) enum OnLimitArgument {
@@ -26,14 +26,7 @@ pub(super) fn read(input: ParseStream, name: &str) -> Result<OnLimitArgument> {
         return Ok(OnLimitArgument::Return { word, expr });
     }
     let mut max = None;
-    let max_choice = Choice {
-        name: "max",
-        example: "\"30s\"",
-        read: |max, input, _| {
-            *max = Some(value::milliseconds(input)?);
-            Ok(())
-        },
-    };
+    let max_choice = Choice::new("max", "\"30s\"", |max, input, _| set(max, value::milliseconds(input)));
     let choices = if text == "Wait" { &[max_choice][..] } else { &[] };
     value::options(&word, input, choices, &mut max)?;
     Ok(match (text, max) {

@@ -24,7 +24,7 @@ pub(super) struct Argument {
     pub(super) name: &'static str,
     pub(super) usage: Usage,
     /// Reads the value and puts it into its field.
-    pub(super) read: fn(&mut Arguments, Ident, ParseStream) -> Result<()>,
+    pub(super) read: fn(&mut AttributeArguments, Ident, ParseStream) -> Result<()>,
 }
 
 /// The attributes that have an argument: arrays have an element for each.
@@ -40,21 +40,23 @@ pub(super) struct Usage {
 
 /// The arguments of one attribute.
 #[derive(Default)]
-pub(super) struct Arguments {
+pub(super) struct AttributeArguments {
     pub(super) rule: RuleArguments,
     pub(super) call: CallArguments,
     /// Names of the arguments that are given, including those whose value is invalid.
     pub(super) given: Vec<&'static str>,
-    /// Names that are not reported as missing, since another error explains why they are.
+    /// Names that are not reported as missing, since another error explains their absence.
     pub(super) excused: Vec<&'static str>,
 }
 
-/// Defines the table, and a field for each row.
+/// Defines the table, and the fields that values are stored in.
 ///
-/// The first word of a row tells where the value goes:
-/// - `each`: a field of [`RuleArguments`], since each attribute has its own.
-/// - `builder`: the same, and it is passed to the method of `Rule` with this name. `None` if it is the default.
-/// - `once`: a field of [`CallArguments`]. One of the attributes of a function may give it.
+/// A row has a field with its type, the argument's name, a function that reads the value, and the
+/// attributes that have the argument. Its first word says how stacked attributes share it:
+/// - `each`: a field of [`RuleArguments`]. Each attribute gives its own.
+/// - `builder`: as `each`. The value is passed to this method of `Rule`, unless it is the default,
+///   `None`.
+/// - `once`: a field of [`CallArguments`]. At most one attribute of a function gives it.
 /// - `same`: a field of [`CallArguments`]. Several attributes may give it if they agree.
 macro_rules! arguments {
     ($(
@@ -129,7 +131,7 @@ macro_rules! arguments {
     };
 }
 
-// Errors list the arguments in this order, and those without names stand in it.
+// Errors list the arguments in this order. Values without names are given in it, too.
 arguments! {
     each prefix: TokenStream, "prefix" = prefix,
         both("\"item\"", "\"export\"").positional().required(["the counter's name"; 2]);
@@ -143,10 +145,8 @@ arguments! {
     each lease: u64, "lease" = lease, concurrent("\"30s\"");
     once on_limit: OnLimitArgument, "on_limit" = on_limit::read, per_time("Wait(max = \"30s\")");
     once on_busy: OnLimitArgument, "on_limit" = on_limit::read, concurrent("Wait(max = \"30s\")");
-    once on_store_error: Ident, "on_store_error" = |input, name| value::variant(input, name, &["Local", "Allow", "Deny"]),
-        both("Local", "Local");
-    each on_missing_key: Ident, "on_missing_key" = |input, name| value::variant(input, name, &["Deny", "Skip", "Shared"]),
-        both("Deny", "Deny");
+    once on_store_error: Ident, "on_store_error" = on_store_error, both("Local", "Local");
+    each on_missing_key: Ident, "on_missing_key" = on_missing_key, both("Deny", "Deny");
     once permit: Ident, "permit" = permit, both("permit", "permit");
     once limiter: Expr, "limiter" = value::expr, both("&self.limiter", "&self.limiter");
     each prefetch: Number, "prefetch" = value::positive, per_time("1");
@@ -160,7 +160,7 @@ pub(super) fn arguments(kind: AttributeKind) -> impl Iterator<Item = &'static Ar
     ARGUMENTS.iter().filter(move |argument| argument.usage.example(kind).is_some())
 }
 
-pub(super) fn names(kind: AttributeKind) -> Vec<&'static str> {
+pub(crate) fn names(kind: AttributeKind) -> Vec<&'static str> {
     arguments(kind).map(|argument| argument.name).collect()
 }
 
@@ -252,6 +252,14 @@ fn lease(input: ParseStream, _: &str) -> Result<u64> {
         86_400_001.. => fail(at, "`lease` must be at most \"1d\", for example lease = \"30s\""),
         lease => Ok(lease),
     }
+}
+
+fn on_store_error(input: ParseStream, name: &str) -> Result<Ident> {
+    value::variant(input, name, &["Local", "Allow", "Deny"])
+}
+
+fn on_missing_key(input: ParseStream, name: &str) -> Result<Ident> {
+    value::variant(input, name, &["Deny", "Skip", "Shared"])
 }
 
 fn permit(input: ParseStream, _: &str) -> Result<Ident> {

@@ -1,10 +1,12 @@
-//! Tens of thousands of broken attributes: each expands or says what is wrong, none panics.
+//! Expands tens of thousands of malformed attributes. Each one reports an error or expands; none
+//! panics.
 
 use std::panic::catch_unwind;
 
 use proc_macro2::TokenStream;
 
 use super::compile_errors;
+use crate::args::names;
 use crate::expand::expand;
 use crate::kind::AttributeKind;
 
@@ -25,26 +27,17 @@ impl Dice {
     fn pick<'a>(&mut self, words: &[&'a str]) -> &'a str {
         words[self.below(words.len())]
     }
+
+    /// A word, or the name of an argument.
+    fn word(&mut self) -> &'static str {
+        let names: Vec<_> = AttributeKind::ALL.into_iter().flat_map(names).collect();
+        let at = self.below(names.len() + WORDS.len());
+        names.get(at).copied().unwrap_or_else(|| WORDS[at - names.len()])
+    }
 }
 
+/// Words besides the names of the arguments.
 const WORDS: &[&str] = &[
-    "prefix",
-    "ttl",
-    "unit",
-    "count",
-    "key",
-    "algorithm",
-    "cost",
-    "on_limit",
-    "on_store_error",
-    "on_missing_key",
-    "permit",
-    "limiter",
-    "lease",
-    "prefetch",
-    "denial_cache",
-    "shadow",
-    "crate",
     "skip",
     "prefx",
     "_",
@@ -241,14 +234,14 @@ fn soup(dice: &mut Dice, depth: usize) -> String {
             let (open, close) = [('(', ')'), ('[', ']'), ('{', '}')][dice.below(3)];
             text.extend([open.to_string(), inside, close.to_string()]);
         } else {
-            text += dice.pick(WORDS);
+            text += dice.word();
         }
         text.push(' ');
     }
     text
 }
 
-/// The tokens of `text` with a few taken out, doubled, replaced or cut off, in any depth.
+/// The tokens, of which a few are removed, doubled, replaced or cut off, at any depth.
 fn mutate(dice: &mut Dice, tokens: TokenStream) -> TokenStream {
     use proc_macro2::{Group, TokenTree};
     let mut changed = Vec::new();
@@ -257,7 +250,7 @@ fn mutate(dice: &mut Dice, tokens: TokenStream) -> TokenStream {
             0 => {}
             1 => changed.extend([token.clone(), token]),
             2 => changed.extend(soup(dice, 3).parse::<TokenStream>().unwrap_or_default()),
-            3 => changed.extend(dice.pick(WORDS).parse::<TokenStream>().unwrap_or_default()),
+            3 => changed.extend(dice.word().parse::<TokenStream>().unwrap_or_default()),
             4 => changed.push(Group::new(proc_macro2::Delimiter::None, token.into()).into()),
             5 if dice.below(4) == 0 => break,
             6..9 if matches!(token, TokenTree::Literal(_)) => {
@@ -302,11 +295,11 @@ fn nothing_panics() {
             3 => dice.pick(ITEMS).parse().ok(),
             _ => dice.pick(&ITEMS[..8]).parse().ok(),
         };
-        // Not every soup is made of tokens; those that are not never reach a macro.
+        // A soup that is no sequence of tokens never reaches a macro.
         let (Some(args), Some(item)): (Option<TokenStream>, Option<TokenStream>) = (args, item) else {
             continue;
         };
-        // An item that is broken already is rustc's to report; no macro is given one.
+        // rustc reports an item with a syntax error itself. No macro gets one.
         let whole = syn::parse2::<syn::File>(item.clone()).is_ok();
         let shown = format!("#[{}({args})]\n{item}", kind.name());
         let tokens =

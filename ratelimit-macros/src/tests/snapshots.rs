@@ -1,4 +1,5 @@
-//! What is generated, compared with `tests/snapshots/`. `UPDATE_SNAPSHOTS=1` rewrites them.
+//! Compares the generated code with the files in `tests/snapshots/`. `UPDATE_SNAPSHOTS=1` rewrites
+//! them.
 
 use std::path::Path;
 
@@ -22,7 +23,7 @@ fn compare(name: &str, tokens: &TokenStream) {
     assert_eq!(
         found,
         expected,
-        "differs from {}: is this meant? Then UPDATE_SNAPSHOTS=1 cargo test -p ratelimit-macros",
+        "the generated code differs from {}. If that is intended, run UPDATE_SNAPSHOTS=1 cargo test -p ratelimit-macros",
         path.display()
     );
 }
@@ -219,7 +220,7 @@ snapshots! {
         "#
 }
 
-/// As a `macro_rules!` macro hands over what it was given: in groups without delimiters.
+/// A `macro_rules!` macro passes its arguments on in groups without delimiters.
 #[test]
 fn through_a_macro() {
     let hidden = |text: &str| Group::new(Delimiter::None, text.parse().unwrap()).into_token_stream();

@@ -1,0 +1,51 @@
+//! Items that cannot be limited.
+
+use super::{FN, check};
+
+#[test]
+fn unsupported_items() {
+    let expected = "expected an async function or an `impl` block";
+    let sync = "only an async function can be limited: write `async fn`";
+    let below = "another attribute already made this function synchronous: write #[limit_request_per_time] above it";
+    let declaration =
+        "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
+    let future = "this function returns a future, but does not end in the async block to limit: end it in `async move { .. }` or `Box::pin(async move { .. })`";
+    for (item, expected) in [
+        ("fn f() {}", sync),
+        ("fn f() -> impl Fn() { move || async move {} }", sync),
+        ("fn main() {}", below),
+        ("#[::core::prelude::v1::test] fn f() { block_on(async {}) }", below),
+        ("const fn f() {}", "a `const fn` can't wait for a limiter: make it an `async fn`"),
+        ("async fn f();", declaration),
+        ("fn f() -> impl Future<Output = R> { g() }", future),
+        ("fn f() -> Pin<Box<dyn Future<Output = R> + Send>> { Box::pin(g()) }", future),
+        ("fn f<'a>() -> BoxFuture<'a, R> { if a { async {}.boxed() } else { b() } }", future),
+        ("pub struct S { f: fn() }", expected),
+        ("enum E {}", expected),
+        ("pub trait T { async fn f() {} }", expected),
+        ("mod m {}", expected),
+        ("type F = fn();", expected),
+        ("const F: fn() = f;", expected),
+        ("let x = f();", expected),
+        ("", expected),
+        ("impl S { fn f() {} }", "no async function in this `impl` block: nothing to limit"),
+        ("impl S {}", "no async function in this `impl` block: nothing to limit"),
+        (
+            "impl S { fn g() {} #[limit_request_per_time(skip)] async fn f() {} }",
+            "every async function of this `impl` block is skipped: nothing is limited",
+        ),
+        ("impl S { async fn f() {} fn g() -> BoxFuture<R> { h() } }", future),
+        ("impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }", sync),
+        (
+            "async fn f() -> R { let charges = [::x::__private::charge()]; if ::x::__private::limit_request_per_time(&charges).await {} }",
+            "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)] or #[limit_concurrent_requests(..)]",
+        ),
+        (
+            "fn f(__arg0: (u64, u64)) -> Pin<Box<dyn Future<Output = R>>> { Box::pin(async move { let (id, b) = { let __arg0 = __arg0; __arg0 }; id }) }",
+            "`id` has no value yet when the limit is checked, #[async_trait] takes the argument apart later: give the argument a name and take it apart in the body",
+        ),
+    ] {
+        check("\"a\", 1, Days, 1, key = (self.b, id)", item, &[expected]);
+    }
+    check("skip", FN, &["`skip` belongs on a method of an `impl` block that is limited itself"]);
+}

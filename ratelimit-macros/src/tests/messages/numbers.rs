@@ -1,0 +1,127 @@
+//! Costs that are known at the end, and literals that contradict each other.
+
+use super::{FN, check, check_argument, compile_errors};
+
+/// Costs that are known when the call ends.
+#[test]
+fn costs_known_at_the_end() {
+    let needs = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
+    let one = "`Settled` takes one closure, and what is held by its name: max = 4_000";
+    let duration = "expected a duration in quotes: \"250ms\", \"30s\", \"5m\", \"2h\" or \"1m30s\"";
+    for (cost, expected) in [
+        ("Elapsed(5)", "name the option: Elapsed(max = 5)"),
+        ("Elapsed(max = 5)", duration),
+        ("Elapsed(max = \"0s\")", "a duration must be greater than 0, for example \"30s\""),
+        ("Elapsed(mx = \"5s\")", "unknown option `mx` of `Elapsed`, did you mean `max`?"),
+        ("Elapsed(max = \"5s\", max = \"5s\")", "`max` is set twice"),
+        ("Elapsed(max = \"1s1ms\")", "a `max` of 1001 ms never fits: with count = 1000 the largest is 1000 ms"),
+        ("Elapsd(max = \"5s\")", "unknown cost `Elapsd`, did you mean `Elapsed`?"),
+        ("Cost::Elapse", "unknown cost `Elapse`, did you mean `Elapsed`?"),
+        ("Setled(max = 5, |o| 5)", "unknown cost `Setled`, did you mean `Settled`?"),
+        ("Settled", needs),
+        ("Settled()", needs),
+        ("Settled(max = 5)", needs),
+        ("Settled(|o| o.len())", needs),
+        ("Settled(5, |o| o.len())", "name the option: Settled(max = 5)"),
+        ("Settled(most, |o| o.len())", one),
+        ("Settled(max = 5, |o| o.len(), |o| 5)", one),
+        ("Settled(max = 5, max = 5, |o| 5)", "`max` is set twice"),
+        ("Settled(most = 5, |o| 5)", "unknown option `most` of `Settled`, expected `max`"),
+        ("Settled(max = 0, |o| 5)", "`max` must be at least 1, for example max = 1"),
+        ("Settled(max = \"5s\", |o| 5)", "`max` is an integer, for example max = 1"),
+        ("Settled(max = 1001, |o| 5)", "a `max` of 1001 never fits: with count = 1000 the largest is 1000"),
+        (
+            "Settled(max = 5, |o| 5), permit = permit",
+            "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out",
+        ),
+    ] {
+        check(&format!("\"a\", 1, Days, 1000, algorithm = SlidingLog, cost = {cost}"), FN, &[expected]);
+    }
+    for cost in [
+        "Elapsed",
+        "Cost::Elapsed(max = \"1s\",)",
+        "Elapsed(max = \"1s\"), permit = permit",
+        "Settled(max = 1_000, |o| 5)",
+        "Settled(move |o: &R| o.len(), max = most(id),)",
+        "Cost::Settled(max = const { N }, tokens)",
+        "ELAPSED",
+        "elapsed",
+        "Elapsd::of(id)",
+        "Elapsd(id).milliseconds()",
+        "Elapsd { id }.milliseconds()",
+    ] {
+        check(&format!("\"a\", 1, Days, 1000, algorithm = SlidingLog, cost = {cost}"), FN, &[]);
+    }
+    check("\"a\", 1, Days, limit, algorithm = SlidingLog, cost = Elapsed(max = \"1h\")", FN, &[]);
+    // With another algorithm, that is the error, whatever the numbers are.
+    for (algorithm, word) in [
+        ("FixedWindow", "FixedWindow"),
+        ("SlidingWindow", "SlidingWindow"),
+        ("TokenBucket", "TokenBucket"),
+        ("LeakyBucket(queue = 1)", "LeakyBucket"),
+    ] {
+        for (name, cost) in [("Elapsed", "Elapsed(max = \"5s\")"), ("Settled", "Settled(max = 9, |o| 1)")] {
+            let expected = format!("`{name}` needs `algorithm = SlidingLog`, not `{word}`");
+            check(&format!("\"a\", 1, Days, 5, algorithm = {algorithm}, cost = {cost}"), FN, &[&expected]);
+        }
+    }
+    check_argument(
+        "algorithm = SlidingLogg, cost = Elapsed",
+        &["unknown algorithm `SlidingLogg`, did you mean `SlidingLog`?"],
+    );
+}
+
+/// Literals that contradict each other.
+#[test]
+fn contradicting_literals() {
+    for (period, buckets, near) in [
+        ("ttl = 1, unit = Milliseconds", 2, 1),
+        ("ttl = 10, unit = Milliseconds", 4, 5),
+        ("unit = Seconds", 7, 8),
+        ("ttl = 7, unit = Seconds", 3, 2),
+        ("ttl = 1, unit = Minutes", 999, 1_000),
+        ("ttl = 997, unit = Milliseconds", 500, 997),
+        ("ttl = 1009, unit = Milliseconds", 1_000, 1),
+    ] {
+        let args = |n| format!("prefix = \"a\", {period}, count = 1, algorithm = SlidingWindow(buckets = {n})");
+        let (errors, found) = compile_errors(&args(buckets), FN);
+        let [error] = &errors[..] else { panic!("{period}, {buckets}: {errors:?}") };
+        let end = format!(" milliseconds can't be divided into {buckets} equal buckets, for example buckets = {near}");
+        assert!(error.ends_with(&end), "{error}");
+        assert_eq!(found, [buckets.to_string()]);
+        check(&args(near), FN, &[]);
+    }
+    // Constants are known to rustc only.
+    check("\"a\", TTL, Seconds, 1, algorithm = SlidingWindow(buckets = 7)", FN, &[]);
+    check("\"a\", 1, Seconds, 1, algorithm = SlidingWindow(buckets = N)", FN, &[]);
+    // One mistake is one error.
+    let too_long = "`ttl` is longer than 3,650 days";
+    check("\"a\", 4001, Days, 1, algorithm = SlidingWindow(buckets = 7)", FN, &[too_long]);
+
+    for (algorithm, count, cost, said) in [
+        ("FixedWindow", "5", 6, "count = 5 the largest is 5"),
+        ("SlidingLog", "5", 6, "count = 5 the largest is 5"),
+        ("SlidingWindow", "5", 6, "count = 5 the largest is 5"),
+        ("TokenBucket", "5", 6, "count = 5 the largest is 5"),
+        ("TokenBucket(burst = 9)", "5", 10, "burst = 9 the largest is 9"),
+        ("TokenBucket(burst = 9)", "limit", 10, "burst = 9 the largest is 9"),
+        ("LeakyBucket(queue = 9)", "limit", 11, "queue = 9 the largest is 10"),
+        ("LeakyBucket(queue = 0)", "5", 2, "queue = 0 the largest is 1"),
+    ] {
+        let args = |cost| format!("\"a\", 1, Days, {count}, algorithm = {algorithm}, cost = {cost}");
+        check(&args(cost), FN, &[&format!("a cost of {cost} never fits: with {said}")]);
+        check(&args(cost - 1), FN, &[]);
+    }
+    check("\"a\", 1, Days, 5, cost = 6", FN, &["a cost of 6 never fits: with count = 5 the largest is 5"]);
+    for unknown in [
+        "\"a\", 1, Days, limit, cost = 6",
+        "\"a\", 1, Days, 5, cost = weight",
+        "\"a\", 1, Days, 5, algorithm = TokenBucket(burst = BURST), cost = 6",
+        "\"a\", 1, Days, 5, algorithm = LeakyBucket(queue = 18446744073709551615), cost = 18446744073709551615",
+    ] {
+        check(unknown, FN, &[]);
+    }
+    // Without a valid algorithm the largest cost is not known.
+    let unknown = "unknown algorithm `TokenBuckt`, did you mean `TokenBucket`?";
+    check("\"a\", 1, Days, 5, algorithm = TokenBuckt, cost = 6", FN, &[unknown]);
+}
