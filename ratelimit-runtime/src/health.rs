@@ -64,8 +64,8 @@ pub(crate) struct HealthTracker {
 
 impl Default for HealthTracker {
     fn default() -> Self {
-        static OF_PROCESS: DegradedGauge = DegradedGauge(AtomicU32::new(0));
-        Self::algorithm(&OF_PROCESS)
+        static PROCESS_GAUGE: DegradedGauge = DegradedGauge(AtomicU32::new(0));
+        Self::with_gauge(&PROCESS_GAUGE)
     }
 }
 
@@ -77,7 +77,7 @@ struct Degraded {
 }
 
 impl HealthTracker {
-    fn algorithm(gauge: &'static DegradedGauge) -> Self {
+    fn with_gauge(gauge: &'static DegradedGauge) -> Self {
         Self { is_degraded: AtomicBool::default(), degraded: Mutex::default(), gauge }
     }
 
@@ -215,48 +215,48 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_fails_among_others_is_one_outage() {
-        let seen = HealthTracker::default();
+        let tracker = HealthTracker::default();
         for tenths in 0..50 {
-            seen.failed(&error());
-            seen.succeeded();
-            assert_eq!(lasts(&seen.health(None)), Some(tenths * TENTH));
+            tracker.failed(&error());
+            tracker.succeeded();
+            assert_eq!(lasts(&tracker.health(None)), Some(tenths * TENTH));
             advance(TENTH).await;
         }
         for _ in 0..8 {
             advance(TENTH).await;
-            seen.succeeded();
-            assert!(seen.is_degraded.load(Ordering::Relaxed), "less than a second ago");
+            tracker.succeeded();
+            assert!(tracker.is_degraded.load(Ordering::Relaxed), "less than a second ago");
         }
         advance(TENTH).await;
-        seen.succeeded();
-        assert!(!seen.is_degraded.load(Ordering::Relaxed));
-        assert_eq!(seen.health(None), Health::Available);
+        tracker.succeeded();
+        assert!(!tracker.is_degraded.load(Ordering::Relaxed));
+        assert_eq!(tracker.health(None), Health::Available);
     }
 
     #[cfg(feature = "redis")]
     #[tokio::test(start_paused = true)]
     async fn an_outage_that_began_long_after_the_last_one_is_another() {
-        let seen = HealthTracker::default();
-        seen.failed(&error());
+        let tracker = HealthTracker::default();
+        tracker.failed(&error());
         advance(3600 * QUIET).await;
         let known = StoreError::unavailable("no route").since(Instant::now());
         advance(TENTH).await;
-        assert_eq!(lasts(&seen.health(Some(&known))), Some(TENTH));
-        seen.failed(&known);
-        assert_eq!(lasts(&seen.health(None)), Some(TENTH));
+        assert_eq!(lasts(&tracker.health(Some(&known))), Some(TENTH));
+        tracker.failed(&known);
+        assert_eq!(lasts(&tracker.health(None)), Some(TENTH));
     }
 
     /// Somebody who sends no calls before all is well would never learn that it is.
     #[tokio::test(start_paused = true)]
     async fn health_needs_no_calls() {
-        let seen = HealthTracker::default();
-        seen.failed(&error());
+        let tracker = HealthTracker::default();
+        tracker.failed(&error());
         advance(QUIET).await;
-        assert_eq!(seen.health(None), Health::Available);
+        assert_eq!(tracker.health(None), Health::Available);
         advance(QUIET).await;
         let known = StoreError::unavailable("no route");
-        assert_eq!(lasts(&seen.health(Some(&known))), Some(2 * QUIET), "one outage since the first failure");
-        let Health::Degraded { reason, .. } = seen.health(Some(&known)) else { panic!() };
+        assert_eq!(lasts(&tracker.health(Some(&known))), Some(2 * QUIET), "one outage since the first failure");
+        let Health::Degraded { reason, .. } = tracker.health(Some(&known)) else { panic!() };
         assert_eq!(reason, "no route");
         assert!(lasts(&HealthTracker::default().health(Some(&known))).is_some());
     }
@@ -319,25 +319,25 @@ mod tests {
         }
 
         let values = Arc::<Values>::default();
-        let (recorder, seen) = (OnlyGauge(Arc::clone(&values)), HealthTracker::algorithm(&GAUGE));
+        let (recorder, tracker) = (OnlyGauge(Arc::clone(&values)), HealthTracker::with_gauge(&GAUGE));
         // A recorder that is installed during an outage hears of it.
-        seen.failed(&error());
+        tracker.failed(&error());
         for _ in 0..3 {
-            with_local_recorder(&recorder, || seen.failed(&error()));
+            with_local_recorder(&recorder, || tracker.failed(&error()));
             assert_eq!(values.last(), Some(1.0));
         }
-        let other = HealthTracker::algorithm(&GAUGE);
+        let other = HealthTracker::with_gauge(&GAUGE);
         with_local_recorder(&recorder, || other.failed(&error()));
         assert_eq!(values.last(), Some(2.0));
         with_local_recorder(&recorder, || drop(other));
         advance(QUIET).await;
         for _ in 0..3 {
-            with_local_recorder(&recorder, || seen.succeeded());
+            with_local_recorder(&recorder, || tracker.succeeded());
             assert_eq!(values.last(), Some(0.0));
         }
         // A limiter that is gone is not degraded.
-        seen.failed(&error());
-        with_local_recorder(&recorder, || drop(seen));
+        tracker.failed(&error());
+        with_local_recorder(&recorder, || drop(tracker));
         assert_eq!(values.last(), Some(0.0));
     }
 }
