@@ -272,11 +272,11 @@ async fn metrics_can_be_scraped_and_the_dashboard_asks_for_them() {
     for line in [
         "ratelimit_decisions_total{rule=\"api\",outcome=\"admitted\"} 2",
         "ratelimit_decisions_total{rule=\"api\",outcome=\"refused\"} 2",
-        "ratelimit_known_refusals_total{rule=\"api\"} 1",
+        "ratelimit_cached_denials_total{rule=\"api\"} 1",
         "ratelimit_decisions_total{rule=\"later\",outcome=\"admitted\"} 1", // by this process alone
         "ratelimit_decisions_total{rule=\"tried\",outcome=\"shadow_refused\"} 1",
         "ratelimit_near_limit_total{rule=\"tried\"} 1",
-        "ratelimit_decisions_without_store_total{policy=\"local\"} 1",
+        "ratelimit_fallback_decisions_total{policy=\"local\"} 1",
         "ratelimit_degraded 1",
     ] {
         assert!(scraped.lines().any(|other| other == line), "{line} is not in\n{scraped}");

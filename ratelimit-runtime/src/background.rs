@@ -1,7 +1,7 @@
 //! The runtime of the process for work that no caller awaits.
 //!
 //! It settles and renews holds, prefetches quota, refunds and cleans up. A caller's runtime may
-//! stand still or end at any moment, and no other caller may depend on it.
+//! stall or end at any moment, so no other caller may depend on it.
 //!
 //! It is one thread with a tokio runtime, started when it is first needed. A connection belongs to
 //! the runtime that opened it, so background work has connections of its own.
@@ -28,19 +28,19 @@ use tokio::{
 
 use crate::{error::StoreError, observe::LogThrottle};
 
-/// As `top -H` and debuggers show it. Linux keeps 15 bytes.
+/// The thread's name in `top -H` and debuggers. Linux keeps 15 bytes.
 const THREAD: &str = "ratelimit";
 
 static BACKGROUND: Background = Background::new();
 
 thread_local! {
-    static IS_HERE: Cell<bool> = const { Cell::new(false) };
+    static IS_BACKGROUND_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
 struct Background(Mutex<Option<Started>>);
 
 struct Started {
-    /// A forked process has none of the threads of its parent.
+    /// Process id: a forked process has none of its parent's threads.
     process: u32,
     runtime: Handle,
 }
@@ -50,7 +50,7 @@ impl Background {
         Self(Mutex::new(None))
     }
 
-    /// The runtime, which is started if this process has none.
+    /// The runtime. Started if this process has none.
     fn runtime(&self, process: u32, start: impl FnOnce() -> io::Result<Handle>) -> io::Result<Handle> {
         let mut started = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Started { runtime, .. }) = started.as_ref().filter(|started| started.process == process) {
@@ -62,12 +62,12 @@ impl Background {
     }
 }
 
-/// The thread ends with the process.
+/// Starts the thread, which ends with the process.
 fn start() -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
     thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
-        IS_HERE.set(true);
+        IS_BACKGROUND_THREAD.set(true);
         runtime.block_on(pending::<()>());
     })?;
     Ok(handle)
@@ -75,18 +75,18 @@ fn start() -> io::Result<Handle> {
 
 /// The runtime for background work.
 ///
-/// With an error, the system gave this process no thread or no file descriptor for it.
+/// Fails if the system has no thread or no file descriptor for it.
 pub(crate) fn runtime() -> Result<Handle, StoreError> {
     BACKGROUND.runtime(process::id(), start).map_err(|error| {
-        static SAID: LogThrottle = LogThrottle::new();
-        if SAID.allow() {
+        static LOGGED: LogThrottle = LogThrottle::new();
+        if LOGGED.allow() {
             tracing::error!(%error, "cannot start the thread for background work of rate limits");
         }
         StoreError::unavailable(format!("cannot start the thread for background work: {error}")).unsent()
     })
 }
 
-/// Runs a future to its end, whatever becomes of the caller and of its runtime.
+/// Runs a future to its end, independent of the caller and its runtime.
 pub(crate) fn spawn<F>(future: F) -> Result<JoinHandle<F::Output>, StoreError>
 where
     F: Future<Output: Send> + Send + 'static,
@@ -128,11 +128,11 @@ impl<F: Future<Output: Send> + Send + 'static> Drop for FinishOnDrop<F> {
     }
 }
 
-/// Tells the background thread from others.
+/// Whether this is the background thread.
 #[cfg(feature = "redis")]
 #[inline]
 pub(crate) fn is_here() -> bool {
-    IS_HERE.get()
+    IS_BACKGROUND_THREAD.get()
 }
 
 #[cfg(all(test, not(model_check)))]
@@ -142,21 +142,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_one_and_a_forked_one_starts_its_own() {
+    fn a_process_has_one_runtime_and_a_forked_process_starts_its_own() {
         let background = Background::new();
         let ids = [7, 7, 8, 8].map(|process| background.runtime(process, start).unwrap().id());
         assert_eq!([ids[0] == ids[1], ids[1] == ids[2], ids[2] == ids[3]], [true, false, true]);
     }
 
     #[test]
-    fn it_is_started_again_after_an_error() {
+    fn the_runtime_is_started_again_after_an_error() {
         let background = Background::new();
         let failed = background.runtime(7, || Err(io::Error::from(io::ErrorKind::WouldBlock)));
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert!(background.runtime(7, start).is_ok());
     }
 
-    /// And no runtime of theirs has to be driven.
+    /// The runtime of the caller need not be driven.
     #[tokio::test]
     async fn a_task_that_panics_ends_alone() {
         let panics = spawn(async { panic!("its own") }).unwrap();

@@ -29,11 +29,11 @@ use tokio::sync::Notify;
 /// assert_eq!(clock.now() - before, Duration::from_secs(5));
 /// ```
 #[derive(Clone, Debug)]
-pub struct Clock(Kind);
+pub struct Clock(TimeSource);
 
 #[derive(Clone, Debug)]
-enum Kind {
-    System(Arc<System>),
+enum TimeSource {
+    System(Arc<SystemClock>),
     /// tokio's, where it can be paused.
     Tokio {
         began: Duration,
@@ -46,7 +46,7 @@ impl Clock {
     /// The system's clock.
     pub fn system() -> Self {
         if TOKIO_CAN_PAUSE {
-            Self(Kind::Tokio { began: since_1970(), since: tokio::time::Instant::now() })
+            Self(TimeSource::Tokio { began: time_since_epoch(), since: tokio::time::Instant::now() })
         } else {
             Self::unpaused()
         }
@@ -54,15 +54,15 @@ impl Clock {
 
     /// The system's clock, whatever tokio's shows.
     pub(crate) fn unpaused() -> Self {
-        Self(Kind::System(Arc::new(System::new(since_1970()))))
+        Self(TimeSource::System(Arc::new(SystemClock::new(time_since_epoch()))))
     }
 
     /// Time since 1970-01-01 00:00 UTC.
     pub fn now(&self) -> Duration {
         match &self.0 {
-            Kind::System(system) => Duration::from_nanos(system.now_ns()),
-            Kind::Tokio { began, since } => *began + since.elapsed(),
-            Kind::Manual(manual) => manual.now(),
+            TimeSource::System(system) => Duration::from_nanos(system.now_ns()),
+            TimeSource::Tokio { began, since } => *began + since.elapsed(),
+            TimeSource::Manual(manual) => manual.now(),
         }
     }
 
@@ -71,8 +71,8 @@ impl Clock {
     #[inline]
     pub(crate) fn now_us(&self) -> u64 {
         match &self.0 {
-            Kind::System(system) => system.now_ns() / 1000,
-            Kind::Tokio { .. } | Kind::Manual(_) => self.now().as_micros().min(LATEST_US) as u64,
+            TimeSource::System(system) => system.now_ns() / 1000,
+            TimeSource::Tokio { .. } | TimeSource::Manual(_) => self.now().as_micros().min(MAX_US) as u64,
         }
     }
 
@@ -80,21 +80,23 @@ impl Clock {
     #[inline]
     pub(crate) fn now_ms(&self) -> u64 {
         match &self.0 {
-            Kind::System(system) => system.now_ms(),
-            Kind::Tokio { .. } | Kind::Manual(_) => self.now_us() / 1000,
+            TimeSource::System(system) => system.now_ms(),
+            TimeSource::Tokio { .. } | TimeSource::Manual(_) => self.now_us() / 1000,
         }
     }
 
     /// Returns when the clock has reached `time`.
     pub(crate) async fn sleep_until(&self, time: Duration) {
         match &self.0 {
-            Kind::System(_) | Kind::Tokio { .. } => tokio::time::sleep(time.saturating_sub(self.now())).await,
-            Kind::Manual(manual) => manual.reaches(time).await,
+            TimeSource::System(_) | TimeSource::Tokio { .. } => {
+                tokio::time::sleep(time.saturating_sub(self.now())).await;
+            }
+            TimeSource::Manual(manual) => manual.wait_for(time).await,
         }
     }
 }
 
-const LATEST_US: u128 = 1000 << 46;
+const MAX_US: u128 = 1000 << 46;
 
 impl Default for Clock {
     fn default() -> Self {
@@ -104,11 +106,11 @@ impl Default for Clock {
 
 impl From<ManualClock> for Clock {
     fn from(clock: ManualClock) -> Self {
-        Self(Kind::Manual(clock))
+        Self(TimeSource::Manual(clock))
     }
 }
 
-fn since_1970() -> Duration {
+fn time_since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -131,7 +133,7 @@ const pause: u8 = 0;
 /// What the counter shows is taken to be slower than it is by a thousandth, so that it stays behind the clock until the two are compared
 /// again: by a microsecond at most. So time does not go back, but for what the counters of two processors are apart, some nanoseconds.
 #[derive(Debug)]
-struct System {
+struct SystemClock {
     /// Nanoseconds since 1970.
     began: u64,
     since: Instant,
@@ -139,20 +141,20 @@ struct System {
     /// Nanoseconds in 2^32 ticks of the counter, less a thousandth.
     pace: u64,
     /// What the counter showed when they were last compared.
-    compared_at: AtomicU64,
+    calibrated_at: AtomicU64,
     /// What is added to what the counter shows; modulo 2^64.
-    ahead: AtomicU64,
+    offset: AtomicU64,
     /// The millisecond that was shown then, which ends when the counter shows `ms_until`.
     ms: AtomicU64,
     ms_until: AtomicU64,
     /// Ticks of the counter in a millisecond, by its pace.
     ticks: u64,
-    comparing: Mutex<()>,
+    calibration: Mutex<()>,
 }
 
-const COMPARE_EVERY_NS: u64 = 1_000_000;
+const CALIBRATION_INTERVAL_NS: u64 = 1_000_000;
 
-impl System {
+impl SystemClock {
     fn new(began: Duration) -> Self {
         let counter = quanta::Clock::new();
         let pace = counter.delta_as_nanos(0, 1 << 32);
@@ -162,24 +164,28 @@ impl System {
             since: Instant::now(),
             counter,
             pace,
-            compared_at: AtomicU64::new(0),
-            ahead: AtomicU64::new(0),
+            calibrated_at: AtomicU64::new(0),
+            offset: AtomicU64::new(0),
             ms: AtomicU64::new(0),
             ms_until: AtomicU64::new(0),
-            ticks: ticks(COMPARE_EVERY_NS, pace),
-            comparing: Mutex::new(()),
+            ticks: ticks(CALIBRATION_INTERVAL_NS, pace),
+            calibration: Mutex::new(()),
         };
-        system.compare();
+        system.calibrate();
         system
     }
 
     #[inline]
     fn now_ns(&self) -> u64 {
-        let counted = self.counted();
+        let counted = self.counter_ns();
         // In this order: whoever sees when they were compared sees what came of it.
-        let compared_at = self.compared_at.load(Ordering::Acquire);
-        let ahead = self.ahead.load(Ordering::Acquire);
-        if counted.wrapping_sub(compared_at) < COMPARE_EVERY_NS { counted.wrapping_add(ahead) } else { self.compare() }
+        let calibrated_at = self.calibrated_at.load(Ordering::Acquire);
+        let offset = self.offset.load(Ordering::Acquire);
+        if counted.wrapping_sub(calibrated_at) < CALIBRATION_INTERVAL_NS {
+            counted.wrapping_add(offset)
+        } else {
+            self.calibrate()
+        }
     }
 
     /// The same in milliseconds, for less: nothing has to be worked out until one has ended.
@@ -190,16 +196,16 @@ impl System {
         // In this order, as above. Where one is shown that came after the other, it is the later, and has begun.
         let until = self.ms_until.load(Ordering::Acquire);
         let ms = self.ms.load(Ordering::Acquire);
-        if until.wrapping_sub(raw).wrapping_sub(1) < self.ticks { ms } else { self.compare() / 1_000_000 }
+        if until.wrapping_sub(raw).wrapping_sub(1) < self.ticks { ms } else { self.calibrate() / 1_000_000 }
     }
 
-    fn counted(&self) -> u64 {
-        self.algorithm(self.counter.raw())
+    fn counter_ns(&self) -> u64 {
+        self.ticks_to_ns(self.counter.raw())
     }
 
     #[allow(clippy::cast_possible_truncation)] // differences are all that counts
     #[inline]
-    fn algorithm(&self, raw: u64) -> u64 {
+    fn ticks_to_ns(&self, raw: u64) -> u64 {
         ((u128::from(raw) * u128::from(self.pace)) >> 32) as u64
     }
 
@@ -208,15 +214,15 @@ impl System {
     /// The time is somewhere between what the clock shows before and after. If the counter says so too, it is left as it is. If it does not,
     /// it was behind; or, where a machine was asleep or moved to another host, the counter stopped, ran or began anew.
     #[cold]
-    fn compare(&self) -> u64 {
-        let _one_at_a_time = self.comparing.lock().unwrap_or_else(PoisonError::into_inner);
+    fn calibrate(&self) -> u64 {
+        let _one_at_a_time = self.calibration.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.clock_ns();
         let raw = self.counter.raw();
         let after = self.clock_ns();
-        let counted = self.algorithm(raw);
-        let now = counted.wrapping_add(self.ahead.load(Ordering::Acquire)).clamp(before, after);
-        self.ahead.store(now.wrapping_sub(counted), Ordering::Release);
-        self.compared_at.store(counted, Ordering::Release);
+        let counted = self.ticks_to_ns(raw);
+        let now = counted.wrapping_add(self.offset.load(Ordering::Acquire)).clamp(before, after);
+        self.offset.store(now.wrapping_sub(counted), Ordering::Release);
+        self.calibrated_at.store(counted, Ordering::Release);
         self.ms.store(now / 1_000_000, Ordering::Release);
         self.ms_until.store(raw.wrapping_add(ticks(1_000_000 - now % 1_000_000, self.pace)), Ordering::Release);
         now
@@ -258,9 +264,9 @@ fn nanoseconds(duration: Duration) -> u64 {
 /// # Ok::<_, Box<dyn std::error::Error>>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct ManualClock(Arc<Manual>);
+pub struct ManualClock(Arc<ManualTime>);
 
-struct Manual {
+struct ManualTime {
     now: Mutex<Duration>,
     moved: Notify,
 }
@@ -268,7 +274,7 @@ struct Manual {
 impl ManualClock {
     /// A clock that shows the first second of the year 2000, UTC.
     pub fn new() -> Self {
-        Self(Arc::new(Manual { now: Mutex::new(Duration::from_secs(946_684_800)), moved: Notify::new() }))
+        Self(Arc::new(ManualTime { now: Mutex::new(Duration::from_secs(946_684_800)), moved: Notify::new() }))
     }
 
     /// Time since 1970-01-01 00:00 UTC.
@@ -285,7 +291,7 @@ impl ManualClock {
         self.0.moved.notify_waiters();
     }
 
-    async fn reaches(&self, time: Duration) {
+    async fn wait_for(&self, time: Duration) {
         loop {
             let moved = self.0.moved.notified(); // registered before the look, so that no move is missed
             if self.now() >= time {
@@ -314,8 +320,8 @@ mod tests {
 
     use super::*;
 
-    fn system() -> System {
-        System::new(since_1970())
+    fn system() -> SystemClock {
+        SystemClock::new(time_since_epoch())
     }
 
     #[test]
@@ -370,8 +376,8 @@ mod tests {
                 let change = |what: &AtomicU64, by: u64| {
                     what.fetch_add(by, Ordering::Relaxed);
                 };
-                change(&system.compared_at, jump.wrapping_neg());
-                change(&system.ahead, jump);
+                change(&system.calibrated_at, jump.wrapping_neg());
+                change(&system.offset, jump);
                 change(&system.ms_until, jump.wrapping_neg());
                 change(&system.ms, jump);
             };

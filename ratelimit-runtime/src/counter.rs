@@ -60,7 +60,7 @@ impl CounterName {
             name.extend_from_slice(itoa::Buffer::new().format(buckets).as_bytes());
         }
         name.push(b':');
-        name.extend_from_slice(itoa::Buffer::new().format(rule.counted_in_ms()).as_bytes());
+        name.extend_from_slice(itoa::Buffer::new().format(rule.identity_period_ms()).as_bytes());
         Self { text: name, id: CounterId::new(rule, key) }
     }
 

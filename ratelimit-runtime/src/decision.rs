@@ -1,10 +1,10 @@
-//! The numbers of one counter, as a store decided.
+//! The numbers of one counter, from a store's decision.
 
 use std::time::Duration;
 
-/// What one counter says about one cost, at the moment the store looked.
+/// The state of one counter for one cost, at the moment of the store's decision.
 ///
-/// Durations are rounded up to whole milliseconds and counted from the store's decision.
+/// Durations count from that moment, and are rounded up to whole milliseconds.
 ///
 /// ```
 /// # use ratelimit_runtime::{Limiter, Rule};
@@ -26,15 +26,14 @@ pub struct Decision {
     pub(crate) limit: u64,
     pub(crate) remaining: u64,
     pub(crate) reset_after_ms: u64,
-    /// `u64::MAX` when the cost fits, as an `Option` would cost another word in each permit.
+    /// `u64::MAX` if the cost fits. An `Option` would take another word in each permit.
     pub(crate) retry_after_ms: u64,
 }
 
 impl Decision {
-    /// A decision of a store: what remains of `limit`, how long until all of it does, and, when the cost
-    /// does not fit, how long until it would.
+    /// A store's decision. `retry_after` is `None` if the cost fits.
     ///
-    /// The durations are rounded up to whole milliseconds.
+    /// The durations are rounded up to whole milliseconds. See the getters for the meaning of each number.
     pub fn new(limit: u64, remaining: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
         Self {
             limit,
@@ -44,7 +43,7 @@ impl Decision {
         }
     }
 
-    /// As a counter nobody ever used would decide.
+    /// The decision of an unused counter.
     pub(crate) fn fresh(limit: u64) -> Self {
         Self { limit, remaining: limit, reset_after_ms: 0, retry_after_ms: u64::MAX }
     }
@@ -59,13 +58,12 @@ impl Decision {
         self.remaining
     }
 
-    /// How long until `remaining` equals `limit` if nobody calls.
+    /// Time until `remaining` equals `limit`, without further calls.
     pub fn reset_after(&self) -> Duration {
         Duration::from_millis(self.reset_after_ms)
     }
 
-    /// The shortest wait after which this cost is granted if nobody else calls; `None` if it fits
-    /// now.
+    /// The shortest wait after which this cost is granted, without other calls. `None` if it fits now.
     pub fn retry_after(&self) -> Option<Duration> {
         (self.retry_after_ms != u64::MAX).then(|| Duration::from_millis(self.retry_after_ms))
     }

@@ -1,4 +1,4 @@
-//! The failures of a server, as far as they concern what is known of its counters.
+//! Failures of a server, which invalidate everything cached about its counters.
 
 use std::{
     sync::{
@@ -10,14 +10,14 @@ use std::{
 
 use tokio::time::Instant;
 
-/// How long after a failure a server is asked for everything.
+/// How long after a failure nothing is cached or served from a cache.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The time between two failures of a server. No two servers share one.
+/// The time between two failures of a server. Each is unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Epoch(u32);
 
-/// How many epochs there have been, of all servers.
+/// The number of epochs so far, of all servers.
 static EPOCHS: AtomicU32 = AtomicU32::new(0);
 
 impl Epoch {
@@ -25,18 +25,18 @@ impl Epoch {
         Self(EPOCHS.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// How many there have been, of all servers. While that stays the same, none has ended.
+    /// The number of epochs so far, of all servers. While it does not change, no epoch has ended.
     pub(crate) fn count() -> u32 {
         EPOCHS.load(Ordering::Relaxed)
     }
 }
 
-/// The failures of one server. It may come back without its counters, so nothing that was known of
-/// them in an earlier epoch counts.
+/// The failures of one server. It may come back without its counters, so cached knowledge is valid only in the
+/// epoch it is from.
 #[derive(Debug)]
 pub(crate) struct Failures {
     epoch: AtomicU32,
-    /// False if `last` is long ago: then nothing else is looked at.
+    /// False if `last` is long ago. Spares the lock.
     is_recent: AtomicBool,
     last: Mutex<Option<Instant>>,
 }
@@ -48,7 +48,8 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// The server could not decide. That begins a new epoch, unless it is within a second of another failure.
+    /// Records that the server could not decide. Begins a new epoch, unless the last failure is less than a second
+    /// ago.
     pub(crate) fn failed(&self) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.replace(Instant::now()).is_none_or(|last| last.elapsed() >= QUIET) {

@@ -1,4 +1,4 @@
-//! Whether a limiter's store decides.
+//! The health of a limiter's store.
 
 use std::{
     fmt,
@@ -13,20 +13,20 @@ use tokio::time::Instant;
 
 use crate::error::StoreError;
 
-/// For so long no decision may have failed before the store counts as available again. Where one of several servers
-/// is away, decisions fail and succeed by turns.
+/// How long the store must go without a failure to be reported available again. While one of several servers
+/// is down, decisions fail and succeed in turn.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Whether a limiter's store decides; from [`Limiter::health`](crate::Limiter::health).
+/// The health of a limiter's store, from [`Limiter::health`](crate::Limiter::health).
 ///
 /// ```
 /// use ratelimit_runtime::{Health, Limiter};
 ///
-/// /// What a health page says.
+/// /// The text of a health page.
 /// fn page(limiter: &Limiter) -> String {
 ///     match limiter.health() {
 ///         Health::Available => "limits hold".into(),
-///         Health::Degraded { lasts, reason, .. } => format!("limits are counted alone for {lasts:?}: {reason}"),
+///         Health::Degraded { lasts, reason, .. } => format!("limits are counted by each process alone for {lasts:?}: {reason}"),
 ///         other => format!("{other:?}"),
 ///     }
 /// }
@@ -36,14 +36,14 @@ const QUIET: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Health {
-    /// Nothing is known to be wrong.
+    /// No failure is known.
     Available,
-    /// The store could not decide, and calls are treated as [`OnStoreError`](crate::OnStoreError) says.
+    /// The store cannot decide. [`OnStoreError`](crate::OnStoreError) applies to calls.
     #[non_exhaustive]
     Degraded {
-        /// For how long by now.
+        /// How long this has lasted.
         lasts: Duration,
-        /// What happened last. Never a key or a password.
+        /// The last error. It never contains a key or a password.
         reason: String,
     },
 }
@@ -54,9 +54,10 @@ impl Health {
     }
 }
 
-/// What decisions have shown of the store. Entering and leaving the degraded state is an event in the log, and moves the gauge.
+/// Derives the health from the outcomes of decisions. Entering and leaving the degraded state is logged, and changes
+/// the gauge.
 pub(crate) struct HealthTracker {
-    /// Whether `degraded` holds something: all that a decision looks at while the store is well.
+    /// Whether `degraded` is `Some`. The only field that a decision reads while the store is available.
     is_degraded: AtomicBool,
     degraded: Mutex<Option<Degraded>>,
     gauge: &'static DegradedGauge,
@@ -64,8 +65,8 @@ pub(crate) struct HealthTracker {
 
 impl Default for HealthTracker {
     fn default() -> Self {
-        static OF_PROCESS: DegradedGauge = DegradedGauge(AtomicU32::new(0));
-        Self::algorithm(&OF_PROCESS)
+        static PROCESS_GAUGE: DegradedGauge = DegradedGauge(AtomicU32::new(0));
+        Self::with_gauge(&PROCESS_GAUGE)
     }
 }
 
@@ -77,17 +78,17 @@ struct Degraded {
 }
 
 impl HealthTracker {
-    fn algorithm(gauge: &'static DegradedGauge) -> Self {
+    fn with_gauge(gauge: &'static DegradedGauge) -> Self {
         Self { is_degraded: AtomicBool::default(), degraded: Mutex::default(), gauge }
     }
 
-    /// A decision could not be made.
+    /// Records a decision that failed.
     pub(crate) fn failed(&self, error: &StoreError) {
         let now = Instant::now();
         let mut degraded = self.lock();
         let begins = degraded.is_none();
         let since = match &*degraded {
-            // What began after a while without failures, unnoticed for lack of calls, is an outage of its own.
+            // An outage that began after a quiet time is a new one, although no call noticed the pause.
             Some(known) => match error.began() {
                 Some(began) if began > known.last_failure + QUIET => began,
                 _ => known.since,
@@ -99,14 +100,14 @@ impl HealthTracker {
         if begins {
             self.gauge.enter();
         }
-        drop(degraded); // who listens to the log may ask for the health
+        drop(degraded); // a log subscriber may ask for the health
         if begins {
             tracing::warn!(reason = error.reason(), "the rate limit store is unavailable");
         }
         self.gauge.record();
     }
 
-    /// A decision was made.
+    /// Records a decision that succeeded.
     pub(crate) fn succeeded(&self) {
         if !self.is_degraded.load(Ordering::Relaxed) {
             return;
@@ -124,13 +125,13 @@ impl HealthTracker {
         }
     }
 
-    /// Whether decisions could not be made of late.
+    /// Whether a decision failed within the last second.
     pub(crate) fn is_degraded(&self) -> bool {
-        let is_late = |degraded: &Degraded| degraded.last_failure.elapsed() < QUIET;
-        self.is_degraded.load(Ordering::Relaxed) && self.lock().as_ref().is_some_and(is_late)
+        let is_recent = |degraded: &Degraded| degraded.last_failure.elapsed() < QUIET;
+        self.is_degraded.load(Ordering::Relaxed) && self.lock().as_ref().is_some_and(is_recent)
     }
 
-    /// As seen by decisions of late, and by what is known of an outage without them.
+    /// The health by recent decisions, and by an outage that is known without them.
     pub(crate) fn health(&self, outage: Option<&StoreError>) -> Health {
         let degraded = self.lock();
         match (&*degraded, outage) {
@@ -166,8 +167,8 @@ impl Drop for HealthTracker {
     }
 }
 
-/// Number of degraded limiters of the process. Counted here and recorded as a whole number, so that it
-/// is right for a recorder that is installed during an outage.
+/// The number of degraded limiters in the process. It is recorded as an absolute value, which is also right for a
+/// recorder that is installed during an outage.
 struct DegradedGauge(AtomicU32);
 
 impl DegradedGauge {
@@ -179,8 +180,8 @@ impl DegradedGauge {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Records the number until it is still the same afterwards: of several threads, the last one to
-    /// record has the number that holds.
+    /// Records the number, and again if it has changed meanwhile: of several threads, the last one to record has the
+    /// current number.
     #[cfg_attr(not(feature = "metrics"), allow(clippy::unused_self))]
     fn record(&self) {
         #[cfg(feature = "metrics")]
@@ -215,48 +216,48 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_fails_among_others_is_one_outage() {
-        let seen = HealthTracker::default();
+        let tracker = HealthTracker::default();
         for tenths in 0..50 {
-            seen.failed(&error());
-            seen.succeeded();
-            assert_eq!(lasts(&seen.health(None)), Some(tenths * TENTH));
+            tracker.failed(&error());
+            tracker.succeeded();
+            assert_eq!(lasts(&tracker.health(None)), Some(tenths * TENTH));
             advance(TENTH).await;
         }
         for _ in 0..8 {
             advance(TENTH).await;
-            seen.succeeded();
-            assert!(seen.is_degraded.load(Ordering::Relaxed), "less than a second ago");
+            tracker.succeeded();
+            assert!(tracker.is_degraded.load(Ordering::Relaxed), "less than a second ago");
         }
         advance(TENTH).await;
-        seen.succeeded();
-        assert!(!seen.is_degraded.load(Ordering::Relaxed));
-        assert_eq!(seen.health(None), Health::Available);
+        tracker.succeeded();
+        assert!(!tracker.is_degraded.load(Ordering::Relaxed));
+        assert_eq!(tracker.health(None), Health::Available);
     }
 
     #[cfg(feature = "redis")]
     #[tokio::test(start_paused = true)]
     async fn an_outage_that_began_long_after_the_last_one_is_another() {
-        let seen = HealthTracker::default();
-        seen.failed(&error());
+        let tracker = HealthTracker::default();
+        tracker.failed(&error());
         advance(3600 * QUIET).await;
         let known = StoreError::unavailable("no route").since(Instant::now());
         advance(TENTH).await;
-        assert_eq!(lasts(&seen.health(Some(&known))), Some(TENTH));
-        seen.failed(&known);
-        assert_eq!(lasts(&seen.health(None)), Some(TENTH));
+        assert_eq!(lasts(&tracker.health(Some(&known))), Some(TENTH));
+        tracker.failed(&known);
+        assert_eq!(lasts(&tracker.health(None)), Some(TENTH));
     }
 
-    /// Somebody who sends no calls before all is well would never learn that it is.
+    /// Without calls, no decision could end an outage.
     #[tokio::test(start_paused = true)]
     async fn health_needs_no_calls() {
-        let seen = HealthTracker::default();
-        seen.failed(&error());
+        let tracker = HealthTracker::default();
+        tracker.failed(&error());
         advance(QUIET).await;
-        assert_eq!(seen.health(None), Health::Available);
+        assert_eq!(tracker.health(None), Health::Available);
         advance(QUIET).await;
         let known = StoreError::unavailable("no route");
-        assert_eq!(lasts(&seen.health(Some(&known))), Some(2 * QUIET), "one outage since the first failure");
-        let Health::Degraded { reason, .. } = seen.health(Some(&known)) else { panic!() };
+        assert_eq!(lasts(&tracker.health(Some(&known))), Some(2 * QUIET), "one outage since the first failure");
+        let Health::Degraded { reason, .. } = tracker.health(Some(&known)) else { panic!() };
         assert_eq!(reason, "no route");
         assert!(lasts(&HealthTracker::default().health(Some(&known))).is_some());
     }
@@ -273,7 +274,7 @@ mod tests {
 
         static GAUGE: DegradedGauge = DegradedGauge(AtomicU32::new(0));
 
-        /// The values that a gauge of this name had.
+        /// All values of the gauge.
         #[derive(Debug, Default)]
         struct Values(Mutex<Vec<f64>>);
 
@@ -319,25 +320,25 @@ mod tests {
         }
 
         let values = Arc::<Values>::default();
-        let (recorder, seen) = (OnlyGauge(Arc::clone(&values)), HealthTracker::algorithm(&GAUGE));
-        // A recorder that is installed during an outage hears of it.
-        seen.failed(&error());
+        let (recorder, tracker) = (OnlyGauge(Arc::clone(&values)), HealthTracker::with_gauge(&GAUGE));
+        // A recorder that is installed during an outage gets the current value.
+        tracker.failed(&error());
         for _ in 0..3 {
-            with_local_recorder(&recorder, || seen.failed(&error()));
+            with_local_recorder(&recorder, || tracker.failed(&error()));
             assert_eq!(values.last(), Some(1.0));
         }
-        let other = HealthTracker::algorithm(&GAUGE);
+        let other = HealthTracker::with_gauge(&GAUGE);
         with_local_recorder(&recorder, || other.failed(&error()));
         assert_eq!(values.last(), Some(2.0));
         with_local_recorder(&recorder, || drop(other));
         advance(QUIET).await;
         for _ in 0..3 {
-            with_local_recorder(&recorder, || seen.succeeded());
+            with_local_recorder(&recorder, || tracker.succeeded());
             assert_eq!(values.last(), Some(0.0));
         }
-        // A limiter that is gone is not degraded.
-        seen.failed(&error());
-        with_local_recorder(&recorder, || drop(seen));
+        // A dropped limiter is not degraded.
+        tracker.failed(&error());
+        with_local_recorder(&recorder, || drop(tracker));
         assert_eq!(values.last(), Some(0.0));
     }
 }

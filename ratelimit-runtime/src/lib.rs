@@ -274,12 +274,12 @@
 //! |---|---|---|
 //! | `ratelimit_decisions_total` | `rule`, `outcome` | each rule of a call that is let through, as `admitted`; the rule that refuses it, as `refused`, `never_fits`, `missing_key`, `unavailable` or `misconfigured`; a rule in shadow mode that would have, as `shadow_refused` |
 //! | `ratelimit_near_limit_total` | `rule` | admitted calls that leave less than a tenth of the limit; over those admitted, a share that says how close the limit is |
-//! | `ratelimit_known_refusals_total` | `rule` | refusals that were known without asking the store; over those refused, the share that costs nothing |
-//! | `ratelimit_store_seconds` | | a histogram: how long the store took for an answer, or the caller waited for none. Memory answers at once and is not in it |
-//! | `ratelimit_store_calls_total`, `ratelimit_store_decisions_total` | | calls to Redis servers, and the decisions they carried: some travel together |
-//! | `ratelimit_decisions_without_store_total` | `policy` | decisions by [`OnStoreError`], as the store could not make them: `local`, `allow` or `deny` |
+//! | `ratelimit_cached_denials_total` | `rule` | refusals that were known without asking the store; over those refused, the share that costs nothing |
+//! | `ratelimit_store_duration_seconds` | | a histogram: how long the store took for an answer, or the caller waited for none. Memory answers at once and is not in it |
+//! | `ratelimit_store_round_trips_total`, `ratelimit_store_decisions_total` | | calls to Redis servers, and the decisions they carried: some travel together |
+//! | `ratelimit_fallback_decisions_total` | `policy` | decisions by [`OnStoreError`], as the store could not make them: `local`, `allow` or `deny` |
 //! | `ratelimit_waiting` | `rule` | a gauge: callers that wait now |
-//! | `ratelimit_wait_seconds` | `rule` | a histogram: how long callers have waited, whether or not they were admitted |
+//! | `ratelimit_wait_duration_seconds` | `rule` | a histogram: how long callers have waited, whether or not they were admitted |
 //! | `ratelimit_degraded` | | a gauge: how many limiters of the process have a store that does not decide |
 //!
 //! `rule` is the prefix. Keys are no labels: there may be millions. Install a recorder before the first limiter is built, and it has the descriptions, too.

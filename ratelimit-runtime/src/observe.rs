@@ -1,6 +1,6 @@
-//! What is told of decisions: events in the log and, with the feature `metrics`, counters and a histogram.
+//! Events in the log, and with the feature `metrics` also metrics.
 //!
-//! Keys are in neither: there may be millions of them, and they may be names of people.
+//! Neither contains keys: there may be millions of them, and they may be personal data.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
 
 use crate::{OnStoreError, RequestPerMinute, Rule, error::StoreError};
 
-/// A rule has let a call through, and so much of it remains.
+/// Records that a rule admitted a call, and what remains of its limit.
 #[inline]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn admitted(rule: &Rule, remaining: u64) {
@@ -18,7 +18,7 @@ pub(crate) fn admitted(rule: &Rule, remaining: u64) {
     recorder::admitted(rule, remaining);
 }
 
-/// A call ends with a refusal.
+/// Records that a call was refused.
 #[inline]
 pub(crate) fn refused(refused: &RequestPerMinute) {
     #[cfg(feature = "metrics")]
@@ -31,37 +31,37 @@ pub(crate) fn refused(refused: &RequestPerMinute) {
     );
 }
 
-/// A rule that is only tried out would have refused a call.
+/// Records that a rule in shadow mode would have refused a call.
 pub(crate) fn refused_in_shadow(rule: &Rule) {
-    static SAID: RuleLogThrottle = RuleLogThrottle::new();
+    static LOGGED: RuleLogThrottle = RuleLogThrottle::new();
     #[cfg(feature = "metrics")]
     recorder::refused_in_shadow(rule);
-    if SAID.allow(rule) {
-        tracing::info!(rule = rule.prefix(), "a limit in shadow mode would have refused a call");
+    if LOGGED.allow(rule) {
+        tracing::info!(rule = rule.prefix(), "a rule in shadow mode would have refused a call");
     }
 }
 
-/// What is held could not be renewed: when its time is over, it is charged in full, or lost.
+/// Logs that a hold could not be renewed. When its lease ends, it is charged in full, or its place is lost.
 pub(crate) fn not_renewed(rule: &Rule, error: &StoreError) {
-    static SAID: RuleLogThrottle = RuleLogThrottle::new();
-    if SAID.allow(rule) {
-        tracing::warn!(rule = rule.prefix(), %error, "what a call holds could not be renewed");
+    static LOGGED: RuleLogThrottle = RuleLogThrottle::new();
+    if LOGGED.allow(rule) {
+        tracing::warn!(rule = rule.prefix(), %error, "cannot renew the hold of a call");
     }
 }
 
-/// What was held could not be settled.
+/// Logs that a hold could not be settled.
 pub(crate) fn not_settled(rule: &Rule, error: &StoreError) {
-    static SAID: RuleLogThrottle = RuleLogThrottle::new();
-    if SAID.allow(rule) {
-        tracing::warn!(rule = rule.prefix(), %error, "what a call held could not be settled: it is charged in full when its time is over");
+    static LOGGED: RuleLogThrottle = RuleLogThrottle::new();
+    if LOGGED.allow(rule) {
+        tracing::warn!(rule = rule.prefix(), %error, "cannot settle the hold of a call: it is charged in full when its lease ends");
     }
 }
 
-/// What the store could not decide goes by a policy.
+/// Records a decision by the failure policy.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn fallback_decision(policy: OnStoreError) {
     #[cfg(feature = "metrics")]
-    metrics::counter!("ratelimit_decisions_without_store_total", "policy" => match policy {
+    metrics::counter!("ratelimit_fallback_decisions_total", "policy" => match policy {
         OnStoreError::Local => "local",
         OnStoreError::Allow => "allow",
         OnStoreError::Deny => "deny",
@@ -69,33 +69,33 @@ pub(crate) fn fallback_decision(policy: OnStoreError) {
     .increment(1);
 }
 
-/// A call to a server carries so many decisions.
+/// Records a round trip to a server, and the number of decisions it carried.
 #[cfg(feature = "redis")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn store_round_trip(decisions: usize) {
     #[cfg(feature = "metrics")]
     {
-        metrics::counter!("ratelimit_store_calls_total").increment(1);
+        metrics::counter!("ratelimit_store_round_trips_total").increment(1);
         metrics::counter!("ratelimit_store_decisions_total").increment(decisions as u64);
     }
 }
 
-/// A rule is known to refuse, and the store is not asked.
+/// Records a denial from the cache.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn cached_denial(rule: &Rule) {
     #[cfg(feature = "metrics")]
     recorder::cached_denial(rule);
 }
 
-/// A store has given its answer after so long, or a caller has waited so long for none.
+/// Records how long a store took to answer, or a caller waited in vain.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 #[cfg(any(feature = "redis", feature = "metrics"))]
 pub(crate) fn store_latency(wait: Duration) {
     #[cfg(feature = "metrics")]
-    metrics::histogram!("ratelimit_store_seconds").record(wait);
+    metrics::histogram!("ratelimit_store_duration_seconds").record(wait);
 }
 
-/// How long a store takes for an answer.
+/// Measures how long a store takes to answer.
 pub(crate) struct StoreTimer(#[cfg(feature = "metrics")] Instant);
 
 impl StoreTimer {
@@ -106,14 +106,14 @@ impl StoreTimer {
         )
     }
 
-    #[allow(clippy::unused_self)] // without `metrics` there is nothing in it
+    #[allow(clippy::unused_self)] // it is empty without `metrics`
     pub(crate) fn stop(self) {
         #[cfg(feature = "metrics")]
         store_latency(self.0.elapsed());
     }
 }
 
-/// A caller waits, until this is dropped.
+/// Counts a caller as waiting until it is dropped, and then records how long it waited.
 pub(crate) struct WaitTimer {
     began: Instant,
     prefix: &'static str,
@@ -141,13 +141,13 @@ impl Drop for WaitTimer {
         #[cfg(feature = "metrics")]
         {
             metrics::gauge!("ratelimit_waiting", "rule" => prefix).decrement(1);
-            metrics::histogram!("ratelimit_wait_seconds", "rule" => prefix).record(waited);
+            metrics::histogram!("ratelimit_wait_duration_seconds", "rule" => prefix).record(waited);
         }
         tracing::debug!(rule = prefix, ?waited, admitted, "a call no longer waits for its rate limit");
     }
 }
 
-/// Every caller is told what concerns it; the log once a second, or it would be as long as the list of calls.
+/// Limits a log event to one a second: it could otherwise occur with every call.
 pub(crate) struct LogThrottle(Mutex<Option<Instant>>);
 
 impl LogThrottle {
@@ -155,18 +155,18 @@ impl LogThrottle {
         Self(Mutex::new(None))
     }
 
-    /// Whether nothing was said for a second.
+    /// Whether the last event is at least a second ago.
     pub(crate) fn allow(&self) -> bool {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let may = said.is_none_or(|said| said.elapsed() >= Duration::from_secs(1));
-        if may {
-            *said = Some(Instant::now());
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let allowed = logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1));
+        if allowed {
+            *logged = Some(Instant::now());
         }
-        may
+        allowed
     }
 }
 
-/// The same for each rule, so that one that speaks all the time does not silence another.
+/// A [`LogThrottle`] for each rule, so that a frequent event of one rule does not suppress that of another.
 struct RuleLogThrottle(Mutex<BTreeMap<&'static str, Instant>>);
 
 impl RuleLogThrottle {
@@ -174,20 +174,20 @@ impl RuleLogThrottle {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    /// Whether nothing was said of the rule for a second.
+    /// Whether the rule's last event is at least a second ago.
     fn allow(&self, rule: &Rule) -> bool {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let last = said.get(rule.prefix());
-        let may = last.is_none_or(|last| now.duration_since(*last) >= Duration::from_secs(1));
-        if may {
-            said.insert(rule.prefix(), now);
+        let last = logged.get(rule.prefix());
+        let allowed = last.is_none_or(|last| now.duration_since(*last) >= Duration::from_secs(1));
+        if allowed {
+            logged.insert(rule.prefix(), now);
         }
-        may
+        allowed
     }
 }
 
-/// Tells a recorder that is there already what the metrics mean.
+/// Describes the metrics to the installed recorder.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     recorder::describe();
@@ -207,7 +207,7 @@ mod recorder {
 
     use crate::{Cause, RequestPerMinute, Rule};
 
-    /// What is counted for each rule.
+    /// The counters of a rule.
     #[derive(Clone, Copy)]
     enum Recorded {
         Admitted,
@@ -218,53 +218,53 @@ mod recorder {
         Unavailable,
         Misconfigured,
         NearLimit,
-        Known,
+        CachedDenial,
     }
 
     const DECISIONS: &str = "ratelimit_decisions_total";
     const OUTCOMES: [&str; 7] =
         ["admitted", "refused", "shadow_refused", "never_fits", "missing_key", "unavailable", "misconfigured"];
-    const MORE: [&str; 2] = ["ratelimit_near_limit_total", "ratelimit_known_refusals_total"];
+    const OTHERS: [&str; 2] = ["ratelimit_near_limit_total", "ratelimit_cached_denials_total"];
 
     static METADATA: Metadata<'_> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
-    /// The names of a rule's counters, by [`Recorded`]. Made once and kept: a decision in memory takes no more time than a few
-    /// allocations would.
-    type Series = [Key; OUTCOMES.len() + MORE.len()];
+    /// The metric keys of a rule, by [`Recorded`]. Cached, as a decision in memory takes no longer than a few
+    /// allocations.
+    type Series = [Key; OUTCOMES.len() + OTHERS.len()];
 
     fn series(prefix: &'static str) -> &'static Series {
-        /// By the address of the prefix, as a program has few of them, and to hash one takes longer.
-        type Known = HashMap<(usize, usize), &'static Series>;
-        static MADE: LazyLock<Mutex<HashMap<&'static str, &'static Series>>> = LazyLock::new(Mutex::default);
+        /// By the address and length of the prefix: a program has few prefixes, and hashing the text is slower.
+        type SeriesByAddress = HashMap<(usize, usize), &'static Series>;
+        static ALL: LazyLock<Mutex<HashMap<&'static str, &'static Series>>> = LazyLock::new(Mutex::default);
         thread_local! {
-            static KNOWN: RefCell<Known> = RefCell::default();
+            static LOCAL: RefCell<SeriesByAddress> = RefCell::default();
         }
         let make = || {
-            let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-            *made.entry(prefix).or_insert_with(|| {
+            let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+            *all.entry(prefix).or_insert_with(|| {
                 let rule = || Label::from_static_parts("rule", prefix);
                 let outcome = |at: usize| match OUTCOMES.get(at) {
                     Some(outcome) => {
                         Key::from_parts(DECISIONS, vec![rule(), Label::from_static_parts("outcome", outcome)])
                     }
-                    None => Key::from_parts(MORE[at - OUTCOMES.len()], vec![rule()]),
+                    None => Key::from_parts(OTHERS[at - OUTCOMES.len()], vec![rule()]),
                 };
                 Box::leak(Box::new(std::array::from_fn(outcome)))
             })
         };
         let address = (prefix.as_ptr().addr(), prefix.len());
-        KNOWN.try_with(|known| *known.borrow_mut().entry(address).or_insert_with(make)).unwrap_or_else(|_| make())
+        LOCAL.try_with(|local| *local.borrow_mut().entry(address).or_insert_with(make)).unwrap_or_else(|_| make())
     }
 
-    fn count(prefix: &'static str, what: Recorded) {
-        let key = &series(prefix)[what as usize];
+    fn increment(prefix: &'static str, counter: Recorded) {
+        let key = &series(prefix)[counter as usize];
         with_recorder(|recorder| recorder.register_counter(key, &METADATA).increment(1));
     }
 
     pub(super) fn admitted(rule: &Rule, remaining: u64) {
-        count(rule.prefix(), Recorded::Admitted);
+        increment(rule.prefix(), Recorded::Admitted);
         if remaining < rule.limit().div_ceil(10) {
-            count(rule.prefix(), Recorded::NearLimit);
+            increment(rule.prefix(), Recorded::NearLimit);
         }
     }
 
@@ -276,47 +276,55 @@ mod recorder {
             Cause::Unavailable => Recorded::Unavailable,
             Cause::Misconfigured => Recorded::Misconfigured,
         };
-        count(refused.rule(), cause);
+        increment(refused.rule(), cause);
     }
 
     pub(super) fn cached_denial(rule: &Rule) {
-        count(rule.prefix(), Recorded::Known);
+        increment(rule.prefix(), Recorded::CachedDenial);
     }
 
     pub(super) fn refused_in_shadow(rule: &Rule) {
-        count(rule.prefix(), Recorded::RefusedInShadow);
+        increment(rule.prefix(), Recorded::RefusedInShadow);
     }
 
     pub(super) fn describe() {
-        describe_counter!(DECISIONS, Unit::Count, "Decisions, by the rule's prefix and what came of them.");
+        describe_counter!(DECISIONS, Unit::Count, "Decisions, by the rule's prefix and the outcome.");
         describe_counter!(
-            MORE[0],
+            OTHERS[0],
             Unit::Count,
             "Admitted calls that leave less than a tenth of the limit, by the rule's prefix."
         );
         describe_counter!(
-            MORE[1],
+            OTHERS[1],
             Unit::Count,
-            "Refusals that were known without asking the store, by the rule's prefix."
+            "Denials from the cache, without asking the store, by the rule's prefix."
         );
         describe_counter!(
-            "ratelimit_decisions_without_store_total",
+            "ratelimit_fallback_decisions_total",
             Unit::Count,
-            "Decisions by a policy, as the store could not decide."
+            "Decisions by the failure policy, as the store could not decide."
         );
         describe_counter!(
-            "ratelimit_store_calls_total",
+            "ratelimit_store_round_trips_total",
             Unit::Count,
-            "Calls to a Redis server that carried decisions."
+            "Round trips to Redis servers that carried decisions."
         );
-        describe_counter!("ratelimit_store_decisions_total", Unit::Count, "Decisions that such calls carried.");
-        describe_histogram!("ratelimit_store_seconds", Unit::Seconds, "How long the store took for an answer.");
-        describe_gauge!("ratelimit_waiting", Unit::Count, "Callers that wait for their limit, by the rule's prefix.");
+        describe_counter!(
+            "ratelimit_store_decisions_total",
+            Unit::Count,
+            "Decisions carried by round trips to Redis servers."
+        );
+        describe_histogram!("ratelimit_store_duration_seconds", Unit::Seconds, "How long the store took to answer.");
+        describe_gauge!(
+            "ratelimit_waiting",
+            Unit::Count,
+            "Callers that wait for their rate limit now, by the rule's prefix."
+        );
         describe_histogram!(
-            "ratelimit_wait_seconds",
+            "ratelimit_wait_duration_seconds",
             Unit::Seconds,
-            "How long callers waited for their limit, by the rule's prefix."
+            "How long callers waited for their rate limit, by the rule's prefix."
         );
-        describe_gauge!("ratelimit_degraded", Unit::Count, "Limiters whose store does not decide.");
+        describe_gauge!("ratelimit_degraded", Unit::Count, "Limiters whose store is unavailable.");
     }
 }

@@ -1,8 +1,9 @@
-//! Policies: how to go on where there is no decision.
+//! Policies for calls without a decision or without a key.
 
-/// What happens to a call when the store cannot decide: it is not reachable, too slow or full.
+/// Failure policy: the treatment of calls while the store is unreachable, too slow or full.
 ///
-/// Mistakes, such as a wrong type under a counter's name or a missing right, are reported whatever is chosen here.
+/// Errors of the configuration are returned under every policy: a wrong type under a counter's name, or a missing
+/// permission.
 ///
 /// ```
 /// use ratelimit_runtime::{Cause, Limiter, OnStoreError, Rule};
@@ -11,7 +12,7 @@
 /// const RULE: Rule = Rule::new("item", 10, Duration::from_secs(60));
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// // Nobody listens there.
+/// // No server listens on this port.
 /// let redis = || Limiter::builder("redis://127.0.0.1:1").lazy().instances(5);
 ///
 /// let local = redis().on_store_error(OnStoreError::Local).build().await.unwrap();
@@ -26,25 +27,26 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnStoreError {
-    /// This process counts alone until the store is back, within its share of the limit: count, burst and queue divided by
-    /// [`Builder::instances`](crate::Builder::instances) and rounded down, but a burst of at least 1. A call whose cost is above that is refused, as
-    /// [`Cause::Unavailable`](crate::Cause::Unavailable); so is any call of a rule whose count is below the number of instances, and one that
-    /// finds the memory store itself full.
+    /// This process counts alone until the store is back, within its local share of the limit.
     ///
-    /// What it counts lives on by its own clock when the store is back, so that outages in quick succession do not grant a share each.
-    /// [`Limiter::reset`](crate::Limiter::reset) does not reach it: it deletes the store's counter alone.
+    /// The share is count, burst and queue divided by [`Builder::instances`](crate::Builder::instances), rounded down,
+    /// with a burst of at least 1. Calls are refused with [`Cause::Unavailable`](crate::Cause::Unavailable) if their cost
+    /// is above the share, if the count is below the number of instances, or if the local memory store is full.
+    ///
+    /// The local counters outlive the outage, by the process' own clock. Repeated outages therefore do not grant a
+    /// fresh share each. [`Limiter::reset`](crate::Limiter::reset) deletes only the store's counter, not the local one.
     #[default]
     Local,
-    /// The call is let through.
+    /// The call is admitted.
     Allow,
-    /// The call is refused, as [`Cause::Unavailable`](crate::Cause::Unavailable).
+    /// The call is refused with [`Cause::Unavailable`](crate::Cause::Unavailable).
     Deny,
 }
 
-/// What happens to a call without a key.
+/// The treatment of calls without a key: the key is an `Option` that is `None`, or `web::KeyBy` finds none in a
+/// request.
 ///
-/// An `Option` given as a key is `None`, or a request carries no value that `web::KeyBy` accepts. A request
-/// with an ambiguous key, because a header occurs twice, is always refused as by [`OnMissingKey::Deny`].
+/// A request with an ambiguous key, such as a key header that occurs twice, is refused whatever the policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnMissingKey {

@@ -1,4 +1,4 @@
-//! Which limiter an annotated function sees.
+//! The limiter of annotated functions: of this process, or of a scope.
 
 use std::{
     future::Future,
@@ -12,7 +12,7 @@ use crate::{
     engine::{core::EngineRef, handle::Handles},
 };
 
-/// What the process has until a limiter is installed.
+/// The limiter until one is installed.
 static DEFAULT: Lazy<Limiter> = Lazy::new(Limiter::in_memory);
 
 tokio::task_local! {
@@ -20,22 +20,22 @@ tokio::task_local! {
 }
 
 impl Limiter {
-    /// Makes this the limiter of every annotated function of the process that names no other.
+    /// Makes this the process-wide limiter: every annotated function without a `limiter` uses it.
     ///
-    /// Until then they count in memory, and the log says so once.
+    /// Until a limiter is installed, limits are counted in process memory, and the log says so once.
     ///
     /// # Errors
     ///
-    /// A [`SetupError`] if the process has one already.
+    /// A [`SetupError`] if a limiter is already installed.
     pub fn install(self) -> Result<(), SetupError> {
-        self.0
-            .install()
-            .map_err(|_| SetupError::new("this process has a limiter already; install one, once, at its start"))
+        self.0.install().map_err(|_| {
+            SetupError::new("a limiter is already installed in this process; install one, once, at its start")
+        })
     }
 
-    /// Runs a future that sees this limiter in place of the process-wide one, for tests.
+    /// Runs a future with this limiter instead of the process-wide one, for tests.
     ///
-    /// What the future spawns as tasks of their own sees the process-wide one again.
+    /// Tasks that the future spawns use the process-wide limiter again.
     ///
     /// ```
     /// use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
@@ -55,7 +55,7 @@ impl Limiter {
         SCOPED.scope(self.clone(), future)
     }
 
-    /// The limiter that holds here.
+    /// The limiter of annotated code here: of the innermost scope, or the process-wide one.
     pub(crate) fn current() -> EngineRef {
         let process_wide = |_| Handles::installed().unwrap_or_else(|| &default_limiter().0).static_ref();
         SCOPED.try_with(Self::engine_ref).unwrap_or_else(process_wide)
@@ -63,11 +63,11 @@ impl Limiter {
 }
 
 fn default_limiter() -> &'static Limiter {
-    static SAID: AtomicBool = AtomicBool::new(false);
+    static LOGGED: AtomicBool = AtomicBool::new(false);
     let limiter = &*DEFAULT;
-    // A subscriber may call an annotated function, which comes here again.
-    if !SAID.load(Ordering::Relaxed) && !SAID.swap(true, Ordering::Relaxed) {
-        tracing::warn!("no limiter is installed: limits are counted in this process's memory; see Limiter::install");
+    // A log subscriber may call an annotated function, which gets here again.
+    if !LOGGED.load(Ordering::Relaxed) && !LOGGED.swap(true, Ordering::Relaxed) {
+        tracing::warn!("no limiter is installed, so limits are counted in process memory; see Limiter::install");
     }
     limiter
 }

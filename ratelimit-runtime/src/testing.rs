@@ -1,11 +1,11 @@
-//! Testing your annotated code.
+//! Testing annotated code.
 //!
-//! A limit is part of what a function does, so it can be tested like the rest of it, without a server and without waiting.
+//! A limit is part of a function's behaviour. It can be tested without a server and without waiting.
 //!
 //! # A limiter of its own for each test
 //!
-//! Tests run side by side in one process and would share its limiter. [`Limiter::scope`](crate::Limiter::scope) gives a
-//! future one of its own:
+//! Tests run in parallel in one process, and would share its limiter. [`Limiter::scope`](crate::Limiter::scope)
+//! gives a future its own:
 //!
 //! ```
 //! use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
@@ -26,16 +26,17 @@
 //! # });
 //! ```
 //!
-//! Tasks that the future spawns see the process-wide limiter again; scope them too.
+//! Tasks that the future spawns use the process-wide limiter again; scope them, too.
 //!
 //! # No limit at all
 //!
-//! Where the limit is not what a test is about, [`Limiter::unlimited`](crate::Limiter::unlimited) lets every call through:
+//! [`Limiter::unlimited`](crate::Limiter::unlimited) admits every call, for tests of something else:
 //! `Limiter::unlimited().scope(..)`.
 //!
-//! # Time that you move
+//! # Controlled time
 //!
-//! A [`ManualClock`](crate::ManualClock) stands still until it is told to move. It drives the memory store and everyone who waits:
+//! A [`ManualClock`](crate::ManualClock) stands still until the test advances it. It drives the memory store and
+//! all waiting callers:
 //!
 //! ```
 //! # use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
@@ -61,10 +62,11 @@
 //!
 //! # tokio's paused time
 //!
-//! The default clock follows it. Under `#[tokio::test(start_paused = true)]` a function with `on_limit = Wait` waits its
-//! minute in no time, and in the right order. That goes for memory: paused time runs on while a runtime waits for a socket, so
-//! a Redis server would miss every deadline, and a test would in truth be about
-//! [`OnStoreError::Local`](crate::OnStoreError::Local).
+//! The default clock follows tokio's paused time. Under `#[tokio::test(start_paused = true)]` a function with
+//! `on_limit = Wait` does not really wait, and calls keep their order.
+//!
+//! Use it with the memory store only. Paused time jumps ahead while a runtime waits for a socket, so a Redis server
+//! would miss every deadline. Such a test would be about [`OnStoreError::Local`](crate::OnStoreError::Local).
 //!
 //! ```
 //! # use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};

@@ -337,7 +337,7 @@ async fn a_file_that_is_half_written_changes_nothing() {
 fn a_table_beside_the_rules_has_to_be_known() {
     let text = "[[routes]]\npath = \"/\"\n[rules.item]\ncount = 1\n";
     let wrong = Rules::parse(text).unwrap_err().to_string();
-    assert_eq!(wrong, "line 1: unknown table `routes`; a rule stands in [rules.item]");
+    assert_eq!(wrong, "line 1: unknown table `routes`; write a rule as [rules.item]");
     assert_eq!(Rules::parse_beside(text, &["routes"]).unwrap().prefixes(), ["item"]);
     let file = File::new(text);
     Rules::watch(&file.path).unwrap_err();

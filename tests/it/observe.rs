@@ -57,7 +57,7 @@ impl Recorder {
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
             match (key.key().name(), value) {
                 ("ratelimit_waiting", DebugValue::Gauge(value)) => waits.0 = value.into_inner(),
-                ("ratelimit_wait_seconds", DebugValue::Histogram(values)) => waits.1 = values.len(),
+                ("ratelimit_wait_duration_seconds", DebugValue::Histogram(values)) => waits.1 = values.len(),
                 _ => {}
             }
         }
@@ -97,10 +97,10 @@ async fn each_decision_is_counted_once_by_rule_and_outcome() {
         let _ = limiter.acquire(&Rule::new("faulty", 1, Duration::ZERO), SECRET).await;
         limiter.peek(&rule, SECRET).await.unwrap();
         let mut seen = recorder.take();
-        let asked = ["store_calls_total", "store_decisions_total", "store_seconds"].map(|name| seen.remove(name));
+        let asked = ["store_round_trips_total", "store_decisions_total", "store_duration_seconds"].map(|name| seen.remove(name));
         let is_redis = format!("{limiter:?}").contains("Redis");
         if is_redis {
-            assert_eq!(seen.remove("known_refusals_total rule=item"), Some(1), "one of the two that ask again for 1");
+            assert_eq!(seen.remove("cached_denials_total rule=item"), Some(1), "one of the two that ask again for 1");
         }
         let mut expected = counted([
             ("decisions_total rule=item outcome=admitted", 3),
@@ -167,7 +167,7 @@ async fn a_missing_key_and_an_outage_are_outcomes() {
         let mut seen = recorder.take();
         seen.retain(|name, _| name.contains("policy") || name.contains("outcome"));
         let decision = format!("decisions_total rule=item outcome={outcome}");
-        let without = format!("decisions_without_store_total policy={word}");
+        let without = format!("fallback_decisions_total policy={word}");
         assert_eq!(seen, counted([(&decision, 1), (&without, 1)]), "{policy:?}");
     }
 }
@@ -186,7 +186,7 @@ async fn a_call_that_waits_is_counted_when_it_ends() {
         counted([
             ("decisions_total rule=item outcome=admitted", 4),
             ("near_limit_total rule=item", 4),
-            ("wait_seconds rule=item", 3)
+            ("wait_duration_seconds rule=item", 3)
         ])
     );
 }
@@ -228,7 +228,7 @@ async fn decisions_that_travel_together_are_told() {
     join_all((0..200).map(|_| limiter.acquire(&rule, SECRET))).await;
     let seen = recorder.take();
     assert_eq!(seen["store_decisions_total"], 200);
-    assert!(seen["store_calls_total"] < 100, "{seen:?}");
+    assert!(seen["store_round_trips_total"] < 100, "{seen:?}");
 }
 
 /// A trial must be seen also where another rule refuses, or nobody could compare the two.

@@ -1,8 +1,10 @@
-//! Rules in a file: what it says of a prefix holds instead of what the code says (feature `config`).
+//! Rules in a file, over those in the code (feature `config`).
+//!
+//! Settings in the file override the rule with the same prefix.
 //!
 //! ```toml
 //! [rules.item]                # the rule with this prefix
-//! count = 500                 # all that is not said stays as it is in the code
+//! count = 500                 # settings that are missing stay as in the code
 //!
 //! [rules.search]
 //! count = 100
@@ -12,33 +14,37 @@
 //! burst = 200
 //! shadow = true
 //!
-//! [rules.search.keys]         # of these keys alone
+//! [rules.search.keys]         # only for these keys
 //! "4711" = { count = 1000, burst = 2000 }
 //! "(eu,4712)" = { enabled = false }
 //! ```
 //!
 //! | setting | value | |
 //! |---|---|---|
-//! | `enabled` | `true` or `false` | `false`: the rule is not asked |
-//! | `count` | at least 1 | acts on the next call; what was counted goes on to count |
-//! | `ttl`, `unit` | at least 1, 1 if not said; `"Milliseconds"`, `"Seconds"`, `"Minutes"`, `"Hours"` or `"Days"` | the period. Another one starts fresh |
-//! | `algorithm` | `"FixedWindow"`, `"SlidingLog"`, `"SlidingWindow"`, `"TokenBucket"` or `"LeakyBucket"` | another one starts fresh |
-//! | `align` | `true` or `false` | of `FixedWindow` |
-//! | `buckets` | at least 1, 1 if not said | of `SlidingWindow` |
-//! | `burst`, `refill` | at least 1, the count if not said; `"Greedy"` or `"Interval"` | of `TokenBucket` |
-//! | `queue` | needed | of `LeakyBucket` |
+//! | `enabled` | `true` or `false` | `false` switches the rule off |
+//! | `count` | at least 1 | acts on the next call; earlier calls still count |
+//! | `ttl`, `unit` | at least 1, by default 1; `"Milliseconds"`, `"Seconds"`, `"Minutes"`, `"Hours"` or `"Days"` | the period. A changed one starts a fresh counter |
+//! | `algorithm` | `"FixedWindow"`, `"SlidingLog"`, `"SlidingWindow"`, `"TokenBucket"` or `"LeakyBucket"` | a changed one starts a fresh counter |
+//! | `align` | `true` or `false` | option of `FixedWindow` |
+//! | `buckets` | at least 1, by default 1 | option of `SlidingWindow` |
+//! | `burst`, `refill` | at least 1, by default the count; `"Greedy"` (default) or `"Interval"` | options of `TokenBucket` |
+//! | `queue` | required | option of `LeakyBucket` |
 //! | `shadow` | `true` or `false` | see [`Rule::with_shadow`] |
-//! | `on_store_error` | `"Local"`, `"Allow"` or `"Deny"` | see [`OnStoreError`]; of several rules of a call, the first that says something |
-//! | `keys` | a table of tables, by key as [`Key`] prints it | the same settings, for one key |
+//! | `on_store_error` | `"Local"`, `"Allow"` or `"Deny"` | see [`OnStoreError`]; of several rules in one call, the first that sets it |
+//! | `keys` | a table of tables, by printed [`Key`](crate::Key) | the same settings for single keys |
 //!
-//! The number of a count, burst or queue is at most 2^52. A table beside `[rules]` is an error, unless the program says that it is its
-//! own, by [`Rules::watch_beside`]. Settings that do not fit the rule of the code, a `TokenBucket` for a rule whose calls are settled
-//! say, do not hold: the last ones that did hold on, or the code. The log has an error then.
+//! A count, burst or queue is at most 2^52. Other tables than `[rules]` are errors, unless the program
+//! names them as its own: see [`Rules::watch_beside`].
 //!
-//! The options of an algorithm stand beside the word `algorithm`. Where a file changes the count of a token bucket whose algorithm is in the code, its burst stays.
+//! The options of an algorithm need `algorithm` beside them. If the file changes only the count of a
+//! token bucket, its burst stays as in the code.
 //!
-//! The environment goes over the file: what stands in the variable `RATELIMIT_RULES` is read as if it stood in the table `[rules]`, for example
-//! `RATELIMIT_RULES='item.count = 50'`.
+//! Some settings do not fit the rule in the code: a `TokenBucket` for a rule whose cost is settled, for
+//! example. They are ignored, and the log has an error. The last settings that did fit stay in effect,
+//! or else the code.
+//!
+//! The environment goes over the file. The variable `RATELIMIT_RULES` holds the content of a table
+//! `[rules]`, for example `RATELIMIT_RULES='item.count = 50'`.
 //!
 //! ```
 //! use ratelimit_runtime::{Limiter, Rule, config::Rules};
@@ -56,9 +62,13 @@
 //! # Ok::<_, ratelimit_runtime::SetupError>(()) }).unwrap();
 //! ```
 
+mod call_kind;
 mod current;
-mod file;
-mod usage;
+mod parse;
+mod rule_override;
+mod table;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::{
@@ -71,44 +81,49 @@ use std::{
 use arc_swap::Guard;
 use tokio::sync::watch::Receiver;
 
-use self::{current::Current, file::Text};
-pub(crate) use self::{file::Table, usage::Use};
-use crate::{Key, OnStoreError, Rule, SetupError, observe::LogThrottle};
+pub(crate) use self::{call_kind::CallKind, table::OverrideTable};
+use self::{current::Current, parse::RulesText};
+use crate::{Rule, SetupError};
 
-/// What a file says of rules. A cheap handle: clones change together.
+/// The rules of a file or a text. A cheap handle: clones change together.
 ///
-/// Given to a limiter with [`Builder::rules`](crate::Builder::rules). See [`config`](crate::config) for what may stand in the file.
+/// A limiter takes it with [`Builder::rules`](crate::Builder::rules). The format is described in
+/// [`config`](crate::config).
 #[derive(Clone)]
 pub struct Rules(Arc<Current>);
 
 impl Rules {
-    /// What a text says. It does not change.
+    /// Parses a text. These rules never change.
     ///
     /// # Errors
     ///
-    /// A [`SetupError`] that says in which line what is wrong.
+    /// A [`SetupError`] that names the line and the mistake.
     pub fn parse(text: &str) -> Result<Self, SetupError> {
         Self::parse_beside(text, &[])
     }
 
-    /// As [`Rules::parse`], of a text in which the program has tables of its own. Any other table is an error.
+    /// Parses a text in which the program has tables of its own. Any other table is an error.
     ///
     /// # Errors
     ///
     /// As [`Rules::parse`].
     pub fn parse_beside(text: &str, own_tables: &[&str]) -> Result<Self, SetupError> {
-        Ok(Self(Current::new(Text::parse(text, own_tables)?.complete(&Table::default())?)))
+        let text = RulesText::parse(text, own_tables)?;
+        Ok(Self(Current::new(OverrideTable::new(text, &OverrideTable::default())?)))
     }
 
-    /// What a file says, now and whenever it is changed, with the environment over it.
+    /// Reads a file, and applies its changes while the program runs. The environment goes over it.
     ///
-    /// A change acts within a second, on calls that begin then and on those that wait. It is seen whatever way the file is changed, also if it is a
-    /// link to another one then: a thread reads it a few times a second for as long as a handle is left. A file that has become wrong, or is gone,
-    /// changes nothing; the log says what is wrong with it, and in which line. Settings that do not fit the rule of the code change
-    /// nothing either: the last ones that did hold on.
+    /// A change acts within a second, on new calls and on those that wait. A thread polls the file a few
+    /// times a second for as long as a handle exists, so every kind of change is seen: rewritten, renamed
+    /// or linked to another file.
     ///
-    /// A file that is written slowly is taken in when it has been the same for 0.6 seconds; if its last line has no end, for 2 seconds,
-    /// as the line may be half written. To be sure, write another file and rename it.
+    /// An invalid or missing file changes nothing; the log names the line and the mistake. Settings that
+    /// do not fit the rule in the code change nothing either: the last ones that did stay in effect.
+    ///
+    /// A file that is written slowly is applied once it has not changed for 0.6 seconds; without a final
+    /// newline for 2 seconds, as the last line may be incomplete. To be safe, write a new file and rename
+    /// it.
     ///
     /// ```no_run
     /// # use ratelimit_runtime::{Limiter, SetupError, config::Rules};
@@ -120,12 +135,13 @@ impl Rules {
     ///
     /// # Errors
     ///
-    /// A [`SetupError`] if the file can't be read, or that says in which line what is wrong; also of the variable.
+    /// A [`SetupError`] if the file cannot be read, or if the file or the environment variable is invalid: then it
+    /// names the line and the mistake.
     pub fn watch(path: impl AsRef<Path>) -> Result<Self, SetupError> {
         Self::watch_beside(path, &[])
     }
 
-    /// As [`Rules::watch`], of a file in which the program has tables of its own. Any other table is an error.
+    /// Watches a file in which the program has tables of its own. Any other table is an error.
     ///
     /// # Errors
     ///
@@ -134,9 +150,11 @@ impl Rules {
         watch::start(path.as_ref(), own_tables).map(Self)
     }
 
-    /// The rule with this prefix, if the file says enough of it: its count and its unit. For programs whose rules are nowhere else.
+    /// The rule with this prefix, for programs whose rules are only in the file. `None` if the file does not set its
+    /// count and unit.
     ///
-    /// Ask with it, and what the file says later holds too. A prefix that was asked for once is kept for as long as the program runs.
+    /// Calls with it follow later changes of the file, too. Each prefix asked for is kept in memory until the program
+    /// ends.
     ///
     /// ```
     /// # use ratelimit_runtime::config::Rules;
@@ -146,55 +164,22 @@ impl Rules {
     /// # Ok::<_, ratelimit_runtime::SetupError>(())
     /// ```
     pub fn rule(&self, prefix: &str) -> Option<Rule> {
-        self.now().by_prefix.get(prefix)?.all.settings.to_rule(keep(prefix))
+        self.now().by_prefix.get(prefix)?.all.settings.to_rule(intern(prefix))
     }
 
-    /// The prefixes that the file speaks of, in order.
+    /// The prefixes in the file, sorted.
     pub fn prefixes(&self) -> Vec<String> {
         self.now().by_prefix.keys().cloned().collect()
     }
 
-    /// The table that holds now. A call takes one, for all of its rules.
-    pub(crate) fn now(&self) -> Guard<Arc<Table>> {
+    /// The table in force. A call takes one, for all of its rules.
+    pub(crate) fn now(&self) -> Guard<Arc<OverrideTable>> {
         self.0.table.load()
     }
 
-    /// Tells of each change from now on.
+    /// Notified of each change from now on.
     pub(crate) fn changes(&self) -> Receiver<()> {
         self.0.changes()
-    }
-}
-
-impl Table {
-    /// The rule as it holds for a key. `None` if it is not to be asked.
-    pub(crate) fn hold(&self, rule: &Rule, key: Option<&Key>, of: Use) -> Option<Rule> {
-        static SAID: LogThrottle = LogThrottle::new();
-        let Some(of_rule) = self.by_prefix.get(rule.prefix()) else { return Some(*rule) };
-        let of_key = match key {
-            Some(key) if !of_rule.keys.is_empty() => key.with_text(|text| of_rule.keys.get(text)),
-            _ => None,
-        };
-        // Only together with what the code says can it be seen that settings are wrong.
-        let (settings, fault) = of_key.unwrap_or(&of_rule.all).fitting(rule, of);
-        if let Some(fault) = fault
-            && SAID.allow()
-        {
-            tracing::error!(
-                rule = rule.prefix(),
-                fault,
-                "a rule stays as it was: its settings in the file do not fit the code"
-            );
-        }
-        match settings {
-            Some(settings) if settings.enabled == Some(false) => None,
-            Some(settings) => Some(settings.change(rule)),
-            None => Some(*rule),
-        }
-    }
-
-    /// The policy for calls of this rule that the store can't decide.
-    pub(crate) fn on_store_error(&self, prefix: &str) -> Option<OnStoreError> {
-        self.by_prefix.get(prefix)?.all.settings.on_store_error
     }
 }
 
@@ -204,14 +189,14 @@ impl fmt::Debug for Rules {
     }
 }
 
-/// The prefix for as long as the program runs, each once.
-fn keep(prefix: &str) -> &'static str {
-    static KEPT: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(prefix) = kept.get(prefix) {
+/// The prefix as a static string, leaked once each.
+fn intern(prefix: &str) -> &'static str {
+    static INTERNED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut interned = INTERNED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(prefix) = interned.get(prefix) {
         return prefix;
     }
     let prefix: &'static str = Box::leak(prefix.into());
-    kept.insert(prefix);
+    interned.insert(prefix);
     prefix
 }

@@ -1,4 +1,4 @@
-//! Reads a file again and again, and takes in what has changed.
+//! Polls a file and applies its changes.
 
 use std::{
     env, fs, io,
@@ -8,18 +8,15 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    current::Current,
-    file::{Table, Text},
-};
+use super::{current::Current, parse::RulesText, table::OverrideTable};
 use crate::SetupError;
 
-const EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How often in a row a change has to be read before it is taken in, so that a file which is half written is not.
+/// Equal reads in a row before a change is applied, so that a half-written file is not.
 const READS: u32 = 4;
-/// The same for a file whose last line has no end: it may be the half of a line.
-const READS_WITHOUT_END: u32 = 11;
+/// Equal reads in a row for a file without a final newline, whose last line may be incomplete.
+const READS_WITHOUT_NEWLINE: u32 = 11;
 
 const VARIABLE: &str = "RATELIMIT_RULES";
 
@@ -30,23 +27,24 @@ pub(super) fn start(path: &Path, own_tables: &[&str]) -> Result<Arc<Current>, Se
     let text = fs::read_to_string(&absolute).map_err(|error| wrong(&error))?;
     let own_tables: Vec<_> = own_tables.iter().map(|&name| name.to_owned()).collect();
     let source = Source { path: absolute, from_environment: environment()?, own_tables };
-    let rules = Current::new(source.read(&text, &Table::default()).map_err(|error| wrong(&error))?);
-    let watcher = Watcher { source, rules: Arc::downgrade(&rules), taken: Ok(text.clone()), seen: Ok(text), reads: 1 };
+    let rules = Current::new(source.read(&text, &OverrideTable::default()).map_err(|error| wrong(&error))?);
+    let watcher =
+        Watcher { source, rules: Arc::downgrade(&rules), processed: Ok(text.clone()), last_read: Ok(text), reads: 1 };
     let thread = thread::Builder::new().name("ratelimit-rules".into());
     thread.spawn(|| watcher.run()).map_err(|error| wrong(&error))?;
     Ok(rules)
 }
 
-/// The text of the variable.
+/// The text of the environment variable.
 fn environment() -> Result<Option<String>, SetupError> {
     let Some(text) = env::var_os(VARIABLE) else { return Ok(None) };
     let wrong = |error: &dyn std::fmt::Display| SetupError::new(format!("the variable {VARIABLE}: {error}"));
     let text = text.into_string().map_err(|_| wrong(&"it is not UTF-8"))?;
-    Text::parse_rules(&text).map_err(|error| wrong(&error))?;
+    RulesText::parse_rules(&text).map_err(|error| wrong(&error))?;
     Ok(Some(text))
 }
 
-/// Where settings come from.
+/// The sources of the settings.
 struct Source {
     path: PathBuf,
     from_environment: Option<String>,
@@ -54,49 +52,49 @@ struct Source {
 }
 
 impl Source {
-    fn read(&self, text: &str, before: &Table) -> Result<Table, SetupError> {
+    fn read(&self, text: &str, before: &OverrideTable) -> Result<OverrideTable, SetupError> {
         let own_tables: Vec<_> = self.own_tables.iter().map(String::as_str).collect();
-        let text = Text::parse(text, &own_tables)?;
+        let text = RulesText::parse(text, &own_tables)?;
         let text = match &self.from_environment {
-            Some(over) => Text::parse_rules(over)?.over(text),
+            Some(over) => RulesText::parse_rules(over)?.merged_over(text),
             None => text,
         };
-        text.complete(before)
+        OverrideTable::new(text, before)
     }
 }
 
 struct Watcher {
     source: Source,
     rules: Weak<Current>,
-    /// What was last taken in, or found to be wrong.
-    taken: Result<String, io::ErrorKind>,
-    /// What was last read, and how often in a row.
-    seen: Result<String, io::ErrorKind>,
+    /// The text that was last applied or rejected.
+    processed: Result<String, io::ErrorKind>,
+    /// The last read, and the number of equal reads in a row.
+    last_read: Result<String, io::ErrorKind>,
     reads: u32,
 }
 
 impl Watcher {
-    /// Until the last handle of the rules is dropped.
+    /// Runs until the last handle of the rules is dropped.
     fn run(mut self) {
         loop {
-            thread::sleep(EVERY);
+            thread::sleep(POLL_INTERVAL);
             let Some(rules) = self.rules.upgrade() else { return };
             let now = fs::read_to_string(&self.source.path).map_err(|error| error.kind());
-            self.reads = if now == self.seen { self.reads.saturating_add(1) } else { 1 };
-            self.seen = now;
-            if self.reads >= needed(&self.seen) && self.seen != self.taken {
-                self.take(&rules);
-                self.taken.clone_from(&self.seen);
+            self.reads = if now == self.last_read { self.reads.saturating_add(1) } else { 1 };
+            self.last_read = now;
+            if self.reads >= required_reads(&self.last_read) && self.last_read != self.processed {
+                self.apply(&rules);
+                self.processed.clone_from(&self.last_read);
             }
         }
     }
 
-    fn take(&self, rules: &Current) {
+    fn apply(&self, rules: &Current) {
         let file = self.source.path.display();
-        let text = match &self.seen {
+        let text = match &self.last_read {
             Ok(text) => text,
             Err(reason) => {
-                return tracing::error!(%file, %reason, "the rules stay as they were: their file can't be read");
+                return tracing::error!(%file, %reason, "cannot read the file of the rules; the rules stay as they were");
             }
         };
         match self.source.read(text, &rules.table.load()) {
@@ -104,14 +102,16 @@ impl Watcher {
                 rules.replace(new);
                 tracing::info!(%file, "the rules have changed");
             }
-            Err(reason) => tracing::error!(%file, %reason, "the rules stay as they were: their file is wrong"),
+            Err(reason) => {
+                tracing::error!(%file, %reason, "the file of the rules is invalid; the rules stay as they were");
+            }
         }
     }
 }
 
-fn needed(seen: &Result<String, io::ErrorKind>) -> u32 {
-    match seen {
-        Ok(text) if !text.ends_with('\n') => READS_WITHOUT_END,
+fn required_reads(read: &Result<String, io::ErrorKind>) -> u32 {
+    match read {
+        Ok(text) if !text.ends_with('\n') => READS_WITHOUT_NEWLINE,
         _ => READS,
     }
 }

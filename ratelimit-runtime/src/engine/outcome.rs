@@ -95,7 +95,7 @@ impl AcquireRequest {
         };
         let instances = self.limiter.settings().instances;
         for charge in &mut *charges {
-            charge.rule = charge.rule.share(instances);
+            charge.rule = charge.rule.divided_among(instances);
             let share = charge.rule.limit();
             if let Some(hold) = &mut charge.hold {
                 hold.is_kept = true;

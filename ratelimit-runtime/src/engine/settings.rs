@@ -59,7 +59,7 @@ impl EngineSettings {
 /// The rules as they held when a call took them.
 pub(crate) struct CurrentRules {
     #[cfg(feature = "config")]
-    table: Option<arc_swap::Guard<Arc<crate::config::Table>>>,
+    table: Option<arc_swap::Guard<Arc<crate::config::OverrideTable>>>,
 }
 
 #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
@@ -74,7 +74,7 @@ impl CurrentRules {
     ) -> Option<Rule> {
         #[cfg(feature = "config")]
         if let Some(table) = &self.table {
-            return table.hold(rule, key, crate::config::Use { is_settled, is_one_of_several });
+            return table.apply(rule, key, crate::config::CallKind { is_settled, is_one_of_several });
         }
         Some(*rule)
     }

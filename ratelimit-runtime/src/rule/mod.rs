@@ -49,8 +49,8 @@ pub(crate) struct RuleId(pub(crate) u64, pub(crate) u64);
 
 impl RuleId {
     #[allow(clippy::cast_possible_truncation)] // in two halves
-    const fn of(rule: &Rule) -> Self {
-        let period = rule.counted_in();
+    const fn new(rule: &Rule) -> Self {
+        let period = rule.identity_period();
         // The period is all of it, so that none with a fault has the id of one without.
         let (seconds, nanoseconds) = (period.as_secs() as u128, period.subsec_nanos() as u128);
         let counted = seconds << 64 | (rule.algorithm.id() as u128) << 32 | nanoseconds;
@@ -85,12 +85,11 @@ impl Rule {
         let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
         let algorithm = Algorithm::FixedWindow { align: false };
         let id = RuleId(0, 0);
-        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, prefetch: 1, algorithm, id }
-            .identified()
+        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, prefetch: 1, algorithm, id }.with_id()
     }
 
-    const fn identified(mut self) -> Self {
-        self.id = RuleId::of(&self);
+    const fn with_id(mut self) -> Self {
+        self.id = RuleId::new(&self);
         self
     }
 
@@ -98,7 +97,7 @@ impl Rule {
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
-        self.identified()
+        self.with_id()
     }
 
     /// The same rule, to be tried out: it counts and decides, and lets through what it refuses.
@@ -262,7 +261,7 @@ impl Rule {
     ///
     /// A bucket holds at least one: it would grant nothing, where its rate says that something is to be granted. Of a queue nothing may
     /// be left: a call that finds its slot free runs all the same.
-    pub(crate) const fn share(mut self, processes: u64) -> Self {
+    pub(crate) const fn divided_among(mut self, processes: u64) -> Self {
         self.count /= processes;
         match &mut self.algorithm {
             Algorithm::TokenBucket { burst, .. } => *burst = if *burst < processes { 1 } else { *burst / processes },
@@ -290,7 +289,7 @@ impl Rule {
 
     /// The period that tells the counter from others: a prefetch does not.
     #[inline]
-    pub(crate) const fn counted_in(&self) -> Duration {
+    pub(crate) const fn identity_period(&self) -> Duration {
         match self.algorithm {
             Algorithm::Concurrent => Duration::ZERO,
             _ => self.period(),
@@ -299,8 +298,8 @@ impl Rule {
 
     /// The same in milliseconds.
     #[allow(clippy::cast_possible_truncation)] // at most 3,650 days
-    pub(crate) const fn counted_in_ms(&self) -> u64 {
-        self.counted_in().as_millis() as u64
+    pub(crate) const fn identity_period_ms(&self) -> u64 {
+        self.identity_period().as_millis() as u64
     }
 
     /// Whether anything is wrong with the rule's own values.
@@ -359,24 +358,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_grants_something_as_long_as_its_rate_does() {
+    fn a_part_grants_something_as_long_as_its_rate_does() {
         let rule = Rule::new("share", 100, Duration::from_secs(1));
         for (processes, count, bucket, queue) in [(1, 100, 5, 5), (2, 50, 2, 2), (10, 10, 1, 0), (100, 1, 1, 0)] {
-            let share = rule.share(processes);
-            assert_eq!((share.count(), share.limit()), (count, count));
-            let share =
-                rule.with_algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }).share(processes);
-            assert_eq!((share.count(), share.limit()), (count, bucket));
-            assert!(share.id() == rule.with_algorithm(share.algorithm()).id());
-            let share = rule.with_algorithm(Algorithm::LeakyBucket { queue: 5 }).share(processes);
-            assert_eq!((share.count(), share.limit()), (count, queue + 1));
+            let part = rule.divided_among(processes);
+            assert_eq!((part.count(), part.limit()), (count, count));
+            let part = rule
+                .with_algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy })
+                .divided_among(processes);
+            assert_eq!((part.count(), part.limit()), (count, bucket));
+            assert!(part.id() == rule.with_algorithm(part.algorithm()).id());
+            let part = rule.with_algorithm(Algorithm::LeakyBucket { queue: 5 }).divided_among(processes);
+            assert_eq!((part.count(), part.limit()), (count, queue + 1));
         }
         for algorithm in [
             Algorithm::SlidingLog,
             Algorithm::TokenBucket { burst: 500, refill: Refill::Interval },
             Algorithm::LeakyBucket { queue: 500 },
         ] {
-            assert_eq!(rule.with_algorithm(algorithm).share(101).limit(), 0, "{algorithm:?}");
+            assert_eq!(rule.with_algorithm(algorithm).divided_among(101).limit(), 0, "{algorithm:?}");
         }
     }
 }

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE, req
 
 use super::{
     HeaderStyle,
-    headers::Told,
+    headers::QuotaStatus,
     problem::{detail, forbid_caching, is_about_the_limit, wait_of},
 };
 use crate::{Cause, RequestPerMinute};
@@ -40,7 +40,7 @@ pub(super) fn trailers_only(refused: &RequestPerMinute, style: HeaderStyle, medi
     }
     forbid_caching(&mut headers);
     if is_about_the_limit(refused.cause()) {
-        style.write(&Told::by_refusal(refused), &mut headers);
+        style.write(&QuotaStatus::of_refusal(refused), &mut headers);
     }
     headers
 }

@@ -75,7 +75,7 @@ impl HeaderStyle {
 
     /// Whether a response has fields of this style, of which there can be no others beside them.
     #[cfg(feature = "tower")]
-    pub(super) fn is_told(self, headers: &HeaderMap) -> bool {
+    pub(super) fn is_written(self, headers: &HeaderMap) -> bool {
         match self {
             Self::RateLimit => headers.contains_key("ratelimit-remaining"),
             Self::XRateLimit | Self::Gateway => headers.contains_key("x-ratelimit-remaining"),
@@ -84,17 +84,19 @@ impl HeaderStyle {
     }
 
     /// Adds the fields to a response.
-    pub(super) fn write(self, told: &Told<'_>, headers: &mut HeaderMap) {
-        if told.rule.is_concurrent() {
+    pub(super) fn write(self, status: &QuotaStatus<'_>, headers: &mut HeaderMap) {
+        if status.rule.is_concurrent() {
             return; // places are no quota of a time
         }
         match self {
-            Self::Ietf => told.as_policy(headers),
-            Self::RateLimit => told.as_triple(["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"], headers),
-            Self::XRateLimit => {
-                told.as_triple(["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"], headers);
+            Self::Ietf => status.write_policy(headers),
+            Self::RateLimit => {
+                status.write_triple(["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"], headers);
             }
-            Self::Gateway => told.as_bucket(headers),
+            Self::XRateLimit => {
+                status.write_triple(["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"], headers);
+            }
+            Self::Gateway => status.write_bucket(headers),
             Self::None => {}
         }
     }
@@ -102,7 +104,7 @@ impl HeaderStyle {
 
 /// What a client is told of one rule.
 #[derive(Debug)]
-pub(super) struct Told<'a> {
+pub(super) struct QuotaStatus<'a> {
     name: &'a str,
     rule: Rule,
     cost: u64,
@@ -111,20 +113,20 @@ pub(super) struct Told<'a> {
     wait: Option<Duration>,
 }
 
-impl<'a> Told<'a> {
+impl<'a> QuotaStatus<'a> {
     /// Of a rule that a permit was charged for. Nothing if nothing was counted.
-    pub(super) fn by_permit(permit: &Permit, name: &'a str) -> Option<Self> {
+    pub(super) fn of_permit(permit: &Permit, name: &'a str) -> Option<Self> {
         let (rule, cost) = permit.most_restrictive()?;
         Some(Self { name, rule, cost, remaining: permit.remaining(), wait: Some(permit.reset_after()) })
     }
 
     /// Of a rule that was asked and has refused.
-    pub(super) fn by_refusal(refused: &'a RequestPerMinute) -> Self {
+    pub(super) fn of_refusal(refused: &'a RequestPerMinute) -> Self {
         let (rule, cost) = refused.asked();
         Self { name: rule.prefix(), rule, cost, remaining: refused.remaining(), wait: refused.retry_after() }
     }
 
-    fn as_policy(&self, headers: &mut HeaderMap) {
+    fn write_policy(&self, headers: &mut HeaderMap) {
         /// The largest integer of a structured field.
         const LARGEST: u64 = 999_999_999_999_999;
         let name = quoted(self.name);
@@ -139,7 +141,7 @@ impl<'a> Told<'a> {
         }
     }
 
-    fn as_triple(&self, [limit, remaining, reset]: [&'static str; 3], headers: &mut HeaderMap) {
+    fn write_triple(&self, [limit, remaining, reset]: [&'static str; 3], headers: &mut HeaderMap) {
         if self.is_looser(remaining, Some(reset), headers) {
             return;
         }
@@ -151,7 +153,7 @@ impl<'a> Told<'a> {
         }
     }
 
-    fn as_bucket(&self, headers: &mut HeaderMap) {
+    fn write_bucket(&self, headers: &mut HeaderMap) {
         const REMAINING: &str = "x-ratelimit-remaining";
         if self.is_looser(REMAINING, None, headers) {
             return;
@@ -198,8 +200,8 @@ impl Permit {
     /// With `axum`, a header map in front of a response's body is added to the response.
     pub fn headers(&self, name: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        if let Some(told) = Told::by_permit(self, name) {
-            HeaderStyle::installed().write(&told, &mut headers);
+        if let Some(status) = QuotaStatus::of_permit(self, name) {
+            HeaderStyle::installed().write(&status, &mut headers);
         }
         headers
     }

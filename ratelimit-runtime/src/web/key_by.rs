@@ -47,13 +47,13 @@ use crate::{Key, RateKey};
 /// KeyBy::from_fn(|request| Some(Key::new((request.method.as_str(), request.uri.path()))));
 /// ```
 #[derive(Clone)]
-pub struct KeyBy(Arc<dyn Fn(&Parts) -> Found + Send + Sync>);
+pub struct KeyBy(Arc<dyn Fn(&Parts) -> KeyResult + Send + Sync>);
 
-pub(super) enum Found {
-    Now(Option<Key>),
+pub(super) enum KeyResult {
+    Ready(Option<Key>),
     /// Values that contradict each other.
     Ambiguous,
-    Later(Pin<Box<dyn Future<Output = Option<Key>> + Send>>),
+    Pending(Pin<Box<dyn Future<Output = Option<Key>> + Send>>),
 }
 
 impl KeyBy {
@@ -118,9 +118,9 @@ impl KeyBy {
         Self(Arc::new(move |request| {
             let mut values = request.headers.get_all(&name).iter();
             match (values.next(), values.next()) {
-                (Some(_), Some(_)) => Found::Ambiguous,
+                (Some(_), Some(_)) => KeyResult::Ambiguous,
                 (value, _) => {
-                    Found::Now(value.filter(|value| !value.is_empty()).map(|value| Key::new(value.as_bytes())))
+                    KeyResult::Ready(value.filter(|value| !value.is_empty()).map(|value| Key::new(value.as_bytes())))
                 }
             }
         }))
@@ -143,7 +143,7 @@ impl KeyBy {
     /// The key that a function finds in the head of the request. Of what a client can choose, see
     /// [`KeyBy`].
     pub fn from_fn(find: impl Fn(&Parts) -> Option<Key> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(move |request| Found::Now(find(request))))
+        Self(Arc::new(move |request| KeyResult::Ready(find(request))))
     }
 
     /// The key that a future finds out, which a function makes from the head of the request. Of what a
@@ -165,10 +165,10 @@ impl KeyBy {
     pub fn from_async_fn<F: Future<Output = Option<Key>> + Send + 'static>(
         find: impl Fn(&Parts) -> F + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(move |request| Found::Later(Box::pin(find(request)))))
+        Self(Arc::new(move |request| KeyResult::Pending(Box::pin(find(request)))))
     }
 
-    pub(super) fn find(&self, request: &Parts) -> Found {
+    pub(super) fn find(&self, request: &Parts) -> KeyResult {
         (self.0)(request)
     }
 }
@@ -291,9 +291,9 @@ mod tests {
 
     fn find(by: &KeyBy, request: http::request::Builder) -> Option<String> {
         match by.find(&request.body(()).unwrap().into_parts().0) {
-            Found::Now(key) => key.map(|key| key.to_string()),
-            Found::Ambiguous => Some("ambiguous".into()),
-            Found::Later(_) => panic!("a future"),
+            KeyResult::Ready(key) => key.map(|key| key.to_string()),
+            KeyResult::Ambiguous => Some("ambiguous".into()),
+            KeyResult::Pending(_) => panic!("a future"),
         }
     }
 

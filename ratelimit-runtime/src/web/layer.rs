@@ -18,7 +18,7 @@ use tower_service::Service;
 
 use super::{
     HeaderStyle, Limit, grpc,
-    headers::Told,
+    headers::QuotaStatus,
     problem::{self, Problem},
 };
 use crate::{
@@ -75,10 +75,10 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until a service is put behind it"]
-pub struct RateLimitLayer(Arc<Settings>);
+pub struct RateLimitLayer(Arc<LayerConfig>);
 
 #[derive(Clone, Debug)]
-struct Settings {
+struct LayerConfig {
     limits: Vec<Limit>,
     limiter: Option<Limiter>,
     style: Option<HeaderStyle>,
@@ -89,7 +89,7 @@ struct Settings {
 impl RateLimitLayer {
     /// These limits, all of which a request has to pass, by the process-wide limiter.
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Self {
-        Self(Arc::new(Settings {
+        Self(Arc::new(LayerConfig {
             limits: limits.into_iter().collect(),
             limiter: None,
             style: None,
@@ -100,25 +100,25 @@ impl RateLimitLayer {
 
     /// By this limiter.
     pub fn limiter(self, limiter: Limiter) -> Self {
-        self.with(|settings| settings.limiter = Some(limiter))
+        self.with(|config| config.limiter = Some(limiter))
     }
 
     /// With these header fields instead of those that are [installed](HeaderStyle::install).
     pub fn headers(self, style: HeaderStyle) -> Self {
-        self.with(|settings| settings.style = Some(style))
+        self.with(|config| config.style = Some(style))
     }
 
     /// The status for a request that has no key where one is needed. 403 if not set.
     pub fn missing_key_status(self, status: StatusCode) -> Self {
-        self.with(|settings| settings.missing_key = status)
+        self.with(|config| config.missing_key = status)
     }
 
     /// What happens to a request when the store cannot decide, instead of what the limiter says.
     pub fn on_store_error(self, on_store_error: OnStoreError) -> Self {
-        self.with(|settings| settings.on_store_error = Some(on_store_error))
+        self.with(|config| config.on_store_error = Some(on_store_error))
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut LayerConfig)) -> Self {
         change(Arc::make_mut(&mut self.0));
         self
     }
@@ -128,7 +128,7 @@ impl<S> Layer<S> for RateLimitLayer {
     type Service = RateLimit<S>;
 
     fn layer(&self, service: S) -> RateLimit<S> {
-        RateLimit { service, settings: Arc::clone(&self.0) }
+        RateLimit { service, config: Arc::clone(&self.0) }
     }
 }
 
@@ -138,7 +138,7 @@ impl<S> Layer<S> for RateLimitLayer {
 #[derive(Clone, Debug)]
 pub struct RateLimit<S> {
     service: S,
-    settings: Arc<Settings>,
+    config: Arc<LayerConfig>,
 }
 
 impl<S, I, O> Service<Request<I>> for RateLimit<S>
@@ -159,19 +159,19 @@ where
         // The one that is ready goes with the request.
         let next = self.service.clone();
         let mut service = mem::replace(&mut self.service, next);
-        let settings = Arc::clone(&self.settings);
+        let config = Arc::clone(&self.config);
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
-            match settings.decide(&head).await {
+            match config.decide(&head).await {
                 Ok(permit) => {
-                    let told = permit.as_ref().and_then(|(permit, name)| Told::by_permit(permit, name));
+                    let status = permit.as_ref().and_then(|(permit, name)| QuotaStatus::of_permit(permit, name));
                     let holding = permit.map(|(permit, _)| permit).filter(Permit::holds);
                     let hold = holding.map(|permit| RequestHold::add(permit, &mut head.extensions));
                     let is_connect = head.method == Method::CONNECT;
                     let response = service.call(Request::from_parts(head, body)).await?;
                     let mut response = response.map(LimitedBody::of_service);
-                    if let Some(told) = told {
-                        settings.tell(&told, &mut response);
+                    if let Some(status) = status {
+                        config.write_headers(&status, &mut response);
                     }
                     if let Some(hold) = hold {
                         hold.check(is_connect, response.status());
@@ -179,13 +179,13 @@ where
                     }
                     Ok(response)
                 }
-                Err(refused) => Ok(settings.refuse(&refused, &head)),
+                Err(refused) => Ok(config.refuse(&refused, &head)),
             }
         })
     }
 }
 
-impl Settings {
+impl LayerConfig {
     /// The permit, and the name of the rule that it tells of; nothing if no limit applies.
     async fn decide(&self, request: &Parts) -> Result<Option<(Permit, &'static str)>, RequestPerMinute> {
         let mut asked: Vec<ChargeRequest> = Vec::with_capacity(self.limits.len());
@@ -233,10 +233,10 @@ impl Settings {
     }
 
     /// Adds the header fields of a rule that was charged. Those that a refusal further in has stay as they are.
-    fn tell<O>(&self, told: &Told<'_>, response: &mut Response<O>) {
+    fn write_headers<O>(&self, status: &QuotaStatus<'_>, response: &mut Response<O>) {
         let style = self.style();
-        if !(problem::is_refusal(response) && style.is_told(response.headers())) {
-            style.write(told, response.headers_mut());
+        if !(problem::is_refusal(response) && style.is_written(response.headers())) {
+            style.write(status, response.headers_mut());
         }
     }
 
@@ -270,17 +270,17 @@ impl Settings {
 /// A handler of `axum` takes it as `Option<Extension<RequestHold>>`.
 #[derive(Clone)]
 #[must_use = "the place is free when each clone of this is dropped"]
-pub struct RequestHold(Arc<OfLayer>);
+pub struct RequestHold(Arc<LayerHold>);
 
 /// What one layer holds, and the layers further out.
-struct OfLayer {
+struct LayerHold {
     _permit: Permit,
     _further_out: Option<RequestHold>,
 }
 
 impl RequestHold {
     fn add(permit: Permit, to: &mut Extensions) -> Self {
-        let hold = Self(Arc::new(OfLayer { _permit: permit, _further_out: to.remove() }));
+        let hold = Self(Arc::new(LayerHold { _permit: permit, _further_out: to.remove() }));
         to.insert(hold.clone());
         hold
     }

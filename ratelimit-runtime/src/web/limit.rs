@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use http::request::Parts;
 
-use super::{KeyBy, key_by::Found};
+use super::{KeyBy, key_by::KeyResult};
 use crate::{
     Rule,
     engine::request::{ChargeRequest, CostKind, RequestKey},
@@ -34,12 +34,12 @@ pub struct Limit {
     rule: Rule,
     key: Option<KeyBy>,
     on_missing_key: OnMissingKey,
-    when: Option<Read<bool>>,
-    cost: Option<Read<u64>>,
+    when: Option<RequestFn<bool>>,
+    cost: Option<RequestFn<u64>>,
 }
 
 /// Something read from the head of a request.
-type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
+type RequestFn<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 
 impl Limit {
     /// One counter for all requests, each at a cost of 1.
@@ -81,9 +81,9 @@ impl Limit {
             return Some(ChargeRequest { rule: self.rule, key: RequestKey::Shared, cost, holds: CostKind::Fixed });
         };
         let (key, on_missing_key) = match by.find(request) {
-            Found::Now(key) => (key, self.on_missing_key),
-            Found::Later(key) => (key.await, self.on_missing_key),
-            Found::Ambiguous => (None, OnMissingKey::Deny),
+            KeyResult::Ready(key) => (key, self.on_missing_key),
+            KeyResult::Pending(key) => (key.await, self.on_missing_key),
+            KeyResult::Ambiguous => (None, OnMissingKey::Deny),
         };
         let key = match (key, on_missing_key) {
             (Some(key), _) => RequestKey::Some(key),

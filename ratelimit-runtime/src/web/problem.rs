@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{
     HeaderStyle,
-    headers::{Told, write_retry_after},
+    headers::{QuotaStatus, write_retry_after},
 };
 use crate::{Cause, RequestPerMinute};
 
@@ -35,7 +35,7 @@ impl Problem {
             write_retry_after(wait, &mut headers);
         }
         if is_about_the_limit(refused.cause()) {
-            style.write(&Told::by_refusal(refused), &mut headers);
+            style.write(&QuotaStatus::of_refusal(refused), &mut headers);
         }
         Self { headers, body: body(refused, status).to_string() }
     }

@@ -6,7 +6,7 @@ use crate::store::{Charge, Request, StoreError};
 
 /// How much of an answer has to match the model's. Each variant includes those before it.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
-pub(in crate::conformance) enum Compared {
+pub(crate) enum Compared {
     /// Whether the cost fits, the limit and what remains.
     Counts,
     RetryAfter,

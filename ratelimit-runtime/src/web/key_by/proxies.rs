@@ -5,7 +5,7 @@ use std::{fmt::Write as _, net::IpAddr};
 use http::{HeaderName, HeaderValue, Request};
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
-use super::{Found, KeyBy, ip_key};
+use super::{KeyBy, KeyResult, ip_key};
 
 /// The elements of a field `Forwarded`, each as its parameters; after the grammar of RFC 7239, section 4, from left to
 /// right. `None` if the text is no such field.
@@ -70,7 +70,7 @@ fn key_of(by: &KeyBy, field: &HeaderName, lines: &[String]) -> Option<String> {
     for line in lines {
         request.headers_mut().append(field, HeaderValue::from_bytes(line.as_bytes()).unwrap());
     }
-    let Found::Now(key) = by.find(&request.into_parts().0) else { panic!() };
+    let KeyResult::Ready(key) = by.find(&request.into_parts().0) else { panic!() };
     key.map(|key| key.to_string())
 }
 

@@ -1,17 +1,17 @@
-//! The use that calls make of a rule: some settings fit one use and not another.
+//! Kinds of calls: some settings fit one kind and not another.
 
 use crate::{Algorithm, Rule};
 
-/// The use that a call makes of a rule in the code.
+/// The way a call uses a rule of the code.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Use {
-    /// Its charge is held, and settled when the call is over.
+pub(crate) struct CallKind {
+    /// The call holds its cost, and settles it at the end.
     pub(crate) is_settled: bool,
     pub(crate) is_one_of_several: bool,
 }
 
-impl Use {
-    /// A bit for each kind of call that settings may fit or not: its use, and how the code counts it.
+impl CallKind {
+    /// One bit for each kind of call that settings may or may not fit, including the algorithm in the code.
     pub(super) fn bit_with(self, rule: &Rule) -> u32 {
         let algorithm = match rule.algorithm() {
             Algorithm::FixedWindow { .. } => 0,

@@ -1,0 +1,273 @@
+//! The TOML text of the rules: its grammar, and its errors with their line.
+
+use std::{collections::BTreeMap, ops::Range, time::Duration};
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::rule_override::{AlgorithmSpec, RuleOverride};
+use crate::{Algorithm, OnStoreError, Refill, Rule, SetupError};
+
+/// The settings in a text, by prefix.
+#[derive(Debug, Default)]
+pub(super) struct RulesText {
+    pub(super) by_prefix: BTreeMap<String, RuleEntry<RuleOverride>>,
+}
+
+/// The settings of one rule, and of some of its keys.
+#[derive(Debug, Default)]
+pub(super) struct RuleEntry<S> {
+    pub(super) all: S,
+    /// By the printed key.
+    pub(super) keys: BTreeMap<Box<[u8]>, S>,
+}
+
+#[derive(Deserialize)]
+struct RawFile {
+    rules: Option<RawRules>,
+}
+
+type TopLevel = BTreeMap<Spanned<String>, toml::Value>;
+
+type RawRules = BTreeMap<Spanned<String>, RawRule>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRule {
+    enabled: Option<bool>,
+    count: Option<Spanned<u64>>,
+    ttl: Option<Spanned<u64>>,
+    unit: Option<Spanned<Unit>>,
+    algorithm: Option<Spanned<AlgorithmWord>>,
+    align: Option<Spanned<bool>>,
+    buckets: Option<Spanned<u64>>,
+    burst: Option<Spanned<u64>>,
+    refill: Option<Spanned<RefillWord>>,
+    queue: Option<Spanned<u64>>,
+    shadow: Option<bool>,
+    on_store_error: Option<Spanned<PolicyWord>>,
+    keys: Option<Spanned<BTreeMap<String, RawRule>>>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+enum Unit {
+    Milliseconds = 1,
+    Seconds = 1_000,
+    Minutes = 60_000,
+    Hours = 3_600_000,
+    Days = 86_400_000,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+enum AlgorithmWord {
+    FixedWindow,
+    SlidingLog,
+    SlidingWindow,
+    TokenBucket,
+    LeakyBucket,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+enum RefillWord {
+    Greedy,
+    Interval,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+enum PolicyWord {
+    Local,
+    Allow,
+    Deny,
+}
+
+/// An error in a text, and the span that it is about.
+struct TextError(String, Range<usize>);
+
+impl TextError {
+    fn at<T>(value: &Spanned<T>, message: impl Into<String>) -> Self {
+        Self(message.into(), value.span())
+    }
+
+    fn with_line(self, text: &str) -> SetupError {
+        let Self(message, span) = self;
+        let line = text.get(..span.start).map_or(1, |before| 1 + before.matches('\n').count());
+        SetupError::new(format!("line {line}: {message}"))
+    }
+}
+
+fn from_toml<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, TextError> {
+    toml::from_str(text)
+        .map_err(|error| TextError(error.message().trim().replace('\n', "; "), error.span().unwrap_or_default()))
+}
+
+impl RulesText {
+    /// Parses a file. Tables other than `[rules]` are errors unless they are among `own_tables`.
+    pub(super) fn parse(text: &str, own_tables: &[&str]) -> Result<Self, SetupError> {
+        Self::parse_file(text, own_tables)
+            .map_err(|error| error.with_line(text))?
+            .ok_or_else(|| SetupError::new("there is no table [rules]; write [rules.item], and its settings below it"))
+    }
+
+    /// `None` if there is no table `[rules]`.
+    fn parse_file(text: &str, own_tables: &[&str]) -> Result<Option<Self>, TextError> {
+        let is_known = |name: &str| name == "rules" || own_tables.contains(&name);
+        if let Some(name) = from_toml::<TopLevel>(text)?.keys().find(|name| !is_known(name.get_ref())) {
+            let message = format!("unknown table `{}`; write a rule as [rules.item]", name.get_ref());
+            return Err(TextError::at(name, message));
+        }
+        from_toml::<RawFile>(text)?.rules.map(Self::check).transpose()
+    }
+
+    /// Parses the content of a table `[rules]`.
+    pub(super) fn parse_rules(text: &str) -> Result<Self, SetupError> {
+        from_toml(text).and_then(Self::check).map_err(|error| error.with_line(text))
+    }
+
+    fn check(rules: RawRules) -> Result<Self, TextError> {
+        let mut by_prefix = BTreeMap::new();
+        for (prefix, rule) in rules {
+            if prefix.get_ref().is_empty() {
+                return Err(TextError::at(&prefix, "the prefix is empty; give the counter a name"));
+            }
+            let place = prefix.span();
+            by_prefix.insert(prefix.into_inner(), rule.check(&place)?);
+        }
+        Ok(Self { by_prefix })
+    }
+
+    /// These settings, with those of `under` where they are missing.
+    pub(super) fn merged_over(self, mut under: Self) -> Self {
+        for (prefix, RuleEntry { all, keys }) in self.by_prefix {
+            let below = under.by_prefix.entry(prefix).or_default();
+            below.all = all.merged_over(&below.all);
+            for (key, settings) in keys {
+                let of_key = below.keys.entry(key).or_default();
+                *of_key = settings.merged_over(of_key);
+            }
+        }
+        under
+    }
+}
+
+impl RawRule {
+    fn check(self, place: &Range<usize>) -> Result<RuleEntry<RuleOverride>, TextError> {
+        let check = |settings: &RuleOverride, place: &Range<usize>| match settings.own_fault() {
+            Some(fault) => Err(TextError(format!("invalid rule: {fault}"), place.clone())),
+            None => Ok(()),
+        };
+        let all = self.settings()?;
+        check(&all, place)?;
+        let mut keys = BTreeMap::new();
+        if let Some(of_keys) = self.keys {
+            let place = of_keys.span();
+            for (key, rule) in of_keys.into_inner() {
+                if let Some(keys) = &rule.keys {
+                    return Err(TextError::at(keys, "a key cannot have `keys` of its own"));
+                }
+                if let Some(policy) = &rule.on_store_error {
+                    return Err(TextError::at(
+                        policy,
+                        "`on_store_error` applies to all keys of a rule; write it beside `keys`",
+                    ));
+                }
+                let settings = rule.settings()?;
+                check(&settings.clone().merged_over(&all), &place)?;
+                keys.insert(key.into_bytes().into(), settings);
+            }
+        }
+        Ok(RuleEntry { all, keys })
+    }
+
+    fn settings(&self) -> Result<RuleOverride, TextError> {
+        Ok(RuleOverride {
+            enabled: self.enabled,
+            count: self.count.as_ref().map(|count| positive(count, "count")).transpose()?,
+            period: self.period()?,
+            algorithm: self.algorithm()?,
+            shadow: self.shadow,
+            on_store_error: self.on_store_error.as_ref().map(|word| match word.get_ref() {
+                PolicyWord::Local => OnStoreError::Local,
+                PolicyWord::Allow => OnStoreError::Allow,
+                PolicyWord::Deny => OnStoreError::Deny,
+            }),
+        })
+    }
+
+    fn period(&self) -> Result<Option<Duration>, TextError> {
+        match (&self.ttl, &self.unit) {
+            (None, None) => Ok(None),
+            (Some(ttl), None) => Err(TextError::at(ttl, "`ttl` has no unit; write unit = \"Seconds\", for example")),
+            (ttl, Some(unit)) => {
+                let number = ttl.as_ref().map_or(Ok(1), |ttl| positive(ttl, "ttl"))?;
+                let period = number.checked_mul(*unit.get_ref() as u64).map(Duration::from_millis);
+                let period = period.filter(|period| *period <= Rule::LONGEST_PERIOD);
+                period.ok_or_else(|| TextError::at(unit, "`ttl` is longer than 3,650 days")).map(Some)
+            }
+        }
+    }
+
+    fn algorithm(&self) -> Result<Option<AlgorithmSpec>, TextError> {
+        use AlgorithmWord::{FixedWindow, LeakyBucket, SlidingLog, SlidingWindow, TokenBucket};
+        let options = [
+            ("align", self.align.as_ref().map(Spanned::span), FixedWindow),
+            ("buckets", self.buckets.as_ref().map(Spanned::span), SlidingWindow),
+            ("burst", self.burst.as_ref().map(Spanned::span), TokenBucket),
+            ("refill", self.refill.as_ref().map(Spanned::span), TokenBucket),
+            ("queue", self.queue.as_ref().map(Spanned::span), LeakyBucket),
+        ];
+        for (name, span, of) in options {
+            if let Some(span) = span
+                && self.algorithm.as_ref().is_none_or(|word| *word.get_ref() != of)
+            {
+                let message = format!("`{name}` is an option of {of:?}; write algorithm = \"{of:?}\" beside it");
+                return Err(TextError(message, span));
+            }
+        }
+        let Some(word) = &self.algorithm else { return Ok(None) };
+        Ok(Some(match word.get_ref() {
+            FixedWindow => {
+                let align = self.align.as_ref().is_some_and(|align| *align.get_ref());
+                AlgorithmSpec::Complete(Algorithm::FixedWindow { align })
+            }
+            SlidingLog => AlgorithmSpec::Complete(Algorithm::SlidingLog),
+            SlidingWindow => {
+                let buckets = self.buckets.as_ref().map_or(Ok(1), |buckets| positive(buckets, "buckets"))?;
+                AlgorithmSpec::Complete(Algorithm::SlidingWindow { buckets })
+            }
+            TokenBucket => {
+                let refill = match self.refill.as_ref().map(|refill| *refill.get_ref()) {
+                    None | Some(RefillWord::Greedy) => Refill::Greedy,
+                    Some(RefillWord::Interval) => Refill::Interval,
+                };
+                match &self.burst {
+                    Some(burst) => {
+                        AlgorithmSpec::Complete(Algorithm::TokenBucket { burst: positive(burst, "burst")?, refill })
+                    }
+                    None => AlgorithmSpec::BucketOfCount(refill),
+                }
+            }
+            LeakyBucket => {
+                let Some(queue) = &self.queue else {
+                    return Err(TextError::at(
+                        word,
+                        "`LeakyBucket` needs a queue length; write queue = 50, for example",
+                    ));
+                };
+                AlgorithmSpec::Complete(Algorithm::LeakyBucket { queue: *queue.get_ref() })
+            }
+        }))
+    }
+}
+
+/// The largest count, burst or queue of any algorithm.
+const LARGEST: u64 = 1 << 52;
+
+fn positive(value: &Spanned<u64>, name: &str) -> Result<u64, TextError> {
+    match *value.get_ref() {
+        0 => Err(TextError::at(value, format!("`{name}` is 0; it must be at least 1"))),
+        number if number > LARGEST => {
+            Err(TextError::at(value, format!("`{name}` is {number}; it must be at most 2^52, {LARGEST}")))
+        }
+        number => Ok(number),
+    }
+}

@@ -1,0 +1,88 @@
+//! The settings that override one rule of the code.
+
+use std::time::Duration;
+
+use super::call_kind::CallKind;
+use crate::{Algorithm, OnStoreError, Refill, Rule};
+
+/// Settings for one rule. `None` keeps the rule's own.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RuleOverride {
+    pub(super) enabled: Option<bool>,
+    pub(super) count: Option<u64>,
+    pub(super) period: Option<Duration>,
+    pub(super) algorithm: Option<AlgorithmSpec>,
+    pub(super) shadow: Option<bool>,
+    pub(super) on_store_error: Option<OnStoreError>,
+}
+
+/// An algorithm with its options.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AlgorithmSpec {
+    Complete(Algorithm),
+    /// A token bucket without a `burst`, which then is the count.
+    BucketOfCount(Refill),
+}
+
+impl RuleOverride {
+    /// The rule with these settings.
+    pub(super) fn apply(&self, rule: &Rule) -> Rule {
+        let count = self.count.unwrap_or(rule.count());
+        let algorithm = match self.algorithm {
+            None => rule.algorithm(),
+            Some(AlgorithmSpec::Complete(algorithm)) => algorithm,
+            Some(AlgorithmSpec::BucketOfCount(refill)) => Algorithm::TokenBucket { burst: count, refill },
+        };
+        let changed = Rule::new(rule.prefix(), count, self.period.unwrap_or(rule.period())).with_algorithm(algorithm);
+        let changed =
+            changed.with_shadow(self.shadow.unwrap_or(rule.is_shadow())).with_denial_cache(rule.caches_denials());
+        // No other algorithm supports prefetch.
+        if let Algorithm::FixedWindow { .. } = algorithm { changed.with_prefetch(rule.prefetch()) } else { changed }
+    }
+
+    /// The rule that these settings define by themselves. `None` without a count or a period.
+    pub(super) fn to_rule(&self, prefix: &'static str) -> Option<Rule> {
+        let rule = Rule::new(prefix, self.count?, self.period?);
+        Some(self.apply(&rule))
+    }
+
+    /// The fault of the rule that these settings define by themselves, if they do and it has one.
+    pub(super) fn own_fault(&self) -> Option<String> {
+        self.to_rule("checked").and_then(|rule| rule.fault())
+    }
+
+    /// The reason why these settings do not fit a rule of the code.
+    pub(super) fn fault_with(&self, rule: &Rule, kind: CallKind) -> Option<String> {
+        let changed = self.apply(rule);
+        if let (Some(fault), false) = (changed.fault(), rule.has_fault()) {
+            return Some(fault);
+        }
+        let (before, after) = (rule.algorithm(), changed.algorithm());
+        let is_leaky = |algorithm| matches!(algorithm, Algorithm::LeakyBucket { .. });
+        match () {
+            () if before == after => None,
+            () if rule.is_concurrent() => {
+                Some("a limit of concurrent calls cannot be changed to another algorithm".into())
+            }
+            () if kind.is_settled && before == Algorithm::SlidingLog => {
+                Some(format!("the cost of these calls is settled, which needs a SlidingLog; the file says {after:?}"))
+            }
+            () if kind.is_one_of_several && is_leaky(after) && !is_leaky(before) => {
+                Some("a LeakyBucket cannot be one of several rules of a call".into())
+            }
+            () => None,
+        }
+    }
+
+    /// These settings, with those of `under` where they are missing.
+    pub(super) fn merged_over(self, under: &Self) -> Self {
+        Self {
+            enabled: self.enabled.or(under.enabled),
+            count: self.count.or(under.count),
+            period: self.period.or(under.period),
+            algorithm: self.algorithm.or(under.algorithm),
+            shadow: self.shadow.or(under.shadow),
+            on_store_error: self.on_store_error.or(under.on_store_error),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Settings from the text to the rule in force.
+
+use std::time::Duration;
+
+use super::{call_kind::CallKind, parse::RulesText, table::OverrideTable};
+use crate::{Algorithm, Refill, Rule};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn wrong(text: &str) -> String {
+    RulesText::parse(text, &[]).unwrap_err().to_string()
+}
+
+fn table(text: &str) -> OverrideTable {
+    OverrideTable::new(RulesText::parse(text, &[]).unwrap(), &OverrideTable::default()).unwrap()
+}
+
+#[test]
+fn errors_name_the_line_and_the_reason() {
+    for (text, message) in [
+        ("", "there is no table [rules]; write [rules.item], and its settings below it"),
+        ("[rule.item]\ncount = 1", "line 1: unknown table `rule`; write a rule as [rules.item]"),
+        ("[rules.item]\n\n[rule.order]", "line 3: unknown table `rule`; write a rule as [rules.item]"),
+        ("counts = 1\n[rules.item]", "line 1: unknown table `counts`; write a rule as [rules.item]"),
+        (
+            "[rules.item]\ncount = 9223372036854775807",
+            "line 2: `count` is 9223372036854775807; it must be at most 2^52, 4503599627370496",
+        ),
+        ("[rules.item]\n\ncount = 0", "line 3: `count` is 0; it must be at least 1"),
+        ("[rules.item]\nttl = 5", "line 2: `ttl` has no unit; write unit = \"Seconds\", for example"),
+        ("[rules.item]\nunit = \"Days\"\nttl = 3651", "line 2: `ttl` is longer than 3,650 days"),
+        (
+            "[rules.item]\nburst = 5",
+            "line 2: `burst` is an option of TokenBucket; write algorithm = \"TokenBucket\" beside it",
+        ),
+        (
+            "[rules.item]\nalgorithm = \"SlidingLog\"\nqueue = 5",
+            "line 3: `queue` is an option of LeakyBucket; write algorithm = \"LeakyBucket\" beside it",
+        ),
+        (
+            "[rules.item]\nalgorithm = \"LeakyBucket\"",
+            "line 2: `LeakyBucket` needs a queue length; write queue = 50, for example",
+        ),
+        ("[rules.\"\"]\ncount = 5", "line 1: the prefix is empty; give the counter a name"),
+        ("[rules.item.keys.a.keys.b]\ncount = 5", "line 1: a key cannot have `keys` of its own"),
+        (
+            "[rules.item.keys.a]\non_store_error = \"Deny\"",
+            "line 2: `on_store_error` applies to all keys of a rule; write it beside `keys`",
+        ),
+    ] {
+        assert_eq!(wrong(text), message, "{text}");
+    }
+    for (text, begins) in [
+        ("[rules.item]\ncuont = 5", "line 2: unknown field `cuont`, expected one of `enabled`, `count`"),
+        ("[rules.item]\ncount = -5", "line 2: invalid value: integer `-5`"),
+        ("[rules.item]\ncount = \"5\"", "line 2: invalid type: string \"5\""),
+        ("[rules.item]\nunit = \"Minuts\"", "line 2: unknown variant `Minuts`, expected one of `Milliseconds`"),
+        ("[rules.item]\ncount = ", "line 2: "),
+        ("[rules.item]\ncount = 1\ncount = 2", "line 3: duplicate key"),
+        ("[rules.item]\ncount = 99_999_999_999\nunit = \"Days\"", "line 1: invalid rule: its count is 99999999999"),
+        (
+            "[rules.item]\ncount = 1\nunit = \"Days\"\n[rules.item.keys.a]\ncount = 99_999_999_999",
+            "line 4: invalid rule: its count is 99999999999",
+        ),
+    ] {
+        assert!(wrong(text).starts_with(begins), "{text}: {}", wrong(text));
+    }
+    assert_eq!(
+        RulesText::parse_rules("item.count = 0").unwrap_err().to_string(),
+        "line 1: `count` is 0; it must be at least 1"
+    );
+}
+
+fn change(text: &str, rule: Rule) -> Rule {
+    table(text).by_prefix["item"].all.settings.apply(&rule)
+}
+
+#[test]
+fn missing_settings_stay_as_in_the_code() {
+    let bucket = Algorithm::TokenBucket { burst: 7, refill: Refill::Interval };
+    let rule = Rule::new("item", 5, MINUTE).with_algorithm(bucket).with_shadow(true);
+    assert_eq!(change("[rules.item]", rule.with_denial_cache(false)), rule.with_denial_cache(false));
+    let prefetched = Rule::new("item", 5, MINUTE).with_prefetch(3);
+    assert_eq!(change("[rules.item]\ncount = 6", prefetched), Rule::new("item", 6, MINUTE).with_prefetch(3));
+    let without_prefetch = Rule::new("item", 5, MINUTE).with_algorithm(Algorithm::SlidingLog);
+    assert_eq!(change("[rules.item]\nalgorithm = \"SlidingLog\"", prefetched), without_prefetch);
+    for (text, changed) in [
+        ("", rule),
+        ("count = 6", Rule::new("item", 6, MINUTE).with_algorithm(bucket).with_shadow(true)),
+        ("ttl = 2\nunit = \"Hours\"", Rule::new("item", 5, 120 * MINUTE).with_algorithm(bucket).with_shadow(true)),
+        ("unit = \"Milliseconds\"", Rule::new("item", 5, MINUTE / 60_000).with_algorithm(bucket).with_shadow(true)),
+        ("shadow = false", rule.with_shadow(false)),
+        ("algorithm = \"SlidingLog\"", rule.with_algorithm(Algorithm::SlidingLog)),
+        ("algorithm = \"FixedWindow\"\nalign = true", rule.with_algorithm(Algorithm::FixedWindow { align: true })),
+        ("algorithm = \"SlidingWindow\"", rule.with_algorithm(Algorithm::SlidingWindow { buckets: 1 })),
+        ("algorithm = \"SlidingWindow\"\nbuckets = 6", rule.with_algorithm(Algorithm::SlidingWindow { buckets: 6 })),
+        (
+            "algorithm = \"TokenBucket\"",
+            rule.with_algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }),
+        ),
+        (
+            "algorithm = \"TokenBucket\"\nburst = 9\nrefill = \"Interval\"",
+            rule.with_algorithm(Algorithm::TokenBucket { burst: 9, refill: Refill::Interval }),
+        ),
+        ("algorithm = \"LeakyBucket\"\nqueue = 0", rule.with_algorithm(Algorithm::LeakyBucket { queue: 0 })),
+    ] {
+        assert_eq!(change(&format!("[rules.item]\n{text}"), rule), changed, "{text}");
+    }
+}
+
+/// Settings of a key go before those of the rule, and the environment before the file.
+#[test]
+fn the_most_specific_setting_applies() {
+    let file =
+        "[rules.item]\ncount = 1\nunit = \"Hours\"\n[rules.item.keys]\na = { count = 2 }\nb = { enabled = false }";
+    let environment = "item.count = 3\nitem.keys.c.count = 4\nother.shadow = true";
+    let text = RulesText::parse_rules(environment).unwrap().merged_over(RulesText::parse(file, &[]).unwrap());
+    let table = OverrideTable::new(text, &OverrideTable::default()).unwrap();
+    let item = &table.by_prefix["item"];
+    let of_key = |key: &str| &item.keys[key.as_bytes()].settings;
+    let count = |key: &str| of_key(key).apply(&Rule::new("item", 9, MINUTE)).count();
+    assert_eq!(item.all.settings.count, Some(3));
+    assert_eq!((count("a"), count("b"), count("c")), (2, 3, 4));
+    assert_eq!(of_key("b").enabled, Some(false));
+    assert_eq!(of_key("c").period, Some(60 * MINUTE));
+    assert_eq!(table.by_prefix["other"].all.settings.shadow, Some(true));
+}
+
+/// File and environment are each valid.
+#[test]
+fn settings_that_are_invalid_only_together_are_an_error() {
+    let file = RulesText::parse("[rules.item]\ncount = 9\nunit = \"Days\"", &[]).unwrap();
+    let environment = RulesText::parse_rules("item.count = 99_999_999_999").unwrap();
+    let wrong = OverrideTable::new(environment.merged_over(file), &OverrideTable::default()).unwrap_err().to_string();
+    assert!(wrong.starts_with("rules.item: invalid rule: its count is 99999999999"), "{wrong}");
+}
+
+/// However often the file changes, and whether or not a call uses it in between.
+#[test]
+fn few_versions_are_kept() {
+    let rule = Rule::new("item", 1000, MINUTE);
+    let change = |count: u64, before: &OverrideTable| {
+        OverrideTable::new(RulesText::parse(&format!("[rules.item]\ncount = {count}"), &[]).unwrap(), before).unwrap()
+    };
+    let holds = |table: &OverrideTable| {
+        let (fitting, fault) = table.by_prefix["item"].all.latest_fitting(&rule, CallKind::default());
+        (fitting.map(|settings| settings.apply(&rule).count()), fault.is_some())
+    };
+    let (right, wrong) = (7, 1 << 52);
+    let mut table = change(right, &OverrideTable::default());
+    assert_eq!(holds(&table), (Some(right), false));
+    for _ in 0..5 {
+        table = change(wrong, &table);
+        assert_eq!(holds(&table), (Some(right), true));
+        table = change(wrong, &change(wrong, &table)); // untried
+        assert_eq!(holds(&table), (Some(right), true));
+        assert!(table.by_prefix["item"].all.before.iter().all(|version| version.before.is_empty()));
+    }
+    table = change(wrong, &change(right + 1, &table));
+    assert_eq!(holds(&table), (Some(right + 1), true), "untried, and yet the last one that fits");
+}
+
+/// A version that fits one kind of call does not replace the last one that fits another.
+#[test]
+fn each_kind_of_call_keeps_its_last_settings() {
+    let rule = Rule::new("item", 1000, MINUTE);
+    let change = |settings: &str, before: &OverrideTable| {
+        OverrideTable::new(RulesText::parse(&format!("[rules.item]\n{settings}"), &[]).unwrap(), before).unwrap()
+    };
+    let holds = |table: &OverrideTable, is_one_of_several| {
+        let of = CallKind { is_one_of_several, ..CallKind::default() };
+        table.by_prefix["item"].all.latest_fitting(&rule, of).0.map(|settings| settings.apply(&rule).count())
+    };
+    let mut table = change("count = 7", &OverrideTable::default());
+    assert_eq!((holds(&table, false), holds(&table, true)), (Some(7), Some(7)));
+    for count in 8..40 {
+        // A leaky bucket is not one of several rules.
+        table = change(&format!("count = {count}\nalgorithm = \"LeakyBucket\"\nqueue = 5"), &table);
+        assert_eq!((holds(&table, false), holds(&table, true)), (Some(count), Some(7)));
+        assert!(table.by_prefix["item"].all.before.len() <= 2);
+    }
+    // Untried versions are kept, too.
+    table = change("count = 50", &table);
+    for _ in 0..3 {
+        table = change("count = 4503599627370496", &table);
+    }
+    assert_eq!((holds(&table, false), holds(&table, true)), (Some(50), Some(50)));
+}
