@@ -1,4 +1,4 @@
-//! The structure of the source: which file imports from which.
+//! The structure of the source: which file imports from which, and how long and how named things are.
 //!
 //! Imports are resolved through re-exports to the file that defines a thing. Tests and model checks are left out.
 
@@ -267,28 +267,151 @@ fn short(file: &Path) -> String {
     file.strip_prefix(workspace).unwrap_or(file).display().to_string()
 }
 
-/// The number of files in import circles, and all arrows within the circles.
-fn in_circles(name: &str) -> (usize, String) {
-    let imports = Crate::read(&source(name)).imports();
-    let circles = circles(&imports);
-    let mut words = String::new();
-    for circle in &circles {
-        for ((from, to), names) in imports.iter().filter(|((from, to), _)| circle.contains(from) && circle.contains(to))
-        {
-            let names: Vec<_> = names.iter().map(String::as_str).collect();
-            let _ = writeln!(words, "{} -> {}: {}", short(from), short(to), names.join(", "));
-        }
-    }
-    (circles.iter().map(BTreeSet::len).sum(), words)
+/// The crates whose source is looked at.
+const CRATES: [&str; 2] = ["ratelimit-runtime", "ratelimit-macros"];
+
+/// The floors of the runtime, from the lowest: a module imports only from its own floor and those below.
+const FLOORS: [&[&str]; 7] = [
+    &["clock", "counter", "decision", "error", "key", "policy", "rule", "sync"],
+    &["backend", "background", "deadline", "failures", "health", "observe", "store"],
+    &["algorithm", "config"],
+    &["memory", "redis"],
+    &["guard"],
+    &["engine"],
+    &["builder", "conformance", "lib", "limiter", "macro_support", "process", "reservation", "testing", "web"],
+];
+
+/// Lines of code that a file may have: no blank lines, no comments, no tests.
+const MOST_LINES: usize = 450;
+
+/// Columns that a line of a comment may have.
+const MOST_COLUMNS: usize = 120;
+
+/// The floor of a file of the runtime.
+fn floor_of(file: &Path) -> usize {
+    let within = file.strip_prefix(source("ratelimit-runtime")).expect("a file of the runtime");
+    let module = within.iter().next().expect("a name").to_str().expect("a name in ASCII");
+    let module = module.strip_suffix(".rs").unwrap_or(module);
+    let floor = FLOORS.iter().position(|floor| floor.contains(&module));
+    floor.unwrap_or_else(|| panic!("give the module `{module}` a floor in tests/structure.rs"))
 }
 
-/// Files in import circles. It is to become 0: lower a number when it has become less.
-const IN_CIRCLES: [(&str, usize); 2] = [("ratelimit-runtime", 7), ("ratelimit-macros", 0)];
+/// The source files of a crate: Rust and Lua.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+        if entry.is_dir() {
+            found.append(&mut files(&entry));
+        } else if entry.extension().is_some_and(|extension| extension == "rs" || extension == "lua") {
+            found.push(entry);
+        }
+    }
+    found
+}
+
+fn all_files() -> impl Iterator<Item = (PathBuf, String)> {
+    let files = CRATES.iter().flat_map(|name| files(&source(name)));
+    files.map(|file| {
+        let text = fs::read_to_string(&file).expect("a text");
+        (file, text)
+    })
+}
+
+fn is_comment(line: &str) -> bool {
+    let line = line.trim_start();
+    line.starts_with("//") || line.starts_with("--")
+}
+
+/// Types by name that a file defines, without its tests and those within functions.
+fn types(items: &[Item]) -> Vec<String> {
+    let mut found = Vec::new();
+    for item in items {
+        let (attributes, name) = match item {
+            Item::Struct(item) => (&item.attrs, &item.ident),
+            Item::Enum(item) => (&item.attrs, &item.ident),
+            Item::Trait(item) => (&item.attrs, &item.ident),
+            Item::Type(item) => (&item.attrs, &item.ident),
+            Item::Mod(module) if !is_test(&module.attrs) => {
+                found.extend(module.content.iter().flat_map(|(_, items)| types(items)));
+                continue;
+            }
+            _ => continue,
+        };
+        // A feature may have a type of the same name where another one has not.
+        let is_alternative = attributes.iter().any(|attribute| attribute.path().is_ident("cfg"));
+        if !is_test(attributes) && !is_alternative {
+            found.push(name.to_string());
+        }
+    }
+    found
+}
+
+/// Those of the imports that are so, in words.
+fn arrows(imports: &Imports, is_so: impl Fn(&Path, &Path) -> bool) -> String {
+    let mut words = String::new();
+    for ((from, to), names) in imports.iter().filter(|((from, to), _)| is_so(from, to)) {
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let _ = writeln!(words, "{} -> {}: {}", short(from), short(to), names.join(", "));
+    }
+    words
+}
 
 #[test]
-fn imports_close_no_further_circle() {
-    for (name, expected) in IN_CIRCLES {
-        let (count, arrows) = in_circles(name);
-        assert_eq!(count, expected, "files of {name} in circles of these imports:\n{arrows}");
+fn imports_run_down_and_close_no_circle() {
+    for name in CRATES {
+        let imports = Crate::read(&source(name)).imports();
+        let runs_up = |from: &Path, to: &Path| name == "ratelimit-runtime" && floor_of(from) < floor_of(to);
+        let found = arrows(&imports, runs_up);
+        assert!(found.is_empty(), "imports of {name} that run up:\n{found}");
+        let circles = circles(&imports);
+        let in_circle = |from: &Path, to: &Path| {
+            circles.iter().any(|circle| [from, to].iter().all(|file| circle.iter().any(|other| other == file)))
+        };
+        let found = arrows(&imports, in_circle);
+        assert!(found.is_empty(), "imports of {name} that close a circle:\n{found}");
     }
+}
+
+#[test]
+fn no_file_is_long() {
+    let mut words = String::new();
+    for (file, text) in all_files() {
+        let code = text.split("\n#[cfg(test)]\nmod ").next().expect("a first part");
+        let code = code.split("\n#[cfg(all(test, not(model_check)))]\nmod tests {").next().expect("a first part");
+        let lines = code.lines().filter(|line| !line.trim().is_empty() && !is_comment(line)).count();
+        if lines > MOST_LINES {
+            let _ = writeln!(words, "{}: {lines}", short(&file));
+        }
+    }
+    assert!(words.is_empty(), "files of more than {MOST_LINES} lines of code:\n{words}");
+}
+
+#[test]
+fn no_comment_is_wide() {
+    let mut words = String::new();
+    for (file, text) in all_files() {
+        for (line, number) in text.lines().zip(1..) {
+            if is_comment(line) && line.chars().count() > MOST_COLUMNS {
+                let _ = writeln!(words, "{}:{number}", short(&file));
+            }
+        }
+    }
+    assert!(words.is_empty(), "comments of more than {MOST_COLUMNS} columns:\n{words}");
+}
+
+#[test]
+fn no_type_name_is_used_twice() {
+    let mut by_name: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in CRATES {
+        for module in Crate::read(&source(name)).0.iter().map(|module| &module.file).collect::<BTreeSet<_>>() {
+            for name in types(&parse(module).items) {
+                by_name.entry(name).or_default().push(short(module));
+            }
+        }
+    }
+    let mut words = String::new();
+    for (name, files) in by_name.iter().filter(|(_, files)| files.len() > 1) {
+        let _ = writeln!(words, "{name}: {}", files.join(", "));
+    }
+    assert!(words.is_empty(), "type names used twice:\n{words}");
 }
