@@ -158,8 +158,8 @@ impl<'a> Packet<'a> {
                 // A semaphore's permits are released, all of them.
                 let is_time = !matches!(charge.rule.algorithm(), Algorithm::Concurrent);
                 let is_retry = charge.hold.is_some_and(|hold| hold.is_retry);
-                let act = if is_retry { ScriptMode::SettleAgain } else { ScriptMode::Settle };
-                on_hold(charge, act, if is_time { *used } else { charge.cost }, by_digest)
+                let mode = if is_retry { ScriptMode::SettleAgain } else { ScriptMode::Settle };
+                on_hold(charge, mode, if is_time { *used } else { charge.cost }, by_digest)
             }
             Self::Command(Command::Delete(counter)) => {
                 let mut command = redis::cmd("DEL");
@@ -174,8 +174,8 @@ impl<'a> Packet<'a> {
 }
 
 /// Renews or settles holds.
-fn on_hold(charge: &Charge, act: ScriptMode, cost: u64, by_digest: bool) -> Cmd {
-    let mut command = script_call(HashedScript::decide_one(charge, act), by_digest, slice::from_ref(charge).iter(), 1);
+fn on_hold(charge: &Charge, mode: ScriptMode, cost: u64, by_digest: bool) -> Cmd {
+    let mut command = script_call(HashedScript::decide(charge, mode), by_digest, slice::from_ref(charge).iter(), 1);
     command.arg(&*algorithm::script_args(&Charge { cost, ..charge.clone() }));
     command
 }
@@ -183,8 +183,8 @@ fn on_hold(charge: &Charge, act: ScriptMode, cost: u64, by_digest: bool) -> Cmd 
 /// Decides a request.
 fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
     if let [charge] = charges {
-        let act = if consume && charge.cost > 0 { ScriptMode::Charge } else { ScriptMode::Evaluate };
-        let script = HashedScript::decide_one(charge, act);
+        let mode = if consume && charge.cost > 0 { ScriptMode::Charge } else { ScriptMode::Evaluate };
+        let script = HashedScript::decide(charge, mode);
         let mut command = script_call(script, by_digest, charges.iter(), 2);
         command.arg(&*algorithm::script_args(charge));
         if algorithm::needs_stored_cost(charge) {
@@ -192,7 +192,7 @@ fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
         }
         return command;
     }
-    let mut command = script_call(HashedScript::decide_all(), by_digest, charges.iter(), 1 + 3 * charges.len());
+    let mut command = script_call(HashedScript::transaction(), by_digest, charges.iter(), 1 + 3 * charges.len());
     command.arg(u64::from(consume));
     for charge in charges {
         command.arg(algorithm::script_id(charge));
@@ -231,7 +231,7 @@ fn decide_batch(entries: &[SentEntry], by_digest: bool) -> Cmd {
         }
     }
     requests[0] = to_u8(rules.len());
-    let mut command = script_call(HashedScript::decide_each(first), by_digest, charges.clone(), 2 + rules.len());
+    let mut command = script_call(HashedScript::batch(first), by_digest, charges.clone(), 2 + rules.len());
     command.arg(&*requests);
     for (_, rule) in &rules {
         command.arg(&**rule);
@@ -245,7 +245,7 @@ fn decide_batch(entries: &[SentEntry], by_digest: bool) -> Cmd {
 /// Makes equal charges of one counter; see [`algorithm::repeat_script`].
 fn decide_repeat(entries: &[SentEntry], by_digest: bool) -> Cmd {
     let Some(charge) = entries.first().and_then(|entry| entry.charges().first()) else { return Cmd::new() };
-    let mut command = script_call(HashedScript::decide_equal(charge), by_digest, slice::from_ref(charge).iter(), 3);
+    let mut command = script_call(HashedScript::repeat(charge), by_digest, slice::from_ref(charge).iter(), 3);
     let times: usize = entries.iter().map(SentEntry::times).sum();
     command.arg(&*algorithm::packed_args(charge)).arg(times).arg(max_repeats(charge));
     command

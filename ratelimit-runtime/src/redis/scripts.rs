@@ -23,30 +23,30 @@ impl HashedScript {
     }
 
     /// See [`algorithm::decide_script`].
-    pub(super) fn decide_one(charge: &Charge, act: ScriptMode) -> &'static Self {
-        const ACTS: [ScriptMode; 5] =
+    pub(super) fn decide(charge: &Charge, mode: ScriptMode) -> &'static Self {
+        const MODES: [ScriptMode; 5] =
             [ScriptMode::Evaluate, ScriptMode::Charge, ScriptMode::Renew, ScriptMode::Settle, ScriptMode::SettleAgain];
         static SCRIPTS: Lazy<[[HashedScript; 5]; SCRIPT_COUNT]> =
-            Lazy::new(|| array::from_fn(|kind| ACTS.map(|act| HashedScript::new(algorithm::decide_script(kind, act)))));
-        &SCRIPTS[algorithm::script_id(charge)][act as usize]
+            Lazy::new(|| array::from_fn(|id| MODES.map(|mode| HashedScript::new(algorithm::decide_script(id, mode)))));
+        &SCRIPTS[algorithm::script_id(charge)][mode as usize]
     }
 
     /// See [`algorithm::batch_script`].
-    pub(super) fn decide_each(charge: &Charge) -> &'static Self {
+    pub(super) fn batch(charge: &Charge) -> &'static Self {
         static SCRIPTS: Lazy<[HashedScript; SCRIPT_COUNT]> =
-            Lazy::new(|| array::from_fn(|kind| HashedScript::new(algorithm::batch_script(kind))));
+            Lazy::new(|| array::from_fn(|id| HashedScript::new(algorithm::batch_script(id))));
         &SCRIPTS[algorithm::script_id(charge)]
     }
 
     /// See [`algorithm::repeat_script`].
-    pub(super) fn decide_equal(charge: &Charge) -> &'static Self {
+    pub(super) fn repeat(charge: &Charge) -> &'static Self {
         static SCRIPTS: Lazy<[HashedScript; SCRIPT_COUNT]> =
-            Lazy::new(|| array::from_fn(|kind| HashedScript::new(algorithm::repeat_script(kind))));
+            Lazy::new(|| array::from_fn(|id| HashedScript::new(algorithm::repeat_script(id))));
         &SCRIPTS[algorithm::script_id(charge)]
     }
 
     /// See [`algorithm::transaction_script`].
-    pub(super) fn decide_all() -> &'static Self {
+    pub(super) fn transaction() -> &'static Self {
         static SCRIPT: Lazy<HashedScript> = Lazy::new(|| HashedScript::new(algorithm::transaction_script()));
         &SCRIPT
     }
@@ -54,7 +54,7 @@ impl HashedScript {
     /// See [`algorithm::refund_script`].
     pub(super) fn refund(charge: &Charge) -> &'static Self {
         static SCRIPTS: Lazy<[HashedScript; SCRIPT_COUNT]> =
-            Lazy::new(|| array::from_fn(|kind| HashedScript::new(algorithm::refund_script(kind))));
+            Lazy::new(|| array::from_fn(|id| HashedScript::new(algorithm::refund_script(id))));
         &SCRIPTS[algorithm::script_id(charge)]
     }
 }
