@@ -196,8 +196,7 @@ impl CallArguments {
             let permit = further.permit.as_ref().map(|permit| permit.name.span());
             let settled = further.settled.as_ref().map(|settled| settled.name.span());
             if let (Some(at), Some(_)) = (settled, &self.settled) {
-                let message =
-                    "what was used is said once for the whole call: leave out this closure, Settled(max = ..)";
+                let message = "one closure settles the whole call: leave this one out, Settled(max = ..)";
                 errors.add(at, message);
             }
             self.settled = self.settled.or_else(|| further.settled.clone());

@@ -86,7 +86,7 @@ fn with_concurrent_limits() {
     check(
         &format!("\"a\", 1, Days, 1, {settled}"),
         &format!("#[limit_request_per_time(\"b\", 1, Days, 1, {settled})] {FN}"),
-        &["what was used is said once for the whole call: leave out this closure, Settled(max = ..)"],
+        &["one closure settles the whole call: leave this one out, Settled(max = ..)"],
     );
     // One closure settles both limits.
     let held = "algorithm = SlidingLog, cost = Settled(max = 1)";
