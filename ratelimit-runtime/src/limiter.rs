@@ -85,7 +85,7 @@ impl Limiter {
         key: K,
         cost: u64,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
-        Acquire::one(self.engine_ref(), rule, RequestKey::Some(Key::new(key)), cost, AcquireOptions::default())
+        Acquire::single(self.engine_ref(), rule, RequestKey::Some(Key::new(key)), cost, AcquireOptions::default())
     }
 
     /// Charges a cost of 1, and waits for it up to `longest` if the limit is reached.
@@ -130,7 +130,7 @@ impl Limiter {
         longest: Duration,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
         let manner = AcquireOptions::new(OnLimit::Wait(Some(longest)), None);
-        Acquire::one(self.engine_ref(), rule, RequestKey::Some(Key::new(key)), 1, manner)
+        Acquire::single(self.engine_ref(), rule, RequestKey::Some(Key::new(key)), 1, manner)
     }
 
     /// Charges several rules, each with its key and cost: all of them, or none.
@@ -176,7 +176,7 @@ impl Limiter {
                 rule: **rule,
                 key: RequestKey::Some(key.clone()),
                 cost: *cost,
-                holds: CostKind::Fixed,
+                cost_kind: CostKind::Fixed,
             })
             .collect();
         Acquire::all(self.engine_ref(), asked, AcquireOptions::default(), OnLimit::Reject)
@@ -195,7 +195,7 @@ impl Limiter {
         let key = Key::new(key);
         async move {
             let engine = self.engine();
-            let rule = &engine.settings().rules_now().hold(rule, Some(&key), false, false).unwrap_or(*rule);
+            let rule = &engine.settings().rules_now().applied(rule, Some(&key), false, false).unwrap_or(*rule);
             let charge = engine.charge(rule, Some(&key), rule.limit().min(1))?; // a count of 0 has no wait to tell
             let Some(store) = engine.store() else {
                 return Ok(charge.decision);
@@ -230,7 +230,7 @@ impl Limiter {
         let key = Key::new(key);
         async move {
             let engine = self.engine();
-            let rule = &engine.settings().rules_now().hold(rule, Some(&key), false, false).unwrap_or(*rule);
+            let rule = &engine.settings().rules_now().applied(rule, Some(&key), false, false).unwrap_or(*rule);
             let charge = engine.charge(rule, Some(&key), 0)?;
             let Some(store) = engine.store() else {
                 return Ok(());
@@ -263,10 +263,10 @@ impl Limiter {
     pub async fn close(&self) -> u64 {
         let engine = self.engine();
         engine.queues().close();
-        if !engine.settlements().are_none() {
+        if !engine.settlements().is_empty() {
             let _ = tokio::time::timeout(engine.settings().deadline, engine.settlements().all().done()).await;
         }
-        match engine.guarded() {
+        match engine.guard() {
             Some(guarded) => guarded.close().await,
             None => 0,
         }
@@ -304,7 +304,7 @@ impl Limiter {
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Limiter")
-            .field("store", self.engine().storage())
+            .field("store", self.engine().backend())
             .field("settings", self.engine().settings())
             .finish_non_exhaustive()
     }

@@ -171,7 +171,7 @@ impl<R: Borrow<Rule>> AnnotatedCharge<R> {
     #[must_use]
     pub fn asked(self) -> ChargeRequest {
         let Self { rule, key, cost, holds } = self;
-        ChargeRequest { rule: *rule.borrow(), key, cost, holds }
+        ChargeRequest { rule: *rule.borrow(), key, cost, cost_kind: holds }
     }
 }
 
@@ -257,7 +257,7 @@ pub fn limit_request_per_time<R: Borrow<Rule>>(
     charge: AnnotatedCharge<R>,
 ) -> Result<Result<(), RequestPerMinute>, Deferred<R>> {
     if let OnLimit::Reject = manner.on_limit() {
-        let at_once = |inner: &Engine| acquire::decide_at_once(inner, charge.rule.borrow(), &charge.key, charge.cost);
+        let at_once = |inner: &Engine| acquire::try_acquire(inner, charge.rule.borrow(), &charge.key, charge.cost);
         let decided = limiter.map_or_else(|| at_once(&Limiter::current()), |limiter| at_once(limiter.engine()));
         if let Some(decided) = decided {
             return Ok(decided);
@@ -278,7 +278,7 @@ impl<R: Borrow<Rule>> Deferred<R> {
     #[must_use]
     pub fn decide(self) -> Admit {
         let Self { limiter, manner, charge: AnnotatedCharge { rule, key, cost, .. } } = self;
-        Admit(Acquire::one(limiter, rule.borrow(), key, cost, manner))
+        Admit(Acquire::single(limiter, rule.borrow(), key, cost, manner))
     }
 }
 
@@ -289,7 +289,7 @@ pub fn permit_request_per_time<R: Borrow<Rule>>(
     Call(manner, _): Call,
     AnnotatedCharge { rule, key, cost, .. }: AnnotatedCharge<R>,
 ) -> Acquire {
-    Acquire::one(hold(limiter), rule.borrow(), key, cost, manner)
+    Acquire::single(hold(limiter), rule.borrow(), key, cost, manner)
 }
 
 /// The call in front of the body of a function with several.

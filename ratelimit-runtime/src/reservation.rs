@@ -65,8 +65,12 @@ impl Limiter {
         key: K,
         most: u64,
     ) -> impl Future<Output = Result<Reservation, RequestPerMinute>> + Send + use<K> {
-        let asked =
-            ChargeRequest { rule: *rule, key: RequestKey::Some(Key::new(key)), cost: most, holds: CostKind::Reported };
+        let asked = ChargeRequest {
+            rule: *rule,
+            key: RequestKey::Some(Key::new(key)),
+            cost: most,
+            cost_kind: CostKind::Reported,
+        };
         let deciding = Acquire::all(self.engine_ref(), vec![asked], AcquireOptions::default(), OnLimit::Reject);
         async move { Ok(Reservation { holding: deciding.await?.into_holding() }) }
     }
@@ -127,7 +131,7 @@ impl Reservation {
 
     /// How much was reserved. 0 where nothing had to be: the cost was 0, nothing is limited, or the rule is only tried out and would have refused.
     pub fn held(&self) -> u64 {
-        self.holding.as_ref().map_or(0, Holding::much)
+        self.holding.as_ref().map_or(0, Holding::amount)
     }
 
     /// Whether it still counts as reserved for certain; see [`Permit::is_held`](crate::Permit::is_held).

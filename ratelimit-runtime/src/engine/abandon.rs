@@ -27,14 +27,14 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Before it is tried again later.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// After so many answers that there is no hold, clean-up relies on the answer to the caller alone.
-const MOST_DENIALS: u32 = 3;
+const MOST_ABSENCES: u32 = 3;
 
 type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
 
 /// The answer of a store that is asked for a hold. If it is dropped before the answer is there, a
 /// background task awaits the answer, and refunds what was granted.
 pub(crate) struct AbandonOnDrop {
-    limiter: EngineRef,
+    engine: EngineRef,
     /// Of the charges, those that are held.
     held: Charges,
     answer: Option<BatchFuture>,
@@ -44,11 +44,11 @@ pub(crate) struct AbandonOnDrop {
 
 impl AbandonOnDrop {
     /// Around the answer, if something is to be held.
-    pub(crate) fn around(limiter: &EngineRef, held: Option<Charges>, reply: Reply<Batch>) -> Reply<Batch> {
+    pub(crate) fn around(engine: &EngineRef, held: Option<Charges>, reply: Reply<Batch>) -> Reply<Batch> {
         match (held, reply) {
             (Some(held), Reply::Pending(answer)) => {
-                let (limiter, answer) = (limiter.clone(), Some(answer));
-                Reply::Pending(Box::pin(Self { limiter, held, answer, is_polled: false }))
+                let (engine, answer) = (engine.clone(), Some(answer));
+                Reply::Pending(Box::pin(Self { engine, held, answer, is_polled: false }))
             }
             (_, reply) => reply,
         }
@@ -64,8 +64,8 @@ impl Future for AbandonOnDrop {
         let polled = answer.as_mut().poll(context);
         if let Poll::Ready(batch) = &polled {
             self.answer = None;
-            if granted(batch).is_none() {
-                let _ = background::spawn(clean_up(self.limiter.clone(), mem::take(&mut self.held), None));
+            if is_granted(batch).is_none() {
+                let _ = background::spawn(clean_up(self.engine.clone(), mem::take(&mut self.held), None));
             }
         }
         polled
@@ -77,19 +77,19 @@ impl Drop for AbandonOnDrop {
         if let Some(answer) = self.answer.take()
             && self.is_polled
         {
-            let _ = background::spawn(clean_up(self.limiter.clone(), mem::take(&mut self.held), Some(answer)));
+            let _ = background::spawn(clean_up(self.engine.clone(), mem::take(&mut self.held), Some(answer)));
         }
     }
 }
 
 /// The charges that are to be held. `None` if there are none.
-pub(crate) fn held(charges: &Charges) -> Option<Charges> {
+pub(crate) fn held_charges(charges: &Charges) -> Option<Charges> {
     let is_held = charges.iter().any(|charge| charge.hold.is_some());
     is_held.then(|| charges.clone().split_held().0)
 }
 
 /// Tells whether something was granted. `None` if that is unknown, because an answer was lost.
-fn granted(batch: &Batch) -> Option<bool> {
+fn is_granted(batch: &Batch) -> Option<bool> {
     let granted = |request: &Request| match &request.outcome {
         Ok(is_granted) => Some(*is_granted),
         Err(error) => (error.is_unsent() || error.misconfigured).then_some(false),
@@ -103,32 +103,32 @@ fn granted(batch: &Batch) -> Option<bool> {
 /// is not, as it may overtake the question on another connection. So clean-up awaits the answer.
 /// While the answer is late, and if it is lost, it also tells the store to end the hold, until the
 /// store has ended it or has said [`MOST_DENIALS`] times that there is none.
-async fn clean_up(limiter: EngineRef, held: Charges, answer: Option<BatchFuture>) {
+async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));
     let end = after(held.iter().map(lease_of).max().unwrap_or_default());
-    let (mut pause, mut is_decided, mut denials) =
-        (limiter.settings().deadline.clamp(FIRST_PAUSE, LONGEST_PAUSE), false, 0);
+    let (mut pause, mut is_answered, mut absences) =
+        (engine.settings().deadline.clamp(FIRST_PAUSE, LONGEST_PAUSE), false, 0);
     loop {
-        let may_ask = denials < MOST_DENIALS;
+        let may_ask = absences < MOST_ABSENCES;
         if let Some(AbortOnDrop(waiting)) = &mut answer {
             let until = if may_ask { end.min(after(pause)) } else { end };
             if let Ok(batch) = timeout_at(until, waiting).await {
-                match batch.ok().and_then(|batch| granted(&batch)) {
+                match batch.ok().and_then(|batch| is_granted(&batch)) {
                     Some(false) => return,
-                    granted => is_decided = granted.is_some(),
+                    granted => is_answered = granted.is_some(),
                 }
                 answer = None;
             }
         }
-        if Instant::now() >= end || !may_ask && !is_decided {
+        if Instant::now() >= end || !may_ask && !is_answered {
             return;
         }
-        let back = limiter.store().map(|store| store.refund(held.clone()));
-        let back = deadline::answer(back.unwrap_or(Reply::Ready(Ok(1))), limiter.settings().deadline).await;
-        match back {
-            Ok(0) if !is_decided => denials += 1,
-            Ok(_) => return held.iter().for_each(|charge| limiter.queues().changed(&charge.counter)),
+        let refunded = engine.store().map(|store| store.refund(held.clone()));
+        let refunded = deadline::answer(refunded.unwrap_or(Reply::Ready(Ok(1))), engine.settings().deadline).await;
+        match refunded {
+            Ok(0) if !is_answered => absences += 1,
+            Ok(_) => return held.iter().for_each(|charge| engine.queues().changed(&charge.counter)),
             Err(_) => {}
         }
         if answer.is_none() {

@@ -33,7 +33,7 @@ use std::convert::Infallible as BatchTicket;
 /// and no more room than the call takes before it is on its way.
 pub struct Acquire {
     /// Who is asked, until it has been.
-    limiter: Option<EngineRef>,
+    engine: Option<EngineRef>,
     state: AcquireState,
 }
 
@@ -55,31 +55,36 @@ impl Acquire {
     /// Decides when it is first polled.
     #[inline(always)]
     #[allow(clippy::inline_always)] // or a rule is copied twice, which takes as long as a lock
-    pub(crate) fn one(limiter: EngineRef, rule: &Rule, key: RequestKey, cost: u64, manner: AcquireOptions) -> Self {
-        let asked = SingleCharge { rule: *rule, key, cost };
-        Self { limiter: Some(limiter), state: AcquireState::Single(asked, manner, None) }
+    pub(crate) fn single(engine: EngineRef, rule: &Rule, key: RequestKey, cost: u64, options: AcquireOptions) -> Self {
+        let charge = SingleCharge { rule: *rule, key, cost };
+        Self { engine: Some(engine), state: AcquireState::Single(charge, options, None) }
     }
 
     /// Decides when it is first polled.
-    pub(crate) fn all(limiter: EngineRef, asked: Vec<ChargeRequest>, manner: AcquireOptions, on_busy: OnLimit) -> Self {
-        let call = AcquireRequest::new(limiter, asked, manner, on_busy);
+    pub(crate) fn all(
+        engine: EngineRef,
+        charges: Vec<ChargeRequest>,
+        options: AcquireOptions,
+        on_busy: OnLimit,
+    ) -> Self {
+        let call = AcquireRequest::new(engine, charges, options, on_busy);
         let answer = async move {
             match call.start() {
                 Ok(answer) => answer,
                 Err(pending) => pending.await,
             }
         };
-        Self { limiter: None, state: AcquireState::Pending(Box::pin(answer)) }
+        Self { engine: None, state: AcquireState::Pending(Box::pin(answer)) }
     }
 }
 
 impl Acquire {
     /// Whether this is what most calls are: one rule, whose limit holds or not, and nobody waits.
     #[inline]
-    fn one_rule(&self) -> Option<(&EngineRef, &SingleCharge)> {
-        match (&self.limiter, &self.state) {
-            (Some(limiter), AcquireState::Single(asked, AcquireOptions { waits: false, .. }, None)) => {
-                Some((limiter, asked))
+    fn single_charge(&self) -> Option<(&EngineRef, &SingleCharge)> {
+        match (&self.engine, &self.state) {
+            (Some(engine), AcquireState::Single(charge, AcquireOptions { waits: false, .. }, None)) => {
+                Some((engine, charge))
             }
             _ => None,
         }
@@ -90,9 +95,9 @@ impl Acquire {
     /// Here ends what is compiled into each caller. What is found out is left to whoever polls, where it is no part of anything yet: most
     /// callers only want to know whether there is a permit, and it takes as long as all of the arithmetic to make one and to move it.
     #[inline(never)]
-    fn take_window(&self) -> Option<TakenWindow> {
-        let (limiter, asked) = self.one_rule()?;
-        take_window(limiter, &asked.rule, &asked.key, asked.cost)
+    fn charge_window(&self) -> Option<TakenWindow> {
+        let (engine, charge) = self.single_charge()?;
+        charge_window(engine, &charge.rule, &charge.key, charge.cost)
     }
 
     /// Charges any other counter in memory, or one that is not stored; or spends what was taken from another store, or says what it would say, where
@@ -100,9 +105,9 @@ impl Acquire {
     ///
     /// What would have to wait, what is wrong and what can't fit goes the long way.
     #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
-    fn take(&mut self, context: &mut Context<'_>) -> Option<AcquireResult> {
-        let (limiter, asked) = self.one_rule()?;
-        let SingleCharge { rule, cost, .. } = asked;
+    fn try_charge(&mut self, context: &mut Context<'_>) -> Option<AcquireResult> {
+        let (engine, charge) = self.single_charge()?;
+        let SingleCharge { rule, cost, .. } = charge;
         let can_fit = (1..=rule.limit()).contains(cost);
         if !can_fit
             || rule.is_shadow()
@@ -111,111 +116,111 @@ impl Acquire {
         {
             return None;
         }
-        if !limiter.settings().rules_are_as_written() || !limiter.settlements().are_none() {
+        if !engine.settings().rules_are_as_written() || !engine.settlements().is_empty() {
             return None;
         }
-        let name = name(rule, &asked.key)?;
-        let Some(memory) = limiter.memory() else {
-            let guarded = limiter.guarded()?;
-            match guarded.known(name, rule, *cost) {
+        let id = counter_id(rule, &charge.key)?;
+        let Some(memory) = engine.memory() else {
+            let guard = engine.guard()?;
+            match guard.known(id, rule, *cost) {
                 Some(LocalAnswer::Denied(decision)) => {
-                    let refused = RequestPerMinute::exceeded(rule, *cost, &decision);
-                    observe::refused(&refused);
-                    return Some(Err(refused));
+                    let refusal = RequestPerMinute::exceeded(rule, *cost, &decision);
+                    observe::refused(&refusal);
+                    return Some(Err(refusal));
                 }
                 Some(LocalAnswer::Spent(spent)) => {
                     observe::admitted(rule, spent.remaining);
                     let rule = *rule;
-                    return Some(Ok(Permit::prefetched(self.limiter.take()?, name, &rule, &spent)));
+                    return Some(Ok(Permit::prefetched(self.engine.take()?, id, &rule, &spent)));
                 }
                 None => {}
             }
             #[cfg(feature = "redis")]
             {
-                let charge = || {
-                    let key = if let RequestKey::Some(key) = &asked.key { Some(key) } else { None };
-                    Charge::new(*rule, crate::CounterName::new(&limiter.settings().namespace, rule, key), *cost)
+                let to_charge = || {
+                    let key = if let RequestKey::Some(key) = &charge.key { Some(key) } else { None };
+                    Charge::new(*rule, crate::CounterName::new(&engine.settings().namespace, rule, key), *cost)
                 };
-                let joined = guarded.share(name, rule, *cost, charge, context.waker());
-                if let AcquireState::Single(_, _, share) = &mut self.state {
-                    *share = joined;
+                let joined = guard.share(id, rule, *cost, to_charge, context.waker());
+                if let AcquireState::Single(_, _, ticket) = &mut self.state {
+                    *ticket = joined;
                 }
             }
             return None;
         };
         // Where there is no room, the long way says what becomes of the call; nothing was charged.
-        let taken =
-            memory.take(name, &ChargeQuery { rule, cost: *cost, longest_wait_ms: u64::MAX, hold: None }).ok()?;
-        if !taken.fits() {
-            let refused = RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule));
-            observe::refused(&refused);
-            return Some(Err(refused));
+        let outcome =
+            memory.take(id, &ChargeQuery { rule, cost: *cost, longest_wait_ms: u64::MAX, hold: None }).ok()?;
+        if !outcome.fits() {
+            let refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule));
+            observe::refused(&refusal);
+            return Some(Err(refusal));
         }
-        observe::admitted(rule, taken.remaining);
+        observe::admitted(rule, outcome.remaining);
         let (rule, cost) = (*rule, *cost);
-        Some(Ok(Permit::in_memory(self.limiter.take()?, name, &rule, cost, &taken)))
+        Some(Ok(Permit::in_memory(self.engine.take()?, id, &rule, cost, &outcome)))
     }
 
     /// What came of asking together with others.
     #[cfg(feature = "redis")]
     #[inline(never)]
-    fn poll_share(&mut self, context: &mut Context<'_>) -> Poll<AcquireResult> {
-        let (Some(limiter), AcquireState::Single(SingleCharge { rule, cost, .. }, _, Some(share))) =
-            (&self.limiter, &mut self.state)
+    fn poll_ticket(&mut self, context: &mut Context<'_>) -> Poll<AcquireResult> {
+        let (Some(engine), AcquireState::Single(SingleCharge { rule, cost, .. }, _, Some(ticket))) =
+            (&self.engine, &mut self.state)
         else {
             panic!("`Acquire` polled after it was done");
         };
-        let told = ready!(limiter.guarded().map_or(Poll::Ready(None), |guarded| guarded.poll(share, context)));
-        let error = match told {
-            Some(Ok(taken)) if taken.fits() => {
-                limiter.succeeded();
-                observe::admitted(rule, taken.remaining);
-                let (Some(decision), Some(limiter)) = (share.take_entry(), self.limiter.take()) else {
-                    panic!("a share that has been told is one in a decision");
+        let polled = ready!(engine.guard().map_or(Poll::Ready(None), |guard| guard.poll(ticket, context)));
+        let error = match polled {
+            Some(Ok(outcome)) if outcome.fits() => {
+                engine.record_success();
+                observe::admitted(rule, outcome.remaining);
+                let (Some(entry), Some(engine)) = (ticket.take_entry(), self.engine.take()) else {
+                    panic!("a ticket whose result was delivered has an entry");
                 };
-                return Poll::Ready(Ok(Permit::shared(limiter, decision, rule.limit(), &taken)));
+                return Poll::Ready(Ok(Permit::shared(engine, entry, rule.limit(), &outcome)));
             }
-            Some(Ok(taken)) => {
-                let refused = RequestPerMinute::exceeded(rule, *cost, &taken.decision(rule));
-                observe::refused(&refused);
-                self.limiter = None;
-                return Poll::Ready(Err(refused));
+            Some(Ok(outcome)) => {
+                let refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule));
+                observe::refused(&refusal);
+                self.engine = None;
+                return Poll::Ready(Err(refusal));
             }
             Some(Err(error)) => error,
-            None => StoreError::late(limiter.settings().deadline),
+            None => StoreError::late(engine.settings().deadline),
         };
-        if let AcquireState::Single(asked, manner, _) = mem::replace(&mut self.state, AcquireState::Done)
-            && let Some(limiter) = self.limiter.take()
+        if let AcquireState::Single(charge, options, _) = mem::replace(&mut self.state, AcquireState::Done)
+            && let Some(engine) = self.engine.take()
         {
-            match AcquireRequest::alone(limiter, asked.rule, asked.key, asked.cost, manner)
-                .answer_or_wait(Err(error), std::time::Duration::ZERO)
+            match AcquireRequest::single(engine, charge.rule, charge.key, charge.cost, options)
+                .resolve_or_wait(Err(error), std::time::Duration::ZERO)
             {
                 Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
                 Err(pending) => self.state = AcquireState::Pending(pending),
             }
         }
-        self.decide(None, context)
+        self.poll_slow(None, context)
     }
 
     /// All that is not an admitted call of a fixed window in memory that is stored and open.
     #[inline(never)]
-    fn decide(&mut self, refused: Option<&TakenWindow>, context: &mut Context<'_>) -> Poll<AcquireResult> {
-        let answer = match (refused, &self.state) {
-            (Some(taken), AcquireState::Single(SingleCharge { rule, cost, .. }, ..)) => {
-                Some(Err(exceeded(rule, *cost, taken)))
+    fn poll_slow(&mut self, denied: Option<&TakenWindow>, context: &mut Context<'_>) -> Poll<AcquireResult> {
+        let answer = match (denied, &self.state) {
+            (Some(outcome), AcquireState::Single(SingleCharge { rule, cost, .. }, ..)) => {
+                Some(Err(exceeded(rule, *cost, outcome)))
             }
-            _ => self.take(context),
+            _ => self.try_charge(context),
         };
         if let Some(answer) = answer {
-            self.limiter = None;
+            self.engine = None;
             self.state = AcquireState::Done;
             return Poll::Ready(answer);
         }
         if let AcquireState::Single(_, _, None) = &self.state
-            && let AcquireState::Single(asked, manner, _) = mem::replace(&mut self.state, AcquireState::Done)
-            && let Some(limiter) = self.limiter.take()
+            && let AcquireState::Single(charge, options, _) = mem::replace(&mut self.state, AcquireState::Done)
+            && let Some(engine) = self.engine.take()
         {
-            match AcquireRequest::alone(limiter, asked.rule, asked.key, asked.cost, manner).start() {
+            match AcquireRequest::single(engine, charge.rule, charge.key, charge.cost, options).start() {
                 Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
                 Err(pending) => self.state = AcquireState::Pending(pending),
             }
@@ -240,19 +245,19 @@ impl Future for Acquire {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<AcquireResult> {
         #[cfg(feature = "redis")]
         if let AcquireState::Single(_, _, Some(_)) = &self.state {
-            return self.poll_share(context);
+            return self.poll_ticket(context);
         }
-        let has_memory = self.limiter.as_ref().is_some_and(|limiter| limiter.memory().is_some());
-        let taken = if has_memory { self.take_window() } else { None };
-        if let Some(taken) = &taken
-            && taken.fits
+        let has_memory = self.engine.as_ref().is_some_and(|engine| engine.memory().is_some());
+        let outcome = if has_memory { self.charge_window() } else { None };
+        if let Some(outcome) = &outcome
+            && outcome.fits
             && let AcquireState::Single(SingleCharge { rule, cost, .. }, ..) = &self.state
             && let (limit, period_ms, cost) = (rule.count(), rule.period_ms(), *cost)
-            && let Some(limiter) = self.limiter.take()
+            && let Some(engine) = self.engine.take()
         {
-            return Poll::Ready(Ok(Permit::of_window(limiter, limit, period_ms, cost, taken)));
+            return Poll::Ready(Ok(Permit::of_window(engine, limit, period_ms, cost, outcome)));
         }
-        self.decide(taken.as_ref(), context)
+        self.poll_slow(outcome.as_ref(), context)
     }
 }
 
@@ -271,44 +276,44 @@ impl Future for Admit {
 /// What most calls come to: a decision of a fixed window in memory that is stored and open. `None` if there is none, and nothing is changed
 /// then.
 #[inline(never)]
-pub(crate) fn decide_at_once(
-    limiter: &Engine,
+pub(crate) fn try_acquire(
+    engine: &Engine,
     rule: &Rule,
     key: &RequestKey,
     cost: u64,
 ) -> Option<Result<(), RequestPerMinute>> {
-    let taken = take_window(limiter, rule, key, cost)?;
-    Some(if taken.fits { Ok(()) } else { Err(exceeded(rule, cost, &taken)) })
+    let outcome = charge_window(engine, rule, key, cost)?;
+    Some(if outcome.fits { Ok(()) } else { Err(exceeded(rule, cost, &outcome)) })
 }
 
 /// Charges a fixed window that is stored and open. `None` if there is none, and nothing is changed then.
 #[inline(always)]
 #[allow(clippy::inline_always)] // what is found out would have to be copied
-fn take_window(limiter: &Engine, rule: &Rule, key: &RequestKey, cost: u64) -> Option<TakenWindow> {
-    let memory = limiter.memory().filter(|_| limiter.settings().rules_are_as_written())?;
+fn charge_window(engine: &Engine, rule: &Rule, key: &RequestKey, cost: u64) -> Option<TakenWindow> {
+    let memory = engine.memory().filter(|_| engine.settings().rules_are_as_written())?;
     let can_fit = (1..=rule.count()).contains(&cost) && rule.count() <= LARGEST_WINDOW && !rule.is_shadow();
     if !can_fit || rule.prefetch() == 0 || !matches!(rule.algorithm(), Algorithm::FixedWindow { .. }) {
         return None;
     }
-    let taken = memory.take_window(name(rule, key)?, rule.count(), cost)?;
-    if taken.fits {
-        observe::admitted(rule, taken.remaining);
+    let outcome = memory.take_window(counter_id(rule, key)?, rule.count(), cost)?;
+    if outcome.fits {
+        observe::admitted(rule, outcome.remaining);
     }
-    Some(taken)
+    Some(outcome)
 }
 
 #[cold]
 #[inline(never)]
-fn exceeded(rule: &Rule, cost: u64, taken: &TakenWindow) -> RequestPerMinute {
-    let refused = RequestPerMinute::exceeded(rule, cost, &taken.refusal(rule));
-    observe::refused(&refused);
-    refused
+fn exceeded(rule: &Rule, cost: u64, outcome: &TakenWindow) -> RequestPerMinute {
+    let refusal = RequestPerMinute::exceeded(rule, cost, &outcome.refusal(rule));
+    observe::refused(&refusal);
+    refusal
 }
 
 /// What tells the counter from others, if it is sure that the call has one.
 #[inline(always)]
 #[allow(clippy::inline_always)] // the algorithm is known where it is called
-fn name(rule: &Rule, key: &RequestKey) -> Option<CounterId> {
+fn counter_id(rule: &Rule, key: &RequestKey) -> Option<CounterId> {
     let key = match key {
         RequestKey::Some(key) => Some(key),
         RequestKey::Shared => None,

@@ -31,41 +31,41 @@ impl Drop for RefundOnDrop {
 
 impl AcquireRequest {
     /// Asks the store, when what is being settled has been; and tells when it did.
-    pub(super) async fn question(&self, charges: Charges, consume: bool) -> (Duration, Result<Batch, StoreError>) {
-        let (began, mut left) = (Instant::now(), self.limiter.settings().deadline);
-        if let Some(settlements) = self.limiter.settlements().of(&charges) {
+    pub(super) async fn query_store(&self, charges: Charges, consume: bool) -> (Duration, Result<Batch, StoreError>) {
+        let (began, mut left) = (Instant::now(), self.engine.settings().deadline);
+        if let Some(settlements) = self.engine.settlements().for_charges(&charges) {
             let _ = timeout(left / 2, settlements.done()).await; // the rest is for the question
             left = left.saturating_sub(began.elapsed());
         }
-        let asked = self.clock().now();
-        let Some(store) = self.limiter.store() else { return (asked, Err(StoreError::no_answer())) };
-        let held = abandon::held(&charges).filter(|_| consume);
+        let sent_at = self.clock().now();
+        let Some(store) = self.engine.store() else { return (sent_at, Err(StoreError::no_answer())) };
+        let held = abandon::held_charges(&charges).filter(|_| consume);
         let reply = store.decide(Request::new(charges, consume).into());
-        (asked, self.limiter.within(left, AbandonOnDrop::around(&self.limiter, held, reply)).await)
+        (sent_at, self.engine.within(left, AbandonOnDrop::around(&self.engine, held, reply)).await)
     }
 
-    pub(super) async fn sleep_until(&self, at: Duration, permit: Permit) -> AcquireResult {
-        let mut slot = RefundOnDrop(Some(permit));
-        self.clock().sleep_until(at).await;
-        slot.0.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
+    pub(super) async fn sleep_until(&self, run_at: Duration, permit: Permit) -> AcquireResult {
+        let mut pending = RefundOnDrop(Some(permit));
+        self.clock().sleep_until(run_at).await;
+        pending.0.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
     }
 
     pub(super) async fn ask(&self, charges: Charges, consume: bool) -> Resolution {
-        if self.limiter.store().is_none() {
+        if self.engine.store().is_none() {
             return Resolution::Admitted(Permit::free(&charges), None);
         }
-        let (asked, batch) = self.question(charges, consume).await;
-        match self.conclude(batch, consume, asked) {
-            Ok(verdict) => verdict,
-            Err(shadowed) => self.ask_without(shadowed, consume).await,
+        let (sent_at, batch) = self.query_store(charges, consume).await;
+        match self.resolve(batch, consume, sent_at) {
+            Ok(resolution) => resolution,
+            Err(rejection) => self.ask_without_shadowed(rejection, consume).await,
         }
     }
 
     /// Asks again without the rules that are only tried out and have refused.
-    pub(super) async fn ask_without(&self, shadowed: Box<ShadowRejection>, consume: bool) -> Resolution {
-        let ShadowRejection { said, rest } = *shadowed;
+    pub(super) async fn ask_without_shadowed(&self, rejection: Box<ShadowRejection>, consume: bool) -> Resolution {
+        let ShadowRejection { decision, rest } = *rejection;
         if rest.is_empty() {
-            return Resolution::Admitted(Permit::of_shadow(said), None);
+            return Resolution::Admitted(Permit::of_shadow(decision), None);
         }
         Box::pin(self.ask(rest, consume)).await
     }

@@ -30,7 +30,7 @@ use crate::{
 #[derive(Clone)]
 pub(crate) enum EngineRef {
     /// The process-wide one, which nobody can drop.
-    ForEver(&'static Engine),
+    Static(&'static Engine),
     /// Who holds it is counted for some of the threads together, and not for all: threads that count at one place are as slow as threads
     /// that decide on one key.
     Counted(Arc<CachePadded<Arc<Engine>>>),
@@ -42,8 +42,8 @@ impl ops::Deref for EngineRef {
     #[inline]
     fn deref(&self) -> &Engine {
         match self {
-            Self::ForEver(inner) => inner,
-            Self::Counted(inner) => inner,
+            Self::Static(engine) => engine,
+            Self::Counted(engine) => engine,
         }
     }
 }
@@ -59,14 +59,14 @@ pub(crate) enum BackendKind {
 }
 
 pub(crate) struct Engine {
-    storage: BackendKind,
+    backend: BackendKind,
     settings: EngineSettings,
     queues: WaitQueues,
     settlements: Settlements,
     renewals: Arc<Renewals<EngineRef>>,
     /// Counts for this process alone while the store is away.
     local: OnceCell<Memory>,
-    seen: Arc<HealthTracker>,
+    health_tracker: Arc<HealthTracker>,
 }
 
 /// Who holds a charge.
@@ -95,15 +95,15 @@ impl Renew for EngineRef {
 
 impl EngineRef {
     /// Refunds in the background. After a failure it stays charged.
-    pub(crate) fn abandon(&self, charges: Charges, by: Origin) {
+    pub(crate) fn abandon(&self, charges: Charges, origin: Origin) {
         let counters = ids_of(&charges);
-        match self.return_charges(charges, by) {
+        match self.refund_charges(charges, origin) {
             Reply::Ready(_) => counters.into_iter().for_each(|counter| self.queues.changed_id(counter)),
-            Reply::Pending(back) => {
-                let limiter = self.clone();
+            Reply::Pending(refunded) => {
+                let engine = self.clone();
                 let _ = background::spawn(async move {
-                    let _ = deadline::answer(Reply::Pending(back), limiter.settings.deadline).await;
-                    counters.into_iter().for_each(|counter| limiter.queues.changed_id(counter));
+                    let _ = deadline::answer(Reply::Pending(refunded), engine.settings.deadline).await;
+                    counters.into_iter().for_each(|counter| engine.queues.changed_id(counter));
                 });
             }
         }
@@ -115,56 +115,56 @@ fn ids_of(charges: &[Charge]) -> SmallVec<[CounterId; 1]> {
 }
 
 impl Engine {
-    pub(crate) fn new(storage: BackendKind, settings: EngineSettings) -> Self {
-        let is_shared = matches!(storage, BackendKind::Other(_));
+    pub(crate) fn new(backend: BackendKind, settings: EngineSettings) -> Self {
+        let is_shared = matches!(backend, BackendKind::Other(_));
         let queues = WaitQueues::new(settings.max_waiting, settings.clock.clone(), is_shared);
         Self {
-            storage,
+            backend,
             settings,
             queues,
             settlements: Settlements::default(),
             renewals: Arc::default(),
             local: OnceCell::new(),
-            seen: Arc::default(),
+            health_tracker: Arc::default(),
         }
     }
 
     /// The store as it is printed.
-    pub(crate) fn storage(&self) -> &BackendKind {
-        &self.storage
+    pub(crate) fn backend(&self) -> &BackendKind {
+        &self.backend
     }
 
     pub(crate) fn health(&self) -> Health {
-        self.seen.health(self.store().and_then(Store::outage).as_ref())
+        self.health_tracker.health(self.store().and_then(Store::outage).as_ref())
     }
 
-    pub(crate) async fn refund(&self, charges: Charges, by: Origin) -> Result<u64, RequestPerMinute> {
+    pub(crate) async fn refund(&self, charges: Charges, origin: Origin) -> Result<u64, RequestPerMinute> {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
             return Ok(0);
         };
         let counters: SmallVec<[CounterId; 1]> = charges.iter().map(|charge| charge.counter.id()).collect();
-        let back = self.within_deadline(self.return_charges(charges, by)).await;
+        let refunded = self.within_deadline(self.refund_charges(charges, origin)).await;
         counters.into_iter().for_each(|counter| self.queues.changed_id(counter));
-        back.and_then(|back| back).map_err(|error| refusal(&rule, error))
+        refunded.and_then(|refunded| refunded).map_err(|error| refusal(&rule, error))
     }
 
-    pub(crate) fn refund_in_memory(&self, charged: &CounterReceipt) -> u64 {
-        let CounterReceipt { name, cost, receipt, .. } = *charged;
-        let back = self.memory().map_or(0, |memory| memory.refund_one(name, &charged.rule(), cost, receipt));
-        self.queues.changed_id(name);
-        back
+    pub(crate) fn refund_in_memory(&self, receipt: &CounterReceipt) -> u64 {
+        let CounterReceipt { id, cost, receipt: recorded, .. } = *receipt;
+        let refunded = self.memory().map_or(0, |memory| memory.refund_one(id, &receipt.rule(), cost, recorded));
+        self.queues.changed_id(id);
+        refunded
     }
 
     /// Refunds what was spent of what this process had taken.
-    pub(crate) fn refund_prefetched(&self, charged: &CounterReceipt) -> Reply<Result<u64, StoreError>> {
-        match self.guarded() {
-            Some(guarded) => guarded.refund_spent(charged.name, charged.cost, charged.receipt),
+    pub(crate) fn refund_prefetched(&self, receipt: &CounterReceipt) -> Reply<Result<u64, StoreError>> {
+        match self.guard() {
+            Some(guard) => guard.refund_spent(receipt.id, receipt.cost, receipt.receipt),
             None => Reply::Ready(Ok(0)),
         }
     }
 
-    fn return_charges(&self, charges: Charges, by: Origin) -> Reply<Result<u64, StoreError>> {
-        match (by, self.store()) {
+    fn refund_charges(&self, charges: Charges, origin: Origin) -> Reply<Result<u64, StoreError>> {
+        match (origin, self.store()) {
             (Origin::LocalFallback, _) => self.local().refund(charges),
             (Origin::Store, Some(store)) => store.refund(charges),
             (Origin::Store, None) => Reply::Ready(Ok(0)),
@@ -178,26 +178,26 @@ impl Engine {
 
     /// Nothing for a limiter that limits nothing.
     pub(crate) fn store(&self) -> Option<&dyn Store> {
-        match &self.storage {
+        match &self.backend {
             BackendKind::None => None,
             BackendKind::Memory(memory) => Some(memory),
-            BackendKind::Other(guarded) => Some(guarded),
+            BackendKind::Other(guard) => Some(guard),
         }
     }
 
     /// The store, if it is memory: that can be asked for a single charge, without a name or a list.
     #[inline]
     pub(crate) fn memory(&self) -> Option<&Memory> {
-        match &self.storage {
+        match &self.backend {
             BackendKind::Memory(memory) => Some(memory),
             BackendKind::None | BackendKind::Other(_) => None,
         }
     }
 
     /// The store, if it has to be asked: something may be known of a counter without.
-    pub(crate) fn guarded(&self) -> Option<&Guard> {
-        match &self.storage {
-            BackendKind::Other(guarded) => Some(guarded),
+    pub(crate) fn guard(&self) -> Option<&Guard> {
+        match &self.backend {
+            BackendKind::Other(guard) => Some(guard),
             BackendKind::None | BackendKind::Memory(_) => None,
         }
     }
@@ -217,8 +217,8 @@ impl Engine {
     }
 
     /// Charges what was used instead of what is held.
-    pub(crate) fn settle(&self, charge: Charge, used: u64, by: Origin) -> Reply<Result<(), StoreError>> {
-        match (by, self.store()) {
+    pub(crate) fn settle(&self, charge: Charge, used: u64, origin: Origin) -> Reply<Result<(), StoreError>> {
+        match (origin, self.store()) {
             (Origin::LocalFallback, _) => self.local().settle(charge, used),
             (Origin::Store, Some(store)) => store.settle(charge, used),
             (Origin::Store, None) => Reply::Ready(Ok(())),
@@ -227,7 +227,7 @@ impl Engine {
 
     /// Whether the store does not decide, as far as is known.
     pub(crate) fn is_degraded(&self) -> bool {
-        self.seen.is_degraded() || self.store().and_then(Store::outage).is_some()
+        self.health_tracker.is_degraded() || self.store().and_then(Store::outage).is_some()
     }
 
     /// Counts for this process alone.
@@ -262,17 +262,17 @@ impl Engine {
     }
 
     /// The store could not decide on these. Memory is never away; it may be full for some.
-    pub(crate) fn failed(&self, error: &StoreError, charges: &[Charge]) {
+    pub(crate) fn record_failure(&self, error: &StoreError, charges: &[Charge]) {
         if !self.settings.is_local {
-            self.seen.failed(error);
+            self.health_tracker.failed(error);
         }
-        if let Some(guarded) = self.guarded() {
-            guarded.failed(charges);
+        if let Some(guard) = self.guard() {
+            guard.failed(charges);
         }
     }
 
     /// The store has decided.
-    pub(crate) fn succeeded(&self) {
-        self.seen.succeeded();
+    pub(crate) fn record_success(&self) {
+        self.health_tracker.succeeded();
     }
 }

@@ -16,41 +16,41 @@ pub(super) type BoxedAcquire = Pin<Box<dyn Future<Output = AcquireResult> + Send
 impl AcquireRequest {
     /// The answer of a store that has it at once, or the way to it.
     pub(super) fn start(mut self) -> Result<AcquireResult, BoxedAcquire> {
-        self.arrival = self.arrive();
-        if self.arrival.is_some() {
-            self.rule_changes = self.limiter.settings().rule_changes();
+        self.ticket = self.take_ticket();
+        if self.ticket.is_some() {
+            self.rule_changes = self.engine.settings().rule_changes();
         }
         self.apply_rules(true);
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
         };
-        let Some(store) = self.limiter.store().filter(|_| !charges.is_empty()) else {
+        let Some(store) = self.engine.store().filter(|_| !charges.is_empty()) else {
             return Ok(Ok(Permit::free(&charges)));
         };
-        if let Some(arrival) = &mut self.arrival {
-            if self.limiter.queues().is_behind_others(&charges, arrival.ticket) {
+        if let Some(ticket) = &mut self.ticket {
+            if self.engine.queues().is_behind_others(&charges, ticket.id) {
                 return Err(Box::pin(self.wait(charges, None)));
             }
-            arrival.changes = self.limiter.queues().changes(&charges);
+            ticket.changes = self.engine.queues().changes(&charges);
         }
-        if self.limiter.settlements().of(&charges).is_some() {
+        if self.engine.settlements().for_charges(&charges).is_some() {
             return Err(Box::pin(async move {
-                let (asked, batch) = self.question(charges, true).await;
-                match self.answer_or_wait(batch, asked) {
+                let (sent_at, batch) = self.query_store(charges, true).await;
+                match self.resolve_or_wait(batch, sent_at) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
                 }
             }));
         }
-        let asked = self.clock().now();
-        let held = abandon::held(&charges);
+        let sent_at = self.clock().now();
+        let held = abandon::held_charges(&charges);
         match store.decide(Request::new(charges, true).into()) {
-            Reply::Ready(batch) => self.answer_or_wait(Ok(batch), asked),
+            Reply::Ready(batch) => self.resolve_or_wait(Ok(batch), sent_at),
             reply @ Reply::Pending(_) => Err(Box::pin(async move {
-                let reply = AbandonOnDrop::around(&self.limiter, held, reply);
-                let batch = self.limiter.within_deadline(reply).await;
-                match self.answer_or_wait(batch, asked) {
+                let reply = AbandonOnDrop::around(&self.engine, held, reply);
+                let batch = self.engine.within_deadline(reply).await;
+                match self.resolve_or_wait(batch, sent_at) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
                 }
@@ -58,16 +58,16 @@ impl AcquireRequest {
         }
     }
 
-    pub(super) fn answer_or_wait(
+    pub(super) fn resolve_or_wait(
         self,
         batch: Result<Batch, StoreError>,
-        asked: Duration,
+        sent_at: Duration,
     ) -> Result<AcquireResult, BoxedAcquire> {
-        match self.conclude(batch, true, asked) {
-            Ok(verdict) => self.act_on(verdict),
-            Err(shadowed) => Err(Box::pin(async move {
-                let verdict = self.ask_without(shadowed, true).await;
-                match self.act_on(verdict) {
+        match self.resolve(batch, true, sent_at) {
+            Ok(resolution) => self.act_on(resolution),
+            Err(rejection) => Err(Box::pin(async move {
+                let resolution = self.ask_without_shadowed(rejection, true).await;
+                match self.act_on(resolution) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
                 }
@@ -75,15 +75,15 @@ impl AcquireRequest {
         }
     }
 
-    fn act_on(mut self, verdict: Resolution) -> Result<AcquireResult, BoxedAcquire> {
-        match (verdict, self.arrival) {
-            (Resolution::Exceeded(exceeded), Some(arrival)) if self.waits_for(exceeded.by) => {
-                let RetryableRefusal { by, charges, answer, .. } = *exceeded;
-                self.arrival = Some(WaitTicket { give_up: self.give_up(by, arrival), ..arrival });
+    fn act_on(mut self, resolution: Resolution) -> Result<AcquireResult, BoxedAcquire> {
+        match (resolution, self.ticket) {
+            (Resolution::Exceeded(exceeded), Some(ticket)) if self.waits_for(exceeded.reason) => {
+                let RetryableRefusal { reason, charges, answer, .. } = *exceeded;
+                self.ticket = Some(WaitTicket { give_up_at: self.give_up_at(reason, ticket), ..ticket });
                 Err(Box::pin(self.wait(charges, Some(answer))))
             }
-            (Resolution::Admitted(permit, Some(at)), _) => {
-                Err(Box::pin(async move { self.sleep_until(at, permit).await }))
+            (Resolution::Admitted(permit, Some(run_at)), _) => {
+                Err(Box::pin(async move { self.sleep_until(run_at, permit).await }))
             }
             (Resolution::Admitted(permit, None), _) => Ok(Ok(permit)),
             (Resolution::Exceeded(exceeded), _) => Ok(Err(exceeded.refusal)),

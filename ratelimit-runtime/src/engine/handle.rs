@@ -45,7 +45,7 @@ impl Handles {
 
     #[inline]
     pub(crate) fn static_ref(&'static self) -> EngineRef {
-        EngineRef::ForEver(self.engine())
+        EngineRef::Static(self.engine())
     }
 
     #[inline]

@@ -27,15 +27,15 @@ type EngineHold = renewals::HeldCharge<EngineRef>;
 
 /// What is held for one call. Dropped, it is settled.
 pub(crate) struct Holding {
-    limiter: EngineRef,
-    by: Origin,
-    began: Duration,
+    engine: EngineRef,
+    origin: Origin,
+    began_at: Duration,
     /// The least time that a charge by elapsed time has granted.
     granted: Duration,
-    much: u64,
+    amount: u64,
     /// What was used, as far as it is known.
-    known: Option<u64>,
-    kept: HoldState,
+    reported: Option<u64>,
+    state: HoldState,
 }
 
 /// Who settles.
@@ -53,31 +53,32 @@ enum HoldState {
 struct UsedAmount {
     elapsed_ms: u64,
     /// By who knows; nothing if it was not said, which is all of it.
-    told: Option<u64>,
+    reported: Option<u64>,
 }
 
 impl UsedAmount {
     fn of(self, charge: &Charge) -> u64 {
         match charge.hold {
             Some(hold) if hold.is_timed => self.elapsed_ms,
-            _ => self.told.unwrap_or(charge.cost),
+            _ => self.reported.unwrap_or(charge.cost),
         }
     }
 }
 
 impl Holding {
     /// Takes over what a store has just granted. `asked`: when it was.
-    pub(crate) fn new(limiter: EngineRef, mut charges: Charges, by: Origin, asked: Duration) -> Self {
-        let began = limiter.settings().clock.now();
+    pub(crate) fn new(engine: EngineRef, mut charges: Charges, origin: Origin, sent_at: Duration) -> Self {
+        let began_at = engine.settings().clock.now();
         // Places last, in which they are left too: who takes one next finds charged what was used in it.
         charges.sort_by_key(|charge| charge.rule.is_concurrent());
         let is_timed = |charge: &&Charge| charge.hold.is_some_and(|hold| hold.is_timed) && !charge.rule.is_shadow();
         let timed = charges.iter().filter(is_timed);
         let granted = timed.map(|charge| Duration::from_millis(charge.cost)).min().unwrap_or(Duration::MAX);
-        let much = charges.iter().map(|charge| charge.cost).sum();
-        let is_here = matches!(by, Origin::LocalFallback) || limiter.memory().is_some();
-        let kept = if is_here { HoldState::Local(charges) } else { HoldState::renewed(&limiter, charges, asked) };
-        Self { limiter, by, began, granted, much, known: None, kept }
+        let amount = charges.iter().map(|charge| charge.cost).sum();
+        let is_in_memory = matches!(origin, Origin::LocalFallback) || engine.memory().is_some();
+        let state =
+            if is_in_memory { HoldState::Local(charges) } else { HoldState::renewed(&engine, charges, sent_at) };
+        Self { engine, origin, began_at, granted, amount, reported: None, state }
     }
 
     /// What a call that is charged by its time may still use.
@@ -90,11 +91,11 @@ impl Holding {
 
     /// Whether nobody else can have it.
     pub(crate) fn is_held(&self) -> bool {
-        match &self.kept {
+        match &self.state {
             // A share of this process, as long as the store is away.
-            HoldState::Local(_) => matches!(self.by, Origin::Store) || self.limiter.is_degraded(),
+            HoldState::Local(_) => matches!(self.origin, Origin::Store) || self.engine.is_degraded(),
             HoldState::Renewed(held) => {
-                let now_us = self.limiter.settings().clock.now_us();
+                let now_us = self.engine.settings().clock.now_us();
                 held.iter().all(|held| held.is_held(now_us))
             }
             HoldState::Settled => false,
@@ -102,32 +103,32 @@ impl Holding {
     }
 
     /// How much was held when it began, of all counters.
-    pub(crate) fn much(&self) -> u64 {
-        self.much
+    pub(crate) fn amount(&self) -> u64 {
+        self.amount
     }
 
     /// Adds to what is known to have been used.
     pub(crate) fn record(&mut self, more: u64) {
-        self.known = Some(self.known.unwrap_or_default().saturating_add(more));
+        self.reported = Some(self.reported.unwrap_or_default().saturating_add(more));
     }
 
     /// Charges what was used, and the time that it took where that is charged.
     pub(crate) async fn settle(self, used: u64) -> Result<(), RequestPerMinute> {
-        let used = UsedAmount { elapsed_ms: self.elapsed_ms(), told: Some(used) };
-        self.settle_as(used).await
+        let used = UsedAmount { elapsed_ms: self.elapsed_ms(), reported: Some(used) };
+        self.settle_used(used).await
     }
 
     /// Charges nothing.
     pub(crate) async fn cancel(self) -> Result<(), RequestPerMinute> {
-        self.settle_as(UsedAmount { elapsed_ms: 0, told: Some(0) }).await
+        self.settle_used(UsedAmount { elapsed_ms: 0, reported: Some(0) }).await
     }
 
-    async fn settle_as(mut self, used: UsedAmount) -> Result<(), RequestPerMinute> {
-        let (told, answer) = oneshot::channel();
-        let Some(rule) = self.end(used, Some(told)) else { return Ok(()) };
+    async fn settle_used(mut self, used: UsedAmount) -> Result<(), RequestPerMinute> {
+        let (result_sender, result) = oneshot::channel();
+        let Some(rule) = self.finish(used, Some(result_sender)) else { return Ok(()) };
         let gone = || StoreError::unavailable("the task that settles it has ended");
         // It has the deadline, on a runtime that has a timer.
-        answer.await.unwrap_or_else(|_| Err(gone())).map_err(|error| refusal(&rule, error))
+        result.await.unwrap_or_else(|_| Err(gone())).map_err(|error| refusal(&rule, error))
     }
 
     fn elapsed_ms(&self) -> u64 {
@@ -135,26 +136,30 @@ impl Holding {
     }
 
     fn elapsed(&self) -> Duration {
-        self.limiter.settings().clock.now().saturating_sub(self.began)
+        self.engine.settings().clock.now().saturating_sub(self.began_at)
     }
 
     /// The rule to be named in an error, if somebody else does it.
-    fn end(&mut self, used: UsedAmount, told: Option<oneshot::Sender<Result<(), StoreError>>>) -> Option<Rule> {
-        match mem::replace(&mut self.kept, HoldState::Settled) {
+    fn finish(
+        &mut self,
+        used: UsedAmount,
+        result_sender: Option<oneshot::Sender<Result<(), StoreError>>>,
+    ) -> Option<Rule> {
+        match mem::replace(&mut self.state, HoldState::Settled) {
             HoldState::Local(charges) => {
                 for charge in charges.iter() {
-                    drop(self.limiter.settle(charge.clone(), used.of(charge), self.by));
-                    self.limiter.queues().changed(&charge.counter);
+                    drop(self.engine.settle(charge.clone(), used.of(charge), self.origin));
+                    self.engine.queues().changed(&charge.counter);
                 }
                 None
             }
             // The parent of a forked process settles what it holds.
-            HoldState::Renewed(held) if !self.limiter.renewals().remove(&held) => None,
+            HoldState::Renewed(held) if !self.engine.renewals().remove(&held) => None,
             HoldState::Renewed(held) => {
                 let rule = held.first()?.charge.rule;
                 let counters = held.iter().map(|held| held.charge.counter.clone()).collect();
-                let under_way = SettlementInFlight::new(self.limiter.clone(), counters);
-                let _ = background::spawn(settle(self.limiter.clone(), held, used, under_way, told));
+                let in_flight = SettlementInFlight::new(self.engine.clone(), counters);
+                let _ = background::spawn(settle(self.engine.clone(), held, used, in_flight, result_sender));
                 Some(rule)
             }
             HoldState::Settled => None,
@@ -164,20 +169,20 @@ impl Holding {
 
 impl Drop for Holding {
     fn drop(&mut self) {
-        self.end(UsedAmount { elapsed_ms: self.elapsed_ms(), told: self.known }, None);
+        self.finish(UsedAmount { elapsed_ms: self.elapsed_ms(), reported: self.reported }, None);
     }
 }
 
 impl HoldState {
     /// EngineRef at a store.
-    fn renewed(limiter: &EngineRef, charges: Charges, asked: Duration) -> Self {
+    fn renewed(engine: &EngineRef, charges: Charges, sent_at: Duration) -> Self {
         #[cfg(feature = "redis")]
-        if let Some(guarded) = limiter.guarded() {
-            guarded.prepare(); // so that the settlement finds a connection
+        if let Some(guard) = engine.guard() {
+            guard.prepare(); // so that the settlement finds a connection
         }
-        let held = |charge| Arc::new(EngineHold::new(limiter.clone(), charge, asked));
+        let held = |charge| Arc::new(EngineHold::new(engine.clone(), charge, sent_at));
         let held: Vec<_> = charges.into_charges().map(held).collect();
-        match limiter.renewals().insert(&held) {
+        match engine.renewals().insert(&held) {
             Ok(()) => Self::Renewed(held),
             // The thread ran when the store was asked: the process was forked since, and the
             // parent has the hold.
@@ -188,17 +193,17 @@ impl HoldState {
 
 /// Settles what is held. `under_way`: those who ask wait until it is dropped.
 async fn settle(
-    limiter: EngineRef,
+    engine: EngineRef,
     held: Vec<Arc<EngineHold>>,
     used: UsedAmount,
-    under_way: SettlementInFlight,
-    told: Option<oneshot::Sender<Result<(), StoreError>>>,
+    in_flight: SettlementInFlight,
+    result_sender: Option<oneshot::Sender<Result<(), StoreError>>>,
 ) {
-    let deadline = limiter.settings().deadline;
+    let deadline = engine.settings().deadline;
     let end = after(deadline);
     let (mut settled, mut failed) = (Ok(()), Vec::new());
     for charge in held.iter().map(|held| &held.charge) {
-        let settling = limiter.settle(charge.clone(), used.of(charge), Origin::Store);
+        let settling = engine.settle(charge.clone(), used.of(charge), Origin::Store);
         let left = end.saturating_duration_since(Instant::now());
         let done = deadline::within(settling, left, deadline).await.and_then(|done| done);
         if let Err(error) = &done {
@@ -210,47 +215,47 @@ async fn settle(
         settled = settled.and(done);
     }
     // Whoever asks next need not wait for a store that is away.
-    drop(under_way);
-    if let Some(told) = told {
-        let _ = told.send(settled);
+    drop(in_flight);
+    if let Some(result_sender) = result_sender {
+        let _ = result_sender.send(settled);
     }
     for charge in failed {
-        let (used, limiter, mut charge) = (used.of(charge), limiter.clone(), charge.clone());
+        let (used, engine, mut charge) = (used.of(charge), engine.clone(), charge.clone());
         charge.hold = charge.hold.map(|hold| Hold { is_retry: true, ..hold });
-        let beyond = if charge.rule.is_concurrent() { Duration::ZERO } else { charge.rule.period() };
+        let after_lease = if charge.rule.is_concurrent() { Duration::ZERO } else { charge.rule.period() };
         tokio::spawn(async move {
-            let (end, mut pause) = (after(lease_of(&charge).saturating_add(beyond)), FIRST_PAUSE);
+            let (end, mut pause) = (after(lease_of(&charge).saturating_add(after_lease)), FIRST_PAUSE);
             let mut is_settled = false;
             while !is_settled && Instant::now() < end {
                 sleep(pause).await;
                 pause = (2 * pause).min(LONGEST_PAUSE);
-                let settling = limiter.settle(charge.clone(), used, Origin::Store);
+                let settling = engine.settle(charge.clone(), used, Origin::Store);
                 is_settled = deadline::answer(settling, deadline).await.is_ok();
             }
-            limiter.queues().changed(&charge.counter);
+            engine.queues().changed(&charge.counter);
         });
     }
 }
 
 /// A settlement under way, until this is dropped.
 struct SettlementInFlight {
-    limiter: EngineRef,
+    engine: EngineRef,
     counters: Vec<CounterName>,
     done: Sender<()>,
 }
 
 impl SettlementInFlight {
-    fn new(limiter: EngineRef, counters: Vec<CounterName>) -> Self {
-        let done = limiter.settlements().begin(&counters);
-        Self { limiter, counters, done }
+    fn new(engine: EngineRef, counters: Vec<CounterName>) -> Self {
+        let done = engine.settlements().begin(&counters);
+        Self { engine, counters, done }
     }
 }
 
 impl Drop for SettlementInFlight {
     fn drop(&mut self) {
-        self.limiter.settlements().end(&self.counters, &self.done);
+        self.engine.settlements().end(&self.counters, &self.done);
         for counter in &self.counters {
-            self.limiter.queues().changed(counter);
+            self.engine.queues().changed(counter);
         }
     }
 }

@@ -17,10 +17,10 @@ use crate::{
 /// A refusal after which waiting helps.
 pub(super) struct RetryableRefusal {
     pub(super) refusal: RequestPerMinute,
-    pub(super) by: RefusalReason,
+    pub(super) reason: RefusalReason,
     pub(super) ready_in: Duration,
     /// Others hold something that they may leave before.
-    pub(super) is_held: bool,
+    pub(super) may_free_early: bool,
     pub(super) charges: Charges,
     /// What the store said of them.
     pub(super) answer: StoreAnswer,
@@ -37,24 +37,24 @@ pub(super) enum Resolution {
 
 /// What is left of a question when rules that are only tried out have refused: what they said, and the charges of the others.
 pub(super) struct ShadowRejection {
-    pub(super) said: Decision,
+    pub(super) decision: Decision,
     pub(super) rest: Charges,
 }
 
 impl AcquireRequest {
     /// Turns what the store said, or that it said nothing, into a verdict.
-    pub(super) fn conclude(
+    pub(super) fn resolve(
         &self,
         batch: Result<Batch, StoreError>,
         consume: bool,
-        asked: Duration,
+        sent_at: Duration,
     ) -> Result<Resolution, Box<ShadowRejection>> {
         let (error, charges) = match batch.map(Batch::into_first) {
             Ok(Some(Request { charges, outcome: Ok(fits), .. })) => {
                 if fits {
-                    self.limiter.succeeded(); // a server that can't write can still refuse
+                    self.engine.record_success(); // a server that can't write can still refuse
                 }
-                return self.verdict(charges, fits, consume, Origin::Store, asked);
+                return self.resolve_decided(charges, fits, consume, Origin::Store, sent_at);
             }
             Ok(Some(Request { charges, outcome: Err(error), .. })) => (error, charges),
             Err(error) => (error, self.charges().unwrap_or_default()),
@@ -63,10 +63,10 @@ impl AcquireRequest {
         if error.misconfigured {
             return Ok(Resolution::Rejected(refusal(&self.rule(), error)));
         }
-        self.limiter.failed(&error, &charges);
-        let settings = self.limiter.settings();
-        let policy = self.manner.on_store_error.unwrap_or(settings.on_store_error);
-        let policy = self.policy_of_rules.unwrap_or(policy);
+        self.engine.record_failure(&error, &charges);
+        let settings = self.engine.settings();
+        let policy = self.options.on_store_error.unwrap_or(settings.on_store_error);
+        let policy = self.rule_policy.unwrap_or(policy);
         observe::fallback_decision(policy);
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
@@ -74,12 +74,12 @@ impl AcquireRequest {
                 Err(refused) => Resolution::Rejected(refused),
             },
             OnStoreError::Local if !settings.is_local => self.decide_locally(&error, consume),
-            OnStoreError::Local | OnStoreError::Deny => self.undecided(error),
+            OnStoreError::Local | OnStoreError::Deny => self.resolve_undecided(error),
         })
     }
 
     /// What nobody could decide is refused, unless all of it is only tried out.
-    fn undecided(&self, error: StoreError) -> Resolution {
+    fn resolve_undecided(&self, error: StoreError) -> Resolution {
         let mut rules = self.charges.iter().filter_map(|charge| charge.rule);
         if !error.misconfigured && rules.all(|rule| rule.is_shadow()) {
             return Resolution::Admitted(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
@@ -93,7 +93,7 @@ impl AcquireRequest {
             Ok(charges) => charges,
             Err(refused) => return Resolution::Rejected(refused),
         };
-        let instances = self.limiter.settings().instances;
+        let instances = self.engine.settings().instances;
         for charge in &mut *charges {
             charge.rule = charge.rule.divided_among(instances);
             let share = charge.rule.limit();
@@ -116,58 +116,58 @@ impl AcquireRequest {
             return Resolution::Admitted(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
         }
         loop {
-            let Reply::Ready(batch) = self.limiter.local().decide(Request::new(charges, consume).into()) else {
+            let Reply::Ready(batch) = self.engine.local().decide(Request::new(charges, consume).into()) else {
                 return Resolution::Rejected(refusal(&self.rule(), StoreError::no_answer()));
             };
-            let verdict = match batch.into_first() {
+            let resolution = match batch.into_first() {
                 Some(Request { charges, outcome: Ok(fits), .. }) => {
-                    self.verdict(charges, fits, consume, Origin::LocalFallback, self.clock().now())
+                    self.resolve_decided(charges, fits, consume, Origin::LocalFallback, self.clock().now())
                 }
-                Some(Request { outcome: Err(error), .. }) => Ok(self.undecided(error)),
+                Some(Request { outcome: Err(error), .. }) => Ok(self.resolve_undecided(error)),
                 None => Ok(Resolution::Rejected(refusal(&self.rule(), StoreError::no_answer()))),
             };
-            charges = match verdict {
-                Ok(verdict) => return verdict,
-                Err(shadowed) if shadowed.rest.is_empty() => {
-                    return Resolution::Admitted(Permit::of_shadow(shadowed.said), None);
+            charges = match resolution {
+                Ok(resolution) => return resolution,
+                Err(rejection) if rejection.rest.is_empty() => {
+                    return Resolution::Admitted(Permit::of_shadow(rejection.decision), None);
                 }
-                Err(shadowed) => shadowed.rest,
+                Err(rejection) => rejection.rest,
             };
         }
     }
 
-    fn verdict(
+    fn resolve_decided(
         &self,
         charges: Charges,
         fits: bool,
         consume: bool,
-        by: Origin,
-        asked: Duration,
+        origin: Origin,
+        sent_at: Duration,
     ) -> Result<Resolution, Box<ShadowRejection>> {
         if fits && consume && charges.iter().any(|charge| charge.hold.is_some()) {
             charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
-            return Ok(Resolution::Admitted(Permit::held(self.limiter.clone(), charges, by, asked), None));
+            return Ok(Resolution::Admitted(Permit::held(self.engine.clone(), charges, origin, sent_at), None));
         }
         if fits {
             if consume {
                 charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
             }
-            let holding = charges.iter().filter(|charge| !charge.rule.is_shadow());
-            let wait = holding.map(|charge| charge.slot_delay).max().filter(|wait| !wait.is_zero());
-            let at = wait.map(|wait| self.clock().now().saturating_add(wait));
-            return Ok(Resolution::Admitted(Permit::new(self.limiter.clone(), charges, by, self.alone), at));
+            let enforced = charges.iter().filter(|charge| !charge.rule.is_shadow());
+            let delay = enforced.map(|charge| charge.slot_delay).max().filter(|delay| !delay.is_zero());
+            let run_at = delay.map(|delay| self.clock().now().saturating_add(delay));
+            return Ok(Resolution::Admitted(Permit::new(self.engine.clone(), charges, origin, self.is_single), run_at));
         }
         let is_over = |charge: &Charge| charge.decision.retry_after().is_some();
         let refusing = charges.iter().filter(|charge| is_over(charge));
         // Where one will not fit however soon others leave, that is the reason.
-        let weight =
+        let precedence =
             |charge: &&Charge| (!charge.rule.is_shadow(), !charge.fits_when_released, charge.decision.retry_after_ms);
-        let Some(charge) = refusing.max_by_key(weight) else {
+        let Some(charge) = refusing.max_by_key(precedence) else {
             let error = StoreError::misconfigured("the store refused, and named no counter that did");
             return Ok(Resolution::Rejected(refusal(&self.rule(), error)));
         };
         if charge.rule.is_shadow() {
-            let said = charge.decision;
+            let decision = charge.decision;
             let mut rest = charges;
             rest.retain(|charge| {
                 let is_over = is_over(charge);
@@ -176,7 +176,7 @@ impl AcquireRequest {
                 }
                 !is_over
             });
-            return Err(Box::new(ShadowRejection { said, rest }));
+            return Err(Box::new(ShadowRejection { decision, rest }));
         }
         let refused = RequestPerMinute::exceeded(&charge.rule, charge.least(), &charge.decision);
         if charge.slot_delay > charge.longest_wait {
@@ -188,24 +188,24 @@ impl AcquireRequest {
             Some(hold) if hold.is_timed => refused.of_time(),
             _ => refused,
         };
-        let takes_all = charge.hold.is_some_and(|hold| hold.exclusive);
-        let by = match charge.fits_when_released {
+        let is_exclusive = charge.hold.is_some_and(|hold| hold.exclusive);
+        let reason = match charge.fits_when_released {
             true if charge.rule.is_concurrent() => RefusalReason::Concurrency,
-            true if takes_all => RefusalReason::Exclusive,
+            true if is_exclusive => RefusalReason::Exclusive,
             _ => RefusalReason::Quota,
         };
-        if consume && !self.waits_for(by) {
-            let tried = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
-            tried.for_each(|charge| observe::refused_in_shadow(&charge.rule));
+        if consume && !self.waits_for(reason) {
+            let shadowing = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
+            shadowing.for_each(|charge| observe::refused_in_shadow(&charge.rule));
         }
-        let (id, is_held) = (charge.counter.id(), charge.held_by_others > 0);
+        let (id, may_free_early) = (charge.counter.id(), charge.held_by_others > 0);
         let ready_in = charge.decision.retry_after().unwrap_or_default();
-        let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, asked) };
+        let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, sent_at) };
         Ok(Resolution::Exceeded(Box::new(RetryableRefusal {
             refusal: refused,
-            by,
+            reason,
             ready_in,
-            is_held,
+            may_free_early,
             charges,
             answer,
         })))

@@ -41,7 +41,7 @@ pub struct Permit {
     limit: u64,
     remaining: u64,
     reset_after_ms: u64,
-    charged: Receipt,
+    receipt: Receipt,
 }
 
 /// Who charged what. A permit is moved more often than it is refunded, so it is kept small.
@@ -73,65 +73,60 @@ fn most_restrictive(charges: &[Charge]) -> Option<&Charge> {
 impl Permit {
     /// For one charge in the memory store.
     #[inline]
-    pub(crate) fn in_memory(limiter: EngineRef, name: CounterId, rule: &Rule, cost: u64, taken: &Taken) -> Self {
-        let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
-        let charged = CounterReceipt::new(name, rule, cost, receipt);
-        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Receipt::InMemory(limiter, charged) }
+    pub(crate) fn in_memory(engine: EngineRef, id: CounterId, rule: &Rule, cost: u64, outcome: &Taken) -> Self {
+        let Taken { remaining, reset_after_ms, receipt: recorded, .. } = *outcome;
+        let receipt = CounterReceipt::new(id, rule, cost, recorded);
+        Self { limit: rule.limit(), remaining, reset_after_ms, receipt: Receipt::InMemory(engine, receipt) }
     }
 
     /// For one charge that had been made before, with others.
-    pub(crate) fn prefetched(limiter: EngineRef, name: CounterId, rule: &Rule, spent: &Spent) -> Self {
-        let Spent { cost, remaining, reset_after_ms, receipt } = *spent;
-        let charged = CounterReceipt::new(name, rule, cost, receipt);
-        Self { limit: rule.limit(), remaining, reset_after_ms, charged: Receipt::Prefetched(limiter, charged) }
+    pub(crate) fn prefetched(engine: EngineRef, id: CounterId, rule: &Rule, spent: &Spent) -> Self {
+        let Spent { cost, remaining, reset_after_ms, receipt: recorded } = *spent;
+        let receipt = CounterReceipt::new(id, rule, cost, recorded);
+        Self { limit: rule.limit(), remaining, reset_after_ms, receipt: Receipt::Prefetched(engine, receipt) }
     }
 
     /// For a share in a decision.
     #[cfg(feature = "redis")]
-    pub(crate) fn shared(
-        limiter: EngineRef,
-        decided: Arc<crate::redis::BatchEntry>,
-        limit: u64,
-        taken: &Taken,
-    ) -> Self {
-        let Taken { remaining, reset_after_ms, receipt, .. } = *taken;
-        Self { limit, remaining, reset_after_ms, charged: Receipt::Shared(limiter, decided, receipt) }
+    pub(crate) fn shared(engine: EngineRef, entry: Arc<crate::redis::BatchEntry>, limit: u64, outcome: &Taken) -> Self {
+        let Taken { remaining, reset_after_ms, receipt: recorded, .. } = *outcome;
+        Self { limit, remaining, reset_after_ms, receipt: Receipt::Shared(engine, entry, recorded) }
     }
 
     /// For one charge of a fixed window in the memory store.
     #[inline]
-    pub(crate) fn of_window(limiter: EngineRef, limit: u64, period_ms: u64, cost: u64, taken: &TakenWindow) -> Self {
-        let TakenWindow { name, remaining, reset_after_ms, opened, .. } = *taken;
+    pub(crate) fn of_window(engine: EngineRef, limit: u64, period_ms: u64, cost: u64, outcome: &TakenWindow) -> Self {
+        let TakenWindow { name: id, remaining, reset_after_ms, opened, .. } = *outcome;
         let algorithm = Algorithm::FixedWindow { align: false }; // as good as aligned to take it back, and to tell the quota
-        let charged = CounterReceipt { name, cost, receipt: [opened, 0], count: limit, period_ms, algorithm };
-        Self { limit, remaining, reset_after_ms, charged: Receipt::InMemory(limiter, charged) }
+        let receipt = CounterReceipt { id, cost, receipt: [opened, 0], count: limit, period_ms, algorithm };
+        Self { limit, remaining, reset_after_ms, receipt: Receipt::InMemory(engine, receipt) }
     }
 
     /// `alone` if no other rule was asked: whoever asked knows which rule it is about, so the permit need not.
-    pub(crate) fn new(limiter: EngineRef, charges: Charges, by: Origin, alone: bool) -> Self {
+    pub(crate) fn new(engine: EngineRef, charges: Charges, origin: Origin, is_single: bool) -> Self {
         let most_restrictive = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
-        let held = match (&charges[..], by, limiter.memory()) {
-            ([charge], Origin::Store, Some(_)) if alone && !charge.rule.is_shadow() => {
-                let name = charge.counter.id();
-                Receipt::InMemory(limiter, CounterReceipt::new(name, &charge.rule, charge.cost, charge.receipt))
+        let receipt = match (&charges[..], origin, engine.memory()) {
+            ([charge], Origin::Store, Some(_)) if is_single && !charge.rule.is_shadow() => {
+                let id = charge.counter.id();
+                Receipt::InMemory(engine, CounterReceipt::new(id, &charge.rule, charge.cost, charge.receipt))
             }
-            _ => Receipt::StoreReceipt(Arc::new((limiter, charges, by))),
+            _ => Receipt::StoreReceipt(Arc::new((engine, charges, origin))),
         };
-        Self { charged: held, ..Self::uncharged(most_restrictive) }
+        Self { receipt, ..Self::uncharged(most_restrictive) }
     }
 
     /// For charges of which some are held. `asked`: when the store was.
-    pub(crate) fn held(limiter: EngineRef, charges: Charges, by: Origin, asked: Duration) -> Self {
+    pub(crate) fn held(engine: EngineRef, charges: Charges, origin: Origin, sent_at: Duration) -> Self {
         let most_restrictive = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let (held, rest) = charges.split_held();
-        let rest = (!rest.is_empty()).then(|| (limiter.clone(), rest, by));
-        let held = Holding::new(limiter, held, by, asked);
-        Self { charged: Receipt::Hold(Box::new((held, rest))), ..Self::uncharged(most_restrictive) }
+        let rest = (!rest.is_empty()).then(|| (engine.clone(), rest, origin));
+        let held = Holding::new(engine, held, origin, sent_at);
+        Self { receipt: Receipt::Hold(Box::new((held, rest))), ..Self::uncharged(most_restrictive) }
     }
 
     /// What is held, of a permit that holds something.
     pub(crate) fn into_holding(self) -> Option<Holding> {
-        if let Receipt::Hold(held) = self.charged { Some(held.0) } else { None }
+        if let Receipt::Hold(held) = self.receipt { Some(held.0) } else { None }
     }
 
     /// Whether something is held until it is dropped.
@@ -141,11 +136,11 @@ impl Permit {
     }
 
     fn holding(&self) -> Option<&Holding> {
-        if let Receipt::Hold(held) = &self.charged { Some(&held.0) } else { None }
+        if let Receipt::Hold(held) = &self.receipt { Some(&held.0) } else { None }
     }
 
     fn uncharged(Decision { limit, remaining, reset_after_ms, .. }: Decision) -> Self {
-        Self { limit, remaining, reset_after_ms, charged: Receipt::Nothing }
+        Self { limit, remaining, reset_after_ms, receipt: Receipt::Nothing }
     }
 
     /// A permit that a rule lets through which would refuse if it were not only tried out.
@@ -162,15 +157,15 @@ impl Permit {
     /// The rule that the numbers are about, and what it was charged. A permit of the memory store does not know the rule's name.
     #[cfg(any(feature = "axum", feature = "tower"))]
     pub(crate) fn most_restrictive(&self) -> Option<(Rule, u64)> {
-        let told = |charges| {
+        let of_store = |charges| {
             let charge = most_restrictive(charges).filter(|charge| !charge.rule.is_shadow())?;
             Some((charge.rule, charge.cost))
         };
-        match &self.charged {
+        match &self.receipt {
             Receipt::Nothing => None,
-            Receipt::InMemory(_, charged) | Receipt::Prefetched(_, charged) => Some((charged.rule(), charged.cost)),
-            Receipt::StoreReceipt(elsewhere) => told(&elsewhere.1),
-            Receipt::Hold(held) => told(&held.1.as_ref()?.1),
+            Receipt::InMemory(_, receipt) | Receipt::Prefetched(_, receipt) => Some((receipt.rule(), receipt.cost)),
+            Receipt::StoreReceipt(receipt) => of_store(&receipt.1),
+            Receipt::Hold(held) => of_store(&held.1.as_ref()?.1),
             #[cfg(feature = "redis")]
             Receipt::Shared(_, decision, _) => decision.charge().map(|charge| (charge.rule, charge.cost)),
         }
@@ -253,24 +248,24 @@ impl Permit {
     ///
     /// A future dropped half way may or may not have returned the charge.
     pub async fn refund(self) -> Result<u64, RequestPerMinute> {
-        match self.charged {
+        match self.receipt {
             Receipt::Nothing => Ok(0),
-            Receipt::InMemory(limiter, charged) => Ok(limiter.refund_in_memory(&charged)),
-            Receipt::Prefetched(limiter, charged) => {
-                let back = limiter.within_deadline(limiter.refund_prefetched(&charged)).await;
-                limiter.queues().changed_id(charged.name);
-                back.and_then(|back| back).map_err(|error| refusal(&charged.rule(), error))
+            Receipt::InMemory(engine, receipt) => Ok(engine.refund_in_memory(&receipt)),
+            Receipt::Prefetched(engine, receipt) => {
+                let refunded = engine.within_deadline(engine.refund_prefetched(&receipt)).await;
+                engine.queues().changed_id(receipt.id);
+                refunded.and_then(|refunded| refunded).map_err(|error| refusal(&receipt.rule(), error))
             }
-            Receipt::StoreReceipt(elsewhere) => {
-                let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) else { return Ok(0) };
-                limiter.refund(charges, by).await
+            Receipt::StoreReceipt(receipt) => {
+                let Some((engine, charges, origin)) = Arc::into_inner(receipt) else { return Ok(0) };
+                engine.refund(charges, origin).await
             }
             Receipt::Hold(held) => {
                 let (holding, rest) = *held;
-                let held = holding.much();
+                let held = holding.amount();
                 let rest = async {
                     match rest {
-                        Some((limiter, charges, by)) => limiter.refund(charges, by).await,
+                        Some((engine, charges, origin)) => engine.refund(charges, origin).await,
                         None => Ok(0),
                     }
                 };
@@ -278,9 +273,7 @@ impl Permit {
                 cancelled.and(rest).map(|rest| held + rest)
             }
             #[cfg(feature = "redis")]
-            Receipt::Shared(limiter, decision, receipt) => {
-                limiter.refund(decision.charged(receipt), Origin::Store).await
-            }
+            Receipt::Shared(engine, decision, receipt) => engine.refund(decision.charged(receipt), Origin::Store).await,
         }
     }
 }
@@ -288,24 +281,24 @@ impl Permit {
 impl Permit {
     /// Gives the permit back without anybody waiting for that.
     pub(crate) fn abandon(self) {
-        match self.charged {
+        match self.receipt {
             Receipt::Nothing => {}
-            Receipt::InMemory(limiter, charged) => drop(limiter.refund_in_memory(&charged)),
+            Receipt::InMemory(engine, receipt) => drop(engine.refund_in_memory(&receipt)),
             // Nobody who sleeps until a slot has one of these.
-            Receipt::Prefetched(limiter, charged) => drop(limiter.refund_prefetched(&charged)),
-            Receipt::StoreReceipt(elsewhere) => {
-                if let Some((limiter, charges, by)) = Arc::into_inner(elsewhere) {
-                    limiter.abandon(charges, by);
+            Receipt::Prefetched(engine, receipt) => drop(engine.refund_prefetched(&receipt)),
+            Receipt::StoreReceipt(receipt) => {
+                if let Some((engine, charges, origin)) = Arc::into_inner(receipt) {
+                    engine.abandon(charges, origin);
                 }
             }
             Receipt::Hold(held) => {
-                if let (_, Some((limiter, charges, by))) = *held {
-                    limiter.abandon(charges, by);
+                if let (_, Some((engine, charges, origin))) = *held {
+                    engine.abandon(charges, origin);
                 }
             }
             #[cfg(feature = "redis")]
-            Receipt::Shared(limiter, decision, receipt) => {
-                limiter.abandon(decision.charged(receipt), Origin::Store);
+            Receipt::Shared(engine, decision, receipt) => {
+                engine.abandon(decision.charged(receipt), Origin::Store);
             }
         }
     }

@@ -4,7 +4,7 @@ use crate::{Algorithm, Rule, counter::CounterId};
 
 /// One charge in the memory store: what is needed to take it back.
 pub(crate) struct CounterReceipt {
-    pub(crate) name: CounterId,
+    pub(crate) id: CounterId,
     pub(crate) cost: u64,
     pub(crate) receipt: [u64; 2],
     pub(super) count: u64,
@@ -14,9 +14,9 @@ pub(crate) struct CounterReceipt {
 
 impl CounterReceipt {
     #[inline]
-    pub(crate) fn new(name: CounterId, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
+    pub(crate) fn new(id: CounterId, rule: &Rule, cost: u64, receipt: [u64; 2]) -> Self {
         let (count, period_ms, algorithm) = (rule.count(), rule.period_ms(), rule.algorithm());
-        Self { name, cost, receipt, count, period_ms, algorithm }
+        Self { id, cost, receipt, count, period_ms, algorithm }
     }
 
     /// The rule, but for its name.

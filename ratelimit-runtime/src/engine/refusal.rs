@@ -4,8 +4,8 @@ use crate::{RequestPerMinute, Rule, observe::LogThrottle, store::StoreError};
 
 pub(crate) fn refusal(rule: &Rule, error: StoreError) -> RequestPerMinute {
     if error.misconfigured {
-        static SAID: LogThrottle = LogThrottle::new();
-        if SAID.allow() {
+        static LOG_THROTTLE: LogThrottle = LogThrottle::new();
+        if LOG_THROTTLE.allow() {
             tracing::error!(rule = rule.prefix(), reason = %error, "a rate limit is misconfigured");
         }
         RequestPerMinute::misconfigured(rule, error.into_words())

@@ -52,9 +52,9 @@ type Id = (CounterId, u64);
 
 impl<E: Renew> HeldCharge<E> {
     /// `asked`: when the store was asked for it.
-    pub(super) fn new(engine: E, charge: Charge, asked: Duration) -> Self {
+    pub(super) fn new(engine: E, charge: Charge, sent_at: Duration) -> Self {
         let held = Self { engine, charge, until_us: AtomicU64::new(0) };
-        held.lasts_from(asked);
+        held.extend_from(sent_at);
         held
     }
 
@@ -62,8 +62,8 @@ impl<E: Renew> HeldCharge<E> {
         now_us < self.until_us.load(Ordering::Acquire)
     }
 
-    fn lasts_from(&self, asked: Duration) {
-        let until = asked.saturating_add(self.lease());
+    fn extend_from(&self, sent_at: Duration) {
+        let until = sent_at.saturating_add(self.lease());
         self.until_us.store(u64::try_from(until.as_micros()).unwrap_or(u64::MAX), Ordering::Release);
     }
 
@@ -113,7 +113,7 @@ impl<E: Renew> Renewals<E> {
         }
         for held in held {
             timetable.held.insert(held.id(), (None, Arc::clone(held)));
-            timetable.is_due(held, now + held.interval());
+            timetable.schedule(held, now + held.interval());
         }
         let done = self.wake(timetable);
         if done.is_err() {
@@ -127,15 +127,15 @@ impl<E: Renew> Renewals<E> {
         let process = process::id();
         let mut timetable = self.lock();
         let timetable = &mut *timetable;
-        let mut was_there = timetable.process == process;
+        let mut was_ours = timetable.process == process;
         for id in held.iter().map(|held| held.id()) {
             match timetable.held.remove(&id) {
                 Some((Some(due), _)) => drop(timetable.due.remove(&(due, id))),
                 Some((None, _)) => {}
-                None => was_there = false,
+                None => was_ours = false,
             }
         }
-        was_there
+        was_ours
     }
 
     fn lock(&self) -> MutexGuard<'_, Timetable<E>> {
@@ -184,13 +184,13 @@ impl<E: Renew> Renewals<E> {
     async fn renew(self: Arc<Self>, due: Vec<Arc<HeldCharge<E>>>) {
         let mut failed = None;
         for some in due.chunks(MOST_AT_ONCE) {
-            let (engine, begun) = (&some[0].engine, Instant::now());
-            let asked = engine.now();
+            let (engine, began_at) = (&some[0].engine, Instant::now());
+            let sent_at = engine.now();
             let renewed = match failed {
                 Some(error) => Err(error), // the others fail with the first ones
                 None => ask(engine, some).await,
             };
-            let is_any_held = self.renewed(some, asked, begun, &renewed);
+            let is_any_held = self.apply_result(some, sent_at, began_at, &renewed);
             failed = renewed.err();
             if let Some(error) = &failed
                 && is_any_held
@@ -201,18 +201,18 @@ impl<E: Renew> Renewals<E> {
     }
 
     /// Takes in what the store has answered. Says whether any of them is still held here.
-    fn renewed(
+    fn apply_result(
         self: &Arc<Self>,
-        asked_for: &[Arc<HeldCharge<E>>],
-        asked: Duration,
-        begun: Instant,
+        due: &[Arc<HeldCharge<E>>],
+        sent_at: Duration,
+        began_at: Instant,
         renewed: &Result<Vec<bool>, StoreError>,
     ) -> bool {
         // After a failure the store has a whole interval of rest.
-        let since = if renewed.is_ok() { begun } else { Instant::now() };
+        let since = if renewed.is_ok() { began_at } else { Instant::now() };
         let mut timetable = self.lock();
         let mut is_any_held = false;
-        for (at, held) in asked_for.iter().enumerate() {
+        for (at, held) in due.iter().enumerate() {
             if !timetable.held.contains_key(&held.id()) {
                 continue; // it is settled
             }
@@ -221,10 +221,10 @@ impl<E: Renew> Renewals<E> {
                 // What is lost stays so: another caller may have had it in the meantime.
                 Ok(renewed) if !renewed[at] => held.until_us.store(0, Ordering::Release),
                 Ok(_) => {
-                    held.lasts_from(asked);
-                    timetable.is_due(held, since + held.interval());
+                    held.extend_from(sent_at);
+                    timetable.schedule(held, since + held.interval());
                 }
-                Err(_) => timetable.is_due(held, since + held.interval()),
+                Err(_) => timetable.schedule(held, since + held.interval()),
             }
         }
         let _ = self.wake(timetable); // this is the background runtime
@@ -254,10 +254,10 @@ impl<E: Renew> Timetable<E> {
     }
 
     /// Of one that is held.
-    fn is_due(&mut self, held: &HeldCharge<E>, due: Instant) {
+    fn schedule(&mut self, held: &HeldCharge<E>, due: Instant) {
         let id = held.id();
-        if let Some((its_due, _)) = self.held.get_mut(&id) {
-            *its_due = Some(due);
+        if let Some((due_at, _)) = self.held.get_mut(&id) {
+            *due_at = Some(due);
             self.due.insert((due, id));
         }
     }
@@ -325,7 +325,7 @@ mod tests {
         for (key, after) in [(1, 0), (1, 30), (1, 50), (1, 51), (1, 100), (2, 1), (3, 0), (3, 49)] {
             let held = held(key, lease);
             timetable.held.insert(held.id(), (None, Arc::clone(&held)));
-            timetable.is_due(&held, now + after * MS);
+            timetable.schedule(&held, now + after * MS);
         }
         let mut taken: Vec<_> = timetable.take_due(now).iter().map(Vec::len).collect();
         taken.sort_unstable();

@@ -13,19 +13,19 @@ use crate::{
 
 /// What a caller asks for, and of whom.
 pub(crate) struct AcquireRequest {
-    pub(super) limiter: EngineRef,
+    pub(super) engine: EngineRef,
     pub(super) charges: SmallVec<[AppliedCharge; 1]>,
     /// SingleCharge rule was asked for, whatever became of it.
-    pub(super) alone: bool,
-    pub(super) manner: AcquireOptions,
+    pub(super) is_single: bool,
+    pub(super) options: AcquireOptions,
     /// What it does when all places are taken.
     on_busy: OnLimit,
     /// If it is ready to wait.
-    pub(super) arrival: Option<WaitTicket>,
+    pub(super) ticket: Option<WaitTicket>,
     /// Changes of the rules, of a call that is ready to wait where they can change.
     pub(super) rule_changes: Option<Receiver<()>>,
     /// The policy that a file has for its rules.
-    pub(super) policy_of_rules: Option<OnStoreError>,
+    pub(super) rule_policy: Option<OnStoreError>,
 }
 
 /// SingleCharge charge as a caller asks for it.
@@ -34,19 +34,19 @@ pub struct ChargeRequest {
     pub(crate) rule: Rule,
     pub(crate) key: RequestKey,
     pub(crate) cost: u64,
-    pub(crate) holds: CostKind,
+    pub(crate) cost_kind: CostKind,
 }
 
 /// A charge, and its rule as it applies now: settings from outside the code may change while a caller waits.
 pub(super) struct AppliedCharge {
-    pub(super) asked: ChargeRequest,
+    pub(super) request: ChargeRequest,
     /// Nothing if it is not to be asked.
     pub(super) rule: Option<Rule>,
 }
 
 impl From<ChargeRequest> for AppliedCharge {
-    fn from(asked: ChargeRequest) -> Self {
-        Self { rule: Some(asked.rule), asked }
+    fn from(request: ChargeRequest) -> Self {
+        Self { rule: Some(request.rule), request }
     }
 }
 
@@ -115,10 +115,10 @@ pub(crate) enum OnLimit {
 /// The arrival of a caller who is ready to wait.
 #[derive(Clone, Copy)]
 pub(super) struct WaitTicket {
-    pub(super) ticket: u64,
-    pub(super) at: Duration,
+    pub(super) id: u64,
+    pub(super) arrived_at: Duration,
     /// The end of its patience.
-    pub(super) give_up: Option<Duration>,
+    pub(super) give_up_at: Option<Duration>,
     /// See [`WaitQueues::changes`](super::queue::WaitQueues::changes).
     pub(super) changes: u64,
 }
@@ -138,45 +138,45 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
 impl AcquireRequest {
     pub(super) fn new(
-        limiter: EngineRef,
-        asked: impl IntoIterator<Item = ChargeRequest>,
-        manner: AcquireOptions,
+        engine: EngineRef,
+        charges: impl IntoIterator<Item = ChargeRequest>,
+        options: AcquireOptions,
         on_busy: OnLimit,
     ) -> Self {
         Self {
-            limiter,
-            charges: asked.into_iter().map(AppliedCharge::from).collect(),
-            alone: false,
-            manner,
+            engine,
+            charges: charges.into_iter().map(AppliedCharge::from).collect(),
+            is_single: false,
+            options,
             on_busy,
-            arrival: None,
+            ticket: None,
             rule_changes: None,
-            policy_of_rules: None,
+            rule_policy: None,
         }
     }
 
     /// For one rule.
-    pub(super) fn alone(limiter: EngineRef, rule: Rule, key: RequestKey, cost: u64, manner: AcquireOptions) -> Self {
-        let asked = ChargeRequest { rule, key, cost, holds: CostKind::Fixed };
-        Self { alone: true, ..Self::new(limiter, [asked], manner, manner.on_limit()) }
+    pub(super) fn single(engine: EngineRef, rule: Rule, key: RequestKey, cost: u64, options: AcquireOptions) -> Self {
+        let request = ChargeRequest { rule, key, cost, cost_kind: CostKind::Fixed };
+        Self { is_single: true, ..Self::new(engine, [request], options, options.on_limit()) }
     }
 
-    pub(super) fn arrive(&self) -> Option<WaitTicket> {
+    pub(super) fn take_ticket(&self) -> Option<WaitTicket> {
         let reasons = [RefusalReason::Quota, RefusalReason::Concurrency, RefusalReason::Exclusive]
-            .map(|by| self.waits_for(by).then_some(by));
+            .map(|reason| self.waits_for(reason).then_some(reason));
         if reasons == [None; 3] {
             return None;
         }
-        let ticket = self.limiter.queues().ticket();
-        let arrival = WaitTicket { ticket, at: self.clock().now(), give_up: None, changes: 0 };
-        let longest = reasons.into_iter().flatten().map(|by| self.give_up(by, arrival));
-        let give_up = longest.reduce(|one, other| Some(one?.max(other?))).flatten();
-        Some(WaitTicket { give_up, ..arrival })
+        let id = self.engine.queues().ticket();
+        let ticket = WaitTicket { id, arrived_at: self.clock().now(), give_up_at: None, changes: 0 };
+        let longest = reasons.into_iter().flatten().map(|reason| self.give_up_at(reason, ticket));
+        let give_up_at = longest.reduce(|one, other| Some(one?.max(other?))).flatten();
+        Some(WaitTicket { give_up_at, ..ticket })
     }
 
     /// What the call does when it is refused for that reason.
-    fn on_refusal(&self, by: RefusalReason) -> OnLimit {
-        match (by, self.manner.on_limit()) {
+    fn on_refusal(&self, reason: RefusalReason) -> OnLimit {
+        match (reason, self.options.on_limit()) {
             (RefusalReason::Concurrency, _) => self.on_busy,
             // Calls that use all that remains run one after another, whoever they are.
             (RefusalReason::Exclusive, OnLimit::Reject) => OnLimit::Wait(None),
@@ -184,29 +184,29 @@ impl AcquireRequest {
         }
     }
 
-    pub(super) fn waits_for(&self, by: RefusalReason) -> bool {
-        let may_be = match by {
+    pub(super) fn waits_for(&self, reason: RefusalReason) -> bool {
+        let may_be = match reason {
             RefusalReason::Quota => true,
-            RefusalReason::Concurrency => self.charges.iter().any(|charge| charge.asked.rule.is_concurrent()),
-            RefusalReason::Exclusive => self.charges.iter().any(AppliedCharge::takes_all),
+            RefusalReason::Concurrency => self.charges.iter().any(|charge| charge.request.rule.is_concurrent()),
+            RefusalReason::Exclusive => self.charges.iter().any(AppliedCharge::is_exclusive),
         };
-        may_be && matches!(self.on_refusal(by), OnLimit::Wait(_))
+        may_be && matches!(self.on_refusal(reason), OnLimit::Wait(_))
     }
 
-    pub(super) fn give_up(&self, by: RefusalReason, arrival: WaitTicket) -> Option<Duration> {
-        match self.on_refusal(by) {
-            OnLimit::Wait(longest) => longest.map(|longest| arrival.at.saturating_add(longest)),
-            OnLimit::Reject => Some(arrival.at),
+    pub(super) fn give_up_at(&self, reason: RefusalReason, ticket: WaitTicket) -> Option<Duration> {
+        match self.on_refusal(reason) {
+            OnLimit::Wait(longest) => longest.map(|longest| ticket.arrived_at.saturating_add(longest)),
+            OnLimit::Reject => Some(ticket.arrived_at),
         }
     }
 
     /// What the call would charge; checked, so that a store sees only what it can decide.
     pub(super) fn charges(&self) -> Result<Charges, RequestPerMinute> {
         let mut charges = Charges::default();
-        let give_up = self.arrival.and_then(|arrival| arrival.give_up);
-        let longest_wait = give_up.map(|give_up| give_up.saturating_sub(self.clock().now()));
-        for AppliedCharge { asked, rule } in &self.charges {
-            let (ChargeRequest { key, cost, .. }, Some(rule)) = (asked, rule) else { continue };
+        let give_up_at = self.ticket.and_then(|ticket| ticket.give_up_at);
+        let longest_wait = give_up_at.map(|give_up_at| give_up_at.saturating_sub(self.clock().now()));
+        for AppliedCharge { request, rule } in &self.charges {
+            let (ChargeRequest { key, cost, .. }, Some(rule)) = (request, rule) else { continue };
             let key = match key {
                 RequestKey::Some(key) => Some(key),
                 RequestKey::Shared => None,
@@ -214,9 +214,9 @@ impl AcquireRequest {
                 RequestKey::Skip => continue,
             };
             let longest_wait = longest_wait.unwrap_or(Duration::MAX);
-            let charge = Charge { longest_wait, ..self.limiter.charge(rule, key, *cost)? };
-            let is_held = asked.holds() && *cost > 0;
-            charges.push(if is_held { self.hold(asked, charge)? } else { charge });
+            let charge = Charge { longest_wait, ..self.engine.charge(rule, key, *cost)? };
+            let is_held = request.holds() && *cost > 0;
+            charges.push(if is_held { self.with_hold(request, charge)? } else { charge });
         }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {
@@ -233,7 +233,7 @@ impl AcquireRequest {
             }
         }
         match charges.iter().find(|charge| charge.least() > charge.rule.limit()) {
-            Some(charge) if self.limiter.store().is_some() => {
+            Some(charge) if self.engine.store().is_some() => {
                 Err(RequestPerMinute::never_fits(&charge.rule, charge.cost))
             }
             _ => Ok(charges),
@@ -241,9 +241,9 @@ impl AcquireRequest {
     }
 
     /// The charge as one that is held.
-    fn hold(&self, asked: &ChargeRequest, charge: Charge) -> Result<Charge, RequestPerMinute> {
+    fn with_hold(&self, request: &ChargeRequest, charge: Charge) -> Result<Charge, RequestPerMinute> {
         let Charge { rule, cost, .. } = charge;
-        let lease = match (asked.holds, rule.algorithm()) {
+        let lease = match (request.cost_kind, rule.algorithm()) {
             (CostKind::Fixed, _) => rule.period(), // places
             (CostKind::Reported, Algorithm::SlidingLog) => LEASE,
             // A holder that died is charged when its time would have been over.
@@ -255,13 +255,13 @@ impl AcquireRequest {
                 return Err(refusal(&rule, StoreError::misconfigured(error)));
             }
         };
-        if self.limiter.store().is_some_and(|store| !store.supports_holds()) {
+        if self.engine.store().is_some_and(|store| !store.supports_holds()) {
             return Err(refusal(&rule, StoreError::misconfigured(HOLDS_NOTHING)));
         }
-        let is_timed = asked.holds == CostKind::Elapsed;
-        let is_kept = self.limiter.memory().is_some();
-        let alone = is_timed && cost >= rule.limit();
-        let hold = Hold { allow_partial: is_timed, exclusive: alone, is_kept, is_timed, ..Hold::new(lease) };
+        let is_timed = request.cost_kind == CostKind::Elapsed;
+        let is_kept = self.engine.memory().is_some();
+        let exclusive = is_timed && cost >= rule.limit();
+        let hold = Hold { allow_partial: is_timed, exclusive, is_kept, is_timed, ..Hold::new(lease) };
         // Of nothing, not even a moment is granted.
         Ok(Charge { cost: if is_timed { cost.min(rule.limit().max(1)) } else { cost }, hold: Some(hold), ..charge })
     }
@@ -269,50 +269,50 @@ impl AcquireRequest {
     /// The rule that an error of the store is reported under.
     pub(super) fn rule(&self) -> Rule {
         let first = self.charges.iter().find_map(|charge| charge.rule);
-        first.or(self.charges.first().map(|charge| charge.asked.rule)).unwrap_or(Rule::new("", 0, Duration::ZERO))
+        first.or(self.charges.first().map(|charge| charge.request.rule)).unwrap_or(Rule::new("", 0, Duration::ZERO))
     }
 
     /// Takes the rules as they apply now, all from one table.
     pub(super) fn apply_rules(&mut self, is_first: bool) {
-        let rules = self.limiter.settings().rules_now();
+        let rules = self.engine.settings().rules_now();
         let is_one_of_several = self.charges.len() > 1;
-        for AppliedCharge { asked, rule } in &mut self.charges {
-            *rule = rule_to_ask(&rules, asked, is_one_of_several, is_first);
+        for AppliedCharge { request, rule } in &mut self.charges {
+            *rule = applied_rule(&rules, request, is_one_of_several, is_first);
         }
         let mut active = self.charges.iter().filter_map(|charge| charge.rule);
-        self.policy_of_rules = active.find_map(|rule| rules.on_store_error(rule.prefix()));
+        self.rule_policy = active.find_map(|rule| rules.on_store_error(rule.prefix()));
     }
 
     pub(super) fn clock(&self) -> &Clock {
-        &self.limiter.settings().clock
+        &self.engine.settings().clock
     }
 }
 
 impl ChargeRequest {
     fn holds(&self) -> bool {
-        self.holds != CostKind::Fixed || self.rule.is_concurrent()
+        self.cost_kind != CostKind::Fixed || self.rule.is_concurrent()
     }
 }
 
 impl AppliedCharge {
     /// Nothing remains for others while it runs.
-    fn takes_all(&self) -> bool {
-        let rule = self.rule.unwrap_or(self.asked.rule);
-        self.asked.holds == CostKind::Elapsed && self.asked.cost >= rule.limit()
+    fn is_exclusive(&self) -> bool {
+        let rule = self.rule.unwrap_or(self.request.rule);
+        self.request.cost_kind == CostKind::Elapsed && self.request.cost >= rule.limit()
     }
 }
 
 /// The rule as it applies now. Nothing if it is not to be asked: a rule in shadow mode that would refuse without the
 /// store.
-fn rule_to_ask(
+fn applied_rule(
     rules: &CurrentRules,
-    ChargeRequest { rule, key, cost, holds }: &ChargeRequest,
+    ChargeRequest { rule, key, cost, cost_kind }: &ChargeRequest,
     is_one_of_several: bool,
     is_first: bool,
 ) -> Option<Rule> {
-    let of_key = if let RequestKey::Some(key) = key { Some(key) } else { None };
-    let rule = rules.hold(rule, of_key, *holds != CostKind::Fixed, is_one_of_several)?;
-    let least = if *holds == CostKind::Elapsed { (*cost).min(1) } else { *cost };
+    let its_key = if let RequestKey::Some(key) = key { Some(key) } else { None };
+    let rule = rules.applied(rule, its_key, *cost_kind != CostKind::Fixed, is_one_of_several)?;
+    let least = if *cost_kind == CostKind::Elapsed { (*cost).min(1) } else { *cost };
     let refuses = matches!(key, RequestKey::Missing) || least > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {
         if is_first {

@@ -65,7 +65,7 @@ pub(crate) struct CurrentRules {
 #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
 impl CurrentRules {
     /// The rule as it holds for a key. `None` if it is not to be asked.
-    pub(crate) fn hold(
+    pub(crate) fn applied(
         &self,
         rule: &Rule,
         key: Option<&Key>,

@@ -27,45 +27,45 @@ pub(crate) struct Settlements {
 
 impl Settlements {
     #[inline]
-    pub(crate) fn are_none(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
     /// Begins a settlement of these counters. It lasts until [`Settlements::end`].
     pub(super) fn begin(&self, counters: &[CounterName]) -> Sender<()> {
         let done = Sender::new(());
-        let mut under_way = self.lock();
+        let mut in_flight = self.lock();
         for counter in counters {
-            under_way.entry(counter.clone()).or_default().push(done.subscribe());
+            in_flight.entry(counter.clone()).or_default().push(done.subscribe());
         }
-        self.count.store(under_way.len(), Ordering::Release);
+        self.count.store(in_flight.len(), Ordering::Release);
         done
     }
 
     /// Ends a settlement that [`Settlements::begin`] began.
     pub(super) fn end(&self, counters: &[CounterName], done: &Sender<()>) {
         let own = done.subscribe();
-        let mut under_way = self.lock();
+        let mut in_flight = self.lock();
         for counter in counters {
-            if let Some(these) = under_way.get_mut(counter) {
-                these.retain(|other| !other.same_channel(&own));
-                if these.is_empty() {
-                    under_way.remove(counter);
+            if let Some(receivers) = in_flight.get_mut(counter) {
+                receivers.retain(|other| !other.same_channel(&own));
+                if receivers.is_empty() {
+                    in_flight.remove(counter);
                 }
             }
         }
-        self.count.store(under_way.len(), Ordering::Release);
+        self.count.store(in_flight.len(), Ordering::Release);
     }
 
     /// Those of these counters that are under way, if any are.
-    pub(crate) fn of(&self, charges: &[Charge]) -> Option<UntilDone> {
-        if self.are_none() {
+    pub(crate) fn for_charges(&self, charges: &[Charge]) -> Option<UntilDone> {
+        if self.is_empty() {
             return None;
         }
-        let under_way = self.lock();
-        let these = charges.iter().filter_map(|charge| under_way.get(&charge.counter));
-        let these: Vec<_> = these.flatten().cloned().collect();
-        (!these.is_empty()).then_some(UntilDone(these))
+        let in_flight = self.lock();
+        let receivers = charges.iter().filter_map(|charge| in_flight.get(&charge.counter));
+        let receivers: Vec<_> = receivers.flatten().cloned().collect();
+        (!receivers.is_empty()).then_some(UntilDone(receivers))
     }
 
     /// All that are under way.

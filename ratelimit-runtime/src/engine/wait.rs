@@ -28,30 +28,29 @@ impl AcquireRequest {
     }
 
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {
-        let (limiter, mut rule_changes) = (self.limiter.clone(), self.rule_changes.take());
-        let clock = limiter.settings().clock.clone();
-        let Some(arrival) = self.arrival else { return Ok(Permit::free(&charges)) };
-        let WaitTicket { ticket, changes, mut give_up, .. } = arrival;
+        let (engine, mut rule_changes) = (self.engine.clone(), self.rule_changes.take());
+        let clock = engine.settings().clock.clone();
+        let Some(ticket) = self.ticket else { return Ok(Permit::free(&charges)) };
+        let WaitTicket { id, changes, mut give_up_at, .. } = ticket;
         loop {
             let answer = refused.take();
             let position =
-                match limiter.queues().join(ticket, &charges, answer.as_ref().map(|answer| (answer, changes)), give_up)
-                {
+                match engine.queues().join(id, &charges, answer.as_ref().map(|answer| (answer, changes)), give_up_at) {
                     Ok(position) => position,
-                    Err(refusal) => return Err(self.last_word(refusal).await),
+                    Err(refusal) => return Err(self.final_refusal(refusal).await),
                 };
             charges = loop {
                 let turn = tokio::select! {
                     biased;
-                    () = changed(&mut rule_changes) => {
+                    () = rules_changed(&mut rule_changes) => {
                         position.probe();
                         continue;
                     }
-                    turn = before(&clock, give_up, position.turn()) => turn,
+                    turn = done_before(&clock, give_up_at, position.turn()) => turn,
                 };
                 let early = match turn {
                     Some(Turn::Ask { early }) => early,
-                    Some(Turn::Closed) | None => return Err(self.last_word(position.refusal()).await),
+                    Some(Turn::Closed) | None => return Err(self.final_refusal(position.refusal()).await),
                 };
                 self.apply_rules(false);
                 let charges = self.charges()?;
@@ -63,8 +62,8 @@ impl AcquireRequest {
                     position.probe();
                     break charges;
                 }
-                if early && let Some(guarded) = limiter.guarded() {
-                    guarded.forget_denials(&charges); // the store may have changed since
+                if early && let Some(guard) = engine.guard() {
+                    guard.forget_denials(&charges); // the store may have changed since
                 }
                 match self.ask_in_turn(charges).await {
                     (Resolution::Admitted(permit, at), answer) => {
@@ -76,16 +75,16 @@ impl AcquireRequest {
                     }
                     (Resolution::Rejected(refusal), _) => return Err(refusal),
                     (Resolution::Exceeded(exceeded), _) => {
-                        let RetryableRefusal { refusal, by, ready_in, is_held, answer, .. } = *exceeded;
+                        let RetryableRefusal { refusal, reason, ready_in, may_free_early, answer, .. } = *exceeded;
                         position.refused(&answer);
-                        if !self.waits_for(by) {
+                        if !self.waits_for(reason) {
                             return Err(refusal);
                         }
-                        give_up = self.give_up(by, arrival);
+                        give_up_at = self.give_up_at(reason, ticket);
                         let now = self.clock().now();
-                        let soonest = if is_held { now } else { now.saturating_add(ready_in) };
-                        if give_up.is_some_and(|give_up| soonest > give_up || now == give_up) {
-                            return Err(self.last_word(position.refusal()).await);
+                        let soonest = if may_free_early { now } else { now.saturating_add(ready_in) };
+                        if give_up_at.is_some_and(|give_up_at| soonest > give_up_at || now == give_up_at) {
+                            return Err(self.final_refusal(position.refusal()).await);
                         }
                     }
                 }
@@ -96,21 +95,21 @@ impl AcquireRequest {
     /// Asks the store, without the rules in shadow mode that would refuse. Also what an admission said of the counters.
     async fn ask_in_turn(&self, mut charges: Charges) -> (Resolution, StoreAnswer) {
         loop {
-            let (sent_at, batch) = self.question(charges, true).await;
+            let (sent_at, batch) = self.query_store(charges, true).await;
             let decided = batch.as_ref().ok().and_then(|batch| batch.first()).filter(|request| request.outcome.is_ok());
             let answer = decided.map(|request| StoreAnswer::of(&request.charges, sent_at)).unwrap_or_default();
-            match self.conclude(batch, true, sent_at) {
-                Ok(verdict) => return (verdict, answer),
-                Err(shadowed) if shadowed.rest.is_empty() => {
-                    return (Resolution::Admitted(Permit::of_shadow(shadowed.said), None), answer);
+            match self.resolve(batch, true, sent_at) {
+                Ok(resolution) => return (resolution, answer),
+                Err(rejection) if rejection.rest.is_empty() => {
+                    return (Resolution::Admitted(Permit::of_shadow(rejection.decision), None), answer);
                 }
-                Err(shadowed) => charges = shadowed.rest,
+                Err(rejection) => charges = rejection.rest,
             }
         }
     }
 
     /// The refusal of a caller who stops waiting: it tells when its turn would have come.
-    async fn last_word(&self, refusal: Option<(RequestPerMinute, Duration)>) -> RequestPerMinute {
+    async fn final_refusal(&self, refusal: Option<(RequestPerMinute, Duration)>) -> RequestPerMinute {
         let now = self.clock().now();
         if let Some((refusal, turn_at)) = refusal
             && turn_at > now
@@ -135,7 +134,7 @@ impl AcquireRequest {
 }
 
 /// Waits for a change of the rules.
-async fn changed(changes: &mut Option<Receiver<()>>) {
+async fn rules_changed(changes: &mut Option<Receiver<()>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()
     {
@@ -145,11 +144,11 @@ async fn changed(changes: &mut Option<Receiver<()>>) {
 }
 
 /// The output of a future that was done before the clock showed `give_up`.
-async fn before<T>(clock: &Clock, give_up: Option<Duration>, done: impl Future<Output = T>) -> Option<T> {
-    let Some(give_up) = give_up else { return Some(done.await) };
+async fn done_before<T>(clock: &Clock, give_up_at: Option<Duration>, done: impl Future<Output = T>) -> Option<T> {
+    let Some(give_up_at) = give_up_at else { return Some(done.await) };
     tokio::select! {
         biased;
         done = done => Some(done),
-        () = clock.sleep_until(give_up) => None,
+        () = clock.sleep_until(give_up_at) => None,
     }
 }

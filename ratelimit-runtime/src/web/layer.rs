@@ -197,7 +197,7 @@ impl LayerConfig {
         let manner = AcquireOptions::new(OnLimit::Reject, self.on_store_error);
         let permit = match asked.pop() {
             Some(ChargeRequest { rule, key, cost, .. }) if asked.is_empty() => {
-                Acquire::one(limiter, &rule, key, cost, manner).await
+                Acquire::single(limiter, &rule, key, cost, manner).await
             }
             last => {
                 asked.extend(last);

@@ -78,7 +78,7 @@ impl Limit {
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(request));
         let Some(by) = &self.key else {
-            return Some(ChargeRequest { rule: self.rule, key: RequestKey::Shared, cost, holds: CostKind::Fixed });
+            return Some(ChargeRequest { rule: self.rule, key: RequestKey::Shared, cost, cost_kind: CostKind::Fixed });
         };
         let (key, on_missing_key) = match by.find(request) {
             KeyResult::Ready(key) => (key, self.on_missing_key),
@@ -92,7 +92,7 @@ impl Limit {
             (None, OnMissingKey::Deny) if cost == 0 => return None,
             (None, OnMissingKey::Deny) => RequestKey::Missing,
         };
-        Some(ChargeRequest { rule: self.rule, key, cost, holds: CostKind::Fixed })
+        Some(ChargeRequest { rule: self.rule, key, cost, cost_kind: CostKind::Fixed })
     }
 }
 

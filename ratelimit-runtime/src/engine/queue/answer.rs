@@ -24,7 +24,7 @@ pub(crate) struct CounterAnswer {
     pub(super) remaining: u64,
     /// Nothing if the cost fits.
     pub(super) ready_in: Option<Duration>,
-    pub(super) is_held: bool,
+    pub(super) may_free_early: bool,
 }
 
 impl StoreAnswer {
@@ -35,7 +35,7 @@ impl StoreAnswer {
             cost: charge.least(),
             remaining: charge.decision.remaining,
             ready_in: charge.decision.retry_after(),
-            is_held: charge.held_by_others > 0,
+            may_free_early: charge.held_by_others > 0,
         });
         Self { sent_at, counters: counters.collect(), refusal: None }
     }

@@ -125,7 +125,7 @@ impl WaitQueues {
         ticket: u64,
         charges: &[Charge],
         answer: Option<(&StoreAnswer, u64)>,
-        give_up: Option<Duration>,
+        give_up_at: Option<Duration>,
     ) -> Result<QueuePosition<'_>, Option<(RequestPerMinute, Duration)>> {
         let (now, mut wakes) = (self.clock.now(), Wakes::new());
         let mut state = self.lock();
@@ -139,8 +139,8 @@ impl WaitQueues {
             let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| ticket < *first);
             is_full |= self.capacity == 0 || !is_first && queue.waiting.len() >= self.capacity;
             let is_last = queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket);
-            let behind = if is_last { queue.joined } else { queue.left };
-            counters.push(WaitingFor { id, cost, changes: 0, behind, reserved_until: None, is_parked: false });
+            let joined_before = if is_last { queue.joined } else { queue.departed };
+            counters.push(WaitingFor { id, cost, changes: 0, joined_before, reserved_until: None, is_parked: false });
         }
         let ids: SmallVec<[CounterId; 1]> = counters.iter().map(|counter| counter.id).collect();
         // Nothing holds up a caller whose rules are all in shadow mode.
@@ -157,8 +157,8 @@ impl WaitQueues {
             state.learn(answer, |_| has_changed, now, self.is_shared);
         }
         let estimate = state.estimate(ticket, now);
-        let is_too_late = |(_, at, is_held): &(RequestPerMinute, Duration, bool)| {
-            !is_held && give_up.is_some_and(|give_up| *at > give_up)
+        let is_too_late = |(_, at, may_free_early): &(RequestPerMinute, Duration, bool)| {
+            !may_free_early && give_up_at.is_some_and(|give_up_at| *at > give_up_at)
         };
         if is_full || state.is_closed || estimate.as_ref().is_some_and(is_too_late) {
             state.remove(ticket);
@@ -292,11 +292,11 @@ impl QueuePosition<'_> {
     pub(crate) fn refused(&self, answer: &StoreAnswer) {
         self.queues.update(|state, now, wakes| {
             let Some(caller) = state.callers.get(&self.ticket) else { return };
-            let (ids, seen): (_, SmallVec<[(CounterId, u64); 1]>) =
+            let (ids, changes_before): (_, SmallVec<[(CounterId, u64); 1]>) =
                 (caller.ids(), caller.counters.iter().map(|counter| (counter.id, counter.changes)).collect());
             let has_changed = |id| {
                 let changes = self.queues.shared.changes(id).load(Ordering::Acquire);
-                seen.iter().any(|(other, before)| *other == id && *before != changes)
+                changes_before.iter().any(|(other, before)| *other == id && *before != changes)
             };
             state.stop_asking(self.ticket);
             state.enqueue(self.ticket);

@@ -74,7 +74,7 @@ impl WaitQueues {
                     parked += usize::from(counter.is_parked);
                 }
             }
-            assert_eq!((queue.askers, queue.asking, queue.parked), (askers, asking, parked));
+            assert_eq!((queue.askers, queue.asking_cost, queue.parked), (askers, asking, parked));
             assert!(queue.askers + queue.parked + queue.waiting.len() > 0, "a queue without callers");
         }
         let counted: Vec<usize> = self.shared.all_busy().map(|count| count.load(Ordering::Relaxed)).collect();

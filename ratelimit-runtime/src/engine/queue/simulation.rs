@@ -37,14 +37,14 @@ struct Task<'a> {
 }
 
 /// A way to the server, of half a round trip or up to `jitter` times as much. Questions arrive in order.
-struct Way {
+struct SimulatedLink {
     half: Duration,
     jitter: u32,
     seed: u64,
     latest: Duration,
 }
 
-impl Way {
+impl SimulatedLink {
     fn arrival(&mut self, now: Duration) -> Duration {
         self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let part = u32::try_from(self.seed >> 33).unwrap_or_default() % 64;
@@ -57,7 +57,7 @@ impl Way {
 fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
     let clock = ManualClock::new();
     let (start, half) = (clock.now(), round_trip / 2);
-    let mut way = Way { half, jitter, seed: 1, latest: start };
+    let mut link = SimulatedLink { half, jitter, seed: 1, latest: start };
     let server = Memory::new(clock.clone().into(), 10);
     let queues = WaitQueues::new(1_000, clock.clone().into(), true);
     let charge = || Charge::new(rule, CounterName::new("", &rule, Some(&Key::new(1))), 1);
@@ -75,7 +75,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
                 task_of.position = queues.join(task_of.ticket, &[charge()], None, None).ok();
             } else {
                 task_of.sent_at = now;
-                events.push(Reverse((way.arrival(now), Event::Arrives, task)));
+                events.push(Reverse((link.arrival(now), Event::Arrives, task)));
             }
         }
         let mut next = events.peek().map(|Reverse((at, ..))| *at);
@@ -84,7 +84,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
             match position.look() {
                 Ok(_) => {
                     task.sent_at = now;
-                    let arrival = way.arrival(now);
+                    let arrival = link.arrival(now);
                     events.push(Reverse((arrival, Event::Arrives, number)));
                     next = Some(next.map_or(arrival, |other| other.min(arrival)));
                 }

@@ -18,7 +18,7 @@ const OWN: Rule = Rule::new("own", 3, HOUR);
 const ALL: Rule = Rule::new("all", 10, SECOND);
 
 /// A charge of 1 for this key, of which the store said so.
-fn said(rule: Rule, key: u64, remaining: u64, retry: Option<Duration>) -> Charge {
+fn decided(rule: Rule, key: u64, remaining: u64, retry: Option<Duration>) -> Charge {
     let mut charge = charge_of(&rule, key, 1);
     charge.decision = Decision::new(rule.limit(), remaining, HOUR, retry);
     charge
@@ -40,14 +40,14 @@ fn x_waits_for_the_answer_of_y<'a>(
     clock: &ManualClock,
     queues: &'a WaitQueues,
 ) -> (QueuePosition<'a>, QueuePosition<'a>) {
-    let both = |own, all| [said(OWN, 1, own, (own == 0).then_some(HOUR)), said(ALL, 1, all, None)];
+    let both = |own, all| [decided(OWN, 1, own, (own == 0).then_some(HOUR)), decided(ALL, 1, all, None)];
     let answer = StoreAnswer::of(&both(0, 9), clock.now());
     let [f, x0, x] = [(); 3].map(|()| join(queues, queues.ticket(), &both(0, 9), Some(&answer)));
     clock.advance(HOUR.saturating_sub(SECOND));
     assert!(f.look().is_err() && x0.look().is_err() && x.look().is_err());
     clock.advance(SECOND);
     assert!(f.look().is_ok() && x0.look().is_err() && x.look().is_err());
-    let y = join(queues, queues.ticket(), &[said(ALL, 1, 0, None)], None);
+    let y = join(queues, queues.ticket(), &[decided(ALL, 1, 0, None)], None);
     assert!(y.look().is_ok());
     let sent_at = clock.now();
     clock.advance(MS);
@@ -65,7 +65,7 @@ fn the_answer_of_another_finds_a_caller_who_waits_for_it() {
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let (x, y) = x_waits_for_the_answer_of_y(&clock, &queues);
     // Y was admitted in the next window of `all`, of which 9 remain.
-    y.admitted(&StoreAnswer::of(&[said(ALL, 1, 9, None)], clock.now()));
+    y.admitted(&StoreAnswer::of(&[decided(ALL, 1, 9, None)], clock.now()));
     for after in [Duration::ZERO, SECOND, 59 * SECOND, HOUR, 24 * HOUR] {
         clock.advance(after);
     }
@@ -77,16 +77,16 @@ fn the_answer_of_another_finds_a_caller_who_waits_for_it() {
 fn a_refund_finds_a_parked_caller() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
-    let both = [said(OWN, 1, 0, Some(HOUR)), said(ALL, 1, 1, None)];
+    let both = [decided(OWN, 1, 0, Some(HOUR)), decided(ALL, 1, 1, None)];
     let answer = StoreAnswer::of(&both, clock.now());
     let x = join(&queues, queues.ticket(), &both, Some(&answer));
-    let y = join(&queues, queues.ticket(), &[said(ALL, 1, 0, None)], None);
+    let y = join(&queues, queues.ticket(), &[decided(ALL, 1, 0, None)], None);
     assert!(x.look().is_err() && y.look().is_ok());
     let sent_at = clock.now();
     queues.changed(&both[0].counter);
     assert!(x.look().is_err());
     clock.advance(MS);
-    y.admitted(&StoreAnswer::of(&[said(ALL, 1, 9, None)], sent_at));
+    y.admitted(&StoreAnswer::of(&[decided(ALL, 1, 9, None)], sent_at));
     assert!(x.look().is_ok(), "both counters have room: {:?}", x.look());
 }
 
@@ -136,7 +136,7 @@ fn x_beside_others(
 fn answers_out_of_order_make_no_room() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
-    let charges = |remaining, retry| [said(ALL, 1, remaining, retry)];
+    let charges = |remaining, retry| [decided(ALL, 1, remaining, retry)];
     let refused = StoreAnswer::of(&charges(0, Some(SECOND)), clock.now());
     let callers = [(); 5].map(|()| join(&queues, queues.ticket(), &charges(0, None), Some(&refused)));
     clock.advance(SECOND);
@@ -180,10 +180,10 @@ fn large_costs_of_two_buckets_are_served() {
         ("2 of each of two buckets", vec![(one, 2), (two, 2)], vec![one, two]),
     ];
     let mut starved = Vec::new();
-    for (what, of_x, others) in cases {
+    for (case, of_x, others) in cases {
         let at = x_beside_others(1, &of_x, &others, 1, Duration::ZERO, Duration::from_secs(2_000));
         if at.is_none() {
-            starved.push(what);
+            starved.push(case);
         }
     }
     assert!(starved.is_empty(), "never served in 2,000 s: {starved:?}");

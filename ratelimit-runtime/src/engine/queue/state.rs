@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::{
     answer::StoreAnswer,
-    wait_queue::{Left, MOST_RESERVATIONS, WaitQueue},
+    wait_queue::{MOST_RESERVATIONS, RoomLeft, WaitQueue},
 };
 use crate::{
     RequestPerMinute,
@@ -78,7 +78,7 @@ pub(super) struct WaitingFor {
     /// [`WaitQueues::changes`] when it was let ask.
     pub(super) changes: u64,
     /// [`WaitQueue::joined`] when it joined behind all others.
-    pub(super) behind: u128,
+    pub(super) joined_before: u128,
     /// Until when its cost is or was reserved.
     pub(super) reserved_until: Option<Duration>,
     /// It stands outside this queue, as another of its counters has no room for longer. Never so in all of its queues.
@@ -116,7 +116,7 @@ impl WaitingCaller {
     }
 
     /// What the caller adds to [`WaitQueue::joined`] for a cost.
-    pub(super) fn counted(&self, cost: u64) -> u128 {
+    pub(super) fn cost_in_line(&self, cost: u64) -> u128 {
         if self.counters.len() == 1 { cost.into() } else { 0 }
     }
 }
@@ -132,7 +132,7 @@ impl WaitState {
         for WaitingFor { id, cost, .. } in &caller.counters {
             if let Some(queue) = self.queues.get_mut(id) {
                 queue.waiting.insert(ticket, *cost);
-                queue.joined += caller.counted(*cost);
+                queue.joined += caller.cost_in_line(*cost);
             }
         }
     }
@@ -145,7 +145,7 @@ impl WaitState {
         for WaitingFor { id, cost, .. } in &caller.counters {
             if let Some(queue) = self.queues.get_mut(id) {
                 queue.askers -= 1;
-                queue.asking -= cost;
+                queue.asking_cost -= cost;
             }
         }
     }
@@ -161,13 +161,13 @@ impl WaitState {
             if let Some(cost) = queue.waiting.remove(&ticket) {
                 // Those ahead of the last one wait no shorter because it leaves.
                 if queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket) {
-                    queue.joined -= caller.counted(cost);
+                    queue.joined -= caller.cost_in_line(cost);
                 } else {
-                    queue.left += caller.counted(cost);
+                    queue.departed += caller.cost_in_line(cost);
                 }
                 // The wait was that of a larger cost than the next one's.
                 let next = queue.waiting.first_key_value().map_or(u64::MAX, |(_, cost)| *cost);
-                if cost == queue.refused && next < cost {
+                if cost == queue.refused_cost && next < cost {
                     queue.probe_at = Duration::ZERO;
                 }
             }
@@ -205,16 +205,16 @@ impl WaitState {
         if let Some((id, refusal)) = &answer.refusal
             && let Some(queue) = self.queues.get_mut(id)
         {
-            queue.latest = Some(refusal.clone());
+            queue.latest_refusal = Some(refusal.clone());
         }
     }
 
     /// Lets callers ask for whom there is room now, and says of the others when to look again.
     pub(super) fn advance(&mut self, ids: SmallVec<[CounterId; 1]>, now: Duration, wakes: &mut Wakes) {
-        let (mut ids, mut at) = (ids, 0);
-        while let Some(id) = ids.get(at) {
+        let (mut ids, mut next) = (ids, 0);
+        while let Some(id) = ids.get(next) {
             self.advance_one(*id, now, wakes, &mut ids);
-            at += 1;
+            next += 1;
         }
     }
 
@@ -227,13 +227,13 @@ impl WaitState {
         others: &mut SmallVec<[CounterId; 1]>,
     ) {
         let Some(queue) = self.queues.get(&id) else { return };
-        let mut left = queue.left(now, self.round_trip);
+        let mut room_left = queue.room_left(now, self.round_trip);
         let (mut reserved_until, mut passed, mut from) = (None, None, 0);
         loop {
             let Some(queue) = self.queues.get(&id) else { return };
             let Some((&ticket, &cost)) = queue.waiting.range(from..).next() else { break };
             from = ticket + 1;
-            match self.standing(ticket, cost, id, now, &left) {
+            match self.standing(ticket, cost, id, now, &room_left) {
                 Standing::Ready => {}
                 Standing::HeldUpBy(other) => {
                     self.park(ticket, id, other, now, wakes);
@@ -245,12 +245,12 @@ impl WaitState {
                     self.unpark(ticket);
                     self.wake_at(ticket, ready_at, now, wakes);
                     self.note_reservation(ticket, id, until);
-                    left.reserve(cost);
+                    room_left.reserve(cost);
                     reserved_until = Some(reserved_until.map_or(until, |other: Duration| other.min(until)));
                     continue;
                 }
             }
-            if !left.fits(cost) {
+            if !room_left.fits(cost) {
                 let (ready_at, probe_at) = (queue.ready_at, queue.next_probe(now));
                 let returns_at = self.unpark_in_time(ticket, ready_at, now, others);
                 if let Some(at) = [probe_at, reserved_until, returns_at].into_iter().flatten().min() {
@@ -267,7 +267,7 @@ impl WaitState {
                 continue;
             }
             self.let_ask(ticket, wakes);
-            left.take(cost);
+            room_left.take(cost);
         }
         // Those ahead of a caller in its other queues may be held up meanwhile, and then hold it up no longer.
         if let Some((ticket, at)) = passed.filter(|_| self.queues[&id].waiting.len() > 1) {
@@ -286,9 +286,9 @@ impl WaitState {
             if let Some(queue) = self.queues.get_mut(&counter.id) {
                 counter.return_to(queue, ticket, &self.shared);
                 queue.waiting.remove(&ticket);
-                queue.left += if is_counted { counter.cost.into() } else { 0 };
+                queue.departed += if is_counted { counter.cost.into() } else { 0 };
                 queue.askers += 1;
-                queue.asking += counter.cost;
+                queue.asking_cost += counter.cost;
             }
         }
     }
@@ -385,7 +385,14 @@ impl WaitState {
     }
 
     /// How a caller stands in this queue, where the callers before it leave so much.
-    pub(super) fn standing(&self, ticket: u64, cost: u64, id: CounterId, now: Duration, left: &Left) -> Standing {
+    pub(super) fn standing(
+        &self,
+        ticket: u64,
+        cost: u64,
+        id: CounterId,
+        now: Duration,
+        room_left: &RoomLeft,
+    ) -> Standing {
         let (Some(caller), Some(queue)) = (self.callers.get(&ticket), self.queues.get(&id)) else {
             return Standing::Ready;
         };
@@ -396,14 +403,14 @@ impl WaitState {
             return Standing::HeldUpBy(other);
         }
         // This counter has room last, or for nobody.
-        if !left.fits(cost) && (left.room == 0 || ready_at <= queue.ready_at) {
+        if !room_left.fits(cost) && (room_left.room == 0 || ready_at <= queue.ready_at) {
             return Standing::Ready;
         }
         // Where others are ahead of it, its turn depends on them and not on time alone.
         let is_behind = || caller.counters.iter().any(|other| other.id != id && self.is_behind(other.id, ticket, now));
         // While all calls are admitted, none overtakes it.
         let is_scarce = queue.refused_at.is_some_and(|at| now < at.saturating_add(period.saturating_mul(2)));
-        if is_late || !is_scarce || left.reservations >= MOST_RESERVATIONS || is_behind() {
+        if is_late || !is_scarce || room_left.reservations >= MOST_RESERVATIONS || is_behind() {
             return Standing::HeldUpBy(other);
         }
         match self.reserved_until(ticket, id, now, period) {
@@ -452,16 +459,16 @@ impl WaitState {
     /// A counter has room for a caller, and for those who came before.
     pub(super) fn has_room(&self, id: CounterId, ticket: u64, cost: u64, now: Duration) -> bool {
         let Some(queue) = self.queues.get(&id) else { return true };
-        let mut left = queue.left(now, self.round_trip);
+        let mut room_left = queue.room_left(now, self.round_trip);
         for (&before, &cost) in queue.waiting.range(..ticket) {
-            match self.standing(before, cost, id, now, &left) {
+            match self.standing(before, cost, id, now, &room_left) {
                 Standing::HeldUpBy(_) => {}
-                Standing::Reserves { .. } => left.reserve(cost),
-                Standing::Ready if left.fits(cost) => left.take(cost),
+                Standing::Reserves { .. } => room_left.reserve(cost),
+                Standing::Ready if room_left.fits(cost) => room_left.take(cost),
                 Standing::Ready => return false,
             }
         }
-        left.fits(cost)
+        room_left.fits(cost)
     }
 
     /// The latest refusal of the counter that a caller waits for longest, when its turn comes there if those ahead stay, and
@@ -470,9 +477,9 @@ impl WaitState {
         let caller = self.callers.get(&ticket)?;
         let estimates = caller.counters.iter().filter_map(|counter| {
             let queue = self.queues.get(&counter.id)?;
-            let ahead = u64::try_from(counter.behind.saturating_sub(queue.left)).unwrap_or(u64::MAX);
+            let ahead = u64::try_from(counter.joined_before.saturating_sub(queue.departed)).unwrap_or(u64::MAX);
             let at = queue.turn_at(ahead, counter.cost, now, self.round_trip);
-            Some((queue.latest.clone()?, at, queue.is_held))
+            Some((queue.latest_refusal.clone()?, at, queue.may_free_early))
         });
         estimates.max_by_key(|(_, at, _)| *at)
     }

@@ -26,7 +26,7 @@ pub(super) struct WaitQueue {
     pub(super) parked: usize,
     pub(super) askers: usize,
     /// The cost of all askers.
-    pub(super) asking: u64,
+    pub(super) asking_cost: u64,
     /// When the question of the latest answer was sent, and when the answer came.
     pub(super) sent_at: Duration,
     pub(super) answered_at: Option<Duration>,
@@ -34,32 +34,32 @@ pub(super) struct WaitQueue {
     pub(super) remaining: u64,
     /// The cost that was refused, and when it fits if nothing else changes: counted from when the question was sent, so
     /// that the next one arrives just then. Zero if none was refused.
-    pub(super) refused: u64,
+    pub(super) refused_cost: u64,
     pub(super) ready_at: Duration,
     /// The same, counted from when the answer came: what callers are told.
-    pub(super) told_at: Duration,
+    pub(super) reported_ready_at: Duration,
     /// When the latest refusal came.
     pub(super) refused_at: Option<Duration>,
     /// When to probe. Before `ready_at` where room may come sooner.
     pub(super) probe_at: Duration,
     /// Others hold something that they may leave at any time.
-    pub(super) is_held: bool,
+    pub(super) may_free_early: bool,
     /// How much of the refill comes to this process, in 1/256: less after a refusal, and more after a round trip
     /// without one. Above 1 where the round trip is longer than it seems.
-    pub(super) share: u32,
-    pub(super) shared_at: Duration,
+    pub(super) refill_share: u32,
+    pub(super) share_changed_at: Duration,
     /// The cost of all callers of this counter alone that ever joined, and of those that no longer wait. Callers of several
     /// counters may hold up nobody.
     pub(super) joined: u128,
-    pub(super) left: u128,
-    pub(super) latest: Option<RequestPerMinute>,
+    pub(super) departed: u128,
+    pub(super) latest_refusal: Option<RequestPerMinute>,
 }
 
 const WHOLE: u32 = 256;
 const LARGEST_SHARE: u32 = 4 * WHOLE;
 
 /// What a queue leaves to the next caller.
-pub(super) struct Left {
+pub(super) struct RoomLeft {
     pub(super) room: u64,
     pub(super) may_probe: bool,
     /// The room that all callers share.
@@ -69,7 +69,7 @@ pub(super) struct Left {
     pub(super) reservations: usize,
 }
 
-impl Left {
+impl RoomLeft {
     pub(super) fn fits(&self, cost: u64) -> bool {
         let fits_beside = || self.known == 0 && self.reserved.saturating_add(cost) <= self.limit;
         cost <= self.room || self.may_probe && (self.reservations == 0 || fits_beside())
@@ -94,21 +94,21 @@ impl WaitQueue {
             waiting: BTreeMap::new(),
             parked: 0,
             askers: 0,
-            asking: 0,
+            asking_cost: 0,
             sent_at: Duration::ZERO,
             answered_at: None,
             remaining: 0,
-            refused: 0,
+            refused_cost: 0,
             ready_at: Duration::ZERO,
-            told_at: Duration::ZERO,
+            reported_ready_at: Duration::ZERO,
             refused_at: None,
             probe_at: Duration::ZERO,
-            is_held: false,
-            share: WHOLE,
-            shared_at: Duration::ZERO,
+            may_free_early: false,
+            refill_share: WHOLE,
+            share_changed_at: Duration::ZERO,
             joined: 0,
-            left: 0,
-            latest: None,
+            departed: 0,
+            latest_refusal: None,
         }
     }
 
@@ -120,64 +120,64 @@ impl WaitQueue {
         round_trip: Duration,
         is_shared: bool,
     ) {
-        let CounterAnswer { cost, remaining, ready_in, is_held, .. } = *answer;
+        let CounterAnswer { cost, remaining, ready_in, may_free_early, .. } = *answer;
         if sent_at < self.sent_at {
             // A later question has been answered before. It may have been decided before, too, and in a window what remains
             // only gets less: room for one too few costs a round trip, and for one too many lets another caller overtake.
             let is_window = refilled(&self.rule, self.rule.period()) == 0;
-            if is_window && ready_in.is_none() && self.refused == 0 {
+            if is_window && ready_in.is_none() && self.refused_cost == 0 {
                 self.remaining = self.remaining.min(remaining);
             }
             return;
         }
         (self.sent_at, self.answered_at) = (sent_at, Some(now));
-        self.is_held = is_held;
+        self.may_free_early = may_free_early;
         let Some(ready_in) = ready_in.map(|ready_in| ready_in.max(SHORTEST_WAIT)) else {
-            (self.remaining, self.refused) = (remaining, 0);
-            (self.ready_at, self.told_at, self.probe_at) = Default::default();
+            (self.remaining, self.refused_cost) = (remaining, 0);
+            (self.ready_at, self.reported_ready_at, self.probe_at) = Default::default();
             // A bucket that becomes full while callers wait: more of them could be on the way.
             let largest = if remaining >= self.rule.limit() - self.rule.limit() / 8 {
                 LARGEST_SHARE
             } else {
-                WHOLE.max(self.share)
+                WHOLE.max(self.refill_share)
             };
-            if now.saturating_sub(self.shared_at) > round_trip {
-                (self.share, self.shared_at) = ((self.share + WHOLE / 16).min(largest), now);
+            if now.saturating_sub(self.share_changed_at) > round_trip {
+                (self.refill_share, self.share_changed_at) = ((self.refill_share + WHOLE / 16).min(largest), now);
             }
             return;
         };
         // It may be refused although it fits, as long as others hold something.
         self.remaining = if remaining < cost { remaining } else { 0 };
-        (self.refused, self.refused_at) = (cost, Some(now));
+        (self.refused_cost, self.refused_at) = (cost, Some(now));
         self.ready_at = sent_at.max(now.saturating_sub(round_trip)).saturating_add(ready_in);
-        self.told_at = now.saturating_add(ready_in);
-        let sooner = match (is_held, is_shared) {
+        self.reported_ready_at = now.saturating_add(ready_in);
+        let sooner = match (may_free_early, is_shared) {
             (true, _) => PROBE_HELD,
             (false, true) => PROBE_OTHERS.max(self.rule.period() / 10),
             (false, false) => Duration::MAX,
         };
         self.probe_at = self.ready_at.min(now.saturating_add(sooner));
-        if now.saturating_sub(self.shared_at) > round_trip {
-            (self.share, self.shared_at) = ((self.share - self.share / 4).max(1), now);
+        if now.saturating_sub(self.share_changed_at) > round_trip {
+            (self.refill_share, self.share_changed_at) = ((self.refill_share - self.refill_share / 4).max(1), now);
         }
     }
 
     /// The cost that fits when a question arrives that is sent now: what remained, and what has refilled since and does so
     /// within a round trip, less the cost of those who are asking.
     pub(super) fn room(&self, now: Duration, round_trip: Option<Duration>) -> u64 {
-        let there = self.remaining.min(self.rule.limit());
+        let remained = self.remaining.min(self.rule.limit());
         let Some(answered_at) = self.answered_at.filter(|_| now >= self.ready_at) else {
-            return there.saturating_sub(self.asking);
+            return remained.saturating_sub(self.asking_cost);
         };
-        let share = |refilled: u64| refilled.saturating_mul(self.share.into()) / u64::from(WHOLE);
+        let share = |refilled: u64| refilled.saturating_mul(self.refill_share.into()) / u64::from(WHOLE);
         let since = share(refilled(&self.rule, now.saturating_sub(answered_at)));
         let meanwhile = share(refilled(&self.rule, round_trip.unwrap_or_default()));
-        there.saturating_add(since).min(self.rule.limit()).saturating_add(meanwhile).saturating_sub(self.asking)
+        remained.saturating_add(since).min(self.rule.limit()).saturating_add(meanwhile).saturating_sub(self.asking_cost)
     }
 
-    pub(super) fn left(&self, now: Duration, round_trip: Option<Duration>) -> Left {
+    pub(super) fn room_left(&self, now: Duration, round_trip: Option<Duration>) -> RoomLeft {
         let (room, may_probe) = (self.room(now, round_trip), self.may_probe(now));
-        Left { room, may_probe, known: room, limit: self.rule.limit(), reserved: 0, reservations: 0 }
+        RoomLeft { room, may_probe, known: room, limit: self.rule.limit(), reserved: 0, reservations: 0 }
     }
 
     /// A caller has to wait here: for room, or for the first caller, who may need more.
@@ -209,7 +209,7 @@ impl WaitQueue {
             return now;
         }
         let is_known_to_be_full = self.ready_at > Duration::ZERO;
-        let (from, fits) = if is_known_to_be_full { (self.told_at, self.refused) } else { (now, room) };
+        let (from, fits) = if is_known_to_be_full { (self.reported_ready_at, self.refused_cost) } else { (now, room) };
         let count = self.rule.count().max(1);
         let periods = |full: u64| self.rule.period().saturating_mul(u32::try_from(full).unwrap_or(u32::MAX));
         let then = match self.rule.algorithm() {
