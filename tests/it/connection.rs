@@ -1,6 +1,7 @@
 //! Connections that end in unusual ways, and what a connection is allowed to do.
 
 use std::fs;
+use std::path::Path;
 use std::sync::mpsc;
 use std::task::{Context, Waker};
 use std::thread;
@@ -98,12 +99,21 @@ async fn a_connection_that_goes_silent_is_given_up_for_another() {
     assert!(proxy.accepted() > opened);
 }
 
+/// The texts of all files in a folder and in those within it.
+fn texts_in(folder: &Path) -> Vec<String> {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let texts = paths.flat_map(|path| match path.is_dir() {
+        true => texts_in(&path),
+        false => vec![fs::read_to_string(path).unwrap()],
+    });
+    texts.collect()
+}
+
 /// The rights are those of the crate's documentation.
 #[tokio::test]
 async fn the_documented_rights_are_enough() {
     let command = documented_acl();
-    for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../ratelimit-runtime/src/algorithm")).unwrap() {
-        let script = fs::read_to_string(file.unwrap().path()).unwrap();
+    for script in texts_in(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../ratelimit-runtime/src/algorithm"))) {
         for used in script.split("call('").skip(1) {
             let right = format!("+{}", used.split('\'').next().unwrap().to_lowercase());
             assert!(command.split(' ').any(|granted| granted == right), "a script needs {right}");
