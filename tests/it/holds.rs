@@ -201,7 +201,12 @@ async fn equal_durations_are_not_one() {
         timed.advance(500 * MS);
         drop(permits);
         drop(run(limiter, TIME, key, Some(1)).await.unwrap());
-        assert_eq!(remaining(limiter, &TIME, key).await, 20_000 - 10 * 500, "{}", timed.name());
+        // On a busy machine the last of them is settled after the call beside it.
+        let left = 20_000 - 10 * 500;
+        eventually(&format!("{left} remain ({})", timed.name()), || async {
+            remaining(limiter, &TIME, key).await == left
+        })
+        .await;
     }
 }
 
