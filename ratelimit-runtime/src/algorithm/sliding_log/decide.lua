@@ -47,7 +47,7 @@ else
   period = period * 1000
 end
 
--- The holds, and where the numbers begin bytes_until them. `holds` is read when it is needed.
+-- The holds, and where the numbers begin behind them. `holds` is read when it is needed.
 local settles = charge == 'settle' or charge == 'again'
 local skip, expired, held, charged_until, settled_until, known = 0, 0, 0, 0, 0, longest
 local holds, stored, settled, first_end, last_end, last_lease, beyond, ms, bytes_until, hold, is_renewed
