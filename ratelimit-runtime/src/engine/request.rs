@@ -225,9 +225,7 @@ impl AcquireRequest {
                     Algorithm::LeakyBucket { .. } => {
                         "a `LeakyBucket` stands alone: acquire its rule in a call of its own"
                     }
-                    _ if rule.prefetch() > 1 => {
-                        "a rule with `prefetch` stands alone: acquire it in a call of its own"
-                    }
+                    _ if rule.prefetch() > 1 => "a rule with `prefetch` stands alone: acquire it in a call of its own",
                     _ => continue,
                 };
                 return Err(refusal(rule, StoreError::misconfigured(error)));
