@@ -1,4 +1,4 @@
-//! Clean-up after a caller who leaves while the store is being asked for a hold.
+//! Clean-up after a caller who leaves while the store decides on a hold.
 
 use std::{
     future::Future,
@@ -22,28 +22,28 @@ use crate::{
     store::{Batch, Charges, Reply, Request},
 };
 
-/// Before what failed is tried again, at first.
+/// The first pause before a retry.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Before it is tried again later.
+/// The longest pause before a retry.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// After so many answers that there is no hold, clean-up relies on the answer to the caller alone.
+/// Number of "no such hold" replies after which clean-up relies on the answer to the caller alone.
 const MOST_ABSENCES: u32 = 3;
 
 type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
 
-/// The answer of a store that is asked for a hold. If it is dropped before the answer is there, a
-/// background task awaits the answer, and refunds what was granted.
+/// The answer of a store that decides on a hold. If this is dropped before the answer arrives, a
+/// background task awaits the answer and refunds what was granted.
 pub(crate) struct AbandonOnDrop {
     engine: EngineRef,
-    /// Of the charges, those that are held.
+    /// The charges that are to be held.
     held: Charges,
     answer: Option<BatchFuture>,
-    /// Before the first poll nothing is sent.
+    /// Before the first poll, nothing has been sent.
     is_polled: bool,
 }
 
 impl AbandonOnDrop {
-    /// Around the answer, if something is to be held.
+    /// Wraps the reply, if some charge is to be held.
     pub(crate) fn around(engine: &EngineRef, held: Option<Charges>, reply: Reply<Batch>) -> Reply<Batch> {
         match (held, reply) {
             (Some(held), Reply::Pending(answer)) => {
@@ -60,7 +60,7 @@ impl Future for AbandonOnDrop {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Batch> {
         self.is_polled = true;
-        let Some(answer) = &mut self.answer else { panic!("an answer polled after it was there") };
+        let Some(answer) = &mut self.answer else { panic!("`AbandonOnDrop` polled after it was done") };
         let polled = answer.as_mut().poll(context);
         if let Poll::Ready(batch) = &polled {
             self.answer = None;
@@ -88,7 +88,7 @@ pub(crate) fn held_charges(charges: &Charges) -> Option<Charges> {
     is_held.then(|| charges.clone().split_held().0)
 }
 
-/// Tells whether something was granted. `None` if that is unknown, because an answer was lost.
+/// True if something was granted. `None` if that is unknown, because an answer was lost.
 fn is_granted(batch: &Batch) -> Option<bool> {
     let granted = |request: &Request| match &request.outcome {
         Ok(is_granted) => Some(*is_granted),
@@ -99,10 +99,11 @@ fn is_granted(batch: &Batch) -> Option<bool> {
 
 /// Refunds what a store may have granted to a caller who left before the answer.
 ///
-/// The answer to the caller is final: refused, or granted and to be refunded. Anything sent later
-/// is not, as it may overtake the question on another connection. So clean-up awaits the answer.
-/// While the answer is late, and if it is lost, it also tells the store to end the hold, until the
-/// store has ended it or has said [`MOST_DENIALS`] times that there is none.
+/// The answer to the caller is final: refused, or granted and to be refunded. A later command is
+/// not final, as it may overtake the request on another connection. So clean-up awaits the answer.
+///
+/// While the answer is late, or if it is lost, clean-up also asks the store to end the hold. It
+/// stops when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is none.
 async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));

@@ -1,4 +1,4 @@
-//! The future of a call: an attempt that decides at once, a ticket in a batch, or the general way.
+//! The future of a call: an immediate attempt, a ticket in a batch, or the general way.
 
 use std::{
     fmt,
@@ -27,18 +27,18 @@ use crate::{
 #[cfg(not(feature = "redis"))]
 use std::convert::Infallible as BatchTicket;
 
-/// A decision that is made when it is awaited.
+/// A call that is decided when it is awaited.
 ///
-/// A type with a name and no borrows, so that it costs little in each function that awaits it: little time to compile,
-/// and no more room than the call takes before it is on its way.
+/// A named type without borrows is cheap for each function that awaits it. It compiles fast, and it
+/// takes no more room than the call needs before the store is asked.
 pub struct Acquire {
-    /// Who is asked, until it has been.
+    /// The engine, until the call is decided or handed on.
     engine: Option<EngineRef>,
     state: AcquireState,
 }
 
 enum AcquireState {
-    /// And its share, where many ask a server at once.
+    /// One charge, and its ticket while it travels in a batch with other callers' charges.
     Single(SingleCharge, AcquireOptions, Option<BatchTicket>),
     Pending(BoxedAcquire),
     Done,
@@ -52,15 +52,15 @@ struct SingleCharge {
 }
 
 impl Acquire {
-    /// Decides when it is first polled.
+    /// One charge, decided when the future is first polled.
     #[inline(always)]
-    #[allow(clippy::inline_always)] // or a rule is copied twice, which takes as long as a lock
+    #[allow(clippy::inline_always)] // otherwise a rule is copied twice, which costs as much as a lock
     pub(crate) fn single(engine: EngineRef, rule: &Rule, key: RequestKey, cost: u64, options: AcquireOptions) -> Self {
         let charge = SingleCharge { rule: *rule, key, cost };
         Self { engine: Some(engine), state: AcquireState::Single(charge, options, None) }
     }
 
-    /// Decides when it is first polled.
+    /// Several charges or holds, decided when the future is first polled.
     pub(crate) fn all(
         engine: EngineRef,
         charges: Vec<ChargeRequest>,
@@ -79,7 +79,7 @@ impl Acquire {
 }
 
 impl Acquire {
-    /// Whether this is what most calls are: one rule, whose limit holds or not, and nobody waits.
+    /// The common case: one rule, no ticket yet, and a caller who does not wait.
     #[inline]
     fn single_charge(&self) -> Option<(&EngineRef, &SingleCharge)> {
         match (&self.engine, &self.state) {
@@ -90,20 +90,25 @@ impl Acquire {
         }
     }
 
-    /// Charges a fixed window that is stored and open, which is what most calls do. `None` if there is none, and nothing is changed then.
+    /// Charges a fixed window that is stored and open, which is what most calls do. `None` if there
+    /// is none; then nothing has changed.
     ///
-    /// Here ends what is compiled into each caller. What is found out is left to whoever polls, where it is no part of anything yet: most
-    /// callers only want to know whether there is a permit, and it takes as long as all of the arithmetic to make one and to move it.
+    /// The code that is compiled into each caller ends here. This returns the numbers only, and
+    /// `poll` makes the permit. Most callers only check that there is a permit. Making and moving
+    /// one takes as long as all of the arithmetic.
     #[inline(never)]
     fn charge_window(&self) -> Option<TakenWindow> {
         let (engine, charge) = self.single_charge()?;
         charge_window(engine, &charge.rule, &charge.key, charge.cost)
     }
 
-    /// Charges any other counter in memory, or one that is not stored; or spends what was taken from another store, or says what it would say, where
-    /// that is known and need not be asked; or asks it together with others.
+    /// Decides the other charges that need no general way:
+    /// - A counter in memory is charged, whether or not it is stored already.
+    /// - For another store, prefetched quota is spent, or a cached denial is returned.
+    /// - With Redis, the charge otherwise joins a batch with those of other callers.
     ///
-    /// What would have to wait, what is wrong and what can't fit goes the long way.
+    /// `None` if the charge joined a batch, and has a ticket now. `None` also leaves a call to the
+    /// general way, if it would wait, is misconfigured, or can't fit.
     #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
     fn try_charge(&mut self, context: &mut Context<'_>) -> Option<AcquireResult> {
         let (engine, charge) = self.single_charge()?;
@@ -148,7 +153,8 @@ impl Acquire {
             }
             return None;
         };
-        // Where there is no room, the long way says what becomes of the call; nothing was charged.
+        // If memory has no room for the counter, the general way resolves the call. Nothing was
+        // charged.
         let outcome =
             memory.take(id, &ChargeQuery { rule, cost: *cost, longest_wait_ms: u64::MAX, hold: None }).ok()?;
         if !outcome.fits() {
@@ -161,7 +167,7 @@ impl Acquire {
         Some(Ok(Permit::in_memory(self.engine.take()?, id, &rule, cost, &outcome)))
     }
 
-    /// What came of asking together with others.
+    /// Polls the ticket of a charge that travels in a batch.
     #[cfg(feature = "redis")]
     #[inline(never)]
     fn poll_ticket(&mut self, context: &mut Context<'_>) -> Poll<AcquireResult> {
@@ -202,7 +208,7 @@ impl Acquire {
         self.poll_slow(None, context)
     }
 
-    /// All that is not an admitted call of a fixed window in memory that is stored and open.
+    /// Every call except an admitted one of a fixed window in memory that is stored and open.
     #[inline(never)]
     fn poll_slow(&mut self, denied: Option<&TakenWindow>, context: &mut Context<'_>) -> Poll<AcquireResult> {
         let answer = match (denied, &self.state) {
@@ -241,7 +247,7 @@ impl Future for Acquire {
     type Output = AcquireResult;
 
     #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Acquire::take_window`
+    #[allow(clippy::inline_always)] // see `Acquire::charge_window`
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<AcquireResult> {
         #[cfg(feature = "redis")]
         if let AcquireState::Single(_, _, Some(_)) = &self.state {
@@ -261,7 +267,7 @@ impl Future for Acquire {
     }
 }
 
-/// The same for a caller who has no use for the permit.
+/// [`Acquire`] for a caller who does not need the permit.
 #[derive(Debug)]
 pub struct Admit(pub(crate) Acquire);
 
@@ -273,8 +279,8 @@ impl Future for Admit {
     }
 }
 
-/// What most calls come to: a decision of a fixed window in memory that is stored and open. `None` if there is none, and nothing is changed
-/// then.
+/// Decides a fixed window in memory that is stored and open, which is what most calls do. `None` if
+/// there is none; then nothing has changed.
 #[inline(never)]
 pub(crate) fn try_acquire(
     engine: &Engine,
@@ -286,9 +292,10 @@ pub(crate) fn try_acquire(
     Some(if outcome.fits { Ok(()) } else { Err(exceeded(rule, cost, &outcome)) })
 }
 
-/// Charges a fixed window that is stored and open. `None` if there is none, and nothing is changed then.
+/// Charges a fixed window that is stored and open. `None` if there is none; then nothing has
+/// changed.
 #[inline(always)]
-#[allow(clippy::inline_always)] // what is found out would have to be copied
+#[allow(clippy::inline_always)] // otherwise the result is copied
 fn charge_window(engine: &Engine, rule: &Rule, key: &RequestKey, cost: u64) -> Option<TakenWindow> {
     let memory = engine.memory().filter(|_| engine.settings().rules_are_as_written())?;
     let can_fit = (1..=rule.count()).contains(&cost) && rule.count() <= LARGEST_WINDOW && !rule.is_shadow();
@@ -310,9 +317,9 @@ fn exceeded(rule: &Rule, cost: u64, outcome: &TakenWindow) -> RequestPerMinute {
     refusal
 }
 
-/// What tells the counter from others, if it is sure that the call has one.
+/// The id of the counter. `None` if the key is missing or the rule is skipped.
 #[inline(always)]
-#[allow(clippy::inline_always)] // the algorithm is known where it is called
+#[allow(clippy::inline_always)] // the algorithm is known at each call site
 fn counter_id(rule: &Rule, key: &RequestKey) -> Option<CounterId> {
     let key = match key {
         RequestKey::Some(key) => Some(key),

@@ -1,4 +1,4 @@
-//! Questions to the store, each with its answer.
+//! Requests to the store, and their results.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
 
 pub(super) type AcquireResult = Result<Permit, RequestPerMinute>;
 
-/// A permit whose time has not come. Dropped, it is refunded.
+/// A permit whose slot has not come yet. It is refunded if it is dropped before.
 struct RefundOnDrop(Option<Permit>);
 
 impl Drop for RefundOnDrop {
@@ -30,11 +30,12 @@ impl Drop for RefundOnDrop {
 }
 
 impl AcquireRequest {
-    /// Asks the store, when what is being settled has been; and tells when it did.
+    /// Sends a request to the store, after the settlements of its counters. Returns the time it was
+    /// sent and the answer.
     pub(super) async fn query_store(&self, charges: Charges, consume: bool) -> (Duration, Result<Batch, StoreError>) {
         let (began, mut left) = (Instant::now(), self.engine.settings().deadline);
         if let Some(settlements) = self.engine.settlements().for_charges(&charges) {
-            let _ = timeout(left / 2, settlements.done()).await; // the rest is for the question
+            let _ = timeout(left / 2, settlements.done()).await; // the rest is for the request
             left = left.saturating_sub(began.elapsed());
         }
         let sent_at = self.clock().now();
@@ -61,7 +62,7 @@ impl AcquireRequest {
         }
     }
 
-    /// Asks again without the rules that are only tried out and have refused.
+    /// Sends the request again, without the shadow rules that have refused.
     pub(super) async fn ask_without_shadowed(&self, rejection: Box<ShadowRejection>, consume: bool) -> Resolution {
         let ShadowRejection { decision, rest } = *rejection;
         if rest.is_empty() {

@@ -1,4 +1,4 @@
-//! The engine: a store, its settings, and what is known of its callers.
+//! The engine: a backend, its settings, wait queues, settlements, renewals and health.
 
 use std::{ops, sync::Arc, time::Duration};
 
@@ -26,13 +26,13 @@ use crate::{
     sync::CachePadded,
 };
 
-/// A limiter as a call and its permit hold it.
+/// A reference to an engine, kept by a call and its permit.
 #[derive(Clone)]
 pub(crate) enum EngineRef {
-    /// The process-wide one, which nobody can drop.
+    /// The process-wide engine, which is never dropped.
     Static(&'static Engine),
-    /// Who holds it is counted for some of the threads together, and not for all: threads that count at one place are as slow as threads
-    /// that decide on one key.
+    /// Counted at one of several handles, each used by some of the threads. If all threads counted
+    /// references in one place, they would be as slow as threads that decide on one key.
     Counted(Arc<CachePadded<Arc<Engine>>>),
 }
 
@@ -48,11 +48,11 @@ impl ops::Deref for EngineRef {
     }
 }
 
-/// Where a limiter counts.
+/// The place where a limiter counts.
 #[allow(clippy::large_enum_variant)] // a limiter has one, and it is not moved
 #[derive(Debug)]
 pub(crate) enum BackendKind {
-    /// Nowhere: it limits nothing.
+    /// None: it limits nothing.
     None,
     Memory(Memory),
     Other(Guard),
@@ -64,12 +64,12 @@ pub(crate) struct Engine {
     queues: WaitQueues,
     settlements: Settlements,
     renewals: Arc<Renewals<EngineRef>>,
-    /// Counts for this process alone while the store is away.
+    /// Counts in this process alone during an outage of the store.
     local: OnceCell<Memory>,
     health_tracker: Arc<HealthTracker>,
 }
 
-/// Who holds a charge.
+/// The place that counts a charge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Origin {
     Store,
@@ -94,7 +94,7 @@ impl Renew for EngineRef {
 }
 
 impl EngineRef {
-    /// Refunds in the background. After a failure it stays charged.
+    /// Refunds in the background. If that fails, the charges stay.
     pub(crate) fn abandon(&self, charges: Charges, origin: Origin) {
         let counters = ids_of(&charges);
         match self.refund_charges(charges, origin) {
@@ -129,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// The store as it is printed.
+    /// The backend, for `Debug` output.
     pub(crate) fn backend(&self) -> &BackendKind {
         &self.backend
     }
@@ -155,7 +155,7 @@ impl Engine {
         refunded
     }
 
-    /// Refunds what was spent of what this process had taken.
+    /// Returns prefetched quota that was spent.
     pub(crate) fn refund_prefetched(&self, receipt: &CounterReceipt) -> Reply<Result<u64, StoreError>> {
         match self.guard() {
             Some(guard) => guard.refund_spent(receipt.id, receipt.cost, receipt.receipt),
@@ -176,7 +176,7 @@ impl Engine {
         &self.settings
     }
 
-    /// Nothing for a limiter that limits nothing.
+    /// `None` for a limiter that limits nothing.
     pub(crate) fn store(&self) -> Option<&dyn Store> {
         match &self.backend {
             BackendKind::None => None,
@@ -185,7 +185,7 @@ impl Engine {
         }
     }
 
-    /// The store, if it is memory: that can be asked for a single charge, without a name or a list.
+    /// The store, if it is memory. It decides a single charge without a name or a list.
     #[inline]
     pub(crate) fn memory(&self) -> Option<&Memory> {
         match &self.backend {
@@ -194,7 +194,7 @@ impl Engine {
         }
     }
 
-    /// The store, if it has to be asked: something may be known of a counter without.
+    /// The guard in front of any other store. It may know an answer without asking the store.
     pub(crate) fn guard(&self) -> Option<&Guard> {
         match &self.backend {
             BackendKind::Other(guard) => Some(guard),
@@ -216,7 +216,7 @@ impl Engine {
         &self.renewals
     }
 
-    /// Charges what was used instead of what is held.
+    /// Charges the amount used in place of the hold.
     pub(crate) fn settle(&self, charge: Charge, used: u64, origin: Origin) -> Reply<Result<(), StoreError>> {
         match (origin, self.store()) {
             (Origin::LocalFallback, _) => self.local().settle(charge, used),
@@ -225,12 +225,12 @@ impl Engine {
         }
     }
 
-    /// Whether the store does not decide, as far as is known.
+    /// True during an outage of the store, as far as this process knows.
     pub(crate) fn is_degraded(&self) -> bool {
         self.health_tracker.is_degraded() || self.store().and_then(Store::outage).is_some()
     }
 
-    /// Counts for this process alone.
+    /// The memory that counts for this process alone.
     pub(crate) fn local(&self) -> &Memory {
         let settings = &self.settings;
         self.local.get_or_init(|| Memory::new(settings.clock.clone(), settings.max_keys))
@@ -247,7 +247,7 @@ impl Engine {
         self.within(self.settings.deadline, reply).await
     }
 
-    /// Within what is left of the deadline.
+    /// Awaits a reply for what is left of the deadline.
     pub(crate) async fn within<T>(&self, left: Duration, reply: Reply<T>) -> Result<T, StoreError> {
         match reply {
             Reply::Ready(answer) => Ok(answer),
@@ -261,7 +261,8 @@ impl Engine {
         }
     }
 
-    /// The store could not decide on these. Memory is never away; it may be full for some.
+    /// Records that the store could not decide these charges. Memory is never away, but it may be
+    /// full for some counters.
     pub(crate) fn record_failure(&self, error: &StoreError, charges: &[Charge]) {
         if !self.settings.is_local {
             self.health_tracker.failed(error);
@@ -271,7 +272,7 @@ impl Engine {
         }
     }
 
-    /// The store has decided.
+    /// Records that the store has decided.
     pub(crate) fn record_success(&self) {
         self.health_tracker.succeeded();
     }

@@ -1,4 +1,5 @@
-//! The general way of a call: several rules, holds, waiting, and whatever the attempt could not decide.
+//! The general way of a call: several rules, holds, waiting, and everything that the immediate
+//! attempt could not decide.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
@@ -14,7 +15,7 @@ use crate::store::{Batch, Reply, Request, StoreError};
 pub(super) type BoxedAcquire = Pin<Box<dyn Future<Output = AcquireResult> + Send>>;
 
 impl AcquireRequest {
-    /// The answer of a store that has it at once, or the way to it.
+    /// The result if the store decides at once, otherwise the future that awaits it.
     pub(super) fn start(mut self) -> Result<AcquireResult, BoxedAcquire> {
         self.ticket = self.take_ticket();
         if self.ticket.is_some() {

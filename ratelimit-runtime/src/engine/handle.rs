@@ -1,4 +1,4 @@
-//! Handles to an engine: a limiter has some, and each call takes a reference from one of them.
+//! Handles to an engine. A limiter has several, and each call takes a reference from one of them.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::sync::{CachePadded, thread_index};
 
 const HANDLES: usize = 16;
 
-/// The handles of one limiter. Threads count their references at different ones.
+/// The handles of one limiter. Different threads count references at different handles.
 #[derive(Clone)]
 pub(crate) struct Handles(Arc<[EngineRef; HANDLES]>);
 
-/// The handles of the limiter that was installed.
+/// The handles of the installed limiter.
 static INSTALLED: OnceCell<Handles> = OnceCell::new();
 
 impl Handles {
@@ -22,7 +22,7 @@ impl Handles {
         Self(Arc::new([(); HANDLES].map(|()| EngineRef::Counted(Arc::new(CachePadded(Arc::clone(&engine)))))))
     }
 
-    /// Makes these the handles of the process. An error if it has some.
+    /// Makes these the handles of the process. An error if it has some already.
     pub(crate) fn install(self) -> Result<(), Self> {
         INSTALLED.set(self)
     }
@@ -32,7 +32,7 @@ impl Handles {
         INSTALLED.get()
     }
 
-    /// A reference for a call.
+    /// A reference for one call.
     #[inline]
     pub(crate) fn engine_ref(&self) -> EngineRef {
         if let Some(installed) = Self::installed()

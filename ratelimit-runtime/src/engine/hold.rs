@@ -1,8 +1,8 @@
-//! What is held for a call: places, and charges that come to something when it is over.
+//! Holds of a call: places, and charges whose cost is known only when the call ends.
 //!
-//! A remote store forgets a hold that is not renewed, so it is renewed in the background, see
-//! `renewals.rs`, and a background task settles it when its holder is dropped. The memory store
-//! keeps holds by itself and is settled at once.
+//! A remote store forgets a hold that is not renewed. So it is renewed in the background, see
+//! `renewals.rs`. When its holder is dropped, a background task settles it. The memory store keeps
+//! holds by itself and settles at once.
 
 use std::{fmt, mem, sync::Arc, time::Duration};
 
@@ -25,34 +25,34 @@ use crate::{
 
 type EngineHold = renewals::HeldCharge<EngineRef>;
 
-/// What is held for one call. Dropped, it is settled.
+/// The holds of one call. They are settled when this is dropped.
 pub(crate) struct Holding {
     engine: EngineRef,
     origin: Origin,
     began_at: Duration,
-    /// The least time that a charge by elapsed time has granted.
+    /// The shortest time that was granted by a charge by elapsed time.
     granted: Duration,
     amount: u64,
-    /// What was used, as far as it is known.
+    /// The amount reported as used so far. `None` if none was reported.
     reported: Option<u64>,
     state: HoldState,
 }
 
-/// Who settles.
+/// The location of the holds, which decides how they are settled.
 enum HoldState {
-    /// Whoever drops it.
+    /// In this process. Dropping settles them at once.
     Local(Charges),
-    /// A background task. It is renewed until then.
+    /// At a store, and renewed. Dropping hands them to a background task that settles them.
     Renewed(Vec<Arc<EngineHold>>),
-    /// It is settled.
+    /// Settled already.
     Settled,
 }
 
-/// How much was used.
+/// The amount that was used.
 #[derive(Clone, Copy)]
 struct UsedAmount {
     elapsed_ms: u64,
-    /// By who knows; nothing if it was not said, which is all of it.
+    /// The reported amount. `None` counts as the whole cost.
     reported: Option<u64>,
 }
 
@@ -66,10 +66,11 @@ impl UsedAmount {
 }
 
 impl Holding {
-    /// Takes over what a store has just granted. `asked`: when it was.
+    /// Takes over holds that a store has just granted. `sent_at`: time of the request.
     pub(crate) fn new(engine: EngineRef, mut charges: Charges, origin: Origin, sent_at: Duration) -> Self {
         let began_at = engine.settings().clock.now();
-        // Places last, in which they are left too: who takes one next finds charged what was used in it.
+        // Places come last, and are also freed last. The next holder of a place then finds the
+        // usage of this call charged.
         charges.sort_by_key(|charge| charge.rule.is_concurrent());
         let is_timed = |charge: &&Charge| charge.hold.is_some_and(|hold| hold.is_timed) && !charge.rule.is_shadow();
         let timed = charges.iter().filter(is_timed);
@@ -81,7 +82,7 @@ impl Holding {
         Self { engine, origin, began_at, granted, amount, reported: None, state }
     }
 
-    /// What a call that is charged by its time may still use.
+    /// The time that a call charged by elapsed time may still use.
     pub(crate) fn remaining_time(&self) -> Duration {
         if self.granted == Duration::MAX {
             return Duration::MAX;
@@ -89,10 +90,10 @@ impl Holding {
         self.granted.saturating_sub(self.elapsed())
     }
 
-    /// Whether nobody else can have it.
+    /// True if no other caller can have the hold.
     pub(crate) fn is_held(&self) -> bool {
         match &self.state {
-            // A share of this process, as long as the store is away.
+            // The share of this process is valid during an outage of the store only.
             HoldState::Local(_) => matches!(self.origin, Origin::Store) || self.engine.is_degraded(),
             HoldState::Renewed(held) => {
                 let now_us = self.engine.settings().clock.now_us();
@@ -102,17 +103,17 @@ impl Holding {
         }
     }
 
-    /// How much was held when it began, of all counters.
+    /// The amount held at the start, over all counters.
     pub(crate) fn amount(&self) -> u64 {
         self.amount
     }
 
-    /// Adds to what is known to have been used.
+    /// Adds to the amount reported as used.
     pub(crate) fn record(&mut self, more: u64) {
         self.reported = Some(self.reported.unwrap_or_default().saturating_add(more));
     }
 
-    /// Charges what was used, and the time that it took where that is charged.
+    /// Charges the amount used, and the elapsed time for charges by time.
     pub(crate) async fn settle(self, used: u64) -> Result<(), RequestPerMinute> {
         let used = UsedAmount { elapsed_ms: self.elapsed_ms(), reported: Some(used) };
         self.settle_used(used).await
@@ -126,8 +127,8 @@ impl Holding {
     async fn settle_used(mut self, used: UsedAmount) -> Result<(), RequestPerMinute> {
         let (result_sender, result) = oneshot::channel();
         let Some(rule) = self.finish(used, Some(result_sender)) else { return Ok(()) };
-        let gone = || StoreError::unavailable("the task that settles it has ended");
-        // It has the deadline, on a runtime that has a timer.
+        let gone = || StoreError::unavailable("the background task that settles the hold has ended");
+        // The background task applies the deadline, on a runtime that has a timer.
         result.await.unwrap_or_else(|_| Err(gone())).map_err(|error| refusal(&rule, error))
     }
 
@@ -139,7 +140,7 @@ impl Holding {
         self.engine.settings().clock.now().saturating_sub(self.began_at)
     }
 
-    /// The rule to be named in an error, if somebody else does it.
+    /// Settles. Returns the rule for error texts, if a background task does the work.
     fn finish(
         &mut self,
         used: UsedAmount,
@@ -153,7 +154,7 @@ impl Holding {
                 }
                 None
             }
-            // The parent of a forked process settles what it holds.
+            // After a fork, the parent settles what it holds.
             HoldState::Renewed(held) if !self.engine.renewals().remove(&held) => None,
             HoldState::Renewed(held) => {
                 let rule = held.first()?.charge.rule;
@@ -174,24 +175,24 @@ impl Drop for Holding {
 }
 
 impl HoldState {
-    /// EngineRef at a store.
+    /// Holds at a store, to be renewed.
     fn renewed(engine: &EngineRef, charges: Charges, sent_at: Duration) -> Self {
         #[cfg(feature = "redis")]
         if let Some(guard) = engine.guard() {
-            guard.prepare(); // so that the settlement finds a connection
+            guard.prepare(); // the settlement then finds an open connection
         }
         let held = |charge| Arc::new(EngineHold::new(engine.clone(), charge, sent_at));
         let held: Vec<_> = charges.into_charges().map(held).collect();
         match engine.renewals().insert(&held) {
             Ok(()) => Self::Renewed(held),
-            // The thread ran when the store was asked: the process was forked since, and the
-            // parent has the hold.
+            // The background thread ran when the store was asked. So the process was forked since,
+            // and the parent has the hold.
             Err(_) => Self::Settled,
         }
     }
 }
 
-/// Settles what is held. `under_way`: those who ask wait until it is dropped.
+/// Settles holds. Callers of these counters wait until `in_flight` is dropped.
 async fn settle(
     engine: EngineRef,
     held: Vec<Arc<EngineHold>>,
@@ -214,7 +215,7 @@ async fn settle(
         }
         settled = settled.and(done);
     }
-    // Whoever asks next need not wait for a store that is away.
+    // The next callers need not wait during an outage of the store.
     drop(in_flight);
     if let Some(result_sender) = result_sender {
         let _ = result_sender.send(settled);
@@ -237,7 +238,7 @@ async fn settle(
     }
 }
 
-/// A settlement under way, until this is dropped.
+/// A settlement in flight. Dropping it ends the settlement and notifies the wait queues.
 struct SettlementInFlight {
     engine: EngineRef,
     counters: Vec<CounterName>,

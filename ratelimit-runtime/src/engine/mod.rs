@@ -1,4 +1,4 @@
-//! One call: from what its caller asks for, through the store, to a permit or a refusal.
+//! One call: from its caller's request, through the store, to a permit or a refusal.
 
 mod abandon;
 pub(crate) mod acquire;

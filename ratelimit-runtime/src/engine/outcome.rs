@@ -14,35 +14,36 @@ use crate::{
     store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
 };
 
-/// A refusal after which waiting helps.
+/// A refusal that may end if the caller waits.
 pub(super) struct RetryableRefusal {
     pub(super) refusal: RequestPerMinute,
     pub(super) reason: RefusalReason,
     pub(super) ready_in: Duration,
-    /// Others hold something that they may leave before.
+    /// Other callers hold something, and may release it before `ready_in` is over.
     pub(super) may_free_early: bool,
     pub(super) charges: Charges,
-    /// What the store said of them.
+    /// The store's answer about these charges, for the wait queues.
     pub(super) answer: StoreAnswer,
 }
 
-/// What comes of one question to the store.
+/// The result of one request to the store.
 #[allow(clippy::large_enum_variant)] // made and taken apart at once, and most are permits
 pub(super) enum Resolution {
-    /// And when the call may run, if not at once.
+    /// The permit, and the time of its slot. `None`: the call may run at once.
     Admitted(Permit, Option<Duration>),
     Exceeded(Box<RetryableRefusal>),
     Rejected(RequestPerMinute),
 }
 
-/// What is left of a question when rules that are only tried out have refused: what they said, and the charges of the others.
+/// A refusal by shadow rules alone: their decision, and the charges of the other rules.
 pub(super) struct ShadowRejection {
     pub(super) decision: Decision,
     pub(super) rest: Charges,
 }
 
 impl AcquireRequest {
-    /// Turns what the store said, or that it said nothing, into a verdict.
+    /// Turns the store's answer or error into a resolution. An error: shadow rules alone have
+    /// refused.
     pub(super) fn resolve(
         &self,
         batch: Result<Batch, StoreError>,
@@ -78,7 +79,7 @@ impl AcquireRequest {
         })
     }
 
-    /// What nobody could decide is refused, unless all of it is only tried out.
+    /// Refuses a call without a decision, unless all of its rules are in shadow mode.
     fn resolve_undecided(&self, error: StoreError) -> Resolution {
         let mut rules = self.charges.iter().filter_map(|charge| charge.rule);
         if !error.misconfigured && rules.all(|rule| rule.is_shadow()) {
@@ -104,13 +105,13 @@ impl AcquireRequest {
             if charge.cost > share && !charge.rule.is_shadow() {
                 let (prefix, cost) = (charge.rule.prefix(), charge.cost);
                 let reason = format!(
-                    "{error}; the share of `{prefix}` that this process may grant alone, as one of {instances} instances, is {share}, \
-                     below the cost of {cost}"
+                    "{error}; this process may grant {share} of `{prefix}` alone, as one of {instances} instances, and the \
+                     call costs {cost}"
                 );
                 return Resolution::Rejected(refusal(&self.rule(), StoreError::unavailable(reason)));
             }
         }
-        // What is only tried out does not refuse because its share is small.
+        // A shadow rule does not refuse because of its small share.
         charges.retain(|charge| charge.cost <= charge.rule.limit());
         if charges.is_empty() {
             return Resolution::Admitted(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
@@ -159,11 +160,12 @@ impl AcquireRequest {
         }
         let is_over = |charge: &Charge| charge.decision.retry_after().is_some();
         let refusing = charges.iter().filter(|charge| is_over(charge));
-        // Where one will not fit however soon others leave, that is the reason.
+        // Enforced rules come before shadow rules. Next come charges that would not fit even if all
+        // others released theirs. Then the longest wait decides.
         let precedence =
             |charge: &&Charge| (!charge.rule.is_shadow(), !charge.fits_when_released, charge.decision.retry_after_ms);
         let Some(charge) = refusing.max_by_key(precedence) else {
-            let error = StoreError::misconfigured("the store refused, and named no counter that did");
+            let error = StoreError::misconfigured("the store refused a request, but marked no counter as refused");
             return Ok(Resolution::Rejected(refusal(&self.rule(), error)));
         };
         if charge.rule.is_shadow() {
@@ -180,10 +182,10 @@ impl AcquireRequest {
         }
         let refused = RequestPerMinute::exceeded(&charge.rule, charge.least(), &charge.decision);
         if charge.slot_delay > charge.longest_wait {
-            return Ok(Resolution::Rejected(refused)); // a slot comes no sooner for a caller who waits to ask again
+            return Ok(Resolution::Rejected(refused)); // waiting and asking again brings the slot no sooner
         }
         let refused = match charge.hold {
-            // What would fit is refused because there are too many holds, or because it is another's turn.
+            // The cost would fit, but there are too many holds, or it is another caller's turn.
             Some(hold) if !hold.exclusive && charge.least() <= charge.decision.remaining => refused.of_holds(),
             Some(hold) if hold.is_timed => refused.of_time(),
             _ => refused,

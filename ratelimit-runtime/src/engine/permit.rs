@@ -1,4 +1,4 @@
-//! The permit that a caller gets, and the receipt that takes it back.
+//! The permit that a caller gets, and the receipt that refunds it.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -18,10 +18,12 @@ use crate::{
 
 /// The right to run once, already charged.
 ///
-/// Dropping a permit changes nothing: the call counts. A call that did not happen after all can be
-/// refunded. Only what a permit holds ends with it: a place of [`Algorithm::Concurrent`] becomes free, and a call that is charged by its time has ended.
-/// On Redis that is done in the background. The next acquire of the key in this process waits for
-/// it, for at most half of its deadline.
+/// Dropping a permit does not refund it: the call counts. If the call did not happen, refund the
+/// permit. Only what a permit holds ends with it. A place of [`Algorithm::Concurrent`] becomes
+/// free, and a call that is charged by elapsed time has ended.
+///
+/// On Redis, a background task does that. The next acquire of the key in this process waits for it,
+/// for at most half of its deadline.
 ///
 /// ```
 /// # use ratelimit_runtime::{Limiter, Rule};
@@ -44,24 +46,26 @@ pub struct Permit {
     receipt: Receipt,
 }
 
-/// Who charged what. A permit is moved more often than it is refunded, so it is kept small.
+/// The charges to refund. A permit is moved more often than it is refunded, so this is small.
 enum Receipt {
     Nothing,
     InMemory(EngineRef, CounterReceipt),
-    /// Spent of what this process had taken from the store.
+    /// Spent from quota that this process had prefetched.
     Prefetched(EngineRef, CounterReceipt),
-    /// A share in a decision, and the receipt.
+    /// An entry of a batch, and its receipt.
     #[cfg(feature = "redis")]
     Shared(EngineRef, Arc<crate::redis::BatchEntry>, [u64; 2]),
-    /// In an `Arc`, though nobody shares it: letting go of one is short code, and there is some in front of each limited function.
+    /// In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
+    /// in each limited function.
     StoreReceipt(Arc<StoreReceipt>),
-    /// EngineRef until the permit is dropped, and what was charged at once.
+    /// The holds, settled when the permit is dropped, and the charges that hold nothing.
     Hold(Box<(Holding, Option<StoreReceipt>)>),
 }
 
 type StoreReceipt = (EngineRef, Charges, Origin);
 
-/// The charge that leaves least, and of those the one that takes longest to leave more. One that is only tried out comes last, after one that is held.
+/// The charge that leaves the least. Of equal ones, the one that takes longest to reset. Holds come
+/// after charges that hold nothing, and shadow rules come last.
 fn most_restrictive(charges: &[Charge]) -> Option<&Charge> {
     let room = |charge: &&Charge| {
         let Decision { remaining, reset_after_ms, .. } = charge.decision;
@@ -79,14 +83,14 @@ impl Permit {
         Self { limit: rule.limit(), remaining, reset_after_ms, receipt: Receipt::InMemory(engine, receipt) }
     }
 
-    /// For one charge that had been made before, with others.
+    /// For one charge paid from prefetched quota.
     pub(crate) fn prefetched(engine: EngineRef, id: CounterId, rule: &Rule, spent: &Spent) -> Self {
         let Spent { cost, remaining, reset_after_ms, receipt: recorded } = *spent;
         let receipt = CounterReceipt::new(id, rule, cost, recorded);
         Self { limit: rule.limit(), remaining, reset_after_ms, receipt: Receipt::Prefetched(engine, receipt) }
     }
 
-    /// For a share in a decision.
+    /// For one entry of a batch.
     #[cfg(feature = "redis")]
     pub(crate) fn shared(engine: EngineRef, entry: Arc<crate::redis::BatchEntry>, limit: u64, outcome: &Taken) -> Self {
         let Taken { remaining, reset_after_ms, receipt: recorded, .. } = *outcome;
@@ -97,12 +101,12 @@ impl Permit {
     #[inline]
     pub(crate) fn of_window(engine: EngineRef, limit: u64, period_ms: u64, cost: u64, outcome: &TakenWindow) -> Self {
         let TakenWindow { name: id, remaining, reset_after_ms, opened, .. } = *outcome;
-        let algorithm = Algorithm::FixedWindow { align: false }; // as good as aligned to take it back, and to tell the quota
+        let algorithm = Algorithm::FixedWindow { align: false }; // refunds and quota do not depend on the alignment
         let receipt = CounterReceipt { id, cost, receipt: [opened, 0], count: limit, period_ms, algorithm };
         Self { limit, remaining, reset_after_ms, receipt: Receipt::InMemory(engine, receipt) }
     }
 
-    /// `alone` if no other rule was asked: whoever asked knows which rule it is about, so the permit need not.
+    /// `is_single`: the call has no other rule. The caller knows which one, so the permit need not.
     pub(crate) fn new(engine: EngineRef, charges: Charges, origin: Origin, is_single: bool) -> Self {
         let most_restrictive = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let receipt = match (&charges[..], origin, engine.memory()) {
@@ -115,7 +119,7 @@ impl Permit {
         Self { receipt, ..Self::uncharged(most_restrictive) }
     }
 
-    /// For charges of which some are held. `asked`: when the store was.
+    /// For charges of which some are held. `sent_at`: time of the request.
     pub(crate) fn held(engine: EngineRef, charges: Charges, origin: Origin, sent_at: Duration) -> Self {
         let most_restrictive = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let (held, rest) = charges.split_held();
@@ -124,12 +128,12 @@ impl Permit {
         Self { receipt: Receipt::Hold(Box::new((held, rest))), ..Self::uncharged(most_restrictive) }
     }
 
-    /// What is held, of a permit that holds something.
+    /// The holds of the permit, if any.
     pub(crate) fn into_holding(self) -> Option<Holding> {
         if let Receipt::Hold(held) = self.receipt { Some(held.0) } else { None }
     }
 
-    /// Whether something is held until it is dropped.
+    /// True if something is held until the permit is dropped.
     #[cfg(feature = "tower")]
     pub(crate) fn holds(&self) -> bool {
         self.holding().is_some()
@@ -143,18 +147,19 @@ impl Permit {
         Self { limit, remaining, reset_after_ms, receipt: Receipt::Nothing }
     }
 
-    /// A permit that a rule lets through which would refuse if it were not only tried out.
+    /// A permit for a call that shadow rules alone would refuse.
     pub(crate) fn of_shadow(decision: Decision) -> Self {
         Self::uncharged(decision)
     }
 
-    /// A permit nobody had to pay for.
+    /// A permit without a charge.
     pub(crate) fn free(charges: &[Charge]) -> Self {
         let limit = charges.iter().map(|charge| charge.rule.limit()).min().unwrap_or(u64::MAX);
         Self::uncharged(Decision::fresh(limit))
     }
 
-    /// The rule that the numbers are about, and what it was charged. A permit of the memory store does not know the rule's name.
+    /// The rule that the numbers are about, and its cost. In a permit of the memory store, the rule
+    /// has no name.
     #[cfg(any(feature = "axum", feature = "tower"))]
     pub(crate) fn most_restrictive(&self) -> Option<(Rule, u64)> {
         let of_store = |charges| {
@@ -171,18 +176,20 @@ impl Permit {
         }
     }
 
-    /// The limit of the rule; of the most_restrictive one if there were several.
+    /// The limit of the rule; with several rules, of the most restrictive one.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// What remained after this call was charged; under the most_restrictive rule if there were several.
+    /// The amount that remained after this call; with several rules, under the most restrictive
+    /// one.
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// What the body of a call that is charged by its time, `cost = Elapsed`, may still use: to be given to a database or a client as its own
-    /// limit. Zero when it is used up; [`Duration::MAX`] for a permit that is not charged by time.
+    /// The time that the body of a call with `cost = Elapsed` may still use. Pass it to a database
+    /// or a client as its own time limit. Zero when it is used up; [`Duration::MAX`] for a permit
+    /// that is not charged by time.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, Rule};
@@ -198,12 +205,19 @@ impl Permit {
         self.holding().map_or(Duration::MAX, Holding::remaining_time)
     }
 
-    /// Whether what this permit holds is still held for certain: a place of [`Algorithm::Concurrent`], or a charge that is not settled yet.
+    /// True if the permit certainly still holds a place of [`Algorithm::Concurrent`], or a charge
+    /// that is not settled yet.
     ///
-    /// On Redis it may be lost when the server could not be told for a whole lease that its holder lives: this process was stopped, the
-    /// network was away, or the server has lost its counters. What was granted by [`OnStoreError::Local`](crate::OnStoreError::Local) is held while the server is away, though others may hold
-    /// something there: use `Deny` where that must not be. By the clock of a machine that was asleep it may seem held until it is renewed. What a memory store counts is held until it is dropped. A permit that holds nothing has nothing
-    /// to lose.
+    /// On Redis a hold may be lost if it could not be renewed for a whole lease. The reason may be
+    /// that this process was stopped, or that the network was away. A server that lost its counters
+    /// has also lost the holds.
+    ///
+    /// [`OnStoreError::Local`](crate::OnStoreError::Local) grants holds during an outage of the
+    /// server, where other processes may hold something too. Use `Deny` where that must not be.
+    ///
+    /// After a machine was asleep, its clock may make a lost hold look valid until the next
+    /// renewal. A hold in a memory store lasts until it is dropped. A permit that holds nothing has
+    /// nothing to lose.
     ///
     /// ```
     /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
@@ -213,7 +227,7 @@ impl Permit {
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// # let limiter = Limiter::in_memory();
     /// let permit = limiter.acquire(&EXPORTS, "alice").await?;
-    /// // before what must not be done twice at once:
+    /// // before work that must not run twice at once:
     /// assert!(permit.is_held());
     /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
     /// ```
@@ -221,32 +235,37 @@ impl Permit {
         self.holding().is_none_or(Holding::is_held)
     }
 
-    /// How long after the decision all of the limit is there again if nobody calls.
+    /// Time from the decision until the whole limit is available again, if there are no other
+    /// calls.
     pub fn reset_after(&self) -> Duration {
         Duration::from_millis(self.reset_after_ms)
     }
 
-    /// Returns what this permit was charged and says how much that was, over all of its rules.
+    /// Refunds the charges of this permit, and returns the amount, over all of its rules.
     ///
-    /// What no longer counts is not returned, and no later window is ever credited:
+    /// A charge that no longer counts is not refunded. A later window is never credited:
     ///
-    /// | algorithm | what is returned |
+    /// | algorithm | refund |
     /// |---|---|
     /// | `FixedWindow` | all of it until the window ends, then nothing |
-    /// | `SlidingLog` | all of it for one period, then nothing; nothing either behind more than 5,000 later entries, which would all have to be rewritten |
-    /// | `SlidingWindow` | what it still weighs |
-    /// | `TokenBucket` | what the bucket cannot have refilled since; the number says a part of a token as one |
+    /// | `SlidingLog` | all of it for one period, then nothing (see below) |
+    /// | `SlidingWindow` | the part that still counts |
+    /// | `TokenBucket` | the part that can't have refilled since; a part of a token counts as one |
     /// | `Concurrent`, and charges by time | all of it: the place is free, and no time was used |
-    /// | `LeakyBucket` | all of it, if nobody has been given a later slot and the slot has not passed; otherwise nothing |
+    /// | `LeakyBucket` | all of it, if no later slot was given and its slot has not passed; otherwise nothing |
+    ///
+    /// A `SlidingLog` also refunds nothing behind more than 5,000 later entries, which would all
+    /// have to be rewritten.
     ///
     /// # Errors
     ///
-    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store could not be
-    /// told within the limiter's deadline. The charge may or may not have been returned then.
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm the
+    /// refund within the limiter's deadline. The charge may or may not have been refunded then.
     ///
     /// # Cancellation
     ///
-    /// A future dropped half way may or may not have returned the charge.
+    /// If the future is dropped before it is done, the charge may or may not have been refunded.
     pub async fn refund(self) -> Result<u64, RequestPerMinute> {
         match self.receipt {
             Receipt::Nothing => Ok(0),
@@ -279,12 +298,12 @@ impl Permit {
 }
 
 impl Permit {
-    /// Gives the permit back without anybody waiting for that.
+    /// Refunds the permit in the background. Holds are settled by the drop of `Holding`.
     pub(crate) fn abandon(self) {
         match self.receipt {
             Receipt::Nothing => {}
             Receipt::InMemory(engine, receipt) => drop(engine.refund_in_memory(&receipt)),
-            // Nobody who sleeps until a slot has one of these.
+            // A caller who sleeps until its slot has no permit of this kind.
             Receipt::Prefetched(engine, receipt) => drop(engine.refund_prefetched(&receipt)),
             Receipt::StoreReceipt(receipt) => {
                 if let Some((engine, charges, origin)) = Arc::into_inner(receipt) {

@@ -1,8 +1,8 @@
-//! What takes a charge of one counter back.
+//! The receipt that refunds a charge of one counter.
 
 use crate::{Algorithm, Rule, counter::CounterId};
 
-/// One charge in the memory store: what is needed to take it back.
+/// The receipt of one charge: the numbers that a refund needs.
 pub(crate) struct CounterReceipt {
     pub(crate) id: CounterId,
     pub(crate) cost: u64,
@@ -19,7 +19,7 @@ impl CounterReceipt {
         Self { id, cost, receipt, count, period_ms, algorithm }
     }
 
-    /// The rule, but for its name.
+    /// The rule without its name.
     pub(crate) fn rule(&self) -> Rule {
         Rule::unnamed(self.count, self.period_ms, self.algorithm)
     }

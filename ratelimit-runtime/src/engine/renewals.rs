@@ -1,7 +1,7 @@
-//! Renewal of what is held at a store. The holds of one counter that are due are renewed together.
+//! Renewal of holds at a store. The holds of one counter that are due are renewed together.
 //!
-//! A limiter has one timetable of all that its calls hold. A task on the background runtime sleeps
-//! until the first of them is due. CostKind that begin and end meanwhile wake no thread.
+//! A limiter has one timetable of all its holds. A task on the background runtime sleeps until the
+//! first of them is due. Holds that begin and end in the meantime wake no thread.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,15 +22,16 @@ use crate::{
     store::{Charge, Reply, StoreError},
 };
 
-/// The longest time between two renewals: no longer is something believed to be held that a server has lost.
+/// The longest time between two renewals. It also limits how long a hold that a server has lost is
+/// believed to be valid.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A store is asked to renew so many holds in one go.
+/// The largest number of holds in one request for renewal.
 const MOST_AT_ONCE: usize = 2_500;
 
 /// The engine whose store renews holds.
 pub(super) trait Renew: Clone + Send + Sync + 'static {
-    /// Makes holds of one counter last as long again.
+    /// Extends holds of one counter by their full lease.
     fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>>;
 
     /// The time by the limiter's clock.
@@ -39,19 +40,20 @@ pub(super) trait Renew: Clone + Send + Sync + 'static {
     fn deadline(&self) -> Duration;
 }
 
-/// A charge that is held at a store. The engine lives as long as it.
+/// A charge that is held at a store. It keeps the engine alive.
 pub(super) struct HeldCharge<E> {
     engine: E,
     pub(super) charge: Charge,
-    /// Until when it is held for certain, in microseconds of the limiter's clock; 0 once it is lost.
+    /// The time until which it is certainly held, in microseconds of the limiter's clock. 0 if it
+    /// is lost.
     until_us: AtomicU64,
 }
 
-/// A counter, and a hold of it.
+/// The id of a counter, and of a hold of it.
 type Id = (CounterId, u64);
 
 impl<E: Renew> HeldCharge<E> {
-    /// `asked`: when the store was asked for it.
+    /// `sent_at`: time of the request that was granted.
     pub(super) fn new(engine: E, charge: Charge, sent_at: Duration) -> Self {
         let held = Self { engine, charge, until_us: AtomicU64::new(0) };
         held.extend_from(sent_at);
@@ -80,7 +82,7 @@ impl<E: Renew> HeldCharge<E> {
     }
 }
 
-/// What a limiter holds at its store, and when it is to be renewed.
+/// The holds of a limiter at its store, and when each is due for renewal.
 pub(super) struct Renewals<E>(Mutex<Timetable<E>>);
 
 impl<E> Default for Renewals<E> {
@@ -90,21 +92,21 @@ impl<E> Default for Renewals<E> {
 }
 
 struct Timetable<E> {
-    /// A forked process finds here what its parent holds and renews.
+    /// The process that made the holds. After a fork, the child sees that they are its parent's.
     process: u32,
-    /// With when each is due. `None` while it is being renewed, and once it is lost.
+    /// Holds, each with the time it is due. `None` during a renewal, and when it is lost.
     held: BTreeMap<Id, (Option<Instant>, Arc<HeldCharge<E>>)>,
     due: BTreeSet<(Instant, Id)>,
-    /// When the task wakes. `None` if there is no task.
+    /// The time when the task wakes. `None` if there is no task.
     wakes_at: Option<Instant>,
-    /// Wakes it sooner.
+    /// Wakes the task earlier.
     sooner: Arc<Notify>,
 }
 
 impl<E: Renew> Renewals<E> {
-    /// Renews these from now on.
+    /// Renews these holds from now on.
     ///
-    /// With an error, none of them is: there is no thread for background work.
+    /// After an error none of them is renewed: there is no thread for background work.
     pub(super) fn insert(self: &Arc<Self>, held: &[Arc<HeldCharge<E>>]) -> Result<(), StoreError> {
         let (now, process) = (Instant::now(), process::id());
         let mut timetable = self.lock();
@@ -122,7 +124,7 @@ impl<E: Renew> Renewals<E> {
         done
     }
 
-    /// Renews these no more. Says whether this process did.
+    /// Stops renewing these holds. True if this process did renew them.
     pub(super) fn remove(&self, held: &[Arc<HeldCharge<E>>]) -> bool {
         let process = process::id();
         let mut timetable = self.lock();
@@ -142,7 +144,7 @@ impl<E: Renew> Renewals<E> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sees to it that the task wakes when the first is due.
+    /// Makes sure that the task wakes when the first hold is due.
     fn wake(self: &Arc<Self>, mut timetable: MutexGuard<'_, Timetable<E>>) -> Result<(), StoreError> {
         let (first, wakes_at) = (timetable.first(), timetable.wakes_at);
         if first.is_none_or(|first| wakes_at.is_some_and(|wakes_at| wakes_at <= first)) {
@@ -162,7 +164,7 @@ impl<E: Renew> Renewals<E> {
         started.map(drop)
     }
 
-    /// Renews what is due, until nothing is held.
+    /// Renews holds that are due, until none is left.
     async fn run(self: Arc<Self>, sooner: Arc<Notify>) {
         loop {
             let (due, next) = {
@@ -172,7 +174,7 @@ impl<E: Renew> Renewals<E> {
                 (due, timetable.wakes_at)
             };
             for held in due {
-                // Each counter in a task of its own, as the store may be slow for some of them.
+                // Each counter has a task of its own, as the store may be slow for some of them.
                 tokio::spawn(Arc::clone(&self).renew(held));
             }
             let Some(next) = next else { return };
@@ -180,14 +182,14 @@ impl<E: Renew> Renewals<E> {
         }
     }
 
-    /// Renews holds of one counter, so many at a time that the answer comes within the deadline.
+    /// Renews holds of one counter, in batches small enough for the deadline.
     async fn renew(self: Arc<Self>, due: Vec<Arc<HeldCharge<E>>>) {
         let mut failed = None;
         for some in due.chunks(MOST_AT_ONCE) {
             let (engine, began_at) = (&some[0].engine, Instant::now());
             let sent_at = engine.now();
             let renewed = match failed {
-                Some(error) => Err(error), // the others fail with the first ones
+                Some(error) => Err(error), // the others fail with the first batch
                 None => ask(engine, some).await,
             };
             let is_any_held = self.apply_result(some, sent_at, began_at, &renewed);
@@ -200,7 +202,7 @@ impl<E: Renew> Renewals<E> {
         }
     }
 
-    /// Takes in what the store has answered. Says whether any of them is still held here.
+    /// Applies the store's answer. True if any of these holds still exists here.
     fn apply_result(
         self: &Arc<Self>,
         due: &[Arc<HeldCharge<E>>],
@@ -208,7 +210,7 @@ impl<E: Renew> Renewals<E> {
         began_at: Instant,
         renewed: &Result<Vec<bool>, StoreError>,
     ) -> bool {
-        // After a failure the store has a whole interval of rest.
+        // After a failure, the store has a whole interval of rest.
         let since = if renewed.is_ok() { began_at } else { Instant::now() };
         let mut timetable = self.lock();
         let mut is_any_held = false;
@@ -218,7 +220,7 @@ impl<E: Renew> Renewals<E> {
             }
             is_any_held = true;
             match renewed {
-                // What is lost stays so: another caller may have had it in the meantime.
+                // A lost hold stays lost: another caller may have had it in the meantime.
                 Ok(renewed) if !renewed[at] => held.until_us.store(0, Ordering::Release),
                 Ok(_) => {
                     held.extend_from(sent_at);
@@ -227,7 +229,7 @@ impl<E: Renew> Renewals<E> {
                 Err(_) => timetable.schedule(held, since + held.interval()),
             }
         }
-        let _ = self.wake(timetable); // this is the background runtime
+        let _ = self.wake(timetable); // the background runtime exists: this is it
         is_any_held
     }
 }
@@ -237,7 +239,7 @@ async fn ask<E: Renew>(engine: &E, held: &[Arc<HeldCharge<E>>]) -> Result<Vec<bo
     let charges = held.iter().map(|held| held.charge.clone()).collect();
     let renewed = deadline::answer(engine.renew(charges), engine.deadline()).await?;
     if renewed.len() != held.len() {
-        return Err(StoreError::misconfigured("the store did not answer for each hold that it was to renew"));
+        return Err(StoreError::misconfigured("the store's answer does not cover each hold that it was to renew"));
     }
     Ok(renewed)
 }
@@ -253,7 +255,7 @@ impl<E: Renew> Timetable<E> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Of one that is held.
+    /// Sets the time of the next renewal, if the hold still exists.
     fn schedule(&mut self, held: &HeldCharge<E>, due: Instant) {
         let id = held.id();
         if let Some((due_at, _)) = self.held.get_mut(&id) {
@@ -262,9 +264,11 @@ impl<E: Renew> Timetable<E> {
         }
     }
 
-    /// Takes out the holds that are due, by counters, and with each the others of its counter.
+    /// Takes the holds that are due, grouped by counter. Other holds of the same counter come
+    /// along.
     ///
-    /// Those that began or were renewed less than half of their interval ago stay: most end before they are due.
+    /// Holds that began or were renewed less than half of their interval ago stay. Most of them end
+    /// before they are due.
     fn take_due(&mut self, now: Instant) -> Vec<Vec<Arc<HeldCharge<E>>>> {
         let mut taken = Vec::new();
         while let Some(&(first, (counter, _))) = self.due.first()
@@ -335,7 +339,7 @@ mod tests {
             timetable.take_due(now + after * MS).iter().map(Vec::len).sum::<usize>()
         };
         assert_eq!([taken(&mut timetable, 0), taken(&mut timetable, 50), taken(&mut timetable, 51)], [0, 1, 2]);
-        // They are being renewed, and are not due meanwhile.
+        // During a renewal they are not due.
         assert_eq!((timetable.first(), timetable.held.len()), (None, 8));
     }
 

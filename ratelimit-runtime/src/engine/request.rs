@@ -1,4 +1,4 @@
-//! A call as its caller asks for it: keys, costs and options, and the charges that come of them.
+//! A call as its caller requests it: keys, costs and options, and the charges they result in.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use crate::{
     store::{Charge, Charges, HOLDS_NOTHING, Hold, StoreError},
 };
 
-/// What a caller asks for, and of whom.
+/// The request of one call, and the engine that decides it.
 pub(crate) struct AcquireRequest {
     pub(super) engine: EngineRef,
     pub(super) charges: SmallVec<[AppliedCharge; 1]>,
-    /// SingleCharge rule was asked for, whatever became of it.
+    /// One rule was requested, even if it does not apply now.
     pub(super) is_single: bool,
     pub(super) options: AcquireOptions,
-    /// What it does when all places are taken.
+    /// The choice when all places are in use.
     on_busy: OnLimit,
-    /// If it is ready to wait.
+    /// The ticket of a call that may wait.
     pub(super) ticket: Option<WaitTicket>,
-    /// Changes of the rules, of a call that is ready to wait where they can change.
+    /// Changes of the rules, for a call that may wait. `None` if they can't change.
     pub(super) rule_changes: Option<Receiver<()>>,
-    /// The policy that a file has for its rules.
+    /// The policy that the rules file sets for its rules.
     pub(super) rule_policy: Option<OnStoreError>,
 }
 
-/// SingleCharge charge as a caller asks for it.
+/// One charge as a caller requests it.
 #[derive(Clone, Debug)]
 pub struct ChargeRequest {
     pub(crate) rule: Rule,
@@ -37,10 +37,10 @@ pub struct ChargeRequest {
     pub(crate) cost_kind: CostKind,
 }
 
-/// A charge, and its rule as it applies now: settings from outside the code may change while a caller waits.
+/// A charge, and its rule as it applies now: the rules file may change while a caller waits.
 pub(super) struct AppliedCharge {
     pub(super) request: ChargeRequest,
-    /// Nothing if it is not to be asked.
+    /// `None` if the rule is skipped, see [`applied_rule`].
     pub(super) rule: Option<Rule>,
 }
 
@@ -50,33 +50,33 @@ impl From<ChargeRequest> for AppliedCharge {
     }
 }
 
-/// What a charge comes to.
+/// The kind of amount that a call is charged in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CostKind {
-    /// The cost; places of [`Algorithm::Concurrent`] are held.
+    /// The cost itself. Places of [`Algorithm::Concurrent`] are held.
     Fixed,
-    /// What is told in the end; the cost is held until then.
+    /// The amount reported at the end. The cost is held until then.
     Reported,
-    /// The milliseconds until the end; what remains is held until then, up to the cost.
+    /// The elapsed milliseconds. Until the end the remaining quota is held, up to the cost.
     Elapsed,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum RequestKey {
     Some(Key),
-    /// SingleCharge counter for all.
+    /// One counter for all callers.
     Shared,
-    /// A missing key, that is refused.
+    /// A missing key: the call is refused.
     Missing,
-    /// A missing key, that is let through.
+    /// A missing key: the rule is skipped.
     Skip,
 }
 
-/// How a call wants to be treated. [`OnLimit`] lies in pieces, as each future of a call carries it.
+/// Options of a call. [`OnLimit`] is stored as its parts, because each future of a call carries it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AcquireOptions {
     pub(super) waits: bool,
-    /// In nanoseconds; [`u64::MAX`] if nothing is said.
+    /// In nanoseconds; [`u64::MAX`] if it is not limited.
     longest_wait: u64,
     pub(crate) on_store_error: Option<OnStoreError>,
 }
@@ -103,21 +103,21 @@ impl AcquireOptions {
     }
 }
 
-/// What a caller does who is over the limit.
+/// The choice of a caller who is over the limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum OnLimit {
     #[default]
     Reject,
-    /// Waits, up to so long if something is said.
+    /// Waits, up to this time if it is given.
     Wait(Option<Duration>),
 }
 
-/// The arrival of a caller who is ready to wait.
+/// The place in line of a caller who may wait.
 #[derive(Clone, Copy)]
 pub(super) struct WaitTicket {
     pub(super) id: u64,
     pub(super) arrived_at: Duration,
-    /// The end of its patience.
+    /// The time when the caller stops waiting.
     pub(super) give_up_at: Option<Duration>,
     /// See [`WaitQueues::changes`](super::queue::WaitQueues::changes).
     pub(super) changes: u64,
@@ -126,13 +126,13 @@ pub(super) struct WaitTicket {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RefusalReason {
     Quota,
-    /// All places are taken.
+    /// All places are in use.
     Concurrency,
-    /// Another caller has all that remains.
+    /// Another caller holds all that remains.
     Exclusive,
 }
 
-/// How long a hold lasts without being renewed, where nothing is said.
+/// The default lease of a hold: how long it lasts without a renewal.
 const LEASE: Duration = Duration::from_secs(30);
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
@@ -174,11 +174,12 @@ impl AcquireRequest {
         Some(WaitTicket { give_up_at, ..ticket })
     }
 
-    /// What the call does when it is refused for that reason.
+    /// The choice after a refusal for this reason: reject, or wait.
     fn on_refusal(&self, reason: RefusalReason) -> OnLimit {
         match (reason, self.options.on_limit()) {
             (RefusalReason::Concurrency, _) => self.on_busy,
-            // Calls that use all that remains run one after another, whoever they are.
+            // Calls that use all that remains run one after another, and wait even where others are
+            // rejected.
             (RefusalReason::Exclusive, OnLimit::Reject) => OnLimit::Wait(None),
             (RefusalReason::Quota | RefusalReason::Exclusive, on_limit) => on_limit,
         }
@@ -200,7 +201,7 @@ impl AcquireRequest {
         }
     }
 
-    /// What the call would charge; checked, so that a store sees only what it can decide.
+    /// The charges of the call. They are checked, so that a store gets only charges it can decide.
     pub(super) fn charges(&self) -> Result<Charges, RequestPerMinute> {
         let mut charges = Charges::default();
         let give_up_at = self.ticket.and_then(|ticket| ticket.give_up_at);
@@ -222,11 +223,9 @@ impl AcquireRequest {
             for Charge { rule, .. } in &*charges {
                 let error = match rule.algorithm() {
                     Algorithm::LeakyBucket { .. } => {
-                        "a LeakyBucket stands alone: it can't be one of several rules of a call"
+                        "a `LeakyBucket` stands alone: acquire its rule in a call of its own"
                     }
-                    _ if rule.prefetch() > 1 => {
-                        "a rule with `prefetch` stands alone: it can't be one of several rules of a call"
-                    }
+                    _ if rule.prefetch() > 1 => "a rule with `prefetch` stands alone: acquire it in a call of its own",
                     _ => continue,
                 };
                 return Err(refusal(rule, StoreError::misconfigured(error)));
@@ -240,18 +239,18 @@ impl AcquireRequest {
         }
     }
 
-    /// The charge as one that is held.
+    /// Adds a hold to the charge.
     fn with_hold(&self, request: &ChargeRequest, charge: Charge) -> Result<Charge, RequestPerMinute> {
         let Charge { rule, cost, .. } = charge;
         let lease = match (request.cost_kind, rule.algorithm()) {
             (CostKind::Fixed, _) => rule.period(), // places
             (CostKind::Reported, Algorithm::SlidingLog) => LEASE,
-            // A holder that died is charged when its time would have been over.
+            // If the holder dies, it is charged when its granted time would have been over.
             (CostKind::Elapsed, Algorithm::SlidingLog) => {
                 Duration::from_millis(cost.min(rule.limit())).clamp(SHORTEST_LEASE, LEASE)
             }
             (_, algorithm) => {
-                let error = format!("what a call used can be charged by a SlidingLog only, and this is {algorithm:?}");
+                let error = format!("only a `SlidingLog` can charge the amount that a call used, not {algorithm:?}");
                 return Err(refusal(&rule, StoreError::misconfigured(error)));
             }
         };
@@ -262,17 +261,17 @@ impl AcquireRequest {
         let is_kept = self.engine.memory().is_some();
         let exclusive = is_timed && cost >= rule.limit();
         let hold = Hold { allow_partial: is_timed, exclusive, is_kept, is_timed, ..Hold::new(lease) };
-        // Of nothing, not even a moment is granted.
+        // With a limit of 0 the cost is capped at 1 and not at 0, so that the call is refused.
         Ok(Charge { cost: if is_timed { cost.min(rule.limit().max(1)) } else { cost }, hold: Some(hold), ..charge })
     }
 
-    /// The rule that an error of the store is reported under.
+    /// The rule under which an error of the store is reported.
     pub(super) fn rule(&self) -> Rule {
         let first = self.charges.iter().find_map(|charge| charge.rule);
         first.or(self.charges.first().map(|charge| charge.request.rule)).unwrap_or(Rule::new("", 0, Duration::ZERO))
     }
 
-    /// Takes the rules as they apply now, all from one table.
+    /// Applies the current rules to the charges, all from one table.
     pub(super) fn apply_rules(&mut self, is_first: bool) {
         let rules = self.engine.settings().rules_now();
         let is_one_of_several = self.charges.len() > 1;
@@ -295,15 +294,15 @@ impl ChargeRequest {
 }
 
 impl AppliedCharge {
-    /// Nothing remains for others while it runs.
+    /// True if the call leaves nothing for others while it runs.
     fn is_exclusive(&self) -> bool {
         let rule = self.rule.unwrap_or(self.request.rule);
         self.request.cost_kind == CostKind::Elapsed && self.request.cost >= rule.limit()
     }
 }
 
-/// The rule as it applies now. Nothing if it is not to be asked: a rule in shadow mode that would refuse without the
-/// store.
+/// The rule as it applies now. `None` if it is skipped: a rule in shadow mode that would refuse
+/// even without the store.
 fn applied_rule(
     rules: &CurrentRules,
     ChargeRequest { rule, key, cost, cost_kind }: &ChargeRequest,

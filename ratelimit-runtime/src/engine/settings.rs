@@ -1,4 +1,4 @@
-//! What a builder sets, and the rules as they apply now.
+//! The settings of an engine, and the rules as they apply now.
 
 #[cfg(feature = "config")]
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::sync::watch::Receiver;
 
 use crate::{Clock, Key, OnStoreError, Rule};
 
-/// What a builder settles.
+/// The settings made by a builder.
 #[derive(Debug)]
 pub(crate) struct EngineSettings {
     pub(crate) clock: Clock,
@@ -18,15 +18,15 @@ pub(crate) struct EngineSettings {
     pub(crate) on_store_error: OnStoreError,
     pub(crate) max_keys: usize,
     pub(crate) max_waiting: usize,
-    /// Whether counting in this process is what the store does anyway.
+    /// The store itself counts in process memory.
     pub(crate) is_local: bool,
-    /// What a file says of rules.
+    /// Rules from outside the code: settings of a file.
     #[cfg(feature = "config")]
     pub(crate) rules: Option<crate::config::Rules>,
 }
 
 impl EngineSettings {
-    /// The rules as they hold now. A call takes them once, for all of its rules.
+    /// The rules as they apply now. A call takes them once, for all of its charges.
     #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
     #[inline]
     pub(crate) fn rules_now(&self) -> CurrentRules {
@@ -36,7 +36,7 @@ impl EngineSettings {
         }
     }
 
-    /// Tells of each change of the rules from now on, if they can change.
+    /// Receives each change of the rules from now on. `None` if they can't change.
     #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
     pub(crate) fn rule_changes(&self) -> Option<Receiver<()>> {
         #[cfg(feature = "config")]
@@ -45,7 +45,7 @@ impl EngineSettings {
         None
     }
 
-    /// Whether rules hold as the code says.
+    /// True if rules apply as written in the code.
     #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
     #[inline]
     pub(crate) fn rules_are_as_written(&self) -> bool {
@@ -56,7 +56,7 @@ impl EngineSettings {
     }
 }
 
-/// The rules as they held when a call took them.
+/// The rules as they applied when a call took them.
 pub(crate) struct CurrentRules {
     #[cfg(feature = "config")]
     table: Option<arc_swap::Guard<Arc<crate::config::OverrideTable>>>,
@@ -64,7 +64,7 @@ pub(crate) struct CurrentRules {
 
 #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
 impl CurrentRules {
-    /// The rule as it holds for a key. `None` if it is not to be asked.
+    /// The rule as it applies to a key. `None` if it is skipped.
     pub(crate) fn applied(
         &self,
         rule: &Rule,
@@ -79,7 +79,7 @@ impl CurrentRules {
         Some(*rule)
     }
 
-    /// The policy for calls of a rule that the store can't decide.
+    /// The policy for store errors that the file sets for the rule.
     pub(crate) fn on_store_error(&self, prefix: &str) -> Option<OnStoreError> {
         #[cfg(feature = "config")]
         if let Some(table) = &self.table {

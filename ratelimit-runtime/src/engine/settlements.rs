@@ -1,4 +1,4 @@
-//! Settlements in flight, by counter. A caller who asks for a counter waits for those of it.
+//! Settlements in flight, by counter.
 
 use std::{
     collections::HashMap,
@@ -16,12 +16,12 @@ use tokio::{
 
 use crate::{CounterName, store::Charge};
 
-/// Settlements that are under way: who asks for a counter waits for those of it.
+/// Settlements in flight. A call waits for those of its counters.
 #[derive(Debug, Default)]
 pub(crate) struct Settlements {
-    /// Each ends with its sender.
+    /// A settlement has ended when its sender is dropped.
     by_counter: Mutex<HashMap<CounterName, Vec<Receiver<()>>>>,
-    /// How many counters there are, for those who only want to know that there are none.
+    /// The number of counters, for a check without the lock.
     count: AtomicUsize,
 }
 
@@ -57,7 +57,7 @@ impl Settlements {
         self.count.store(in_flight.len(), Ordering::Release);
     }
 
-    /// Those of these counters that are under way, if any are.
+    /// The settlements in flight of these counters. `None` if there are none.
     pub(crate) fn for_charges(&self, charges: &[Charge]) -> Option<UntilDone> {
         if self.is_empty() {
             return None;
@@ -68,7 +68,7 @@ impl Settlements {
         (!receivers.is_empty()).then_some(UntilDone(receivers))
     }
 
-    /// All that are under way.
+    /// All settlements in flight.
     pub(crate) fn all(&self) -> UntilDone {
         UntilDone(self.lock().values().flatten().cloned().collect())
     }
@@ -78,14 +78,14 @@ impl Settlements {
     }
 }
 
-/// Settlements that are waited for. Those that begin later are not among them.
+/// Settlements to wait for. Settlements that begin later are not among them.
 #[derive(Debug)]
 pub(crate) struct UntilDone(Vec<Receiver<()>>);
 
 impl UntilDone {
     pub(crate) async fn done(self) {
         for mut settlement in self.0 {
-            let _ = settlement.changed().await; // an error, when its sender is gone
+            let _ = settlement.changed().await; // an error means that its sender is dropped
         }
     }
 }
@@ -94,7 +94,7 @@ pub(super) fn lease_of(charge: &Charge) -> Duration {
     charge.hold.map_or(Duration::ZERO, |hold| hold.lease)
 }
 
-/// A moment that much later, or in a hundred years.
+/// The instant after this time, at most 100 years ahead.
 pub(super) fn after(time: Duration) -> Instant {
     const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     Instant::now() + time.min(LONGEST)

@@ -1,4 +1,4 @@
-//! A call that waits: in the queues of its counters, until the store admits it or its patience ends.
+//! A call that waits in the queues of its counters, until it is admitted or its time is over.
 
 use std::{
     future::{Future, pending},
@@ -18,7 +18,7 @@ use super::{
 use crate::{Clock, Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
 
 impl AcquireRequest {
-    /// Waits until the store admits these charges. `refused`: what it has said of them.
+    /// Waits until the store admits these charges. `refused`: the answer that refused them, if any.
     pub(super) async fn wait(self, charges: Charges, refused: Option<StoreAnswer>) -> AcquireResult {
         let timer = WaitTimer::start(&self.rule());
         let span = tracing::debug_span!("wait_for_rate_limit", rule = self.rule().prefix());
@@ -67,7 +67,7 @@ impl AcquireRequest {
                 }
                 match self.ask_in_turn(charges).await {
                     (Resolution::Admitted(permit, at), answer) => {
-                        position.admitted(&answer); // from here on a slot keeps the order
+                        position.admitted(&answer); // from here on, its slot keeps the order
                         return match at {
                             Some(at) => self.sleep_until(at, permit).await,
                             None => Ok(permit),
@@ -92,7 +92,8 @@ impl AcquireRequest {
         }
     }
 
-    /// Asks the store, without the rules in shadow mode that would refuse. Also what an admission said of the counters.
+    /// Asks the store, and again without shadow rules that have refused. Also returns the counters'
+    /// numbers from an answer that admitted the call.
     async fn ask_in_turn(&self, mut charges: Charges) -> (Resolution, StoreAnswer) {
         loop {
             let (sent_at, batch) = self.query_store(charges, true).await;
@@ -108,7 +109,8 @@ impl AcquireRequest {
         }
     }
 
-    /// The refusal of a caller who stops waiting: it tells when its turn would have come.
+    /// The refusal of a caller who stops waiting. It includes the time when its turn would have
+    /// come.
     async fn final_refusal(&self, refusal: Option<(RequestPerMinute, Duration)>) -> RequestPerMinute {
         let now = self.clock().now();
         if let Some((refusal, turn_at)) = refusal
@@ -116,7 +118,7 @@ impl AcquireRequest {
         {
             return refusal.retry_in(turn_at.saturating_sub(now));
         }
-        // No refusal still holds. Those ahead go first all the same.
+        // No earlier refusal is still valid. The callers ahead go first all the same.
         let charges = match self.charges() {
             Ok(charges) => charges,
             Err(refused) => return refused,
@@ -143,7 +145,7 @@ async fn rules_changed(changes: &mut Option<Receiver<()>>) {
     pending::<()>().await;
 }
 
-/// The output of a future that was done before the clock showed `give_up`.
+/// The output of a future, or `None` if the clock reaches `give_up_at` first.
 async fn done_before<T>(clock: &Clock, give_up_at: Option<Duration>, done: impl Future<Output = T>) -> Option<T> {
     let Some(give_up_at) = give_up_at else { return Some(done.await) };
     tokio::select! {

@@ -1,4 +1,4 @@
-//! An answer of the store, as the queues take it in.
+//! The part of a store's answer that the wait queues use.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use smallvec::SmallVec;
 
 use crate::{RequestPerMinute, counter::CounterId, store::Charge};
 
-/// An answer of the store to a caller.
+/// A store's answer to one caller.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StoreAnswer {
-    /// When the question was sent, by the limiter's clock.
+    /// The time the request was sent, by the limiter's clock.
     pub(crate) sent_at: Duration,
     pub(crate) counters: SmallVec<[CounterAnswer; 1]>,
-    /// The refusal, and the counter that it is about.
+    /// The refusal, and the counter that refused.
     pub(crate) refusal: Option<(CounterId, RequestPerMinute)>,
 }
 
-/// What an answer says about one counter.
+/// The part of an answer about one counter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CounterAnswer {
     pub(super) id: CounterId,
     pub(super) cost: u64,
     pub(super) remaining: u64,
-    /// Nothing if the cost fits.
+    /// `None` if the cost fits.
     pub(super) ready_in: Option<Duration>,
     pub(super) may_free_early: bool,
 }
 
 impl StoreAnswer {
-    /// The counters of charges that a store has decided on.
+    /// The answer about the counters of these charges, which a store has decided.
     pub(crate) fn of(charges: &[Charge], sent_at: Duration) -> Self {
         let counters = counted(charges).map(|charge| CounterAnswer {
             id: charge.counter.id(),
@@ -41,7 +41,7 @@ impl StoreAnswer {
     }
 }
 
-/// The charges that callers wait for: a rule in shadow mode refuses nobody.
+/// The charges to wait for. Shadow rules refuse no call, so they do not count.
 pub(super) fn counted(charges: &[Charge]) -> impl Iterator<Item = &Charge> {
     charges.iter().filter(|charge| !charge.rule.is_shadow() && charge.cost > 0)
 }

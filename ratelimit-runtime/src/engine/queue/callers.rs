@@ -1,5 +1,5 @@
-//! Simulated callers: each asks a memory store that answers later, waits in the queues, and asks again in its turn. The
-//! clock is moved by hand.
+//! Simulated callers. Each asks a memory store whose answer arrives later, waits in the queues, and
+//! asks again in its turn. The clock is moved by hand.
 
 use super::*;
 use crate::Rule;
@@ -13,7 +13,7 @@ pub(super) fn charge_of(rule: &Rule, key: u64, cost: u64) -> Charge {
     Charge::new(*rule, CounterName::new("", rule, Some(&Key::new(key))), cost)
 }
 
-/// What callers share.
+/// The clock, the store and the queues that all callers share.
 pub(super) struct World {
     pub(super) clock: ManualClock,
     pub(super) server: Memory,
@@ -34,18 +34,19 @@ pub(super) struct SimulatedCaller<'a> {
     charges: Vec<Charge>,
     ticket: u64,
     position: Option<QueuePosition<'a>>,
-    /// When the answer arrives, and whether all charges fitted.
+    /// The time the answer arrives, the answer, and true if all charges fit.
     answer: Option<(Duration, StoreAnswer, bool)>,
-    /// The changes of the counters before the first question.
-    seen: u64,
+    /// The changes of the counters before the first request.
+    changes_before: u64,
 }
 
 impl<'a> SimulatedCaller<'a> {
-    /// It asks at once, unless others wait. The answer arrives after `latency`.
+    /// Asks at once, unless others wait. The answer arrives after `latency`.
     pub(super) fn arrives(world: &'a World, charges: &[Charge], latency: Duration) -> Self {
         let ticket = world.queues.ticket();
-        let seen = world.queues.changes(charges);
-        let mut caller = Self { world, charges: charges.to_vec(), ticket, position: None, answer: None, seen };
+        let changes_before = world.queues.changes(charges);
+        let mut caller =
+            Self { world, charges: charges.to_vec(), ticket, position: None, answer: None, changes_before };
         if world.queues.is_behind_others(charges, ticket) {
             caller.join(None);
         } else {
@@ -55,19 +56,19 @@ impl<'a> SimulatedCaller<'a> {
     }
 
     fn join(&mut self, refused: Option<&StoreAnswer>) {
-        let refused = refused.map(|answer| (answer, self.seen));
+        let refused = refused.map(|answer| (answer, self.changes_before));
         self.position = self.world.queues.join(self.ticket, &self.charges, refused, None).ok();
-        assert!(self.position.is_some(), "there is room in the queue");
+        assert!(self.position.is_some(), "there is space in the queue");
     }
 
     fn ask(&mut self, latency: Duration) {
-        let mut asked = Charges::default();
-        self.charges.iter().for_each(|charge| asked.push(charge.clone()));
+        let mut charges = Charges::default();
+        self.charges.iter().for_each(|charge| charges.push(charge.clone()));
         let now = self.world.clock.now();
-        let Reply::Ready(batch) = self.world.server.decide(Request::new(asked, true).into()) else {
+        let Reply::Ready(batch) = self.world.server.decide(Request::new(charges, true).into()) else {
             panic!("the memory store answers at once")
         };
-        let request = batch.into_first().expect("the request");
+        let request = batch.into_first().expect("the batch has the request");
         self.answer = Some((now + latency, StoreAnswer::of(&request.charges, now), request.outcome == Ok(true)));
     }
 
@@ -75,10 +76,10 @@ impl<'a> SimulatedCaller<'a> {
         self.answer.is_some()
     }
 
-    /// Asks if its turn has come. Returns when it does something again by itself.
+    /// Asks if its turn has come. Returns the time of its next action.
     pub(super) fn look(&mut self, latency: Duration) -> Option<Duration> {
         if self.answer.is_none() {
-            match self.position.as_ref().expect("it waits").look() {
+            match self.position.as_ref().expect("the caller waits").look() {
                 Ok(_) => self.ask(latency),
                 Err(at) => return at,
             }
@@ -86,7 +87,7 @@ impl<'a> SimulatedCaller<'a> {
         self.answer.as_ref().map(|(at, ..)| *at)
     }
 
-    /// Takes the answer if it has arrived. `true`: it was served.
+    /// Takes the answer if it has arrived. True if the caller was admitted.
     pub(super) fn is_served(&mut self) -> bool {
         let now = self.world.clock.now();
         let Some((_, answer, fits)) = self.answer.take_if(|(at, ..)| *at <= now) else { return false };

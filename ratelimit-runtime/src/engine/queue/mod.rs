@@ -1,17 +1,23 @@
-//! Queues of callers who wait for a counter.
+//! Queues of callers who wait for counters.
 //!
-//! A caller stands in the queue of each of its counters. Callers are let ask the store in the order of their arrival, as
-//! many at a time as the counter has *room* for when they arrive there: what the latest answer said remains, and what
-//! refills meanwhile, less the cost of those who are asking. When there is no room, one caller asks (a *probe*) as soon as
-//! the latest refusal's wait is over. A caller whose cost does not fit yet holds up those behind it.
+//! A caller stands in the queue of each of its counters. Callers ask the store in the order of
+//! arrival, as many at a time as the counter has *room* for. Room is what the latest answer left,
+//! plus what refills until the request arrives, less the cost of callers who are asking now.
 //!
-//! A caller of several counters waits for all of them at once. While another of its counters has no room, or others are
-//! ahead of it there, it holds up nobody: it is *parked*, and nobody looks at it. Within one period before it has room
-//! there, its cost is *reserved* at a counter that has refused a call of late: those behind it get the rest. So it is not
-//! overtaken for ever, and the counter stands idle for one period at most, or for as long as a cost above its count takes to
-//! have room.
+//! Without room, one caller asks as soon as the wait of the latest refusal is over: a *probe*. A
+//! caller whose cost does not fit yet blocks the callers behind it.
 //!
-//! The store decides whatever this says: room that is not there costs a refused question, no more.
+//! A caller of several counters waits for all of them at once. While another of its counters has no
+//! room, or has others ahead of it, the caller is *parked* here. A parked caller blocks no other,
+//! and the queue skips it.
+//!
+//! If this counter has recently refused a call, the caller's cost is *reserved* here. That begins
+//! within one period before its other counter has room. The callers behind it get the rest. So it
+//! is not overtaken for ever. The counter stays idle for one period at most; a cost above the count
+//! may keep it idle until that cost has room.
+//!
+//! The store decides in any case. If there is less room than assumed, that costs a refused request,
+//! and nothing else.
 
 use std::{
     fmt,
@@ -48,24 +54,24 @@ mod starvation;
 mod state;
 mod wait_queue;
 
-/// The queues of one limiter.
+/// The wait queues of one limiter.
 pub(crate) struct WaitQueues {
     state: Mutex<WaitState>,
-    /// The number of waiting callers, read without the lock.
+    /// The number of waiting callers, readable without the lock.
     waiting: AtomicUsize,
     shared: Arc<SharedCounts>,
     next_ticket: AtomicU64,
     clock: Clock,
-    /// Callers in one queue, at most.
+    /// The maximum number of callers in one queue.
     capacity: usize,
-    /// Other processes count in the same store.
+    /// True if other processes count in the same store.
     is_shared: bool,
 }
 
-/// A caller's turn, see [`QueuePosition::turn`].
+/// The turn of a caller, see [`QueuePosition::turn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It may ask the store. `early`: before the time that the latest refusal told.
+    /// The caller may ask the store. `early`: the wait of the latest refusal is not over.
     Ask { early: bool },
     /// The limiter was closed.
     Closed,
@@ -89,19 +95,19 @@ impl WaitQueues {
         }
     }
 
-    /// A number for a caller who arrives now; lower ones come first.
+    /// A number for a caller who arrives now. Lower numbers come first.
     pub(crate) fn ticket(&self) -> u64 {
         self.next_ticket.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The number of changes of these counters, to be given to [`WaitQueues::join`] with the answer to a question that is
-    /// sent now.
+    /// The number of changes of these counters. Read it before sending a request, and pass it to
+    /// [`WaitQueues::join`] with the answer.
     pub(crate) fn changes(&self, charges: &[Charge]) -> u64 {
         counted(charges).map(|charge| self.shared.changes(charge.counter.id()).load(Ordering::SeqCst)).sum()
     }
 
-    /// A caller with this ticket has to wait for one of these counters: behind others, or because those who are asking
-    /// leave no room.
+    /// True if a caller with this ticket has to wait for one of these counters. Others are ahead of
+    /// it, or callers who are asking leave no room.
     pub(crate) fn is_behind_others(&self, charges: &[Charge], ticket: u64) -> bool {
         let is_free = |charge: &Charge| self.shared.busy(charge.counter.id()).load(Ordering::Acquire) == 0;
         if counted(charges).all(is_free) {
@@ -111,15 +117,17 @@ impl WaitQueues {
         counted(charges).any(|charge| {
             let id = charge.counter.id();
             let is_used_up = |queue: &WaitQueue| queue.askers > 0 && queue.room(now, state.round_trip) < charge.least();
-            // Behind those whose cost is reserved, too: what it is told has to be known to the queue.
+            // Also behind callers whose cost is reserved: the queue has to know the answer that the
+            // caller gets.
             state.queues.get(&id).is_some_and(is_used_up) || state.is_behind(id, ticket, now)
         })
     }
 
     /// Joins the queues of these counters.
     ///
-    /// `answer`: a refusal that the caller has got, and [`WaitQueues::changes`] from before it asked. Returns the latest
-    /// refusal, and when the caller's turn would have come, if that is after `give_up` or a queue is full.
+    /// `answer`: the refusal that the caller has received, and [`WaitQueues::changes`] from before
+    /// its request. Fails if a queue is full, or if the caller's turn would come after
+    /// `give_up_at`. The error has the latest refusal, and the time of that turn.
     pub(crate) fn join(
         &self,
         ticket: u64,
@@ -143,14 +151,15 @@ impl WaitQueues {
             counters.push(WaitingFor { id, cost, changes: 0, joined_before, reserved_until: None, is_parked: false });
         }
         let ids: SmallVec<[CounterId; 1]> = counters.iter().map(|counter| counter.id).collect();
-        // Nothing holds up a caller whose rules are all in shadow mode.
+        // Shadow rules block no call. A caller with no other rules may ask at once.
         let is_asking = counters.is_empty();
         for counter in &counters {
             self.shared.busy(counter.id).fetch_add(1, Ordering::Release);
         }
         state.callers.insert(ticket, WaitingCaller { counters, turn: Arc::clone(&turn), is_asking, wake_at: None });
         state.enqueue(ticket);
-        // Before the changes are read: who counts one later sees that somebody waits.
+        // Before the changes are read: a thread that counts a later change then sees a waiting
+        // caller.
         self.waiting.store(state.callers.len(), Ordering::SeqCst);
         if let Some((answer, changes)) = answer {
             let has_changed = changes != self.changes(charges);
@@ -180,7 +189,7 @@ impl WaitQueues {
         self.changed_id(counter.id());
     }
 
-    /// The same for a counter without a name.
+    /// [`WaitQueues::changed`] by the counter's id.
     pub(crate) fn changed_id(&self, id: CounterId) {
         self.shared.changes(id).fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) == 0 {
@@ -194,7 +203,7 @@ impl WaitQueues {
         });
     }
 
-    /// Refuses all who wait, and all who would.
+    /// Refuses all waiting callers, and all later ones.
     pub(crate) fn close(&self) {
         self.update(|state, _, wakes| {
             state.is_closed = true;
@@ -223,7 +232,7 @@ impl fmt::Debug for WaitQueues {
     }
 }
 
-/// A caller's place in its queues. Dropping it leaves them.
+/// A caller's position in its queues. Dropping it leaves the queues and lets the next callers ask.
 pub(crate) struct QueuePosition<'a> {
     queues: &'a WaitQueues,
     ticket: u64,
@@ -231,7 +240,7 @@ pub(crate) struct QueuePosition<'a> {
 }
 
 impl QueuePosition<'_> {
-    /// Waits until the caller may ask the store. Nothing is lost if the future is dropped.
+    /// Waits until the caller may ask the store. Dropping the future loses nothing.
     pub(crate) async fn turn(&self) -> Turn {
         loop {
             let wake_at = match self.look() {
@@ -249,7 +258,7 @@ impl QueuePosition<'_> {
         }
     }
 
-    /// The turn, if it has come, or when to look again.
+    /// The turn, if it has come, otherwise the time of the next look. `None`: when notified.
     fn look(&self) -> Result<Turn, Option<Duration>> {
         self.queues.update(|state, now, wakes| {
             if state.is_closed {
@@ -272,7 +281,8 @@ impl QueuePosition<'_> {
         })
     }
 
-    /// The caller waits for just these charges. Rules that change while it waits may give it others.
+    /// True if the caller waits for exactly these charges. Rules that change while it waits may
+    /// give it others.
     pub(crate) fn is_for(&self, charges: &[Charge]) -> bool {
         let mut state = self.queues.lock();
         let WaitState { queues, callers, .. } = &mut *state;
@@ -288,7 +298,7 @@ impl QueuePosition<'_> {
         })
     }
 
-    /// Waits on, after a refusal.
+    /// Applies a refusal. The caller keeps its ticket and goes on waiting.
     pub(crate) fn refused(&self, answer: &StoreAnswer) {
         self.queues.update(|state, now, wakes| {
             let Some(caller) = state.callers.get(&self.ticket) else { return };
@@ -305,7 +315,7 @@ impl QueuePosition<'_> {
         });
     }
 
-    /// Leaves, with a permit.
+    /// Applies the answer that admitted the caller. The caller leaves the queues.
     pub(crate) fn admitted(self, answer: &StoreAnswer) {
         self.queues.update(|state, now, _| state.learn(answer, |_| false, now, self.queues.is_shared));
     }
@@ -323,7 +333,7 @@ impl QueuePosition<'_> {
         });
     }
 
-    /// The latest refusal, and when the caller's turn comes if those ahead stay.
+    /// The latest refusal, and the time of the caller's turn if all callers ahead of it stay.
     pub(crate) fn refusal(&self) -> Option<(RequestPerMinute, Duration)> {
         let (state, now) = (self.queues.lock(), self.queues.clock.now());
         state.estimate(self.ticket, now).map(|(refusal, at, _)| (refusal, at))

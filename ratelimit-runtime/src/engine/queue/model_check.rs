@@ -1,4 +1,5 @@
-//! The queues under many of the orders in which the steps of a few callers can follow one another: all are too many.
+//! The queues under many of the possible orders of steps of a few callers. All orders would be too
+//! many.
 
 use std::{
     future::Future,
@@ -22,7 +23,7 @@ fn charge(key: u64) -> Charge {
     Charge::new(RULE, CounterName::new("", &RULE, Some(&Key::new(key))), 1)
 }
 
-/// The store's answer: so much remains, and the cost does not fit if nothing does.
+/// The store's answer: the amount that remains. The cost does not fit if none remains.
 fn answer(key: u64, remaining: u64) -> StoreAnswer {
     let mut charge = charge(key);
     let wait = (remaining == 0).then_some(Duration::from_secs(60));
@@ -32,10 +33,10 @@ fn answer(key: u64, remaining: u64) -> StoreAnswer {
 
 fn join<'a>(queues: &'a WaitQueues, ticket: u64, refused: Option<&StoreAnswer>) -> QueuePosition<'a> {
     let refused = refused.map(|answer| (answer, queues.changes(&[charge(1)])));
-    queues.join(ticket, &[charge(1)], refused, None).unwrap_or_else(|_| panic!("there is room in the queue"))
+    queues.join(ticket, &[charge(1)], refused, None).unwrap_or_else(|_| panic!("there is space in the queue"))
 }
 
-/// A caller who has looked once and sleeps.
+/// The turn of a caller who has looked once and sleeps.
 fn asleep<'a>(position: &'a QueuePosition<'_>) -> Pin<Box<dyn Future<Output = Turn> + 'a>> {
     let mut turn = Box::pin(position.turn());
     assert!(turn.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -80,7 +81,7 @@ fn a_caller_who_leaves_lets_the_next_one_ask() {
     });
 }
 
-/// Whether it comes before the question, during it or after the answer.
+/// The refund comes before the request, during it, or after the answer.
 #[test]
 fn a_refund_is_not_missed() {
     many_orders(|| {
@@ -92,12 +93,12 @@ fn a_refund_is_not_missed() {
         });
         drop(position);
 
-        // While the caller joins, who is the first to wait.
+        // While the caller joins as the first to wait.
         let changes = queues.changes(&[charge(1)]);
         thread::scope(|threads| {
             threads.spawn(|| queues.changed(&charge(1).counter));
             let position = queues.join(1, &[charge(1)], Some((&answer(1, 0), changes)), None);
-            let position = position.unwrap_or_else(|_| panic!("there is room in the queue"));
+            let position = position.unwrap_or_else(|_| panic!("there is space in the queue"));
             assert_eq!(block_on(position.turn()), Turn::Ask { early: true });
         });
 
@@ -112,7 +113,7 @@ fn a_refund_is_not_missed() {
 }
 
 #[test]
-fn a_caller_who_came_earlier_and_joins_later_holds_up_nobody() {
+fn a_caller_who_came_earlier_and_joins_later_blocks_no_other() {
     many_orders(|| {
         let queues = queues();
         let [first, last] = [1, 2].map(|ticket| join(&queues, ticket, None));
@@ -143,7 +144,7 @@ fn a_waiting_caller_is_seen_while_others_come_and_go() {
 }
 
 #[test]
-fn a_limiter_that_is_closed_keeps_nobody_waiting() {
+fn a_closed_limiter_keeps_no_caller_waiting() {
     many_orders(|| {
         let queues = queues();
         let position = join(&queues, 0, Some(&answer(1, 0)));

@@ -1,5 +1,5 @@
-//! Random callers in random order, of several rules each. After each step the queues are counted anew, and nobody may be
-//! left waiting whom the queues would let ask.
+//! Random callers in random order, of several rules each. After each step the queues are checked
+//! against a fresh count. No caller may stay asleep if the queues would let it ask.
 
 use std::{collections::HashMap, env};
 
@@ -13,7 +13,7 @@ use crate::{Algorithm, Refill, Rule};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Numbers that look random, the same ones for the same seed.
+/// Pseudo-random numbers. Equal seeds give equal numbers.
 struct Random(u64);
 
 impl Random {
@@ -51,7 +51,7 @@ impl Random {
 }
 
 impl WaitQueues {
-    /// Counts everything anew, and compares.
+    /// Compares each number of the queues with a fresh count.
     fn check(&self) {
         let state = self.lock();
         let mut busy = [0; SLOTS];
@@ -65,9 +65,9 @@ impl WaitQueues {
             }
         }
         for (id, queue) in &state.queues {
-            let of = |caller: &&WaitingCaller| caller.counters.iter().any(|counter| counter.id == *id);
+            let has_counter = |caller: &&WaitingCaller| caller.counters.iter().any(|counter| counter.id == *id);
             let (mut askers, mut asking, mut parked) = (0, 0, 0);
-            for caller in state.callers.values().filter(of) {
+            for caller in state.callers.values().filter(has_counter) {
                 for counter in caller.counters.iter().filter(|counter| counter.id == *id) {
                     askers += usize::from(caller.is_asking);
                     asking += if caller.is_asking { counter.cost } else { 0 };
@@ -75,22 +75,24 @@ impl WaitQueues {
                 }
             }
             assert_eq!((queue.askers, queue.asking_cost, queue.parked), (askers, asking, parked));
-            assert!(queue.askers + queue.parked + queue.waiting.len() > 0, "a queue without callers");
+            assert!(queue.askers + queue.parked + queue.waiting.len() > 0, "a queue has no callers");
         }
         let counted: Vec<usize> = self.shared.all_busy().map(|count| count.load(Ordering::Relaxed)).collect();
         assert_eq!(counted, busy);
         assert_eq!(self.waiting.load(Ordering::Relaxed), state.callers.len());
     }
 
-    /// Looks at all queues. A caller whom this lets ask need not have been woken yet, as a reservation may have ended before
-    /// its time. But somebody in its queues has a timer of two periods at most, or asks.
-    fn check_that_nobody_is_forgotten(&self) {
+    /// Advances all queues. A caller who may ask now need not have been woken yet, as a reservation
+    /// may have ended early. But some caller in its queues is asking, or has a timer within two
+    /// periods.
+    fn check_that_no_caller_is_forgotten(&self) {
         self.update(|state, now, wakes| {
             let shares =
                 |one: &WaitingCaller, other: &WaitingCaller| one.ids().iter().any(|id| other.ids().contains(id));
             let is_noticed = |caller: &WaitingCaller| {
                 let queues = caller.counters.iter().map(|counter| &state.queues[&counter.id]);
-                let longest = queues.map(|queue| queue.time_for(queue.rule.limit())).max().expect("a counter");
+                let longest =
+                    queues.map(|queue| queue.time_for(queue.rule.limit())).max().expect("a caller has a counter");
                 let others = state.callers.values().filter(|other| shares(caller, other));
                 let looks_at = now + 2 * longest;
                 others.into_iter().any(|other| other.is_asking || other.wake_at.is_some_and(|at| at <= looks_at))
@@ -100,13 +102,13 @@ impl WaitQueues {
             let ids = state.queues.keys().copied().collect();
             state.advance(ids, now, wakes);
             for (ticket, caller) in &state.callers {
-                assert!(!caller.is_asking || noticed[ticket], "caller {ticket} may ask, and nobody would have noticed");
+                assert!(!caller.is_asking || noticed[ticket], "caller {ticket} may ask, but no timer would find it");
             }
         });
     }
 }
 
-/// Some hundred steps of up to 14 callers. Then nobody comes any more, and all are served.
+/// Runs some hundred steps of up to 14 callers. Then no more callers come, and all are served.
 fn run(seed: u64) {
     let (mut random, world) = (Random(seed), World::new());
     let rules = ["a", "b", "c"].map(|name| random.rule(name));
@@ -138,7 +140,7 @@ fn run(seed: u64) {
             assert!(last_steps < 20_000, "{} callers are not served", callers.len());
         }
         world.queues.check();
-        // One who looks may let others ask, or look sooner.
+        // One caller's look may let others ask, or make them look earlier.
         let mut next = Duration::MAX;
         loop {
             let asking = callers.iter().filter(|caller| caller.is_asking()).count();
@@ -150,9 +152,9 @@ fn run(seed: u64) {
             }
         }
         world.queues.check();
-        world.queues.check_that_nobody_is_forgotten();
-        assert!(callers.is_empty() || next < Duration::MAX, "nobody has a timer");
-        // Sometimes something else happens before.
+        world.queues.check_that_no_caller_is_forgotten();
+        assert!(callers.is_empty() || next < Duration::MAX, "no caller has a timer");
+        // Sometimes another event comes first.
         let wait = next.saturating_sub(world.clock.now());
         let wait = if steps < 300 { wait.min(random.ms_below(400) + MS) } else { wait };
         world.clock.advance(wait);
@@ -163,10 +165,10 @@ fn run(seed: u64) {
 }
 
 #[test]
-fn nobody_is_forgotten_in_random_schedules() {
+fn no_caller_is_forgotten_in_random_schedules() {
     let seed = env::var("SEED").ok().map(|seed| seed.parse().expect("SEED is a number"));
     for seed in seed.map_or(0..150, |seed| seed..seed + 1) {
-        println!("SEED={seed}"); // shown if it fails; set it to run this schedule alone
+        println!("SEED={seed}"); // shown if the test fails; set it to run this schedule alone
         run(seed);
     }
 }

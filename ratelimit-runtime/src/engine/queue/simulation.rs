@@ -1,4 +1,4 @@
-//! Callers who wait for a server some milliseconds away, by a clock that is moved by hand.
+//! Callers who wait for a server some milliseconds away. The clock is moved by hand.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -12,9 +12,9 @@ use crate::{
 };
 
 const TASKS: usize = 100;
-const LASTS: Duration = Duration::from_secs(2);
+const DURATION: Duration = Duration::from_secs(2);
 
-/// What came of a simulation: admitted calls, and refused questions after the first ones.
+/// The counts of a simulation: admitted calls, and refused requests after the first round trips.
 struct Run {
     admitted: u64,
     refused: u64,
@@ -36,7 +36,8 @@ struct Task<'a> {
     changes: u64,
 }
 
-/// A way to the server, of half a round trip or up to `jitter` times as much. Questions arrive in order.
+/// A network link to the server. A request takes half a round trip, or up to `jitter` times as
+/// long. Requests arrive in order.
 struct SimulatedLink {
     half: Duration,
     jitter: u32,
@@ -53,7 +54,7 @@ impl SimulatedLink {
     }
 }
 
-/// Runs callers against a server that is half a round trip away, or more.
+/// Runs callers against a server that is at least half a round trip away.
 fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
     let clock = ManualClock::new();
     let (start, half) = (clock.now(), round_trip / 2);
@@ -67,15 +68,15 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
     let mut calls: Vec<usize> = (0..TASKS).collect();
     loop {
         let now = clock.now();
-        for task in std::mem::take(&mut calls) {
-            let task_of = &mut tasks[task];
-            task_of.ticket = queues.ticket();
-            task_of.changes = queues.changes(&[charge()]);
-            if queues.is_behind_others(&[charge()], task_of.ticket) {
-                task_of.position = queues.join(task_of.ticket, &[charge()], None, None).ok();
+        for number in std::mem::take(&mut calls) {
+            let task = &mut tasks[number];
+            task.ticket = queues.ticket();
+            task.changes = queues.changes(&[charge()]);
+            if queues.is_behind_others(&[charge()], task.ticket) {
+                task.position = queues.join(task.ticket, &[charge()], None, None).ok();
             } else {
-                task_of.sent_at = now;
-                events.push(Reverse((link.arrival(now), Event::Arrives, task)));
+                task.sent_at = now;
+                events.push(Reverse((link.arrival(now), Event::Arrives, number)));
             }
         }
         let mut next = events.peek().map(|Reverse((at, ..))| *at);
@@ -91,8 +92,8 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
                 Err(wake_at) => next = next.into_iter().chain(wake_at).min(),
             }
         }
-        let next = next.expect("a caller asks, or will look again");
-        if next >= start + LASTS {
+        let next = next.expect("a caller asks, or has a timer");
+        if next >= start + DURATION {
             return run;
         }
         clock.advance(next.saturating_sub(now));
@@ -101,7 +102,7 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
             let task = &mut tasks[number];
             if event == Event::Arrives {
                 let Reply::Ready(batch) = server.decide(Request::new(charge(), true).into()) else { continue };
-                let request = batch.into_first().expect("a request");
+                let request = batch.into_first().expect("the batch has the request");
                 let fits = request.outcome == Ok(true);
                 task.answer = Some((StoreAnswer::of(&request.charges, task.sent_at), fits));
                 events.push(Reverse((at + half, Event::IsAnswered, number)));
@@ -128,19 +129,20 @@ fn run(rule: Rule, round_trip: Duration, jitter: u32) -> Run {
     }
 }
 
-/// As many calls as the limit admits in that time; a tenth less at most. And one refused question a round trip.
+/// Checks that at least 90 % of the calls within the limit are admitted, and none above it. At most
+/// one request per round trip is refused.
 fn check(rule: Rule, most: u64) {
     for (micros, jitter) in [30, 3_200, 7_500].into_iter().flat_map(|micros| [(micros, 1), (micros, 3)]) {
         let round_trip = Duration::from_micros(micros);
         let Run { admitted, refused } = run(rule, round_trip, jitter);
-        let of = format!(
+        let summary = format!(
             "{admitted} of {most} admitted, {refused} refused, {micros} us, jitter {jitter}, {:?}",
             rule.algorithm()
         );
-        println!("{of}");
-        assert!(admitted <= most && admitted * 10 >= most * 9, "{of}");
-        let round_trips = LASTS.as_micros() / round_trip.as_micros();
-        assert!(u128::from(refused) <= round_trips, "{of}");
+        println!("{summary}");
+        assert!(admitted <= most && admitted * 10 >= most * 9, "{summary}");
+        let round_trips = DURATION.as_micros() / round_trip.as_micros();
+        assert!(u128::from(refused) <= round_trips, "{summary}");
     }
 }
 
@@ -182,7 +184,8 @@ fn the_largest_costs_of_many_callers_add_up() {
 const HOUR: Duration = Duration::from_secs(3600);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A limit of a user, which is spent for an hour, and one of all users, of which so much remains.
+/// A limit of one user, which is used up for an hour, and a limit of all users, which has this
+/// amount remaining.
 fn of_user_and_all(remaining: u64) -> [Charge; 2] {
     let (own, all) = (Rule::new("own", 1, HOUR), Rule::new("all", 10, SECOND));
     let [mut one, mut other] =
@@ -192,8 +195,8 @@ fn of_user_and_all(remaining: u64) -> [Charge; 2] {
     [one, other]
 }
 
-/// 1,000 callers wait for a limit of their own that is spent. They are not in the way of others, and nobody looks at them until
-/// their own limit has room. Then the first one returns.
+/// 1,000 callers wait for a limit of their own that is used up. They do not block others, and the
+/// queue skips them until their own limit has room. Then the first one returns.
 #[test]
 fn callers_whose_own_limit_is_spent_are_parked() {
     let clock = ManualClock::new();
@@ -206,24 +209,25 @@ fn callers_whose_own_limit_is_spent_are_parked() {
         let ticket = queues.ticket();
         let position = queues.join(ticket, &charges, Some((&answer, queues.changes(&charges))), None);
         assert_eq!((standing(), queues.is_behind_others(&charges[1..], queues.ticket())), (0, false));
-        position.unwrap_or_else(|_| panic!("there is room in the queue"))
+        position.unwrap_or_else(|_| panic!("there is space in the queue"))
     };
     let positions: Vec<_> = (0..1_000).map(join).collect();
     assert_eq!(queues.lock().queues[&of_all].parked, 1_000);
 
     clock.advance(HOUR.saturating_sub(SECOND));
     assert!(positions.iter().all(|position| position.look().is_err()));
-    assert_eq!(standing(), 0, "no call was refused, so none has its cost reserved");
+    assert_eq!(standing(), 0, "no call was refused, so no cost is reserved");
     clock.advance(SECOND);
     let asking = positions.iter().filter(|position| position.look().is_ok()).count();
-    assert_eq!((asking, standing()), (1, 0), "the next one waits for the first one's answer");
+    assert_eq!((asking, standing()), (1, 0), "the next caller waits for the answer to the first one");
     drop(positions);
     let busy = queues.shared.all_busy().map(|count| count.load(Ordering::Relaxed)).sum::<usize>();
     assert_eq!((busy, queues.lock().queues.len()), (0, 0));
 }
 
-/// 1,000 users wait a second each for a limit of their own. The limit of all, which is per hour, has room: as long as it refuses no
-/// call, none of them stands in its queue. From then on it reserves the cost of a few of them. Each asks when its own second is over.
+/// 1,000 users wait a second each for a limit of their own. The limit of all users is per hour, and
+/// has room. While it refuses no call, none of them stands in its queue. After a refusal it
+/// reserves the cost of a few of them. Each asks when its own second is over.
 #[test]
 fn few_of_those_who_wait_for_another_counter_are_looked_at() {
     let clock = ManualClock::new();
@@ -247,7 +251,7 @@ fn few_of_those_who_wait_for_another_counter_are_looked_at() {
     let mut positions: Vec<_> = (0..500).filter_map(user_joins).collect();
     assert_eq!((standing(), queues.is_behind_others(&[of_all(0, None)], queues.ticket())), (0, false));
 
-    let refused = join(&[of_all(0, Some(Duration::from_millis(1)))]).expect("there is room in the queue");
+    let refused = join(&[of_all(0, Some(Duration::from_millis(1)))]).expect("there is space in the queue");
     clock.advance(Duration::from_millis(1));
     assert!(refused.look().is_ok());
     refused.admitted(&StoreAnswer::of(&[of_all(50_000, None)], clock.now()));
@@ -259,7 +263,7 @@ fn few_of_those_who_wait_for_another_counter_are_looked_at() {
     assert!(positions.iter().all(|position| position.look().is_ok()));
 }
 
-/// Where no counter has room, only the first caller of a queue looks again by itself.
+/// Without room at any counter, only the first caller of a queue has a timer.
 #[test]
 fn callers_behind_others_have_no_timer() {
     let clock = ManualClock::new();

@@ -1,4 +1,5 @@
-//! Callers of several counters: each is found by the answer that it waits for, and served in the end.
+//! Callers of several counters. The answer that each waits for reaches it, and all are served in
+//! the end.
 
 use super::wait_queue::MOST_RESERVATIONS;
 use super::{
@@ -17,7 +18,7 @@ const MS: Duration = Duration::from_millis(1);
 const OWN: Rule = Rule::new("own", 3, HOUR);
 const ALL: Rule = Rule::new("all", 10, SECOND);
 
-/// A charge of 1 for this key, of which the store said so.
+/// A charge of 1 for this key, with this decision of the store.
 fn decided(rule: Rule, key: u64, remaining: u64, retry: Option<Duration>) -> Charge {
     let mut charge = charge_of(&rule, key, 1);
     charge.decision = Decision::new(rule.limit(), remaining, HOUR, retry);
@@ -31,11 +32,11 @@ fn join<'a>(
     answer: Option<&StoreAnswer>,
 ) -> QueuePosition<'a> {
     let refused = answer.map(|answer| (answer, queues.changes(charges)));
-    queues.join(ticket, charges, refused, None).unwrap_or_else(|_| panic!("there is room in the queue"))
+    queues.join(ticket, charges, refused, None).unwrap_or_else(|_| panic!("there is space in the queue"))
 }
 
-/// F, X0 and X of one user whose limit is spent for an hour, and of all users; Y of all users alone. F and Y ask, then X0; X is to be
-/// found by the answer of Y.
+/// F, X0 and X charge `own`, which is used up for an hour, and `all`. Y charges `all` alone. F and
+/// Y ask, then X0. The answer to Y has to find X.
 fn x_waits_for_the_answer_of_y<'a>(
     clock: &ManualClock,
     queues: &'a WaitQueues,
@@ -58,13 +59,13 @@ fn x_waits_for_the_answer_of_y<'a>(
     (x, y)
 }
 
-/// X waits for a question of `all` that is on its way, and for nothing else.
+/// X waits for a request of `all` in flight, and for nothing else.
 #[test]
 fn the_answer_of_another_finds_a_caller_who_waits_for_it() {
     let clock = ManualClock::new();
     let queues = WaitQueues::new(10_000, clock.clone().into(), false);
     let (x, y) = x_waits_for_the_answer_of_y(&clock, &queues);
-    // Y was admitted in the next window of `all`, of which 9 remain.
+    // Y was admitted in the next window of `all`, where 9 remain.
     y.admitted(&StoreAnswer::of(&[decided(ALL, 1, 9, None)], clock.now()));
     for after in [Duration::ZERO, SECOND, 59 * SECOND, HOUR, 24 * HOUR] {
         clock.advance(after);
@@ -72,7 +73,7 @@ fn the_answer_of_another_finds_a_caller_who_waits_for_it() {
     assert!(x.look().is_ok(), "X waits for ever: both of its counters have room");
 }
 
-/// A refund of its own limit finds X while another asks `all`.
+/// A refund of its own limit finds X while another caller asks `all`.
 #[test]
 fn a_refund_finds_a_parked_caller() {
     let clock = ManualClock::new();
@@ -90,8 +91,9 @@ fn a_refund_finds_a_parked_caller() {
     assert!(x.look().is_ok(), "both counters have room: {:?}", x.look());
 }
 
-/// Runs callers against the memory store, which answers a millisecond later: X of two rules and any cost, as often as `xs` says, and
-/// three for each of the others' rules, who call again as soon as they are served. Returns when all X were served.
+/// Runs callers against the memory store, which answers a millisecond later. There are `xs` callers
+/// X, each with the charges `of_x`. Three more callers for each of the rules `others` call again as
+/// soon as they are served. Returns the time when all X were served.
 fn x_beside_others(
     xs: usize,
     of_x: &[(Rule, u64)],
@@ -103,7 +105,7 @@ fn x_beside_others(
     let world = World::new();
     let mut charges = vec![of_x.iter().map(|(rule, cost)| charge_of(rule, 1, *cost)).collect::<Vec<_>>(); xs];
     charges.extend(others.iter().flat_map(|rule| [(); 3].map(|()| vec![charge_of(rule, 1, 1)])));
-    // All of the bursts are used, but one.
+    // Uses each of the other rules' limits, except for `left`.
     for rule in others {
         world.clock.advance(offset);
         for _ in left..rule.limit() {
@@ -114,7 +116,7 @@ fn x_beside_others(
     let mut callers: Vec<_> = charges.iter().map(|charges| SimulatedCaller::arrives(&world, charges, MS)).collect();
     let mut served = 0;
     while world.clock.now() < start + lasts {
-        let next = callers.iter_mut().filter_map(|caller| caller.look(MS)).min().expect("somebody has a timer");
+        let next = callers.iter_mut().filter_map(|caller| caller.look(MS)).min().expect("a caller has a timer");
         world.clock.advance(next.saturating_sub(world.clock.now()));
         for (number, caller) in callers.iter_mut().enumerate() {
             if caller.is_served() {
@@ -131,7 +133,8 @@ fn x_beside_others(
     None
 }
 
-/// Of two answers, the one to the earlier question comes last, though it was decided last: one less remains than the other says.
+/// Two answers arrive out of order. The answer to the earlier request comes last, and was also
+/// decided last. It has one less remaining than the other.
 #[test]
 fn answers_out_of_order_make_no_room() {
     let clock = ManualClock::new();
@@ -151,7 +154,7 @@ fn answers_out_of_order_make_no_room() {
     assert_eq!(asking, 1);
 }
 
-/// The windows of two rules open in alternate seconds, and others always wait for either of them.
+/// The windows of two rules open in alternate seconds, and each rule has other waiting callers.
 #[test]
 fn a_reservation_is_not_taken_by_a_probe() {
     let mut starved = Vec::new();
@@ -165,7 +168,7 @@ fn a_reservation_is_not_taken_by_a_probe() {
     assert!(starved.is_empty(), "never served in 400 s: counts of {starved:?}");
 }
 
-/// A cost that takes a bucket many periods to refill is reserved for as long.
+/// If a bucket needs many periods to refill a cost, the reservation lasts as long.
 #[test]
 fn large_costs_of_two_buckets_are_served() {
     let bucket = Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy };
@@ -189,7 +192,7 @@ fn large_costs_of_two_buckets_are_served() {
     assert!(starved.is_empty(), "never served in 2,000 s: {starved:?}");
 }
 
-/// More callers than have their cost reserved at a time.
+/// More callers than can have a reservation at a time.
 #[test]
 fn many_callers_of_two_rules_are_all_served() {
     let [a, b] = ["a", "b"].map(|name| Rule::new(name, 1, 2 * SECOND));

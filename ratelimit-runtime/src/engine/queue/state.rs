@@ -1,4 +1,4 @@
-//! The queues of all counters: who may ask, who is parked, and for whom a cost is reserved.
+//! The queues of all counters: callers who may ask, parked callers, and reservations.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,11 +21,11 @@ use crate::{
 
 pub(super) const SLOTS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 
-/// What is read of the queues without their lock, by the low bits of a counter's id.
+/// Counts that are read without the lock of the queues, by the low bits of a counter's id.
 pub(super) struct SharedCounts {
-    /// Callers in queues, without those that are parked.
+    /// Callers in the queues, without parked ones.
     busy: [AtomicUsize; SLOTS],
-    /// Refunds, resets and settlements. A refusal from before one of them says nothing about the time after it.
+    /// Refunds, resets and settlements. A refusal from before a change is not valid after it.
     changes: [AtomicU64; SLOTS],
 }
 
@@ -48,7 +48,7 @@ impl SharedCounts {
     }
 }
 
-#[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
+#[allow(clippy::cast_possible_truncation)] // only the low bits are used
 pub(super) fn slot(id: CounterId) -> usize {
     id.0 as usize % SLOTS
 }
@@ -57,50 +57,52 @@ pub(super) struct WaitState {
     pub(super) shared: Arc<SharedCounts>,
     pub(super) queues: HashMap<CounterId, WaitQueue, BuildHasherDefault<IdentityHasher>>,
     pub(super) callers: BTreeMap<u64, WaitingCaller>,
-    /// The mean time that a question took of late.
+    /// The moving average of the time from a request to its answer.
     pub(super) round_trip: Option<Duration>,
     pub(super) is_closed: bool,
 }
 
-/// A caller in the queues of its counters. Its ticket tells when it came.
+/// A caller in the queues of its counters. Its ticket gives the order of arrival.
 pub(super) struct WaitingCaller {
     pub(super) counters: SmallVec<[WaitingFor; 1]>,
     pub(super) turn: Arc<Notify>,
-    /// It has been let ask, and its answer is not here yet.
+    /// It may ask, and its answer has not arrived.
     pub(super) is_asking: bool,
-    /// When to look at the queues again. Nothing: when notified.
+    /// The time of the next look at the queues. `None`: when notified.
     pub(super) wake_at: Option<Duration>,
 }
 
 pub(super) struct WaitingFor {
     pub(super) id: CounterId,
     pub(super) cost: u64,
-    /// [`WaitQueues::changes`] when it was let ask.
+    /// [`WaitQueues::changes`] when the caller was allowed to ask.
     pub(super) changes: u64,
-    /// [`WaitQueue::joined`] when it joined behind all others.
+    /// [`WaitQueue::joined`] when the caller joined behind all others.
     pub(super) joined_before: u128,
-    /// Until when its cost is or was reserved.
+    /// The end of the present or latest reservation.
     pub(super) reserved_until: Option<Duration>,
-    /// It stands outside this queue, as another of its counters has no room for longer. Never so in all of its queues.
+    /// The caller stands outside this queue, because another of its counters has no room for
+    /// longer. It is never parked in all of its queues.
     pub(super) is_parked: bool,
 }
 
-/// How a caller stands in a queue, by how soon it gets what it needs of its other counters.
+/// The standing of a caller in a queue. It depends on how soon its other counters have room.
 #[derive(Clone, Copy)]
 pub(super) enum Standing {
-    /// They have room now, as far as is known, or before this one has.
+    /// They have room now, as far as is known, or earlier than this counter.
     Ready,
-    /// They have room by then, within one period of this counter. Until `until` its cost is reserved here.
+    /// They have room at `ready_at`, within one period of this counter. The caller's cost is
+    /// reserved here until `until`.
     Reserves { ready_at: Duration, until: Duration },
-    /// It is held up by this other one.
+    /// This other counter blocks the caller.
     HeldUpBy(CounterId),
 }
 
-/// Callers to wake when the lock is free again: their wakers may run any code.
+/// Callers to wake after the lock is released: their wakers may run any code.
 pub(super) type Wakes = SmallVec<[Arc<Notify>; 4]>;
 
 impl WaitingFor {
-    /// Has the caller stand in the queue of this counter.
+    /// Puts the caller back into the queue of this counter.
     pub(super) fn return_to(&mut self, queue: &mut WaitQueue, ticket: u64, shared: &SharedCounts) {
         if std::mem::take(&mut self.is_parked) {
             shared.busy(self.id).fetch_add(1, Ordering::Release);
@@ -115,7 +117,8 @@ impl WaitingCaller {
         self.counters.iter().map(|counter| counter.id).collect()
     }
 
-    /// What the caller adds to [`WaitQueue::joined`] for a cost.
+    /// The amount that the caller adds to [`WaitQueue::joined`] for a cost. 0 with several
+    /// counters.
     pub(super) fn cost_in_line(&self, cost: u64) -> u128 {
         if self.counters.len() == 1 { cost.into() } else { 0 }
     }
@@ -150,7 +153,7 @@ impl WaitState {
         }
     }
 
-    /// Removes a caller, and queues that have none left. Returns its counters.
+    /// Removes a caller, and queues without callers. Returns the caller's counters.
     pub(super) fn remove(&mut self, ticket: u64) -> SmallVec<[CounterId; 1]> {
         self.stop_asking(ticket);
         let Some(caller) = self.callers.remove(&ticket) else { return SmallVec::new() };
@@ -159,13 +162,13 @@ impl WaitState {
             queue.parked -= usize::from(*is_parked);
             self.shared.busy(*id).fetch_sub(usize::from(!is_parked), Ordering::Release);
             if let Some(cost) = queue.waiting.remove(&ticket) {
-                // Those ahead of the last one wait no shorter because it leaves.
+                // When the last caller leaves, those ahead of it do not wait a shorter time.
                 if queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket) {
                     queue.joined -= caller.cost_in_line(cost);
                 } else {
                     queue.departed += caller.cost_in_line(cost);
                 }
-                // The wait was that of a larger cost than the next one's.
+                // The latest wait was for a larger cost than the next caller's.
                 let next = queue.waiting.first_key_value().map_or(u64::MAX, |(_, cost)| *cost);
                 if cost == queue.refused_cost && next < cost {
                     queue.probe_at = Duration::ZERO;
@@ -178,7 +181,7 @@ impl WaitState {
         caller.ids()
     }
 
-    /// Takes in an answer.
+    /// Applies an answer.
     pub(super) fn learn(
         &mut self,
         answer: &StoreAnswer,
@@ -209,7 +212,7 @@ impl WaitState {
         }
     }
 
-    /// Lets callers ask for whom there is room now, and says of the others when to look again.
+    /// Lets callers ask for whom there is room now, and sets the timers of the others.
     pub(super) fn advance(&mut self, ids: SmallVec<[CounterId; 1]>, now: Duration, wakes: &mut Wakes) {
         let (mut ids, mut next) = (ids, 0);
         while let Some(id) = ids.get(next) {
@@ -218,7 +221,7 @@ impl WaitState {
         }
     }
 
-    /// The same for one queue. `others`: queues to look at, too.
+    /// [`WaitState::advance`] for one queue. Adds further queues to look at to `others`.
     pub(super) fn advance_one(
         &mut self,
         id: CounterId,
@@ -241,7 +244,8 @@ impl WaitState {
                     continue;
                 }
                 Standing::Reserves { ready_at, until } => {
-                    // Where it waits for an answer rather than for a time, that has to find it.
+                    // If it waits for an answer and not for a time, that answer has to find it in
+                    // the queue.
                     self.unpark(ticket);
                     self.wake_at(ticket, ready_at, now, wakes);
                     self.note_reservation(ticket, id, until);
@@ -263,13 +267,14 @@ impl WaitState {
                 let returned = self.unpark(ticket);
                 let ids = self.callers[&ticket].ids();
                 others.extend(ids.into_iter().filter(|other| !others.contains(other)).collect::<Vec<_>>());
-                others.extend(returned); // once more, if they have been looked at without it
+                others.extend(returned); // once more, if they were advanced without it
                 continue;
             }
             self.let_ask(ticket, wakes);
             room_left.take(cost);
         }
-        // Those ahead of a caller in its other queues may be held up meanwhile, and then hold it up no longer.
+        // Callers ahead of this one in its other queues may become blocked there. Then they no
+        // longer block it.
         if let Some((ticket, at)) = passed.filter(|_| self.queues[&id].waiting.len() > 1) {
             self.wake_at(ticket, at, now, wakes);
         }
@@ -293,7 +298,8 @@ impl WaitState {
         }
     }
 
-    /// Has a caller stand outside a queue for as long as another counter, in whose queue it stands, has no room.
+    /// Parks a caller outside a queue while another counter has no room. The caller stays in the
+    /// queue of that counter.
     pub(super) fn park(&mut self, ticket: u64, id: CounterId, other: CounterId, now: Duration, wakes: &mut Wakes) {
         let Some(caller) = self.callers.get_mut(&ticket) else { return };
         let mut look_at = None;
@@ -313,7 +319,7 @@ impl WaitState {
         }
     }
 
-    /// Has a caller stand in all of its queues again.
+    /// Puts a caller back into all of its queues.
     pub(super) fn unpark(&mut self, ticket: u64) -> SmallVec<[CounterId; 1]> {
         let mut returned = SmallVec::new();
         let Some(caller) = self.callers.get_mut(&ticket) else { return returned };
@@ -326,8 +332,8 @@ impl WaitState {
         returned
     }
 
-    /// Has a caller who gets room at `ready_at` stand in those queues again where its cost is to be reserved now. Returns
-    /// when to do so with the next one.
+    /// Puts a caller who gets room at `ready_at` back into the queues that have to reserve its cost
+    /// now. Returns the time to do so for the next queue.
     pub(super) fn unpark_in_time(
         &mut self,
         ticket: u64,
@@ -350,7 +356,7 @@ impl WaitState {
         next
     }
 
-    /// Has a caller look again then, if not before.
+    /// Sets the time of a caller's next look, unless it has an earlier one.
     pub(super) fn wake_at(&mut self, ticket: u64, at: Duration, now: Duration, wakes: &mut Wakes) {
         if let Some(caller) = self.callers.get_mut(&ticket)
             && at > now
@@ -361,7 +367,8 @@ impl WaitState {
         }
     }
 
-    /// Until when a caller's cost is reserved: for one period, and after each such period not for the next one.
+    /// The end of the reservation of a caller's cost. A reservation lasts one period. In the next
+    /// period there is none.
     pub(super) fn reserved_until(
         &self,
         ticket: u64,
@@ -384,7 +391,7 @@ impl WaitState {
         }
     }
 
-    /// How a caller stands in this queue, where the callers before it leave so much.
+    /// The standing of a caller in this queue, after the callers before it have left `room_left`.
     pub(super) fn standing(
         &self,
         ticket: u64,
@@ -402,11 +409,11 @@ impl WaitState {
         if is_late && ready_at > queue.ready_at {
             return Standing::HeldUpBy(other);
         }
-        // This counter has room last, or for nobody.
+        // This counter has room last, or has none for any caller.
         if !room_left.fits(cost) && (room_left.room == 0 || ready_at <= queue.ready_at) {
             return Standing::Ready;
         }
-        // Where others are ahead of it, its turn depends on them and not on time alone.
+        // With others ahead of it there, its turn depends on them, and not on time alone.
         let is_behind = || caller.counters.iter().any(|other| other.id != id && self.is_behind(other.id, ticket, now));
         // While all calls are admitted, none overtakes it.
         let is_scarce = queue.refused_at.is_some_and(|at| now < at.saturating_add(period.saturating_mul(2)));
@@ -419,8 +426,8 @@ impl WaitState {
         }
     }
 
-    /// Of a caller's other counters that have no room for it, the one that has room last: when that is, which one it is, and when
-    /// the last probe of them is.
+    /// The other counter of a caller that has no room for it the longest. Returns the time it has
+    /// room, its id, and the time of the latest probe over all such counters.
     pub(super) fn no_room_elsewhere(
         &self,
         ticket: u64,
@@ -439,8 +446,8 @@ impl WaitState {
         })
     }
 
-    /// Callers who came before the ticket wait for the counter. Not counted are those whose other counters have no room for
-    /// longer.
+    /// True if callers with earlier tickets wait for the counter. Callers whose other counters have
+    /// no room for longer do not count.
     pub(super) fn is_behind(&self, id: CounterId, ticket: u64, now: Duration) -> bool {
         let Some(queue) = self.queues.get(&id) else { return false };
         let is_late = |other: u64, cost: u64| {
@@ -450,13 +457,13 @@ impl WaitState {
         queue.waiting.range(..ticket).any(|(other, cost)| !is_late(*other, *cost))
     }
 
-    /// A caller's other counters have room for it, and for those who came before.
+    /// True if a caller's other counters have room for it, and for the callers before it.
     pub(super) fn may_ask_elsewhere(&self, ticket: u64, id: CounterId, now: Duration) -> bool {
         let others = self.callers[&ticket].counters.iter().filter(|counter| counter.id != id);
         others.into_iter().all(|counter| self.has_room(counter.id, ticket, counter.cost, now))
     }
 
-    /// A counter has room for a caller, and for those who came before.
+    /// True if a counter has room for a caller, and for the callers before it.
     pub(super) fn has_room(&self, id: CounterId, ticket: u64, cost: u64, now: Duration) -> bool {
         let Some(queue) = self.queues.get(&id) else { return true };
         let mut room_left = queue.room_left(now, self.round_trip);
@@ -471,8 +478,9 @@ impl WaitState {
         room_left.fits(cost)
     }
 
-    /// The latest refusal of the counter that a caller waits for longest, when its turn comes there if those ahead stay, and
-    /// whether it may come sooner. The time is never too late by a counter that this process alone uses.
+    /// An estimate for the counter that a caller waits for longest. It has the latest refusal, the
+    /// time of the caller's turn if all callers ahead of it stay, and true if the turn may come
+    /// earlier. For a counter that only this process uses, the time is never too late.
     pub(super) fn estimate(&self, ticket: u64, now: Duration) -> Option<(RequestPerMinute, Duration, bool)> {
         let caller = self.callers.get(&ticket)?;
         let estimates = caller.counters.iter().filter_map(|counter| {

@@ -1,55 +1,57 @@
-//! The queue of one counter, and what answers have told of the counter.
+//! The queue of one counter, and the counter's state as known from answers.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::answer::CounterAnswer;
 use crate::{Algorithm, Refill, RequestPerMinute, Rule};
 
-/// Callers of one counter for whom it reserves their cost, at most. Each answer looks at all of them.
+/// The maximum number of callers with a reservation at one counter. Each answer looks at all of
+/// them.
 pub(super) const MOST_RESERVATIONS: usize = 16;
 
-/// Time until a probe looks for what others may have left before their time.
+/// Time until a probe, if other callers may release a hold early.
 const PROBE_HELD: Duration = Duration::from_millis(50);
-/// Time until a probe looks for room that other processes may have made by refunds and resets; a tenth of the period if
-/// that is longer.
+/// Time until a probe, if other processes may make room by refunds and resets. A tenth of the
+/// period if that is longer.
 const PROBE_OTHERS: Duration = Duration::from_secs(1);
 
-/// Time until a probe after a refusal that tells no wait, which a store of the user's own may make: not at once, or the
-/// store would be asked without end.
+/// Shortest time until a probe after a refusal without a wait, as a custom store may give. Without
+/// this, the store would be asked in an endless loop.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// Callers of one counter, and the state of the counter as far as answers have told it.
+/// The callers of one counter, and the counter's state as known from answers.
 pub(super) struct WaitQueue {
     pub(super) rule: Rule,
-    /// Costs by ticket, so in the order of arrival. Without those who are asking, and those who are parked.
+    /// Costs by ticket, in the order of arrival. Without callers who are asking or parked.
     pub(super) waiting: BTreeMap<u64, u64>,
     pub(super) parked: usize,
     pub(super) askers: usize,
-    /// The cost of all askers.
+    /// The total cost of all askers.
     pub(super) asking_cost: u64,
-    /// When the question of the latest answer was sent, and when the answer came.
+    /// The time the request of the latest answer was sent, and the time the answer came.
     pub(super) sent_at: Duration,
     pub(super) answered_at: Option<Duration>,
     /// The largest cost that fitted then.
     pub(super) remaining: u64,
-    /// The cost that was refused, and when it fits if nothing else changes: counted from when the question was sent, so
-    /// that the next one arrives just then. Zero if none was refused.
+    /// The refused cost, or 0, and the time it fits if nothing else changes. That time counts from
+    /// the sending of the request, so that the next request arrives just then.
     pub(super) refused_cost: u64,
     pub(super) ready_at: Duration,
-    /// The same, counted from when the answer came: what callers are told.
+    /// `ready_at` counted from the arrival of the answer. Callers get this time.
     pub(super) reported_ready_at: Duration,
-    /// When the latest refusal came.
+    /// The time of the latest refusal.
     pub(super) refused_at: Option<Duration>,
-    /// When to probe. Before `ready_at` where room may come sooner.
+    /// The time of the next probe. Before `ready_at` where room may come earlier.
     pub(super) probe_at: Duration,
-    /// Others hold something that they may leave at any time.
+    /// Other callers hold something, and may release it at any time.
     pub(super) may_free_early: bool,
-    /// How much of the refill comes to this process, in 1/256: less after a refusal, and more after a round trip
-    /// without one. Above 1 where the round trip is longer than it seems.
+    /// The share of the refill that this process gets, in 1/256. It decreases after a refusal, and
+    /// increases after a round trip without one. It is above 1 if the round trip is longer than it
+    /// seems.
     pub(super) refill_share: u32,
     pub(super) share_changed_at: Duration,
-    /// The cost of all callers of this counter alone that ever joined, and of those that no longer wait. Callers of several
-    /// counters may hold up nobody.
+    /// The total cost of callers of this counter alone: of all that ever joined, and of those that
+    /// no longer wait. Callers of several counters may block no one, so they do not count.
     pub(super) joined: u128,
     pub(super) departed: u128,
     pub(super) latest_refusal: Option<RequestPerMinute>,
@@ -58,11 +60,11 @@ pub(super) struct WaitQueue {
 const WHOLE: u32 = 256;
 const LARGEST_SHARE: u32 = 4 * WHOLE;
 
-/// What a queue leaves to the next caller.
+/// The room that a queue leaves for the next caller.
 pub(super) struct RoomLeft {
     pub(super) room: u64,
     pub(super) may_probe: bool,
-    /// The room that all callers share.
+    /// The room before any caller took a part.
     pub(super) known: u64,
     pub(super) limit: u64,
     pub(super) reserved: u64,
@@ -122,8 +124,9 @@ impl WaitQueue {
     ) {
         let CounterAnswer { cost, remaining, ready_in, may_free_early, .. } = *answer;
         if sent_at < self.sent_at {
-            // A later question has been answered before. It may have been decided before, too, and in a window what remains
-            // only gets less: room for one too few costs a round trip, and for one too many lets another caller overtake.
+            // A later request was answered before this one. It may also have been decided before
+            // it. In a window the remaining amount only decreases, so the smaller one is used. One
+            // too few costs a round trip, and one too many lets another caller overtake.
             let is_window = refilled(&self.rule, self.rule.period()) == 0;
             if is_window && ready_in.is_none() && self.refused_cost == 0 {
                 self.remaining = self.remaining.min(remaining);
@@ -135,7 +138,7 @@ impl WaitQueue {
         let Some(ready_in) = ready_in.map(|ready_in| ready_in.max(SHORTEST_WAIT)) else {
             (self.remaining, self.refused_cost) = (remaining, 0);
             (self.ready_at, self.reported_ready_at, self.probe_at) = Default::default();
-            // A bucket that becomes full while callers wait: more of them could be on the way.
+            // The bucket becomes full while callers wait: more of them could be on the way.
             let largest = if remaining >= self.rule.limit() - self.rule.limit() / 8 {
                 LARGEST_SHARE
             } else {
@@ -146,7 +149,7 @@ impl WaitQueue {
             }
             return;
         };
-        // It may be refused although it fits, as long as others hold something.
+        // A cost may be refused although it fits, while others hold something.
         self.remaining = if remaining < cost { remaining } else { 0 };
         (self.refused_cost, self.refused_at) = (cost, Some(now));
         self.ready_at = sent_at.max(now.saturating_sub(round_trip)).saturating_add(ready_in);
@@ -162,8 +165,8 @@ impl WaitQueue {
         }
     }
 
-    /// The cost that fits when a question arrives that is sent now: what remained, and what has refilled since and does so
-    /// within a round trip, less the cost of those who are asking.
+    /// The cost that fits when a request that is sent now arrives. That is the amount that
+    /// remained, plus the refill since then and within a round trip, less the cost of the askers.
     pub(super) fn room(&self, now: Duration, round_trip: Option<Duration>) -> u64 {
         let remained = self.remaining.min(self.rule.limit());
         let Some(answered_at) = self.answered_at.filter(|_| now >= self.ready_at) else {
@@ -180,14 +183,15 @@ impl WaitQueue {
         RoomLeft { room, may_probe, known: room, limit: self.rule.limit(), reserved: 0, reservations: 0 }
     }
 
-    /// A caller has to wait here: for room, or for the first caller, who may need more.
+    /// True if a caller has to wait here, for room or for the first caller, who may need more.
     pub(super) fn has_no_room_for(&self, ticket: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> bool {
         let first = self.waiting.first_key_value().filter(|(first, _)| **first < ticket);
         let needed = first.map_or(0, |(_, cost)| *cost).max(cost);
         needed > self.room(now, round_trip) && !self.may_probe(now)
     }
 
-    /// How long a cost takes to have room, if none is left to others: a period, or some where a burst is larger than the count.
+    /// The time until a cost has room, if others take none. It is one period, or several if a burst
+    /// is larger than the count.
     pub(super) fn time_for(&self, cost: u64) -> Duration {
         let periods = cost.div_ceil(self.rule.count().max(1)).max(1);
         self.rule.period().saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
@@ -197,12 +201,12 @@ impl WaitQueue {
         self.askers == 0 && now >= self.probe_at
     }
 
-    /// When to probe, if that is to come.
+    /// The time of the next probe, if it is still to come.
     pub(super) fn next_probe(&self, now: Duration) -> Option<Duration> {
         (self.askers == 0 && now < self.probe_at).then_some(self.probe_at)
     }
 
-    /// When a cost fits behind others, at the soonest.
+    /// The earliest time when a cost fits behind others.
     pub(super) fn turn_at(&self, ahead: u64, cost: u64, now: Duration, round_trip: Option<Duration>) -> Duration {
         let (needed, room) = (ahead.saturating_add(cost), self.room(now, round_trip));
         if needed <= room || self.may_probe(now) {
@@ -233,7 +237,8 @@ impl WaitQueue {
     }
 }
 
-/// What refills evenly within a time. Windows and logs become free as they were used, so nothing is known of them.
+/// The amount that refills evenly within a time. 0 for windows and logs, whose room returns as it
+/// was used.
 fn refilled(rule: &Rule, time: Duration) -> u64 {
     match rule.algorithm() {
         Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => {
