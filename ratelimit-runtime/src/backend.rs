@@ -1,16 +1,15 @@
-//! What the stores and what stands in front of them tell one another.
+//! Data that the guard sends along with a query, and a store returns unread.
 
 use crate::failures::Epoch;
 
-/// When a decision was asked for, and what tells later whether its denial still holds.
-///
-/// A batch of decisions carries it to the server and back.
+/// The state of the guard when a query was sent. Tells later whether its denial may be cached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueryTag {
-    pub(crate) at_us: u64,
-    /// How often the denials of the counter had been invalidated.
-    pub(crate) forgotten: u32,
+    pub(crate) sent_us: u64,
+    /// How often the counter's cached denials had been invalidated.
+    pub(crate) invalidations: u32,
     pub(crate) slot: u16,
-    /// `None` if the server had failed just before.
+    /// The epoch of the server. `None` if the server was away, or had failed within a second
+    /// before.
     pub(crate) epoch: Option<Epoch>,
 }

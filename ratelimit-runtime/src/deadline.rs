@@ -1,4 +1,4 @@
-//! The one place that awaits a reply of the store for at most so long.
+//! The deadline for a store's reply.
 
 use std::{
     future::{Future as _, poll_fn},
@@ -14,21 +14,21 @@ use tokio::{
 
 use crate::store::{Reply, StoreError};
 
-/// Awaits an answer, on any runtime, for at most so long.
+/// Awaits a reply, on any runtime, until the deadline.
 pub(crate) async fn answer<T>(reply: Reply<Result<T, StoreError>>, deadline: Duration) -> Result<T, StoreError> {
     within(reply, deadline, deadline).await.and_then(|answer| answer)
 }
 
-/// Awaits a reply, on any runtime, for what is left of a deadline.
+/// Awaits a reply, on any runtime, for the time `left`. The error names the whole `deadline`.
 ///
-/// A timer belongs to the runtime it was made on. If that has ended and the reply is awaited on another one, it gets
-/// another timer; on none, an error.
+/// A timer belongs to the runtime it was made on. If the future moves to another runtime, it gets a
+/// new timer. Without a runtime it ends with an error.
 pub(crate) async fn within<T>(reply: Reply<T>, left: Duration, deadline: Duration) -> Result<T, StoreError> {
     let mut answer = match reply {
         Reply::Ready(answer) => return Ok(answer),
         Reply::Pending(answer) => answer,
     };
-    let (began, mut made_on) = (Instant::now(), None);
+    let (began, mut timer_runtime) = (Instant::now(), None);
     let mut timer = pin!(None);
     poll_fn(|context| {
         let Ok(runtime) = Handle::try_current() else {
@@ -38,8 +38,8 @@ pub(crate) async fn within<T>(reply: Reply<T>, left: Duration, deadline: Duratio
             return Poll::Ready(Ok(answer));
         }
         let runtime = Some(runtime.id());
-        if runtime != made_on {
-            made_on = runtime;
+        if runtime != timer_runtime {
+            timer_runtime = runtime;
             timer.set(Some(sleep(left.saturating_sub(began.elapsed()))));
         }
         let timer = timer.as_mut().as_pin_mut();

@@ -127,7 +127,7 @@ impl Acquire {
         let id = counter_id(rule, &charge.key)?;
         let Some(memory) = engine.memory() else {
             let guard = engine.guard()?;
-            match guard.known(id, rule, *cost) {
+            match guard.answer_locally(id, rule, *cost) {
                 Some(LocalAnswer::Denied(decision)) => {
                     let refusal = RequestPerMinute::exceeded(rule, *cost, &decision);
                     observe::refused(&refusal);
@@ -146,7 +146,7 @@ impl Acquire {
                     let key = if let RequestKey::Some(key) = &charge.key { Some(key) } else { None };
                     Charge::new(*rule, crate::CounterName::new(&engine.settings().namespace, rule, key), *cost)
                 };
-                let joined = guard.share(id, rule, *cost, to_charge, context.waker());
+                let joined = guard.try_charge(id, rule, *cost, to_charge, context.waker());
                 if let AcquireState::Single(_, _, ticket) = &mut self.state {
                     *ticket = joined;
                 }
@@ -176,7 +176,7 @@ impl Acquire {
         else {
             panic!("`Acquire` polled after it was done");
         };
-        let polled = ready!(engine.guard().map_or(Poll::Ready(None), |guard| guard.poll(ticket, context)));
+        let polled = ready!(engine.guard().map_or(Poll::Ready(None), |guard| guard.poll_charge(ticket, context)));
         let error = match polled {
             Some(Ok(outcome)) if outcome.fits() => {
                 engine.record_success();

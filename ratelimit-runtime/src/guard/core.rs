@@ -1,4 +1,5 @@
-//! A store behind its denial cache: a denial that still holds is not asked for again.
+//! The guard itself, and its use of the denial cache: the store is not asked for a denial that
+//! still holds.
 
 #[cfg(feature = "redis")]
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +21,8 @@ use crate::{
     store::{Batch, Charge, Charges, Reply, Request, StoreError},
 };
 
-/// A store, and what is known of its counters. It is a store too, which decides as the one behind it does.
+/// A store with a denial cache and prefetched quota in front. It is a store itself, and decides
+/// like the one behind it.
 #[derive(Clone)]
 pub(crate) struct Guard(pub(super) Arc<GuardInner>);
 
@@ -30,9 +32,9 @@ pub(super) struct GuardInner {
     pub(super) deadline: Duration,
     pub(super) denials: DenialCache,
     pub(super) batches: QuotaBatches,
-    /// Nothing is being taken any more.
-    pub(super) all_taken: Notify,
-    /// Set by the first hold: see [`Guard::prepare`].
+    /// Notified when the last prefetch task has ended.
+    pub(super) prefetches_done: Notify,
+    /// Set by the first hold; see [`Guard::prepare`].
     #[cfg(feature = "redis")]
     pub(super) is_prepared: AtomicBool,
 }
@@ -45,13 +47,14 @@ impl Guard {
             deadline,
             denials: DenialCache::new(),
             batches: QuotaBatches::new(),
-            all_taken: Notify::new(),
+            prefetches_done: Notify::new(),
             #[cfg(feature = "redis")]
             is_prepared: AtomicBool::new(false),
         }))
     }
 
-    /// Opens the connection for background work before it is needed.
+    /// Opens the connection for background work, so that the first settlement finds one. Only the
+    /// first call acts.
     #[cfg(feature = "redis")]
     pub(crate) fn prepare(&self) {
         if let Upstream::Redis(redis) = &self.0.store
@@ -63,97 +66,108 @@ impl Guard {
         }
     }
 
-    /// Drops cached denials of these counters, so that the store is asked.
+    /// Drops the cached denials of these counters, so that the store is asked.
     pub(crate) fn forget_denials(&self, charges: &[Charge]) {
         for charge in charges {
-            self.0.denials.drop_one(charge.counter.id());
+            self.0.denials.remove(charge.counter.id());
         }
     }
 
-    /// The store could not decide on these. What is known of the counters of their servers counts no more.
+    /// Records that the store could not decide on these charges.
+    ///
+    /// The epoch of their servers ends, and with it every denial cached in that epoch.
     pub(crate) fn failed(&self, charges: &[Charge]) {
         let guard = &self.0;
         let slots: SmallVec<[u16; 1]> = charges.iter().map(|charge| guard.store.slot(&charge.counter)).collect();
-        // Of several servers, one that is known to be away is the reason.
-        let is_known = slots.len() > 1 && slots.iter().any(|slot| guard.store.is_away(*slot));
-        for slot in slots.into_iter().filter(|slot| !is_known || guard.store.is_away(*slot)) {
+        // With several servers, those known to be away caused the failure. If none is known, all
+        // may have.
+        let is_cause_known = slots.len() > 1 && slots.iter().any(|slot| guard.store.is_away(*slot));
+        for slot in slots.into_iter().filter(|slot| !is_cause_known || guard.store.is_away(*slot)) {
             guard.store.failed(slot);
         }
     }
 
-    /// Asks the store for what is not known to be refused.
+    /// Answers requests from the denial cache where possible, and asks the store for the others.
     pub(super) fn ask_upstream(&self, mut batch: Batch) -> Reply<Batch> {
         let guard = &self.0;
         let now_us = guard.clock.now_us();
-        let denied: SmallVec<[bool; 1]> = batch.iter_mut().map(|request| guard.refuse(request, now_us)).collect();
-        let known = if denied.contains(&true) {
-            let (known, open): (Vec<_>, Vec<_>) = batch.into_requests().enumerate().partition(|(at, _)| denied[*at]);
+        let is_refused: SmallVec<[bool; 1]> =
+            batch.iter_mut().map(|request| guard.refuse_from_cache(request, now_us)).collect();
+        let refused = if is_refused.contains(&true) {
+            let (refused, open): (Vec<_>, Vec<_>) =
+                batch.into_requests().enumerate().partition(|(index, _)| is_refused[*index]);
             batch = open.into_iter().map(|(_, request)| request).collect();
-            known
+            refused
         } else {
             Vec::new()
         };
         if batch.is_empty() {
-            return Reply::Ready(with_known(batch, known));
+            return Reply::Ready(insert_refused(batch, refused));
         }
-        let asked = guard.all_asked(&batch, now_us);
+        let tags = guard.query_tags(&batch, now_us);
         match guard.store.decide(batch) {
-            // Who has the answer at once need not be spared the question.
-            Reply::Ready(batch) => Reply::Ready(with_known(batch, known)),
+            // Denials of synchronous stores are not cached: asking again costs nothing.
+            Reply::Ready(batch) => Reply::Ready(insert_refused(batch, refused)),
             Reply::Pending(reply) => {
                 let guard = Arc::clone(guard);
                 Reply::Pending(Box::pin(async move {
                     let batch = reply.await;
-                    guard.learn(&batch, &asked);
-                    with_known(batch, known)
+                    guard.update_denials(&batch, &tags);
+                    insert_refused(batch, refused)
                 }))
             }
         }
     }
 
-    pub(super) fn return_charges(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        let names = charges.iter().map(|charge| charge.counter.id()).collect();
-        self.forget_after(names, self.0.store.refund(charges))
+    /// Refunds charges to the store. Their cached denials are invalidated when it has answered.
+    pub(super) fn refund_upstream(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        let ids = charges.iter().map(|charge| charge.counter.id()).collect();
+        self.invalidate_after(ids, self.0.store.refund(charges))
     }
 }
 
 impl GuardInner {
-    /// The denial of a counter, unless its server has failed since.
-    pub(super) fn known(
+    /// The cached denial that answers a charge. `None` if it has expired, or its server has failed
+    /// since.
+    pub(super) fn cached_denial(
         &self,
-        name: CounterId,
+        id: CounterId,
         rule: &Rule,
         cost: u64,
         longest_wait: Duration,
         now_us: u64,
     ) -> Option<Denial> {
         let (denial, server) =
-            may_be_known(rule, cost, longest_wait).then(|| self.denials.look(name, rule, now_us))??;
+            denial_applies(rule, cost, longest_wait).then(|| self.denials.get(id, rule, now_us))??;
         self.is_current(server).then_some(denial)
     }
 
-    pub(super) fn is_current(&self, server: ServerEpoch) -> bool {
+    /// Checks that the server is still in this epoch.
+    fn is_current(&self, server: ServerEpoch) -> bool {
         self.store.epoch(server.slot) == Some(server.epoch)
     }
 
-    pub(super) fn asked(&self, name: CounterId, slot: u16, at_us: u64) -> QueryTag {
-        QueryTag { at_us, forgotten: self.denials.forgotten(name), slot, epoch: self.store.epoch(slot) }
+    /// The tag for a query that is sent now. Taken before the query, so that later invalidations
+    /// count.
+    pub(super) fn query_tag(&self, id: CounterId, slot: u16, sent_us: u64) -> QueryTag {
+        QueryTag { sent_us, invalidations: self.denials.invalidations(id), slot, epoch: self.store.epoch(slot) }
     }
 
-    /// Answers a request if each charge of it is known to be refused, and says whether it did.
+    /// Refuses a request if every charge has a cached denial. Returns whether it did.
     ///
-    /// If only some are, nobody knows what the store would say of the others, and the refusal names the one with the longest wait.
-    pub(super) fn refuse(&self, request: &mut Request, now_us: u64) -> bool {
+    /// A refusal names the rule with the longest wait. One charge without a cached denial is enough
+    /// to ask the store, because only the store knows that charge's wait.
+    pub(super) fn refuse_from_cache(&self, request: &mut Request, now_us: u64) -> bool {
         if !request.consume || request.charges.is_empty() {
             return false;
         }
-        let known = |charge: &Charge| {
+        let cached_denial = |charge: &Charge| {
             if charge.hold.is_some() {
                 return None;
             }
-            self.known(charge.counter.id(), &charge.rule, charge.cost, charge.longest_wait, now_us)
+            self.cached_denial(charge.counter.id(), &charge.rule, charge.cost, charge.longest_wait, now_us)
         };
-        let Some(denials) = request.charges.iter().map(known).collect::<Option<SmallVec<[Denial; 1]>>>() else {
+        let Some(denials) = request.charges.iter().map(cached_denial).collect::<Option<SmallVec<[Denial; 1]>>>() else {
             return false;
         };
         for (charge, denial) in request.charges.iter_mut().zip(denials) {
@@ -164,42 +178,50 @@ impl GuardInner {
         true
     }
 
-    /// Remembers what the store said, for those who ask again.
-    pub(super) fn learn(&self, batch: &[Request], asked: &[QueryTag]) {
-        for ((request, charge), asked) in charges_of(batch).zip(asked) {
+    /// Updates the denial cache from the store's answers: caches denials, and drops those that no
+    /// longer hold.
+    fn update_denials(&self, batch: &[Request], tags: &[QueryTag]) {
+        for ((request, charge), tag) in charges_of(batch).zip(tags) {
             match request.outcome {
                 Ok(false) if request.consume => {
                     let wait_ms = u64::try_from(charge.slot_delay.as_millis()).unwrap_or(u64::MAX);
-                    self.keep(charge, Denial { decision: charge.decision, wait_ms }, charge.held_by_others, *asked);
+                    self.cache_denial(
+                        charge,
+                        Denial { decision: charge.decision, wait_ms },
+                        charge.held_by_others,
+                        *tag,
+                    );
                 }
-                // By a rule of another count: what was known by the old one has changed.
-                Ok(true) if request.consume && charge.cost > 0 => self.denials.drop_one(charge.counter.id()),
+                // A cached denial is of a rule with another count. The charge has changed the
+                // counter.
+                Ok(true) if request.consume && charge.cost > 0 => self.denials.remove(charge.counter.id()),
                 _ => {}
             }
         }
     }
 
-    /// Keeps the denial of one charge.
-    pub(super) fn keep(
+    /// Caches the denial of one charge, if it is cacheable and the server is in the epoch of the
+    /// query.
+    pub(super) fn cache_denial(
         &self,
         charge: &Charge,
         denial: Denial,
-        held: u64,
-        QueryTag { at_us, forgotten, slot, epoch }: QueryTag,
+        held_by_others: u64,
+        QueryTag { sent_us, invalidations, slot, epoch }: QueryTag,
     ) {
-        if will_stay_known(charge, &denial.decision, held)
+        if is_cacheable(charge, &denial.decision, held_by_others)
             && let Some(server) =
                 epoch.map(|epoch| ServerEpoch { slot, epoch }).filter(|server| self.is_current(*server))
         {
-            let (name, times) = (charge.counter.id(), (at_us, self.clock.now_us()));
+            let (id, times) = (charge.counter.id(), (sent_us, self.clock.now_us()));
             let is_current = |server| self.is_current(server);
-            self.denials.keep(name, &charge.rule, denial, times, (forgotten, server), is_current);
+            self.denials.insert(id, &charge.rule, denial, times, (invalidations, server), is_current);
         }
     }
 
-    pub(super) fn all_asked(&self, batch: &[Request], at_us: u64) -> SmallVec<[QueryTag; 1]> {
-        let asked = |charge: &Charge| self.asked(charge.counter.id(), self.store.slot(&charge.counter), at_us);
-        charges_of(batch).map(|(_, charge)| asked(charge)).collect()
+    fn query_tags(&self, batch: &[Request], sent_us: u64) -> SmallVec<[QueryTag; 1]> {
+        let tag = |charge: &Charge| self.query_tag(charge.counter.id(), self.store.slot(&charge.counter), sent_us);
+        charges_of(batch).map(|(_, charge)| tag(charge)).collect()
     }
 }
 
@@ -207,11 +229,14 @@ fn charges_of(batch: &[Request]) -> impl Iterator<Item = (&Request, &Charge)> {
     batch.iter().flat_map(|request| request.charges.iter().map(move |charge| (request, charge)))
 }
 
-/// Whether a denial of this cost can be told from one that came before.
+/// Checks that a cached denial of the counter would also deny this charge.
 ///
-/// A cost of 1 is refused when nothing remains, by every algorithm; until it fits nothing else does, so nothing changes but the time. In a fixed window
-/// that goes for every cost, if nothing remains. Whether a slot of a queue is early enough is not told before.
-fn may_be_known(rule: &Rule, cost: u64, longest_wait: Duration) -> bool {
+/// - A cost of 1: every algorithm denies it when nothing remains. Nothing else fits until it does,
+///   so only the time changes.
+/// - Any cost of a fixed window: denied when nothing remains.
+/// - A leaky bucket with a longest wait: unknown, because the slot may be early enough for one
+///   caller and not for another.
+fn denial_applies(rule: &Rule, cost: u64, longest_wait: Duration) -> bool {
     rule.caches_denials()
         && match rule.algorithm() {
             Algorithm::FixedWindow { .. } => cost > 0,
@@ -220,60 +245,72 @@ fn may_be_known(rule: &Rule, cost: u64, longest_wait: Duration) -> bool {
         }
 }
 
-/// What others hold they may leave at any time.
-fn will_stay_known(charge: &Charge, decision: &Decision, held: u64) -> bool {
+/// Checks that a denial holds until its wait is over.
+///
+/// It does not while others hold quota, because they may release it at any time.
+fn is_cacheable(charge: &Charge, decision: &Decision, held_by_others: u64) -> bool {
     decision.remaining() == 0
-        && held == 0
+        && held_by_others == 0
         && charge.hold.is_none()
-        && may_be_known(&charge.rule, charge.cost, charge.longest_wait)
+        && denial_applies(&charge.rule, charge.cost, charge.longest_wait)
 }
 
-/// Forgets what is known of some counters when something has been done to them, or may have been.
+/// Invalidates the cached denials of some counters when dropped: the store has changed them, or may
+/// have.
 struct InvalidateDenials {
     guard: Arc<GuardInner>,
-    names: SmallVec<[CounterId; 1]>,
+    ids: SmallVec<[CounterId; 1]>,
 }
 
 impl Drop for InvalidateDenials {
     fn drop(&mut self) {
-        self.names.iter().for_each(|name| self.guard.denials.forget(*name));
+        self.ids.iter().for_each(|id| self.guard.denials.invalidate(*id));
     }
 }
 
-/// Makes void what was taken of a counter, when it has been reset, or may have been.
+/// Invalidates the prefetched quota of a counter when dropped: the store has reset the counter, or
+/// may have.
 pub(super) struct InvalidateQuota {
     pub(super) guard: Arc<GuardInner>,
-    pub(super) name: CounterId,
+    pub(super) id: CounterId,
 }
 
 impl Drop for InvalidateQuota {
     fn drop(&mut self) {
-        self.guard.batches.forget(self.name);
+        self.guard.batches.invalidate(self.id);
     }
 }
 
 impl Guard {
-    pub(super) fn forget_after<T: Send + 'static>(&self, names: SmallVec<[CounterId; 1]>, reply: Reply<T>) -> Reply<T> {
-        // Not before: what is asked while the store is about to act may be refused, and answered after it has acted.
-        let forget = InvalidateDenials { guard: Arc::clone(&self.0), names };
+    /// Invalidates the cached denials of counters when the reply is there, or its future is
+    /// dropped.
+    pub(super) fn invalidate_after<T: Send + 'static>(
+        &self,
+        ids: SmallVec<[CounterId; 1]>,
+        reply: Reply<T>,
+    ) -> Reply<T> {
+        // Not before the reply: a query on the way may be denied before the store acts, and cached
+        // after.
+        let invalidate_denials = InvalidateDenials { guard: Arc::clone(&self.0), ids };
         match reply {
             Reply::Ready(answer) => Reply::Ready(answer),
             Reply::Pending(answer) => Reply::Pending(Box::pin(async move {
-                let _forget = forget;
+                let _invalidate_denials = invalidate_denials;
                 answer.await
             })),
         }
     }
 }
 
-/// The requests that the store has answered, and in their places those that it was not asked.
-fn with_known(batch: Batch, known: Vec<(usize, Request)>) -> Batch {
-    if known.is_empty() {
+/// Inserts the requests that were refused from the cache at their places among those that the store
+/// answered.
+fn insert_refused(batch: Batch, refused: Vec<(usize, Request)>) -> Batch {
+    if refused.is_empty() {
         return batch;
     }
     let mut requests: Vec<_> = batch.into_requests().collect();
-    for (at, request) in known {
-        requests.insert(at.min(requests.len()), request); // a store may lose some
+    for (index, request) in refused {
+        requests.insert(index.min(requests.len()), request); // a faulty store may return fewer requests
     }
     requests.into_iter().collect()
 }

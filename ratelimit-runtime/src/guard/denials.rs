@@ -1,4 +1,5 @@
-//! What is known to be refused, and until when.
+//! The denial cache: charges that the store has denied, each until shortly before its
+//! `retry_after`.
 
 use std::{collections::HashMap, hash::BuildHasherDefault, sync::atomic::Ordering};
 
@@ -12,31 +13,31 @@ use crate::{
 #[cfg(all(test, model_check))]
 mod model_check;
 
-/// The denials that still hold, for all threads.
+/// Cached denials, in shards, for all threads.
 #[derive(Debug)]
 pub(super) struct DenialCache {
     shards: Box<[CachePadded<SpinMutex<DenialShard>>]>,
-    /// Whether there has been any.
+    /// Set by the first insert, and never cleared: until then no shard is locked.
     any: AtomicBool,
 }
 
-/// What a store said when it refused, and what it would say now.
+/// A denial by the store. From the cache, it has the times that the store would give now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Denial {
     pub(super) decision: Decision,
-    /// Until the slot of a queue.
+    /// The delay until the slot of a leaky bucket.
     pub(super) wait_ms: u64,
 }
 
 #[derive(Debug, Default)]
 struct DenialShard {
-    kept: HashMap<CounterId, DenialEntry, BuildHasherDefault<IdentityHasher>>,
-    /// No denial ends before.
-    soonest_us: u64,
-    /// How many epochs there had been when it was last looked through for room.
-    epochs: u32,
-    /// How often one was forgotten.
-    forgotten: u32,
+    entries: HashMap<CounterId, DenialEntry, BuildHasherDefault<IdentityHasher>>,
+    /// No entry ends before this time.
+    earliest_end_us: u64,
+    /// The number of epochs at the last sweep. If it has grown since, a server has failed.
+    swept_at_epoch: u32,
+    /// How often a counter of this shard was invalidated.
+    invalidations: u32,
 }
 
 /// The server of a counter, and the epoch of its failures in which a denial holds.
@@ -46,13 +47,14 @@ pub(super) struct ServerEpoch {
     pub(super) epoch: Epoch,
 }
 
-/// As small as can be: a look takes as long as the memory where it lies.
+/// A cached denial. Kept small, because a lookup takes as long as its cache misses.
 #[derive(Debug)]
 struct DenialEntry {
-    /// When the store's answer arrived. What it says of time is counted from here, so that who obeys it does not come too early.
-    since_us: u64,
-    /// For how long the store had been asked then: by so much earlier is it asked again.
-    asked_for_us: u32,
+    /// The arrival of the store's answer. The waits count from here, so a caller who obeys them is
+    /// not too early.
+    arrived_us: u64,
+    /// The time from sending the query to its answer. The entry ends this much earlier.
+    round_trip_us: u32,
     retry_after_ms: u32,
     reset_after_ms: u32,
     wait_ms: u32,
@@ -62,18 +64,20 @@ struct DenialEntry {
 }
 
 impl DenialEntry {
-    /// Nothing of what says nothing of now, or of times that are more than 49 days away.
+    /// `None` if it has ended already, or if a time is more than 49 days away.
     ///
-    /// The store has decided after `sent_us`, and rounded up to a millisecond: as long as less than that has passed, it would refuse too.
+    /// The store decided after `sent_us` and rounded its times up to a millisecond. So the entry
+    /// ends one millisecond before `retry_after`, counted from `sent_us`: until then the store
+    /// would deny too.
     fn new(
         rule: &Rule,
         Denial { decision, wait_ms }: Denial,
         (sent_us, now_us): (u64, u64),
         server: ServerEpoch,
     ) -> Option<Self> {
-        let kept = Self {
-            since_us: now_us,
-            asked_for_us: now_us.saturating_sub(sent_us).try_into().ok()?,
+        let entry = Self {
+            arrived_us: now_us,
+            round_trip_us: now_us.saturating_sub(sent_us).try_into().ok()?,
             retry_after_ms: decision.retry_after_ms.try_into().ok()?,
             reset_after_ms: decision.reset_after_ms.try_into().ok()?,
             wait_ms: wait_ms.try_into().ok()?,
@@ -81,20 +85,21 @@ impl DenialEntry {
             limit: rule.limit(),
             server,
         };
-        (kept.until_us() > now_us).then_some(kept)
+        (entry.ends_us() > now_us).then_some(entry)
     }
 
-    /// Until then the store is not asked.
-    fn until_us(&self) -> u64 {
+    /// The end of the entry: from then on the store is asked.
+    fn ends_us(&self) -> u64 {
         let holds_us = u64::from(self.retry_after_ms.saturating_sub(1)) * 1000;
-        (self.since_us + holds_us).saturating_sub(self.asked_for_us.into())
+        (self.arrived_us + holds_us).saturating_sub(self.round_trip_us.into())
     }
 
-    fn look(&self, now_us: u64) -> Option<Denial> {
-        if now_us >= self.until_us() {
+    /// The denial with the times that remain. `None` if the entry has ended.
+    fn denial_at(&self, now_us: u64) -> Option<Denial> {
+        if now_us >= self.ends_us() {
             return None;
         }
-        let passed_ms = now_us.saturating_sub(self.since_us) / 1000; // what is left is rounded up
+        let passed_ms = now_us.saturating_sub(self.arrived_us) / 1000; // so the times left are rounded up
         let left_ms = |ms: u32| u64::from(ms).saturating_sub(passed_ms);
         let decision = Decision {
             limit: self.limit,
@@ -107,7 +112,7 @@ impl DenialEntry {
 }
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
-/// 131,072 in all, which take 8 to 15 MB.
+/// Entries in a shard. All shards have 131,072, which take 8 to 15 MB.
 const CAPACITY: usize = if cfg!(test) { 2 } else { 2048 };
 
 impl DenialCache {
@@ -115,79 +120,87 @@ impl DenialCache {
         Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), any: AtomicBool::new(false) }
     }
 
-    #[allow(clippy::cast_possible_truncation)] // the low bits are what is wanted
-    fn shard(&self, name: CounterId) -> SpinMutexGuard<'_, DenialShard> {
-        spin_lock(&self.shards[name.0 as usize % SHARDS])
+    #[allow(clippy::cast_possible_truncation)] // the low bits are enough
+    fn shard(&self, id: CounterId) -> SpinMutexGuard<'_, DenialShard> {
+        spin_lock(&self.shards[id.0 as usize % SHARDS])
     }
 
-    /// Whether nothing is known.
+    /// Checks that no denial was ever cached.
     pub(super) fn is_empty(&self) -> bool {
         !self.any.load(Ordering::Acquire)
     }
 
-    /// What the store would say, if that is known and its server has not failed since.
-    pub(super) fn look(&self, name: CounterId, rule: &Rule, now_us: u64) -> Option<(Denial, ServerEpoch)> {
+    /// The denial of a counter that the store would repeat now, and the epoch it is from.
+    ///
+    /// It holds only if the server is still in that epoch, which the caller checks. `None` if the
+    /// entry is of a rule with another count or limit.
+    pub(super) fn get(&self, id: CounterId, rule: &Rule, now_us: u64) -> Option<(Denial, ServerEpoch)> {
         if self.is_empty() {
             return None;
         }
-        let shard = self.shard(name);
-        let kept = shard.kept.get(&name)?;
-        let is_same_rule = (kept.count, kept.limit) == (rule.count(), rule.limit());
-        if is_same_rule { Some((kept.look(now_us)?, kept.server)) } else { None }
+        let shard = self.shard(id);
+        let entry = shard.entries.get(&id)?;
+        let is_same_rule = (entry.count, entry.limit) == (rule.count(), rule.limit());
+        if is_same_rule { Some((entry.denial_at(now_us)?, entry.server)) } else { None }
     }
 
-    /// How often something was forgotten of a counter, or of others beside it.
-    pub(super) fn forgotten(&self, name: CounterId) -> u32 {
-        self.shard(name).forgotten
+    /// How often this counter, or another one of its shard, was invalidated.
+    pub(super) fn invalidations(&self, id: CounterId) -> u32 {
+        self.shard(id).invalidations
     }
 
-    /// Keeps what the store said, unless something has been forgotten since it was asked. It has said that nothing remains.
-    pub(super) fn keep(
+    /// Caches a denial after which nothing remains.
+    ///
+    /// `times`: when the query was sent, and when its answer arrived. `invalidations`: the number
+    /// when the query was sent. The denial is not cached if that has grown since, or if the shard
+    /// has no room.
+    pub(super) fn insert(
         &self,
-        name: CounterId,
+        id: CounterId,
         rule: &Rule,
         denial: Denial,
         times: (u64, u64),
-        (forgotten, server): (u32, ServerEpoch),
+        (invalidations, server): (u32, ServerEpoch),
         is_current: impl Fn(ServerEpoch) -> bool,
     ) {
-        let Some(kept) = DenialEntry::new(rule, denial, times, server) else { return };
-        let mut shard = self.shard(name);
-        if shard.forgotten != forgotten || !shard.has_room(name, times.1, is_current) {
+        let Some(entry) = DenialEntry::new(rule, denial, times, server) else { return };
+        let mut shard = self.shard(id);
+        if shard.invalidations != invalidations || !shard.has_room(id, times.1, is_current) {
             return;
         }
-        let until_us = kept.until_us();
-        shard.soonest_us = if shard.kept.is_empty() { until_us } else { shard.soonest_us.min(until_us) };
+        let ends_us = entry.ends_us();
+        shard.earliest_end_us = if shard.entries.is_empty() { ends_us } else { shard.earliest_end_us.min(ends_us) };
         self.any.store(true, Ordering::Release);
-        shard.kept.insert(name, kept);
+        shard.entries.insert(id, entry);
     }
 
-    /// Drops a denial that is none any more by what the store has said since.
-    pub(super) fn drop_one(&self, name: CounterId) {
+    /// Removes a denial that no longer holds, as a later answer of the store shows.
+    pub(super) fn remove(&self, id: CounterId) {
         if self.any.load(Ordering::Acquire) {
-            self.shard(name).kept.remove(&name);
+            self.shard(id).entries.remove(&id);
         }
     }
 
-    /// Forgets what is known of a counter, and does not learn what is on its way.
-    pub(super) fn forget(&self, name: CounterId) {
-        let mut shard = self.shard(name);
-        shard.kept.remove(&name);
-        shard.forgotten = shard.forgotten.wrapping_add(1);
+    /// Removes the denial of a counter. Answers that are still on the way are not cached.
+    pub(super) fn invalidate(&self, id: CounterId) {
+        let mut shard = self.shard(id);
+        shard.entries.remove(&id);
+        shard.invalidations = shard.invalidations.wrapping_add(1);
     }
 }
 
 impl DenialShard {
-    /// Whether there is room for one, perhaps in place of those that hold no longer.
-    fn has_room(&mut self, name: CounterId, now_us: u64, is_current: impl Fn(ServerEpoch) -> bool) -> bool {
+    /// Checks whether there is room for an entry. A full shard is swept if entries may have ended
+    /// since.
+    fn has_room(&mut self, id: CounterId, now_us: u64, is_current: impl Fn(ServerEpoch) -> bool) -> bool {
         let epochs = Epoch::count();
-        let is_any_over = self.soonest_us <= now_us || self.epochs != epochs;
-        if self.kept.len() >= CAPACITY && is_any_over && !self.kept.contains_key(&name) {
-            self.epochs = epochs;
-            self.kept.retain(|_, kept| kept.until_us() > now_us && is_current(kept.server));
-            self.soonest_us = self.kept.values().map(DenialEntry::until_us).min().unwrap_or(u64::MAX);
+        let may_have_ended = self.earliest_end_us <= now_us || self.swept_at_epoch != epochs;
+        if self.entries.len() >= CAPACITY && may_have_ended && !self.entries.contains_key(&id) {
+            self.swept_at_epoch = epochs;
+            self.entries.retain(|_, entry| entry.ends_us() > now_us && is_current(entry.server));
+            self.earliest_end_us = self.entries.values().map(DenialEntry::ends_us).min().unwrap_or(u64::MAX);
         }
-        self.kept.len() < CAPACITY || self.kept.contains_key(&name)
+        self.entries.len() < CAPACITY || self.entries.contains_key(&id)
     }
 }
 
@@ -201,8 +214,8 @@ mod tests {
     const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
     const START: u64 = 1_000_000;
 
-    /// Of the shard that all of these tests use.
-    fn name(number: u64) -> CounterId {
+    /// An id in the one shard that these tests use.
+    fn id(number: u64) -> CounterId {
         CounterId(0, number + 1)
     }
 
@@ -218,26 +231,26 @@ mod tests {
     }
 
     fn keep(denials: &DenialCache, number: u64, denial: Denial, times: (u64, u64)) {
-        let name = name(number);
-        denials.keep(name, &RULE, denial, times, (denials.forgotten(name), server()), |_| true);
+        let id = id(number);
+        denials.insert(id, &RULE, denial, times, (denials.invalidations(id), server()), |_| true);
     }
 
-    fn is_known(denials: &DenialCache, number: u64, now_us: u64) -> bool {
-        denials.look(name(number), &RULE, now_us).is_some()
+    fn is_cached(denials: &DenialCache, number: u64, now_us: u64) -> bool {
+        denials.get(id(number), &RULE, now_us).is_some()
     }
 
     #[test]
-    fn it_holds_from_sending_and_its_waits_from_the_answer() {
+    fn it_ends_counted_from_sending_and_waits_count_from_the_answer() {
         let denials = DenialCache::new();
         keep(&denials, 1, denial(10, 12), (START, START + 2_500));
         let left = |after_us| {
-            let (known, _) = denials.look(name(1), &RULE, START + after_us)?;
+            let (known, _) = denials.get(id(1), &RULE, START + after_us)?;
             Some((known.decision.retry_after_ms, known.decision.reset_after_ms, known.wait_ms))
         };
         assert_eq!(left(2_500), Some((10, 12, 7)));
         assert_eq!(left(3_499), Some((10, 12, 7)));
         assert_eq!(left(3_500), Some((9, 11, 6)));
-        // The store may have decided at once, and have rounded up by almost a millisecond.
+        // The store may have decided at once, and rounded up by almost a millisecond.
         assert_eq!(left(8_999), Some((4, 6, 1)));
         assert_eq!(left(9_000), None);
         // The clock of another processor may be behind.
@@ -245,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_for_less_than_a_millisecond_or_for_ever_is_not_kept() {
+    fn a_denial_for_less_than_a_millisecond_or_for_ever_is_not_cached() {
         for (retry_after_ms, times) in [
             (0, (START, START)),
             (1, (START, START)),
@@ -257,70 +270,70 @@ mod tests {
         ] {
             let denials = DenialCache::new();
             keep(&denials, 1, denial(retry_after_ms, 5), times);
-            assert!(!is_known(&denials, 1, times.1), "{retry_after_ms}");
+            assert!(!is_cached(&denials, 1, times.1), "{retry_after_ms}");
         }
         let denials = DenialCache::new();
         let longest = u64::from(u32::MAX);
         keep(&denials, 1, denial(longest, longest), (START, START));
-        assert!(is_known(&denials, 1, START + (longest - 1) * 1000 - 1));
-        assert!(!is_known(&denials, 1, START + (longest - 1) * 1000));
+        assert!(is_cached(&denials, 1, START + (longest - 1) * 1000 - 1));
+        assert!(!is_cached(&denials, 1, START + (longest - 1) * 1000));
     }
 
     #[test]
-    fn it_is_of_one_count_and_one_limit() {
+    fn it_holds_for_one_count_and_one_limit() {
         let denials = DenialCache::new();
         keep(&denials, 1, denial(10, 10), (START, START));
-        assert!(denials.look(name(1), &RULE.with_count(2), START).is_none());
+        assert!(denials.get(id(1), &RULE.with_count(2), START).is_none());
         let burst = |burst| RULE.with_algorithm(crate::Algorithm::TokenBucket { burst, refill: crate::Refill::Greedy });
-        denials.keep(name(2), &burst(5), denial(10, 10), (START, START), (0, server()), |_| true);
-        assert!(denials.look(name(2), &burst(5), START).is_some());
-        assert!(denials.look(name(2), &burst(6), START).is_none());
-        assert!(is_known(&denials, 1, START) && !is_known(&denials, 2, START));
+        denials.insert(id(2), &burst(5), denial(10, 10), (START, START), (0, server()), |_| true);
+        assert!(denials.get(id(2), &burst(5), START).is_some());
+        assert!(denials.get(id(2), &burst(6), START).is_none());
+        assert!(is_cached(&denials, 1, START) && !is_cached(&denials, 2, START));
     }
 
     #[test]
-    fn a_full_shard_takes_the_place_of_what_is_over_and_of_nothing_else() {
+    fn a_full_shard_replaces_only_entries_that_have_ended() {
         let denials = DenialCache::new();
         keep(&denials, 1, denial(10, 10), (START, START));
         keep(&denials, 2, denial(20, 20), (START, START));
         keep(&denials, 3, denial(30, 30), (START, START));
-        assert_eq!([1, 2, 3].map(|number| is_known(&denials, number, START)), [true, true, false]);
+        assert_eq!([1, 2, 3].map(|number| is_cached(&denials, number, START)), [true, true, false]);
         keep(&denials, 2, denial(40, 40), (START, START));
-        assert!(is_known(&denials, 2, START + 30_000), "one that is there is renewed");
+        assert!(is_cached(&denials, 2, START + 30_000), "an existing entry is replaced");
         keep(&denials, 3, denial(30, 30), (START + 9_000, START + 9_000));
-        assert_eq!([1, 2, 3].map(|number| is_known(&denials, number, START + 9_000)), [false, true, true]);
+        assert_eq!([1, 2, 3].map(|number| is_cached(&denials, number, START + 9_000)), [false, true, true]);
         keep(&denials, 1, denial(30, 30), (START + 10_000, START + 10_000));
-        assert!(!is_known(&denials, 1, START + 10_000));
+        assert!(!is_cached(&denials, 1, START + 10_000));
     }
 
     #[test]
-    fn an_answer_that_was_asked_for_before_something_was_forgotten_is_not_kept() {
+    fn an_answer_to_a_query_from_before_an_invalidation_is_not_cached() {
         let denials = DenialCache::new();
-        let asked = denials.forgotten(name(1));
-        denials.forget(name(1));
-        denials.keep(name(1), &RULE, denial(10, 10), (START, START), (asked, server()), |_| true);
-        assert!(!is_known(&denials, 1, START));
+        let invalidations = denials.invalidations(id(1));
+        denials.invalidate(id(1));
+        denials.insert(id(1), &RULE, denial(10, 10), (START, START), (invalidations, server()), |_| true);
+        assert!(!is_cached(&denials, 1, START));
         keep(&denials, 1, denial(10, 10), (START, START));
-        assert!(is_known(&denials, 1, START));
-        denials.drop_one(name(1));
-        assert!(!is_known(&denials, 1, START));
+        assert!(is_cached(&denials, 1, START));
+        denials.remove(id(1));
+        assert!(!is_cached(&denials, 1, START));
     }
 
     #[test]
-    fn a_full_shard_takes_the_place_of_what_was_known_before_a_failure() {
+    fn a_full_shard_replaces_entries_from_before_a_failure() {
         let denials = DenialCache::new();
         let failed = ServerEpoch { slot: 1, ..server() };
         keep(&denials, 1, denial(50, 50), (START, START));
-        denials.keep(name(2), &RULE, denial(50, 50), (START, START), (0, failed), |_| true);
+        denials.insert(id(2), &RULE, denial(50, 50), (START, START), (0, failed), |_| true);
         let keep_third = |failed: bool| {
             let is_current = |server: ServerEpoch| !failed || server.slot == 0;
-            denials.keep(name(3), &RULE, denial(50, 50), (START, START), (0, server()), is_current);
+            denials.insert(id(3), &RULE, denial(50, 50), (START, START), (0, server()), is_current);
         };
         keep_third(false);
-        assert_eq!([1, 2, 3].map(|number| is_known(&denials, number, START)), [true, true, false]);
+        assert_eq!([1, 2, 3].map(|number| is_cached(&denials, number, START)), [true, true, false]);
         Failures::default().failed();
         keep_third(true);
-        assert_eq!([1, 2, 3].map(|number| is_known(&denials, number, START)), [true, false, true]);
-        assert_eq!(denials.look(name(3), &RULE, START).map(|(_, server)| server), Some(server()));
+        assert_eq!([1, 2, 3].map(|number| is_cached(&denials, number, START)), [true, false, true]);
+        assert_eq!(denials.get(id(3), &RULE, START).map(|(_, server)| server), Some(server()));
     }
 }

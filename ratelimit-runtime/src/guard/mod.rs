@@ -1,4 +1,4 @@
-//! A store that has to be asked, behind what this process knows already: denials that still hold, and quota taken ahead.
+//! The guard: a denial cache and prefetched quota, in front of any store but the memory store.
 
 mod core;
 mod denials;
@@ -30,15 +30,15 @@ use crate::{
     redis::{BatchTicket, Redis},
 };
 
-/// What need not be asked.
+/// A decision that needed no query to the store.
 pub(crate) enum LocalAnswer {
     Spent(Spent),
     Denied(Decision),
 }
 
 impl Guard {
-    /// What becomes of a cost that can be spent here, or of which it is known that the store would refuse it.
-    pub(crate) fn known(&self, name: CounterId, rule: &Rule, cost: u64) -> Option<LocalAnswer> {
+    /// Decides from prefetched quota or the denial cache. `None` if the store has to be asked.
+    pub(crate) fn answer_locally(&self, id: CounterId, rule: &Rule, cost: u64) -> Option<LocalAnswer> {
         let guard = &*self.0;
         let prefetches = rule.prefetch() > 1;
         if !prefetches && guard.denials.is_empty() {
@@ -46,18 +46,18 @@ impl Guard {
         }
         let now_us = guard.clock.now_us();
         if prefetches {
-            match guard.batches.spend(name, rule, cost, now_us) {
-                Ok((spent, take)) => {
-                    if let Some(take) = take {
-                        self.begin(take);
+            match guard.batches.spend(id, rule, cost, now_us) {
+                Ok((spent, prefetch)) => {
+                    if let Some(prefetch) = prefetch {
+                        self.start_prefetch(prefetch);
                     }
                     return Some(LocalAnswer::Spent(spent));
                 }
                 Err(0) => {}
-                Err(_) => return None, // with what is here there may be enough
+                Err(_) => return None, // quota is left here; with a prefetch it may be enough
             }
         }
-        let denial = guard.known(name, rule, cost, Duration::MAX, now_us)?;
+        let denial = guard.cached_denial(id, rule, cost, Duration::MAX, now_us)?;
         observe::cached_denial(rule);
         Some(LocalAnswer::Denied(denial.decision))
     }
@@ -65,12 +65,14 @@ impl Guard {
 
 #[cfg(feature = "redis")]
 impl Guard {
-    /// A share in a decision, where such travel together now: the short way for many callers at once. `charge`: what is to be charged, asked for
-    /// if nobody is about to charge the same.
+    /// Joins a batch entry of Redis, if decisions are being batched now: the fast path for many
+    /// callers at once.
+    ///
+    /// `charge` makes the charge. It is called only if no waiting entry is for the same charge.
     #[inline]
-    pub(crate) fn share(
+    pub(crate) fn try_charge(
         &self,
-        name: CounterId,
+        id: CounterId,
         rule: &Rule,
         cost: u64,
         charge: impl FnOnce() -> Charge,
@@ -78,42 +80,44 @@ impl Guard {
     ) -> Option<BatchTicket> {
         let Upstream::Redis(redis) = &self.0.store else { return None };
         if rule.prefetch() > 1 {
-            return None; // what it takes is not for one caller
+            return None; // a prefetch is not for one caller
         }
         let is_same = |other: &Charge| other.cost == cost && other.rule == *rule;
-        let asked = || self.0.asked(name, 0, self.0.clock.now_us());
-        redis.try_charge(name, is_same, || (charge(), asked()), waker)
+        let tag = || self.0.query_tag(id, 0, self.0.clock.now_us());
+        redis.try_charge(id, is_same, || (charge(), tag()), waker)
     }
 
-    /// What came of it. Nothing for a caller who has waited for longer than the deadline.
+    /// Polls a joined batch entry. `None` for a caller who has waited for longer than the deadline.
+    ///
+    /// A denial is cached on the way. An admission drops the cached denial of the counter.
     #[inline]
-    pub(crate) fn poll(
+    pub(crate) fn poll_charge(
         &self,
-        share: &mut BatchTicket,
+        ticket: &mut BatchTicket,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Taken, StoreError>>> {
         let guard = &self.0;
-        let told = Redis::poll_charge(share, context, |decision, charge, look| {
-            if let Some(asked) = decision.tag() {
-                let denial = Denial { decision: look.decision, wait_ms: look.wait_ms };
-                guard.keep(charge, denial, look.held, asked);
+        let result = Redis::poll_charge(ticket, context, |entry, charge, evaluation| {
+            if let Some(tag) = entry.tag() {
+                let denial = Denial { decision: evaluation.decision, wait_ms: evaluation.wait_ms };
+                guard.cache_denial(charge, denial, evaluation.held, tag);
             }
         });
-        let Poll::Ready(told) = told else {
-            share.time_out_elsewhere(guard.deadline);
+        let Poll::Ready(result) = result else {
+            ticket.time_out_elsewhere(guard.deadline);
             return Poll::Pending;
         };
         if cfg!(feature = "metrics")
-            && let Some(QueryTag { at_us, .. }) = share.tag()
+            && let Some(QueryTag { sent_us, .. }) = ticket.tag()
         {
-            observe::store_latency(Duration::from_micros(guard.clock.now_us().saturating_sub(at_us)));
+            observe::store_latency(Duration::from_micros(guard.clock.now_us().saturating_sub(sent_us)));
         }
-        if let (Some(Ok(taken)), Some(charge)) = (&told, share.charge())
-            && taken.fits()
+        if let (Some(Ok(outcome)), Some(charge)) = (&result, ticket.charge())
+            && outcome.fits()
         {
-            guard.denials.drop_one(charge.counter.id());
+            guard.denials.remove(charge.counter.id());
         }
-        Poll::Ready(told)
+        Poll::Ready(result)
     }
 }
 
@@ -126,17 +130,17 @@ impl Store for Guard {
             },
             _ => None,
         };
-        let one = |batch: Batch| batch.into_first().expect("a request, as was seen");
+        let first = |batch: Batch| batch.into_first().expect("the batch has one request");
         match prefetched {
-            Some(false) => self.peek_prefetched(one(batch)),
-            // Without a runtime a caller can't wait for what is taken.
+            Some(false) => self.peek_prefetched(first(batch)),
+            // Without a runtime a caller can't wait for a prefetch.
             Some(true) if Handle::try_current().is_ok() && background::runtime().is_ok() => {
-                self.decide_prefetched(one(batch))
+                self.decide_prefetched(first(batch))
             }
             None if batch.iter().flat_map(|request| &*request.charges).any(|charge| charge.hold.is_some()) => {
                 match background::runtime() {
                     Ok(_) => self.ask_upstream(batch),
-                    // Without the background thread it would not be renewed.
+                    // Without the background thread the hold would not be renewed.
                     Err(error) => {
                         batch.iter_mut().for_each(|request| request.outcome = Err(error.clone()));
                         Reply::Ready(batch)
@@ -154,16 +158,16 @@ impl Store for Guard {
         {
             return Reply::Ready(Ok(*cost));
         }
-        self.return_charges(charges)
+        self.refund_upstream(charges)
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        let void = InvalidateQuota { guard: Arc::clone(&self.0), name: counter.id() };
-        let names = SmallVec::from_iter([counter.id()]);
-        match self.forget_after(names, self.0.store.reset(counter)) {
+        let invalidate_quota = InvalidateQuota { guard: Arc::clone(&self.0), id: counter.id() };
+        let ids = SmallVec::from_iter([counter.id()]);
+        match self.invalidate_after(ids, self.0.store.reset(counter)) {
             Reply::Ready(done) => Reply::Ready(done),
             Reply::Pending(done) => Reply::Pending(Box::pin(async move {
-                let _void = void;
+                let _invalidate_quota = invalidate_quota;
                 done.await
             })),
         }
@@ -174,14 +178,14 @@ impl Store for Guard {
     }
 
     fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
-        // What had become a charge ends later than was known.
-        let names = charges.first().map(|charge| charge.counter.id()).into_iter().collect();
-        self.forget_after(names, self.0.store.renew(charges))
+        // A renewed hold ends later, so the waits of cached denials change.
+        let ids = charges.first().map(|charge| charge.counter.id()).into_iter().collect();
+        self.invalidate_after(ids, self.0.store.renew(charges))
     }
 
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
-        let names = SmallVec::from_iter([charge.counter.id()]);
-        self.forget_after(names, self.0.store.settle(charge, used))
+        let ids = SmallVec::from_iter([charge.counter.id()]);
+        self.invalidate_after(ids, self.0.store.settle(charge, used))
     }
 
     fn outage(&self) -> Option<StoreError> {
@@ -201,7 +205,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
     const RULE: Rule = Rule::new("item", 1, HOUR);
 
-    /// Refuses everything, or is away.
+    /// A store that refuses everything, or is away. Counts its queries.
     #[derive(Clone, Debug, Default)]
     struct Refusing(Arc<(AtomicBool, AtomicU64)>);
 
@@ -228,7 +232,7 @@ mod tests {
         }
     }
 
-    /// Whoever learns of it first.
+    /// The outage may show in [`Store::outage`] first, or in the answer to a query.
     #[tokio::test(start_paused = true)]
     async fn denials_from_before_a_failure_make_room_for_others() {
         let store = Refusing::default();
@@ -242,14 +246,14 @@ mod tests {
         }
         store.0.0.store(false, SeqCst);
         advance(2 * Duration::from_secs(1)).await;
-        let ask_ten = async || {
+        let call_ten_keys = async || {
             let before = store.0.1.load(SeqCst);
             for key in 1000..1010 {
                 assert!(limiter.acquire(&RULE, key).await.is_err());
             }
             store.0.1.load(SeqCst) - before
         };
-        assert_eq!(ask_ten().await, 10);
-        assert!(ask_ten().await < 10, "none of them is known");
+        assert_eq!(call_ten_keys().await, 10);
+        assert!(call_ten_keys().await < 10, "no denial was cached");
     }
 }

@@ -1,4 +1,5 @@
-//! Quota that a process takes ahead of need: spending it, taking more, and returning what is left.
+//! Prefetching: spends quota that was charged ahead, prefetches more in the background, and refunds
+//! the rest.
 
 use std::sync::Arc;
 
@@ -6,7 +7,7 @@ use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     core::{Guard, GuardInner},
-    quota::{FollowUp, QuotaAnswer, SpendResult, Spent, Take},
+    quota::{FollowUp, Prefetch, QuotaAnswer, SpendResult, Spent},
 };
 use crate::{
     background,
@@ -16,41 +17,43 @@ use crate::{
 };
 
 impl Guard {
-    /// Refunds what was spent here: to be spent here again, or to the store if that is not to be.
-    pub(crate) fn refund_spent(&self, name: CounterId, cost: u64, receipt: [u64; 2]) -> Reply<Result<u64, StoreError>> {
-        if self.put_back(name, cost, receipt) {
+    /// Refunds a cost that was spent from prefetched quota: to the quota, or else to the store.
+    pub(crate) fn refund_spent(&self, id: CounterId, cost: u64, receipt: [u64; 2]) -> Reply<Result<u64, StoreError>> {
+        if self.put_back(id, cost, receipt) {
             return Reply::Ready(Ok(cost));
         }
-        match self.0.batches.charge(name, receipt, cost) {
-            Some(charge) => self.return_charges(charge.into()),
-            None => Reply::Ready(Ok(0)), // of a window before, or from before a reset
+        match self.0.batches.charge(id, receipt, cost) {
+            Some(charge) => self.refund_upstream(charge.into()),
+            None => Reply::Ready(Ok(0)), // from an earlier window, or from before a reset
         }
     }
 
-    /// Refunds all that was taken and not spent, and takes no more.
+    /// Refunds the unspent quota, and prefetches no more. Returns how many permits were refunded.
     pub(crate) async fn close(&self) -> u64 {
         let guard = &self.0;
         guard.batches.close();
-        let all_taken = async {
+        let idle = async {
             loop {
-                let all_taken = guard.all_taken.notified(); // registered before the look
-                if !guard.batches.is_taking() {
+                let idle = guard.prefetches_done.notified(); // registered before the check
+                if !guard.batches.has_tasks() {
                     return;
                 }
-                all_taken.await;
+                idle.await;
             }
         };
-        let _ = timeout(guard.deadline, all_taken).await;
-        let mut back = 0;
+        let _ = timeout(guard.deadline, idle).await;
+        let mut refunded = 0;
         for charges in guard.unspent() {
             let permits: u64 = charges.iter().map(|charge| charge.cost).sum();
-            let refunded = deadline::answer(self.return_charges(charges), guard.deadline).await;
-            match refunded {
-                Ok(permits) => back += permits,
-                Err(error) => tracing::warn!(permits, %error, "permits that were taken and not spent stay charged"),
+            let reply = deadline::answer(self.refund_upstream(charges), guard.deadline).await;
+            match reply {
+                Ok(permits) => refunded += permits,
+                Err(error) => {
+                    tracing::warn!(permits, %error, "unspent prefetched permits stay charged until their window ends")
+                }
             }
         }
-        back
+        refunded
     }
 
     /// Decides on one charge of a rule with prefetch.
@@ -58,26 +61,26 @@ impl Guard {
         let (guard, now_us) = (&self.0, self.0.clock.now_us());
         let charge = &mut request.charges[0];
         match guard.batches.spend(charge.counter.id(), &charge.rule, charge.cost, now_us) {
-            Ok((spent, take)) => {
-                if let Some(take) = take {
-                    self.begin(take);
+            Ok((spent, prefetch)) => {
+                if let Some(prefetch) = prefetch {
+                    self.start_prefetch(prefetch);
                 }
                 spent.write_to(charge);
                 request.outcome = Ok(true);
                 return Reply::Ready(request.into());
             }
-            Err(0) if guard.refuse(&mut request, now_us) => return Reply::Ready(request.into()),
+            Err(0) if guard.refuse_from_cache(&mut request, now_us) => return Reply::Ready(request.into()),
             Err(_) => {}
         }
         let store = self.clone();
         Reply::Pending(Box::pin(async move {
             let charge = &mut request.charges[0];
-            let answer = match store.ask(charge) {
+            let answer = match store.spend_or_wait(charge) {
                 SpendResult::Spent(spent) => QuotaAnswer::Spent(spent),
                 SpendResult::Waits(answer) => {
-                    QuotaWaiter { store: &store, name: charge.counter.id(), answer }.answer().await
+                    QuotaWaiter { guard: &store, id: charge.counter.id(), answer }.answer().await
                 }
-                SpendResult::Alone => return store.ask_upstream(request.into()).answer().await,
+                SpendResult::AskUpstream => return store.ask_upstream(request.into()).answer().await,
             };
             request.outcome = match answer {
                 QuotaAnswer::Spent(spent) => {
@@ -94,7 +97,7 @@ impl Guard {
         }))
     }
 
-    /// Looks at one charge of a rule with prefetch: what is here can be granted too.
+    /// Peeks at one charge of a rule with prefetch: quota that is left here can be granted too.
     pub(super) fn peek_prefetched(&self, request: Request) -> Reply<Batch> {
         let (guard, reply) = (Arc::clone(&self.0), self.0.store.decide(request.into()));
         Reply::Pending(Box::pin(async move {
@@ -113,59 +116,63 @@ impl Guard {
         }))
     }
 
-    pub(super) fn ask(&self, charge: &Charge) -> SpendResult {
+    /// Spends quota, or joins the callers who wait for a prefetch, and starts one if needed.
+    fn spend_or_wait(&self, charge: &Charge) -> SpendResult {
         let Charge { counter, rule, cost, .. } = charge;
-        let (asked, then) = self.0.batches.ask(counter, rule, *cost, self.0.clock.now_us());
-        if let Some(take) = self.follow(counter.id(), then) {
-            self.begin(take);
+        let (result, follow_up) = self.0.batches.spend_or_wait(counter, rule, *cost, self.0.clock.now_us());
+        if let Some(prefetch) = self.follow(counter.id(), follow_up) {
+            self.start_prefetch(prefetch);
         }
-        asked
+        result
     }
 
-    /// Takes back what was spent, and says whether it can be spent again.
-    pub(super) fn put_back(&self, name: CounterId, cost: u64, receipt: [u64; 2]) -> bool {
-        let back = self.0.batches.put_back(name, receipt, cost, self.0.clock.now_us());
-        let is_back = back.is_some();
-        self.follow(name, back.unwrap_or_default());
-        is_back
+    /// Puts a spent cost back into the quota. Returns false if its window is over, or the quota is
+    /// closed.
+    pub(super) fn put_back(&self, id: CounterId, cost: u64, receipt: [u64; 2]) -> bool {
+        let follow_up = self.0.batches.put_back(id, receipt, cost, self.0.clock.now_us());
+        let is_put_back = follow_up.is_some();
+        self.follow(id, follow_up.unwrap_or_default());
+        is_put_back
     }
 
-    /// The same for somebody who is gone.
-    pub(super) fn return_spent(&self, name: CounterId, Spent { cost, receipt, .. }: Spent) {
-        self.0.finish_refund(self.refund_spent(name, cost, receipt));
+    /// Refunds, in the background, a cost that was spent for a caller who has left.
+    fn return_spent(&self, id: CounterId, Spent { cost, receipt, .. }: Spent) {
+        self.0.refund_in_background(self.refund_spent(id, cost, receipt));
     }
 
-    /// Does what is to be done when the lock is free again. Returns the take that is to be made.
-    pub(super) fn follow(&self, name: CounterId, FollowUp { answers, take, back }: FollowUp) -> Option<Take> {
+    /// Does what must wait until the lock is free: answers callers and refunds. Returns the next
+    /// prefetch, if any.
+    fn follow(&self, id: CounterId, FollowUp { answers, prefetch, refund }: FollowUp) -> Option<Prefetch> {
         for (caller, answer) in answers {
             if let Err(QuotaAnswer::Spent(spent)) = caller.send(answer) {
-                self.return_spent(name, spent);
+                self.return_spent(id, spent);
             }
         }
-        if let Some(back) = back {
-            self.0.finish_refund(self.return_charges(back.into()));
+        if let Some(charge) = refund {
+            self.0.refund_in_background(self.refund_upstream(charge.into()));
         }
-        take
+        prefetch
     }
 
-    /// Makes a take in the background: its callers may go, and may be on any runtime.
-    pub(super) fn begin(&self, take: Take) {
-        let under_way = PrefetchTask { store: self.clone(), name: take.name, is_over: false };
-        let _ = background::spawn(under_way.make(take)); // or it is given up
+    /// Runs a prefetch in the background, because its callers may leave, and may be on any runtime.
+    pub(super) fn start_prefetch(&self, prefetch: Prefetch) {
+        let task = PrefetchTask { guard: self.clone(), id: prefetch.id, is_done: false };
+        let _ = background::spawn(task.run(prefetch)); // if that fails, the drop of the task aborts it
     }
 }
 
-/// Somebody who waits for a take. What was spent for one who is gone comes back.
+/// A caller who waits for a prefetch. Dropped before it has read its answer, it refunds what was
+/// spent for it.
 struct QuotaWaiter<'a> {
-    store: &'a Guard,
-    name: CounterId,
+    guard: &'a Guard,
+    id: CounterId,
     answer: oneshot::Receiver<QuotaAnswer>,
 }
 
 impl QuotaWaiter<'_> {
     async fn answer(mut self) -> QuotaAnswer {
-        let given_up = || StoreError::unavailable("taking permits from the store was given up");
-        (&mut self.answer).await.unwrap_or_else(|_| QuotaAnswer::Failed(given_up()))
+        let aborted = || StoreError::unavailable("the prefetch of permits from the store was aborted");
+        (&mut self.answer).await.unwrap_or_else(|_| QuotaAnswer::Failed(aborted()))
     }
 }
 
@@ -173,38 +180,39 @@ impl Drop for QuotaWaiter<'_> {
     fn drop(&mut self) {
         self.answer.close();
         if let Ok(QuotaAnswer::Spent(spent)) = self.answer.try_recv() {
-            self.store.return_spent(self.name, spent);
+            self.guard.return_spent(self.id, spent);
         }
     }
 }
 
-/// A take that is being made. It is given up if its task ends early, because the store panics say.
+/// A task that runs prefetches of one counter. Dropped early, because the store panics for example,
+/// it aborts its prefetch. The last task to end wakes [`Guard::close`].
 struct PrefetchTask {
-    store: Guard,
-    name: CounterId,
-    is_over: bool,
+    guard: Guard,
+    id: CounterId,
+    is_done: bool,
 }
 
 impl PrefetchTask {
-    /// And those after it, as long as somebody needs more than what came.
-    async fn make(mut self, mut take: Take) {
-        let guard = Arc::clone(&self.store.0);
+    /// Runs a prefetch, and further ones as long as a waiting caller needs more than has arrived.
+    async fn run(mut self, mut prefetch: Prefetch) {
+        let guard = Arc::clone(&self.guard.0);
         loop {
             let sent_us = guard.clock.now_us();
-            let charge = Charge::new(take.rule, take.counter.clone(), take.cost);
-            let reply = self.store.ask_upstream(Request::new(charge, true).into());
+            let charge = Charge::new(prefetch.rule, prefetch.counter.clone(), prefetch.cost);
+            let reply = self.guard.ask_upstream(Request::new(charge, true).into());
             let batch = deadline::within(reply, guard.deadline, guard.deadline).await;
-            let said = match batch.map(Batch::into_first) {
+            let result = match batch.map(Batch::into_first) {
                 Ok(Some(Request { outcome: Ok(fits), charges, .. })) => {
                     charges.first().cloned().map(|charge| (charge, fits)).ok_or_else(StoreError::no_answer)
                 }
                 Ok(None) => Err(StoreError::no_answer()),
                 Ok(Some(Request { outcome: Err(error), .. })) | Err(error) => Err(error),
             };
-            let then = guard.batches.arrived(&take, said, sent_us, guard.clock.now_us());
-            self.is_over = then.take.is_none();
-            match self.store.follow(self.name, then) {
-                Some(next) => take = next,
+            let follow_up = guard.batches.finish_prefetch(&prefetch, result, sent_us, guard.clock.now_us());
+            self.is_done = follow_up.prefetch.is_none();
+            match self.guard.follow(self.id, follow_up) {
+                Some(next) => prefetch = next,
                 None => return,
             }
         }
@@ -213,33 +221,33 @@ impl PrefetchTask {
 
 impl Drop for PrefetchTask {
     fn drop(&mut self) {
-        let guard = &self.store.0;
-        if !self.is_over {
-            guard.batches.given_up(self.name);
+        let guard = &self.guard.0;
+        if !self.is_done {
+            guard.batches.abort_prefetch(self.id);
         }
         if guard.batches.task_ended() {
-            guard.all_taken.notify_waiters();
+            guard.prefetches_done.notify_waiters();
         }
     }
 }
 
 impl GuardInner {
-    /// All that was taken and not spent, as much at a time as is refunded in one call.
+    /// The unspent quota, in lists that are each refunded in one call to the store.
     fn unspent(&self) -> Vec<Charges> {
-        const AT_ONCE: usize = 256;
+        const MAX_CHARGES: usize = 256;
         let charges = self.batches.drain(self.clock.now_us());
-        let together = |charges: &[Charge]| {
+        let to_list = |charges: &[Charge]| {
             let mut all = Charges::default();
             for charge in charges {
                 all.push(charge.clone());
             }
             all
         };
-        charges.chunks(AT_ONCE).map(together).collect()
+        charges.chunks(MAX_CHARGES).map(to_list).collect()
     }
 
-    /// Awaits a refund in the background. After an error it stays charged.
-    fn finish_refund(&self, refund: Reply<Result<u64, StoreError>>) {
+    /// Awaits a refund in the background. After an error the cost stays charged.
+    fn refund_in_background(&self, refund: Reply<Result<u64, StoreError>>) {
         if let Reply::Pending(_) = refund {
             let deadline = self.deadline;
             let _ = background::spawn(async move { deadline::answer(refund, deadline).await });
@@ -247,10 +255,11 @@ impl GuardInner {
     }
 }
 
+/// The last handle of the limiter is gone: refunds the unspent quota in the background.
 impl Drop for GuardInner {
     fn drop(&mut self) {
         for charges in self.unspent() {
-            self.finish_refund(self.store.refund(charges));
+            self.refund_in_background(self.store.refund(charges));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A store that has to be asked, and what its servers' failures say about what is known of their counters.
+//! The store behind the guard, and the epochs of its servers: a cached denial holds within one
+//! epoch.
 
 use std::ops;
 
@@ -10,7 +11,7 @@ use crate::{
     store::Store,
 };
 
-/// A store that has to be asked.
+/// The store behind the guard: Redis, or a store of the user's.
 pub(crate) enum Upstream {
     #[cfg(feature = "redis")]
     Redis(Redis),
@@ -23,7 +24,7 @@ impl Upstream {
         Self::Other(Box::new(store), Failures::default())
     }
 
-    /// The slot of a counter, by which its server is found. Always 0 where there is one.
+    /// The slot of a counter, which tells its server. Always 0 if there is one server.
     pub(super) fn slot(&self, counter: &CounterName) -> u16 {
         match self {
             #[cfg(feature = "redis")]
@@ -32,7 +33,7 @@ impl Upstream {
         }
     }
 
-    /// Whether the server of a slot is known to be away.
+    /// Checks whether the server of a slot is known to be away.
     pub(super) fn is_away(&self, slot: u16) -> bool {
         match self {
             #[cfg(feature = "redis")]
@@ -41,7 +42,7 @@ impl Upstream {
         }
     }
 
-    /// The server of a slot could not decide.
+    /// Records that the server of a slot could not decide.
     pub(super) fn failed(&self, slot: u16) {
         match self {
             #[cfg(feature = "redis")]
@@ -50,7 +51,8 @@ impl Upstream {
         }
     }
 
-    /// The epoch of the server of a slot. `None` while it is away, and within a second of a failure.
+    /// The current epoch of the server of a slot. `None` while the server is away, and within a
+    /// second of a failure.
     pub(super) fn epoch(&self, slot: u16) -> Option<Epoch> {
         match self {
             #[cfg(feature = "redis")]

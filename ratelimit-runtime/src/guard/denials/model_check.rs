@@ -1,4 +1,4 @@
-//! What is known under every order in which the steps of a few threads can follow one another.
+//! The denial cache under every interleaving of the steps of a few threads.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,18 +11,18 @@ use super::*;
 use crate::{failures::Failures, sync::every_order};
 
 const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
-const NAME: CounterId = CounterId(0, 1);
+const ID: CounterId = CounterId(0, 1);
 const DENIAL: Denial = Denial {
     decision: Decision { limit: 1, remaining: 0, reset_after_ms: 60_000, retry_after_ms: 60_000 },
     wait_ms: 0,
 };
 
-/// A counter of one at a store, and what is known of it here.
+/// A store with one counter of count 1, and the denial cache in front.
 struct Scene {
-    /// Whether it is charged.
+    /// True if the counter is charged.
     charged: Mutex<bool>,
     denials: DenialCache,
-    /// Before and after a failure of the store, and which of them it is.
+    /// The epochs before and after a failure of the store, and the index of the current one.
     epochs: [Epoch; 2],
     epoch: AtomicUsize,
 }
@@ -37,33 +37,33 @@ impl Scene {
         ServerEpoch { slot: 0, epoch: self.epochs[self.epoch.load(Ordering::Acquire)] }
     }
 
-    /// Whether a call is let through, as the guard goes about it.
+    /// Acquires in the way the guard does. Returns true if admitted.
     fn acquire(&self) -> bool {
-        if self.denials.look(NAME, &RULE, 0).is_some_and(|(_, server)| server == self.server()) {
+        if self.denials.get(ID, &RULE, 0).is_some_and(|(_, server)| server == self.server()) {
             return false;
         }
         let server = self.server();
-        let forgotten = self.denials.forgotten(NAME);
+        let invalidations = self.denials.invalidations(ID);
         let was_charged = std::mem::replace(&mut *self.charged.lock().unwrap(), true);
         if was_charged {
-            self.denials.keep(NAME, &RULE, DENIAL, (0, 0), (forgotten, server), |_| true);
+            self.denials.insert(ID, &RULE, DENIAL, (0, 0), (invalidations, server), |_| true);
         }
         !was_charged
     }
 
     fn refund(&self) {
         *self.charged.lock().unwrap() = false;
-        self.denials.forget(NAME);
+        self.denials.invalidate(ID);
     }
 
-    fn lose_everything(&self) {
+    fn fail_over_without_data(&self) {
         *self.charged.lock().unwrap() = false;
         self.epoch.store(1, Ordering::Release);
     }
 }
 
 #[test]
-fn no_denial_survives_a_refund_that_is_over() {
+fn no_denial_survives_a_completed_refund() {
     every_order(|| {
         let scene = Scene::new(true);
         let asking = {
@@ -84,7 +84,7 @@ fn no_denial_survives_an_outage() {
             let scene = Arc::clone(&scene);
             thread::spawn(move || scene.acquire())
         };
-        scene.lose_everything();
+        scene.fail_over_without_data();
         let admitted = asking.join().unwrap();
         assert_eq!(scene.acquire(), !admitted);
     });

@@ -1,4 +1,4 @@
-//! QuotaBatches under every order in which the steps of a few threads can follow one another.
+//! [`QuotaBatches`] under every interleaving of the steps of a few threads.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{Key, sync::every_order};
 const COUNT: u64 = 8;
 const RULE: Rule = Rule::new("item", COUNT, Duration::from_secs(60)).with_prefetch(2);
 
-/// A counter at a store, and what was taken of it.
+/// A store with one counter, and the quota prefetched from it.
 struct Scene {
     window: Mutex<Window>,
     batches: QuotaBatches,
@@ -25,7 +25,7 @@ fn counter() -> CounterName {
     CounterName::new("", &RULE, Some(&Key::new(1)))
 }
 
-fn name() -> CounterId {
+fn id() -> CounterId {
     counter().id()
 }
 
@@ -34,13 +34,13 @@ impl Scene {
         Arc::new(Self { window: Mutex::new(Window { opened: 1, charged }), batches: QuotaBatches::new() })
     }
 
-    /// Makes a take, and those after it, as a task does.
-    fn make(&self, mut take: Take) {
+    /// Runs a prefetch, and the ones after it, as the task does.
+    fn run(&self, mut prefetch: Prefetch) {
         loop {
-            let mut charge = Charge::new(RULE, counter(), take.cost);
+            let mut charge = Charge::new(RULE, counter(), prefetch.cost);
             let mut window = self.window.lock().unwrap();
-            let fits = take.cost <= COUNT - window.charged;
-            window.charged += if fits { take.cost } else { 0 };
+            let fits = prefetch.cost <= COUNT - window.charged;
+            window.charged += if fits { prefetch.cost } else { 0 };
             charge.decision = Decision {
                 limit: COUNT,
                 remaining: COUNT - window.charged,
@@ -49,26 +49,26 @@ impl Scene {
             };
             charge.receipt = [window.opened, 0];
             drop(window);
-            match self.follow(self.batches.arrived(&take, Ok((charge, fits)), 0, 0)) {
-                Some(next) => take = next,
+            match self.follow(self.batches.finish_prefetch(&prefetch, Ok((charge, fits)), 0, 0)) {
+                Some(next) => prefetch = next,
                 None => return,
             }
         }
     }
 
-    fn follow(&self, FollowUp { answers, take, back }: FollowUp) -> Option<Take> {
+    fn follow(&self, FollowUp { answers, prefetch, refund }: FollowUp) -> Option<Prefetch> {
         for (caller, answer) in answers {
             if let Err(QuotaAnswer::Spent(spent)) = caller.send(answer) {
                 self.put_back(spent);
             }
         }
-        if let Some(back) = back {
-            self.refund(back.cost, back.receipt);
+        if let Some(charge) = refund {
+            self.refund(charge.cost, charge.receipt);
         }
-        take
+        prefetch
     }
 
-    /// To the store, as far as it still counts.
+    /// Refunds to the store, if the window is still the same.
     fn refund(&self, cost: u64, [opened, _]: [u64; 2]) {
         let mut window = self.window.lock().unwrap();
         if window.opened == opened {
@@ -80,23 +80,24 @@ impl Scene {
         let mut window = self.window.lock().unwrap();
         *window = Window { opened: window.opened + 1, charged: 0 };
         drop(window);
-        self.batches.forget(name());
+        self.batches.invalidate(id());
     }
 
     fn put_back(&self, spent: Spent) {
-        match self.batches.put_back(name(), spent.receipt, spent.cost, 0) {
-            Some(then) => assert!(self.follow(then).is_none()),
+        match self.batches.put_back(id(), spent.receipt, spent.cost, 0) {
+            Some(follow_up) => assert!(self.follow(follow_up).is_none()),
             None => self.refund(spent.cost, spent.receipt),
         }
     }
 
-    /// What a caller spends who goes if its answer is not there when the takes it began are made.
+    /// Spends a cost. The caller leaves if its answer is not there when the prefetches it started
+    /// have ended.
     fn acquire(&self, cost: u64) -> Option<Spent> {
-        let (asked, then) = self.batches.ask(&counter(), &RULE, cost, 0);
-        self.follow(then).into_iter().for_each(|take| self.make(take));
-        match asked {
+        let (result, follow_up) = self.batches.spend_or_wait(&counter(), &RULE, cost, 0);
+        self.follow(follow_up).into_iter().for_each(|prefetch| self.run(prefetch));
+        match result {
             SpendResult::Spent(spent) => Some(spent),
-            SpendResult::Alone => panic!("there is room"),
+            SpendResult::AskUpstream => panic!("there is room"),
             SpendResult::Waits(mut answer) => {
                 answer.close();
                 match answer.try_recv() {
@@ -107,14 +108,17 @@ impl Scene {
         }
     }
 
-    /// What was charged is here or has been spent.
+    /// Checks that all charged permits are here or were spent.
     fn check(&self, spent: u64, charged_before: u64) {
         let charged = self.window.lock().unwrap().charged;
         assert!(charged <= COUNT, "{charged} charged");
-        assert_eq!(self.batches.left(name(), 0) + spent + charged_before, charged);
-        let shard = self.batches.shard(name());
-        let batch = shard.batches.get(&name());
-        assert!(batch.is_none_or(|batch| !batch.is_taking), "a take is under way that nobody makes");
+        assert_eq!(self.batches.left(id(), 0) + spent + charged_before, charged);
+        let shard = self.batches.shard(id());
+        let batch = shard.batches.get(&id());
+        assert!(
+            batch.is_none_or(|batch| !batch.is_prefetching),
+            "a prefetch is marked as running, but no task runs it"
+        );
     }
 }
 
@@ -131,7 +135,7 @@ fn cost(spent: Option<Spent>) -> u64 {
 }
 
 #[test]
-fn no_more_is_spent_than_was_taken_and_nothing_is_lost() {
+fn spent_quota_equals_charged_quota() {
     every_order(|| {
         let scene = Scene::new(0);
         let other = start(&scene, |scene| cost(scene.acquire(1)));
@@ -140,9 +144,9 @@ fn no_more_is_spent_than_was_taken_and_nothing_is_lost() {
     });
 }
 
-/// One remains, and both want one.
+/// One permit remains, and both threads request one.
 #[test]
-fn near_the_limit_one_is_refused() {
+fn near_the_limit_one_caller_is_refused() {
     every_order(|| {
         let scene = Scene::new(COUNT - 1);
         let other = start(&scene, |scene| cost(scene.acquire(1)));
@@ -153,7 +157,7 @@ fn near_the_limit_one_is_refused() {
 }
 
 #[test]
-fn what_is_put_back_is_spent_once() {
+fn quota_put_back_is_spent_once() {
     every_order(|| {
         let scene = Scene::new(0);
         let first = scene.acquire(1).unwrap();
@@ -164,39 +168,39 @@ fn what_is_put_back_is_spent_once() {
     });
 }
 
-/// What was charged before the reset is not spent after it.
+/// Quota charged before the reset is not spent after it.
 #[test]
-fn nothing_survives_a_reset_that_is_over() {
+fn no_quota_survives_a_completed_reset() {
     every_order(|| {
         let scene = Scene::new(0);
         let other = start(&scene, |scene| cost(scene.acquire(1)));
         scene.reset();
-        let is_of_this_window = || {
-            let left = scene.batches.left(name(), 0);
+        let quota_is_of_this_window = || {
+            let left = scene.batches.left(id(), 0);
             let Window { opened, charged } = *scene.window.lock().unwrap();
             assert!(
-                left == 0 || scene.batches.charge(name(), [opened, 0], left).is_some(),
-                "{left} of before the reset"
+                left == 0 || scene.batches.charge(id(), [opened, 0], left).is_some(),
+                "{left} from before the reset"
             );
             charged >= left
         };
-        assert!(is_of_this_window());
+        assert!(quota_is_of_this_window());
         other.join().unwrap();
-        assert!(is_of_this_window());
+        assert!(quota_is_of_this_window());
     });
 }
 
-/// What is closed is taken one by one.
+/// After closing, each cost is charged at the store.
 #[test]
-fn what_is_drained_is_not_spent() {
+fn drained_quota_is_not_spent() {
     every_order(|| {
         let scene = Scene::new(0);
         scene.acquire(1).unwrap();
-        let other = start(&scene, |scene| scene.batches.spend(name(), &RULE, 1, 0).map_or(0, |(spent, _)| spent.cost));
+        let other = start(&scene, |scene| scene.batches.spend(id(), &RULE, 1, 0).map_or(0, |(spent, _)| spent.cost));
         scene.batches.close();
         let drained: u64 = scene.batches.drain(0).iter().map(|charge| charge.cost).sum();
         let spent = 1 + other.join().unwrap();
         scene.check(spent + drained, 0);
-        assert!(matches!(scene.batches.ask(&counter(), &RULE, 1, 0).0, SpendResult::Alone));
+        assert!(matches!(scene.batches.spend_or_wait(&counter(), &RULE, 1, 0).0, SpendResult::AskUpstream));
     });
 }
