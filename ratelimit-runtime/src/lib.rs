@@ -1,5 +1,7 @@
-//! One attribute on an async function, and no caller gets through more often than its algorithm
-//! promises: in one process, or in many that share one Redis or a cluster.
+//! Rate limits for async functions, declared with one attribute.
+//!
+//! No caller gets through more often than the limit's algorithm promises: in one process, or in
+//! many that share one Redis server or a cluster.
 //!
 //! ```
 //! use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
@@ -19,9 +21,11 @@
 //! # });
 //! ```
 //!
-//! The attribute's arguments are described at [`limit_request_per_time`]. The function's error type needs a
-//! `From<RequestPerMinute>`. Without further ado limits are counted in this process's memory; to share them, install a limiter
-//! once, at the start of the program:
+//! [`limit_request_per_time`] describes the attribute's arguments. The error type of the function
+//! needs a `From<RequestPerMinute>`.
+//!
+//! By default, limits are counted in process memory. To share them, install a limiter once, at the
+//! start of the program:
 //!
 //! ```no_run
 //! # async fn start() -> Result<(), ratelimit_runtime::SetupError> {
@@ -31,263 +35,366 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Without the attribute, a [`Rule`] and a [`Limiter`] do the same: see [`Limiter::acquire`].
+//! Code without the attribute uses a [`Rule`] and a [`Limiter`]: see [`Limiter::acquire`].
 //!
-//! # What each algorithm promises
+//! # Promises of each algorithm
 //!
 //! For a count of C in a period of P:
 //!
-//! | algorithm | admitted in any window of P, at most | state a key |
+//! | algorithm | admitted at most in any window of P | state per key |
 //! |---|---|---|
 //! | [`Algorithm::FixedWindow`] | 2C; C in each of its windows | one integer |
-//! | [`Algorithm::SlidingLog`] | C, exactly | about 10 bytes an admitted call |
+//! | [`Algorithm::SlidingLog`] | C, exactly | about 10 bytes per admitted call |
 //! | [`Algorithm::SlidingWindow`] of n buckets | less than 2C; C in any window of P - P/n | n + 3 integers |
 //! | [`Algorithm::TokenBucket`] that holds B | B + C | three integers |
-//! | [`Algorithm::LeakyBucket`] | C, by the slots the calls are given; C - 1 + the largest cost, if costs differ from 1 | three integers |
-//! | [`Algorithm::Concurrent`] | any number, but C at once | about 100 bytes a call that holds places |
+//! | [`Algorithm::LeakyBucket`] | C, by the slots that the calls are given | three integers |
+//! | [`Algorithm::Concurrent`] | any number, but C at once | about 100 bytes per call that holds places |
 //!
-//! - A refused call consumes nothing. What is charged is what was granted.
+//! - The bound of a `LeakyBucket` is C - 1 + the largest cost, if costs differ from 1.
+//! - A refused call consumes nothing. The amount charged is the amount granted.
 //! - Several rules on one call are one decision: all are charged, or none is.
-//! - Windows are half open, `[t, t + P)`, on the store's clock, which decides alone: with Redis, that is the
-//!   server's.
-//! - Whatever a caller puts into a key, distinct keys never share a counter.
-//! - Where something fails half way (a dropped future, a crash), the error is on the side of admitting fewer.
+//! - Windows are half-open, `[t, t + P)`. Only the store's clock decides: with Redis, the server's.
+//! - Distinct keys never share a counter, whatever a caller puts into a key.
+//! - After a failure half way (a dropped future, a crash), fewer calls are admitted rather than
+//!   more. [Limits of the promises](#limits-of-the-promises) lists the exceptions.
 //!
-//! # What a decision says
+//! # Decisions
 //!
-//! | | meaning |
+//! | field | meaning |
 //! |---|---|
 //! | `limit` | the largest cost that is ever granted |
-//! | `remaining` | the largest cost that would be granted now; on a [`Permit`], after its own charge |
-//! | `reset_after` | how long until `remaining` is `limit` again if nobody calls |
-//! | `retry_after` | the shortest wait after which the cost is granted if nobody else calls |
+//! | `remaining` | the largest cost that would be granted now; in a [`Permit`], after its own charge |
+//! | `reset_after` | time until `remaining` equals `limit` again, without further calls |
+//! | `retry_after` | shortest wait after which the cost is granted, without other calls |
 //!
-//! Both stores say the same, for each algorithm:
+//! Both stores report the same values for each algorithm:
 //!
-//! | | `limit` | `remaining` | `reset_after`: until | `retry_after`: until |
-//! |---|---|---|---|---|
-//! | `FixedWindow` | C | C - what this window took | the window ends | the window ends |
-//! | `SlidingLog` | C | C - what the last period took | the newest charge is a period old | enough of the oldest charges are |
-//! | `SlidingWindow` | C | C - the weighted count, rounded up | the newest charged sub-window is out of the last period | enough of the oldest ones have faded |
-//! | `TokenBucket` | B | whole tokens in the bucket | the bucket is full | it holds the cost |
-//! | `LeakyBucket` of queue Q | Q + 1 | slots that can still be given | the last slot given has passed | there is room, and a slot as soon as the caller wants it |
-//! | `Concurrent` | C | free places | the last lease ends | never said: a place is free when its holder leaves it, or its lease ends |
-//!
-//! What is held (see below) counts as taken, and for `reset_after` and `retry_after` as if it were never settled.
-//!
-//! Durations count from the store's decision and are rounded up to a millisecond, so a caller who waits for
-//! `retry_after` is not refused again for having come too early.
-//!
-//! # What a call holds while it runs
-//!
-//! What some calls cost is known when they are over. They hold something until then, and are settled:
-//!
-//! | | while it runs, it holds | when it ends, it is charged |
+//! | algorithm | `limit` | `remaining` |
 //! |---|---|---|
-//! | `cost = Elapsed(max = "5s")` of a [`Algorithm::SlidingLog`], whose count is in milliseconds | 5 seconds, or what remains if that is less | the time it took, also if it fails, panics or is cancelled |
-//! | `cost = Elapsed` | all that remains: calls of one key run one after another | the same |
-//! | `cost = Settled(max = 4_000, \|outcome\| ..)` of a `SlidingLog` | 4,000 | what the closure says of what the function returns; all, if it panics or is cancelled |
-//! | [`Limiter::reserve`] of a `SlidingLog` | what was reserved | see [`Reservation`] |
-//! | `limit_concurrent_requests`, or [`Algorithm::Concurrent`] | a place | nothing: the place is free |
+//! | `FixedWindow` | C | C - the charges of this window |
+//! | `SlidingLog` | C | C - the charges of the last period |
+//! | `SlidingWindow` | C | C - the weighted count, rounded up |
+//! | `TokenBucket` | B | whole tokens in the bucket |
+//! | `LeakyBucket` with a queue of Q | Q + 1 | slots that can still be given |
+//! | `Concurrent` | C | free places |
 //!
-//! - What is held can be used by nobody else, in any process. It is charged when it ends, and counts for a period from then on.
-//! - On a server, a background task renews it every third of its lease, and settles it when the permit is dropped. The next
-//!   acquire of the key in this process waits until that is done, for half of its deadline at most.
-//! - A holder that died is charged in full when its lease ends, and its place is free then. The lease is 30 s for what is reserved, for `Elapsed` the most it may take (from 1 s
-//!   to 30 s), and for places what the rule says. A holder that was stopped for longer finds out by [`Permit::is_held`].
-//! - A caller who is cancelled while a server is being asked refunds what it may have been granted.
-//! - A `SlidingLog` has room for 10,000 holds. A further one is refused as [`Cause::Exceeded`], until one of them is settled, in memory as on a
-//!   server; calls that hold nothing go on. A place is not such a hold: their number is the count.
-//! - What is reserved or held at most is 1 or more: a call of cost 0 holds nothing, and is charged nothing.
-//! - While the store is away, [`OnStoreError::Local`] holds things of this process' share, beside what others hold of the whole at the store: with `Deny` nobody does. What was held at the server before can't be renewed or settled, so it is charged in
-//!   full, or its place lost, when its lease ends.
+//! | algorithm | `reset_after` is the time until | `retry_after` is the time until |
+//! |---|---|---|
+//! | `FixedWindow` | the window ends | the window ends |
+//! | `SlidingLog` | the newest charge is one period old | enough of the oldest charges are that old |
+//! | `SlidingWindow` | the newest charged sub-window leaves the last period | enough of the oldest ones have faded |
+//! | `TokenBucket` | the bucket is full | the bucket holds the cost |
+//! | `LeakyBucket` | the last given slot has passed | there is room, and a slot as early as the caller wants it |
+//! | `Concurrent` | the last lease ends | not in the error: see below |
+//!
+//! A place becomes free when its holder drops it, or when its lease ends. So the error of a
+//! `Concurrent` has no `retry_after`.
+//!
+//! Held amounts (see [Holds](#holds)) count as used. `reset_after` and `retry_after` assume that
+//! they are never settled.
+//!
+//! Durations start at the store's decision and are rounded up to a millisecond. So a caller who
+//! waits for `retry_after` is never refused for coming too early.
+//!
+//! # Holds
+//!
+//! The cost of some calls is known only when they end. Such a call holds an amount while it runs,
+//! and settles it when it ends:
+//!
+//! | cost or limit | held while the call runs | charged when it ends |
+//! |---|---|---|
+//! | `cost = Elapsed(max = "5s")` | 5 seconds, or the rest if less remains | the time it took |
+//! | `cost = Elapsed` | all that remains: calls of one key run one after another | the time it took |
+//! | `cost = Settled(max = 4_000, \|outcome\| ..)` | 4,000 | the closure's result for the returned value |
+//! | [`Limiter::reserve`] | the amount reserved | see [`Reservation`] |
+//! | `limit_concurrent_requests`, [`Algorithm::Concurrent`] | a place | nothing: the place is free |
+//!
+//! - All but the last need a [`Algorithm::SlidingLog`]. For `Elapsed`, its count is in
+//!   milliseconds.
+//! - `Elapsed` also charges the time of a call that fails, panics or is cancelled. `Settled`
+//!   charges its maximum if the call panics or is cancelled.
+//! - No other call can use a held amount, in any process. The charge is made when the call ends,
+//!   and counts for one period from then on.
+//! - On a server, a background task renews a hold every third of its lease, at least every 10
+//!   seconds. It also settles the hold when the permit is dropped. The next acquire of the key in
+//!   this process waits for the settlement, for at most half of its deadline.
+//! - If the holder dies, it is charged in full when its lease ends, and its place becomes free. A
+//!   holder that was stopped for longer than its lease finds out with [`Permit::is_held`].
+//! - The lease is 30 s for `Settled` and reservations. For `Elapsed` it is the maximum time of the
+//!   call, but 1 s to 30 s. The rule sets the lease of places.
+//! - A caller that is cancelled while a server decides refunds what it may have been granted.
+//! - A `SlidingLog` has room for 10,000 holds, in memory and on a server. The next one is refused
+//!   as [`Cause::Exceeded`] until one is settled. Calls that hold nothing are still admitted.
+//!   Places do not count here: their number is limited by the rule's count.
+//! - Reserve or hold 1 or more. A call with a cost of 0 holds nothing, and is charged nothing.
+//! - While the store is away, [`OnStoreError::Local`] holds from this process' share, although
+//!   others may hold the whole limit at the store. With `Deny`, no call holds anything.
+//! - Earlier holds can't be renewed or settled while the store is away. When their lease ends, they
+//!   are charged in full, or their place is lost.
 //!
 //! # Waiting
 //!
-//! With `on_limit = Wait` and [`Limiter::acquire_within`], a refused caller waits in the queue of each
-//! of its counters. A queue belongs to one counter and one process.
+//! With `on_limit = Wait` or [`Limiter::acquire_within`], a refused caller waits in the queue of
+//! each of its counters. A queue belongs to one counter in one process.
 //!
-//! - **Order.** Waiting callers are let ask the store in the order of their arrival. As many ask at a
-//!   time as there is room for: what the latest answer left, and what refills within a round trip.
-//!   Questions that are on the way together are decided in the server's order. A caller whose cost
-//!   does not fit yet holds up those behind it. Callers who do not wait are not held up.
-//! - **Several rules.** A caller of several rules waits for all of its counters at once. While one of
-//!   them has no room for longer than another's period, or others are ahead of it there, it holds up
-//!   nobody at the other. From one period before it will have room, its cost is reserved there if that
-//!   counter refused a call within two periods: no waiting caller behind it gets that part, so it is
-//!   not overtaken without end. A counter reserves the costs of 16 callers at a time, the first ones.
-//!   It stands idle for a reserved cost for one period at most; if the caller was not served by then,
-//!   others go first for one period.
-//! - **Changes.** A refund, a reset, a settled hold or a changed rule in this process lets the next
-//!   caller ask at once. A change by another process is noticed after a second, or a tenth of the
-//!   period if that is longer; a place or a hold that it refunds, after 50 ms.
-//! - **Refusals.** A caller whose turn would come too late for it is refused at once. `retry_after`
-//!   is then the time until its turn, if those ahead stay. A caller whose patience ends in the queue is
-//!   told the same. [`Limiter::close`] refuses all who wait, and later ones who would.
+//! - **Order.** Waiting callers ask the store in the order of their arrival. As many ask at a time
+//!   as there is room for: what remained at the latest reply, and what refills within a round trip.
+//!   The server decides the order of requests that are in flight at the same time. A caller whose
+//!   cost does not fit yet holds up those behind it. Callers that do not wait are not held up.
+//! - **Several rules.** A caller with several rules waits for all of its counters at once. Suppose
+//!   they are A and B. It does not hold up the callers at B in two cases: A has no room for longer
+//!   than B's period, or others are ahead of it at A.
+//! - **Reserved costs.** One period of B before A has room, the cost of this caller is reserved at
+//!   B. That needs a call that B refused within its last two periods. No waiting caller behind it
+//!   gets that part, so it is not overtaken without end. A counter reserves the costs of the first
+//!   16 such callers. It stands idle for a reserved cost for one period at most. If the caller was
+//!   not served by then, others go first for one period.
+//! - **Changes.** After a refund, a reset, a settlement or a changed rule in this process, the next
+//!   caller asks at once. A change by another process is noticed after a second, or after a tenth
+//!   of the period if that is longer. A place or a hold that another process frees is noticed after
+//!   50 ms.
+//! - **Refusals.** A caller whose turn would come too late is refused at once. Its `retry_after` is
+//!   the time until its turn, if all those ahead of it stay. A caller whose time runs out in the
+//!   queue gets the same refusal. [`Limiter::close`] refuses all waiting callers, and later ones
+//!   that would have to wait.
 //!
-//! # When the store is not asked
+//! # Cached denials and prefetched quota
 //!
-//! In front of a store that has to be asked, this process keeps two things of a counter:
+//! This process answers some calls without a round trip to the store:
 //!
-//! | | what is kept | until | off, or on |
-//! |---|---|---|---|
-//! | that it refuses | what the store said when nothing remained | shortly before `retry_after`, counted from when the store was asked | on; [`Rule::with_denial_cache`] |
-//! | permits of a [`Algorithm::FixedWindow`] | a number of them, charged at once | shortly before their window ends | off; [`Rule::with_prefetch`] |
+//! - **Cached denials.** On by default; see [`Rule::with_denial_cache`]. A denial is cached if
+//!   nothing remained, until shortly before its `retry_after`, counted from when the store was
+//!   asked. It is what the store would reply, unless another process refunds to the counter or
+//!   resets it. Then calls that would fit may be refused until the cached `retry_after` is over.
+//! - **Prefetched quota** of a [`Algorithm::FixedWindow`]. Off by default; see
+//!   [`Rule::with_prefetch`]. The process charges several permits at once and spends them until
+//!   shortly before their window ends. So each permit is charged before it is granted.
 //!
-//! What it answers by the first is what the store would say if nobody else refunds or resets: then it refuses what could be admitted again, until the wait it was told is over.
-//! What it grants by the second has been charged before. [`Limiter::peek`] asks the store each time.
+//! [`Limiter::peek`] asks the store each time.
 //!
-//! Permits that a process holds are not there for others:
+//! Prefetched permits are not available to other processes:
 //!
-//! | with `prefetch = n`, a process holds of a counter | at most |
+//! | with `prefetch = n` | permits of a counter in one process, at most |
 //! |---|---|
-//! | as a rule | n |
-//! | where n do not last for 10 ms | twice as many and so on, up to 96n |
+//! | usually | n |
+//! | if n permits last for less than 10 ms | twice as many and so on, up to 96n |
 //! | near the limit | half of what remained |
 //! | after [`Limiter::close`] | none |
-//! | when it is killed | what it held stays charged until the window ends |
+//! | when the process is killed | its permits stay charged until the window ends |
 //!
 //! # Background work
 //!
 //! A decision runs on its caller's tokio runtime. Work that no caller awaits runs on one thread of
-//! the process, named `ratelimit`: renewing and settling what calls hold, taking permits ahead,
-//! refunds and clean-up. So no call depends on the runtime of another caller, which may stand still
-//! or end at any moment. The thread starts when it is first needed, and has one more connection to
-//! each server. Limiters in memory never start it.
+//! the process, named `ratelimit`: renewing and settling holds, prefetching quota, refunds and
+//! clean-up. So no call depends on the runtime of another caller, which may stall or end at any
+//! moment. The thread starts when it is first needed, and has connections of its own to each
+//! server. Limiters in memory never start it.
 //!
-//! # When the store fails
+//! # Store failures
 //!
-//! A decision of Redis has a deadline, 100 ms unless [`Builder::deadline`] says otherwise. When it can't be made in time, or at all,
-//! [`OnStoreError`] says what happens: this process counts alone (the default), the call is let through, or it is refused
-//! as [`Cause::Unavailable`]. No command is sent a second time, unless the server said that it did not run.
+//! A decision on Redis has a deadline, 100 ms unless [`Builder::deadline`] sets another. If the
+//! store can't decide, or not in time, [`OnStoreError`] determines what happens: this process
+//! counts alone (the default), the call is let through, or it is refused as [`Cause::Unavailable`].
+//! No command is sent a second time, unless the server replied that it has not run it.
 //!
-//! Each server has a breaker. It opens when three calls in a row had no answer within the deadline,
-//! or when the connection is lost and cannot be opened again at once. While it is open, calls go by
-//! the policy without waiting, and the server is probed in the background with a script that does
-//! nothing. An answer within the deadline closes the breaker. An error that the server replies with
-//! is an answer.
+//! Each server has a circuit breaker. It opens when three round trips in a row got no reply within
+//! the deadline. It also opens when the connection is lost and cannot be opened again at once.
+//! While it is open, calls follow the policy without waiting. A background task probes the server
+//! with a script that does nothing. A reply within the deadline closes the breaker, also if the
+//! reply is an error.
 //!
-//! Connections that had no answer are kept and probed, so a server that halted for a moment is back
-//! as soon as it goes on. After 2 to 4 seconds without an answer another connection is opened, or
-//! after one to two deadlines if that is longer. A connection that has ended is replaced at once.
+//! Connections without a reply are kept and probed, so a server that stalled for a moment is used
+//! again as soon as it goes on. Another connection is opened after 2 to 4 seconds without a reply,
+//! or after one to two deadlines if that is longer. A connection that has ended is replaced at
+//! once.
 //!
-//! Pauses between attempts grow to a quarter of a second, and to a whole one while connections open
-//! and no call is answered. An attempt has 2 seconds, or the deadline if that is longer, and after
-//! each one that ran out of time twice as much, up to 8 seconds. So a server is back within about a
-//! second, or up to four where packets were dropped for long. With TLS, handshakes of all its
-//! clients come first.
+//! Pauses between attempts to connect grow to a quarter of a second. They grow to a whole second
+//! while connections open but no call gets a reply. An attempt may take 2 seconds, or the deadline
+//! if that is longer. After each attempt that ran out of time, the next may take twice as long, up
+//! to 8 seconds. So a server is used again within about a second of its return, or within up to
+//! four where packets were dropped for long. With TLS, the handshakes of all its clients come
+//! first.
 //!
-//! A caller that goes before the deadline, because of a timeout of its own say, does not count. The
-//! server is probed then. It is also probed when it has answered nothing for 5 seconds, so an
-//! outage is known without calls.
+//! A caller that leaves before the deadline, for example because of a timeout of its own, does not
+//! count as a missed reply. But the server is then probed. It is also probed when it has sent
+//! nothing for 5 seconds, so an outage is noticed without calls.
 //!
-//! [`Limiter::health`] says whether decisions are made; the log has one event when an outage begins and one when it is over.
+//! [`Limiter::health`] reports whether the store decides. The log has one event when an outage
+//! begins and one when it is over.
 //!
-//! | what is wrong | a call gets | what to do |
-//! |---|---|---|
-//! | the server is gone, halted, unreachable or too slow | the policy, at the deadline until the breaker opens, then at once | bring it back; what calls say in [`Cause::Unavailable`] is what was found last, and for how long |
-//! | `LOADING`: it reads its data at its start | the policy, at once | wait |
-//! | `BUSY`: a script of somebody's runs on and on | the policy, at once | `SCRIPT KILL` |
-//! | `OOM`: its memory is full | the policy, at once | raise `maxmemory`: it has to hold the counters |
-//! | `MISCONF`, `NOREPLICAS`: it does not take writes now | the policy, at once | see its log |
-//! | `READONLY`: it is a replica | the policy, at once | put the primary's address into the URL |
-//! | its maxmemory-policy evicts | nothing: a counter that was dropped starts fresh. The log warns when it connects | set it to `noeviction` |
-//! | `WRONGTYPE`: something else is stored under a counter's name | [`Cause::Misconfigured`] | choose another [`Builder::namespace`] |
-//! | `NOPERM`, or that a user can't run a command | [`Cause::Misconfigured`] | give the user the rights below |
-//! | `WRONGPASS`, `NOAUTH` after a good start: the password was changed | the policy, and an `ERROR` in the log, once | put the password back, or restart with the new one |
-//! | `WRONGPASS`, `NOAUTH` at the start | [`Cause::Misconfigured`], and a [`SetupError`] from [`Builder::build`] | check user and password in the URL; for sentinels, [`Builder::sentinel_credentials`] |
-//! | `MOVED`, `ASK`, `CROSSSLOT`: it is a node of a cluster | [`Cause::Misconfigured`] | write `redis+cluster://` |
-//! | most of the sentinels, or of the cluster's nodes, refuse to say what they are asked | [`Cause::Misconfigured`], and a [`SetupError`] at the start; the policy if others are just away | the message names each with its reason |
-//! | that its cluster support is disabled | [`Cause::Misconfigured`], and a [`SetupError`] at the start | it is in no cluster: write `redis://` |
-//! | its certificate is not trusted | the policy, and a [`SetupError`] at the start | `Builder::ca_certificate` (feature `rustls`) names whom to trust |
-//! | the URL is wrong | a [`SetupError`] that says where | |
+//! In these cases the policy of [`OnStoreError`] applies, without delay except for the first:
 //!
-//! What is [`Cause::Misconfigured`] is returned whatever the policy, and logged, once a second at most.
+//! - **The server is gone, halted, unreachable or too slow**: at the deadline until the breaker
+//!   opens, then at once. Bring the server back. [`Cause::Unavailable`] in the error names the
+//!   latest reason, and for how long.
+//! - **`LOADING`**: the server reads its data at its start. Wait.
+//! - **`BUSY`**: a script of another client does not end. Use `SCRIPT KILL`.
+//! - **`OOM`**: the server's memory is full. Raise `maxmemory`: it has to hold the counters.
+//! - **`MISCONF`, `NOREPLICAS`**: the server accepts no writes now. See its log.
+//! - **`READONLY`**: the server is a replica. Put the primary's address into the URL.
+//! - **`WRONGPASS`, `NOAUTH` after a good start**: the password was changed. The log has one
+//!   `ERROR`. Put the password back, or restart with the new one.
+//! - **The certificate is not trusted**: also a [`SetupError`] at the start. Set the trusted
+//!   authority with `Builder::ca_certificate` (feature `rustls`).
 //!
-//! The least a Redis user needs, for counters in a namespace `shop`:
-//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +mget +set +setrange +incrby +decrby +del +pttl
-//! +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim +lpop +lpush +zadd +zcard +zcount +zrange +zrem +zscore +pexpireat`. (Without the
-//! last eight, but for what calls hold.) Add `+select` if the URL names a database, `+cluster|slots +asking` for
-//! a cluster, `+role` behind sentinels, and `+info` if the log shall warn of a server that evicts. Redis 6.2 is the oldest server the scripts run on.
+//! In these cases a call gets [`Cause::Misconfigured`], whatever the policy. The log has an
+//! `ERROR`, at most once a second:
 //!
-//! Of a sentinel that has users, one needs `+sentinel|get-master-addr-by-name +sentinel|masters`.
+//! - **`WRONGTYPE`**: a value of another kind is stored under a counter's name. Choose another
+//!   [`Builder::namespace`].
+//! - **`NOPERM`, or another error that a user can't run a command**: grant the rights below.
+//! - **`WRONGPASS`, `NOAUTH` at the start**: also a [`SetupError`] from [`Builder::build`]. Check
+//!   the user and the password in the URL; for sentinels, [`Builder::sentinel_credentials`].
+//! - **`MOVED`, `ASK`, `CROSSSLOT`**: the server is a node of a cluster. Write `redis+cluster://`.
+//! - **Most of the sentinels, or of the cluster's nodes, refuse to answer**: also a [`SetupError`]
+//!   at the start. The message names each with its reason. If others are just away, the policy
+//!   applies.
+//! - **Cluster support is disabled**: also a [`SetupError`] at the start. The server is in no
+//!   cluster: write `redis://`.
+//!
+//! Two further mistakes:
+//!
+//! - **The URL is invalid**: a [`SetupError`] that names the place.
+//! - **The server's `maxmemory-policy` evicts keys**: calls get no error, but an evicted counter
+//!   starts fresh. The log has a warning when a connection opens. Set the policy to `noeviction`.
+//!
+//! The least rights that a Redis user needs, for counters in a namespace `shop`:
+//! `ACL SETUSER limiter on >password resetkeys ~shop::* -@all +hello +evalsha +eval +get +mget +set
+//! +setrange +incrby +decrby +del +pttl +pexpire +time +lrange +lindex +llen +lset +rpush +ltrim
+//! +lpop +lpush +zadd +zcard +zcount +zrange +zrem +zscore +pexpireat`.
+//! The last eight are needed for holds only. Add `+select` if the URL names a database, and
+//! `+cluster|slots +asking` for a cluster. Add `+role` behind sentinels, and `+info` if the log is
+//! to warn of a server that evicts. The scripts run on Redis 6.2 or newer.
+//!
+//! Sentinels with users need one that has `+sentinel|get-master-addr-by-name +sentinel|masters`.
 //!
 //! # Sentinel and Cluster
 //!
-//! Behind sentinels, all of them are asked for the primary whenever a connection is opened, and twice a second while it is open. The server that
-//! most of them name is taken, if it says itself that it is the primary. One that goes on naming another is looked into less and less often, up to
-//! every 8 seconds. Sentinels that are far away are waited for as long as a majority may come,
-//! within the time of the attempt to connect; see [`Builder::deadline`].
+//! Behind sentinels, all of them are asked for the primary whenever a connection is opened, and
+//! twice a second while it is open. The server that most of them name is used, if it reports itself
+//! as the primary. A sentinel that keeps naming another server is checked less and less often, down
+//! to every 8 seconds. Distant sentinels are waited for as long as a majority is possible, within
+//! the time limit of the attempt to connect; see [`Builder::deadline`].
 //!
-//! In a cluster, each counter lives on the node that has the slot of its key. Which node that is is read when the limiter is built, and
-//! again in the background whenever a node says that something has moved, or cannot be reached. A command that the server says it has not run (`MOVED`, `ASK`,
-//! `TRYAGAIN`) is sent to the right node within the caller's deadline. Rules with the same key share a slot, and one script decides on all of them; for
-//! others see [`Limiter::acquire_all`].
+//! In a cluster, each counter lives on the node that has the slot of its key. The slot table is
+//! read when the limiter is built. A background task reads it again whenever a node reports that a
+//! slot has moved, or cannot be reached. A command that the server has refused to run (`MOVED`,
+//! `ASK`, `TRYAGAIN`) is sent to the right node within the caller's deadline.
 //!
-//! A cluster is found by any node of the URL, later also by the nodes and replicas it has told of. Name several: replicas that have joined
-//! since it was last read are not known. A node that announces no host, or no port for this way (with TLS or without), is not found.
+//! Rules with the same key share a slot, and one script decides on all of them. For others, see
+//! [`Limiter::acquire_all`].
 //!
-//! Nodes, and primaries behind sentinels, are reached at the addresses that servers announce. Over TLS their certificates must be valid for
-//! these, so have the IP addresses among their subject alternative names, or servers must announce host names: `cluster-announce-hostname` and
-//! `cluster-preferred-endpoint-type hostname` in a cluster, `sentinel resolve-hostnames yes` and `sentinel announce-hostnames yes` for sentinels.
+//! A cluster is found through any node in the URL, and later also through the nodes and replicas
+//! that it has named. Put several nodes into the URL: replicas that joined after the last read are
+//! not known. A node that announces no host, or no port for this kind of connection (with TLS or
+//! without), is not found.
 //!
-//! Host names are looked up by the system whenever a connection is opened, on tokio's blocking threads. A look-up that hangs goes on there after
-//! the attempt has been given up, and others come after it: write IP addresses, or have a resolver that answers, be it with an error.
+//! Nodes, and primaries behind sentinels, are reached at the addresses that servers announce. Over
+//! TLS their certificates must be valid for these addresses. There are two ways to achieve that:
 //!
-//! Each node is available or not by itself. Until a failover is over, calls whose counters were on the lost node are treated as
-//! [`OnStoreError`] says; all others go on.
+//! - Put the IP addresses into the subject alternative names of the certificates.
+//! - Make servers announce host names. In a cluster, set `cluster-announce-hostname` and
+//!   `cluster-preferred-endpoint-type hostname`. For sentinels, set `sentinel resolve-hostnames
+//!   yes` and `sentinel announce-hostnames yes`.
 //!
-//! # Where a promise ends
+//! The system resolves host names whenever a connection is opened, on tokio's blocking threads. A
+//! lookup that hangs keeps its thread after the attempt has been given up, and further ones follow.
+//! Use IP addresses, or a resolver that always answers, even if with an error.
 //!
-//! | what happens | what may be admitted beyond the promise |
-//! |---|---|
-//! | [`OnStoreError::Allow`] | everything, until the store is back |
-//! | [`OnStoreError::Local`] | each process, what the algorithm promises for a share: count, burst and queue divided by [`Builder::instances`] and rounded down, a burst of at least 1. The share's counters go on from one outage to the next; when the store is back, it grants the whole count, beside places of the share that are still in use |
-//! | Redis restarts without persistence, evicts keys, or fails over to a server that missed writes | the counters that were lost start fresh |
-//! | a network partition leaves a process with a primary that its sentinels have replaced | on each side of the partition, the count, until the process can reach a majority of the sentinels |
-//! | the server's clock is set forward, or another server's is ahead | what the skipped time would have admitted |
-//! | the same, or this process' machine was asleep, and a rule has a [`Rule::with_prefetch`] | in a process, what it held of a window that is over by the server's clock |
-//! | it is set back | nothing, but to an aligned `FixedWindow` its count, each time; what counted may count for up to a period longer, or two periods for a `FixedWindow` and a step of nearly a multiple of 450.001 s |
-//! | a call uses more than it held: a query runs on after its time, more tokens came than were reserved | so much more. It is charged, so that later calls make up for it |
-//! | a holder can't renew what it holds: it was stopped, its machine asleep, or the server away, for a whole lease | it runs on, beside whoever gets its place; see [`Permit::is_held`]. What it used is charged when it ends |
-//! | [`Limiter::reset`] | the counter starts fresh, and what was held of it is not any more; other processes go on spending what they hold by a [`Rule::with_prefetch`]; a permit from before, refunded after, credits a `SlidingWindow` or a bucket with up to its cost |
-//! | a rule's count or burst is changed | what the old one granted; what was written stays valid until the old count would have let it go, and a permit from before is worth what the old count would have left of it |
-//! | a permit is refunded after its window is over, to a `FixedWindow` or a `SlidingLog` on Redis | its cost, if the later window was opened, or the later charge made, a multiple of 450.001 s (of 812 s in a log of up to 200 s, of nine days or more in another) after it, to the tick |
+//! Each node is available or not by itself. Until a failover is over, [`OnStoreError`] applies to
+//! calls whose counters were on the lost node. All other calls go on.
+//!
+//! # Limits of the promises
+//!
+//! More calls than promised may be admitted in these cases:
+//!
+//! - **[`OnStoreError::Allow`]**: any number, until the store is back.
+//! - **[`OnStoreError::Local`]**: in each process, what the algorithm promises for a share. A share
+//!   is the count, burst and queue divided by [`Builder::instances`] and rounded down, with a burst
+//!   of at least 1. The share's counters are kept from one outage to the next. When the store is
+//!   back, it grants the whole count, beside places of the share that are still in use.
+//! - **Redis restarts without persistence, evicts keys, or fails over to a server that missed
+//!   writes**: the lost counters start fresh.
+//! - **A network partition leaves a process with a primary that its sentinels have replaced**: the
+//!   count on each side, until the process can reach a majority of the sentinels.
+//! - **The server's clock is set forward, or another server's clock is ahead**: what the skipped
+//!   time would have admitted.
+//! - **A rule has [`Rule::with_prefetch`], after such a step or after the process' machine was
+//!   asleep**: in each process, its prefetched permits of a window that is over by the server's
+//!   clock.
+//! - **The server's clock is set back**: for an aligned `FixedWindow`, its count, each time. Other
+//!   algorithms admit no more. Charges may count for up to a period longer. For a `FixedWindow` it
+//!   is two periods, if the step is nearly a multiple of 450.001 s.
+//! - **A call uses more than it held**, because a query runs on after its time, or more tokens came
+//!   than were reserved: the excess. It is charged, so later calls make up for it.
+//! - **A holder can't renew its hold for a whole lease**, because it was stopped, its machine was
+//!   asleep or the server was away: it runs on, beside the caller that gets its place. See
+//!   [`Permit::is_held`]. Its use is charged when it ends.
+//! - **[`Limiter::reset`]**: the counter starts fresh, and its holds are gone. Other processes
+//!   still spend their prefetched permits of it. A permit from before the reset that is refunded
+//!   afterwards credits a `SlidingWindow` or a bucket with up to its cost.
+//! - **A rule's count or burst is changed**: what the old one granted. Stored charges stay valid
+//!   until the old count would have let them go. A permit from before is worth what the old count
+//!   would have left of it.
+//! - **A permit of a `FixedWindow` or a `SlidingLog` on Redis is refunded after its window is
+//!   over**: its cost, but only if a later window was opened, or a later charge made, at one exact
+//!   distance. The distance is a multiple of 450.001 s, to the tick. In a log it is a multiple of
+//!   812 s for periods of up to 200 s, and of nine days or more for others.
 //!
 //! # Features
 //!
-//! | feature | |
+//! | feature | adds |
 //! |---|---|
 //! | `macros` (default) | the attributes |
 //! | `redis` (default) | the Redis store |
-//! | `rustls` | `rediss://`, `rediss+cluster://` and `rediss+sentinel://`, Redis over TLS |
-//! | `metrics` | what decisions come to, through the crate [`metrics`](https://docs.rs/metrics): see below |
+//! | `rustls` | Redis over TLS: `rediss://`, `rediss+cluster://` and `rediss+sentinel://` |
+//! | `metrics` | metrics of decisions, through the crate [`metrics`](https://docs.rs/metrics): see below |
 //! | `config` | rules in a file that may change while the program runs: see [`config`] |
 //! | `tower` | [`web::RateLimitLayer`], limits in front of any service of HTTP or gRPC requests |
 //! | `axum` | `RequestPerMinute` as a response; see [`web`] |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that a store of your own has to pass |
 //!
-//! # What can be seen
+//! # Metrics and log
 //!
-//! | metric (feature `metrics`) | labels | |
+//! Metrics, with the feature `metrics`:
+//!
+//! | metric | labels | value |
 //! |---|---|---|
-//! | `ratelimit_decisions_total` | `rule`, `outcome` | each rule of a call that is let through, as `admitted`; the rule that refuses it, as `refused`, `never_fits`, `missing_key`, `unavailable` or `misconfigured`; a rule in shadow mode that would have, as `shadow_refused` |
-//! | `ratelimit_near_limit_total` | `rule` | admitted calls that leave less than a tenth of the limit; over those admitted, a share that says how close the limit is |
-//! | `ratelimit_cached_denials_total` | `rule` | refusals that were known without asking the store; over those refused, the share that costs nothing |
-//! | `ratelimit_store_duration_seconds` | | a histogram: how long the store took for an answer, or the caller waited for none. Memory answers at once and is not in it |
-//! | `ratelimit_store_round_trips_total`, `ratelimit_store_decisions_total` | | calls to Redis servers, and the decisions they carried: some travel together |
-//! | `ratelimit_fallback_decisions_total` | `policy` | decisions by [`OnStoreError`], as the store could not make them: `local`, `allow` or `deny` |
-//! | `ratelimit_waiting` | `rule` | a gauge: callers that wait now |
-//! | `ratelimit_wait_duration_seconds` | `rule` | a histogram: how long callers have waited, whether or not they were admitted |
-//! | `ratelimit_degraded` | | a gauge: how many limiters of the process have a store that does not decide |
+//! | `ratelimit_decisions_total` | `rule`, `outcome` | counter: decisions, see below |
+//! | `ratelimit_near_limit_total` | `rule` | counter: admitted calls that leave less than a tenth of the limit |
+//! | `ratelimit_cached_denials_total` | `rule` | counter: refusals by a cached denial |
+//! | `ratelimit_store_duration_seconds` | | histogram: time until a reply, or until the wait for it ended |
+//! | `ratelimit_store_round_trips_total` | | counter: round trips to Redis servers with decisions |
+//! | `ratelimit_store_decisions_total` | | counter: decisions in these round trips |
+//! | `ratelimit_fallback_decisions_total` | `policy` | counter: decisions by `local`, `allow` or `deny` |
+//! | `ratelimit_waiting` | `rule` | gauge: callers that wait now |
+//! | `ratelimit_wait_duration_seconds` | `rule` | histogram: waiting times, of admitted and refused callers |
+//! | `ratelimit_degraded` | | gauge: limiters of the process whose store does not decide |
 //!
-//! `rule` is the prefix. Keys are no labels: there may be millions. Install a recorder before the first limiter is built, and it has the descriptions, too.
+//! - `rule` is the prefix. Keys are not labels: there may be millions.
+//! - `ratelimit_decisions_total` counts each rule of an admitted call as `admitted`. Of a refused
+//!   call it counts the rule that refuses, as `refused`, `never_fits`, `missing_key`, `unavailable`
+//!   or `misconfigured`. A rule in shadow mode that would have refused is counted as
+//!   `shadow_refused`.
+//! - `ratelimit_near_limit_total` divided by the admitted decisions says how close the limit is.
+//! - `ratelimit_cached_denials_total` divided by the refused decisions is the share that cost no
+//!   round trip.
+//! - `ratelimit_store_duration_seconds` leaves out memory, which replies at once.
+//! - `ratelimit_fallback_decisions_total` counts decisions by [`OnStoreError`].
+//! - Install a recorder before the first limiter is built. Then it also gets the descriptions.
 //!
-//! The log, through the crate [`tracing`](https://docs.rs/tracing): an outage and its end (`WARN`, `INFO`), what is misconfigured (`ERROR`, once a second at
-//! most), what a rule in shadow mode would have refused (`INFO`, for each rule once a second at most), each refusal (`DEBUG`), a span
-//! `ask_rate_limit_store` (`DEBUG`) around a question to a server that does not travel with others, and a span `wait_for_rate_limit` (`DEBUG`)
-//! around each wait, with an event when it begins and one when it ends.
+//! The log, through the crate [`tracing`](https://docs.rs/tracing):
+//!
+//! | event or span | level |
+//! |---|---|
+//! | event: an outage begins | `WARN` |
+//! | event: an outage is over | `INFO` |
+//! | event: a rule or a server is misconfigured, at most once a second | `ERROR` |
+//! | event: a rule in shadow mode would have refused, for each rule at most once a second | `INFO` |
+//! | event: a call is refused | `DEBUG` |
+//! | span `ask_rate_limit_store`: a request to a server that is not part of a batch | `DEBUG` |
+//! | span `wait_for_rate_limit`: a wait, with an event at its begin and one at its end | `DEBUG` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
