@@ -97,7 +97,8 @@ async fn each_decision_is_counted_once_by_rule_and_outcome() {
         let _ = limiter.acquire(&Rule::new("faulty", 1, Duration::ZERO), SECRET).await;
         limiter.peek(&rule, SECRET).await.unwrap();
         let mut seen = recorder.take();
-        let asked = ["store_round_trips_total", "store_decisions_total", "store_duration_seconds"].map(|name| seen.remove(name));
+        let asked = ["store_round_trips_total", "store_decisions_total", "store_duration_seconds"]
+            .map(|name| seen.remove(name));
         let is_redis = format!("{limiter:?}").contains("Redis");
         if is_redis {
             assert_eq!(seen.remove("cached_denials_total rule=item"), Some(1), "one of the two that ask again for 1");
