@@ -32,7 +32,8 @@ const MOST_ABSENCES: u32 = 3;
 type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
 
 /// The answer of a store that decides on a hold. If this is dropped before the answer arrives, a
-/// background task awaits the answer and refunds what was granted.
+/// background task awaits the answer and refunds what was granted. If the answer is lost, clean-up
+/// starts as well.
 pub(crate) struct AbandonOnDrop {
     engine: EngineRef,
     /// The charges that are to be held.
@@ -103,7 +104,8 @@ fn is_granted(batch: &Batch) -> Option<bool> {
 /// not final, as it may overtake the request on another connection. So clean-up awaits the answer.
 ///
 /// While the answer is late, or if it is lost, clean-up also asks the store to end the hold. It
-/// stops when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is none.
+/// stops asking when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is
+/// none.
 async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));

@@ -142,11 +142,11 @@ impl Acquire {
             }
             #[cfg(feature = "redis")]
             {
-                let to_charge = || {
+                let make_charge = || {
                     let key = if let RequestKey::Some(key) = &charge.key { Some(key) } else { None };
                     Charge::new(*rule, crate::CounterName::new(&engine.settings().namespace, rule, key), *cost)
                 };
-                let joined = guard.try_charge(id, rule, *cost, to_charge, context.waker());
+                let joined = guard.try_charge(id, rule, *cost, make_charge, context.waker());
                 if let AcquireState::Single(_, _, ticket) = &mut self.state {
                     *ticket = joined;
                 }

@@ -45,12 +45,14 @@ impl AcquireRequest {
         (sent_at, self.engine.within(left, AbandonOnDrop::around(&self.engine, held, reply)).await)
     }
 
+    /// Waits for the slot of a permit. If the caller leaves before, the permit is refunded.
     pub(super) async fn sleep_until(&self, run_at: Duration, permit: Permit) -> AcquireResult {
         let mut pending = RefundOnDrop(Some(permit));
         self.clock().sleep_until(run_at).await;
         pending.0.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
     }
 
+    /// Asks the store, and again without the shadow rules that have refused.
     pub(super) async fn ask(&self, charges: Charges, consume: bool) -> Resolution {
         if self.engine.store().is_none() {
             return Resolution::Admitted(Permit::free(&charges), None);

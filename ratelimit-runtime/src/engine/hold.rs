@@ -44,7 +44,7 @@ enum HoldState {
     Local(Charges),
     /// At a store, and renewed. Dropping hands them to a background task that settles them.
     Renewed(Vec<Arc<EngineHold>>),
-    /// Settled already.
+    /// Settled already, or left to the parent of a forked process.
     Settled,
 }
 

@@ -137,6 +137,7 @@ impl AcquireRequest {
         }
     }
 
+    /// Turns a decision of the store, or of this process, into a resolution.
     fn resolve_decided(
         &self,
         charges: Charges,

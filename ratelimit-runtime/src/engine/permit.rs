@@ -108,7 +108,7 @@ impl Permit {
 
     /// `is_single`: the call has no other rule. The caller knows which one, so the permit need not.
     pub(crate) fn new(engine: EngineRef, charges: Charges, origin: Origin, is_single: bool) -> Self {
-        let most_restrictive = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
+        let decision = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let receipt = match (&charges[..], origin, engine.memory()) {
             ([charge], Origin::Store, Some(_)) if is_single && !charge.rule.is_shadow() => {
                 let id = charge.counter.id();
@@ -116,16 +116,17 @@ impl Permit {
             }
             _ => Receipt::StoreReceipt(Arc::new((engine, charges, origin))),
         };
-        Self { receipt, ..Self::uncharged(most_restrictive) }
+        Self { receipt, ..Self::uncharged(decision) }
     }
 
-    /// For charges of which some are held. `sent_at`: time of the request.
+    /// For charges of which some are held. Dropping the permit settles these. `sent_at`: time of the
+    /// request.
     pub(crate) fn held(engine: EngineRef, charges: Charges, origin: Origin, sent_at: Duration) -> Self {
-        let most_restrictive = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
+        let decision = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
         let (held, rest) = charges.split_held();
         let rest = (!rest.is_empty()).then(|| (engine.clone(), rest, origin));
         let held = Holding::new(engine, held, origin, sent_at);
-        Self { receipt: Receipt::Hold(Box::new((held, rest))), ..Self::uncharged(most_restrictive) }
+        Self { receipt: Receipt::Hold(Box::new((held, rest))), ..Self::uncharged(decision) }
     }
 
     /// The holds of the permit, if any.
@@ -172,7 +173,7 @@ impl Permit {
             Receipt::StoreReceipt(receipt) => of_store(&receipt.1),
             Receipt::Hold(held) => of_store(&held.1.as_ref()?.1),
             #[cfg(feature = "redis")]
-            Receipt::Shared(_, decision, _) => decision.charge().map(|charge| (charge.rule, charge.cost)),
+            Receipt::Shared(_, entry, _) => entry.charge().map(|charge| (charge.rule, charge.cost)),
         }
     }
 
@@ -292,7 +293,7 @@ impl Permit {
                 cancelled.and(rest).map(|rest| held + rest)
             }
             #[cfg(feature = "redis")]
-            Receipt::Shared(engine, decision, receipt) => engine.refund(decision.charged(receipt), Origin::Store).await,
+            Receipt::Shared(engine, entry, receipt) => engine.refund(entry.charged(receipt), Origin::Store).await,
         }
     }
 }
@@ -316,8 +317,8 @@ impl Permit {
                 }
             }
             #[cfg(feature = "redis")]
-            Receipt::Shared(engine, decision, receipt) => {
-                engine.abandon(decision.charged(receipt), Origin::Store);
+            Receipt::Shared(engine, entry, receipt) => {
+                engine.abandon(entry.charged(receipt), Origin::Store);
             }
         }
     }

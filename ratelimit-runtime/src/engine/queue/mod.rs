@@ -123,11 +123,11 @@ impl WaitQueues {
         })
     }
 
-    /// Joins the queues of these counters.
+    /// Joins the queues of these counters. Dropping the position leaves them.
     ///
     /// `answer`: the refusal that the caller has received, and [`WaitQueues::changes`] from before
-    /// its request. Fails if a queue is full, or if the caller's turn would come after
-    /// `give_up_at`. The error has the latest refusal, and the time of that turn.
+    /// its request. Fails if the limiter is closed, if a queue is full, or if the caller's turn
+    /// would come after `give_up_at`. The error has the latest refusal, and the time of that turn.
     pub(crate) fn join(
         &self,
         ticket: u64,

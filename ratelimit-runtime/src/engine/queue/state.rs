@@ -95,7 +95,7 @@ pub(super) enum Standing {
     /// reserved here until `until`.
     Reserves { ready_at: Duration, until: Duration },
     /// This other counter blocks the caller.
-    HeldUpBy(CounterId),
+    BlockedBy(CounterId),
 }
 
 /// Callers to wake after the lock is released: their wakers may run any code.
@@ -212,7 +212,7 @@ impl WaitState {
         }
     }
 
-    /// Lets callers ask for whom there is room now, and sets the timers of the others.
+    /// Lets callers ask if there is room for them now, and sets the timers of the others.
     pub(super) fn advance(&mut self, ids: SmallVec<[CounterId; 1]>, now: Duration, wakes: &mut Wakes) {
         let (mut ids, mut next) = (ids, 0);
         while let Some(id) = ids.get(next) {
@@ -238,7 +238,7 @@ impl WaitState {
             from = ticket + 1;
             match self.standing(ticket, cost, id, now, &room_left) {
                 Standing::Ready => {}
-                Standing::HeldUpBy(other) => {
+                Standing::BlockedBy(other) => {
                     self.park(ticket, id, other, now, wakes);
                     others.extend((!others.contains(&other)).then_some(other));
                     continue;
@@ -273,8 +273,8 @@ impl WaitState {
             self.let_ask(ticket, wakes);
             room_left.take(cost);
         }
-        // Callers ahead of this one in its other queues may become blocked there. Then they no
-        // longer block it.
+        // Callers ahead of the passed caller in its other queues may become blocked there. Then
+        // they no longer block it.
         if let Some((ticket, at)) = passed.filter(|_| self.queues[&id].waiting.len() > 1) {
             self.wake_at(ticket, at, now, wakes);
         }
@@ -407,7 +407,7 @@ impl WaitState {
         let period = queue.time_for(cost);
         let is_late = ready_at > now.saturating_add(period);
         if is_late && ready_at > queue.ready_at {
-            return Standing::HeldUpBy(other);
+            return Standing::BlockedBy(other);
         }
         // This counter has room last, or has none for any caller.
         if !room_left.fits(cost) && (room_left.room == 0 || ready_at <= queue.ready_at) {
@@ -418,16 +418,16 @@ impl WaitState {
         // While all calls are admitted, none overtakes it.
         let is_scarce = queue.refused_at.is_some_and(|at| now < at.saturating_add(period.saturating_mul(2)));
         if is_late || !is_scarce || room_left.reservations >= MOST_RESERVATIONS || is_behind() {
-            return Standing::HeldUpBy(other);
+            return Standing::BlockedBy(other);
         }
         match self.reserved_until(ticket, id, now, period) {
             Some(until) => Standing::Reserves { ready_at: probe_at, until },
-            None => Standing::HeldUpBy(other),
+            None => Standing::BlockedBy(other),
         }
     }
 
-    /// The other counter of a caller that has no room for it the longest. Returns the time it has
-    /// room, its id, and the time of the latest probe over all such counters.
+    /// A caller's other counters that have no room for it now. Returns the time when the last of
+    /// them has room, the id of that one, and the time of the latest probe of all of them.
     pub(super) fn no_room_elsewhere(
         &self,
         ticket: u64,
@@ -469,7 +469,7 @@ impl WaitState {
         let mut room_left = queue.room_left(now, self.round_trip);
         for (&before, &cost) in queue.waiting.range(..ticket) {
             match self.standing(before, cost, id, now, &room_left) {
-                Standing::HeldUpBy(_) => {}
+                Standing::BlockedBy(_) => {}
                 Standing::Reserves { .. } => room_left.reserve(cost),
                 Standing::Ready if room_left.fits(cost) => room_left.take(cost),
                 Standing::Ready => return false,
@@ -478,8 +478,8 @@ impl WaitState {
         room_left.fits(cost)
     }
 
-    /// An estimate for the counter that a caller waits for longest. It has the latest refusal, the
-    /// time of the caller's turn if all callers ahead of it stay, and true if the turn may come
+    /// An estimate for the counter that a caller waits for longest. It has the latest refusal,
+    /// and the time of the caller's turn if all callers ahead of it stay. True if the turn may come
     /// earlier. For a counter that only this process uses, the time is never too late.
     pub(super) fn estimate(&self, ticket: u64, now: Duration) -> Option<(RequestPerMinute, Duration, bool)> {
         let caller = self.callers.get(&ticket)?;

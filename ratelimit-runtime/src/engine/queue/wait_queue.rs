@@ -51,7 +51,7 @@ pub(super) struct WaitQueue {
     pub(super) refill_share: u32,
     pub(super) share_changed_at: Duration,
     /// The total cost of callers of this counter alone: of all that ever joined, and of those that
-    /// no longer wait. Callers of several counters may block no one, so they do not count.
+    /// no longer wait. Callers of several counters do not count, as they may block no other.
     pub(super) joined: u128,
     pub(super) departed: u128,
     pub(super) latest_refusal: Option<RequestPerMinute>,
