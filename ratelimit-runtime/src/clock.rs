@@ -1,4 +1,4 @@
-//! Time, for the memory store and for all waiting.
+//! Clocks, for the memory store and all waiting.
 
 use std::{
     fmt,
@@ -11,12 +11,15 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// The time a limiter lives by: the memory store decides by it, and waiting callers sleep by it.
+/// The clock of a limiter: the memory store decides by it, and waiting callers sleep by it.
 ///
-/// The default is the system's, read once and from then on monotonic; between two readings, a millisecond apart at most, the processor's counter
-/// is asked. Where tokio's time can be paused (its feature `test-util` is part of the build) it follows that, so a test under
-/// `#[tokio::test(start_paused = true)]` waits for nothing. A [`ManualClock`] moves only
-/// when told to. A Redis store decides by its server's clock, whichever clock the limiter has.
+/// - The default is the system's clock. The time of day is read once; from then on the clock is monotonic. Between two
+///   readings, at most a millisecond apart, it reads the processor's time stamp counter.
+/// - If the build contains tokio's feature `test-util`, it follows tokio's time instead, which can be paused. A test under
+///   `#[tokio::test(start_paused = true)]` then does not really wait.
+/// - A [`ManualClock`] moves only when it is advanced.
+///
+/// A Redis store decides by its server's clock, whichever clock the limiter has.
 ///
 /// ```
 /// use ratelimit_runtime::{Clock, ManualClock};
@@ -34,7 +37,7 @@ pub struct Clock(TimeSource);
 #[derive(Clone, Debug)]
 enum TimeSource {
     System(Arc<SystemClock>),
-    /// tokio's, where it can be paused.
+    /// tokio's time, where it can be paused.
     Tokio {
         began: Duration,
         since: tokio::time::Instant,
@@ -52,7 +55,7 @@ impl Clock {
         }
     }
 
-    /// The system's clock, whatever tokio's shows.
+    /// The system's clock, even while tokio's time is paused.
     pub(crate) fn unpaused() -> Self {
         Self(TimeSource::System(Arc::new(SystemClock::new(time_since_epoch()))))
     }
@@ -66,7 +69,7 @@ impl Clock {
         }
     }
 
-    /// Microseconds since 1970-01-01 00:00 UTC. It stands still in the year 4199: counters have room for as much and the longest period.
+    /// Microseconds since 1970-01-01 00:00 UTC. Saturates in the year 4199, so that counters can add the longest period.
     #[allow(clippy::cast_possible_truncation)]
     #[inline]
     pub(crate) fn now_us(&self) -> u64 {
@@ -76,7 +79,7 @@ impl Clock {
         }
     }
 
-    /// Milliseconds since 1970-01-01 00:00 UTC, up to the same year.
+    /// Milliseconds since 1970-01-01 00:00 UTC. Saturates like [`Clock::now_us`].
     #[inline]
     pub(crate) fn now_ms(&self) -> u64 {
         match &self.0 {
@@ -114,40 +117,42 @@ fn time_since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Whether tokio's time can be paused: whether anybody in this build wants tokio's feature `test-util`.
+/// Whether tokio's time can be paused: whether a crate in this build enables tokio's feature `test-util`.
 ///
-/// Nobody can ask for the features of another crate, but a name is looked up in the block before it is looked up outside of it: this one
-/// is tokio's function if tokio has it, and takes no room then.
+/// A crate cannot query the features of another. But names in a block shadow outer ones: `pause` is tokio's function of
+/// size 0 if it exists, and else the constant below.
 const TOKIO_CAN_PAUSE: bool = {
     #[allow(unused_imports, clippy::wildcard_imports)]
     use tokio::time::*;
     size_of_val(&pause) == 0
 };
 
-/// What is found where tokio has no such function.
+/// Found instead if tokio has no such function.
 #[allow(dead_code, non_upper_case_globals)]
 const pause: u8 = 0;
 
-/// The system's monotonic clock. It is asked once in a millisecond; in between the processor's counter is, which takes a third of the time.
+/// The system's monotonic clock, read once a millisecond. In between, the processor's time stamp counter is read, which
+/// takes a third of the time.
 ///
-/// What the counter shows is taken to be slower than it is by a thousandth, so that it stays behind the clock until the two are compared
-/// again: by a microsecond at most. So time does not go back, but for what the counters of two processors are apart, some nanoseconds.
+/// The counter is assumed to be slower by a thousandth than it is. It therefore stays behind the clock until the next
+/// calibration, by a microsecond at most, and time does not go back: only by the few nanoseconds that the counters of two
+/// processors differ.
 #[derive(Debug)]
 struct SystemClock {
     /// Nanoseconds since 1970.
     began: u64,
     since: Instant,
     counter: quanta::Clock,
-    /// Nanoseconds in 2^32 ticks of the counter, less a thousandth.
+    /// Nanoseconds in 2^32 ticks of the counter, minus a thousandth.
     pace: u64,
-    /// What the counter showed when they were last compared.
+    /// The counter at the last calibration, in nanoseconds.
     calibrated_at: AtomicU64,
-    /// What is added to what the counter shows; modulo 2^64.
+    /// Added to the counter to get the time, modulo 2^64.
     offset: AtomicU64,
-    /// The millisecond that was shown then, which ends when the counter shows `ms_until`.
+    /// The millisecond at the last calibration, which ends at the tick `ms_until`.
     ms: AtomicU64,
     ms_until: AtomicU64,
-    /// Ticks of the counter in a millisecond, by its pace.
+    /// Ticks of the counter per millisecond, by its pace.
     ticks: u64,
     calibration: Mutex<()>,
 }
@@ -178,7 +183,7 @@ impl SystemClock {
     #[inline]
     fn now_ns(&self) -> u64 {
         let counted = self.counter_ns();
-        // In this order: whoever sees when they were compared sees what came of it.
+        // In this order: a thread that sees a calibration also sees its offset.
         let calibrated_at = self.calibrated_at.load(Ordering::Acquire);
         let offset = self.offset.load(Ordering::Acquire);
         if counted.wrapping_sub(calibrated_at) < CALIBRATION_INTERVAL_NS {
@@ -188,12 +193,12 @@ impl SystemClock {
         }
     }
 
-    /// The same in milliseconds, for less: nothing has to be worked out until one has ended.
+    /// The time in milliseconds. Cheaper: nothing is computed until the current millisecond has ended.
     #[inline(always)]
-    #[allow(clippy::inline_always)] // a few instructions, on the way of most calls
+    #[allow(clippy::inline_always)] // a few instructions, on the fast path
     fn now_ms(&self) -> u64 {
         let raw = self.counter.raw();
-        // In this order, as above. Where one is shown that came after the other, it is the later, and has begun.
+        // In this order, as above. If they are of two calibrations, `ms` is the later one, which has begun.
         let until = self.ms_until.load(Ordering::Acquire);
         let ms = self.ms.load(Ordering::Acquire);
         if until.wrapping_sub(raw).wrapping_sub(1) < self.ticks { ms } else { self.calibrate() / 1_000_000 }
@@ -203,19 +208,19 @@ impl SystemClock {
         self.ticks_to_ns(self.counter.raw())
     }
 
-    #[allow(clippy::cast_possible_truncation)] // differences are all that counts
+    #[allow(clippy::cast_possible_truncation)] // only differences matter
     #[inline]
     fn ticks_to_ns(&self, raw: u64) -> u64 {
         ((u128::from(raw) * u128::from(self.pace)) >> 32) as u64
     }
 
-    /// Compares the counter with the clock.
+    /// Corrects the offset of the counter by the clock.
     ///
-    /// The time is somewhere between what the clock shows before and after. If the counter says so too, it is left as it is. If it does not,
-    /// it was behind; or, where a machine was asleep or moved to another host, the counter stopped, ran or began anew.
+    /// The time is between two readings of the clock. If the counter agrees, nothing changes. If not, it was behind; or
+    /// the machine was asleep or moved to another host, and the counter stopped, jumped or restarted.
     #[cold]
     fn calibrate(&self) -> u64 {
-        let _one_at_a_time = self.calibration.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.calibration.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.clock_ns();
         let raw = self.counter.raw();
         let after = self.clock_ns();
@@ -233,19 +238,19 @@ impl SystemClock {
     }
 }
 
-/// In how many ticks so many nanoseconds have passed, of which there are at most a million.
+/// The ticks in this many nanoseconds, rounded up. At most a million nanoseconds.
 fn ticks(nanoseconds: u64, pace: u64) -> u64 {
     (nanoseconds << 32).div_ceil(pace)
 }
 
-/// Enough for 584 years.
+/// Nanoseconds, for up to 584 years.
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A clock that stands still until it is moved, for tests of annotated code.
+/// A clock that stands still until it is advanced, for tests of annotated code.
 ///
-/// Clones show the same time.
+/// Clones share their time.
 ///
 /// ```
 /// # use ratelimit_runtime::{Limiter, ManualClock, Rule};
@@ -272,7 +277,7 @@ struct ManualTime {
 }
 
 impl ManualClock {
-    /// A clock that shows the first second of the year 2000, UTC.
+    /// A clock that shows 2000-01-01 00:00 UTC.
     pub fn new() -> Self {
         Self(Arc::new(ManualTime { now: Mutex::new(Duration::from_secs(946_684_800)), moved: Notify::new() }))
     }
@@ -282,7 +287,7 @@ impl ManualClock {
         *self.0.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves the clock forward and wakes whoever waits for the time it then shows.
+    /// Moves the clock forward, and wakes callers that wait for a time it has reached.
     pub fn advance(&self, by: Duration) {
         {
             let mut now = self.0.now.lock().unwrap_or_else(PoisonError::into_inner);
@@ -293,7 +298,7 @@ impl ManualClock {
 
     async fn wait_for(&self, time: Duration) {
         loop {
-            let moved = self.0.moved.notified(); // registered before the look, so that no move is missed
+            let moved = self.0.moved.notified(); // registered before the check, so that no move is missed
             if self.now() >= time {
                 return;
             }
@@ -329,7 +334,7 @@ mod tests {
         const { assert!(TOKIO_CAN_PAUSE) };
     }
 
-    /// By more than the processors are apart.
+    /// Allows for the difference of the processors' counters.
     #[test]
     fn time_never_goes_back_on_any_thread() {
         let (system, latest) = (system(), Mutex::new(0));
@@ -348,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_counter_keeps_to_the_clock() {
+    fn the_counter_agrees_with_the_clock() {
         let system = system();
         for _ in 0..20_000 {
             let (before, now, after) = (system.clock_ns(), system.now_ns(), system.clock_ns());
@@ -358,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_millisecond_is_shown_from_when_it_begins_until_it_ends() {
+    fn a_millisecond_is_shown_from_its_beginning_to_its_end() {
         let system = system();
         for _ in 0..200_000 {
             let (before, now_ms, after) = (system.clock_ns(), system.now_ms(), system.clock_ns());
@@ -368,10 +373,10 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_jumped_is_set_right() {
+    fn a_counter_that_jumped_is_corrected() {
         let system = system();
         for jump in [1 << 40, u64::MAX - (1 << 40)] {
-            // As if the counter showed so much more, or less, than it did.
+            // As if the counter had jumped forward or back.
             let jumps = || {
                 let change = |what: &AtomicU64, by: u64| {
                     what.fetch_add(by, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The counter that a call charges: its name in Redis and its id in this process.
+//! Identity of a counter: its name in Redis, and its id in this process.
 
 use std::{
     fmt,
@@ -19,15 +19,16 @@ use crate::{
     rule::RuleId,
 };
 
-/// Keys and prefixes above this many printed bytes are replaced by their SHA-256.
-const LONGEST_PART: usize = 200;
+/// Keys and prefixes with more printed bytes are replaced by their SHA-256.
+const MAX_PART: usize = 200;
 
 static RESERVED: Reserved = reserved(b"%{}:");
 
-/// The name of a counter, as it is the key in Redis: `item:{4711}:fixed:60000`.
+/// The name of a counter, which is its key in Redis: `item:{4711}:fixed:60000`.
 ///
-/// Namespace (with `::` behind it), prefix, key as the hash tag, algorithm, period in milliseconds. Without a key the
-/// prefix is the tag. Distinct counters have distinct names, whatever a caller puts into a key.
+/// The parts are the namespace (followed by `::`), the prefix, the key as the hash tag, the algorithm, and the period in
+/// milliseconds. Without a key, the prefix is the hash tag. Distinct counters have distinct names, whatever the keys
+/// contain.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CounterName {
     text: SmallVec<[u8; 56]>,
@@ -45,8 +46,8 @@ impl CounterName {
             push_part(rule.prefix(), &mut name);
             name.extend_from_slice(b":{");
             key.with_text(|key| match key.len() {
-                0 => name.push(b'%'), // or the tag would be empty; no escape is a lone `%`
-                1..=LONGEST_PART => name.extend_from_slice(key),
+                0 => name.push(b'%'), // an empty hash tag is ignored; no escape is a lone `%`
+                1..=MAX_PART => name.extend_from_slice(key),
                 _ => push_hex(&Sha256::digest(key), &mut name),
             });
         } else {
@@ -64,7 +65,7 @@ impl CounterName {
         Self { text: name, id: CounterId::new(rule, key) }
     }
 
-    /// The name's bytes. They are UTF-8.
+    /// The name as UTF-8.
     pub fn as_bytes(&self) -> &[u8] {
         &self.text
     }
@@ -74,17 +75,18 @@ impl CounterName {
     }
 }
 
+/// Appends an escaped part, or its digest if it is long.
 fn push_part<A: Array<Item = u8>>(part: &str, name: &mut SmallVec<A>) {
     let from = name.len();
     escape(part, &RESERVED, name);
-    if name.len() - from > LONGEST_PART {
+    if name.len() - from > MAX_PART {
         let digest = Sha256::digest(&name[from..]);
         name.truncate(from);
         push_hex(&digest, name);
     }
 }
 
-/// `%s` is no escape, so no part reads like a digest.
+/// Appends a digest. `%s` is no escape, so no other part looks like it.
 fn push_hex<A: Array<Item = u8>>(digest: &[u8], name: &mut SmallVec<A>) {
     name.extend_from_slice(b"%sha256-");
     for byte in digest {
@@ -105,16 +107,17 @@ impl fmt::Debug for CounterName {
     }
 }
 
-/// What the memory store knows a counter by: a hash of its rule's name, which is a hash itself, and of the key, under a secret of this process.
-/// The namespace is its limiter's.
+/// The id of a counter in this process: a keyed hash of its [`RuleId`] and its key.
 ///
-/// Two passes over the same numbers, each with a secret of 128 bits of its own, give 128 bits, in a fraction of the time that the name takes.
+/// Each limiter has counters of its own, so the namespace is not part of it. Two passes over the same numbers, each with
+/// a 128-bit secret of its own, give 128 bits, in a fraction of the time that the name takes.
 ///
-/// Counters that share an id would share their limit, so nobody may find two that do. The hash is a fast one, made for hash tables: who
-/// sees its values can compute keys that collide. Nobody does: they stay in this process, are not printed, and decide nothing that can be
-/// observed but where in a table a counter lies. Without them keys can only be tried. In each step of a pass two 64-bit numbers, each with a
-/// secret in it, are multiplied and the halves of the product are laid over each other: as far as is known, two keys of one's choice meet in one
-/// pass for about one secret in 2^64, and so in both for one in 2^128.
+/// Counters with equal ids would share their limit, so an attacker must not find collisions. The hash is a fast one for
+/// hash tables, for which collisions can be computed from its values. But ids never leave the process, are not printed,
+/// and only decide where in a table a counter lies: an attacker can only try keys.
+///
+/// Each step of a pass multiplies two 64-bit numbers that contain secrets, and combines the halves of the product. As far
+/// as is known, two chosen keys collide in one pass for about one secret in 2^64, and thus in both for one in 2^128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CounterId(pub(crate) u64, pub(crate) u64);
 
@@ -128,15 +131,17 @@ static SECRETS: Lazy<[Secret; 2]> = Lazy::new(|| {
 });
 
 impl CounterId {
-    /// Of no counter.
+    /// The id of no counter.
     pub(crate) const NONE: Self = Self(0, 0);
 
     pub(crate) fn new(rule: &Rule, key: Option<&Key>) -> Self {
         Self::new_inline(rule, key)
     }
 
-    /// The same where it is part of its caller, as on the way of most calls. Two passes side by side take little longer than one, but
-    /// what is handed from one function to another lies in memory.
+    /// [`CounterId::new`], inlined for the fast path.
+    ///
+    /// Two interleaved passes take little longer than one, while arguments of a call that is not inlined go through
+    /// memory.
     #[inline(always)]
     #[allow(clippy::inline_always)]
     pub(crate) fn new_inline(rule: &Rule, key: Option<&Key>) -> Self {
@@ -147,7 +152,7 @@ impl CounterId {
             Some(Key(Repr::Long(text))) => return Self::long(rule, text),
         };
         let RuleId(first, second) = rule.id();
-        // No two rules have names that differ in 7 bits only.
+        // `kind` uses 7 bits. No two rules have ids that differ in these bits only.
         let numbers = [first, second ^ kind, key, more];
         Self::hashed(&[], numbers)
     }
@@ -185,14 +190,14 @@ impl Secret {
 }
 
 impl std::hash::Hash for CounterId {
-    /// Half of it is hash enough to find it in a table; the other half has chosen the table.
+    /// One half is enough to find it in a table; the other half has selected the table.
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.1);
     }
 }
 
-/// A counter id is its own hash.
+/// Hasher for counter ids, which are hashes themselves.
 #[derive(Debug, Default)]
 pub(crate) struct IdentityHasher(u64);
 
@@ -208,7 +213,7 @@ impl Hasher for IdentityHasher {
     }
 
     fn write(&mut self, _: &[u8]) {
-        unreachable!("a counter id is written as a number");
+        unreachable!("a counter id is hashed as a number");
     }
 }
 
@@ -220,7 +225,7 @@ mod tests {
     use crate::{Algorithm, Refill};
 
     #[test]
-    fn a_rule_with_a_fault_has_not_the_name_of_one_without() {
+    fn an_invalid_rule_never_has_the_id_of_a_valid_one() {
         let second = Duration::from_secs(1);
         let right = CounterId::new(&Rule::new("item", 1, second), None);
         for period in [Duration::ZERO, second + Duration::from_nanos(1), Duration::from_secs(1 << 40), Duration::MAX] {
@@ -230,8 +235,8 @@ mod tests {
     }
 
     #[test]
-    fn counters_have_one_id_if_they_have_one_name() {
-        let long = "a".repeat(LONGEST_PART + 1);
+    fn counters_have_equal_ids_if_and_only_if_they_have_equal_names() {
+        let long = "a".repeat(MAX_PART + 1);
         let (longer, other) = (format!("{long}a"), format!("{}b", &long[1..]));
         let texts =
             ["", "a", "b", "aa", "ab", "0", "1", "01", "item", "itema", "(a,1)", "\0", "a\0", "a-key-of-16-byte"];

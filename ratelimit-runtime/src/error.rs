@@ -1,4 +1,4 @@
-//! What a caller gets who may not run.
+//! The errors that callers get: refusals, and limiters that cannot be set up.
 
 mod store_error;
 
@@ -7,12 +7,12 @@ use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 pub use self::store_error::StoreError;
 use crate::{Decision, Rule, rule::limits::MOST_HOLDS};
 
-/// Why a call was not let through.
+/// The cause of a refusal.
 ///
 /// ```
 /// use ratelimit_runtime::{Cause, RequestPerMinute};
 ///
-/// /// The status a web server answers with.
+/// /// The HTTP status of a refusal.
 /// fn status(refused: &RequestPerMinute) -> u16 {
 ///     match refused.cause() {
 ///         Cause::Exceeded | Cause::NeverFits => 429,
@@ -25,19 +25,21 @@ use crate::{Decision, Rule, rule::limits::MOST_HOLDS};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The limit is reached; [`RequestPerMinute::retry_after`] says when it no longer is.
+    /// The limit is reached. [`RequestPerMinute::retry_after`] says when to try again.
     Exceeded,
-    /// The cost is above the count: no wait will help.
+    /// The cost is above [`Rule::limit`]: no wait will help.
     NeverFits,
     /// The key was `None`, under `on_missing_key = Deny`.
     MissingKey,
-    /// The store did not answer in time or is full, and the policy was not to let the call through.
+    /// The store is unreachable, too slow or full, and the failure policy does not admit the call.
     Unavailable,
-    /// The rule, the limiter or the server is set up wrongly; the message says how.
+    /// The configuration of the rule, the limiter or the server is invalid. The message names the mistake.
     Misconfigured,
 }
 
-/// A call was refused. Nothing was consumed, unless it is [`Cause::Unavailable`]: then nobody knows.
+/// A refused call.
+///
+/// Nothing was charged. With [`Cause::Unavailable`] the charge may or may not have happened.
 ///
 /// ```
 /// # use ratelimit_runtime::{Cause, Limiter, Rule};
@@ -56,21 +58,21 @@ pub enum Cause {
 /// # });
 /// ```
 #[derive(Clone, PartialEq, Eq)]
-pub struct RequestPerMinute(Arc<Refusal>);
+pub struct RequestPerMinute(Arc<RefusalDetails>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Refusal {
+struct RefusalDetails {
     cause: Cause,
     rule: Rule,
     cost: u64,
     remaining: u64,
     retry_after: Option<Duration>,
-    /// Whether the count is milliseconds.
+    /// Whether the count is in milliseconds.
     is_timed: bool,
     reason: Cow<'static, str>,
 }
 
-impl Refusal {
+impl RefusalDetails {
     /// `100 per minute`
     fn limit(&self) -> String {
         let (count, period) = (self.rule.count(), Period(self.rule.period()));
@@ -85,27 +87,35 @@ impl Refusal {
 impl RequestPerMinute {
     fn new(cause: Cause, rule: &Rule, cost: u64, reason: impl Into<Cow<'static, str>>) -> Self {
         let reason = reason.into();
-        Self(Arc::new(Refusal { cause, rule: *rule, cost, remaining: 0, retry_after: None, is_timed: false, reason }))
+        Self(Arc::new(RefusalDetails {
+            cause,
+            rule: *rule,
+            cost,
+            remaining: 0,
+            retry_after: None,
+            is_timed: false,
+            reason,
+        }))
     }
 
     pub(crate) fn exceeded(rule: &Rule, cost: u64, decision: &Decision) -> Self {
         let remaining = decision.remaining;
-        // When a place becomes free nobody knows.
+        // A place becomes free at an unknown time.
         let retry_after = decision.retry_after().filter(|_| !rule.is_concurrent());
         let (cause, is_timed, reason) = (Cause::Exceeded, false, "".into());
-        Self(Arc::new(Refusal { cause, rule: *rule, cost, remaining, retry_after, is_timed, reason }))
+        Self(Arc::new(RefusalDetails { cause, rule: *rule, cost, remaining, retry_after, is_timed, reason }))
     }
 
-    /// The same, of a count in milliseconds.
+    /// Marks the count as milliseconds.
     pub(crate) fn of_time(mut self) -> Self {
         Arc::make_mut(&mut self.0).is_timed = true;
         self
     }
 
-    /// The same, where the cost fits and the log has no room for a further hold.
+    /// Sets the message for a cost that fits a log which has no room for a further hold.
     pub(crate) fn of_holds(mut self) -> Self {
         Arc::make_mut(&mut self.0).reason =
-            format!("has {MOST_HOLDS} calls that hold something, and a SlidingLog has room for no more").into();
+            format!("has {MOST_HOLDS} holds at once, the maximum of a SlidingLog").into();
         self
     }
 
@@ -125,7 +135,7 @@ impl RequestPerMinute {
         Self::new(Cause::Misconfigured, rule, 0, reason)
     }
 
-    /// The same refusal, seen when this much of its wait is left.
+    /// Sets the rest of the wait.
     pub(crate) fn retry_in(mut self, wait: Duration) -> Self {
         let ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         let retry_after = &mut Arc::make_mut(&mut self.0).retry_after;
@@ -133,44 +143,47 @@ impl RequestPerMinute {
         self
     }
 
-    /// Whether it is about places, of which too few are free.
+    /// Whether too few places of a semaphore are free.
     pub(crate) fn fits_when_released(&self) -> bool {
         matches!(self.0.cause, Cause::Exceeded | Cause::NeverFits) && self.0.rule.is_concurrent()
     }
 
-    /// The rule that refused, and the cost it was asked for.
+    /// The rule that refused, and the cost of the call.
     #[cfg(any(feature = "axum", feature = "tower"))]
     pub(crate) fn asked(&self) -> (Rule, u64) {
         (self.0.rule, self.0.cost)
     }
 
-    /// Why the call was not let through.
+    /// The cause of the refusal.
     pub fn cause(&self) -> Cause {
         self.0.cause
     }
 
-    /// The prefix of the rule that refused; of several, the one with the longest wait.
+    /// The prefix of the rule that refused. Of several rules, the one with the longest wait.
     pub fn rule(&self) -> &'static str {
         self.0.rule.prefix()
     }
 
-    /// The largest cost that rule ever grants, see [`Rule::limit`].
+    /// The largest cost that this rule ever grants; see [`Rule::limit`].
     pub fn limit(&self) -> u64 {
         self.0.rule.limit()
     }
 
-    /// The period of that rule.
+    /// The period of this rule.
     pub fn period(&self) -> Duration {
         self.0.rule.period()
     }
 
-    /// The largest cost that rule would have granted; 0 for causes other than [`Cause::Exceeded`].
+    /// The largest cost that this rule would have granted. 0 for causes other than [`Cause::Exceeded`].
     pub fn remaining(&self) -> u64 {
         self.0.remaining
     }
 
-    /// The shortest wait after which this call is let through if nobody else calls, from the
-    /// moment the store decided, rounded up to a millisecond. `None` for causes other than [`Cause::Exceeded`].
+    /// The shortest wait after which this call is granted without other calls, from the store's decision,
+    /// rounded up to a millisecond.
+    ///
+    /// `None` for causes other than [`Cause::Exceeded`], and for [`Algorithm::Concurrent`](crate::Algorithm::Concurrent):
+    /// a place becomes free at an unknown time.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
@@ -178,7 +191,7 @@ impl RequestPerMinute {
 
 impl fmt::Display for RequestPerMinute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Refusal { cause, rule, cost, retry_after, reason, .. } = &*self.0;
+        let RefusalDetails { cause, rule, cost, retry_after, reason, .. } = &*self.0;
         let prefix = rule.prefix();
         match cause {
             Cause::Exceeded => {
@@ -199,7 +212,7 @@ impl fmt::Display for RequestPerMinute {
                 write!(f, "; a cost of {cost} never fits")
             }
             Cause::MissingKey => {
-                write!(f, "`{prefix}` is limited by a key, and this call has none")
+                write!(f, "`{prefix}` is limited by key, and this call has no key")
             }
             Cause::Unavailable => write!(f, "`{prefix}` cannot be counted now: {reason}"),
             Cause::Misconfigured => write!(f, "the limit `{prefix}` is misconfigured: {reason}"),
@@ -223,7 +236,7 @@ impl fmt::Debug for RequestPerMinute {
 
 impl std::error::Error for RequestPerMinute {}
 
-/// `minute`, or `5 minutes`, or `1.5s`.
+/// Prints `minute`, `5 minutes` or `1.5s`.
 struct Period(Duration);
 
 impl fmt::Display for Period {
@@ -241,8 +254,8 @@ impl fmt::Display for Period {
 
 /// A return type that can report a refusal.
 ///
-/// An annotated function returns early with it. Implemented for every `Result` whose error is
-/// [`From<RequestPerMinute>`](From); implement it for a return type of your own that is no `Result`.
+/// A refused annotated function returns early with such a value. Implemented for every `Result` whose error is
+/// [`From<RequestPerMinute>`](From). Implement it for other return types.
 ///
 /// ```
 /// use ratelimit_runtime::{FromRefusal, RequestPerMinute};
@@ -262,7 +275,7 @@ impl fmt::Display for Period {
     note = "or implement `ratelimit_runtime::FromRefusal` for a return type of your own"
 )]
 pub trait FromRefusal {
-    /// The value an annotated function returns in place of running.
+    /// The value that an annotated function returns instead of running.
     fn from_refusal(refused: RequestPerMinute) -> Self;
 }
 
@@ -272,7 +285,7 @@ impl<T, E: From<RequestPerMinute>> FromRefusal for Result<T, E> {
     }
 }
 
-/// A limiter could not be set up. Its message says what is wrong and what to do; it never holds a password.
+/// A limiter could not be set up. The message names the mistake and the fix. It never contains a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetupError(String);
 

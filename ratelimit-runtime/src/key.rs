@@ -1,4 +1,4 @@
-//! Who is limited: the key of a call and the name of the counter it leads to.
+//! Keys: the values that calls are limited by.
 
 pub(crate) mod escape;
 
@@ -17,17 +17,17 @@ use self::escape::{Reserved, escape, escape_byte, reserved};
 
 static RESERVED: Reserved = reserved(b"%{}(),");
 
-/// A value that can tell callers apart.
+/// A value that a call can be limited by: a user, an address, a tenant.
 ///
 /// Implemented for integers, strings, byte strings, `bool`, `char`, IP addresses, `uuid::Uuid`
-/// (feature `uuid`), tuples of up to eight of them, and references and `Cow`s of them. Two keys are the same when
-/// they print the same: `1` and `"1"` are one key; `("a", "b")` and `"a,b"` are two, and so are
-/// `("a:b", "c")` and `("a", "b:c")`.
+/// (feature `uuid`), tuples of up to eight of them, and references and `Cow`s of them.
 ///
-/// It is not implemented for `Option`, as only you can say what a missing key means: see the
-/// attribute's `on_missing_key`.
+/// Two keys are equal if they print the same: `1` and `"1"` are one key. Tuples keep their nesting:
+/// `("a", "b")` and `"a,b"` are two keys, and so are `("a:b", "c")` and `("a", "b:c")`.
 ///
-/// A type of your own needs one method, which writes one value or a tuple of them:
+/// Not implemented for `Option`: the attribute's `on_missing_key` says what a missing key means.
+///
+/// A type of your own needs one method, which writes one value or a tuple of values:
 ///
 /// ```
 /// use ratelimit_runtime::{Key, KeyWriter, RateKey};
@@ -53,33 +53,33 @@ pub trait RateKey {
     /// Writes this value, usually by calling `write_key` of a field or of a tuple of fields.
     fn write_key(&self, key: &mut KeyWriter<'_>);
 
-    /// The key that comes of what it would write. Some can tell it without writing.
+    /// The key of this value. Some types compute it without writing.
     #[doc(hidden)]
     #[inline]
     fn rate_key(&self) -> Key {
-        Key::written(self)
+        Key::from_writer(self)
     }
 }
 
-/// Takes the value of a key and keeps it unambiguous: what would end a part is escaped.
+/// Receives the value of a key. Escapes characters that would end a part, so that keys stay unambiguous.
 pub struct KeyWriter<'a> {
-    out: &'a mut Output,
-    /// Whether this part has been written to, so that a second write can be set apart.
+    out: &'a mut KeyBuffer,
+    /// Whether this part has been written to: further writes need a separator.
     written: bool,
 }
 
-/// Text with room for a usual key without an allocation; as large as a `Vec`.
-type Text = SmallVec<[u8; 16]>;
+/// Inline room for common keys; as large as a `Vec`.
+type KeyText = SmallVec<[u8; 16]>;
 
-/// What has been written.
+/// The key written so far.
 #[derive(Default)]
-struct Output {
-    text: Text,
-    /// A number that is all of it so far, and not printed yet.
+struct KeyBuffer {
+    text: KeyText,
+    /// The only part so far, if it is a number. Not printed yet.
     number: Option<u64>,
 }
 
-impl Output {
+impl KeyBuffer {
     fn print_number(&mut self) {
         if let Some(number) = self.number.take() {
             self.text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
@@ -90,8 +90,8 @@ impl Output {
 impl KeyWriter<'_> {
     /// Writes one part made of bytes.
     ///
-    /// A second call sets its part apart with a comma. To write several parts use a tuple, which also
-    /// says where they end.
+    /// A comma separates it from an earlier part. For several parts use a tuple, which also marks where
+    /// they end.
     pub fn write_bytes(&mut self, bytes: &[u8]) {
         self.begin();
         for chunk in bytes.utf8_chunks() {
@@ -108,7 +108,7 @@ impl KeyWriter<'_> {
         escape(text, &RESERVED, &mut self.out.text);
     }
 
-    /// What has nothing to be escaped.
+    /// Writes a text without reserved characters.
     fn write_plain(&mut self, text: &str) {
         self.begin();
         self.out.text.extend_from_slice(text.as_bytes());
@@ -126,10 +126,10 @@ impl KeyWriter<'_> {
 
     fn write_printed(&mut self, value: &dyn fmt::Display) {
         self.begin();
-        let _ = write!(Escaped(&mut self.out.text), "{value}"); // a `Vec` has room for everything
+        let _ = write!(EscapingWriter(&mut self.out.text), "{value}"); // writing to memory cannot fail
     }
 
-    /// Sets what follows apart from what was written.
+    /// Separates the following part from an earlier one.
     #[inline]
     fn begin(&mut self) {
         if self.written {
@@ -158,17 +158,17 @@ impl fmt::Debug for KeyWriter<'_> {
     }
 }
 
-/// Escapes what is printed into it.
-struct Escaped<'a>(&'a mut Text);
+/// Escapes the text that is formatted into it.
+struct EscapingWriter<'a>(&'a mut KeyText);
 
-impl fmt::Write for Escaped<'_> {
+impl fmt::Write for EscapingWriter<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         escape(text, &RESERVED, self.0);
         Ok(())
     }
 }
 
-/// The key of one call, printed.
+/// The key of a call, in its printed form.
 ///
 /// ```
 /// use ratelimit_runtime::Key;
@@ -179,18 +179,19 @@ impl fmt::Write for Escaped<'_> {
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(pub(crate) Repr);
 
-/// A key has one form: what reads like a number is one, and what is short is `Short`. Most numbers are never printed, as only a server
-/// needs a name for a counter.
+/// The form of a key, which is canonical: texts that read like a number are `Number`, other short texts `Short`.
+///
+/// Most numbers are never printed, as only a server needs the name of a counter.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Repr {
-    /// A number and 0. Nothing is left unwritten: a compiler copies what comes next to that twice.
+    /// A number and 0. Uninitialised padding would make the compiler copy the value twice.
     Number([u64; 2]),
-    /// Up to 16 bytes with zeros behind them, as two little-endian numbers.
+    /// The length, and up to 16 bytes padded with zeros, as two little-endian numbers.
     Short(u8, [u64; 2]),
     Long(Box<[u8]>),
 }
 
-const LONGEST_SHORT: usize = 16;
+const MAX_SHORT: usize = 16;
 
 impl Repr {
     #[inline]
@@ -208,45 +209,45 @@ impl Key {
     }
 
     #[inline(never)]
-    fn written<K: RateKey + ?Sized>(key: &K) -> Self {
-        let mut out = Output::default();
+    fn from_writer<K: RateKey + ?Sized>(key: &K) -> Self {
+        let mut out = KeyBuffer::default();
         key.write_key(&mut KeyWriter { out: &mut out, written: false });
-        out.number.map_or_else(|| Self::printed(&out.text), |number| Self(Repr::number(number)))
+        out.number.map_or_else(|| Self::from_printed(&out.text), |number| Self(Repr::number(number)))
     }
 
-    /// The key of a text, which is that text if nothing of it is to be escaped.
+    /// The key of a text. The fast path for short texts that need no escapes and do not start with a digit.
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `private::key`
-    fn of_text(text: &str) -> Self {
+    fn from_text(text: &str) -> Self {
         let bytes = text.as_bytes();
-        let Ok(length @ ..=16) = u8::try_from(bytes.len()) else { return Self::of_unusual(text) };
+        let Ok(length @ ..=16) = u8::try_from(bytes.len()) else { return Self::from_uncommon_text(text) };
         let [first, second] = short(bytes);
-        // What is not there is as zeros, which are not usual.
-        let (bits, usual) = (8 * u32::from(length), in_all(b'a'));
-        let behind = [usual.unbounded_shl(bits), usual.unbounded_shl(bits.saturating_sub(64))];
-        let are_usual = are_usual(first | behind[0]) && are_usual(second | behind[1]);
+        // Missing bytes are zeros, which are not plain.
+        let (bits, plain) = (8 * u32::from(length), splat(b'a'));
+        let padding = [plain.unbounded_shl(bits), plain.unbounded_shl(bits.saturating_sub(64))];
+        let is_plain = is_plain_ascii(first | padding[0]) && is_plain_ascii(second | padding[1]);
         let is_number = bytes.first().is_none_or(u8::is_ascii_digit);
-        if !are_usual || is_number { Self::of_unusual(text) } else { Self(Repr::Short(length, [first, second])) }
+        if !is_plain || is_number { Self::from_uncommon_text(text) } else { Self(Repr::Short(length, [first, second])) }
     }
 
-    /// The same for any text: for a long one, for what may be a number, and for what may have to be escaped.
+    /// The key of any text: long, possibly a number, or with reserved characters.
     #[inline(never)]
-    fn of_unusual(text: &str) -> Self {
+    fn from_uncommon_text(text: &str) -> Self {
         let (chunks, rest) = text.as_bytes().as_chunks();
         let is_plain = |bytes: &[u8]| !bytes.iter().any(|byte| RESERVED[usize::from(*byte)]);
-        let are_plain = |chunk: &[u8; 8]| are_usual(u64::from_le_bytes(*chunk)) || is_plain(chunk);
+        let are_plain = |chunk: &[u8; 8]| is_plain_ascii(u64::from_le_bytes(*chunk)) || is_plain(chunk);
         if chunks.iter().all(are_plain) && is_plain(rest) {
-            Self::printed(text.as_bytes())
+            Self::from_printed(text.as_bytes())
         } else {
-            Self::written(text)
+            Self::from_writer(text)
         }
     }
 
-    /// What is printed like this.
-    fn printed(text: &[u8]) -> Self {
-        Self(match (u8::try_from(text.len()), read_number(text)) {
+    /// The key with this printed form.
+    fn from_printed(text: &[u8]) -> Self {
+        Self(match (u8::try_from(text.len()), parse_number(text)) {
             (_, Some(number)) => Repr::number(number),
-            (Ok(length), None) if text.len() <= LONGEST_SHORT => Repr::Short(length, short(text)),
+            (Ok(length), None) if text.len() <= MAX_SHORT => Repr::Short(length, short(text)),
             _ => Repr::Long(text.into()),
         })
     }
@@ -263,11 +264,11 @@ impl Key {
     }
 }
 
-/// Up to 16 bytes with zeros behind them. Two numbers are hashed and copied faster than so many bytes.
+/// Packs up to 16 bytes, padded with zeros. Two integers are hashed and copied faster than bytes.
 #[inline(always)]
 #[allow(clippy::inline_always)] // see `CounterId::new_inline`
 fn short(text: &[u8]) -> [u64; 2] {
-    // The last bytes overlap with the first ones; what they have in common is shifted out.
+    // The last bytes may overlap the first ones; the overlap is shifted out.
     let overlap = |of: usize| u32::try_from(8 * (2 * of - text.len())).unwrap_or_default();
     if let (Some(first), Some(last)) = (text.first_chunk(), text.last_chunk()) {
         return [u64::from_le_bytes(*first), u64::from_le_bytes(*last).unbounded_shr(overlap(8))];
@@ -279,29 +280,30 @@ fn short(text: &[u8]) -> [u64; 2] {
     [text.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)), 0]
 }
 
-const fn in_all(byte: u8) -> u64 {
+/// Eight copies of a byte.
+const fn splat(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
 
-/// Whether eight bytes are what most keys are made of, and none of it is to be escaped: digits, letters, `-./:;<=>?@[\]^_` and the backquote.
+/// Whether all eight bytes are digits, letters, `-./:;<=>?@[\]^_` or the backquote. None of these is escaped.
 ///
-/// All at once: the high bit of a byte is set in `x - 0x2D..` but not in `x` if one is below `-`, and in `x + 0x05..` if one is above `z`
-/// (*Bit Twiddling Hacks*, Anderson).
+/// Tests all bytes at once (*Bit Twiddling Hacks*, Anderson). The high bit of a byte is set in `x - 0x2D..` but not in
+/// `x` if it is below `-`, and in `x + 0x05..` if it is above `z`.
 #[inline]
-fn are_usual(bytes: u64) -> bool {
-    let below = bytes.wrapping_sub(in_all(b'-')) & !bytes;
-    let above = bytes.wrapping_add(in_all(0x7F - b'z')) | bytes;
-    (below | above) & in_all(0x80) == 0
+fn is_plain_ascii(bytes: u64) -> bool {
+    let below = bytes.wrapping_sub(splat(b'-')) & !bytes;
+    let above = bytes.wrapping_add(splat(0x7F - b'z')) | bytes;
+    (below | above) & splat(0x80) == 0
 }
 
-/// The number that is printed like this.
-fn read_number(text: &[u8]) -> Option<u64> {
+/// The number with this printed form.
+fn parse_number(text: &[u8]) -> Option<u64> {
     let as_printed = match text {
         [b'0'] => true,
         [first, ..] => (b'1'..=b'9').contains(first),
         [] => false,
     };
-    // The first byte is a digit, so there is no sign.
+    // The first byte is a digit: no sign is accepted.
     if as_printed { str::from_utf8(text).ok()?.parse().ok() } else { None }
 }
 
@@ -317,7 +319,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A [`Key`] stands for the value it was made from.
+/// The key of a [`Key`] is itself.
 impl RateKey for Key {
     fn write_key(&self, key: &mut KeyWriter<'_>) {
         if let Repr::Number([number, _]) = &self.0 {
@@ -346,7 +348,7 @@ macro_rules! integers {
 
             #[inline]
             fn rate_key(&self) -> Key {
-                u64::try_from(*self).map_or_else(|_| Key::written(self), |number| Key(Repr::number(number)))
+                u64::try_from(*self).map_or_else(|_| Key::from_writer(self), |number| Key(Repr::number(number)))
             }
         }
     )*};
@@ -404,7 +406,7 @@ macro_rules! texts {
 
             #[inline]
             fn rate_key(&self) -> Key {
-                Key::of_text(self)
+                Key::from_text(self)
             }
         }
     )*};
@@ -487,11 +489,11 @@ mod tests {
         assert_ne!(Key::new(1), Key::new((1,)));
         for text in ["", "00", "01", "+1", "1 ", " 1", "1.0", "1e1", "18446744073709551616", "١"] {
             assert_eq!(Key::new(text).to_string(), text);
-            assert_eq!(read_number(text.as_bytes()), None, "{text}");
+            assert_eq!(parse_number(text.as_bytes()), None, "{text}");
         }
     }
 
-    /// A key that is written in pieces.
+    /// A key that writes several parts.
     struct Pieces(&'static [&'static str]);
 
     impl RateKey for Pieces {
@@ -515,25 +517,25 @@ mod tests {
     }
 
     #[test]
-    fn the_key_of_a_text_is_what_is_written() {
+    fn the_fast_path_of_texts_equals_the_writer() {
         for length in [0, 1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40] {
             for (at, letter) in (0..=length).flat_map(|at| ('\0'..'\u{100}').map(move |letter| (at, letter))) {
                 let mut text = "a".repeat(length);
                 text.insert(at, letter);
-                assert_eq!(Key::of_text(&text), Key::written(text.as_str()), "{letter:?} at {at} of {length}");
+                assert_eq!(Key::from_text(&text), Key::from_writer(text.as_str()), "{letter:?} at {at} of {length}");
             }
         }
         for text in ["", "0", "7", "42", "042", "1a", "12345678", "123456789", "a2345678", "18446744073709551615"] {
-            assert_eq!(Key::of_text(text), Key::written(text), "{text}");
+            assert_eq!(Key::from_text(text), Key::from_writer(text), "{text}");
         }
     }
 
     #[test]
     fn a_short_text_is_two_numbers() {
-        for length in 0..=LONGEST_SHORT {
+        for length in 0..=MAX_SHORT {
             let text: Vec<u8> = (1..=16).take(length).collect();
             let mut padded = text.clone();
-            padded.resize(LONGEST_SHORT, 0);
+            padded.resize(MAX_SHORT, 0);
             let bytes: Vec<u8> = short(&text).into_iter().flat_map(u64::to_le_bytes).collect();
             assert_eq!(bytes, padded);
         }

@@ -1,16 +1,16 @@
-//! The locks and atomics of the memory store, of the lines of waiting callers and of what is known of counters.
+//! Locks and atomics of the memory store, the wait queues, the denial cache and the quota batches.
 //!
-//! They are the ones everybody knows (and one of the crate `spin`), but for the tests in `model_check.rs`. Those run under a scheduler that decides
-//! before each step of theirs which thread goes on.
+//! They are those of the standard library, tokio and the crate `spin`. The tests in `model_check.rs` use those of
+//! `shuttle` instead: its scheduler decides before each step which thread continues.
 
 use std::ops;
 
 #[cfg(not(all(test, model_check)))]
-pub(crate) use self::known::*;
+pub(crate) use self::real::*;
 #[cfg(all(test, model_check))]
 pub(crate) use self::scheduled::*;
 
-/// Something on cache lines of its own (processors take two at once), so that who changes it slows nobody down who is at its neighbours.
+/// Padded to two cache lines to avoid false sharing: processors prefetch adjacent lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct CachePadded<T>(pub(crate) T);
@@ -24,7 +24,7 @@ impl<T> ops::Deref for CachePadded<T> {
 }
 
 #[cfg(not(all(test, model_check)))]
-mod known {
+mod real {
     pub(crate) use std::sync::{
         Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, AtomicUsize},
@@ -36,7 +36,7 @@ mod known {
 
     pub(crate) use tokio::sync::Notify;
 
-    /// A number of this thread, for those who keep threads apart.
+    /// A small number of this thread, to spread threads over shards.
     #[inline]
     pub(crate) fn thread_index() -> usize {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
@@ -46,24 +46,27 @@ mod known {
         NUMBER.try_with(|number| *number).unwrap_or_default()
     }
 
-    /// Locks what is held for some nanoseconds at almost every call; for a millisecond at the one in ten thousands that makes room among many.
+    /// Locks a mutex that is held for nanoseconds by almost every call, and for a millisecond by the one call in tens of
+    /// thousands that makes room.
     ///
-    /// Two threads that take turns at every call mostly wait for the cache line to come over from the other. Whoever finds it locked
-    /// steps back for as long as some calls take, so that a thread makes many in a row: both get through in less than half the time.
+    /// A spin lock, because unlocking is one store. A parking lock must also check for sleepers, which costs as much as
+    /// locking. Waiters are therefore not woken: they retry after a back-off, at first a yield, later a sleep.
     ///
-    /// To let go of such a lock is to write one byte, where another has to ask whether somebody sleeps: that takes as long as to lock it. So
-    /// nobody is woken, and who finds it locked for long looks again from time to time.
+    /// The back-off also helps throughput. Two threads that alternate at every call mostly wait for the cache line. A
+    /// thread that backs off for the time of some calls lets the other one make many in a row: both finish in less than
+    /// half the time.
     #[inline]
     pub(crate) fn spin_lock<T>(mutex: &SpinMutex<T>) -> SpinMutexGuard<'_, T> {
         mutex.try_lock().unwrap_or_else(|| backoff(|| mutex.try_lock()))
     }
 
+    /// Locks the mutex if it is free.
     #[inline]
     pub(crate) fn try_spin_lock<T>(mutex: &SpinMutex<T>) -> Option<SpinMutexGuard<'_, T>> {
         mutex.try_lock()
     }
 
-    /// Locks all of them. Who waits for one holds none: all who want that would wait too.
+    /// Locks all mutexes, or none while it waits: threads that want another one are not blocked meanwhile.
     pub(crate) fn spin_lock_all<'a, T, const N: usize>(
         mutexes: &(impl Iterator<Item = &'a SpinMutex<T>> + Clone),
     ) -> SmallVec<[SpinMutexGuard<'a, T>; N]> {
@@ -71,19 +74,20 @@ mod known {
         try_lock().unwrap_or_else(|| backoff(try_lock))
     }
 
+    /// Retries until `attempt` succeeds.
     #[cold]
     #[inline(never)]
-    fn backoff<T>(look: impl Fn() -> Option<T>) -> T {
-        let mut looks = 0;
+    fn backoff<T>(attempt: impl Fn() -> Option<T>) -> T {
+        let mut attempts = 0;
         loop {
-            // Whoever holds it may need this processor, and may be no thread that others make room for.
-            if looks < 100 {
+            // The holder may need this processor, and a yield may not schedule it.
+            if attempts < 100 {
                 thread::yield_now();
-                looks += 1;
+                attempts += 1;
             } else {
                 thread::sleep(Duration::from_micros(50));
             }
-            if let Some(found) = look() {
+            if let Some(found) = attempt() {
                 return found;
             }
         }
@@ -119,7 +123,7 @@ mod scheduled {
         mutexes.clone().map(spin_lock).collect()
     }
 
-    /// tokio's, each use of it a step.
+    /// tokio's `Notify`, each use of which is a step of the scheduler.
     pub(crate) struct Notify(tokio::sync::Notify);
 
     impl Notify {
@@ -138,15 +142,15 @@ mod scheduled {
         }
     }
 
-    /// Runs a test under many of the orders in which the steps of its threads can follow one another, where all are too many: such as
-    /// have few switches between threads (*probabilistic concurrency testing*, Burckhardt and others, 2010), and random ones.
+    /// Runs a test under many interleavings of its threads, where all are too many: some with few switches between
+    /// threads (*probabilistic concurrency testing*, Burckhardt and others, 2010), and random ones.
     #[cfg(feature = "redis")]
     pub(crate) fn many_orders(run: impl Fn() + Clone + Send + Sync + 'static) {
         shuttle::check_pct(run.clone(), 3_000, 3);
         shuttle::check_random(run, 3_000);
     }
 
-    /// Runs a test under every order in which the steps of its threads can follow one another.
+    /// Runs a test under every interleaving of its threads.
     pub(crate) fn every_order(run: impl Fn() + Send + Sync + 'static) {
         shuttle::check_dfs(run, None);
     }

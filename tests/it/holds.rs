@@ -932,7 +932,7 @@ async fn a_log_has_room_for_ten_thousand_holds() {
         assert_eq!(refused.retry_after(), Some(LEASE + 59 * SECOND));
         assert_eq!(
             refused.to_string(),
-            "`room` has 10000 calls that hold something, and a SlidingLog has room for no more; retry in 89.000s"
+            "`room` has 10000 holds at once, the maximum of a SlidingLog; retry in 89.000s"
         );
         exceeded(run(limiter, rule, key, Some(5)).await);
         // A look, a charge and a reservation of nothing are no holds.

@@ -1,23 +1,23 @@
-//! The error of a store that could not decide.
+//! The error of a store that cannot decide.
 
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-/// A store could not decide.
+/// The reason why a store could not decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
     pub(crate) misconfigured: bool,
-    /// Whether the store surely did nothing.
+    /// Whether the store certainly did nothing.
     unsent: bool,
-    /// Whether it does not take the user or the password.
+    /// Whether the server rejects the user or the password.
     credentials: bool,
     reason: Reason,
-    /// When what it tells of began, if it goes on.
+    /// The beginning of the outage, if it is one that continues.
     since: Option<Instant>,
 }
 
-/// Costs nothing to clone: an outage is told to every caller.
+/// Cheap to clone: every caller gets it during an outage.
 #[derive(Clone, Debug)]
 enum Reason {
     Known(&'static str),
@@ -25,13 +25,13 @@ enum Reason {
 }
 
 impl StoreError {
-    /// The store cannot be reached, is too slow or is full. What happens is the caller's `on_store_error`.
+    /// The store is unreachable, too slow or full. The caller's `on_store_error` applies.
     pub fn unavailable(reason: impl Into<Cow<'static, str>>) -> Self {
         Self::new(false, reason.into())
     }
 
-    /// The store answered that it can't work like this: a wrong type, a missing right, a broken script. Returned to
-    /// callers whatever their policy.
+    /// The store rejects the request: a wrong type, a missing permission, a script error. Returned to callers under
+    /// every failure policy.
     pub fn misconfigured(reason: impl Into<Cow<'static, str>>) -> Self {
         Self::new(true, reason.into())
     }
@@ -40,83 +40,83 @@ impl StoreError {
         Self { misconfigured, unsent: false, credentials: false, reason: Reason::new(reason), since: None }
     }
 
-    /// A server can only be asked on a runtime.
+    /// The caller is on no tokio runtime, which a server needs.
     pub(crate) fn no_runtime() -> Self {
-        Self::misconfigured("Redis can only be asked from within a tokio runtime, and there is none here")
+        Self::misconfigured("Redis needs a tokio runtime, and this call is on none")
     }
 
-    /// The store returned fewer requests than it was given.
+    /// The store returned fewer requests than it got.
     pub(crate) fn no_answer() -> Self {
-        Self::misconfigured("the store returned a batch without the request it was given")
+        Self::misconfigured("the store returned a batch without the request it got")
     }
 
     pub(crate) fn late(deadline: Duration) -> Self {
         Self::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
     }
 
-    /// The same, of something that was not sent.
+    /// Marks the request as not sent.
     pub(crate) fn unsent(mut self) -> Self {
         self.unsent = true;
         self
     }
 
-    /// Whether the store surely did nothing.
+    /// Whether the request was certainly not sent, so that the store did nothing.
     pub(crate) fn is_unsent(&self) -> bool {
         self.unsent
     }
 
-    /// The same, about a user or a password that the store does not take.
+    /// Marks the user or the password as rejected.
     #[cfg(feature = "redis")]
     pub(crate) fn about_credentials(mut self) -> Self {
         self.credentials = true;
         self
     }
 
-    /// Whether it is about a user or a password.
+    /// Whether the server rejected the user or the password.
     #[cfg(feature = "redis")]
     pub(crate) fn is_about_credentials(&self) -> bool {
         self.credentials
     }
 
-    /// The same as an outage: the caller's policy decides.
+    /// Turns it into an outage, for which the caller's failure policy applies.
     #[cfg(feature = "redis")]
     pub(crate) fn into_outage(mut self) -> Self {
         self.misconfigured = false;
         self
     }
 
-    /// The same, with whom it is about in front.
+    /// Prefixes the message with the server.
     #[cfg(feature = "redis")]
-    pub(crate) fn about(mut self, whom: &impl fmt::Display) -> Self {
-        self.reason = Reason::Found(format!("{whom}: {}", self.reason.words()).into());
+    pub(crate) fn about(mut self, server: &impl fmt::Display) -> Self {
+        self.reason = Reason::Found(format!("{server}: {}", self.reason.words()).into());
         self
     }
 
-    /// The same, with what to do.
+    /// Appends advice to the message.
     #[cfg(feature = "redis")]
     pub(crate) fn advised(mut self, advice: &str) -> Self {
         self.reason = Reason::Found(format!("{}; {advice}", self.reason.words()).into());
         self
     }
 
-    /// The same, of an outage that began then: the message ends with how long it has lasted.
+    /// Sets the beginning of the outage. The message then ends with its duration.
     #[cfg(feature = "redis")]
     pub(crate) fn since(mut self, began: Instant) -> Self {
         self.since = Some(began);
         self
     }
 
-    /// When the outage began that it tells of, if it does.
+    /// The beginning of the outage, if known.
     pub(crate) fn began(&self) -> Option<Instant> {
         self.since
     }
 
-    /// The message, without how long.
+    /// The message without the duration.
     pub(crate) fn reason(&self) -> &str {
         self.reason.words()
     }
 
-    /// The message.
+    /// The message with the duration.
     pub(crate) fn into_words(self) -> Cow<'static, str> {
         match self {
             Self { reason: Reason::Known(words), since: None, .. } => words.into(),

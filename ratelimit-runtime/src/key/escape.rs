@@ -1,4 +1,4 @@
-//! Percent-escapes, which keep the parts of a key and of a counter's name apart.
+//! Percent-escapes for the parts of keys and counter names.
 
 use smallvec::{Array, SmallVec};
 

@@ -4,56 +4,57 @@ use std::time::Duration;
 
 use super::algorithm::{Algorithm, Refill};
 
-/// The largest whole number up to which Lua's arithmetic, quotients rounded up included, is exact.
+/// The largest integer up to which Lua's arithmetic is exact, including quotients rounded up.
 pub(crate) const EXACT: u64 = 1 << 52;
 
-/// The largest count of a fixed window: Redis stores a number 450,001 times as large, and Lua's remainders are exact up to 2^52.
+/// The largest count of a fixed window. Redis stores a number 450,001 times as large, and Lua's remainders are exact
+/// up to 2^52.
 pub(crate) const LARGEST_WINDOW: u64 = 9_999_999_999;
 
 /// The largest number of holds in one log: its script keeps them in one string, and each step copies it.
 /// See `sliding_log/decide.lua`.
 pub(crate) const MOST_HOLDS: usize = 10_000;
 
-/// How a log stores its period. It depends on the period alone, so a changed count reads the same log.
+/// The stored form of a log. It depends only on the period, so a changed count can read the same log.
 pub(crate) struct LogLayout {
-    /// Microseconds a tick.
+    /// Microseconds per tick.
     pub(crate) tick_us: u64,
     pub(crate) period_ticks: u64,
-    /// How many digits of an entry in Redis are its total.
+    /// The number of digits for the total in an entry in Redis.
     pub(crate) digits: u32,
 }
 
-/// What times are stored modulo in Redis, times what totals are: Lua's numbers are whole up to there.
+/// The product of the moduli of times and totals in Redis. Lua's integers are exact up to it.
 const ROOM: u64 = 8_123_456_790_000_000;
-const MOST_DIGITS: u32 = 7;
+const MAX_DIGITS: u32 = 7;
 
 impl LogLayout {
     pub(crate) const fn of(period_ms: u64) -> Self {
         let tick_us = if period_ms <= 200_000 { 1 } else { 1000 };
-        let mut layout = Self { tick_us, period_ticks: period_ms.saturating_mul(1000) / tick_us, digits: MOST_DIGITS };
+        let mut layout = Self { tick_us, period_ticks: period_ms.saturating_mul(1000) / tick_us, digits: MAX_DIGITS };
         while layout.cycle() / 5 * 2 < layout.period_ticks {
             layout.digits -= 1;
         }
         layout
     }
 
-    /// What times are stored modulo in Redis: two and a half periods at least.
+    /// The modulus of times in Redis: at least two and a half periods.
     pub(crate) const fn cycle(&self) -> u64 {
         ROOM / self.largest_count()
     }
 
-    /// How long until an entry of that time has expired.
+    /// Time until an entry expires.
     pub(crate) fn wait_ms(&self, time: u64, now: u64) -> u64 {
         ((time + self.period_ticks - now) * self.tick_us).div_ceil(1000)
     }
 
-    /// As much as a total in Redis can tell apart.
+    /// The modulus of totals in Redis.
     pub(crate) const fn largest_count(&self) -> u64 {
         10_u64.pow(self.digits)
     }
 }
 
-/// A number of a rule that its algorithm can't have.
+/// A number of a rule that its algorithm does not support.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RuleFault {
     NoBuckets,
@@ -74,7 +75,7 @@ pub(crate) enum RuleField {
 }
 
 impl RuleFault {
-    /// As far as it can be told at compile time.
+    /// The message at compile time.
     pub(crate) const fn words(self) -> &'static str {
         match self {
             Self::NoBuckets => "`buckets` must be at least 1",
@@ -95,7 +96,7 @@ impl RuleFault {
         }
     }
 
-    /// With the numbers of the rule it is in.
+    /// The message with the numbers of the rule.
     pub(super) fn explain(self, algorithm: Algorithm, period: Duration) -> String {
         match self {
             Self::TooLarge { field, number, largest } => {
@@ -111,7 +112,7 @@ impl RuleFault {
     }
 }
 
-/// The fault of a rule whose period, in milliseconds, is right.
+/// The fault of a rule with a valid period, in milliseconds.
 #[inline]
 pub(super) const fn fault(algorithm: Algorithm, count: u64, period: u64, prefetch: u16) -> Option<RuleFault> {
     const MOST_BUCKETS: u64 = 1_000;

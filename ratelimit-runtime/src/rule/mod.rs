@@ -1,4 +1,4 @@
-//! What is limited: a counter's name, how much of it, in how long, by which algorithm.
+//! Rules: a counter's prefix, the count, the period and the algorithm.
 
 use std::{fmt, time::Duration};
 
@@ -9,10 +9,10 @@ pub use self::algorithm::{Algorithm, Refill};
 use self::limits::RuleFault;
 use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 
-/// A limit: at most `count` in each `period`, for the counter named `prefix`.
+/// A limit of `count` in each `period`, for the counters named `prefix`.
 ///
-/// A rule is a small constant. The counter it speaks of is found by prefix, key, algorithm and
-/// period: a changed count acts on the next call, a changed period or algorithm starts fresh.
+/// A rule is a small constant. Prefix, key, algorithm and period identify a counter. A changed count or burst
+/// takes effect on the next call; a changed period or algorithm starts a fresh counter.
 ///
 /// ```
 /// use ratelimit_runtime::{Algorithm, Limiter, Rule};
@@ -30,28 +30,29 @@ use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 pub struct Rule {
     prefix: &'static str,
     count: u64,
-    /// The period in two parts: a `Duration` has room behind it, and keeps it. Every call carries its rules.
+    /// The period in two parts, as a `Duration` has padding. Every call carries its rules.
     seconds: u64,
     nanos: u32,
     shadow: bool,
     denial_cache: bool,
     prefetch: u16,
     algorithm: Algorithm,
-    /// What tells its counters from those of other rules.
+    /// Distinguishes its counters from those of other rules.
     id: RuleId,
 }
 
-/// A hash of a rule's prefix, algorithm and period, worked out where the rule is written: mostly by the compiler.
+/// A hash of a rule's prefix, algorithm and period, mostly computed at compile time.
 ///
-/// XXH3 with 128 bits. It has no secret, so a prefix must not come from strangers: they could look for two that share it.
+/// XXH3 with 128 bits, without a secret: an attacker who chooses prefixes could search for a collision. Prefixes must
+/// therefore be trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct RuleId(pub(crate) u64, pub(crate) u64);
 
 impl RuleId {
-    #[allow(clippy::cast_possible_truncation)] // in two halves
+    #[allow(clippy::cast_possible_truncation)] // split into two halves
     const fn new(rule: &Rule) -> Self {
         let period = rule.identity_period();
-        // The period is all of it, so that none with a fault has the id of one without.
+        // The whole period is hashed, so that an invalid rule never shares the id of a valid one.
         let (seconds, nanoseconds) = (period.as_secs() as u128, period.subsec_nanos() as u128);
         let counted = seconds << 64 | (rule.algorithm.id() as u128) << 32 | nanoseconds;
         let id = xxh3_128(rule.prefix.as_bytes()) ^ xxh3_128_with_seed(&counted.to_le_bytes(), 1);
@@ -65,22 +66,24 @@ impl Rule {
 
     /// A rule that admits `count` in each `period` by [`Algorithm::FixedWindow`].
     ///
-    /// The period is a whole number of milliseconds, from one to [`Rule::LONGEST_PERIOD`]. Any
-    /// other period, an empty prefix, or numbers beyond what the algorithm can store are reported by each acquire
-    /// as [`Cause::Misconfigured`](crate::Cause::Misconfigured). A count of 0 never admits anything.
+    /// The period is a whole number of milliseconds, from 1 ms to [`Rule::LONGEST_PERIOD`]. A count of 0 never admits
+    /// anything.
     ///
-    /// A prefix is part of the program. What strangers send belongs into keys: in this process rules are told apart by a hash of prefix, algorithm and
-    /// period that has no secret, that of keys has one.
+    /// A rule is invalid with any other period, an empty prefix, or numbers above those in the table. Each acquire then
+    /// returns [`Cause::Misconfigured`](crate::Cause::Misconfigured).
     ///
-    /// | algorithm | the largest numbers it can store |
+    /// Do not build prefixes from untrusted input; put it into keys. The process identifies rules by a hash without a
+    /// secret, for which collisions can be searched. The hash of keys has a secret.
+    ///
+    /// | algorithm | largest numbers |
     /// |---|---|
     /// | `FixedWindow` | a count of 9,999,999,999 |
     /// | `SlidingLog` | a count of 10,000,000 up to a period of 90 hours, 1,000,000 up to 37 days, 100,000 up to 376 days, and 10,000 above |
-    /// | `SlidingWindow` | count × milliseconds of a sub-window: 2^52 (52 million for sub-windows of a day) |
-    /// | `TokenBucket` | burst × milliseconds of the period, or with [`Refill::Interval`] of the periods to fill it: 2^52 (1,250 million for an hour) |
+    /// | `SlidingWindow` | count × milliseconds of a sub-window: 2^52 (a count of 52 million for sub-windows of a day) |
+    /// | `TokenBucket` | burst × milliseconds of the period: 2^52 (a burst of 1,250 million for an hour); with [`Refill::Interval`], milliseconds until the bucket is full: 2^52 |
     /// | `LeakyBucket` | (queue + 1) × milliseconds of the period: 2^52 |
     ///
-    /// No count, burst or queue may be above 2^52.
+    /// No count, burst or queue can be above 2^52.
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
         let algorithm = Algorithm::FixedWindow { align: false };
@@ -93,20 +96,22 @@ impl Rule {
         self
     }
 
-    /// The same rule, counted by another algorithm.
+    /// Sets the algorithm. By default [`Algorithm::FixedWindow`].
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self.with_id()
     }
 
-    /// The same rule, to be tried out: it counts and decides, and lets through what it refuses.
+    /// Shadow mode, to try a rule out: it counts and decides, but never refuses a call.
     ///
-    /// What it would have refused is an event in the log, once a second at most, and counted in the metric `ratelimit_decisions_total` as
-    /// `shadow_refused` (feature `metrics`); nothing is charged for it, as for any refusal. The permit says what the rule says; header
-    /// fields do not tell of it. A call that it would have made wait for a slot of a [`LeakyBucket`](Algorithm::LeakyBucket) takes the slot and runs
-    /// at once. Where it would refuse, other rules of the call are asked once more, without it. The counter is the same with and without: when the
-    /// trial is over, what has been counted goes on to count.
+    /// A refusal becomes an event in the log, at most once a second, and counts as `shadow_refused` in the metric
+    /// `ratelimit_decisions_total` (feature `metrics`). It charges nothing, like any refusal.
+    ///
+    /// - The permit has the rule's numbers; header fields leave the rule out.
+    /// - A call that would wait for a slot of a [`LeakyBucket`](Algorithm::LeakyBucket) takes the slot and runs at once.
+    /// - If the rule would refuse, the other rules of the call are decided again without it.
+    /// - The counter is the same in both modes: after the trial, earlier calls still count.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, Rule};
@@ -126,23 +131,26 @@ impl Rule {
         self
     }
 
-    /// Whether the rule is only tried out.
+    /// Whether the rule is in shadow mode; see [`Rule::with_shadow`].
     #[inline]
     pub const fn is_shadow(&self) -> bool {
         self.shadow
     }
 
-    /// Whether this process remembers that a call was refused; it does if nothing is said.
+    /// Whether this process caches denials. By default it does.
     ///
-    /// What a store said when it refused is answered here until shortly before the wait is over, with what is left of it, and the store is not
-    /// asked. That is what the store would say, as long as nobody else refunds to the counter or resets it: this process forgets what it knows when it does so
-    /// itself, while the store is away, and for a rule of another count, burst or queue. Turn it off for a rule whose counters are
-    /// reset, or refunded to, by other processes, and whose callers can't wait until the refusal ends.
+    /// Until shortly before the wait of a refusal is over, further calls are refused with the rest of it, without
+    /// asking the store. A cached denial can be stale if another process refunds or resets the counter. Turn the cache
+    /// off if other processes do so, and callers cannot wait until the denial ends.
     ///
-    /// It is part of neither the counter's name nor its state. The memory store has no need of it.
+    /// - Denials are dropped when this process itself refunds or resets the counter, while the store is down, and when
+    ///   count, burst or queue change.
+    /// - Only calls with a cost of 1 use the cache, or with any cost in a fixed window. Their denial is cached if nothing
+    ///   remains of the counter, and the whole limit will be back within 49 days.
+    /// - Several rules of one call are refused from the cache only if each of them has a cached denial.
+    /// - The cache holds up to 131,072 counters for each store.
     ///
-    /// Remembered are, of each store, up to 131,072 counters of which nothing remained, and all will within 49 days: for a cost of 1, and with a fixed window for
-    /// any cost. Of a call with several rules, all have to be known to refuse.
+    /// The setting is part of neither the counter's name nor its state. The memory store needs no cache.
     ///
     /// ```
     /// # use ratelimit_runtime::Rule;
@@ -150,39 +158,47 @@ impl Rule {
     /// const RULE: Rule = Rule::new("item", 100, Duration::from_secs(60)).with_denial_cache(false);
     /// ```
     #[must_use]
-    pub const fn with_denial_cache(mut self, remember: bool) -> Self {
-        self.denial_cache = remember;
+    pub const fn with_denial_cache(mut self, cache_denials: bool) -> Self {
+        self.denial_cache = cache_denials;
         self
     }
 
-    /// Takes the rule's permits so many at a time, to be spent in this process without asking the store. 1 if nothing is said; what is
-    /// above 65,535 is taken for that.
+    /// Takes quota from the store in batches of this many permits, and spends them without asking the store.
     ///
-    /// For [`Algorithm::FixedWindow`]: permits are spent in the window they were charged in or not at all, so that never more than the count is
-    /// admitted in it, by all processes together. What one process holds is not there for others, until it is refunded or the window ends, so a
-    /// call may be refused while another process holds permits. A process holds
+    /// By default 1; values above 65,535 are clamped. 0, or an algorithm other than [`Algorithm::FixedWindow`], is
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured).
     ///
-    /// - up to `permits` of each counter, or the largest cost of a call if that is more;
-    /// - where these do not last for 10 ms, twice as many, and so on up to 64 times `permits`, and half as many again, as more are taken before the
-    ///   last one is spent;
-    /// - but it takes no more than half of what remains, beyond what callers wait for: the closer the limit, the fewer.
+    /// Permits are only spent in the window that they were charged in. All processes together therefore never admit
+    /// more than the count in a window. Permits held by one process are missing for the others until they are refunded
+    /// or the window ends, so a call may be refused although another process still holds some.
     ///
-    /// What is left goes back to the store with [`Limiter::close`](crate::Limiter::close), and in the background
-    /// when the last handle of a limiter is dropped. A process that ends without leaves it charged. A caller who finds too few permits waits for the store as without prefetch, and
-    /// callers of one counter are served in the order of their arrival. [`Permit::remaining`](crate::Permit::remaining) is what remained at the store when it was asked last, and
-    /// what is left here. A permit that is refunded can be spent again by this process.
+    /// A process holds per counter
     ///
-    /// While the store is away, what was taken before is spent, then [`OnStoreError`](crate::OnStoreError) says what happens.
+    /// - up to `permits`, or the largest cost of a call if that is more;
+    /// - twice as many if a batch does not last 10 ms, and so on up to 64 times `permits`, plus half as many, as the
+    ///   next batch is taken before the last permit is spent;
+    /// - but it takes at most half of what remains, apart from permits that callers already wait for: fewer near the
+    ///   limit.
     ///
-    /// A rule with prefetch stands alone: it can't be one of several in [`Limiter::acquire_all`](crate::Limiter::acquire_all). The memory store counts in
-    /// this process anyway, and takes permits one by one. Other algorithms are [`Cause::Misconfigured`](crate::Cause::Misconfigured), and so is 0. It is not part of the counter's name.
+    /// [`Limiter::close`](crate::Limiter::close) returns the rest to the store; so does a background task after the last
+    /// handle of a limiter was dropped. A process that ends without either leaves it charged.
+    ///
+    /// A caller who finds too few permits waits for the store as without prefetch, in order of arrival.
+    /// [`Permit::remaining`](crate::Permit::remaining) is the sum of what remained at the store when it was last asked,
+    /// and of the permits held here. A refunded permit can be spent again by this process.
+    ///
+    /// While the store is down, the permits held here are spent first; then [`OnStoreError`](crate::OnStoreError)
+    /// applies.
+    ///
+    /// A rule with prefetch cannot be one of several in [`Limiter::acquire_all`](crate::Limiter::acquire_all). The memory
+    /// store counts in this process anyway, and ignores it. It is not part of the counter's name.
     ///
     /// ```
     /// # use ratelimit_runtime::Rule;
     /// # use std::time::Duration;
     /// const RULE: Rule = Rule::new("item", 100_000, Duration::from_secs(60)).with_prefetch(100);
     /// ```
-    #[allow(clippy::cast_possible_truncation)] // not beyond the largest
+    #[allow(clippy::cast_possible_truncation)] // clamped
     #[must_use]
     pub const fn with_prefetch(mut self, permits: u64) -> Self {
         self.prefetch = if permits > u16::MAX as u64 { u16::MAX } else { permits as u16 };
@@ -201,32 +217,32 @@ impl Rule {
         self.denial_cache
     }
 
-    /// The counter's name.
+    /// The prefix of the names of its counters.
     #[inline]
     pub const fn prefix(&self) -> &'static str {
         self.prefix
     }
 
-    /// How much is admitted in one period.
+    /// The cost admitted in each period, or held at once with [`Algorithm::Concurrent`].
     #[inline]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The length of the window.
+    /// The period; the lease with [`Algorithm::Concurrent`].
     #[inline]
     pub const fn period(&self) -> Duration {
         Duration::new(self.seconds, self.nanos)
     }
 
-    /// How the rule counts.
+    /// The algorithm that counts.
     #[inline]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// The largest cost that is ever granted: the burst of a [`TokenBucket`](Algorithm::TokenBucket), one more than the queue of a
-    /// [`LeakyBucket`](Algorithm::LeakyBucket), and otherwise the count. 0 if the count is 0.
+    /// The largest cost that is ever granted: the burst of a [`TokenBucket`](Algorithm::TokenBucket), the queue + 1 of a
+    /// [`LeakyBucket`](Algorithm::LeakyBucket), or else the count. 0 if the count is 0.
     #[inline]
     pub const fn limit(&self) -> u64 {
         match self.algorithm {
@@ -237,7 +253,7 @@ impl Rule {
         }
     }
 
-    /// A rule that says how it counts, without a prefix.
+    /// A rule without a prefix and an id, for arithmetic only.
     pub(crate) const fn unnamed(count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
         let (seconds, nanos) = (period_ms / 1000, (period_ms % 1000) as u32 * 1_000_000);
         let (shadow, denial_cache, prefetch, id) = (false, true, 1, RuleId(0, 0));
@@ -249,18 +265,18 @@ impl Rule {
         self
     }
 
-    /// With another burst, if it has one: that is not in its id.
-    pub(crate) const fn with_burst(mut self, holds: u64) -> Self {
+    /// Sets the burst of a token bucket. The burst is not part of the id.
+    pub(crate) const fn with_burst(mut self, new: u64) -> Self {
         if let Algorithm::TokenBucket { burst, .. } = &mut self.algorithm {
-            *burst = holds;
+            *burst = new;
         }
         self
     }
 
-    /// An equal part of the rule, for one of so many processes, rounded down.
+    /// The local share of the rule for one of this many processes, rounded down.
     ///
-    /// A bucket holds at least one: it would grant nothing, where its rate says that something is to be granted. Of a queue nothing may
-    /// be left: a call that finds its slot free runs all the same.
+    /// A burst is at least 1, as a bucket of 0 would grant nothing at any rate. A queue may become 0: a call whose slot
+    /// is free still runs.
     pub(crate) const fn divided_among(mut self, processes: u64) -> Self {
         self.count /= processes;
         match &mut self.algorithm {
@@ -271,7 +287,7 @@ impl Rule {
         self
     }
 
-    /// The period in milliseconds, which [`Rule::fault`] has found to be whole and to fit.
+    /// The period in milliseconds, of a rule without [`Rule::fault`].
     #[inline]
     pub(crate) const fn period_ms(&self) -> u64 {
         self.seconds.wrapping_mul(1000).wrapping_add(self.nanos as u64 / 1_000_000)
@@ -287,7 +303,7 @@ impl Rule {
         self.id
     }
 
-    /// The period that tells the counter from others: a prefetch does not.
+    /// The period as part of a counter's identity. The lease of a semaphore is not.
     #[inline]
     pub(crate) const fn identity_period(&self) -> Duration {
         match self.algorithm {
@@ -296,19 +312,19 @@ impl Rule {
         }
     }
 
-    /// The same in milliseconds.
+    /// [`Rule::identity_period`] in milliseconds.
     #[allow(clippy::cast_possible_truncation)] // at most 3,650 days
     pub(crate) const fn identity_period_ms(&self) -> u64 {
         self.identity_period().as_millis() as u64
     }
 
-    /// Whether anything is wrong with the rule's own values.
+    /// Whether the rule is invalid.
     #[inline]
     pub(crate) fn has_fault(&self) -> bool {
         self.prefix.is_empty() || !self.has_period() || self.limit_fault().is_some()
     }
 
-    /// What is wrong with the rule's own values, in words, if anything is.
+    /// The reason why the rule is invalid. `None` if it is valid.
     pub(crate) fn fault(&self) -> Option<String> {
         let (prefix, period) = (self.prefix, self.period());
         if !self.has_fault() {
@@ -330,7 +346,7 @@ impl Rule {
         limits::fault(self.algorithm, self.count, self.period_ms(), self.prefetch)
     }
 
-    /// Whether the period is one that a rule can have.
+    /// Whether the period is valid.
     #[inline]
     fn has_period(&self) -> bool {
         let period = self.period();
@@ -338,7 +354,7 @@ impl Rule {
     }
 }
 
-#[allow(clippy::missing_fields_in_debug)] // two of them are the period, and the id is of others
+#[allow(clippy::missing_fields_in_debug)] // two fields are the period, and the id follows from the others
 impl fmt::Debug for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rule")

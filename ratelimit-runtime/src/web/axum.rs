@@ -1,4 +1,4 @@
-//! A refusal as a response of `axum`.
+//! A refusal as an `axum` response.
 
 use axum_core::response::{IntoResponse, Response};
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::RequestPerMinute;
 
-/// The response to a refused request, as [`web`](crate::web) describes it: an annotated handler returns it through `?`.
+/// The response to a refused request, see [`web`](crate::web). Annotated handlers return it.
 ///
 /// ```
 /// # mod axum { pub mod response { pub use axum_core::response::*; } }
@@ -32,7 +32,7 @@ impl IntoResponse for RequestPerMinute {
     fn into_response(self) -> Response {
         let status = problem::status(self.cause());
         let Problem { headers, body } = Problem::new(&self, HeaderStyle::installed(), status);
-        // After the body, as a text sets the type of its content.
+        // After the body, as a text body sets a content type.
         let mut response = (status, body).into_response();
         response.headers_mut().extend(headers);
         response

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{Cause, RequestPerMinute};
 
-/// The media type of a response to a call of gRPC or gRPC-Web. `None` for any other request: a status
-/// of gRPC is `200 OK` to everybody else, and a cache would keep it.
+/// The media type of the response to a gRPC or gRPC-Web call. `None` for other requests, for which a gRPC status would
+/// be a cacheable `200 OK`.
 pub(super) fn media_type(request: &Parts) -> Option<String> {
     let mut types = request.headers.get_all(CONTENT_TYPE).iter();
     let (&Method::POST, Some(content), None) = (&request.method, types.next(), types.next()) else { return None };
@@ -22,7 +22,7 @@ pub(super) fn media_type(request: &Parts) -> Option<String> {
     (is_kind && !format.is_empty() && format.bytes().all(is_format)).then_some(media_type)
 }
 
-/// The head of a response that is nothing but a status.
+/// The header fields of a response without a body (*Trailers-Only*).
 pub(super) fn trailers_only(refused: &RequestPerMinute, style: HeaderStyle, media_type: &str) -> HeaderMap {
     let (code, message) = (code(refused.cause()), detail(refused));
     let mut headers = HeaderMap::new();
@@ -54,7 +54,7 @@ fn code(cause: Cause) -> u64 {
     }
 }
 
-/// As the gRPC protocol has messages written: what is not printable ASCII, and `%`, in hexadecimal.
+/// Percent-encodes `%` and all but printable ASCII, as the gRPC protocol requires for messages.
 fn percent_encoded(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
@@ -65,7 +65,7 @@ fn percent_encoded(text: &str) -> String {
         .collect()
 }
 
-// Four messages of Protocol Buffers, written by hand, as a code generator would be the larger part of this layer:
+// Four Protocol Buffers messages, encoded by hand, as a code generator would outweigh this layer:
 //     google.rpc.Status { code = 1, message = 2, details = 3 of google.protobuf.Any { type_url = 1, value = 2 } }
 //     google.rpc.RetryInfo { retry_delay = 1 of google.protobuf.Duration { seconds = 1, nanos = 2 } }
 fn status_with_retry(code: u64, message: &str, seconds: u64, nanos: u32) -> Vec<u8> {
@@ -75,14 +75,14 @@ fn status_with_retry(code: u64, message: &str, seconds: u64, nanos: u32) -> Vec<
     [number(1, code), bytes(2, message.as_bytes()), bytes(3, &any)].concat()
 }
 
-/// A field that holds an integer.
+/// Encodes a field with an integer.
 fn number(field: u8, value: u64) -> Vec<u8> {
     let mut out = vec![field << 3];
     write_varint(value, &mut out);
     out
 }
 
-/// A field that holds bytes, a text or a message.
+/// Encodes a field with bytes, a text or a message.
 fn bytes(field: u8, value: &[u8]) -> Vec<u8> {
     let mut out = vec![field << 3 | 2];
     write_varint(value.len() as u64, &mut out);
@@ -90,7 +90,7 @@ fn bytes(field: u8, value: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Seven bits a byte, the lowest first; the eighth says that more follow.
+/// Appends seven bits per byte, the lowest first. The eighth bit means that more follow.
 #[allow(clippy::cast_possible_truncation)] // seven bits are left
 fn write_varint(mut value: u64, out: &mut Vec<u8>) {
     while value >= 128 {

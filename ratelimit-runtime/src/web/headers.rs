@@ -1,4 +1,4 @@
-//! The header fields that tell a client its limit.
+//! Header fields that tell a client its limit.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -7,13 +7,13 @@ use once_cell::sync::OnceCell;
 
 use crate::{Permit, RequestPerMinute, Rule, SetupError};
 
-/// Which header fields tell a client its limit.
+/// The header fields that tell a client its limit.
 ///
-/// `Retry-After` comes with each refusal for which waiting helps, whatever is chosen here. Seconds are
-/// rounded up. Where several rules were charged, the fields are those of the one that leaves least, and
-/// of these the one that takes longest; where a rule refused, its own. That holds for layers inside of
-/// each other too; with `Ietf`, each layer adds its rule to the lists. A rule in
-/// [shadow mode](Rule::with_shadow) has no fields.
+/// If several rules were charged, the fields are those of the most restrictive one: the least remains, or else
+/// the reset takes longest. On a refusal they are those of the rule that refused. The same holds for nested layers;
+/// with `Ietf`, each layer adds its rule to the lists. A rule in [shadow mode](Rule::with_shadow) has no fields.
+///
+/// Seconds are rounded up. Every style has `Retry-After` on each refusal for which waiting helps.
 ///
 /// | style | fields |
 /// |---|---|
@@ -33,39 +33,43 @@ use crate::{Permit, RequestPerMinute, Rule, SetupError};
 #[non_exhaustive]
 pub enum HeaderStyle {
     /// The structured fields of the IETF's
-    /// [draft 11](https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/): the policy with its quota (`q`) for
-    /// a window in seconds (`w`), and what is available (`r`) for so many seconds (`t`).
+    /// [draft 11](https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/).
     ///
-    /// The quota is [`Rule::limit`], which for most rules is the count, and the window is the period. Of a bucket the quota is
-    /// what it holds, and the window the time to fill it: `q=200;w=20` for 10 a second and a burst of 200. A window that is not
-    /// a whole number of seconds is left out, as `w` cannot say it.
+    /// They are the policy, with its quota (`q`) per window in seconds (`w`), and the available quota (`r`) for some
+    /// seconds (`t`).
     ///
-    /// `t` is the time until all of the limit is there again, and on a refusal that until the retry.
+    /// - `q` is [`Rule::limit`], for most rules the count, and `w` the period. For a bucket they are its size and the time
+    ///   to fill it: `q=200;w=20` for 10 a second and a burst of 200.
+    /// - `w` is left out if it is not a whole number of seconds.
+    /// - `t` is the time until the whole limit is available again; on a refusal, the time until the retry.
     #[default]
     Ietf,
     /// The three fields of earlier versions of that draft. `RateLimit-Reset` is `t` of [`HeaderStyle::Ietf`].
     RateLimit,
-    /// The three fields of before. `X-RateLimit-Reset` is in seconds from now, not a time of day.
+    /// The legacy `X-RateLimit-*` fields. `X-RateLimit-Reset` is in seconds from now, not a time of day.
     XRateLimit,
-    /// The four fields of gateways that count by token bucket: what remains, the rate a second, the capacity, and this request's cost. A
-    /// rate that is not a whole number is written with up to three decimals.
+    /// The four fields of gateways with token buckets: the remaining tokens, the rate per second, the capacity, and the
+    /// cost of this request. The rate has up to three decimals.
     Gateway,
-    /// None.
+    /// No fields.
     None,
 }
 
 static INSTALLED: OnceCell<HeaderStyle> = OnceCell::new();
 
 impl HeaderStyle {
-    /// Makes this the style of the whole process: of each layer that has no other, of `RequestPerMinute` as a response of
-    /// `axum`, and of [`Permit::headers`]. Until then it is [`HeaderStyle::Ietf`].
+    /// Makes this the style of the process: of layers without a style, of `RequestPerMinute` as a response of `axum`, and
+    /// of [`Permit::headers`]. The default is [`HeaderStyle::Ietf`].
     ///
     /// # Errors
     ///
-    /// A [`SetupError`] if the process has one already.
+    /// A [`SetupError`] if a style is already installed.
     pub fn install(self) -> Result<(), SetupError> {
-        let twice =
-            |_| SetupError::new("this process has a style of header fields already; install one, once, at its start");
+        let twice = |_| {
+            SetupError::new(
+                "a style of header fields is already installed in this process; install one, once, at its start",
+            )
+        };
         INSTALLED.set(self).map_err(twice)
     }
 
@@ -73,7 +77,7 @@ impl HeaderStyle {
         INSTALLED.get().copied().unwrap_or_default()
     }
 
-    /// Whether a response has fields of this style, of which there can be no others beside them.
+    /// Whether a response already has the fields of this style, which can only occur once.
     #[cfg(feature = "tower")]
     pub(super) fn is_written(self, headers: &HeaderMap) -> bool {
         match self {
@@ -86,7 +90,7 @@ impl HeaderStyle {
     /// Adds the fields to a response.
     pub(super) fn write(self, status: &QuotaStatus<'_>, headers: &mut HeaderMap) {
         if status.rule.is_concurrent() {
-            return; // places are no quota of a time
+            return; // a semaphore is no quota per time
         }
         match self {
             Self::Ietf => status.write_policy(headers),
@@ -102,32 +106,32 @@ impl HeaderStyle {
     }
 }
 
-/// What a client is told of one rule.
+/// The numbers of one rule that a client sees.
 #[derive(Debug)]
 pub(super) struct QuotaStatus<'a> {
     name: &'a str,
     rule: Rule,
     cost: u64,
     remaining: u64,
-    /// Until all is there again, or until the retry; none if no wait helps.
+    /// Time until the whole limit is available, or until the retry. `None` if no wait helps.
     wait: Option<Duration>,
 }
 
 impl<'a> QuotaStatus<'a> {
-    /// Of a rule that a permit was charged for. Nothing if nothing was counted.
+    /// The numbers of a permit's most restrictive rule. `None` if nothing was counted.
     pub(super) fn of_permit(permit: &Permit, name: &'a str) -> Option<Self> {
         let (rule, cost) = permit.most_restrictive()?;
         Some(Self { name, rule, cost, remaining: permit.remaining(), wait: Some(permit.reset_after()) })
     }
 
-    /// Of a rule that was asked and has refused.
+    /// The numbers of the rule that refused.
     pub(super) fn of_refusal(refused: &'a RequestPerMinute) -> Self {
         let (rule, cost) = refused.asked();
         Self { name: rule.prefix(), rule, cost, remaining: refused.remaining(), wait: refused.retry_after() }
     }
 
     fn write_policy(&self, headers: &mut HeaderMap) {
-        /// The largest integer of a structured field.
+        /// The largest integer in a structured field.
         const LARGEST: u64 = 999_999_999_999_999;
         let name = quoted(self.name);
         let mut policy = format!("{name};q={}", self.rule.limit().min(LARGEST));
@@ -142,7 +146,7 @@ impl<'a> QuotaStatus<'a> {
     }
 
     fn write_triple(&self, [limit, remaining, reset]: [&'static str; 3], headers: &mut HeaderMap) {
-        if self.is_looser(remaining, Some(reset), headers) {
+        if self.is_less_restrictive(remaining, Some(reset), headers) {
             return;
         }
         insert(headers, limit, &self.rule.limit().to_string());
@@ -155,7 +159,7 @@ impl<'a> QuotaStatus<'a> {
 
     fn write_bucket(&self, headers: &mut HeaderMap) {
         const REMAINING: &str = "x-ratelimit-remaining";
-        if self.is_looser(REMAINING, None, headers) {
+        if self.is_less_restrictive(REMAINING, None, headers) {
             return;
         }
         insert(headers, REMAINING, &self.remaining.to_string());
@@ -164,25 +168,26 @@ impl<'a> QuotaStatus<'a> {
         insert(headers, "x-ratelimit-requested-tokens", &self.cost.to_string());
     }
 
-    /// Whether a layer further in, or the service, has told of a rule that leaves less, or as much and takes as long.
-    fn is_looser(&self, remaining: &str, reset: Option<&str>, headers: &HeaderMap) -> bool {
-        let told = |name| headers.get(name).and_then(|told: &HeaderValue| told.to_str().ok()?.parse::<u64>().ok());
-        match told(remaining) {
-            Some(told) if told != self.remaining => told < self.remaining,
-            Some(_) => reset.and_then(told).unwrap_or(u64::MAX) >= self.wait.map_or(u64::MAX, seconds),
+    /// Whether the service or an inner layer has written a rule that is at least as restrictive.
+    fn is_less_restrictive(&self, remaining: &str, reset: Option<&str>, headers: &HeaderMap) -> bool {
+        let written = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()?.parse::<u64>().ok());
+        match written(remaining) {
+            Some(other) if other != self.remaining => other < self.remaining,
+            Some(_) => reset.and_then(written).unwrap_or(u64::MAX) >= self.wait.map_or(u64::MAX, seconds),
             None => false,
         }
     }
 }
 
-/// Adds how long to wait. A client that waits so long comes neither too early nor at once.
+/// Adds `Retry-After`: rounded up, so that no client retries too early, and at least 1, so that none retries at once.
 pub(super) fn write_retry_after(wait: Duration, headers: &mut HeaderMap) {
     headers.insert(RETRY_AFTER, seconds(wait).max(1).into());
 }
 
 impl Permit {
-    /// The header fields that tell a client of a permit's rule, in the style that is [installed](HeaderStyle::install); none if
-    /// nothing was counted. `name` is what the client sees the rule as, usually its prefix.
+    /// The header fields of the permit's rule, in the [installed](HeaderStyle::install) style. None if nothing was counted.
+    ///
+    /// `name` is the name of the rule for the client, usually its prefix.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, Rule};
@@ -197,7 +202,7 @@ impl Permit {
     /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
     /// ```
     ///
-    /// With `axum`, a header map in front of a response's body is added to the response.
+    /// In `axum`, return the header map in front of the body to add it to a response.
     pub fn headers(&self, name: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if let Some(status) = QuotaStatus::of_permit(self, name) {
@@ -211,7 +216,7 @@ fn insert(headers: &mut HeaderMap, name: &'static str, text: &str) {
     headers.insert(HeaderName::from_static(name), value(text));
 }
 
-/// Of digits, and of text that was [`quoted`].
+/// The value of digits, or of text that was [`quoted`]: always valid.
 fn value(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
@@ -220,7 +225,7 @@ fn seconds(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }
 
-/// A string of a structured field (RFC 9651), which takes the printable characters of ASCII; others are percent-encoded.
+/// A string in a structured field (RFC 9651). It allows printable ASCII; other bytes are percent-encoded.
 fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
@@ -235,14 +240,14 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// The time in which the whole limit comes back at the rate of the rule, if that is a whole number of seconds.
+/// The time in which the whole limit comes back. `None` if it is not a whole number of seconds.
 fn window(rule: &Rule) -> Option<u128> {
     let (nanos, a_second) =
         (rule.period().as_nanos() * u128::from(rule.limit()), u128::from(rule.count()) * 1_000_000_000);
     (a_second > 0 && nanos.is_multiple_of(a_second)).then(|| nanos / a_second)
 }
 
-/// The count a second, with decimals where it needs them.
+/// The count per second, with up to three decimals.
 fn rate(rule: &Rule) -> String {
     let period = rule.period().as_millis().max(1);
     let thousandths = u128::from(rule.count()) * 1_000_000 / period;

@@ -1,9 +1,14 @@
-//! Limits at the edge: what a client of a web server is told about them (features `tower` and `axum`), and a layer that keeps them in
-//! front of any service (feature `tower`).
+//! Limits of HTTP and gRPC requests: header fields and error responses (features `tower` and `axum`), and a layer
+//! in front of any service (feature `tower`).
 //!
-//! A client learns its limit from header fields. Their names have changed over the years; [`HeaderStyle`] says which ones are
-//! written. A refused request is answered with `429 Too Many Requests`, a `Retry-After` in whole seconds, rounded up and at
-//! least 1, `Cache-Control: no-store`, and a body of type `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)):
+//! Header fields tell a client its limit. Their names have changed over the years: [`HeaderStyle`] selects them.
+//!
+//! A refused request is answered with
+//!
+//! - `429 Too Many Requests`;
+//! - `Retry-After` in whole seconds, rounded up and at least 1;
+//! - `Cache-Control: no-store`;
+//! - a body of type `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)):
 //!
 //! ```json
 //! {
@@ -17,13 +22,13 @@
 //!
 //! | [`Cause`](crate::Cause) | status |
 //! |---|---|
-//! | `Exceeded` | 429, with `Retry-After`; 1 for places, as the time when one becomes free is not known |
-//! | `NeverFits` | 429; no wait would help, so none is named |
+//! | `Exceeded` | 429, with `Retry-After`; 1 for a semaphore, whose places become free at an unknown time |
+//! | `NeverFits` | 429, without `Retry-After`: no wait would help |
 //! | `MissingKey` | 403 |
 //! | `Unavailable` | 503, with `Retry-After: 1` |
 //! | `Misconfigured` | 500 |
 //!
-//! What the last two have to say is for you and not for a client: the body names neither servers nor settings. The log does.
+//! The body of the last two names neither servers nor settings, as they are not for clients. The log does.
 
 #[cfg(feature = "axum")]
 mod axum;

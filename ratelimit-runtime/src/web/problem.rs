@@ -1,4 +1,4 @@
-//! A refusal as an HTTP response: status, header fields and a body that says what is wrong.
+//! A refusal as an HTTP response: status, header fields and problem details.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use super::{
 };
 use crate::{Cause, RequestPerMinute};
 
-/// A problem type of the IETF's draft of the `RateLimit` fields.
+/// The problem type in the IETF's draft of the `RateLimit` fields.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
-/// What a client hears who is refused.
+/// Header fields and body of a refusal.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) headers: HeaderMap,
@@ -41,7 +41,7 @@ impl Problem {
     }
 }
 
-/// The status that goes with a cause.
+/// The status of a cause.
 pub(super) fn status(cause: Cause) -> StatusCode {
     match cause {
         Cause::Exceeded | Cause::NeverFits => StatusCode::TOO_MANY_REQUESTS,
@@ -51,7 +51,7 @@ pub(super) fn status(cause: Cause) -> StatusCode {
     }
 }
 
-/// What a client may read. A refusal's own words about the store name servers and settings.
+/// The message for a client. That of the refusal itself may name servers and settings.
 pub(super) fn detail(refused: &RequestPerMinute) -> String {
     match refused.cause() {
         Cause::Unavailable => "this request cannot be counted now; try again later".into(),
@@ -60,8 +60,8 @@ pub(super) fn detail(refused: &RequestPerMinute) -> String {
     }
 }
 
-/// The wait after which a client may try again. A second where it is not known: of a place, or of a
-/// store that does not answer. `None` if no wait helps.
+/// The wait after which a client may retry. A second if it is unknown: for a semaphore, or a store that does not
+/// answer. `None` if no wait helps.
 pub(super) fn wait_of(refused: &RequestPerMinute) -> Option<Duration> {
     const UNKNOWN: Duration = Duration::from_secs(1);
     match refused.cause() {
@@ -79,7 +79,7 @@ pub(super) fn is_refusal<O>(response: &Response<O>) -> bool {
         || response.headers().get("grpc-status").is_some_and(is_exhausted)
 }
 
-/// Keeps a refusal, which is for one client, out of every cache.
+/// Keeps the refusal of one client out of caches.
 pub(super) fn forbid_caching(headers: &mut HeaderMap) {
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }
@@ -99,7 +99,7 @@ fn body(refused: &RequestPerMinute, status: StatusCode) -> Value {
             "violated-policies": [refused.rule()],
         })
     } else {
-        // Without a type of its own, a problem has its status' title.
+        // A problem without a type has the title of its status.
         json!({ "title": status.canonical_reason(), "status": status.as_u16(), "detail": detail })
     }
 }

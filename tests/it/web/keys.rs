@@ -18,7 +18,7 @@ async fn a_missing_key_is_denied_or_as_set() {
     let refused = send(&default, anonymous()).await;
     assert_eq!(refused.status(), 403);
     let problem = problem(refused).await;
-    assert_eq!(problem["detail"], "`item` is limited by a key, and this call has none");
+    assert_eq!(problem["detail"], "`item` is limited by key, and this call has no key");
     assert_eq!(status(&default, by("alice")).await, 200, "a refusal has not counted");
 
     let unauthorized = behind(layer(OnMissingKey::Deny).missing_key_status(http::StatusCode::UNAUTHORIZED));
