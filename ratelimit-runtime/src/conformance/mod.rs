@@ -1,6 +1,6 @@
-//! The tests that a [`Store`] has to pass (feature `conformance`).
+//! A conformance suite for implementations of [`Store`] (feature `conformance`).
 //!
-//! The crate's own stores pass them. In a test of yours they are one line:
+//! The crate's own stores pass it. In your test it is one line:
 //!
 //! ```
 //! # use std::{collections::HashMap, sync::Mutex, time::Duration};
@@ -75,29 +75,32 @@
 //! }
 //! ```
 //!
-//! [`check`] panics when a promise is broken, and says which, and after which calls. It takes a [`Subject`], a store
-//! with its time, and the algorithms that the store has: [`ALGORITHMS`] for all. The numbers in them are examples; other bursts and queues
-//! are asked for too. An algorithm that is not among them has to be refused with [`StoreError::misconfigured`](crate::store::StoreError::misconfigured).
+//! [`check`] takes a [`Subject`], which is a store with its clock, and the algorithms that the store supports:
+//! [`ALGORITHMS`] for all. Their numbers are examples; other bursts and queues are tried, too. The store must reject all
+//! other algorithms with [`StoreError::misconfigured`](crate::store::StoreError::misconfigured).
 //!
-//! Counters have names that were never used before, so one store serves many runs, and a database need not be empty.
-//! Every run asks the same, but for these names and the order in which concurrent calls arrive. Run it on tokio's multi-threaded runtime: there, more happens at once.
+//! It panics if a promise is broken. The message names the promise and the calls before.
+//!
+//! All counters have fresh names, so a store can be reused, and a database need not be empty. Otherwise every run is the
+//! same, except for the order of concurrent calls. Use tokio's multi-threaded runtime for more concurrency.
 //!
 //! # Holds
 //!
-//! A store that says by [`Store::supports_holds`] that it can hold charges is asked to hold, renew and settle them: those to logs, if
-//! [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog) is among its algorithms, and the places of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent). Of a store that can't, neither is asked.
+//! A store with [`Store::supports_holds`] is also checked for holds, renewals and settlements. These are charges to logs,
+//! if [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog) is among the algorithms, and the places of
+//! [`Algorithm::Concurrent`](crate::Algorithm::Concurrent). Other stores are never asked for a hold.
 //!
-//! # A store whose clock can't be moved
+//! # Stores without a controllable clock
 //!
-//! What a store promises about time can't be checked without control over its time. Let the store ask a [`Clock`](crate::Clock)
-//! that it is given, and give it the system's outside of tests; or, if a server decides by a clock of its own, let the time be
-//! an argument of what is sent there in tests, or run the server on a clock of the test's (a `gettimeofday` that is loaded before
-//! the system's will do). [`check`] says so when the time it sees is not the time it has set.
+//! Promises about time need control over the store's clock. Pass a [`Clock`](crate::Clock) to the store, which is the
+//! system's outside of tests. If a server decides by its own clock, send it the time as an argument in tests. Or run the
+//! server with a controlled clock, for example with a preloaded `gettimeofday`. [`check`] reports a clock that does not
+//! show the time it has set.
 //!
 //! # Concurrency
 //!
-//! That calls at once never get more than the limit is tried with a few hundred calls from several threads. That finds a store that looks
-//! and then charges; it proves nothing.
+//! A few hundred calls from several threads check that concurrent calls never exceed the limit. That finds a store that
+//! checks first and charges later, but it is no proof.
 
 mod check;
 mod model;
@@ -117,16 +120,16 @@ pub use self::{
 };
 use crate::{CounterName, Key, Limiter, Rule, Store};
 
-/// The store a limiter counts in.
+/// The store of a limiter.
 ///
 /// # Panics
 ///
-/// For a limiter that counts nothing.
+/// If the limiter is unlimited, and has none.
 pub fn store_of(limiter: &Limiter) -> &dyn Store {
-    limiter.engine().store().expect("a limiter that counts: this one is unlimited")
+    limiter.engine().store().expect("a limiter with a store: this one is unlimited")
 }
 
-/// The name of the rule's counter for a key, in a limiter without a namespace.
+/// The name of a rule's counter for a key, without a namespace.
 #[doc(hidden)]
 pub fn counter_of(rule: &Rule, key: u64) -> CounterName {
     CounterName::new("", rule, Some(&Key::new(key)))

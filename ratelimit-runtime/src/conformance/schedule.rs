@@ -1,4 +1,4 @@
-//! Random steps, made of plain numbers, so that whoever draws the numbers can also shrink them.
+//! Random steps, derived from plain numbers, so that a property test can shrink them.
 
 use std::time::Duration;
 
@@ -8,13 +8,12 @@ use crate::{
     store::{Charge, Charges, Hold, Request},
 };
 
-/// Two rules and what happens to their counters.
+/// A sequence of steps on the counters of two rules.
 #[derive(Clone, Debug)]
 pub struct Schedule {
-    /// How far into its first period it starts.
+    /// Time of the first step, from the beginning of a period.
     start: Duration,
-    /// Whether to ask also what the contract leaves open: parts of a millisecond, and what is refunded of a charge from before
-    /// a reset.
+    /// Also tries cases that the contract leaves open: parts of a millisecond, and refunds of charges from before a reset.
     strict: bool,
     steps: Vec<Step>,
 }
@@ -25,32 +24,32 @@ enum Step {
     PassUntilRetry { early: Duration },
     PassUntilReset { early: Duration },
     PassLease { early: Duration },
-    Ask(Vec<Asked>),
+    Decide(Vec<RandomRequest>),
     Refund { before_last: usize },
     Renew { before_last: usize },
-    Settle { before_last: usize, used: Used, is_retry: bool, again: bool },
+    Settle { before_last: usize, used: UsedCost, is_retry: bool, again: bool },
     Reset { rule: Rule, key: u64, return_old: bool },
 }
 
 #[derive(Clone, Debug)]
-struct Asked {
-    charges: Vec<AskedOne>,
+struct RandomRequest {
+    charges: Vec<RandomCharge>,
     consume: bool,
     longest_wait: Duration,
 }
 
 #[derive(Clone, Debug)]
-struct AskedOne {
+struct RandomCharge {
     rule: Rule,
     key: u64,
     cost: u64,
-    /// For how long it is to be held, if it is, whether less will do, and whether nothing else may be held.
+    /// The lease of a hold, whether it is partial, and whether it is exclusive.
     hold: Option<(Duration, bool, bool)>,
 }
 
-/// What is said to have been used of what was held: so many tenths of it, and some more.
+/// The cost that was used, in tenths of the held cost, plus some more.
 #[derive(Clone, Copy, Debug)]
-struct Used {
+struct UsedCost {
     tenths: u64,
     more: u64,
 }
@@ -60,18 +59,18 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const DAY_MS: u64 = 86_400_000;
 const PERIODS_MS: [u64; 11] = [1000, 1, 7, 60_000, 997, 200_000, 300_000, 3_600_000, DAY_MS, 7 * DAY_MS, 30 * DAY_MS];
 const COUNTS: [u64; 10] = [1, 2, 7, 100, 997, 1000, 65_536, 1_000_003, 10_000_000, 999_999_937];
-/// What a call uses beyond what it holds, up to more than can be counted.
+/// Costs used in addition to the held cost, up to more than can be counted.
 const USED_MORE: [u64; 8] = [0, 0, 0, 0, 1, 1000, 10_000_001, u64::MAX];
-/// A queue may take longer to pass than a clock can show.
+/// The maximum pause: a long queue may take longer than a clock can show.
 const LONGEST_PAUSE: Duration = Duration::from_millis(90 * DAY_MS);
 
 impl Schedule {
-    /// A schedule of as many steps as there are lists of numbers; `rules` draws the rules.
+    /// A schedule with one step per list of numbers. The rules come from `rules`.
     pub fn new(algorithms: &[Algorithm], rules: &[u32], steps: &[Vec<u32>], strict: bool) -> Self {
         let mut draw = Draw(rules.iter());
         let mut rules = ["one", "two"].map(|prefix| draw.rule(prefix, algorithms));
         if draw.below(2) == 1 {
-            // The same period, or what comes nearest.
+            // The same period, or the nearest valid one.
             let [one, two] = rules;
             rules[1] = fitting("two", two.algorithm(), two.count(), one.period_ms());
         }
@@ -81,13 +80,13 @@ impl Schedule {
         Self { start, strict, steps }
     }
 
-    /// The same, with nothing answered from what is known.
+    /// The schedule without the denial cache.
     #[must_use]
     pub fn without_denial_cache(mut self) -> Self {
         for step in &mut self.steps {
             match step {
-                Step::Ask(asked) => {
-                    let charges = asked.iter_mut().flat_map(|asked| &mut asked.charges);
+                Step::Decide(requests) => {
+                    let charges = requests.iter_mut().flat_map(|request| &mut request.charges);
                     charges.for_each(|one| one.rule = one.rule.with_denial_cache(false));
                 }
                 Step::Reset { rule, .. } => *rule = rule.with_denial_cache(false),
@@ -97,18 +96,18 @@ impl Schedule {
         self
     }
 
-    /// The same for a store that can't hold a charge, if it has no places either.
+    /// The schedule for a store without holds and semaphores.
     #[must_use]
     pub(super) fn without_holds(mut self) -> Self {
         for step in &mut self.steps {
-            if let Step::Ask(asked) = step {
-                asked.iter_mut().flat_map(|asked| &mut asked.charges).for_each(|one| one.hold = None);
+            if let Step::Decide(requests) = step {
+                requests.iter_mut().flat_map(|request| &mut request.charges).for_each(|one| one.hold = None);
             }
         }
         self
     }
 
-    /// Takes each step, until an answer is not the model's.
+    /// Runs all steps, up to the first answer that differs from the model's.
     pub async fn run(&self, mut trial: Trial<'_>) -> Result<(), Broken> {
         trial.pass(self.start);
         for step in &self.steps {
@@ -121,11 +120,11 @@ impl Schedule {
                     trial.pass(trial.reset_after.saturating_sub(*early).min(LONGEST_PAUSE));
                 }
                 Step::PassLease { early } => trial.pass(trial.lease_of_last_hold().saturating_sub(*early)),
-                Step::Ask(asked) => {
+                Step::Decide(random) => {
                     let mut requests: Vec<Request> = Vec::new();
-                    for Asked { charges: asked, consume, longest_wait } in asked {
+                    for RandomRequest { charges: random, consume, longest_wait } in random {
                         let mut charges = Charges::default();
-                        for AskedOne { rule, key, cost, hold } in asked {
+                        for RandomCharge { rule, key, cost, hold } in random {
                             let hold = hold.map(|(lease, allow_partial, exclusive)| Hold {
                                 allow_partial,
                                 exclusive,
@@ -135,8 +134,8 @@ impl Schedule {
                             charges.push(Charge { longest_wait, hold, ..trial.new_charge(rule, *key, *cost) });
                         }
                         let request = Request::new(charges, *consume);
-                        // A batch may be decided in any order, so that what comes of a counter asked twice is open. (Redis
-                        // decides last what it has to be sent a script for.)
+                        // A batch may be decided in any order, so requests for the same counter have no defined result.
+                        // (Redis decides those last whose script is not loaded.)
                         if !requests.iter().any(|other| overlap(other, &request)) {
                             requests.push(request);
                         }
@@ -154,7 +153,7 @@ impl Schedule {
                         trial.push_grant(grant);
                     }
                 }
-                Step::Settle { before_last, used: Used { tenths, more }, is_retry, again } => {
+                Step::Settle { before_last, used: UsedCost { tenths, more }, is_retry, again } => {
                     if let Some(grant) = trial.pop_hold(*before_last) {
                         let used = |held: u64| (held * tenths / 10).saturating_add(*more);
                         if *is_retry {
@@ -176,7 +175,7 @@ impl Schedule {
                     if !self.strict && !tells_apart {
                         trial.forget_grants(rule, *key);
                     }
-                    // What is charged in the instant of a reset is not told apart from what was charged before.
+                    // Charges in the instant of a reset cannot be told from earlier ones.
                     trial.pass(MILLISECOND);
                     if self.strict
                         && *return_old
@@ -198,7 +197,7 @@ fn overlap(one: &Request, other: &Request) -> bool {
     one.charges.iter().any(|one| other.charges.iter().any(|other| one.counter == other.counter))
 }
 
-/// Numbers to choose by; zeros when there are no more.
+/// A source of random numbers. Zeros when it is exhausted.
 struct Draw<'a>(std::slice::Iter<'a, u32>);
 
 impl Draw<'_> {
@@ -229,7 +228,7 @@ impl Draw<'_> {
         fitting(prefix, self.sized(algorithm, count), count, period_ms)
     }
 
-    /// With a burst or a queue below, at or above the count.
+    /// The algorithm with a burst or a queue below, at or above the count.
     fn sized(&mut self, algorithm: Algorithm, count: u64) -> Algorithm {
         let size = match self.below(6) {
             0 => count,
@@ -252,18 +251,18 @@ impl Draw<'_> {
         let (rule, key) = (rules[at], self.below(KEYS));
         let both = [(rule, key), (rules[1 - at], self.below(KEYS))];
         Some(match kind {
-            0..=6 => Step::Ask(vec![self.asked(&both[..1], true, strict)]),
-            7..=8 => Step::Ask(vec![self.asked(&both[..1], false, strict)]),
-            9..=10 => Step::Ask(vec![self.asked(&both, true, strict)]),
-            11 => Step::Ask(vec![self.asked(&both, false, strict)]),
+            0..=6 => Step::Decide(vec![self.random_request(&both[..1], true, strict)]),
+            7..=8 => Step::Decide(vec![self.random_request(&both[..1], false, strict)]),
+            9..=10 => Step::Decide(vec![self.random_request(&both, true, strict)]),
+            11 => Step::Decide(vec![self.random_request(&both, false, strict)]),
             12..=13 => {
                 let count = 2 + self.below(3);
                 let mut one_of_many = || {
                     let (rule, key) = (self.pick(&rules[..]), self.below(KEYS));
                     let consume = self.below(4) > 0;
-                    self.asked(&[(rule, key)], consume, strict)
+                    self.random_request(&[(rule, key)], consume, strict)
                 };
-                Step::Ask((0..count).map(|_| one_of_many()).collect())
+                Step::Decide((0..count).map(|_| one_of_many()).collect())
             }
             14..=20 => self.pause(&rule, strict),
             21..=24 => Step::Refund { before_last: usize::try_from(self.below(4)).expect("an index") },
@@ -271,7 +270,7 @@ impl Draw<'_> {
             27..=28 => Step::Renew { before_last: usize::try_from(self.below(3)).expect("an index") },
             29..=32 => {
                 let before_last = usize::try_from(self.below(3)).expect("an index");
-                let used = Used { tenths: self.pick(&[10, 5, 0, 1, 30]), more: self.pick(&USED_MORE) };
+                let used = UsedCost { tenths: self.pick(&[10, 5, 0, 1, 30]), more: self.pick(&USED_MORE) };
                 Step::Settle { before_last, used, again: self.below(4) == 1, is_retry: self.below(3) == 1 }
             }
             _ => {
@@ -283,21 +282,21 @@ impl Draw<'_> {
         })
     }
 
-    fn asked(&mut self, counters: &[(Rule, u64)], consume: bool, strict: bool) -> Asked {
+    fn random_request(&mut self, counters: &[(Rule, u64)], consume: bool, strict: bool) -> RandomRequest {
         let is_leaky = |rule: &Rule| matches!(rule.algorithm(), Algorithm::LeakyBucket { .. });
         let stands_alone = counters.iter().any(|(rule, _)| is_leaky(rule));
         let counters = if stands_alone { &counters[..1] } else { counters };
-        let charges = counters.iter().map(|&(rule, key)| self.asked_one(rule, key)).collect();
+        let charges = counters.iter().map(|&(rule, key)| self.random_charge(rule, key)).collect();
         let rule = &counters[0].0;
         let longest_wait = match if is_leaky(rule) { self.below(4) } else { 0 } {
             0..=1 => Duration::MAX,
             2 => self.fine(strict),
             _ => spacing(rule) * self.up_to_ten(),
         };
-        Asked { charges, consume, longest_wait }
+        RandomRequest { charges, consume, longest_wait }
     }
 
-    fn asked_one(&mut self, rule: Rule, key: u64) -> AskedOne {
+    fn random_charge(&mut self, rule: Rule, key: u64) -> RandomCharge {
         let cost = self.cost(rule.limit());
         let can_be_held = matches!(rule.algorithm(), Algorithm::SlidingLog | Algorithm::Concurrent);
         let is_held = can_be_held && (self.below(2) == 1 || rule.is_concurrent());
@@ -305,10 +304,10 @@ impl Draw<'_> {
             let (lease, allow_partial) = (self.lease(&rule), self.below(3) == 1);
             (lease, allow_partial, !rule.is_concurrent() && self.below(5) == 1)
         });
-        AskedOne { rule, key, cost, hold }
+        RandomCharge { rule, key, cost, hold }
     }
 
-    /// Short and long against the period.
+    /// A lease that is short or long compared with the period.
     fn lease(&mut self, rule: &Rule) -> Duration {
         let period = rule.period();
         match self.below(6) {
@@ -357,18 +356,18 @@ impl Draw<'_> {
         Step::Pass(time.min(3 * period))
     }
 
-    /// Some milliseconds.
+    /// A few milliseconds, or microseconds if `strict`.
     fn fine(&mut self, strict: bool) -> Duration {
         if strict { Duration::from_micros(self.below(4000)) } else { Duration::from_millis(self.below(4)) }
     }
 }
 
-/// How long one of the count takes to come back.
+/// Time in which a cost of 1 comes back.
 fn spacing(rule: &Rule) -> Duration {
     Duration::from_millis(rule.period_ms().div_ceil(rule.count().max(1)))
 }
 
-/// The rule, or the largest below it that can be stored.
+/// The rule, or the next smaller one that is valid.
 fn fitting(prefix: &'static str, algorithm: Algorithm, count: u64, period_ms: u64) -> Rule {
     let period_ms = match algorithm {
         Algorithm::SlidingWindow { buckets } => buckets * (period_ms / buckets).max(1),

@@ -1,10 +1,10 @@
-//! The store that is checked, and the algorithms that it is checked with.
+//! The store to check, and the algorithms to check it with.
 
 use std::time::Duration;
 
 use crate::{Algorithm, ManualClock, Refill, Store};
 
-/// A store, and the time it lives by.
+/// A store with its clock.
 pub trait Subject {
     /// The store.
     fn store(&self) -> &dyn Store;
@@ -16,7 +16,7 @@ pub trait Subject {
     fn advance(&self, by: Duration);
 }
 
-/// A store that was given this clock.
+/// A store that uses this clock.
 impl<S: Store> Subject for (S, ManualClock) {
     fn store(&self) -> &dyn Store {
         &self.0
@@ -31,7 +31,7 @@ impl<S: Store> Subject for (S, ManualClock) {
     }
 }
 
-/// Every algorithm, with telling numbers.
+/// All algorithms, with revealing numbers.
 pub const ALGORITHMS: &[Algorithm] = &[
     Algorithm::FixedWindow { align: false },
     Algorithm::FixedWindow { align: true },

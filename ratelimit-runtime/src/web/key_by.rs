@@ -1,4 +1,4 @@
-//! Who sends a request: the key of a limit, found in the request.
+//! The key of a limit, found in a request.
 
 use std::{
     fmt,
@@ -14,25 +14,24 @@ use crate::{Key, RateKey};
 
 /// The key of a request, for [`Limit::key`](super::Limit::key).
 ///
-/// A limit by key holds as far as clients cannot choose the key. A client that can choose it has a
-/// fresh counter for each value it makes up, and with the value of another client it uses up that
-/// client's limit.
+/// A limit by key is only safe if clients cannot choose the key. A client that can choose it gets a fresh
+/// counter for each value it makes up. With the value of another client it uses up that client's limit.
 ///
 /// | key | chosen by |
 /// |---|---|
-/// | [`peer_ip`](KeyBy::peer_ip) | the network; a client has as many as it has addresses |
-/// | [`x_forwarded_for`](KeyBy::x_forwarded_for), [`forwarded`](KeyBy::forwarded) | your proxies, if every request comes through them |
-/// | [`extension`](KeyBy::extension) | the layer that put it there: authentication, best of all |
+/// | [`peer_ip`](KeyBy::peer_ip) | the network; a client has one per address |
+/// | [`x_forwarded_for`](KeyBy::x_forwarded_for), [`forwarded`](KeyBy::forwarded) | your proxies, if every request passes them |
+/// | [`extension`](KeyBy::extension) | the layer that inserted it: ideally authentication |
 /// | [`header`](KeyBy::header), [`path`](KeyBy::path) | the client |
-/// | [`from_fn`](KeyBy::from_fn), [`from_async_fn`](KeyBy::from_async_fn) | whoever chooses what the function reads |
+/// | [`from_fn`](KeyBy::from_fn), [`from_async_fn`](KeyBy::from_async_fn) | depends on the input of the function |
 ///
-/// Each new value is a new counter, also one that is made up: about 50 bytes in memory, about 100 on
-/// Redis, until its period is over. A memory store that is [full](crate::Builder::max_keys) of such
-/// counters has no room for those of others. So authenticate first, in a layer further out, and take
-/// the key from what it has found; or put a limit by address in front of a limit by header.
+/// Each value is a counter, even if it is made up. It takes about 50 bytes in memory, or about 100 on Redis, until its
+/// period is over. A memory store that is [full](crate::Builder::max_keys) of such counters has no room for others.
+/// Therefore authenticate first, in an outer layer, and use its result as the key; or put a limit by address in front of
+/// a limit by header.
 ///
-/// An IPv6 address counts by its first 64 bits, which one client usually has to itself. Where clients
-/// have larger networks, a /56 or a /48 say, take a shorter prefix with [`KeyBy::from_fn`].
+/// An IPv6 address counts by its first 64 bits, usually the network of one client. If your clients have larger networks,
+/// such as a /56 or a /48, use a shorter prefix with [`KeyBy::from_fn`].
 ///
 /// ```
 /// use ratelimit_runtime::{Key, web::KeyBy};
@@ -40,10 +39,10 @@ use crate::{Key, RateKey};
 ///
 /// struct UserId(u64);
 ///
-/// KeyBy::extension(|user: &UserId| user.0);      // the user that an authenticating layer has found
-/// KeyBy::peer_ip(|peer: &SocketAddr| peer.ip()); // the address that is connected
-/// KeyBy::x_forwarded_for(1);                     // the address that is connected to the one proxy in front
-/// KeyBy::header("x-api-key".parse().unwrap());   // checked before, by another layer
+/// KeyBy::extension(|user: &UserId| user.0);      // the user, from an authenticating layer
+/// KeyBy::peer_ip(|peer: &SocketAddr| peer.ip()); // the address of the connection
+/// KeyBy::x_forwarded_for(1);                     // the address that connected to the one proxy in front
+/// KeyBy::header("x-api-key".parse().unwrap());   // verified by an outer layer
 /// KeyBy::from_fn(|request| Some(Key::new((request.method.as_str(), request.uri.path()))));
 /// ```
 #[derive(Clone)]
@@ -51,14 +50,14 @@ pub struct KeyBy(Arc<dyn Fn(&Parts) -> KeyResult + Send + Sync>);
 
 pub(super) enum KeyResult {
     Ready(Option<Key>),
-    /// Values that contradict each other.
+    /// Several values, any of which the service may use.
     Ambiguous,
     Pending(Pin<Box<dyn Future<Output = Option<Key>> + Send>>),
 }
 
 impl KeyBy {
-    /// The address of the peer, which servers put into the request's extensions, each in a type of its own; none of that type, and the key is
-    /// missing.
+    /// The address of the peer, from the request's extensions. Each server has a type of its own for it. Without this
+    /// type, the key is missing.
     ///
     /// | server | |
     /// |---|---|
@@ -66,37 +65,36 @@ impl KeyBy {
     /// | `tonic` | `KeyBy::peer_ip(\|peer: &TcpConnectInfo\| peer.remote_addr().map(\|peer\| peer.ip()))` |
     /// | `hyper` | insert what `accept` returns: `KeyBy::peer_ip(\|peer: &SocketAddr\| peer.ip())` |
     ///
-    /// Behind a proxy that is the proxy's address: see [`KeyBy::x_forwarded_for`].
+    /// Behind a proxy, this is the proxy's address: see [`KeyBy::x_forwarded_for`].
     pub fn peer_ip<T: Send + Sync + 'static, I: Into<Option<IpAddr>>>(
         ip: impl Fn(&T) -> I + Send + Sync + 'static,
     ) -> Self {
         Self::from_fn(move |request| request.extensions.get::<T>().and_then(|peer| ip(peer).into()).map(ip_key))
     }
 
-    /// The address in `X-Forwarded-For`, behind this many proxies of yours.
+    /// The client's address in `X-Forwarded-For`, behind this many trusted proxies.
     ///
-    /// Each proxy adds the address it was connected to at the end, so addresses are counted from the
-    /// end. All that stands in front of them was sent by the client, and is ignored. A request with
-    /// fewer addresses has come around a proxy, and has no key.
+    /// Each proxy appends the address of its peer, so addresses are counted from the end. Earlier ones come
+    /// from the client, and are ignored. A request with fewer addresses has bypassed a proxy, and has no key.
     ///
     /// # Panics
     ///
-    /// If `trusted_hops` is 0: then no trusted proxy has written the field.
+    /// If `trusted_hops` is 0: no trusted proxy has written the field.
     pub fn x_forwarded_for(trusted_hops: usize) -> Self {
         assert_trusted(trusted_hops);
         Self::from_fn(move |request| {
             let lines = request.headers.get_all("x-forwarded-for").iter().rev();
             let address = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b',')).nth(trusted_hops - 1)?;
-            read_ip(str::from_utf8(address).ok()?.trim()).map(ip_key)
+            parse_ip(str::from_utf8(address).ok()?.trim()).map(ip_key)
         })
     }
 
-    /// The address in `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)), behind this
-    /// many proxies of yours, counted as by [`KeyBy::x_forwarded_for`].
+    /// The client's address in `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)), behind this
+    /// many trusted proxies, counted as by [`KeyBy::x_forwarded_for`].
     ///
-    /// A proxy that copies something of the request into its element, the `Host` say, has to write it
-    /// as a quoted string, with `\"` and `\\` inside. An element that is not well-formed, or that names two
-    /// addresses, is no key.
+    /// A proxy that copies parts of the request into its element, such as the `Host`, must write them as a
+    /// quoted string, with `\"` and `\\` escaped. An element that is malformed, or has two addresses, is
+    /// no key.
     ///
     /// # Panics
     ///
@@ -106,14 +104,13 @@ impl KeyBy {
         Self::from_fn(move |request| forwarded_for(&request.headers, trusted_hops).map(ip_key))
     }
 
-    /// The value of a header field, the number of a customer say. An empty value is a missing key.
+    /// The value of a header field, such as a customer number. An empty value is a missing key.
     ///
-    /// Clients choose it: see [`KeyBy`] for the consequences, and check it in a layer further out. A
-    /// request with two values is refused as if its key was missing and
-    /// [`OnMissingKey`](super::OnMissingKey) was `Deny`, as the service may take either of them.
+    /// Clients choose it: see [`KeyBy`] for the consequences, and verify it in an outer layer. A request with
+    /// two values is refused as if [`OnMissingKey`](super::OnMissingKey) was `Deny`, as the service may use
+    /// either of them.
     ///
-    /// The value becomes part of the counter's name, which is readable on a Redis server: take a hash
-    /// of a secret, with [`KeyBy::from_fn`].
+    /// The value is readable in the counter's name on a Redis server. Hash secrets with [`KeyBy::from_fn`].
     pub fn header(name: HeaderName) -> Self {
         Self(Arc::new(move |request| {
             let mut values = request.headers.get_all(&name).iter();
@@ -128,33 +125,32 @@ impl KeyBy {
 
     /// The path, without the query.
     ///
-    /// Clients choose it: each path they ask for has a counter, found or not. See [`KeyBy`] for the
+    /// Clients choose it: each path is a counter, even if it does not exist. See [`KeyBy`] for the
     /// consequences.
     pub fn path() -> Self {
         Self::from_fn(|request| Some(Key::new(request.uri.path())))
     }
 
-    /// Something of an extension that another layer has put into the request: the key of choice behind
-    /// a layer that authenticates. Without the extension, the key is missing.
+    /// A value of an extension that an outer layer has inserted into the request. The best key behind an
+    /// authenticating layer. Without the extension, the key is missing.
     pub fn extension<T: Send + Sync + 'static, K: RateKey>(key: impl Fn(&T) -> K + Send + Sync + 'static) -> Self {
         Self::from_fn(move |request| request.extensions.get::<T>().map(|extension| Key::new(key(extension))))
     }
 
-    /// The key that a function finds in the head of the request. Of what a client can choose, see
-    /// [`KeyBy`].
+    /// The result of a function of the request's head. See [`KeyBy`] for input that clients can choose.
     pub fn from_fn(find: impl Fn(&Parts) -> Option<Key> + Send + Sync + 'static) -> Self {
         Self(Arc::new(move |request| KeyResult::Ready(find(request))))
     }
 
-    /// The key that a future finds out, which a function makes from the head of the request. Of what a
-    /// client can choose, see [`KeyBy`].
+    /// The result of an async function of the request's head. See [`KeyBy`] for input that clients can
+    /// choose.
     ///
     /// ```
     /// use ratelimit_runtime::{Key, web::KeyBy};
     ///
     /// async fn user_of(token: Vec<u8>) -> Option<u64> {
     /// #   None
-    ///     // asks a database
+    ///     // queries a database
     /// }
     ///
     /// KeyBy::from_async_fn(|request| {
@@ -180,10 +176,10 @@ impl fmt::Debug for KeyBy {
 }
 
 fn assert_trusted(hops: usize) {
-    assert!(hops > 0, "with 0 trusted hops no trusted proxy has written the field; use KeyBy::peer_ip");
+    assert!(hops > 0, "`trusted_hops` is 0, so no trusted proxy has written the field; use KeyBy::peer_ip");
 }
 
-/// An address as a key: of IPv6, the first 64 bits.
+/// The key of an address: for IPv6, its first 64 bits.
 fn ip_key(ip: IpAddr) -> Key {
     match ip.to_canonical() {
         IpAddr::V4(ip) => Key::new(ip),
@@ -194,10 +190,10 @@ fn ip_key(ip: IpAddr) -> Key {
     }
 }
 
-/// The address in one element of `Forwarded`, counted from the end, 1 being the last.
+/// The address in one element of `Forwarded`, counted from the end; 1 is the last.
 ///
-/// Each line is read from its end, so what a client has put in front does not change how the elements
-/// of trusted proxies are read.
+/// Lines are parsed from their end, so that text from the client in front cannot change how the elements of
+/// trusted proxies are parsed.
 fn forwarded_for(headers: &HeaderMap, mut position: usize) -> Option<IpAddr> {
     for line in headers.get_all(FORWARDED).iter().rev() {
         let mut rest = Some(line.as_bytes());
@@ -212,7 +208,7 @@ fn forwarded_for(headers: &HeaderMap, mut position: usize) -> Option<IpAddr> {
     None
 }
 
-/// The address that an element of `Forwarded` is for. `None` if it names none, or more than one.
+/// The `for` address in an element of `Forwarded`. `None` if there is none, or more than one.
 fn address_of(element: &[u8]) -> Option<IpAddr> {
     let (mut address, mut rest) = (None, Some(element));
     while let Some(pairs) = rest {
@@ -229,17 +225,16 @@ fn address_of(element: &[u8]) -> Option<IpAddr> {
     }
     let address = str::from_utf8(address?).ok()?;
     match address.strip_prefix('"') {
-        Some(quoted) => read_ip(&unescaped(quoted.strip_suffix('"')?)),
-        None => read_ip(address),
+        Some(quoted) => parse_ip(&unescaped(quoted.strip_suffix('"')?)),
+        None => parse_ip(address),
     }
 }
 
-/// Splits at the last separator outside of quoted strings, into what stands in front of it, if there
-/// is one, and behind it. `None` if a quoted string in the part behind it is not well-formed.
+/// Splits at the last separator outside of quoted strings, into the text before it, if there is one, and after
+/// it. `None` if a quoted string in the text after it is malformed.
 ///
-/// Read from its end, a well-formed text can be read in one way only: within a quoted string, a
-/// quotation mark behind an odd number of backslashes belongs to it, and the one at its beginning
-/// stands behind `=`.
+/// From its end, a well-formed text can be parsed in only one way. Within a quoted string, a quotation mark after
+/// an odd number of backslashes is escaped, and the opening one follows `=`.
 fn rsplit_unquoted(text: &[u8], separator: u8) -> Option<(Option<&[u8]>, &[u8])> {
     let mut is_quoted = false;
     for (at, byte) in text.iter().enumerate().rev() {
@@ -264,7 +259,7 @@ fn rsplit_unquoted(text: &[u8], separator: u8) -> Option<(Option<&[u8]>, &[u8])>
     (!is_quoted).then_some((None, text))
 }
 
-/// The text of a quoted string.
+/// The unescaped text of a quoted string.
 fn unescaped(quoted: &str) -> String {
     let mut chars = quoted.chars();
     let next = || match chars.next()? {
@@ -274,8 +269,8 @@ fn unescaped(quoted: &str) -> String {
     std::iter::from_fn(next).collect()
 }
 
-/// An IP address, perhaps with a port, as proxies write it.
-fn read_ip(text: &str) -> Option<IpAddr> {
+/// Parses an IP address, with or without a port, as proxies write it.
+fn parse_ip(text: &str) -> Option<IpAddr> {
     let ip = text.parse::<IpAddr>().or_else(|_| text.parse::<SocketAddr>().map(|address| address.ip()));
     ip.ok().or_else(|| text.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(IpAddr::V6))
 }
@@ -314,17 +309,17 @@ mod tests {
     }
 
     #[test]
-    fn only_what_trusted_proxies_wrote_is_believed() {
+    fn only_addresses_of_trusted_proxies_are_used() {
         let request = |lines: &[&str]| {
             lines.iter().fold(Request::builder(), |request, line| request.header("X-Forwarded-For", *line))
         };
         for (hops, lines, key) in [
             (1, &["203.0.113.7"][..], Some("203.0.113.7")),
-            (1, &["10.0.0.1, 203.0.113.7"], Some("203.0.113.7")), // the client wrote the first
+            (1, &["10.0.0.1, 203.0.113.7"], Some("203.0.113.7")), // the first is from the client
             (1, &["10.0.0.1", "203.0.113.7"], Some("203.0.113.7")),
             (2, &["10.0.0.1, 203.0.113.7, 198.51.100.1"], Some("203.0.113.7")),
             (2, &["10.0.0.1, 203.0.113.7", "198.51.100.1:4711"], Some("203.0.113.7")),
-            (2, &["203.0.113.7"], None), // came around a proxy
+            (2, &["203.0.113.7"], None), // bypassed a proxy
             (1, &["203.0.113.7, unknown"], None),
             (1, &["203.0.113.7,"], None),
             (1, &["[2001:db8::1]:4711"], Some("2001:db8::/64")),
@@ -336,16 +331,16 @@ mod tests {
     }
 
     #[test]
-    fn so_with_the_field_of_the_standard() {
+    fn only_elements_of_trusted_proxies_are_parsed() {
         for (hops, line, key) in [
             (1, "for=203.0.113.7", Some("203.0.113.7")),
             (1, "for=10.0.0.1, proto=https;For=\"203.0.113.7:4711\";by=x", Some("203.0.113.7")),
             (1, "for=\"[2001:db8:1:2::3]:4711\"", Some("2001:db8:1:2::/64")),
-            (1, "for=\"10.0.0.1, for=203.0.113.7", Some("203.0.113.7")), // a quotation mark of the client's
+            (1, "for=\"10.0.0.1, for=203.0.113.7", Some("203.0.113.7")), // a quotation mark from the client
             (2, "for=203.0.113.7, for=198.51.100.1", Some("203.0.113.7")),
             (1, "for=_hidden", None),
             (1, "by=203.0.113.7", None),
-            // What a proxy copies from the client into a quoted string.
+            // Input from the client in a quoted string of a proxy.
             (1, "for=203.0.113.7;host=\"a,for=9.9.9.9\"", Some("203.0.113.7")),
             (1, "for=203.0.113.7;host=\"a;for=9.9.9.9\"", Some("203.0.113.7")),
             (1, "host=\"a;for=9.9.9.9;b\";for=203.0.113.7", Some("203.0.113.7")),
@@ -354,7 +349,7 @@ mod tests {
             (2, "for=203.0.113.7;host=\"a,b\", for=198.51.100.1;host=\"c,d\"", Some("203.0.113.7")),
             (1, "for=10.0.0.1;host=\", for=203.0.113.7;host=\"a\"", Some("203.0.113.7")),
             (1, r#"for="203\.0.113.7""#, Some("203.0.113.7")),
-            // Quotes that do not match, and what can be read in two ways.
+            // Unbalanced quotes, and ambiguous texts.
             (1, "for=203.0.113.7;host=\"a", None),
             (1, r#"for=203.0.113.7;host=a\""#, None),
             (1, r#"for=203.0.113.7;host="a\\"b""#, None),
@@ -380,7 +375,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "use KeyBy::peer_ip")]
-    fn nobody_trusted_is_a_mistake() {
+    fn zero_trusted_hops_panic() {
         KeyBy::x_forwarded_for(0);
     }
 }

@@ -1,4 +1,4 @@
-//! A limit in front of any service of HTTP requests.
+//! A layer with limits in front of any HTTP service.
 
 use std::{
     fmt,
@@ -30,18 +30,19 @@ use crate::{
     observe::LogThrottle,
 };
 
-/// Asks limits before a request reaches a service, and answers in its place if one refuses.
+/// Checks limits before a request reaches a service, and answers it if a limit refuses.
 ///
-/// A limiter decides before the request's body is read. Several limits are one decision: all are charged, or none is. A
-/// response of the service gets the header fields of the most_restrictive one; a refusal is the response that [`web`](crate::web) describes, or
-/// for a call of gRPC or gRPC-Web a status: `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with a `google.rpc.RetryInfo`, `PERMISSION_DENIED`
-/// or `INTERNAL`. Such a call is a `POST` of the type `application/grpc`, `application/grpc-web` or `application/grpc-web-text`, or of
-/// one of these with a `+` and a format.
+/// The decision is made before the request's body is read. Several limits are one decision: all are charged, or none.
 ///
-/// A place of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is held until the body of the response is over; of an upgraded
-/// connection, see [`RequestHold`].
+/// A response of the service gets the header fields of the most restrictive limit. A refusal is a response as described
+/// in [`web`](crate::web), or for gRPC and gRPC-Web a status: `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with a
+/// `google.rpc.RetryInfo`, `PERMISSION_DENIED` or `INTERNAL`. A gRPC call is a `POST` of type `application/grpc`,
+/// `application/grpc-web` or `application/grpc-web-text`, optionally followed by `+` and a format.
 ///
-/// Clones of the layer and of its services count together.
+/// A place of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is held until the body of the response ends. For
+/// upgraded connections, see [`RequestHold`].
+///
+/// Clones of the layer and of its services share their counters.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -58,7 +59,7 @@ use crate::{
 ///     Ok(Response::new("hello".into()))
 /// }
 ///
-/// /// Put into the request by a layer further out, which authenticates.
+/// /// Inserted into the request by an outer layer, which authenticates.
 /// #[derive(Clone)]
 /// struct UserId(u64);
 ///
@@ -74,7 +75,7 @@ use crate::{
 /// # });
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "a layer does nothing until a service is put behind it"]
+#[must_use = "a layer does nothing until it wraps a service"]
 pub struct RateLimitLayer(Arc<LayerConfig>);
 
 #[derive(Clone, Debug)]
@@ -87,7 +88,7 @@ struct LayerConfig {
 }
 
 impl RateLimitLayer {
-    /// These limits, all of which a request has to pass, by the process-wide limiter.
+    /// A layer with these limits, all of which a request has to pass. By default it uses the process-wide limiter.
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Self {
         Self(Arc::new(LayerConfig {
             limits: limits.into_iter().collect(),
@@ -98,22 +99,22 @@ impl RateLimitLayer {
         }))
     }
 
-    /// By this limiter.
+    /// Uses this limiter.
     pub fn limiter(self, limiter: Limiter) -> Self {
         self.with(|config| config.limiter = Some(limiter))
     }
 
-    /// With these header fields instead of those that are [installed](HeaderStyle::install).
+    /// Uses this style of header fields instead of the [installed](HeaderStyle::install) one.
     pub fn headers(self, style: HeaderStyle) -> Self {
         self.with(|config| config.style = Some(style))
     }
 
-    /// The status for a request that has no key where one is needed. 403 if not set.
+    /// Sets the status for a request without a required key. By default 403.
     pub fn missing_key_status(self, status: StatusCode) -> Self {
         self.with(|config| config.missing_key = status)
     }
 
-    /// What happens to a request when the store cannot decide, instead of what the limiter says.
+    /// Sets the failure policy, instead of the limiter's.
     pub fn on_store_error(self, on_store_error: OnStoreError) -> Self {
         self.with(|config| config.on_store_error = Some(on_store_error))
     }
@@ -134,7 +135,7 @@ impl<S> Layer<S> for RateLimitLayer {
 
 /// A service behind a [`RateLimitLayer`].
 ///
-/// It is ready when the service is; a request that is refused has taken the service's readiness and leaves it unused.
+/// It is ready when the service is. A refused request uses up that readiness without calling the service.
 #[derive(Clone, Debug)]
 pub struct RateLimit<S> {
     service: S,
@@ -156,7 +157,7 @@ where
     }
 
     fn call(&mut self, request: Request<I>) -> Self::Future {
-        // The one that is ready goes with the request.
+        // The ready instance takes the request.
         let next = self.service.clone();
         let mut service = mem::replace(&mut self.service, next);
         let config = Arc::clone(&self.config);
@@ -186,7 +187,7 @@ where
 }
 
 impl LayerConfig {
-    /// The permit, and the name of the rule that it tells of; nothing if no limit applies.
+    /// The permit, and the name of its most restrictive rule. `None` if no limit applies.
     async fn decide(&self, request: &Parts) -> Result<Option<(Permit, &'static str)>, RequestPerMinute> {
         let mut asked: Vec<ChargeRequest> = Vec::with_capacity(self.limits.len());
         for limit in &self.limits {
@@ -223,7 +224,7 @@ impl LayerConfig {
             (status, headers, body)
         };
         if request.method == Method::HEAD {
-            // The length that the response to a GET has.
+            // The length of the response to a GET.
             headers.insert(CONTENT_LENGTH, body.len().into());
             body.clear();
         }
@@ -232,7 +233,7 @@ impl LayerConfig {
         response
     }
 
-    /// Adds the header fields of a rule that was charged. Those that a refusal further in has stay as they are.
+    /// Adds the header fields of a charged rule. A refusal of an inner layer keeps its own.
     fn write_headers<O>(&self, status: &QuotaStatus<'_>, response: &mut Response<O>) {
         let style = self.style();
         if !(problem::is_refusal(response) && style.is_written(response.headers())) {
@@ -245,13 +246,12 @@ impl LayerConfig {
     }
 }
 
-/// What the limits of a request hold: its place of
-/// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), in the extensions of the request.
+/// The place that a request holds by [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), in the extensions of the
+/// request.
 ///
-/// A place is held until the body of the response is over and each clone of this is dropped. The body
-/// of a response to an upgrade (`101 Switching Protocols`, or a `CONNECT`) is over at once. So a service
-/// that upgrades a connection, to a WebSocket say, has to keep a clone for as long as it uses the
-/// connection; the log has a warning about one that does not.
+/// The place is held until the body of the response ends and all clones of this are dropped. The body of an upgrade
+/// (`101 Switching Protocols`, or a `CONNECT`) ends at once. A service that upgrades a connection, for example to a
+/// WebSocket, must therefore keep a clone while it uses the connection. If it does not, the log has a warning.
 ///
 /// ```
 /// use http::{Request, Response};
@@ -260,38 +260,38 @@ impl LayerConfig {
 /// async fn chat(mut request: Request<()>) -> Response<()> {
 ///     let hold = request.extensions_mut().remove::<RequestHold>();
 ///     tokio::spawn(async move {
-///         // Talks over the upgraded connection until it is closed, and then frees the place.
+///         // Uses the upgraded connection until it is closed, and then frees the place.
 ///         drop(hold);
 ///     });
 ///     Response::builder().status(101).body(()).unwrap()
 /// }
 /// ```
 ///
-/// A handler of `axum` takes it as `Option<Extension<RequestHold>>`.
+/// An `axum` handler takes it as `Option<Extension<RequestHold>>`.
 #[derive(Clone)]
-#[must_use = "the place is free when each clone of this is dropped"]
+#[must_use = "the place is freed when all clones of this are dropped"]
 pub struct RequestHold(Arc<LayerHold>);
 
-/// What one layer holds, and the layers further out.
+/// The permit of one layer, and the holds of outer layers.
 struct LayerHold {
     _permit: Permit,
-    _further_out: Option<RequestHold>,
+    _outer: Option<RequestHold>,
 }
 
 impl RequestHold {
     fn add(permit: Permit, to: &mut Extensions) -> Self {
-        let hold = Self(Arc::new(LayerHold { _permit: permit, _further_out: to.remove() }));
+        let hold = Self(Arc::new(LayerHold { _permit: permit, _outer: to.remove() }));
         to.insert(hold.clone());
         hold
     }
 
-    /// Warns of a place that ends before the connection that it is for.
+    /// Warns about a place that is freed before the upgraded connection ends.
     fn check(&self, is_connect: bool, status: StatusCode) {
-        static SAID: LogThrottle = LogThrottle::new();
+        static LOGGED: LogThrottle = LogThrottle::new();
         let is_upgrade = status == StatusCode::SWITCHING_PROTOCOLS || is_connect && status.is_success();
-        if is_upgrade && Arc::strong_count(&self.0) == 1 && SAID.allow() {
+        if is_upgrade && Arc::strong_count(&self.0) == 1 && LOGGED.allow() {
             tracing::warn!(
-                "a connection is upgraded, and its place is free at once: its service keeps no `RequestHold`"
+                "the place of an upgraded connection is freed at once, as the service keeps no `RequestHold`"
             );
         }
     }
@@ -304,7 +304,7 @@ impl fmt::Debug for RequestHold {
 }
 
 pin_project! {
-    /// The body of a response from behind a [`RateLimitLayer`]: that of the service, or a refusal's.
+    /// The response body of a [`RateLimitLayer`]: the service's, or that of a refusal.
     #[derive(Debug)]
     pub struct LimitedBody<B> {
         #[pin]

@@ -1,4 +1,4 @@
-//! A rule with what a request has to say to it.
+//! A rule, and how a request maps to its key and cost.
 
 use std::{fmt, sync::Arc};
 
@@ -11,13 +11,13 @@ use crate::{
     policy::OnMissingKey,
 };
 
-/// A limit of a [`RateLimitLayer`](super::RateLimitLayer): a rule, and what it takes from a request.
+/// A limit of a [`RateLimitLayer`](super::RateLimitLayer): a rule, and how to derive key and cost from a request.
 ///
 /// ```
 /// use ratelimit_runtime::{Rule, web::{KeyBy, Limit}};
 /// use std::time::Duration;
 ///
-/// /// Put there by a layer that authenticates.
+/// /// Inserted by an authenticating layer.
 /// #[derive(Clone)]
 /// struct UserId(u64);
 ///
@@ -29,7 +29,7 @@ use crate::{
 ///     .cost(|request| if request.uri.query() == Some("all") { 10 } else { 1 });
 /// ```
 #[derive(Clone)]
-#[must_use = "a limit holds in a layer: RateLimitLayer::new([limit])"]
+#[must_use = "a limit does nothing outside of a layer: RateLimitLayer::new([limit])"]
 pub struct Limit {
     rule: Rule,
     key: Option<KeyBy>,
@@ -38,40 +38,40 @@ pub struct Limit {
     cost: Option<RequestFn<u64>>,
 }
 
-/// Something read from the head of a request.
+/// A function of a request's head.
 type RequestFn<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 
 impl Limit {
-    /// One counter for all requests, each at a cost of 1.
+    /// A limit with one counter for all requests, each of cost 1.
     pub fn new(rule: Rule) -> Self {
         Self { rule, key: None, on_missing_key: OnMissingKey::default(), when: None, cost: None }
     }
 
-    /// A counter for each key.
+    /// Uses one counter per key.
     pub fn key(mut self, key: KeyBy) -> Self {
         self.key = Some(key);
         self
     }
 
-    /// The treatment of a request that has no key. By default it is refused.
+    /// Sets the treatment of requests without a key. By default they are refused.
     pub fn on_missing_key(mut self, on_missing_key: OnMissingKey) -> Self {
         self.on_missing_key = on_missing_key;
         self
     }
 
-    /// Only for these requests.
+    /// Applies the limit only to these requests.
     pub fn when(mut self, applies: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.when = Some(Arc::new(applies));
         self
     }
 
-    /// The cost of a request, 1 by default. A request that costs 0 is let through, with or without a key.
+    /// Sets the cost of a request, by default 1. A request of cost 0 is admitted, with or without a key.
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
     }
 
-    /// What it asks for a request; nothing if it does not apply.
+    /// The charge for a request. `None` if the limit does not apply.
     pub(super) async fn ask(&self, request: &Parts) -> Option<ChargeRequest> {
         if self.when.as_ref().is_some_and(|applies| !applies(request)) {
             return None;

@@ -16,7 +16,7 @@ struct CounterAt {
 }
 
 /// Whether it fits, `remaining`, `reset_after` and `retry_after` in milliseconds.
-type Numbers = (bool, u64, u64, Option<u64>);
+type ModelAnswer = (bool, u64, u64, Option<u64>);
 
 fn at(ms: u64, count: u64, period_ms: u64, algorithm: Algorithm) -> CounterAt {
     let rule = Rule::new("item", count, Duration::from_millis(period_ms)).with_algorithm(algorithm);
@@ -33,11 +33,11 @@ impl CounterAt {
         request
     }
 
-    fn charge(&mut self, cost: u64) -> Numbers {
+    fn charge(&mut self, cost: u64) -> ModelAnswer {
         numbers(&self.decide(cost, true, u64::MAX))
     }
 
-    fn peek(&mut self, cost: u64) -> Numbers {
+    fn peek(&mut self, cost: u64) -> ModelAnswer {
         numbers(&self.decide(cost, false, u64::MAX))
     }
 
@@ -60,7 +60,7 @@ impl CounterAt {
     }
 }
 
-fn numbers(request: &Request) -> Numbers {
+fn numbers(request: &Request) -> ModelAnswer {
     let Decision { remaining, reset_after_ms, .. } = request.charges[0].decision;
     let retry_after_ms = request.charges[0].decision.retry_after().map(|wait| wait.as_millis().try_into().unwrap());
     (request.outcome.clone().unwrap(), remaining, reset_after_ms, retry_after_ms)

@@ -1,4 +1,4 @@
-//! Keys from header fields against a plain parser of the RFC, behind proxies that copy what hostile clients send.
+//! Keys from header fields compared with a simple parser of the RFC, behind proxies that copy hostile input.
 
 use std::{fmt::Write as _, net::IpAddr};
 
@@ -7,8 +7,8 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{KeyBy, KeyResult, ip_key};
 
-/// The elements of a field `Forwarded`, each as its parameters; after the grammar of RFC 7239, section 4, from left to
-/// right. `None` if the text is no such field.
+/// Parses a `Forwarded` field into elements of parameters, from left to right, by the grammar of RFC 7239, section 4.
+/// `None` if the text is malformed.
 fn elements_of(text: &str) -> Option<Vec<Vec<(String, String)>>> {
     let mut chars = text.chars().peekable();
     let mut elements = vec![Vec::new()];
@@ -35,7 +35,7 @@ fn elements_of(text: &str) -> Option<Vec<Vec<(String, String)>>> {
 
 type Chars<'a> = std::iter::Peekable<std::str::Chars<'a>>;
 
-/// The characters of a token (RFC 9110, section 5.6.2).
+/// Whether a character may occur in a token (RFC 9110, section 5.6.2).
 fn is_of_token(c: char) -> bool {
     c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c)
 }
@@ -44,7 +44,7 @@ fn token(chars: &mut Chars<'_>) -> String {
     std::iter::from_fn(|| chars.next_if(|next| is_of_token(*next))).collect()
 }
 
-/// Behind its first quotation mark (RFC 9110, section 5.6.4).
+/// Parses a quoted string after its first quotation mark (RFC 9110, section 5.6.4).
 fn rest_of_quoted_string(chars: &mut Chars<'_>) -> Option<String> {
     let mut text = String::new();
     loop {
@@ -56,13 +56,13 @@ fn rest_of_quoted_string(chars: &mut Chars<'_>) -> Option<String> {
     }
 }
 
-/// The key by the plain parser: that of the address in one element, counted from the end.
+/// The key by the simple parser: the address in one element, counted from the end.
 fn plain_key(lines: &[String], hops: usize) -> Option<String> {
     let elements = elements_of(&lines.join(", "))?;
     let element = elements.into_iter().rev().nth(hops - 1)?;
     let mut addresses = element.iter().filter(|(name, _)| name == "for");
     let (Some((_, address)), None) = (addresses.next(), addresses.next()) else { return None };
-    Some(ip_key(super::read_ip(address)?).to_string())
+    Some(ip_key(super::parse_ip(address)?).to_string())
 }
 
 fn key_of(by: &KeyBy, field: &HeaderName, lines: &[String]) -> Option<String> {
@@ -74,7 +74,7 @@ fn key_of(by: &KeyBy, field: &HeaderName, lines: &[String]) -> Option<String> {
     key.map(|key| key.to_string())
 }
 
-/// What a client writes into a field or a `Host`, to be taken for what a proxy has written.
+/// A field or `Host` from a client that imitates the elements of proxies.
 fn hostile() -> impl Strategy<Value = String> {
     const PIECES: &[&str] = &[
         "for=9.9.9.9",
@@ -108,17 +108,17 @@ fn address() -> impl Strategy<Value = IpAddr> {
     prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u16; 8]>().prop_map(IpAddr::from)]
 }
 
-/// A proxy as the RFC wants it, and whom it was connected to.
+/// A proxy that follows the RFC, and its peer.
 #[derive(Clone, Debug)]
 struct Proxy {
     peer: IpAddr,
     port: Option<u16>,
-    /// Copied from the request, in front of the address or behind it.
+    /// Copied from the request. True: before the address.
     host: Option<(String, bool)>,
     is_quoted: bool,
-    /// The characters of a quoted string that are escaped although they need not be.
+    /// A character that is escaped in quoted strings although it need not be.
     escaped: char,
-    /// Between what was there and what it adds; none, and it adds a line.
+    /// The separator before its element. `None`: it adds a line.
     separator: Option<&'static str>,
 }
 
@@ -165,7 +165,7 @@ impl Proxy {
         element
     }
 
-    /// Adds its own to what has come.
+    /// Appends its element.
     fn forward(&self, lines: &mut Vec<String>, element: &str) {
         match (lines.last_mut(), self.separator) {
             (Some(last), Some(separator)) => write!(last, "{separator}{element}").unwrap(),
@@ -177,7 +177,7 @@ impl Proxy {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the client sends: the key is the address that the first proxy of ours was connected to.
+    /// Whatever the client sends, the key is the peer address of the first trusted proxy.
     #[test]
     fn no_client_behind_proxies_chooses_its_key(sent in vec(hostile(), 0..3), proxies in vec(proxy(), 1..4)) {
         let real = Some(ip_key(proxies[0].peer).to_string());
@@ -197,9 +197,9 @@ proptest! {
         prop_assert_eq!(&x_forwarded_for, &real, "{:?}", lines);
     }
 
-    /// A field that is right is read as the plain parser reads it, for any number of hops.
+    /// Well-formed fields: the key is that of the simple parser, for any number of hops.
     #[test]
-    fn a_field_is_read_as_the_rfc_says(proxies in vec(proxy(), 0..5), hops in 1_usize..6) {
+    fn a_field_is_parsed_as_the_rfc_says(proxies in vec(proxy(), 0..5), hops in 1_usize..6) {
         let mut lines = Vec::new();
         for proxy in &proxies {
             proxy.forward(&mut lines, &proxy.element());
@@ -209,9 +209,9 @@ proptest! {
         prop_assert_eq!(key.is_some(), hops <= proxies.len());
     }
 
-    /// Any text at all: where it is a field of the RFC, the key is the plain parser's; elsewhere nothing panics.
+    /// Any text: the key of a well-formed field is that of the simple parser, and nothing panics.
     #[test]
-    fn any_text_is_read_as_the_rfc_says_or_not_at_all(lines in vec(hostile(), 1..3), hops in 1_usize..4) {
+    fn any_text_is_parsed_as_the_rfc_says_or_not_at_all(lines in vec(hostile(), 1..3), hops in 1_usize..4) {
         let key = key_of(&KeyBy::forwarded(hops), &http::header::FORWARDED, &lines);
         if elements_of(&lines.join(", ")).is_some() {
             prop_assert_eq!(key, plain_key(&lines, hops), "{:?}", lines);
