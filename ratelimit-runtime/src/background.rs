@@ -94,7 +94,8 @@ where
     Ok(runtime()?.spawn(future))
 }
 
-/// A future that its caller awaits. If it is dropped before its end, it is finished in the background.
+/// A future that its caller awaits. If it is dropped before its end, it is finished in the
+/// background.
 #[cfg(feature = "redis")]
 pub(crate) struct FinishOnDrop<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
 

@@ -13,10 +13,11 @@ use tokio::sync::Notify;
 
 /// The clock of a limiter: the memory store decides by it, and waiting callers sleep by it.
 ///
-/// - The default is the system's clock. The time of day is read once; from then on the clock is monotonic. Between two
-///   readings, at most a millisecond apart, it reads the processor's time stamp counter.
-/// - If the build contains tokio's feature `test-util`, it follows tokio's time instead, which can be paused. A test under
-///   `#[tokio::test(start_paused = true)]` then does not really wait.
+/// - The default is the system's clock. The time of day is read once; from then on the clock is
+///   monotonic. Between two readings, at most a millisecond apart, it reads the processor's time
+///   stamp counter.
+/// - If the build contains tokio's feature `test-util`, it follows tokio's time instead, which can
+///   be paused. A test under `#[tokio::test(start_paused = true)]` then does not really wait.
 /// - A [`ManualClock`] moves only when it is advanced.
 ///
 /// A Redis store decides by its server's clock, whichever clock the limiter has.
@@ -69,7 +70,8 @@ impl Clock {
         }
     }
 
-    /// Microseconds since 1970-01-01 00:00 UTC. Saturates in the year 4199, so that counters can add the longest period.
+    /// Microseconds since 1970-01-01 00:00 UTC. Saturates in the year 4199, so that counters can
+    /// add the longest period.
     #[allow(clippy::cast_possible_truncation)]
     #[inline]
     pub(crate) fn now_us(&self) -> u64 {
@@ -117,10 +119,11 @@ fn time_since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Whether tokio's time can be paused: whether a crate in this build enables tokio's feature `test-util`.
+/// Whether tokio's time can be paused: whether a crate in this build enables tokio's feature
+/// `test-util`.
 ///
-/// A crate cannot query the features of another. But names in a block shadow outer ones: `pause` is tokio's function of
-/// size 0 if it exists, and else the constant below.
+/// A crate cannot query the features of another. But names in a block shadow outer ones: `pause` is
+/// tokio's function of size 0 if it exists, and else the constant below.
 const TOKIO_CAN_PAUSE: bool = {
     #[allow(unused_imports, clippy::wildcard_imports)]
     use tokio::time::*;
@@ -131,12 +134,12 @@ const TOKIO_CAN_PAUSE: bool = {
 #[allow(dead_code, non_upper_case_globals)]
 const pause: u8 = 0;
 
-/// The system's monotonic clock, read once a millisecond. In between, the processor's time stamp counter is read, which
-/// takes a third of the time.
+/// The system's monotonic clock, read once a millisecond. In between, the processor's time stamp
+/// counter is read, which takes a third of the time.
 ///
-/// The counter is assumed to be slower by a thousandth than it is. It therefore stays behind the clock until the next
-/// calibration, by a microsecond at most, and time does not go back: only by the few nanoseconds that the counters of two
-/// processors differ.
+/// The counter is assumed to be slower by a thousandth than it is. It therefore stays behind the
+/// clock until the next calibration, by a microsecond at most, and time does not go back: only by
+/// the few nanoseconds that the counters of two processors differ.
 #[derive(Debug)]
 struct SystemClock {
     /// Nanoseconds since 1970.
@@ -193,12 +196,14 @@ impl SystemClock {
         }
     }
 
-    /// The time in milliseconds. Cheaper: nothing is computed until the current millisecond has ended.
+    /// The time in milliseconds. Cheaper: nothing is computed until the current millisecond has
+    /// ended.
     #[inline(always)]
     #[allow(clippy::inline_always)] // a few instructions, on the fast path
     fn now_ms(&self) -> u64 {
         let raw = self.counter.raw();
-        // In this order, as above. If they are of two calibrations, `ms` is the later one, which has begun.
+        // In this order, as above. If they are of two calibrations, `ms` is the later one, which
+        // has begun.
         let until = self.ms_until.load(Ordering::Acquire);
         let ms = self.ms.load(Ordering::Acquire);
         if until.wrapping_sub(raw).wrapping_sub(1) < self.ticks { ms } else { self.calibrate() / 1_000_000 }
@@ -216,8 +221,9 @@ impl SystemClock {
 
     /// Corrects the offset of the counter by the clock.
     ///
-    /// The time is between two readings of the clock. If the counter agrees, nothing changes. If not, it was behind; or
-    /// the machine was asleep or moved to another host, and the counter stopped, jumped or restarted.
+    /// The time is between two readings of the clock. If the counter agrees, nothing changes. If
+    /// not, it was behind; or the machine was asleep or moved to another host, and the counter
+    /// stopped, jumped or restarted.
     #[cold]
     fn calibrate(&self) -> u64 {
         let _guard = self.calibration.lock().unwrap_or_else(PoisonError::into_inner);

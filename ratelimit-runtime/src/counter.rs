@@ -26,9 +26,9 @@ static RESERVED: Reserved = reserved(b"%{}:");
 
 /// The name of a counter, which is its key in Redis: `item:{4711}:fixed:60000`.
 ///
-/// The parts are the namespace (followed by `::`), the prefix, the key as the hash tag, the algorithm, and the period in
-/// milliseconds. Without a key, the prefix is the hash tag. Distinct counters have distinct names, whatever the keys
-/// contain.
+/// The parts are the namespace (followed by `::`), the prefix, the key as the hash tag, the
+/// algorithm, and the period in milliseconds. Without a key, the prefix is the hash tag. Distinct
+/// counters have distinct names, whatever the keys contain.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CounterName {
     text: SmallVec<[u8; 56]>,
@@ -109,15 +109,18 @@ impl fmt::Debug for CounterName {
 
 /// The id of a counter in this process: a keyed hash of its [`RuleId`] and its key.
 ///
-/// Each limiter has counters of its own, so the namespace is not part of it. Two passes over the same numbers, each with
-/// a 128-bit secret of its own, give 128 bits, in a fraction of the time that the name takes.
+/// Each limiter has counters of its own, so the namespace is not part of it. Two passes over the
+/// same numbers, each with a 128-bit secret of its own, give 128 bits, in a fraction of the time
+/// that the name takes.
 ///
-/// Counters with equal ids would share their limit, so an attacker must not find collisions. The hash is a fast one for
-/// hash tables, for which collisions can be computed from its values. But ids never leave the process, are not printed,
-/// and only decide where in a table a counter lies: an attacker can only try keys.
+/// Counters with equal ids would share their limit, so an attacker must not find collisions. The
+/// hash is a fast one for hash tables, for which collisions can be computed from its values. But
+/// ids never leave the process, are not printed, and only decide where in a table a counter lies:
+/// an attacker can only try keys.
 ///
-/// Each step of a pass multiplies two 64-bit numbers that contain secrets, and combines the halves of the product. As far
-/// as is known, two chosen keys collide in one pass for about one secret in 2^64, and thus in both for one in 2^128.
+/// Each step of a pass multiplies two 64-bit numbers that contain secrets, and combines the halves
+/// of the product. As far as is known, two chosen keys collide in one pass for about one secret in
+/// 2^64, and thus in both for one in 2^128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CounterId(pub(crate) u64, pub(crate) u64);
 
@@ -140,8 +143,8 @@ impl CounterId {
 
     /// [`CounterId::new`], inlined for the fast path.
     ///
-    /// Two interleaved passes take little longer than one, while arguments of a call that is not inlined go through
-    /// memory.
+    /// Two interleaved passes take little longer than one, while arguments of a call that is not
+    /// inlined go through memory.
     #[inline(always)]
     #[allow(clippy::inline_always)]
     pub(crate) fn new_inline(rule: &Rule, key: Option<&Key>) -> Self {

@@ -33,7 +33,8 @@ pub struct Decision {
 impl Decision {
     /// A store's decision. `retry_after` is `None` if the cost fits.
     ///
-    /// The durations are rounded up to whole milliseconds. See the getters for the meaning of each number.
+    /// The durations are rounded up to whole milliseconds. See the getters for the meaning of each
+    /// number.
     pub fn new(limit: u64, remaining: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
         Self {
             limit,
@@ -63,7 +64,8 @@ impl Decision {
         Duration::from_millis(self.reset_after_ms)
     }
 
-    /// The shortest wait after which this cost is granted, without other calls. `None` if it fits now.
+    /// The shortest wait after which this cost is granted, without other calls. `None` if it fits
+    /// now.
     pub fn retry_after(&self) -> Option<Duration> {
         (self.retry_after_ms != u64::MAX).then(|| Duration::from_millis(self.retry_after_ms))
     }

@@ -33,7 +33,8 @@ pub enum Cause {
     MissingKey,
     /// The store is unreachable, too slow or full, and the failure policy does not admit the call.
     Unavailable,
-    /// The configuration of the rule, the limiter or the server is invalid. The message names the mistake.
+    /// The configuration of the rule, the limiter or the server is invalid. The message names the
+    /// mistake.
     Misconfigured,
 }
 
@@ -174,16 +175,18 @@ impl RequestPerMinute {
         self.0.rule.period()
     }
 
-    /// The largest cost that this rule would have granted. 0 for causes other than [`Cause::Exceeded`].
+    /// The largest cost that this rule would have granted. 0 for causes other than
+    /// [`Cause::Exceeded`].
     pub fn remaining(&self) -> u64 {
         self.0.remaining
     }
 
-    /// The shortest wait after which this call is granted without other calls, from the store's decision,
-    /// rounded up to a millisecond.
+    /// The shortest wait after which this call is granted without other calls, from the store's
+    /// decision, rounded up to a millisecond.
     ///
-    /// `None` for causes other than [`Cause::Exceeded`], and for [`Algorithm::Concurrent`](crate::Algorithm::Concurrent):
-    /// a place becomes free at an unknown time.
+    /// `None` for causes other than [`Cause::Exceeded`], and for
+    /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent): a place becomes free at an unknown
+    /// time.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
@@ -254,8 +257,8 @@ impl fmt::Display for Period {
 
 /// A return type that can report a refusal.
 ///
-/// A refused annotated function returns early with such a value. Implemented for every `Result` whose error is
-/// [`From<RequestPerMinute>`](From). Implement it for other return types.
+/// A refused annotated function returns early with such a value. Implemented for every `Result`
+/// whose error is [`From<RequestPerMinute>`](From). Implement it for other return types.
 ///
 /// ```
 /// use ratelimit_runtime::{FromRefusal, RequestPerMinute};
@@ -285,7 +288,8 @@ impl<T, E: From<RequestPerMinute>> FromRefusal for Result<T, E> {
     }
 }
 
-/// A limiter could not be set up. The message names the mistake and the fix. It never contains a password.
+/// A limiter could not be set up. The message names the mistake and the fix. It never contains a
+/// password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetupError(String);
 

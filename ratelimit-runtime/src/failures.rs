@@ -31,8 +31,8 @@ impl Epoch {
     }
 }
 
-/// The failures of one server. It may come back without its counters, so cached knowledge is valid only in the
-/// epoch it is from.
+/// The failures of one server. It may come back without its counters, so cached knowledge is valid
+/// only in the epoch it is from.
 #[derive(Debug)]
 pub(crate) struct Failures {
     epoch: AtomicU32,
@@ -48,8 +48,8 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Records that the server could not decide. Begins a new epoch, unless the last failure is less than a second
-    /// ago.
+    /// Records that the server could not decide. Begins a new epoch, unless the last failure is
+    /// less than a second ago.
     pub(crate) fn failed(&self) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.replace(Instant::now()).is_none_or(|last| last.elapsed() >= QUIET) {

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 use crate::error::StoreError;
 
-/// How long the store must go without a failure to be reported available again. While one of several servers
-/// is down, decisions fail and succeed in turn.
+/// How long the store must go without a failure to be reported available again. While one of
+/// several servers is down, decisions fail and succeed in turn.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// The health of a limiter's store, from [`Limiter::health`](crate::Limiter::health).
@@ -26,7 +26,7 @@ const QUIET: Duration = Duration::from_secs(1);
 /// fn page(limiter: &Limiter) -> String {
 ///     match limiter.health() {
 ///         Health::Available => "limits hold".into(),
-///         Health::Degraded { lasts, reason, .. } => format!("limits are counted by each process alone for {lasts:?}: {reason}"),
+///         Health::Degraded { lasts, reason, .. } => format!("no limits from Redis for {lasts:?}: {reason}"),
 ///         other => format!("{other:?}"),
 ///     }
 /// }
@@ -54,10 +54,11 @@ impl Health {
     }
 }
 
-/// Derives the health from the outcomes of decisions. Entering and leaving the degraded state is logged, and changes
-/// the gauge.
+/// Derives the health from the outcomes of decisions. Entering and leaving the degraded state is
+/// logged, and changes the gauge.
 pub(crate) struct HealthTracker {
-    /// Whether `degraded` is `Some`. The only field that a decision reads while the store is available.
+    /// Whether `degraded` is `Some`. The only field that a decision reads while the store is
+    /// available.
     is_degraded: AtomicBool,
     degraded: Mutex<Option<Degraded>>,
     gauge: &'static DegradedGauge,
@@ -88,7 +89,8 @@ impl HealthTracker {
         let mut degraded = self.lock();
         let begins = degraded.is_none();
         let since = match &*degraded {
-            // An outage that began after a quiet time is a new one, although no call noticed the pause.
+            // An outage that began after a quiet time is a new one, although no call noticed the
+            // pause.
             Some(known) => match error.began() {
                 Some(began) if began > known.last_failure + QUIET => began,
                 _ => known.since,
@@ -167,8 +169,8 @@ impl Drop for HealthTracker {
     }
 }
 
-/// The number of degraded limiters in the process. It is recorded as an absolute value, which is also right for a
-/// recorder that is installed during an outage.
+/// The number of degraded limiters in the process. It is recorded as an absolute value, which is
+/// also right for a recorder that is installed during an outage.
 struct DegradedGauge(AtomicU32);
 
 impl DegradedGauge {
@@ -180,8 +182,8 @@ impl DegradedGauge {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Records the number, and again if it has changed meanwhile: of several threads, the last one to record has the
-    /// current number.
+    /// Records the number, and again if it has changed meanwhile: of several threads, the last one
+    /// to record has the current number.
     #[cfg_attr(not(feature = "metrics"), allow(clippy::unused_self))]
     fn record(&self) {
         #[cfg(feature = "metrics")]

@@ -61,7 +61,8 @@ pub trait RateKey {
     }
 }
 
-/// Receives the value of a key. Escapes characters that would end a part, so that keys stay unambiguous.
+/// Receives the value of a key. Escapes characters that would end a part, so that keys stay
+/// unambiguous.
 pub struct KeyWriter<'a> {
     out: &'a mut KeyBuffer,
     /// Whether this part has been written to: further writes need a separator.
@@ -90,8 +91,8 @@ impl KeyBuffer {
 impl KeyWriter<'_> {
     /// Writes one part made of bytes.
     ///
-    /// A comma separates it from an earlier part. For several parts use a tuple, which also marks where
-    /// they end.
+    /// A comma separates it from an earlier part. For several parts use a tuple, which also marks
+    /// where they end.
     pub fn write_bytes(&mut self, bytes: &[u8]) {
         self.begin();
         for chunk in bytes.utf8_chunks() {
@@ -179,7 +180,8 @@ impl fmt::Write for EscapingWriter<'_> {
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(pub(crate) Repr);
 
-/// The form of a key, which is canonical: texts that read like a number are `Number`, other short texts `Short`.
+/// The form of a key, which is canonical: texts that read like a number are `Number`, other short
+/// texts `Short`.
 ///
 /// Most numbers are never printed, as only a server needs the name of a counter.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -215,7 +217,8 @@ impl Key {
         out.number.map_or_else(|| Self::from_printed(&out.text), |number| Self(Repr::number(number)))
     }
 
-    /// The key of a text. The fast path for short texts that need no escapes and do not start with a digit.
+    /// The key of a text. The fast path for short texts that need no escapes and do not start with
+    /// a digit.
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `private::key`
     fn from_text(text: &str) -> Self {
@@ -285,10 +288,11 @@ const fn splat(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
 
-/// Whether all eight bytes are digits, letters, `-./:;<=>?@[\]^_` or the backquote. None of these is escaped.
+/// Whether all eight bytes are digits, letters, `-./:;<=>?@[\]^_` or the backquote. None of these
+/// is escaped.
 ///
-/// Tests all bytes at once (*Bit Twiddling Hacks*, Anderson). The high bit of a byte is set in `x - 0x2D..` but not in
-/// `x` if it is below `-`, and in `x + 0x05..` if it is above `z`.
+/// Tests all bytes at once (*Bit Twiddling Hacks*, Anderson). The high bit of a byte is set in `x -
+/// 0x2D..` but not in `x` if it is below `-`, and in `x + 0x05..` if it is above `z`.
 #[inline]
 fn is_plain_ascii(bytes: u64) -> bool {
     let below = bytes.wrapping_sub(splat(b'-')) & !bytes;

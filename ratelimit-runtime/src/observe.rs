@@ -41,7 +41,8 @@ pub(crate) fn refused_in_shadow(rule: &Rule) {
     }
 }
 
-/// Logs that a hold could not be renewed. When its lease ends, it is charged in full, or its place is lost.
+/// Logs that a hold could not be renewed. When its lease ends, it is charged in full, or its place
+/// is lost.
 pub(crate) fn not_renewed(rule: &Rule, error: &StoreError) {
     static LOGGED: RuleLogThrottle = RuleLogThrottle::new();
     if LOGGED.allow(rule) {
@@ -166,7 +167,8 @@ impl LogThrottle {
     }
 }
 
-/// A [`LogThrottle`] for each rule, so that a frequent event of one rule does not suppress that of another.
+/// A [`LogThrottle`] for each rule, so that a frequent event of one rule does not suppress that of
+/// another.
 struct RuleLogThrottle(Mutex<BTreeMap<&'static str, Instant>>);
 
 impl RuleLogThrottle {
@@ -228,12 +230,13 @@ mod recorder {
 
     static METADATA: Metadata<'_> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
-    /// The metric keys of a rule, by [`Recorded`]. Cached, as a decision in memory takes no longer than a few
-    /// allocations.
+    /// The metric keys of a rule, by [`Recorded`]. Cached, as a decision in memory takes no longer
+    /// than a few allocations.
     type Series = [Key; OUTCOMES.len() + OTHERS.len()];
 
     fn series(prefix: &'static str) -> &'static Series {
-        /// By the address and length of the prefix: a program has few prefixes, and hashing the text is slower.
+        /// By the address and length of the prefix: a program has few prefixes, and hashing the
+        /// text is slower.
         type SeriesByAddress = HashMap<(usize, usize), &'static Series>;
         static ALL: LazyLock<Mutex<HashMap<&'static str, &'static Series>>> = LazyLock::new(Mutex::default);
         thread_local! {

@@ -2,8 +2,8 @@
 
 /// Failure policy: the treatment of calls while the store is unreachable, too slow or full.
 ///
-/// Errors of the configuration are returned under every policy: a wrong type under a counter's name, or a missing
-/// permission.
+/// Errors of the configuration are returned under every policy: a wrong type under a counter's
+/// name, or a missing permission.
 ///
 /// ```
 /// use ratelimit_runtime::{Cause, Limiter, OnStoreError, Rule};
@@ -29,12 +29,15 @@
 pub enum OnStoreError {
     /// This process counts alone until the store is back, within its local share of the limit.
     ///
-    /// The share is count, burst and queue divided by [`Builder::instances`](crate::Builder::instances), rounded down,
-    /// with a burst of at least 1. Calls are refused with [`Cause::Unavailable`](crate::Cause::Unavailable) if their cost
-    /// is above the share, if the count is below the number of instances, or if the local memory store is full.
+    /// The share is count, burst and queue divided by
+    /// [`Builder::instances`](crate::Builder::instances), rounded down, with a burst of at least 1.
+    /// Calls are refused with [`Cause::Unavailable`](crate::Cause::Unavailable) if their cost is
+    /// above the share, if the count is below the number of instances, or if the local memory store
+    /// is full.
     ///
-    /// The local counters outlive the outage, by the process' own clock. Repeated outages therefore do not grant a
-    /// fresh share each. [`Limiter::reset`](crate::Limiter::reset) deletes only the store's counter, not the local one.
+    /// The local counters outlive the outage, by the process' own clock. Repeated outages therefore
+    /// do not grant a fresh share each. [`Limiter::reset`](crate::Limiter::reset) deletes only the
+    /// store's counter, not the local one.
     #[default]
     Local,
     /// The call is admitted.
@@ -43,10 +46,11 @@ pub enum OnStoreError {
     Deny,
 }
 
-/// The treatment of calls without a key: the key is an `Option` that is `None`, or `web::KeyBy` finds none in a
-/// request.
+/// The treatment of calls without a key: the key is an `Option` that is `None`, or `web::KeyBy`
+/// finds none in a request.
 ///
-/// A request with an ambiguous key, such as a key header that occurs twice, is refused whatever the policy.
+/// A request with an ambiguous key, such as a key header that occurs twice, is refused whatever the
+/// policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnMissingKey {

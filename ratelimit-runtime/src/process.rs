@@ -22,7 +22,8 @@ tokio::task_local! {
 impl Limiter {
     /// Makes this the process-wide limiter: every annotated function without a `limiter` uses it.
     ///
-    /// Until a limiter is installed, limits are counted in process memory, and the log says so once.
+    /// Until a limiter is installed, limits are counted in process memory, and the log says so
+    /// once.
     ///
     /// # Errors
     ///

@@ -1,7 +1,8 @@
 //! Locks and atomics of the memory store, the wait queues, the denial cache and the quota batches.
 //!
-//! They are those of the standard library, tokio and the crate `spin`. The tests in `model_check.rs` use those of
-//! `shuttle` instead: its scheduler decides before each step which thread continues.
+//! They are those of the standard library, tokio and the crate `spin`. The tests in
+//! `model_check.rs` use those of `shuttle` instead: its scheduler decides before each step which
+//! thread continues.
 
 use std::ops;
 
@@ -46,15 +47,16 @@ mod real {
         NUMBER.try_with(|number| *number).unwrap_or_default()
     }
 
-    /// Locks a mutex that is held for nanoseconds by almost every call, and for a millisecond by the one call in tens of
-    /// thousands that makes room.
+    /// Locks a mutex that is held for nanoseconds by almost every call, and for a millisecond by
+    /// the one call in tens of thousands that makes room.
     ///
-    /// A spin lock, because unlocking is one store. A parking lock must also check for sleepers, which costs as much as
-    /// locking. Waiters are therefore not woken: they retry after a back-off, at first a yield, later a sleep.
+    /// A spin lock, because unlocking is one store. A parking lock must also check for sleepers,
+    /// which costs as much as locking. Waiters are therefore not woken: they retry after a
+    /// back-off, at first a yield, later a sleep.
     ///
-    /// The back-off also helps throughput. Two threads that alternate at every call mostly wait for the cache line. A
-    /// thread that backs off for the time of some calls lets the other one make many in a row: both finish in less than
-    /// half the time.
+    /// The back-off also helps throughput. Two threads that alternate at every call mostly wait for
+    /// the cache line. A thread that backs off for the time of some calls lets the other one make
+    /// many in a row: both finish in less than half the time.
     #[inline]
     pub(crate) fn spin_lock<T>(mutex: &SpinMutex<T>) -> SpinMutexGuard<'_, T> {
         mutex.try_lock().unwrap_or_else(|| backoff(|| mutex.try_lock()))
@@ -66,7 +68,8 @@ mod real {
         mutex.try_lock()
     }
 
-    /// Locks all mutexes, or none while it waits: threads that want another one are not blocked meanwhile.
+    /// Locks all mutexes, or none while it waits: threads that want another one are not blocked
+    /// meanwhile.
     pub(crate) fn spin_lock_all<'a, T, const N: usize>(
         mutexes: &(impl Iterator<Item = &'a SpinMutex<T>> + Clone),
     ) -> SmallVec<[SpinMutexGuard<'a, T>; N]> {
@@ -142,8 +145,9 @@ mod scheduled {
         }
     }
 
-    /// Runs a test under many interleavings of its threads, where all are too many: some with few switches between
-    /// threads (*probabilistic concurrency testing*, Burckhardt and others, 2010), and random ones.
+    /// Runs a test under many interleavings of its threads, where all are too many: some with few
+    /// switches between threads (*probabilistic concurrency testing*, Burckhardt and others, 2010),
+    /// and random ones.
     #[cfg(feature = "redis")]
     pub(crate) fn many_orders(run: impl Fn() + Clone + Send + Sync + 'static) {
         shuttle::check_pct(run.clone(), 3_000, 3);

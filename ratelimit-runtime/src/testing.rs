@@ -1,11 +1,12 @@
 //! Testing annotated code.
 //!
-//! A limit is part of a function's behaviour. It can be tested without a server and without waiting.
+//! A limit is part of a function's behaviour. It can be tested without a server and without
+//! waiting.
 //!
 //! # A limiter of its own for each test
 //!
-//! Tests run in parallel in one process, and would share its limiter. [`Limiter::scope`](crate::Limiter::scope)
-//! gives a future its own:
+//! Tests run in parallel in one process, and would share its limiter.
+//! [`Limiter::scope`](crate::Limiter::scope) gives a future its own:
 //!
 //! ```
 //! use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
@@ -30,13 +31,13 @@
 //!
 //! # No limit at all
 //!
-//! [`Limiter::unlimited`](crate::Limiter::unlimited) admits every call, for tests of something else:
-//! `Limiter::unlimited().scope(..)`.
+//! [`Limiter::unlimited`](crate::Limiter::unlimited) admits every call, for tests of something
+//! else: `Limiter::unlimited().scope(..)`.
 //!
 //! # Controlled time
 //!
-//! A [`ManualClock`](crate::ManualClock) stands still until the test advances it. It drives the memory store and
-//! all waiting callers:
+//! A [`ManualClock`](crate::ManualClock) stands still until the test advances it. It drives the
+//! memory store and all waiting callers:
 //!
 //! ```
 //! # use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
@@ -62,11 +63,12 @@
 //!
 //! # tokio's paused time
 //!
-//! The default clock follows tokio's paused time. Under `#[tokio::test(start_paused = true)]` a function with
-//! `on_limit = Wait` does not really wait, and calls keep their order.
+//! The default clock follows tokio's paused time. Under `#[tokio::test(start_paused = true)]` a
+//! function with `on_limit = Wait` does not really wait, and calls keep their order.
 //!
-//! Use it with the memory store only. Paused time jumps ahead while a runtime waits for a socket, so a Redis server
-//! would miss every deadline. Such a test would be about [`OnStoreError::Local`](crate::OnStoreError::Local).
+//! Use it with the memory store only. Paused time jumps ahead while a runtime waits for a socket,
+//! so a Redis server would miss every deadline. Such a test would be about
+//! [`OnStoreError::Local`](crate::OnStoreError::Local).
 //!
 //! ```
 //! # use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};

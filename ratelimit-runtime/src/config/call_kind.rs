@@ -11,7 +11,8 @@ pub(crate) struct CallKind {
 }
 
 impl CallKind {
-    /// One bit for each kind of call that settings may or may not fit, including the algorithm in the code.
+    /// One bit for each kind of call that settings may or may not fit, including the algorithm in
+    /// the code.
     pub(super) fn bit_with(self, rule: &Rule) -> u32 {
         let algorithm = match rule.algorithm() {
             Algorithm::FixedWindow { .. } => 0,

@@ -23,25 +23,28 @@
 //! |---|---|---|
 //! | `enabled` | `true` or `false` | `false` switches the rule off |
 //! | `count` | at least 1 | acts on the next call; earlier calls still count |
-//! | `ttl`, `unit` | at least 1, by default 1; `"Milliseconds"`, `"Seconds"`, `"Minutes"`, `"Hours"` or `"Days"` | the period. A changed one starts a fresh counter |
-//! | `algorithm` | `"FixedWindow"`, `"SlidingLog"`, `"SlidingWindow"`, `"TokenBucket"` or `"LeakyBucket"` | a changed one starts a fresh counter |
+//! | `ttl` | at least 1, by default 1 | the period, in `unit`s. A changed period starts a fresh counter |
+//! | `unit` | `"Milliseconds"`, `"Seconds"`, `"Minutes"`, `"Hours"` or `"Days"` | the unit of `ttl` |
+//! | `algorithm` | the name of an [`Algorithm`](crate::Algorithm), but `Concurrent` | a changed one starts a fresh counter |
 //! | `align` | `true` or `false` | option of `FixedWindow` |
 //! | `buckets` | at least 1, by default 1 | option of `SlidingWindow` |
-//! | `burst`, `refill` | at least 1, by default the count; `"Greedy"` (default) or `"Interval"` | options of `TokenBucket` |
+//! | `burst` | at least 1, by default the count | option of `TokenBucket` |
+//! | `refill` | `"Greedy"` (default) or `"Interval"` | option of `TokenBucket` |
 //! | `queue` | required | option of `LeakyBucket` |
 //! | `shadow` | `true` or `false` | see [`Rule::with_shadow`] |
-//! | `on_store_error` | `"Local"`, `"Allow"` or `"Deny"` | see [`OnStoreError`]; of several rules in one call, the first that sets it |
-//! | `keys` | a table of tables, by printed [`Key`](crate::Key) | the same settings for single keys |
+//! | `on_store_error` | `"Local"`, `"Allow"` or `"Deny"` | see [`OnStoreError`](crate::OnStoreError) |
+//! | `keys` | a table per printed [`Key`](crate::Key) | the same settings for single keys |
 //!
-//! A count, burst or queue is at most 2^52. Other tables than `[rules]` are errors, unless the program
-//! names them as its own: see [`Rules::watch_beside`].
+//! If several rules of one call set `on_store_error`, the first one applies. A count, burst or
+//! queue is at most 2^52. Other tables than `[rules]` are errors, unless the program names them as
+//! its own: see [`Rules::watch_beside`].
 //!
-//! The options of an algorithm need `algorithm` beside them. If the file changes only the count of a
-//! token bucket, its burst stays as in the code.
+//! The options of an algorithm need `algorithm` beside them. If the file changes only the count of
+//! a token bucket, its burst stays as in the code.
 //!
-//! Some settings do not fit the rule in the code: a `TokenBucket` for a rule whose cost is settled, for
-//! example. They are ignored, and the log has an error. The last settings that did fit stay in effect,
-//! or else the code.
+//! Some settings do not fit the rule in the code: a `TokenBucket` for a rule whose cost is settled,
+//! for example. They are ignored, and the log has an error. The last settings that did fit stay in
+//! effect, or else the code.
 //!
 //! The environment goes over the file. The variable `RATELIMIT_RULES` holds the content of a table
 //! `[rules]`, for example `RATELIMIT_RULES='item.count = 50'`.
@@ -114,16 +117,17 @@ impl Rules {
 
     /// Reads a file, and applies its changes while the program runs. The environment goes over it.
     ///
-    /// A change acts within a second, on new calls and on those that wait. A thread polls the file a few
-    /// times a second for as long as a handle exists, so every kind of change is seen: rewritten, renamed
-    /// or linked to another file.
+    /// A change acts within a second, on new calls and on those that wait. A thread polls the file
+    /// a few times a second for as long as a handle exists, so every kind of change is seen:
+    /// rewritten, renamed or linked to another file.
     ///
-    /// An invalid or missing file changes nothing; the log names the line and the mistake. Settings that
-    /// do not fit the rule in the code change nothing either: the last ones that did stay in effect.
+    /// An invalid or missing file changes nothing; the log names the line and the mistake. Settings
+    /// that do not fit the rule in the code change nothing either: the last ones that did stay in
+    /// effect.
     ///
-    /// A file that is written slowly is applied once it has not changed for 0.6 seconds; without a final
-    /// newline for 2 seconds, as the last line may be incomplete. To be safe, write a new file and rename
-    /// it.
+    /// A file that is written slowly is applied once it has not changed for 0.6 seconds; without a
+    /// final newline for 2 seconds, as the last line may be incomplete. To be safe, write a new
+    /// file and rename it.
     ///
     /// ```no_run
     /// # use ratelimit_runtime::{Limiter, SetupError, config::Rules};
@@ -135,8 +139,8 @@ impl Rules {
     ///
     /// # Errors
     ///
-    /// A [`SetupError`] if the file cannot be read, or if the file or the environment variable is invalid: then it
-    /// names the line and the mistake.
+    /// A [`SetupError`] if the file cannot be read, or if the file or the environment variable is
+    /// invalid: then it names the line and the mistake.
     pub fn watch(path: impl AsRef<Path>) -> Result<Self, SetupError> {
         Self::watch_beside(path, &[])
     }
@@ -150,11 +154,11 @@ impl Rules {
         watch::start(path.as_ref(), own_tables).map(Self)
     }
 
-    /// The rule with this prefix, for programs whose rules are only in the file. `None` if the file does not set its
-    /// count and unit.
+    /// The rule with this prefix, for programs whose rules are only in the file. `None` if the file
+    /// does not set its count and unit.
     ///
-    /// Calls with it follow later changes of the file, too. Each prefix asked for is kept in memory until the program
-    /// ends.
+    /// Calls with it follow later changes of the file, too. Each prefix asked for is kept in memory
+    /// until the program ends.
     ///
     /// ```
     /// # use ratelimit_runtime::config::Rules;

@@ -25,7 +25,8 @@ pub(crate) struct OverrideTable {
 impl OverrideTable {
     /// The table of a text that replaces `before`.
     ///
-    /// Fails if the settings of a rule are invalid only together: parts of them may come from the environment.
+    /// Fails if the settings of a rule are invalid only together: parts of them may come from the
+    /// environment.
     pub(super) fn new(text: RulesText, before: &Self) -> Result<Self, SetupError> {
         let mut by_prefix = BTreeMap::new();
         for (prefix, RuleEntry { all, keys }) in text.by_prefix {
@@ -84,10 +85,11 @@ impl OverrideTable {
 #[derive(Debug, Default)]
 pub(super) struct OverrideVersion {
     pub(super) settings: RuleOverride,
-    /// The kinds of calls that the settings fit, as far as tried. One bit each, see [`CallKind::bit_with`].
+    /// The kinds of calls that the settings fit, as far as tried. One bit each, see
+    /// [`CallKind::bit_with`].
     fits: AtomicU32,
-    /// Earlier versions, newest first: for each kind of call the last that fits it, and recent ones that no call
-    /// has tried.
+    /// Earlier versions, newest first: for each kind of call the last that fits it, and recent ones
+    /// that no call has tried.
     pub(super) before: Vec<Arc<Self>>,
 }
 
@@ -114,7 +116,8 @@ impl OverrideVersion {
         Arc::new(Self { settings, fits, before: Vec::new() })
     }
 
-    /// The newest settings that fit a rule of the code, if any, and the fault of the newest settings of all.
+    /// The newest settings that fit a rule of the code, if any, and the fault of the newest
+    /// settings of all.
     pub(super) fn latest_fitting(&self, rule: &Rule, kind: CallKind) -> (Option<&RuleOverride>, Option<String>) {
         let newest = self.settings.fault_with(rule, kind);
         let fits = |version: &&Self| version.settings.fault_with(rule, kind).is_none();

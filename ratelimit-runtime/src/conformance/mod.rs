@@ -16,7 +16,8 @@
 //! #         let mut windows = self.windows.lock().unwrap();
 //! #         let now = self.clock.now();
 //! #         for request in batch.iter_mut() {
-//! #             if request.charges.iter().any(|charge| charge.rule.algorithm() != Algorithm::FixedWindow { align: false }) {
+//! #             const FIXED: Algorithm = Algorithm::FixedWindow { align: false };
+//! #             if request.charges.iter().any(|charge| charge.rule.algorithm() != FIXED) {
 //! #                 request.outcome = Err(StoreError::misconfigured("this store has fixed windows only"));
 //! #                 continue;
 //! #             }
@@ -75,32 +76,35 @@
 //! }
 //! ```
 //!
-//! [`check`] takes a [`Subject`], which is a store with its clock, and the algorithms that the store supports:
-//! [`ALGORITHMS`] for all. Their numbers are examples; other bursts and queues are tried, too. The store must reject all
-//! other algorithms with [`StoreError::misconfigured`](crate::store::StoreError::misconfigured).
+//! [`check`] takes a [`Subject`], which is a store with its clock, and the algorithms that the
+//! store supports: [`ALGORITHMS`] for all. Their numbers are examples; other bursts and queues are
+//! tried, too. The store must reject all other algorithms with
+//! [`StoreError::misconfigured`](crate::store::StoreError::misconfigured).
 //!
 //! It panics if a promise is broken. The message names the promise and the calls before.
 //!
-//! All counters have fresh names, so a store can be reused, and a database need not be empty. Otherwise every run is the
-//! same, except for the order of concurrent calls. Use tokio's multi-threaded runtime for more concurrency.
+//! All counters have fresh names, so a store can be reused, and a database need not be empty.
+//! Otherwise every run is the same, except for the order of concurrent calls. Use tokio's
+//! multi-threaded runtime for more concurrency.
 //!
 //! # Holds
 //!
-//! A store with [`Store::supports_holds`] is also checked for holds, renewals and settlements. These are charges to logs,
-//! if [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog) is among the algorithms, and the places of
-//! [`Algorithm::Concurrent`](crate::Algorithm::Concurrent). Other stores are never asked for a hold.
+//! A store with [`Store::supports_holds`] is also checked for holds, renewals and settlements.
+//! These are charges to logs, if [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog) is among
+//! the algorithms, and the places of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent). Other
+//! stores are never asked for a hold.
 //!
 //! # Stores without a controllable clock
 //!
-//! Promises about time need control over the store's clock. Pass a [`Clock`](crate::Clock) to the store, which is the
-//! system's outside of tests. If a server decides by its own clock, send it the time as an argument in tests. Or run the
-//! server with a controlled clock, for example with a preloaded `gettimeofday`. [`check`] reports a clock that does not
-//! show the time it has set.
+//! Promises about time need control over the store's clock. Pass a [`Clock`](crate::Clock) to the
+//! store, which is the system's outside of tests. If a server decides by its own clock, send it the
+//! time as an argument in tests. Or run the server with a controlled clock, for example with a
+//! preloaded `gettimeofday`. [`check`] reports a clock that does not show the time it has set.
 //!
 //! # Concurrency
 //!
-//! A few hundred calls from several threads check that concurrent calls never exceed the limit. That finds a store that
-//! checks first and charges later, but it is no proof.
+//! A few hundred calls from several threads check that concurrent calls never exceed the limit.
+//! That finds a store that checks first and charges later, but it is no proof.
 
 mod check;
 mod model;

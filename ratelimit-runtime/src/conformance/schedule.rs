@@ -13,7 +13,8 @@ use crate::{
 pub struct Schedule {
     /// Time of the first step, from the beginning of a period.
     start: Duration,
-    /// Also tries cases that the contract leaves open: parts of a millisecond, and refunds of charges from before a reset.
+    /// Also tries cases that the contract leaves open: parts of a millisecond, and refunds of
+    /// charges from before a reset.
     strict: bool,
     steps: Vec<Step>,
 }
@@ -134,8 +135,9 @@ impl Schedule {
                             charges.push(Charge { longest_wait, hold, ..trial.new_charge(rule, *key, *cost) });
                         }
                         let request = Request::new(charges, *consume);
-                        // A batch may be decided in any order, so requests for the same counter have no defined result.
-                        // (Redis decides those last whose script is not loaded.)
+                        // A batch may be decided in any order, so requests for the same counter
+                        // have no defined result. (Redis decides those last whose script is not
+                        // loaded.)
                         if !requests.iter().any(|other| overlap(other, &request)) {
                             requests.push(request);
                         }

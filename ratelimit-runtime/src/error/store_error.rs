@@ -30,8 +30,8 @@ impl StoreError {
         Self::new(false, reason.into())
     }
 
-    /// The store rejects the request: a wrong type, a missing permission, a script error. Returned to callers under
-    /// every failure policy.
+    /// The store rejects the request: a wrong type, a missing permission, a script error. Returned
+    /// to callers under every failure policy.
     pub fn misconfigured(reason: impl Into<Cow<'static, str>>) -> Self {
         Self::new(true, reason.into())
     }

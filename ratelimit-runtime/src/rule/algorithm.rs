@@ -19,9 +19,11 @@
 ///
 /// const MINUTE: Duration = Duration::from_secs(60);
 /// const FROM_FIRST_CALL: Rule = Rule::new("mail", 100, MINUTE); // a fixed window by default
-/// const FROM_FULL_MINUTE: Rule = Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::FixedWindow { align: true });
+/// const FROM_FULL_MINUTE: Rule =
+///     Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::FixedWindow { align: true });
 /// const ANY_MINUTE: Rule = Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::SlidingLog);
-/// const ABOUT_ANY_MINUTE: Rule = Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::SlidingWindow { buckets: 6 });
+/// const ABOUT_ANY_MINUTE: Rule =
+///     Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::SlidingWindow { buckets: 6 });
 /// const BURSTS: Rule =
 ///     Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy });
 /// const EVENLY: Rule = Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::LeakyBucket { queue: 50 });
@@ -31,9 +33,10 @@
 pub enum Algorithm {
     /// Counts calls in consecutive windows.
     ///
-    /// This is the *fixed window counter*. A window opens with the first call admitted after the last one
-    /// ended, and always ends one period later. With `align`, windows begin on multiples of the period
-    /// since 1970-01-01 00:00 UTC instead: on the full minute for a period of a minute.
+    /// This is the *fixed window counter*. A window opens with the first call admitted after the
+    /// last one ended, and always ends one period later. With `align`, windows begin on multiples
+    /// of the period since 1970-01-01 00:00 UTC instead: on the full minute for a period of a
+    /// minute.
     ///
     /// A time span of one period that crosses the border of two windows may see twice the count.
     FixedWindow {
@@ -42,32 +45,39 @@ pub enum Algorithm {
     },
     /// Keeps each admitted call for one period.
     ///
-    /// This is the *sliding window log*: exact in every window of the period, at about 10 bytes per call.
-    /// Calls within one microsecond (one millisecond for periods above 200 seconds) share an entry, which
-    /// is the sum of their costs.
+    /// This is the *sliding window log*: exact in every window of the period, at about 10 bytes per
+    /// call. Calls within one microsecond (one millisecond for periods above 200 seconds) share an
+    /// entry, which is the sum of their costs.
     ///
-    /// A log has room for 10,000 holds at once, such as reservations. A further hold is refused with
-    /// [`Cause::Exceeded`](crate::Cause::Exceeded) until one of them ends. Charges without a hold are not affected.
+    /// A log has room for 10,000 holds at once, such as reservations. A further hold is refused
+    /// with [`Cause::Exceeded`](crate::Cause::Exceeded) until one of them ends. Charges without a
+    /// hold are not affected.
     SlidingLog,
-    /// Counts calls in sub-windows of `P / buckets`, and weights the oldest one by its overlap with the last period.
+    /// Counts calls in sub-windows of `P / buckets`, and weights the oldest one by its overlap with
+    /// the last period.
     ///
-    /// This is the *sliding window counter*. With one bucket it is the previous window, weighted by its overlap, plus
-    /// the current one. For example, with 84 calls in the previous minute and 36 in the current one, which is 15 seconds
-    /// old, 84 × 45/60 + 36 = 99 calls count. Sub-windows begin on multiples of their length since 1970-01-01 00:00 UTC.
+    /// This is the *sliding window counter*. With one bucket it is the previous window, weighted by
+    /// its overlap, plus the current one. For example, with 84 calls in the previous minute and 36
+    /// in the current one, which is 15 seconds old, 84 × 45/60 + 36 = 99 calls count. Sub-windows
+    /// begin on multiples of their length since 1970-01-01 00:00 UTC.
     ///
-    /// The weight assumes that the calls of the oldest sub-window were spread evenly. If all came at its end, a window of
-    /// one period may see up to 2C - ⌈2C/S⌉ calls, where S is the length of a sub-window in milliseconds (C, if S is 1;
-    /// times are the store's milliseconds). A window that is one sub-window shorter never sees more than C.
+    /// The weight assumes that the calls of the oldest sub-window were spread evenly. If all came
+    /// at its end, a window of one period may see up to 2C - ⌈2C/S⌉ calls, where S is the length of
+    /// a sub-window in milliseconds (C, if S is 1; times are the store's milliseconds). A window
+    /// that is one sub-window shorter never sees more than C.
     SlidingWindow {
-        /// The number of sub-windows in a period, from 1 to 1,000. It must divide the period in milliseconds.
+        /// The number of sub-windows in a period, from 1 to 1,000. It must divide the period in
+        /// milliseconds.
         buckets: u64,
     },
     /// Takes tokens from a bucket that is refilled with the count in each period.
     ///
-    /// This is the *token bucket*. With [`Refill::Greedy`] it decides like the *generic cell rate algorithm* (GCRA) of the
-    /// ATM Forum. The bucket starts full. Its size bounds bursts independently of the rate.
+    /// This is the *token bucket*. With [`Refill::Greedy`] it decides like the *generic cell rate
+    /// algorithm* (GCRA) of the ATM Forum. The bucket starts full. Its size bounds bursts
+    /// independently of the rate.
     ///
-    /// The full rate needs a burst above the tokens of one millisecond: a burst of 1 grants at most 1,000 calls a second.
+    /// The full rate needs a burst above the tokens of one millisecond: a burst of 1 grants at most
+    /// 1,000 calls a second.
     TokenBucket {
         /// The size of the bucket, at least 1. A larger cost never fits.
         burst: u64,
@@ -76,26 +86,31 @@ pub enum Algorithm {
     },
     /// Gives each call a slot, one every `P / C`, until which the call sleeps.
     ///
-    /// This is the *leaky bucket as a queue*: calls leave at a constant rate, in the order of admission. A cost of n takes
-    /// n slots, and the call runs at the first. A call is refused if more than `queue` slots are taken ahead of it.
+    /// This is the *leaky bucket as a queue*: calls leave at a constant rate, in the order of
+    /// admission. A cost of n takes n slots, and the call runs at the first. A call is refused if
+    /// more than `queue` slots are taken ahead of it.
     ///
-    /// A call that is cancelled while it sleeps frees its slot, unless a later slot was given out since; then the slot
-    /// passes unused.
+    /// A call that is cancelled while it sleeps frees its slot, unless a later slot was given out
+    /// since; then the slot passes unused.
     ///
-    /// A rule with this algorithm cannot be one of several in [`Limiter::acquire_all`](crate::Limiter::acquire_all).
+    /// A rule with this algorithm cannot be one of several in
+    /// [`Limiter::acquire_all`](crate::Limiter::acquire_all).
     LeakyBucket {
-        /// The number of calls that may wait. With 0, a call is admitted only if it can run at once.
+        /// The number of calls that may wait. With 0, a call is admitted only if it can run at
+        /// once.
         queue: u64,
     },
     /// Limits how many calls run at once.
     ///
-    /// This is the *counting semaphore*, with leases. An admitted call holds a place until its [`Permit`](crate::Permit)
-    /// is dropped; a cost of n takes n places. The count is for all processes together.
+    /// This is the *counting semaphore*, with leases. An admitted call holds a place until its
+    /// [`Permit`](crate::Permit) is dropped; a cost of n takes n places. The count is for all
+    /// processes together.
     ///
-    /// The period is the lease: a process that crashed keeps its places for at most that long. A live process renews its
-    /// leases after every third of it; [`Permit::is_held`](crate::Permit::is_held) is false if that failed. The lease is
-    /// not part of the counter's name. If a Redis server's clock is set back, places of crashed processes are kept for as
-    /// much longer.
+    /// The period is the lease: a process that crashed keeps its places for at most that long. A
+    /// live process renews its leases after every third of it;
+    /// [`Permit::is_held`](crate::Permit::is_held) is false if that failed. The lease is not part
+    /// of the counter's name. If a Redis server's clock is set back, places of crashed processes
+    /// are kept for as much longer.
     ///
     /// ```
     /// use ratelimit_runtime::{Algorithm, Limiter, Rule};
@@ -122,7 +137,8 @@ pub enum Algorithm {
 ///
 /// const HOUR: Duration = Duration::from_secs(3600);
 /// // One token every 36 seconds.
-/// const STEADY: Rule = Rule::new("mail", 100, HOUR).with_algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy });
+/// const STEADY: Rule =
+///     Rule::new("mail", 100, HOUR).with_algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy });
 /// // A hundred tokens every hour.
 /// const HOURLY: Rule =
 ///     Rule::new("mail", 100, HOUR).with_algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Interval });
@@ -133,8 +149,8 @@ pub enum Refill {
     /// Tokens come back one by one, spread evenly over the period.
     #[default]
     Greedy,
-    /// The whole count comes back at once, at the end of each period. The first period begins with the first call that
-    /// finds the bucket full.
+    /// The whole count comes back at once, at the end of each period. The first period begins with
+    /// the first call that finds the bucket full.
     Interval,
 }
 
@@ -154,7 +170,8 @@ impl Algorithm {
         KeyTag { name, buckets }
     }
 
-    /// The algorithm's part of a [`RuleId`](super::RuleId): equal for equal key tags, and below 2^13 for a valid rule.
+    /// The algorithm's part of a [`RuleId`](super::RuleId): equal for equal key tags, and below
+    /// 2^13 for a valid rule.
     #[inline]
     pub(crate) const fn id(self) -> u64 {
         match self {

@@ -7,15 +7,16 @@ use super::algorithm::{Algorithm, Refill};
 /// The largest integer up to which Lua's arithmetic is exact, including quotients rounded up.
 pub(crate) const EXACT: u64 = 1 << 52;
 
-/// The largest count of a fixed window. Redis stores a number 450,001 times as large, and Lua's remainders are exact
-/// up to 2^52.
+/// The largest count of a fixed window. Redis stores a number 450,001 times as large, and Lua's
+/// remainders are exact up to 2^52.
 pub(crate) const LARGEST_WINDOW: u64 = 9_999_999_999;
 
-/// The largest number of holds in one log: its script keeps them in one string, and each step copies it.
-/// See `sliding_log/decide.lua`.
+/// The largest number of holds in one log: its script keeps them in one string, and each step
+/// copies it. See `sliding_log/decide.lua`.
 pub(crate) const MOST_HOLDS: usize = 10_000;
 
-/// The stored form of a log. It depends only on the period, so a changed count can read the same log.
+/// The stored form of a log. It depends only on the period, so a changed count can read the same
+/// log.
 pub(crate) struct LogLayout {
     /// Microseconds per tick.
     pub(crate) tick_us: u64,

@@ -11,8 +11,9 @@ use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 
 /// A limit of `count` in each `period`, for the counters named `prefix`.
 ///
-/// A rule is a small constant. Prefix, key, algorithm and period identify a counter. A changed count or burst
-/// takes effect on the next call; a changed period or algorithm starts a fresh counter.
+/// A rule is a small constant. Prefix, key, algorithm and period identify a counter. A changed
+/// count or burst takes effect on the next call; a changed period or algorithm starts a fresh
+/// counter.
 ///
 /// ```
 /// use ratelimit_runtime::{Algorithm, Limiter, Rule};
@@ -43,8 +44,8 @@ pub struct Rule {
 
 /// A hash of a rule's prefix, algorithm and period, mostly computed at compile time.
 ///
-/// XXH3 with 128 bits, without a secret: an attacker who chooses prefixes could search for a collision. Prefixes must
-/// therefore be trusted.
+/// XXH3 with 128 bits, without a secret: an attacker who chooses prefixes could search for a
+/// collision. Prefixes must therefore be trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct RuleId(pub(crate) u64, pub(crate) u64);
 
@@ -66,24 +67,27 @@ impl Rule {
 
     /// A rule that admits `count` in each `period` by [`Algorithm::FixedWindow`].
     ///
-    /// The period is a whole number of milliseconds, from 1 ms to [`Rule::LONGEST_PERIOD`]. A count of 0 never admits
-    /// anything.
+    /// The period is a whole number of milliseconds, from 1 ms to [`Rule::LONGEST_PERIOD`]. A count
+    /// of 0 never admits anything.
     ///
-    /// A rule is invalid with any other period, an empty prefix, or numbers above those in the table. Each acquire then
-    /// returns [`Cause::Misconfigured`](crate::Cause::Misconfigured).
+    /// A rule is invalid with any other period, an empty prefix, or numbers above those in the
+    /// table. Each acquire then returns [`Cause::Misconfigured`](crate::Cause::Misconfigured).
     ///
-    /// Do not build prefixes from untrusted input; put it into keys. The process identifies rules by a hash without a
-    /// secret, for which collisions can be searched. The hash of keys has a secret.
+    /// Do not build prefixes from untrusted input; put it into keys. The process identifies rules
+    /// by a hash without a secret, for which collisions can be searched. The hash of keys has a
+    /// secret.
     ///
     /// | algorithm | largest numbers |
     /// |---|---|
     /// | `FixedWindow` | a count of 9,999,999,999 |
-    /// | `SlidingLog` | a count of 10,000,000 up to a period of 90 hours, 1,000,000 up to 37 days, 100,000 up to 376 days, and 10,000 above |
-    /// | `SlidingWindow` | count × milliseconds of a sub-window: 2^52 (a count of 52 million for sub-windows of a day) |
-    /// | `TokenBucket` | burst × milliseconds of the period: 2^52 (a burst of 1,250 million for an hour); with [`Refill::Interval`], milliseconds until the bucket is full: 2^52 |
+    /// | `SlidingLog` | a count of 10,000,000; see below for periods above 90 hours |
+    /// | `SlidingWindow` | count × milliseconds of a sub-window: 2^52 (52 million for a day) |
+    /// | `TokenBucket` | burst × milliseconds of the period: 2^52 (1,250 million for an hour) |
+    /// | `TokenBucket` with [`Refill::Interval`] | burst × milliseconds of the period / count: 2^52 |
     /// | `LeakyBucket` | (queue + 1) × milliseconds of the period: 2^52 |
     ///
-    /// No count, burst or queue can be above 2^52.
+    /// The count of a `SlidingLog` is at most 1,000,000 for periods above 90 hours, 100,000 above 37
+    /// days, and 10,000 above 376 days. No count, burst or queue can be above 2^52.
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
         let algorithm = Algorithm::FixedWindow { align: false };
@@ -105,11 +109,13 @@ impl Rule {
 
     /// Shadow mode, to try a rule out: it counts and decides, but never refuses a call.
     ///
-    /// A refusal becomes an event in the log, at most once a second, and counts as `shadow_refused` in the metric
-    /// `ratelimit_decisions_total` (feature `metrics`). It charges nothing, like any refusal.
+    /// A refusal becomes an event in the log, at most once a second, and counts as `shadow_refused`
+    /// in the metric `ratelimit_decisions_total` (feature `metrics`). It charges nothing, like any
+    /// refusal.
     ///
     /// - The permit has the rule's numbers; header fields leave the rule out.
-    /// - A call that would wait for a slot of a [`LeakyBucket`](Algorithm::LeakyBucket) takes the slot and runs at once.
+    /// - A call that would wait for a slot of a [`LeakyBucket`](Algorithm::LeakyBucket) takes the
+    ///   slot and runs at once.
     /// - If the rule would refuse, the other rules of the call are decided again without it.
     /// - The counter is the same in both modes: after the trial, earlier calls still count.
     ///
@@ -139,18 +145,22 @@ impl Rule {
 
     /// Whether this process caches denials. By default it does.
     ///
-    /// Until shortly before the wait of a refusal is over, further calls are refused with the rest of it, without
-    /// asking the store. A cached denial can be stale if another process refunds or resets the counter. Turn the cache
-    /// off if other processes do so, and callers cannot wait until the denial ends.
+    /// Until shortly before the wait of a refusal is over, further calls are refused with the rest
+    /// of it, without asking the store. A cached denial can be stale if another process refunds or
+    /// resets the counter. Turn the cache off if other processes do so, and callers cannot wait
+    /// until the denial ends.
     ///
-    /// - Denials are dropped when this process itself refunds or resets the counter, while the store is down, and when
-    ///   count, burst or queue change.
-    /// - Only calls with a cost of 1 use the cache, or with any cost in a fixed window. Their denial is cached if nothing
-    ///   remains of the counter, and the whole limit will be back within 49 days.
-    /// - Several rules of one call are refused from the cache only if each of them has a cached denial.
+    /// - Denials are dropped when this process itself refunds or resets the counter, while the
+    ///   store is down, and when count, burst or queue change.
+    /// - Only calls with a cost of 1 use the cache, or with any cost in a fixed window. Their
+    ///   denial is cached if nothing remains of the counter, and the whole limit will be back
+    ///   within 49 days.
+    /// - Several rules of one call are refused from the cache only if each of them has a cached
+    ///   denial.
     /// - The cache holds up to 131,072 counters for each store.
     ///
-    /// The setting is part of neither the counter's name nor its state. The memory store needs no cache.
+    /// The setting is part of neither the counter's name nor its state. The memory store needs no
+    /// cache.
     ///
     /// ```
     /// # use ratelimit_runtime::Rule;
@@ -163,35 +173,40 @@ impl Rule {
         self
     }
 
-    /// Takes quota from the store in batches of this many permits, and spends them without asking the store.
+    /// Takes quota from the store in batches of this many permits, and spends them without asking
+    /// the store.
     ///
-    /// By default 1; values above 65,535 are clamped. 0, or an algorithm other than [`Algorithm::FixedWindow`], is
-    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured).
+    /// By default 1; values above 65,535 are clamped. 0, or an algorithm other than
+    /// [`Algorithm::FixedWindow`], is [`Cause::Misconfigured`](crate::Cause::Misconfigured).
     ///
-    /// Permits are only spent in the window that they were charged in. All processes together therefore never admit
-    /// more than the count in a window. Permits held by one process are missing for the others until they are refunded
-    /// or the window ends, so a call may be refused although another process still holds some.
+    /// Permits are only spent in the window that they were charged in. All processes together
+    /// therefore never admit more than the count in a window. Permits held by one process are
+    /// missing for the others until they are refunded or the window ends, so a call may be refused
+    /// although another process still holds some.
     ///
     /// A process holds per counter
     ///
     /// - up to `permits`, or the largest cost of a call if that is more;
-    /// - twice as many if a batch does not last 10 ms, and so on up to 64 times `permits`, plus half as many, as the
-    ///   next batch is taken before the last permit is spent;
-    /// - but it takes at most half of what remains, apart from permits that callers already wait for: fewer near the
-    ///   limit.
+    /// - twice as many if a batch does not last 10 ms, and so on up to 64 times `permits`, plus
+    ///   half as many, as the next batch is taken before the last permit is spent;
+    /// - but it takes at most half of what remains, apart from permits that callers already wait
+    ///   for: fewer near the limit.
     ///
-    /// [`Limiter::close`](crate::Limiter::close) returns the rest to the store; so does a background task after the last
-    /// handle of a limiter was dropped. A process that ends without either leaves it charged.
+    /// [`Limiter::close`](crate::Limiter::close) returns the rest to the store; so does a
+    /// background task after the last handle of a limiter was dropped. A process that ends without
+    /// either leaves it charged.
     ///
-    /// A caller who finds too few permits waits for the store as without prefetch, in order of arrival.
-    /// [`Permit::remaining`](crate::Permit::remaining) is the sum of what remained at the store when it was last asked,
-    /// and of the permits held here. A refunded permit can be spent again by this process.
+    /// A caller who finds too few permits waits for the store as without prefetch, in order of
+    /// arrival. [`Permit::remaining`](crate::Permit::remaining) is the sum of what remained at the
+    /// store when it was last asked, and of the permits held here. A refunded permit can be spent
+    /// again by this process.
     ///
-    /// While the store is down, the permits held here are spent first; then [`OnStoreError`](crate::OnStoreError)
-    /// applies.
+    /// While the store is down, the permits held here are spent first; then
+    /// [`OnStoreError`](crate::OnStoreError) applies.
     ///
-    /// A rule with prefetch cannot be one of several in [`Limiter::acquire_all`](crate::Limiter::acquire_all). The memory
-    /// store counts in this process anyway, and ignores it. It is not part of the counter's name.
+    /// A rule with prefetch cannot be one of several in
+    /// [`Limiter::acquire_all`](crate::Limiter::acquire_all). The memory store counts in this
+    /// process anyway, and ignores it. It is not part of the counter's name.
     ///
     /// ```
     /// # use ratelimit_runtime::Rule;
@@ -205,7 +220,8 @@ impl Rule {
         self
     }
 
-    /// Permits that a process takes from the store at a time; 1 unless set by [`Rule::with_prefetch`].
+    /// Permits that a process takes from the store at a time; 1 unless set by
+    /// [`Rule::with_prefetch`].
     #[inline]
     pub const fn prefetch(&self) -> u64 {
         self.prefetch as u64
@@ -241,7 +257,8 @@ impl Rule {
         self.algorithm
     }
 
-    /// The largest cost that is ever granted: the burst of a [`TokenBucket`](Algorithm::TokenBucket), the queue + 1 of a
+    /// The largest cost that is ever granted: the burst of a
+    /// [`TokenBucket`](Algorithm::TokenBucket), the queue + 1 of a
     /// [`LeakyBucket`](Algorithm::LeakyBucket), or else the count. 0 if the count is 0.
     #[inline]
     pub const fn limit(&self) -> u64 {
@@ -275,8 +292,8 @@ impl Rule {
 
     /// The local share of the rule for one of this many processes, rounded down.
     ///
-    /// A burst is at least 1, as a bucket of 0 would grant nothing at any rate. A queue may become 0: a call whose slot
-    /// is free still runs.
+    /// A burst is at least 1, as a bucket of 0 would grant nothing at any rate. A queue may become
+    /// 0: a call whose slot is free still runs.
     pub(crate) const fn divided_among(mut self, processes: u64) -> Self {
         self.count /= processes;
         match &mut self.algorithm {

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{Cause, RequestPerMinute};
 
-/// The media type of the response to a gRPC or gRPC-Web call. `None` for other requests, for which a gRPC status would
-/// be a cacheable `200 OK`.
+/// The media type of the response to a gRPC or gRPC-Web call. `None` for other requests, for which
+/// a gRPC status would be a cacheable `200 OK`.
 pub(super) fn media_type(request: &Parts) -> Option<String> {
     let mut types = request.headers.get_all(CONTENT_TYPE).iter();
     let (&Method::POST, Some(content), None) = (&request.method, types.next(), types.next()) else { return None };

@@ -9,9 +9,10 @@ use crate::{Permit, RequestPerMinute, Rule, SetupError};
 
 /// The header fields that tell a client its limit.
 ///
-/// If several rules were charged, the fields are those of the most restrictive one: the least remains, or else
-/// the reset takes longest. On a refusal they are those of the rule that refused. The same holds for nested layers;
-/// with `Ietf`, each layer adds its rule to the lists. A rule in [shadow mode](Rule::with_shadow) has no fields.
+/// If several rules were charged, the fields are those of the most restrictive one: the least
+/// remains, or else the reset takes longest. On a refusal they are those of the rule that refused.
+/// The same holds for nested layers; with `Ietf`, each layer adds its rule to the lists. A rule in
+/// [shadow mode](Rule::with_shadow) has no fields.
 ///
 /// Seconds are rounded up. Every style has `Retry-After` on each refusal for which waiting helps.
 ///
@@ -20,7 +21,7 @@ use crate::{Permit, RequestPerMinute, Rule, SetupError};
 /// | `Ietf` | `RateLimit-Policy: "item";q=100;w=60` and `RateLimit: "item";r=99;t=60` |
 /// | `RateLimit` | `RateLimit-Limit: 100`, `RateLimit-Remaining: 99` and `RateLimit-Reset: 60` |
 /// | `XRateLimit` | `X-RateLimit-Limit: 100`, `X-RateLimit-Remaining: 99` and `X-RateLimit-Reset: 60` |
-/// | `Gateway` | `X-RateLimit-Remaining: 199`, `X-RateLimit-Replenish-Rate: 100`, `X-RateLimit-Burst-Capacity: 200` and `X-RateLimit-Requested-Tokens: 1` |
+/// | `Gateway` | `X-RateLimit-Remaining: 199` and three more, see [`HeaderStyle::Gateway`] |
 /// | `None` | none |
 ///
 /// ```
@@ -35,21 +36,28 @@ pub enum HeaderStyle {
     /// The structured fields of the IETF's
     /// [draft 11](https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/11/).
     ///
-    /// They are the policy, with its quota (`q`) per window in seconds (`w`), and the available quota (`r`) for some
-    /// seconds (`t`).
+    /// They are the policy, with its quota (`q`) per window in seconds (`w`), and the available
+    /// quota (`r`) for some seconds (`t`).
     ///
-    /// - `q` is [`Rule::limit`], for most rules the count, and `w` the period. For a bucket they are its size and the time
-    ///   to fill it: `q=200;w=20` for 10 a second and a burst of 200.
+    /// - `q` is [`Rule::limit`], for most rules the count, and `w` the period. For a bucket they
+    ///   are its size and the time to fill it: `q=200;w=20` for 10 a second and a burst of 200.
     /// - `w` is left out if it is not a whole number of seconds.
-    /// - `t` is the time until the whole limit is available again; on a refusal, the time until the retry.
+    /// - `t` is the time until the whole limit is available again; on a refusal, the time until the
+    ///   retry.
     #[default]
     Ietf,
-    /// The three fields of earlier versions of that draft. `RateLimit-Reset` is `t` of [`HeaderStyle::Ietf`].
+    /// The three fields of earlier versions of that draft. `RateLimit-Reset` is `t` of
+    /// [`HeaderStyle::Ietf`].
     RateLimit,
-    /// The legacy `X-RateLimit-*` fields. `X-RateLimit-Reset` is in seconds from now, not a time of day.
+    /// The legacy `X-RateLimit-*` fields. `X-RateLimit-Reset` is in seconds from now, not a time of
+    /// day.
     XRateLimit,
-    /// The four fields of gateways with token buckets: the remaining tokens, the rate per second, the capacity, and the
-    /// cost of this request. The rate has up to three decimals.
+    /// The four fields of gateways with token buckets:
+    ///
+    /// - `X-RateLimit-Remaining: 199`, the remaining tokens;
+    /// - `X-RateLimit-Replenish-Rate: 100`, the rate per second, with up to three decimals;
+    /// - `X-RateLimit-Burst-Capacity: 200`, the size of the bucket;
+    /// - `X-RateLimit-Requested-Tokens: 1`, the cost of this request.
     Gateway,
     /// No fields.
     None,
@@ -58,8 +66,8 @@ pub enum HeaderStyle {
 static INSTALLED: OnceCell<HeaderStyle> = OnceCell::new();
 
 impl HeaderStyle {
-    /// Makes this the style of the process: of layers without a style, of `RequestPerMinute` as a response of `axum`, and
-    /// of [`Permit::headers`]. The default is [`HeaderStyle::Ietf`].
+    /// Makes this the style of the process: of layers without a style, of `RequestPerMinute` as a
+    /// response of `axum`, and of [`Permit::headers`]. The default is [`HeaderStyle::Ietf`].
     ///
     /// # Errors
     ///
@@ -179,13 +187,15 @@ impl<'a> QuotaStatus<'a> {
     }
 }
 
-/// Adds `Retry-After`: rounded up, so that no client retries too early, and at least 1, so that none retries at once.
+/// Adds `Retry-After`: rounded up, so that no client retries too early, and at least 1, so that
+/// none retries at once.
 pub(super) fn write_retry_after(wait: Duration, headers: &mut HeaderMap) {
     headers.insert(RETRY_AFTER, seconds(wait).max(1).into());
 }
 
 impl Permit {
-    /// The header fields of the permit's rule, in the [installed](HeaderStyle::install) style. None if nothing was counted.
+    /// The header fields of the permit's rule, in the [installed](HeaderStyle::install) style. None
+    /// if nothing was counted.
     ///
     /// `name` is the name of the rule for the client, usually its prefix.
     ///
@@ -225,7 +235,8 @@ fn seconds(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }
 
-/// A string in a structured field (RFC 9651). It allows printable ASCII; other bytes are percent-encoded.
+/// A string in a structured field (RFC 9651). It allows printable ASCII; other bytes are
+/// percent-encoded.
 fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');

@@ -14,24 +14,26 @@ use crate::{Key, RateKey};
 
 /// The key of a request, for [`Limit::key`](super::Limit::key).
 ///
-/// A limit by key is only safe if clients cannot choose the key. A client that can choose it gets a fresh
-/// counter for each value it makes up. With the value of another client it uses up that client's limit.
+/// A limit by key is only safe if clients cannot choose the key. A client that can choose it gets a
+/// fresh counter for each value it makes up. With the value of another client it uses up that
+/// client's limit.
 ///
 /// | key | chosen by |
 /// |---|---|
 /// | [`peer_ip`](KeyBy::peer_ip) | the network; a client has one per address |
-/// | [`x_forwarded_for`](KeyBy::x_forwarded_for), [`forwarded`](KeyBy::forwarded) | your proxies, if every request passes them |
+/// | [`x_forwarded_for`](KeyBy::x_forwarded_for) | your proxies, if every request passes them |
+/// | [`forwarded`](KeyBy::forwarded) | your proxies, if every request passes them |
 /// | [`extension`](KeyBy::extension) | the layer that inserted it: ideally authentication |
 /// | [`header`](KeyBy::header), [`path`](KeyBy::path) | the client |
 /// | [`from_fn`](KeyBy::from_fn), [`from_async_fn`](KeyBy::from_async_fn) | depends on the input of the function |
 ///
-/// Each value is a counter, even if it is made up. It takes about 50 bytes in memory, or about 100 on Redis, until its
-/// period is over. A memory store that is [full](crate::Builder::max_keys) of such counters has no room for others.
-/// Therefore authenticate first, in an outer layer, and use its result as the key; or put a limit by address in front of
-/// a limit by header.
+/// Each value is a counter, even if it is made up. It takes about 50 bytes in memory, or about 100
+/// on Redis, until its period is over. A memory store that is [full](crate::Builder::max_keys) of
+/// such counters has no room for others. Therefore authenticate first, in an outer layer, and use
+/// its result as the key; or put a limit by address in front of a limit by header.
 ///
-/// An IPv6 address counts by its first 64 bits, usually the network of one client. If your clients have larger networks,
-/// such as a /56 or a /48, use a shorter prefix with [`KeyBy::from_fn`].
+/// An IPv6 address counts by its first 64 bits, usually the network of one client. If your clients
+/// have larger networks, such as a /56 or a /48, use a shorter prefix with [`KeyBy::from_fn`].
 ///
 /// ```
 /// use ratelimit_runtime::{Key, web::KeyBy};
@@ -56,14 +58,16 @@ pub(super) enum KeyResult {
 }
 
 impl KeyBy {
-    /// The address of the peer, from the request's extensions. Each server has a type of its own for it. Without this
-    /// type, the key is missing.
+    /// The address of the peer, from the request's extensions. Each server has a type of its own
+    /// for it. Without this type, the key is missing.
     ///
     /// | server | |
     /// |---|---|
-    /// | `axum`, served with `into_make_service_with_connect_info::<SocketAddr>()` | `KeyBy::peer_ip(\|peer: &ConnectInfo<SocketAddr>\| peer.0.ip())` |
+    /// | `axum` | `KeyBy::peer_ip(\|peer: &ConnectInfo<SocketAddr>\| peer.0.ip())` |
     /// | `tonic` | `KeyBy::peer_ip(\|peer: &TcpConnectInfo\| peer.remote_addr().map(\|peer\| peer.ip()))` |
     /// | `hyper` | insert what `accept` returns: `KeyBy::peer_ip(\|peer: &SocketAddr\| peer.ip())` |
+    ///
+    /// Serve `axum` with `into_make_service_with_connect_info::<SocketAddr>()`.
     ///
     /// Behind a proxy, this is the proxy's address: see [`KeyBy::x_forwarded_for`].
     pub fn peer_ip<T: Send + Sync + 'static, I: Into<Option<IpAddr>>>(
@@ -74,8 +78,9 @@ impl KeyBy {
 
     /// The client's address in `X-Forwarded-For`, behind this many trusted proxies.
     ///
-    /// Each proxy appends the address of its peer, so addresses are counted from the end. Earlier ones come
-    /// from the client, and are ignored. A request with fewer addresses has bypassed a proxy, and has no key.
+    /// Each proxy appends the address of its peer, so addresses are counted from the end. Earlier
+    /// ones come from the client, and are ignored. A request with fewer addresses has bypassed a
+    /// proxy, and has no key.
     ///
     /// # Panics
     ///
@@ -89,12 +94,12 @@ impl KeyBy {
         })
     }
 
-    /// The client's address in `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)), behind this
-    /// many trusted proxies, counted as by [`KeyBy::x_forwarded_for`].
+    /// The client's address in `Forwarded` ([RFC 7239](https://www.rfc-editor.org/rfc/rfc7239)),
+    /// behind this many trusted proxies, counted as by [`KeyBy::x_forwarded_for`].
     ///
-    /// A proxy that copies parts of the request into its element, such as the `Host`, must write them as a
-    /// quoted string, with `\"` and `\\` escaped. An element that is malformed, or has two addresses, is
-    /// no key.
+    /// A proxy that copies parts of the request into its element, such as the `Host`, must write
+    /// them as a quoted string, with `\"` and `\\` escaped. An element that is malformed, or has
+    /// two addresses, is no key.
     ///
     /// # Panics
     ///
@@ -106,11 +111,12 @@ impl KeyBy {
 
     /// The value of a header field, such as a customer number. An empty value is a missing key.
     ///
-    /// Clients choose it: see [`KeyBy`] for the consequences, and verify it in an outer layer. A request with
-    /// two values is refused as if [`OnMissingKey`](super::OnMissingKey) was `Deny`, as the service may use
-    /// either of them.
+    /// Clients choose it: see [`KeyBy`] for the consequences, and verify it in an outer layer. A
+    /// request with two values is refused as if [`OnMissingKey`](super::OnMissingKey) was `Deny`,
+    /// as the service may use either of them.
     ///
-    /// The value is readable in the counter's name on a Redis server. Hash secrets with [`KeyBy::from_fn`].
+    /// The value is readable in the counter's name on a Redis server. Hash secrets with
+    /// [`KeyBy::from_fn`].
     pub fn header(name: HeaderName) -> Self {
         Self(Arc::new(move |request| {
             let mut values = request.headers.get_all(&name).iter();
@@ -131,19 +137,20 @@ impl KeyBy {
         Self::from_fn(|request| Some(Key::new(request.uri.path())))
     }
 
-    /// A value of an extension that an outer layer has inserted into the request. The best key behind an
-    /// authenticating layer. Without the extension, the key is missing.
+    /// A value of an extension that an outer layer has inserted into the request. The best key
+    /// behind an authenticating layer. Without the extension, the key is missing.
     pub fn extension<T: Send + Sync + 'static, K: RateKey>(key: impl Fn(&T) -> K + Send + Sync + 'static) -> Self {
         Self::from_fn(move |request| request.extensions.get::<T>().map(|extension| Key::new(key(extension))))
     }
 
-    /// The result of a function of the request's head. See [`KeyBy`] for input that clients can choose.
+    /// The result of a function of the request's head. See [`KeyBy`] for input that clients can
+    /// choose.
     pub fn from_fn(find: impl Fn(&Parts) -> Option<Key> + Send + Sync + 'static) -> Self {
         Self(Arc::new(move |request| KeyResult::Ready(find(request))))
     }
 
-    /// The result of an async function of the request's head. See [`KeyBy`] for input that clients can
-    /// choose.
+    /// The result of an async function of the request's head. See [`KeyBy`] for input that clients
+    /// can choose.
     ///
     /// ```
     /// use ratelimit_runtime::{Key, web::KeyBy};
@@ -192,8 +199,8 @@ fn ip_key(ip: IpAddr) -> Key {
 
 /// The address in one element of `Forwarded`, counted from the end; 1 is the last.
 ///
-/// Lines are parsed from their end, so that text from the client in front cannot change how the elements of
-/// trusted proxies are parsed.
+/// Lines are parsed from their end, so that text from the client in front cannot change how the
+/// elements of trusted proxies are parsed.
 fn forwarded_for(headers: &HeaderMap, mut position: usize) -> Option<IpAddr> {
     for line in headers.get_all(FORWARDED).iter().rev() {
         let mut rest = Some(line.as_bytes());
@@ -230,11 +237,11 @@ fn address_of(element: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Splits at the last separator outside of quoted strings, into the text before it, if there is one, and after
-/// it. `None` if a quoted string in the text after it is malformed.
+/// Splits at the last separator outside of quoted strings, into the text before it, if there is
+/// one, and after it. `None` if a quoted string in the text after it is malformed.
 ///
-/// From its end, a well-formed text can be parsed in only one way. Within a quoted string, a quotation mark after
-/// an odd number of backslashes is escaped, and the opening one follows `=`.
+/// From its end, a well-formed text can be parsed in only one way. Within a quoted string, a
+/// quotation mark after an odd number of backslashes is escaped, and the opening one follows `=`.
 fn rsplit_unquoted(text: &[u8], separator: u8) -> Option<(Option<&[u8]>, &[u8])> {
     let mut is_quoted = false;
     for (at, byte) in text.iter().enumerate().rev() {

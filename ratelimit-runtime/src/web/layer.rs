@@ -32,15 +32,17 @@ use crate::{
 
 /// Checks limits before a request reaches a service, and answers it if a limit refuses.
 ///
-/// The decision is made before the request's body is read. Several limits are one decision: all are charged, or none.
+/// The decision is made before the request's body is read. Several limits are one decision: all are
+/// charged, or none.
 ///
-/// A response of the service gets the header fields of the most restrictive limit. A refusal is a response as described
-/// in [`web`](crate::web), or for gRPC and gRPC-Web a status: `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with a
-/// `google.rpc.RetryInfo`, `PERMISSION_DENIED` or `INTERNAL`. A gRPC call is a `POST` of type `application/grpc`,
-/// `application/grpc-web` or `application/grpc-web-text`, optionally followed by `+` and a format.
+/// A response of the service gets the header fields of the most restrictive limit. A refusal is a
+/// response as described in [`web`](crate::web), or for gRPC and gRPC-Web a status:
+/// `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with a `google.rpc.RetryInfo`, `PERMISSION_DENIED` or
+/// `INTERNAL`. A gRPC call is a `POST` of type `application/grpc`, `application/grpc-web` or
+/// `application/grpc-web-text`, optionally followed by `+` and a format.
 ///
-/// A place of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is held until the body of the response ends. For
-/// upgraded connections, see [`RequestHold`].
+/// A place of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is held until the body of the
+/// response ends. For upgraded connections, see [`RequestHold`].
 ///
 /// Clones of the layer and of its services share their counters.
 ///
@@ -88,7 +90,8 @@ struct LayerConfig {
 }
 
 impl RateLimitLayer {
-    /// A layer with these limits, all of which a request has to pass. By default it uses the process-wide limiter.
+    /// A layer with these limits, all of which a request has to pass. By default it uses the
+    /// process-wide limiter.
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Self {
         Self(Arc::new(LayerConfig {
             limits: limits.into_iter().collect(),
@@ -135,7 +138,8 @@ impl<S> Layer<S> for RateLimitLayer {
 
 /// A service behind a [`RateLimitLayer`].
 ///
-/// It is ready when the service is. A refused request uses up that readiness without calling the service.
+/// It is ready when the service is. A refused request uses up that readiness without calling the
+/// service.
 #[derive(Clone, Debug)]
 pub struct RateLimit<S> {
     service: S,
@@ -246,12 +250,13 @@ impl LayerConfig {
     }
 }
 
-/// The place that a request holds by [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), in the extensions of the
-/// request.
+/// The place that a request holds by [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), in
+/// the extensions of the request.
 ///
-/// The place is held until the body of the response ends and all clones of this are dropped. The body of an upgrade
-/// (`101 Switching Protocols`, or a `CONNECT`) ends at once. A service that upgrades a connection, for example to a
-/// WebSocket, must therefore keep a clone while it uses the connection. If it does not, the log has a warning.
+/// The place is held until the body of the response ends and all clones of this are dropped. The
+/// body of an upgrade (`101 Switching Protocols`, or a `CONNECT`) ends at once. A service that
+/// upgrades a connection, for example to a WebSocket, must therefore keep a clone while it uses the
+/// connection. If it does not, the log has a warning.
 ///
 /// ```
 /// use http::{Request, Response};

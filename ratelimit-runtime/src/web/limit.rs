@@ -11,7 +11,8 @@ use crate::{
     policy::OnMissingKey,
 };
 
-/// A limit of a [`RateLimitLayer`](super::RateLimitLayer): a rule, and how to derive key and cost from a request.
+/// A limit of a [`RateLimitLayer`](super::RateLimitLayer): a rule, and how to derive key and cost
+/// from a request.
 ///
 /// ```
 /// use ratelimit_runtime::{Rule, web::{KeyBy, Limit}};
@@ -65,7 +66,8 @@ impl Limit {
         self
     }
 
-    /// Sets the cost of a request, by default 1. A request of cost 0 is admitted, with or without a key.
+    /// Sets the cost of a request, by default 1. A request of cost 0 is admitted, with or without a
+    /// key.
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self

@@ -1,14 +1,16 @@
-//! Limits of HTTP and gRPC requests: header fields and error responses (features `tower` and `axum`), and a layer
-//! in front of any service (feature `tower`).
+//! Limits of HTTP and gRPC requests: header fields and error responses (features `tower` and
+//! `axum`), and a layer in front of any service (feature `tower`).
 //!
-//! Header fields tell a client its limit. Their names have changed over the years: [`HeaderStyle`] selects them.
+//! Header fields tell a client its limit. Their names have changed over the years: [`HeaderStyle`]
+//! selects them.
 //!
 //! A refused request is answered with
 //!
 //! - `429 Too Many Requests`;
 //! - `Retry-After` in whole seconds, rounded up and at least 1;
 //! - `Cache-Control: no-store`;
-//! - a body of type `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)):
+//! - a body of type `application/problem+json` ([RFC
+//!   9457](https://www.rfc-editor.org/rfc/rfc9457)):
 //!
 //! ```json
 //! {
@@ -28,7 +30,8 @@
 //! | `Unavailable` | 503, with `Retry-After: 1` |
 //! | `Misconfigured` | 500 |
 //!
-//! The body of the last two names neither servers nor settings, as they are not for clients. The log does.
+//! The body of the last two names neither servers nor settings, as they are not for clients. The
+//! log does.
 
 #[cfg(feature = "axum")]
 mod axum;

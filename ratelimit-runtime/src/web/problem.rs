@@ -60,8 +60,8 @@ pub(super) fn detail(refused: &RequestPerMinute) -> String {
     }
 }
 
-/// The wait after which a client may retry. A second if it is unknown: for a semaphore, or a store that does not
-/// answer. `None` if no wait helps.
+/// The wait after which a client may retry. A second if it is unknown: for a semaphore, or a store
+/// that does not answer. `None` if no wait helps.
 pub(super) fn wait_of(refused: &RequestPerMinute) -> Option<Duration> {
     const UNKNOWN: Duration = Duration::from_secs(1);
     match refused.cause() {

@@ -129,7 +129,8 @@ pub(super) async fn renew_again(mut trial: Trial<'_>, rule: Rule) -> Checked {
     Ok(())
 }
 
-/// Holds so long that a store which keeps times in a few bytes may mistake an old one for a new one.
+/// Holds so long that a store which keeps times in a few bytes may mistake an old one for a new
+/// one.
 pub(super) async fn charge_beside_hold(mut trial: Trial<'_>, rule: Rule) -> Checked {
     trial.hold(&rule, 0, 1, Hold::new(100 * rule.period())).await?;
     trial.charge(&rule, 0, 5).await?;

@@ -29,14 +29,15 @@ use super::{
 };
 use crate::{Algorithm, Rule};
 
-/// Checks that a store keeps the promises of [`Store`](crate::Store) for these algorithms, and rejects all others.
+/// Checks that a store keeps the promises of [`Store`](crate::Store) for these algorithms, and
+/// rejects all others.
 ///
 /// See [the module](super) for how to call it.
 ///
 /// # Panics
 ///
-/// When the store breaks a promise. The message names the promise, the steps before, the request, and both the
-/// expected and the actual answer.
+/// When the store breaks a promise. The message names the promise, the steps before, the request,
+/// and both the expected and the actual answer.
 pub async fn check(subject: &impl Subject, algorithms: &[Algorithm]) {
     assert!(!algorithms.is_empty(), "no algorithm is given, so there is nothing to check");
     // All steps are whole milliseconds, so the clock has to show one.

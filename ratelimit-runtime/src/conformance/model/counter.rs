@@ -235,7 +235,8 @@ impl ModelCounter {
 }
 
 impl ModelHold {
-    /// A place counts until its lease ends. In a log, the hold then becomes a charge for one period.
+    /// A place counts until its lease ends. In a log, the hold then becomes a charge for one
+    /// period.
     pub(super) fn counts(&self, rule: &Rule, at_us: i128) -> bool {
         self.counts_until_us(rule) > at_us
     }

@@ -1,7 +1,7 @@
 //! A reference model of all algorithms.
 //!
-//! It keeps every charge and computes each answer from the definitions: obviously right, slow, and only
-//! useful for comparison.
+//! It keeps every charge and computes each answer from the definitions: obviously right, slow, and
+//! only useful for comparison.
 
 mod counter;
 #[cfg(test)]
@@ -95,7 +95,8 @@ impl Model {
         held.map(|held| held.ends_us = ends_us).is_some()
     }
 
-    /// Replaces a hold by a charge of the cost that was used, up to the largest count that a store can store.
+    /// Replaces a hold by a charge of the cost that was used, up to the largest count that a store
+    /// can store.
     pub fn settle(&mut self, now: Duration, charge: &Charge, used: u64) {
         let (rule, now) = (&charge.rule, micros(now));
         let is_retry = charge.hold.is_some_and(|hold| hold.is_retry);
@@ -133,8 +134,9 @@ impl Model {
 
     /// Whether Redis may mistake a charge for one of a later window, or for a later entry of a log.
     ///
-    /// It identifies a window by its opening millisecond modulo 450,001, and an entry by its tick modulo 812,345,679
-    /// or a multiple of that. A late refund hits the wrong one once in as many times.
+    /// It identifies a window by its opening millisecond modulo 450,001, and an entry by its tick
+    /// modulo 812,345,679 or a multiple of that. A late refund hits the wrong one once in as many
+    /// times.
     pub(super) fn may_alias(&self, charge: &Charge) -> bool {
         if charge.hold.is_some() {
             return false;

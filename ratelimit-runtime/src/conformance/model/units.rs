@@ -24,7 +24,8 @@ pub(super) fn refill_ms(rule: &Rule) -> i128 {
     }
 }
 
-/// Resolution of stored times: a microsecond in logs with periods up to 200 seconds, else a millisecond.
+/// Resolution of stored times: a microsecond in logs with periods up to 200 seconds, else a
+/// millisecond.
 pub(super) fn tick_us(rule: &Rule) -> i128 {
     let is_fine = rule.algorithm() == Algorithm::SlidingLog && rule.period() <= Duration::from_secs(200);
     if is_fine { 1 } else { 1000 }
@@ -46,7 +47,8 @@ pub(super) fn period_ms(rule: &Rule) -> i128 {
     rule.period_ms().into()
 }
 
-/// The largest count of a rule with this algorithm and period, which is also the largest that a log can store.
+/// The largest count of a rule with this algorithm and period, which is also the largest that a log
+/// can store.
 pub(super) fn largest_count(rule: &Rule) -> i128 {
     match rule.with_count(u64::MAX).limit_fault() {
         Some(RuleFault::TooLarge { largest, .. }) => largest.into(),

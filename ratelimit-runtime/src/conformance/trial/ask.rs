@@ -17,7 +17,8 @@ pub(super) async fn answer<T>(reply: Reply<T>) -> T {
     }
 }
 
-/// Sends batches from several threads at once. Awaits each reply that is not ready in a task of its own.
+/// Sends batches from several threads at once. Awaits each reply that is not ready in a task of its
+/// own.
 pub(super) async fn decide_concurrently(store: &dyn Store, batches: Vec<Batch>) -> Vec<Batch> {
     const THREADS: usize = 8;
     let runtime = Handle::try_current().ok();

@@ -20,7 +20,8 @@ use crate::{
     store::{Batch, Charge, Charges, Hold, Request},
 };
 
-/// A run of steps on fresh counters. It ends with the first answer of a store that differs from the model's.
+/// A run of steps on fresh counters. It ends with the first answer of a store that differs from the
+/// model's.
 #[allow(missing_debug_implementations)] // a `Subject` need not have one
 pub struct Trial<'a> {
     promise: String,
@@ -147,7 +148,8 @@ impl<'a> Trial<'a> {
         Ok(requests)
     }
 
-    /// Sends more calls than fit, each of which charges 1 to every rule: in one batch, or concurrently.
+    /// Sends more calls than fit, each of which charges 1 to every rule: in one batch, or
+    /// concurrently.
     ///
     /// Only the number of granted calls is compared, as they are decided in any order.
     pub(super) async fn charge_many(&mut self, rules: &[Rule], calls: u64, in_one_batch: bool) -> Result<(), Broken> {

@@ -1,4 +1,5 @@
-//! Keys from header fields compared with a simple parser of the RFC, behind proxies that copy hostile input.
+//! Keys from header fields compared with a simple parser of the RFC, behind proxies that copy
+//! hostile input.
 
 use std::{fmt::Write as _, net::IpAddr};
 
@@ -7,8 +8,8 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{KeyBy, KeyResult, ip_key};
 
-/// Parses a `Forwarded` field into elements of parameters, from left to right, by the grammar of RFC 7239, section 4.
-/// `None` if the text is malformed.
+/// Parses a `Forwarded` field into elements of parameters, from left to right, by the grammar of
+/// RFC 7239, section 4. `None` if the text is malformed.
 fn elements_of(text: &str) -> Option<Vec<Vec<(String, String)>>> {
     let mut chars = text.chars().peekable();
     let mut elements = vec![Vec::new()];
