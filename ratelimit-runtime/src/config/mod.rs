@@ -25,7 +25,7 @@
 //! | `count` | at least 1 | acts on the next call; earlier calls still count |
 //! | `ttl` | at least 1, by default 1 | the period, in `unit`s. A changed period starts a fresh counter |
 //! | `unit` | `"Milliseconds"`, `"Seconds"`, `"Minutes"`, `"Hours"` or `"Days"` | the unit of `ttl` |
-//! | `algorithm` | the name of an [`Algorithm`](crate::Algorithm), but `Concurrent` | a changed one starts a fresh counter |
+//! | `algorithm` | an [`Algorithm`](crate::Algorithm), except `Concurrent` | a changed one starts a fresh counter |
 //! | `align` | `true` or `false` | option of `FixedWindow` |
 //! | `buckets` | at least 1, by default 1 | option of `SlidingWindow` |
 //! | `burst` | at least 1, by default the count | option of `TokenBucket` |
