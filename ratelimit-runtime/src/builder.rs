@@ -1,4 +1,4 @@
-//! Settings of a limiter, and its constructors.
+//! The builder: settings of a limiter, and its constructors.
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     store::Store,
 };
 
-/// Settings for a limiter; from [`Limiter::builder`].
+/// Builds a limiter from settings. Made by [`Limiter::builder`].
 ///
 /// ```
 /// use ratelimit_runtime::{Limiter, OnStoreError};
@@ -48,7 +48,7 @@ pub struct Builder {
     sentinel_credentials: Option<crate::redis::Credentials>,
 }
 
-/// Those of URLs that lead to Redis.
+/// The URL schemes of Redis stores.
 const REDIS_SCHEMES: [&str; 15] = [
     "redis",
     "rediss",
@@ -97,125 +97,167 @@ impl Builder {
         }
     }
 
-    /// How long a decision of the store may take before the call is treated as
-    /// [`Builder::on_store_error`] says. 100 ms if not set.
+    /// The deadline of a decision by the store. The default is 100 ms.
     ///
-    /// The sleep of a [`LeakyBucket`](crate::Algorithm::LeakyBucket) and the waiting of [`Limiter::acquire_within`] are not part of it. A deadline above
-    /// a second also means that a server that is back may go unnoticed for longer than a second: it is asked, and given so long to answer.
+    /// When it has passed, [`Builder::on_store_error`] applies to the call. The sleep of a
+    /// [`LeakyBucket`](crate::Algorithm::LeakyBucket) and the waiting of
+    /// [`Limiter::acquire_within`] are not part of it.
     ///
-    /// A deadline above 2 seconds is also the time that a connection may take, with TLS and, behind
-    /// sentinels, with their answers. It is 2 seconds otherwise; after each attempt that ran out of
-    /// it twice as long, up to 8 seconds. A node of a cluster has half a second to tell who has which
-    /// slots, or a deadline that is longer.
+    /// The deadline also affects other times:
+    ///
+    /// - An attempt to connect has 2 seconds, or the deadline if that is longer. This includes TLS
+    ///   and, behind sentinels, their answers. After each attempt that timed out the time doubles,
+    ///   up to 8 seconds.
+    /// - A node of a cluster has half a second to report the slots, or the deadline if that is
+    ///   longer.
+    /// - The probe of a server that was away has the deadline. Above a second, the server's return
+    ///   may be noticed later than after a second.
+    ///
+    /// # Errors
+    ///
+    /// [`Builder::build`] fails if the deadline is 0.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         if deadline.is_zero() {
-            self.fault = Some("the deadline is 0; give the store some time to answer, 100 ms say");
+            self.fault = Some("the deadline is 0; give the store time to answer, for example 100 ms");
         }
         self
     }
 
-    /// How many connections each tokio runtime of this process has to a Redis server; calls take them in turn. 1 if not set.
+    /// The number of connections that each tokio runtime of this process has to a Redis server. The
+    /// default is 1.
     ///
-    /// One carries as many calls at once as there are callers. More may help where the one task that reads and writes it is what
-    /// keeps others waiting, on a machine of many cores; on two cores they have shown no gain, with TLS or without.
+    /// Calls use the connections in turn. One connection carries the calls of any number of callers
+    /// at once. More may help on a machine of many cores, if the one task that reads and writes the
+    /// connection is the bottleneck. On two cores they have shown no gain, with TLS or without.
     ///
-    /// If the server allows fewer, calls use those that are open. The others are tried again, up to half a minute apart.
+    /// If the server allows fewer connections, calls use the open ones. The others are tried again,
+    /// at most half a minute apart.
+    ///
+    /// # Errors
+    ///
+    /// [`Builder::build`] fails if the number is 0.
     #[cfg(feature = "redis")]
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         if connections == 0 {
-            self.fault = Some("connections is 0; a server is reached by 1 or more");
+            self.fault = Some("`connections` is 0; use 1 or more");
         }
         self
     }
 
-    /// How many processes share the limits. When the store is away, each admits its share: the count divided by this.
-    /// 1 if not set, so that each of them would admit the whole count.
+    /// The number of processes that share the limits. The default is 1.
+    ///
+    /// When the store is away, each process admits its share: the count divided by this number.
+    /// With the default, each process would admit the whole count. See [`OnStoreError::Local`].
+    ///
+    /// # Errors
+    ///
+    /// [`Builder::build`] fails if the number is 0.
     pub fn instances(mut self, instances: u32) -> Self {
         self.instances = NonZeroU32::new(instances);
         if self.instances.is_none() {
-            self.fault = Some("instances is 0; say how many processes share the limits, 1 or more");
+            self.fault = Some("`instances` is 0; use the number of processes that share the limits, 1 or more");
         }
         self
     }
 
-    /// Put in front of every counter's name, to keep the counters of several systems on one server apart.
+    /// A prefix of all counter names, which separates the counters of several systems on one
+    /// server. The default is empty.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.settings.namespace = namespace.into();
         self
     }
 
-    /// What happens to a call when the store cannot decide, unless its function says otherwise.
+    /// The failure policy for calls that the store cannot decide. The default is
+    /// [`OnStoreError::Local`].
+    ///
+    /// `on_store_error` of an attribute overrides it for its function.
     pub fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
         self.settings.on_store_error = on_store_error;
         self
     }
 
-    /// What a file says of rules, in place of what the code says (feature `config`).
+    /// Rules from a file, which override the rules with the same prefix in the code (feature
+    /// `config`).
     #[cfg(feature = "config")]
     pub fn rules(mut self, rules: crate::config::Rules) -> Self {
         self.settings.rules = Some(rules);
         self
     }
 
-    /// The clock of the memory store and of all waiting.
+    /// The clock of the memory store and of all waiting. The default is the system's.
     pub fn clock(mut self, clock: impl Into<Clock>) -> Self {
         self.settings.clock = clock.into();
         self
     }
 
-    /// How many counters the memory store holds at most. One million if not set.
+    /// The largest number of counters in the memory store. The default is one million.
     ///
-    /// Only counters equal to unused ones are ever dropped. When every one is in use, calls that need a new one
-    /// are refused, or let through under [`OnStoreError::Allow`].
+    /// Only counters that equal unused ones are dropped. When all are in use, calls that need a new
+    /// counter are refused, or admitted with [`OnStoreError::Allow`].
     pub fn max_keys(mut self, max_keys: usize) -> Self {
         self.settings.max_keys = max_keys;
         self
     }
 
-    /// Whether calls to a Redis server carry the decisions of several callers. They do if not set.
+    /// Turns batching on or off: one round trip to a Redis server carries the decisions of several
+    /// callers. The default is on.
     ///
-    /// While four calls to a server are under way on a tokio runtime, further decisions gather, and the next call carries up to 64
-    /// different ones; equal ones of one thread travel as one, that is granted as often as fits, and so do those of all threads if there are no others. Each is decided by itself: those of one thread in the
-    /// order of arrival, those of several in about that order. A decision that comes alone goes at once. In a cluster a call goes to one slot.
+    /// - While four round trips are under way on a tokio runtime, further decisions wait, and the
+    ///   next round trip carries up to 64 different ones. A decision that comes alone is sent at
+    ///   once.
+    /// - Equal decisions of one thread travel as one, which is granted as often as fits. So do
+    ///   equal decisions of all threads, if there are no others.
+    /// - Each decision stands by itself. Decisions of one thread are made in the order of arrival,
+    ///   and those of several threads in about that order.
+    /// - In a cluster, a round trip goes to one slot.
     #[cfg(feature = "redis")]
     pub fn coalescing(mut self, coalescing: bool) -> Self {
         self.coalescing = coalescing;
         self
     }
 
-    /// How many callers may wait for one counter in this process. 10,000 if not set; the next one is refused.
+    /// The largest number of callers that may wait for one counter in this process. The default is
+    /// 10,000.
     ///
-    /// A caller of several rules counts only at the counters that hold it up.
+    /// The next caller is refused. A caller of several rules counts only at the counters that it
+    /// has to wait for.
     pub fn max_waiting(mut self, max_waiting: usize) -> Self {
         self.settings.max_waiting = max_waiting;
         self
     }
 
-    /// Do not wait for the server in [`Builder::build`]. The first call opens the connection; a server that is
-    /// not there is met as one that went away.
+    /// Makes [`Builder::build`] return without waiting for the server. The first call opens the
+    /// connection.
+    ///
+    /// If the server is not there, calls are treated as in an outage; see
+    /// [`Builder::on_store_error`].
     pub fn lazy(mut self) -> Self {
         self.lazy = true;
         self
     }
 
-    /// Certificates, in PEM, of those who may vouch for the server, instead of the system's (feature `rustls`).
+    /// The certificates of the certificate authorities to trust, in PEM, instead of the system's
+    /// (feature `rustls`).
     #[cfg(feature = "rustls")]
     pub fn ca_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.certificates.authority = Some(pem.into());
         self
     }
 
-    /// This client's certificate and its key, in PEM (feature `rustls`).
+    /// The certificate of this client and its private key, in PEM (feature `rustls`).
     #[cfg(feature = "rustls")]
     pub fn client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.certificates.client = Some((certificate.into(), key.into()));
         self
     }
 
-    /// The user and the password that the sentinels of a `redis+sentinel://` ask for. An empty user where they have only a password;
-    /// none of both if not set. Those in the URL are for the servers behind them.
+    /// The user and the password for the sentinels of a `redis+sentinel://` URL. The default is
+    /// none.
+    ///
+    /// Leave the user empty if the sentinels have only a password. User and password in the URL are
+    /// for the servers behind the sentinels.
     ///
     /// ```
     /// # use ratelimit_runtime::Limiter;
@@ -229,15 +271,23 @@ impl Builder {
         self
     }
 
-    /// The limiter.
+    /// Builds the limiter.
     ///
-    /// On Redis, unless [`Builder::lazy`], this waits for the server's first answer, for up to 2
-    /// seconds, or for the deadline if that is longer. Sentinels and the server share that time. Of
-    /// a cluster one node has to answer; another that does not holds it up for as long again.
+    /// On Redis, it waits for the server's first answer, unless [`Builder::lazy`] is set. It waits
+    /// for up to 2 seconds, or for the deadline if that is longer. Sentinels and the server share
+    /// that time. In a cluster, one node has to answer. Each node tried before it that does not
+    /// answer takes as long again.
     ///
     /// # Errors
     ///
-    /// A [`SetupError`] if a setting or the URL is wrong or, unless [`Builder::lazy`], the server does not answer.
+    /// A [`SetupError`]
+    ///
+    /// - if a setting or the URL is invalid;
+    /// - if the server does not answer, unless [`Builder::lazy`] is set.
+    ///
+    /// # Cancellation
+    ///
+    /// A future that is dropped has built nothing.
     ///
     /// # Panics
     ///
@@ -250,21 +300,21 @@ impl Builder {
         let scheme = self.url.split_once("://").map(|(scheme, _)| scheme);
         match scheme {
             Some("memory") if self.url == "memory://" => Ok(self.in_memory()),
-            Some("memory") => Err(SetupError::new("nothing may follow memory://")),
+            Some("memory") => Err(SetupError::new("invalid URL: nothing may follow memory://")),
             #[cfg(feature = "redis")]
             Some(scheme) if REDIS_SCHEMES.contains(&scheme) => self.on_redis().await,
             #[cfg(not(feature = "redis"))]
             Some(scheme) if REDIS_SCHEMES.contains(&scheme) => {
-                Err(SetupError::new("this URL needs the feature `redis` of ratelimit-runtime"))
+                Err(SetupError::new("this URL needs the feature `redis` of the crate ratelimit-runtime"))
             }
             Some(other) if other.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+') => {
                 Err(SetupError::new(format!(
-                    "unknown scheme `{other}`; use memory://, redis://, rediss://, redis+unix://, redis+cluster://, \
+                    "unknown URL scheme `{other}`; use memory://, redis://, rediss://, redis+unix://, redis+cluster://, \
                      rediss+cluster://, redis+sentinel:// or rediss+sentinel://"
                 )))
             }
             _ => Err(SetupError::new(
-                "this is not a URL; write memory://, redis://host:port, redis+unix:///path, \
+                "invalid URL; use memory://, redis://host:port, redis+unix:///path, \
                  redis+cluster://host:port,host:port or redis+sentinel://host:port,host:port/service",
             )),
         }
@@ -280,37 +330,37 @@ impl Builder {
     async fn on_redis(mut self) -> Result<Limiter, SetupError> {
         #[cfg(not(feature = "rustls"))]
         if self.url.starts_with("rediss") || self.url.starts_with("valkeys") {
-            return Err(SetupError::new("TLS needs the feature `rustls` of ratelimit-runtime"));
+            return Err(SetupError::new("TLS needs the feature `rustls` of the crate ratelimit-runtime"));
         }
         let topology =
             crate::redis::RedisTopology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
-        let name = topology.to_string();
+        let server = topology.to_string();
         let (deadline, connections, coalescing) = (self.settings.deadline, self.connections, self.coalescing);
-        let settings = crate::redis::NodeOptions { deadline, connections, coalescing };
-        let store = crate::redis::Redis::new(topology, settings);
+        let options = crate::redis::NodeOptions { deadline, connections, coalescing };
+        let store = crate::redis::Redis::new(topology, options);
         if !self.lazy {
             store.connected().await.map_err(|error| SetupError::new(error.reason()))?;
         }
         match self.instances {
             Some(instances) => self.settings.instances = instances.get().into(),
             None if self.settings.on_store_error == OnStoreError::Local => tracing::warn!(
-                server = name,
-                "the number of processes is not set: while Redis is away each will admit whole limits; see Builder::instances"
+                server,
+                "the number of processes is not set; while Redis is away, each process admits the whole limit; set Builder::instances"
             ),
             None => {}
         }
-        Ok(Limiter::asking(Upstream::Redis(store), self.settings))
+        Ok(Limiter::guarded(Upstream::Redis(store), self.settings))
     }
 
     pub(crate) fn memory() -> Limiter {
         Self::new("memory://").in_memory()
     }
 
-    /// The limiter on a store of your own, whatever the URL.
+    /// Builds the limiter on a store of your own, and ignores the URL.
     ///
     /// # Errors
     ///
-    /// A [`SetupError`] if a setting is wrong.
+    /// A [`SetupError`] if a setting is invalid.
     pub fn over(mut self, store: impl Store) -> Result<Limiter, SetupError> {
         if let Some(fault) = self.fault {
             return Err(SetupError::new(fault));
@@ -320,7 +370,7 @@ impl Builder {
     }
 
     pub(crate) fn with_store(self, store: impl Store) -> Limiter {
-        Limiter::asking(Upstream::other(store), self.settings)
+        Limiter::guarded(Upstream::other(store), self.settings)
     }
 
     pub(crate) fn without_store(self) -> Limiter {
@@ -329,18 +379,21 @@ impl Builder {
 }
 
 impl Limiter {
-    /// A limiter that counts in this process's memory.
+    /// A limiter that counts in process memory.
     ///
-    /// It holds up to a million counters. Decisions take no timer and no runtime; waiting does.
+    /// It keeps up to a million counters; see [`Builder::max_keys`]. Decisions need no timer and no
+    /// tokio runtime, but waiting does.
     pub fn in_memory() -> Self {
         Builder::memory()
     }
 
-    /// A limiter on the store the URL names, with every setting at its default. See [`Limiter::builder`].
+    /// A limiter on the store of the URL, with all settings at their defaults.
+    ///
+    /// [`Limiter::builder`] lists the URLs. Cancellation and panics are as for [`Builder::build`].
     ///
     /// # Errors
     ///
-    /// A [`SetupError`] if the URL is wrong or the server does not answer.
+    /// A [`SetupError`] if the URL is invalid or the server does not answer.
     ///
     /// ```no_run
     /// # use ratelimit_runtime::{Limiter, SetupError};
@@ -352,42 +405,48 @@ impl Limiter {
         Self::builder(url).build().await
     }
 
-    /// EngineSettings for a limiter on the store the URL names.
+    /// A builder for a limiter on the store of the URL.
     ///
-    /// | URL | store |
-    /// |---|---|
-    /// | `memory://` | this process |
-    /// | `redis://user:password@host:port/database` | one Redis server, over TCP |
-    /// | `rediss://..` | the same, over TLS (feature `rustls`) |
-    /// | `redis+unix:///path/to/socket?db=1&user=..&pass=..` | the same, over a unix socket |
-    /// | `redis+cluster://user:password@host:port,host:port` | a Redis Cluster; some of its nodes, which know the others |
-    /// | `redis+sentinel://user:password@host:port,host:port/service/database` | the primary of the service that these sentinels name |
-    /// | `rediss+cluster://..`, `rediss+sentinel://..` | the same two, over TLS (feature `rustls`) |
+    /// - `memory://`: process memory.
+    /// - `redis://user:password@host:port/database`: one Redis server, over TCP.
+    /// - `redis+unix:///path/to/socket?db=1&user=..&pass=..`: one Redis server, over a Unix socket.
+    /// - `redis+cluster://user:password@host:port,host:port`: a Redis Cluster. Name some of its
+    ///   nodes. They know the others.
+    /// - `redis+sentinel://user:password@host:port,host:port/service/database`: the primary of the
+    ///   service that these sentinels name.
+    /// - `rediss://..`, `rediss+cluster://..`, `rediss+sentinel://..`: the same over TLS (feature
+    ///   `rustls`).
     ///
-    /// User, password and database may be left out, and ports: then 6379, and 26379 for a sentinel. `valkey` may stand for `redis`
-    /// everywhere. `?protocol=resp2` makes connections speak the older protocol.
+    /// User, password, database and ports are optional. The default port is 6379, and 26379 for a
+    /// sentinel. `valkey` may replace `redis` in every scheme. `?protocol=resp2` selects the older
+    /// protocol RESP2.
     ///
-    /// All nodes of a cluster take the same user and password. Those of a URL of sentinels are the servers'; for what the sentinels
-    /// themselves ask see [`Builder::sentinel_credentials`].
+    /// All nodes of a cluster use the same user and password. In a sentinel URL, they are those of
+    /// the servers. For the sentinels' own, see [`Builder::sentinel_credentials`].
     ///
-    /// The sentinels of the URL are asked for as long as the limiter lives, and no others. A majority of
-    /// them has to name a primary before it is used. Host names are looked up for each connection, so a
-    /// sentinel can be replaced by another one under the same name.
+    /// The limiter queries the sentinels of the URL as long as it lives, and no others. A majority
+    /// of them has to name a primary before it is used. Host names are resolved for each
+    /// connection, so a sentinel can be replaced by another one with the same name.
     ///
-    /// A proxy has to pass all commands on to one server, as `HAProxy` does with `mode tcp`. Proxies that
-    /// choose a server for each command are not supported: they do so by the keys, and scripts here have
-    /// keys of several servers, or none. Among these are Envoy's Redis filter, twemproxy and
-    /// redis-cluster-proxy. Their error replies for a lost server count as an outage all the same.
+    /// A proxy has to forward all commands to one server, like `HAProxy` with `mode tcp`. Proxies
+    /// that choose a server for each command are not supported, for example Envoy's Redis filter,
+    /// twemproxy and redis-cluster-proxy. They choose by the keys of a command, and the scripts
+    /// here have keys of several servers, or none. Their error replies for a lost server still
+    /// count as an outage.
+    ///
+    /// An invalid URL is reported by [`Builder::build`].
     pub fn builder(url: &str) -> Builder {
         Builder::new(url)
     }
 
-    /// A limiter on a store of your own.
+    /// A limiter on a store of your own, with all settings at their defaults.
+    ///
+    /// For other settings, use [`Builder::over`].
     pub fn with_store(store: impl Store) -> Self {
         Builder::new("memory://").with_store(store)
     }
 
-    /// A limiter that lets every call through and counts nothing, for tests of what is behind a limit.
+    /// A limiter that admits every call and counts nothing, for tests of code behind a limit.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, Rule};
@@ -410,8 +469,8 @@ impl Limiter {
         Self(Handles::new(Engine::new(backend, settings)))
     }
 
-    /// On a store that has to be asked.
-    fn asking(store: Upstream, settings: EngineSettings) -> Self {
+    /// A limiter on any store but memory: the guard stands in front of it.
+    fn guarded(store: Upstream, settings: EngineSettings) -> Self {
         let guard = Guard::new(store, settings.clock.clone(), settings.deadline);
         Self::new(BackendKind::Other(guard), settings)
     }

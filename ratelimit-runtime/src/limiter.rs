@@ -1,4 +1,4 @@
-//! The one way in: a rule, a key and a cost become a permit or a refusal.
+//! The limiter: turns a rule, a key and a cost into a permit or a refusal.
 
 use std::{fmt, future::Future, time::Duration};
 
@@ -14,10 +14,10 @@ use crate::{
     store::{Batch, Request, StoreError},
 };
 
-/// Decides who may run.
+/// A limiter decides which calls may run.
 ///
-/// A limiter is a cheap handle: clones share its counters. Which store it counts in is told by a URL; see
-/// [`Limiter::builder`].
+/// It is a cheap handle: clones share its counters. Its store is memory, Redis, or one of your own;
+/// see [`Limiter::builder`].
 ///
 /// ```
 /// use ratelimit_runtime::{Limiter, Rule};
@@ -37,7 +37,7 @@ use crate::{
 pub struct Limiter(pub(crate) Handles);
 
 impl Limiter {
-    /// A reference for a call.
+    /// A reference to the engine, for one call.
     #[inline]
     pub(crate) fn engine_ref(&self) -> EngineRef {
         self.0.engine_ref()
@@ -50,22 +50,25 @@ impl Limiter {
 
     /// Charges a cost of 1 to the rule's counter for this key.
     ///
-    /// With a [`LeakyBucket`](crate::Algorithm::LeakyBucket) an admitted call sleeps here until its slot.
+    /// With a [`LeakyBucket`](crate::Algorithm::LeakyBucket), the future of an admitted call sleeps
+    /// until its slot.
     ///
     /// # Errors
     ///
-    /// [`RequestPerMinute`], and nothing is consumed. Only after [`Cause::Unavailable`](crate::Cause::Unavailable) it may have been: a server that does not answer
-    /// in time may have counted the call all the same.
+    /// [`RequestPerMinute`] if the call is refused, and nothing is charged. The exception is
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable): a server that does not answer in time may
+    /// have charged the call.
     ///
     /// # Cancellation
     ///
-    /// A future that was never polled has charged nothing. One that is dropped while a Redis server is being asked may or may
-    /// not have been charged. One that is dropped while it sleeps until its slot gives the slot back: at once in memory,
-    /// in the background on Redis.
+    /// A future that was never polled has charged nothing. A future that is dropped during a query
+    /// to Redis may or may not have charged. A future that is dropped while it sleeps until its
+    /// slot refunds the slot: at once in memory, in the background on Redis.
     ///
     /// # Panics
     ///
-    /// On a Redis store, within a tokio runtime that was built without `enable_time`. Also when it has to sleep outside of one.
+    /// - On a Redis store, within a tokio runtime that was built without `enable_time`.
+    /// - When it has to sleep outside of a tokio runtime.
     #[inline]
     pub fn acquire<K: RateKey>(
         &self,
@@ -75,9 +78,10 @@ impl Limiter {
         self.acquire_n(rule, key, 1)
     }
 
-    /// Charges a cost to the rule's counter for this key. A cost of 0 is always let through and consumes nothing.
+    /// Charges a cost to the rule's counter for this key.
     ///
-    /// Errors, cancellation and panics are those of [`Limiter::acquire`].
+    /// The cost is in the units of the rule's count. A cost of 0 is always admitted, and charges
+    /// nothing. Errors, cancellation and panics are as for [`Limiter::acquire`].
     #[inline]
     pub fn acquire_n<K: RateKey>(
         &self,
@@ -88,12 +92,19 @@ impl Limiter {
         Acquire::single(self.engine_ref(), rule, RequestKey::Some(Key::new(key)), cost, AcquireOptions::default())
     }
 
-    /// Charges a cost of 1, and waits for it up to `longest` if the limit is reached.
+    /// Charges a cost of 1, and waits for up to `longest` if the limit is reached.
     ///
-    /// Callers of one counter and process are let ask in the order of their arrival. The call is refused at once if
-    /// its turn would come later than that, as those stand who wait already; `retry_after` is then the time until its turn.
-    /// It is also refused if too many wait (see [`Builder::max_waiting`]). Callers that do not wait are not held up by those
-    /// who do. The [crate page](crate#waiting) says how several rules, refunds and other processes come in.
+    /// Waiting callers of one counter are served in the order of their arrival, within this
+    /// process. Calls that do not wait are not delayed by them.
+    ///
+    /// The call is refused at once
+    ///
+    /// - if its turn would come after `longest`, judged by the callers ahead of it. `retry_after`
+    ///   is then the time until its turn;
+    /// - if too many callers wait; see [`Builder::max_waiting`](crate::Builder::max_waiting).
+    ///
+    /// The [crate page](crate#waiting) describes waiting for several rules, and the effect of
+    /// refunds and of other processes.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, Rule};
@@ -111,29 +122,33 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`RequestPerMinute`], and nothing is consumed. Only after [`Cause::Unavailable`](crate::Cause::Unavailable) it may have been: a server that does not answer
-    /// in time may have counted the call all the same.
+    /// [`RequestPerMinute`] if the call is refused, and nothing is charged. The exception is
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable): a server that does not answer in time may
+    /// have charged the call.
     ///
     /// # Cancellation
     ///
-    /// A future that is dropped while it waits leaves its queue, and those behind it move up. It has charged nothing, unless
-    /// it was asking a Redis server just then: then it may or may not have been charged.
-    /// A future that is kept but not polled holds up those behind it when its turn has come.
+    /// A future that is dropped while it waits leaves its queue, and the callers behind it move up.
+    /// It has charged nothing, unless it was dropped during a query to Redis: then it may or may
+    /// not have charged.
+    ///
+    /// A future that is kept but not polled blocks the callers behind it when its turn has come.
     ///
     /// # Panics
     ///
-    /// Those of [`Limiter::acquire`]; also on the memory store when it has to wait outside of a tokio runtime with time enabled.
+    /// As for [`Limiter::acquire`]. Also on the memory store, when it has to wait outside of a
+    /// tokio runtime with time enabled.
     pub fn acquire_within<K: RateKey>(
         &self,
         rule: &Rule,
         key: K,
         longest: Duration,
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<K> {
-        let manner = AcquireOptions::new(OnLimit::Wait(Some(longest)), None);
-        Acquire::single(self.engine_ref(), rule, RequestKey::Some(Key::new(key)), 1, manner)
+        let options = AcquireOptions::new(OnLimit::Wait(Some(longest)), None);
+        Acquire::single(self.engine_ref(), rule, RequestKey::Some(Key::new(key)), 1, options)
     }
 
-    /// Charges several rules, each with its key and cost: all of them, or none.
+    /// Charges several rules, each with its own key and cost: all of them, or none.
     ///
     /// ```
     /// # use ratelimit_runtime::{Key, Limiter, Rule};
@@ -150,27 +165,40 @@ impl Limiter {
     /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
     /// ```
     ///
-    /// Two charges of one counter are one: their costs add up, and the lower limit holds. On Redis all of it is one script.
+    /// Two charges of the same counter are merged: their costs add up, and the lower limit applies.
     ///
-    /// In a Redis Cluster it is one script if the rules have the same key, and so the same slot. Otherwise all
-    /// are looked at in one round trip, and if all fit they are charged slot by slot, each in a round trip of its own; what was charged is refunded
-    /// if a later slot refuses after all, or fails. Never is more admitted than the limits say; a concurrent caller may be refused for what is about to
-    /// be refunded.
+    /// On one Redis server, all charges are made by one script. In a Redis Cluster too, if the
+    /// rules have the same key and so the same slot. Otherwise:
+    ///
+    /// - All charges are first checked, in one round trip.
+    /// - If all fit, they are charged slot by slot, in one round trip each.
+    /// - If a later slot refuses after all, or fails, the charges of earlier slots are refunded.
+    ///
+    /// The limits are never exceeded by this. But a concurrent call may be refused because of
+    /// charges that are about to be refunded.
     ///
     /// # Errors
     ///
-    /// [`RequestPerMinute`], naming the rule with the longest wait, and no rule is charged; after [`Cause::Unavailable`](crate::Cause::Unavailable) some may have been. As [`Cause::Misconfigured`](crate::Cause::Misconfigured) if one
-    /// of several rules is a [`LeakyBucket`](crate::Algorithm::LeakyBucket): it stands alone.
+    /// - [`RequestPerMinute`] if a rule refuses. It names the rule with the longest wait, and no
+    ///   rule is charged. The exception is [`Cause::Unavailable`](crate::Cause::Unavailable), after
+    ///   which some rules may have been charged.
+    /// - [`Cause::Misconfigured`](crate::Cause::Misconfigured) if one of several rules is a
+    ///   [`LeakyBucket`](crate::Algorithm::LeakyBucket), which can't be combined.
     ///
     /// # Cancellation
     ///
-    /// As for [`Limiter::acquire`]: all of the charges were made, or none. In a cluster, over several slots, what a dropped future has charged
-    /// is refunded in the background; what that does not reach within a second stays charged.
+    /// As for [`Limiter::acquire`]: all of the charges were made, or none. In a cluster, over
+    /// several slots, the charges of a dropped future are refunded in the background. A charge that
+    /// can't be refunded within a second stays.
+    ///
+    /// # Panics
+    ///
+    /// As for [`Limiter::acquire`].
     pub fn acquire_all(
         &self,
         charges: &[(&Rule, Key, u64)],
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<> {
-        let asked = charges
+        let requests = charges
             .iter()
             .map(|(rule, key, cost)| ChargeRequest {
                 rule: **rule,
@@ -179,14 +207,21 @@ impl Limiter {
                 cost_kind: CostKind::Fixed,
             })
             .collect();
-        Acquire::all(self.engine_ref(), asked, AcquireOptions::default(), OnLimit::Reject)
+        Acquire::all(self.engine_ref(), requests, AcquireOptions::default(), OnLimit::Reject)
     }
 
-    /// What the rule's counter for this key says about a cost of 1. Consumes nothing.
+    /// The decision of the rule's counter for this key on a cost of 1. Charges nothing.
+    ///
+    /// The store is always queried, never the denial cache.
     ///
     /// # Errors
     ///
-    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or [`Cause::Misconfigured`](crate::Cause::Misconfigured), whatever the failure policy.
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured), whatever the failure policy.
+    ///
+    /// # Panics
+    ///
+    /// On a Redis store, within a tokio runtime that was built without `enable_time`.
     pub fn peek<'a, K: RateKey>(
         &'a self,
         rule: &'a Rule,
@@ -196,7 +231,7 @@ impl Limiter {
         async move {
             let engine = self.engine();
             let rule = &engine.settings().rules_now().applied(rule, Some(&key), false, false).unwrap_or(*rule);
-            let charge = engine.charge(rule, Some(&key), rule.limit().min(1))?; // a count of 0 has no wait to tell
+            let charge = engine.charge(rule, Some(&key), rule.limit().min(1))?; // with a count of 0, a cost of 1 would have no wait to report
             let Some(store) = engine.store() else {
                 return Ok(charge.decision);
             };
@@ -212,16 +247,28 @@ impl Limiter {
         }
     }
 
-    /// Forgets what the rule's counter for this key has counted.
+    /// Resets the rule's counter for this key: it starts fresh.
     ///
-    /// A permit from before the reset is worth nothing after it, unless the next charge is made in the same tick of the
-    /// store's clock (a millisecond, or a microsecond for logs): the two cannot be told apart. Sliding windows, token buckets and leaky
-    /// buckets know no charge by itself: there it may return, up to what it was charged, what others have been charged since.
+    /// A permit from before the reset refunds nothing after it. There are two exceptions:
+    ///
+    /// - The next charge is made in the same tick of the store's clock (a millisecond, or a
+    ///   microsecond for logs). The two charges cannot be told apart.
+    /// - Sliding windows, token buckets and leaky buckets do not store single charges. A refund may
+    ///   return later charges of other calls, up to the permit's own cost.
     ///
     /// # Errors
     ///
-    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or [`Cause::Misconfigured`](crate::Cause::Misconfigured), whatever the failure policy. The counter may or may not have been
-    /// reset then.
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured), whatever the failure policy. The
+    /// counter may or may not have been reset then.
+    ///
+    /// # Cancellation
+    ///
+    /// A future that is dropped during a query to the store may or may not have reset the counter.
+    ///
+    /// # Panics
+    ///
+    /// On a Redis store, within a tokio runtime that was built without `enable_time`.
     pub fn reset<'a, K: RateKey>(
         &'a self,
         rule: &'a Rule,
@@ -242,24 +289,33 @@ impl Limiter {
         }
     }
 
-    /// Refunds what was taken from the store ahead of need, see [`Rule::with_prefetch`], and takes no more so. Returns how many permits that were.
-    /// Also waits for what calls held that have ended, and is being settled with the store in the background.
+    /// Shuts down the limiter's use of the store, at the end of a program. Returns the number of
+    /// prefetched permits that were refunded.
     ///
-    /// For the end of a program. Callers who wait for a limit are refused, and so are later ones who would have to wait. The
-    /// limiter goes on deciding, but asks the store for each call.
-    /// What can't be refunded within the deadline stays charged until its window ends; the log says so.
+    /// - Prefetched permits that are not spent are refunded, and no more are prefetched; see
+    ///   [`Rule::with_prefetch`]. Permits that can't be refunded within the deadline stay charged
+    ///   until their window ends, and the log has a warning.
+    /// - Waiting callers are refused, and so are later ones that would have to wait.
+    /// - It waits for settlements that run in the background, for at most the deadline.
+    ///
+    /// The limiter goes on deciding, with a query to the store for each call.
     ///
     /// ```
     /// # use ratelimit_runtime::Limiter;
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// let limiter = Limiter::in_memory();
-    /// assert_eq!(limiter.close().await, 0); // in memory nothing is taken ahead
+    /// assert_eq!(limiter.close().await, 0); // the memory store needs no prefetch
     /// # });
     /// ```
     ///
     /// # Cancellation
     ///
-    /// A future dropped half way has refunded some of it, and the rest stays charged.
+    /// A future that is dropped before it ends has refunded some of the permits. The others stay
+    /// charged.
+    ///
+    /// # Panics
+    ///
+    /// On any store but memory, outside of a tokio runtime with time enabled.
     pub async fn close(&self) -> u64 {
         let engine = self.engine();
         engine.queues().close();
@@ -267,19 +323,20 @@ impl Limiter {
             let _ = tokio::time::timeout(engine.settings().deadline, engine.settlements().all().done()).await;
         }
         match engine.guard() {
-            Some(guarded) => guarded.close().await,
+            Some(guard) => guard.close().await,
             None => 0,
         }
     }
 
-    /// Whether the store decides, as far as that is known: nothing is asked, and nothing waited for.
+    /// The health of the store, as far as is known. Returns at once, without a query to the store.
     ///
-    /// Degraded while the breaker of a server is open, and for a second after a decision could not
-    /// be made. A server that is lost while there are no calls is known after some 10 seconds at
-    /// most. The memory store is always available.
+    /// It is degraded while the breaker of a server is open, and for a second after a decision has
+    /// failed. A server that is lost while there are no calls is noticed within some 10 seconds.
+    /// The memory store is always available.
     ///
-    /// The log has an event when decisions begin to fail, and one when they are made again and none
-    /// has failed for a second; so has the gauge `ratelimit_degraded` (feature `metrics`).
+    /// The log has an event when decisions begin to fail. It has another one when they succeed
+    /// again and none has failed for a second. The gauge `ratelimit_degraded` (feature `metrics`)
+    /// changes with them.
     ///
     /// ```
     /// # use ratelimit_runtime::{Health, Limiter, OnStoreError, Rule};
@@ -287,11 +344,11 @@ impl Limiter {
     /// const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
     ///
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-    /// // Nobody listens there.
+    /// // No server listens there.
     /// let limiter = Limiter::builder("redis://127.0.0.1:1").lazy().build().await.unwrap();
     /// assert_eq!(limiter.health(), Health::Available); // nothing is known yet
     ///
-    /// limiter.acquire(&RULE, "alice").await.unwrap(); // this process counts alone
+    /// limiter.acquire(&RULE, "alice").await.unwrap(); // counted in this process alone
     /// let Health::Degraded { reason, .. } = limiter.health() else { panic!() };
     /// assert!(reason.starts_with("127.0.0.1:1: "), "{reason}");
     /// # });

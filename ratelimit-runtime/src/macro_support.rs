@@ -1,4 +1,4 @@
-//! What the attribute's code calls. Nobody else should: it changes without notice.
+//! The functions that generated code calls. Not for other use: they change without notice.
 
 use std::{borrow::Borrow, time::Duration};
 
@@ -18,14 +18,15 @@ pub use crate::{
     policy::OnMissingKey,
 };
 
-/// A rule from the attribute's numbers. Evaluated at compile time, so its panics are compile errors.
+/// A rule from the attribute's arguments. Evaluated at compile time, so its panics are compile
+/// errors.
 #[must_use]
 pub const fn rule(prefix: &'static str, count: u64, ttl: u64, unit_ms: u64) -> Rule {
     assert!(count > 0, "`count` must be at least 1");
     rule_without_count(prefix, ttl, unit_ms).with_count(count)
 }
 
-/// A rule whose count is known only at the call: until [`with_count`] it is 0.
+/// A rule whose count is known at the call. It is 0 until [`with_count`].
 #[must_use]
 pub const fn rule_without_count(prefix: &'static str, ttl: u64, unit_ms: u64) -> Rule {
     assert!(!prefix.is_empty(), "`prefix` is empty; give the counter a name");
@@ -36,51 +37,52 @@ pub const fn rule_without_count(prefix: &'static str, ttl: u64, unit_ms: u64) ->
     Rule::new(prefix, 0, period)
 }
 
-/// A rule for places, held until the permit is dropped.
+/// A rule for places, each held until its permit is dropped.
 #[must_use]
 pub const fn concurrent(prefix: &'static str, count: u64, lease_ms: u64) -> Rule {
     assert!(count > 0, "`count` must be at least 1");
     concurrent_without_count(prefix, lease_ms).with_count(count)
 }
 
-/// The same with a count that is known only at the call.
+/// A rule for places whose count is known at the call. It is 0 until [`with_count`].
 #[must_use]
 pub const fn concurrent_without_count(prefix: &'static str, lease_ms: u64) -> Rule {
     rule_without_count(prefix, 1, lease_ms).with_algorithm(Algorithm::Concurrent)
 }
 
-/// The rule by a sliding window.
+/// The rule with a sliding window.
 #[must_use]
 pub const fn sliding_window(rule: Rule, buckets: u64) -> Rule {
     checked(rule.with_algorithm(Algorithm::SlidingWindow { buckets }))
 }
 
-/// The rule by a token bucket that holds `burst`.
+/// The rule with a token bucket that holds `burst` tokens.
 #[must_use]
 pub const fn token_bucket(rule: Rule, burst: u64, refill: Refill) -> Rule {
     assert!(burst > 0, "`burst` must be at least 1");
     checked(rule.with_algorithm(Algorithm::TokenBucket { burst, refill }))
 }
 
-/// The rule by a token bucket that holds the count.
+/// The rule with a token bucket that holds as many tokens as the count.
 #[must_use]
 pub const fn token_bucket_of_count(rule: Rule, refill: Refill) -> Rule {
     checked(rule.with_algorithm(Algorithm::TokenBucket { burst: rule.count(), refill }))
 }
 
-/// The rule by a leaky bucket.
+/// The rule with a leaky bucket.
 #[must_use]
 pub const fn leaky_bucket(rule: Rule, queue: u64) -> Rule {
     checked(rule.with_algorithm(Algorithm::LeakyBucket { queue }))
 }
 
-/// The rule with permits taken so many at a time.
+/// The rule with a prefetch of so many permits.
 #[must_use]
 pub const fn prefetch(rule: Rule, permits: u64) -> Rule {
     checked(rule.with_prefetch(permits))
 }
 
-/// The rule, if its numbers are right as far as they are known; a count of 0 is not.
+/// The rule. Panics if its numbers are invalid, as far as they are known: a count of 0 is not known
+/// yet.
 const fn checked(rule: Rule) -> Rule {
     if let Some(fault) = rule.limit_fault() {
         panic!("{}", fault.words());
@@ -88,12 +90,12 @@ const fn checked(rule: Rule) -> Rule {
     rule
 }
 
-/// The rule with a count that is known only now.
+/// The rule with its count, now that it is known.
 #[must_use]
 pub const fn with_count(rule: &Rule, count: u64) -> Rule {
     let rule = rule.with_count(count);
     match rule.algorithm() {
-        // It holds the count, which `token_bucket_of_count` did not know.
+        // Made by `token_bucket_of_count`, when the count was not known.
         Algorithm::TokenBucket { burst: 0, .. } => rule.with_burst(count),
         _ => rule,
     }
@@ -110,12 +112,12 @@ pub fn cost<N: TryInto<u64>>(cost: N) -> u64 {
     cost.try_into().unwrap_or(u64::MAX)
 }
 
-/// The key of a call, made from a reference so that no argument is moved.
+/// The key of a call. Made from a reference, so that no argument is moved.
 #[derive(Debug)]
 pub struct ChargedKey(RequestKey);
 
 #[inline(always)]
-#[allow(clippy::inline_always)] // what is copied at once after it was written in parts is waited for
+#[allow(clippy::inline_always)] // a key written in parts and then copied whole stalls the processor
 pub fn key<K: RateKey + ?Sized>(key: &K) -> ChargedKey {
     ChargedKey(RequestKey::Some(Key::new(key)))
 }
@@ -156,51 +158,55 @@ impl<K: OptionalKey + ?Sized> OptionalKey for &K {
     }
 }
 
-/// A charge as a function asks for it. The rule is a reference where it is known when the function is compiled: it is not copied on the way of
-/// most calls.
+/// A charge as an attribute describes it.
+///
+/// The rule is a reference if it is known at compile time: most calls do not copy it.
 #[derive(Debug)]
 pub struct AnnotatedCharge<R> {
     rule: R,
     key: RequestKey,
     cost: u64,
-    holds: CostKind,
+    cost_kind: CostKind,
 }
 
 impl<R: Borrow<Rule>> AnnotatedCharge<R> {
-    /// One of several.
+    /// The charge as one of several.
     #[must_use]
     pub fn asked(self) -> ChargeRequest {
-        let Self { rule, key, cost, holds } = self;
-        ChargeRequest { rule: *rule.borrow(), key, cost, cost_kind: holds }
+        let Self { rule, key, cost, cost_kind } = self;
+        ChargeRequest { rule: *rule.borrow(), key, cost, cost_kind }
     }
 }
 
 #[must_use]
 #[inline]
 pub fn charge<R>(rule: R, ChargedKey(key): ChargedKey, cost: u64) -> AnnotatedCharge<R> {
-    AnnotatedCharge { rule, key, cost, holds: CostKind::Fixed }
+    AnnotatedCharge { rule, key, cost, cost_kind: CostKind::Fixed }
 }
 
-/// For the milliseconds until the permit is dropped. `max_ms`, or what remains if that is less, is held until then.
+/// A charge of the milliseconds until the permit is dropped. Until then `max_ms` is held, or what
+/// remains if less.
 #[must_use]
 pub fn charge_elapsed<R>(rule: R, ChargedKey(key): ChargedKey, max_ms: Option<u64>) -> AnnotatedCharge<R> {
-    AnnotatedCharge { rule, key, cost: max_ms.unwrap_or(u64::MAX).max(1), holds: CostKind::Elapsed }
+    AnnotatedCharge { rule, key, cost: max_ms.unwrap_or(u64::MAX).max(1), cost_kind: CostKind::Elapsed }
 }
 
-/// For what is told at the end, see [`settle`].
+/// A charge whose cost is reported at the end, by [`settle`]. Until then `max` is held.
 #[must_use]
 pub fn charge_settled<R>(rule: R, ChargedKey(key): ChargedKey, max: u64) -> AnnotatedCharge<R> {
-    AnnotatedCharge { rule, key, cost: max, holds: CostKind::Reported }
+    AnnotatedCharge { rule, key, cost: max, cost_kind: CostKind::Reported }
 }
 
-/// Charges what an outcome says that it has used.
+/// Settles a permit with the cost that the outcome reports. The drop of the permit's hold settles
+/// it.
 pub fn settle<T: ?Sized, N: TryInto<u64>>(permit: Permit, outcome: &T, used: impl FnOnce(&T) -> N) {
     if let Some(mut holding) = permit.into_holding() {
         holding.record(cost(used(outcome)));
     }
 }
 
-/// How a call is treated: what is said once, however many rules it has.
+/// The options of a call, which apply to all of its rules. The second part is for places that are
+/// all taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Call(AcquireOptions, OnLimit);
 
@@ -242,89 +248,91 @@ impl Call {
     }
 }
 
-/// The call in front of the body of a function with one limit.
+/// Checks the limit of a function with one limit, in front of its body.
 ///
-/// The body of an `async fn` runs when it is polled, so what most calls come to is found out here, without a future.
+/// The body of an `async fn` runs when it is polled. So most calls are decided here, without a
+/// future.
 ///
 /// # Errors
 ///
-/// What is not decided yet.
+/// [`Deferred`] if the call can't be decided at once.
 #[inline(always)]
-#[allow(clippy::inline_always)] // or what is asked is copied on its way
+#[allow(clippy::inline_always)] // otherwise the charge is copied
 pub fn limit_request_per_time<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
-    Call(manner, _): Call,
+    Call(options, _): Call,
     charge: AnnotatedCharge<R>,
 ) -> Result<Result<(), RequestPerMinute>, Deferred<R>> {
-    if let OnLimit::Reject = manner.on_limit() {
-        let at_once = |inner: &Engine| acquire::try_acquire(inner, charge.rule.borrow(), &charge.key, charge.cost);
-        let decided = limiter.map_or_else(|| at_once(&Limiter::current()), |limiter| at_once(limiter.engine()));
-        if let Some(decided) = decided {
-            return Ok(decided);
+    if let OnLimit::Reject = options.on_limit() {
+        let try_acquire =
+            |engine: &Engine| acquire::try_acquire(engine, charge.rule.borrow(), &charge.key, charge.cost);
+        let outcome = limiter.map_or_else(|| try_acquire(&Limiter::current()), |limiter| try_acquire(limiter.engine()));
+        if let Some(outcome) = outcome {
+            return Ok(outcome);
         }
     }
-    Err(Deferred { limiter: hold(limiter), manner, charge })
+    Err(Deferred { engine: engine_ref(limiter), options, charge })
 }
 
-/// What could not be decided at once.
-#[allow(missing_debug_implementations)] // it is taken apart where it is made
+/// A call that could not be decided at once.
+#[allow(missing_debug_implementations)] // consumed where it is made
 pub struct Deferred<R> {
-    limiter: EngineRef,
-    manner: AcquireOptions,
+    engine: EngineRef,
+    options: AcquireOptions,
     charge: AnnotatedCharge<R>,
 }
 
 impl<R: Borrow<Rule>> Deferred<R> {
     #[must_use]
     pub fn decide(self) -> Admit {
-        let Self { limiter, manner, charge: AnnotatedCharge { rule, key, cost, .. } } = self;
-        Admit(Acquire::single(limiter, rule.borrow(), key, cost, manner))
+        let Self { engine, options, charge: AnnotatedCharge { rule, key, cost, .. } } = self;
+        Admit(Acquire::single(engine, rule.borrow(), key, cost, options))
     }
 }
 
-/// The same for a body that wants the permit.
+/// Checks the limit of a function with one limit whose body uses the permit.
 #[must_use]
 pub fn permit_request_per_time<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
-    Call(manner, _): Call,
+    Call(options, _): Call,
     AnnotatedCharge { rule, key, cost, .. }: AnnotatedCharge<R>,
 ) -> Acquire {
-    Acquire::single(hold(limiter), rule.borrow(), key, cost, manner)
+    Acquire::single(engine_ref(limiter), rule.borrow(), key, cost, options)
 }
 
-/// The call in front of the body of a function with several.
+/// Checks the limits of a function with several limits.
 #[must_use]
 pub fn limit_requests_per_time<const N: usize>(
     limiter: Option<&Limiter>,
-    Call(manner, _): Call,
+    Call(options, _): Call,
     charges: [ChargeRequest; N],
 ) -> Acquire {
-    Acquire::all(hold(limiter), charges.into(), manner, OnLimit::Reject)
+    Acquire::all(engine_ref(limiter), charges.into(), options, OnLimit::Reject)
 }
 
-/// The call in front of the body of a function that holds something while it runs.
+/// Checks the limits of a function of which at least one is held while the body runs.
 #[must_use]
 pub fn hold_requests<const N: usize>(
     limiter: Option<&Limiter>,
-    Call(manner, on_busy): Call,
+    Call(options, on_busy): Call,
     charges: [ChargeRequest; N],
 ) -> Acquire {
-    Acquire::all(hold(limiter), charges.into(), manner, on_busy)
+    Acquire::all(engine_ref(limiter), charges.into(), options, on_busy)
 }
 
 #[inline]
-fn hold(limiter: Option<&Limiter>) -> EngineRef {
+fn engine_ref(limiter: Option<&Limiter>) -> EngineRef {
     limiter.map_or_else(Limiter::current, Limiter::engine_ref)
 }
 
-/// Whether a refusal is about the limit, and so for `on_limit` to answer.
+/// Checks whether a refusal is due to a limit, so that `on_limit` applies.
 #[must_use]
-pub fn over_limit(refused: &RequestPerMinute) -> bool {
-    matches!(refused.cause(), Cause::Exceeded | Cause::NeverFits)
+pub fn over_limit(refusal: &RequestPerMinute) -> bool {
+    matches!(refusal.cause(), Cause::Exceeded | Cause::NeverFits)
 }
 
-/// Whether a refusal is about places, of which too few are free.
+/// Checks whether a refusal is due to places that are taken.
 #[must_use]
-pub fn fits_when_released(refused: &RequestPerMinute) -> bool {
-    refused.fits_when_released()
+pub fn fits_when_released(refusal: &RequestPerMinute) -> bool {
+    refusal.fits_when_released()
 }

@@ -1,4 +1,4 @@
-//! A charge whose cost is known when it is over.
+//! Reservations: charges whose cost is known when the work is over.
 
 use std::{fmt, future::Future};
 
@@ -11,20 +11,23 @@ use crate::{
     },
 };
 
-/// A charge whose cost is known when it is over: tokens of a language model, bytes, rows.
+/// A reservation is a charge whose cost is known when the work is over: tokens of a language model,
+/// bytes, rows. Made by [`Limiter::reserve`].
 ///
-/// What was reserved counts as used until it is settled, so calls that run at the same time can't spend more than there is. What is settled
-/// may be more than was reserved: then so much more counts, and nobody else is let through until it expires.
+/// The reserved cost counts as used until it is settled, so concurrent calls can't spend more than
+/// the limit. The settled cost may exceed the reserved one. Then the excess counts too, and no call
+/// is admitted until enough of it has expired.
 ///
-/// | what becomes of the reservation | what is charged |
+/// | end of the reservation | charged cost |
 /// |---|---|
-/// | [`settle`](Self::settle) | what was used |
-/// | [`cancel`](Self::cancel) | nothing |
-/// | it is dropped | what was [recorded](Self::record); all that was reserved, if nothing was |
-/// | its process dies | all that was reserved, half a minute later at most |
+/// | [`settle`](Self::settle) | the cost that was used |
+/// | [`cancel`](Self::cancel) | 0 |
+/// | drop | the cost that was [recorded](Self::record); the reserved cost if none was |
+/// | death of the process | the reserved cost, at most half a minute later |
 ///
-/// On Redis a background task renews it at least every ten seconds, together with the others of its
-/// counter, and settles it. So it can be settled on any runtime, and on none.
+/// On Redis, a background task renews the reservation at least every ten seconds, together with
+/// others of its counter. A background task also settles it. So it can be settled on any runtime,
+/// or without one.
 ///
 /// ```
 /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
@@ -43,52 +46,65 @@ use crate::{
 /// ```
 #[must_use = "a reservation that is dropped is charged in full"]
 pub struct Reservation {
-    /// Nothing if nothing is limited.
+    /// `None` if nothing had to be reserved.
     holding: Option<Holding>,
 }
 
 impl Limiter {
-    /// Reserves up to so much of the rule's counter for this key, until it is known what was used.
+    /// Reserves the cost `most` of the rule's counter for this key, until it is settled.
     ///
-    /// A cost of 0 reserves nothing, and nothing is charged for it in the end.
+    /// The cost is in the units of the rule's count. A cost of 0 reserves nothing, and nothing is
+    /// charged for it in the end.
     ///
-    /// The rule counts by [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog); any other is [`Cause::Misconfigured`](crate::Cause::Misconfigured).
-    /// Errors and panics are those of [`Limiter::acquire_n`] with that cost.
+    /// # Errors
+    ///
+    /// As for [`Limiter::acquire_n`] with this cost. Also
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the rule's algorithm is not
+    /// [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog).
     ///
     /// # Cancellation
     ///
-    /// A future that is dropped has reserved nothing: what a server may have granted all the same is refunded in the background. If that does not
-    /// reach it, it is charged in full after half a minute.
+    /// A future that is dropped has reserved nothing. A reservation that a server may have granted
+    /// is refunded in the background. If the refund does not reach the server, the cost is charged
+    /// in full after half a minute.
+    ///
+    /// # Panics
+    ///
+    /// As for [`Limiter::acquire`].
     pub fn reserve<K: RateKey>(
         &self,
         rule: &Rule,
         key: K,
         most: u64,
     ) -> impl Future<Output = Result<Reservation, RequestPerMinute>> + Send + use<K> {
-        let asked = ChargeRequest {
+        let request = ChargeRequest {
             rule: *rule,
             key: RequestKey::Some(Key::new(key)),
             cost: most,
             cost_kind: CostKind::Reported,
         };
-        let deciding = Acquire::all(self.engine_ref(), vec![asked], AcquireOptions::default(), OnLimit::Reject);
-        async move { Ok(Reservation { holding: deciding.await?.into_holding() }) }
+        let acquire = Acquire::all(self.engine_ref(), vec![request], AcquireOptions::default(), OnLimit::Reject);
+        async move { Ok(Reservation { holding: acquire.await?.into_holding() }) }
     }
 }
 
 impl Reservation {
-    /// Charges what was used, which may be more than was reserved, and returns when the store knows it.
+    /// Charges the cost `used` instead of the reserved one, and returns when the store has done so.
     ///
-    /// A count can't be passed by any amount: beyond the largest count that the algorithm can store for the period (see [`Rule::new`]) it is that.
+    /// `used` may exceed the reserved cost. The counter counts up to the largest count that the
+    /// algorithm can store for the period (see [`Rule::new`]). Use beyond that is not charged.
     ///
     /// # Errors
     ///
-    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store could not be
-    /// told within the limiter's deadline. Then what was reserved may be charged in full, or what was used.
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm within
+    /// the limiter's deadline. Then either the reserved cost may be charged in full, or the used
+    /// one.
     ///
     /// # Cancellation
     ///
-    /// A future that was polled once settles all the same when it is dropped. One that never was is a reservation that is dropped.
+    /// A future that was polled once still settles when it is dropped. If it was never polled,
+    /// dropping it drops the reservation.
     pub async fn settle(self, used: u64) -> Result<(), RequestPerMinute> {
         match self.holding {
             Some(holding) => holding.settle(used).await,
@@ -96,9 +112,9 @@ impl Reservation {
         }
     }
 
-    /// Charges nothing: what was reserved was not used.
+    /// Charges nothing, and releases the reserved cost.
     ///
-    /// Errors and cancellation are those of [`Reservation::settle`].
+    /// Errors and cancellation are as for [`Reservation::settle`].
     pub async fn cancel(self) -> Result<(), RequestPerMinute> {
         match self.holding {
             Some(holding) => holding.cancel().await,
@@ -106,13 +122,14 @@ impl Reservation {
         }
     }
 
-    /// Adds to what is known to have been used: that is charged if the reservation is dropped before it is settled, when its task is cancelled
-    /// for instance.
+    /// Adds to the cost that is charged if the reservation is dropped before it is settled, for
+    /// example because its task is cancelled. [`Reservation::settle`] does not add it.
     ///
     /// ```
     /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
     /// # use std::time::Duration;
-    /// # const TOKENS: Rule = Rule::new("tokens", 10_000, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
+    /// # const TOKENS: Rule =
+    /// #     Rule::new("tokens", 10_000, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
     /// # let limiter = Limiter::in_memory();
     /// let mut reservation = limiter.reserve(&TOKENS, "alice", 4_000).await?;
@@ -129,12 +146,16 @@ impl Reservation {
         }
     }
 
-    /// How much was reserved. 0 where nothing had to be: the cost was 0, nothing is limited, or the rule is only tried out and would have refused.
+    /// The reserved cost.
+    ///
+    /// 0 if nothing was reserved: the cost was 0, nothing is limited, or the rule is in shadow mode
+    /// and would have refused.
     pub fn held(&self) -> u64 {
         self.holding.as_ref().map_or(0, Holding::amount)
     }
 
-    /// Whether it still counts as reserved for certain; see [`Permit::is_held`](crate::Permit::is_held).
+    /// Returns `true` if the reserved cost certainly still counts; see
+    /// [`Permit::is_held`](crate::Permit::is_held).
     pub fn is_held(&self) -> bool {
         self.holding.as_ref().is_none_or(Holding::is_held)
     }

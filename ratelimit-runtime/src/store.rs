@@ -1,4 +1,6 @@
-//! The interface to where counters live.
+//! The interface of a store, which keeps counters and decides on charges.
+//!
+//! Implement [`Store`] to keep counters elsewhere than in memory or in Redis.
 
 use std::{
     fmt,
@@ -14,24 +16,29 @@ use smallvec::SmallVec;
 pub use crate::error::StoreError;
 use crate::{CounterName, Decision, Rule};
 
-/// Where counters live and decisions are made.
+/// A store keeps counters and decides on charges.
 ///
-/// The crate has two: memory and Redis. A store of your own decides for [`Limiter::with_store`](crate::Limiter::with_store).
+/// The crate has two stores: memory and Redis. Pass a store of your own to
+/// [`Limiter::with_store`](crate::Limiter::with_store) or [`Builder::over`](crate::Builder::over).
 ///
-/// A store must
+/// A store must:
 ///
-/// - decide each request on its own, atomically, and the requests of a batch in any order: either every charge of it fits and all are charged, or
-///   none is and nothing changes;
-/// - decide by one clock of its own;
-/// - only look, and change nothing, for a request that does not consume, and for a cost of 0;
-/// - answer with [`StoreError::misconfigured`] for an algorithm that it does not have.
+/// - Decide each request atomically and independently of the others. Either every charge of it fits
+///   and all are charged, or none is charged and nothing changes. The order of the requests of a
+///   batch is free.
+/// - Use one clock of its own for all decisions.
+/// - Change nothing for a request that does not consume, and for a cost of 0.
+/// - Answer with [`StoreError::misconfigured`] for an algorithm that it does not implement.
 ///
-/// What it writes back into a request: each charge's [`Decision`] and [`Charge::receipt`], and the [`Request::outcome`].
+/// The store writes into each request its [`Request::outcome`], and into each charge its
+/// [`Decision`] and [`Charge::receipt`].
 ///
-/// A store that also knows what a [`Hold`] is says so by [`Store::supports_holds`], and is then asked to hold, renew and settle.
+/// Holds are optional. A store that implements them returns `true` from [`Store::supports_holds`].
+/// Only then does it get charges with a [`Hold`], and calls of [`Store::renew`] and
+/// [`Store::settle`].
 ///
-/// Whether a store does all this, and decides as the crate's own do, is told by `conformance::check` (feature `conformance`), one line
-/// in a test.
+/// `conformance::check` (feature `conformance`) checks all this in one line of a test, and that the
+/// store decides like the crate's own stores.
 ///
 /// ```
 /// use ratelimit_runtime::{
@@ -40,7 +47,7 @@ use crate::{CounterName, Decision, Rule};
 /// };
 /// use std::{collections::HashMap, sync::Mutex, time::Duration};
 ///
-/// /// Counts for as long as the process runs.
+/// /// Counts without ever expiring, in process memory.
 /// #[derive(Debug, Default)]
 /// struct Forever(Mutex<HashMap<CounterName, u64>>);
 ///
@@ -92,80 +99,111 @@ use crate::{CounterName, Decision, Rule};
 /// # });
 /// ```
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Decides each request of a batch.
+    /// Decides each request of a batch, and returns the batch with the results written into it.
     ///
-    /// A future that is dropped half way may or may not have charged.
+    /// The returned batch must have the same requests in the same order. An error of one request
+    /// goes into its [`Request::outcome`].
+    ///
+    /// # Cancellation
+    ///
+    /// A future that is dropped before it ends may or may not have charged.
     fn decide(&self, batch: Batch) -> Reply<Batch>;
 
-    /// Returns what still counts of charges that were granted, and how much that was in total.
+    /// Refunds the part of granted charges that still counts. Returns the total cost that was
+    /// refunded.
     ///
-    /// What no longer counts is not returned: a later window is never credited. What is held of a charge is returned as by a settlement in which nothing was
-    /// used.
+    /// A charge that no longer counts is not refunded, so a later window is never credited. A
+    /// charge that is held is refunded like a settlement in which nothing was used.
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>>;
 
-    /// Forgets a counter.
+    /// Resets a counter: its charges and holds are forgotten.
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>>;
 
-    /// Whether the store holds charges that have a [`Hold`]. If not, as if nothing is said, those who ask for one are told that it can't.
+    /// Returns whether the store implements holds. The default is `false`.
+    ///
+    /// If not, calls that need a hold are refused as
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured), without a query to the store.
     fn supports_holds(&self) -> bool {
         false
     }
 
-    /// Makes holds last as long again, from now. All of them are of one counter, each with an id of its own.
+    /// Renews holds: each lasts for its whole lease again, from now.
     ///
-    /// Answers for each, in their order. `false` if it counts no more, and then it is not changed: it was settled or reset, the time
-    /// of its place was over, or the charge it became has expired.
+    /// All charges are of one counter. [`Charge::hold`] is set in each, with a distinct id, and
+    /// [`Charge::cost`] is the cost that is held.
     ///
-    /// After an error, some of them may have been renewed. The limiter renews those of a counter that are due in one go, every third
-    /// of their lease, and tries them again then if that failed. [`Charge::hold`] is set in each of the charges, and
-    /// [`Charge::cost`] is how much is held.
+    /// Returns one result per hold, in the order of the charges. `false` means that the hold no
+    /// longer counts, and it is not changed then: it was settled or reset, the lease of its place
+    /// was over, or the charge that it became has expired.
+    ///
+    /// The limiter renews all due holds of a counter in one call, every third of their lease. After
+    /// an error it tries again in the next third.
+    ///
+    /// # Errors
+    ///
+    /// After an error, some of the holds may have been renewed. A store without holds returns
+    /// [`StoreError::misconfigured`], which is the default.
     fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
         let _ = charges;
         Reply::Ready(Err(StoreError::misconfigured(HOLDS_NOTHING)))
     }
 
-    /// Ends what is held of a charge, and charges what was used instead, now and whether or not it fits.
+    /// Settles a hold: ends it, and charges the cost `used` instead, now and whether or not it
+    /// fits.
     ///
-    /// If nothing is held any more, its time was over and the charge it became has expired: what was used is charged all the same.
+    /// If the hold is gone, because its lease is over and the charge that it became has expired,
+    /// the cost is charged all the same.
     ///
-    /// A settlement whose answer did not come is sent again, with [`Hold::again`], and the two may arrive in any order. Used is charged once:
+    /// A settlement that got no answer is sent again, with [`Hold::is_retry`]. The two may arrive
+    /// in any order, and `used` must be charged once:
+    ///
     /// - A retry charges nothing if the hold is gone.
-    /// - A retry that ends a hold of a log leaves its id behind. A first attempt that finds the id charges nothing. The id counts nothing,
-    ///   changes no number of any answer, and is forgotten one lease and one period later, or when the counter is reset.
+    /// - A retry that ends a hold of a log keeps the hold's id as a tombstone. A first attempt that
+    ///   finds the tombstone charges nothing. A tombstone counts nothing and changes no number of
+    ///   any answer. It is forgotten one lease and one period later, or when the counter is reset.
     ///
-    /// With [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) places become free, and nothing is charged. A log counts up to the
-    /// [largest count](Rule::new) for its period: what was used beyond that is not charged.
+    /// For [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) the places become free, and
+    /// nothing is charged. A log counts up to the [largest count](Rule::new) for its period. Use
+    /// beyond that is not charged.
+    ///
+    /// # Errors
+    ///
+    /// After an error, the hold may or may not have been settled. A store without holds returns
+    /// [`StoreError::misconfigured`], which is the default.
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
         let _ = (charge, used);
         Reply::Ready(Err(StoreError::misconfigured(HOLDS_NOTHING)))
     }
 
-    /// Why the store would not decide now, as far as that is known without asking it; see [`Limiter::health`](crate::Limiter::health).
-    /// Nothing, if not said otherwise.
+    /// The reason why the store could not decide now, as far as is known without a query to it.
+    ///
+    /// `None` if no outage is known, which is the default.
+    /// [`Limiter::health`](crate::Limiter::health) reports it.
     fn outage(&self) -> Option<StoreError> {
         None
     }
 }
 
-pub(crate) const HOLDS_NOTHING: &str = "this store can't hold a charge until it is settled";
+pub(crate) const HOLDS_NOTHING: &str =
+    "this store does not support holds; reservations, `Elapsed` and `Settled` costs and places need them";
 
-/// An answer that is there, or one that has to be awaited.
+/// The reply of a store: an answer that is ready, or a future of one.
 ///
-/// A store without input and output answers at once, and its callers pay for no future.
+/// A store without I/O answers at once, and its callers need no future.
 #[allow(missing_debug_implementations)] // futures have nothing to show
 #[non_exhaustive]
 pub enum Reply<T> {
     /// The answer.
     Ready(T),
-    /// The answer is on its way. The future holds what it needs of the store itself.
+    /// A future of the answer. It owns what it needs of the store.
     ///
-    /// It may be awaited on the background thread of the process, and be moved there half way when
-    /// its caller leaves. It must not block.
+    /// It may be awaited on the background thread of the process. It is also moved there, after it
+    /// has been polled elsewhere, when its caller leaves. It must not block.
     Pending(Pin<Box<dyn Future<Output = T> + Send>>),
 }
 
 impl<T> Reply<T> {
-    /// The answer, when it is there: for a store that asks another one.
+    /// Awaits the answer, for a store that wraps another one.
     ///
     /// ```
     /// # use ratelimit_runtime::store::Reply;
@@ -182,7 +220,7 @@ impl<T> Reply<T> {
     }
 }
 
-/// Requests to be decided; a list that holds one of them without an allocation.
+/// A list of requests to be decided. One request needs no allocation.
 #[derive(Clone, Debug, Default)]
 pub struct Batch(SmallVec<[Request; 1]>);
 
@@ -199,7 +237,7 @@ impl FromIterator<Request> for Batch {
 }
 
 impl Batch {
-    /// The first request of a batch that has one.
+    /// The first request, if there is one.
     pub(crate) fn into_first(self) -> Option<Request> {
         self.into_requests().next()
     }
@@ -223,55 +261,65 @@ impl ops::DerefMut for Batch {
     }
 }
 
-/// One decision a caller asks for: all of its charges, or none. Made by [`Request::new`].
+/// A request for one decision: all of its charges, or none. Made by [`Request::new`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// What to charge. No two are for one counter.
+    /// The charges to make, each for a counter of its own.
     pub charges: Charges,
-    /// Charge if everything fits (`true`), or only look (`false`).
+    /// `true`: charge if everything fits. `false`: only decide, and change nothing.
     pub consume: bool,
-    /// Whether everything fits, and so, with `consume`, was charged.
+    /// Written by the store: `true` if everything fits, and was charged if the request consumes.
     pub outcome: Result<bool, StoreError>,
 }
 
 impl Request {
-    /// A request that has not been decided.
+    /// A request that has not been decided. Its outcome is an error until then.
     pub fn new(charges: impl Into<Charges>, consume: bool) -> Self {
-        Self { charges: charges.into(), consume, outcome: Err(StoreError::unavailable("the store gave no answer")) }
+        Self {
+            charges: charges.into(),
+            consume,
+            outcome: Err(StoreError::unavailable("the store did not decide this request")),
+        }
     }
 }
 
-/// A cost to one counter, and what the store said of it. Made by [`Charge::new`].
+/// A cost to one counter, and the store's decision on it. Made by [`Charge::new`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Charge {
-    /// The limit.
+    /// The rule that limits the counter.
     pub rule: Rule,
     /// The counter's name.
     pub counter: CounterName,
-    /// How much to take. At most [`Rule::limit`].
+    /// The cost to charge, in the units of the rule's count. At most [`Rule::limit`].
     pub cost: u64,
-    /// How long the caller is ready to sleep until its slot of a [`LeakyBucket`](crate::Algorithm::LeakyBucket): a later slot is refused.
+    /// The longest time that the caller will sleep until its slot of a
+    /// [`LeakyBucket`](crate::Algorithm::LeakyBucket). A later slot is refused.
     pub longest_wait: Duration,
-    /// To be held until it is settled, instead of charged at once: by [`SlidingLog`](crate::Algorithm::SlidingLog), and always by
-    /// [`Concurrent`](crate::Algorithm::Concurrent). The store writes into [`Charge::cost`] how much is held, if that may be less.
+    /// If set, the charge is held until it is settled, instead of charged at once.
+    ///
+    /// [`SlidingLog`](crate::Algorithm::SlidingLog) may hold, and
+    /// [`Concurrent`](crate::Algorithm::Concurrent) always does. With [`Hold::allow_partial`] the
+    /// store writes into [`Charge::cost`] the cost that is held.
     pub hold: Option<Hold>,
-    /// Written by the store when it refuses: how much others hold whose time is not over, and may leave before.
+    /// Written by the store when it refuses: the cost that other calls hold in unexpired leases.
+    /// They may release it earlier.
     pub held_by_others: u64,
-    /// Written by the store when it refuses: whether the cost would fit but for that.
+    /// Written by the store when it refuses: `true` if the cost fits once those holds are released.
     pub fits_when_released: bool,
-    /// Written by the store: the state of the counter after a charge, or what it was when the request was refused
-    /// or only looked.
+    /// Written by the store: the state of the counter after the charge. If nothing was charged, its
+    /// state at the decision.
     pub decision: Decision,
-    /// Written by the store, also when it refuses: how long from its decision until the call's slot. Zero for all but a `LeakyBucket`.
+    /// Written by the store, also when it refuses: the time from its decision until the call's
+    /// slot. Zero for all but a `LeakyBucket`.
     pub slot_delay: Duration,
-    /// Written by the store on a charge, for itself: what [`Store::refund`] finds the charge by.
+    /// Written by the store on a charge, for itself: identifies the charge in [`Store::refund`].
     pub receipt: [u64; 2],
 }
 
 impl Charge {
-    /// A cost that has not been decided on.
+    /// A charge that has not been decided. It holds nothing, and accepts any slot.
     pub fn new(rule: Rule, counter: CounterName, cost: u64) -> Self {
         Self {
             rule,
@@ -301,7 +349,7 @@ impl Charge {
         self.query().least()
     }
 
-    /// Takes over from the receipt how much of the cost is held.
+    /// Sets the cost of a hold to the part that is held, which the receipt has.
     pub(crate) fn set_held_cost(&mut self) {
         if self.hold.is_some() {
             self.cost = self.receipt[1];
@@ -309,14 +357,14 @@ impl Charge {
     }
 }
 
-/// A charge as an algorithm sees it: without a name.
+/// A charge as an algorithm sees it, without the counter's name.
 #[derive(Clone, Copy)]
 pub(crate) struct ChargeQuery<'a> {
     pub(crate) rule: &'a Rule,
     pub(crate) cost: u64,
-    /// Longest time until a slot of a leaky bucket.
+    /// The longest time until the slot of a leaky bucket.
     pub(crate) longest_wait_ms: u64,
-    /// The hold, for a charge that is settled later.
+    /// The hold, if the charge is settled later.
     pub(crate) hold: Option<&'a Hold>,
 }
 
@@ -327,34 +375,36 @@ impl ChargeQuery<'_> {
     }
 }
 
-/// A charge that is held: how much it comes to is known later.
+/// A hold: a charge whose final cost is known later.
 ///
-/// It counts while it is held. Nobody else can use what it holds, and when its time is over without having been renewed or settled it
-/// becomes a charge in full, made then. Places of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) become free instead.
-#[allow(clippy::struct_excessive_bools)] // each says something of its own
+/// It counts while it is held, so no other call can use its cost. If its lease ends before it is
+/// renewed or settled, it becomes a full charge, made at that moment. Places of
+/// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) become free instead.
+#[allow(clippy::struct_excessive_bools)] // independent flags
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// What it is known by. No two have the same: below 2^52, and random.
+    /// The id of the hold: random, below 2^52, and unique.
     pub id: u64,
-    /// How long it is held, if it is not renewed. Whole milliseconds.
+    /// The lease: how long it is held without being renewed. Whole milliseconds.
     pub lease: Duration,
-    /// Take what remains, at least 1, if that is less than the cost.
+    /// Hold what remains, but at least 1, if that is less than the cost.
     pub allow_partial: bool,
-    /// Refuse it while anything of the counter is held whose time is not over, even if it would fit.
+    /// Refuse the charge while the counter has another hold with an unexpired lease, even if it
+    /// would fit.
     pub exclusive: bool,
-    /// When it is settled: this is a retry. Nothing is charged unless it is still held, as it may have been settled before. See
-    /// [`Store::settle`].
+    /// For [`Store::settle`]: this is a retry. An earlier attempt may have settled the hold, so
+    /// nothing is charged unless it is still held.
     pub is_retry: bool,
-    /// As long as this process runs, without being renewed.
+    /// It lasts until it is settled, without being renewed: the memory store keeps it.
     pub(crate) is_kept: bool,
-    /// What is used is the time it takes.
+    /// The cost is the elapsed time.
     pub(crate) is_timed: bool,
 }
 
 impl Hold {
-    /// A hold of the whole cost, under a new number.
+    /// A hold of the whole cost, with a new random id.
     pub fn new(lease: Duration) -> Self {
-        // The standard library seeds its maps from the system's randomness, and each anew.
+        // The standard library seeds each hash state anew, from the system's random numbers.
         let id = RandomState::new().hash_one(0) >> 12;
         Self { id, lease, allow_partial: false, exclusive: false, is_retry: false, is_kept: false, is_timed: false }
     }
@@ -364,18 +414,20 @@ impl Hold {
     }
 }
 
-/// The charges of one request. A list that is small to move: it goes through many hands, and a charge is some 200 bytes.
+/// The charges of one request. A list that is cheap to move, because a charge has some 200 bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Charges(Vec<Charge>);
 
 impl Charges {
-    /// Adds a charge. A second one for a counter is added to the first: the costs add up, and the lower limit holds. If one of them is held, both are.
+    /// Adds a charge. A second charge of the same counter is merged into the first.
+    ///
+    /// The costs add up, and the lower limit applies. If one of the two is held, both are.
     pub fn push(&mut self, charge: Charge) {
         match self.0.iter_mut().find(|other| other.counter == charge.counter) {
             Some(other) => {
                 other.cost = other.cost.saturating_add(charge.cost);
                 other.hold = other.hold.or(charge.hold);
-                // One that is only tried out does not stand in for one that holds.
+                // A rule in shadow mode does not replace an enforced one.
                 let tightness = |rule: &Rule| (rule.is_shadow(), rule.limit());
                 other.rule = if tightness(&charge.rule) < tightness(&other.rule) { charge.rule } else { other.rule };
             }
@@ -385,7 +437,7 @@ impl Charges {
 }
 
 impl Charges {
-    /// Those that are held, and the others.
+    /// Splits the charges into held ones and others.
     pub(crate) fn split_held(self) -> (Self, Self) {
         let (held, others) = self.0.into_iter().partition(|charge| charge.hold.is_some());
         (Self(held), Self(others))
