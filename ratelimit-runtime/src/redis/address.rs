@@ -15,7 +15,7 @@ pub(super) struct ServerAddress {
 }
 
 impl ServerAddress {
-    /// ServerAddress of a client's server. A Unix socket has its path as host, and port 0.
+    /// Address of a client's server. A Unix socket has its path as host, and port 0.
     pub(super) fn of(client: &Client) -> Self {
         match client.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {

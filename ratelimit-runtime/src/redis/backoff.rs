@@ -15,8 +15,8 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE_FOR_MORE: Duration = Duration::from_secs(30);
 /// Longest pause between attempts that succeed although no call is answered.
 const LONGEST_REST: Duration = Duration::from_secs(1);
-/// Clients that lose their connections at the same moment spread their reconnects over this time, or
-/// over a quarter of the deadline.
+/// Clients that lose their connections at the same moment reconnect spread over this time, or over
+/// a quarter of the deadline.
 const LONGEST_SPREAD: Duration = Duration::from_millis(50);
 /// Time limit of the first attempt, unless the deadline is longer.
 const FIRST_LIMIT: Duration = Duration::from_secs(2);
@@ -43,7 +43,7 @@ pub(super) struct Backoff {
 pub(super) enum Loss {
     /// One was closed, maybe after an hour without calls.
     Ended,
-    /// Calls were not answered. Further calls would not be either, so nothing is gained by hurry.
+    /// Calls were not answered. Further calls would not be either, even over a new connection.
     Silent,
 }
 
@@ -57,8 +57,8 @@ impl Backoff {
         TimeLimit::new(self.limit)
     }
 
-    /// Pause before the next attempt. Since the last one: `served` if a call was answered, and `loss`
-    /// if connections were lost.
+    /// Pause before the next attempt. Since the last one: `served` if a call was answered, `loss` if
+    /// connections were lost.
     pub(super) fn next(&mut self, served: bool, loss: Option<Loss>) -> Duration {
         if self.has_opened && served {
             self.pause = FIRST_PAUSE;

@@ -32,9 +32,9 @@ impl<'a> Connection<'a> {
 
     /// A connection of the pool. Waits while the first one is being opened; fails at once while the
     /// breaker is open.
-    pub(super) async fn of(pool: &'a ConnectionPool) -> Result<Self, StoreError> {
+    pub(super) async fn from_pool(pool: &'a ConnectionPool) -> Result<Self, StoreError> {
         loop {
-            if let Some(picked) = Self::try_of(pool) {
+            if let Some(picked) = Self::try_from_pool(pool) {
                 if picked.is_err() {
                     // Nothing else here yields: a caller in a loop would starve the task that opens
                     // connections.
@@ -47,7 +47,7 @@ impl<'a> Connection<'a> {
     }
 
     /// A connection of the pool. `None` while the first one is being opened.
-    pub(super) fn try_of(pool: &'a ConnectionPool) -> Option<Result<Self, StoreError>> {
+    pub(super) fn try_from_pool(pool: &'a ConnectionPool) -> Option<Result<Self, StoreError>> {
         Some(pool.pick()?.map(|open| Self::new(open, pool)))
     }
 

@@ -69,7 +69,7 @@ impl Node {
         }
         if let Some(error) = node.pool.refusal() {
             return CommandFuture::alone(async move {
-                consume_budget().await; // see `Connection::of`
+                consume_budget().await; // see `Connection::from_pool`
                 (command, Err(SendError::NotSent(error)))
             });
         }
@@ -119,7 +119,7 @@ impl Node {
     /// Sends a command of no caller: its reply does not show that the server serves calls.
     pub(super) async fn ask(&self, command: Cmd) -> Result<Value, StoreError> {
         let node = self.here()?;
-        let mut connection = Connection::of(&node.pool).await?;
+        let mut connection = Connection::from_pool(&node.pool).await?;
         let replies = connection.round_trip([command].into_iter(), 1).await?;
         answer(replies.into_iter().next().unwrap_or_default())
     }
@@ -134,7 +134,7 @@ impl Node {
             BreakerState::Closed(_) | BreakerState::Ended => true,
         };
         let _ = node.pool.state.subscribe().wait_for(has_tried).await;
-        Connection::of(&node.pool).await.map(drop)
+        Connection::from_pool(&node.pool).await.map(drop)
     }
 
     /// Why the breaker of this runtime is open. `None` if it is not.
@@ -258,7 +258,7 @@ struct SupervisorTask {
 
 impl SupervisorTask {
     async fn run(self, in_use: watch::Receiver<()>) {
-        self.supervisor.run(in_use).await;
+        Box::pin(self.supervisor.run(in_use)).await; // it is large
     }
 }
 

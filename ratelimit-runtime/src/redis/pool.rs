@@ -81,10 +81,7 @@ impl ConnectionPool {
         self.admits.load(Ordering::Acquire)
     }
 
-    /// The caller has left, and the background awaits the reply in its place; see
-    /// [`CleanUpOnDrop`].
-    ///
-    /// [`CleanUpOnDrop`]: crate::hold::CleanUpOnDrop
+    /// The caller has left, and the background runtime polls for the reply in its place.
     #[inline]
     pub(super) fn is_abandoned(&self) -> bool {
         background::is_here() && !self.is_background

@@ -71,7 +71,7 @@ impl RuntimeNode {
 
     /// Sends a command by itself.
     pub(super) async fn send_alone(self: Arc<Self>, command: Command, asking: bool) -> CommandResult {
-        let mut connection = match Connection::of(&self.pool).await {
+        let mut connection = match Connection::from_pool(&self.pool).await {
             Ok(connection) => connection,
             Err(error) => return (command, Err(SendError::NotSent(error))),
         };
@@ -115,21 +115,21 @@ impl RuntimeNode {
 
     /// Waits for a connection. Times out waiting callers meanwhile.
     async fn connection_for_batch(&self) -> Result<Connection<'_>, StoreError> {
-        if let Some(connection) = Connection::try_of(&self.pool) {
+        if let Some(connection) = Connection::try_from_pool(&self.pool) {
             return connection;
         }
         let mut oldest = self.queue.oldest_ms();
         loop {
             let tick = self.times_out_at(oldest.unwrap_or_else(|| self.queue.now_ms()));
-            if let Ok(connection) = timeout(self.until(tick), Connection::of(&self.pool)).await {
+            if let Ok(connection) = timeout(self.until(tick), Connection::from_pool(&self.pool)).await {
                 return connection;
             }
             oldest = self.queue.time_out(self.timed_out_before());
         }
     }
 
-    /// Time at which a caller that arrived at `since_ms` times out: up to two milliseconds after its
-    /// deadline, and never before.
+    /// Time at which a caller that arrived at `since_ms` times out: up to two milliseconds after
+    /// its deadline, and never before.
     fn times_out_at(&self, since_ms: u64) -> u64 {
         since_ms.saturating_add(self.deadline_ms()).saturating_add(1)
     }

@@ -28,7 +28,7 @@ use crate::store::StoreError;
 
 /// Pause between two queries for the primary.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Longest pause between two looks at an unchanged answer: a stale sentinel may go on naming another
+/// Longest pause between look-ups without a change: a stale sentinel may go on naming another
 /// server.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(8);
 

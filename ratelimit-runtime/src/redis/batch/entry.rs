@@ -107,7 +107,7 @@ impl BatchEntry {
     }
 
     /// Fixes the callers that a round trip is made for. `None` if all of them are gone.
-    pub(super) fn send(self: Arc<Self>) -> Option<SentEntry> {
+    pub(super) fn into_sent(self: Arc<Self>) -> Option<SentEntry> {
         let callers = self.lock();
         let timed_out = callers.timed_out;
         let is_gone = |(at, caller): (usize, &EntryCaller)| (at < timed_out || caller.is_cancelled).then_some(at);

@@ -172,7 +172,7 @@ impl BatchQueue {
             if taken.is_empty() && self.end_round_trip() {
                 return None;
             }
-            let entries: Vec<_> = taken.into_iter().filter_map(BatchEntry::send).collect();
+            let entries: Vec<_> = taken.into_iter().filter_map(BatchEntry::into_sent).collect();
             if !entries.is_empty() {
                 observe::store_round_trip(entries.iter().map(SentEntry::callers).sum());
                 return Some(entries);
@@ -227,7 +227,7 @@ impl BatchQueue {
     pub(crate) fn abort(&self) {
         loop {
             let waiting = self.take_oldest(usize::MAX);
-            drop(waiting.into_iter().filter_map(BatchEntry::send).collect::<Vec<_>>());
+            drop(waiting.into_iter().filter_map(BatchEntry::into_sent).collect::<Vec<_>>());
             if self.end_round_trip() {
                 return;
             }

@@ -1,7 +1,7 @@
 //! A Redis Cluster: routes each command to the node of its slot, and follows redirections.
 //!
 //! Each node is a [`Node`](super::node::Node), as a single server is. The redis crate's cluster
-//! client is not used: it resends commands that may have run (one script ran ten times), waits
+//! client is not used. It resends commands that may have run (one script ran ten times), waits
 //! without end for a silent node, and has one queue for all nodes.
 
 mod table;
@@ -82,7 +82,7 @@ impl Cluster {
                     Err(error) => return (command, Err(error)),
                 },
             };
-            let (returned, reply) = node.node.run(command, slot, asking).await;
+            let (returned, reply) = node.server.run(command, slot, asking).await;
             command = returned;
             match self.next(&mut route, &node, reply) {
                 NextStep::Done(reply) => return (command, reply),
@@ -160,17 +160,17 @@ impl Cluster {
 
     /// The node of a slot is unavailable, or not known.
     pub(super) fn has_outage(&self, slot: u16) -> bool {
-        self.topology.map_node_of(slot, |node| node.node.outage().is_some()).unwrap_or(true)
+        self.topology.map_node_of(slot, |node| node.server.outage().is_some()).unwrap_or(true)
     }
 
     /// Records that a decision on a counter of this slot failed.
     pub(super) fn failed(&self, slot: u16) {
-        self.topology.map_node_of(slot, |node| node.node.failed());
+        self.topology.map_node_of(slot, |node| node.server.failed());
     }
 
     /// Epoch of the node of a slot; see [`Node::epoch`](super::node::Node::epoch).
     pub(super) fn epoch(&self, slot: u16) -> Option<Epoch> {
-        self.topology.map_node_of(slot, |node| node.node.epoch()).flatten()
+        self.topology.map_node_of(slot, |node| node.server.epoch()).flatten()
     }
 }
 

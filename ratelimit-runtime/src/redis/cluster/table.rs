@@ -54,7 +54,7 @@ pub(super) struct SlotTable {
 /// A node of the cluster.
 pub(super) struct ClusterNode {
     pub(super) address: ServerAddress,
-    pub(super) node: Node,
+    pub(super) server: Node,
     /// It was named by an ASK redirection, so it may be about to take over a slot.
     pub(super) is_importing: AtomicBool,
 }
@@ -67,8 +67,8 @@ impl ClusterSeeds {
     /// Node at an address.
     pub(super) fn node(&self, address: ServerAddress) -> Result<Arc<ClusterNode>, StoreError> {
         let template = self.clients.first().ok_or_else(topology_unknown)?;
-        let node = Node::new(ServerSource::Fixed(address.client(template)?), self.options);
-        Ok(Arc::new(ClusterNode { address, node, is_importing: AtomicBool::new(false) }))
+        let server = Node::new(ServerSource::Fixed(address.client(template)?), self.options);
+        Ok(Arc::new(ClusterNode { address, server, is_importing: AtomicBool::new(false) }))
     }
 }
 
@@ -77,10 +77,10 @@ impl ClusterNode {
     /// for the reply.
     pub(super) async fn slot_map(&self, connecting: Duration, answering: Duration) -> Result<SlotMap, StoreError> {
         let late = |_| StoreError::unavailable(format!("no connection within {connecting:?}")).about(&self.address);
-        timeout(connecting, self.node.connected()).await.map_err(late)??;
+        timeout(connecting, self.server.connected()).await.map_err(late)??;
         let mut command = redis::cmd("CLUSTER");
         command.arg("SLOTS");
-        let map = match timeout(answering, self.node.ask(command)).await {
+        let map = match timeout(answering, self.server.ask(command)).await {
             Ok(Ok(reply)) => parse_slot_map(&reply, &self.address)
                 .ok_or_else(|| StoreError::unavailable("malformed reply to CLUSTER SLOTS")),
             Ok(Err(error)) => Err(error),

@@ -86,7 +86,7 @@ impl ClusterTopology {
         };
         // A node without connection is no error here: its breaker handles it.
         let limit = first_limit(self.seeds.options.deadline);
-        join_all(nodes.iter().map(|node| timeout(limit, node.node.connected()))).await;
+        join_all(nodes.iter().map(|node| timeout(limit, node.server.connected()))).await;
         Ok(())
     }
 
@@ -150,7 +150,7 @@ impl ClusterTopology {
         match &*self.read() {
             SlotTableState::Unknown => None,
             SlotTableState::Failed(error) => Some(error.clone()),
-            SlotTableState::Known(table) => table.nodes.iter().find_map(|node| node.node.outage()),
+            SlotTableState::Known(table) => table.nodes.iter().find_map(|node| node.server.outage()),
         }
     }
 
