@@ -71,6 +71,39 @@ impl Decision {
     }
 }
 
+/// The one result of a charge, as it travels from a store to the permit or the refusal.
+///
+/// [`Decision`] without its limit, which the rule has, and with the receipt of the charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) remaining: u64,
+    pub(crate) reset_after_ms: u64,
+    /// `u64::MAX` if the cost was charged.
+    pub(crate) retry_after_ms: u64,
+    /// Two numbers by which the store finds the charge for a refund.
+    pub(crate) receipt: [u64; 2],
+}
+
+impl Outcome {
+    /// The outcome of a charge that the store has decided on.
+    pub(crate) fn new(decision: Decision, receipt: [u64; 2]) -> Self {
+        let Decision { remaining, reset_after_ms, retry_after_ms, .. } = decision;
+        Self { remaining, reset_after_ms, retry_after_ms, receipt }
+    }
+
+    #[inline]
+    pub(crate) fn fits(&self) -> bool {
+        self.retry_after_ms == u64::MAX
+    }
+
+    /// The decision under a rule's limit.
+    #[inline]
+    pub(crate) fn decision(&self, limit: u64) -> Decision {
+        let Self { remaining, reset_after_ms, retry_after_ms, .. } = *self;
+        Decision { limit, remaining, reset_after_ms, retry_after_ms }
+    }
+}
+
 fn round_up_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX - 1)
 }

@@ -9,6 +9,7 @@ use redis::Value;
 use super::wire::PackedNumbers;
 use crate::{
     Decision, Rule,
+    decision::Outcome,
     store::{Charge, ChargeQuery, Hold},
 };
 
@@ -58,34 +59,6 @@ impl Evaluation {
     }
 }
 
-/// Result of a charge, and its receipt if it was made.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Taken {
-    pub(crate) remaining: u64,
-    pub(crate) reset_after_ms: u64,
-    /// `u64::MAX` if the cost was charged.
-    pub(crate) retry_after_ms: u64,
-    pub(crate) receipt: [u64; 2],
-}
-
-impl Taken {
-    pub(crate) fn new(Evaluation { decision, .. }: Evaluation, receipt: [u64; 2]) -> Self {
-        let Decision { remaining, reset_after_ms, retry_after_ms, .. } = decision;
-        Self { remaining, reset_after_ms, retry_after_ms, receipt }
-    }
-
-    #[inline]
-    pub(crate) fn fits(&self) -> bool {
-        self.retry_after_ms == u64::MAX
-    }
-
-    #[inline]
-    pub(crate) fn decision(&self, rule: &Rule) -> Decision {
-        let Self { remaining, reset_after_ms, retry_after_ms, .. } = *self;
-        Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms }
-    }
-}
-
 /// The state of one counter in memory.
 ///
 /// A receipt is two numbers by which [`MemoryState::refund`] finds the charge again.
@@ -121,7 +94,7 @@ pub(super) trait MemoryState: Sized {
 
     /// Charges the query's cost if it fits.
     #[inline]
-    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Taken {
+    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
         evaluate_and_commit(self, query, now_us)
     }
 
@@ -143,10 +116,10 @@ pub(super) fn evaluate<S: MemoryState>(state: &mut S, query: &ChargeQuery<'_>, n
 
 /// Charges the query's cost if it fits, for any algorithm.
 #[inline]
-pub(super) fn evaluate_and_commit<S: MemoryState>(state: &mut S, query: &ChargeQuery<'_>, now_us: u64) -> Taken {
+pub(super) fn evaluate_and_commit<S: MemoryState>(state: &mut S, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
     let found = evaluate(state, query, now_us);
     if !found.fits || query.cost == 0 {
-        return Taken::new(found, [0; 2]);
+        return Outcome::new(found.decision, [0; 2]);
     }
     if state.is_fresh(now_us) {
         *state = S::fresh(query.rule, now_us);
@@ -154,7 +127,7 @@ pub(super) fn evaluate_and_commit<S: MemoryState>(state: &mut S, query: &ChargeQ
     // Only a hold may be granted less than its cost.
     let amount = if query.hold.is_some() { query.cost.min(found.decision.remaining) } else { query.cost };
     let receipt = state.commit(query, amount, now_us);
-    Taken::new(state.evaluate(query, 0, now_us), receipt)
+    Outcome::new(state.evaluate(query, 0, now_us).decision, receipt)
 }
 
 /// A Lua script of an algorithm: two bodies, and the names of the numbers that they take.

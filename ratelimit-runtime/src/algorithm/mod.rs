@@ -31,7 +31,6 @@ pub(crate) use self::{
     wire::PackedNumbers,
 };
 pub(crate) use self::{
-    contract::Taken,
-    fixed_window::{FixedWindow, PackedWindow, TakenWindow},
+    fixed_window::{FixedWindow, PackedWindow},
     table::CounterState,
 };

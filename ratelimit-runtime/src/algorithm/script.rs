@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use redis::Value;
 
 use super::{
-    contract::{LuaScript, Taken},
+    contract::LuaScript,
     table,
     wire::{PackedNumbers, pack},
 };
-use crate::store::Charge;
+use crate::{decision::Outcome, store::Charge};
 
 /// Upper bound of the steps of decisions that are sent together.
 ///
@@ -160,17 +160,17 @@ pub(crate) fn reply_for_nth(charge: &Charge, reply: &Value, later: i64) -> Optio
 
 /// Outcome of one of several equal charges made at once, if [`outcome_for_nth`] derives those of
 /// the others from it.
-pub(crate) fn batch_outcome(charge: &Charge, reply: &Value) -> Option<Taken> {
+pub(crate) fn batch_outcome(charge: &Charge, reply: &Value) -> Option<Outcome> {
     // Many callers wait for their outcomes at once, so no reply is made for each of them.
     let is_shared = table::repeats_share_receipt(&charge.rule);
     let (found, receipt) = if is_shared { table::parse_reply(charge, true, reply)? } else { return None };
-    found.fits.then(|| Taken::new(found, receipt))
+    found.fits.then(|| Outcome::new(found.decision, receipt))
 }
 
 /// Outcome of an equal charge `later` places after another one.
 #[inline]
-pub(crate) fn outcome_for_nth(charge: &Charge, taken: &Taken, later: i64) -> Option<Taken> {
+pub(crate) fn outcome_for_nth(charge: &Charge, first: &Outcome, later: i64) -> Option<Outcome> {
     let less = later.checked_mul(i64::try_from(charge.cost).ok()?)?;
-    let remaining = taken.remaining.checked_add_signed(less.checked_neg()?)?;
-    (remaining <= charge.rule.limit()).then_some(Taken { remaining, ..*taken })
+    let remaining = first.remaining.checked_add_signed(less.checked_neg()?)?;
+    (remaining <= charge.rule.limit()).then_some(Outcome { remaining, ..*first })
 }

@@ -5,7 +5,7 @@ use redis::Value;
 
 use super::{
     bucket::Bucket,
-    contract::{self, Evaluation, MemoryState, Taken},
+    contract::{self, Evaluation, MemoryState},
     fixed_window::FixedWindow,
     semaphore::Semaphore,
     sliding_log::SlidingLog,
@@ -20,6 +20,7 @@ use super::{
 use crate::store::Charge;
 use crate::{
     Algorithm, Rule,
+    decision::Outcome,
     store::{ChargeQuery, Hold},
 };
 
@@ -106,7 +107,7 @@ macro_rules! algorithms {
             }
 
             /// Charges the cost if it fits.
-            pub(crate) fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Taken {
+            pub(crate) fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
                 match self {
                     $(Self::$state(state) => state.charge(query, now_us),)+
                 }

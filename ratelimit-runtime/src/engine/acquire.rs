@@ -12,12 +12,13 @@ use super::{
     ask::AcquireResult,
     core::{Engine, EngineRef},
     general::BoxedAcquire,
-    permit::Permit,
+    permit::{Permit, Receipt},
+    receipt::CounterReceipt,
     request::{AcquireOptions, AcquireRequest, ChargeRequest, OnLimit, RequestKey},
 };
 use crate::{
-    Algorithm, RequestPerMinute, Rule, algorithm::TakenWindow, counter::CounterId, guard::LocalAnswer, observe,
-    rule::limits::LARGEST_WINDOW, store::ChargeQuery,
+    Algorithm, RequestPerMinute, Rule, counter::CounterId, decision::Outcome, observe, rule::limits::LARGEST_WINDOW,
+    store::ChargeQuery,
 };
 #[cfg(feature = "redis")]
 use crate::{
@@ -97,7 +98,7 @@ impl Acquire {
     /// `poll` makes the permit. Most callers only check that there is a permit. Making and moving
     /// one takes as long as all of the arithmetic.
     #[inline(never)]
-    fn charge_window(&self) -> Option<TakenWindow> {
+    fn charge_window(&self) -> Option<(CounterId, Outcome)> {
         let (engine, charge) = self.single_charge()?;
         charge_window(engine, &charge.rule, &charge.key, charge.cost)
     }
@@ -127,18 +128,11 @@ impl Acquire {
         let id = counter_id(rule, &charge.key)?;
         let Some(memory) = engine.memory() else {
             let guard = engine.guard()?;
-            match guard.answer_locally(id, rule, *cost) {
-                Some(LocalAnswer::Denied(decision)) => {
-                    let refusal = RequestPerMinute::exceeded(rule, *cost, &decision);
-                    observe::refused(&refusal);
-                    return Some(Err(refusal));
-                }
-                Some(LocalAnswer::Spent(spent)) => {
-                    observe::admitted(rule, spent.remaining);
-                    let rule = *rule;
-                    return Some(Ok(Permit::prefetched(self.engine.take()?, id, &rule, &spent)));
-                }
-                None => {}
+            if let Some(outcome) = guard.answer_locally(id, rule, *cost) {
+                let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
+                let (rule, cost) = (*rule, *cost);
+                let engine = self.engine.take()?;
+                return Some(resolve(&rule, cost, &outcome, Receipt::Prefetched(engine, receipt)));
             }
             #[cfg(feature = "redis")]
             {
@@ -155,16 +149,12 @@ impl Acquire {
         };
         // If memory has no room for the counter, the general way resolves the call. Nothing was
         // charged.
-        let outcome =
-            memory.take(id, &ChargeQuery { rule, cost: *cost, longest_wait_ms: u64::MAX, hold: None }).ok()?;
-        if !outcome.fits() {
-            let refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule));
-            observe::refused(&refusal);
-            return Some(Err(refusal));
-        }
-        observe::admitted(rule, outcome.remaining);
+        let query = ChargeQuery { rule, cost: *cost, longest_wait_ms: u64::MAX, hold: None };
+        let outcome = memory.charge(id, &query).ok()?;
+        let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
         let (rule, cost) = (*rule, *cost);
-        Some(Ok(Permit::in_memory(self.engine.take()?, id, &rule, cost, &outcome)))
+        let engine = self.engine.take()?;
+        Some(resolve(&rule, cost, &outcome, Receipt::InMemory(engine, receipt)))
     }
 
     /// Polls the ticket of a charge that travels in a batch.
@@ -178,19 +168,15 @@ impl Acquire {
         };
         let polled = ready!(engine.guard().map_or(Poll::Ready(None), |guard| guard.poll_charge(ticket, context)));
         let error = match polled {
-            Some(Ok(outcome)) if outcome.fits() => {
-                engine.record_success();
-                observe::admitted(rule, outcome.remaining);
+            Some(Ok(outcome)) => {
+                if outcome.fits() {
+                    engine.record_success();
+                }
                 let (Some(entry), Some(engine)) = (ticket.take_entry(), self.engine.take()) else {
                     panic!("a ticket whose result was delivered has an entry");
                 };
-                return Poll::Ready(Ok(Permit::shared(engine, entry, rule.limit(), &outcome)));
-            }
-            Some(Ok(outcome)) => {
-                let refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule));
-                observe::refused(&refusal);
-                self.engine = None;
-                return Poll::Ready(Err(refusal));
+                let receipt = Receipt::Shared(engine, entry, outcome.receipt);
+                return Poll::Ready(resolve(rule, *cost, &outcome, receipt));
             }
             Some(Err(error)) => error,
             None => StoreError::late(engine.settings().deadline),
@@ -210,7 +196,7 @@ impl Acquire {
 
     /// Every call except an admitted one of a fixed window in memory that is stored and open.
     #[inline(never)]
-    fn poll_slow(&mut self, denied: Option<&TakenWindow>, context: &mut Context<'_>) -> Poll<AcquireResult> {
+    fn poll_slow(&mut self, denied: Option<&Outcome>, context: &mut Context<'_>) -> Poll<AcquireResult> {
         let answer = match (denied, &self.state) {
             (Some(outcome), AcquireState::Single(SingleCharge { rule, cost, .. }, ..)) => {
                 Some(Err(exceeded(rule, *cost, outcome)))
@@ -254,16 +240,17 @@ impl Future for Acquire {
             return self.poll_ticket(context);
         }
         let has_memory = self.engine.as_ref().is_some_and(|engine| engine.memory().is_some());
-        let outcome = if has_memory { self.charge_window() } else { None };
-        if let Some(outcome) = &outcome
-            && outcome.fits
-            && let AcquireState::Single(SingleCharge { rule, cost, .. }, ..) = &self.state
-            && let (limit, period_ms, cost) = (rule.count(), rule.period_ms(), *cost)
-            && let Some(engine) = self.engine.take()
+        let charged = if has_memory { self.charge_window() } else { None };
+        let Self { engine, state } = &mut *self;
+        if let Some((id, outcome)) = &charged
+            && outcome.fits()
+            && let AcquireState::Single(SingleCharge { rule, cost, .. }, ..) = state
+            && let Some(engine) = engine.take()
         {
-            return Poll::Ready(Ok(Permit::of_window(engine, limit, period_ms, cost, outcome)));
+            let receipt = Receipt::InMemory(engine, CounterReceipt::new(*id, rule, *cost, outcome.receipt));
+            return Poll::Ready(Ok(Permit::new(rule.count(), outcome, receipt)));
         }
-        self.poll_slow(outcome.as_ref(), context)
+        self.poll_slow(charged.as_ref().map(|(_, outcome)| outcome), context)
     }
 }
 
@@ -288,31 +275,41 @@ pub(crate) fn try_acquire(
     key: &RequestKey,
     cost: u64,
 ) -> Option<Result<(), RequestPerMinute>> {
-    let outcome = charge_window(engine, rule, key, cost)?;
-    Some(if outcome.fits { Ok(()) } else { Err(exceeded(rule, cost, &outcome)) })
+    let (_, outcome) = charge_window(engine, rule, key, cost)?;
+    Some(if outcome.fits() { Ok(()) } else { Err(exceeded(rule, cost, &outcome)) })
 }
 
 /// Charges a fixed window that is stored and open. `None` if there is none; then nothing has
 /// changed.
 #[inline(always)]
 #[allow(clippy::inline_always)] // otherwise the result is copied
-fn charge_window(engine: &Engine, rule: &Rule, key: &RequestKey, cost: u64) -> Option<TakenWindow> {
+fn charge_window(engine: &Engine, rule: &Rule, key: &RequestKey, cost: u64) -> Option<(CounterId, Outcome)> {
     let memory = engine.memory().filter(|_| engine.settings().rules_are_as_written())?;
     let can_fit = (1..=rule.count()).contains(&cost) && rule.count() <= LARGEST_WINDOW && !rule.is_shadow();
     if !can_fit || rule.prefetch() == 0 || !matches!(rule.algorithm(), Algorithm::FixedWindow { .. }) {
         return None;
     }
-    let outcome = memory.take_window(counter_id(rule, key)?, rule.count(), cost)?;
-    if outcome.fits {
+    let id = counter_id(rule, key)?;
+    let outcome = memory.charge_open_window(id, rule.count(), cost)?;
+    if outcome.fits() {
         observe::admitted(rule, outcome.remaining);
     }
-    Some(outcome)
+    Some((id, outcome))
+}
+
+/// Turns the outcome of an attempt into a permit or a refusal.
+fn resolve(rule: &Rule, cost: u64, outcome: &Outcome, receipt: Receipt) -> AcquireResult {
+    if !outcome.fits() {
+        return Err(exceeded(rule, cost, outcome));
+    }
+    observe::admitted(rule, outcome.remaining);
+    Ok(Permit::new(rule.limit(), outcome, receipt))
 }
 
 #[cold]
 #[inline(never)]
-fn exceeded(rule: &Rule, cost: u64, outcome: &TakenWindow) -> RequestPerMinute {
-    let refusal = RequestPerMinute::exceeded(rule, cost, &outcome.refusal(rule));
+fn exceeded(rule: &Rule, cost: u64, outcome: &Outcome) -> RequestPerMinute {
+    let refusal = RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()));
     observe::refused(&refusal);
     refusal
 }

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     abandon::{self, AbandonOnDrop},
     outcome::{Resolution, ShadowRejection},
-    permit::Permit,
+    permit::{Permit, uncounted_decision},
     refusal::refusal,
     request::AcquireRequest,
 };
@@ -55,7 +55,7 @@ impl AcquireRequest {
     /// Asks the store, and again without the shadow rules that have refused.
     pub(super) async fn ask(&self, charges: Charges, consume: bool) -> Resolution {
         if self.engine.store().is_none() {
-            return Resolution::Admitted(Permit::free(&charges), None);
+            return Resolution::Admitted(Permit::free(uncounted_decision(&charges)), None);
         }
         let (sent_at, batch) = self.query_store(charges, consume).await;
         match self.resolve(batch, consume, sent_at) {
@@ -68,7 +68,7 @@ impl AcquireRequest {
     pub(super) async fn ask_without_shadowed(&self, rejection: Box<ShadowRejection>, consume: bool) -> Resolution {
         let ShadowRejection { decision, rest } = *rejection;
         if rest.is_empty() {
-            return Resolution::Admitted(Permit::of_shadow(decision), None);
+            return Resolution::Admitted(Permit::free(decision), None);
         }
         Box::pin(self.ask(rest, consume)).await
     }

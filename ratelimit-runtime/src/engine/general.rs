@@ -7,7 +7,7 @@ use super::{
     abandon::{self, AbandonOnDrop},
     ask::AcquireResult,
     outcome::{Resolution, RetryableRefusal},
-    permit::Permit,
+    permit::{Permit, uncounted_decision},
     request::{AcquireRequest, WaitTicket},
 };
 use crate::store::{Batch, Reply, Request, StoreError};
@@ -27,7 +27,7 @@ impl AcquireRequest {
             Err(refused) => return Ok(Err(refused)),
         };
         let Some(store) = self.engine.store().filter(|_| !charges.is_empty()) else {
-            return Ok(Ok(Permit::free(&charges)));
+            return Ok(Ok(Permit::free(uncounted_decision(&charges))));
         };
         if let Some(ticket) = &mut self.ticket {
             if self.engine.queues().is_behind_others(&charges, ticket.id) {

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use super::{
     core::Origin,
-    permit::Permit,
+    permit::{Permit, Receipt, most_restrictive_decision, uncounted_decision},
     queue::StoreAnswer,
     refusal::refusal,
     request::{AcquireRequest, RefusalReason},
 };
 use crate::{
-    Decision, OnStoreError, RequestPerMinute, observe,
+    Decision, OnStoreError, RequestPerMinute,
+    decision::Outcome,
+    observe,
     store::{Batch, Charge, Charges, Reply, Request, Store as _, StoreError},
 };
 
@@ -71,7 +73,7 @@ impl AcquireRequest {
         observe::fallback_decision(policy);
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
-                Ok(charges) => Resolution::Admitted(Permit::free(&charges), None),
+                Ok(charges) => Resolution::Admitted(Permit::free(uncounted_decision(&charges)), None),
                 Err(refused) => Resolution::Rejected(refused),
             },
             OnStoreError::Local if !settings.is_local => self.decide_locally(&error, consume),
@@ -83,7 +85,7 @@ impl AcquireRequest {
     fn resolve_undecided(&self, error: StoreError) -> Resolution {
         let mut rules = self.charges.iter().filter_map(|charge| charge.rule);
         if !error.misconfigured && rules.all(|rule| rule.is_shadow()) {
-            return Resolution::Admitted(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
+            return Resolution::Admitted(Permit::free(Decision::fresh(self.rule().limit())), None);
         }
         Resolution::Rejected(refusal(&self.rule(), error))
     }
@@ -114,7 +116,7 @@ impl AcquireRequest {
         // A shadow rule does not refuse because of its small share.
         charges.retain(|charge| charge.cost <= charge.rule.limit());
         if charges.is_empty() {
-            return Resolution::Admitted(Permit::of_shadow(Decision::fresh(self.rule().limit())), None);
+            return Resolution::Admitted(Permit::free(Decision::fresh(self.rule().limit())), None);
         }
         loop {
             let Reply::Ready(batch) = self.engine.local().decide(Request::new(charges, consume).into()) else {
@@ -130,7 +132,7 @@ impl AcquireRequest {
             charges = match resolution {
                 Ok(resolution) => return resolution,
                 Err(rejection) if rejection.rest.is_empty() => {
-                    return Resolution::Admitted(Permit::of_shadow(rejection.decision), None);
+                    return Resolution::Admitted(Permit::free(rejection.decision), None);
                 }
                 Err(rejection) => rejection.rest,
             };
@@ -146,10 +148,6 @@ impl AcquireRequest {
         origin: Origin,
         sent_at: Duration,
     ) -> Result<Resolution, Box<ShadowRejection>> {
-        if fits && consume && charges.iter().any(|charge| charge.hold.is_some()) {
-            charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
-            return Ok(Resolution::Admitted(Permit::held(self.engine.clone(), charges, origin, sent_at), None));
-        }
         if fits {
             if consume {
                 charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.decision.remaining));
@@ -157,7 +155,14 @@ impl AcquireRequest {
             let enforced = charges.iter().filter(|charge| !charge.rule.is_shadow());
             let delay = enforced.map(|charge| charge.slot_delay).max().filter(|delay| !delay.is_zero());
             let run_at = delay.map(|delay| self.clock().now().saturating_add(delay));
-            return Ok(Resolution::Admitted(Permit::new(self.engine.clone(), charges, origin, self.is_single), run_at));
+            let (decision, engine) = (most_restrictive_decision(&charges), self.engine.clone());
+            let receipt = if consume && charges.iter().any(|charge| charge.hold.is_some()) {
+                Receipt::of_holds(engine, charges, origin, sent_at)
+            } else {
+                Receipt::of_charges(engine, charges, origin, self.is_single)
+            };
+            let permit = Permit::new(decision.limit, &Outcome::new(decision, [0; 2]), receipt);
+            return Ok(Resolution::Admitted(permit, run_at));
         }
         let is_over = |charge: &Charge| charge.decision.retry_after().is_some();
         let refusing = charges.iter().filter(|charge| is_over(charge));

@@ -9,10 +9,8 @@ use super::{
     refusal::refusal,
 };
 use crate::{
-    Algorithm, Decision, RequestPerMinute, Rule,
-    algorithm::{Taken, TakenWindow},
-    counter::CounterId,
-    guard::Spent,
+    Decision, RequestPerMinute,
+    decision::Outcome,
     store::{Charge, Charges},
 };
 
@@ -47,7 +45,7 @@ pub struct Permit {
 }
 
 /// The charges to refund. A permit is moved more often than it is refunded, so this is small.
-enum Receipt {
+pub(super) enum Receipt {
     Nothing,
     InMemory(EngineRef, CounterReceipt),
     /// Spent from quota that this process had prefetched.
@@ -74,59 +72,49 @@ fn most_restrictive(charges: &[Charge]) -> Option<&Charge> {
     charges.iter().min_by_key(room)
 }
 
-impl Permit {
-    /// For one charge in the memory store.
-    #[inline]
-    pub(crate) fn in_memory(engine: EngineRef, id: CounterId, rule: &Rule, cost: u64, outcome: &Taken) -> Self {
-        let Taken { remaining, reset_after_ms, receipt: recorded, .. } = *outcome;
-        let receipt = CounterReceipt::new(id, rule, cost, recorded);
-        Self { limit: rule.limit(), remaining, reset_after_ms, receipt: Receipt::InMemory(engine, receipt) }
-    }
-
-    /// For one charge paid from prefetched quota.
-    pub(crate) fn prefetched(engine: EngineRef, id: CounterId, rule: &Rule, spent: &Spent) -> Self {
-        let Spent { cost, remaining, reset_after_ms, receipt: recorded } = *spent;
-        let receipt = CounterReceipt::new(id, rule, cost, recorded);
-        Self { limit: rule.limit(), remaining, reset_after_ms, receipt: Receipt::Prefetched(engine, receipt) }
-    }
-
-    /// For one entry of a batch.
-    #[cfg(feature = "redis")]
-    pub(crate) fn shared(engine: EngineRef, entry: Arc<crate::redis::BatchEntry>, limit: u64, outcome: &Taken) -> Self {
-        let Taken { remaining, reset_after_ms, receipt: recorded, .. } = *outcome;
-        Self { limit, remaining, reset_after_ms, receipt: Receipt::Shared(engine, entry, recorded) }
-    }
-
-    /// For one charge of a fixed window in the memory store.
-    #[inline]
-    pub(crate) fn of_window(engine: EngineRef, limit: u64, period_ms: u64, cost: u64, outcome: &TakenWindow) -> Self {
-        let TakenWindow { name: id, remaining, reset_after_ms, opened, .. } = *outcome;
-        let algorithm = Algorithm::FixedWindow { align: false }; // refunds and quota do not depend on the alignment
-        let receipt = CounterReceipt { id, cost, receipt: [opened, 0], count: limit, period_ms, algorithm };
-        Self { limit, remaining, reset_after_ms, receipt: Receipt::InMemory(engine, receipt) }
-    }
-
-    /// `is_single`: the call has no other rule. The caller knows which one, so the permit need not.
-    pub(crate) fn new(engine: EngineRef, charges: Charges, origin: Origin, is_single: bool) -> Self {
-        let decision = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
-        let receipt = match (&charges[..], origin, engine.memory()) {
+impl Receipt {
+    /// For charges that hold nothing. `is_single`: the call has no other rule. The caller knows
+    /// which one, so the receipt need not.
+    pub(super) fn of_charges(engine: EngineRef, charges: Charges, origin: Origin, is_single: bool) -> Self {
+        match (&charges[..], origin, engine.memory()) {
             ([charge], Origin::Store, Some(_)) if is_single && !charge.rule.is_shadow() => {
                 let id = charge.counter.id();
-                Receipt::InMemory(engine, CounterReceipt::new(id, &charge.rule, charge.cost, charge.receipt))
+                Self::InMemory(engine, CounterReceipt::new(id, &charge.rule, charge.cost, charge.receipt))
             }
-            _ => Receipt::StoreReceipt(Arc::new((engine, charges, origin))),
-        };
-        Self { receipt, ..Self::uncharged(decision) }
+            _ => Self::StoreReceipt(Arc::new((engine, charges, origin))),
+        }
     }
 
-    /// For charges of which some are held. Dropping the permit settles these. `sent_at`: time of the
-    /// request.
-    pub(crate) fn held(engine: EngineRef, charges: Charges, origin: Origin, sent_at: Duration) -> Self {
-        let decision = most_restrictive(&charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision);
+    /// For charges of which some are held. `sent_at`: time of the request.
+    pub(super) fn of_holds(engine: EngineRef, charges: Charges, origin: Origin, sent_at: Duration) -> Self {
         let (held, rest) = charges.split_held();
         let rest = (!rest.is_empty()).then(|| (engine.clone(), rest, origin));
         let held = Holding::new(engine, held, origin, sent_at);
-        Self { receipt: Receipt::Hold(Box::new((held, rest))), ..Self::uncharged(decision) }
+        Self::Hold(Box::new((held, rest)))
+    }
+}
+
+/// The decision that a permit for these charges tells: that on the most restrictive one.
+pub(super) fn most_restrictive_decision(charges: &[Charge]) -> Decision {
+    most_restrictive(charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision)
+}
+
+/// The decision that a permit for these charges tells if no store counts them.
+pub(super) fn uncounted_decision(charges: &[Charge]) -> Decision {
+    Decision::fresh(charges.iter().map(|charge| charge.rule.limit()).min().unwrap_or(u64::MAX))
+}
+
+impl Permit {
+    /// For charges that the receipt refunds.
+    #[inline]
+    pub(super) fn new(limit: u64, outcome: &Outcome, receipt: Receipt) -> Self {
+        let Outcome { remaining, reset_after_ms, .. } = *outcome;
+        Self { limit, remaining, reset_after_ms, receipt }
+    }
+
+    /// For a call that is charged nothing, with the numbers of a decision.
+    pub(super) fn free(decision: Decision) -> Self {
+        Self::new(decision.limit, &Outcome::new(decision, [0; 2]), Receipt::Nothing)
     }
 
     /// The holds of the permit, if any.
@@ -144,25 +132,10 @@ impl Permit {
         if let Receipt::Hold(held) = &self.receipt { Some(&held.0) } else { None }
     }
 
-    fn uncharged(Decision { limit, remaining, reset_after_ms, .. }: Decision) -> Self {
-        Self { limit, remaining, reset_after_ms, receipt: Receipt::Nothing }
-    }
-
-    /// A permit for a call that shadow rules alone would refuse.
-    pub(crate) fn of_shadow(decision: Decision) -> Self {
-        Self::uncharged(decision)
-    }
-
-    /// A permit without a charge.
-    pub(crate) fn free(charges: &[Charge]) -> Self {
-        let limit = charges.iter().map(|charge| charge.rule.limit()).min().unwrap_or(u64::MAX);
-        Self::uncharged(Decision::fresh(limit))
-    }
-
     /// The rule that the numbers are about, and its cost. In a permit of the memory store, the rule
     /// has no name.
     #[cfg(any(feature = "axum", feature = "tower"))]
-    pub(crate) fn most_restrictive(&self) -> Option<(Rule, u64)> {
+    pub(crate) fn most_restrictive(&self) -> Option<(crate::Rule, u64)> {
         let of_store = |charges| {
             let charge = most_restrictive(charges).filter(|charge| !charge.rule.is_shadow())?;
             Some((charge.rule, charge.cost))

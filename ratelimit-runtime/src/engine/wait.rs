@@ -11,7 +11,7 @@ use tracing::Instrument as _;
 use super::{
     ask::AcquireResult,
     outcome::{Resolution, RetryableRefusal},
-    permit::Permit,
+    permit::{Permit, uncounted_decision},
     queue::{StoreAnswer, Turn},
     request::{AcquireRequest, WaitTicket},
 };
@@ -30,7 +30,7 @@ impl AcquireRequest {
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {
         let (engine, mut rule_changes) = (self.engine.clone(), self.rule_changes.take());
         let clock = engine.settings().clock.clone();
-        let Some(ticket) = self.ticket else { return Ok(Permit::free(&charges)) };
+        let Some(ticket) = self.ticket else { return Ok(Permit::free(uncounted_decision(&charges))) };
         let WaitTicket { id, changes, mut give_up_at, .. } = ticket;
         loop {
             let answer = refused.take();
@@ -56,7 +56,7 @@ impl AcquireRequest {
                 let charges = self.charges()?;
                 if charges.is_empty() {
                     position.probe();
-                    return Ok(Permit::free(&charges));
+                    return Ok(Permit::free(uncounted_decision(&charges)));
                 }
                 if !position.is_for(&charges) {
                     position.probe();
@@ -102,7 +102,7 @@ impl AcquireRequest {
             match self.resolve(batch, true, sent_at) {
                 Ok(resolution) => return (resolution, answer),
                 Err(rejection) if rejection.rest.is_empty() => {
-                    return (Resolution::Admitted(Permit::of_shadow(rejection.decision), None), answer);
+                    return (Resolution::Admitted(Permit::free(rejection.decision), None), answer);
                 }
                 Err(rejection) => charges = rejection.rest,
             }

@@ -16,29 +16,24 @@ use tokio::runtime::Handle;
 use self::core::InvalidateQuota;
 #[cfg(feature = "redis")]
 use self::denials::Denial;
-pub(crate) use self::{core::Guard, quota::Spent, upstream::Upstream};
+pub(crate) use self::{core::Guard, upstream::Upstream};
 use crate::{
-    CounterName, Decision, Rule, background,
+    CounterName, Rule, background,
     counter::CounterId,
+    decision::Outcome,
     observe,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 #[cfg(feature = "redis")]
 use crate::{
-    algorithm::Taken,
     backend::QueryTag,
     redis::{BatchTicket, Redis},
 };
 
-/// A decision that needed no query to the store.
-pub(crate) enum LocalAnswer {
-    Spent(Spent),
-    Denied(Decision),
-}
-
 impl Guard {
-    /// Decides from prefetched quota or the denial cache. `None` if the store has to be asked.
-    pub(crate) fn answer_locally(&self, id: CounterId, rule: &Rule, cost: u64) -> Option<LocalAnswer> {
+    /// Decides without the store: from prefetched quota if the cost fits, or by a cached denial.
+    /// `None` if the store has to be asked.
+    pub(crate) fn answer_locally(&self, id: CounterId, rule: &Rule, cost: u64) -> Option<Outcome> {
         let guard = &*self.0;
         let prefetches = rule.prefetch() > 1;
         if !prefetches && guard.denials.is_empty() {
@@ -47,11 +42,11 @@ impl Guard {
         let now_us = guard.clock.now_us();
         if prefetches {
             match guard.batches.spend(id, rule, cost, now_us) {
-                Ok((spent, prefetch)) => {
+                Ok((outcome, prefetch)) => {
                     if let Some(prefetch) = prefetch {
                         self.start_prefetch(prefetch);
                     }
-                    return Some(LocalAnswer::Spent(spent));
+                    return Some(outcome);
                 }
                 Err(0) => {}
                 Err(_) => return None, // quota is left here; with a prefetch it may be enough
@@ -59,7 +54,7 @@ impl Guard {
         }
         let denial = guard.cached_denial(id, rule, cost, Duration::MAX, now_us)?;
         observe::cached_denial(rule);
-        Some(LocalAnswer::Denied(denial.decision))
+        Some(Outcome::new(denial.decision, [0; 2]))
     }
 }
 
@@ -95,7 +90,7 @@ impl Guard {
         &self,
         ticket: &mut BatchTicket,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Taken, StoreError>>> {
+    ) -> Poll<Option<Result<Outcome, StoreError>>> {
         let guard = &self.0;
         let result = Redis::poll_charge(ticket, context, |entry, charge, evaluation| {
             if let Some(tag) = entry.tag() {
@@ -200,7 +195,7 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::Limiter;
+    use crate::{Decision, Limiter};
 
     const HOUR: Duration = Duration::from_secs(3600);
     const RULE: Rule = Rule::new("item", 1, HOUR);

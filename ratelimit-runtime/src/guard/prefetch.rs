@@ -7,12 +7,13 @@ use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     core::{Guard, GuardInner},
-    quota::{FollowUp, Prefetch, QuotaAnswer, SpendResult, Spent},
+    quota::{FollowUp, Prefetch, QuotaAnswer, SpendResult},
 };
 use crate::{
     background,
     counter::CounterId,
     deadline,
+    decision::Outcome,
     store::{Batch, Charge, Charges, Reply, Request, StoreError},
 };
 
@@ -61,11 +62,11 @@ impl Guard {
         let (guard, now_us) = (&self.0, self.0.clock.now_us());
         let charge = &mut request.charges[0];
         match guard.batches.spend(charge.counter.id(), &charge.rule, charge.cost, now_us) {
-            Ok((spent, prefetch)) => {
+            Ok((outcome, prefetch)) => {
                 if let Some(prefetch) = prefetch {
                     self.start_prefetch(prefetch);
                 }
-                spent.write_to(charge);
+                write_spent(charge, outcome);
                 request.outcome = Ok(true);
                 return Reply::Ready(request.into());
             }
@@ -76,15 +77,15 @@ impl Guard {
         Reply::Pending(Box::pin(async move {
             let charge = &mut request.charges[0];
             let answer = match store.spend_or_wait(charge) {
-                SpendResult::Spent(spent) => QuotaAnswer::Spent(spent),
+                SpendResult::Spent(outcome) => QuotaAnswer::Spent(charge.cost, outcome),
                 SpendResult::Waits(answer) => {
                     QuotaWaiter { guard: &store, id: charge.counter.id(), answer }.answer().await
                 }
                 SpendResult::AskUpstream => return store.ask_upstream(request.into()).answer().await,
             };
             request.outcome = match answer {
-                QuotaAnswer::Spent(spent) => {
-                    spent.write_to(charge);
+                QuotaAnswer::Spent(_, outcome) => {
+                    write_spent(charge, outcome);
                     Ok(true)
                 }
                 QuotaAnswer::Denied(decision) => {
@@ -136,16 +137,16 @@ impl Guard {
     }
 
     /// Refunds, in the background, a cost that was spent for a caller who has left.
-    fn return_spent(&self, id: CounterId, Spent { cost, receipt, .. }: Spent) {
-        self.0.refund_in_background(self.refund_spent(id, cost, receipt));
+    fn return_spent(&self, id: CounterId, cost: u64, outcome: Outcome) {
+        self.0.refund_in_background(self.refund_spent(id, cost, outcome.receipt));
     }
 
     /// Does what must wait until the lock is free: answers callers and refunds. Returns the next
     /// prefetch, if any.
     fn follow(&self, id: CounterId, FollowUp { answers, prefetch, refund }: FollowUp) -> Option<Prefetch> {
         for (caller, answer) in answers {
-            if let Err(QuotaAnswer::Spent(spent)) = caller.send(answer) {
-                self.return_spent(id, spent);
+            if let Err(QuotaAnswer::Spent(cost, outcome)) = caller.send(answer) {
+                self.return_spent(id, cost, outcome);
             }
         }
         if let Some(charge) = refund {
@@ -159,6 +160,12 @@ impl Guard {
         let task = PrefetchTask { guard: self.clone(), id: prefetch.id, is_done: false };
         let _ = background::spawn(task.run(prefetch)); // if that fails, the drop of the task aborts it
     }
+}
+
+/// Writes the outcome of spending quota into the charge, as a store does.
+fn write_spent(charge: &mut Charge, outcome: Outcome) {
+    charge.decision = outcome.decision(charge.rule.limit());
+    charge.receipt = outcome.receipt;
 }
 
 /// A caller who waits for a prefetch. Dropped before it has read its answer, it refunds what was
@@ -179,8 +186,8 @@ impl QuotaWaiter<'_> {
 impl Drop for QuotaWaiter<'_> {
     fn drop(&mut self) {
         self.answer.close();
-        if let Ok(QuotaAnswer::Spent(spent)) = self.answer.try_recv() {
-            self.guard.return_spent(self.id, spent);
+        if let Ok(QuotaAnswer::Spent(cost, outcome)) = self.answer.try_recv() {
+            self.guard.return_spent(self.id, cost, outcome);
         }
     }
 }

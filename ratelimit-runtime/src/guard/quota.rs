@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use crate::{
     CounterName, Decision, Rule,
     counter::{CounterId, IdentityHasher},
+    decision::Outcome,
     store::{Charge, StoreError},
     sync::{CachePadded, SpinMutex, SpinMutexGuard, spin_lock},
 };
@@ -79,26 +80,17 @@ struct Waiting {
 /// The answer to a caller who waits for a prefetch.
 #[derive(Debug)]
 pub(super) enum QuotaAnswer {
-    Spent(Spent),
+    /// The cost, and the outcome of spending it.
+    Spent(u64, Outcome),
     /// Neither the quota nor the store has enough.
     Denied(Decision),
     Failed(StoreError),
 }
 
-/// A cost that was spent from prefetched quota.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Spent {
-    pub(crate) cost: u64,
-    /// The permits left, here and at the store.
-    pub(crate) remaining: u64,
-    pub(crate) reset_after_ms: u64,
-    pub(crate) receipt: [u64; 2],
-}
-
 /// The result of [`QuotaBatches::spend_or_wait`].
 #[derive(Debug)]
 pub(super) enum SpendResult {
-    Spent(Spent),
+    Spent(Outcome),
     Waits(oneshot::Receiver<QuotaAnswer>),
     /// There is no room here, or the quota is closed: the store is asked for this cost alone.
     AskUpstream,
@@ -136,16 +128,6 @@ const SHRINK_ABOVE_US: u64 = 40_000;
 const MAX_FACTOR: u64 = 64;
 const NO_RECEIPT: [u64; 2] = [u64::MAX; 2];
 
-impl Spent {
-    /// Writes the charge's decision and receipt, as a store does.
-    pub(super) fn write_to(self, charge: &mut Charge) {
-        let Self { remaining, reset_after_ms, receipt, .. } = self;
-        let limit = charge.rule.limit();
-        charge.decision = Decision { limit, remaining, reset_after_ms, retry_after_ms: u64::MAX };
-        charge.receipt = receipt;
-    }
-}
-
 impl QuotaBatches {
     pub(super) fn new() -> Self {
         Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), tasks: AtomicUsize::new(0) }
@@ -167,7 +149,7 @@ impl QuotaBatches {
         rule: &Rule,
         cost: u64,
         now_us: u64,
-    ) -> Result<(Spent, Option<Prefetch>), u64> {
+    ) -> Result<(Outcome, Option<Prefetch>), u64> {
         let mut shard = self.shard(id);
         let QuotaShard { batches, is_closed, .. } = &mut *shard;
         let batch = batches.get_mut(&id).filter(|batch| batch.rule.count() == rule.count()).ok_or(0_u64)?;
@@ -390,15 +372,11 @@ impl QuotaBatch {
     }
 
     #[inline]
-    fn spend(&mut self, cost: u64, now_us: u64) -> Spent {
+    fn spend(&mut self, cost: u64, now_us: u64) -> Outcome {
         self.left -= cost;
         let reset_after_ms = self.ends_by_us.saturating_sub(now_us).div_ceil(1000);
-        Spent {
-            cost,
-            remaining: (self.remaining + self.left).min(self.rule.count()),
-            reset_after_ms,
-            receipt: self.receipt,
-        }
+        let remaining = (self.remaining + self.left).min(self.rule.count());
+        Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: self.receipt }
     }
 
     /// Adapts the size: larger prefetches if the last one was spent quickly, smaller ones if
@@ -467,7 +445,7 @@ impl QuotaBatch {
                 self.waiting.push_front(Waiting { cost, since_us, answer });
                 return;
             }
-            answers.push((answer, QuotaAnswer::Spent(self.spend(cost, now_us))));
+            answers.push((answer, QuotaAnswer::Spent(cost, self.spend(cost, now_us))));
         }
     }
 
@@ -559,7 +537,7 @@ mod tests {
     }
 
     fn is_spent(answer: &mut oneshot::Receiver<QuotaAnswer>) -> bool {
-        matches!(answer.try_recv(), Ok(QuotaAnswer::Spent(_)))
+        matches!(answer.try_recv(), Ok(QuotaAnswer::Spent(..)))
     }
 
     /// The sizes of the prefetches if one permit is spent every `pause_us` microseconds.

@@ -6,8 +6,9 @@ use smallvec::SmallVec;
 
 use crate::{
     Algorithm, Clock, CounterName, Rule,
-    algorithm::{CounterState, FixedWindow, PackedWindow, Taken, TakenWindow},
+    algorithm::{CounterState, FixedWindow, PackedWindow},
     counter::CounterId,
+    decision::Outcome,
     store::{Batch, Charge, ChargeQuery, Charges, Hold, Reply, Request, Store, StoreError},
     sync::{AtomicUsize, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, try_spin_lock},
 };
@@ -82,13 +83,13 @@ impl Memory {
     }
 
     /// Charges one counter if the cost fits. The cost is from 1 to the rule's limit.
-    pub(crate) fn take(&self, id: CounterId, query: &ChargeQuery<'_>) -> Result<Taken, StoreError> {
+    pub(crate) fn charge(&self, id: CounterId, query: &ChargeQuery<'_>) -> Result<Outcome, StoreError> {
         let mut shard = self.shard(shard_of(&id));
         let now_us = shard.now_us(&self.clock);
         self.charge_locked(&mut shard, id, query, now_us)
     }
 
-    /// Fast path of [`Memory::take`] for a fixed window that is stored and open, at a cost of 1 to
+    /// Fast path of [`Memory::charge`] for a fixed window that is stored and open, at a cost of 1 to
     /// the count.
     ///
     /// `None`, without a change, if there is no such window. The rule was checked when the window
@@ -99,10 +100,10 @@ impl Memory {
     /// a window that is open then changes.
     #[inline(always)]
     #[allow(clippy::inline_always)] // otherwise the result is copied
-    pub(crate) fn take_window(&self, id: CounterId, count: u64, cost: u64) -> Option<TakenWindow> {
+    pub(crate) fn charge_open_window(&self, id: CounterId, count: u64, cost: u64) -> Option<Outcome> {
         let mut shard = self.shard(shard_of(&id));
         let now_ms = self.clock.now_ms();
-        shard.counters.windows.get_mut(id)?.take(id, count, now_ms, cost)
+        shard.counters.windows.get_mut(id)?.charge(count, now_ms, cost)
     }
 
     fn charge_locked(
@@ -111,7 +112,7 @@ impl Memory {
         id: CounterId,
         query: &ChargeQuery<'_>,
         now_us: u64,
-    ) -> Result<Taken, StoreError> {
+    ) -> Result<Outcome, StoreError> {
         match shard.update(id, query.rule, |counter| counter.charge(query, now_us)) {
             Some(taken) => Ok(taken),
             None => self.charge_new(shard, id, query, now_us),
@@ -150,8 +151,8 @@ impl Memory {
             }
             let id = charge.counter.id();
             match self.charge_locked(shard_in(&mut shards, &id), id, &charge.query(), now_us) {
-                Ok(taken) => {
-                    (charge.decision, charge.receipt) = (taken.decision(&charge.rule), taken.receipt);
+                Ok(outcome) => {
+                    (charge.decision, charge.receipt) = (outcome.decision(charge.rule.limit()), outcome.receipt);
                     charge.set_held_cost();
                 }
                 Err(full) => {
@@ -172,10 +173,10 @@ impl Memory {
         id: CounterId,
         query: &ChargeQuery<'_>,
         now_us: u64,
-    ) -> Result<Taken, StoreError> {
+    ) -> Result<Outcome, StoreError> {
         let found = CounterState::evaluate(None, query, now_us);
         if !found.fits || query.cost == 0 {
-            return Ok(Taken::new(found, [0; 2]));
+            return Ok(Outcome::new(found.decision, [0; 2]));
         }
         self.insert_new(shard, id, query.rule, now_us, |counter| counter.charge(query, now_us))
     }
@@ -488,15 +489,15 @@ mod tests {
         let manual = crate::ManualClock::new();
         let memory = Memory::new(manual.clone().into(), 10);
         let id = CounterId(0, 0);
-        memory.take(id, &ChargeQuery { rule: &rule, cost: 1, longest_wait_ms: 0, hold: None }).unwrap();
+        memory.charge(id, &ChargeQuery { rule: &rule, cost: 1, longest_wait_ms: 0, hold: None }).unwrap();
         std::thread::scope(|scope| {
             let locked = memory.shard(shard_of(&id));
-            let taken = scope.spawn(|| memory.take_window(id, rule.count(), 1));
+            let taken = scope.spawn(|| memory.charge_open_window(id, rule.count(), 1));
             std::thread::sleep(Duration::from_millis(50));
             manual.advance(Duration::from_millis(300));
             drop(locked);
             let taken = taken.join().unwrap().unwrap();
-            assert_eq!((taken.fits, taken.reset_after_ms), (false, 700));
+            assert_eq!((taken.fits(), taken.reset_after_ms), (false, 700));
         });
     }
 

@@ -103,11 +103,11 @@ fn the_fast_paths_and_the_general_path_charge_one_counter() {
         let counter = counter_in(0, 0);
         let name = counter.id();
         let long = start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap());
-        let stored = start(&scene, move |scene| scene.store.take_window(name, TWO.count(), 1));
+        let stored = start(&scene, move |scene| scene.store.charge_open_window(name, TWO.count(), 1));
         let ask = ChargeQuery { rule: &TWO, cost: 1, longest_wait_ms: u64::MAX, hold: None };
-        let mut granted = u64::from(scene.store.take(name, &ask).unwrap().fits());
+        let mut granted = u64::from(scene.store.charge(name, &ask).unwrap().fits());
         granted += u64::from(long.join().unwrap());
-        granted += u64::from(stored.join().unwrap().is_some_and(|taken| taken.fits));
+        granted += u64::from(stored.join().unwrap().is_some_and(|taken| taken.fits()));
         assert_eq!(granted, 2);
         assert_eq!(scene.used(TWO, &counter), 2);
         assert_eq!(scene.stored(), 1);
@@ -194,7 +194,7 @@ fn no_charge_on_the_fast_path_is_lost_when_a_window_ends() {
         let counter = counter_in(0, 0);
         let name = counter.id();
         assert_eq!(scene.charge(TWO, &[&counter]), Ok(true));
-        let short = start(&scene, move |scene| scene.store.take_window(name, TWO.count(), 1));
+        let short = start(&scene, move |scene| scene.store.charge_open_window(name, TWO.count(), 1));
         let moving = start(&scene, |scene| {
             scene.clock.advance(PERIOD);
             scene.charge(TWO, &[&counter_in(0, 0)]).unwrap()
@@ -204,7 +204,7 @@ fn no_charge_on_the_fast_path_is_lost_when_a_window_ends() {
         assert!(moving.join().unwrap());
         // A charge in the window that has ended is irrelevant, and one in the new window counts.
         let opened = u64::try_from((late + PERIOD).as_millis()).unwrap();
-        let in_new = taken.as_ref().is_some_and(|taken| taken.opened >= opened);
+        let in_new = taken.as_ref().is_some_and(|taken| taken.receipt[0] >= opened);
         assert!(
             taken.is_none_or(|taken| taken.reset_after_ms <= ONE.period_ms()),
             "as if it were longer than a period"

@@ -54,9 +54,10 @@ use self::{
 };
 use crate::{
     CounterName,
-    algorithm::{self, Evaluation, Taken},
+    algorithm::{self, Evaluation},
     backend::QueryTag,
     counter::CounterId,
+    decision::Outcome,
     failures::Epoch,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
@@ -121,7 +122,7 @@ impl Redis {
         ticket: &mut BatchTicket,
         context: &mut Context<'_>,
         refused: impl FnOnce(&BatchEntry, &Charge, &Evaluation),
-    ) -> Poll<Option<Result<Taken, StoreError>>> {
+    ) -> Poll<Option<Result<Outcome, StoreError>>> {
         ticket.poll_result(context, |entry, result| {
             let charge = entry.charge();
             let reply = match result {
@@ -138,7 +139,7 @@ impl Redis {
                             if !look.fits {
                                 refused(entry, charge, &look);
                             }
-                            return Ok(Taken::new(look, receipt));
+                            return Ok(Outcome::new(look.decision, receipt));
                         }
                         None => reply,
                     }

@@ -6,7 +6,7 @@
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Evaluation, MemoryState, Taken, evaluate_and_commit};
+use super::contract::{Evaluation, MemoryState, evaluate_and_commit};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript},
@@ -16,7 +16,7 @@ use super::{
 use crate::rule::limits::LARGEST_WINDOW;
 #[cfg(feature = "redis")]
 use crate::store::Charge;
-use crate::{Algorithm, Decision, Rule, counter::CounterId, store::ChargeQuery};
+use crate::{Algorithm, Rule, decision::Outcome, store::ChargeQuery};
 
 /// The current window of one counter.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl FixedWindow {
 
     /// Evaluates and commits in one step a cost of 1 to the count, as most calls ask for.
     #[inline]
-    fn charge_usual(&mut self, rule: &Rule, cost: u64, now_ms: u64) -> Taken {
+    fn charge_usual(&mut self, rule: &Rule, cost: u64, now_ms: u64) -> Outcome {
         if self.end_ms <= now_ms {
             *self = Self::open(rule, now_ms);
         }
@@ -59,10 +59,10 @@ impl FixedWindow {
         let left_ms = self.end_ms - now_ms;
         let remaining = rule.count().saturating_sub(self.used);
         if cost > remaining {
-            return Taken { remaining, reset_after_ms: left_ms, retry_after_ms: left_ms, receipt: [0; 2] };
+            return Outcome { remaining, reset_after_ms: left_ms, retry_after_ms: left_ms, receipt: [0; 2] };
         }
         let receipt = self.add(cost);
-        Taken { remaining: remaining - cost, reset_after_ms: left_ms, retry_after_ms: u64::MAX, receipt }
+        Outcome { remaining: remaining - cost, reset_after_ms: left_ms, retry_after_ms: u64::MAX, receipt }
     }
 
     #[inline]
@@ -111,7 +111,7 @@ impl MemoryState for FixedWindow {
     }
 
     #[inline]
-    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Taken {
+    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
         if (1..=query.rule.count()).contains(&query.cost) {
             return self.charge_usual(query.rule, query.cost, now_us / 1000);
         }
@@ -143,36 +143,17 @@ impl PackedWindow {
     /// A window that was opened later than now is not open either: the clock was set back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `Memory::take_window`
-    pub(crate) fn take(&mut self, name: CounterId, count: u64, now_ms: u64, cost: u64) -> Option<TakenWindow> {
+    pub(crate) fn charge(&mut self, count: u64, now_ms: u64, cost: u64) -> Option<Outcome> {
         let FixedWindow { end_ms, opened, used } = FixedWindow::from(*self);
         let is_open = opened <= now_ms && now_ms < end_ms;
         if !is_open {
             return None;
         }
         let (left, reset_after_ms) = (count.saturating_sub(used), end_ms - now_ms);
-        let fits = cost <= left;
-        let cost = if fits { cost } else { 0 };
+        // A cost that does not fit fits when the window has ended.
+        let (cost, retry_after_ms) = if cost <= left { (cost, u64::MAX) } else { (0, reset_after_ms) };
         self.1 += cost;
-        Some(TakenWindow { name, fits, remaining: left - cost, reset_after_ms, opened })
-    }
-}
-
-/// Result of a charge in an open window in memory.
-#[derive(Debug)]
-pub(crate) struct TakenWindow {
-    pub(crate) name: CounterId,
-    pub(crate) fits: bool,
-    pub(crate) remaining: u64,
-    pub(crate) reset_after_ms: u64,
-    /// The receipt.
-    pub(crate) opened: u64,
-}
-
-impl TakenWindow {
-    /// Decision on a charge that did not fit. It fits when the window has ended.
-    pub(crate) fn refusal(&self, rule: &Rule) -> Decision {
-        let Self { remaining, reset_after_ms, .. } = *self;
-        Decision { limit: rule.limit(), remaining, reset_after_ms, retry_after_ms: reset_after_ms }
+        Some(Outcome { remaining: left - cost, reset_after_ms, retry_after_ms, receipt: [opened, 0] })
     }
 }
 

@@ -58,8 +58,8 @@ impl Scene {
 
     fn follow(&self, FollowUp { answers, prefetch, refund }: FollowUp) -> Option<Prefetch> {
         for (caller, answer) in answers {
-            if let Err(QuotaAnswer::Spent(spent)) = caller.send(answer) {
-                self.put_back(spent);
+            if let Err(QuotaAnswer::Spent(cost, outcome)) = caller.send(answer) {
+                self.put_back((cost, outcome));
             }
         }
         if let Some(charge) = refund {
@@ -83,25 +83,25 @@ impl Scene {
         self.batches.invalidate(id());
     }
 
-    fn put_back(&self, spent: Spent) {
-        match self.batches.put_back(id(), spent.receipt, spent.cost, 0) {
+    fn put_back(&self, (cost, Outcome { receipt, .. }): (u64, Outcome)) {
+        match self.batches.put_back(id(), receipt, cost, 0) {
             Some(follow_up) => assert!(self.follow(follow_up).is_none()),
-            None => self.refund(spent.cost, spent.receipt),
+            None => self.refund(cost, receipt),
         }
     }
 
     /// Spends a cost. The caller leaves if its answer is not there when the prefetches it started
     /// have ended.
-    fn acquire(&self, cost: u64) -> Option<Spent> {
+    fn acquire(&self, cost: u64) -> Option<(u64, Outcome)> {
         let (result, follow_up) = self.batches.spend_or_wait(&counter(), &RULE, cost, 0);
         self.follow(follow_up).into_iter().for_each(|prefetch| self.run(prefetch));
         match result {
-            SpendResult::Spent(spent) => Some(spent),
+            SpendResult::Spent(outcome) => Some((cost, outcome)),
             SpendResult::AskUpstream => panic!("there is room"),
             SpendResult::Waits(mut answer) => {
                 answer.close();
                 match answer.try_recv() {
-                    Ok(QuotaAnswer::Spent(spent)) => Some(spent),
+                    Ok(QuotaAnswer::Spent(cost, outcome)) => Some((cost, outcome)),
                     _ => None,
                 }
             }
@@ -130,8 +130,8 @@ fn start<T: Send + 'static>(
     thread::spawn(move || act(&scene))
 }
 
-fn cost(spent: Option<Spent>) -> u64 {
-    spent.map_or(0, |spent| spent.cost)
+fn cost(spent: Option<(u64, Outcome)>) -> u64 {
+    spent.map_or(0, |(cost, _)| cost)
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn drained_quota_is_not_spent() {
     every_order(|| {
         let scene = Scene::new(0);
         scene.acquire(1).unwrap();
-        let other = start(&scene, |scene| scene.batches.spend(id(), &RULE, 1, 0).map_or(0, |(spent, _)| spent.cost));
+        let other = start(&scene, |scene| scene.batches.spend(id(), &RULE, 1, 0).map_or(0, |_| 1));
         scene.batches.close();
         let drained: u64 = scene.batches.drain(0).iter().map(|charge| charge.cost).sum();
         let spent = 1 + other.join().unwrap();

@@ -5,7 +5,8 @@ use std::mem;
 use redis::Value;
 
 use crate::{
-    algorithm::{self, Taken},
+    algorithm,
+    decision::Outcome,
     redis::reply::unexpected,
     store::{Charge, StoreError},
 };
@@ -70,7 +71,7 @@ pub(crate) struct RepeatedCharge {
     at: i64,
     pub(crate) reply: Value,
     /// See [`algorithm::batch_outcome`].
-    taken: Option<Taken>,
+    taken: Option<Outcome>,
     refusal: Value,
 }
 
@@ -132,11 +133,11 @@ impl RepeatedCharge {
 
     /// Outcome of a granted charge; `later` as in [`CallerResult::Granted`].
     #[inline]
-    pub(crate) fn taken(&self, charge: &Charge, later: i64) -> Option<Taken> {
+    pub(crate) fn taken(&self, charge: &Charge, later: i64) -> Option<Outcome> {
         if let Some(taken) = &self.taken {
             return algorithm::outcome_for_nth(charge, taken, later);
         }
         let reply = algorithm::reply_for_nth(charge, &self.reply, later)?;
-        algorithm::parse_reply(charge, true, &reply).map(|(look, receipt)| Taken::new(look, receipt))
+        algorithm::parse_reply(charge, true, &reply).map(|(look, receipt)| Outcome::new(look.decision, receipt))
     }
 }
