@@ -138,7 +138,8 @@ pub(super) fn evaluate_and_commit<S: MemoryState>(state: &mut S, query: &ChargeQ
 ///
 /// - `charge`: `false` to evaluate, `true` to charge if the cost fits, `'always'` if it is known to
 ///   fit; for a hold `'renew'`, `'settle'` or `'again'`, see [`ScriptMode`](super::ScriptMode)
-/// - `charged`: the stored cost in digits, nil if the cost is 1; or the holds to renew
+/// - `charged`: the stored cost in digits, or nil, see [`RedisScript::needs_stored_cost`]; or the
+///   holds to renew
 /// - `time`: the reply to TIME, or nil if the body has to ask for it
 /// - `now`: the same in ms, to be used instead of the key's expiry, or nil
 /// - `value`: the value of the key, or nil if the body has to read it

@@ -43,7 +43,7 @@ pub(crate) enum HoldSupport {
 
 /// Properties of an algorithm that callers and stores look up.
 #[derive(Clone, Copy, Debug)]
-#[allow(dead_code)] // the columns of the table, whether or not a build with few features uses them
+#[allow(dead_code)] // not every column is looked up yet
 pub(crate) struct Capabilities {
     pub(crate) denials: CacheableDenials,
     pub(crate) holds: HoldSupport,
@@ -55,9 +55,11 @@ pub(crate) struct Capabilities {
 
 macro_rules! algorithms {
     ($($state:ident($stored:ty) {
-        $($algorithm:ident: $denials:ident, $holds:ident, $has_slots:literal, $stands_alone:literal;)+
+        $($algorithm:ident:
+            denials $denials:ident, holds $holds:ident, slots $has_slots:literal, alone $stands_alone:literal;)+
     })+) => {
         /// The properties of an algorithm.
+        #[inline]
         #[allow(dead_code)] // see `Capabilities`
         pub(crate) const fn capabilities(algorithm: Algorithm) -> Capabilities {
             match algorithm {
@@ -229,15 +231,15 @@ macro_rules! algorithms {
     };
 }
 
-// A state, how it is stored, and the algorithms that it serves: which denials can be cached, which
-// charges can be held, whether calls wait for slots, and whether a rule stands alone.
+// A state, how it is stored, and the algorithms that it serves. For each of them: which denials can
+// be cached, which charges can be held, whether calls wait for slots, and whether a rule stands alone.
 algorithms! {
-    FixedWindow(FixedWindow)          { FixedWindow:   AnyCost,   Never,   false, false; }
-    SlidingLog(Box<SlidingLog>)       { SlidingLog:    CostOfOne, Settled, false, false; }
-    SlidingWindow(Box<SlidingWindow>) { SlidingWindow: CostOfOne, Never,   false, false; }
-    Bucket(Bucket)                    { TokenBucket:   CostOfOne, Never,   false, false;
-                                        LeakyBucket:   CostOfOne, Never,   true,  true; }
-    Semaphore(Box<Semaphore>)         { Concurrent:    CostOfOne, Always,  false, false; }
+    FixedWindow(FixedWindow)          { FixedWindow:   denials AnyCost,   holds Never,   slots false, alone false; }
+    SlidingLog(Box<SlidingLog>)       { SlidingLog:    denials CostOfOne, holds Settled, slots false, alone false; }
+    SlidingWindow(Box<SlidingWindow>) { SlidingWindow: denials CostOfOne, holds Never,   slots false, alone false; }
+    Bucket(Bucket)                    { TokenBucket:   denials CostOfOne, holds Never,   slots false, alone false;
+                                        LeakyBucket:   denials CostOfOne, holds Never,   slots true,  alone true; }
+    Semaphore(Box<Semaphore>)         { Concurrent:    denials CostOfOne, holds Always,  slots false, alone false; }
 }
 
 /// Number of scripts that decide, one for each [`script_id`].
