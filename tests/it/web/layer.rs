@@ -278,5 +278,5 @@ async fn an_upgraded_connection_without_its_place_is_in_the_log() {
     let places = Rule::new("sockets", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
     let limited = RateLimitLayer::new([Limit::new(places)]).limiter(Limiter::in_memory()).layer(upgrade);
     assert_eq!(limited.oneshot(http::Request::new(())).await.unwrap().status(), 101);
-    assert_eq!(log.with("its service keeps no `RequestHold`").len(), 1);
+    assert_eq!(log.with("the service keeps no `RequestHold`").len(), 1);
 }
