@@ -55,7 +55,7 @@ pub(super) enum Receipt {
     Shared(EngineRef, Arc<crate::redis::BatchEntry>, [u64; 2]),
     /// In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
     /// in each limited function.
-    StoreReceipt(Arc<StoreReceipt>),
+    Store(Arc<StoreReceipt>),
     /// The holds, settled when the permit is dropped, and the charges that hold nothing.
     Hold(Box<(Holding, Option<StoreReceipt>)>),
 }
@@ -81,7 +81,7 @@ impl Receipt {
                 let id = charge.counter.id();
                 Self::InMemory(engine, CounterReceipt::new(id, &charge.rule, charge.cost, charge.receipt))
             }
-            _ => Self::StoreReceipt(Arc::new((engine, charges, origin))),
+            _ => Self::Store(Arc::new((engine, charges, origin))),
         }
     }
 
@@ -143,7 +143,7 @@ impl Permit {
         match &self.receipt {
             Receipt::Nothing => None,
             Receipt::InMemory(_, receipt) | Receipt::Prefetched(_, receipt) => Some((receipt.rule(), receipt.cost)),
-            Receipt::StoreReceipt(receipt) => of_store(&receipt.1),
+            Receipt::Store(receipt) => of_store(&receipt.1),
             Receipt::Hold(held) => of_store(&held.1.as_ref()?.1),
             #[cfg(feature = "redis")]
             Receipt::Shared(_, entry, _) => entry.charge().map(|charge| (charge.rule, charge.cost)),
@@ -249,7 +249,7 @@ impl Permit {
                 engine.queues().changed_id(receipt.id);
                 refunded.and_then(|refunded| refunded).map_err(|error| refusal(&receipt.rule(), error))
             }
-            Receipt::StoreReceipt(receipt) => {
+            Receipt::Store(receipt) => {
                 let Some((engine, charges, origin)) = Arc::into_inner(receipt) else { return Ok(0) };
                 engine.refund(charges, origin).await
             }
@@ -279,7 +279,7 @@ impl Permit {
             Receipt::InMemory(engine, receipt) => drop(engine.refund_in_memory(&receipt)),
             // A caller who sleeps until its slot has no permit of this kind.
             Receipt::Prefetched(engine, receipt) => drop(engine.refund_prefetched(&receipt)),
-            Receipt::StoreReceipt(receipt) => {
+            Receipt::Store(receipt) => {
                 if let Some((engine, charges, origin)) = Arc::into_inner(receipt) {
                     engine.abandon(charges, origin);
                 }
