@@ -102,10 +102,8 @@ async fn a_connection_that_goes_silent_is_given_up_for_another() {
 /// The texts of all files in a folder and in those within it.
 fn texts_in(folder: &Path) -> Vec<String> {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let texts = paths.flat_map(|path| match path.is_dir() {
-        true => texts_in(&path),
-        false => vec![fs::read_to_string(path).unwrap()],
-    });
+    let texts =
+        paths.flat_map(|path| if path.is_dir() { texts_in(&path) } else { vec![fs::read_to_string(path).unwrap()] });
     texts.collect()
 }
 
