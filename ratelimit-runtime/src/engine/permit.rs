@@ -17,8 +17,9 @@ use crate::{
 /// The right to run once, already charged.
 ///
 /// Dropping a permit does not refund it: the call counts. If the call did not happen, refund the
-/// permit. Only what a permit holds ends with it. A place of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) becomes
-/// free, and a call that is charged by elapsed time has ended.
+/// permit. Only what a permit holds ends with it. A place of
+/// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) becomes free, and a call that is charged
+/// by elapsed time has ended.
 ///
 /// On Redis, a background task does that. The next acquire of the key in this process waits for it,
 /// for at most half of its deadline.
@@ -179,7 +180,8 @@ impl Permit {
         self.holding().map_or(Duration::MAX, Holding::remaining_time)
     }
 
-    /// True if the permit certainly still holds a place of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), or a charge
+    /// True if the permit certainly still holds a place of
+    /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), or a charge
     /// that is not settled yet.
     ///
     /// On Redis a hold may be lost if it could not be renewed for a whole lease. The reason may be
