@@ -107,8 +107,7 @@ impl AcquireRequest {
             if charge.cost > share && !charge.rule.is_shadow() {
                 let (prefix, cost) = (charge.rule.prefix(), charge.cost);
                 let reason = format!(
-                    "{error}; this process may grant {share} of `{prefix}` alone, as one of {instances} instances, and the \
-                     call costs {cost}"
+                    "{error}; the share of `{prefix}` for one of {instances} instances is {share}, below the cost of {cost}"
                 );
                 return Resolution::Rejected(refusal(&self.rule(), StoreError::unavailable(reason)));
             }

@@ -427,7 +427,7 @@ impl WaitState {
     }
 
     /// A caller's other counters that have no room for it now. Returns the time when the last of
-    /// them has room, the id of that one, and the time of the latest probe of all of them.
+    /// them has room, the id of that one, and the latest probe time of all.
     pub(super) fn no_room_elsewhere(
         &self,
         ticket: u64,
