@@ -50,7 +50,7 @@ impl Guard {
             match reply {
                 Ok(permits) => refunded += permits,
                 Err(error) => {
-                    tracing::warn!(permits, %error, "unspent prefetched permits stay charged until their window ends")
+                    tracing::warn!(permits, %error, "unspent prefetched permits stay charged until their window ends");
                 }
             }
         }

@@ -241,7 +241,7 @@ impl QuotaBatches {
             // Invalidated meanwhile, before or after the store made this charge. So it must not be
             // spent.
             Ok((charge, is_charged)) if batch.invalidations != prefetch.invalidations => {
-                follow_up.refund = is_charged.then_some(charge)
+                follow_up.refund = is_charged.then_some(charge);
             }
             Ok((charge, true)) => {
                 batch.add(&charge, sent_us, now_us);
