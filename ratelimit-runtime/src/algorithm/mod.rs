@@ -16,6 +16,8 @@ mod table;
 #[cfg(feature = "redis")]
 mod wire;
 
+#[cfg(feature = "config")]
+pub(crate) use self::table::position;
 #[cfg(feature = "redis")]
 pub(crate) use self::{
     contract::Evaluation,
@@ -32,5 +34,5 @@ pub(crate) use self::{
 };
 pub(crate) use self::{
     fixed_window::{FixedWindow, PackedWindow},
-    table::CounterState,
+    table::{CacheableDenials, Capabilities, CounterState, HoldSupport, capabilities},
 };

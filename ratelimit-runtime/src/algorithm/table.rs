@@ -43,7 +43,6 @@ pub(crate) enum HoldSupport {
 
 /// Properties of an algorithm that callers and stores look up.
 #[derive(Clone, Copy, Debug)]
-#[allow(dead_code)] // not every column is looked up yet
 pub(crate) struct Capabilities {
     pub(crate) denials: CacheableDenials,
     pub(crate) holds: HoldSupport,
@@ -60,7 +59,6 @@ macro_rules! algorithms {
     })+) => {
         /// The properties of an algorithm.
         #[inline]
-        #[allow(dead_code)] // see `Capabilities`
         pub(crate) const fn capabilities(algorithm: Algorithm) -> Capabilities {
             match algorithm {
                 $($(Algorithm::$algorithm { .. } => Capabilities {
@@ -69,6 +67,15 @@ macro_rules! algorithms {
                     has_slots: $has_slots,
                     stands_alone: $stands_alone,
                 },)+)+
+            }
+        }
+
+        /// The place of an algorithm in the table, from 0 on.
+        #[cfg(feature = "config")]
+        pub(crate) const fn position(algorithm: Algorithm) -> u32 {
+            enum Position { $($($algorithm,)+)+ }
+            match algorithm {
+                $($(Algorithm::$algorithm { .. } => Position::$algorithm as u32,)+)+
             }
         }
 

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::call_kind::CallKind;
-use crate::{Algorithm, OnStoreError, Refill, Rule};
+use crate::{
+    Algorithm, OnStoreError, Refill, Rule,
+    algorithm::{HoldSupport, capabilities},
+};
 
 /// Settings for one rule. `None` keeps the rule's own.
 #[derive(Clone, Debug, Default)]
@@ -58,16 +61,16 @@ impl RuleOverride {
             return Some(fault);
         }
         let (before, after) = (rule.algorithm(), changed.algorithm());
-        let is_leaky = |algorithm| matches!(algorithm, Algorithm::LeakyBucket { .. });
+        let stands_alone = |algorithm| capabilities(algorithm).stands_alone;
         match () {
             () if before == after => None,
             () if rule.is_concurrent() => {
                 Some("a limit of concurrent calls cannot be changed to another algorithm".into())
             }
-            () if kind.is_settled && before == Algorithm::SlidingLog => {
+            () if kind.is_settled && capabilities(before).holds == HoldSupport::Settled => {
                 Some(format!("the cost of these calls is settled, which needs a SlidingLog; the file says {after:?}"))
             }
-            () if kind.is_one_of_several && is_leaky(after) && !is_leaky(before) => {
+            () if kind.is_one_of_several && stands_alone(after) && !stands_alone(before) => {
                 Some("a LeakyBucket cannot be one of several rules of a call".into())
             }
             () => None,

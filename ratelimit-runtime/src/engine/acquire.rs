@@ -17,8 +17,8 @@ use super::{
     request::{AcquireOptions, AcquireRequest, ChargeRequest, OnLimit, RequestKey},
 };
 use crate::{
-    Algorithm, RequestPerMinute, Rule, counter::CounterId, decision::Outcome, observe, rule::limits::LARGEST_WINDOW,
-    store::ChargeQuery,
+    Algorithm, RequestPerMinute, Rule, algorithm::capabilities, counter::CounterId, decision::Outcome, observe,
+    rule::limits::LARGEST_WINDOW, store::ChargeQuery,
 };
 #[cfg(feature = "redis")]
 use crate::{
@@ -118,7 +118,8 @@ impl Acquire {
         if !can_fit
             || rule.is_shadow()
             || rule.has_fault()
-            || matches!(rule.algorithm(), Algorithm::LeakyBucket { .. } | Algorithm::Concurrent)
+            || capabilities(rule.algorithm()).has_slots
+            || rule.is_concurrent()
         {
             return None;
         }

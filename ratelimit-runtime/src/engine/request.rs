@@ -7,7 +7,9 @@ use tokio::sync::watch::Receiver;
 
 use super::{core::EngineRef, refusal::refusal, settings::CurrentRules};
 use crate::{
-    Algorithm, Clock, Key, OnStoreError, RequestPerMinute, Rule, observe,
+    Clock, Key, OnStoreError, RequestPerMinute, Rule,
+    algorithm::{Capabilities, HoldSupport, capabilities},
+    observe,
     store::{Charge, Charges, HOLDS_NOTHING, Hold, StoreError},
 };
 
@@ -53,7 +55,7 @@ impl From<ChargeRequest> for AppliedCharge {
 /// The kind of amount that a call is charged in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CostKind {
-    /// The cost itself. Places of [`Algorithm::Concurrent`] are held.
+    /// The cost itself. Places of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) are held.
     Fixed,
     /// The amount reported at the end. The cost is held until then.
     Reported,
@@ -221,8 +223,8 @@ impl AcquireRequest {
         }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {
-                let error = match rule.algorithm() {
-                    Algorithm::LeakyBucket { .. } => {
+                let error = match capabilities(rule.algorithm()) {
+                    Capabilities { stands_alone: true, .. } => {
                         "a `LeakyBucket` stands alone: acquire its rule in a call of its own"
                     }
                     _ if rule.prefetch() > 1 => "a rule with `prefetch` stands alone: acquire it in a call of its own",
@@ -242,14 +244,15 @@ impl AcquireRequest {
     /// Adds a hold to the charge.
     fn with_hold(&self, request: &ChargeRequest, charge: Charge) -> Result<Charge, RequestPerMinute> {
         let Charge { rule, cost, .. } = charge;
-        let lease = match (request.cost_kind, rule.algorithm()) {
+        let lease = match (request.cost_kind, capabilities(rule.algorithm()).holds) {
             (CostKind::Fixed, _) => rule.period(), // places
-            (CostKind::Reported, Algorithm::SlidingLog) => LEASE,
+            (CostKind::Reported, HoldSupport::Settled) => LEASE,
             // If the holder dies, it is charged when its granted time would have been over.
-            (CostKind::Elapsed, Algorithm::SlidingLog) => {
+            (CostKind::Elapsed, HoldSupport::Settled) => {
                 Duration::from_millis(cost.min(rule.limit())).clamp(SHORTEST_LEASE, LEASE)
             }
-            (_, algorithm) => {
+            _ => {
+                let algorithm = rule.algorithm();
                 let error = format!("only a `SlidingLog` can charge the amount that a call used, not {algorithm:?}");
                 return Err(refusal(&rule, StoreError::misconfigured(error)));
             }

@@ -14,7 +14,8 @@ use super::{
     upstream::Upstream,
 };
 use crate::{
-    Algorithm, Clock, Decision, Rule,
+    Clock, Decision, Rule,
+    algorithm::{CacheableDenials, Capabilities, capabilities},
     backend::QueryTag,
     counter::CounterId,
     observe,
@@ -238,10 +239,9 @@ fn charges_of(batch: &[Request]) -> impl Iterator<Item = (&Request, &Charge)> {
 ///   caller and not for another.
 fn denial_applies(rule: &Rule, cost: u64, longest_wait: Duration) -> bool {
     rule.caches_denials()
-        && match rule.algorithm() {
-            Algorithm::FixedWindow { .. } => cost > 0,
-            Algorithm::LeakyBucket { .. } => cost == 1 && longest_wait == Duration::MAX,
-            _ => cost == 1,
+        && match capabilities(rule.algorithm()) {
+            Capabilities { denials: CacheableDenials::AnyCost, .. } => cost > 0,
+            Capabilities { has_slots, .. } => cost == 1 && (!has_slots || longest_wait == Duration::MAX),
         }
 }
 

@@ -10,8 +10,8 @@ use super::{
     scripts::HashedScript,
 };
 use crate::{
-    Algorithm, CounterName,
-    algorithm::{self, PackedNumbers, ScriptMode},
+    CounterName,
+    algorithm::{self, HoldSupport, PackedNumbers, ScriptMode},
     counter::IdentityHasher,
     store::{Charge, Charges, Request},
 };
@@ -156,7 +156,7 @@ impl<'a> Packet<'a> {
             }
             Self::Command(Command::Settle(charge, used)) => {
                 // A semaphore's permits are released, all of them.
-                let is_time = !matches!(charge.rule.algorithm(), Algorithm::Concurrent);
+                let is_time = algorithm::capabilities(charge.rule.algorithm()).holds != HoldSupport::Always;
                 let is_retry = charge.hold.is_some_and(|hold| hold.is_retry);
                 let mode = if is_retry { ScriptMode::SettleAgain } else { ScriptMode::Settle };
                 on_hold(charge, mode, if is_time { *used } else { charge.cost }, by_digest)

@@ -12,7 +12,7 @@ use tokio::runtime::Id;
 
 use super::result::{BatchResult, CallerResult, EntryReply, SendError};
 use crate::{
-    Algorithm, algorithm,
+    algorithm,
     backend::QueryTag,
     store::{Charge, Charges, StoreError},
     sync::{SpinMutex, SpinMutexGuard, spin_lock},
@@ -246,7 +246,7 @@ impl Drop for SentEntry {
 pub(crate) fn is_same_charge(one: &Charge, other: &Charge) -> bool {
     // A leaky bucket's slot may be too late for one and in time for the other: then only one is
     // charged.
-    let has_slots = matches!(one.rule.algorithm(), Algorithm::LeakyBucket { .. });
+    let has_slots = algorithm::capabilities(one.rule.algorithm()).has_slots;
     one.cost == other.cost
         && one.rule == other.rule
         && (!has_slots || [one, other].map(|charge| charge.longest_wait) == [Duration::MAX; 2])
