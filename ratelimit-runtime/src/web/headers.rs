@@ -11,7 +11,7 @@ use crate::{Permit, RequestPerMinute, Rule, SetupError};
 ///
 /// If several rules were charged, the fields are those of the most restrictive one: the least
 /// remains, or else the reset takes longest. On a refusal they are those of the rule that refused.
-/// The same holds for nested layers; with `Ietf`, each layer adds its rule to the lists. A rule in
+/// So it is with nested layers; with `Ietf`, each layer adds its rule to the lists. A rule in
 /// [shadow mode](Rule::with_shadow) has no fields.
 ///
 /// Seconds are rounded up. Every style has `Retry-After` on each refusal for which waiting helps.
