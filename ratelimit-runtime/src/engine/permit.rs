@@ -86,7 +86,8 @@ impl Receipt {
         }
     }
 
-    /// For charges of which some are held. `sent_at`: time of the request.
+    /// For charges of which some are held. Dropping the permit settles these. `sent_at`: time of the
+    /// request.
     pub(super) fn of_holds(engine: EngineRef, charges: Charges, origin: Origin, sent_at: Duration) -> Self {
         let (held, rest) = charges.split_held();
         let rest = (!rest.is_empty()).then(|| (engine.clone(), rest, origin));
@@ -95,12 +96,12 @@ impl Receipt {
     }
 }
 
-/// The decision that a permit for these charges tells: that on the most restrictive one.
+/// The decision that a permit shows for these charges: the one on the most restrictive charge.
 pub(super) fn most_restrictive_decision(charges: &[Charge]) -> Decision {
     most_restrictive(charges).map_or(Decision::fresh(u64::MAX), |charge| charge.decision)
 }
 
-/// The decision that a permit for these charges tells if no store counts them.
+/// The decision that a permit shows for charges that no store counts.
 pub(super) fn uncounted_decision(charges: &[Charge]) -> Decision {
     Decision::fresh(charges.iter().map(|charge| charge.rule.limit()).min().unwrap_or(u64::MAX))
 }
@@ -113,7 +114,7 @@ impl Permit {
         Self { limit, remaining, reset_after_ms, receipt }
     }
 
-    /// For a call that is charged nothing, with the numbers of a decision.
+    /// For a call without a charge, with the numbers of a decision.
     pub(super) fn free(decision: Decision) -> Self {
         Self::new(decision.limit, &Outcome::new(decision, [0; 2]), Receipt::Nothing)
     }
@@ -181,8 +182,7 @@ impl Permit {
     }
 
     /// True if the permit certainly still holds a place of
-    /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), or a charge
-    /// that is not settled yet.
+    /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), or a charge that is not settled yet.
     ///
     /// On Redis a hold may be lost if it could not be renewed for a whole lease. The reason may be
     /// that this process was stopped, or that the network was away. A server that lost its counters
