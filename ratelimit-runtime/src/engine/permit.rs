@@ -231,7 +231,7 @@ impl Permit {
     /// | `LeakyBucket` | all of it, if no later slot was given and its slot has not passed; otherwise nothing |
     ///
     /// A `SlidingLog` also refunds nothing behind more than 5,000 later entries, which would all
-    /// have to be rewritten.
+    /// have to be rewritten. On Redis, a charge with a cost above 1 has two entries.
     ///
     /// # Errors
     ///
