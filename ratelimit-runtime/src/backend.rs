@@ -1,4 +1,5 @@
-//! Data that the guard sends along with a query, and a store returns unread.
+//! Data that the guard hands to a store with a query, and that the store keeps unread until the
+//! answer.
 
 use crate::failures::Epoch;
 

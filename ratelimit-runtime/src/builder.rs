@@ -211,7 +211,7 @@ impl Builder {
     ///   equal decisions of all threads, if there are no others.
     /// - Each decision stands by itself. Decisions of one thread are made in the order of arrival,
     ///   and those of several threads in about that order.
-    /// - In a cluster, a round trip goes to one slot.
+    /// - In a cluster, a round trip goes to one node, with one script for each slot and algorithm.
     #[cfg(feature = "redis")]
     pub fn coalescing(mut self, coalescing: bool) -> Self {
         self.coalescing = coalescing;

@@ -109,9 +109,10 @@ impl HealthTracker {
         self.gauge.record();
     }
 
-    /// Records a decision that succeeded.
-    pub(crate) fn succeeded(&self) {
-        if !self.is_degraded.load(Ordering::Relaxed) {
+    /// Records a decision that succeeded. During an outage that is known, `is_away`, it was made
+    /// from prefetched quota and says nothing about the store.
+    pub(crate) fn succeeded(&self, is_away: impl FnOnce() -> bool) {
+        if !self.is_degraded.load(Ordering::Relaxed) || is_away() {
             return;
         }
         let mut degraded = self.lock();
@@ -221,17 +222,17 @@ mod tests {
         let tracker = HealthTracker::default();
         for tenths in 0..50 {
             tracker.failed(&error());
-            tracker.succeeded();
+            tracker.succeeded(|| false);
             assert_eq!(lasts(&tracker.health(None)), Some(tenths * TENTH));
             advance(TENTH).await;
         }
         for _ in 0..8 {
             advance(TENTH).await;
-            tracker.succeeded();
+            tracker.succeeded(|| false);
             assert!(tracker.is_degraded.load(Ordering::Relaxed), "less than a second ago");
         }
         advance(TENTH).await;
-        tracker.succeeded();
+        tracker.succeeded(|| false);
         assert!(!tracker.is_degraded.load(Ordering::Relaxed));
         assert_eq!(tracker.health(None), Health::Available);
     }
@@ -335,7 +336,7 @@ mod tests {
         with_local_recorder(&recorder, || drop(other));
         advance(QUIET).await;
         for _ in 0..3 {
-            with_local_recorder(&recorder, || tracker.succeeded());
+            with_local_recorder(&recorder, || tracker.succeeded(|| false));
             assert_eq!(values.last(), Some(0.0));
         }
         // A dropped limiter is not degraded.

@@ -195,13 +195,14 @@
 //! A decision on Redis has a deadline, 100 ms unless [`Builder::deadline`] sets another. If the
 //! store can't decide, or not in time, [`OnStoreError`] determines what happens: this process
 //! counts alone (the default), the call is let through, or it is refused as [`Cause::Unavailable`].
-//! No command is sent a second time, unless the server replied that it has not run it.
+//! No charge is sent a second time, unless the server replied that it has not run it. A settlement
+//! without an answer is sent again, and charges once.
 //!
-//! Each server has a circuit breaker. It opens when three round trips in a row got no reply within
-//! the deadline. It also opens when the connection is lost and cannot be opened again at once.
-//! While it is open, calls follow the policy without waiting. A background task probes the server
-//! with a script that does nothing. A reply within the deadline closes the breaker, also if the
-//! reply is an error.
+//! Each server has a circuit breaker. It opens when three calls in a row got no reply within the
+//! deadline; one round trip may carry all three. It also opens when the connection is lost and
+//! cannot be opened again at once. While it is open, calls follow the policy without waiting. A
+//! background task probes the server with a script that does nothing. A reply within the deadline
+//! closes the breaker, also if the reply is an error.
 //!
 //! Connections without a reply are kept and probed, so a server that stalled for a moment is used
 //! again as soon as it goes on. Another connection is opened after 2 to 4 seconds without a reply,
@@ -219,8 +220,8 @@
 //! count as a missed reply. But the server is then probed. It is also probed when it has sent
 //! nothing for 5 seconds, so an outage is noticed without calls.
 //!
-//! [`Limiter::health`] reports whether the store decides. The log has one event when an outage
-//! begins and one when it is over.
+//! [`Limiter::health`] reports whether the store decides. The log has one event at the first call
+//! that fails, and one at the first call that is admitted a second or more after the last failure.
 //!
 //! In these cases the policy of [`OnStoreError`] applies, without delay except for the first:
 //!

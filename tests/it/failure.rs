@@ -1000,6 +1000,28 @@ mod health {
         assert_eq!((log.with("swordfish").len(), log.with("pear").len()), (0, 0));
     }
 
+    /// Prefetched quota is spent without the server, whether or not its caller would wait.
+    #[tokio::test]
+    async fn does_not_become_good_by_quota_of_before_the_outage() {
+        let log = Log::default();
+        let _guard = tracing::subscriber::set_default(log.clone());
+        let mut server = RedisServer::start();
+        let limiter = limiter(&server.url(), OnStoreError::Deny).await;
+        let rule = hourly(1000, FIXED).with_prefetch(100);
+        limiter.acquire(&rule, 1).await.unwrap();
+        server.kill();
+        tracing::callsite::rebuild_interest_cache();
+        eventually("a call fails", async || {
+            let _ = limiter.acquire(&rule, 2).await;
+            log.with("rate limit store is unavailable").len() == 1
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(1_200)).await; // no failure is recent
+        limiter.acquire_within(&rule, 1, Duration::ZERO).await.unwrap();
+        limiter.acquire(&rule, 1).await.unwrap();
+        assert_eq!(log.with("available again"), []);
+    }
+
     /// In RESP2 a client is not told that its connection has ended. A server that halts does not
     /// end it.
     #[tokio::test]

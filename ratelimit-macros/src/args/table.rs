@@ -1,4 +1,7 @@
-//! The arguments of both attributes. A further argument is a further row of the table.
+//! The arguments of both attributes, a row for each.
+//!
+//! A further `builder` argument needs only its row. An `each` or `once` argument is also used in
+//! `limit.rs`, `check.rs` and `generate.rs`.
 
 use proc_macro2::TokenStream;
 use syn::parse::ParseStream;
@@ -54,8 +57,8 @@ pub(super) struct AttributeArguments {
 /// A row has a field with its type, the argument's name, a function that reads the value, and the
 /// attributes that have the argument. Its first word says how stacked attributes share it:
 /// - `each`: a field of [`RuleArguments`]. Each attribute gives its own.
-/// - `builder`: as `each`. The value is passed to this method of `Rule`, unless it is the default,
-///   `None`.
+/// - `builder`: as `each`. The generated code calls this method of `Rule` with the value. If the
+///   reader returns `None`, the value is the default and there is no call.
 /// - `once`: a field of [`CallArguments`]. At most one attribute of a function gives it.
 /// - `same`: a field of [`CallArguments`]. Several attributes may give it if they agree.
 macro_rules! arguments {

@@ -25,6 +25,8 @@ use crate::{
 };
 
 /// Denials of a counter with nothing remaining that stay true until `retry_after`.
+///
+/// `AnyCost`: all costs have the same `retry_after` then. `CostOfOne`: a larger cost waits longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheableDenials {
     CostOfOne,

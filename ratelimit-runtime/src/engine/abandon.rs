@@ -32,8 +32,8 @@ const MOST_ABSENCES: u32 = 3;
 type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
 
 /// The answer of a store that decides on a hold. If this is dropped before the answer arrives, a
-/// background task awaits the answer and refunds what was granted. If the answer is lost, clean-up
-/// starts as well.
+/// background task awaits the answer and refunds the holds that were granted. Charges beside them
+/// stay. If the answer is lost, clean-up starts as well.
 pub(crate) struct AbandonOnDrop {
     engine: EngineRef,
     /// The charges that are to be held.
@@ -98,7 +98,7 @@ fn is_granted(batch: &Batch) -> Option<bool> {
     batch.iter().map(granted).try_fold(false, |any, granted| Some(any | granted?))
 }
 
-/// Refunds what a store may have granted to a caller who left before the answer.
+/// Refunds the holds that a store may have granted to a caller who left before the answer.
 ///
 /// The answer to the caller is final: refused, or granted and to be refunded. A later command is
 /// not final, as it may overtake the request on another connection. So clean-up awaits the answer.

@@ -274,6 +274,6 @@ impl Engine {
 
     /// Records that the store has decided.
     pub(crate) fn record_success(&self) {
-        self.health_tracker.succeeded();
+        self.health_tracker.succeeded(|| self.store().and_then(Store::outage).is_some());
     }
 }

@@ -92,8 +92,8 @@ impl AcquireRequest {
         }
     }
 
-    /// Asks the store, and again without shadow rules that have refused. Also returns the counters'
-    /// numbers from an answer that admitted the call.
+    /// Asks the store, and again without shadow rules that have refused. Also returns the numbers of
+    /// the counters, if the store decided.
     async fn ask_in_turn(&self, mut charges: Charges) -> (Resolution, StoreAnswer) {
         loop {
             let (sent_at, batch) = self.query_store(charges, true).await;

@@ -232,8 +232,8 @@ fn charges_of(batch: &[Request]) -> impl Iterator<Item = (&Request, &Charge)> {
 
 /// Checks that a cached denial of the counter would also deny this charge.
 ///
-/// - A cost of 1: every algorithm denies it when nothing remains. Nothing else fits until it does,
-///   so only the time changes.
+/// - A cost of 1: every algorithm denies it when nothing remains. As long as a cost of 1 does not
+///   fit, no larger cost fits, so the counter does not change.
 /// - Any cost of a fixed window: denied when nothing remains.
 /// - A leaky bucket with a longest wait: unknown, because the slot may be early enough for one
 ///   caller and not for another.

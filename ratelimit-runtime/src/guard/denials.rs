@@ -149,7 +149,7 @@ impl DenialCache {
         self.shard(id).invalidations
     }
 
-    /// Caches a denial after which nothing remains.
+    /// Caches a denial by a counter of which nothing remains.
     ///
     /// `times`: when the query was sent, and when its answer arrived. `invalidations`: the number
     /// when the query was sent. The denial is not cached if that has grown since, or if the shard

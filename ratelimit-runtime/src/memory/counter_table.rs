@@ -90,7 +90,7 @@ impl<V: TableValue> Default for CounterTable<V> {
 impl<V: TableValue> CounterTable<V> {
     /// For changes that leave the expiry as it is. Others use [`CounterTable::update`].
     #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Memory::take_window`
+    #[allow(clippy::inline_always)] // see `Memory::charge_open_window`
     pub(super) fn get_mut(&mut self, id: CounterId) -> Option<&mut V> {
         let at = self.find(id)?;
         Some(&mut self.slots[at].value)
@@ -193,7 +193,7 @@ impl<V: TableValue> CounterTable<V> {
     }
 
     #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Memory::take_window`
+    #[allow(clippy::inline_always)] // see `Memory::charge_open_window`
     fn find(&self, id: CounterId) -> Option<usize> {
         let mut at = self.home(id);
         loop {

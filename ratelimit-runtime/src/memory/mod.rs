@@ -22,8 +22,8 @@ use counter_table::CounterTable;
 /// Counters of one process, exact under any number of threads.
 ///
 /// No background task is needed: counters that equal a fresh one are dropped when a new one needs
-/// room. If the store is full of live counters, new keys are denied as unavailable, and stored
-/// counters go on.
+/// room. If the store is full of live counters, new keys fail as unavailable, so that
+/// [`OnStoreError`](crate::OnStoreError) decides. Stored counters go on.
 ///
 /// A fixed window takes a slot of 32 bytes in a table with up to three empty slots for four
 /// windows, so 40 to 56 bytes in all.

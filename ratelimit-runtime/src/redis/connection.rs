@@ -162,8 +162,8 @@ impl CountMissedOnDrop<'_> {
         if mem::replace(&mut self.is_done, true) {
             return;
         }
-        // A caller who leaves before the deadline says nothing about the server, so that is probed.
-        // The deadline began a moment before the commands were sent, hence the tenth.
+        // A caller who leaves before the deadline says nothing about the server, so the server is
+        // probed. A tenth is subtracted because the deadline began before the commands were sent.
         let deadline = pool.endpoint.options.deadline;
         if pool.since(at) < deadline.saturating_sub(deadline / 10) {
             if !missed.answered_since(at) {

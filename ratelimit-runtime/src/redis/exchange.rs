@@ -22,8 +22,8 @@ pub(super) async fn send(
     let mut refused = Vec::new();
     for (packet, reply) in packets.iter().zip(replies) {
         match packet {
-            // The server ran none of them because of one counter, which this user may not use or
-            // which has moved.
+            // The server ran none of them because of one counter: this user may not use it, or its
+            // slot is moving. After MOVED, all of them have failed alike.
             Packet::Batch(entries) if entries.len() > 1 && is_about_one(&reply) => {
                 let first = entry_replies.len();
                 refused.extend(entries.chunks(1).zip(first..).map(|(entry, at)| (Packet::of(entry), at)));

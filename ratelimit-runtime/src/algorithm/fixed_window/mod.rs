@@ -119,8 +119,8 @@ impl MemoryState for FixedWindow {
     }
 }
 
-/// A window in two numbers: the end with the low bits of the opening time; its high bits with the
-/// use.
+/// A window in two numbers. The first has the end and the low bits of the opening time, the second
+/// its high bits and the use.
 ///
 /// Both times have 47 bits, enough until the year 6429. The use has 34 bits, enough for
 /// [`LARGEST_WINDOW`](crate::rule::limits::LARGEST_WINDOW).
@@ -142,7 +142,7 @@ impl PackedWindow {
     ///
     /// A window that was opened later than now is not open either: the clock was set back.
     #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Memory::take_window`
+    #[allow(clippy::inline_always)] // see `Memory::charge_open_window`
     pub(crate) fn charge(&mut self, count: u64, now_ms: u64, cost: u64) -> Option<Outcome> {
         let FixedWindow { end_ms, opened, used } = FixedWindow::from(*self);
         let is_open = opened <= now_ms && now_ms < end_ms;

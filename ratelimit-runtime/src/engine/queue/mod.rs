@@ -4,6 +4,9 @@
 //! arrival, as many at a time as the counter has *room* for. Room is what the latest answer left,
 //! plus what refills until the request arrives, less the cost of callers who are asking now.
 //!
+//! A caller whose turn has come and whose future is not polled keeps its turn, and blocks the
+//! callers behind it: see [`Limiter::acquire_within`](crate::Limiter::acquire_within).
+//!
 //! Without room, one caller asks as soon as the wait of the latest refusal is over: a *probe*. A
 //! caller whose cost does not fit yet blocks the callers behind it.
 //!

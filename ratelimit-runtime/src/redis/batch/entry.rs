@@ -242,7 +242,8 @@ impl Drop for SentEntry {
     }
 }
 
-/// One decision serves both charges, or one charge as large as both. Both are of one counter.
+/// Checks that two charges of one counter can be decided together: as one look, or as one charge of
+/// twice the cost.
 pub(crate) fn is_same_charge(one: &Charge, other: &Charge) -> bool {
     // A leaky bucket's slot may be too late for one and in time for the other: then only one is
     // charged.

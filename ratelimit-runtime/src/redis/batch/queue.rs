@@ -25,9 +25,9 @@ use crate::{
 #[cfg(all(test, model_check))]
 mod model_check;
 
-/// Maximum number of round trips in flight before entries gather.
+/// Round trips that begin at once. Above this, one more begins for each [`MAX_ENTRIES`] waiting.
 const MAX_ROUND_TRIPS: u64 = if cfg!(all(test, model_check)) { 1 } else { 4 };
-/// Maximum number of entries of a round trip. With as many waiting, a further round trip begins.
+/// Maximum number of entries of a round trip.
 const MAX_ENTRIES: usize = 64;
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 16 };
 
@@ -61,7 +61,8 @@ struct QueueShard {
     waiting: VecDeque<(u64, Arc<BatchEntry>)>,
     /// Number of entries ever taken: the index, in this shard, of the first that waits.
     taken: u64,
-    /// Index of the latest entry on each counter. Joining an earlier one would overtake it.
+    /// Index of the latest entry on each counter. A caller joins only that one: joining an earlier
+    /// entry would pass those between.
     latest: HashMap<CounterId, u64, BuildHasherDefault<IdentityHasher>>,
 }
 

@@ -31,9 +31,9 @@ use crate::{failures::Epoch, store::StoreError};
 
 /// Maximum number of redirections of a command.
 const MAX_REDIRECTIONS: u8 = 5;
-/// Pause before a command is repeated while the keys of its slot are moving, and for how long it
-/// is. Most callers' deadline is sooner.
+/// Pause between attempts while the keys of a slot are moving (TRYAGAIN).
 const TRY_AGAIN_PAUSE: Duration = Duration::from_millis(5);
+/// Time after which such attempts end. Most callers' deadline is sooner.
 const TRY_AGAIN_FOR: Duration = Duration::from_secs(5);
 
 /// A cluster.
