@@ -26,17 +26,18 @@ pub(crate) async fn answer<T>(reply: Reply<Result<T, StoreError>>, deadline: Dur
 pub(crate) async fn within<T>(reply: Reply<T>, left: Duration, deadline: Duration) -> Result<T, StoreError> {
     let mut answer = match reply {
         Reply::Ready(answer) => return Ok(answer),
+        Reply::Pending(_) if Handle::try_current().is_err() => return Err(StoreError::no_runtime()),
         Reply::Pending(answer) => answer,
     };
     let (began, mut timer_runtime) = (Instant::now(), None);
     let mut timer = pin!(None);
     poll_fn(|context| {
-        let Ok(runtime) = Handle::try_current() else {
-            return Poll::Ready(Err(StoreError::no_runtime()));
-        };
         if let Poll::Ready(answer) = answer.as_mut().poll(context) {
             return Poll::Ready(Ok(answer));
         }
+        let Ok(runtime) = Handle::try_current() else {
+            return Poll::Ready(Err(StoreError::no_runtime()));
+        };
         let runtime = Some(runtime.id());
         if runtime != timer_runtime {
             timer_runtime = runtime;

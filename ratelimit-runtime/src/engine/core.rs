@@ -142,7 +142,7 @@ impl Engine {
         let Some(rule) = charges.first().map(|charge| charge.rule) else {
             return Ok(0);
         };
-        let counters: SmallVec<[CounterId; 1]> = charges.iter().map(|charge| charge.counter.id()).collect();
+        let counters = ids_of(&charges);
         let refunded = self.within_deadline(self.refund_charges(charges, origin)).await;
         counters.into_iter().for_each(|counter| self.queues.changed_id(counter));
         refunded.and_then(|refunded| refunded).map_err(|error| refusal(&rule, error))
