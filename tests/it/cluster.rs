@@ -456,6 +456,38 @@ async fn no_charge_is_lost_while_its_slot_moves() {
     }
 }
 
+/// An ASK redirection holds for the moment of the reply. A caller that had to wait for a connection to the node it names asks the owner
+/// of the slot again: by then the counter may be there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_redirection_of_before_the_connection_opened_is_not_followed() {
+    let cluster = RedisCluster::builder().replicas(0).proxied().start();
+    let limiter = limiter_on(&cluster).await;
+    let (rule, key) = (hourly(10, FIXED), fresh_key());
+    let slot = cluster.slot_of(name(&rule, key));
+    let from = cluster.primary_of_slot(slot);
+    let to = (from + 1) % 3;
+    cluster.proxy(to).set(Mode::Stall);
+    cluster.proxy(to).cut();
+    cluster.begin_move(slot, from, to);
+    let late = tokio::spawn({
+        let (limiter, rule) = (limiter.clone(), rule.clone());
+        async move { limiter.acquire(&rule, key).await.unwrap().remaining() }
+    });
+    let node = &cluster.nodes()[from];
+    eventually("the caller is redirected", || async {
+        ask::<String>(node, "INFO errorstats").contains("errorstat_ASK:")
+    })
+    .await;
+    cluster.finish_move(slot, from, to);
+    cluster.move_slot(slot, to, from);
+    assert_eq!(limiter.acquire_n(&rule, key, 3).await.unwrap().remaining(), 7);
+    cluster.begin_move(slot, from, to);
+    cluster.proxy(to).set(Mode::Pass);
+    assert_eq!(late.await.unwrap(), 6);
+    cluster.finish_move(slot, from, to);
+    assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 6);
+}
+
 /// Under a deadline as most have one, a lost node is met by its replica, and nothing else suffers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_failover_is_followed() {

@@ -69,9 +69,15 @@ impl RuntimeNode {
         ticket
     }
 
-    /// Sends a command by itself.
+    /// Sends a command by itself. With `asking`, only if a connection is open.
     pub(super) async fn send_alone(self: Arc<Self>, command: Command, asking: bool) -> CommandResult {
-        let mut connection = match Connection::from_pool(&self.pool).await {
+        let connection = if asking {
+            Connection::try_from_pool(&self.pool)
+                .unwrap_or_else(|| Err(StoreError::unavailable("no connection is open yet")))
+        } else {
+            Connection::from_pool(&self.pool).await
+        };
+        let mut connection = match connection {
             Ok(connection) => connection,
             Err(error) => return (command, Err(SendError::NotSent(error))),
         };

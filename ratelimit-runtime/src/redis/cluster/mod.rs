@@ -46,6 +46,9 @@ pub(super) struct Cluster {
 struct CommandRoute {
     slot: u16,
     /// The node that an ASK redirection named, for the next attempt only.
+    ///
+    /// It holds for the moment of the reply. An importing node obeys it also when the counter is at
+    /// the slot's owner again, and would count from zero.
     ask: Option<Arc<ClusterNode>>,
     redirections: u8,
 }
@@ -84,6 +87,13 @@ impl Cluster {
             };
             let (returned, reply) = node.server.run(command, slot, asking).await;
             command = returned;
+            // The node is not connected yet. Once it is, the redirection may be out of date.
+            if asking && matches!(reply, Err(SendError::NotSent(_))) && node.server.connected().await.is_ok() {
+                match redirect(&mut route) {
+                    NextStep::Done(reply) => return (command, reply),
+                    _ => continue,
+                }
+            }
             match self.next(&mut route, &node, reply) {
                 NextStep::Done(reply) => return (command, reply),
                 NextStep::RetryLater if begun.elapsed() > TRY_AGAIN_FOR => {

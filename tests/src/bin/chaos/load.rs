@@ -35,6 +35,15 @@ struct Outcome {
     shared: Vec<u64>,
 }
 
+/// Sets the flag when it is dropped.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs the workers against a place, breaks it meanwhile, and asks it afterwards.
 fn run(place: &Place, policy: OnStoreError, extent: Extent, faults: &mut Faults) -> Outcome {
     let (broken, done) = (Broken::default(), AtomicBool::new(false));
@@ -65,9 +74,9 @@ fn run(place: &Place, policy: OnStoreError, extent: Extent, faults: &mut Faults)
                 }
             });
         }
-        let reports: Vec<_> = workers.into_iter().map(Worker::report).collect();
-        done.store(true, Ordering::Relaxed);
-        reports
+        // Also if a worker ends without a report: the threads above would go on for ever.
+        let _done = SetOnDrop(&done);
+        workers.into_iter().map(Worker::report).collect::<Vec<_>>()
     });
     check_histories(place, policy, &mut reports, faults);
     let (once, shared) = runtime().block_on(charged(place, each.div_ceil(2)));
