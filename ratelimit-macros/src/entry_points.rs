@@ -6,12 +6,12 @@ use proc_macro2::{TokenStream, TokenTree};
 pub(crate) const LIMIT: &str = "limit_request_per_time";
 /// One limit, and the body uses the permit.
 pub(crate) const LIMIT_WITH_PERMIT: &str = "permit_request_per_time";
-/// Several limits.
+/// Several limits, no permit for the body.
 pub(crate) const LIMIT_ALL: &str = "limit_requests_per_time";
-/// Limits of which at least one is held until the call ends.
-pub(crate) const HOLD: &str = "hold_requests";
+/// Several limits, and the body uses the permit; or a limit that is held until the call ends.
+pub(crate) const LIMIT_ALL_WITH_PERMIT: &str = "permit_requests_per_time";
 
-const ALL: [&str; 4] = [LIMIT, LIMIT_WITH_PERMIT, LIMIT_ALL, HOLD];
+const ALL: [&str; 4] = [LIMIT, LIMIT_WITH_PERMIT, LIMIT_ALL, LIMIT_ALL_WITH_PERMIT];
 
 /// Returns true if the body is limited already: it contains one of the calls, such as
 /// `__private::limit_request_per_time`.

@@ -39,11 +39,12 @@ impl GeneratedCheck {
     //         return FromRefusal::from_refusal(refused);
     //     }
     //
-    // With several limits, a limit that is held, or a permit for the body:
-    //     let deciding = limit_requests_per_time(None, const { Call::new() }, [..]);
-    //     if let Err(refused) = deciding.await {
-    //         return FromRefusal::from_refusal(refused);
-    //     }
+    // With a limit that is held, or a permit for the body:
+    //     let deciding = permit_requests_per_time(None, const { Call::new() }, [..]);
+    //     let permit = match deciding.await {
+    //         Ok(permit) => permit,
+    //         Err(refused) => return FromRefusal::from_refusal(refused),
+    //     };
     //
     // The future is made in a statement of its own: temporaries of the key expression, such as a
     // lock guard, are dropped before the await, so the future stays `Send`.
@@ -66,7 +67,7 @@ impl GeneratedCheck {
         };
         let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(use_attribute);
         let prologue = match permit {
-            None if limits.len() == 1 => hygienic! {
+            None => hygienic! {
                 #joined
                 if let ::core::result::Result::Err(refused) = 'decided: {
                     let deciding = match #deciding {
@@ -75,13 +76,6 @@ impl GeneratedCheck {
                     };
                     deciding.await
                 } {
-                    #refusal
-                }
-            },
-            None => hygienic! {
-                #joined
-                let deciding = #deciding;
-                if let ::core::result::Result::Err(refused) = deciding.await {
                     #refusal
                 }
             },
@@ -133,8 +127,10 @@ fn ask_limiter(
     let krate = runtime.tokens();
     let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, runtime)).collect();
     let (entry_point, charges) = match &charges[..] {
-        charges if is_held => (entry_points::HOLD, hygienic!([#(#charges.asked()),*])),
-        [charge] if arguments.permit.is_some() => (entry_points::LIMIT_WITH_PERMIT, charge.clone()),
+        [charge] if !is_held && arguments.permit.is_some() => (entry_points::LIMIT_WITH_PERMIT, charge.clone()),
+        charges if is_held || arguments.permit.is_some() => {
+            (entry_points::LIMIT_ALL_WITH_PERMIT, hygienic!([#(#charges.asked()),*]))
+        }
         [charge] => (entry_points::LIMIT, charge.clone()),
         charges => (entry_points::LIMIT_ALL, hygienic!([#(#charges.asked()),*])),
     };

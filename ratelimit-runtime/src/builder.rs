@@ -4,11 +4,7 @@ use std::{fmt, num::NonZeroU32, time::Duration};
 
 use crate::{
     Clock, Limiter, OnStoreError, SetupError,
-    engine::{
-        core::{BackendKind, Engine},
-        handle::Handles,
-        settings::EngineSettings,
-    },
+    engine::{backend_kind::BackendKind, core::Engine, handle::Handles, settings::EngineSettings},
     guard::{Guard, Upstream},
     memory::Memory,
     observe,

@@ -85,6 +85,9 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    /// The outcome of no charge.
+    pub(crate) const NONE: Self = Self { remaining: 0, reset_after_ms: 0, retry_after_ms: 0, receipt: [0; 2] };
+
     /// The outcome of a charge that the store has decided on.
     pub(crate) fn new(decision: Decision, receipt: [u64; 2]) -> Self {
         let Decision { remaining, reset_after_ms, retry_after_ms, .. } = decision;

@@ -5,7 +5,7 @@ mod store_error;
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 pub use self::store_error::StoreError;
-use crate::{Decision, Rule, rule::limits::MOST_HOLDS};
+use crate::{Algorithm, Decision, Rule, rule::limits::MOST_HOLDS};
 
 /// The cause of a refusal.
 ///
@@ -59,65 +59,82 @@ pub enum Cause {
 /// # });
 /// ```
 #[derive(Clone, PartialEq, Eq)]
-pub struct RequestPerMinute(Arc<RefusalDetails>);
+pub struct RequestPerMinute(Refusal);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
+enum Refusal {
+    /// In place, so that the most frequent refusal allocates nothing.
+    Exceeded(ExceededLimit),
+    Other(Arc<RefusalDetails>),
+}
+
+/// A reached limit: the rule without its id and options, and the numbers of the decision.
+#[derive(Clone, PartialEq, Eq)]
+struct ExceededLimit {
+    prefix: &'static str,
+    count: u64,
+    period_ms: u64,
+    algorithm: Algorithm,
+    cost: u64,
+    remaining: u64,
+    /// [`u64::MAX`] if it is not known.
+    retry_after_ms: u64,
+    counted: Counted,
+}
+
+/// The things of which there are too many.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Counted {
+    Calls,
+    Milliseconds,
+    /// The cost fits, but the log has no room for a further hold.
+    Holds,
+}
+
+#[derive(Clone, PartialEq, Eq)]
 struct RefusalDetails {
     cause: Cause,
     rule: Rule,
     cost: u64,
-    remaining: u64,
-    retry_after: Option<Duration>,
-    /// Whether the count is in milliseconds.
-    is_timed: bool,
     reason: Cow<'static, str>,
-}
-
-impl RefusalDetails {
-    /// `100 per minute`
-    fn limit(&self) -> String {
-        let (count, period) = (self.rule.count(), Period(self.rule.period()));
-        match self.rule.is_concurrent() {
-            true => format!("{count} at once"),
-            false if self.is_timed => format!("{:?} of time per {period}", Duration::from_millis(count)),
-            false => format!("{count} per {period}"),
-        }
-    }
 }
 
 impl RequestPerMinute {
     fn new(cause: Cause, rule: &Rule, cost: u64, reason: impl Into<Cow<'static, str>>) -> Self {
-        let reason = reason.into();
-        Self(Arc::new(RefusalDetails {
-            cause,
-            rule: *rule,
-            cost,
-            remaining: 0,
-            retry_after: None,
-            is_timed: false,
-            reason,
-        }))
+        let details = RefusalDetails { cause, rule: *rule, cost, reason: reason.into() };
+        Self(Refusal::Other(Arc::new(details)))
     }
 
     pub(crate) fn exceeded(rule: &Rule, cost: u64, decision: &Decision) -> Self {
-        let remaining = decision.remaining;
         // A place becomes free at an unknown time.
-        let retry_after = decision.retry_after().filter(|_| !rule.is_concurrent());
-        let (cause, is_timed, reason) = (Cause::Exceeded, false, "".into());
-        Self(Arc::new(RefusalDetails { cause, rule: *rule, cost, remaining, retry_after, is_timed, reason }))
+        let retry_after_ms = if rule.is_concurrent() { u64::MAX } else { decision.retry_after_ms };
+        Self(Refusal::Exceeded(ExceededLimit {
+            prefix: rule.prefix(),
+            count: rule.count(),
+            period_ms: rule.period_ms(),
+            algorithm: rule.algorithm(),
+            cost,
+            remaining: decision.remaining,
+            retry_after_ms,
+            counted: Counted::Calls,
+        }))
+    }
+
+    fn with_counted(mut self, counted: Counted) -> Self {
+        if let Refusal::Exceeded(exceeded) = &mut self.0 {
+            exceeded.counted = counted;
+        }
+        self
     }
 
     /// Marks the count as milliseconds.
-    pub(crate) fn of_time(mut self) -> Self {
-        Arc::make_mut(&mut self.0).is_timed = true;
-        self
+    pub(crate) fn of_time(self) -> Self {
+        self.with_counted(Counted::Milliseconds)
     }
 
-    /// Sets the message for a cost that fits a log which has no room for a further hold.
-    pub(crate) fn of_holds(mut self) -> Self {
-        Arc::make_mut(&mut self.0).reason =
-            format!("has {MOST_HOLDS} holds at once, the maximum of a SlidingLog").into();
-        self
+    /// Marks a cost that fits a log which has no room for a further hold.
+    pub(crate) fn of_holds(self) -> Self {
+        self.with_counted(Counted::Holds)
     }
 
     pub(crate) fn never_fits(rule: &Rule, cost: u64) -> Self {
@@ -138,47 +155,60 @@ impl RequestPerMinute {
 
     /// Sets the rest of the wait.
     pub(crate) fn retry_in(mut self, wait: Duration) -> Self {
-        let ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-        let retry_after = &mut Arc::make_mut(&mut self.0).retry_after;
-        *retry_after = retry_after.map(|_| Duration::from_millis(ms));
+        if let Refusal::Exceeded(ExceededLimit { retry_after_ms, .. }) = &mut self.0
+            && *retry_after_ms != u64::MAX
+        {
+            *retry_after_ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX - 1);
+        }
         self
     }
 
     /// Whether too few places of a semaphore are free.
     pub(crate) fn fits_when_released(&self) -> bool {
-        matches!(self.0.cause, Cause::Exceeded | Cause::NeverFits) && self.0.rule.is_concurrent()
+        let (rule, _) = self.rule_and_cost();
+        matches!(self.cause(), Cause::Exceeded | Cause::NeverFits) && rule.is_concurrent()
     }
 
-    /// The rule that refused, and the cost of the call.
-    #[cfg(any(feature = "axum", feature = "tower"))]
-    pub(crate) fn asked(&self) -> (Rule, u64) {
-        (self.0.rule, self.0.cost)
+    /// The rule that refused, perhaps without its id and options, and the cost of the call.
+    pub(crate) fn rule_and_cost(&self) -> (Rule, u64) {
+        match &self.0 {
+            Refusal::Exceeded(ExceededLimit { prefix, count, period_ms, algorithm, cost, .. }) => {
+                (Rule::without_id(prefix, *count, *period_ms, *algorithm), *cost)
+            }
+            Refusal::Other(details) => (details.rule, details.cost),
+        }
     }
 
     /// The cause of the refusal.
     pub fn cause(&self) -> Cause {
-        self.0.cause
+        match &self.0 {
+            Refusal::Exceeded(_) => Cause::Exceeded,
+            Refusal::Other(details) => details.cause,
+        }
     }
 
     /// The prefix of the rule that refused. Of several rules, the one with the longest wait.
     pub fn rule(&self) -> &'static str {
-        self.0.rule.prefix()
+        self.rule_and_cost().0.prefix()
     }
 
     /// The largest cost that this rule ever grants; see [`Rule::limit`].
     pub fn limit(&self) -> u64 {
-        self.0.rule.limit()
+        self.rule_and_cost().0.limit()
     }
 
     /// The period of this rule.
     pub fn period(&self) -> Duration {
-        self.0.rule.period()
+        self.rule_and_cost().0.period()
     }
 
     /// The largest cost that this rule would have granted. 0 for causes other than
     /// [`Cause::Exceeded`].
     pub fn remaining(&self) -> u64 {
-        self.0.remaining
+        match &self.0 {
+            Refusal::Exceeded(exceeded) => exceeded.remaining,
+            Refusal::Other(_) => 0,
+        }
     }
 
     /// The shortest wait after which this call is granted without other calls, from the store's
@@ -188,27 +218,41 @@ impl RequestPerMinute {
     /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent): a place becomes free at an unknown
     /// time.
     pub fn retry_after(&self) -> Option<Duration> {
-        self.0.retry_after
+        match &self.0 {
+            Refusal::Exceeded(ExceededLimit { retry_after_ms: ms, .. }) if *ms != u64::MAX => {
+                Some(Duration::from_millis(*ms))
+            }
+            _ => None,
+        }
     }
 }
 
 impl fmt::Display for RequestPerMinute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RefusalDetails { cause, rule, cost, retry_after, reason, .. } = &*self.0;
+        let (rule, cost) = self.rule_and_cost();
         let prefix = rule.prefix();
-        match cause {
-            Cause::Exceeded => {
-                match &**reason {
-                    "" => write!(f, "`{prefix}` is limited to {}", self.0.limit())?,
-                    reason => write!(f, "`{prefix}` {reason}")?,
+        let (cause, reason) = match &self.0 {
+            Refusal::Exceeded(exceeded) => {
+                match exceeded.counted {
+                    Counted::Calls => write!(f, "`{prefix}` is limited to {}", Limit(&rule))?,
+                    Counted::Milliseconds => {
+                        let (time, period) = (Duration::from_millis(rule.count()), Period(rule.period()));
+                        write!(f, "`{prefix}` is limited to {time:?} of time per {period}")?;
+                    }
+                    Counted::Holds => {
+                        write!(f, "`{prefix}` has {MOST_HOLDS} holds at once, the maximum of a SlidingLog")?;
+                    }
                 }
-                match retry_after {
+                return match self.retry_after() {
                     Some(wait) => write!(f, "; retry in {:.3}s", wait.as_secs_f64()),
                     None => Ok(()),
-                }
+                };
             }
-            Cause::NeverFits => {
-                write!(f, "`{prefix}` is limited to {}", self.0.limit())?;
+            Refusal::Other(details) => (details.cause, &details.reason),
+        };
+        match cause {
+            Cause::Exceeded | Cause::NeverFits => {
+                write!(f, "`{prefix}` is limited to {}", Limit(&rule))?;
                 if rule.limit() != rule.count() {
                     write!(f, " and {} at once", rule.limit())?;
                 }
@@ -238,6 +282,20 @@ impl fmt::Debug for RequestPerMinute {
 }
 
 impl std::error::Error for RequestPerMinute {}
+
+/// Prints `100 per minute` or `5 at once`.
+struct Limit<'a>(&'a Rule);
+
+impl fmt::Display for Limit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.0.count();
+        if self.0.is_concurrent() {
+            write!(f, "{count} at once")
+        } else {
+            write!(f, "{count} per {}", Period(self.0.period()))
+        }
+    }
+}
 
 /// Prints `minute`, `5 minutes` or `1.5s`.
 struct Period(Duration);

@@ -301,18 +301,41 @@ pub fn permit_request_per_time<R: Borrow<Rule>>(
 }
 
 /// Checks the limits of a function with several limits.
-#[must_use]
+///
+/// # Errors
+///
+/// [`DeferredAll`] if the call can't be decided at once.
 pub fn limit_requests_per_time<const N: usize>(
     limiter: Option<&Limiter>,
     Call(options, _): Call,
     charges: [ChargeRequest; N],
-) -> Acquire {
-    Acquire::all(engine_ref(limiter), charges.into(), options, OnLimit::Reject)
+) -> Result<Result<(), RequestPerMinute>, DeferredAll> {
+    if let OnLimit::Reject = options.on_limit() {
+        let is_admitted = match limiter {
+            None => acquire::try_acquire_all(&Limiter::current(), &charges),
+            Some(limiter) => acquire::try_acquire_all(limiter.engine(), &charges),
+        };
+        if is_admitted {
+            return Ok(Ok(()));
+        }
+    }
+    Err(DeferredAll(Acquire::all(engine_ref(limiter), charges.into(), options, OnLimit::Reject)))
 }
 
-/// Checks the limits of a function of which at least one is held while the body runs.
+/// A call with several limits that could not be decided at once.
+#[derive(Debug)]
+pub struct DeferredAll(Acquire);
+
+impl DeferredAll {
+    #[must_use]
+    pub fn decide(self) -> Admit {
+        Admit(self.0)
+    }
+}
+
+/// Checks the limits of a function whose body uses the permit, or that holds it while it runs.
 #[must_use]
-pub fn hold_requests<const N: usize>(
+pub fn permit_requests_per_time<const N: usize>(
     limiter: Option<&Limiter>,
     Call(options, on_busy): Call,
     charges: [ChargeRequest; N],

@@ -368,7 +368,13 @@ pub(crate) struct ChargeQuery<'a> {
     pub(crate) hold: Option<&'a Hold>,
 }
 
-impl ChargeQuery<'_> {
+impl<'a> ChargeQuery<'a> {
+    /// A charge that holds nothing.
+    #[inline]
+    pub(crate) fn of(rule: &'a Rule, cost: u64) -> Self {
+        Self { rule, cost, longest_wait_ms: u64::MAX, hold: None }
+    }
+
     /// The least that is granted.
     pub(crate) fn least(&self) -> u64 {
         if self.hold.is_some_and(|hold| hold.allow_partial) { self.cost.min(1) } else { self.cost }

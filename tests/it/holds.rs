@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use ratelimit_runtime::__private::{AnnotatedCharge, Call, charge, charge_elapsed, concurrent, hold_requests, key};
+use ratelimit_runtime::__private::{
+    AnnotatedCharge, Call, charge, charge_elapsed, concurrent, key, permit_requests_per_time,
+};
 use ratelimit_runtime::conformance::{counter_of, store_of};
 use ratelimit_runtime::store::{Batch, Charge as StoreCharge, Charges, Hold, Reply, Request, StoreError};
 use ratelimit_runtime::{
@@ -35,7 +37,7 @@ const TOKENS: Rule = Rule::new("tokens", 1000, SECOND.saturating_mul(60)).with_a
 const TIME: Rule = Rule::new("time", 20_000, SECOND.saturating_mul(60)).with_algorithm(LOG);
 
 async fn run(limiter: &Limiter, rule: Rule, id: u64, max: Option<u64>) -> Result<Permit, RequestPerMinute> {
-    hold_requests(Some(limiter), Call::new(), [charge_elapsed(rule, key(&id), max).asked()]).await
+    permit_requests_per_time(Some(limiter), Call::new(), [charge_elapsed(rule, key(&id), max).asked()]).await
 }
 
 async fn remaining(limiter: &Limiter, rule: &Rule, key: u64) -> u64 {
@@ -271,7 +273,7 @@ async fn nothing_is_charged_where_no_place_is_free_and_no_place_taken_where_noth
         let rate = Rule::new("rate", 3, 60 * SECOND);
         let both = || {
             let charges = [charge(concurrent("joined", 1, 30_000), key(&id), 1), charge(rate, key(&id), 1)];
-            hold_requests(Some(limiter), Call::new(), charges.map(AnnotatedCharge::asked))
+            permit_requests_per_time(Some(limiter), Call::new(), charges.map(AnnotatedCharge::asked))
         };
         let place = Rule::new("joined", 1, LEASE).with_algorithm(Algorithm::Concurrent);
         let permit = both().await.unwrap();
@@ -1030,7 +1032,7 @@ async fn a_place_beside_a_short_charge_is_left_after_an_outage() {
     let places = Rule::new("long", 1, 3600 * SECOND).with_algorithm(Algorithm::Concurrent);
     let charges = [charge(concurrent("long", 1, 3_600_000), key(&id), 1), charge_elapsed(TIME, key(&id), Some(1000))];
     let charges = charges.map(AnnotatedCharge::asked);
-    let permit = hold_requests(Some(&limiter), Call::new(), charges).await.unwrap();
+    let permit = permit_requests_per_time(Some(&limiter), Call::new(), charges).await.unwrap();
     proxy.set(Mode::Stall);
     drop(permit);
     sleep(3 * SECOND).await;

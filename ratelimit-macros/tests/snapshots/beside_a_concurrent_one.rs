@@ -1,6 +1,6 @@
 async fn f(id: u64) -> R {
     use limit_concurrent_requests as _;
-    let deciding = ::ratelimit_runtime::__private::hold_requests(
+    let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const {
             ::ratelimit_runtime::__private::Call::new()

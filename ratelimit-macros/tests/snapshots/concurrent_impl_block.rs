@@ -1,6 +1,6 @@
 impl Api {
     async fn get(&self) -> R {
-        let deciding = ::ratelimit_runtime::__private::hold_requests(
+        let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             [
@@ -32,7 +32,7 @@ impl Api {
     fn put(&self) -> Pin<Box<dyn Future<Output = R>>> {
         Box::pin(async move {
             use limit_request_per_time as _;
-            let deciding = ::ratelimit_runtime::__private::hold_requests(
+            let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
                 ::core::option::Option::None,
                 const { ::ratelimit_runtime::__private::Call::new() },
                 [

@@ -1,7 +1,7 @@
 async fn f(&self, id: Option<u64>) -> R {
     let deciding = {
         let limiter: &::facade::Limiter = &self.limiter;
-        ::facade::__private::hold_requests(
+        ::facade::__private::permit_requests_per_time(
             ::core::option::Option::Some(limiter),
             const {
                 ::facade::__private::Call::new()

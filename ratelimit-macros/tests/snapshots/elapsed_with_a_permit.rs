@@ -1,5 +1,5 @@
 async fn f(budget: u64) -> R {
-    let deciding = ::ratelimit_runtime::__private::hold_requests(
+    let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         [

@@ -1,6 +1,6 @@
 fn f() -> Answering {
     Box::pin(async move {
-        let deciding = ::ratelimit_runtime::__private::hold_requests(
+        let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             [

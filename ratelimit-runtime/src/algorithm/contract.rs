@@ -1,6 +1,6 @@
 //! The contract of an algorithm: how it counts in memory, and the scripts it counts with on Redis.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 #[cfg(feature = "redis")]
 use redis::Value;
@@ -37,7 +37,7 @@ impl Evaluation {
 
     /// Evaluation of an unused counter.
     #[inline]
-    pub(super) fn fresh(rule: &Rule, cost: u64) -> Self {
+    pub(crate) fn fresh(rule: &Rule, cost: u64) -> Self {
         Self::new(rule, rule.limit(), 0, (cost > rule.limit()).then_some(0))
     }
 
@@ -61,10 +61,19 @@ impl Evaluation {
 
 /// The state of one counter in memory.
 ///
-/// A receipt is two numbers by which [`MemoryState::refund`] finds the charge again.
-pub(super) trait MemoryState: Sized {
-    /// A counter without charges.
-    fn fresh(rule: &Rule, now_us: u64) -> Self;
+/// A receipt is two numbers by which [`MemoryState::refund`] finds the charge again. A table stores
+/// states side by side; in an empty slot it has the default one.
+pub(crate) trait MemoryState: fmt::Debug {
+    /// A type with the alignment of a slot: of a cache line or half of one if no slot is to cross
+    /// its border, or `()`.
+    type Align: fmt::Debug
+    where
+        Self: Sized;
+
+    /// A counter without charges. It lasts as if it had been charged now.
+    fn fresh(rule: &Rule, now_us: u64) -> Self
+    where
+        Self: Sized;
 
     /// Time from which the state equals a fresh one and can be dropped.
     fn expires_at_ms(&self) -> u64;
@@ -92,11 +101,9 @@ pub(super) trait MemoryState: Sized {
         0
     }
 
-    /// Charges the query's cost if it fits.
-    #[inline]
-    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
-        evaluate_and_commit(self, query, now_us)
-    }
+    /// Charges the query's cost if it fits. An implementation does the most frequent case in one
+    /// step, and leaves all others to [`evaluate_and_commit`].
+    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome;
 
     #[inline]
     fn is_fresh(&self, now_us: u64) -> bool {
@@ -106,7 +113,7 @@ pub(super) trait MemoryState: Sized {
 
 /// Evaluates the query's cost on a state that may have expired or stem from a later time.
 #[inline]
-pub(super) fn evaluate<S: MemoryState>(state: &mut S, query: &ChargeQuery<'_>, now_us: u64) -> Evaluation {
+pub(crate) fn evaluate<S: MemoryState + ?Sized>(state: &mut S, query: &ChargeQuery<'_>, now_us: u64) -> Evaluation {
     if state.is_fresh(now_us) {
         return Evaluation::fresh(query.rule, query.least());
     }
@@ -115,7 +122,7 @@ pub(super) fn evaluate<S: MemoryState>(state: &mut S, query: &ChargeQuery<'_>, n
 }
 
 /// Charges the query's cost if it fits, for any algorithm.
-#[inline]
+#[inline(never)]
 pub(super) fn evaluate_and_commit<S: MemoryState>(state: &mut S, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
     let found = evaluate(state, query, now_us);
     if !found.fits || query.cost == 0 {

@@ -18,9 +18,17 @@ mod wire;
 
 #[cfg(feature = "config")]
 pub(crate) use self::table::position;
+pub(crate) use self::{
+    bucket::Bucket,
+    contract::{Evaluation, MemoryState, evaluate},
+    fixed_window::FixedWindow,
+    semaphore::Semaphore,
+    sliding_log::SlidingLog,
+    sliding_window::SlidingWindow,
+    table::{CacheableDenials, Capabilities, HoldSupport, algorithms, capabilities},
+};
 #[cfg(feature = "redis")]
 pub(crate) use self::{
-    contract::Evaluation,
     script::{
         DECISIONS_PER_REPEAT, DECISIONS_PER_TRANSACTION, MAX_STEPS, ScriptMode, batch_outcome, batch_script,
         decide_script, outcome_for_nth, packed_args, refund_script, renewal_args, repeat_script, reply_for_nth,
@@ -31,8 +39,4 @@ pub(crate) use self::{
         stored_cost,
     },
     wire::PackedNumbers,
-};
-pub(crate) use self::{
-    fixed_window::{FixedWindow, PackedWindow},
-    table::{CacheableDenials, Capabilities, CounterState, HoldSupport, capabilities},
 };

@@ -3,26 +3,19 @@
 #[cfg(feature = "redis")]
 use redis::Value;
 
+#[cfg(feature = "redis")]
 use super::{
     bucket::Bucket,
-    contract::{self, Evaluation, MemoryState},
+    contract::{Evaluation, LuaScript, RedisScript},
     fixed_window::FixedWindow,
     semaphore::Semaphore,
     sliding_log::SlidingLog,
     sliding_window::SlidingWindow,
-};
-#[cfg(feature = "redis")]
-use super::{
-    contract::{LuaScript, RedisScript},
     wire::PackedNumbers,
 };
+use crate::Algorithm;
 #[cfg(feature = "redis")]
-use crate::store::Charge;
-use crate::{
-    Algorithm, Rule,
-    decision::Outcome,
-    store::{ChargeQuery, Hold},
-};
+use crate::{Rule, store::Charge};
 
 /// Denials of a counter with nothing remaining that stay true until `retry_after`.
 ///
@@ -54,8 +47,35 @@ pub(crate) struct Capabilities {
     pub(crate) stands_alone: bool,
 }
 
+/// The table. Each line is a state and the algorithms that it serves. For each of these: which
+/// denials can be cached, which charges can be held, whether calls wait for slots, and whether a
+/// rule stands alone.
+///
+/// Calls a macro with all lines. The memory store makes its tables of counters from them.
 macro_rules! algorithms {
-    ($($state:ident($stored:ty) {
+    ($callback:ident) => {
+        $callback! {
+            FixedWindow   { FixedWindow:   denials AnyCost,   holds Never,   slots false, alone false; }
+            SlidingLog    { SlidingLog:    denials CostOfOne, holds Settled, slots false, alone false; }
+            SlidingWindow { SlidingWindow: denials CostOfOne, holds Never,   slots false, alone false; }
+            Bucket        { TokenBucket:   denials CostOfOne, holds Never,   slots false, alone false;
+                            LeakyBucket:   denials CostOfOne, holds Never,   slots true,  alone true; }
+            Semaphore     { Concurrent:    denials CostOfOne, holds Always,  slots false, alone false; }
+        }
+    };
+}
+pub(crate) use algorithms;
+
+impl Capabilities {
+    /// A charge that holds nothing is decided at once.
+    #[inline]
+    pub(crate) const fn decides_at_once(self) -> bool {
+        !self.has_slots && !matches!(self.holds, HoldSupport::Always)
+    }
+}
+
+macro_rules! dispatch {
+    ($($state:ident {
         $($algorithm:ident:
             denials $denials:ident, holds $holds:ident, slots $has_slots:literal, alone $stands_alone:literal;)+
     })+) => {
@@ -78,74 +98,6 @@ macro_rules! algorithms {
             enum Position { $($($algorithm,)+)+ }
             match algorithm {
                 $($(Algorithm::$algorithm { .. } => Position::$algorithm as u32,)+)+
-            }
-        }
-
-        /// The state of one counter in memory.
-        #[derive(Debug)]
-        pub(crate) enum CounterState {
-            $($state($stored),)+
-        }
-
-        impl CounterState {
-            /// A counter without charges.
-            pub(crate) fn fresh(rule: &Rule, now_us: u64) -> Self {
-                match rule.algorithm() {
-                    $($(Algorithm::$algorithm { .. })|+ => Self::$state($state::fresh(rule, now_us).into()),)+
-                }
-            }
-
-            /// Time from which it equals a fresh counter and can be dropped.
-            #[inline]
-            pub(crate) fn expires_at_ms(&self) -> u64 {
-                match self {
-                    $(Self::$state(state) => state.expires_at_ms(),)+
-                }
-            }
-
-            #[inline]
-            pub(crate) fn is_fresh(&self, now_us: u64) -> bool {
-                self.expires_at_ms() <= now_us / 1000
-            }
-
-            /// Decides without a charge on a counter, `None` if it is not stored.
-            #[inline]
-            pub(crate) fn evaluate(stored: Option<&mut Self>, query: &ChargeQuery<'_>, now_us: u64) -> Evaluation {
-                match stored {
-                    None => Evaluation::fresh(query.rule, query.least()),
-                    $(Some(Self::$state(state)) => contract::evaluate::<$state>(state, query, now_us),)+
-                }
-            }
-
-            /// Charges the cost if it fits.
-            pub(crate) fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
-                match self {
-                    $(Self::$state(state) => state.charge(query, now_us),)+
-                }
-            }
-
-            /// Undoes a charge. Returns the amount that still counted. An empty counter is fresh
-            /// afterwards.
-            pub(crate) fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
-                match self {
-                    _ if self.is_fresh(now_us) => 0,
-                    $(Self::$state(state) => state.refund(rule, cost, receipt, now_us),)+
-                }
-            }
-
-            /// Makes a hold last one lease from now. `false` if it no longer counts.
-            pub(crate) fn renew(&mut self, hold: &Hold, now_us: u64) -> bool {
-                match self {
-                    $(Self::$state(state) => state.renew(hold, now_us),)+
-                }
-            }
-
-            /// Replaces a hold by a charge of the amount used. Returns the amount that was still
-            /// held.
-            pub(crate) fn settle(&mut self, rule: &Rule, hold: &Hold, used: u64, now_us: u64) -> u64 {
-                match self {
-                    $(Self::$state(state) => state.settle(rule, hold, used, now_us),)+
-                }
             }
         }
 
@@ -240,16 +192,7 @@ macro_rules! algorithms {
     };
 }
 
-// A state, how it is stored, and the algorithms that it serves. For each of them: which denials can
-// be cached, which charges can be held, whether calls wait for slots, and whether a rule stands alone.
-algorithms! {
-    FixedWindow(FixedWindow)          { FixedWindow:   denials AnyCost,   holds Never,   slots false, alone false; }
-    SlidingLog(Box<SlidingLog>)       { SlidingLog:    denials CostOfOne, holds Settled, slots false, alone false; }
-    SlidingWindow(Box<SlidingWindow>) { SlidingWindow: denials CostOfOne, holds Never,   slots false, alone false; }
-    Bucket(Bucket)                    { TokenBucket:   denials CostOfOne, holds Never,   slots false, alone false;
-                                        LeakyBucket:   denials CostOfOne, holds Never,   slots true,  alone true; }
-    Semaphore(Box<Semaphore>)         { Concurrent:    denials CostOfOne, holds Always,  slots false, alone false; }
-}
+algorithms!(dispatch);
 
 /// Number of scripts that decide, one for each [`script_id`].
 #[cfg(feature = "redis")]

@@ -1,32 +1,32 @@
 //! The future of a call: an immediate attempt, a ticket in a batch, or the general way.
 
 use std::{
+    borrow::Cow,
     fmt,
     future::Future,
     mem,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
 };
+
+use smallvec::SmallVec;
 
 use super::{
     ask::AcquireResult,
+    backend_kind::Ticket,
     core::{Engine, EngineRef},
     general::BoxedAcquire,
     permit::{Permit, Receipt},
-    receipt::CounterReceipt,
-    request::{AcquireOptions, AcquireRequest, ChargeRequest, OnLimit, RequestKey},
+    request::{AcquireOptions, AcquireRequest, ChargeRequest, CostKind, OnLimit, RequestKey},
 };
 use crate::{
-    Algorithm, RequestPerMinute, Rule, algorithm::capabilities, counter::CounterId, decision::Outcome, observe,
-    rule::limits::LARGEST_WINDOW, store::ChargeQuery,
+    Key, RequestPerMinute, Rule,
+    algorithm::capabilities,
+    backend::{Attempt, Backend as _, CounterReceipt, Decided, Query},
+    decision::Outcome,
+    observe,
 };
-#[cfg(feature = "redis")]
-use crate::{
-    redis::BatchTicket,
-    store::{Charge, StoreError},
-};
-#[cfg(not(feature = "redis"))]
-use std::convert::Infallible as BatchTicket;
 
 /// A call that is decided when it is awaited.
 ///
@@ -40,7 +40,7 @@ pub struct Acquire {
 
 enum AcquireState {
     /// One charge, and its ticket while it travels in a batch with other callers' charges.
-    Single(SingleCharge, AcquireOptions, Option<BatchTicket>),
+    Single(SingleCharge, AcquireOptions, Option<Ticket>),
     Pending(BoxedAcquire),
     Done,
 }
@@ -80,153 +80,101 @@ impl Acquire {
 }
 
 impl Acquire {
-    /// The common case: one rule, no ticket yet, and a caller who does not wait.
-    #[inline]
-    fn single_charge(&self) -> Option<(&EngineRef, &SingleCharge)> {
-        match (&self.engine, &self.state) {
-            (Some(engine), AcquireState::Single(charge, AcquireOptions { waits: false, .. }, None)) => {
-                Some((engine, charge))
-            }
-            _ => None,
-        }
-    }
-
-    /// Charges a fixed window that is stored and open, which is what most calls do. `None` if there
-    /// is none; then nothing has changed.
+    /// Attempts to charge, unless the caller would wait. `false` if the charge has a ticket now, or
+    /// if the general way has to resolve the call.
     ///
-    /// The code that is compiled into each caller ends here. This returns the numbers only, and
+    /// The code that is compiled into each caller ends here. This writes the numbers only, and
     /// `poll` makes the permit. Most callers only check that there is a permit. Making and moving
     /// one takes as long as all of the arithmetic.
     #[inline(never)]
-    fn charge_window(&self) -> Option<(CounterId, Outcome)> {
-        let (engine, charge) = self.single_charge()?;
-        charge_window(engine, &charge.rule, &charge.key, charge.cost)
-    }
-
-    /// Decides the other charges that need no general way:
-    /// - A counter in memory is charged, whether or not it is stored already.
-    /// - For another store, prefetched quota is spent, or a cached denial is returned.
-    /// - With Redis, the charge otherwise joins a batch with those of other callers.
-    ///
-    /// `None` if the charge joined a batch, and has a ticket now. `None` also leaves a call to the
-    /// general way, if it would wait, is misconfigured, or can't fit.
-    #[cfg_attr(not(feature = "redis"), allow(unused_variables))]
-    fn try_charge(&mut self, context: &mut Context<'_>) -> Option<AcquireResult> {
-        let (engine, charge) = self.single_charge()?;
-        let SingleCharge { rule, cost, .. } = charge;
-        let can_fit = (1..=rule.limit()).contains(cost);
-        if !can_fit
-            || rule.is_shadow()
-            || rule.has_fault()
-            || capabilities(rule.algorithm()).has_slots
-            || rule.is_concurrent()
-        {
-            return None;
-        }
-        if !engine.settings().rules_are_as_written() || !engine.settlements().is_empty() {
-            return None;
-        }
-        let id = counter_id(rule, &charge.key)?;
-        let Some(memory) = engine.memory() else {
-            let guard = engine.guard()?;
-            if let Some(outcome) = guard.answer_locally(id, rule, *cost) {
-                let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
-                let (rule, cost) = (*rule, *cost);
-                let engine = self.engine.take()?;
-                return Some(resolve(&rule, cost, &outcome, Receipt::Prefetched(engine, receipt)));
-            }
-            #[cfg(feature = "redis")]
-            {
-                let make_charge = || {
-                    let key = if let RequestKey::Some(key) = &charge.key { Some(key) } else { None };
-                    Charge::new(*rule, crate::CounterName::new(&engine.settings().namespace, rule, key), *cost)
-                };
-                let joined = guard.try_charge(id, rule, *cost, make_charge, context.waker());
-                if let AcquireState::Single(_, _, ticket) = &mut self.state {
-                    *ticket = joined;
-                }
-            }
-            return None;
+    fn try_charge(&mut self, context: &mut Context<'_>, decided: &mut Decided) -> bool {
+        let (Some(engine), AcquireState::Single(charge, AcquireOptions { waits: false, .. }, ticket @ None)) =
+            (&self.engine, &mut self.state)
+        else {
+            return false;
         };
-        // If memory has no room for the counter, the general way resolves the call. Nothing was
-        // charged.
-        let query = ChargeQuery { rule, cost: *cost, longest_wait_ms: u64::MAX, hold: None };
-        let outcome = memory.charge(id, &query).ok()?;
-        let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
-        let (rule, cost) = (*rule, *cost);
-        let engine = self.engine.take()?;
-        Some(resolve(&rule, cost, &outcome, Receipt::InMemory(engine, receipt)))
+        let Some(key) = counter_key(&charge.key) else { return false };
+        let Some(rule) = engine.settings().applied(&charge.rule, key, false) else { return false };
+        match try_charge(engine, &rule, key, charge.cost, Some(context.waker()), decided) {
+            Attempt::Done => {
+                // The permit or the refusal is about the rule that was charged.
+                if let Cow::Owned(rule) = rule {
+                    charge.rule = rule;
+                }
+                true
+            }
+            Attempt::Pending(joined) => {
+                *ticket = Some(joined);
+                false
+            }
+            Attempt::Unsupported => false,
+        }
     }
 
     /// Polls the ticket of a charge that travels in a batch.
-    #[cfg(feature = "redis")]
     #[inline(never)]
     fn poll_ticket(&mut self, context: &mut Context<'_>) -> Poll<AcquireResult> {
-        let (Some(engine), AcquireState::Single(SingleCharge { rule, cost, .. }, _, Some(ticket))) =
-            (&self.engine, &mut self.state)
+        let (Some(engine), AcquireState::Single(_, _, Some(ticket))) = (&self.engine, &mut self.state) else {
+            panic!("`Acquire` polled after it was done");
+        };
+        let result = ready!(engine.backend().poll_charge(ticket, context));
+        let (AcquireState::Single(charge, options, _), Some(engine)) =
+            (mem::replace(&mut self.state, AcquireState::Done), self.engine.take())
         else {
             panic!("`Acquire` polled after it was done");
         };
-        let polled = ready!(engine.guard().map_or(Poll::Ready(None), |guard| guard.poll_charge(ticket, context)));
-        let error = match polled {
-            Some(Ok(outcome)) => {
+        match result {
+            Ok((outcome, receipt)) => {
                 if outcome.fits() {
                     engine.record_success();
                 }
-                let (Some(entry), Some(engine)) = (ticket.take_entry(), self.engine.take()) else {
-                    panic!("a ticket whose result was delivered has an entry");
-                };
-                let receipt = Receipt::Shared(engine, entry, outcome.receipt);
-                return Poll::Ready(resolve(rule, *cost, &outcome, receipt));
+                let (rule, cost) = receipt.rule_and_cost().unwrap_or((charge.rule, charge.cost));
+                let receipt = Receipt::Backend(engine, receipt);
+                Poll::Ready(resolve(&rule, cost, &outcome, receipt))
             }
-            Some(Err(error)) => error,
-            None => StoreError::late(engine.settings().deadline),
-        };
-        if let AcquireState::Single(charge, options, _) = mem::replace(&mut self.state, AcquireState::Done)
-            && let Some(engine) = self.engine.take()
-        {
-            match AcquireRequest::single(engine, charge.rule, charge.key, charge.cost, options)
-                .resolve_or_wait(Err(error), std::time::Duration::ZERO)
-            {
-                Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
-                Err(pending) => self.state = AcquireState::Pending(pending),
+            Err(error) => {
+                let mut request = AcquireRequest::single(engine, charge.rule, charge.key, charge.cost, options);
+                request.apply_rules(false);
+                self.go_on(request.resolve_or_wait(Err(error), Duration::ZERO), context)
             }
         }
-        self.poll_slow(None, context)
     }
 
-    /// Every call except an admitted one of a fixed window in memory that is stored and open.
+    /// Every call except an admitted one that the backend has decided at once.
     #[inline(never)]
     fn poll_slow(&mut self, denied: Option<&Outcome>, context: &mut Context<'_>) -> Poll<AcquireResult> {
-        let answer = match (denied, &self.state) {
-            (Some(outcome), AcquireState::Single(SingleCharge { rule, cost, .. }, ..)) => {
-                Some(Err(exceeded(rule, *cost, outcome)))
+        if let (Some(outcome), AcquireState::Single(charge, ..)) = (denied, &self.state) {
+            let refusal = exceeded(&charge.rule, charge.cost, outcome);
+            (self.engine, self.state) = (None, AcquireState::Done);
+            return Poll::Ready(Err(refusal));
+        }
+        match mem::replace(&mut self.state, AcquireState::Done) {
+            state @ AcquireState::Single(_, _, Some(_)) => {
+                self.state = state;
+                Poll::Pending
             }
-            _ => self.try_charge(context),
+            AcquireState::Single(SingleCharge { rule, key, cost }, options, None) => {
+                let Some(engine) = self.engine.take() else { panic!("`Acquire` polled after it was done") };
+                self.go_on(AcquireRequest::single(engine, rule, key, cost, options).start(), context)
+            }
+            AcquireState::Pending(pending) => self.go_on(Err(pending), context),
+            AcquireState::Done => panic!("`Acquire` polled after it was done"),
+        }
+    }
+
+    /// Ends with the result of the general way, or polls it.
+    fn go_on(&mut self, answer: Result<AcquireResult, BoxedAcquire>, context: &mut Context<'_>) -> Poll<AcquireResult> {
+        let polled = match answer {
+            Ok(answer) => Poll::Ready(answer),
+            Err(mut pending) => {
+                let polled = pending.as_mut().poll(context);
+                if polled.is_pending() {
+                    self.state = AcquireState::Pending(pending);
+                }
+                polled
+            }
         };
-        if let Some(answer) = answer {
-            self.engine = None;
-            self.state = AcquireState::Done;
-            return Poll::Ready(answer);
-        }
-        if let AcquireState::Single(_, _, None) = &self.state
-            && let AcquireState::Single(charge, options, _) = mem::replace(&mut self.state, AcquireState::Done)
-            && let Some(engine) = self.engine.take()
-        {
-            match AcquireRequest::single(engine, charge.rule, charge.key, charge.cost, options).start() {
-                Ok(answer) => return Poll::Ready(answer.inspect_err(observe::refused)),
-                Err(pending) => self.state = AcquireState::Pending(pending),
-            }
-        }
-        match &mut self.state {
-            AcquireState::Pending(pending) => {
-                let answer = ready!(pending.as_mut().poll(context));
-                self.state = AcquireState::Done;
-                Poll::Ready(answer.inspect_err(observe::refused))
-            }
-            AcquireState::Single(_, _, Some(_)) => Poll::Pending,
-            AcquireState::Single(_, _, None) | AcquireState::Done => panic!("`Acquire` polled after it was done"),
-        }
+        polled.map(|answer| answer.inspect_err(observe::refused))
     }
 }
 
@@ -234,24 +182,24 @@ impl Future for Acquire {
     type Output = AcquireResult;
 
     #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Acquire::charge_window`
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<AcquireResult> {
-        #[cfg(feature = "redis")]
+    #[allow(clippy::inline_always)] // see `Acquire::try_charge`
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let AcquireState::Single(_, _, Some(_)) = &self.state {
             return self.poll_ticket(context);
         }
-        let has_memory = self.engine.as_ref().is_some_and(|engine| engine.memory().is_some());
-        let charged = if has_memory { self.charge_window() } else { None };
-        let Self { engine, state } = &mut *self;
-        if let Some((id, outcome)) = &charged
-            && outcome.fits()
+        let mut decided = Decided::undecided();
+        if !self.try_charge(context, &mut decided) {
+            return self.poll_slow(None, context);
+        }
+        let (Decided { id, outcome }, Self { engine, state }) = (decided, &mut *self);
+        if outcome.fits()
             && let AcquireState::Single(SingleCharge { rule, cost, .. }, ..) = state
             && let Some(engine) = engine.take()
         {
-            let receipt = Receipt::InMemory(engine, CounterReceipt::new(*id, rule, *cost, outcome.receipt));
-            return Poll::Ready(Ok(Permit::new(rule.count(), outcome, receipt)));
+            let receipt = engine.backend().receipt(CounterReceipt::new(id, rule, *cost, outcome.receipt));
+            return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))));
         }
-        self.poll_slow(charged.as_ref().map(|(_, outcome)| outcome), context)
+        self.poll_slow(Some(&outcome), context)
     }
 }
 
@@ -267,8 +215,7 @@ impl Future for Admit {
     }
 }
 
-/// Decides a fixed window in memory that is stored and open, which is what most calls do. `None` if
-/// there is none; then nothing has changed.
+/// Attempts to charge without a future. `None` if one is needed.
 #[inline(never)]
 pub(crate) fn try_acquire(
     engine: &Engine,
@@ -276,26 +223,71 @@ pub(crate) fn try_acquire(
     key: &RequestKey,
     cost: u64,
 ) -> Option<Result<(), RequestPerMinute>> {
-    let (_, outcome) = charge_window(engine, rule, key, cost)?;
-    Some(if outcome.fits() { Ok(()) } else { Err(exceeded(rule, cost, &outcome)) })
+    let key = counter_key(key)?;
+    let rule = engine.settings().applied(rule, key, false)?;
+    let mut decided = Decided::undecided();
+    match try_charge(engine, &rule, key, cost, None, &mut decided) {
+        Attempt::Done if decided.outcome.fits() => Some(Ok(())),
+        Attempt::Done => Some(Err(exceeded(&rule, cost, &decided.outcome))),
+        Attempt::Pending(_) | Attempt::Unsupported => None,
+    }
 }
 
-/// Charges a fixed window that is stored and open. `None` if there is none; then nothing has
-/// changed.
+/// Attempts several charges without a future. False if nothing has changed, and one is needed.
+#[inline(never)]
+pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> bool {
+    let mut applied = SmallVec::<[_; 2]>::new();
+    for ChargeRequest { rule, key, cost, cost_kind } in charges {
+        let (Some(key), CostKind::Fixed) = (counter_key(key), cost_kind) else { return false };
+        let Some(rule) = engine.settings().applied(rule, key, true) else { return false };
+        if !can_be_attempted(engine, &rule, *cost) || rule.prefetch() > 1 {
+            return false;
+        }
+        applied.push((rule, key, *cost));
+    }
+    let namespace = &engine.settings().namespace;
+    let queries: SmallVec<[Query<'_>; 2]> =
+        applied.iter().map(|(rule, key, cost)| Query { rule, key: *key, cost: *cost, namespace }).collect();
+    let Some(outcomes) = engine.backend().try_charge_all(&queries) else { return false };
+    for (query, outcome) in queries.iter().zip(outcomes) {
+        observe::admitted(query.rule, outcome.remaining);
+    }
+    true
+}
+
+/// The one attempt on a charge. The general way decides what it does not:
+///
+/// - calls that are refused without the store, invalid rules and rules in shadow mode;
+/// - holds, and calls that wait for a slot;
+/// - calls after a hold that is still being settled;
+/// - errors of the store.
 #[inline(always)]
-#[allow(clippy::inline_always)] // otherwise the result is copied
-fn charge_window(engine: &Engine, rule: &Rule, key: &RequestKey, cost: u64) -> Option<(CounterId, Outcome)> {
-    let memory = engine.memory().filter(|_| engine.settings().rules_are_as_written())?;
-    let can_fit = (1..=rule.count()).contains(&cost) && rule.count() <= LARGEST_WINDOW && !rule.is_shadow();
-    if !can_fit || rule.prefetch() == 0 || !matches!(rule.algorithm(), Algorithm::FixedWindow { .. }) {
-        return None;
+#[allow(clippy::inline_always)] // or the outcome is copied
+fn try_charge(
+    engine: &Engine,
+    rule: &Rule,
+    key: Option<&Key>,
+    cost: u64,
+    waker: Option<&Waker>,
+    decided: &mut Decided,
+) -> Attempt<Ticket> {
+    if !can_be_attempted(engine, rule, cost) {
+        return Attempt::Unsupported;
     }
-    let id = counter_id(rule, key)?;
-    let outcome = memory.charge_open_window(id, rule.count(), cost)?;
-    if outcome.fits() {
-        observe::admitted(rule, outcome.remaining);
+    let namespace = &engine.settings().namespace;
+    let attempt = engine.backend().try_charge(&Query { rule, key, cost, namespace }, waker, decided);
+    if matches!(attempt, Attempt::Done) && decided.outcome.fits() {
+        observe::admitted(rule, decided.outcome.remaining);
     }
-    Some((id, outcome))
+    attempt
+}
+
+/// See [`try_charge`].
+#[inline]
+fn can_be_attempted(engine: &Engine, rule: &Rule, cost: u64) -> bool {
+    let can_fit = (1..=rule.limit()).contains(&cost);
+    let is_enforced = !rule.is_shadow() && !rule.has_fault();
+    can_fit && is_enforced && capabilities(rule.algorithm()).decides_at_once() && engine.settlements().is_empty()
 }
 
 /// Turns the outcome of an attempt into a permit or a refusal.
@@ -315,16 +307,15 @@ fn exceeded(rule: &Rule, cost: u64, outcome: &Outcome) -> RequestPerMinute {
     refusal
 }
 
-/// The id of the counter. `None` if the key is missing or the rule is skipped.
-#[inline(always)]
-#[allow(clippy::inline_always)] // the algorithm is known at each call site
-fn counter_id(rule: &Rule, key: &RequestKey) -> Option<CounterId> {
-    let key = match key {
-        RequestKey::Some(key) => Some(key),
-        RequestKey::Shared => None,
-        RequestKey::Missing | RequestKey::Skip => return None,
-    };
-    Some(CounterId::new_inline(rule, key))
+/// The key of the counter. `None` if the call has no key, and is refused or skips the rule.
+#[inline]
+#[allow(clippy::option_option)] // the inner one: one counter for all callers
+fn counter_key(key: &RequestKey) -> Option<Option<&Key>> {
+    match key {
+        RequestKey::Some(key) => Some(Some(key)),
+        RequestKey::Shared => Some(None),
+        RequestKey::Missing | RequestKey::Skip => None,
+    }
 }
 
 impl fmt::Debug for Acquire {

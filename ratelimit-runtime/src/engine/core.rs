@@ -7,15 +7,17 @@ use smallvec::SmallVec;
 use tracing::Instrument as _;
 
 use super::{
+    backend_kind::{BackendKind, BackendReceipt},
     queue::WaitQueues,
-    receipt::CounterReceipt,
     refusal::refusal,
     renewals::{Renew, Renewals},
     settings::EngineSettings,
     settlements::Settlements,
 };
 use crate::{
-    CounterName, Health, Key, RequestPerMinute, Rule, background,
+    CounterName, Health, Key, RequestPerMinute, Rule,
+    backend::Backend as _,
+    background,
     counter::CounterId,
     deadline,
     guard::Guard,
@@ -46,16 +48,6 @@ impl ops::Deref for EngineRef {
             Self::Counted(engine) => engine,
         }
     }
-}
-
-/// The place where a limiter counts.
-#[allow(clippy::large_enum_variant)] // a limiter has one, and it is not moved
-#[derive(Debug)]
-pub(crate) enum BackendKind {
-    /// None: it limits nothing.
-    None,
-    Memory(Memory),
-    Other(Guard),
 }
 
 pub(crate) struct Engine {
@@ -97,7 +89,17 @@ impl EngineRef {
     /// Refunds in the background. If that fails, the charges stay.
     pub(crate) fn abandon(&self, charges: Charges, origin: Origin) {
         let counters = ids_of(&charges);
-        match self.refund_charges(charges, origin) {
+        self.finish_refund(self.refund_charges(charges, origin), counters);
+    }
+
+    /// Refunds in the background. If that fails, the charge stays.
+    pub(super) fn abandon_receipt(&self, receipt: BackendReceipt) {
+        let counters = receipt.id().into_iter().collect();
+        self.finish_refund(self.backend.refund_charge(receipt), counters);
+    }
+
+    fn finish_refund(&self, refunded: Reply<Result<u64, StoreError>>, counters: SmallVec<[CounterId; 1]>) {
+        match refunded {
             Reply::Ready(_) => counters.into_iter().for_each(|counter| self.queues.changed_id(counter)),
             Reply::Pending(refunded) => {
                 let engine = self.clone();
@@ -129,7 +131,7 @@ impl Engine {
         }
     }
 
-    /// The backend, for `Debug` output.
+    #[inline]
     pub(crate) fn backend(&self) -> &BackendKind {
         &self.backend
     }
@@ -148,19 +150,13 @@ impl Engine {
         refunded.and_then(|refunded| refunded).map_err(|error| refusal(&rule, error))
     }
 
-    pub(crate) fn refund_in_memory(&self, receipt: &CounterReceipt) -> u64 {
-        let CounterReceipt { id, cost, receipt: recorded, .. } = *receipt;
-        let refunded = self.memory().map_or(0, |memory| memory.refund_one(id, &receipt.rule(), cost, recorded));
-        self.queues.changed_id(id);
+    pub(super) async fn refund_receipt(&self, receipt: BackendReceipt) -> Result<u64, RequestPerMinute> {
+        let (counter, charge) = (receipt.id(), receipt.rule_and_cost());
+        let refunded = self.within_deadline(self.backend.refund_charge(receipt)).await;
+        counter.into_iter().for_each(|counter| self.queues.changed_id(counter));
         refunded
-    }
-
-    /// Returns prefetched quota that was spent.
-    pub(crate) fn refund_prefetched(&self, receipt: &CounterReceipt) -> Reply<Result<u64, StoreError>> {
-        match self.guard() {
-            Some(guard) => guard.refund_spent(receipt.id, receipt.cost, receipt.receipt),
-            None => Reply::Ready(Ok(0)),
-        }
+            .and_then(|refunded| refunded)
+            .map_err(|error| refusal(&charge.map_or(Rule::new("", 0, Duration::ZERO), |(rule, _)| rule), error))
     }
 
     fn refund_charges(&self, charges: Charges, origin: Origin) -> Reply<Result<u64, StoreError>> {
@@ -185,7 +181,7 @@ impl Engine {
         }
     }
 
-    /// The store, if it is memory. It decides a single charge without a name or a list.
+    /// The store, if it is memory.
     #[inline]
     pub(crate) fn memory(&self) -> Option<&Memory> {
         match &self.backend {
@@ -194,7 +190,7 @@ impl Engine {
         }
     }
 
-    /// The guard in front of any other store. It may know an answer without asking the store.
+    /// The guard in front of any other store.
     pub(crate) fn guard(&self) -> Option<&Guard> {
         match &self.backend {
             BackendKind::Other(guard) => Some(guard),

@@ -3,6 +3,7 @@
 mod abandon;
 pub(crate) mod acquire;
 mod ask;
+pub(crate) mod backend_kind;
 pub(crate) mod core;
 mod general;
 pub(crate) mod handle;
@@ -10,7 +11,6 @@ pub(crate) mod hold;
 mod outcome;
 pub(crate) mod permit;
 mod queue;
-mod receipt;
 mod refusal;
 mod renewals;
 pub(crate) mod request;

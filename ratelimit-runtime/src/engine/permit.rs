@@ -3,13 +3,13 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
+    backend_kind::BackendReceipt,
     core::{EngineRef, Origin},
     hold::Holding,
-    receipt::CounterReceipt,
-    refusal::refusal,
 };
 use crate::{
     Decision, RequestPerMinute,
+    backend::CounterReceipt,
     decision::Outcome,
     store::{Charge, Charges},
 };
@@ -48,13 +48,9 @@ pub struct Permit {
 /// The charges to refund. A permit is moved more often than it is refunded, so this is small.
 pub(super) enum Receipt {
     Nothing,
-    InMemory(EngineRef, CounterReceipt),
-    /// Spent from quota that this process had prefetched.
-    Prefetched(EngineRef, CounterReceipt),
-    /// An entry of a batch, and its receipt.
-    #[cfg(feature = "redis")]
-    Shared(EngineRef, Arc<crate::redis::BatchEntry>, [u64; 2]),
-    /// In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
+    /// One charge that the backend has decided by itself.
+    Backend(EngineRef, BackendReceipt),
+    /// Charges that the store has decided. In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
     /// in each limited function.
     Store(Arc<StoreReceipt>),
     /// The holds, settled when the permit is dropped, and the charges that hold nothing.
@@ -79,8 +75,8 @@ impl Receipt {
     pub(super) fn of_charges(engine: EngineRef, charges: Charges, origin: Origin, is_single: bool) -> Self {
         match (&charges[..], origin, engine.memory()) {
             ([charge], Origin::Store, Some(_)) if is_single && !charge.rule.is_shadow() => {
-                let id = charge.counter.id();
-                Self::InMemory(engine, CounterReceipt::new(id, &charge.rule, charge.cost, charge.receipt))
+                let receipt = CounterReceipt::new(charge.counter.id(), &charge.rule, charge.cost, charge.receipt);
+                Self::Backend(engine, BackendReceipt::Memory(receipt))
             }
             _ => Self::Store(Arc::new((engine, charges, origin))),
         }
@@ -144,11 +140,9 @@ impl Permit {
         };
         match &self.receipt {
             Receipt::Nothing => None,
-            Receipt::InMemory(_, receipt) | Receipt::Prefetched(_, receipt) => Some((receipt.rule(), receipt.cost)),
+            Receipt::Backend(_, receipt) => receipt.rule_and_cost(),
             Receipt::Store(receipt) => of_store(&receipt.1),
             Receipt::Hold(held) => of_store(&held.1.as_ref()?.1),
-            #[cfg(feature = "redis")]
-            Receipt::Shared(_, entry, _) => entry.charge().map(|charge| (charge.rule, charge.cost)),
         }
     }
 
@@ -245,12 +239,7 @@ impl Permit {
     pub async fn refund(self) -> Result<u64, RequestPerMinute> {
         match self.receipt {
             Receipt::Nothing => Ok(0),
-            Receipt::InMemory(engine, receipt) => Ok(engine.refund_in_memory(&receipt)),
-            Receipt::Prefetched(engine, receipt) => {
-                let refunded = engine.within_deadline(engine.refund_prefetched(&receipt)).await;
-                engine.queues().changed_id(receipt.id);
-                refunded.and_then(|refunded| refunded).map_err(|error| refusal(&receipt.rule(), error))
-            }
+            Receipt::Backend(engine, receipt) => engine.refund_receipt(receipt).await,
             Receipt::Store(receipt) => {
                 let Some((engine, charges, origin)) = Arc::into_inner(receipt) else { return Ok(0) };
                 engine.refund(charges, origin).await
@@ -267,8 +256,6 @@ impl Permit {
                 let (cancelled, rest) = tokio::join!(holding.cancel(), rest);
                 cancelled.and(rest).map(|rest| held + rest)
             }
-            #[cfg(feature = "redis")]
-            Receipt::Shared(engine, entry, receipt) => engine.refund(entry.charged(receipt), Origin::Store).await,
         }
     }
 }
@@ -278,9 +265,7 @@ impl Permit {
     pub(crate) fn abandon(self) {
         match self.receipt {
             Receipt::Nothing => {}
-            Receipt::InMemory(engine, receipt) => drop(engine.refund_in_memory(&receipt)),
-            // A caller who sleeps until its slot has no permit of this kind.
-            Receipt::Prefetched(engine, receipt) => drop(engine.refund_prefetched(&receipt)),
+            Receipt::Backend(engine, receipt) => engine.abandon_receipt(receipt),
             Receipt::Store(receipt) => {
                 if let Some((engine, charges, origin)) = Arc::into_inner(receipt) {
                     engine.abandon(charges, origin);
@@ -290,10 +275,6 @@ impl Permit {
                 if let (_, Some((engine, charges, origin))) = *held {
                     engine.abandon(charges, origin);
                 }
-            }
-            #[cfg(feature = "redis")]
-            Receipt::Shared(engine, entry, receipt) => {
-                engine.abandon(entry.charged(receipt), Origin::Store);
             }
         }
     }

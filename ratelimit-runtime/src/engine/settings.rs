@@ -2,7 +2,7 @@
 
 #[cfg(feature = "config")]
 use std::sync::Arc;
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use tokio::sync::watch::Receiver;
 
@@ -45,14 +45,21 @@ impl EngineSettings {
         None
     }
 
-    /// True if rules apply as written in the code.
-    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
-    #[inline]
-    pub(crate) fn rules_are_as_written(&self) -> bool {
+    /// A rule as it applies now to a key, for a call that holds nothing. `None` if it is skipped.
+    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // most limiters have no rules from outside the code
+    pub(crate) fn applied<'a>(
+        &self,
+        rule: &'a Rule,
+        key: Option<&Key>,
+        is_one_of_several: bool,
+    ) -> Option<Cow<'a, Rule>> {
         #[cfg(feature = "config")]
-        return self.rules.is_none();
-        #[cfg(not(feature = "config"))]
-        true
+        if self.rules.is_some() {
+            return self.rules_now().applied(rule, key, false, is_one_of_several).map(Cow::Owned);
+        }
+        Some(Cow::Borrowed(rule))
     }
 }
 

@@ -6,9 +6,13 @@ mod prefetch;
 mod quota;
 mod upstream;
 
-#[cfg(feature = "redis")]
-use std::task::{Context, Poll, Waker};
-use std::{sync::Arc, time::Duration};
+#[cfg(not(feature = "redis"))]
+use std::convert::Infallible as BatchTicket;
+use std::{
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
@@ -18,7 +22,9 @@ use self::core::InvalidateQuota;
 use self::denials::Denial;
 pub(crate) use self::{core::Guard, upstream::Upstream};
 use crate::{
-    CounterName, Rule, background,
+    CounterName, Rule,
+    backend::{Attempt, Backend, CounterReceipt, Decided, Query},
+    background,
     counter::CounterId,
     decision::Outcome,
     observe,
@@ -27,13 +33,110 @@ use crate::{
 #[cfg(feature = "redis")]
 use crate::{
     backend::QueryTag,
-    redis::{BatchTicket, Redis},
+    redis::{BatchEntry, BatchTicket, Redis},
 };
+
+/// Refunds a charge: to the quota it was spent from, or to the store.
+pub(crate) enum GuardReceipt {
+    Quota(CounterReceipt),
+    /// An entry of a batch, and the receipt of one of its charges.
+    #[cfg(feature = "redis")]
+    Entry(Arc<BatchEntry>, [u64; 2]),
+}
+
+/// From prefetched quota if the cost fits, by a cached denial, or in a batch with the charges of
+/// other callers.
+impl Backend for Guard {
+    type Ticket = BatchTicket;
+    type Receipt = GuardReceipt;
+
+    fn try_charge(&self, query: &Query<'_>, waker: Option<&Waker>, decided: &mut Decided) -> Attempt<BatchTicket> {
+        let Some(waker) = waker else { return Attempt::Unsupported };
+        let id = query.id();
+        if let Some(outcome) = self.answer_locally(id, query.rule, query.cost) {
+            *decided = Decided { id, outcome };
+            return Attempt::Done;
+        }
+        self.join_batch(id, query, waker).map_or(Attempt::Unsupported, Attempt::Pending)
+    }
+
+    fn receipt(&self, receipt: CounterReceipt) -> GuardReceipt {
+        GuardReceipt::Quota(receipt)
+    }
+
+    /// A denial is cached on the way. An admission drops the cached denial of the counter.
+    #[cfg(feature = "redis")]
+    #[inline]
+    fn poll_charge(
+        &self,
+        ticket: &mut BatchTicket,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(Outcome, GuardReceipt), StoreError>> {
+        let guard = &self.0;
+        let result = Redis::poll_charge(ticket, context, |entry, charge, evaluation| {
+            if let Some(tag) = entry.tag() {
+                let denial = Denial { decision: evaluation.decision, wait_ms: evaluation.wait_ms };
+                guard.cache_denial(charge, denial, evaluation.held, tag);
+            }
+        });
+        let Poll::Ready(result) = result else {
+            ticket.time_out_elsewhere(guard.deadline);
+            return Poll::Pending;
+        };
+        if cfg!(feature = "metrics")
+            && let Some(QueryTag { sent_us, .. }) = ticket.tag()
+        {
+            observe::store_latency(Duration::from_micros(guard.clock.now_us().saturating_sub(sent_us)));
+        }
+        let outcome = result.unwrap_or_else(|| Err(StoreError::late(guard.deadline)))?;
+        if let (true, Some(charge)) = (outcome.fits(), ticket.charge()) {
+            guard.denials.remove(charge.counter.id());
+        }
+        let entry = ticket.take_entry().expect("its result was delivered just now");
+        Poll::Ready(Ok((outcome, GuardReceipt::Entry(entry, outcome.receipt))))
+    }
+
+    #[cfg(not(feature = "redis"))]
+    fn poll_charge(
+        &self,
+        ticket: &mut BatchTicket,
+        _context: &mut Context<'_>,
+    ) -> Poll<Result<(Outcome, GuardReceipt), StoreError>> {
+        match *ticket {}
+    }
+
+    fn refund_charge(&self, receipt: GuardReceipt) -> Reply<Result<u64, StoreError>> {
+        match receipt {
+            GuardReceipt::Quota(receipt) => self.refund_spent(receipt.id, receipt.cost, receipt.receipt),
+            #[cfg(feature = "redis")]
+            GuardReceipt::Entry(entry, receipt) => self.refund(entry.charged(receipt)),
+        }
+    }
+}
+
+impl GuardReceipt {
+    pub(crate) fn id(&self) -> Option<CounterId> {
+        match self {
+            Self::Quota(receipt) => Some(receipt.id),
+            #[cfg(feature = "redis")]
+            Self::Entry(entry, _) => entry.charge().map(|charge| charge.counter.id()),
+        }
+    }
+
+    /// The rule, and the cost of the charge.
+    pub(crate) fn rule_and_cost(&self) -> Option<(Rule, u64)> {
+        match self {
+            Self::Quota(receipt) => Some((receipt.rule(), receipt.cost)),
+            #[cfg(feature = "redis")]
+            Self::Entry(entry, _) => entry.charge().map(|charge| (charge.rule, charge.cost)),
+        }
+    }
+}
 
 impl Guard {
     /// Decides without the store: from prefetched quota if the cost fits, or by a cached denial.
     /// `None` if the store has to be asked.
-    pub(crate) fn answer_locally(&self, id: CounterId, rule: &Rule, cost: u64) -> Option<Outcome> {
+    fn answer_locally(&self, id: CounterId, rule: &Rule, cost: u64) -> Option<Outcome> {
         let guard = &*self.0;
         let prefetches = rule.prefetch() > 1;
         if !prefetches && guard.denials.is_empty() {
@@ -56,63 +159,22 @@ impl Guard {
         observe::cached_denial(rule);
         Some(Outcome::new(denial.decision, [0; 2]))
     }
-}
 
-#[cfg(feature = "redis")]
-impl Guard {
     /// Joins a batch entry of Redis, if decisions are being batched now: the fast path for many
     /// callers at once.
-    ///
-    /// `charge` makes the charge. It is called only if no waiting entry is for the same charge.
+    #[cfg_attr(not(feature = "redis"), allow(unused_variables, clippy::unused_self))]
     #[inline]
-    pub(crate) fn try_charge(
-        &self,
-        id: CounterId,
-        rule: &Rule,
-        cost: u64,
-        charge: impl FnOnce() -> Charge,
-        waker: &Waker,
-    ) -> Option<BatchTicket> {
-        let Upstream::Redis(redis) = &self.0.store else { return None };
-        if rule.prefetch() > 1 {
-            return None; // a prefetch is not for one caller
-        }
-        let is_same = |other: &Charge| other.cost == cost && other.rule == *rule;
-        let tag = || self.0.query_tag(id, 0, self.0.clock.now_us());
-        redis.try_charge(id, is_same, || (charge(), tag()), waker)
-    }
-
-    /// Polls a joined batch entry. `None` for a caller who has waited for longer than the deadline.
-    ///
-    /// A denial is cached on the way. An admission drops the cached denial of the counter.
-    #[inline]
-    pub(crate) fn poll_charge(
-        &self,
-        ticket: &mut BatchTicket,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Outcome, StoreError>>> {
-        let guard = &self.0;
-        let result = Redis::poll_charge(ticket, context, |entry, charge, evaluation| {
-            if let Some(tag) = entry.tag() {
-                let denial = Denial { decision: evaluation.decision, wait_ms: evaluation.wait_ms };
-                guard.cache_denial(charge, denial, evaluation.held, tag);
-            }
-        });
-        let Poll::Ready(result) = result else {
-            ticket.time_out_elsewhere(guard.deadline);
-            return Poll::Pending;
-        };
-        if cfg!(feature = "metrics")
-            && let Some(QueryTag { sent_us, .. }) = ticket.tag()
+    fn join_batch(&self, id: CounterId, query: &Query<'_>, waker: &Waker) -> Option<BatchTicket> {
+        #[cfg(feature = "redis")]
+        if let Upstream::Redis(redis) = &self.0.store
+            && query.rule.prefetch() <= 1
         {
-            observe::store_latency(Duration::from_micros(guard.clock.now_us().saturating_sub(sent_us)));
+            // A prefetch is not for one caller. The charge is made if no waiting entry makes it.
+            let is_same = |other: &Charge| other.cost == query.cost && other.rule == *query.rule;
+            let charge = || (query.charge(), self.0.query_tag(id, 0, self.0.clock.now_us()));
+            return redis.try_charge(id, is_same, charge, waker);
         }
-        if let (Some(Ok(outcome)), Some(charge)) = (&result, ticket.charge())
-            && outcome.fits()
-        {
-            guard.denials.remove(charge.counter.id());
-        }
-        Poll::Ready(result)
+        None
     }
 }
 

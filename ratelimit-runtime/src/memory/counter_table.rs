@@ -2,77 +2,42 @@
 
 use std::mem;
 
-use crate::{
-    algorithm::{CounterState, FixedWindow, PackedWindow},
-    counter::CounterId,
-};
+use crate::{algorithm::MemoryState, counter::CounterId, decision::Outcome, store::ChargeQuery};
 
 /// States by counter id, in an open-addressing hash table with linear probing.
 ///
-/// With many counters, waiting for memory takes most of the time. A window and its id share one
-/// cache line, and nothing else is needed to find it, so a call waits for memory once. A
-/// general-purpose table reads its control bytes first.
+/// With many counters, waiting for memory takes most of the time. A state and its id lie side by
+/// side, and nothing else is needed to find it, so a call waits for memory once. A general-purpose
+/// table reads its control bytes first.
 ///
 /// The table knows the soonest expiry of each [`SEGMENT`] of slots, so it finds an expired state
 /// without a scan of all slots.
 #[derive(Debug)]
-pub(super) struct CounterTable<V: TableValue> {
-    slots: Box<[TableSlot<V>]>,
+pub(super) struct CounterTable<S: MemoryState + Default> {
+    slots: Box<[TableSlot<S>]>,
     /// Lower bound of the expiry times in each segment.
     soonest_ms: Box<[u64]>,
     len: usize,
 }
 
-/// A value of a table. The default marks an empty slot.
-pub(super) trait TableValue: Default {
-    /// A type with the alignment of a slot.
-    type Align: std::fmt::Debug;
-
-    /// Time from which the value can be dropped without loss.
-    fn expires_at_ms(&self) -> u64;
-}
-
-/// Two windows fit into one cache line, and none crosses a border.
-#[derive(Debug)]
-#[repr(align(32))]
-pub(super) struct HalfLine;
-
-impl TableValue for PackedWindow {
-    type Align = HalfLine;
-
-    #[inline]
-    fn expires_at_ms(&self) -> u64 {
-        FixedWindow::from(*self).end_ms
-    }
-}
-
-impl TableValue for Option<CounterState> {
-    type Align = ();
-
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // twice in each call that is not on a fixed window
-    fn expires_at_ms(&self) -> u64 {
-        self.as_ref().map_or(u64::MAX, CounterState::expires_at_ms)
-    }
-}
-
 #[derive(Debug)]
 #[repr(C)]
-struct TableSlot<V: TableValue> {
-    _align: [V::Align; 0],
+struct TableSlot<S: MemoryState> {
+    _align: [S::Align; 0],
+    /// [`CounterId::NONE`] if the slot is empty.
     id: CounterId,
-    value: V,
+    state: S,
 }
 
 const SEGMENT: usize = 64;
 
-impl<V: TableValue> TableSlot<V> {
-    fn new(id: CounterId, value: V) -> Self {
-        Self { _align: [], id, value }
+impl<S: MemoryState + Default> TableSlot<S> {
+    fn new(id: CounterId, state: S) -> Self {
+        Self { _align: [], id, state }
     }
 
     fn empty() -> Self {
-        Self::new(CounterId::NONE, V::default())
+        Self::new(CounterId::NONE, S::default())
     }
 
     #[inline]
@@ -81,44 +46,60 @@ impl<V: TableValue> TableSlot<V> {
     }
 }
 
-impl<V: TableValue> Default for CounterTable<V> {
+impl<S: MemoryState + Default> Default for CounterTable<S> {
     fn default() -> Self {
         Self { slots: Box::default(), soonest_ms: Box::default(), len: 0 }
     }
 }
 
-impl<V: TableValue> CounterTable<V> {
-    /// For changes that leave the expiry as it is. Others use [`CounterTable::update`].
+impl<S: MemoryState + Default> CounterTable<S> {
+    /// Charges a state if the cost fits, and writes the outcome. Returns a lower bound of its expiry
+    /// if that may be sooner than before, and [`u64::MAX`] otherwise. `None` if the state is not in
+    /// the table.
     #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Memory::charge_open_window`
-    pub(super) fn get_mut(&mut self, id: CounterId) -> Option<&mut V> {
+    #[allow(clippy::inline_always)] // in each call
+    pub(super) fn charge(
+        &mut self,
+        id: CounterId,
+        query: &ChargeQuery<'_>,
+        now_us: u64,
+        outcome: &mut Outcome,
+    ) -> Option<u64> {
         let at = self.find(id)?;
-        Some(&mut self.slots[at].value)
+        let state = &mut self.slots[at].state;
+        let before = state.expires_at_ms();
+        *outcome = state.charge(query, now_us);
+        Some(self.sooner(at, before))
     }
 
-    /// Changes a value. Returns its new expiry if that is sooner than before, and the result of
-    /// `act`.
-    #[inline]
-    pub(super) fn update<T>(&mut self, id: CounterId, act: impl FnOnce(&mut V) -> T) -> Option<(Option<u64>, T)> {
+    /// Changes a state. Returns the same as [`CounterTable::charge`], and the result of `act`.
+    pub(super) fn update<T>(&mut self, id: CounterId, act: impl FnOnce(&mut S) -> T) -> Option<(u64, T)> {
         let at = self.find(id)?;
-        let value = &mut self.slots[at].value;
-        let before = value.expires_at_ms();
-        let done = act(value);
-        let sooner = Some(value.expires_at_ms()).filter(|after| *after < before);
-        if let Some(expires_at_ms) = sooner {
-            self.note_expiry(at, expires_at_ms);
+        let state = &mut self.slots[at].state;
+        let before = state.expires_at_ms();
+        let done = act(state);
+        Some((self.sooner(at, before), done))
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    fn sooner(&mut self, at: usize, before_ms: u64) -> u64 {
+        let expires_at_ms = self.slots[at].state.expires_at_ms();
+        if expires_at_ms >= before_ms {
+            return u64::MAX;
         }
-        Some((sooner, done))
+        self.note_expiry(at, expires_at_ms);
+        expires_at_ms
     }
 
-    /// Adds a value whose id is not in the table.
-    pub(super) fn insert(&mut self, id: CounterId, value: V) {
+    /// Adds a state whose id is not in the table.
+    pub(super) fn insert(&mut self, id: CounterId, state: S) {
         // At a load of 4/5 a search takes three probes on average, in the same cache line or the
         // next.
         if (self.len + 1) * 5 > self.slots.len() * 4 {
             self.rebuild(self.len + 1, |_| true);
         }
-        self.put(TableSlot::new(id, value));
+        self.put(TableSlot::new(id, state));
     }
 
     /// `false` if the id is not in the table.
@@ -131,12 +112,12 @@ impl<V: TableValue> CounterTable<V> {
         let mut at = self.next(gap);
         while !self.slots[at].is_empty() {
             let home = self.home(self.slots[at].id);
-            // A search ends at a gap, so a value behind one has to move unless its home is behind
+            // A search ends at a gap, so a state behind one has to move unless its home is behind
             // it too.
             let stays = if gap < at { gap < home && home <= at } else { gap < home || home <= at };
             if !stays {
                 self.slots.swap(gap, at);
-                self.note_expiry(gap, self.slots[gap].value.expires_at_ms());
+                self.note_expiry(gap, self.slots[gap].state.expires_at_ms());
                 gap = at;
             }
             at = self.next(at);
@@ -145,16 +126,16 @@ impl<V: TableValue> CounterTable<V> {
         self.len -= 1;
     }
 
-    /// Drops all expired values, and shrinks the table if there were any.
+    /// Drops all expired states, and shrinks the table if there were any.
     pub(super) fn drop_all_expired(&mut self, now_ms: u64) {
-        let is_live = |value: &V| value.expires_at_ms() > now_ms;
-        let kept = self.slots.iter().filter(|slot| !slot.is_empty() && is_live(&slot.value)).count();
+        let is_live = |state: &S| state.expires_at_ms() > now_ms;
+        let kept = self.slots.iter().filter(|slot| !slot.is_empty() && is_live(&slot.state)).count();
         if kept < self.len {
             self.rebuild(kept, is_live);
         }
     }
 
-    /// Drops the expired values of the first segment that has any. Returns their number.
+    /// Drops the expired states of the first segment that has any. Returns their number.
     pub(super) fn drop_some_expired(&mut self, now_ms: u64) -> usize {
         for segment in 0..self.soonest_ms.len() {
             if self.soonest_ms[segment] <= now_ms {
@@ -171,9 +152,9 @@ impl<V: TableValue> CounterTable<V> {
         let (mut at, before, mut soonest_ms) = (segment * SEGMENT, self.len, u64::MAX);
         while at < self.slots.len().min((segment + 1) * SEGMENT) {
             let slot = &self.slots[at];
-            let expires_at_ms = if slot.is_empty() { u64::MAX } else { slot.value.expires_at_ms() };
+            let expires_at_ms = if slot.is_empty() { u64::MAX } else { slot.state.expires_at_ms() };
             if expires_at_ms <= now_ms {
-                self.remove_at(at); // may move another value here
+                self.remove_at(at); // may move another state here
             } else {
                 soonest_ms = soonest_ms.min(expires_at_ms);
                 at += 1;
@@ -193,7 +174,7 @@ impl<V: TableValue> CounterTable<V> {
     }
 
     #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Memory::charge_open_window`
+    #[allow(clippy::inline_always)] // in each call
     fn find(&self, id: CounterId) -> Option<usize> {
         let mut at = self.home(id);
         loop {
@@ -220,31 +201,31 @@ impl<V: TableValue> CounterTable<V> {
         if at + 1 < self.slots.len() { at + 1 } else { 0 }
     }
 
-    fn put(&mut self, slot: TableSlot<V>) {
+    fn put(&mut self, slot: TableSlot<S>) {
         let mut at = self.home(slot.id);
         while !self.slots[at].is_empty() {
             at = self.next(at);
         }
-        self.note_expiry(at, slot.value.expires_at_ms());
+        self.note_expiry(at, slot.state.expires_at_ms());
         self.slots[at] = slot;
         self.len += 1;
     }
 
-    /// Lowers the bound of a slot's segment to the expiry of its value.
+    /// Lowers the bound of a slot's segment to the expiry of its state.
     fn note_expiry(&mut self, at: usize, expires_at_ms: u64) {
         let soonest_ms = &mut self.soonest_ms[at / SEGMENT];
         *soonest_ms = (*soonest_ms).min(expires_at_ms);
     }
 
-    /// Moves the values to keep into new slots, 7 for 4 values.
+    /// Moves the states to keep into new slots, 11 for 7 states.
     #[cold]
-    fn rebuild(&mut self, count: usize, keep: impl Fn(&V) -> bool) {
-        let slots = (count * 7 / 4).max(8);
+    fn rebuild(&mut self, count: usize, keep: impl Fn(&S) -> bool) {
+        let slots = (count * 11 / 7).max(8);
         let old = mem::replace(&mut self.slots, (0..slots).map(|_| TableSlot::empty()).collect());
         self.soonest_ms = vec![u64::MAX; slots.div_ceil(SEGMENT)].into();
         self.len = 0;
         for slot in old {
-            if !slot.is_empty() && keep(&slot.value) {
+            if !slot.is_empty() && keep(&slot.state) {
                 self.put(slot);
             }
         }
@@ -258,15 +239,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Rule;
+    use crate::{Rule, algorithm::FixedWindow};
 
-    fn window(opened: u64) -> PackedWindow {
-        const RULE: Rule = Rule::new("item", 1, std::time::Duration::from_millis(1));
-        PackedWindow::from(&FixedWindow::open(&RULE, opened))
+    const RULE: Rule = Rule::new("item", 1, std::time::Duration::from_millis(1));
+
+    fn window(opened: u64) -> FixedWindow {
+        FixedWindow::fresh(&RULE, opened * 1000)
     }
 
-    fn opened(window: PackedWindow) -> u64 {
-        FixedWindow::from(window).end_ms - 1
+    fn opened(window: FixedWindow) -> u64 {
+        window.expires_at_ms() - 1
+    }
+
+    fn get(table: &mut CounterTable<FixedWindow>, id: CounterId) -> Option<FixedWindow> {
+        table.update(id, |window| *window).map(|(_, window)| window)
     }
 
     proptest! {
@@ -275,7 +261,7 @@ mod tests {
         fn it_holds_what_a_map_holds(
             steps in prop::collection::vec((0_u8..20, 0_u64..60, prop::sample::select(vec![0, u64::MAX / 2, u64::MAX - 90])), 1..400),
         ) {
-            let (mut table, mut map) = (CounterTable::<PackedWindow>::default(), HashMap::new());
+            let (mut table, mut map) = (CounterTable::<FixedWindow>::default(), HashMap::new());
             for (step, (what, number, from)) in steps.into_iter().enumerate() {
                 let (id, step) = (CounterId(1, from + number), step as u64);
                 match what {
@@ -289,7 +275,7 @@ mod tests {
                         let dropped = table.drop_some_expired(step / 2);
                         prop_assert_eq!(dropped == 0, map.values().all(|opened| *opened >= step / 2));
                         prop_assert_eq!(before - dropped, table.len());
-                        map.retain(|id, _| table.get_mut(*id).is_some());
+                        map.retain(|id, _| get(&mut table, *id).is_some());
                         prop_assert!(map.values().all(|opened| *opened + 1 >= table.soonest_ms()));
                     }
                     2..7 => prop_assert_eq!(table.remove(id), map.remove(&id).is_some()),
@@ -305,11 +291,11 @@ mod tests {
                 }
                 prop_assert_eq!(table.len(), map.len());
                 for (id, stored) in &map {
-                    prop_assert_eq!(table.get_mut(*id).map(|window| opened(*window)), Some(*stored));
+                    prop_assert_eq!(get(&mut table, *id).map(opened), Some(*stored));
                 }
                 for number in 0..60 {
                     let id = CounterId(1, from + number);
-                    prop_assert_eq!(table.get_mut(id).is_some(), map.contains_key(&id));
+                    prop_assert_eq!(get(&mut table, id).is_some(), map.contains_key(&id));
                 }
             }
         }
@@ -317,7 +303,7 @@ mod tests {
 
     #[test]
     fn it_has_at_most_twice_the_slots_it_needs() {
-        let mut table = CounterTable::<PackedWindow>::default();
+        let mut table = CounterTable::<FixedWindow>::default();
         for count in 1..=20_000_u64 {
             table.insert(CounterId(1, count.wrapping_mul(0x9E37_79B9_7F4A_7C15)), window(1));
             assert!(table.slots.len() as u64 <= (2 * count).max(8), "{} slots for {count}", table.slots.len());

@@ -1,12 +1,17 @@
 //! The memory store of one process.
 
-use std::sync::atomic::Ordering;
+use std::{
+    convert::Infallible,
+    sync::atomic::Ordering,
+    task::{Context, Poll, Waker},
+};
 
 use smallvec::SmallVec;
 
 use crate::{
-    Algorithm, Clock, CounterName, Rule,
-    algorithm::{CounterState, FixedWindow, PackedWindow},
+    Clock, CounterName, Rule,
+    algorithm::{Evaluation, MemoryState, evaluate},
+    backend::{Attempt, Backend, CounterReceipt, Decided, Outcomes, Query},
     counter::CounterId,
     decision::Outcome,
     store::{Batch, Charge, ChargeQuery, Charges, Hold, Reply, Request, Store, StoreError},
@@ -16,8 +21,9 @@ use crate::{
 mod counter_table;
 #[cfg(all(test, model_check))]
 mod model_check;
+mod tables;
 
-use counter_table::CounterTable;
+use tables::CounterTables;
 
 /// Counters of one process, exact under any number of threads.
 ///
@@ -25,8 +31,8 @@ use counter_table::CounterTable;
 /// room. If the store is full of live counters, new keys fail as unavailable, so that
 /// [`OnStoreError`](crate::OnStoreError) decides. Stored counters go on.
 ///
-/// A fixed window takes a slot of 32 bytes in a table with up to three empty slots for four
-/// windows, so 40 to 56 bytes in all.
+/// A fixed window takes a slot of 32 bytes, a sliding window of one bucket or a token bucket one of
+/// 40. A table has 5 slots for 4 counters at least, and 11 for 7 at most.
 #[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,
@@ -35,8 +41,7 @@ pub(crate) struct Memory {
     stored: CachePadded<AtomicUsize>,
 }
 
-/// The order of fields puts all that a call on a fixed window needs into one cache line with the
-/// lock.
+/// The order of fields puts all that most calls need into one cache line with the lock.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct MemoryShard {
@@ -44,17 +49,9 @@ struct MemoryShard {
     latest_us: u64,
     /// Lower bound of the expiry times of all counters.
     sweep_at_ms: u64,
-    counters: ShardCounters,
+    counters: CounterTables,
     /// Number of counters from which on all expired ones are dropped before an insertion.
     sweep_above: usize,
-}
-
-/// Fixed windows in their packed form, and all other counters.
-#[derive(Debug, Default)]
-#[repr(C)]
-struct ShardCounters {
-    windows: CounterTable<PackedWindow>,
-    others: CounterTable<Option<CounterState>>,
 }
 
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
@@ -64,7 +61,7 @@ const SWEPT_AT_LEAST: usize = 16;
 const SKEW_US: u64 = 1000;
 
 /// The shards of one request, locked, with their indices.
-type LockedShards<'a> = SmallVec<[(usize, SpinMutexGuard<'a, MemoryShard>); 1]>;
+type LockedShards<'a> = SmallVec<[(usize, SpinMutexGuard<'a, MemoryShard>); 2]>;
 
 impl Memory {
     pub(crate) fn new(clock: Clock, capacity: usize) -> Self {
@@ -82,30 +79,6 @@ impl Memory {
         spin_lock(&self.shards[index])
     }
 
-    /// Charges one counter if the cost fits. The cost is from 1 to the rule's limit.
-    pub(crate) fn charge(&self, id: CounterId, query: &ChargeQuery<'_>) -> Result<Outcome, StoreError> {
-        let mut shard = self.shard(shard_of(&id));
-        let now_us = shard.now_us(&self.clock);
-        self.charge_locked(&mut shard, id, query, now_us)
-    }
-
-    /// Fast path of [`Memory::charge`] for a fixed window that is stored and open, at a cost of 1 to
-    /// the count.
-    ///
-    /// `None`, without a change, if there is no such window. The rule was checked when the window
-    /// was stored, except for its count and its prefetch.
-    ///
-    /// The time is read under the lock, as everywhere: a thread that is suspended between the two
-    /// would combine an old time with a newer state. The shard does not record the time, since only
-    /// a window that is open then changes.
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // otherwise the result is copied
-    pub(crate) fn charge_open_window(&self, id: CounterId, count: u64, cost: u64) -> Option<Outcome> {
-        let mut shard = self.shard(shard_of(&id));
-        let now_ms = self.clock.now_ms();
-        shard.counters.windows.get_mut(id)?.charge(count, now_ms, cost)
-    }
-
     fn charge_locked(
         &self,
         shard: &mut MemoryShard,
@@ -113,29 +86,32 @@ impl Memory {
         query: &ChargeQuery<'_>,
         now_us: u64,
     ) -> Result<Outcome, StoreError> {
-        match shard.update(id, query.rule, |counter| counter.charge(query, now_us)) {
-            Some(taken) => Ok(taken),
-            None => self.charge_new(shard, id, query, now_us),
+        let mut outcome = Outcome::NONE;
+        if shard.charge(id, query, now_us, &mut outcome) {
+            return Ok(outcome);
         }
+        self.charge_new(shard, id, query, now_us)
     }
 
-    fn decide_one(&self, request: &mut Request) {
-        // Each shard is locked once, in order.
-        let mut indices: SmallVec<[usize; 1]> =
-            request.charges.iter().map(|charge| shard_of(&charge.counter.id())).collect();
+    /// Locks the shards of some counters, each once and in order, and reads the time.
+    fn lock_shards(&self, ids: impl Iterator<Item = CounterId>) -> (LockedShards<'_>, u64) {
+        let mut indices: SmallVec<[usize; 2]> = ids.map(|id| shard_of(&id)).collect();
         indices.sort_unstable();
         indices.dedup();
-        let shards = spin_lock_all::<_, 1>(&indices.iter().map(|index| &*self.shards[*index]));
+        let shards = spin_lock_all::<_, 2>(&indices.iter().map(|index| &*self.shards[*index]));
         let mut shards: LockedShards<'_> = indices.into_iter().zip(shards).collect();
         let now_us = shards.iter_mut().map(|(_, shard)| shard.now_us(&self.clock)).max().unwrap_or_default();
         shards.iter_mut().for_each(|(_, shard)| shard.latest_us = now_us);
+        (shards, now_us)
+    }
 
+    fn decide_one(&self, request: &mut Request) {
+        let (mut shards, now_us) = self.lock_shards(request.charges.iter().map(|charge| charge.counter.id()));
         let mut all_fit = true;
         for charge in &mut *request.charges {
             let (id, query) = (charge.counter.id(), charge.query());
-            let evaluate = |counter: &mut CounterState| CounterState::evaluate(Some(counter), &query, now_us);
-            let found = shard_in(&mut shards, &id).update(id, query.rule, evaluate);
-            let found = found.unwrap_or_else(|| CounterState::evaluate(None, &query, now_us));
+            let found = shard_in(&mut shards, &id).update(id, query.rule, |state| evaluate(state, &query, now_us));
+            let found = found.unwrap_or_else(|| Evaluation::fresh(query.rule, query.least()));
             all_fit &= found.fits;
             found.write_to(charge, [0; 2]);
         }
@@ -167,6 +143,7 @@ impl Memory {
     }
 
     /// Charges a counter that is not stored.
+    #[inline(never)]
     fn charge_new(
         &self,
         shard: &mut MemoryShard,
@@ -174,11 +151,11 @@ impl Memory {
         query: &ChargeQuery<'_>,
         now_us: u64,
     ) -> Result<Outcome, StoreError> {
-        let found = CounterState::evaluate(None, query, now_us);
+        let found = Evaluation::fresh(query.rule, query.least());
         if !found.fits || query.cost == 0 {
             return Ok(Outcome::new(found.decision, [0; 2]));
         }
-        self.insert_new(shard, id, query.rule, now_us, |counter| counter.charge(query, now_us))
+        self.insert_new(shard, id, query.rule, now_us, |state| state.charge(query, now_us))
     }
 
     /// Stores a new counter after a first change.
@@ -188,7 +165,7 @@ impl Memory {
         id: CounterId,
         rule: &Rule,
         now_us: u64,
-        act: impl FnOnce(&mut CounterState) -> T,
+        act: impl FnOnce(&mut dyn MemoryState) -> T,
     ) -> Result<T, StoreError> {
         if shard.counters.len() >= shard.sweep_above {
             let before = shard.counters.len();
@@ -204,10 +181,8 @@ impl Memory {
                 )));
             }
         }
-        let mut counter = CounterState::fresh(rule, now_us);
-        let done = act(&mut counter);
-        shard.sweep_at_ms = shard.sweep_at_ms.min(counter.expires_at_ms());
-        shard.counters.insert(id, counter);
+        let (expires_at_ms, done) = shard.counters.insert(id, rule, now_us, act);
+        shard.note_expiry(expires_at_ms);
         Ok(done)
     }
 
@@ -245,13 +220,6 @@ impl Memory {
             .unwrap_or(0)
     }
 
-    /// Refunds a charge. Returns the amount that still counted.
-    pub(crate) fn refund_one(&self, id: CounterId, rule: &Rule, cost: u64, receipt: [u64; 2]) -> u64 {
-        let mut shard = self.shard(shard_of(&id));
-        let now_us = shard.now_us(&self.clock);
-        self.refund_locked(&mut shard, id, rule, cost, receipt, now_us)
-    }
-
     fn refund_locked(
         &self,
         shard: &mut MemoryShard,
@@ -261,9 +229,9 @@ impl Memory {
         receipt: [u64; 2],
         now_us: u64,
     ) -> u64 {
-        let refunded = shard.update(id, rule, |counter| {
-            let back = counter.refund(rule, cost, receipt, now_us);
-            (back, counter.is_fresh(now_us))
+        let refunded = shard.update(id, rule, |state| {
+            let back = if state.is_fresh(now_us) { 0 } else { state.refund(rule, cost, receipt, now_us) };
+            (back, state.is_fresh(now_us))
         });
         let Some((back, is_fresh)) = refunded else { return 0 };
         if is_fresh {
@@ -291,7 +259,7 @@ impl Memory {
         used: u64,
         now_us: u64,
     ) -> u64 {
-        let settle = |counter: &mut CounterState| (counter.settle(rule, hold, used, now_us), counter.is_fresh(now_us));
+        let settle = |state: &mut dyn MemoryState| (state.settle(rule, hold, used, now_us), state.is_fresh(now_us));
         let (still_held, is_fresh) = match shard.update(id, rule, settle) {
             // The amount used is not counted if there is no room for a counter.
             None if used > 0 && !hold.is_retry => {
@@ -327,74 +295,100 @@ impl MemoryShard {
         self.latest_us
     }
 
+    /// Charges a counter if the cost fits, and writes the outcome. `false` if it is not stored.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    fn charge(&mut self, id: CounterId, query: &ChargeQuery<'_>, now_us: u64, outcome: &mut Outcome) -> bool {
+        let Some(sooner_ms) = self.counters.charge(id, query, now_us, outcome) else { return false };
+        self.note_expiry(sooner_ms);
+        true
+    }
+
     /// Changes a counter. `None` if it is not stored.
-    #[inline]
-    fn update<T>(&mut self, id: CounterId, rule: &Rule, act: impl FnOnce(&mut CounterState) -> T) -> Option<T> {
+    fn update<T>(&mut self, id: CounterId, rule: &Rule, act: impl FnOnce(&mut dyn MemoryState) -> T) -> Option<T> {
         let (sooner, done) = self.counters.update(id, rule, act)?;
-        if let Some(expires_at_ms) = sooner {
-            self.sweep_at_ms = self.sweep_at_ms.min(expires_at_ms);
-        }
+        self.note_expiry(sooner);
         Some(done)
+    }
+
+    #[inline]
+    fn note_expiry(&mut self, expires_at_ms: u64) {
+        self.sweep_at_ms = self.sweep_at_ms.min(expires_at_ms);
     }
 }
 
-impl ShardCounters {
-    /// Changes a counter. Returns its new expiry if that is sooner than before, and the result of
-    /// `act`.
-    #[inline]
-    fn update<T>(
-        &mut self,
-        id: CounterId,
-        rule: &Rule,
-        act: impl FnOnce(&mut CounterState) -> T,
-    ) -> Option<(Option<u64>, T)> {
-        if !matches!(rule.algorithm(), Algorithm::FixedWindow { .. }) {
-            let (sooner, done) = self.others.update(id, |counter| counter.as_mut().map(act))?;
-            return Some((sooner, done?));
+impl Backend for Memory {
+    type Ticket = Infallible;
+    type Receipt = CounterReceipt;
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // or the outcome is copied
+    fn try_charge(&self, query: &Query<'_>, _waker: Option<&Waker>, decided: &mut Decided) -> Attempt<Infallible> {
+        let id = query.id();
+        decided.id = id;
+        let query = ChargeQuery::of(query.rule, query.cost);
+        // The time is read under the lock: a thread that is suspended between the two would combine
+        // an old time with a newer state.
+        let mut shard = self.shard(shard_of(&id));
+        let now_us = shard.now_us(&self.clock);
+        if shard.charge(id, &query, now_us, &mut decided.outcome) {
+            return Attempt::Done;
         }
-        self.windows.update(id, |packed| {
-            let mut counter = CounterState::FixedWindow(FixedWindow::from(*packed));
-            let done = act(&mut counter);
-            if let CounterState::FixedWindow(window) = &counter {
-                *packed = window.into();
+        // If there is no room for the counter, the general way resolves the call.
+        let Ok(outcome) = self.charge_new(&mut shard, id, &query, now_us) else { return Attempt::Unsupported };
+        decided.outcome = outcome;
+        Attempt::Done
+    }
+
+    fn try_charge_all(&self, queries: &[Query<'_>]) -> Option<Outcomes> {
+        let ids: SmallVec<[CounterId; 2]> = queries.iter().map(Query::id).collect();
+        let is_repeated = |at: usize| ids[..at].contains(&ids[at]);
+        if (1..ids.len()).any(is_repeated) {
+            return None; // charges of one counter are merged first
+        }
+        let (mut shards, now_us) = self.lock_shards(ids.iter().copied());
+        let fits = |(query, id): (&Query<'_>, &CounterId)| {
+            let charge = ChargeQuery::of(query.rule, query.cost);
+            let fits = |state: &mut dyn MemoryState| evaluate(state, &charge, now_us).fits;
+            shard_in(&mut shards, id).update(*id, query.rule, fits).unwrap_or(true)
+        };
+        if !queries.iter().zip(&ids).all(fits) {
+            return None;
+        }
+        let mut outcomes = Outcomes::new();
+        for (query, id) in queries.iter().zip(&ids) {
+            let charge = ChargeQuery::of(query.rule, query.cost);
+            match self.charge_locked(shard_in(&mut shards, id), *id, &charge, now_us) {
+                Ok(outcome) => outcomes.push(outcome),
+                Err(_) => {
+                    for ((query, id), Outcome { receipt, .. }) in queries.iter().zip(&ids).zip(outcomes) {
+                        let shard = shard_in(&mut shards, id);
+                        self.refund_locked(shard, *id, query.rule, query.cost, receipt, now_us);
+                    }
+                    return None;
+                }
             }
-            done
-        })
-    }
-
-    fn insert(&mut self, id: CounterId, counter: CounterState) {
-        match counter {
-            CounterState::FixedWindow(window) => self.windows.insert(id, (&window).into()),
-            other => self.others.insert(id, Some(other)),
         }
+        Some(outcomes)
     }
 
-    /// `false` if it is not stored.
-    fn remove(&mut self, id: CounterId) -> bool {
-        self.windows.remove(id) || self.others.remove(id)
+    fn receipt(&self, receipt: CounterReceipt) -> CounterReceipt {
+        receipt
     }
 
-    /// Drops all expired counters, and shrinks the tables that had any.
-    fn drop_all_expired(&mut self, now_ms: u64) {
-        self.windows.drop_all_expired(now_ms);
-        self.others.drop_all_expired(now_ms);
+    fn poll_charge(
+        &self,
+        ticket: &mut Infallible,
+        _context: &mut Context<'_>,
+    ) -> Poll<Result<(Outcome, CounterReceipt), StoreError>> {
+        match *ticket {}
     }
 
-    /// Drops some expired counters. Returns their number, 0 only if there are none.
-    fn drop_some_expired(&mut self, now_ms: u64) -> usize {
-        match self.windows.drop_some_expired(now_ms) {
-            0 => self.others.drop_some_expired(now_ms),
-            dropped => dropped,
-        }
-    }
-
-    /// Lower bound of all expiry times.
-    fn soonest_ms(&self) -> u64 {
-        self.windows.soonest_ms().min(self.others.soonest_ms())
-    }
-
-    fn len(&self) -> usize {
-        self.windows.len() + self.others.len()
+    fn refund_charge(&self, receipt: CounterReceipt) -> Reply<Result<u64, StoreError>> {
+        let CounterReceipt { id, cost, receipt: recorded, .. } = receipt;
+        let mut shard = self.shard(shard_of(&id));
+        let now_us = shard.now_us(&self.clock);
+        Reply::Ready(Ok(self.refund_locked(&mut shard, id, &receipt.rule(), cost, recorded, now_us)))
     }
 }
 
@@ -424,7 +418,7 @@ impl Store for Memory {
             let Some(hold) = hold else { return false };
             let mut shard = self.shard(shard_of(&counter.id()));
             let now_us = shard.now_us(&self.clock);
-            let is_held = shard.update(counter.id(), rule, |counter| counter.renew(hold, now_us));
+            let is_held = shard.update(counter.id(), rule, |state| state.renew(hold, now_us));
             is_held.unwrap_or(false)
         };
         Reply::Ready(Ok(charges.iter().map(renew).collect()))
@@ -488,16 +482,21 @@ mod tests {
         let rule = Rule::new("item", 1, Duration::from_secs(1));
         let manual = crate::ManualClock::new();
         let memory = Memory::new(manual.clone().into(), 10);
-        let id = CounterId(0, 0);
-        memory.charge(id, &ChargeQuery { rule: &rule, cost: 1, longest_wait_ms: 0, hold: None }).unwrap();
+        let id = CounterId::new(&rule, None);
+        let charge = || {
+            let (query, mut decided) = (Query { rule: &rule, key: None, cost: 1, namespace: "" }, Decided::undecided());
+            assert!(matches!(memory.try_charge(&query, None, &mut decided), Attempt::Done));
+            decided.outcome
+        };
+        charge();
         std::thread::scope(|scope| {
             let locked = memory.shard(shard_of(&id));
-            let taken = scope.spawn(|| memory.charge_open_window(id, rule.count(), 1));
+            let charged = scope.spawn(charge);
             std::thread::sleep(Duration::from_millis(50));
             manual.advance(Duration::from_millis(300));
             drop(locked);
-            let taken = taken.join().unwrap().unwrap();
-            assert_eq!((taken.fits(), taken.reset_after_ms), (false, 700));
+            let charged = charged.join().unwrap();
+            assert_eq!((charged.fits(), charged.reset_after_ms), (false, 700));
         });
     }
 

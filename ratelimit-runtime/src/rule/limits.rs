@@ -21,8 +21,6 @@ pub(crate) struct LogLayout {
     /// Microseconds per tick.
     pub(crate) tick_us: u64,
     pub(crate) period_ticks: u64,
-    /// The number of digits for the total in an entry in Redis.
-    pub(crate) digits: u32,
 }
 
 /// The product of the moduli of times and totals in Redis. Lua's integers are exact up to it.
@@ -31,27 +29,50 @@ const MAX_DIGITS: u32 = 7;
 
 impl LogLayout {
     pub(crate) const fn of(period_ms: u64) -> Self {
-        let tick_us = if period_ms <= 200_000 { 1 } else { 1000 };
-        let mut layout = Self { tick_us, period_ticks: period_ms.saturating_mul(1000) / tick_us, digits: MAX_DIGITS };
-        while layout.cycle() / 5 * 2 < layout.period_ticks {
-            layout.digits -= 1;
+        if period_ms <= 200_000 {
+            Self { tick_us: 1, period_ticks: period_ms * 1000 }
+        } else {
+            Self { tick_us: 1000, period_ticks: period_ms }
         }
-        layout
+    }
+
+    /// The number of digits for the total in an entry in Redis: as many as leave two and a half
+    /// periods for the modulus of times.
+    pub(crate) const fn digits(&self) -> u32 {
+        let mut digits = MAX_DIGITS;
+        while ROOM / 10_u64.pow(digits) / 5 * 2 < self.period_ticks {
+            digits -= 1;
+        }
+        digits
     }
 
     /// The modulus of times in Redis: at least two and a half periods.
+    #[cfg(any(feature = "redis", test))]
     pub(crate) const fn cycle(&self) -> u64 {
         ROOM / self.largest_count()
     }
 
+    /// The tick of a time.
+    #[inline]
+    pub(crate) fn tick(&self, now_us: u64) -> u64 {
+        if self.tick_us == 1 { now_us } else { now_us / 1000 }
+    }
+
+    /// The first tick that is not before a time.
+    #[inline]
+    pub(crate) fn next_tick(&self, now_us: u64) -> u64 {
+        if self.tick_us == 1 { now_us } else { now_us.div_ceil(1000) }
+    }
+
     /// Time until an entry expires.
+    #[inline]
     pub(crate) fn wait_ms(&self, time: u64, now: u64) -> u64 {
         ((time + self.period_ticks - now) * self.tick_us).div_ceil(1000)
     }
 
     /// The modulus of totals in Redis.
     pub(crate) const fn largest_count(&self) -> u64 {
-        10_u64.pow(self.digits)
+        10_u64.pow(self.digits())
     }
 }
 

@@ -34,12 +34,31 @@ pub struct Rule {
     /// The period in two parts, as a `Duration` has padding. Every call carries its rules.
     seconds: u64,
     nanos: u32,
-    shadow: bool,
-    denial_cache: bool,
+    options: RuleOptions,
+    /// Every call checks it, so it is computed once, mostly at compile time.
+    is_valid: bool,
     prefetch: u16,
     algorithm: Algorithm,
     /// Distinguishes its counters from those of other rules.
     id: RuleId,
+}
+
+/// Options of a rule that are on or off, in one byte.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct RuleOptions(u8);
+
+impl RuleOptions {
+    const SHADOW: u8 = 1;
+    const DENIAL_CACHE: u8 = 2;
+
+    #[inline]
+    const fn has(self, option: u8) -> bool {
+        self.0 & option != 0
+    }
+
+    const fn with(self, option: u8, is_on: bool) -> Self {
+        Self(if is_on { self.0 | option } else { self.0 & !option })
+    }
 }
 
 /// A hash of a rule's prefix, algorithm and period, mostly computed at compile time.
@@ -91,12 +110,18 @@ impl Rule {
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
         let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
         let algorithm = Algorithm::FixedWindow { align: false };
-        let id = RuleId(0, 0);
-        Self { prefix, count, seconds, nanos, shadow: false, denial_cache: true, prefetch: 1, algorithm, id }.with_id()
+        let (options, id) = (RuleOptions(RuleOptions::DENIAL_CACHE), RuleId(0, 0));
+        let rule = Self { prefix, count, seconds, nanos, options, is_valid: false, prefetch: 1, algorithm, id };
+        rule.with_id()
     }
 
     const fn with_id(mut self) -> Self {
         self.id = RuleId::new(&self);
+        self.checked()
+    }
+
+    const fn checked(mut self) -> Self {
+        self.is_valid = !self.prefix.is_empty() && self.has_period() && self.limit_fault().is_none();
         self
     }
 
@@ -133,14 +158,14 @@ impl Rule {
     /// ```
     #[must_use]
     pub const fn with_shadow(mut self, shadow: bool) -> Self {
-        self.shadow = shadow;
+        self.options = self.options.with(RuleOptions::SHADOW, shadow);
         self
     }
 
     /// Whether the rule is in shadow mode; see [`Rule::with_shadow`].
     #[inline]
     pub const fn is_shadow(&self) -> bool {
-        self.shadow
+        self.options.has(RuleOptions::SHADOW)
     }
 
     /// Whether this process caches denials. By default it does.
@@ -169,7 +194,7 @@ impl Rule {
     /// ```
     #[must_use]
     pub const fn with_denial_cache(mut self, cache_denials: bool) -> Self {
-        self.denial_cache = cache_denials;
+        self.options = self.options.with(RuleOptions::DENIAL_CACHE, cache_denials);
         self
     }
 
@@ -217,7 +242,7 @@ impl Rule {
     #[must_use]
     pub const fn with_prefetch(mut self, permits: u64) -> Self {
         self.prefetch = if permits > u16::MAX as u64 { u16::MAX } else { permits as u16 };
-        self
+        self.checked()
     }
 
     /// Permits that a process takes from the store at a time; 1 unless set by
@@ -230,7 +255,7 @@ impl Rule {
     /// Whether this process caches the rule's denials; see [`Rule::with_denial_cache`].
     #[inline]
     pub const fn caches_denials(&self) -> bool {
-        self.denial_cache
+        self.options.has(RuleOptions::DENIAL_CACHE)
     }
 
     /// The prefix of the names of its counters.
@@ -270,16 +295,16 @@ impl Rule {
         }
     }
 
-    /// A rule without a prefix and an id, for arithmetic only.
-    pub(crate) const fn unnamed(count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
+    /// A valid rule without an id, for its numbers only.
+    pub(crate) const fn without_id(prefix: &'static str, count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
         let (seconds, nanos) = (period_ms / 1000, (period_ms % 1000) as u32 * 1_000_000);
-        let (shadow, denial_cache, prefetch, id) = (false, true, 1, RuleId(0, 0));
-        Self { prefix: "", count, seconds, nanos, shadow, denial_cache, prefetch, algorithm, id }
+        let (options, is_valid, id) = (RuleOptions(RuleOptions::DENIAL_CACHE), true, RuleId(0, 0));
+        Self { prefix, count, seconds, nanos, options, is_valid, prefetch: 1, algorithm, id }
     }
 
     pub(crate) const fn with_count(mut self, count: u64) -> Self {
         self.count = count;
-        self
+        self.checked()
     }
 
     /// Sets the burst of a token bucket. The burst is not part of the id.
@@ -287,7 +312,7 @@ impl Rule {
         if let Algorithm::TokenBucket { burst, .. } = &mut self.algorithm {
             *burst = new;
         }
-        self
+        self.checked()
     }
 
     /// The local share of the rule for one of this many processes, rounded down.
@@ -301,7 +326,7 @@ impl Rule {
             Algorithm::LeakyBucket { queue } => *queue /= processes,
             _ => {}
         }
-        self
+        self.checked()
     }
 
     /// The period in milliseconds, of a rule without [`Rule::fault`].
@@ -337,8 +362,8 @@ impl Rule {
 
     /// Whether the rule is invalid.
     #[inline]
-    pub(crate) fn has_fault(&self) -> bool {
-        self.prefix.is_empty() || !self.has_period() || self.limit_fault().is_some()
+    pub(crate) const fn has_fault(&self) -> bool {
+        !self.is_valid
     }
 
     /// The reason why the rule is invalid. `None` if it is valid.
@@ -364,10 +389,11 @@ impl Rule {
     }
 
     /// Whether the period is valid.
-    #[inline]
-    fn has_period(&self) -> bool {
-        let period = self.period();
-        !period.is_zero() && period <= Self::LONGEST_PERIOD && period.subsec_nanos().is_multiple_of(1_000_000)
+    const fn has_period(&self) -> bool {
+        let Self { seconds, nanos, .. } = *self;
+        let longest = Self::LONGEST_PERIOD.as_secs();
+        let is_in_range = seconds < longest || seconds == longest && nanos == 0;
+        is_in_range && (seconds > 0 || nanos > 0) && nanos.is_multiple_of(1_000_000)
     }
 }
 
@@ -379,8 +405,8 @@ impl fmt::Debug for Rule {
             .field("count", &self.count)
             .field("period", &self.period())
             .field("algorithm", &self.algorithm)
-            .field("shadow", &self.shadow)
-            .field("denial_cache", &self.denial_cache)
+            .field("shadow", &self.is_shadow())
+            .field("denial_cache", &self.caches_denials())
             .field("prefetch", &self.prefetch)
             .finish()
     }

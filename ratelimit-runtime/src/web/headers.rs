@@ -134,7 +134,7 @@ impl<'a> QuotaStatus<'a> {
 
     /// The numbers of the rule that refused.
     pub(super) fn of_refusal(refused: &'a RequestPerMinute) -> Self {
-        let (rule, cost) = refused.asked();
+        let (rule, cost) = refused.rule_and_cost();
         Self { name: rule.prefix(), rule, cost, remaining: refused.remaining(), wait: refused.retry_after() }
     }
 

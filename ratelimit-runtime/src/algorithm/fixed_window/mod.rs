@@ -18,10 +18,26 @@ use crate::rule::limits::LARGEST_WINDOW;
 use crate::store::Charge;
 use crate::{Algorithm, Rule, decision::Outcome, store::ChargeQuery};
 
-/// The current window of one counter.
+/// The current window of one counter, in two numbers. The first has the end and the low bits of the
+/// opening time, the second its high bits and the use.
+///
+/// Both times have 47 bits, enough until the year 6429. The use has 34 bits, enough for
+/// [`LARGEST_WINDOW`](crate::rule::limits::LARGEST_WINDOW).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FixedWindow(u64, u64);
+
+const OPENED_BITS: u32 = 17;
+const USED_BITS: u32 = 34;
+
+/// A slot with a window takes 32 bytes: two fit into one cache line.
 #[derive(Debug)]
-pub(crate) struct FixedWindow {
-    pub(crate) end_ms: u64,
+#[repr(align(32))]
+pub(crate) struct HalfLine;
+
+/// The numbers of a window.
+#[derive(Clone, Copy, Debug)]
+struct WindowNumbers {
+    end_ms: u64,
     /// Opening time. It distinguishes the window from others of the counter.
     opened: u64,
     used: u64,
@@ -29,149 +45,89 @@ pub(crate) struct FixedWindow {
 
 impl FixedWindow {
     #[inline]
-    pub(crate) fn open(rule: &Rule, now_ms: u64) -> Self {
-        Self { end_ms: end_ms(rule, now_ms), opened: now_ms, used: 0 }
-    }
-
-    /// An end further away than a period shows that the clock was set back.
-    #[inline]
-    fn correct_clock_ms(&mut self, rule: &Rule, now_ms: u64) {
-        if self.end_ms > now_ms + rule.period_ms() {
-            self.end_ms = end_ms(rule, now_ms);
+    fn numbers(self) -> WindowNumbers {
+        let Self(end, used) = self;
+        WindowNumbers {
+            end_ms: end >> OPENED_BITS,
+            opened: (used >> USED_BITS << OPENED_BITS) | (end % (1 << OPENED_BITS)),
+            used: used % (1 << USED_BITS),
         }
     }
+}
 
+impl From<WindowNumbers> for FixedWindow {
     #[inline]
-    fn evaluate_ms(&self, rule: &Rule, cost: u64, now_ms: u64) -> Evaluation {
+    fn from(WindowNumbers { end_ms, opened, used }: WindowNumbers) -> Self {
+        Self((end_ms << OPENED_BITS) | (opened % (1 << OPENED_BITS)), opened >> OPENED_BITS << USED_BITS | used)
+    }
+}
+
+impl WindowNumbers {
+    fn evaluate(&self, rule: &Rule, cost: u64, now_ms: u64) -> Evaluation {
         let remaining = rule.count().saturating_sub(self.used);
         let left_ms = self.end_ms - now_ms;
         let reset_after_ms = if self.used == 0 { 0 } else { left_ms };
         Evaluation::new(rule, remaining, reset_after_ms, (cost > remaining).then_some(left_ms))
     }
-
-    /// Evaluates and commits in one step a cost of 1 to the count, as most calls ask for.
-    #[inline]
-    fn charge_usual(&mut self, rule: &Rule, cost: u64, now_ms: u64) -> Outcome {
-        if self.end_ms <= now_ms {
-            *self = Self::open(rule, now_ms);
-        }
-        self.correct_clock_ms(rule, now_ms);
-        let left_ms = self.end_ms - now_ms;
-        let remaining = rule.count().saturating_sub(self.used);
-        if cost > remaining {
-            return Outcome { remaining, reset_after_ms: left_ms, retry_after_ms: left_ms, receipt: [0; 2] };
-        }
-        let receipt = self.add(cost);
-        Outcome { remaining: remaining - cost, reset_after_ms: left_ms, retry_after_ms: u64::MAX, receipt }
-    }
-
-    #[inline]
-    fn add(&mut self, cost: u64) -> [u64; 2] {
-        self.used += cost;
-        [self.opened, 0]
-    }
 }
 
 impl MemoryState for FixedWindow {
-    #[inline]
+    type Align = HalfLine;
+
     fn fresh(rule: &Rule, now_us: u64) -> Self {
-        Self::open(rule, now_us / 1000)
+        let opened = now_us / 1000;
+        WindowNumbers { end_ms: end_ms(rule, opened), opened, used: 0 }.into()
     }
 
     #[inline]
     fn expires_at_ms(&self) -> u64 {
-        self.end_ms
+        self.numbers().end_ms
     }
 
-    #[inline]
+    /// An end further away than a period shows that the clock was set back.
     fn correct_clock(&mut self, rule: &Rule, now_us: u64) {
-        self.correct_clock_ms(rule, now_us / 1000);
+        let (numbers, now_ms) = (self.numbers(), now_us / 1000);
+        if numbers.end_ms > now_ms + rule.period_ms() {
+            *self = WindowNumbers { end_ms: end_ms(rule, now_ms), ..numbers }.into();
+        }
     }
 
-    #[inline]
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
-        self.evaluate_ms(query.rule, cost, now_us / 1000)
+        self.numbers().evaluate(query.rule, cost, now_us / 1000)
     }
 
-    #[inline]
     fn commit(&mut self, _query: &ChargeQuery<'_>, amount: u64, _now_us: u64) -> [u64; 2] {
-        self.add(amount)
+        self.1 += amount;
+        [self.numbers().opened, 0]
     }
 
     fn refund(&mut self, _rule: &Rule, cost: u64, [opened, _]: [u64; 2], _now_us: u64) -> u64 {
-        if self.opened != opened {
+        let numbers = self.numbers();
+        if numbers.opened != opened {
             return 0;
         }
-        let back = cost.min(self.used);
-        self.used -= back;
-        if self.used == 0 {
-            self.end_ms = 0;
-        }
+        let back = cost.min(numbers.used);
+        let used = numbers.used - back;
+        let end_ms = if used == 0 { 0 } else { numbers.end_ms };
+        *self = WindowNumbers { end_ms, used, ..numbers }.into();
         back
     }
 
-    #[inline]
-    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
-        if (1..=query.rule.count()).contains(&query.cost) {
-            return self.charge_usual(query.rule, query.cost, now_us / 1000);
-        }
-        evaluate_and_commit(self, query, now_us)
-    }
-}
-
-/// A window in two numbers. The first has the end and the low bits of the opening time, the second
-/// its high bits and the use.
-///
-/// Both times have 47 bits, enough until the year 6429. The use has 34 bits, enough for
-/// [`LARGEST_WINDOW`](crate::rule::limits::LARGEST_WINDOW).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PackedWindow(u64, u64);
-
-const OPENED_BITS: u32 = 17;
-const USED_BITS: u32 = 34;
-
-impl Default for PackedWindow {
-    /// Marks an empty place of a table.
-    fn default() -> Self {
-        Self(0, 0)
-    }
-}
-
-impl PackedWindow {
-    /// Charges a cost of 1 to the count if it fits. `None` if the window is not open.
-    ///
-    /// A window that was opened later than now is not open either: the clock was set back.
+    /// In one step if the window is open. A window that was opened later than now is not: the clock
+    /// was set back.
     #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Memory::charge_open_window`
-    pub(crate) fn charge(&mut self, count: u64, now_ms: u64, cost: u64) -> Option<Outcome> {
-        let FixedWindow { end_ms, opened, used } = FixedWindow::from(*self);
+    #[allow(clippy::inline_always)] // or the outcome is copied
+    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
+        let (WindowNumbers { end_ms, opened, used }, now_ms) = (self.numbers(), now_us / 1000);
         let is_open = opened <= now_ms && now_ms < end_ms;
-        if !is_open {
-            return None;
+        if !is_open || query.cost == 0 {
+            return evaluate_and_commit(self, query, now_us);
         }
-        let (left, reset_after_ms) = (count.saturating_sub(used), end_ms - now_ms);
+        let (left, reset_after_ms) = (query.rule.count().saturating_sub(used), end_ms - now_ms);
         // A cost that does not fit fits when the window has ended.
-        let (cost, retry_after_ms) = if cost <= left { (cost, u64::MAX) } else { (0, reset_after_ms) };
+        let (cost, retry_after_ms) = if query.cost <= left { (query.cost, u64::MAX) } else { (0, reset_after_ms) };
         self.1 += cost;
-        Some(Outcome { remaining: left - cost, reset_after_ms, retry_after_ms, receipt: [opened, 0] })
-    }
-}
-
-impl From<&FixedWindow> for PackedWindow {
-    #[inline]
-    fn from(FixedWindow { end_ms, opened, used }: &FixedWindow) -> Self {
-        Self((end_ms << OPENED_BITS) | (opened % (1 << OPENED_BITS)), opened >> OPENED_BITS << USED_BITS | used)
-    }
-}
-
-impl From<PackedWindow> for FixedWindow {
-    #[inline]
-    fn from(PackedWindow(end, used): PackedWindow) -> Self {
-        Self {
-            end_ms: end >> OPENED_BITS,
-            opened: (used >> USED_BITS << OPENED_BITS) | (end % (1 << OPENED_BITS)),
-            used: used % (1 << USED_BITS),
-        }
+        Outcome { remaining: left - cost, reset_after_ms, retry_after_ms, receipt: [opened, 0] }
     }
 }
 
@@ -247,12 +203,12 @@ impl RedisScript for FixedWindow {
             _ => return None,
         };
         // The reply has no time of the server, so the window is evaluated at time 0.
-        let mut window = Self { end_ms: left_ms, opened: value % WINDOWS, used: value / WINDOWS };
+        let mut window = WindowNumbers { end_ms: left_ms, opened: value % WINDOWS, used: value / WINDOWS };
         if is_denied || !charged {
-            return Some((window.evaluate_ms(rule, cost, 0), [0; 2]));
+            return Some((window.evaluate(rule, cost, 0), [0; 2]));
         }
-        let receipt = window.add(cost);
-        Some((window.evaluate_ms(rule, 0, 0), receipt))
+        window.used += cost;
+        Some((window.evaluate(rule, 0, 0), [window.opened, 0]))
     }
 
     #[allow(clippy::cast_possible_wrap)] // constants, and a period has 39 bits
@@ -286,7 +242,7 @@ mod tests {
         let times = [0, 1, 946_684_800_000, (1 << 47) - 1];
         for (end_ms, opened) in times.into_iter().flat_map(|end| times.map(|opened| (end, opened))) {
             for used in [0, 1, (1 << OPENED_BITS) - 1, 1 << OPENED_BITS, LARGEST_WINDOW] {
-                let back = FixedWindow::from(PackedWindow::from(&FixedWindow { end_ms, opened, used }));
+                let back = FixedWindow::from(WindowNumbers { end_ms, opened, used }).numbers();
                 assert_eq!((back.end_ms, back.opened, back.used), (end_ms, opened, used));
             }
         }

@@ -10,7 +10,7 @@ use redis::Value;
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    contract::{Evaluation, MemoryState},
+    contract::{Evaluation, MemoryState, evaluate_and_commit},
     hold_set::HoldSet,
 };
 #[cfg(feature = "redis")]
@@ -22,6 +22,7 @@ use super::{
 use crate::store::Charge;
 use crate::{
     Rule,
+    decision::Outcome,
     rule::limits::{LogLayout, MOST_HOLDS},
     store::{ChargeQuery, Hold},
 };
@@ -35,7 +36,7 @@ const REFUND_DEPTH: usize = 5000;
 const MAX_SETTLED: usize = 10_000;
 
 /// The log of one counter.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SlidingLog {
     /// Time when all entries have expired.
     entries_expire_at_ms: u64,
@@ -101,7 +102,7 @@ impl SlidingLog {
 
     /// Time until an amount has expired of both entries and holds.
     fn wait_ms(&self, layout: &LogLayout, now_us: u64, short: u64) -> u64 {
-        let (now, millis) = (now_us / layout.tick_us, now_us / 1000);
+        let (now, millis) = (layout.tick(now_us), now_us / 1000);
         // For the first holds to end: the sum of their amounts, and the time until they no longer
         // count.
         let mut ended: SmallVec<[(u64, u64); 4]> = smallvec![(0, 0)];
@@ -129,7 +130,7 @@ impl SlidingLog {
 
     /// Adds a charge. The receipt is the tick of its entry.
     fn add(&mut self, rule: &Rule, cost: u64, now_us: u64) -> [u64; 2] {
-        let ceiling = now_us.div_ceil(LogLayout::of(rule.period_ms()).tick_us);
+        let ceiling = LogLayout::of(rule.period_ms()).next_tick(now_us);
         let total = self.entries.back().map_or(self.base, |(_, total)| *total) + cost;
         self.entries_expire_at_ms = now_us / 1000 + lifetime_ms(rule);
         match self.entries.back_mut() {
@@ -146,8 +147,10 @@ impl SlidingLog {
 }
 
 impl MemoryState for SlidingLog {
+    type Align = ();
+
     fn fresh(_rule: &Rule, _now_us: u64) -> Self {
-        Self { entries_expire_at_ms: 0, entries: VecDeque::new(), base: 0, holds: None }
+        Self::default()
     }
 
     #[inline]
@@ -164,7 +167,7 @@ impl MemoryState for SlidingLog {
             && let Some((_, total)) = self.entries.pop_back()
         {
             self.entries.clear();
-            self.entries.push_back((now_us.div_ceil(LogLayout::of(rule.period_ms()).tick_us), total));
+            self.entries.push_back((LogLayout::of(rule.period_ms()).next_tick(now_us), total));
             self.entries_expire_at_ms = expires_at_ms;
         }
         if let Some(holds) = &mut self.holds {
@@ -177,7 +180,7 @@ impl MemoryState for SlidingLog {
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
         let (rule, hold) = (query.rule, query.hold.filter(|_| cost > 0));
         let (layout, millis) = (LogLayout::of(rule.period_ms()), now_us / 1000);
-        let now = now_us / layout.tick_us;
+        let now = layout.tick(now_us);
         self.drop_expired_entries(&layout, now);
         self.drop_expired_holds(now_us);
 
@@ -215,9 +218,29 @@ impl MemoryState for SlidingLog {
         [hold.id, amount]
     }
 
+    /// In one step if nothing is held, and the clock was not set back.
+    #[inline]
+    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
+        let ChargeQuery { rule, cost, hold, .. } = *query;
+        let is_clock_set_back = self.entries_expire_at_ms > now_us / 1000 + lifetime_ms(rule);
+        if self.holds.is_some() || hold.is_some() || is_clock_set_back || cost == 0 {
+            return evaluate_and_commit(self, query, now_us);
+        }
+        let layout = LogLayout::of(rule.period_ms());
+        let now = layout.tick(now_us);
+        self.drop_expired_entries(&layout, now);
+        let remaining = rule.count().saturating_sub(self.used());
+        if cost > remaining {
+            return evaluate_and_commit(self, query, now_us);
+        }
+        let receipt = self.add(rule, cost, now_us);
+        let reset_after_ms = layout.wait_ms(receipt[0], now);
+        Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt }
+    }
+
     fn refund(&mut self, rule: &Rule, cost: u64, [time, _]: [u64; 2], now_us: u64) -> u64 {
         let layout = LogLayout::of(rule.period_ms());
-        self.drop_expired_entries(&layout, now_us / layout.tick_us);
+        self.drop_expired_entries(&layout, layout.tick(now_us));
         let Ok(index) = self.entries.binary_search_by_key(&time, |(time, _)| *time) else {
             return 0;
         };
@@ -246,7 +269,7 @@ impl MemoryState for SlidingLog {
     fn settle(&mut self, rule: &Rule, hold: &Hold, used: u64, now_us: u64) -> u64 {
         self.correct_clock(rule, now_us);
         let (layout, millis) = (LogLayout::of(rule.period_ms()), now_us / 1000);
-        self.drop_expired_entries(&layout, now_us / layout.tick_us);
+        self.drop_expired_entries(&layout, layout.tick(now_us));
         self.drop_expired_holds(now_us);
         let (mut removed, mut is_settled) = (None, false);
         if let Some(LogHolds { set, settled }) = self.holds.as_deref_mut() {
@@ -286,7 +309,7 @@ impl RedisScript for SlidingLog {
 
     fn args(charge: &Charge) -> PackedNumbers {
         let (cost, count, period_ms) = (charge.cost, charge.rule.count(), charge.rule.period_ms());
-        let digits = LogLayout::of(period_ms).digits.into();
+        let digits = LogLayout::of(period_ms).digits().into();
         let Some(hold) = &charge.hold else { return pack([cost, count, period_ms, digits]) };
         let (allow_partial, exclusive) = (hold.allow_partial.into(), hold.exclusive.into());
         pack([cost, count, period_ms, digits, hold.id, hold.lease_ms(), allow_partial, exclusive])
@@ -294,7 +317,7 @@ impl RedisScript for SlidingLog {
 
     fn refund_args(charge: &Charge) -> PackedNumbers {
         let ([time, _], period_ms) = (charge.receipt, charge.rule.period_ms());
-        pack([charge.cost, period_ms, time, LogLayout::of(period_ms).digits.into()])
+        pack([charge.cost, period_ms, time, LogLayout::of(period_ms).digits().into()])
     }
 
     fn steps(rule: &Rule) -> u64 {

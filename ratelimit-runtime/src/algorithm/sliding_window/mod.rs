@@ -3,12 +3,12 @@
 //!
 //! The *sliding window counter* of the textbooks, with one sub-window or with several.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, num::NonZeroU64};
 
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Evaluation, MemoryState};
+use super::contract::{Evaluation, MemoryState, evaluate_and_commit};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript},
@@ -16,80 +16,191 @@ use super::{
 };
 #[cfg(feature = "redis")]
 use crate::store::Charge;
-use crate::{Algorithm, Rule, store::ChargeQuery};
+use crate::{Algorithm, Rule, decision::Outcome, store::ChargeQuery};
 
-/// The sub-windows of one counter.
-#[derive(Debug)]
+/// The sub-windows of one counter, up to the one of the last charge.
+#[derive(Debug, Default)]
 pub(crate) struct SlidingWindow {
+    /// Time when none of the charges counts any more. It also tells the last sub-window.
     expires_at_ms: u64,
-    /// Number of the newest sub-window, in multiples of its length since 1970.
-    current: u64,
-    /// Charges of each sub-window, newest first, at most one more than the rule has buckets.
-    counts: VecDeque<u64>,
+    charged: SubWindows,
 }
 
-/// Number of buckets, and length of each in milliseconds.
-fn bucket_layout(rule: &Rule) -> (u64, u64) {
-    let buckets = match rule.algorithm() {
-        Algorithm::SlidingWindow { buckets } => buckets,
-        _ => 1,
-    };
-    (buckets, rule.period_ms() / buckets)
+/// SubWindows of each sub-window, the last one first, at most one more than the rule has buckets.
+#[derive(Debug)]
+enum SubWindows {
+    /// For one bucket. The first number is one more than the charges: as it is never 0, both
+    /// variants take two words.
+    Two(NonZeroU64, u64),
+    #[allow(clippy::box_collection)] // see above
+    Many(Box<VecDeque<u64>>),
+}
+
+/// Number of sub-windows in a period, and the length of each.
+#[derive(Clone, Copy)]
+struct WindowLayout {
+    buckets: u64,
+    size_ms: u64,
+}
+
+impl WindowLayout {
+    #[inline]
+    fn of(rule: &Rule) -> Self {
+        match rule.algorithm() {
+            Algorithm::SlidingWindow { buckets } if buckets > 1 => {
+                Self { buckets, size_ms: rule.period_ms() / buckets }
+            }
+            _ => Self { buckets: 1, size_ms: rule.period_ms() },
+        }
+    }
+
+    /// Time from the start of a sub-window until its charges no longer count.
+    #[inline]
+    fn counts_ms(self) -> u64 {
+        (1 + self.buckets) * self.size_ms
+    }
+
+    /// SubWindows of the oldest sub-window by their weight, when a part of the current one has passed.
+    #[inline]
+    fn weighted(self, charges: u64, passed_ms: u64) -> u64 {
+        if charges == 0 { 0 } else { (charges * (self.size_ms - passed_ms)).div_ceil(self.size_ms) }
+    }
+}
+
+/// The current sub-window, seen from the last one with a charge.
+struct CurrentWindow {
+    start_ms: u64,
+    /// Number of sub-windows since the last one with a charge.
+    ahead: u64,
+    passed_ms: u64,
+}
+
+impl Default for SubWindows {
+    fn default() -> Self {
+        Self::two(0, 0)
+    }
+}
+
+impl SubWindows {
+    #[inline]
+    fn two(last: u64, previous: u64) -> Self {
+        Self::Two(NonZeroU64::MIN.saturating_add(last), previous)
+    }
+
+    /// From the charges of each sub-window, the last one first.
+    fn new(buckets: u64, charges: VecDeque<u64>) -> Self {
+        match buckets {
+            1 => Self::two(charges.front().copied().unwrap_or(0), charges.get(1).copied().unwrap_or(0)),
+            _ => Self::Many(Box::new(charges)),
+        }
+    }
+
+    /// SubWindows of the sub-window that is `back` places before the last one.
+    fn get(&self, back: u64) -> u64 {
+        match (self, back) {
+            (Self::Two(last, _), 0) => last.get() - 1,
+            (Self::Two(_, previous), 1) => *previous,
+            (Self::Two(..), _) => 0,
+            (Self::Many(charges), _) => {
+                usize::try_from(back).ok().and_then(|back| charges.get(back)).copied().unwrap_or(0)
+            }
+        }
+    }
+
+    fn set(&mut self, back: u64, charged: u64) {
+        match self {
+            Self::Two(last, previous) => {
+                let last = last.get() - 1;
+                *self = if back == 0 { Self::two(charged, *previous) } else { Self::two(last, charged) };
+            }
+            Self::Many(charges) => {
+                let back = usize::try_from(back).unwrap_or(usize::MAX);
+                if charges.len() <= back {
+                    charges.resize(back + 1, 0);
+                }
+                charges[back] = charged;
+            }
+        }
+    }
+
+    /// Moves on by some sub-windows.
+    fn slide(&mut self, ahead: u64, buckets: u64) {
+        match self {
+            _ if ahead == 0 => {}
+            Self::Two(last, _) => *self = Self::two(0, if ahead == 1 { last.get() - 1 } else { 0 }),
+            Self::Many(charges) => {
+                for _ in 0..ahead.min(buckets + 1) {
+                    charges.push_front(0);
+                }
+                charges.truncate(usize::try_from(buckets + 1).unwrap_or(usize::MAX));
+            }
+        }
+    }
+
+    fn sum(&self) -> u64 {
+        match self {
+            Self::Two(last, previous) => last.get() - 1 + previous,
+            Self::Many(charges) => charges.iter().sum(),
+        }
+    }
 }
 
 impl SlidingWindow {
-    /// Moves on to the current sub-window.
-    fn slide(&mut self, buckets: u64, size: u64, now_ms: u64) {
-        for _ in 0..(now_ms / size).saturating_sub(self.current).min(buckets + 1) {
-            self.counts.push_front(0);
+    /// Start of the last sub-window with a charge.
+    #[inline]
+    fn start_ms(&self, layout: WindowLayout) -> u64 {
+        self.expires_at_ms.saturating_sub(layout.counts_ms())
+    }
+
+    #[inline]
+    fn current(&self, layout: WindowLayout, now_ms: u64) -> CurrentWindow {
+        let start_ms = self.start_ms(layout);
+        let since_ms = now_ms.saturating_sub(start_ms);
+        if since_ms < layout.size_ms {
+            return CurrentWindow { start_ms, ahead: 0, passed_ms: since_ms };
         }
-        self.counts.truncate(usize::try_from(buckets + 1).unwrap_or(usize::MAX));
-        self.current = self.current.max(now_ms / size);
+        let (ahead, passed_ms) = (since_ms / layout.size_ms, since_ms % layout.size_ms);
+        CurrentWindow { start_ms: now_ms - passed_ms, ahead, passed_ms }
     }
 
-    /// Charges of the sub-window that is `back` places before the current one.
-    fn count(&self, back: u64) -> u64 {
-        usize::try_from(back).ok().and_then(|back| self.counts.get(back)).copied().unwrap_or(0)
-    }
-
-    /// Weight of the oldest sub-window when `passed` milliseconds of the current one are over.
-    fn weighted(count: u64, size: u64, passed: u64) -> u64 {
-        (count * (size - passed)).div_ceil(size)
-    }
-
-    fn evaluate_ms(&mut self, rule: &Rule, cost: u64, now_ms: u64) -> Evaluation {
-        let (buckets, size) = bucket_layout(rule);
-        self.slide(buckets, size, now_ms);
-        let passed = now_ms % size;
-        let mut whole: u64 = (0..buckets).map(|back| self.count(back)).sum();
-        let used = whole + Self::weighted(self.count(buckets), size, passed);
+    fn evaluate_ms(&self, rule: &Rule, cost: u64, now_ms: u64) -> Evaluation {
+        let layout = WindowLayout::of(rule);
+        let WindowLayout { buckets, size_ms } = layout;
+        let CurrentWindow { ahead, passed_ms, .. } = self.current(layout, now_ms);
+        // SubWindows of the sub-window that is `back` places before the current one.
+        let charged = |back: u64| back.checked_sub(ahead).map_or(0, |back| self.charged.get(back));
+        let mut whole: u64 = (0..buckets).map(charged).sum();
+        let used = whole + layout.weighted(charged(buckets), passed_ms);
         let remaining = rule.count().saturating_sub(used);
-        let newest = (0..=buckets).find(|&back| self.count(back) > 0);
-        let reset_after_ms = newest.map_or(0, |back| (1 + buckets - back) * size - passed);
+        let newest = (0..=buckets).find(|&back| charged(back) > 0);
+        let reset_after_ms = newest.map_or(0, |back| (1 + buckets - back) * size_ms - passed_ms);
         if cost <= remaining {
             return Evaluation::new(rule, remaining, reset_after_ms, None);
         }
         // Searches the first future sub-window in which the oldest has faded enough for the cost.
         let mut retry_after_ms = reset_after_ms;
         for ahead in 0..=buckets {
-            let oldest = self.count(buckets - ahead);
+            let oldest = charged(buckets - ahead);
             if let Some(room) = rule.count().checked_sub(whole.saturating_add(cost)) {
-                let faded = (room * size).checked_div(oldest).map_or(0, |weight| size - weight.min(size));
-                if faded < size {
-                    retry_after_ms = ahead * size + faded - passed;
+                let faded = (room * size_ms).checked_div(oldest).map_or(0, |weight| size_ms - weight.min(size_ms));
+                if faded < size_ms {
+                    retry_after_ms = ahead * size_ms + faded - passed_ms;
                     break;
                 }
             }
-            whole -= if ahead < buckets { self.count(buckets - ahead - 1) } else { 0 };
+            whole -= if ahead < buckets { charged(buckets - ahead - 1) } else { 0 };
         }
         Evaluation::new(rule, remaining, reset_after_ms, Some(retry_after_ms))
     }
 }
 
 impl MemoryState for SlidingWindow {
+    type Align = ();
+
     fn fresh(rule: &Rule, now_us: u64) -> Self {
-        let millis = now_us / 1000;
-        Self { expires_at_ms: millis, current: millis / bucket_layout(rule).1, counts: VecDeque::new() }
+        let (layout, now_ms) = (WindowLayout::of(rule), now_us / 1000);
+        let start_ms = now_ms - now_ms % layout.size_ms;
+        Self { expires_at_ms: start_ms + layout.counts_ms(), charged: SubWindows::new(layout.buckets, VecDeque::new()) }
     }
 
     #[inline]
@@ -99,12 +210,11 @@ impl MemoryState for SlidingWindow {
 
     /// The age of charges is unknown after the clock was set back: all of them count as made now.
     fn correct_clock(&mut self, rule: &Rule, now_us: u64) {
-        let ((buckets, size), millis) = (bucket_layout(rule), now_us / 1000);
-        if millis < self.current * size {
-            let sum = self.counts.iter().sum();
-            self.counts = [sum].into();
-            self.current = millis / size;
-            self.expires_at_ms = (self.current + 1 + buckets) * size;
+        let layout = WindowLayout::of(rule);
+        if now_us / 1000 < self.start_ms(layout) {
+            let sum = self.charged.sum();
+            *self = Self::fresh(rule, now_us);
+            self.charged.set(0, sum);
         }
     }
 
@@ -112,35 +222,56 @@ impl MemoryState for SlidingWindow {
         self.evaluate_ms(query.rule, cost, now_us / 1000)
     }
 
-    /// The receipt is the number of the sub-window.
+    /// The receipt is the start of the sub-window.
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
-        let (buckets, size) = bucket_layout(query.rule);
-        self.slide(buckets, size, now_us / 1000);
-        match self.counts.front_mut() {
-            Some(count) => *count += amount,
-            None => self.counts.push_front(amount),
+        let layout = WindowLayout::of(query.rule);
+        let CurrentWindow { start_ms, ahead, .. } = self.current(layout, now_us / 1000);
+        self.charged.slide(ahead, layout.buckets);
+        self.charged.set(0, self.charged.get(0) + amount);
+        self.expires_at_ms = start_ms + layout.counts_ms();
+        [start_ms, 0]
+    }
+
+    /// In one step for one bucket, if the clock was not set back.
+    #[inline]
+    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
+        let (layout, now_ms) = (WindowLayout::of(query.rule), now_us / 1000);
+        let SubWindows::Two(last, previous) = self.charged else { return evaluate_and_commit(self, query, now_us) };
+        if layout.buckets > 1 || self.expires_at_ms <= now_ms || now_ms < self.start_ms(layout) || query.cost == 0 {
+            return evaluate_and_commit(self, query, now_us);
         }
-        self.expires_at_ms = (self.current + 1 + buckets) * size;
-        [self.current, 0]
+        let CurrentWindow { start_ms, ahead, passed_ms } = self.current(layout, now_ms);
+        let (last, previous) = if ahead == 0 { (last.get() - 1, previous) } else { (0, last.get() - 1) };
+        let remaining = query.rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
+        if query.cost > remaining {
+            return Outcome::new(self.evaluate_ms(query.rule, query.cost, now_ms).decision, [0; 2]);
+        }
+        let expires_at_ms = start_ms + layout.counts_ms();
+        *self = Self { expires_at_ms, charged: SubWindows::two(last + query.cost, previous) };
+        Outcome {
+            remaining: remaining - query.cost,
+            reset_after_ms: expires_at_ms - now_ms,
+            retry_after_ms: u64::MAX,
+            receipt: [start_ms, 0],
+        }
     }
 
     /// Returns the weight that the charge still had.
-    fn refund(&mut self, rule: &Rule, cost: u64, [charged, _]: [u64; 2], now_us: u64) -> u64 {
-        let (buckets, size) = bucket_layout(rule);
-        let millis = (now_us / 1000).max(self.current * size); // the clock may have been set back
-        self.slide(buckets, size, millis);
-        let back = self.current.wrapping_sub(charged);
-        let Some(count) = usize::try_from(back).ok().and_then(|back| self.counts.get_mut(back)) else {
-            return 0;
-        };
-        let weight = |count| if back < buckets { count } else { Self::weighted(count, size, millis % size) };
-        let before = weight(*count);
-        *count -= cost.min(*count);
-        let refunded = before - weight(*count);
-        if self.counts.iter().all(|count| *count == 0) {
+    fn refund(&mut self, rule: &Rule, cost: u64, [charged_at_ms, _]: [u64; 2], now_us: u64) -> u64 {
+        let layout = WindowLayout::of(rule);
+        let CurrentWindow { start_ms, ahead, passed_ms } = self.current(layout, now_us / 1000);
+        let Some(since_ms) = start_ms.checked_sub(charged_at_ms) else { return 0 };
+        // Places before the current sub-window, and before the last one with a charge.
+        let place = since_ms / layout.size_ms;
+        let (Some(back), true) = (place.checked_sub(ahead), place <= layout.buckets) else { return 0 };
+        let weight = |charged| if place < layout.buckets { charged } else { layout.weighted(charged, passed_ms) };
+        let charged = self.charged.get(back);
+        let left = charged - cost.min(charged);
+        self.charged.set(back, left);
+        if self.charged.sum() == 0 {
             self.expires_at_ms = 0;
         }
-        refunded
+        weight(charged) - weight(left)
     }
 }
 
@@ -159,17 +290,17 @@ impl RedisScript for SlidingWindow {
     }];
 
     fn args(charge: &Charge) -> PackedNumbers {
-        let (buckets, size) = bucket_layout(&charge.rule);
-        pack([charge.cost, charge.rule.count(), size, buckets])
+        let WindowLayout { buckets, size_ms } = WindowLayout::of(&charge.rule);
+        pack([charge.cost, charge.rule.count(), size_ms, buckets])
     }
 
     fn refund_args(charge: &Charge) -> PackedNumbers {
-        let ((buckets, size), [charged, _]) = (bucket_layout(&charge.rule), charge.receipt);
-        pack([charge.cost, size, buckets, charged])
+        let (WindowLayout { buckets, size_ms }, [charged, _]) = (WindowLayout::of(&charge.rule), charge.receipt);
+        pack([charge.cost, size_ms, buckets, charged])
     }
 
     fn steps(rule: &Rule) -> u64 {
-        80 + 2 * bucket_layout(rule).0
+        80 + 2 * WindowLayout::of(rule).buckets
     }
 
     fn parse_reply(charge: &Charge, charged: bool, reply: &Value) -> Option<(Evaluation, [u64; 2])> {
@@ -186,11 +317,11 @@ impl RedisScript for SlidingWindow {
         let mut numbers = unpack(numbers);
         let [left_ms, _used, current, _sum] = [numbers.next()??, numbers.next()??, numbers.next()??, numbers.next()??];
         let counts = numbers.collect::<Option<VecDeque<_>>>()?;
-        let (buckets, size) = bucket_layout(rule);
-        let expires_at_ms = current.checked_add(1 + buckets)?.checked_mul(size)?;
+        let WindowLayout { buckets, size_ms } = WindowLayout::of(rule);
+        let expires_at_ms = current.checked_add(1 + buckets)?.checked_mul(size_ms)?;
         let now_ms = expires_at_ms.checked_sub(left_ms)?;
-        counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(*count))?.checked_mul(size)?;
-        let mut sub_windows = Self { expires_at_ms, current, counts };
+        counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(*count))?.checked_mul(size_ms)?;
+        let sub_windows = Self { expires_at_ms, charged: SubWindows::new(buckets, counts) };
         let cost = if charged && *sign == b'+' { 0 } else { cost };
         Some((sub_windows.evaluate_ms(rule, cost, now_ms), [current, 0]))
     }

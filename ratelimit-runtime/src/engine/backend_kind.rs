@@ -1,0 +1,105 @@
+//! The backend of an engine: memory, or the guard in front of another store.
+
+use std::task::{Context, Poll, Waker};
+
+use crate::{
+    Rule,
+    backend::{Attempt, Backend, CounterReceipt, Decided, Outcomes, Query},
+    counter::CounterId,
+    decision::Outcome,
+    guard::{Guard, GuardReceipt},
+    memory::Memory,
+    store::{Reply, StoreError},
+};
+
+/// The place where a limiter counts.
+#[allow(clippy::large_enum_variant)] // a limiter has one, and it is not moved
+#[derive(Debug)]
+pub(crate) enum BackendKind {
+    /// None: it limits nothing.
+    None,
+    Memory(Memory),
+    Other(Guard),
+}
+
+/// A charge on its way. Memory has none.
+pub(super) type Ticket = <Guard as Backend>::Ticket;
+
+/// The receipt of a charge.
+pub(crate) enum BackendReceipt {
+    Memory(CounterReceipt),
+    Guard(GuardReceipt),
+}
+
+impl Backend for BackendKind {
+    type Ticket = Ticket;
+    type Receipt = BackendReceipt;
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // or the outcome is copied
+    fn try_charge(&self, query: &Query<'_>, waker: Option<&Waker>, decided: &mut Decided) -> Attempt<Ticket> {
+        match self {
+            Self::Memory(memory) => match memory.try_charge(query, waker, decided) {
+                Attempt::Done => Attempt::Done,
+                Attempt::Unsupported => Attempt::Unsupported,
+                Attempt::Pending(never) => match never {},
+            },
+            Self::Other(guard) => guard.try_charge(query, waker, decided),
+            Self::None => Attempt::Unsupported,
+        }
+    }
+
+    fn try_charge_all(&self, queries: &[Query<'_>]) -> Option<Outcomes> {
+        match self {
+            Self::Memory(memory) => memory.try_charge_all(queries),
+            Self::None | Self::Other(_) => None,
+        }
+    }
+
+    #[inline]
+    fn receipt(&self, receipt: CounterReceipt) -> BackendReceipt {
+        match self {
+            Self::None | Self::Memory(_) => BackendReceipt::Memory(receipt),
+            Self::Other(guard) => BackendReceipt::Guard(guard.receipt(receipt)),
+        }
+    }
+
+    #[inline]
+    fn poll_charge(
+        &self,
+        ticket: &mut Ticket,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(Outcome, BackendReceipt), StoreError>> {
+        match self {
+            Self::Other(guard) => guard
+                .poll_charge(ticket, context)
+                .map_ok(|(outcome, receipt)| (outcome, BackendReceipt::Guard(receipt))),
+            Self::None | Self::Memory(_) => Poll::Ready(Err(StoreError::no_answer())),
+        }
+    }
+
+    fn refund_charge(&self, receipt: BackendReceipt) -> Reply<Result<u64, StoreError>> {
+        match (self, receipt) {
+            (Self::Memory(memory), BackendReceipt::Memory(receipt)) => memory.refund_charge(receipt),
+            (Self::Other(guard), BackendReceipt::Guard(receipt)) => guard.refund_charge(receipt),
+            _ => Reply::Ready(Ok(0)),
+        }
+    }
+}
+
+impl BackendReceipt {
+    pub(super) fn id(&self) -> Option<CounterId> {
+        match self {
+            Self::Memory(receipt) => Some(receipt.id),
+            Self::Guard(receipt) => receipt.id(),
+        }
+    }
+
+    /// The rule, which may have no name, and the cost of the charge.
+    pub(super) fn rule_and_cost(&self) -> Option<(Rule, u64)> {
+        match self {
+            Self::Memory(receipt) => Some((receipt.rule(), receipt.cost)),
+            Self::Guard(receipt) => receipt.rule_and_cost(),
+        }
+    }
+}

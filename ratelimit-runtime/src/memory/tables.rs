@@ -1,0 +1,106 @@
+//! The counters of a shard: a table for each kind of state.
+
+use super::counter_table::CounterTable;
+use crate::{
+    Algorithm, Rule,
+    algorithm::{Bucket, FixedWindow, MemoryState, Semaphore, SlidingLog, SlidingWindow, algorithms},
+    counter::CounterId,
+    decision::Outcome,
+    store::ChargeQuery,
+};
+
+macro_rules! tables {
+    ($($state:ident { $($algorithm:ident: $($_columns:ident $_values:tt),+;)+ })+) => {
+        /// The counters of a shard.
+        ///
+        /// A table has states of one kind, side by side in its slots. So finding a counter and
+        /// reading its state is one access to memory.
+        #[derive(Debug, Default)]
+        #[allow(non_snake_case)] // each table has the name of its states
+        #[repr(C)] // the first tables share a cache line with the lock
+        pub(super) struct CounterTables {
+            $($state: CounterTable<$state>,)+
+        }
+
+        impl CounterTables {
+            /// Charges a counter if the cost fits, and writes the outcome. `None` if it is not
+            /// stored. See [`CounterTable::charge`] for the result.
+            #[inline(always)]
+            #[allow(clippy::inline_always)] // in each call
+            pub(super) fn charge(
+                &mut self,
+                id: CounterId,
+                query: &ChargeQuery<'_>,
+                now_us: u64,
+                outcome: &mut Outcome,
+            ) -> Option<u64> {
+                match query.rule.algorithm() {
+                    $($(Algorithm::$algorithm { .. })|+ => self.$state.charge(id, query, now_us, outcome),)+
+                }
+            }
+
+            /// Changes a counter. `None` if it is not stored. See [`CounterTable::update`] for the
+            /// results.
+            pub(super) fn update<T>(
+                &mut self,
+                id: CounterId,
+                rule: &Rule,
+                act: impl FnOnce(&mut dyn MemoryState) -> T,
+            ) -> Option<(u64, T)> {
+                match rule.algorithm() {
+                    $($(Algorithm::$algorithm { .. })|+ => self.$state.update(id, |state| act(state)),)+
+                }
+            }
+
+            /// Stores a new counter after a first change. Returns its expiry, and the result of
+            /// `act`.
+            pub(super) fn insert<T>(
+                &mut self,
+                id: CounterId,
+                rule: &Rule,
+                now_us: u64,
+                act: impl FnOnce(&mut dyn MemoryState) -> T,
+            ) -> (u64, T) {
+                match rule.algorithm() {
+                    $($(Algorithm::$algorithm { .. })|+ => {
+                        let mut state = $state::fresh(rule, now_us);
+                        let done = act(&mut state);
+                        let expires_at_ms = state.expires_at_ms();
+                        self.$state.insert(id, state);
+                        (expires_at_ms, done)
+                    })+
+                }
+            }
+
+            /// `false` if it is not stored.
+            pub(super) fn remove(&mut self, id: CounterId) -> bool {
+                false $(|| self.$state.remove(id))+
+            }
+
+            /// Drops all expired counters, and shrinks the tables that had any.
+            pub(super) fn drop_all_expired(&mut self, now_ms: u64) {
+                $(self.$state.drop_all_expired(now_ms);)+
+            }
+
+            /// Drops some expired counters. Returns their number, 0 only if there are none.
+            pub(super) fn drop_some_expired(&mut self, now_ms: u64) -> usize {
+                $(match self.$state.drop_some_expired(now_ms) {
+                    0 => {}
+                    dropped => return dropped,
+                })+
+                0
+            }
+
+            /// Lower bound of all expiry times.
+            pub(super) fn soonest_ms(&self) -> u64 {
+                u64::MAX $(.min(self.$state.soonest_ms()))+
+            }
+
+            pub(super) fn len(&self) -> usize {
+                0 $(+ self.$state.len())+
+            }
+        }
+    };
+}
+
+algorithms!(tables);
