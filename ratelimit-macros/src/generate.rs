@@ -31,8 +31,9 @@ impl GeneratedCheck {
     //             let key = key(&(seller_id));
     //             charge(const { &rule("item", 100, 1, 60_000) }, key, 1)
     //         }) {
-    //             Ok(decided) => break 'decided decided,
-    //             Err(undecided) => undecided.decide(),
+    //             Attempted::Admitted => break 'decided Ok(()),
+    //             Attempted::Refused(refused) => break 'decided Err(refused),
+    //             Attempted::Deferred(deferred) => deferred.decide(),
     //         };
     //         deciding.await
     //     } {
@@ -65,14 +66,20 @@ impl GeneratedCheck {
             None if settlement.is_some() => Some(hygienic!(permit)),
             None => is_held.then(|| hygienic!(_permit)),
         };
+        let krate = runtime.tokens();
         let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(use_attribute);
         let prologue = match permit {
             None => hygienic! {
                 #joined
                 if let ::core::result::Result::Err(refused) = 'decided: {
                     let deciding = match #deciding {
-                        ::core::result::Result::Ok(decided) => break 'decided decided,
-                        ::core::result::Result::Err(undecided) => undecided.decide(),
+                        #krate::__private::Attempted::Admitted => {
+                            break 'decided ::core::result::Result::Ok(());
+                        }
+                        #krate::__private::Attempted::Refused(refused) => {
+                            break 'decided ::core::result::Result::Err(refused);
+                        }
+                        #krate::__private::Attempted::Deferred(deferred) => deferred.decide(),
                     };
                     deciding.await
                 } {

@@ -26,11 +26,10 @@ pub(crate) trait Backend {
 
     /// Charges one counter if the cost fits, and writes the decision to `decided`.
     ///
-    /// `waker` is `None` outside of a poll. A backend that may have to wait is [`Unsupported`]
-    /// then.
-    ///
-    /// [`Unsupported`]: Attempt::Unsupported
-    fn try_charge(&self, query: &Query<'_>, waker: Option<&Waker>, decided: &mut Decided) -> Attempt<Self::Ticket>;
+    /// `waiter` is `None` outside of a poll. Then [`Attempt::Unsupported`] if the backend may have
+    /// to wait.
+    fn try_charge(&self, query: &Query<'_>, waiter: Option<Waiter<'_, Self::Ticket>>, decided: &mut Decided)
+    -> Attempt;
 
     /// Charges several counters if all costs fit. `None` if nothing has changed, and the store has
     /// to be asked.
@@ -56,13 +55,20 @@ pub(crate) trait Backend {
 pub(crate) type Outcomes = SmallVec<[Outcome; 2]>;
 
 /// The result of an attempt to charge.
-pub(crate) enum Attempt<T> {
+pub(crate) enum Attempt {
     /// The decision has been written.
     Done,
-    /// The ticket has to be polled.
-    Pending(T),
+    /// The waiter has a ticket, which has to be polled.
+    Pending,
     /// Nothing has changed. The store has to be asked.
     Unsupported,
+}
+
+/// A caller that can wait for a decision.
+pub(crate) struct Waiter<'a, T> {
+    pub(crate) waker: &'a Waker,
+    /// The place for its ticket.
+    pub(crate) ticket: &'a mut Option<T>,
 }
 
 /// The decision on a charge.

@@ -101,6 +101,40 @@ impl Clock {
     }
 }
 
+/// The time of decisions under a lock. It never goes back, even if the clocks of two processors
+/// differ.
+pub(crate) struct LockedTime<'a> {
+    pub(crate) clock: &'a Clock,
+    /// The latest time of a decision under this lock.
+    pub(crate) latest_us: &'a mut u64,
+}
+
+/// Upper bound of the skew between the clocks of two processors. A larger difference is a clock that
+/// was set back.
+const SKEW_US: u64 = 1000;
+
+impl LockedTime<'_> {
+    #[inline]
+    pub(crate) fn us(&mut self) -> u64 {
+        let now_us = self.clock.now_us();
+        let is_skew = now_us < *self.latest_us && *self.latest_us - now_us < SKEW_US;
+        if !is_skew {
+            *self.latest_us = now_us;
+        }
+        *self.latest_us
+    }
+
+    /// The time in milliseconds, which is cheaper. It may be before an earlier decision; a state
+    /// that was written later than now is left to [`LockedTime::us`].
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    pub(crate) fn ms(&mut self) -> u64 {
+        let now_ms = self.clock.now_ms();
+        *self.latest_us = (*self.latest_us).max(now_ms * 1000);
+        now_ms
+    }
+}
+
 const MAX_US: u128 = 1000 << 46;
 
 impl Default for Clock {

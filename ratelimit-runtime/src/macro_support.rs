@@ -252,26 +252,32 @@ impl Call {
 ///
 /// The body of an `async fn` runs when it is polled. So most calls are decided here, without a
 /// future.
-///
-/// # Errors
-///
-/// [`Deferred`] if the call can't be decided at once.
 #[inline(always)]
 #[allow(clippy::inline_always)] // otherwise the charge is copied
 pub fn limit_request_per_time<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
     Call(options, _): Call,
     charge: AnnotatedCharge<R>,
-) -> Result<Result<(), RequestPerMinute>, Deferred<R>> {
+) -> Attempted<Deferred<R>> {
     if let OnLimit::Reject = options.on_limit() {
         let try_acquire =
             |engine: &Engine| acquire::try_acquire(engine, charge.rule.borrow(), &charge.key, charge.cost);
         let outcome = limiter.map_or_else(|| try_acquire(&Limiter::current()), |limiter| try_acquire(limiter.engine()));
-        if let Some(outcome) = outcome {
-            return Ok(outcome);
+        match outcome {
+            Some(Ok(())) => return Attempted::Admitted,
+            Some(Err(refused)) => return Attempted::Refused(refused),
+            None => {}
         }
     }
-    Err(Deferred { engine: engine_ref(limiter), options, charge })
+    Attempted::Deferred(Deferred { engine: engine_ref(limiter), options, charge })
+}
+
+/// The result of an attempt without a future.
+#[allow(missing_debug_implementations)] // consumed where it is made
+pub enum Attempted<D> {
+    Admitted,
+    Refused(RequestPerMinute),
+    Deferred(D),
 }
 
 /// A call that could not be decided at once.
@@ -301,25 +307,21 @@ pub fn permit_request_per_time<R: Borrow<Rule>>(
 }
 
 /// Checks the limits of a function with several limits.
-///
-/// # Errors
-///
-/// [`DeferredAll`] if the call can't be decided at once.
 pub fn limit_requests_per_time<const N: usize>(
     limiter: Option<&Limiter>,
     Call(options, _): Call,
     charges: [ChargeRequest; N],
-) -> Result<Result<(), RequestPerMinute>, DeferredAll> {
+) -> Attempted<DeferredAll> {
     if let OnLimit::Reject = options.on_limit() {
         let is_admitted = match limiter {
             None => acquire::try_acquire_all(&Limiter::current(), &charges),
             Some(limiter) => acquire::try_acquire_all(limiter.engine(), &charges),
         };
         if is_admitted {
-            return Ok(Ok(()));
+            return Attempted::Admitted;
         }
     }
-    Err(DeferredAll(Acquire::all(engine_ref(limiter), charges.into(), options, OnLimit::Reject)))
+    Attempted::Deferred(DeferredAll(Acquire::all(engine_ref(limiter), charges.into(), options, OnLimit::Reject)))
 }
 
 /// A call with several limits that could not be decided at once.

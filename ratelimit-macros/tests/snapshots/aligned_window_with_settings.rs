@@ -27,8 +27,15 @@ async fn f(state: State) -> R {
                 ),
             )
         } {
-            ::core::result::Result::Ok(decided) => break 'decided decided,
-            ::core::result::Result::Err(undecided) => undecided.decide(),
+            ::facade::limits::__private::Attempted::Admitted => {
+                break 'decided ::core::result::Result::Ok(());
+            }
+            ::facade::limits::__private::Attempted::Refused(refused) => {
+                break 'decided ::core::result::Result::Err(refused);
+            }
+            ::facade::limits::__private::Attempted::Deferred(deferred) => {
+                deferred.decide()
+            }
         };
         deciding.await
     } {

@@ -23,8 +23,15 @@ where
                     )
                 },
             ) {
-                ::core::result::Result::Ok(decided) => break 'decided decided,
-                ::core::result::Result::Err(undecided) => undecided.decide(),
+                ::ratelimit_runtime::__private::Attempted::Admitted => {
+                    break 'decided ::core::result::Result::Ok(());
+                }
+                ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
+                    break 'decided ::core::result::Result::Err(refused);
+                }
+                ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
+                    deferred.decide()
+                }
             };
             deciding.await
         } {

@@ -17,8 +17,15 @@ unsafe impl<const N: usize> Api<{ N }> {
                     )
                 },
             ) {
-                ::core::result::Result::Ok(decided) => break 'decided decided,
-                ::core::result::Result::Err(undecided) => undecided.decide(),
+                ::ratelimit_runtime::__private::Attempted::Admitted => {
+                    break 'decided ::core::result::Result::Ok(());
+                }
+                ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
+                    break 'decided ::core::result::Result::Err(refused);
+                }
+                ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
+                    deferred.decide()
+                }
             };
             deciding.await
         } {
@@ -27,32 +34,44 @@ unsafe impl<const N: usize> Api<{ N }> {
         { self.id }
     }
     async fn put(mut self: Box<Self>) -> R {
-        let deciding = ::ratelimit_runtime::__private::limit_requests_per_time(
-            ::core::option::Option::None,
-            const { ::ratelimit_runtime::__private::Call::new() },
-            [
-                {
-                    let key = ::ratelimit_runtime::__private::key(&(self.id));
+        if let ::core::result::Result::Err(refused) = 'decided: {
+            let deciding = match ::ratelimit_runtime::__private::limit_requests_per_time(
+                ::core::option::Option::None,
+                const { ::ratelimit_runtime::__private::Call::new() },
+                [
+                    {
+                        let key = ::ratelimit_runtime::__private::key(&(self.id));
+                        ::ratelimit_runtime::__private::charge(
+                            const {
+                                &::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
+                            },
+                            key,
+                            1,
+                        )
+                    }
+                        .asked(),
                     ::ratelimit_runtime::__private::charge(
-                        const {
-                            &::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
-                        },
-                        key,
-                        1,
-                    )
+                            const {
+                                &::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
+                            },
+                            ::ratelimit_runtime::__private::no_key(),
+                            1,
+                        )
+                        .asked(),
+                ],
+            ) {
+                ::ratelimit_runtime::__private::Attempted::Admitted => {
+                    break 'decided ::core::result::Result::Ok(());
                 }
-                    .asked(),
-                ::ratelimit_runtime::__private::charge(
-                        const {
-                            &::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
-                        },
-                        ::ratelimit_runtime::__private::no_key(),
-                        1,
-                    )
-                    .asked(),
-            ],
-        );
-        if let ::core::result::Result::Err(refused) = deciding.await {
+                ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
+                    break 'decided ::core::result::Result::Err(refused);
+                }
+                ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
+                    deferred.decide()
+                }
+            };
+            deciding.await
+        } {
             return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
         }
         {}

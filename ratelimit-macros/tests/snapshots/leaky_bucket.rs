@@ -24,8 +24,15 @@ async fn f(limit: u64) -> R {
                 )
             },
         ) {
-            ::core::result::Result::Ok(decided) => break 'decided decided,
-            ::core::result::Result::Err(undecided) => undecided.decide(),
+            ::ratelimit_runtime::__private::Attempted::Admitted => {
+                break 'decided ::core::result::Result::Ok(());
+            }
+            ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
+                break 'decided ::core::result::Result::Err(refused);
+            }
+            ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
+                deferred.decide()
+            }
         };
         deciding.await
     } {

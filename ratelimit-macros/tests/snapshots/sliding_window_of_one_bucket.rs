@@ -14,8 +14,13 @@ async fn f() -> R {
                 1,
             ),
         ) {
-            ::core::result::Result::Ok(decided) => break 'decided decided,
-            ::core::result::Result::Err(undecided) => undecided.decide(),
+            crate::limits::__private::Attempted::Admitted => {
+                break 'decided ::core::result::Result::Ok(());
+            }
+            crate::limits::__private::Attempted::Refused(refused) => {
+                break 'decided ::core::result::Result::Err(refused);
+            }
+            crate::limits::__private::Attempted::Deferred(deferred) => deferred.decide(),
         };
         deciding.await
     } {

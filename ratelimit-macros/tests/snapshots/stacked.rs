@@ -1,48 +1,67 @@
 /// Docs.
 #[inline]
 async unsafe fn f(id: u64, limit: u64) -> R {
-    let deciding = ::ratelimit_runtime::__private::limit_requests_per_time(
-        ::core::option::Option::None,
-        const { ::ratelimit_runtime::__private::Call::new().wait() },
-        [
-            {
-                let key = ::ratelimit_runtime::__private::key(&(id));
-                ::ratelimit_runtime::__private::charge(
-                    const { &::ratelimit_runtime::__private::rule("first", 1, 1, 1000) },
-                    key,
-                    1,
-                )
-            }
-                .asked(),
-            {
-                let count = ::ratelimit_runtime::__private::count(limit);
-                ::ratelimit_runtime::__private::charge(
-                    ::ratelimit_runtime::__private::with_count(
+    if let ::core::result::Result::Err(refused) = 'decided: {
+        let deciding = match ::ratelimit_runtime::__private::limit_requests_per_time(
+            ::core::option::Option::None,
+            const { ::ratelimit_runtime::__private::Call::new().wait() },
+            [
+                {
+                    let key = ::ratelimit_runtime::__private::key(&(id));
+                    ::ratelimit_runtime::__private::charge(
                         const {
-                            &::ratelimit_runtime::__private::rule_without_count(
-                                "second",
+                            &::ratelimit_runtime::__private::rule("first", 1, 1, 1000)
+                        },
+                        key,
+                        1,
+                    )
+                }
+                    .asked(),
+                {
+                    let count = ::ratelimit_runtime::__private::count(limit);
+                    ::ratelimit_runtime::__private::charge(
+                        ::ratelimit_runtime::__private::with_count(
+                            const {
+                                &::ratelimit_runtime::__private::rule_without_count(
+                                    "second",
+                                    1,
+                                    3600000,
+                                )
+                            },
+                            count,
+                        ),
+                        ::ratelimit_runtime::__private::no_key(),
+                        1,
+                    )
+                }
+                    .asked(),
+                ::ratelimit_runtime::__private::charge(
+                        const {
+                            &::ratelimit_runtime::__private::rule(
+                                "third",
+                                1000,
                                 1,
-                                3600000,
+                                86400000,
                             )
                         },
-                        count,
-                    ),
-                    ::ratelimit_runtime::__private::no_key(),
-                    1,
-                )
+                        ::ratelimit_runtime::__private::no_key(),
+                        1,
+                    )
+                    .asked(),
+            ],
+        ) {
+            ::ratelimit_runtime::__private::Attempted::Admitted => {
+                break 'decided ::core::result::Result::Ok(());
             }
-                .asked(),
-            ::ratelimit_runtime::__private::charge(
-                    const {
-                        &::ratelimit_runtime::__private::rule("third", 1000, 1, 86400000)
-                    },
-                    ::ratelimit_runtime::__private::no_key(),
-                    1,
-                )
-                .asked(),
-        ],
-    );
-    if let ::core::result::Result::Err(refused) = deciding.await {
+            ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
+                break 'decided ::core::result::Result::Err(refused);
+            }
+            ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
+                deferred.decide()
+            }
+        };
+        deciding.await
+    } {
         return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
     }
     {}

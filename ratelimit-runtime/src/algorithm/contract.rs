@@ -9,6 +9,7 @@ use redis::Value;
 use super::wire::PackedNumbers;
 use crate::{
     Decision, Rule,
+    clock::LockedTime,
     decision::Outcome,
     store::{Charge, ChargeQuery, Hold},
 };
@@ -70,10 +71,8 @@ pub(crate) trait MemoryState: fmt::Debug {
     where
         Self: Sized;
 
-    /// A counter without charges. It lasts as if it had been charged now.
-    fn fresh(rule: &Rule, now_us: u64) -> Self
-    where
-        Self: Sized;
+    /// Makes it a counter without charges. It lasts as if it had been charged now.
+    fn restart(&mut self, rule: &Rule, now_us: u64);
 
     /// Time from which the state equals a fresh one and can be dropped.
     fn expires_at_ms(&self) -> u64;
@@ -101,9 +100,16 @@ pub(crate) trait MemoryState: fmt::Debug {
         0
     }
 
-    /// Charges the query's cost if it fits. An implementation does the most frequent case in one
-    /// step, and leaves all others to [`evaluate_and_commit`].
-    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome;
+    /// Charges a cost of at least 1 that holds nothing, in the most frequent case. Writes the
+    /// outcome, as [`charge`] would return it.
+    ///
+    /// `false` in all other cases. Then nothing has changed but parts that have expired. It never
+    /// makes the state expire sooner.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    fn charge_at_once(&mut self, _rule: &Rule, _cost: u64, _time: &mut LockedTime<'_>, _outcome: &mut Outcome) -> bool {
+        false
+    }
 
     #[inline]
     fn is_fresh(&self, now_us: u64) -> bool {
@@ -112,8 +118,7 @@ pub(crate) trait MemoryState: fmt::Debug {
 }
 
 /// Evaluates the query's cost on a state that may have expired or stem from a later time.
-#[inline]
-pub(crate) fn evaluate<S: MemoryState + ?Sized>(state: &mut S, query: &ChargeQuery<'_>, now_us: u64) -> Evaluation {
+pub(crate) fn evaluate(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, now_us: u64) -> Evaluation {
     if state.is_fresh(now_us) {
         return Evaluation::fresh(query.rule, query.least());
     }
@@ -121,15 +126,14 @@ pub(crate) fn evaluate<S: MemoryState + ?Sized>(state: &mut S, query: &ChargeQue
     state.evaluate(query, query.least(), now_us)
 }
 
-/// Charges the query's cost if it fits, for any algorithm.
-#[inline(never)]
-pub(super) fn evaluate_and_commit<S: MemoryState>(state: &mut S, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
+/// Charges the query's cost if it fits.
+pub(crate) fn charge(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
     let found = evaluate(state, query, now_us);
     if !found.fits || query.cost == 0 {
         return Outcome::new(found.decision, [0; 2]);
     }
     if state.is_fresh(now_us) {
-        *state = S::fresh(query.rule, now_us);
+        state.restart(query.rule, now_us);
     }
     // Only a hold may be granted less than its cost.
     let amount = if query.hold.is_some() { query.cost.min(found.decision.remaining) } else { query.cost };

@@ -20,7 +20,7 @@ mod wire;
 pub(crate) use self::table::position;
 pub(crate) use self::{
     bucket::Bucket,
-    contract::{Evaluation, MemoryState, evaluate},
+    contract::{Evaluation, MemoryState, charge, evaluate},
     fixed_window::FixedWindow,
     semaphore::Semaphore,
     sliding_log::SlidingLog,

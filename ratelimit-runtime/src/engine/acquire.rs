@@ -6,7 +6,7 @@ use std::{
     future::Future,
     mem,
     pin::Pin,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Key, RequestPerMinute, Rule,
     algorithm::capabilities,
-    backend::{Attempt, Backend as _, CounterReceipt, Decided, Query},
+    backend::{Attempt, Backend as _, CounterReceipt, Decided, Query, Waiter},
     decision::Outcome,
     observe,
 };
@@ -88,27 +88,22 @@ impl Acquire {
     /// one takes as long as all of the arithmetic.
     #[inline(never)]
     fn try_charge(&mut self, context: &mut Context<'_>, decided: &mut Decided) -> bool {
-        let (Some(engine), AcquireState::Single(charge, AcquireOptions { waits: false, .. }, ticket @ None)) =
+        let (Some(engine), AcquireState::Single(charge, AcquireOptions { waits: false, .. }, ticket)) =
             (&self.engine, &mut self.state)
         else {
             return false;
         };
         let Some(key) = counter_key(&charge.key) else { return false };
         let Some(rule) = engine.settings().applied(&charge.rule, key, false) else { return false };
-        match try_charge(engine, &rule, key, charge.cost, Some(context.waker()), decided) {
-            Attempt::Done => {
-                // The permit or the refusal is about the rule that was charged.
-                if let Cow::Owned(rule) = rule {
-                    charge.rule = rule;
-                }
-                true
-            }
-            Attempt::Pending(joined) => {
-                *ticket = Some(joined);
-                false
-            }
-            Attempt::Unsupported => false,
+        let waiter = Waiter { waker: context.waker(), ticket };
+        if !matches!(try_charge(engine, &rule, key, charge.cost, Some(waiter), decided), Attempt::Done) {
+            return false;
         }
+        // The permit or the refusal is about the rule that was charged.
+        if let Cow::Owned(rule) = rule {
+            charge.rule = rule;
+        }
+        true
     }
 
     /// Polls the ticket of a charge that travels in a batch.
@@ -229,7 +224,7 @@ pub(crate) fn try_acquire(
     match try_charge(engine, &rule, key, cost, None, &mut decided) {
         Attempt::Done if decided.outcome.fits() => Some(Ok(())),
         Attempt::Done => Some(Err(exceeded(&rule, cost, &decided.outcome))),
-        Attempt::Pending(_) | Attempt::Unsupported => None,
+        Attempt::Pending | Attempt::Unsupported => None,
     }
 }
 
@@ -268,14 +263,14 @@ fn try_charge(
     rule: &Rule,
     key: Option<&Key>,
     cost: u64,
-    waker: Option<&Waker>,
+    waiter: Option<Waiter<'_, Ticket>>,
     decided: &mut Decided,
-) -> Attempt<Ticket> {
+) -> Attempt {
     if !can_be_attempted(engine, rule, cost) {
         return Attempt::Unsupported;
     }
     let namespace = &engine.settings().namespace;
-    let attempt = engine.backend().try_charge(&Query { rule, key, cost, namespace }, waker, decided);
+    let attempt = engine.backend().try_charge(&Query { rule, key, cost, namespace }, waiter, decided);
     if matches!(attempt, Attempt::Done) && decided.outcome.fits() {
         observe::admitted(rule, decided.outcome.remaining);
     }

@@ -1,10 +1,10 @@
 //! The backend of an engine: memory, or the guard in front of another store.
 
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use crate::{
     Rule,
-    backend::{Attempt, Backend, CounterReceipt, Decided, Outcomes, Query},
+    backend::{Attempt, Backend, CounterReceipt, Decided, Outcomes, Query, Waiter},
     counter::CounterId,
     decision::Outcome,
     guard::{Guard, GuardReceipt},
@@ -37,14 +37,10 @@ impl Backend for BackendKind {
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // or the outcome is copied
-    fn try_charge(&self, query: &Query<'_>, waker: Option<&Waker>, decided: &mut Decided) -> Attempt<Ticket> {
+    fn try_charge(&self, query: &Query<'_>, waiter: Option<Waiter<'_, Ticket>>, decided: &mut Decided) -> Attempt {
         match self {
-            Self::Memory(memory) => match memory.try_charge(query, waker, decided) {
-                Attempt::Done => Attempt::Done,
-                Attempt::Unsupported => Attempt::Unsupported,
-                Attempt::Pending(never) => match never {},
-            },
-            Self::Other(guard) => guard.try_charge(query, waker, decided),
+            Self::Memory(memory) => memory.try_charge(query, None, decided),
+            Self::Other(guard) => guard.try_charge(query, waiter, decided),
             Self::None => Attempt::Unsupported,
         }
     }

@@ -23,7 +23,7 @@ use self::denials::Denial;
 pub(crate) use self::{core::Guard, upstream::Upstream};
 use crate::{
     CounterName, Rule,
-    backend::{Attempt, Backend, CounterReceipt, Decided, Query},
+    backend::{Attempt, Backend, CounterReceipt, Decided, Query, Waiter},
     background,
     counter::CounterId,
     decision::Outcome,
@@ -50,14 +50,15 @@ impl Backend for Guard {
     type Ticket = BatchTicket;
     type Receipt = GuardReceipt;
 
-    fn try_charge(&self, query: &Query<'_>, waker: Option<&Waker>, decided: &mut Decided) -> Attempt<BatchTicket> {
-        let Some(waker) = waker else { return Attempt::Unsupported };
+    fn try_charge(&self, query: &Query<'_>, waiter: Option<Waiter<'_, BatchTicket>>, decided: &mut Decided) -> Attempt {
+        let Some(Waiter { waker, ticket }) = waiter else { return Attempt::Unsupported };
         let id = query.id();
         if let Some(outcome) = self.answer_locally(id, query.rule, query.cost) {
             *decided = Decided { id, outcome };
             return Attempt::Done;
         }
-        self.join_batch(id, query, waker).map_or(Attempt::Unsupported, Attempt::Pending)
+        *ticket = self.join_batch(id, query, waker);
+        if ticket.is_some() { Attempt::Pending } else { Attempt::Unsupported }
     }
 
     fn receipt(&self, receipt: CounterReceipt) -> GuardReceipt {

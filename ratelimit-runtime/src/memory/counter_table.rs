@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use crate::{algorithm::MemoryState, counter::CounterId, decision::Outcome, store::ChargeQuery};
+use crate::{Rule, algorithm::MemoryState, clock::LockedTime, counter::CounterId, decision::Outcome};
 
 /// States by counter id, in an open-addressing hash table with linear probing.
 ///
@@ -53,43 +53,33 @@ impl<S: MemoryState + Default> Default for CounterTable<S> {
 }
 
 impl<S: MemoryState + Default> CounterTable<S> {
-    /// Charges a state if the cost fits, and writes the outcome. Returns a lower bound of its expiry
-    /// if that may be sooner than before, and [`u64::MAX`] otherwise. `None` if the state is not in
-    /// the table.
+    /// See [`MemoryState::charge_at_once`]. `false` also if the state is not in the table.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    pub(super) fn charge(
+    pub(super) fn charge_at_once(
         &mut self,
         id: CounterId,
-        query: &ChargeQuery<'_>,
-        now_us: u64,
+        rule: &Rule,
+        cost: u64,
+        time: &mut LockedTime<'_>,
         outcome: &mut Outcome,
-    ) -> Option<u64> {
-        let at = self.find(id)?;
-        let state = &mut self.slots[at].state;
-        let before = state.expires_at_ms();
-        *outcome = state.charge(query, now_us);
-        Some(self.sooner(at, before))
+    ) -> bool {
+        let Some(at) = self.find(id) else { return false };
+        self.slots[at].state.charge_at_once(rule, cost, time, outcome)
     }
 
-    /// Changes a state. Returns the same as [`CounterTable::charge`], and the result of `act`.
-    pub(super) fn update<T>(&mut self, id: CounterId, act: impl FnOnce(&mut S) -> T) -> Option<(u64, T)> {
+    /// Changes a state. Returns its new expiry if that is sooner than before, and the result of
+    /// `act`. `None` if the state is not in the table.
+    pub(super) fn update<T>(&mut self, id: CounterId, act: impl FnOnce(&mut S) -> T) -> Option<(Option<u64>, T)> {
         let at = self.find(id)?;
         let state = &mut self.slots[at].state;
         let before = state.expires_at_ms();
         let done = act(state);
-        Some((self.sooner(at, before), done))
-    }
-
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // in each call
-    fn sooner(&mut self, at: usize, before_ms: u64) -> u64 {
-        let expires_at_ms = self.slots[at].state.expires_at_ms();
-        if expires_at_ms >= before_ms {
-            return u64::MAX;
+        let sooner = Some(state.expires_at_ms()).filter(|after| *after < before);
+        if let Some(expires_at_ms) = sooner {
+            self.note_expiry(at, expires_at_ms);
         }
-        self.note_expiry(at, expires_at_ms);
-        expires_at_ms
+        Some((sooner, done))
     }
 
     /// Adds a state whose id is not in the table.
@@ -239,12 +229,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Rule, algorithm::FixedWindow};
+    use crate::algorithm::FixedWindow;
 
     const RULE: Rule = Rule::new("item", 1, std::time::Duration::from_millis(1));
 
     fn window(opened: u64) -> FixedWindow {
-        FixedWindow::fresh(&RULE, opened * 1000)
+        let mut window = FixedWindow::default();
+        window.restart(&RULE, opened * 1000);
+        window
     }
 
     fn opened(window: FixedWindow) -> u64 {

@@ -3,15 +3,16 @@
 use std::{
     convert::Infallible,
     sync::atomic::Ordering,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
 
 use smallvec::SmallVec;
 
 use crate::{
     Clock, CounterName, Rule,
-    algorithm::{Evaluation, MemoryState, evaluate},
-    backend::{Attempt, Backend, CounterReceipt, Decided, Outcomes, Query},
+    algorithm::{Evaluation, MemoryState, charge, evaluate},
+    backend::{Attempt, Backend, CounterReceipt, Decided, Outcomes, Query, Waiter},
+    clock::LockedTime,
     counter::CounterId,
     decision::Outcome,
     store::{Batch, Charge, ChargeQuery, Charges, Hold, Reply, Request, Store, StoreError},
@@ -57,8 +58,6 @@ struct MemoryShard {
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
 /// Shards with fewer counters are not swept: 4,096 counters in all.
 const SWEPT_AT_LEAST: usize = 16;
-/// Upper bound of the skew between the clocks of two processors.
-const SKEW_US: u64 = 1000;
 
 /// The shards of one request, locked, with their indices.
 type LockedShards<'a> = SmallVec<[(usize, SpinMutexGuard<'a, MemoryShard>); 2]>;
@@ -79,6 +78,7 @@ impl Memory {
         spin_lock(&self.shards[index])
     }
 
+    #[inline(never)]
     fn charge_locked(
         &self,
         shard: &mut MemoryShard,
@@ -86,11 +86,10 @@ impl Memory {
         query: &ChargeQuery<'_>,
         now_us: u64,
     ) -> Result<Outcome, StoreError> {
-        let mut outcome = Outcome::NONE;
-        if shard.charge(id, query, now_us, &mut outcome) {
-            return Ok(outcome);
+        match shard.update(id, query.rule, |state| charge(state, query, now_us)) {
+            Some(outcome) => Ok(outcome),
+            None => self.charge_new(shard, id, query, now_us),
         }
-        self.charge_new(shard, id, query, now_us)
     }
 
     /// Locks the shards of some counters, each once and in order, and reads the time.
@@ -143,7 +142,6 @@ impl Memory {
     }
 
     /// Charges a counter that is not stored.
-    #[inline(never)]
     fn charge_new(
         &self,
         shard: &mut MemoryShard,
@@ -155,7 +153,7 @@ impl Memory {
         if !found.fits || query.cost == 0 {
             return Ok(Outcome::new(found.decision, [0; 2]));
         }
-        self.insert_new(shard, id, query.rule, now_us, |state| state.charge(query, now_us))
+        self.insert_new(shard, id, query.rule, now_us, |state| charge(state, query, now_us))
     }
 
     /// Stores a new counter after a first change.
@@ -182,7 +180,7 @@ impl Memory {
             }
         }
         let (expires_at_ms, done) = shard.counters.insert(id, rule, now_us, act);
-        shard.note_expiry(expires_at_ms);
+        shard.note_expiry(Some(expires_at_ms));
         Ok(done)
     }
 
@@ -281,27 +279,9 @@ impl Memory {
 }
 
 impl MemoryShard {
-    /// The time of a decision. Under the lock it never goes back, even if the clocks of two
-    /// processors differ.
-    ///
-    /// A difference above [`SKEW_US`] is a clock that was set back.
-    #[inline]
+    /// The time of a decision, see [`LockedTime`].
     fn now_us(&mut self, clock: &Clock) -> u64 {
-        let now_us = clock.now_us();
-        let is_skew = now_us < self.latest_us && self.latest_us - now_us < SKEW_US;
-        if !is_skew {
-            self.latest_us = now_us;
-        }
-        self.latest_us
-    }
-
-    /// Charges a counter if the cost fits, and writes the outcome. `false` if it is not stored.
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // in each call
-    fn charge(&mut self, id: CounterId, query: &ChargeQuery<'_>, now_us: u64, outcome: &mut Outcome) -> bool {
-        let Some(sooner_ms) = self.counters.charge(id, query, now_us, outcome) else { return false };
-        self.note_expiry(sooner_ms);
-        true
+        LockedTime { clock, latest_us: &mut self.latest_us }.us()
     }
 
     /// Changes a counter. `None` if it is not stored.
@@ -311,9 +291,10 @@ impl MemoryShard {
         Some(done)
     }
 
-    #[inline]
-    fn note_expiry(&mut self, expires_at_ms: u64) {
-        self.sweep_at_ms = self.sweep_at_ms.min(expires_at_ms);
+    fn note_expiry(&mut self, sooner_ms: Option<u64>) {
+        if let Some(expires_at_ms) = sooner_ms {
+            self.sweep_at_ms = self.sweep_at_ms.min(expires_at_ms);
+        }
     }
 }
 
@@ -323,19 +304,22 @@ impl Backend for Memory {
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // or the outcome is copied
-    fn try_charge(&self, query: &Query<'_>, _waker: Option<&Waker>, decided: &mut Decided) -> Attempt<Infallible> {
+    fn try_charge(&self, query: &Query<'_>, _waiter: Option<Waiter<'_, Infallible>>, decided: &mut Decided) -> Attempt {
+        let Query { rule, cost, .. } = *query;
         let id = query.id();
         decided.id = id;
-        let query = ChargeQuery::of(query.rule, query.cost);
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
         let mut shard = self.shard(shard_of(&id));
-        let now_us = shard.now_us(&self.clock);
-        if shard.charge(id, &query, now_us, &mut decided.outcome) {
+        let MemoryShard { latest_us, counters, .. } = &mut *shard;
+        let mut time = LockedTime { clock: &self.clock, latest_us };
+        if counters.charge_at_once(id, rule, cost, &mut time, &mut decided.outcome) {
             return Attempt::Done;
         }
+        let now_us = time.us();
         // If there is no room for the counter, the general way resolves the call.
-        let Ok(outcome) = self.charge_new(&mut shard, id, &query, now_us) else { return Attempt::Unsupported };
+        let charged = self.charge_locked(&mut shard, id, &ChargeQuery::of(rule, cost), now_us);
+        let Ok(outcome) = charged else { return Attempt::Unsupported };
         decided.outcome = outcome;
         Attempt::Done
     }

@@ -4,9 +4,9 @@ use super::counter_table::CounterTable;
 use crate::{
     Algorithm, Rule,
     algorithm::{Bucket, FixedWindow, MemoryState, Semaphore, SlidingLog, SlidingWindow, algorithms},
+    clock::LockedTime,
     counter::CounterId,
     decision::Outcome,
-    store::ChargeQuery,
 };
 
 macro_rules! tables {
@@ -23,19 +23,21 @@ macro_rules! tables {
         }
 
         impl CounterTables {
-            /// Charges a counter if the cost fits, and writes the outcome. `None` if it is not
-            /// stored. See [`CounterTable::charge`] for the result.
+            /// See [`CounterTable::charge_at_once`].
             #[inline(always)]
             #[allow(clippy::inline_always)] // in each call
-            pub(super) fn charge(
+            pub(super) fn charge_at_once(
                 &mut self,
                 id: CounterId,
-                query: &ChargeQuery<'_>,
-                now_us: u64,
+                rule: &Rule,
+                cost: u64,
+                time: &mut LockedTime<'_>,
                 outcome: &mut Outcome,
-            ) -> Option<u64> {
-                match query.rule.algorithm() {
-                    $($(Algorithm::$algorithm { .. })|+ => self.$state.charge(id, query, now_us, outcome),)+
+            ) -> bool {
+                match rule.algorithm() {
+                    $($(Algorithm::$algorithm { .. })|+ => {
+                        self.$state.charge_at_once(id, rule, cost, time, outcome)
+                    })+
                 }
             }
 
@@ -46,7 +48,7 @@ macro_rules! tables {
                 id: CounterId,
                 rule: &Rule,
                 act: impl FnOnce(&mut dyn MemoryState) -> T,
-            ) -> Option<(u64, T)> {
+            ) -> Option<(Option<u64>, T)> {
                 match rule.algorithm() {
                     $($(Algorithm::$algorithm { .. })|+ => self.$state.update(id, |state| act(state)),)+
                 }
@@ -63,7 +65,8 @@ macro_rules! tables {
             ) -> (u64, T) {
                 match rule.algorithm() {
                     $($(Algorithm::$algorithm { .. })|+ => {
-                        let mut state = $state::fresh(rule, now_us);
+                        let mut state = $state::default();
+                        state.restart(rule, now_us);
                         let done = act(&mut state);
                         let expires_at_ms = state.expires_at_ms();
                         self.$state.insert(id, state);

@@ -11,13 +11,13 @@
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Evaluation, MemoryState, evaluate_and_commit};
+use super::contract::{Evaluation, MemoryState};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript},
     wire::{PackedNumbers, pack, unpack},
 };
-use crate::{Algorithm, Refill, Rule, decision::Outcome, store::ChargeQuery};
+use crate::{Algorithm, Refill, Rule, clock::LockedTime, decision::Outcome, store::ChargeQuery};
 #[cfg(feature = "redis")]
 use crate::{rule::limits::EXACT, store::Charge};
 
@@ -140,8 +140,8 @@ impl Bucket {
 impl MemoryState for Bucket {
     type Align = ();
 
-    fn fresh(_rule: &Rule, now_us: u64) -> Self {
-        Self::full(now_us / 1000)
+    fn restart(&mut self, _rule: &Rule, now_us: u64) {
+        *self = Self::full(now_us / 1000);
     }
 
     #[inline]
@@ -172,30 +172,33 @@ impl MemoryState for Bucket {
         self.receipt(&params)
     }
 
-    /// In one step if tokens come back one by one, and the clock was not set back.
-    #[inline]
-    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
-        let (BucketParams { unit, interval_ms, refill, capacity, is_queue }, now_ms) =
-            (BucketParams::of(query.rule), now_us / 1000);
-        if interval_ms > 1 || is_queue || query.cost == 0 || refill == 0 || now_ms < self.written_ms {
-            return evaluate_and_commit(self, query, now_us);
+    /// If tokens come back one by one, and the clock was not set back.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
+        let BucketParams { unit, interval_ms, refill, capacity, is_queue } = BucketParams::of(rule);
+        let now_ms = time.ms();
+        if interval_ms > 1 || is_queue || refill == 0 || now_ms < self.written_ms {
+            return false;
         }
         let left_ms = self.full_at_ms.saturating_sub(now_ms);
         let refilled = (now_ms - self.written_ms).saturating_mul(refill);
         let before = if left_ms > 0 { self.deficit.saturating_sub(refilled) } else { 0 };
-        let after = before.saturating_add(query.cost.saturating_mul(unit));
+        let after = before.saturating_add(cost.saturating_mul(unit));
         if after > capacity {
-            return Outcome {
+            *outcome = Outcome {
                 remaining: capacity.saturating_sub(before) / unit,
                 reset_after_ms: before.div_ceil(refill).min(left_ms),
                 retry_after_ms: (after - capacity).div_ceil(refill).min(left_ms),
                 receipt: [0; 2],
             };
+            return true;
         }
         let reset_after_ms = after.div_ceil(refill);
         *self = Self { full_at_ms: now_ms + reset_after_ms, written_ms: now_ms, deficit: after };
         let remaining = (capacity - after) / unit;
-        Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] }
+        *outcome = Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] };
+        true
     }
 
     /// Returns the part that the bucket can't have refilled since the charge. For a queue, only the

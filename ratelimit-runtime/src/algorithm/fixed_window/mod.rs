@@ -6,7 +6,7 @@
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Evaluation, MemoryState, evaluate_and_commit};
+use super::contract::{Evaluation, MemoryState};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript},
@@ -16,7 +16,7 @@ use super::{
 use crate::rule::limits::LARGEST_WINDOW;
 #[cfg(feature = "redis")]
 use crate::store::Charge;
-use crate::{Algorithm, Rule, decision::Outcome, store::ChargeQuery};
+use crate::{Algorithm, Rule, clock::LockedTime, decision::Outcome, store::ChargeQuery};
 
 /// The current window of one counter, in two numbers. The first has the end and the low bits of the
 /// opening time, the second its high bits and the use.
@@ -74,9 +74,9 @@ impl WindowNumbers {
 impl MemoryState for FixedWindow {
     type Align = HalfLine;
 
-    fn fresh(rule: &Rule, now_us: u64) -> Self {
+    fn restart(&mut self, rule: &Rule, now_us: u64) {
         let opened = now_us / 1000;
-        WindowNumbers { end_ms: end_ms(rule, opened), opened, used: 0 }.into()
+        *self = WindowNumbers { end_ms: end_ms(rule, opened), opened, used: 0 }.into();
     }
 
     #[inline]
@@ -113,21 +113,21 @@ impl MemoryState for FixedWindow {
         back
     }
 
-    /// In one step if the window is open. A window that was opened later than now is not: the clock
-    /// was set back.
+    /// If the window is open. A window that was opened later than now is not: the clock was set
+    /// back.
     #[inline(always)]
-    #[allow(clippy::inline_always)] // or the outcome is copied
-    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
-        let (WindowNumbers { end_ms, opened, used }, now_ms) = (self.numbers(), now_us / 1000);
-        let is_open = opened <= now_ms && now_ms < end_ms;
-        if !is_open || query.cost == 0 {
-            return evaluate_and_commit(self, query, now_us);
+    #[allow(clippy::inline_always)] // in each call
+    fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
+        let (WindowNumbers { end_ms, opened, used }, now_ms) = (self.numbers(), time.ms());
+        if now_ms < opened || end_ms <= now_ms {
+            return false;
         }
-        let (left, reset_after_ms) = (query.rule.count().saturating_sub(used), end_ms - now_ms);
+        let (left, reset_after_ms) = (rule.count().saturating_sub(used), end_ms - now_ms);
         // A cost that does not fit fits when the window has ended.
-        let (cost, retry_after_ms) = if query.cost <= left { (query.cost, u64::MAX) } else { (0, reset_after_ms) };
+        let (cost, retry_after_ms) = if cost <= left { (cost, u64::MAX) } else { (0, reset_after_ms) };
         self.1 += cost;
-        Outcome { remaining: left - cost, reset_after_ms, retry_after_ms, receipt: [opened, 0] }
+        *outcome = Outcome { remaining: left - cost, reset_after_ms, retry_after_ms, receipt: [opened, 0] };
+        true
     }
 }
 

@@ -7,7 +7,7 @@
 use redis::Value;
 
 use super::{
-    contract::{Evaluation, MemoryState, evaluate_and_commit},
+    contract::{Evaluation, MemoryState},
     hold_set::HoldSet,
 };
 #[cfg(feature = "redis")]
@@ -19,7 +19,6 @@ use super::{
 use crate::store::Charge;
 use crate::{
     Rule,
-    decision::Outcome,
     store::{ChargeQuery, Hold},
 };
 
@@ -30,8 +29,8 @@ pub(crate) struct Semaphore(HoldSet);
 impl MemoryState for Semaphore {
     type Align = ();
 
-    fn fresh(_rule: &Rule, _now_us: u64) -> Self {
-        Self::default()
+    fn restart(&mut self, _rule: &Rule, _now_us: u64) {
+        *self = Self::default();
     }
 
     #[inline]
@@ -58,10 +57,6 @@ impl MemoryState for Semaphore {
         let Some(hold) = query.hold else { return [0; 2] };
         self.0.insert(now_us, amount, hold);
         [hold.id, amount]
-    }
-
-    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
-        evaluate_and_commit(self, query, now_us)
     }
 
     /// Places are settled, not refunded.

@@ -10,7 +10,7 @@ use redis::Value;
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    contract::{Evaluation, MemoryState, evaluate_and_commit},
+    contract::{Evaluation, MemoryState},
     hold_set::HoldSet,
 };
 #[cfg(feature = "redis")]
@@ -22,6 +22,7 @@ use super::{
 use crate::store::Charge;
 use crate::{
     Rule,
+    clock::LockedTime,
     decision::Outcome,
     rule::limits::{LogLayout, MOST_HOLDS},
     store::{ChargeQuery, Hold},
@@ -149,8 +150,8 @@ impl SlidingLog {
 impl MemoryState for SlidingLog {
     type Align = ();
 
-    fn fresh(_rule: &Rule, _now_us: u64) -> Self {
-        Self::default()
+    fn restart(&mut self, _rule: &Rule, _now_us: u64) {
+        *self = Self::default();
     }
 
     #[inline]
@@ -218,24 +219,25 @@ impl MemoryState for SlidingLog {
         [hold.id, amount]
     }
 
-    /// In one step if nothing is held, and the clock was not set back.
+    /// If nothing is held, the cost fits, and the clock was not set back.
     #[inline]
-    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
-        let ChargeQuery { rule, cost, hold, .. } = *query;
+    fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
+        let now_us = time.us();
         let is_clock_set_back = self.entries_expire_at_ms > now_us / 1000 + lifetime_ms(rule);
-        if self.holds.is_some() || hold.is_some() || is_clock_set_back || cost == 0 {
-            return evaluate_and_commit(self, query, now_us);
+        if self.holds.is_some() || is_clock_set_back {
+            return false;
         }
         let layout = LogLayout::of(rule.period_ms());
         let now = layout.tick(now_us);
         self.drop_expired_entries(&layout, now);
         let remaining = rule.count().saturating_sub(self.used());
         if cost > remaining {
-            return evaluate_and_commit(self, query, now_us);
+            return false;
         }
         let receipt = self.add(rule, cost, now_us);
         let reset_after_ms = layout.wait_ms(receipt[0], now);
-        Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt }
+        *outcome = Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt };
+        true
     }
 
     fn refund(&mut self, rule: &Rule, cost: u64, [time, _]: [u64; 2], now_us: u64) -> u64 {

@@ -8,7 +8,7 @@ use std::{collections::VecDeque, num::NonZeroU64};
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Evaluation, MemoryState, evaluate_and_commit};
+use super::contract::{Evaluation, MemoryState};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript},
@@ -16,7 +16,7 @@ use super::{
 };
 #[cfg(feature = "redis")]
 use crate::store::Charge;
-use crate::{Algorithm, Rule, decision::Outcome, store::ChargeQuery};
+use crate::{Algorithm, Rule, clock::LockedTime, decision::Outcome, store::ChargeQuery};
 
 /// The sub-windows of one counter, up to the one of the last charge.
 #[derive(Debug, Default)]
@@ -197,10 +197,11 @@ impl SlidingWindow {
 impl MemoryState for SlidingWindow {
     type Align = ();
 
-    fn fresh(rule: &Rule, now_us: u64) -> Self {
+    fn restart(&mut self, rule: &Rule, now_us: u64) {
         let (layout, now_ms) = (WindowLayout::of(rule), now_us / 1000);
         let start_ms = now_ms - now_ms % layout.size_ms;
-        Self { expires_at_ms: start_ms + layout.counts_ms(), charged: SubWindows::new(layout.buckets, VecDeque::new()) }
+        let charged = SubWindows::new(layout.buckets, VecDeque::new());
+        *self = Self { expires_at_ms: start_ms + layout.counts_ms(), charged };
     }
 
     #[inline]
@@ -213,7 +214,7 @@ impl MemoryState for SlidingWindow {
         let layout = WindowLayout::of(rule);
         if now_us / 1000 < self.start_ms(layout) {
             let sum = self.charged.sum();
-            *self = Self::fresh(rule, now_us);
+            self.restart(rule, now_us);
             self.charged.set(0, sum);
         }
     }
@@ -232,28 +233,27 @@ impl MemoryState for SlidingWindow {
         [start_ms, 0]
     }
 
-    /// In one step for one bucket, if the clock was not set back.
-    #[inline]
-    fn charge(&mut self, query: &ChargeQuery<'_>, now_us: u64) -> Outcome {
-        let (layout, now_ms) = (WindowLayout::of(query.rule), now_us / 1000);
-        let SubWindows::Two(last, previous) = self.charged else { return evaluate_and_commit(self, query, now_us) };
-        if layout.buckets > 1 || self.expires_at_ms <= now_ms || now_ms < self.start_ms(layout) || query.cost == 0 {
-            return evaluate_and_commit(self, query, now_us);
+    /// For one bucket, if the cost fits and the clock was not set back.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
+        let (layout, now_ms) = (WindowLayout::of(rule), time.ms());
+        let SubWindows::Two(last, previous) = self.charged else { return false };
+        if layout.buckets > 1 || self.expires_at_ms <= now_ms || now_ms < self.start_ms(layout) {
+            return false;
         }
         let CurrentWindow { start_ms, ahead, passed_ms } = self.current(layout, now_ms);
         let (last, previous) = if ahead == 0 { (last.get() - 1, previous) } else { (0, last.get() - 1) };
-        let remaining = query.rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
-        if query.cost > remaining {
-            return Outcome::new(self.evaluate_ms(query.rule, query.cost, now_ms).decision, [0; 2]);
+        let remaining = rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
+        if cost > remaining {
+            return false;
         }
         let expires_at_ms = start_ms + layout.counts_ms();
-        *self = Self { expires_at_ms, charged: SubWindows::two(last + query.cost, previous) };
-        Outcome {
-            remaining: remaining - query.cost,
-            reset_after_ms: expires_at_ms - now_ms,
-            retry_after_ms: u64::MAX,
-            receipt: [start_ms, 0],
-        }
+        *self = Self { expires_at_ms, charged: SubWindows::two(last + cost, previous) };
+        let reset_after_ms = expires_at_ms - now_ms;
+        *outcome =
+            Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt: [start_ms, 0] };
+        true
     }
 
     /// Returns the weight that the charge still had.
