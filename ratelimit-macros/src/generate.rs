@@ -73,11 +73,9 @@ impl GeneratedCheck {
                 #joined
                 if let ::core::result::Result::Err(refused) = 'decided: {
                     let deciding = match #deciding {
-                        #krate::__private::Attempted::Admitted => {
-                            break 'decided ::core::result::Result::Ok(());
-                        }
+                        #krate::__private::Attempted::Admitted => break 'decided (::core::result::Result::Ok(())),
                         #krate::__private::Attempted::Refused(refused) => {
-                            break 'decided ::core::result::Result::Err(refused);
+                            break 'decided (::core::result::Result::Err(refused))
                         }
                         #krate::__private::Attempted::Deferred(deferred) => deferred.decide(),
                     };

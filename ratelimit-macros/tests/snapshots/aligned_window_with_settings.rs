@@ -28,10 +28,10 @@ async fn f(state: State) -> R {
             )
         } {
             ::facade::limits::__private::Attempted::Admitted => {
-                break 'decided ::core::result::Result::Ok(());
+                break 'decided (::core::result::Result::Ok(()));
             }
             ::facade::limits::__private::Attempted::Refused(refused) => {
-                break 'decided ::core::result::Result::Err(refused);
+                break 'decided (::core::result::Result::Err(refused));
             }
             ::facade::limits::__private::Attempted::Deferred(deferred) => {
                 deferred.decide()

@@ -18,10 +18,10 @@ unsafe impl<const N: usize> Api<{ N }> {
                 },
             ) {
                 ::ratelimit_runtime::__private::Attempted::Admitted => {
-                    break 'decided ::core::result::Result::Ok(());
+                    break 'decided (::core::result::Result::Ok(()));
                 }
                 ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                    break 'decided ::core::result::Result::Err(refused);
+                    break 'decided (::core::result::Result::Err(refused));
                 }
                 ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
                     deferred.decide()
@@ -61,10 +61,10 @@ unsafe impl<const N: usize> Api<{ N }> {
                 ],
             ) {
                 ::ratelimit_runtime::__private::Attempted::Admitted => {
-                    break 'decided ::core::result::Result::Ok(());
+                    break 'decided (::core::result::Result::Ok(()));
                 }
                 ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                    break 'decided ::core::result::Result::Err(refused);
+                    break 'decided (::core::result::Result::Err(refused));
                 }
                 ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
                     deferred.decide()

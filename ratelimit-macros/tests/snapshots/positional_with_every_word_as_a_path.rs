@@ -21,10 +21,10 @@ async fn f<const N: usize>() -> R {
             ),
         ) {
             ::ratelimit_runtime::__private::Attempted::Admitted => {
-                break 'decided ::core::result::Result::Ok(());
+                break 'decided (::core::result::Result::Ok(()));
             }
             ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                break 'decided ::core::result::Result::Err(refused);
+                break 'decided (::core::result::Result::Err(refused));
             }
             ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
                 deferred.decide()

@@ -15,10 +15,10 @@ async fn f() -> R {
             ),
         ) {
             crate::limits::__private::Attempted::Admitted => {
-                break 'decided ::core::result::Result::Ok(());
+                break 'decided (::core::result::Result::Ok(()));
             }
             crate::limits::__private::Attempted::Refused(refused) => {
-                break 'decided ::core::result::Result::Err(refused);
+                break 'decided (::core::result::Result::Err(refused));
             }
             crate::limits::__private::Attempted::Deferred(deferred) => deferred.decide(),
         };

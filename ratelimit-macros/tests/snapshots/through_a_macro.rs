@@ -15,10 +15,10 @@ pub async fn f(a: u64, b: u64) -> R<u64> {
             },
         ) {
             ::ratelimit_runtime::__private::Attempted::Admitted => {
-                break 'decided ::core::result::Result::Ok(());
+                break 'decided (::core::result::Result::Ok(()));
             }
             ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                break 'decided ::core::result::Result::Err(refused);
+                break 'decided (::core::result::Result::Err(refused));
             }
             ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
                 deferred.decide()

@@ -25,10 +25,10 @@ async fn f(limit: u64) -> R {
             },
         ) {
             ::ratelimit_runtime::__private::Attempted::Admitted => {
-                break 'decided ::core::result::Result::Ok(());
+                break 'decided (::core::result::Result::Ok(()));
             }
             ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                break 'decided ::core::result::Result::Err(refused);
+                break 'decided (::core::result::Result::Err(refused));
             }
             ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
                 deferred.decide()
