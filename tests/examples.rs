@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use ratelimit_tests::RedisServer;
+use ratelimit_harness::RedisServer;
 use serde_json::Value;
 
 const RUNS: usize = 20;

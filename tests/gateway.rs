@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ratelimit_tests::{Browser, RedisServer};
+use ratelimit_harness::{Browser, RedisServer};
 use reqwest::{Client, Response};
 use serde_json::Value;
 use tempfile::TempDir;

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ratelimit_tests::{Browser, RedisServer};
+use ratelimit_harness::{Browser, RedisServer};
 use reqwest::{Client, Response};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use serde::Deserialize;

@@ -1,43 +1,12 @@
-//! Tests against real servers.
+//! Tests of the crates as a program uses them, grouped by what they need.
 #![allow(clippy::unchecked_time_subtraction)] // a test may panic
 
-mod algorithms;
-mod background;
-mod bounds;
-mod cancel;
-mod chaos;
-mod cluster;
-mod coalescing;
 mod config;
-mod conformance;
-mod connection;
-mod cost;
-mod denials;
-mod exact;
+mod core;
 mod failure;
 mod harness;
 mod history;
-mod holds;
-mod keys;
-mod lints;
-mod memory;
-mod model;
-mod observe;
-mod places;
-mod prefetch;
-mod queues;
-mod refund;
-mod runtimes;
-mod sentinel;
-mod server;
-mod shadow;
-mod size;
-mod stacked;
-mod state;
-mod steps;
-mod store;
+mod macros;
+mod redis;
 mod support;
-mod time;
-mod wait;
 mod web;
-mod words;

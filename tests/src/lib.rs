@@ -1,7 +1,7 @@
 //! What the tests share: real Redis servers, each private to the test that started it.
 //!
 //! ```
-//! let mut server = ratelimit_tests::RedisServer::start();
+//! let mut server = ratelimit_harness::RedisServer::start();
 //! server.command(&[b"SET", b"fruit", b"pear"]);
 //! server.stop(); // hangs, as far as its clients can tell
 //! server.cont();

@@ -30,7 +30,7 @@ const READ: usize = 16 * 1024;
 /// is doing. Drop: its connections end.
 ///
 /// ```
-/// use ratelimit_tests::{Mode, Proxy, RedisServer};
+/// use ratelimit_harness::{Mode, Proxy, RedisServer};
 ///
 /// let server = RedisServer::start();
 /// let proxy = Proxy::start(server.port());

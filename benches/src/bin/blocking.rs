@@ -16,12 +16,12 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Refill, RequestPerMinute, Rule,
     conformance::{counter_of, store_of},
     store::{Charge, Hold, Request},
 };
-use ratelimit_tests::RedisServer;
 use redis::{Pipeline, Value};
 use tokio::time::sleep;
 

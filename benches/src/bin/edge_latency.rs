@@ -16,7 +16,7 @@ use std::{
     time::Instant,
 };
 
-use ratelimit_tests::RedisServer;
+use ratelimit_harness::RedisServer;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,

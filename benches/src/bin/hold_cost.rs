@@ -10,10 +10,10 @@
 use std::{future::Future, hint::black_box, time::Duration};
 
 use futures_util::future::join_all;
+use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{
     Algorithm, Limiter, RequestPerMinute, Rule, limit_concurrent_requests, limit_request_per_time,
 };
-use ratelimit_tests::RedisServer;
 use tokio::time::Instant;
 
 const TURNS: usize = 9;

@@ -15,8 +15,8 @@ use std::{
 };
 
 use futures_util::StreamExt as _;
+use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Algorithm, Limiter, OnStoreError, Refill, Rule};
-use ratelimit_tests::RedisServer;
 use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::task::JoinSet;
 

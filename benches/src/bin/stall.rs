@@ -23,8 +23,8 @@ use std::{
     time::Duration,
 };
 
+use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Limiter, OnStoreError, Rule};
-use ratelimit_tests::RedisServer;
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep, timeout},

@@ -22,8 +22,8 @@ use std::{
     time::Duration,
 };
 
+use ratelimit_harness::{Mode, Proxy, RedisServer};
 use ratelimit_runtime::{Algorithm, Limiter, OnStoreError, Refill, RequestPerMinute, Rule, limit_request_per_time};
-use ratelimit_tests::{Mode, Proxy, RedisServer};
 use tokio::{
     task::{JoinSet, yield_now},
     time::{Instant, sleep},

@@ -1,5 +1,5 @@
 use super::*;
-use ratelimit_tests::{Mode, RedisCluster};
+use ratelimit_harness::{Mode, RedisCluster};
 
 /// How many keys that node holds.
 fn size(cluster: &RedisCluster, index: usize) -> i64 {

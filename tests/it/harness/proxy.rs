@@ -1,5 +1,5 @@
 use super::*;
-use ratelimit_tests::{Mode, Proxy};
+use ratelimit_harness::{Mode, Proxy};
 
 /// A server, and a proxy in front of it.
 fn start() -> (RedisServer, Proxy) {

@@ -1,5 +1,5 @@
 use super::*;
-use ratelimit_tests::RedisSentinel;
+use ratelimit_harness::RedisSentinel;
 
 #[test]
 fn replaces_a_primary_that_was_told_to_go_and_one_that_is_gone() {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use ratelimit_harness::history::{Action, Answer, Bounds, Call, History, Limit, Linearized, Numbers, check, linearize};
 use ratelimit_runtime::{Algorithm, Refill, Rule};
-use ratelimit_tests::history::{Action, Answer, Bounds, Call, History, Limit, Linearized, Numbers, check, linearize};
 
 use crate::support::{FIXED, LOG};
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelimit_harness::RedisServer;
+use ratelimit_harness::history::{Granted, History, Linearized, Numbers, RecordedLimiter, Recorder, linearize};
 use ratelimit_runtime::{Algorithm, Refill, Rule};
-use ratelimit_tests::RedisServer;
-use ratelimit_tests::history::{Granted, History, Linearized, Numbers, RecordedLimiter, Recorder, linearize};
 use tokio::task::JoinSet;
 
 use crate::support::{ALIGNED, FIXED, LOG, Timed, fresh_key};

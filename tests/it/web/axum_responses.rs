@@ -113,7 +113,7 @@ async fn what_never_fits_names_no_wait() {
 /// On Redis a permit has several rules in it, and tells the tightest.
 #[tokio::test]
 async fn a_permit_of_redis_says_the_same() {
-    let server = ratelimit_tests::RedisServer::start();
+    let server = ratelimit_harness::RedisServer::start();
     let limiter = limiter_on(&server).await;
     let permit = limiter.acquire(&hourly(5, FIXED), "alice").await.unwrap();
     let headers = permit.headers("item");

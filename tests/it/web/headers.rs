@@ -137,7 +137,7 @@ async fn the_largest_numbers_are_still_integers_of_a_structured_field() {
 async fn the_tightest_rule_is_told() {
     const WIDE: Rule = Rule::new("wide", 10, MINUTE);
     const TIGHT: Rule = Rule::new("tight", 3, MINUTE);
-    let server = ratelimit_tests::RedisServer::start();
+    let server = ratelimit_harness::RedisServer::start();
     for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
         for limits in [[WIDE, TIGHT], [TIGHT, WIDE]] {
             let user = crate::support::fresh_key().to_string();
@@ -228,7 +228,7 @@ async fn of_layers_that_leave_as_much_the_slower_one_is_told() {
 async fn a_rule_in_shadow_mode_is_never_told() {
     let tried = Rule::new("tried", 5, MINUTE).with_shadow(true);
     let places = Rule::new("places", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
-    let server = ratelimit_tests::RedisServer::start();
+    let server = ratelimit_harness::RedisServer::start();
     for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
         for rules in [vec![tried], vec![tried, places], vec![places, tried]] {
             let layer = RateLimitLayer::new(rules.into_iter().map(Limit::new)).limiter(limiter.clone());

@@ -15,7 +15,7 @@ use super::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_a_thousand_concurrent_requests_as_many_pass_as_the_limit_says() {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let server = ratelimit_tests::RedisServer::start();
+    let server = ratelimit_harness::RedisServer::start();
     for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
         let layer = RateLimitLayer::new([Limit::new(per_minute(100)).key(by_user())]).limiter(limiter);
         let address = serve(behind(layer)).await;
@@ -176,7 +176,7 @@ async fn the_limiter_of_the_scope_holds() {
 #[tokio::test]
 async fn a_place_is_held_until_the_response_is_over() {
     const PLACES: Rule = Rule::new("download", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
-    let server = ratelimit_tests::RedisServer::start();
+    let server = ratelimit_harness::RedisServer::start();
     for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
         let router = behind(RateLimitLayer::new([Limit::new(PLACES).key(by_user())]).limiter(limiter));
         let first = send(&router, by("alice")).await;
@@ -259,7 +259,7 @@ async fn a_place_is_held_until_an_upgraded_connection_is_closed() {
         assert_eq!(&echoed, b"ping");
         assert_eq!(connect(address).await.0, "HTTP/1.1 429 Too Many Requests");
         drop(stream);
-        crate::server::eventually("the place is free", || async {
+        crate::redis::server::eventually("the place is free", || async {
             connect(address).await.0 == "HTTP/1.1 101 Switching Protocols"
         })
         .await;

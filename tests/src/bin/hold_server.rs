@@ -1,7 +1,7 @@
 //! Starts a server, prints its port, its folder and its URL, and holds it until standard input ends.
 //! `it/harness.rs` looks at what is left when it is killed instead.
 
-use ratelimit_tests::RedisServer;
+use ratelimit_harness::RedisServer;
 
 fn main() {
     let server = RedisServer::start();

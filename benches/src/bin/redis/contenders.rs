@@ -13,8 +13,8 @@ use limitador_0_6::{
     limit::{Limit, Namespace},
     storage::redis::{AsyncRedisStorage, CachedRedisStorage},
 };
+use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Limiter, OnStoreError, Rule};
-use ratelimit_tests::RedisServer;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, Value,
     aio::{ConnectionLike as _, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection},

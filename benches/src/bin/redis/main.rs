@@ -44,7 +44,7 @@ use std::{
 
 use contenders::{Asked, Contender, Kind};
 use place::Place;
-use ratelimit_tests::{RedisCluster, RedisServer};
+use ratelimit_harness::{RedisCluster, RedisServer};
 use report::{Report, Row};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::{

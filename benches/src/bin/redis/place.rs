@@ -1,6 +1,6 @@
 //! Where a contender counts, and what the servers there say of it.
 
-use ratelimit_tests::{RedisCluster, RedisServer};
+use ratelimit_harness::{RedisCluster, RedisServer};
 use redis::{Client, Pipeline, from_redis_value};
 
 use crate::contenders::Kind;

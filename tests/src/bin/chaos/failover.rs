@@ -7,8 +7,8 @@ use std::sync::{
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Limiter, OnStoreError, Rule};
-use ratelimit_tests::RedisServer;
 use redis::Client;
 use tokio::task::JoinSet;
 use tokio::time::sleep;

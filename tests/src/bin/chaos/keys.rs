@@ -97,7 +97,7 @@ async fn ask(place: &Place, keys: Vec<Vec<u8>>) -> (usize, Vec<String>, usize) {
 }
 
 /// How many keys each slot of a node has.
-fn slot_counts(node: &ratelimit_tests::RedisServer) -> Vec<usize> {
+fn slot_counts(node: &ratelimit_harness::RedisServer) -> Vec<usize> {
     const COUNT: &[u8] = b"
         local counts = {}
         for slot = 0, 16383 do

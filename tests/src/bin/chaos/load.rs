@@ -7,8 +7,8 @@ use std::sync::{
 use std::thread;
 use std::time::Duration;
 
+use ratelimit_harness::history::{Bounds, History, check};
 use ratelimit_runtime::{Limiter, OnStoreError, Rule};
-use ratelimit_tests::history::{Bounds, History, check};
 use tokio::task::JoinSet;
 
 use crate::place::{Place, Servers};

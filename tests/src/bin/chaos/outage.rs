@@ -6,8 +6,8 @@ use std::sync::{
 };
 use std::time::{Duration, Instant};
 
+use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Cause, Health, Limiter, OnStoreError, Rule};
-use ratelimit_tests::RedisServer;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 

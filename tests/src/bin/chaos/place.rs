@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use ratelimit_harness::{RedisCluster, RedisSentinel, RedisServer};
 use ratelimit_runtime::{Builder, Limiter};
-use ratelimit_tests::{RedisCluster, RedisSentinel, RedisServer};
 
 /// Who the limiters are to the servers, so that their connections can be told from those of the servers and of the harness.
 const USER: &str = "shop";

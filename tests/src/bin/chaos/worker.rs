@@ -9,8 +9,8 @@ use std::sync::{
 };
 use std::time::{Duration, Instant};
 
+use ratelimit_harness::history::{History, RecordedLimiter, Recorder, TRAFFIC_RULES, Traffic, traffic};
 use ratelimit_runtime::{Cause, OnStoreError, Rule};
-use ratelimit_tests::history::{History, RecordedLimiter, Recorder, TRAFFIC_RULES, Traffic, traffic};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::sleep;

@@ -1,0 +1,345 @@
+//! Rules in a file, which hold instead of what the code says.
+
+mod changes;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ratelimit_harness::RedisServer;
+use ratelimit_runtime::config::Rules;
+use ratelimit_runtime::{
+    Cause, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
+};
+use tempfile::TempDir;
+
+use crate::redis::server::eventually;
+use crate::support::exceeded;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const ITEM: Rule = Rule::new("item", 2, MINUTE);
+
+async fn with(text: &str) -> Limiter {
+    Limiter::builder("memory://").rules(Rules::parse(text).unwrap()).build().await.unwrap()
+}
+
+/// With the rules of a file, in memory and on Redis.
+async fn both(rules: &Rules) -> (Vec<Limiter>, RedisServer) {
+    let server = RedisServer::start();
+    let mut limiters = Vec::new();
+    for url in ["memory://".to_owned(), server.url()] {
+        let builder = Limiter::builder(&url).deadline(crate::support::PATIENCE).on_store_error(OnStoreError::Deny);
+        limiters.push(builder.rules(rules.clone()).build().await.unwrap());
+    }
+    (limiters, server)
+}
+
+struct File {
+    path: PathBuf,
+    _directory: TempDir,
+}
+
+impl File {
+    fn new(text: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rules.toml");
+        fs::write(&path, format!("{text}\n")).unwrap();
+        Self { path, _directory: directory }
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(&self.path, format!("{text}\n")).unwrap();
+    }
+}
+
+/// How much a key may cost at most, which is seen without consuming.
+async fn limit(limiter: &Limiter, key: &str) -> u64 {
+    limiter.peek(&ITEM, key).await.unwrap().limit()
+}
+
+#[tokio::test]
+async fn the_file_holds_for_its_prefixes_and_keys() {
+    let rules = Rules::parse(
+        "[rules.item]\ncount = 3\n[rules.item.keys]\nalice = { count = 5 }\nbob = { enabled = false }\n\"(eu,7)\" = { count = 4 }",
+    );
+    let (limiters, _server) = both(&rules.unwrap()).await;
+    for limiter in &limiters {
+        let admitted = async |key: Key| {
+            let mut admitted = 0;
+            while admitted < 10 && limiter.acquire(&ITEM, &key).await.is_ok() {
+                admitted += 1;
+            }
+            admitted
+        };
+        for (key, expected) in
+            [(Key::new("carol"), 3), (Key::new("alice"), 5), (Key::new("bob"), 10), (Key::new(("eu", 7)), 4)]
+        {
+            assert_eq!(admitted(key.clone()).await, expected, "{key}");
+        }
+        let other = Rule::new("other", 1, MINUTE);
+        limiter.acquire(&other, "alice").await.unwrap();
+        assert_eq!(exceeded(limiter.acquire(&other, "alice").await).limit(), 1, "not in the file");
+    }
+}
+
+#[tokio::test]
+async fn annotated_functions_and_stacked_rules() {
+    #[limit_request_per_time("all", 1, Days, 1)]
+    #[limit_request_per_time("item", 1, Days, 1, key = id)]
+    async fn save(id: u64) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    let limiter =
+        with("[rules.item]\ncount = 3\n[rules.all]\nenabled = false\n[rules.item.keys.7]\nshadow = true").await;
+    limiter
+        .scope(async {
+            for _ in 0..3 {
+                save(1).await.unwrap();
+            }
+            assert_eq!(save(1).await.unwrap_err().rule(), "item");
+            for _ in 0..5 {
+                save(7).await.unwrap();
+            }
+        })
+        .await;
+}
+
+/// Headers name the rule that was charged, not one that is switched off.
+#[tokio::test]
+async fn a_layer_tells_what_holds() {
+    use ratelimit_runtime::web::{Limit, RateLimitLayer};
+    use tower::ServiceExt as _;
+
+    let limiter = with("[rules.off]\nenabled = false\n[rules.item]\ncount = 7").await;
+    let limits = [Limit::new(Rule::new("off", 1, MINUTE)), Limit::new(ITEM)];
+    let layer = RateLimitLayer::new(limits).limiter(limiter);
+    let router = axum::Router::new().fallback(|| async { "hello" }).layer(layer);
+    let Ok(response) = router.oneshot(axum::extract::Request::new(axum::body::Body::empty())).await;
+    assert_eq!(response.headers()["ratelimit-policy"], "\"item\";q=7;w=60");
+    assert_eq!(response.headers()["ratelimit"], "\"item\";r=6;t=60");
+}
+
+#[tokio::test]
+async fn a_rule_of_nowhere_else() {
+    let rules = Rules::parse("[rules.item]\ncount = 1\nunit = \"Hours\"\n[rules.half]\ncount = 1").unwrap();
+    assert_eq!(rules.rule("item"), Some(Rule::new("item", 1, 60 * MINUTE)));
+    assert_eq!((rules.rule("half"), rules.rule("none")), (None, None));
+    assert_eq!(rules.prefixes(), ["half", "item"]);
+}
+
+#[tokio::test]
+async fn a_policy_for_one_rule() {
+    let rules = Rules::parse("[rules.item]\non_store_error = \"Deny\"").unwrap();
+    let builder = Limiter::builder("redis://127.0.0.1:1").lazy().on_store_error(OnStoreError::Allow);
+    let limiter = builder.rules(rules).build().await.unwrap();
+    assert_eq!(limiter.acquire(&ITEM, 1).await.unwrap_err().cause(), Cause::Unavailable);
+    limiter.acquire(&Rule::new("other", 1, MINUTE), 1).await.unwrap();
+}
+
+/// Only with what the code says is it seen that this can't be. A mistake changes nothing.
+#[tokio::test]
+async fn what_does_not_fit_the_code_changes_nothing() {
+    let limiter = with("[rules.item]\nalgorithm = \"SlidingWindow\"\nbuckets = 999").await;
+    assert_eq!(limit(&limiter, "alice").await, 2);
+    limiter.acquire(&ITEM, "alice").await.unwrap();
+}
+
+/// A changed count acts on what was counted; a changed period starts fresh.
+#[tokio::test]
+async fn a_change_acts_on_the_next_call() {
+    let file = File::new("[rules.item]\ncount = 4");
+    let (limiters, _server) = both(&Rules::watch(&file.path).unwrap()).await;
+    for limiter in &limiters {
+        limiter.acquire_n(&ITEM, "alice", 3).await.unwrap();
+    }
+    let becomes = async |expected: u64| {
+        for limiter in &limiters {
+            eventually("the file is read", || async { limit(limiter, "alice").await == expected }).await;
+        }
+    };
+    file.write("[rules.item]\ncount = 6");
+    becomes(6).await;
+    for limiter in &limiters {
+        assert_eq!(limiter.acquire(&ITEM, "alice").await.unwrap().remaining(), 2);
+    }
+    file.write("[rules.item]\ncount = 5\nunit = \"Hours\"");
+    becomes(5).await;
+    for limiter in &limiters {
+        assert_eq!(limiter.acquire(&ITEM, "alice").await.unwrap().remaining(), 4);
+    }
+}
+
+/// However it is changed: written over, replaced, a link that points elsewhere, gone and back.
+#[tokio::test]
+async fn a_change_is_seen_whatever_way_it_is_made() {
+    let file = File::new("[rules.item]\ncount = 1");
+    let limiter = Limiter::builder("memory://").rules(Rules::watch(&file.path).unwrap()).build().await.unwrap();
+    let becomes = async |expected: u64| {
+        eventually("the file is read", || async { limit(&limiter, "alice").await == expected }).await;
+    };
+    let beside = |name: &str, count: u64| {
+        let path = file.path.with_file_name(name);
+        fs::write(&path, format!("[rules.item]\ncount = {count}\n")).unwrap();
+        path
+    };
+    fs::rename(beside("next", 3), &file.path).unwrap();
+    becomes(3).await;
+    fs::remove_file(&file.path).unwrap();
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    becomes(3).await;
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(beside("fourth", 4), &file.path).unwrap();
+        becomes(4).await;
+        std::os::unix::fs::symlink(beside("fifth", 5), file.path.with_file_name("link")).unwrap();
+        fs::rename(file.path.with_file_name("link"), &file.path).unwrap();
+        becomes(5).await;
+    }
+}
+
+/// While it is used; and a change loses no call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_a_broken_file_changes_nothing() {
+    let file = File::new("[rules.item]\ncount = 1000000");
+    let rules = Rules::watch(&file.path).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules).build().await.unwrap();
+    let (stop, calls, lost) =
+        (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let load = tokio::spawn({
+        let (limiter, stop, calls, lost) = (limiter.clone(), Arc::clone(&stop), Arc::clone(&calls), Arc::clone(&lost));
+        async move {
+            while !stop.load(Ordering::Relaxed) {
+                calls.fetch_add(1, Ordering::Relaxed);
+                lost.fetch_add(u64::from(limiter.acquire(&ITEM, "load").await.is_err()), Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    for broken in ["[rules.item]\ncount = 0", "[rules.item", "", "[rules.item]\ncuont = 1"] {
+        file.write(broken);
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        assert_eq!(limit(&limiter, "alice").await, 1_000_000, "{broken}");
+    }
+    file.write("[rules.item]\ncount = 2000000");
+    eventually("the file is read", || async { limit(&limiter, "alice").await == 2_000_000 }).await;
+    stop.store(true, Ordering::Relaxed);
+    load.await.unwrap();
+    assert!(calls.load(Ordering::Relaxed) > 100);
+    assert_eq!(lost.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_file_that_is_wrong_at_the_start_is_an_error() {
+    let file = File::new("[rules.item]\n\ncount = 0");
+    let wrong = Rules::watch(&file.path).unwrap_err().to_string();
+    assert_eq!(wrong, format!("{}: line 3: `count` is 0; it must be at least 1", file.path.display()));
+    let missing = Rules::watch(file.path.with_file_name("none.toml")).unwrap_err().to_string();
+    assert!(missing.contains("none.toml: No such file"), "{missing}");
+}
+
+/// A caller who waits is let in by a change, without any time that passes.
+#[tokio::test]
+async fn a_change_reaches_those_who_wait() {
+    let server = RedisServer::start();
+    for url in ["memory://", &server.url()] {
+        for change in ["count = 500", "enabled = false", "shadow = true"] {
+            let file = File::new("[rules.item]\ncount = 1");
+            let rules = Rules::watch(&file.path).unwrap();
+            let builder = Limiter::builder(url).clock(ManualClock::new()).deadline(crate::support::PATIENCE);
+            let limiter = builder.rules(rules).build().await.unwrap();
+            let key = crate::support::fresh_key();
+            limiter.acquire(&ITEM, key).await.unwrap();
+            let waiting: Vec<_> =
+                (0..3).map(|_| tokio::spawn(limiter.acquire_within(&ITEM, key, 10 * MINUTE))).collect();
+            crate::support::settle().await;
+            file.write(&format!("[rules.item]\n{change}"));
+            for waiting in waiting {
+                crate::support::ends(waiting).await.unwrap().unwrap_or_else(|refused| panic!("{change}: {refused}"));
+            }
+        }
+    }
+}
+
+/// Settings that are gone are gone for those too who have waited through them.
+#[tokio::test]
+async fn a_removed_setting_does_not_stay_with_those_who_wait() {
+    let file = File::new("[rules.item]\ncount = 1");
+    let rules = Rules::watch(&file.path).unwrap();
+    let limiter = Limiter::builder("memory://").clock(ManualClock::new()).rules(rules.clone()).build().await.unwrap();
+    let rule = Rule::new("item", 3, MINUTE);
+    limiter.acquire_n(&rule, "alice", 1).await.unwrap();
+    let waiting = tokio::spawn(limiter.acquire_within(&rule, "alice", 10 * MINUTE));
+    crate::support::settle().await;
+    file.write("[rules.other]\ncount = 1");
+    let permit = crate::support::ends(waiting).await.unwrap().unwrap();
+    assert_eq!(permit.limit(), 3);
+}
+
+/// A file that is wrong only together with the code leaves the last settings that were right.
+#[tokio::test]
+async fn settings_that_do_not_fit_the_code_leave_the_last_that_did() {
+    const LARGE: &str = "[rules.item]\ncount = 4503599627370496";
+    let code = Rule::new("item", 1000, MINUTE);
+    let file = File::new("[rules.item]\ncount = 10\n[rules.item.keys]\nalice = { count = 20 }");
+    let rules = Rules::watch(&file.path).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
+    let limits = async || {
+        let alice = limiter.peek(&code, "alice").await.unwrap().limit();
+        (alice, limiter.peek(&code, "bob").await.unwrap().limit())
+    };
+    assert_eq!(limits().await, (20, 10));
+    for wrong in [LARGE, "[rules.item]\nalgorithm = \"SlidingWindow\"\nbuckets = 999"] {
+        file.write(&format!("{wrong}\n[rules.seen]"));
+        eventually("the file is read", || async { rules.prefixes().len() == 2 }).await;
+        assert_eq!(limits().await.1, 10, "{wrong}");
+        file.write(wrong);
+        eventually("the file is read", || async { rules.prefixes().len() == 1 }).await;
+        assert_eq!(limits().await.1, 10, "{wrong}");
+    }
+    file.write("[rules.item]\ncount = 11");
+    eventually("the file is read", || async { limits().await == (11, 11) }).await;
+}
+
+/// What a call can't be decided by is as wrong as what no rule can be.
+#[tokio::test]
+async fn an_algorithm_that_the_call_has_no_use_for_changes_nothing() {
+    let limiter = with("[rules.log]\nalgorithm = \"TokenBucket\"\n[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5\n[rules.places]\nalgorithm = \"FixedWindow\"").await;
+    let log = Rule::new("log", 5, MINUTE).with_algorithm(ratelimit_runtime::Algorithm::SlidingLog);
+    let reservation = limiter.reserve(&log, "alice", 3).await.unwrap();
+    reservation.settle(1).await.unwrap();
+    let both = [(&ITEM, Key::new("alice"), 1), (&Rule::new("other", 5, MINUTE), Key::new("alice"), 1)];
+    limiter.acquire_all(&both).await.unwrap();
+    let places = Rule::new("places", 1, MINUTE).with_algorithm(ratelimit_runtime::Algorithm::Concurrent);
+    drop(limiter.acquire(&places, "alice").await.unwrap());
+    limiter.acquire(&places, "alice").await.unwrap();
+}
+
+/// The half of a number is a number.
+#[tokio::test]
+async fn a_file_that_is_half_written_changes_nothing() {
+    let file = File::new("[rules.item]\ncount = 500");
+    let limiter = Limiter::builder("memory://").rules(Rules::watch(&file.path).unwrap()).build().await.unwrap();
+    fs::write(&file.path, "[rules.item]\ncount = 1").unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(limit(&limiter, "alice").await, 500);
+    file.write("[rules.item]\ncount = 1200");
+    eventually("the file is read", || async { limit(&limiter, "alice").await == 1200 }).await;
+    // Without the end of its last line it is read later.
+    fs::write(&file.path, "[rules.item]\ncount = 7").unwrap();
+    eventually("the file is read", || async { limit(&limiter, "alice").await == 7 }).await;
+}
+
+/// A table that is not read is a mistake, unless it is the program's own.
+#[test]
+fn a_table_beside_the_rules_has_to_be_known() {
+    let text = "[[routes]]\npath = \"/\"\n[rules.item]\ncount = 1\n";
+    let wrong = Rules::parse(text).unwrap_err().to_string();
+    assert_eq!(wrong, "line 1: unknown table `routes`; write a rule as [rules.item]");
+    assert_eq!(Rules::parse_beside(text, &["routes"]).unwrap().prefixes(), ["item"]);
+    let file = File::new(text);
+    Rules::watch(&file.path).unwrap_err();
+    Rules::watch_beside(&file.path, &["routes"]).unwrap();
+}

@@ -1,0 +1,277 @@
+//! What can be seen of decisions: metrics and events.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use ratelimit_harness::RedisServer;
+use ratelimit_runtime::{Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time};
+use tracing::Level;
+
+use crate::failure::Log;
+use crate::redis::server::eventually;
+use crate::support::limiter_on;
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// Nobody may read this in a label or a line.
+const SECRET: &str = "alice@example.org";
+
+/// A recorder for this thread while it lives.
+struct Recorder {
+    snapshotter: Snapshotter,
+    _guard: metrics::LocalRecorderGuard<'static>,
+}
+
+impl Recorder {
+    fn install() -> Self {
+        let recorder = Box::leak(Box::new(DebuggingRecorder::new()));
+        Self { snapshotter: recorder.snapshotter(), _guard: metrics::set_default_local_recorder(recorder) }
+    }
+
+    /// Counters, and how many values each histogram has, since the last look.
+    fn take(&self) -> BTreeMap<String, u64> {
+        let snapshot = self.snapshotter.snapshot().into_vec();
+        let values = snapshot.into_iter().filter_map(|(key, _, described, value)| {
+            let key = key.key();
+            assert!(described.is_some(), "{} has no description", key.name());
+            let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+            let value = match value {
+                DebugValue::Counter(value) => value,
+                DebugValue::Histogram(values) => values.len() as u64,
+                DebugValue::Gauge(_) => return None,
+            };
+            let name = key.name().trim_start_matches("ratelimit_").to_owned();
+            (value > 0).then(|| ([name].into_iter().chain(labels).collect::<Vec<_>>().join(" "), value))
+        });
+        values.collect()
+    }
+}
+
+impl Recorder {
+    /// How many more calls wait, and how many waits have ended, since the last look.
+    fn waits(&self) -> (f64, usize) {
+        let mut waits = (0.0, 0);
+        for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
+            match (key.key().name(), value) {
+                ("ratelimit_waiting", DebugValue::Gauge(value)) => waits.0 = value.into_inner(),
+                ("ratelimit_wait_duration_seconds", DebugValue::Histogram(values)) => waits.1 = values.len(),
+                _ => {}
+            }
+        }
+        waits
+    }
+}
+
+fn counted<const N: usize>(expected: [(&str, u64); N]) -> BTreeMap<String, u64> {
+    expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[limit_request_per_time("item", 1, Minutes, 3, key = SECRET, limiter = limiter)]
+async fn limited(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// Every outcome, in memory and on Redis.
+#[tokio::test]
+async fn each_decision_is_counted_once_by_rule_and_outcome() {
+    let recorder = Recorder::install();
+    let rule = Rule::new("item", 3, MINUTE);
+    let other = Rule::new("other", 100, MINUTE);
+    let tried = Rule::new("tried", 1, MINUTE).with_shadow(true);
+    let server = RedisServer::start();
+    for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
+        for _ in 0..2 {
+            let _ = limiter.acquire(&rule, SECRET).await;
+        }
+        for _ in 0..3 {
+            let _ = limited(&limiter).await;
+        }
+        let _ = limiter.acquire_n(&rule, SECRET, 4).await;
+        for _ in 0..2 {
+            limiter.acquire_all(&[(&tried, Key::new(SECRET), 1), (&other, Key::new(SECRET), 1)]).await.unwrap();
+        }
+        let _ = limiter.acquire_all(&[(&rule, Key::new(SECRET), 1), (&other, Key::new(SECRET), 1)]).await;
+        let _ = limiter.acquire(&Rule::new("faulty", 1, Duration::ZERO), SECRET).await;
+        limiter.peek(&rule, SECRET).await.unwrap();
+        let mut seen = recorder.take();
+        let asked = ["store_round_trips_total", "store_decisions_total", "store_duration_seconds"]
+            .map(|name| seen.remove(name));
+        let is_redis = format!("{limiter:?}").contains("Redis");
+        if is_redis {
+            assert_eq!(seen.remove("cached_denials_total rule=item"), Some(1), "one of the two that ask again for 1");
+        }
+        let mut expected = counted([
+            ("decisions_total rule=item outcome=admitted", 3),
+            ("decisions_total rule=item outcome=refused", 3),
+            ("decisions_total rule=item outcome=never_fits", 1),
+            ("near_limit_total rule=item", 1),
+            ("decisions_total rule=tried outcome=admitted", 1),
+            ("near_limit_total rule=tried", 1),
+            ("decisions_total rule=tried outcome=shadow_refused", 1),
+            ("decisions_total rule=other outcome=admitted", 2),
+            ("decisions_total rule=faulty outcome=misconfigured", 1),
+        ]);
+        assert_eq!(seen, std::mem::take(&mut expected), "{limiter:?}");
+        // Of the first five one is known; then two, and the second of these once more, one, and the look.
+        assert_eq!(asked[2], is_redis.then_some(9));
+    }
+}
+
+#[tokio::test]
+async fn refusals_are_events_without_keys() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let rule = Rule::new("item", 1, MINUTE);
+    let limiter = Limiter::in_memory();
+    limiter.acquire(&rule, SECRET).await.unwrap();
+    limiter.acquire(&rule.with_shadow(true), SECRET).await.unwrap();
+    limiter.acquire(&rule, SECRET).await.unwrap_err();
+    // Another test, which listens to nothing, may have been the first to come by while this one began to listen.
+    tracing::callsite::rebuild_interest_cache();
+
+    let before = log.with("a rate limit refuses a call").len();
+    limiter.acquire(&rule, SECRET).await.unwrap_err();
+    let refusals = &log.with("a rate limit refuses a call")[before..];
+    let [(Level::DEBUG, refusal)] = refusals else { panic!("{refusals:?}") };
+    assert!(refusal.contains("rule=\"item\"") && refusal.contains("cause=Exceeded"), "{refusal}");
+
+    // Once a second at most of each rule, for all tests of this process together.
+    eventually("a refusal in shadow mode is told", || async {
+        limiter.acquire(&rule.with_shadow(true), SECRET).await.unwrap();
+        !log.with("in shadow mode").is_empty()
+    })
+    .await;
+    assert!(log.with("in shadow mode").iter().all(|(level, _)| *level == Level::INFO));
+    assert_eq!(log.with(SECRET), []);
+}
+
+#[tokio::test]
+async fn a_missing_key_and_an_outage_are_outcomes() {
+    #[limit_request_per_time("keyed", 1, Days, 5, key = id, on_missing_key = Deny)]
+    async fn keyed(id: Option<&str>) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    let recorder = Recorder::install();
+    Limiter::in_memory().scope(keyed(None)).await.unwrap_err();
+    assert_eq!(recorder.take(), counted([("decisions_total rule=keyed outcome=missing_key", 1)]));
+
+    for (policy, outcome, word) in
+        [(OnStoreError::Local, "admitted", "local"), (OnStoreError::Deny, "unavailable", "deny")]
+    {
+        let builder = Limiter::builder("redis://127.0.0.1:1").lazy().instances(1).on_store_error(policy);
+        let limiter = builder.build().await.unwrap();
+        let _ = limiter.acquire(&Rule::new("item", 100, MINUTE), SECRET).await;
+        let mut seen = recorder.take();
+        seen.retain(|name, _| name.contains("policy") || name.contains("outcome"));
+        let decision = format!("decisions_total rule=item outcome={outcome}");
+        let without = format!("fallback_decisions_total policy={word}");
+        assert_eq!(seen, counted([(&decision, 1), (&without, 1)]), "{policy:?}");
+    }
+}
+
+/// Calls that wait are one decision each, however often the store is asked for them.
+#[tokio::test]
+async fn a_call_that_waits_is_counted_when_it_ends() {
+    let recorder = Recorder::install();
+    let limiter = Limiter::in_memory();
+    let rule = Rule::new("item", 1, Duration::from_millis(20));
+    for _ in 0..4 {
+        limiter.acquire_within(&rule, SECRET, MINUTE).await.unwrap();
+    }
+    assert_eq!(
+        recorder.take(),
+        counted([
+            ("decisions_total rule=item outcome=admitted", 4),
+            ("near_limit_total rule=item", 4),
+            ("wait_duration_seconds rule=item", 3)
+        ])
+    );
+}
+
+/// A gauge of callers who wait now, a histogram of waits, and a span around each.
+#[tokio::test]
+async fn a_call_that_waits_is_seen_while_it_waits() {
+    let recorder = Recorder::install();
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    tracing::callsite::rebuild_interest_cache();
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder("memory://").clock(clock.clone()).build().await.unwrap();
+    let rule = Rule::new("item", 1, MINUTE);
+    limiter.acquire(&rule, SECRET).await.unwrap();
+    let mut waiting = Box::pin(join_all((0..3).map(|_| limiter.acquire_within(&rule, SECRET, 10 * MINUTE))));
+    let mut poll = || waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+    assert!(!poll());
+    assert_eq!(recorder.waits(), (3.0, 0));
+    clock.advance(MINUTE);
+    assert!(!poll() && !poll());
+    assert_eq!(recorder.waits(), (-1.0, 1));
+    drop(waiting);
+    assert_eq!(recorder.waits(), (-2.0, 2));
+    for words in ["span wait_for_rate_limit", "a call waits for its rate limit", "no longer waits"] {
+        assert_eq!(log.with(words).len(), 3, "{words}");
+    }
+    assert_eq!(log.with(SECRET), []);
+}
+
+/// How many decisions a call carries can be seen.
+#[tokio::test]
+async fn decisions_that_travel_together_are_told() {
+    let recorder = Recorder::install();
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    recorder.take();
+    let rule = Rule::new("item", 1_000, MINUTE);
+    join_all((0..200).map(|_| limiter.acquire(&rule, SECRET))).await;
+    let seen = recorder.take();
+    assert_eq!(seen["store_decisions_total"], 200);
+    assert!(seen["store_round_trips_total"] < 100, "{seen:?}");
+}
+
+/// A trial must be seen also where another rule refuses, or nobody could compare the two.
+#[tokio::test]
+async fn a_rule_in_shadow_mode_is_counted_beside_one_that_refuses() {
+    let recorder = Recorder::install();
+    let tried = Rule::new("tried", 1, MINUTE).with_shadow(true);
+    let held = Rule::new("held", 2, MINUTE);
+    let server = RedisServer::start();
+    for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
+        let charges = [(&tried, Key::new(SECRET), 1), (&held, Key::new(SECRET), 1)];
+        for _ in 0..4 {
+            let _ = limiter.acquire_all(&charges).await;
+        }
+        let mut seen = recorder.take();
+        seen.retain(|name, _| name.contains("outcome"));
+        let expected = counted([
+            ("decisions_total rule=tried outcome=admitted", 1),
+            ("decisions_total rule=tried outcome=shadow_refused", 3),
+            ("decisions_total rule=held outcome=admitted", 2),
+            ("decisions_total rule=held outcome=refused", 2),
+        ]);
+        assert_eq!(seen, expected);
+    }
+}
+
+/// A rule that refuses often does not keep another one out of the log.
+#[tokio::test]
+async fn each_rule_in_shadow_mode_has_its_line_in_the_log() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    tracing::callsite::rebuild_interest_cache();
+    let limiter = Limiter::in_memory();
+    for prefix in ["tried first", "tried second", "tried third"] {
+        let rule = Rule::new(prefix, 1, MINUTE).with_shadow(true);
+        for _ in 0..3 {
+            limiter.acquire(&rule, SECRET).await.unwrap();
+        }
+    }
+    for prefix in ["tried first", "tried second", "tried third"] {
+        let lines = log.with("in shadow mode");
+        let lines = lines.iter().filter(|(_, line)| line.contains(prefix)).count();
+        assert_eq!(lines, 1, "{prefix}");
+    }
+}

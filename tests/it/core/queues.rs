@@ -1,0 +1,459 @@
+//! Queues of waiting callers: how many ask at once, several counters, changes, leaving and closing, and what callers are told.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
+use ratelimit_runtime::{
+    Algorithm, CounterName, Decision, Limiter, ManualClock, Permit, RequestPerMinute, Rule, limit_request_per_time,
+};
+use tokio::task::JoinSet;
+
+use crate::core::custom_store::on_plain_store;
+use crate::support::{FIXED, LOG, Timed, ends, exceeded, in_memory, settle};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Callers who wait, and their number once they are served.
+struct Callers {
+    tasks: JoinSet<Result<Permit, RequestPerMinute>>,
+    served: Arc<AtomicU64>,
+}
+
+impl Callers {
+    fn new() -> Self {
+        Self { tasks: JoinSet::new(), served: Arc::default() }
+    }
+
+    /// Returns when the caller waits, or has been served.
+    async fn add(&mut self, limiter: &Limiter, rule: Rule, key: u64, longest: Duration) {
+        let (limiter, served) = (limiter.clone(), Arc::clone(&self.served));
+        self.tasks.spawn(async move {
+            let permit = limiter.acquire_within(&rule, key, longest).await?;
+            served.fetch_add(1, Ordering::Relaxed);
+            Ok(permit)
+        });
+        settle().await;
+    }
+
+    fn served(&self) -> u64 {
+        self.served.load(Ordering::Relaxed)
+    }
+}
+
+/// The first question says how much remains; all that fits is asked for before the next answer is here.
+#[tokio::test]
+async fn as_many_callers_ask_at_once_as_there_is_room() {
+    let (limiter, store, clock) = on_plain_store();
+    let rule = Rule::new("room", 10, SECOND);
+    let mut callers = Callers::new();
+    for _ in 0..40 {
+        callers.add(&limiter, rule, 1, HOUR).await;
+    }
+    assert_eq!(callers.served(), 10);
+    clock.advance(SECOND);
+    store.hold();
+    settle().await;
+    let before = store.calls();
+    clock.advance(MS);
+    settle().await;
+    for (answers, asked) in [(1, 9), (9, 10), (1, 10)] {
+        (0..answers).for_each(|_| store.release());
+        settle().await;
+        assert_eq!(store.calls() - before, asked, "after {answers} more answers");
+    }
+    assert_eq!(callers.served(), 20);
+}
+
+#[limit_request_per_time(prefix = "a", ttl = 2, unit = Seconds, count = 1, key = 1, limiter = limiter, on_limit = Wait)]
+#[limit_request_per_time(prefix = "b", ttl = 2, unit = Seconds, count = 1, key = 1)]
+async fn of_a_and_b(limiter: &Limiter) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+const A: Rule = Rule::new("a", 1, Duration::from_secs(2));
+const B: Rule = Rule::new("b", 1, Duration::from_secs(2));
+
+/// The windows of two rules open in alternate seconds, and others always wait for either of them.
+#[tokio::test]
+async fn a_caller_of_two_rules_is_served_although_their_windows_never_meet() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    limiter.acquire(&A, 1).await.unwrap();
+    clock.advance(SECOND);
+    limiter.acquire(&B, 1).await.unwrap();
+    let (of_both, bypassed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut tasks = JoinSet::new();
+    let (one, is_served) = (limiter.clone(), Arc::clone(&of_both));
+    tasks.spawn(async move {
+        of_a_and_b(&one).await.unwrap();
+        is_served.store(true, Ordering::Relaxed);
+    });
+    settle().await;
+    for rule in [A, A, B, B] {
+        let (limiter, bypassed, of_both) = (limiter.clone(), Arc::clone(&bypassed), Arc::clone(&of_both));
+        tasks.spawn(async move {
+            loop {
+                limiter.acquire_within(&rule, 1, HOUR).await.unwrap();
+                bypassed.fetch_add(u64::from(!of_both.load(Ordering::Relaxed)), Ordering::Relaxed);
+            }
+        });
+    }
+    for _ in 0..40 {
+        settle().await;
+        clock.advance(SECOND / 4);
+    }
+    settle().await;
+    assert!(of_both.load(Ordering::Relaxed), "it still waits after 10 s");
+    assert_eq!(bypassed.load(Ordering::Relaxed), 0, "callers were served before");
+}
+
+#[limit_request_per_time(prefix = "user", ttl = 1, unit = Hours, count = 5, key = user, limiter = limiter, on_limit = Wait)]
+#[limit_request_per_time(prefix = "all", ttl = 1, unit = Seconds, count = 10)]
+async fn of_user(limiter: &Limiter, user: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// Ten a second of all users are served, whether or not one of them waits for its own limit.
+#[tokio::test]
+async fn a_caller_whose_own_limit_is_spent_delays_no_other() {
+    let mut served = Vec::new();
+    for exhausted in [0, 20] {
+        let clock = ManualClock::new();
+        let limiter = in_memory(&clock).await;
+        let mut tasks = JoinSet::new();
+        let done = Arc::new(AtomicU64::new(0));
+        for _ in 0..5 + exhausted {
+            let limiter = limiter.clone();
+            tasks.spawn(async move { of_user(&limiter, 0).await });
+            settle().await;
+        }
+        clock.advance(SECOND);
+        for user in 1..=100 {
+            let (limiter, done) = (limiter.clone(), Arc::clone(&done));
+            tasks.spawn(async move {
+                of_user(&limiter, user).await?;
+                done.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            });
+        }
+        for _ in 0..20 {
+            settle().await;
+            clock.advance(SECOND / 4);
+        }
+        settle().await;
+        served.push(done.load(Ordering::Relaxed));
+    }
+    assert_eq!(served[0], 60);
+    assert_eq!(served[1], served[0], "with callers who wait for their own limit");
+}
+
+/// Many users get room again in each period of the limit of all, which keeps serving.
+#[tokio::test]
+async fn a_reserved_permit_leaves_the_rest_to_others() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let (user, all) = (Rule::new("of-user", 1, 4 * SECOND), Rule::new("of-all", 100, SECOND));
+    for key in 0..50_u64 {
+        limiter.acquire(&user, key).await.unwrap();
+    }
+    let mut tasks = JoinSet::new();
+    for key in 0..50_u64 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { of_user_and_all(&limiter, key).await });
+        settle().await;
+    }
+    let mut callers = Callers::new();
+    for second in 0..4 {
+        for _ in 0..100 {
+            callers.add(&limiter, all, 1, HOUR).await;
+        }
+        assert!(callers.served() >= second * 100 + 50, "{} served in second {second}", callers.served());
+        clock.advance(SECOND);
+        settle().await;
+    }
+    settle().await;
+    assert_eq!(tasks.len(), 50);
+    let mut done = 0;
+    while let Some(answer) = tasks.try_join_next() {
+        answer.unwrap().unwrap();
+        done += 1;
+    }
+    assert_eq!(done, 50, "all of them fit when their own limit has room");
+}
+
+#[limit_request_per_time(prefix = "of-user", ttl = 4, unit = Seconds, count = 1, key = user, limiter = limiter, on_limit = Wait)]
+#[limit_request_per_time(prefix = "of-all", ttl = 1, unit = Seconds, count = 100, key = 1)]
+async fn of_user_and_all(limiter: &Limiter, user: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// What this process refunds or resets is there for those who wait, at once.
+#[tokio::test]
+async fn a_refund_or_a_reset_lets_the_next_caller_ask() {
+    for timed in Timed::both().await {
+        for algorithm in [FIXED, LOG] {
+            for is_reset in [false, true] {
+                let of = format!("{} {algorithm:?} {is_reset}", timed.name());
+                let (limiter, rule) =
+                    (timed.limiter.clone(), Rule::new("changed", 2, 4 * SECOND).with_algorithm(algorithm));
+                let key = crate::support::fresh_key();
+                let permit = limiter.acquire(&rule, key).await.unwrap();
+                limiter.acquire(&rule, key).await.unwrap();
+                let mut callers = Callers::new();
+                callers.add(&limiter, rule, key, HOUR).await;
+                refusal_is_here().await;
+                if is_reset {
+                    limiter.reset(&rule, key).await.unwrap();
+                } else {
+                    permit.refund().await.unwrap();
+                }
+                ends(callers.tasks.join_next()).await.unwrap().unwrap().unwrap();
+                assert_eq!(callers.served(), 1, "{of}");
+                // Somebody who is ready to wait a second is let through as somebody who is not.
+                if is_reset {
+                    ends(limiter.acquire_within(&rule, key, SECOND)).await.expect(&of);
+                }
+            }
+        }
+    }
+}
+
+/// A refund while the refusal of the caller is on its way.
+#[tokio::test]
+async fn a_refund_during_a_question_is_not_missed() {
+    let (limiter, store, clock) = on_plain_store();
+    let rule = Rule::new("meanwhile", 1, HOUR);
+    let permit = limiter.acquire(&rule, 1).await.unwrap();
+    let mut callers = Callers::new();
+    store.hold();
+    callers.add(&limiter, rule, 1, 2 * HOUR).await;
+    store.release();
+    settle().await; // refused, and waits
+    permit.refund().await.unwrap();
+    settle().await;
+    store.release();
+    settle().await;
+    assert_eq!(callers.served(), 1);
+    drop(clock);
+}
+
+/// Another process has reset the counter: noticed when the longest time without a question is over.
+#[tokio::test]
+async fn changes_by_other_processes_are_noticed_after_a_second_or_a_tenth_of_the_period() {
+    let timed = Timed::redis().await;
+    let rule = Rule::new("others", 1, 60 * SECOND);
+    let server = timed.server().unwrap();
+    let other = crate::support::limiter_on(server).await;
+    timed.limiter.acquire(&rule, 1).await.unwrap();
+    let mut callers = Callers::new();
+    callers.add(&timed.limiter, rule, 1, HOUR).await;
+    refusal_is_here().await;
+    other.reset(&rule, 1).await.unwrap();
+    timed.advance(6 * SECOND);
+    ends(callers.tasks.join_next()).await.unwrap().unwrap().unwrap();
+}
+
+/// Gives the refusal of a real server time to arrive, so that its caller waits.
+async fn refusal_is_here() {
+    tokio::time::sleep(50 * MS).await;
+}
+
+/// Leaving costs the store nothing: those behind know what was last said.
+#[tokio::test]
+async fn callers_who_leave_ask_nobody() {
+    let (limiter, store, _clock) = on_plain_store();
+    let rule = Rule::new("leave", 1, HOUR);
+    let mut callers = Callers::new();
+    let mut leaving = Vec::new();
+    for _ in 0..200 {
+        callers.add(&limiter, rule, 1, 2 * HOUR).await;
+    }
+    for _ in 0..100 {
+        let limiter = limiter.clone();
+        leaving.push(tokio::spawn(async move { limiter.acquire_within(&rule, 1, 2 * HOUR).await }));
+        settle().await;
+    }
+    let before = store.calls();
+    drop(callers); // the first in the queue, and those behind it, one by one
+    settle().await;
+    for caller in leaving {
+        caller.abort();
+        settle().await;
+    }
+    assert_eq!(store.calls(), before);
+}
+
+type Acquiring = Pin<Box<dyn Future<Output = Result<Permit, RequestPerMinute>> + Send>>;
+
+/// A waker that ends its task, as an executor does whose queue is gone.
+#[derive(Default)]
+struct EndsItsTask(Mutex<Option<Acquiring>>);
+
+impl Wake for EndsItsTask {
+    fn wake(self: Arc<Self>) {
+        let task = self.0.lock().unwrap().take();
+        drop(task);
+    }
+}
+
+#[test]
+fn a_waker_that_drops_its_task_blocks_nobody() {
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _inside = runtime.enter();
+        let limiter = Limiter::in_memory();
+        let rule = Rule::new("wake", 1, HOUR);
+        runtime.block_on(limiter.acquire(&rule, 1)).unwrap();
+        let mut tasks = Vec::new();
+        for _ in 0..3 {
+            let task = Arc::new(EndsItsTask::default());
+            let mut future: Acquiring = Box::pin(limiter.acquire_within(&rule, 1, 24 * HOUR));
+            assert!(future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&task)))).is_pending());
+            *task.0.lock().unwrap() = Some(future);
+            tasks.push(task);
+        }
+        let first = tasks[0].0.lock().unwrap().take();
+        drop(first);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(20)).expect("the waker was called under a lock");
+}
+
+#[tokio::test]
+async fn a_limiter_that_is_closed_refuses_those_who_wait() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let rule = Rule::new("closed", 1, SECOND);
+    let mut callers = Callers::new();
+    for _ in 0..4 {
+        callers.add(&limiter, rule, 1, HOUR).await;
+    }
+    limiter.close().await;
+    let answers = ends(callers.tasks.join_all()).await;
+    let refused: Vec<_> = answers.into_iter().filter_map(Result::err).collect();
+    assert_eq!(refused.len(), 3, "{refused:?}");
+    let later = exceeded(ends(limiter.acquire_within(&rule, 1, HOUR)).await);
+    assert_eq!(later.retry_after(), Some(SECOND));
+    clock.advance(SECOND);
+    limiter.acquire_within(&rule, 1, HOUR).await.unwrap();
+}
+
+/// A refused caller hears how long its wait would have been, not that of the first in the queue.
+#[tokio::test]
+async fn a_refusal_tells_the_wait_in_the_queue() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let rule = Rule::new("told", 1, 300 * MS);
+    let mut callers = Callers::new();
+    for _ in 0..5 {
+        callers.add(&limiter, rule, 1, 700 * MS).await;
+    }
+    let mut refused = Vec::new();
+    while let Some(answer) = callers.tasks.try_join_next() {
+        refused.extend(answer.unwrap().err().and_then(|refused| refused.retry_after()));
+    }
+    assert_eq!(refused, [900 * MS, 900 * MS]);
+    clock.advance(300 * MS);
+    settle().await;
+    clock.advance(300 * MS);
+    settle().await;
+    assert_eq!(callers.served(), 3);
+}
+
+/// A bucket gives a permit each 100 ms: the fifth caller would wait for 500 ms.
+#[tokio::test]
+async fn a_refusal_tells_the_wait_for_a_bucket() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let bucket = Algorithm::TokenBucket { burst: 1, refill: ratelimit_runtime::Refill::Greedy };
+    let rule = Rule::new("bucket", 10, SECOND).with_algorithm(bucket);
+    let mut callers = Callers::new();
+    for _ in 0..5 {
+        callers.add(&limiter, rule, 1, HOUR).await;
+    }
+    let refused = exceeded(ends(limiter.acquire_within(&rule, 1, 450 * MS)).await);
+    assert_eq!(refused.retry_after(), Some(500 * MS));
+    callers.add(&limiter, rule, 1, 500 * MS).await;
+    for _ in 0..5 {
+        clock.advance(100 * MS);
+        settle().await;
+    }
+    assert_eq!(callers.served(), 6);
+}
+
+#[limit_request_per_time(prefix = "user", ttl = 1, unit = Hours, count = 5, key = user, limiter = limiter, on_limit = Wait(max = "1500ms"))]
+#[limit_request_per_time(prefix = "all", ttl = 1, unit = Seconds, count = 10)]
+async fn of_patient_user(limiter: &Limiter, user: u64) -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+/// Callers ahead who wait for their own limit are no reason to refuse those behind them.
+#[tokio::test]
+async fn a_caller_behind_others_whose_own_limit_is_spent_is_not_refused_at_once() {
+    let clock = ManualClock::new();
+    let limiter = in_memory(&clock).await;
+    let mut exhausted = JoinSet::new();
+    for _ in 0..35 {
+        let limiter = limiter.clone();
+        exhausted.spawn(async move { of_user(&limiter, 0).await });
+        settle().await;
+    }
+    for user in 1..=5 {
+        ends(of_user(&limiter, user)).await.unwrap();
+    }
+    let patient = {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { of_patient_user(&limiter, 6).await })
+    };
+    settle().await;
+    clock.advance(SECOND);
+    ends(patient).await.unwrap().expect("there was room a second later");
+    assert_eq!(exhausted.len(), 35);
+}
+
+/// Refuses a thousand times, and each time says that the cost fits at once.
+#[derive(Clone, Debug, Default)]
+struct Impatient(Arc<AtomicU64>);
+
+impl ratelimit_runtime::Store for Impatient {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        let fits = self.0.fetch_add(1, Ordering::Relaxed) >= 1000;
+        for request in batch.iter_mut() {
+            for charge in request.charges.iter_mut() {
+                charge.decision = Decision::new(1, u64::from(fits), SECOND, (!fits).then_some(Duration::ZERO));
+            }
+            request.outcome = Ok(fits);
+        }
+        Reply::Ready(batch)
+    }
+    fn refund(&self, _: Charges) -> Reply<Result<u64, StoreError>> {
+        Reply::Ready(Ok(0))
+    }
+    fn reset(&self, _: CounterName) -> Reply<Result<(), StoreError>> {
+        Reply::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_tells_no_wait_is_not_asked_in_a_loop() {
+    let (clock, store) = (ManualClock::new(), Impatient::default());
+    let limiter = Limiter::builder("memory://").clock(clock.clone()).over(store.clone()).unwrap();
+    let mut callers = Callers::new();
+    callers.add(&limiter, Rule::new("impatient", 1, SECOND), 1, HOUR).await;
+    let asked = store.0.load(Ordering::Relaxed);
+    assert!(asked <= 2, "asked {asked} times while no time passed");
+    for _ in 0..1000 {
+        clock.advance(MS);
+        settle().await;
+    }
+    assert_eq!(callers.served(), 1);
+}

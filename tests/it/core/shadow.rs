@@ -1,0 +1,178 @@
+//! Rules that are only tried out: they count and decide, and let through what they refuse.
+
+use std::time::Duration;
+
+use ratelimit_harness::RedisServer;
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, RequestPerMinute, Rule, limit_request_per_time};
+
+use crate::support::{ALGORITHMS, By as _, FIXED, Timed, exceeded, hourly, lifetime, limiter_on};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const TRIED: Rule = Rule::new("tried", 2, MINUTE).with_shadow(true);
+const HELD: Rule = Rule::new("held", 4, MINUTE);
+
+#[tokio::test]
+async fn it_counts_and_never_refuses() {
+    for timed in Timed::both().await {
+        for algorithm in ALGORITHMS {
+            let rule = hourly(2, algorithm).with_shadow(true);
+            for remaining in [1, 0, 0, 0] {
+                let permit = timed.limiter.acquire(&rule, 1).await.unwrap();
+                assert_eq!((permit.limit(), permit.remaining()), (2, remaining), "{}", timed.of(&rule));
+            }
+            let refused = exceeded(timed.limiter.acquire(&rule.with_shadow(false), 1).await);
+            assert!(refused.retry_after().unwrap() <= lifetime(&rule), "a call let through was not charged");
+            timed.limiter.reset(&rule, 1).await.unwrap();
+        }
+    }
+}
+
+/// What it lets through beyond its count must not be counted, or a trial would show more refusals than the limit would cause.
+#[tokio::test]
+async fn what_it_would_have_refused_is_not_charged() {
+    for timed in Timed::both().await {
+        let rule = hourly(3, FIXED).with_shadow(true);
+        timed.limiter.acquire_n(&rule, 1, 2).await.unwrap();
+        timed.limiter.acquire_n(&rule, 1, 2).await.unwrap();
+        assert_eq!(timed.limiter.peek(&rule, 1).await.unwrap().remaining(), 1, "{}", timed.name());
+    }
+}
+
+#[tokio::test]
+async fn beside_others_it_changes_nothing() {
+    for timed in Timed::both().await {
+        let limiter = &timed.limiter;
+        for order in [[&TRIED, &HELD], [&HELD, &TRIED]] {
+            let key = crate::support::fresh_key();
+            let call = || limiter.acquire_all(&order.map(|rule| (rule, Key::new(key), 1)));
+            for remaining in [3, 2, 1, 0] {
+                assert_eq!(call().await.unwrap().remaining(), remaining, "{}", timed.name());
+            }
+            assert_eq!(exceeded(call().await).rule(), "held");
+            assert_eq!(limiter.peek(&TRIED, key).await.unwrap().remaining(), 0);
+            assert_eq!(limiter.peek(&HELD, key).await.unwrap().remaining(), 0);
+        }
+        // A refusal by the one that holds charges neither.
+        let wide = Rule::new("wide", 10, MINUTE).with_shadow(true);
+        let key = crate::support::fresh_key();
+        let charges = [(&wide, Key::new(key), 1), (&HELD, Key::new(key), 1)];
+        for _ in 0..6 {
+            let _ = limiter.acquire_all(&charges).await;
+        }
+        assert_eq!(limiter.peek(&wide, key).await.unwrap().remaining(), 6, "{}", timed.name());
+    }
+}
+
+#[tokio::test]
+async fn two_of_them_and_what_can_be_refunded() {
+    for timed in Timed::both().await {
+        let limiter = &timed.limiter;
+        let other = Rule::new("other", 3, MINUTE).with_shadow(true);
+        let charges = [(&TRIED, Key::new(1), 1), (&other, Key::new(1), 1)];
+        for _ in 0..2 {
+            limiter.acquire_all(&charges).await.unwrap();
+        }
+        let third = limiter.acquire_all(&charges).await.unwrap();
+        assert_eq!(limiter.peek(&other, 1).await.unwrap().remaining(), 0, "that one still fits");
+        assert_eq!(third.refund().await.unwrap(), 1);
+        limiter.acquire_all(&charges).await.unwrap();
+        assert_eq!(limiter.acquire_all(&charges).await.unwrap().refund().await.unwrap(), 0, "neither fits");
+    }
+}
+
+/// Where one counter has both, the one that holds decides.
+#[tokio::test]
+async fn it_does_not_stand_in_for_one_that_holds() {
+    for timed in Timed::both().await {
+        let held = Rule::new("tried", 6, MINUTE);
+        for order in [[&TRIED, &held], [&held, &TRIED]] {
+            let key = crate::support::fresh_key();
+            let call = || timed.limiter.acquire_all(&order.map(|rule| (rule, Key::new(key), 1)));
+            for _ in 0..3 {
+                call().await.unwrap();
+            }
+            exceeded(call().await);
+        }
+    }
+}
+
+#[tokio::test]
+async fn it_delays_nobody() {
+    for timed in Timed::both().await {
+        let queue = Rule::new("queue", 1, MINUTE).with_algorithm(Algorithm::LeakyBucket { queue: 2 }).with_shadow(true);
+        for remaining in [2, 1, 0, 0, 0] {
+            let permit = crate::support::ends(timed.limiter.acquire(&queue, 1)).await.unwrap();
+            assert_eq!(permit.remaining(), remaining, "{}", timed.name());
+        }
+        for _ in 0..3 {
+            crate::support::ends(timed.limiter.acquire_within(&TRIED, 1, MINUTE)).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_never_fits_is_let_through() {
+    let limiter = Limiter::in_memory();
+    limiter.acquire_n(&TRIED, 1, 3).await.unwrap();
+    assert_eq!(limiter.peek(&TRIED, 1).await.unwrap().remaining(), 2);
+    let charges = [(&TRIED, Key::new(1), 3), (&HELD, Key::new(1), 3)];
+    assert_eq!(limiter.acquire_all(&charges).await.unwrap().remaining(), 1);
+    let faulty = Rule::new("", 1, MINUTE).with_shadow(true);
+    assert_eq!(limiter.acquire(&faulty, 1).await.unwrap_err().cause(), Cause::Misconfigured, "mistakes are told");
+}
+
+/// A store that is away must not refuse in the name of a rule that refuses nobody.
+#[tokio::test]
+async fn an_outage_refuses_nothing_either() {
+    for policy in [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny] {
+        let builder = Limiter::builder("redis://127.0.0.1:1").lazy().instances(4);
+        let limiter = builder.on_store_error(policy).build().await.unwrap();
+        for _ in 0..5 {
+            limiter.acquire(&TRIED.by(FIXED), 1).await.unwrap();
+        }
+        let held = Rule::new("held", 8, MINUTE);
+        let admitted = async || {
+            let mut admitted = 0;
+            for _ in 0..5 {
+                let charges = [(&TRIED, Key::new(1), 1), (&held, Key::new(1), 1)];
+                admitted += u64::from(limiter.acquire_all(&charges).await.is_ok());
+            }
+            admitted
+        };
+        let expected = match policy {
+            OnStoreError::Local => 2, // a fourth of 8
+            OnStoreError::Allow => 5,
+            OnStoreError::Deny => 0,
+            other => panic!("{other:?} is not tested"),
+        };
+        assert_eq!(admitted().await, expected, "{policy:?}");
+    }
+}
+
+#[tokio::test]
+async fn it_is_a_word_of_the_attribute() {
+    #[limit_request_per_time("tried", 1, Days, 1, key = id, on_missing_key = Deny, shadow = true)]
+    async fn tried(id: Option<u64>) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    #[limit_request_per_time("held", 1, Days, 2, shadow = false)]
+    #[limit_request_per_time("tried", 1, Days, count = count, algorithm = TokenBucket, shadow = true)]
+    async fn stacked(count: u64) -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    let server = RedisServer::start();
+    for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
+        limiter
+            .scope(async {
+                for id in [Some(1), Some(1), None] {
+                    tried(id).await.unwrap();
+                }
+                stacked(1).await.unwrap();
+                stacked(1).await.unwrap();
+                assert_eq!(stacked(1).await.unwrap_err().rule(), "held");
+            })
+            .await;
+    }
+}

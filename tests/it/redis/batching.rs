@@ -1,0 +1,259 @@
+//! Decisions of many callers that travel to a server in few calls.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use ratelimit_harness::{RedisCluster, RedisServer};
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Rule};
+
+use crate::support::{ALGORITHMS, ALIGNED, By, FIXED, LOG, SLIDING};
+
+const PERIOD: Duration = Duration::from_secs(60);
+
+fn rule(prefix: &'static str, count: u64, algorithm: Algorithm) -> Rule {
+    Rule::new(prefix, count, PERIOD).by(algorithm).with_denial_cache(false)
+}
+
+fn asked(server: &RedisServer) -> u64 {
+    let stats: String = redis::from_redis_value(server.command(&[b"INFO", b"commandstats"])).unwrap();
+    let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
+    stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:")).map(|line| calls(line).unwrap()).sum()
+}
+
+async fn limiter_on(server: &RedisServer) -> Limiter {
+    let builder = Limiter::builder(&server.url()).on_store_error(OnStoreError::Deny);
+    builder.deadline(Duration::from_secs(20)).build().await.unwrap()
+}
+
+/// All ask before any is answered: they are on one thread.
+#[tokio::test]
+async fn of_equal_calls_as_many_are_granted_as_fit_each_with_its_own_numbers() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    for algorithm in ALGORITHMS {
+        for (count, cost) in [(100, 1), (250, 1), (300, 3), (100, 7), (1000, 1)] {
+            let rule = rule("equal", count, algorithm);
+            let key = Key::new((count, cost));
+            limiter.acquire_n(&rule, &key, 1).await.unwrap(); // the server knows the script from now on
+            let before = asked(&server);
+            let calls = join_all((0..250).map(|_| limiter.acquire_n(&rule, &key, cost))).await;
+            assert!(asked(&server) - before <= 8, "{rule:?}: {}", asked(&server) - before);
+
+            let fit = 250.min((count - 1) / cost);
+            let granted: BTreeSet<_> = calls.iter().flatten().map(Permit::remaining).collect();
+            let expected: BTreeSet<_> = (1..=fit).map(|nth| count - 1 - nth * cost).collect();
+            assert_eq!(granted, expected, "{rule:?} by {cost}");
+            for refused in calls.into_iter().filter_map(Result::err) {
+                assert_eq!(refused.cause(), Cause::Exceeded, "{refused}");
+                // What was charged in a sub-window weighs for up to two periods.
+                let longest = if algorithm == SLIDING { 2 * PERIOD } else { PERIOD };
+                assert!(refused.retry_after() <= Some(longest) && refused.retry_after() > Some(Duration::ZERO));
+                assert_eq!(refused.remaining(), count - 1 - fit * cost);
+            }
+            let left = limiter.peek(&rule, &key).await.unwrap().remaining();
+            assert_eq!(left, count - 1 - fit * cost, "{rule:?} by {cost}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_granted_with_others_is_refunded_by_itself() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    for algorithm in [FIXED, ALIGNED, LOG, SLIDING] {
+        let rule = rule("back", 100, algorithm);
+        let permits = join_all((0..100).map(|_| limiter.acquire(&rule, 1))).await;
+        let permits: Vec<_> = permits.into_iter().map(Result::unwrap).collect();
+        for (nth, permit) in (1..=40).zip(permits) {
+            assert_eq!(permit.refund().await.unwrap(), 1, "{rule:?}");
+            assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), nth, "{rule:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn calls_of_all_rules_and_keys_travel_together() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    let rules = ALGORITHMS.map(|algorithm| rule("mixed", 3, algorithm));
+    join_all(rules.iter().map(|rule| limiter.acquire(rule, "before"))).await;
+    let before = asked(&server);
+    // Each key three times by each rule, and once more.
+    let ask = |key: u64| rules.iter().map(move |rule| (*rule, key));
+    let calls = (0..4).flat_map(|_| (0..20).flat_map(ask)).map(|(rule, key)| {
+        let asked = limiter.acquire(&rule, key);
+        async move { (rule, key, asked.await) }
+    });
+    let answers = join_all(calls).await;
+    assert!(asked(&server) - before < 60, "{}", asked(&server) - before);
+    for rule in rules {
+        for key in 0..20 {
+            let theirs = answers.iter().filter(|(asked, by, _)| *asked == rule && *by == key);
+            let fits: Vec<_> = theirs.map(|(_, _, answer)| answer.is_ok()).collect();
+            assert_eq!(fits, [true, true, true, false], "{rule:?} of {key}");
+        }
+    }
+}
+
+/// One that came earlier is not overtaken, by an equal one of others neither.
+#[tokio::test]
+async fn costs_of_one_counter_are_decided_in_the_order_of_their_arrival() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    for algorithm in ALGORITHMS {
+        let rule = rule("order", 10, algorithm);
+        limiter.acquire(&rule, "first").await.unwrap();
+        let costs = [1, 1, 5, 1, 3, 1, 1, 1];
+        let ahead = join_all((0..4).map(|key| limiter.acquire(&rule, key))); // so that the others gather
+        let calls = join_all(costs.map(|cost| limiter.acquire_n(&rule, "order", cost)));
+        let (_, calls) = futures_util::future::join(ahead, calls).await;
+        let fits: Vec<_> = calls.iter().map(Result::is_ok).collect();
+        // 1 + 1 + 5 + 1 = 8; 3 does not fit, 1 and 1 do.
+        assert_eq!(fits, [true, true, true, true, false, true, true, false], "{rule:?}");
+    }
+}
+
+#[tokio::test]
+async fn several_rules_and_one_are_decided_in_order_too() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    let (one, other) = (rule("one", 5, ALGORITHMS[0]), rule("other", 2, ALGORITHMS[4]));
+    // The server knows the scripts from now on: what it has to be told first comes later.
+    limiter.acquire_all(&[(&one, Key::new("first"), 1), (&other, Key::new("first"), 1)]).await.unwrap();
+    join_all((0..8).map(|_| limiter.acquire(&one, "first"))).await;
+    let ahead = join_all((0..4).map(|key| limiter.acquire(&one, key)));
+    let both = [(&one, Key::new("both"), 1), (&other, Key::new("both"), 1)];
+    let calls = join_all((0..4).map(|_| {
+        let (several, single) = (limiter.acquire_all(&both), limiter.acquire(&one, "both"));
+        async { futures_util::future::join(several, single).await }
+    }));
+    let (_, calls) = futures_util::future::join(ahead, calls).await;
+    // In turn: both, one, both, one, and then only one fits.
+    let fits: Vec<_> = calls.iter().map(|(several, single)| (several.is_ok(), single.is_ok())).collect();
+    assert_eq!(fits, [(true, true), (true, true), (false, true), (false, false)]);
+}
+
+#[tokio::test]
+async fn one_bad_counter_fails_alone() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    for algorithm in ALGORITHMS {
+        let rule = rule("bad", 100, algorithm);
+        limiter.acquire(&rule, 7).await.unwrap();
+        let keys: Vec<Vec<u8>> = redis::from_redis_value(server.command(&[b"KEYS", b"bad:{7}*"])).unwrap();
+        server.command(&[b"DEL", &keys[0]]);
+        server.command(&[b"SADD", &keys[0], b"member"]);
+        let calls = join_all((0..60).map(|nth| limiter.acquire(&rule, nth % 20))).await;
+        for (nth, call) in calls.into_iter().enumerate() {
+            match call {
+                Ok(_) => assert_ne!(nth % 20, 7, "{rule:?}"),
+                Err(error) => {
+                    assert_eq!((nth % 20, error.cause()), (7, Cause::Misconfigured), "{rule:?}: {error}");
+                    assert!(error.to_string().contains("WRONGTYPE"), "{error}");
+                }
+            }
+        }
+        server.command(&[b"DEL", &keys[0]]);
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_use_one_counter_may_use_the_others() {
+    let server = RedisServer::start();
+    let rights =
+        "ACL SETUSER some on >secret resetkeys ~mine:* -@all +hello +evalsha +eval +get +mget +set +incrby +pttl +time";
+    server.command(&rights.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+    let url = server.url().replace("redis://", "redis://some:secret@");
+    let builder = Limiter::builder(&url).on_store_error(OnStoreError::Deny).deadline(Duration::from_secs(20));
+    let limiter = builder.build().await.unwrap();
+    let (mine, theirs) = (rule("mine", 5, ALGORITHMS[0]), rule("theirs", 5, ALGORITHMS[0]));
+    // Ten callers of each key.
+    let calls = (0..60).map(|nth| limiter.acquire(if nth % 3 == 0 { &theirs } else { &mine }, nth % 6));
+    let mut remaining: [Vec<u64>; 6] = Default::default();
+    for (nth, call) in join_all(calls).await.into_iter().enumerate() {
+        match call {
+            Ok(permit) => remaining[nth % 6].push(permit.remaining()),
+            Err(error) if nth % 3 == 0 => {
+                assert_eq!(error.cause(), Cause::Misconfigured, "{error}");
+                assert!(error.to_string().contains("NOPERM"), "{error}");
+            }
+            Err(error) => assert_eq!(error.cause(), Cause::Exceeded, "{error}"),
+        }
+    }
+    for (key, remaining) in remaining.iter().enumerate() {
+        assert_eq!(remaining, if key % 3 == 0 { &[][..] } else { &[4, 3, 2, 1, 0] });
+    }
+}
+
+/// A call belongs to nobody: who leaves before it is sent is not charged, and who leaves later takes nothing from the others.
+#[tokio::test]
+async fn who_leaves_is_not_charged_for_and_takes_nothing_with_him() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    let rule = rule("leaves", 1000, ALGORITHMS[0]);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let mut calls: Vec<_> = (0..200).map(|_| Box::pin(limiter.acquire(&rule, 1))).collect();
+    for call in &mut calls {
+        assert!(call.as_mut().now_or_never().is_none());
+    }
+    // Nothing but the first has been sent: this is the only thread.
+    let staying: Vec<_> = calls.into_iter().enumerate().filter(|(nth, _)| nth % 2 == 0).map(|(_, call)| call).collect();
+    let answers = join_all(staying).await;
+    assert!(answers.iter().all(Result::is_ok));
+    assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 1000 - 1 - 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_server_is_told_to_each_by_the_deadline_and_later_answers_again() {
+    let server = RedisServer::start();
+    let builder = Limiter::builder(&server.url()).on_store_error(OnStoreError::Deny);
+    let limiter = builder.deadline(Duration::from_millis(200)).build().await.unwrap();
+    let rule = rule("silent", 100_000, ALGORITHMS[0]);
+    limiter.acquire(&rule, 1).await.unwrap();
+    server.stop();
+    let calls = join_all((0..300).map(|nth| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire(&rule, nth % 100).await })
+    }));
+    for call in calls.await {
+        assert_eq!(call.unwrap().unwrap_err().cause(), Cause::Unavailable);
+    }
+    server.cont();
+    let eventually = async {
+        while limiter.acquire(&rule, 1).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), eventually).await.expect("the server is back");
+}
+
+#[tokio::test]
+async fn in_a_cluster_each_slot_has_a_call_of_its_own() {
+    let cluster = RedisCluster::start();
+    let builder = Limiter::builder(&cluster.url()).on_store_error(OnStoreError::Deny);
+    let limiter = builder.deadline(Duration::from_secs(20)).build().await.unwrap();
+    for algorithm in ALGORITHMS {
+        let rule = rule("slots", 5, algorithm);
+        let calls = join_all((0..300).map(|nth| limiter.acquire(&rule, nth % 50))).await;
+        for key in 0..50 {
+            let granted = calls.iter().skip(key).step_by(50).filter(|call| call.is_ok()).count();
+            assert_eq!(granted, 5, "{rule:?} of {key}");
+        }
+    }
+}
+
+/// Without it, each decision is a call.
+#[tokio::test]
+async fn it_can_be_turned_off() {
+    let server = RedisServer::start();
+    let limiter =
+        Limiter::builder(&server.url()).coalescing(false).deadline(Duration::from_secs(20)).build().await.unwrap();
+    let rule = rule("off", 50, ALGORITHMS[0]);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let before = asked(&server);
+    let calls = join_all((0..100).map(|_| limiter.acquire(&rule, 1))).await;
+    assert_eq!(calls.iter().filter(|call| call.is_ok()).count(), 49);
+    assert_eq!(asked(&server) - before, 100);
+}

@@ -1,0 +1,461 @@
+//! Permits taken many at a time are spent in their window, once, and by nobody else.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io::{BufRead, BufReader, Read};
+use std::pin::Pin;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use ratelimit_harness::RedisServer;
+use ratelimit_runtime::{
+    Cause, Health, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule, limit_request_per_time,
+};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::core::custom_store::{PlainStore, on_plain_store};
+use crate::redis::denial_cache::asked;
+use crate::redis::server::eventually;
+use crate::support::{
+    ALGORITHMS, ALIGNED, By, FIXED, PATIENCE, Timed, admitted, ends, exceeded, fresh_key, hourly, limiter_on, settle,
+};
+
+const MS: Duration = Duration::from_millis(1);
+const PERIOD: Duration = Duration::from_secs(60);
+
+fn rule(count: u64, prefetch: u64) -> Rule {
+    Rule::new("prefetched", count, PERIOD).with_prefetch(prefetch)
+}
+
+/// How many are charged at the server, as somebody else sees it.
+async fn charged(server: &RedisServer, key: u64) -> u64 {
+    const MANY: u64 = 1_000_000;
+    MANY - limiter_on(server).await.peek(&rule(MANY, 1), key).await.unwrap().remaining()
+}
+
+#[tokio::test]
+async fn most_calls_ask_nobody() {
+    let timed = Timed::redis().await;
+    let (server, key) = (timed.server().unwrap(), fresh_key());
+    for remaining in (0..10_000).rev() {
+        let permit = timed.limiter.acquire(&rule(10_000, 100), key).await.unwrap();
+        assert_eq!((permit.limit(), permit.remaining(), permit.reset_after()), (10_000, remaining, PERIOD));
+    }
+    // A hundred at least, but for those near the limit.
+    let takes = asked(server);
+    assert!(takes < 130, "{takes}");
+    let refused = exceeded(timed.limiter.acquire(&rule(10_000, 100), key).await);
+    assert_eq!((refused.limit(), refused.remaining(), refused.retry_after()), (10_000, 0, Some(PERIOD)));
+    let takes = asked(server);
+    exceeded(timed.limiter.acquire(&rule(10_000, 100), key).await);
+    assert_eq!(asked(server), takes, "a refusal is known");
+}
+
+/// One process is granted all, whatever the numbers are and in whichever portions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exactly_the_count_is_admitted() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    for (count, prefetch) in [(1, 2), (1, 100), (2, 2), (7, 3), (100, 100), (100, 1_000_000), (1000, 100), (1000, 7)] {
+        let (rule, key) = (rule(count, prefetch), fresh_key());
+        let mut tasks = JoinSet::new();
+        for _ in 0..64 {
+            let limiter = limiter.clone();
+            tasks.spawn(async move { admitted(&limiter, &rule, key, 40).await });
+        }
+        assert_eq!(tasks.join_all().await.iter().sum::<u64>(), count, "{count}, {prefetch} at a time");
+        assert_eq!(charged(&server, key).await, count);
+        let refused = exceeded(limiter.acquire(&rule, key).await);
+        assert_eq!(refused.remaining(), 0);
+    }
+}
+
+#[tokio::test]
+async fn costs_may_be_larger_than_a_lease_and_find_what_is_left() {
+    let timed = Timed::redis().await;
+    let (limiter, rule, key) = (&timed.limiter, rule(100, 10), fresh_key());
+    assert_eq!(limiter.acquire_n(&rule, key, 35).await.unwrap().remaining(), 65);
+    assert_eq!(limiter.acquire_n(&rule, key, 3).await.unwrap().remaining(), 62);
+    assert_eq!(limiter.acquire_n(&rule, key, 0).await.unwrap().remaining(), charged_rest(&timed, key).await);
+    // More than is at the store, with what is here.
+    assert_eq!(limiter.acquire_n(&rule, key, 60).await.unwrap().remaining(), 2);
+    let refused = exceeded(limiter.acquire_n(&rule, key, 3).await);
+    assert_eq!((refused.remaining(), refused.retry_after()), (2, Some(PERIOD)));
+    assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 2);
+    assert_eq!(limiter.acquire_n(&rule, key, 2).await.unwrap().remaining(), 0);
+    assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 0);
+    assert_eq!(limiter.acquire_n(&rule, key, 101).await.unwrap_err().cause(), Cause::NeverFits);
+}
+
+/// What a cost of 0 sees is the store's.
+async fn charged_rest(timed: &Timed, key: u64) -> u64 {
+    100 - charged(timed.server().unwrap(), key).await
+}
+
+/// Up to the last millisecond, as the store has rounded up.
+#[tokio::test]
+async fn permits_end_with_their_window() {
+    for algorithm in [FIXED, ALIGNED] {
+        let timed = Timed::redis().await;
+        let (limiter, server) = (&timed.limiter, timed.server().unwrap());
+        let (rule, key) = (rule(100, 10).by(algorithm), fresh_key());
+        for _ in 0..5 {
+            let mut permits = vec![limiter.acquire(&rule, key).await.unwrap()];
+            let before = asked(server);
+            timed.advance(PERIOD - 2 * MS);
+            permits.push(limiter.acquire(&rule, key).await.unwrap());
+            assert_eq!((permits[1].remaining(), permits[1].reset_after()), (98, 2 * MS));
+            assert_eq!(asked(server), before);
+            timed.advance(MS);
+            let last = limiter.acquire(&rule, key).await.unwrap();
+            assert_eq!(asked(server), before + 1, "what is left is not spent in the last millisecond");
+            assert_eq!(last.reset_after(), MS);
+            timed.advance(MS);
+            let next = limiter.acquire(&rule, key).await.unwrap();
+            assert_eq!((next.remaining(), next.reset_after()), (99, PERIOD));
+            for old in permits {
+                assert_eq!(old.refund().await.unwrap(), 0, "no later window is credited");
+            }
+            assert_eq!(next.refund().await.unwrap(), 1);
+            assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 100);
+            timed.advance(PERIOD);
+        }
+    }
+}
+
+/// Polls a call once. It waits.
+fn begin<F: Future>(mut call: Pin<Box<F>>) -> Pin<Box<F>> {
+    assert!(call.as_mut().now_or_never().is_none());
+    call
+}
+
+#[tokio::test]
+async fn callers_wait_for_one_take_in_the_order_of_arrival() {
+    let (limiter, store, _clock) = on_plain_store();
+    let rule = hourly(1000, FIXED).with_prefetch(2);
+    let calls = |cost| Box::pin(limiter.acquire_n(&rule, 1, cost));
+    store.hold();
+    let (first, second, third, fourth) = (begin(calls(1)), begin(calls(2)), begin(calls(2)), begin(calls(1)));
+    eventually("one take is under way", || async { store.calls() == 1 }).await;
+    settle().await;
+    assert_eq!(store.calls(), 1);
+    store.release();
+    assert_eq!(ends(first).await.unwrap().remaining(), 999);
+    let mut second = begin(second);
+    let (third, fourth) = (begin(third), begin(fourth));
+    eventually("the next take is under way", || async { store.calls() == 2 }).await;
+    drop(third);
+    store.release();
+    assert!(ends(second.as_mut()).await.is_ok());
+    assert!(ends(fourth).await.is_ok());
+    assert_eq!(store.calls(), 2);
+}
+
+#[tokio::test]
+async fn nobody_overtakes_who_needs_more_than_is_here() {
+    let (limiter, store, _clock) = on_plain_store();
+    let rule = hourly(1000, FIXED).with_prefetch(2);
+    limiter.acquire(&rule, 1).await.unwrap();
+    store.hold();
+    let two = begin(Box::pin(limiter.acquire_n(&rule, 1, 2)));
+    let one = begin(Box::pin(limiter.acquire(&rule, 1)));
+    store.release();
+    assert_eq!(ends(two).await.unwrap().remaining(), 997);
+    assert_eq!(ends(one).await.unwrap().remaining(), 996);
+}
+
+#[tokio::test]
+async fn no_take_is_lost_with_those_who_wait_for_it() {
+    let (limiter, store, _clock) = on_plain_store();
+    let rule = hourly(1000, FIXED).with_prefetch(10);
+    let call = |cost| Box::pin(limiter.acquire_n(&rule, 1, cost));
+    store.hold();
+    let (first, second) = (begin(call(1)), begin(call(1)));
+    drop(first);
+    store.release();
+    sleep(50 * MS).await; // the answer is there, and nobody has looked
+    drop(second);
+    let mut first = None;
+    eventually("the take has arrived", || {
+        first = call(1).now_or_never();
+        std::future::ready(first.is_some())
+    })
+    .await;
+    assert_eq!(first.unwrap().unwrap().remaining(), 999);
+    for remaining in (990..999).rev() {
+        assert_eq!(call(1).now_or_never().expect("no store is asked").unwrap().remaining(), remaining);
+    }
+    assert_eq!(store.calls(), 1);
+}
+
+#[tokio::test]
+async fn a_take_without_an_answer_fails_all_who_wait_for_it() {
+    let clock = ManualClock::new();
+    let store = PlainStore::new(&clock);
+    let builder = Limiter::builder("memory://").clock(clock).deadline(100 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, rule) = (builder.over(store.clone()).unwrap(), hourly(1000, FIXED).with_prefetch(10));
+    store.hold();
+    let mut tasks = JoinSet::new();
+    for _ in 0..5 {
+        tasks.spawn(limiter.acquire(&rule, 1));
+    }
+    for answer in tasks.join_all().await {
+        assert_eq!(answer.unwrap_err().cause(), Cause::Unavailable);
+    }
+    assert_eq!(store.calls(), 1);
+    store.release();
+    assert_eq!(ends(limiter.acquire(&rule, 1)).await.unwrap().remaining(), 999);
+}
+
+#[tokio::test]
+async fn callers_who_wait_for_the_next_window_are_served() {
+    let server = RedisServer::start();
+    let (limiter, key) = (limiter_on(&server).await, fresh_key());
+    let rule = Rule::new("prefetched", 3, 200 * MS).with_prefetch(10);
+    let mut tasks = JoinSet::new();
+    for _ in 0..9 {
+        tasks.spawn(limiter.acquire_within(&rule, key, PATIENCE));
+    }
+    assert!(ends(tasks.join_all()).await.iter().all(Result::is_ok));
+}
+
+#[tokio::test]
+async fn what_is_refunded_is_spent_again() {
+    let timed = Timed::redis().await;
+    let (limiter, server, rule, key) = (&timed.limiter, timed.server().unwrap(), rule(20, 10), fresh_key());
+    let mut permits = Vec::new();
+    while let Ok(permit) = limiter.acquire(&rule, key).await {
+        permits.push(permit);
+    }
+    assert_eq!(permits.len(), 20);
+    let before = asked(server);
+    for permit in permits.drain(..5) {
+        assert_eq!(permit.refund().await.unwrap(), 1);
+    }
+    assert_eq!(admitted(limiter, &rule, key, 5).await, 5);
+    assert_eq!(asked(server), before);
+    // A caller who waits for several is served too.
+    let mut permits = permits.into_iter();
+    permits.next().unwrap().refund().await.unwrap();
+    assert_eq!(exceeded(limiter.acquire_n(&rule, key, 2).await).remaining(), 1);
+}
+
+#[tokio::test]
+async fn a_reset_makes_void_what_was_taken() {
+    let timed = Timed::redis().await;
+    let (limiter, server, rule, key) = (&timed.limiter, timed.server().unwrap(), rule(100, 10), fresh_key());
+    let old = limiter.acquire(&rule, key).await.unwrap();
+    timed.advance(MS);
+    limiter.reset(&rule, key).await.unwrap();
+    assert_eq!(charged(server, key).await, 0);
+    assert_eq!(admitted(limiter, &rule, key, 200).await, 100);
+    assert_eq!(charged(server, key).await, 100);
+    assert_eq!(old.refund().await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_changed_count_acts_on_the_next_call() {
+    let timed = Timed::redis().await;
+    let (limiter, server, key) = (&timed.limiter, timed.server().unwrap(), fresh_key());
+    assert_eq!(admitted(limiter, &rule(100, 10), key, 5).await, 5);
+    assert_eq!(charged(server, key).await, 10);
+    ends(async {
+        // What the old count has taken is refunded in the background.
+        while admitted(limiter, &rule(5, 10), key, 1).await > 0 || charged(server, key).await > 5 {
+            settle().await;
+        }
+    })
+    .await;
+    assert_eq!(admitted(limiter, &rule(7, 10), key, 10).await, 2);
+}
+
+#[tokio::test]
+async fn what_was_taken_is_spent_while_the_server_is_away() {
+    let mut server = RedisServer::start();
+    let limiter = Limiter::builder(&server.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+    let (limiter, rule, key) = (limiter.build().await.unwrap(), rule(1000, 10), fresh_key());
+    limiter.acquire(&rule, key).await.unwrap();
+    server.kill();
+    ends(async {
+        while limiter.health() == Health::Available {
+            sleep(MS).await;
+        }
+    })
+    .await;
+    for _ in 0..9 {
+        limiter.acquire(&rule, key).await.unwrap();
+    }
+    assert_eq!(limiter.acquire(&rule, key).await.unwrap_err().cause(), Cause::Unavailable);
+    server.restart();
+    ends(async {
+        while limiter.acquire(&rule, key).await.is_err() {
+            sleep(MS).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_limiter_that_is_closed_refunds_what_it_holds() {
+    let timed = Timed::redis().await;
+    let (limiter, server, keys) = (&timed.limiter, timed.server().unwrap(), [(); 300].map(|()| fresh_key()));
+    for key in keys {
+        limiter.acquire(&rule(1000, 10), key).await.unwrap();
+        assert_eq!(charged(server, key).await, 10);
+    }
+    let permit = limiter.acquire(&rule(1000, 10), keys[0]).await.unwrap();
+    assert_eq!(limiter.clone().close().await, 9 * 300 - 1);
+    for (at, key) in keys.into_iter().enumerate() {
+        assert_eq!(charged(server, key).await, if at == 0 { 2 } else { 1 });
+    }
+    assert_eq!(permit.refund().await.unwrap(), 1);
+    assert_eq!(charged(server, keys[0]).await, 1);
+    limiter.acquire(&rule(1000, 10), keys[0]).await.unwrap();
+    assert_eq!(charged(server, keys[0]).await, 2, "one by one");
+    assert_eq!(limiter.close().await, 0);
+}
+
+#[tokio::test]
+async fn closing_waits_for_what_is_being_taken() {
+    let (limiter, store, _clock) = on_plain_store();
+    let rule = hourly(1000, FIXED).with_prefetch(10);
+    store.hold();
+    drop(begin(Box::pin(limiter.acquire(&rule, 1))));
+    settle().await;
+    let close = begin(Box::pin(limiter.close()));
+    store.release();
+    assert_eq!(ends(close).await, 10);
+}
+
+#[tokio::test]
+async fn a_limiter_that_is_dropped_refunds_in_the_background() {
+    let server = RedisServer::start();
+    let (limiter, key) = (limiter_on(&server).await, fresh_key());
+    drop(limiter.acquire(&rule(1000, 10), key).await.unwrap());
+    assert_eq!(charged(&server, key).await, 10);
+    drop(limiter);
+    ends(async {
+        while charged(&server, key).await > 1 {
+            sleep(MS).await;
+        }
+    })
+    .await;
+    assert_eq!(charged(&server, key).await, 1);
+}
+
+#[tokio::test]
+async fn it_is_for_fixed_windows_and_stands_alone() {
+    let server = RedisServer::start();
+    for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
+        for algorithm in ALGORITHMS {
+            let is_window = [FIXED, ALIGNED].contains(&algorithm);
+            let prefetched = limiter.acquire(&hourly(100, algorithm).with_prefetch(10), 1).await;
+            assert_eq!(
+                prefetched.map(drop).map_err(|refused| refused.cause()),
+                if is_window { Ok(()) } else { Err(Cause::Misconfigured) }
+            );
+        }
+        let fault = limiter.acquire(&hourly(100, FIXED).with_prefetch(0), 2).await.unwrap_err();
+        assert_eq!(fault.cause(), Cause::Misconfigured);
+        assert!(fault.to_string().contains("`prefetch` must be at least 1"), "{fault}");
+        let (prefetched, other) = (hourly(100, FIXED).with_prefetch(10), Rule::new("other", 1, PERIOD));
+        let stacked =
+            limiter.acquire_all(&[(&other, Key::new(1), 1), (&prefetched, Key::new(1), 1)]).await.unwrap_err();
+        assert_eq!(stacked.cause(), Cause::Misconfigured);
+        assert!(stacked.to_string().contains("stands alone"), "{stacked}");
+        limiter.acquire_all(&[(&prefetched, Key::new(1), 1)]).await.unwrap();
+        assert_eq!(limiter.peek(&other, 1).await.unwrap().remaining(), 1);
+    }
+}
+
+#[tokio::test]
+async fn an_attribute_has_it() {
+    const PREFETCH: u64 = 50;
+    #[limit_request_per_time("prefetched", 1, Minutes, 1000, prefetch = PREFETCH, key = key, permit = permit)]
+    async fn prefetched(key: u64) -> Result<Permit, RequestPerMinute> {
+        Ok(permit)
+    }
+    let server = RedisServer::start();
+    let (limiter, key) = (limiter_on(&server).await, fresh_key());
+    assert_eq!(limiter.scope(prefetched(key)).await.unwrap().remaining(), 999);
+    assert_eq!(charged(&server, key).await, 50);
+}
+
+/// A take is made in the background, whatever becomes of the runtime it was begun on.
+#[test]
+fn a_take_outlasts_the_runtime_it_was_begun_on() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let server = RedisServer::start();
+    let limiter = runtime().block_on(limiter_on(&server));
+    let rule = rule(10_000, 10);
+    for _ in 0..20 {
+        let key = fresh_key();
+        let left = runtime();
+        let context = left.enter();
+        let mut call = Box::pin(limiter.acquire(&rule, key));
+        drop((&mut call).now_or_never()); // it is begun, and may have been answered
+        let waits = std::thread::spawn({
+            let (limiter, on) = (limiter.clone(), runtime());
+            move || on.block_on(ends(limiter.acquire(&rule, key))).unwrap()
+        });
+        drop(context);
+        drop(left);
+        waits.join().unwrap();
+        drop(call);
+    }
+}
+
+/// `prefetcher`, a process of its own.
+struct Lessee(Child);
+
+impl Lessee {
+    fn start(server: &RedisServer, numbers: [u64; 4]) -> Self {
+        let numbers = numbers.map(|number| number.to_string());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_prefetcher"));
+        let mut process = command.arg(server.url()).args(numbers).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = [0; 7];
+        process.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"begins\n");
+        Self(process)
+    }
+
+    /// By window.
+    fn admitted(mut self) -> Vec<(u64, u64)> {
+        let lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
+        let pair = |line: String| {
+            let (window, count) = line.split_once(' ').unwrap();
+            (window.parse().unwrap(), count.parse().unwrap())
+        };
+        lines.map(|line| pair(line.unwrap())).collect()
+    }
+}
+
+impl Drop for Lessee {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Two of five are killed half way, with all they hold. No window has more than the count.
+#[test]
+fn processes_together_are_never_admitted_more_than_the_count() {
+    const COUNT: u64 = 5000;
+    let server = RedisServer::start();
+    let lessees: Vec<_> = (0..4).map(|_| Lessee::start(&server, [COUNT, 250, 100, 4000])).collect();
+    for _ in 0..2 {
+        let killed = Lessee::start(&server, [COUNT, 250, 100, 60_000]);
+        std::thread::sleep(Duration::from_millis(700));
+        drop(killed);
+    }
+    let mut windows = BTreeMap::<u64, u64>::new();
+    for (window, count) in lessees.into_iter().flat_map(Lessee::admitted) {
+        *windows.entry(window).or_default() += count;
+    }
+    println!("{windows:?}");
+    assert!(windows.values().all(|admitted| *admitted <= COUNT), "{windows:?}");
+    let full = windows.values().filter(|admitted| **admitted > COUNT / 2).count();
+    assert!(full > 3, "windows were used: {windows:?}");
+}
