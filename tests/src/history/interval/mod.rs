@@ -1,45 +1,54 @@
 //! Checks long histories: every call may have been decided at any time between its invocation and its answer.
 //!
-//! Sound: a history of a correct limiter is never accused, as long as the [`Bounds`] hold. Not complete: see [`super::linearize`].
+//! Sound: a history of a correct limiter is never accused, as long as the [`Bounds`] hold. Not
+//! complete: see [`super::linearize`].
 //!
-//! A `LeakyBucket` is checked for errors and answers that never fit only: its callers see their slots too late to count them.
+//! A `LeakyBucket` is checked only for errors and for answers that never fit: its callers see their
+//! slots too late to count them.
+
+mod bucket;
+mod entries;
+mod windows;
 
 use std::collections::HashMap;
 use std::fmt::Display;
 
+use self::entries::entries;
 use super::show::Accusation;
 use super::stalls::Stalls;
-use super::steps::{Entry, MaxTree, Step, Steps};
+use super::steps::{Entry, Step, Steps};
 use super::{Action, Answer, Call, Counting, History, Limit, waits};
 
-/// What a correct limiter may do, in microseconds where it is a time.
+/// Deviations of a correct limiter. Times are in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// The store's clock may differ so much from the recorder's, over one period; milliseconds that are rounded included.
+    /// Largest difference between the clocks of store and recorder over one period, with rounding
+    /// to milliseconds.
     pub skew: u64,
-    /// A call without an answer may take effect so long after it was given up.
+    /// A call without an answer may take effect up to this long after it was given up.
     pub straggler: u64,
     /// An answer tells of a decision that is no older.
     pub decision: u64,
-    /// How long a caller may wait on a counter that has room for certain. `None`: not checked.
+    /// Longest wait on a counter that certainly has room. `None`: not checked.
     pub idle: Option<u64>,
-    /// A process without any event for so long stood still; the times below do not count then.
+    /// A process without any event for this long stood still. The times below do not count then.
     pub stall: u64,
-    /// A later caller counts as one that passed a waiting one if it was answered so much earlier.
+    /// A later caller passes a waiting one if it is answered this much earlier.
     pub pass_slack: u64,
-    /// A caller whose first poll was pending may have its first question under way for so long. From then on it is queued.
+    /// A caller whose first poll was pending may have its first request in flight for this long.
+    /// From then on it is queued.
     pub queued: u64,
-    /// So many later callers may pass a waiting one. `None`: not checked.
+    /// Number of later callers who may pass a waiting one. `None`: not checked.
     pub passes: Option<usize>,
     /// Servers may have been away or processes stopped for a whole lease, so that a hold may be lost.
     pub holds_may_be_lost: bool,
-    /// A refused caller who waits is told how long it would have waited.
+    /// Refusals of callers who wait contain the wait they would have had.
     pub waits_are_told: bool,
 }
 
 impl Default for Bounds {
-    /// For processes of one machine that is busy, and a deadline of 100 ms. Questions in several packets may be decided in any
-    /// order, so a few later callers may pass.
+    /// For processes of one busy machine, and a deadline of 100 ms. Requests in several packets may
+    /// be decided in any order, so a few later callers may pass.
     fn default() -> Self {
         Self {
             skew: 3_000,
@@ -130,7 +139,8 @@ impl<'a> Counter<'a> {
         processes.sort_unstable();
         processes.dedup();
         let others = processes.len().saturating_sub(1);
-        // A process takes up to 64 times the rule's number at once, and does not know what came of a take that had no answer.
+        // A process takes up to 64 prefetches at once, and does not know the outcome of one without
+        // a reply.
         let unknown = calls.iter().filter(|call| call.is_unknown()).count();
         let ahead =
             if limit.prefetch > 1 { number(limit.prefetch) * 64 * number((others + unknown) as u64) } else { 0 };
@@ -244,54 +254,6 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// Never more is used than there is, and admitted in a period than the algorithm's bound.
-    fn never_passed(&mut self) {
-        let most = self.calls.iter().map(|call| self.limits[call.limit].limit).max().unwrap_or(0);
-        if let Some((time, used)) = self.steps.first_above(number(most)) {
-            let last = self.entries.iter().find(|entry| entry.from.1 + 1 == time).map(|entry| entry.call);
-            let message = format!("{used} are in use, of {most}");
-            self.accuse("more than the limit", message, last, (self.before(time), time));
-        }
-        let bound = match self.limit.counting {
-            Counting::Fixed | Counting::Aligned => 2 * most,
-            Counting::Log => most,
-            Counting::Sliding { .. } => 2 * most - 1,
-            _ => return,
-        };
-        if !(self.has_resets || self.has_holds) {
-            self.any_window(bound);
-        }
-    }
-
-    /// The sum of the calls that lie within one period.
-    fn any_window(&mut self, bound: u64) {
-        let mut inside: Vec<(u64, u64, u64)> =
-            self.kept().map(|entry| (entry.from.0, entry.from.1, entry.cost)).collect();
-        inside.sort_unstable_by(|one, other| other.cmp(one));
-        let mut ends: Vec<u64> = inside.iter().map(|(_, end, _)| *end).collect();
-        ends.sort_unstable();
-        let mut sums = vec![0_u64; ends.len() + 1];
-        let period = self.limit.period.saturating_sub(self.bounds.skew);
-        for (from, end, cost) in inside {
-            let mut at = ends.partition_point(|other| *other < end) + 1;
-            while at < sums.len() {
-                sums[at] += cost;
-                at += at & at.wrapping_neg();
-            }
-            let mut until = ends.partition_point(|other| *other < from.saturating_add(period));
-            let mut sum = 0;
-            while until > 0 {
-                sum += sums[until];
-                until -= until & until.wrapping_neg();
-            }
-            if sum > bound {
-                let message = format!("{sum} were admitted within one period, {bound} at most");
-                self.accuse("more than the bound", message, None, (from, from + period));
-                return;
-            }
-        }
-    }
-
     /// Certain charges that were not refunded.
     fn kept(&self) -> impl Iterator<Item = &Entry<'a>> {
         self.entries.iter().filter(|entry| entry.is_certain && entry.until == entry.natural)
@@ -307,7 +269,7 @@ impl<'a> Counter<'a> {
                 continue;
             }
             let (limit, cost) = (number(self.limits[call.limit].limit), number(call.cost()));
-            // One who waits may be refused by what one before it was told.
+            // A waiting caller may be refused with the wait of an earlier one.
             let from = if call.within().is_some() && matches!(call.answer, Answer::Refused { .. }) {
                 self.stalls.before(call.process, call.invoked, self.bounds.decision)
             } else if call.within().is_some() && call.is_admitted() {
@@ -465,266 +427,5 @@ impl<'a> Counter<'a> {
                 self.accuse("a refund that returns too little", message, Some(call), span);
             }
         }
-    }
-
-    /// Windows are as long as the period, and each charge of a window has a place of its own in it.
-    fn windows(&mut self) {
-        if !self.is_plain {
-            return;
-        }
-        let (period, skew) = (self.limit.period, self.bounds.skew);
-        let mut ends: Vec<Entry<'a>> =
-            self.entries.iter().filter(|entry| entry.is_certain && self.limit.prefetch <= 1).cloned().collect();
-        for entry in &ends {
-            if let Answer::Admitted { reset_after_ms, .. } = entry.call.answer
-                && reset_after_ms * 1000 > period + 1000
-            {
-                let message = format!("all are back in {reset_after_ms} ms, {} at most", period / 1000);
-                let span = (entry.from.0, entry.from.1);
-                self.accuse("a window longer than its period", message, Some(entry.call), span);
-            }
-        }
-        ends.retain(|entry| entry.natural.1 - entry.natural.0 < period / 4);
-        ends.sort_by_key(|entry| entry.natural.0);
-        let mut windows: Vec<Vec<Entry<'a>>> = Vec::new();
-        for entry in ends {
-            match windows.last_mut() {
-                Some(window) if entry.natural.0 - window[0].natural.0 < period / 2 => window.push(entry),
-                _ => windows.push(vec![entry]),
-            }
-        }
-        for window in &windows {
-            self.places(window);
-            let first = window.iter().map(|entry| entry.natural.1).min().unwrap_or(0);
-            if let Some(other) = window.iter().find(|entry| entry.natural.0 > first + skew) {
-                let message = format!("ends {} ms apart are told in one period", (other.natural.0 - first) / 1000);
-                let span = (window[0].from.0, other.from.1);
-                self.accuse("a window that ends at two times", message, Some(other.call), span);
-            }
-        }
-    }
-
-    fn places(&mut self, window: &[Entry<'a>]) {
-        let mut places: Vec<(u64, &Entry<'a>)> = Vec::new();
-        for entry in window {
-            if let Answer::Admitted { remaining: Some(remaining), .. } = entry.call.answer {
-                places.push((self.limits[entry.call.limit].limit - remaining, entry));
-            }
-        }
-        places.sort_by_key(|(used, entry)| (*used, entry.from.0));
-        let mut latest: Option<&Entry<'a>> = None;
-        let mut before: Option<(u64, &Entry<'a>)> = None;
-        for &(used, entry) in &places {
-            let span = |other: &Entry<'a>| (other.from.0.min(entry.from.0), other.from.1.max(entry.from.1));
-            if let Some((taken, other)) = before
-                && used.saturating_sub(entry.cost) < taken
-            {
-                let message = format!(
-                    "{used} are used after #{} of process {} and {taken} after #{} of process {}",
-                    entry.call.id, entry.call.process, other.call.id, other.call.process
-                );
-                self.accuse("one permit for two callers", message, Some(entry.call), span(other));
-                return;
-            }
-            if let Some(other) = latest
-                && entry.from.1 < other.from.0
-            {
-                let message =
-                    format!("{used} are used after it, but it was answered before #{} was asked", other.call.id);
-                self.accuse("a later state told to an earlier caller", message, Some(entry.call), span(other));
-                return;
-            }
-            before = Some((used, entry));
-            if latest.is_none_or(|latest| latest.from.0 < entry.from.0) {
-                latest = Some(entry);
-            }
-        }
-    }
-
-    /// From any time to any other, no more than burst and refill.
-    fn bucket_never_passed(&mut self) {
-        let Counting::Bucket { burst, is_greedy } = self.limit.counting else { return };
-        if self.has_resets {
-            return;
-        }
-        let (count, period) = (i128::from(self.limit.count), i128::from(self.limit.period));
-        let kept: Vec<(u64, u64, u64)> = {
-            let refunded = self.refunded();
-            let kept = self.entries.iter().filter(|entry| entry.is_certain);
-            let kept = kept.filter(|entry| !refunded.contains(&(entry.call.process, entry.call.id)));
-            kept.map(|entry| (entry.from.1, entry.from.0, entry.cost)).collect()
-        };
-        let mut kept = kept;
-        kept.sort_unstable();
-        let mut starts: Vec<u64> = kept.iter().map(|(_, from, _)| *from).collect();
-        starts.sort_unstable();
-        starts.dedup();
-        let mut sums = MaxTree::new(&starts.iter().map(|start| i128::from(*start) * count).collect::<Vec<_>>());
-        let spare = count * i128::from(2 * self.bounds.skew) + if is_greedy { period } else { count * period };
-        for (end, from, cost) in kept {
-            sums.add_to_first(starts.partition_point(|start| *start <= from), i128::from(cost) * period);
-            let most = sums.largest_of_first(starts.partition_point(|start| *start <= end));
-            let over = most - i128::from(end) * count - i128::from(burst) * period - spare;
-            if over > 0 {
-                let message = format!("more than a burst of {burst} and the refill until then");
-                let call = self.calls.iter().copied().find(|call| call.invoked == from && call.answered == end);
-                let length = self.limit.period * burst / self.limit.count.max(1);
-                self.accuse("more than the bound", message, call, (end.saturating_sub(length), end));
-                return;
-            }
-        }
-    }
-
-    fn refunded(&self) -> Vec<(u32, u64)> {
-        let of = |call: &&Call| if let Action::Refund { of } = call.action { Some((call.process, of)) } else { None };
-        self.calls.iter().filter_map(of).collect()
-    }
-
-    /// A bucket refuses only if all that may have been charged leaves too little.
-    fn bucket_refusals(&mut self) {
-        let Counting::Bucket { burst, is_greedy } = self.limit.counting else { return };
-        let (count, period) = (i128::from(self.limit.count), i128::from(self.limit.period));
-        let mut refused: Vec<&Call> = self
-            .calls
-            .iter()
-            .copied()
-            .filter(|call| matches!(call.answer, Answer::Refused { .. }) && !call.degraded)
-            .collect();
-        refused.sort_by_key(|call| call.answered);
-        let asked = |call: &Call| call.invoked.saturating_sub(self.bounds.skew);
-        let mut starts: Vec<u64> = self.entries.iter().map(|entry| entry.from.1).collect();
-        starts.extend(refused.iter().map(|call| asked(call)));
-        starts.sort_unstable();
-        starts.dedup();
-        let mut charges: Vec<&Entry<'_>> = self.entries.iter().collect();
-        charges.sort_by_key(|entry| entry.from.0);
-        let mut charges = charges.into_iter().peekable();
-        let mut sums = MaxTree::new(&starts.iter().map(|start| i128::from(*start) * count).collect::<Vec<_>>());
-        let spare = if is_greedy { period } else { count * period };
-        let mut wrong = Vec::new();
-        for call in refused {
-            while let Some(entry) = charges.next_if(|entry| entry.from.0 <= call.answered) {
-                let until = starts.partition_point(|start| *start <= entry.from.1);
-                sums.add_to_first(until, i128::from(entry.cost) * period);
-            }
-            let most = sums.largest_of_first(starts.partition_point(|start| *start <= asked(call)));
-            let used = most - i128::from(asked(call)) * count + spare;
-            if used + i128::from(call.cost()) * period <= i128::from(burst) * period {
-                wrong.push((call, (used / period).max(0)));
-            }
-        }
-        for (call, used) in wrong {
-            let message =
-                format!("a cost of {} is refused of {burst}, though at most {used} were missing", call.cost());
-            let length = self.limit.period * burst / self.limit.count.max(1);
-            self.accuse(
-                "a refusal without a reason",
-                message,
-                Some(call),
-                (call.invoked.saturating_sub(length), call.answered),
-            );
-        }
-    }
-}
-
-/// When everything that was charged or held counts.
-fn entries<'a>(limits: &'a [Limit], calls: &[&'a Call], bounds: &Bounds, stalls: &Stalls) -> Vec<Entry<'a>> {
-    let mut entries: Vec<Entry<'a>> = Vec::new();
-    let mut by_call: HashMap<(u32, u64), usize> = HashMap::new();
-    for &call in calls {
-        if !matches!(call.action, Action::Acquire { .. } | Action::Hold { .. }) {
-            continue;
-        }
-        let limit = &limits[call.limit];
-        let is_charged = call.is_admitted() || call.is_unknown() || call.degraded;
-        if !is_charged || call.cost() == 0 {
-            continue;
-        }
-        let is_certain = call.is_admitted() && !call.degraded;
-        let mut from = (call.invoked, call.answered);
-        if !is_certain {
-            from.1 = from.1.saturating_add(bounds.straggler);
-        } else if call.within().is_some() {
-            from.0 = from.0.max(stalls.before(call.process, from.1, bounds.decision));
-        }
-        let natural = if let Action::Hold { lease, .. } = call.action {
-            let last = u64::MAX / 4;
-            let charged = if limit.counting == Counting::Concurrent { 0 } else { limit.period };
-            // One that is unknown is not renewed.
-            if is_certain { (from.0 + lease.saturating_sub(bounds.skew), last) } else { (0, from.1 + lease + charged) }
-        } else {
-            natural_end(limit, call, from, bounds)
-        };
-        by_call.insert((call.process, call.id), entries.len());
-        // A permit that was dropped ends its hold at a time that is not in the history.
-        let until = if matches!(call.action, Action::Hold { .. }) { (0, natural.1) } else { natural };
-        entries.push(Entry { call, cost: call.cost(), from, until, natural, is_certain });
-    }
-    for &call in calls {
-        let (of, settled) = match call.action {
-            Action::Refund { of } => (of, None),
-            Action::Settle { of, used, is_held } => (of, Some((used, is_held))),
-            _ => continue,
-        };
-        let Some(&at) = by_call.get(&(call.process, of)) else { continue };
-        let limit = &limits[call.limit];
-        let entry = &mut entries[at];
-        let Action::Hold { lease, .. } = entry.call.action else {
-            let back = if let Answer::Done(back) = call.answer { Some(back) } else { None };
-            if back != Some(0) {
-                entry.until.0 = entry.until.0.min(call.invoked);
-            }
-            if back.is_some_and(|back| back >= entry.cost) {
-                entry.until.1 = entry.until.1.min(call.answered);
-            }
-            continue;
-        };
-        // Until it ends it is renewed, unless it was lost.
-        let (used, is_held) = settled.unwrap_or((0, true));
-        let held_until = if is_held { call.invoked } else { entry.natural.0.min(call.invoked) };
-        let is_done = matches!(call.answer, Answer::Done(_)) && !call.degraded;
-        let lost = if limit.counting == Counting::Concurrent { 0 } else { limit.period };
-        let free = if is_done { call.answered } else { call.answered + bounds.straggler + lease + lost };
-        entry.until = (held_until, free);
-        if limit.counting != Counting::Concurrent {
-            let from = (call.invoked, free);
-            let cost = if is_done { used } else { used.max(entry.cost) };
-            let is_certain = is_done && entry.is_certain && is_held;
-            let natural = natural_end(limit, call, from, bounds);
-            entries.push(Entry { call, cost, from, until: natural, natural, is_certain });
-        }
-    }
-    for call in calls.iter().filter(|call| matches!(call.action, Action::Reset)) {
-        let is_done = matches!(call.answer, Answer::Done(_)) && !call.degraded;
-        for entry in &mut entries {
-            if entry.from.0 <= call.answered {
-                entry.until.0 = entry.until.0.min(call.invoked);
-            }
-            if is_done && entry.from.1 < call.invoked {
-                entry.until.1 = entry.until.1.min(call.answered);
-            }
-        }
-    }
-    entries
-}
-
-/// When a charge stops to count by itself.
-fn natural_end(limit: &Limit, call: &Call, from: (u64, u64), bounds: &Bounds) -> (u64, u64) {
-    let (period, skew) = (limit.period, bounds.skew);
-    let latest = from.1 + period + skew;
-    match (limit.counting, &call.answer) {
-        (Counting::Fixed | Counting::Aligned, Answer::Admitted { reset_after_ms, .. }) if !call.degraded => {
-            let reset = reset_after_ms * 1000;
-            // Quota taken ahead counts its window's end from the answer, so up to a call too long.
-            let late = if limit.prefetch > 1 { bounds.decision } else { 0 };
-            let earliest = (from.0 + reset).saturating_sub(1000 + skew + late);
-            (earliest, (from.1 + reset + skew).min(latest).max(earliest))
-        }
-        (Counting::Fixed | Counting::Aligned, _) => (from.0, latest),
-        (Counting::Sliding { buckets }, _) => {
-            let bucket = period / buckets.max(1);
-            ((from.0 + period).saturating_sub(bucket + skew), latest + bucket)
-        }
-        _ => ((from.0 + period).saturating_sub(skew), latest),
     }
 }
