@@ -1,4 +1,5 @@
-//! What the memory store allocates. In a process of its own, as it counts for all of it.
+//! Allocations of the memory store, in a process of its own, as they are counted for a whole
+//! process.
 
 use std::{
     pin::pin,

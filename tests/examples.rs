@@ -142,7 +142,8 @@ fn quickstart_runs_on_redis_and_says_when_there_is_none() {
     assert!(error.contains(&server.port().to_string()) && error.contains("Connection refused"), "{error}");
 }
 
-/// What the table says is what the algorithms promise, and the picture that the README shows is the one that is drawn.
+/// The table shows what the algorithms promise, and the picture in the README is the one that the
+/// example draws.
 #[test]
 fn algorithms_keep_their_promises_and_draw_the_picture_in_docs() {
     let directory = tempfile::tempdir().unwrap();

@@ -84,8 +84,9 @@ fn number(response: &Response, field: &str) -> u64 {
     response.headers()[field].to_str().unwrap().parse().unwrap()
 }
 
-/// 10,000 requests over 64 connections, 100 a second by a bucket of 200 on Redis: no more than the bucket and its refill pass, each answer
-/// is 200 or 429 with its fields, and who obeys Retry-After is let in.
+/// 10,000 requests over 64 connections, 100 a second by a bucket of 200 on Redis. No more than the
+/// bucket and its refill pass. Each answer is 200 or 429 with its fields, and a client that obeys
+/// Retry-After is admitted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_requests() {
     let server = RedisServer::start();
@@ -142,7 +143,8 @@ async fn ten_thousand_requests() {
     }
 }
 
-/// What the gateway of before did with its headers and with a request that has no key, and not its mistakes: a burst below the rate holds.
+/// Headers and a missing key behave as in the old gateway, without its mistakes: a burst below the
+/// rate limits.
 #[tokio::test]
 async fn keys_that_are_missing_and_a_small_burst() {
     let burst = "count = 100\nunit = \"Seconds\"\nalgorithm = \"TokenBucket\"\nburst = 3";
@@ -338,7 +340,7 @@ fn the_page() {
     page.click("#rule-api [data-burst='10']");
     page.wait_for("document.querySelector('#rule-api .said').textContent === '5 × 200, 5 × 429'");
 
-    // A rule that can't be is told and not written.
+    // An impossible rule is an error and is not written.
     page.write("#rule-api [name=count]", "99999999999");
     page.click("#rule-api .save");
     page.wait_for("document.querySelector('#rule-api .said.wrong')?.textContent.includes('its count is 99999999999')");

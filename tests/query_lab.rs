@@ -51,7 +51,7 @@ impl Lab {
         query.send().await.unwrap()
     }
 
-    /// What is wrong with a query, and the status that says so.
+    /// The error of a query, and its status.
     async fn refused(&self, user: &str, sql: &str) -> (u16, String) {
         let response = self.query(user, sql).await;
         let status = response.status().as_u16();
@@ -60,7 +60,7 @@ impl Lab {
         (status, problem["detail"].as_str().unwrap().to_owned())
     }
 
-    /// How much a user has left, and whether a query of the user runs.
+    /// Time that a user has left, and whether a query of the user runs.
     async fn account(&self, user: &str) -> (u64, bool) {
         let account = self.client.get(format!("{}/users/{user}", self.url)).send().await.unwrap();
         let account: Value = account.error_for_status().unwrap().json().await.unwrap();
@@ -122,7 +122,7 @@ fn read(log: &Path) -> Vec<Line> {
     fs::read_to_string(log).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// What is wrong in a log; and the most that each user used in any window, in microseconds.
+/// Errors in a log, and the longest time that each user used in any window, in microseconds.
 fn check(lines: &[Line], budget_us: u64, window_us: u64) -> (Vec<String>, BTreeMap<&str, u64>) {
     let mut by_user = BTreeMap::<_, Vec<_>>::new();
     for line in lines.iter().filter(|line| line.outcome != "refused") {
@@ -267,7 +267,7 @@ async fn a_thousand_attempts_on_redis_in_two_processes() {
     assert_eq!(processes.len(), 2);
 }
 
-/// What users hear, and what they are charged: rows, mistakes, interrupted queries, and those nobody waits for.
+/// Replies and charges: rows, mistakes, interrupted queries, and queries whose client has left.
 #[tokio::test]
 async fn answers_and_what_they_cost() {
     let folder = tempfile::tempdir().unwrap();
@@ -296,8 +296,8 @@ async fn answers_and_what_they_cost() {
     ] {
         assert_eq!(lab.refused("alice", sql).await, (400, expected.to_owned()), "{sql}");
     }
-    let nobody = lab.client.post(format!("{}/query", lab.url)).body("SELECT 1").send().await.unwrap();
-    assert_eq!(nobody.status(), 403);
+    let anonymous = lab.client.post(format!("{}/query", lab.url)).body("SELECT 1").send().await.unwrap();
+    assert_eq!(anonymous.status(), 403);
 
     // Who goes away ends the query.
     let mut gone = Box::pin(lab.query("bob", "SELECT sleep(2000)"));
@@ -371,7 +371,7 @@ async fn a_process_that_stands_still() {
     assert_eq!(one.query("bob", "SELECT 1").await.status(), 200);
 }
 
-/// What users of the load used is in the table, the picture and the log.
+/// The time that users of the load used is in the table, the picture and the log.
 #[test]
 fn the_load() {
     let folder = tempfile::tempdir().unwrap();

@@ -346,7 +346,7 @@ fn types(items: &[Item]) -> Vec<String> {
     found
 }
 
-/// Those of the imports that are so, in words.
+/// The imports that match, in words.
 fn arrows(imports: &Imports, is_so: impl Fn(&Path, &Path) -> bool) -> String {
     let mut words = String::new();
     for ((from, to), names) in imports.iter().filter(|((from, to), _)| is_so(from, to)) {

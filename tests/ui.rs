@@ -1,4 +1,4 @@
-//! What rustc says about each mistake.
+//! The messages of rustc about each mistake.
 //!
 //! `TRYBUILD=overwrite cargo test -p ratelimit-tests --test ui` writes it down anew; read what changed.
 

@@ -1,4 +1,4 @@
-//! What got through, as a picture: a row for each traffic, a column for each algorithm.
+//! The admitted calls as a picture: a row for each traffic, a column for each algorithm.
 
 use std::error::Error;
 
@@ -103,7 +103,7 @@ fn draw(area: &Area, traffic: &Traffic, admitted: &Admitted, promise: u64) -> Re
     Ok(())
 }
 
-/// Of so many pixels.
+/// Width in pixels.
 fn font(size: u8) -> TextStyle<'static> {
     let size = 1.24 * f64::from(size); // which plotters divides by it
     ("sans-serif", size).into_font().color(&TEXT)

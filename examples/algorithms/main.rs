@@ -1,4 +1,5 @@
-//! The same traffic through all five algorithms: what gets through, and when. Writes a picture and prints a table.
+//! One traffic through all five algorithms: the admitted calls and their times. Writes a picture
+//! and prints a table.
 //!
 //! ```text
 //! cargo run --example algorithms
@@ -37,7 +38,8 @@ struct Args {
 const COUNT: u64 = 10;
 const PERIOD_MS: u64 = 1000;
 
-/// Traffic comes for three seconds, and calls may wait for their slot for one more. The fifth shows how the last ones leave the period.
+/// Traffic comes for three seconds, and calls may wait one more for their slot. The fifth second
+/// shows how the last ones leave the period.
 const END_MS: u64 = 5 * PERIOD_MS;
 
 /// An algorithm as the attribute names it, and how many calls it admits in any window of one period at most.
@@ -67,7 +69,8 @@ const CANDIDATES: [Candidate; 5] = [
     Candidate { name: "LeakyBucket(queue = 10)", algorithm: Algorithm::LeakyBucket { queue: 10 }, promise: COUNT },
 ];
 
-/// When the calls of each client were let through, in milliseconds; one list a client, as in the traffic.
+/// Times at which the calls of each client were admitted, in milliseconds; one list a client, as in
+/// the traffic.
 type Admitted = Vec<Vec<u64>>;
 
 fn main() -> ExitCode {
@@ -96,7 +99,8 @@ fn run(args: Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Sends the calls to a limiter of their own, whose clock is moved by hand: five seconds take no time, and each run is the same.
+/// Sends the calls to a limiter of their own, whose clock is moved by hand. Five seconds take no
+/// time, and each run is the same.
 fn send(traffic: &Traffic, algorithm: Algorithm) -> Result<Admitted, Box<dyn Error>> {
     let rule = Rule::new("example", COUNT, Duration::from_millis(PERIOD_MS)).with_algorithm(algorithm);
     let clock = ManualClock::new(); // at a full second
@@ -111,7 +115,7 @@ fn send(traffic: &Traffic, algorithm: Algorithm) -> Result<Admitted, Box<dyn Err
                 calls.push((number, Box::pin(limiter.acquire(&rule, client.name))));
             }
         }
-        // Those who sleep until their slot are asked again each time the clock was moved, so nobody has to wake them.
+        // Sleeping calls are polled after each move of the clock, so nothing has to wake them.
         let mut waiting = Vec::new();
         for (number, mut call) in calls {
             match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -131,7 +135,7 @@ fn send(traffic: &Traffic, algorithm: Algorithm) -> Result<Admitted, Box<dyn Err
     }
 }
 
-/// How many of the calls were made in the period before each moment: the corners of the line that shows it.
+/// Number of calls in the period before each moment: the corners of the line in the chart.
 fn in_last_period(calls: &[u64]) -> Vec<(u64, i64)> {
     let mut changes = BTreeMap::<u64, i64>::new();
     for at_ms in calls {
@@ -150,7 +154,8 @@ fn in_last_period(calls: &[u64]) -> Vec<(u64, i64)> {
     corners
 }
 
-/// The most calls in any window of one period. Windows are half open: two calls that are a whole period apart share none.
+/// The largest number of calls in any window of one period. Windows are half open: two calls that
+/// are a whole period apart share none.
 fn most_in_a_period(calls: &[u64]) -> i64 {
     in_last_period(calls).into_iter().map(|(_, count)| count).max().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What got through, in numbers.
+//! The admitted calls in numbers.
 
 use std::fmt::Write as _;
 

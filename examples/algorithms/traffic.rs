@@ -6,7 +6,7 @@ pub(crate) struct Traffic {
     pub(crate) clients: Vec<Client>,
 }
 
-/// Who makes calls, and when: milliseconds from the start, which is a full second.
+/// Callers and the times of their calls: milliseconds from the start, which is a full second.
 pub(crate) struct Client {
     pub(crate) name: &'static str,
     pub(crate) calls: Vec<u64>,
@@ -36,7 +36,7 @@ fn one(name: &'static str, mut calls: Vec<u64>) -> Traffic {
     Traffic { name, clients: vec![Client { name: "client", calls }] }
 }
 
-/// So many calls a second, evenly spread.
+/// `per_second` calls a second, evenly spread.
 fn every_second(calls: u64) -> Vec<u64> {
     (0..calls * SECONDS).map(|number| number * 1000 / calls).collect()
 }

@@ -22,9 +22,9 @@ use tokio::net::TcpListener;
 
 use crate::sheet::Item;
 
-/// How long a call is on its way, in milliseconds: the spread that `--allowance` has to cover.
+/// Time that a call is on its way, in milliseconds. `--allowance` has to cover the spread.
 const TRAVEL: RangeInclusive<u64> = 0..=20;
-/// How long it takes to register or refuse an item, in milliseconds.
+/// Time to register or refuse an item, in milliseconds.
 const PROCESSING: RangeInclusive<u64> = 5..=30;
 
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ pub(crate) struct Limit {
     pub(crate) window: Duration,
 }
 
-/// What the API did since it was started, as `GET /stats` tells it.
+/// The figures of the API since its start, as `GET /stats` returns them.
 #[derive(Deserialize, Serialize)]
 pub(crate) struct Stats {
     /// Its limit: so many in any window, for each seller.
@@ -51,7 +51,7 @@ pub(crate) struct Seller {
     accepted: u64,
     refused: u64,
     most_in_window: u64,
-    /// When the calls arrived that count in the window that ends now.
+    /// Arrival times of the calls that count in the window that ends now.
     #[serde(skip)]
     window: VecDeque<Instant>,
 }

@@ -58,7 +58,7 @@ struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "serve_api"])]
     write_sample: Option<PathBuf>,
 
-    /// How many calls the API accepts of a seller in any window
+    /// Number of calls that the API accepts of a seller in any window
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     count: u64,
 
@@ -66,7 +66,7 @@ struct Args {
     #[arg(long, default_value = "2s")]
     window: Window,
 
-    /// How much longer the limiter's period is than the API's window
+    /// Time by which the period of the limiter exceeds the window of the API
     ///
     /// The limiter counts a call when it lets it through, the API when it arrives. Two calls that were let through a
     /// window apart arrive closer than that if the second one travels faster, so the allowance has to cover the spread
@@ -74,7 +74,7 @@ struct Args {
     #[arg(long, default_value = "500ms")]
     allowance: Allowance,
 
-    /// How many rows are registered at the same time
+    /// Number of rows that are registered at the same time
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     consumers: u16,
 

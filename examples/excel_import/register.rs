@@ -92,7 +92,7 @@ pub(crate) enum Allowance {
 pub(crate) struct Api {
     url: String,
     http: reqwest::Client,
-    /// How many calls it accepts in a window, for each seller.
+    /// Number of calls it accepts in a window, for each seller.
     count: u64,
 }
 

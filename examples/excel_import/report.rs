@@ -1,4 +1,4 @@
-//! What became of the rows, for people and as JSON.
+//! The results of the rows, for people and as JSON.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{api::Stats, register::NotRegistered};
 
-/// What became of some of the rows.
+/// The results of some of the rows.
 #[derive(Default)]
 pub(crate) struct Tally {
     registered: u64,
@@ -55,7 +55,7 @@ pub(crate) struct Report {
     registered: u64,
     /// Rows that were not registered.
     failed: u64,
-    /// Those of them that the API refused.
+    /// Rows of these that the API refused.
     refused: u64,
     seconds: f64,
     failures: Vec<Failure>,

@@ -13,7 +13,7 @@ use calamine::{Cell, Data, DataRef, Reader as _, Xlsx, XlsxCellReader, XlsxError
 use rust_xlsxwriter::{Workbook, XlsxError as WriteError};
 use serde::{Deserialize, Serialize};
 
-/// What is registered: one row.
+/// An item to register: one row.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Item {
     pub(crate) seller: u64,
@@ -107,14 +107,14 @@ pub(crate) struct Rows<'a> {
     cells: XlsxCellReader<'a, BufReader<File>>,
     /// The first cell of the next row.
     ahead: Option<Cell<DataRef<'a>>>,
-    /// Where the columns of [`HEADER`] are.
+    /// Positions of the columns of [`HEADER`].
     columns: [u32; 5],
     /// The number of the last row.
     last: u32,
     part: Part,
-    /// How many rows there were, those of other parts included.
+    /// Number of rows, those of other parts included.
     seen: u64,
-    /// Whether there is nothing more to read.
+    /// True at the end of the file.
     ended: bool,
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct Rows<'a> {
 type Line = BTreeMap<u32, String>;
 
 impl Rows<'_> {
-    /// How many rows there are according to the file, which may be wrong.
+    /// Number of rows according to the file, which may be wrong.
     pub(crate) fn expected(&self) -> u64 {
         let dimensions = self.cells.dimensions();
         u64::from(dimensions.end.0.saturating_sub(dimensions.start.0)) / self.part.of
@@ -176,7 +176,7 @@ impl Rows<'_> {
 impl Iterator for Rows<'_> {
     type Item = Row;
 
-    /// Where the file is damaged is the last row of every part.
+    /// A damaged place in the file is the last row of every part.
     fn next(&mut self) -> Option<Row> {
         loop {
             match self.line() {

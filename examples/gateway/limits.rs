@@ -85,7 +85,7 @@ pub(crate) async fn change(
     set(rule, "shadow", new.shadow, !new.shadow);
     let text = file.to_string();
     Rules::parse_beside(&text, OWN_TABLES).map_err(|error| (StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))?;
-    // In one step: nobody reads half of it.
+    // In one step, so that no reader sees half of it.
     let beside = gateway.config.with_extension("new");
     fs::write(&beside, text).and_then(|()| fs::rename(&beside, &gateway.config)).map_err(|error| broken(&error))?;
     Ok(StatusCode::NO_CONTENT)
@@ -126,7 +126,7 @@ fn settings(rules: &Rules, prefix: &str) -> Option<Settings> {
     })
 }
 
-/// What decisions came to, by rule and outcome, from the text that Prometheus scrapes.
+/// Counts of decisions by rule and outcome, from the text that Prometheus scrapes.
 fn outcomes(metrics: &str) -> BTreeMap<String, BTreeMap<String, u64>> {
     let mut found = BTreeMap::<String, BTreeMap<String, u64>>::new();
     let lines = metrics.lines().filter_map(|line| line.strip_prefix("ratelimit_decisions_total{"));

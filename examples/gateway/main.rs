@@ -31,13 +31,13 @@ struct Arguments {
     /// Routes and rules.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/gateway/gateway.toml"))]
     config: PathBuf,
-    /// Where the gateway listens. Whoever can reach it can change limits on its page.
+    /// Address of the gateway. Everyone who can reach it can change limits on its page
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// Where counters live: memory:// or redis://host:port, for example.
+    /// Store of the counters: memory:// or redis://host:port, for example
     #[arg(long, default_value = "memory://")]
     store: String,
-    /// How many milliseconds a Redis server may take for a decision, before this process counts alone.
+    /// Deadline of a Redis decision in milliseconds, after which this process counts alone
     #[arg(long, default_value_t = 100)]
     deadline_ms: u64,
 }
@@ -45,7 +45,7 @@ struct Arguments {
 /// The tables of the file that are the gateway's and not the limiter's.
 const OWN_TABLES: &[&str] = &["routes", "clients"];
 
-/// What a request is answered with.
+/// The response to a request.
 struct Gateway {
     config: PathBuf,
     rules: Rules,

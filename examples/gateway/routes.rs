@@ -1,4 +1,4 @@
-//! Which way a request goes, and which limits are on it.
+//! The routes, and the limits on them.
 
 use std::{
     collections::BTreeMap,
@@ -92,7 +92,7 @@ struct Way {
     service: Service,
 }
 
-/// What routes are made of.
+/// The parts of the routes.
 struct Parts {
     config: PathBuf,
     rules: Rules,

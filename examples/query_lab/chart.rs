@@ -1,4 +1,4 @@
-//! What the users of a load used, as a picture: a chart for each.
+//! The time that the users of a load used, as a picture: a chart for each.
 
 use std::{error::Error, time::Duration};
 
@@ -74,7 +74,7 @@ fn draw(area: &Area, user: &User, lab: &Lab, start_us: u64, lasting: Duration) -
     Ok(())
 }
 
-/// Of so many pixels.
+/// Width in pixels.
 fn font(size: u8) -> TextStyle<'static> {
     let size = 1.24 * f64::from(size); // which plotters divides by it
     ("sans-serif", size).into_font().color(&TEXT)

@@ -23,14 +23,14 @@ use serde::Serialize;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// How much of a result is returned.
+/// Largest part of a result that is returned.
 const MOST_ROWS: usize = 1_000;
 const MOST_BYTES: usize = 1 << 20;
 /// The longest text or blob. So short that no single step of a query takes long: the time is looked at between steps.
 const LONGEST_VALUE: i32 = 100_000;
-/// What all queries together may take of this process's memory.
+/// Memory of this process that all queries together may take.
 const MOST_MEMORY: u32 = 256 << 20;
-/// How many steps a query makes before the time is looked at.
+/// Number of steps of a query between two looks at the time.
 const STEPS: i32 = 1_000;
 
 /// One file with the sample tables. Dropped, it is deleted.
@@ -57,7 +57,8 @@ impl Database {
         rows.map_err(|error| if time.is_over() { Fault::Interrupted } else { error })
     }
 
-    /// For one query, so that none leaves anything to the next. No code can be loaded: that is off unless somebody turns it on.
+    /// A connection for one query, so that no query leaves anything to the next. Extensions cannot
+    /// be loaded: that is off by default.
     fn open(&self, time: &Time) -> Result<Connection, Fault> {
         let connection = Connection::open_with_flags(
             &self.path,
@@ -84,7 +85,7 @@ impl Database {
     }
 }
 
-/// What a query found.
+/// The result of a query.
 #[derive(Debug, Serialize)]
 pub(crate) struct Table {
     columns: Vec<String>,
@@ -131,7 +132,7 @@ fn json(value: ValueRef<'_>) -> Value {
     }
 }
 
-/// How long a query may run. Clones are one.
+/// The time that a query may run. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Time {
     until: Instant,
@@ -139,7 +140,7 @@ pub(crate) struct Time {
 }
 
 impl Time {
-    /// So long from now, or until it is stopped.
+    /// Ends after this time, or when it is stopped.
     pub(crate) fn new(longest: Duration) -> Self {
         let now = Instant::now();
         Self { until: now.checked_add(longest).unwrap_or(now), is_stopped: Arc::default() }
@@ -153,7 +154,7 @@ impl Time {
         self.is_stopped.load(Ordering::Relaxed) || Instant::now() >= self.until
     }
 
-    /// What `sleep(ms)` does in SQL: a query that takes its time, and no processor.
+    /// `sleep(ms)` in SQL: a query that takes time, and no processor.
     fn sleep(&self, ms: u32) -> Result<u32, Fault> {
         /// A query that is stopped ends within this.
         const NAP: Duration = Duration::from_millis(5);

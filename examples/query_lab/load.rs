@@ -23,7 +23,7 @@ pub(crate) struct Load {
     pub(crate) greedy: u16,
 }
 
-/// What became of a user's queries.
+/// The results of the queries of a user.
 pub(crate) struct User {
     pub(crate) name: String,
     pub(crate) is_greedy: bool,
@@ -82,7 +82,7 @@ impl Load {
     }
 }
 
-/// How long somebody waits who was refused, at least.
+/// Shortest pause after a refusal.
 const REFUSED: Duration = Duration::from_millis(50);
 
 /// And how long its user does nothing after it.

@@ -1,4 +1,4 @@
-//! What became of each query, as lines of JSON.
+//! The result of each query, as lines of JSON.
 
 use std::{
     fs::{File, OpenOptions},
@@ -8,15 +8,16 @@ use std::{
 
 use serde::Serialize;
 
-/// What became of a query. Times are microseconds since 1970, by a clock that all processes of a machine have.
+/// The result of a query. Times are microseconds since 1970, by a clock that all processes of a
+/// machine share.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Entry {
     pub(crate) user: String,
     pub(crate) process: u32,
-    /// When the limits let it through, or when they refused it.
+    /// Time at which the limits admitted it, or refused it.
     pub(crate) start_us: u64,
     pub(crate) end_us: u64,
-    /// What the user had left at the start, and so how long it might run.
+    /// Time that the user had left at the start, and so the longest time it might run.
     pub(crate) given_us: u64,
     pub(crate) charged_ms: u64,
     pub(crate) outcome: Outcome,
@@ -31,7 +32,7 @@ pub(crate) enum Outcome {
     Fault,
     /// All that its user had left was used up.
     Interrupted,
-    /// Who asked went away.
+    /// The client went away.
     Cancelled,
     /// This process stood still for longer than the lease, and another query of the user may have run meanwhile.
     PlaceLost,

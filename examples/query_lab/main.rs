@@ -42,7 +42,7 @@ use crate::{
 #[derive(Parser)]
 #[command(name = "query_lab")]
 struct Args {
-    /// How long the queries of a user may run in any window
+    /// Time that the queries of a user may run in any window
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = time)]
     budget: Duration,
 
@@ -54,7 +54,7 @@ struct Args {
     #[arg(help = "Where time is counted; processes share a server, for example redis://127.0.0.1:6379")]
     store: String,
 
-    /// Where the lab listens
+    /// Address of the lab
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
 
@@ -66,11 +66,11 @@ struct Args {
     #[arg(long, value_name = "TIME", value_parser = time)]
     load: Option<Duration>,
 
-    /// Of the load: users who send one short query after another, with pauses
+    /// Users of the load who send one short query after another, with pauses
     #[arg(long, default_value_t = 3, requires = "load")]
     fair: u16,
 
-    /// Of the load: users who send expensive queries, four at once
+    /// Users of the load who send expensive queries, four at once
     #[arg(long, default_value_t = 3, requires = "load")]
     greedy: u16,
 
@@ -101,7 +101,8 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> Result<(), Box<dyn Error>> {
-    // A query that can't be charged is better not run: time is what this is about. And nobody is in such a hurry.
+    // A query that cannot be charged is better not run: time is the subject here, and no user is in
+    // a hurry.
     let limiter = Limiter::builder(&args.store).on_store_error(OnStoreError::Deny).deadline(Duration::from_secs(1));
     let limiter = limiter.build().await?;
     limiter.clone().install()?;

@@ -35,7 +35,8 @@ impl Drop for Asker {
 }
 
 async fn query(State(lab): State<Arc<Lab>>, headers: HeaderMap, sql: String) -> Response {
-    // What stands in front of a server like this one knows who somebody is, and says so in a header.
+    // A proxy in front of a server like this one authenticates the user, and names the user in a
+    // header.
     let Some(user) = headers.get("x-user").and_then(|user| user.to_str().ok()).filter(|user| !user.is_empty()) else {
         return problem(StatusCode::FORBIDDEN, "say in the header X-User who asks");
     };

@@ -24,12 +24,12 @@ use crate::{
     log::{Entry, Log, Outcome},
 };
 
-/// What queries share.
+/// State that all queries share.
 #[derive(Debug)]
 pub(crate) struct Lab {
     pub(crate) database: Arc<Database>,
     pub(crate) limiter: Limiter,
-    /// How long the queries of a user may run in any window.
+    /// Time that the queries of a user may run in any window.
     pub(crate) budget_ms: u64,
     pub(crate) window: Window,
     pub(crate) log: Log,
@@ -108,7 +108,7 @@ async fn run<const WINDOW_MS: u64>(
 struct Ran {
     start_us: u64,
     end_us: u64,
-    /// What its user had left at the start.
+    /// Time that its user had left at the start.
     given: Duration,
     answer: Answer,
 }
@@ -129,11 +129,11 @@ async fn run_within(
     }
 }
 
-/// What a query is answered with.
+/// The answer to a query.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Rows(Table),
-    /// What is wrong with it, in the words of the database.
+    /// The error, in the words of the database.
     Fault(String),
     Interrupted,
     Cancelled,
@@ -141,7 +141,8 @@ pub(crate) enum Answer {
     Refused(RequestPerMinute),
 }
 
-/// Runs a query in the name of a user, and writes into the log what became of it. It ends before its time once nobody wants it.
+/// Runs a query in the name of a user, and logs its result. It ends early once no client waits for
+/// it.
 ///
 /// It runs in a task of its own: whoever waits here may go away, and the query has its place until it has ended.
 pub(crate) async fn ask(
@@ -178,7 +179,7 @@ pub(crate) async fn ask(
     task.await
 }
 
-/// What a user has left of the budget.
+/// The rest of the budget of a user.
 #[derive(Debug, Serialize)]
 pub(crate) struct Account {
     budget_ms: u64,

@@ -1,4 +1,4 @@
-//! What the users of a load used, in numbers.
+//! The time that the users of a load used, in numbers.
 
 use std::fmt::Write as _;
 
@@ -31,7 +31,8 @@ pub(crate) fn text(users: &[User], lab: &Lab) -> String {
     text
 }
 
-/// How long queries ran in the window before each moment: the corners of the line that shows it, in microseconds.
+/// Time that queries ran in the window before each moment, in microseconds: the corners of the line
+/// in the chart.
 pub(crate) fn used_in_window(entries: &[Entry], lab: &Lab) -> Vec<(u64, u64)> {
     let window = lab.window as u64 * 1_000;
     let mut moments: Vec<_> = entries

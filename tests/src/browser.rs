@@ -59,7 +59,7 @@ impl Browser {
         browser
     }
 
-    /// What an expression comes to in the page.
+    /// The value of an expression in the page.
     pub fn evaluate(&mut self, expression: &str) -> Value {
         let result = self.call("Runtime.evaluate", &json!({ "expression": expression, "returnByValue": true }));
         assert!(result["exceptionDetails"].is_null(), "{expression}: {result}");

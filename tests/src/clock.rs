@@ -1,4 +1,5 @@
-//! A server's wall clock in the hands of the test: the file it reads the time from, and the library that makes it do so.
+//! A wall clock of a server that the test controls: the file with the time, and the library that
+//! makes the server read it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -16,7 +17,7 @@ const START_MICROS: u64 = 1_800_000_000_000_000;
 /// clock stands still with it: `TIME`, also from a script, and expiry, also active expiry. A `BLPOP` with a timeout
 /// waits until the clock is moved.
 ///
-/// What Redis 7.0 was seen to do after `SET k v PX 1000`: 999 ms later `PTTL` is 1, at 1,000 ms it is 0 and the key
+/// Redis 7.0 after `SET k v PX 1000`: 999 ms later `PTTL` is 1, at 1,000 ms it is 0 and the key
 /// still reads `v`, at 1,001 ms the key is gone. A key outlives its last millisecond.
 #[derive(Debug)]
 pub struct ServerClock {
@@ -61,10 +62,12 @@ impl ServerClock {
         self.show(*now);
     }
 
-    /// Moves the clock by so much whenever the server reads it, as if the server were slow. Zero: it stands still again, at what
-    /// it shows by then. [`ServerClock::now_micros`] does not see these moves, and setting the clock undoes them.
+    /// Moves the clock by this much whenever the server reads it, as if the server were slow. With
+    /// zero it stands still again, at its current time. [`ServerClock::now_micros`] does not see
+    /// these moves, and setting the clock undoes them.
     ///
-    /// Redis before 7.2 reads the clock for each `TIME` and `PTTL` of a script, and once for all expiry in it. Later servers read it once a script.
+    /// Redis before 7.2 reads the clock for each `TIME` and `PTTL` of a script, and once for all
+    /// expiry in it. Later servers read it once a script.
     pub fn tick(&self, by: Duration) {
         let micros = u64::try_from(by.as_micros()).expect("a duration of less than 500,000 years");
         self.file.write_all_at(&micros.to_ne_bytes(), 16).expect("the clock's file is written");

@@ -11,10 +11,11 @@ use crate::tls::TlsFiles;
 
 const SLOTS: u16 = 16_384;
 
-/// How long a replica that was told to take over may take before it is told again. Redis gives up after five seconds.
+/// A replica that has not taken over by then gets the order again. Redis gives up after five seconds.
 const MANUAL_FAILOVER: Duration = Duration::from_secs(6);
 
-/// A running Redis cluster with nothing in it: three primaries with one replica each, unless asked for otherwise. Drop: every node ends.
+/// A running Redis cluster with nothing in it: three primaries with one replica each by default.
+/// Drop: every node ends.
 ///
 /// Nodes go by their index. The first are the primaries it started with, node 0 with the lowest slots; then come the
 /// replicas, each in the order of its primaries: of six nodes 3 is the replica of 0.
@@ -31,7 +32,7 @@ pub struct RedisCluster {
     password: Option<String>,
 }
 
-/// What a cluster is asked to be; see [`RedisCluster::builder`].
+/// Settings of a cluster; see [`RedisCluster::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RedisClusterBuilder {
@@ -57,24 +58,25 @@ struct Line {
     slots: Vec<RangeInclusive<u16>>,
 }
 
-/// What all nodes have to agree about: by id, the primary it follows and the slots it serves.
+/// The layout that all nodes agree about: by id, the primary it follows and the slots it serves.
 type Layout = BTreeMap<String, (Option<String>, Vec<RangeInclusive<u16>>)>;
 
 impl RedisClusterBuilder {
-    /// How many primaries share the slots: 3 unless asked for otherwise. One that is alone has no other to vote for its replica.
+    /// Number of primaries that share the slots, 3 by default. A single one has no other to vote
+    /// for its replica.
     pub fn primaries(mut self, primaries: usize) -> Self {
         self.primaries = primaries;
         self
     }
 
-    /// How many replicas each primary has: 1 unless asked for, 0 for none.
+    /// Number of replicas of each primary: 1 by default, 0 for none.
     pub fn replicas(mut self, each: usize) -> Self {
         self.replicas = each;
         self
     }
 
-    /// After how long a node counts as gone (`cluster-node-timeout`): a second unless asked for. A replica takes over some
-    /// time later, about twice that after its primary went away.
+    /// Time after which a node counts as gone (`cluster-node-timeout`), a second by default. A
+    /// replica takes over some time later, about twice that after its primary went away.
     pub fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
@@ -159,8 +161,8 @@ impl RedisCluster {
         }
     }
 
-    /// All nodes, as the runtime takes them: `redis+cluster://127.0.0.1:20000,127.0.0.1:20001`, or `rediss+cluster://..`
-    /// with TLS, with the password if it has one.
+    /// The URL of all nodes, for the runtime: `redis+cluster://127.0.0.1:20000,127.0.0.1:20001`, or
+    /// `rediss+cluster://..` with TLS, with the password if it has one.
     pub fn url(&self) -> String {
         let ports = (0..self.nodes.len()).map(|index| self.port(index));
         let addresses: Vec<_> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
@@ -188,7 +190,7 @@ impl RedisCluster {
         self.proxies.get(index).map_or_else(|| self.nodes[index].port(), Proxy::port)
     }
 
-    /// What stands in front of that node of a cluster built with [`RedisClusterBuilder::proxied`].
+    /// The proxy in front of that node, in a cluster built with [`RedisClusterBuilder::proxied`].
     pub fn proxy(&self, index: usize) -> &Proxy {
         self.proxies.get(index).expect("the cluster was not built with .proxied()")
     }
@@ -241,14 +243,15 @@ impl RedisCluster {
         self.finish_move(slot, from, to);
     }
 
-    /// The first half of [`RedisCluster::move_slot`]: from now on the old node answers for a key of this slot that it still has, and sends
-    /// clients with `ASK` to the new one for all others.
+    /// The first half of [`RedisCluster::move_slot`]. From now on the old node answers for the keys
+    /// of this slot that it still has, and redirects clients with `ASK` for all others.
     pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
         self.set_slot(to, &format!("{slot} IMPORTING {}", self.ids[from]));
         self.set_slot(from, &format!("{slot} MIGRATING {}", self.ids[to]));
     }
 
-    /// Between the halves of [`RedisCluster::move_slot`]: moves so many keys at most, and tells how many it found.
+    /// Between the halves of [`RedisCluster::move_slot`]: moves at most this many keys, and returns
+    /// how many it found.
     pub fn move_keys(&self, slot: u16, from: usize, to: usize, at_most: usize) -> usize {
         let keys: Vec<Vec<u8>> = self.must(from, &format!("CLUSTER GETKEYSINSLOT {slot} {at_most}"));
         if !keys.is_empty() {
@@ -267,7 +270,8 @@ impl RedisCluster {
     /// The second half of [`RedisCluster::move_slot`].
     pub fn finish_move(&self, slot: u16, from: usize, to: usize) {
         while self.move_keys(slot, from, to, 10) > 0 {}
-        // The new one first, so that the slot is never nobody's; the others need not wait for word of it.
+        // The new node comes first, so that the slot always has an owner. The others need not wait
+        // for the news.
         let others = self.primaries().into_iter().filter(|index| ![from, to].contains(index));
         for index in [to, from].into_iter().chain(others) {
             self.set_slot(index, &format!("{slot} NODE {}", self.ids[to]));
@@ -294,8 +298,9 @@ impl RedisCluster {
         self.wait_until_ready();
     }
 
-    /// Waits until all slots are served, the nodes that run agree about all of it, and every replica that runs follows its primary.
-    /// What was killed or stopped is left out, so that this is also the way to wait for its replica to take over.
+    /// Waits until all slots are served, the running nodes agree, and every running replica follows
+    /// its primary. Killed and stopped nodes are left out, so this also waits for a replica to take
+    /// over.
     pub fn wait_until_ready(&self) {
         wait_until("the cluster is ready", || self.is_ready());
     }
@@ -308,7 +313,8 @@ impl RedisCluster {
             if !info.contains("cluster_state:ok") || !info.contains("cluster_slots_ok:16384") {
                 return Err(format!("node {index} does not serve: {info}"));
             }
-            // Who takes over a slot says so under the next number it knows of. Two that know of different ones could both say it.
+            // A node that takes over a slot uses the next epoch it knows of. Two nodes with
+            // different epochs could both use it.
             let epoch = info.lines().find(|line| line.starts_with("cluster_current_epoch:")).unwrap_or_default();
             if latest.get_or_insert_with(|| epoch.to_owned()) != epoch {
                 return Err(format!("node {index} is at {epoch}, and another at {latest:?}"));

@@ -1,4 +1,5 @@
-//! What the tests share: real Redis servers, each private to the test that started it.
+//! The harness of the tests and benches: real Redis servers, each private to the test that started
+//! it.
 //!
 //! ```
 //! let mut server = ratelimit_harness::RedisServer::start();
@@ -9,8 +10,9 @@
 //! server.restart(); // comes back empty, at the same address
 //! ```
 //!
-//! Beside the single server there are [`RedisCluster`] and [`RedisSentinel`], whose nodes are such servers, [`Proxy`] for
-//! what goes wrong on the way to one, and [`Browser`] for a page.
+//! Beside the single server there are [`RedisCluster`] and [`RedisSentinel`], whose nodes are such
+//! servers. [`Proxy`] simulates a bad network, [`Browser`] opens a page, and [`history`] records
+//! and checks calls.
 //!
 //! A server ends with the value that owns it, when the test panics, and when the test process is killed.
 //! Where no server can be started the test fails and says how to get one; nothing is skipped.

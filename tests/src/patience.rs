@@ -1,9 +1,9 @@
-//! Waiting for what servers do in their own time.
+//! Waiting for servers.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long a server may take to start, to answer, or to come to what it was asked for. Only what fails takes so long.
+/// A server that takes longer to start, to answer or to change has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Asks again and again; panics with what was `expected` and what the last answer said is missing.

@@ -73,7 +73,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// The watchdog goes before the server is waited for: until then the server's id can belong to nobody else.
+    /// The watchdog ends first: until the server is waited for, no other process can have its id.
     fn drop(&mut self) {
         let _ = self.server.kill();
         if let Some(watchdog) = &mut self.watchdog {

@@ -1,4 +1,4 @@
-//! What goes wrong between a client and its server.
+//! A proxy that simulates a bad network between a client and its server.
 
 use std::future::pending;
 use std::io::ErrorKind;
@@ -19,10 +19,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::port::free_port;
 
-/// Servers behind proxies call each other from here, see [`RedisClusterBuilder::proxied`](crate::RedisClusterBuilder::proxied).
+/// Servers behind proxies call each other from here. See
+/// [`RedisClusterBuilder::proxied`](crate::RedisClusterBuilder::proxied).
 pub(crate) const SERVERS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// How much of one direction is held before the sender is made to wait, in reads of at most [`READ`] bytes.
+/// Capacity of one direction before the sender has to wait, in reads of at most [`READ`] bytes.
 const HELD: usize = 256;
 const READ: usize = 16 * 1024;
 
@@ -50,7 +51,7 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a [`Proxy`] does with bytes and with new connections.
+/// The treatment of bytes and of new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Everything passes at once.
@@ -62,7 +63,7 @@ pub enum Mode {
     /// Requests pass, replies are thrown away. A connection that lost one stays silent in every later mode: no network
     /// loses bytes out of the middle of a stream, and a client would take the next reply for the lost one.
     DropReplies,
-    /// New connections are refused, as where nobody listens. Those that are open go on.
+    /// New connections are refused, as without a server. Open ones go on.
     Refuse,
 }
 
@@ -75,7 +76,7 @@ enum End {
     Reset,
 }
 
-/// What the thread is asked for, and where it says that it has done so.
+/// A request to the thread, and the channel that reports it done.
 struct Act {
     what: What,
     done: sync_mpsc::Sender<()>,
@@ -86,7 +87,7 @@ enum What {
     End(End),
 }
 
-/// What a connection lives by.
+/// The rules of a connection.
 #[derive(Clone)]
 struct Rules {
     mode: watch::Receiver<Mode>,
@@ -152,7 +153,7 @@ impl Proxy {
         self.hold_next_request_ms.store(u64::try_from(time.as_millis()).expect("a short time"), Ordering::SeqCst);
     }
 
-    /// How many connections it has taken so far.
+    /// Number of connections accepted so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }

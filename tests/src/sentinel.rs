@@ -14,8 +14,9 @@ const QUORUM: usize = 2;
 
 /// A running primary with two replicas, watched by three sentinels. Drop: all of them end.
 ///
-/// Nodes go by their index; node 0 is the primary it started with. A node that is killed and restarted remembers whom it
-/// followed, and nothing else: a primary comes back as one, empty, until the sentinels tell it otherwise.
+/// Nodes go by their index; node 0 is the primary it started with. A node that is killed and
+/// restarted remembers only which node it followed. A primary comes back as one, empty, until the
+/// sentinels change that.
 #[derive(Debug)]
 #[must_use = "servers end when they are dropped"]
 pub struct RedisSentinel {
@@ -23,7 +24,7 @@ pub struct RedisSentinel {
     sentinels: Vec<RedisServer>,
 }
 
-/// What is asked for; see [`RedisSentinel::builder`].
+/// Settings; see [`RedisSentinel::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RedisSentinelBuilder {
@@ -73,7 +74,8 @@ impl RedisSentinelBuilder {
         self
     }
 
-    /// Starts everything, and waits until a failover could happen: the replicas follow, and the sentinels know them and each other.
+    /// Starts everything, and waits until a failover could happen: the replicas follow, and the
+    /// sentinels know them and each other.
     pub fn start(self) -> RedisSentinel {
         let primary = self.node("", None);
         let primary = if self.controlled_clock { primary.controlled_clock() } else { primary }.start();
@@ -131,7 +133,7 @@ impl RedisSentinelBuilder {
 }
 
 impl RedisSentinel {
-    /// What the sentinels call the primary and its replicas.
+    /// The name of the service at the sentinels.
     pub const SERVICE: &str = "shop";
 
     /// On free loopback ports, without password, without persistence.
@@ -139,7 +141,7 @@ impl RedisSentinel {
         Self::builder().start()
     }
 
-    /// Those that are not the plain ones.
+    /// A builder for other settings.
     pub fn builder() -> RedisSentinelBuilder {
         RedisSentinelBuilder {
             down_after: Duration::from_secs(1),
@@ -151,9 +153,10 @@ impl RedisSentinel {
         }
     }
 
-    /// The sentinels and the service, as the runtime takes them:
-    /// `redis+sentinel://127.0.0.1:20000,127.0.0.1:20001,127.0.0.1:20002/shop`, or `rediss+sentinel://..` with TLS, with the
-    /// password of the primary and its replicas if they have one.
+    /// The URL of the sentinels and the service, for the runtime:
+    /// `redis+sentinel://127.0.0.1:20000,127.0.0.1:20001,127.0.0.1:20002/shop`, or
+    /// `rediss+sentinel://..` with TLS, with the password of the primary and its replicas if they
+    /// have one.
     pub fn url(&self) -> String {
         let addresses: Vec<_> = self.sentinels.iter().map(|each| format!("127.0.0.1:{}", each.port())).collect();
         let scheme = if self.tls().is_some() { "rediss+sentinel" } else { "redis+sentinel" };
@@ -219,9 +222,9 @@ impl RedisSentinel {
         });
     }
 
-    /// Waits until all sentinels that run name one running primary, the other nodes that run follow it, and the sentinels
-    /// see all of that, and each other. What was killed or stopped is left out, so that this is also the way to wait for a replica
-    /// to take over.
+    /// Waits until all running sentinels name one running primary, the other running nodes follow
+    /// it, and the sentinels see all of that and each other. Killed and stopped nodes are left out,
+    /// so this also waits for a replica to take over.
     pub fn wait_until_ready(&self) {
         wait_until("the sentinels are ready", || self.is_ready());
     }
@@ -260,12 +263,12 @@ impl RedisSentinel {
 
     fn named_by(&self, sentinel: &RedisServer) -> Result<usize, String> {
         let (_, port): (String, u16) = sentinel.ask(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {}", Self::SERVICE))?;
-        self.nodes.iter().position(|node| node.port() == port).ok_or_else(|| format!("nobody has its port, {port}"))
+        self.nodes.iter().position(|node| node.port() == port).ok_or_else(|| format!("no node has its port, {port}"))
     }
 }
 
-/// Each of them is in the list, and well: a server that is down, or not reached yet, has more flags. A sentinel that has
-/// lately seen a primary down says so in its own, and is well.
+/// Checks that each of them is in the list and well. A server that is down, or not reached yet, has
+/// more flags. A sentinel that has just seen a primary down says so in its own flags, and is well.
 fn sees(
     sentinel: &RedisServer,
     flags: &str,

@@ -40,7 +40,7 @@ pub struct RedisServer {
     args: Vec<String>,
 }
 
-/// What a server is asked to be; see [`RedisServer::builder`].
+/// Settings of a server; see [`RedisServer::builder`].
 #[derive(Debug, Default)]
 #[must_use]
 pub struct RedisServerBuilder {
@@ -62,7 +62,7 @@ enum Kind {
     ClusterNode,
     /// With a configuration file of this text, which it or its sentinels rewrite; a restart goes on from there.
     Configured(String),
-    /// The same, and it is a sentinel.
+    /// A sentinel, with a configuration file as above.
     Sentinel(String),
 }
 
@@ -201,8 +201,9 @@ impl RedisServer {
         RedisServerBuilder::default()
     }
 
-    /// Where it listens, as the redis crate takes it: `redis://127.0.0.1:20000/`, `rediss://localhost:20000/` or
-    /// `redis+unix:///path/of/socket`, with the password if it has one.
+    /// The URL of the server, for the redis crate: `redis://127.0.0.1:20000/`,
+    /// `rediss://localhost:20000/` or `redis+unix:///path/of/socket`, with the password if it has
+    /// one.
     pub fn url(&self) -> String {
         match self.address {
             Address::Tcp(port) | Address::Tls(port) => self.url_at(port),
@@ -213,7 +214,7 @@ impl RedisServer {
         }
     }
 
-    /// The same by way of a proxy.
+    /// The URL through a proxy.
     pub fn url_through(&self, proxy: &Proxy) -> String {
         self.url_at(proxy.port())
     }
@@ -311,8 +312,9 @@ impl RedisServer {
         self.process.as_ref().is_some_and(|process| !process.is_stopped())
     }
 
-    /// Whether it has all of that primary's keys and gets every write from now on. Its own word is not enough: a primary
-    /// sends nothing until it has heard from the replica, up to a second later.
+    /// Checks that it has all keys of that primary and gets every write from now on. Its own word
+    /// is not enough: a primary sends nothing until it has heard from the replica, up to a second
+    /// later.
     pub(crate) fn follows(&self, primary: &RedisServer) -> Result<(), String> {
         let own: String = self.ask("INFO replication")?;
         let others: String = primary.ask("INFO replication")?;
@@ -435,7 +437,7 @@ impl RedisServer {
         format!("redis+unix://{}{query}", percent_encoded(self.socket().to_str().expect("a UTF-8 path"), "/"))
     }
 
-    /// Of the user who may do everything.
+    /// The URL of the user with all rights.
     fn default_socket_url(&self) -> String {
         let password =
             self.password.as_ref().map_or(String::new(), |password| format!("?pass={}", percent_encoded(password, "")));

@@ -45,7 +45,7 @@ impl TlsFiles {
         }
     }
 
-    /// What `redis-server` is told about them.
+    /// The arguments of `redis-server` for these files.
     pub(crate) fn server_args(&self) -> [(&'static str, &Path); 6] {
         [
             ("--tls-ca-cert-file", &self.ca_pem),

@@ -1,13 +1,14 @@
-//! How long at most each script occupies a Redis server, which does nothing else meanwhile.
+//! The longest time that each script occupies a Redis server, which does nothing else meanwhile.
 //!
 //! ```sh
 //! cargo run --release -p ratelimit-benches --bin blocking
 //! ```
 //!
-//! Words choose groups of cases, `blocking log holds` say.
+//! Words choose groups of cases, for example `blocking log holds`.
 //!
-//! The longest entry of SLOWLOG for each case, in milliseconds: the largest of several runs, and the median run. Each has to stay at or below
-//! [`BOUND_MS`] on a quiet machine. A case that cannot be set up says so and counts as failed.
+//! The longest entry of SLOWLOG for each case, in milliseconds: the largest of several runs, and
+//! the median run. Each has to stay at or below [`BOUND_MS`] on a quiet machine. A case that cannot
+//! be set up says so and counts as failed.
 
 use std::{
     future::Future,
@@ -267,8 +268,8 @@ async fn transactions(bench: &mut Bench) {
     }
 }
 
-/// Writes a log of so many entries of mixed costs, the newest of which is of now. Returns the rule and how much of it remains; `None` if what it holds is not
-/// what was written: then the stored form is another.
+/// Writes a log of `entries` entries of mixed costs, the newest of which is of now. Returns the
+/// rule. `None` if the log does not hold what was written: then the stored form is another.
 async fn write_log(bench: &Bench, period: Duration, entries: u64) -> Option<Rule> {
     const WRAP: u64 = 10_000_000;
     const CYCLE: u64 = 812_345_679;
@@ -295,7 +296,8 @@ async fn write_log(bench: &Bench, period: Duration, entries: u64) -> Option<Rule
         let mut push = redis::cmd("RPUSH");
         push.arg(key);
         for number in from..(from + CHUNK).min(entries) {
-            // The last one is of the time of the entry that was found. Charges of 1 and of 2, which are two entries of one time.
+            // The last one has the time of the entry that was found. Charges of 1 and of 2 are two
+            // entries of one time.
             let moment = number - u64::from(number % 3 == 2);
             let at = time + CYCLE - (entries - 1 - moment) * step_ns / 1000;
             #[allow(clippy::cast_precision_loss)] // below 2^53

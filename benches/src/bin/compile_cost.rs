@@ -1,5 +1,6 @@
-//! What the attribute costs at compile time: `cargo check` of 500 annotated functions against the same 500 without it,
-//! from scratch and, as an editor does after a change elsewhere, incrementally.
+//! The cost of the attribute at compile time: `cargo check` of 500 annotated functions against the
+//! same 500 without it, from scratch and, as an editor does after a change elsewhere,
+//! incrementally.
 //!
 //! `cargo run -p ratelimit-benches --bin compile_cost`
 

@@ -1,12 +1,13 @@
-//! What the layer adds to a request: the example gateway with and without a limit on the way, in memory and on Redis, in one run.
+//! The time that the layer adds to a request: the example gateway with and without a limit on the
+//! way, in memory and on Redis, in one run.
 //!
 //! ```sh
 //! cargo build --release -p ratelimit-examples --example gateway --features gateway
 //! cargo run --release -p ratelimit-benches --bin edge_latency
 //! ```
 //!
-//! One connection, one request after another, all contenders by turns. Microseconds hold for one machine and one moment: the differences are
-//! what to read.
+//! One connection, one request after another, all contenders by turns. Microseconds hold for one
+//! machine and one moment, so read the differences.
 
 use std::{
     env, fs, io,

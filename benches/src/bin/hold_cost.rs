@@ -1,11 +1,13 @@
-//! What it costs to hold something and settle it, against one plain acquire of the same log: on Redis, in one run.
+//! The cost of a hold and its settlement, against one plain acquire of the same log: on Redis, in
+//! one run.
 //!
 //! ```sh
 //! cargo run --release -p ratelimit-benches --bin hold_cost
 //! ```
 //!
-//! All contenders by turns, each on keys of its own. Microseconds hold for one machine and one moment: the ratios are what to read. A server
-//! is settled with in the background where it says so: that is time of the server and of this process, and none of the caller's.
+//! All contenders run by turns, each on keys of its own. Microseconds hold for one machine and one
+//! moment, so read the ratios. Some settle in the background, and say so: that takes time of the
+//! server and of this process, and none of the caller.
 
 use std::{future::Future, hint::black_box, time::Duration};
 

@@ -1,9 +1,11 @@
-//! What a decision costs the Redis server: each algorithm beside a script of the kind that is in use for the same purpose.
+//! The cost of a decision for the Redis server: each algorithm beside a common script for the same
+//! purpose.
 //!
 //! `cargo run --release -p ratelimit-benches --bin server_cost`
 //!
-//! Microseconds are what the server itself counts (`INFO commandstats`). They hold for one machine and one moment: the ratios are
-//! what to read. All contenders of a group are sent the same way, by turns, to keys of their own.
+//! Microseconds come from the server itself (`INFO commandstats`). They hold for one machine and
+//! one moment, so read the ratios. All contenders of a group are sent the same way, by turns, to
+//! keys of their own.
 
 use std::{
     ops::Range,
@@ -27,7 +29,8 @@ const CALLERS: usize = 4;
 const PIPELINED: usize = 50;
 /// Keys.
 const TURN: usize = 5_000;
-/// Where its keys come to lie in memory favours one contender or another by up to a tenth: each server is another throw.
+/// The place of its keys in memory favours one contender or another by up to a tenth, and differs
+/// from server to server.
 const SERVERS: usize = 4;
 const CALLS_A_SERVER: usize = 6;
 const HOUR: Duration = Duration::from_secs(3600);
@@ -59,7 +62,8 @@ redis.call('SETEX', KEYS[1], seconds * 2, tokens)
 redis.call('SETEX', KEYS[2], seconds * 2, now)
 return { allowed and 1 or 0, tokens }";
 
-/// The caller's clock for the time and for the member, and no expiry: calls of one microsecond are one, a key stays for ever.
+/// Uses the clock of the caller for the time and for the member, without expiry. Calls of one
+/// microsecond are one, and a key stays for ever.
 const PLAIN_LOG: &str = "
 redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, ARGV[4] - ARGV[3] * 1000000)
 if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then
@@ -68,7 +72,7 @@ end
 redis.call('ZADD', KEYS[1], ARGV[4], ARGV[4])
 return 1";
 
-/// What [`PLAIN_LOG`] lacks to keep its promise.
+/// The lines that [`PLAIN_LOG`] lacks to keep its promise.
 const WHOLE_LOG: &str = "
 local time = redis.call('TIME')
 local now = string.format('%d%06d', time[1], time[2])
@@ -82,7 +86,8 @@ return 1";
 
 /// Algorithms, and what to compare them with.
 struct Group {
-    /// A name, a script, how many keys it has, and whether it is told the time and a number of its own.
+    /// A name, a script, the number of its keys, and a flag for scripts that get the time and a
+    /// number of their own.
     scripts: &'static [(&'static str, &'static str, u64, bool)],
     /// And the largest ratios that are wanted, one a script.
     algorithms: &'static [(Algorithm, &'static [f64])],
@@ -113,7 +118,8 @@ const GROUPS: [Group; 3] = [
     },
 ];
 
-/// What charges a key: a script, sent as a raw command whoever wrote it, so that all of them reach the server at the same pace.
+/// A script that charges a key, sent as a raw command, so that all scripts reach the server at the
+/// same pace.
 #[derive(Clone)]
 struct Contender {
     connection: MultiplexedConnection,
@@ -121,7 +127,7 @@ struct Contender {
     /// The command, in which [`KEY`] stands for the key.
     command: Vec<Vec<u8>>,
     is_ours: bool,
-    /// Whether it is told the time and a number of its own.
+    /// True if it gets the time and a number of its own.
     is_told: bool,
 }
 
@@ -245,7 +251,7 @@ fn unescape(shown: &str) -> Vec<u8> {
     bytes
 }
 
-/// What all calls of scripts have cost since RESETSTAT.
+/// Cost of all script calls since RESETSTAT.
 fn microseconds(server: &RedisServer) -> f64 {
     let info: String = redis::from_redis_value(server.command(&[b"INFO", b"commandstats"])).expect("text");
     let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:")).expect("scripts were called");

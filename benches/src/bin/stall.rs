@@ -1,5 +1,5 @@
-//! How long a fleet of clients needs after a short stall of its server, until all of them decide
-//! again.
+//! The time that a fleet of clients needs after a short stall of its server, until all of them
+//! decide again.
 //!
 //! ```sh
 //! cargo run --release -p ratelimit-benches --features rustls --bin stall         # 600 limiters, then 300
@@ -11,8 +11,9 @@
 //! again with the first of ten admitted calls in a row. All limiters are in this process, so on a
 //! small machine they compete with the server for its processors.
 //!
-//! The same for a server that closes all connections at once (`CLIENT KILL`), so that each client needs
-//! a new handshake. Connections are those whose handshake the server has completed.
+//! The second part is about a server that closes all connections at once (`CLIENT KILL`), so that
+//! each client needs a new handshake. Connections are those whose handshake the server has
+//! completed.
 
 use std::{
     fs,
@@ -33,7 +34,7 @@ use tokio::{
 const RULE: Rule = Rule::new("stall", 1_000_000_000, Duration::from_secs(3600));
 const STALL: Duration = Duration::from_secs(1);
 const BETWEEN_CALLS: Duration = Duration::from_millis(100);
-/// So many admitted calls in a row, and a limiter decides.
+/// A limiter decides again after this many admitted calls in a row.
 const ENOUGH: u32 = 10;
 const LONGEST: Duration = Duration::from_secs(60);
 const TURNS: usize = 3;

@@ -4,13 +4,14 @@
 //! cargo run --release -p ratelimit-benches --bin waiting             # or -- --quick, or words that choose rows
 //! ```
 //!
-//! The baseline is the loop that a user would write: `acquire`, and after a refusal `sleep(1 ms)`. Both run by turns in one
-//! process, each on keys of its own, with as many tasks as a row says; a task that was admitted calls again at once. The
-//! ratio of a row is the median of its turns' ratios. Round trips are those of a proxy that delays both directions, and are
-//! measured in the row.
+//! The baseline is the loop that a user would write: `acquire`, and after a refusal `sleep(1 ms)`.
+//! Both run by turns in one process, each on keys of its own, with the number of tasks of the row.
+//! An admitted task calls again at once. The ratio of a row is the median over its turns. Round
+//! trips are those of a proxy that delays both directions, and are measured in the row.
 //!
-//! The second table is about a caller of two rules, one of its own and one of all users: 1,000 users call while others wait
-//! for the limit of a user who has spent it, or each for one of its own. The baseline is the same without those who wait.
+//! The second table is about a caller of two rules, one of its own and one of all users. 1,000
+//! users call while others wait for the limit of a user who has spent it, or each for one of its
+//! own. The baseline has no waiting callers.
 
 use std::{
     future::Future,
@@ -95,7 +96,7 @@ enum OfAll {
     Hourly,
 }
 
-/// What came of one turn.
+/// The result of one turn.
 struct Turn {
     admitted: usize,
     /// Milliseconds, sorted.

@@ -1,7 +1,9 @@
-//! Asks one limit with a prefetch for a while, in a process of its own; `it/leases.rs` runs several.
+//! Calls one limit with a prefetch for a while, in a process of its own. `it/redis/prefetch.rs`
+//! runs several.
 //!
-//! `prefetcher URL COUNT PERIOD LEASE MILLISECONDS`: periods in milliseconds, windows aligned. Prints a line when it begins, then for each window the number of the
-//! window since 1970 and how many calls were admitted that began and ended in it.
+//! `prefetcher URL COUNT PERIOD PREFETCH MILLISECONDS`: periods in milliseconds, windows aligned.
+//! Prints a line when it begins. Then it prints, for each window, its number since 1970 and the
+//! number of admitted calls that began and ended in it.
 
 use ratelimit_runtime::{Algorithm, Cause, Limiter, OnStoreError, Rule};
 use std::collections::BTreeMap;

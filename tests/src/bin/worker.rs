@@ -1,7 +1,7 @@
-//! Asks one limit from many tasks, in a process of its own; `it/exact.rs` runs several.
+//! Calls one limit from many tasks, in a process of its own. `it/core/exact.rs` runs several.
 //!
-//! `worker URL ALGORITHM COUNT SECONDS TASKS ATTEMPTS`. Each line of standard input is a key: every task asks for it that many
-//! times, and the number of those admitted is printed.
+//! `worker URL ALGORITHM COUNT SECONDS TASKS ATTEMPTS`. Each line of standard input is a key: every
+//! task asks for it that many times. The program prints the number of admitted calls.
 
 use std::env;
 use std::io::stdin;

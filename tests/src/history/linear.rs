@@ -1,9 +1,10 @@
 //! Linearizability of short histories against the reference model.
 //!
-//! A history is linearizable if its calls can be put into one order that keeps the order of calls that did not overlap, and in
-//! which the model gives every answer. The search is that of Wing and Gong with the memory of Lowe: sets of calls that
-//! led to a state are not tried twice. Each counter is checked by itself. A call without an answer may have
-//! taken effect at any later time, or never.
+//! A history is linearizable if its calls can be put into one order that keeps the order of calls
+//! that did not overlap, and in which the model gives every answer. The search is that of Wing and
+//! Gong with the memory of Lowe: sets of calls that led to a state are not tried twice. Each
+//! counter is checked by itself. A call without an answer may have taken effect at any later time,
+//! or never.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,7 +26,7 @@ pub enum Numbers {
     Remaining,
 }
 
-/// What the search has found.
+/// The result of the search.
 #[derive(Debug)]
 pub enum Linearized {
     /// There is such an order, for every counter.
@@ -39,7 +40,8 @@ pub enum Linearized {
 /// States that are tried for one counter.
 const BUDGET: usize = 30_000;
 
-/// Looks for an order that explains every answer. The store's clock shows `start` first; `rules` are those of the history.
+/// Looks for an order that explains every answer. The clock of the store shows `start` first;
+/// `rules` are those of the history.
 pub fn linearize(history: &History, rules: &[Rule], start: Duration, numbers: Numbers) -> Linearized {
     let mut is_cut_short = false;
     let moves: Vec<&Call> = history.calls.iter().filter(|call| matches!(call.action, Action::Advance { .. })).collect();
@@ -230,7 +232,8 @@ impl<'a> Search<'a> {
                 let charge = next.granted.remove(&of)?;
                 next.model.settle(next.now, &charge, used);
             }
-            // Its patience was over, whatever the counter was like then; or one before it was told of a longer wait.
+            // Its maximum wait was over, whatever the counter was like, or an earlier caller was
+            // refused with a longer wait.
             _ if call.has_waited_in_vain() || self.is_refused_behind(call) => {}
             Action::Acquire { cost, .. } | Action::Hold { cost, .. } => {
                 let mut charge = charge(rule?, cost);
@@ -284,7 +287,7 @@ impl<'a> Search<'a> {
             Answer::Seen { remaining, reset_after_ms } => {
                 remaining == said.remaining() && (!is_exact || reset_after_ms == ms(said.reset_after()))
             }
-            // What is told to a caller who has waited is older.
+            // The numbers of a caller who has waited are older.
             Answer::Refused { .. } if call.within().is_some() => !is_admitted,
             Answer::Refused { remaining, retry_after_ms } => {
                 !is_admitted

@@ -1,8 +1,8 @@
 //! Histories of calls, and checks of them.
 //!
-//! A [`Recorder`] notes when each call was invoked and answered, and the answer. [`check`] finds answers that no correct
-//! limiter gives, whatever the order of concurrent calls was. [`linearize`] decides for short histories whether one order
-//! of the calls explains every answer exactly.
+//! A [`Recorder`] notes when each call was invoked and answered, and the answer. [`check`] finds
+//! answers that no correct limiter gives, whatever the order of concurrent calls was. [`linearize`]
+//! decides for short histories whether one order of the calls explains every answer exactly.
 
 mod interval;
 mod linear;
@@ -87,12 +87,12 @@ pub struct Call {
     pub key: u64,
     /// The question.
     pub action: Action,
-    /// When it was polled first.
+    /// Time of its first poll.
     pub invoked: u64,
-    /// When its first poll returned `Pending`, if it did.
+    /// Time at which its first poll returned `Pending`, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<u64>,
-    /// When it was answered, or given up.
+    /// Time of its answer, or at which it was given up.
     pub answered: u64,
     /// Invoked and answered by the real order of events, if the clock stands still at times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -120,7 +120,7 @@ pub enum Action {
         cost: u64,
         /// The longest wait.
         within: Option<u64>,
-        /// How long the server keeps it without a renewal, in microseconds.
+        /// Time for which the server keeps it without a renewal, in microseconds.
         lease: u64,
     },
     /// Ends a hold and charges what was used. `is_held` as the holder saw it just before.
@@ -129,7 +129,7 @@ pub enum Action {
         of: u64,
         /// Charged instead.
         used: u64,
-        /// The holder was told that it still holds.
+        /// The settlement reported that the hold still existed.
         is_held: bool,
     },
     /// Returns the charge of a call.
@@ -148,7 +148,7 @@ pub enum Action {
     },
 }
 
-/// What a limiter said.
+/// The answer of a limiter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// A permit, with its numbers if there are any.

@@ -178,7 +178,7 @@ impl RecordedLimiter {
         self
     }
 
-    /// What has been recorded.
+    /// The record so far.
     pub fn history(&self) -> History {
         let limits = self.limits.iter().map(|(_, limit)| limit.clone()).collect();
         History { limits, calls: self.recorder.take() }
@@ -198,7 +198,8 @@ impl RecordedLimiter {
         answer.ok().map(|permit| Granted { id, limit, key, kind: Kind::Permit(permit) })
     }
 
-    /// The same for any key and a number that stands for it. Returns the number of the call, too.
+    /// Like `acquire`, with a key of any type and its number in the record. Also returns the number
+    /// of the call.
     pub async fn acquire_as<K: RateKey>(
         &self,
         limit: usize,

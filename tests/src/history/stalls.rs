@@ -22,7 +22,7 @@ impl Stalls {
         Self(events.into_iter().map(|(process, events)| (process, gaps(events))).collect())
     }
 
-    /// How long a process stood still between two times.
+    /// Time for which a process stood still in an interval.
     pub(super) fn between(&self, process: u32, from: u64, until: u64) -> u64 {
         let stalls = self.0.get(&process).map_or(&[][..], Vec::as_slice);
         let first = stalls.partition_point(|stall| stall.1 <= from);
@@ -30,7 +30,7 @@ impl Stalls {
         stalls.map(|stall| stall.1.min(until) - stall.0.max(from)).sum()
     }
 
-    /// So long before a time, not counting the time at which the process stood still.
+    /// The time `long` before another, without the time for which the process stood still.
     pub(super) fn before(&self, process: u32, time: u64, long: u64) -> u64 {
         let stalls = self.0.get(&process).map_or(&[][..], Vec::as_slice);
         let last = stalls.partition_point(|stall| stall.0 < time);

@@ -1,4 +1,4 @@
-//! How much of a counter is used at least and at most, at each time.
+//! The least and the most of a counter that is used at each time.
 
 use super::Call;
 
@@ -11,7 +11,7 @@ pub(super) struct Entry<'a> {
     pub(super) cost: u64,
     pub(super) from: (u64, u64),
     pub(super) until: (u64, u64),
-    /// When it would stop without refunds and resets.
+    /// The time at which it would stop without refunds and resets.
     pub(super) natural: (u64, u64),
     /// It did count for certain.
     pub(super) is_certain: bool,

@@ -48,14 +48,14 @@ pub const TRAFFIC_RULES: [(Rule, u64, bool); 13] = [
     (Rule::new("waited_for_alone", 2, ms(200)), 1, true),
 ];
 
-/// How much of it.
+/// The amount of traffic.
 #[derive(Clone, Copy, Debug)]
 pub struct Traffic {
     /// Tasks that call without waiting.
     pub tasks: usize,
     /// Tasks that wait for their turn.
     pub waiters: usize,
-    /// How long they call.
+    /// Length of the traffic.
     pub length: Duration,
     /// The longest pause between two calls of a task.
     pub pause: Duration,

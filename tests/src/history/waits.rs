@@ -3,7 +3,8 @@
 use super::interval::{Counter, number};
 use super::{Action, Answer, Call};
 
-/// A waiting caller is not passed by later ones of its process and cost, and is refused only if its wait would be too long.
+/// Checks that later callers of the same process and cost do not pass a waiting caller, and that it
+/// is refused only if its wait would be too long.
 pub(super) fn order(counter: &mut Counter<'_>) {
     let waiters: Vec<&Call> = counter.calls.iter().copied().filter(|call| call.within().is_some()).collect();
     let (bounds, stalls) = (counter.bounds, counter.stalls);

@@ -1,4 +1,4 @@
-//! What holds for the whole call, given twice.
+//! Settings of the whole call, given twice.
 
 use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
 

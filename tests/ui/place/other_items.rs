@@ -1,4 +1,4 @@
-//! What is no function. The item stays, so that there is no error about its absence.
+//! Items that are not functions. The item stays, so that no error is about its absence.
 
 use ratelimit_runtime::limit_request_per_time;
 

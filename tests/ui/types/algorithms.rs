@@ -53,7 +53,7 @@ async fn large_count() -> R {
     Ok(())
 }
 
-/// What only a call can tell is left to it.
+/// Values that only a call knows are checked by the call.
 #[limit_request_per_time("item", 1, Days, limit, algorithm = TokenBucket(burst = MANY, refill = Interval))]
 async fn perhaps_slow(limit: u64) -> R {
     Ok(())

@@ -1,4 +1,4 @@
-//! What the borrow checker says.
+//! Errors of the borrow checker.
 
 use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
 

@@ -1,4 +1,4 @@
-//! What a settled cost and its body can't be.
+//! Impossible settled costs, and bodies that they do not fit.
 
 use std::fmt::Display;
 

@@ -18,7 +18,7 @@ use throttle_kit::InMemoryBackend;
 
 /// More than is ever asked for.
 pub(crate) const PLENTY: u32 = 1_000_000_000;
-/// As many as are to be admitted where more are asked for.
+/// The limit of a test that asks for more.
 pub(crate) const EXACT: u32 = 10_000;
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -33,12 +33,13 @@ pub(crate) enum Key<'a> {
 pub(crate) trait Contender: Sync {
     const NAME: &'static str;
 
-    /// A limiter that admits `count` calls of a key within the hour, and stores at least `keys` of them. `None` if it can't.
+    /// A limiter that admits `count` calls of a key within the hour, and stores at least `keys` of
+    /// them. `None` if it cannot.
     fn new(count: u32, keys: usize, text: bool) -> Option<Self>
     where
         Self: Sized;
 
-    /// Whether one more call is admitted.
+    /// True if one more call is admitted.
     fn admits(&self, key: Key<'_>) -> bool;
 }
 

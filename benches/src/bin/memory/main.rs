@@ -1,21 +1,25 @@
 //! The memory store against other limiters that count in memory.
 //!
-//! `cargo run --release -p ratelimit-benches --bin memory`; with `--json` the figures as JSON in place of the tables, with the name of a
-//! file the tables, and JSON into the file. `--quick` has fewer and shorter rounds, for a look.
+//! `cargo run --release -p ratelimit-benches --bin memory`. With `--json` it prints the figures as
+//! JSON in place of the tables. With `--json FILE` it prints the tables, and writes the figures to
+//! the file. `--quick` has fewer and shorter rounds, for a look.
 //!
-//! All contenders run in this process, round by round, one after the other. A figure is the median of the rounds, and so is a ratio. What is to be
-//! read are the ratios, ours to the other: below 1 this crate takes less. Ours is an annotated function; `Limiter::acquire` gives a permit, too.
+//! All contenders run in this process, round by round, one after the other. Each figure and each
+//! ratio is the median of the rounds. Read the ratios, ours to the other: below 1 this crate takes
+//! less. Ours is an annotated function; `Limiter::acquire` gives a permit, too.
 //!
-//! Allocations are counted while the clock runs, which costs whoever allocates about a nanosecond for each.
+//! Allocations are counted while the clock runs, which costs about a nanosecond for each.
 //!
 //! Futures are polled where they are made, once and with a waker that does nothing: no executor takes part.
 //!
-//! `--once CALLS CONTENDER` makes so many calls of one contender (`annotated`, `acquire`, `own` or `governor`, with `-texts` behind it for
-//! texts as keys) and nothing else. The difference between two runs is instructions a call, a figure that does not depend on what else the machine does:
+//! `--once CALLS CONTENDER` makes only these calls of one contender: `annotated`, `acquire`, `own`
+//! or `governor`, with `-texts` behind it for texts as keys. The difference between two runs is
+//! instructions a call, a figure that does not depend on the load of the machine:
 //!
 //! ```text
 //! for calls in 1000 101000; do
-//!     valgrind --tool=callgrind --callgrind-out-file=/tmp/callgrind.$calls target/release/memory --once $calls annotated
+//!     valgrind --tool=callgrind --callgrind-out-file=/tmp/callgrind.$calls \
+//!         target/release/memory --once $calls annotated
 //! done
 //! callgrind_annotate /tmp/callgrind.101000 | head -60
 //! ```
@@ -42,11 +46,11 @@ use report::{Report, Row};
 const STRIDE: u64 = 382_197;
 const MILLION: u64 = 1_000_000;
 
-/// How much is measured.
+/// The size of a measurement.
 #[derive(Clone, Copy)]
 struct Effort {
     rounds: usize,
-    /// Of one contender in one round.
+    /// Figures of one contender in one round.
     turn: Duration,
 }
 
@@ -79,7 +83,7 @@ fn main() {
     report.end(arguments.into_iter().find(|argument| !argument.starts_with("--")));
 }
 
-/// What the calls of a measurement are like.
+/// The calls of a measurement.
 #[derive(Clone, Copy)]
 struct Scene {
     keys: u64,
@@ -106,7 +110,7 @@ struct Runner<'a> {
     run: Box<dyn Fn(u64, u64) -> Lap + 'a>,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Copy)]
 struct Lap {
     /// The slowest thread's.
@@ -128,7 +132,7 @@ impl<'a> Runner<'a> {
         Some(Self { name: C::NAME, run: Box::new(run) })
     }
 
-    /// How many calls fill a turn.
+    /// Number of calls that fill a turn.
     fn calls(&self, threads: u64, turn: Duration) -> u64 {
         let mut calls = 1_000;
         loop {
@@ -170,13 +174,14 @@ fn on_threads(threads: u64, calls: u64, keys: u64, admits: impl Fn(u64) -> bool 
     })
 }
 
-/// What came of a contender's turns.
+/// The result of the turns of a contender.
 struct Turns {
     /// Nanoseconds a call.
     time: f64,
-    /// The first contender's time to this one's. The median of those of each round, as a machine that is shared is faster at one time than at another.
+    /// The time of the first contender divided by this one: the median over the rounds, as a shared
+    /// machine is faster at one time than at another.
     ratio: f64,
-    /// Whether each call was admitted, or refused, as it should be.
+    /// True if each call was admitted, or refused, as it should be.
     right: bool,
 }
 
@@ -196,12 +201,12 @@ fn take_turns(runners: &[Runner<'_>], threads: u64, effort: Effort, refused: boo
     turns.map(|(times, right)| Turns { time: median(times.clone()), ratio: ratio(times), right }).collect()
 }
 
-/// Whether each contender admits as many as it should, asked by two threads at once.
+/// Checks that each contender admits exactly the count when two threads ask at once.
 fn exactness(report: &mut Report) {
     fn admitted<C: Contender>() -> Row {
         let contender = C::new(EXACT, 1, false).expect("one key is within everybody's reach");
         let lap = on_threads(2, EXACT.into(), 1, |key| contender.admits(Key::Number(key)));
-        let note = (lap.admitted != u64::from(EXACT)).then(|| "does not limit as it is told".to_owned());
+        let note = (lap.admitted != u64::from(EXACT)).then(|| "does not limit as it should".to_owned());
         Row { name: C::NAME, figures: vec![float(lap.admitted)], note }
     }
     let rows = vec![

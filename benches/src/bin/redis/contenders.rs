@@ -78,12 +78,12 @@ impl Kind {
         }
     }
 
-    /// Whether what it has admitted can be read on the server at once.
+    /// True if its count can be read on the server at once.
     pub(crate) fn counts_at_once(self) -> bool {
         !matches!(self, Self::LimitadorCached | Self::Prefetching)
     }
 
-    /// Whether it reads keys by a command of their own, where others do so in a script.
+    /// True if it reads keys by a command of its own, and not in a script.
     pub(crate) fn sends_mget(self) -> bool {
         matches!(self, Self::Limitador | Self::LimitadorCached)
     }
@@ -160,7 +160,7 @@ impl Contender {
                 let connection = ConnectionManager::new_with_config(client, patient).await.expect("a connection");
                 let builder = RedisRateLimiterProvider::builder(connection).cleanup_enabled(false);
                 let provider = builder.window_size(WindowSize::seconds_or_panic(HOUR.as_secs())).build();
-                // What it is told is a rate, which it makes a count of again and rounds down.
+                // It takes a rate, makes a count of it again, and rounds down.
                 #[allow(clippy::cast_precision_loss)]
                 let rate = RateLimit::per_hour_or_panic(count as f64 + 0.5);
                 Self::Trypema(Arc::new((provider.expect("nothing is wrong with that"), rate)))
@@ -188,7 +188,7 @@ impl Contender {
 
 /// A limiter that is asked about keys.
 pub(crate) trait Asked: Send + Sync + 'static {
-    /// Whether one more call is admitted.
+    /// True if one more call is admitted.
     fn admits(&self, key: u64) -> impl Future<Output = bool> + Send;
 }
 

@@ -1,31 +1,34 @@
 //! The Redis store against other limiters that count on Redis, and against the bare `redis` client.
 //!
-//! `cargo run --release -p ratelimit-benches --bin redis -- [--quick] [--json FILE] [WORDS]`: the tables whose title contains one of the words,
-//! or all but `growth`, which takes some minutes and, with `--full`, some gigabytes. `--json` writes the figures to a file, too. `--quick`
-//! has shorter rounds, for a look.
+//! `cargo run --release -p ratelimit-benches --bin redis -- [--quick] [--json FILE] [WORDS]`: the
+//! tables whose title contains one of the words. Without words, all but `growth`, which takes some
+//! minutes and, with `--full`, some gigabytes. `--json` also writes the figures to a file.
+//! `--quick` has shorter rounds, for a look.
 //!
-//! All contenders run in this process, round by round, one after the other, on a tokio runtime of two threads, each over one connection to
-//! a `redis-server` of its own, which shares the processors with all else. A round is so many decisions, taken by so many callers, each of which waits for its
-//! answer before it asks again. Rounds are short, and contenders take turns in another order each time. After some rounds all begin again with new servers. A figure
-//! is the median of the rounds. What is to be read are the ratios, ours to the other: above 1 this
-//! crate decides more often in a second, below 1 it takes less time. A ratio is the median of those of each round, as a machine that is shared is
-//! faster at one time than at another, for all.
+//! All contenders run in this process, round by round, one after the other, on a tokio runtime of
+//! two threads. Each has one connection to a `redis-server` of its own, which shares the processors
+//! with all else. In a round a number of callers make a number of decisions; each waits for its
+//! answer before it asks again. Rounds are short, and contenders take turns in another order each
+//! time. After some rounds all begin again with new servers. A figure is the median of the rounds.
+//! Read the ratios, ours to the other: above 1 this crate decides more often in a second, below 1
+//! it takes less time. A ratio is the median over the rounds, as a shared machine is faster at one
+//! time than at another, for all.
 //!
-//! After each round what the servers have stored must be what was admitted. A contender that admits more or fewer than it should, or stores
-//! something else, has a word about that in its line.
+//! After each round the stored counts must equal the admitted calls. The line of a contender says
+//! so if it admits more or fewer than it should, or stores something else.
 //!
 //! | column | |
 //! |---|---|
 //! | decisions/s | of all callers together |
-//! | p50, p99 | how long a caller waits for a decision, in microseconds; one of 31 is measured, as to read the clock takes as long as some decisions |
+//! | p50, p99 | wait of a caller for a decision, in microseconds; one call in 31 is measured |
 //! | commands | that reached the servers, a decision |
 //! | client, server | processor time a decision, in microseconds |
 //! | allocations | a decision, of caller and connection, on a runtime of one thread |
 //!
-//! Allocations are counted while the clock runs, which costs whoever allocates about a nanosecond for each.
+//! Allocations are counted while the clock runs, which costs about a nanosecond for each.
 //!
-//! `--once CALLS CONTENDER CALLERS KEYS` makes so many calls of one contender on a runtime of one thread and nothing else, for
-//! `valgrind --tool=callgrind`: the difference between two runs is instructions.
+//! `--once CALLS CONTENDER CALLERS KEYS` makes only these calls of one contender, on a runtime of
+//! one thread, for `valgrind --tool=callgrind`: the difference between two runs is instructions.
 
 mod contenders;
 mod place;
@@ -58,11 +61,11 @@ const PLENTY: u64 = 1_000_000_000;
 const STRIDE: u64 = 382_197;
 const MANY: u64 = 100_000;
 const MILLION: u64 = 1_000_000;
-/// How many servers a contender has, one after the other.
+/// Number of servers of a contender, one after the other.
 const SERVERS: usize = 3;
 
 const COLUMNS: [&str; 7] = ["decisions/s", "p50, µs", "p99, µs", "commands", "client, µs", "server, µs", "allocations"];
-/// Those with a ratio.
+/// Columns with a ratio.
 const RATIOS: [usize; 2] = [0, 2];
 
 const CONDITIONS: &str = "\
@@ -97,19 +100,20 @@ fn kind_named(word: &str) -> Kind {
 struct Load {
     callers: u64,
     calls: u64,
-    /// So many keys from this one on.
+    /// A number of keys from this one on.
     keys: u64,
     first_key: u64,
 }
 
-/// Of how many calls one is measured.
+/// One call of this many is measured.
 const MEASURED: u64 = 31;
-/// How many times a caller comes for calls, at least, so that all end at about the same time.
+/// Least number of times that a caller fetches calls, so that all end at about the same time.
 const TIMES: u64 = 32;
-/// How many calls a caller takes at most at a time: callers on two threads wait for each other where they come for each one.
+/// Largest number of calls that a caller fetches at a time: callers on two threads wait for each
+/// other where they fetch each one.
 const AT_A_TIME: u64 = 32;
 
-/// What came of a round.
+/// The result of a round.
 struct Lap {
     time: Duration,
     admitted: u64,
@@ -184,18 +188,18 @@ struct Runner {
     place: Place,
     /// Since its servers were empty.
     admitted: u64,
-    /// What there is to say against it.
+    /// A note on it.
     fault: Option<String>,
 }
 
 /// Figures of one contender, round by round.
 type Figures = [Vec<f64>; 6];
 
-/// What is measured of contenders, one by one.
+/// Figures of contenders, one by one.
 struct Contest {
     figures: Vec<Figures>,
     faults: Vec<Option<String>>,
-    /// Which share of the processors' time went elsewhere, by server.
+    /// Share of the processor time that went elsewhere, by server.
     stolen: Vec<f64>,
 }
 
@@ -206,7 +210,7 @@ impl Contest {
     }
 }
 
-/// When something began, and what the hypervisor had taken of the processors' time by then.
+/// The start of something, and the processor time that the hypervisor had taken by then.
 struct Stolen {
     since: Instant,
     seconds: f64,
@@ -236,7 +240,7 @@ impl Runner {
         lap
     }
 
-    /// Where it is not what it should be the figures are worth little.
+    /// Otherwise the figures are worth little.
     fn expect(&mut self, is_right: bool, fault: impl FnOnce() -> String) {
         if !is_right && self.fault.is_none() {
             self.fault = Some(fault());
@@ -253,7 +257,7 @@ impl Runner {
         self.expect(is_right, || format!("admitted {admitted}, but {stored} are stored"));
     }
 
-    /// How many calls fill a turn.
+    /// Number of calls that fill a turn.
     fn calls(&mut self, runtime: &Runtime, load: Load, turn: Duration) -> u64 {
         let mut calls = load.callers.max(100);
         loop {
@@ -308,11 +312,11 @@ struct Bench<'a> {
     full: bool,
     /// With each server.
     rounds: usize,
-    /// Of one contender in one round.
+    /// Figures of one contender in one round.
     turn: Duration,
     runtime: Runtime,
     report: Report,
-    /// Those that do not limit as they are told, and how.
+    /// Contenders that do not limit as they should, and how.
     inexact: Vec<(Kind, String)>,
 }
 
@@ -364,7 +368,8 @@ impl<'a> Bench<'a> {
         Runner { kind, contender, place, admitted: 0, fault: inexact.map(|(_, fault)| fault.clone()) }
     }
 
-    /// Whether each contender admits as many as it should, asked by many callers at once. Always first: what does not is marked everywhere.
+    /// Checks that each contender admits exactly the count when many callers ask at once. Always
+    /// first: a contender that fails is marked everywhere.
     fn exactness(&mut self) {
         const COUNT: u64 = 5_000;
         let crowds = [64, 256, 1_024];
@@ -488,7 +493,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Whether a caller who is alone pays for what is done for many: many short rounds, by turns.
+    /// The price that a single caller pays for batching: many short rounds, by turns.
     fn lone_caller(&mut self) {
         let title = "a caller who is alone, one key, coalescing on and off";
         if !self.wants(title) {
@@ -562,7 +567,7 @@ fn once(calls: u64, kind: Kind, callers: u64, keys: u64) {
     println!("{} of {calls} admitted in {:?}", lap.admitted, lap.time);
 }
 
-/// Of this process so far.
+/// Processor time of this process so far.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::try_from(time).expect("a time since the start").as_secs_f64()

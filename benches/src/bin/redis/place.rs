@@ -1,4 +1,4 @@
-//! Where a contender counts, and what the servers there say of it.
+//! The servers of a contender, and their figures.
 
 use ratelimit_harness::{RedisCluster, RedisServer};
 use redis::{Client, Pipeline, from_redis_value};
@@ -14,7 +14,7 @@ pub(crate) enum Place {
     Elsewhere(String),
 }
 
-/// What servers have done so far.
+/// Figures of the servers so far.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Work {
     /// Commands that contenders send: scripts, and limitador's question before its script.
@@ -67,7 +67,7 @@ impl Place {
         })
     }
 
-    /// What a contender has admitted so far, by what is stored.
+    /// The admitted calls of a contender so far, by the stored counts.
     pub(crate) fn admitted(&self, kind: Kind) -> u64 {
         self.servers().iter().map(|server| admitted(server, kind)).sum()
     }

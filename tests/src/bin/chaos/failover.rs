@@ -19,7 +19,7 @@ use crate::{Extent, Faults, runtime};
 const TASKS: usize = 32;
 const KEY: &str = "seller";
 const RULE: Rule = Rule::new("failover", 1_000_000, Duration::from_secs(3600));
-/// How long a failover may take before that is a fault.
+/// A failover that takes longer is a fault.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(_: Extent, faults: &mut Faults) {
@@ -56,7 +56,7 @@ async fn measure(place: &mut Place, faults: &mut Faults) {
     let primary = match &place.servers {
         Servers::Sentinel(servers) => servers.primary(),
         Servers::Cluster(servers) => servers.primary_of(KEY),
-        Servers::Single(_) => unreachable!("a single server has nobody to take over"),
+        Servers::Single(_) => unreachable!("a single server has no replica"),
     };
     match &mut place.servers {
         Servers::Sentinel(servers) => servers.node_mut(primary).kill(),
@@ -97,8 +97,9 @@ async fn measure(place: &mut Place, faults: &mut Faults) {
     let since = |time: u64| time.saturating_sub(micros(killed)) / 1000;
     let extra = acknowledged.saturating_sub(kept);
     println!("{name:<10}{:>11}{:>14}{acknowledged:>15}{kept:>9}{extra:>8}", since(micros(named)), since(again));
-    faults.expect(again > micros(killed) + 150_000, format!("{name}: nobody was admitted again"));
-    // Each task may have had one call whose write was not replicated before the kill; more would be lost by the servers alone.
+    faults.expect(again > micros(killed) + 150_000, format!("{name}: no call was admitted again"));
+    // Each task may have had one call whose write was not replicated before the kill. The servers
+    // alone could lose more.
     let all = admitted.load(Ordering::SeqCst);
     let decision = limiter.peek(&RULE, KEY).await;
     match decision {
@@ -123,7 +124,8 @@ async fn call(limiter: &Limiter, start: Instant, admitted: &AtomicU64, last: &At
     }
 }
 
-/// What a server has counted, replica or not. A window's value is what is used times 450,001, and a part below that.
+/// The count on a server, replica or not. The value of a window is the used count times 450,001,
+/// plus a smaller part.
 fn counted(node: &RedisServer) -> u64 {
     let name = format!("{}:{{{KEY}}}:fixed:3600000", RULE.prefix());
     let client = Client::open(node.url()).expect("an address");

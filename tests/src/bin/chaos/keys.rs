@@ -69,7 +69,7 @@ impl RateKey for Bytes {
     }
 }
 
-/// How many keys, the errors, and how many keys were not the first of their counter.
+/// Number of keys, the errors, and the number of keys that were not the first of their counter.
 async fn ask(place: &Place, keys: Vec<Vec<u8>>) -> (usize, Vec<String>, usize) {
     let builder = place.builder().deadline(std::time::Duration::from_secs(20)).on_store_error(OnStoreError::Deny);
     let limiter = builder.build().await.expect("the servers answer");
@@ -96,7 +96,7 @@ async fn ask(place: &Place, keys: Vec<Vec<u8>>) -> (usize, Vec<String>, usize) {
     (keys.len(), errors, shared)
 }
 
-/// How many keys each slot of a node has.
+/// Number of keys in each slot of a node.
 fn slot_counts(node: &ratelimit_harness::RedisServer) -> Vec<usize> {
     const COUNT: &[u8] = b"
         local counts = {}

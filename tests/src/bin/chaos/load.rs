@@ -98,7 +98,7 @@ fn check_histories(place: &Place, policy: OnStoreError, reports: &mut [Report], 
     }
 }
 
-/// What the servers have counted.
+/// The counts on the servers.
 async fn charged(place: &Place, keys: usize) -> (Vec<Vec<u64>>, Vec<u64>) {
     let builder = place.builder().deadline(Duration::from_secs(20)).on_store_error(OnStoreError::Deny);
     let limiter = builder.build().await.expect("the servers are back");

@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release -p ratelimit-tests --all-features --bin chaos [--short] [PART ..]`
 //!
-//! Parts: `load`, `local`, `outage`, `failover`, `keys`; all of them if none is named. Each prints a table and says what must hold;
-//! the program ends with an error if something did not. Times are printed and judged by the reader: they are this machine's.
+//! Parts: `load`, `local`, `outage`, `failover` and `keys`; all of them if none is named. Each
+//! prints a table and its promises. The program ends with an error if a promise was broken. Times
+//! depend on the machine, so the reader judges them.
 
 mod failover;
 mod keys;
@@ -14,7 +15,7 @@ mod worker;
 
 use std::{env, process::ExitCode};
 
-/// How much of everything: enough to see a fault, or a few seconds of it.
+/// The amount of everything: enough to see a fault, or a few seconds of it.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     /// In all processes together, each topology.
@@ -22,7 +23,7 @@ struct Extent {
     /// Each with TLS too: so many handshakes want an optimised build.
     tls: bool,
     outage_ms: u64,
-    /// How long calls of every kind are made beside the counted ones.
+    /// Length of the calls of all other kinds, which run beside the counted ones.
     traffic_ms: u64,
     keys: usize,
 }
@@ -30,7 +31,7 @@ struct Extent {
 const WHOLE: Extent = Extent { decisions: 500_000, tls: true, outage_ms: 3_000, traffic_ms: 15_000, keys: 100_000 };
 const SHORT: Extent = Extent { decisions: 40_000, tls: false, outage_ms: 1_500, traffic_ms: 1_500, keys: 5_000 };
 
-/// What must hold and did not.
+/// The broken promises.
 #[derive(Debug, Default)]
 struct Faults(Vec<String>);
 

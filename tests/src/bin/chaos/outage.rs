@@ -21,7 +21,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const WIDE: Rule = Rule::new("wide", 1_000_000_000, HOUR);
 /// Reached at once.
 const NARROW: Rule = Rule::new("narrow", 40, HOUR);
-/// How long a server may take to come back before that is a fault.
+/// A server that takes longer to come back is a fault.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One call.

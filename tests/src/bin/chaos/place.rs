@@ -1,4 +1,4 @@
-//! Where limits are counted in this program: each kind of Redis, with and without TLS.
+//! The servers that count in this program: each kind of Redis, with and without TLS.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use ratelimit_harness::{RedisCluster, RedisSentinel, RedisServer};
 use ratelimit_runtime::{Builder, Limiter};
 
-/// Who the limiters are to the servers, so that their connections can be told from those of the servers and of the harness.
+/// The user of the limiters, which distinguishes their connections from those of servers and
+/// harness.
 const USER: &str = "shop";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub(crate) enum Servers {
 }
 
 impl Place {
-    /// Of each topology, without TLS and, if that is wanted, with it.
+    /// Each topology without TLS and, on request, with it.
     pub(crate) fn kinds(tls: bool) -> impl Iterator<Item = (Topology, bool)> {
         let topologies = [Topology::Single, Topology::Sentinel, Topology::Cluster];
         let kinds = topologies.map(|topology| (topology, false)).into_iter();

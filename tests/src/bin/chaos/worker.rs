@@ -20,7 +20,8 @@ use crate::{percentile, runtime};
 
 pub(crate) const TASKS: usize = 32;
 pub(crate) const INSTANCES: u32 = 4;
-/// What a caller does who was told that the store is away; or all calls were made before it is back.
+/// The pause of a caller after a failed call. Without it, all calls would be over before the store
+/// is back.
 const BACK_OFF: Duration = Duration::from_millis(5);
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -30,12 +31,12 @@ pub(crate) const ONCE: Rule = Rule::new("once", 3, HOUR);
 pub(crate) const SHARED: Rule = Rule::new("shared", 200, HOUR);
 pub(crate) const SHARED_KEYS: usize = 16;
 
-/// What became of a call for [`ONCE`].
+/// The outcome of a call for [`ONCE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Fate {
     Admitted,
     Refused,
-    /// Nobody knows whether it was charged.
+    /// It may have been charged or not.
     Unavailable,
 }
 
@@ -47,7 +48,7 @@ pub(crate) struct Report {
     pub(crate) shared: Vec<u64>,
     pub(crate) shared_sent: u64,
     pub(crate) unavailable: u64,
-    /// What was neither a permit, nor a refusal, nor a store that is away.
+    /// Errors other than a refusal and an unavailable store.
     pub(crate) errors: Vec<String>,
     /// Median, 99 of 100, and the longest, in microseconds.
     pub(crate) waits: [u64; 3],
