@@ -1,4 +1,4 @@
-//! Rules in a file, which hold instead of what the code says.
+//! Rules in a file, which override the rules in the code.
 
 mod changes;
 
@@ -15,7 +15,7 @@ use ratelimit_runtime::{
 };
 use tempfile::TempDir;
 
-use crate::redis::server::eventually;
+use crate::support::eventually;
 use crate::support::exceeded;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -54,13 +54,13 @@ impl File {
     }
 }
 
-/// How much a key may cost at most, which is seen without consuming.
+/// The largest cost that a key would be granted, found without consuming.
 async fn limit(limiter: &Limiter, key: &str) -> u64 {
     limiter.peek(&ITEM, key).await.unwrap().limit()
 }
 
 #[tokio::test]
-async fn the_file_holds_for_its_prefixes_and_keys() {
+async fn settings_of_the_file_apply_to_their_prefixes_and_keys() {
     let rules = Rules::parse(
         "[rules.item]\ncount = 3\n[rules.item.keys]\nalice = { count = 5 }\nbob = { enabled = false }\n\"(eu,7)\" = { count = 4 }",
     );
@@ -85,7 +85,7 @@ async fn the_file_holds_for_its_prefixes_and_keys() {
 }
 
 #[tokio::test]
-async fn annotated_functions_and_stacked_rules() {
+async fn settings_of_the_file_apply_to_annotated_functions_and_stacked_rules() {
     #[limit_request_per_time("all", 1, Days, 1)]
     #[limit_request_per_time("item", 1, Days, 1, key = id)]
     async fn save(id: u64) -> Result<(), RequestPerMinute> {
@@ -107,9 +107,9 @@ async fn annotated_functions_and_stacked_rules() {
         .await;
 }
 
-/// Headers name the rule that was charged, not one that is switched off.
+/// Headers name the rule that was charged, and no rule that is switched off.
 #[tokio::test]
-async fn a_layer_tells_what_holds() {
+async fn headers_of_a_layer_report_the_rule_in_force() {
     use ratelimit_runtime::web::{Limit, RateLimitLayer};
     use tower::ServiceExt as _;
 
@@ -123,7 +123,7 @@ async fn a_layer_tells_what_holds() {
 }
 
 #[tokio::test]
-async fn a_rule_of_nowhere_else() {
+async fn a_rule_may_be_defined_in_the_file_alone() {
     let rules = Rules::parse("[rules.item]\ncount = 1\nunit = \"Hours\"\n[rules.half]\ncount = 1").unwrap();
     assert_eq!(rules.rule("item"), Some(Rule::new("item", 1, 60 * MINUTE)));
     assert_eq!((rules.rule("half"), rules.rule("none")), (None, None));
@@ -131,7 +131,7 @@ async fn a_rule_of_nowhere_else() {
 }
 
 #[tokio::test]
-async fn a_policy_for_one_rule() {
+async fn the_file_may_set_the_failure_policy_of_one_rule() {
     let rules = Rules::parse("[rules.item]\non_store_error = \"Deny\"").unwrap();
     let builder = Limiter::builder("redis://127.0.0.1:1").lazy().on_store_error(OnStoreError::Allow);
     let limiter = builder.rules(rules).build().await.unwrap();
@@ -139,9 +139,9 @@ async fn a_policy_for_one_rule() {
     limiter.acquire(&Rule::new("other", 1, MINUTE), 1).await.unwrap();
 }
 
-/// Only with what the code says is it seen that this can't be. A mistake changes nothing.
+/// Only together with the code are these settings a mistake. A mistake changes nothing.
 #[tokio::test]
-async fn what_does_not_fit_the_code_changes_nothing() {
+async fn settings_that_do_not_fit_the_code_change_nothing() {
     let limiter = with("[rules.item]\nalgorithm = \"SlidingWindow\"\nbuckets = 999").await;
     assert_eq!(limit(&limiter, "alice").await, 2);
     limiter.acquire(&ITEM, "alice").await.unwrap();
@@ -149,7 +149,7 @@ async fn what_does_not_fit_the_code_changes_nothing() {
 
 /// A changed count acts on what was counted; a changed period starts fresh.
 #[tokio::test]
-async fn a_change_acts_on_the_next_call() {
+async fn a_change_of_the_file_acts_on_the_next_call() {
     let file = File::new("[rules.item]\ncount = 4");
     let (limiters, _server) = both(&Rules::watch(&file.path).unwrap()).await;
     for limiter in &limiters {
@@ -174,7 +174,7 @@ async fn a_change_acts_on_the_next_call() {
 
 /// However it is changed: written over, replaced, a link that points elsewhere, gone and back.
 #[tokio::test]
-async fn a_change_is_seen_whatever_way_it_is_made() {
+async fn a_change_of_the_file_is_seen_in_whichever_way_it_is_made() {
     let file = File::new("[rules.item]\ncount = 1");
     let limiter = Limiter::builder("memory://").rules(Rules::watch(&file.path).unwrap()).build().await.unwrap();
     let becomes = async |expected: u64| {
@@ -202,7 +202,7 @@ async fn a_change_is_seen_whatever_way_it_is_made() {
 
 /// While it is used; and a change loses no call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_load_a_broken_file_changes_nothing() {
+async fn a_broken_file_changes_nothing_under_load() {
     let file = File::new("[rules.item]\ncount = 1000000");
     let rules = Rules::watch(&file.path).unwrap();
     let limiter = Limiter::builder("memory://").rules(rules).build().await.unwrap();
@@ -232,7 +232,7 @@ async fn under_load_a_broken_file_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_wrong_at_the_start_is_an_error() {
+async fn an_invalid_file_at_the_start_is_an_error() {
     let file = File::new("[rules.item]\n\ncount = 0");
     let wrong = Rules::watch(&file.path).unwrap_err().to_string();
     assert_eq!(wrong, format!("{}: line 3: `count` is 0; it must be at least 1", file.path.display()));
@@ -240,9 +240,9 @@ async fn a_file_that_is_wrong_at_the_start_is_an_error() {
     assert!(missing.contains("none.toml: No such file"), "{missing}");
 }
 
-/// A caller who waits is let in by a change, without any time that passes.
+/// A change admits a waiting caller without any time that passes.
 #[tokio::test]
-async fn a_change_reaches_those_who_wait() {
+async fn a_change_of_the_file_reaches_waiting_callers() {
     let server = RedisServer::start();
     for url in ["memory://", &server.url()] {
         for change in ["count = 500", "enabled = false", "shadow = true"] {
@@ -263,9 +263,9 @@ async fn a_change_reaches_those_who_wait() {
     }
 }
 
-/// Settings that are gone are gone for those too who have waited through them.
+/// Removed settings no longer apply, also to callers who waited through them.
 #[tokio::test]
-async fn a_removed_setting_does_not_stay_with_those_who_wait() {
+async fn a_removed_setting_no_longer_applies_to_waiting_callers() {
     let file = File::new("[rules.item]\ncount = 1");
     let rules = Rules::watch(&file.path).unwrap();
     let limiter = Limiter::builder("memory://").clock(ManualClock::new()).rules(rules.clone()).build().await.unwrap();
@@ -280,7 +280,7 @@ async fn a_removed_setting_does_not_stay_with_those_who_wait() {
 
 /// A file that is wrong only together with the code leaves the last settings that were right.
 #[tokio::test]
-async fn settings_that_do_not_fit_the_code_leave_the_last_that_did() {
+async fn settings_that_do_not_fit_the_code_leave_the_last_valid_ones() {
     const LARGE: &str = "[rules.item]\ncount = 4503599627370496";
     let code = Rule::new("item", 1000, MINUTE);
     let file = File::new("[rules.item]\ncount = 10\n[rules.item.keys]\nalice = { count = 20 }");
@@ -303,9 +303,9 @@ async fn settings_that_do_not_fit_the_code_leave_the_last_that_did() {
     eventually("the file is read", || async { limits().await == (11, 11) }).await;
 }
 
-/// What a call can't be decided by is as wrong as what no rule can be.
+/// An algorithm that a call cannot use is an error, as an impossible rule is.
 #[tokio::test]
-async fn an_algorithm_that_the_call_has_no_use_for_changes_nothing() {
+async fn an_algorithm_that_does_not_fit_the_call_changes_nothing() {
     let limiter = with("[rules.log]\nalgorithm = \"TokenBucket\"\n[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 5\n[rules.places]\nalgorithm = \"FixedWindow\"").await;
     let log = Rule::new("log", 5, MINUTE).with_algorithm(ratelimit_runtime::Algorithm::SlidingLog);
     let reservation = limiter.reserve(&log, "alice", 3).await.unwrap();
@@ -319,7 +319,7 @@ async fn an_algorithm_that_the_call_has_no_use_for_changes_nothing() {
 
 /// The half of a number is a number.
 #[tokio::test]
-async fn a_file_that_is_half_written_changes_nothing() {
+async fn a_half_written_file_changes_nothing() {
     let file = File::new("[rules.item]\ncount = 500");
     let limiter = Limiter::builder("memory://").rules(Rules::watch(&file.path).unwrap()).build().await.unwrap();
     fs::write(&file.path, "[rules.item]\ncount = 1").unwrap();
@@ -334,7 +334,7 @@ async fn a_file_that_is_half_written_changes_nothing() {
 
 /// A table that is not read is a mistake, unless it is the program's own.
 #[test]
-fn a_table_beside_the_rules_has_to_be_known() {
+fn an_unknown_table_beside_the_rules_is_an_error() {
     let text = "[[routes]]\npath = \"/\"\n[rules.item]\ncount = 1\n";
     let wrong = Rules::parse(text).unwrap_err().to_string();
     assert_eq!(wrong, "line 1: unknown table `routes`; write a rule as [rules.item]");

@@ -1,4 +1,5 @@
-//! The most that is admitted in any window of a period: reached exactly on both stores, and never passed.
+//! The largest number of admitted calls in any window of a period: each bound is reached and never
+//! exceeded.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use ratelimit_runtime::{Algorithm, ManualClock, Permit, Refill, RequestPerMinute, Rule};
 
-use crate::core::algorithms::Queue;
+use crate::core::algorithms::leaky_bucket::Queue;
 use crate::support::{ALIGNED, FIXED, LOG, Timed, admitted, fresh_key, in_memory};
 
 const MICRO: Duration = Duration::from_micros(1);
@@ -35,7 +36,7 @@ impl Admissions {
         self.0.iter().map(|(from, _)| in_window(*from)).max().unwrap_or(0)
     }
 
-    /// The same admissions as a clock of whole milliseconds saw them.
+    /// These admissions, at the times that a clock of whole milliseconds shows.
     fn in_ms(&self) -> Self {
         let cut = |at: Duration| Duration::from_millis(u64::try_from(at.as_millis()).unwrap());
         Self(self.0.iter().map(|(at, cost)| (cut(*at), *cost)).collect())
@@ -77,7 +78,7 @@ async fn a_fixed_window_reaches_twice_its_count() {
 }
 
 #[tokio::test]
-async fn a_log_reaches_its_count() {
+async fn a_sliding_log_reaches_its_count() {
     for timed in Timed::both().await {
         let rule = rule(100, 6000, LOG);
         let calls = [(Duration::ZERO, 100), (6000 * MS, 100), (12_000 * MS, 100)];
@@ -93,7 +94,8 @@ async fn a_log_reaches_its_count() {
     }
 }
 
-/// The most a sliding window admits in a period that begins in the last millisecond of a sub-window, where all of its calls came.
+/// The largest count of a sliding window, in a period that begins in the last millisecond of a
+/// sub-window. All its calls came in that millisecond.
 fn sliding_bound(rule: &Rule, buckets: u32) -> u64 {
     let size = u64::try_from((rule.period() / buckets).as_millis()).unwrap();
     let count = rule.count();
@@ -107,7 +109,8 @@ async fn a_sliding_window_reaches_its_bound() {
             let rule = rule(count, 60, Algorithm::SlidingWindow { buckets: buckets.into() });
             assert_eq!(sliding_bound(&rule, buckets), expected);
             let size = rule.period() / buckets;
-            // All of it in the last millisecond of a sub-window, and what there is in the last one of the period from then on.
+            // The whole count in the last millisecond of a sub-window, then all that fits in the
+            // last millisecond of the period from then on.
             let last = size - MS;
             let mut calls = vec![(last, count), (last + rule.period() - MS, expected - count)];
             calls.retain(|(_, cost)| *cost > 0);
@@ -118,9 +121,10 @@ async fn a_sliding_window_reaches_its_bound() {
     }
 }
 
-/// A clock with fractions sees a period that is up to a millisecond longer than the one of the store, which reads its own in whole ones.
+/// The store reads its clock in whole milliseconds. A finer clock sees a period that is up to a
+/// millisecond longer.
 #[tokio::test]
-async fn a_sliding_window_gains_a_millisecond_by_a_finer_clock() {
+async fn a_finer_clock_sees_one_millisecond_more_of_a_sliding_window() {
     for timed in Timed::both().await {
         let rule = rule(100, 60, Algorithm::SlidingWindow { buckets: 3 });
         let calls = [(19 * MS + 999 * MICRO, 100), (79 * MS, 95)];
@@ -128,7 +132,7 @@ async fn a_sliding_window_gains_a_millisecond_by_a_finer_clock() {
     }
 }
 
-/// A full bucket at once, and then all that comes back within a period.
+/// A full bucket is used at once, and then each token that comes back within a period.
 #[tokio::test]
 async fn a_token_bucket_reaches_burst_and_count() {
     for timed in Timed::both().await {
@@ -144,7 +148,7 @@ async fn a_token_bucket_reaches_burst_and_count() {
 
 /// One that holds less than the count gets no more than it can hold.
 #[tokio::test]
-async fn a_token_bucket_refilled_at_once_reaches_burst_and_count() {
+async fn a_token_bucket_refilled_at_intervals_reaches_burst_and_count() {
     for timed in Timed::both().await {
         for burst in [20, 100, 250] {
             let rule = rule(100, 60, bucket(burst, Refill::Interval));
@@ -167,7 +171,8 @@ impl Numbers {
     }
 }
 
-/// Many schedules of many calls on small numbers, with their times in half milliseconds and their costs from 1 to all there is.
+/// Many schedules of many calls on small numbers: times in half milliseconds, costs from 1 to the
+/// whole count.
 async fn schedules(rule: &Rule, mut check: impl FnMut(&Admissions)) {
     let (clock, period) = (ManualClock::new(), rule.period());
     let limiter = in_memory(&clock).await;
@@ -204,7 +209,7 @@ async fn schedules(rule: &Rule, mut check: impl FnMut(&Admissions)) {
 }
 
 #[tokio::test]
-async fn no_window_passes_twice_its_count() {
+async fn no_fixed_window_admits_more_than_twice_its_count() {
     for (count, period) in [(1, 1), (3, 7), (7, 4), (5, 20)] {
         let mut most = 0;
         for algorithm in [FIXED, ALIGNED] {
@@ -220,9 +225,9 @@ async fn no_window_passes_twice_its_count() {
     }
 }
 
-/// Aligned windows are known to everybody: each of them has its count, and no more.
+/// Clients know where an aligned window begins, so each has exactly its count.
 #[tokio::test]
-async fn no_aligned_window_passes_its_count() {
+async fn no_aligned_window_admits_more_than_its_count() {
     let rule = rule(100, 6000, ALIGNED);
     for timed in Timed::both().await {
         let (key, mut in_window) = (fresh_key(), [0; 8]);
@@ -236,7 +241,7 @@ async fn no_aligned_window_passes_its_count() {
 }
 
 #[tokio::test]
-async fn no_log_passes_its_count() {
+async fn no_sliding_log_admits_more_than_its_count() {
     for (count, period) in [(1, 1), (3, 7), (7, 4), (5, 20)] {
         let (rule, mut most) = (rule(count, period, LOG), 0);
         schedules(&rule, |admissions| {
@@ -249,9 +254,10 @@ async fn no_log_passes_its_count() {
     }
 }
 
-/// By the store's clock, which is read in whole milliseconds; and never more than the count in a window one sub-window shorter.
+/// Measured by the clock of the store, in whole milliseconds. A window that is one sub-window
+/// shorter never admits more than the count.
 #[tokio::test]
-async fn no_sliding_window_passes_its_bound() {
+async fn no_sliding_window_admits_more_than_its_bound() {
     for (count, period, buckets) in [(1, 1, 1), (3, 7, 1), (9, 4, 1), (20, 9, 1), (3, 12, 3), (20, 12, 3), (20, 6, 6)] {
         let rule = rule(count, period, Algorithm::SlidingWindow { buckets: buckets.into() });
         let (bound, shorter) = (sliding_bound(&rule, buckets), rule.period() - rule.period() / buckets);
@@ -269,7 +275,7 @@ async fn no_sliding_window_passes_its_bound() {
 }
 
 #[tokio::test]
-async fn no_token_bucket_passes_burst_and_count() {
+async fn no_token_bucket_admits_more_than_burst_and_count() {
     for (count, period) in [(1, 1), (3, 7), (7, 4), (5, 20)] {
         for burst in [1, 2, count, 2 * count + 1] {
             for (refill, bound) in [(Refill::Greedy, burst + count), (Refill::Interval, burst + count.min(burst))] {
@@ -311,9 +317,10 @@ impl Line {
     }
 }
 
-/// By the slots on the store's clock, the count in any window; a last call that takes several slots runs at the first of them.
+/// Measured by the slots on the clock of the store. A last call of several slots runs at the first
+/// of them.
 #[tokio::test]
-async fn no_leaky_bucket_passes_its_count() {
+async fn no_leaky_bucket_admits_more_than_its_count() {
     for (count, period, queue, largest) in
         [(1, 1, 3, 1), (3, 7, 9, 1), (7, 4, 20, 1), (5, 20, 0, 1), (5, 20, 12, 3), (3, 7, 9, 9), (7, 4, 20, 5)]
     {
@@ -347,7 +354,7 @@ async fn no_leaky_bucket_passes_its_count() {
 
 /// The first of a queue may run late in the millisecond of its slot, the others at its beginning.
 #[tokio::test]
-async fn a_leaky_bucket_gains_a_call_by_a_finer_clock() {
+async fn a_finer_clock_sees_one_call_more_of_a_leaky_bucket() {
     for timed in Timed::both().await {
         let rule = rule(10, 100, Algorithm::LeakyBucket { queue: 40 });
         timed.advance(999 * MICRO);

@@ -1,4 +1,4 @@
-//! A caller may go at any moment: nothing hangs, nothing is lost, the line moves on.
+//! Callers may leave at any moment: nothing hangs, no permit is lost, and the queue goes on.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -11,7 +11,7 @@ use ratelimit_harness::history::{Bounds, Granted, RecordedLimiter, Recorder, che
 use ratelimit_runtime::{Key, Limiter, ManualClock, Permit, RequestPerMinute, Rule};
 use tokio::task::JoinHandle;
 
-use crate::core::custom_store::on_plain_store;
+use crate::support::plain_store::on_plain_store;
 use crate::support::{
     ALGORITHMS, BUCKET, By, FIXED, INTERVAL, LOG, admitted, ends, exceeded, fresh_key, hourly, in_memory, limiter_on,
     settle,
@@ -26,9 +26,10 @@ fn waiter(limiter: &Limiter, rule: Rule) -> JoinHandle<Result<Permit, RequestPer
     tokio::spawn(async move { limiter.acquire_within(&rule, 1, HOUR).await })
 }
 
-/// The one at the head, who sleeps; one in the middle; the last; the head and the one who follows it.
+/// The sleeping caller at the head leaves, one in the middle, the last, and the head with the one
+/// behind it.
 #[tokio::test]
-async fn a_caller_may_leave_the_line_anywhere() {
+async fn a_caller_may_leave_any_position_of_a_queue() {
     for algorithm in [FIXED, LOG, BUCKET, INTERVAL] {
         for leaving in [vec![0], vec![2], vec![4], vec![0, 1], vec![1, 3], vec![0, 1, 2, 3], vec![0, 1, 2, 3, 4]] {
             let clock = ManualClock::new();
@@ -59,9 +60,9 @@ async fn a_caller_may_leave_the_line_anywhere() {
     }
 }
 
-/// Whoever was just woken may go too.
+/// A caller that was just woken leaves.
 #[tokio::test]
-async fn a_caller_may_leave_when_its_turn_comes() {
+async fn a_caller_may_leave_when_it_has_just_been_woken() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let rule = Rule::new("turn", 1, SECOND);
@@ -79,9 +80,9 @@ async fn a_caller_may_leave_when_its_turn_comes() {
     ends(third).await.unwrap().unwrap();
 }
 
-/// While the store is being asked, at the head of a line or without one.
+/// The store is asked by the head of a queue, or without a queue.
 #[tokio::test]
-async fn a_caller_may_leave_during_the_call() {
+async fn a_caller_may_leave_while_the_store_is_asked() {
     let (limiter, store, clock) = on_plain_store();
     let rule = Rule::new("call", 1, SECOND);
     let mut waiting = vec![waiter(&limiter, rule)];
@@ -122,7 +123,7 @@ async fn poll_and_drop(future: impl Future, polls: usize, mut between: impl FnMu
     }
 }
 
-/// Dropped after each number of polls there is.
+/// The future is dropped after each possible number of polls.
 #[tokio::test]
 async fn a_future_may_be_dropped_after_any_poll() {
     for algorithm in ALGORITHMS {
@@ -151,7 +152,7 @@ async fn a_future_may_be_dropped_after_any_poll() {
 
 /// A future that was never polled has charged nothing.
 #[tokio::test]
-async fn a_future_nobody_polls_does_nothing() {
+async fn a_future_that_is_never_polled_charges_nothing() {
     let server = RedisServer::start();
     for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
         let (rule, key) = (hourly(3, FIXED), fresh_key());
@@ -164,9 +165,9 @@ async fn a_future_nobody_polls_does_nothing() {
     }
 }
 
-/// On Redis a dropped call was made or not, whole or not at all; the next one finds its way at once.
+/// On Redis a dropped call is charged as a whole or not at all. The next call works at once.
 #[tokio::test]
-async fn a_call_to_redis_may_be_dropped() {
+async fn a_dropped_call_to_redis_is_charged_as_a_whole_or_not_at_all() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     for algorithm in ALGORITHMS {
@@ -185,8 +186,8 @@ async fn a_call_to_redis_may_be_dropped() {
     }
 }
 
-/// Callers come, lose patience and are served, in any order: as many are served as the rule says, in order, and the line
-/// is empty in the end.
+/// Callers come, leave and are served in random order. As many are served as the rule allows, in
+/// the order of arrival, and the queue is empty in the end.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Arrive { patience: u8 },
@@ -238,12 +239,12 @@ async fn comes_and_goes(steps: &[Step], count: u64, log: bool) {
         }
         waiting = still;
     }
-    // Nobody hangs: all who are left are served or lose their patience.
+    // No caller hangs: the remaining ones are served or give up.
     for _ in 0..50 {
         clock.advance(SECOND / 10);
         settle().await;
     }
-    assert!(waiting.iter().all(|(_, task)| task.is_finished()), "somebody waits for ever");
+    assert!(waiting.iter().all(|(_, task)| task.is_finished()), "a caller waits for ever");
     // The clock moves by up to 1.1 s at once.
     let bounds = Bounds { idle: Some(1_100_000), ..Bounds::of_controlled_clock() };
     if let Some(accusation) = check(&calls.history(), &bounds).first() {
@@ -262,7 +263,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn callers_come_and_go(steps in prop::collection::vec(step(), 1..40), count in 1_u64..4, log: bool) {
+    fn random_callers_who_wait_leave_and_return_lose_no_permit(steps in prop::collection::vec(step(), 1..40), count in 1_u64..4, log: bool) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(comes_and_goes(&steps, count, log));
     }

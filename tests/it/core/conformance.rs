@@ -1,4 +1,5 @@
-//! The conformance suite: the crate's stores pass it, and stores that break a promise hear which one.
+//! The conformance suite: the stores of this crate pass it, and it names the promise that a
+//! defective store breaks.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -14,18 +15,18 @@ use ratelimit_runtime::{Algorithm, CounterName, Decision, ManualClock, Refill, R
 use crate::support::{ALIGNED, FIXED, LOG, Timed};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn memory_conforms() {
+async fn the_memory_store_conforms() {
     conformance::check(&Timed::memory().await, ALGORITHMS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn redis_conforms() {
+async fn the_redis_store_conforms() {
     conformance::check(&Timed::redis().await, ALGORITHMS).await;
 }
 
 #[cfg(feature = "rustls")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn redis_over_tls_conforms() {
+async fn the_redis_store_over_tls_conforms() {
     let server = ratelimit_harness::RedisServer::builder().tls().controlled_clock().start();
     conformance::check(&Timed::on(server).await, ALGORITHMS).await;
 }
@@ -47,7 +48,7 @@ struct Inner {
     held: Vec<Held>,
 }
 
-/// What was held, and until when, whatever became of it.
+/// The held costs and their ends, settled or not.
 #[derive(Debug)]
 struct Held {
     charge: Charge,
@@ -380,14 +381,14 @@ fn end_of_lease(charge: &Charge, now: Duration) -> Duration {
     now + charge.hold.map_or(Duration::ZERO, |hold| hold.lease)
 }
 
-/// What the suite says of a store, if it says anything.
+/// The message of the suite, if the store fails it.
 async fn broken_promise(subject: &impl Subject, algorithms: &[Algorithm]) -> Option<String> {
     let checked = AssertUnwindSafe(conformance::check(subject, algorithms)).catch_unwind().await;
     checked.err().map(|panic: Box<dyn Any + Send>| *panic.downcast::<String>().expect("a message"))
 }
 
 #[tokio::test]
-async fn the_model_conforms() {
+async fn the_reference_model_conforms() {
     conformance::check(&Defective::new(None), ALGORITHMS).await;
 }
 
@@ -412,13 +413,13 @@ impl Store for HoldsNothing {
 }
 
 #[tokio::test]
-async fn a_store_that_holds_nothing_conforms() {
+async fn a_store_that_supports_no_holds_conforms() {
     let (model, clock) = Defective::new(None);
     conformance::check(&(HoldsNothing(model), clock), ALGORITHMS).await;
 }
 
 #[tokio::test]
-async fn each_defect_is_named() {
+async fn the_suite_names_each_defect_of_a_store() {
     const BUCKET: Algorithm = Algorithm::TokenBucket { burst: 7, refill: Refill::Greedy };
     const LEAKY: Algorithm = Algorithm::LeakyBucket { queue: 4 };
     const PLACES: Algorithm = Algorithm::Concurrent;

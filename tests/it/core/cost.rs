@@ -35,9 +35,9 @@ async fn a_cost_of_a_million_is_one_charge() {
     }
 }
 
-/// What is charged is what was granted, to the last unit.
+/// Charges equal grants, to the last unit.
 #[tokio::test]
-async fn costs_add_up() {
+async fn charged_costs_add_up_to_the_last_unit() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, key) = (hourly(100, algorithm), fresh_key());
@@ -59,9 +59,9 @@ async fn costs_add_up() {
     }
 }
 
-/// A log says when as much of it will have expired as is asked for, not when all has.
+/// `retry_after` of a log is when as much as the cost has expired, not when all has.
 #[tokio::test]
-async fn a_log_waits_for_as_much_as_is_asked_for() {
+async fn retry_after_of_a_log_is_when_the_cost_fits() {
     for timed in Timed::both().await {
         let (rule, key) = (Rule::new("partial", 10, 100 * SECOND).with_algorithm(LOG), fresh_key());
         for cost in [3, 1, 6] {
@@ -187,7 +187,7 @@ async fn an_impossible_rule_is_misconfigured() {
 
 /// 12 bytes an entry at 1,000 entries, the key and its name included; and no more after many periods.
 #[tokio::test]
-async fn a_log_is_small() {
+async fn a_log_takes_12_bytes_an_entry() {
     let timed = Timed::redis().await;
     let server = timed.server().unwrap();
     for period in [2 * SECOND, 300 * SECOND] {
@@ -208,7 +208,7 @@ async fn a_log_is_small() {
 
 /// Two entries at most, however much it weighs.
 #[tokio::test]
-async fn a_weight_takes_no_more_room_than_a_call() {
+async fn a_large_cost_takes_no_more_room_in_a_log_than_a_call() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     let (rule, key) = (Rule::new("weight", 1_000_000, HOUR).with_algorithm(LOG), fresh_key());

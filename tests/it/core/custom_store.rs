@@ -1,146 +1,15 @@
-//! A store of one's own, as somebody outside of the crate writes it.
+//! A store that a user of the crate wrote, behind a limiter.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_runtime::store::{Batch, Charge, Charges, Reply, Request, StoreError};
-use ratelimit_runtime::{Cause, CounterName, Decision, Key, Limiter, ManualClock, OnStoreError, Rule, Store};
-use tokio::sync::Semaphore;
+use ratelimit_runtime::{Cause, CounterName, Key, Limiter, ManualClock, OnStoreError, Rule, Store};
 
+use crate::support::plain_store::{PlainStore, on_plain_store};
 use crate::support::{ALGORITHMS, admitted, exceeded, hourly};
 
-/// A fixed window of the plainest kind. Counts the calls it gets; can be made to hold its answers, or to fail.
-#[derive(Clone, Debug)]
-pub(crate) struct PlainStore(Arc<Plain>);
-
-#[derive(Debug)]
-struct Plain {
-    clock: ManualClock,
-    windows: Mutex<HashMap<CounterName, (Duration, u64)>>,
-    calls: AtomicUsize,
-    seen: Mutex<Vec<CounterName>>,
-    holds: AtomicBool,
-    released: Semaphore,
-    fails: Mutex<Option<StoreError>>,
-}
-
-impl PlainStore {
-    pub(crate) fn new(clock: &ManualClock) -> Self {
-        Self(Arc::new(Plain {
-            clock: clock.clone(),
-            windows: Mutex::default(),
-            calls: AtomicUsize::new(0),
-            seen: Mutex::default(),
-            holds: AtomicBool::new(false),
-            released: Semaphore::new(0),
-            fails: Mutex::new(None),
-        }))
-    }
-
-    /// How often it was asked.
-    pub(crate) fn calls(&self) -> usize {
-        self.0.calls.load(Ordering::Relaxed)
-    }
-
-    /// The counters it was asked about.
-    pub(crate) fn seen(&self) -> Vec<CounterName> {
-        std::mem::take(&mut self.0.seen.lock().unwrap())
-    }
-
-    /// From now on every answer waits for a [`PlainStore::release`].
-    pub(crate) fn hold(&self) {
-        self.0.holds.store(true, Ordering::Relaxed);
-    }
-
-    /// Lets one answer go.
-    pub(crate) fn release(&self) {
-        self.0.released.add_permits(1);
-    }
-
-    /// From now on every decision fails, or none.
-    pub(crate) fn fail(&self, error: Option<StoreError>) {
-        *self.0.fails.lock().unwrap() = error;
-    }
-
-    fn decide_now(&self, batch: &mut Batch) {
-        for request in batch.iter_mut() {
-            request.outcome = match self.0.fails.lock().unwrap().clone() {
-                Some(error) => Err(error),
-                None => Ok(self.decide_one(request)),
-            };
-        }
-    }
-
-    fn decide_one(&self, request: &mut Request) -> bool {
-        let (now, mut windows) = (self.0.clock.now(), self.0.windows.lock().unwrap());
-        let mut fits = true;
-        for Charge { rule, counter, cost, decision, .. } in request.charges.iter_mut() {
-            let (end, used) = windows.get(counter).copied().filter(|(end, _)| *end > now).unwrap_or((now, 0));
-            let remaining = rule.count().saturating_sub(used);
-            let retry_after = (*cost > remaining).then(|| end - now);
-            *decision = Decision::new(rule.count(), remaining, end - now, retry_after);
-            fits &= *cost <= remaining;
-        }
-        for Charge { rule, counter, cost, decision, .. } in request.charges.iter_mut() {
-            if fits && request.consume && *cost > 0 {
-                let window = windows.entry(counter.clone()).or_insert((now, 0));
-                if window.0 <= now {
-                    *window = (now + rule.period(), 0);
-                }
-                window.1 += *cost;
-                *decision = Decision::new(rule.count(), decision.remaining() - *cost, window.0 - now, None);
-            }
-        }
-        fits
-    }
-}
-
-impl Store for PlainStore {
-    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
-        self.0.calls.fetch_add(1, Ordering::Relaxed);
-        let counters = batch.iter().flat_map(|request| request.charges.iter()).map(|charge| charge.counter.clone());
-        self.0.seen.lock().unwrap().extend(counters);
-        if !self.0.holds.load(Ordering::Relaxed) {
-            self.decide_now(&mut batch);
-            return Reply::Ready(batch);
-        }
-        let store = self.clone();
-        Reply::Pending(Box::pin(async move {
-            store.0.released.acquire().await.unwrap().forget();
-            store.decide_now(&mut batch);
-            batch
-        }))
-    }
-
-    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
-        let mut windows = self.0.windows.lock().unwrap();
-        let mut back = 0;
-        for charge in charges.iter() {
-            if let Some((_, used)) = windows.get_mut(&charge.counter) {
-                *used -= charge.cost;
-                back += charge.cost;
-            }
-        }
-        Reply::Ready(Ok(back))
-    }
-
-    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        self.0.windows.lock().unwrap().remove(&counter);
-        Reply::Ready(Ok(()))
-    }
-}
-
-pub(crate) fn on_plain_store() -> (Limiter, PlainStore, ManualClock) {
-    let clock = ManualClock::new();
-    let store = PlainStore::new(&clock);
-    let limiter = Limiter::builder("memory://").clock(clock.clone()).on_store_error(OnStoreError::Deny);
-    (limiter.over(store.clone()).unwrap(), store, clock)
-}
-
 #[tokio::test]
-async fn decides_for_a_limiter() {
+async fn a_custom_store_decides_for_a_limiter() {
     let clock = ManualClock::new();
     let store = PlainStore::new(&clock);
     let limiter = Limiter::with_store(store.clone());
@@ -162,9 +31,10 @@ async fn decides_for_a_limiter() {
     assert_eq!(admitted(&limiter, &rule, 1, 5).await, 3);
 }
 
-/// It sees what the docs promise: distinct counters, costs that could fit, nothing for an impossible call.
+/// A store sees only what its docs promise: distinct counters, costs that could fit, and no
+/// impossible call.
 #[tokio::test]
-async fn is_asked_only_what_it_can_decide() {
+async fn a_custom_store_is_asked_only_what_it_can_decide() {
     let (limiter, store, _clock) = on_plain_store();
     let rule = hourly(3, ALGORITHMS[0]);
     limiter.acquire_n(&rule, 1, 4).await.unwrap_err();
@@ -178,7 +48,7 @@ async fn is_asked_only_what_it_can_decide() {
 
 /// Each on its own, in this order, from first to last.
 #[tokio::test]
-async fn a_batch_is_a_list_of_requests() {
+async fn each_request_of_a_batch_is_decided_on_its_own_and_in_order() {
     let (limiter, store, _clock) = on_plain_store();
     let rule = hourly(3, ALGORITHMS[0]);
     for key in [1, 2] {
@@ -206,7 +76,7 @@ async fn a_batch_is_a_list_of_requests() {
 
 /// Two charges of one counter are one: the costs add up, and the lower count holds.
 #[tokio::test]
-async fn charges_of_one_counter_are_one() {
+async fn a_custom_store_gets_the_charges_of_one_counter_as_one() {
     let (limiter, store, _clock) = on_plain_store();
     let (rule, lower) = (hourly(9, ALGORITHMS[0]), hourly(5, ALGORITHMS[0]));
     limiter.peek(&rule, 1).await.unwrap();
@@ -222,9 +92,10 @@ async fn charges_of_one_counter_are_one() {
     assert_eq!(charges[0].cost, u64::MAX);
 }
 
-/// What it cannot decide goes by the policy; what is wrong with it is told whatever the policy.
+/// The failure policy decides an unavailable store. A misconfigured store is an error under each
+/// policy.
 #[tokio::test]
-async fn its_errors_reach_the_caller() {
+async fn errors_of_a_custom_store_reach_the_caller() {
     let rule = hourly(8, ALGORITHMS[0]);
     for policy in [OnStoreError::Deny, OnStoreError::Allow, OnStoreError::Local] {
         let clock = ManualClock::new();
@@ -257,9 +128,9 @@ async fn its_errors_reach_the_caller() {
     }
 }
 
-/// A store that breaks its promises is told so, and nobody is let through by it.
+/// A store that breaks its contract is an error, and admits no call.
 #[tokio::test]
-async fn its_mistakes_admit_nobody() {
+async fn mistakes_of_a_custom_store_admit_no_call() {
     #[derive(Debug)]
     struct Loses;
 
@@ -300,9 +171,9 @@ async fn its_mistakes_admit_nobody() {
     assert_eq!(Limiter::with_store(Loses).peek(&rule, 1).await.unwrap_err().cause(), Cause::Misconfigured);
 }
 
-/// It never answers: the deadline does.
+/// The store never answers.
 #[tokio::test(start_paused = true)]
-async fn its_silence_ends_at_the_deadline() {
+async fn a_call_to_a_silent_custom_store_ends_at_the_deadline() {
     let (rule, clock) = (hourly(3, ALGORITHMS[0]), ManualClock::new());
     let store = PlainStore::new(&clock);
     let limiter = Limiter::builder("memory://").deadline(Duration::from_secs(3)).on_store_error(OnStoreError::Deny);

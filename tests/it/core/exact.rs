@@ -1,4 +1,4 @@
-//! As many are admitted as the rule says, however many ask at once.
+//! Exactly the count is admitted, with any number of concurrent callers, tasks and processes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -131,7 +131,7 @@ async fn a_thousand_tasks_share_a_token_bucket_in_memory() {
 
 /// All calls carry the same microsecond.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_stands_still_changes_nothing() {
+async fn counts_are_exact_while_the_clock_stands_still() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let rule = Rule::new("item", 600, Duration::from_secs(60)).by(algorithm);

@@ -1,4 +1,4 @@
-//! Whatever a caller puts into a key: distinct counters have distinct names, and a name reads well.
+//! Keys of any content: distinct counters have distinct names, and a name is readable.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use ratelimit_runtime::{
 };
 use tokio::runtime::Runtime;
 
-use crate::core::custom_store::{PlainStore, on_plain_store};
+use crate::support::plain_store::{PlainStore, on_plain_store};
 use crate::support::{ALGORITHMS, FIXED, LOG, hourly, limiter_on};
 
 fn runtime() -> Runtime {
@@ -31,7 +31,7 @@ fn name_of(key: impl RateKey) -> String {
 }
 
 #[test]
-fn a_name_reads_as_the_docs_say() {
+fn the_name_of_a_counter_reads_as_documented() {
     assert_eq!(name_of(4711), "item:{4711}:fixed:60000");
     assert_eq!(name_of(("eu", 4711)), "item:{(eu,4711)}:fixed:60000");
     let log = Rule::new("item", 1, Duration::from_secs(3600)).with_algorithm(LOG);
@@ -41,7 +41,7 @@ fn a_name_reads_as_the_docs_say() {
 }
 
 #[test]
-fn what_prints_the_same_is_one_key() {
+fn keys_that_print_the_same_are_one_key() {
     let same: [&[&dyn RateKey]; 4] = [
         &[
             &1_u8,
@@ -69,7 +69,7 @@ fn what_prints_the_same_is_one_key() {
 
 /// Each of these has been taken for another somewhere.
 #[test]
-fn notorious_keys_differ() {
+fn notorious_keys_have_distinct_names() {
     let keys: Vec<Box<dyn RateKey>> = vec![
         Box::new(""),
         Box::new(("",)),
@@ -261,9 +261,9 @@ async fn without_a_key(limiter: &Limiter) -> Result<(), RequestPerMinute> {
     Ok(())
 }
 
-/// One counter for all is nobody's own: no key leads to it.
+/// A rule without a key has one counter for all callers. No key has the name of that counter.
 #[tokio::test]
-async fn no_key_leads_to_the_counter_of_all() {
+async fn no_key_has_the_name_of_the_counter_without_a_key() {
     let (limiter, store, _clock) = on_plain_store();
     without_a_key(&limiter).await.unwrap();
     let shared = store.seen().remove(0);
@@ -276,9 +276,9 @@ async fn no_key_leads_to_the_counter_of_all() {
     }
 }
 
-/// The same on a real server: as many counters as keys, and each found again.
+/// On a real server there are as many counters as keys, and each is found again.
 #[tokio::test]
-async fn redis_keeps_every_key_apart() {
+async fn redis_keeps_all_keys_apart() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     let mut keys: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
@@ -303,7 +303,7 @@ async fn redis_keeps_every_key_apart() {
 }
 
 #[tokio::test]
-async fn memory_keeps_every_key_apart() {
+async fn memory_keeps_all_keys_apart() {
     let limiter = Limiter::in_memory();
     let rule = hourly(5000, FIXED);
     let keys: Vec<String> = (0..4000).map(|number| format!("{{{number}}}:%")).collect();

@@ -1,4 +1,4 @@
-//! The memory store is bounded, and no bound gives anybody a fresh counter.
+//! The memory store is bounded, and its bound gives no caller a fresh counter.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ async fn holding(max_keys: usize, policy: OnStoreError) -> (Limiter, ManualClock
 }
 
 #[tokio::test]
-async fn a_full_store_refuses_new_keys_and_forgets_no_old_one() {
+async fn a_full_store_refuses_new_keys_and_keeps_all_old_ones() {
     for algorithm in ALGORITHMS {
         for max_keys in [1, 2, 100, 1000] {
             let (limiter, clock) = holding(max_keys, OnStoreError::Deny).await;
@@ -52,7 +52,7 @@ async fn a_full_store_refuses_new_keys_and_forgets_no_old_one() {
 }
 
 #[tokio::test]
-async fn the_policy_decides_on_a_full_store() {
+async fn the_failure_policy_decides_on_a_full_store() {
     let rule = Rule::new("full", 1, MINUTE);
     for (policy, let_through) in
         [(OnStoreError::Local, false), (OnStoreError::Deny, false), (OnStoreError::Allow, true)]
@@ -72,7 +72,7 @@ async fn the_policy_decides_on_a_full_store() {
 
 /// A counter that is stored is charged without a look at all of the rule: only rules without a fault may find it.
 #[tokio::test]
-async fn a_rule_with_a_fault_finds_no_counter_of_one_without() {
+async fn an_invalid_rule_does_not_charge_the_counter_of_a_valid_one() {
     let (limiter, _clock) = holding(10, OnStoreError::Deny).await;
     let right = Rule::new("item", 9_999_999_999, SECOND);
     limiter.acquire(&right, 1).await.unwrap();
@@ -88,7 +88,7 @@ async fn a_rule_with_a_fault_finds_no_counter_of_one_without() {
 }
 
 #[tokio::test]
-async fn what_is_refunded_or_reset_makes_room() {
+async fn a_refund_or_a_reset_makes_room_in_a_full_store() {
     for algorithm in ALGORITHMS {
         let (limiter, _clock) = holding(2, OnStoreError::Deny).await;
         let rule = Rule::new("room", 3, MINUTE).by(algorithm);
@@ -111,7 +111,7 @@ async fn what_is_refunded_or_reset_makes_room() {
 
 /// No half of a stack is charged where there is no room for the other half.
 #[tokio::test]
-async fn a_stack_without_room_charges_nothing() {
+async fn several_rules_without_room_for_all_charge_nothing() {
     let (limiter, _clock) = holding(3, OnStoreError::Deny).await;
     let rule = Rule::new("stack", 5, MINUTE);
     limiter.acquire(&rule, "old").await.unwrap();
@@ -124,7 +124,7 @@ async fn a_stack_without_room_charges_nothing() {
 
 /// Keys come and go far above what the store holds; every call is answered, and no key gets more than its limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_run_far_above_capacity_ends() {
+async fn keys_far_above_the_capacity_are_all_answered_and_limited() {
     for algorithm in ALGORITHMS {
         let (limiter, clock) = holding(500, OnStoreError::Deny).await;
         let rule = Rule::new("far", 2, SECOND).by(algorithm);
@@ -151,16 +151,17 @@ async fn a_run_far_above_capacity_ends() {
         tasks.join_all().await;
         let (served, refused) = (served.load(Ordering::Relaxed), refused.load(Ordering::Relaxed));
         assert_eq!(served + refused, 80_000);
-        // 20 seconds; a key that was charged once is as good as new after one at the earliest, or, of a bucket that gets two in a
-        // second, after half of one. At most 500 new keys in each of them, and in the one before the first.
+        // 20 seconds pass. A key charged once is as good as new after a second, or after half a
+        // second for a bucket of two a second. At most 500 new keys fit in each of these times, and
+        // in the one before the first.
         let lives = if algorithm == BUCKET { 40 } else { 20 };
         assert!((501..=(lives + 2) * 500).contains(&served), "{served} served, {algorithm:?}");
     }
 }
 
-/// Whoever throws new keys at the store to get rid of an old one does not.
+/// New keys do not push an old one out of the store.
 #[tokio::test]
-async fn a_flood_of_keys_frees_nobody() {
+async fn a_flood_of_new_keys_evicts_no_counter() {
     for algorithm in ALGORITHMS {
         let (limiter, clock) = holding(50, OnStoreError::Deny).await;
         let quiet = in_memory(&clock).await;
@@ -183,7 +184,7 @@ async fn a_flood_of_keys_frees_nobody() {
     }
 }
 
-/// Counters that end one after another make room one after another: a new key finds it in the millisecond in which it is there.
+/// Counters end one after another, and each makes room for a new key in the millisecond of its end.
 #[tokio::test]
 async fn a_full_store_admits_a_new_key_as_soon_as_a_counter_has_ended() {
     const A_MILLISECOND: u64 = 5;

@@ -1,4 +1,4 @@
-//! Memory, Redis and a model that is plainly right, driven through the same random schedules: they decide alike.
+//! Memory, Redis and a reference model run the same random schedules, and decide alike.
 
 use std::env;
 
@@ -8,7 +8,7 @@ use ratelimit_runtime::conformance::{ALGORITHMS, Schedule, Subject, Trial};
 
 use crate::support::{BUCKET, FIXED, LOG, Timed};
 
-/// As many schedules as `RATELIMIT_SCHEDULES` says, or 500.
+/// The number of schedules: `RATELIMIT_SCHEDULES`, or 500.
 fn schedules() -> u32 {
     env::var("RATELIMIT_SCHEDULES").map_or(500, |number| {
         number.parse().unwrap_or_else(|_| panic!("RATELIMIT_SCHEDULES is {number:?}; give it a number of schedules"))
@@ -42,7 +42,7 @@ fn memory_redis_and_the_model_decide_alike() {
     all_decide_alike(schedule(ALGORITHMS, true).prop_map(Schedule::without_denial_cache), schedules());
 }
 
-/// Those that hold, and some beside them.
+/// Algorithms that hold, and some beside them.
 const HOLDING: &[Algorithm] = &[LOG, Algorithm::Concurrent, LOG, FIXED, BUCKET];
 
 #[test]
@@ -52,11 +52,11 @@ fn memory_redis_and_the_model_hold_alike() {
 
 /// In whole milliseconds: what a store rounded up to one is known no better.
 #[test]
-fn what_is_known_of_denials_is_what_redis_would_say() {
+fn cached_denials_are_what_redis_would_reply() {
     all_decide_alike(schedule(ALGORITHMS, false), schedules());
 }
 
 #[test]
-fn what_is_known_of_denials_is_what_redis_would_say_of_what_is_held() {
+fn cached_denials_of_holds_are_what_redis_would_reply() {
     all_decide_alike(schedule(HOLDING, false), schedules());
 }

@@ -1,4 +1,4 @@
-//! What can be seen of decisions: metrics and events.
+//! Metrics, log lines and spans of decisions.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -11,9 +11,9 @@ use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time};
 use tracing::Level;
 
-use crate::failure::Log;
-use crate::redis::server::eventually;
+use crate::support::eventually;
 use crate::support::limiter_on;
+use crate::support::log::Log;
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Nobody may read this in a label or a line.
@@ -51,7 +51,7 @@ impl Recorder {
 }
 
 impl Recorder {
-    /// How many more calls wait, and how many waits have ended, since the last look.
+    /// Change of the number of waiting calls, and number of ended waits, since the last look.
     fn waits(&self) -> (f64, usize) {
         let mut waits = (0.0, 0);
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
@@ -121,7 +121,7 @@ async fn each_decision_is_counted_once_by_rule_and_outcome() {
 }
 
 #[tokio::test]
-async fn refusals_are_events_without_keys() {
+async fn refusals_are_logged_without_keys() {
     let log = Log::default();
     let _guard = tracing::subscriber::set_default(log.clone());
     let rule = Rule::new("item", 1, MINUTE);
@@ -139,7 +139,7 @@ async fn refusals_are_events_without_keys() {
     assert!(refusal.contains("rule=\"item\"") && refusal.contains("cause=Exceeded"), "{refusal}");
 
     // Once a second at most of each rule, for all tests of this process together.
-    eventually("a refusal in shadow mode is told", || async {
+    eventually("a refusal in shadow mode is logged", || async {
         limiter.acquire(&rule.with_shadow(true), SECRET).await.unwrap();
         !log.with("in shadow mode").is_empty()
     })
@@ -149,7 +149,7 @@ async fn refusals_are_events_without_keys() {
 }
 
 #[tokio::test]
-async fn a_missing_key_and_an_outage_are_outcomes() {
+async fn a_missing_key_and_an_outage_are_counted_as_outcomes() {
     #[limit_request_per_time("keyed", 1, Days, 5, key = id, on_missing_key = Deny)]
     async fn keyed(id: Option<&str>) -> Result<(), RequestPerMinute> {
         Ok(())
@@ -175,7 +175,7 @@ async fn a_missing_key_and_an_outage_are_outcomes() {
 
 /// Calls that wait are one decision each, however often the store is asked for them.
 #[tokio::test]
-async fn a_call_that_waits_is_counted_when_it_ends() {
+async fn a_waiting_call_is_counted_once_when_it_ends() {
     let recorder = Recorder::install();
     let limiter = Limiter::in_memory();
     let rule = Rule::new("item", 1, Duration::from_millis(20));
@@ -194,7 +194,7 @@ async fn a_call_that_waits_is_counted_when_it_ends() {
 
 /// A gauge of callers who wait now, a histogram of waits, and a span around each.
 #[tokio::test]
-async fn a_call_that_waits_is_seen_while_it_waits() {
+async fn a_waiting_call_is_in_a_gauge_a_histogram_and_a_span() {
     let recorder = Recorder::install();
     let log = Log::default();
     let _guard = tracing::subscriber::set_default(log.clone());
@@ -218,9 +218,9 @@ async fn a_call_that_waits_is_seen_while_it_waits() {
     assert_eq!(log.with(SECRET), []);
 }
 
-/// How many decisions a call carries can be seen.
+/// The number of decisions in a batch is a metric.
 #[tokio::test]
-async fn decisions_that_travel_together_are_told() {
+async fn the_number_of_decisions_a_batch_is_a_metric() {
     let recorder = Recorder::install();
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
@@ -232,9 +232,10 @@ async fn decisions_that_travel_together_are_told() {
     assert!(seen["store_round_trips_total"] < 100, "{seen:?}");
 }
 
-/// A trial must be seen also where another rule refuses, or nobody could compare the two.
+/// Calls refused by another rule are in the counts of the shadow rule too, so that the two can be
+/// compared.
 #[tokio::test]
-async fn a_rule_in_shadow_mode_is_counted_beside_one_that_refuses() {
+async fn a_shadow_rule_is_counted_beside_a_rule_that_refuses() {
     let recorder = Recorder::install();
     let tried = Rule::new("tried", 1, MINUTE).with_shadow(true);
     let held = Rule::new("held", 2, MINUTE);
@@ -258,7 +259,7 @@ async fn a_rule_in_shadow_mode_is_counted_beside_one_that_refuses() {
 
 /// A rule that refuses often does not keep another one out of the log.
 #[tokio::test]
-async fn each_rule_in_shadow_mode_has_its_line_in_the_log() {
+async fn each_shadow_rule_has_its_own_line_in_the_log() {
     let log = Log::default();
     let _guard = tracing::subscriber::set_default(log.clone());
     tracing::callsite::rebuild_interest_cache();

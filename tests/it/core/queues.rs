@@ -1,4 +1,5 @@
-//! Queues of waiting callers: how many ask at once, several counters, changes, leaving and closing, and what callers are told.
+//! Queues of waiting callers: how many ask the store at once, calls of several counters, changes
+//! from outside, callers who leave, and the numbers of refusals.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,7 +15,7 @@ use ratelimit_runtime::{
 };
 use tokio::task::JoinSet;
 
-use crate::core::custom_store::on_plain_store;
+use crate::support::plain_store::on_plain_store;
 use crate::support::{FIXED, LOG, Timed, ends, exceeded, in_memory, settle};
 
 const MS: Duration = Duration::from_millis(1);
@@ -48,9 +49,9 @@ impl Callers {
     }
 }
 
-/// The first question says how much remains; all that fits is asked for before the next answer is here.
+/// The first reply says how much remains. All callers that fit ask before the next reply is here.
 #[tokio::test]
-async fn as_many_callers_ask_at_once_as_there_is_room() {
+async fn as_many_waiting_callers_ask_at_once_as_there_is_room() {
     let (limiter, store, clock) = on_plain_store();
     let rule = Rule::new("room", 10, SECOND);
     let mut callers = Callers::new();
@@ -123,7 +124,7 @@ async fn of_user(limiter: &Limiter, user: u64) -> Result<(), RequestPerMinute> {
 
 /// Ten a second of all users are served, whether or not one of them waits for its own limit.
 #[tokio::test]
-async fn a_caller_whose_own_limit_is_spent_delays_no_other() {
+async fn a_caller_who_waits_for_its_own_limit_delays_no_other() {
     let mut served = Vec::new();
     for exhausted in [0, 20] {
         let clock = ManualClock::new();
@@ -157,7 +158,7 @@ async fn a_caller_whose_own_limit_is_spent_delays_no_other() {
 
 /// Many users get room again in each period of the limit of all, which keeps serving.
 #[tokio::test]
-async fn a_reserved_permit_leaves_the_rest_to_others() {
+async fn a_permit_reserved_for_a_waiting_caller_leaves_the_rest_to_others() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let (user, all) = (Rule::new("of-user", 1, 4 * SECOND), Rule::new("of-all", 100, SECOND));
@@ -195,9 +196,9 @@ async fn of_user_and_all(limiter: &Limiter, user: u64) -> Result<(), RequestPerM
     Ok(())
 }
 
-/// What this process refunds or resets is there for those who wait, at once.
+/// A refund or a reset by this process is available to waiting callers at once.
 #[tokio::test]
-async fn a_refund_or_a_reset_lets_the_next_caller_ask() {
+async fn a_refund_or_a_reset_wakes_the_next_waiting_caller() {
     for timed in Timed::both().await {
         for algorithm in [FIXED, LOG] {
             for is_reset in [false, true] {
@@ -217,7 +218,7 @@ async fn a_refund_or_a_reset_lets_the_next_caller_ask() {
                 }
                 ends(callers.tasks.join_next()).await.unwrap().unwrap().unwrap();
                 assert_eq!(callers.served(), 1, "{of}");
-                // Somebody who is ready to wait a second is let through as somebody who is not.
+                // A caller with a maximum wait of a second is refused like one without.
                 if is_reset {
                     ends(limiter.acquire_within(&rule, key, SECOND)).await.expect(&of);
                 }
@@ -228,7 +229,7 @@ async fn a_refund_or_a_reset_lets_the_next_caller_ask() {
 
 /// A refund while the refusal of the caller is on its way.
 #[tokio::test]
-async fn a_refund_during_a_question_is_not_missed() {
+async fn a_refund_while_a_refusal_is_on_its_way_is_not_missed() {
     let (limiter, store, clock) = on_plain_store();
     let rule = Rule::new("meanwhile", 1, HOUR);
     let permit = limiter.acquire(&rule, 1).await.unwrap();
@@ -247,7 +248,7 @@ async fn a_refund_during_a_question_is_not_missed() {
 
 /// Another process has reset the counter: noticed when the longest time without a question is over.
 #[tokio::test]
-async fn changes_by_other_processes_are_noticed_after_a_second_or_a_tenth_of_the_period() {
+async fn changes_by_other_processes_are_noticed_in_a_second_or_a_tenth_of_the_period() {
     let timed = Timed::redis().await;
     let rule = Rule::new("others", 1, 60 * SECOND);
     let server = timed.server().unwrap();
@@ -266,9 +267,9 @@ async fn refusal_is_here() {
     tokio::time::sleep(50 * MS).await;
 }
 
-/// Leaving costs the store nothing: those behind know what was last said.
+/// Callers who leave cost the store nothing: callers behind them know the last reply.
 #[tokio::test]
-async fn callers_who_leave_ask_nobody() {
+async fn callers_who_leave_a_queue_cause_no_request() {
     let (limiter, store, _clock) = on_plain_store();
     let rule = Rule::new("leave", 1, HOUR);
     let mut callers = Callers::new();
@@ -305,7 +306,7 @@ impl Wake for EndsItsTask {
 }
 
 #[test]
-fn a_waker_that_drops_its_task_blocks_nobody() {
+fn a_waker_that_drops_its_task_causes_no_deadlock() {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -329,7 +330,7 @@ fn a_waker_that_drops_its_task_blocks_nobody() {
 }
 
 #[tokio::test]
-async fn a_limiter_that_is_closed_refuses_those_who_wait() {
+async fn a_closed_limiter_refuses_its_waiting_callers() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let rule = Rule::new("closed", 1, SECOND);
@@ -349,7 +350,7 @@ async fn a_limiter_that_is_closed_refuses_those_who_wait() {
 
 /// A refused caller hears how long its wait would have been, not that of the first in the queue.
 #[tokio::test]
-async fn a_refusal_tells_the_wait_in_the_queue() {
+async fn retry_after_of_a_refused_caller_includes_the_queue_ahead() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let rule = Rule::new("told", 1, 300 * MS);
@@ -371,7 +372,7 @@ async fn a_refusal_tells_the_wait_in_the_queue() {
 
 /// A bucket gives a permit each 100 ms: the fifth caller would wait for 500 ms.
 #[tokio::test]
-async fn a_refusal_tells_the_wait_for_a_bucket() {
+async fn retry_after_behind_a_queue_is_computed_from_the_rate_of_a_bucket() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let bucket = Algorithm::TokenBucket { burst: 1, refill: ratelimit_runtime::Refill::Greedy };
@@ -396,9 +397,9 @@ async fn of_patient_user(limiter: &Limiter, user: u64) -> Result<(), RequestPerM
     Ok(())
 }
 
-/// Callers ahead who wait for their own limit are no reason to refuse those behind them.
+/// Callers ahead wait for limits of their own, which is no reason to refuse callers behind them.
 #[tokio::test]
-async fn a_caller_behind_others_whose_own_limit_is_spent_is_not_refused_at_once() {
+async fn callers_who_wait_for_their_own_limits_do_not_lengthen_the_wait_of_others() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let mut exhausted = JoinSet::new();
@@ -420,7 +421,7 @@ async fn a_caller_behind_others_whose_own_limit_is_spent_is_not_refused_at_once(
     assert_eq!(exhausted.len(), 35);
 }
 
-/// Refuses a thousand times, and each time says that the cost fits at once.
+/// A store that refuses a thousand times, and each time reports that the cost fits at once.
 #[derive(Clone, Debug, Default)]
 struct Impatient(Arc<AtomicU64>);
 
@@ -444,7 +445,7 @@ impl ratelimit_runtime::Store for Impatient {
 }
 
 #[tokio::test]
-async fn a_store_that_tells_no_wait_is_not_asked_in_a_loop() {
+async fn a_store_that_denies_without_a_wait_is_not_asked_in_a_loop() {
     let (clock, store) = (ManualClock::new(), Impatient::default());
     let limiter = Limiter::builder("memory://").clock(clock.clone()).over(store.clone()).unwrap();
     let mut callers = Callers::new();

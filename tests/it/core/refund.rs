@@ -1,4 +1,4 @@
-//! What is refunded is what still counts, and nobody else's.
+//! A refund returns the part of a charge that still counts, and no charge of another caller.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn remaining(timed: &Timed, rule: &Rule, key: u64) -> u64 {
 }
 
 #[tokio::test]
-async fn within_its_window_a_charge_is_refunded_whole() {
+async fn a_charge_is_refunded_in_full_within_its_window() {
     for timed in Timed::both().await {
         for algorithm in [FIXED, ALIGNED, LOG, SLIDING, INTERVAL] {
             timed.advance(3600 * SECOND - since_full_hour(&timed));
@@ -48,7 +48,7 @@ fn since_full_hour(timed: &Timed) -> Duration {
 
 /// The sub-window of a charge counts by how much of it the last period overlaps, and that much is refunded.
 #[tokio::test]
-async fn a_sliding_window_refunds_what_a_charge_still_weighs() {
+async fn a_sliding_window_refunds_the_weight_a_charge_still_has() {
     for timed in Timed::both().await {
         for (later, back) in [(0, 10), (59, 10), (60, 10), (75, 8), (90, 5), (119, 1), (120, 0), (180, 0)] {
             timed.advance(3600 * SECOND - since_full_hour(&timed));
@@ -63,9 +63,10 @@ async fn a_sliding_window_refunds_what_a_charge_still_weighs() {
     }
 }
 
-/// Of what it was charged, what it cannot have refilled since, to the fraction; a part of a token is said as one.
+/// The refund is the part of the charge that cannot have been refilled since, to the fraction. A
+/// fraction of a token is reported as one.
 #[tokio::test]
-async fn a_token_bucket_refunds_what_it_has_not_refilled() {
+async fn a_token_bucket_refunds_the_part_not_refilled_yet() {
     let cases: [(_, &[(u32, u64)]); 2] = [
         // One each six seconds.
         (BUCKET, &[(0, 7), (1, 7), (6_000, 6), (6_001, 6), (41_999, 1), (42_000, 0), (48_000, 0), (60_000, 0)]),
@@ -88,7 +89,7 @@ async fn a_token_bucket_refunds_what_it_has_not_refilled() {
 
 /// Several periods to fill it: what the refills so far have brought is not refunded.
 #[tokio::test]
-async fn a_bucket_that_takes_several_periods_refunds_less_after_each() {
+async fn a_bucket_refilled_over_several_periods_refunds_less_after_each() {
     for timed in Timed::both().await {
         for (periods, back) in [(0, 12), (1, 7), (2, 2), (3, 0)] {
             let rule = Rule::new("slow", 5, 60 * SECOND);
@@ -110,7 +111,7 @@ async fn exceeded_or_fits(timed: &Timed, rule: &Rule, key: u64, left: u64) {
 }
 
 #[tokio::test]
-async fn charges_of_one_instant_are_refunded_apart() {
+async fn charges_of_one_instant_are_refunded_separately() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, key) = (hourly(10, algorithm), fresh_key());
@@ -124,9 +125,10 @@ async fn charges_of_one_instant_are_refunded_apart() {
     }
 }
 
-/// Neither into an empty counter nor into somebody's next window; at its end, a millisecond and many windows later.
+/// Tried at the end of the window, a millisecond later and many windows later: with no later calls,
+/// and with calls in the next window.
 #[tokio::test]
-async fn after_its_window_nothing_is_refunded() {
+async fn nothing_is_refunded_after_the_window_of_a_charge() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             for later in [Duration::ZERO, MS, SECOND, 9 * SECOND, 899_981 * MS, 7200 * SECOND] {
@@ -178,7 +180,7 @@ async fn no_later_window_is_credited(timed: &Timed, waits: impl Iterator<Item = 
 }
 
 #[tokio::test]
-async fn no_later_window_is_credited_whenever_it_was_opened() {
+async fn a_refund_credits_no_later_window() {
     for timed in Timed::both().await {
         // Round numbers, and what a store may count its windows by: powers of two, and a prime.
         let round = (0..6).map(|digits| 10_u64.pow(digits) * 1000);
@@ -189,7 +191,7 @@ async fn no_later_window_is_credited_whenever_it_was_opened() {
 }
 
 #[tokio::test]
-async fn of_several_rules_only_what_still_counts_is_refunded() {
+async fn a_refund_of_several_rules_returns_only_what_still_counts() {
     for timed in Timed::both().await {
         for (short, long) in [(FIXED, FIXED), (LOG, LOG), (FIXED, LOG), (LOG, FIXED)] {
             let short = Rule::new("short", 10, SECOND).with_algorithm(short);
@@ -209,9 +211,10 @@ async fn of_several_rules_only_what_still_counts_is_refunded() {
     }
 }
 
-/// Where a store can tell: a sliding window and a bucket know no charge by itself, and may take what was charged since.
+/// Tested where a store can tell: a sliding window and a bucket do not know single charges, and may
+/// take later ones.
 #[tokio::test]
-async fn a_counter_that_was_reset_owes_nothing() {
+async fn nothing_is_refunded_after_a_reset() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, key) = (Rule::new("forgotten", 10, 10 * SECOND).by(algorithm), fresh_key());
@@ -231,7 +234,7 @@ async fn a_counter_that_was_reset_owes_nothing() {
 }
 
 #[tokio::test]
-async fn a_permit_nobody_paid_for_gives_nothing_back() {
+async fn a_permit_that_cost_nothing_refunds_nothing() {
     for timed in Timed::both().await {
         let (rule, key) = (hourly(3, LOG), fresh_key());
         timed.limiter.acquire_n(&rule, key, 2).await.unwrap();
@@ -245,7 +248,7 @@ async fn a_permit_nobody_paid_for_gives_nothing_back() {
 
 /// Refunding takes the permit, and there is no second one: this does not compile if a permit can be cloned.
 #[test]
-fn a_permit_is_refunded_once() {
+fn a_permit_can_be_refunded_only_once() {
     trait OnlyOnce<Marker> {
         fn is_told() {}
     }
@@ -256,7 +259,7 @@ fn a_permit_is_refunded_once() {
 
 /// Permits refunded while others are taken: what is charged in the end is what was kept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_load_nothing_is_lost_or_gained() {
+async fn refunds_under_load_neither_lose_nor_gain_permits() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, key) = (hourly(100_000, algorithm), fresh_key());

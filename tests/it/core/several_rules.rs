@@ -1,4 +1,4 @@
-//! Several rules at once: all of them, or none.
+//! Calls of several rules: all rules are charged, or none.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ fn pairs() -> impl Iterator<Item = (Algorithm, Algorithm)> {
     ALGORITHMS.into_iter().flat_map(|one| ALGORITHMS.map(|other| (one, other)))
 }
 
-/// Whichever of them refuses, first or last, the others are as before.
+/// The first or the last rule refuses, and the others are as before.
 #[tokio::test]
-async fn a_refusal_charges_no_rule() {
+async fn a_refusal_by_one_of_several_rules_charges_none() {
     for timed in Timed::both().await {
         for (one, other) in pairs() {
             let (wide, narrow) = (hourly(9, one), Rule::new("narrow", 3, 60 * SECOND).by(other));
@@ -40,7 +40,7 @@ async fn a_refusal_charges_no_rule() {
 }
 
 #[tokio::test]
-async fn the_longest_wait_is_told() {
+async fn retry_after_of_several_rules_is_the_longest_wait() {
     for timed in Timed::both().await {
         for (one, other) in pairs() {
             let short = Rule::new("short", 1, 20 * SECOND).with_algorithm(one);
@@ -67,7 +67,7 @@ async fn the_longest_wait_is_told() {
 
 /// The period is part of the name: the two admit as two of different prefixes do.
 #[tokio::test]
-async fn ten_a_second_and_a_hundred_a_minute_are_two_counters() {
+async fn rules_of_one_prefix_and_different_periods_are_two_counters() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let burst = Rule::new("item", 10, SECOND).by(algorithm);
@@ -97,7 +97,7 @@ async fn ten_a_second_and_a_hundred_a_minute_are_two_counters() {
 }
 
 #[tokio::test]
-async fn two_charges_of_one_counter_are_one() {
+async fn two_charges_of_one_counter_are_added_up() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, lower, key) = (hourly(10, algorithm), hourly(6, algorithm), fresh_key());
@@ -117,7 +117,7 @@ async fn two_charges_of_one_counter_are_one() {
 }
 
 #[tokio::test]
-async fn a_permit_tells_of_the_tightest_rule() {
+async fn a_permit_reports_the_tightest_rule() {
     for timed in Timed::both().await {
         for (one, other) in pairs() {
             let (wide, narrow) = (hourly(9, one), Rule::new("narrow", 3, 60 * SECOND).by(other));
@@ -131,7 +131,7 @@ async fn a_permit_tells_of_the_tightest_rule() {
 }
 
 #[tokio::test]
-async fn many_rules_are_one_decision() {
+async fn many_rules_are_charged_together_or_not_at_all() {
     for timed in Timed::both().await {
         let rules: Vec<Rule> = (1..=30)
             .map(|ms| {
@@ -150,9 +150,9 @@ async fn many_rules_are_one_decision() {
     }
 }
 
-/// In opposite orders, beside calls of each rule alone: exact, and nobody waits for the other.
+/// Calls in opposite orders, beside calls of each rule alone: exact, and without a deadlock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn concurrent_stacks_are_exact() {
+async fn concurrent_calls_of_several_rules_are_exact() {
     for timed in Timed::both().await {
         for (one, other) in [(FIXED, LOG), (LOG, LOG), (FIXED, FIXED)] {
             for _ in 0..20 {

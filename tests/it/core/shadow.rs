@@ -1,4 +1,4 @@
-//! Rules that are only tried out: they count and decide, and let through what they refuse.
+//! Rules in shadow mode: they count and decide, and admit what they would refuse.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const TRIED: Rule = Rule::new("tried", 2, MINUTE).with_shadow(true);
 const HELD: Rule = Rule::new("held", 4, MINUTE);
 
 #[tokio::test]
-async fn it_counts_and_never_refuses() {
+async fn a_shadow_rule_counts_and_never_refuses() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let rule = hourly(2, algorithm).with_shadow(true);
@@ -27,9 +27,10 @@ async fn it_counts_and_never_refuses() {
     }
 }
 
-/// What it lets through beyond its count must not be counted, or a trial would show more refusals than the limit would cause.
+/// Admitted calls beyond the count are not charged. Otherwise a trial would show more refusals than
+/// the real limit.
 #[tokio::test]
-async fn what_it_would_have_refused_is_not_charged() {
+async fn a_call_that_a_shadow_rule_would_refuse_is_not_charged() {
     for timed in Timed::both().await {
         let rule = hourly(3, FIXED).with_shadow(true);
         timed.limiter.acquire_n(&rule, 1, 2).await.unwrap();
@@ -39,7 +40,7 @@ async fn what_it_would_have_refused_is_not_charged() {
 }
 
 #[tokio::test]
-async fn beside_others_it_changes_nothing() {
+async fn a_shadow_rule_changes_nothing_for_the_rules_beside_it() {
     for timed in Timed::both().await {
         let limiter = &timed.limiter;
         for order in [[&TRIED, &HELD], [&HELD, &TRIED]] {
@@ -64,7 +65,7 @@ async fn beside_others_it_changes_nothing() {
 }
 
 #[tokio::test]
-async fn two_of_them_and_what_can_be_refunded() {
+async fn two_shadow_rules_count_and_are_refunded_separately() {
     for timed in Timed::both().await {
         let limiter = &timed.limiter;
         let other = Rule::new("other", 3, MINUTE).with_shadow(true);
@@ -80,9 +81,9 @@ async fn two_of_them_and_what_can_be_refunded() {
     }
 }
 
-/// Where one counter has both, the one that holds decides.
+/// The counter has both rules, and the enforced one decides.
 #[tokio::test]
-async fn it_does_not_stand_in_for_one_that_holds() {
+async fn a_shadow_rule_does_not_replace_the_enforced_rule_of_its_counter() {
     for timed in Timed::both().await {
         let held = Rule::new("tried", 6, MINUTE);
         for order in [[&TRIED, &held], [&held, &TRIED]] {
@@ -97,7 +98,7 @@ async fn it_does_not_stand_in_for_one_that_holds() {
 }
 
 #[tokio::test]
-async fn it_delays_nobody() {
+async fn a_shadow_rule_delays_no_call() {
     for timed in Timed::both().await {
         let queue = Rule::new("queue", 1, MINUTE).with_algorithm(Algorithm::LeakyBucket { queue: 2 }).with_shadow(true);
         for remaining in [2, 1, 0, 0, 0] {
@@ -111,19 +112,19 @@ async fn it_delays_nobody() {
 }
 
 #[tokio::test]
-async fn what_never_fits_is_let_through() {
+async fn a_cost_that_never_fits_a_shadow_rule_is_admitted() {
     let limiter = Limiter::in_memory();
     limiter.acquire_n(&TRIED, 1, 3).await.unwrap();
     assert_eq!(limiter.peek(&TRIED, 1).await.unwrap().remaining(), 2);
     let charges = [(&TRIED, Key::new(1), 3), (&HELD, Key::new(1), 3)];
     assert_eq!(limiter.acquire_all(&charges).await.unwrap().remaining(), 1);
     let faulty = Rule::new("", 1, MINUTE).with_shadow(true);
-    assert_eq!(limiter.acquire(&faulty, 1).await.unwrap_err().cause(), Cause::Misconfigured, "mistakes are told");
+    assert_eq!(limiter.acquire(&faulty, 1).await.unwrap_err().cause(), Cause::Misconfigured, "mistakes are errors");
 }
 
-/// A store that is away must not refuse in the name of a rule that refuses nobody.
+/// An outage must not refuse a call because of a rule that refuses none.
 #[tokio::test]
-async fn an_outage_refuses_nothing_either() {
+async fn a_shadow_rule_refuses_nothing_during_an_outage() {
     for policy in [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny] {
         let builder = Limiter::builder("redis://127.0.0.1:1").lazy().instances(4);
         let limiter = builder.on_store_error(policy).build().await.unwrap();
@@ -150,7 +151,7 @@ async fn an_outage_refuses_nothing_either() {
 }
 
 #[tokio::test]
-async fn it_is_a_word_of_the_attribute() {
+async fn the_attribute_has_a_shadow_argument() {
     #[limit_request_per_time("tried", 1, Days, 1, key = id, on_missing_key = Deny, shadow = true)]
     async fn tried(id: Option<u64>) -> Result<(), RequestPerMinute> {
         Ok(())

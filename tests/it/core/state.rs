@@ -1,12 +1,13 @@
-//! What is stored: always with an end, untouched by refusals, read anew when the rule changes.
+//! The stored state: it always expires, refusals do not change it, and a changed rule reads it
+//! anew.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Algorithm, Key, Rule};
-use redis::{FromRedisValue, Value};
+use redis::Value;
 
+use crate::support::servers::{dump, keys, reply};
 use crate::support::{ALGORITHMS, By, LOG, Timed, admitted, exceeded, fresh_key, lifetime};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -16,26 +17,8 @@ fn rule(count: u64, algorithm: Algorithm) -> Rule {
     Rule::new("state", count, PERIOD).by(algorithm)
 }
 
-fn ask<T: FromRedisValue>(server: &RedisServer, words: &[&[u8]]) -> T {
-    redis::from_redis_value(server.command(words)).unwrap()
-}
-
-fn keys(server: &RedisServer) -> Vec<Vec<u8>> {
-    ask(server, &[b"KEYS", b"*"])
-}
-
-/// Every key with its end and its content.
-pub(crate) fn dump(server: &RedisServer) -> BTreeMap<Vec<u8>, (i64, Option<Vec<u8>>)> {
-    let all = keys(server).into_iter();
-    all.map(|key| {
-        let end = ask(server, &[b"PEXPIRETIME", &key]);
-        let content = ask(server, &[b"DUMP", &key]);
-        (key, (end, content))
-    })
-    .collect()
-}
-
-/// How long a key may be kept: a log, a sixteenth of its period longer than it counts.
+/// Longest time that a key may be kept: a log is kept a sixteenth of its period longer than it
+/// counts.
 fn kept(rule: &Rule) -> Duration {
     if rule.algorithm() == LOG { lifetime(rule) + rule.period() / 16 } else { lifetime(rule) }
 }
@@ -43,18 +26,18 @@ fn kept(rule: &Rule) -> Duration {
 /// Panics if a key has no end, or one beyond what can count.
 fn all_end(server: &RedisServer, longest: Duration, when: &str) {
     for key in keys(server) {
-        let left: i64 = ask(server, &[b"PTTL", &key]);
+        let left: i64 = reply(server, &[b"PTTL", &key]);
         let longest = i64::try_from(longest.as_millis()).unwrap() + 1;
         assert!((0..=longest).contains(&left), "{when}: {} ends in {left} ms", String::from_utf8_lossy(&key));
     }
 }
 
 #[tokio::test]
-async fn every_key_has_an_end_after_every_call() {
+async fn every_stored_key_expires_after_every_call() {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     for algorithm in ALGORITHMS {
-        ask::<Value>(server, &[b"FLUSHALL"]); // others end at other times
+        reply::<Value>(server, &[b"FLUSHALL"]); // others end at other times
         let (rule, other) = (rule(4, algorithm), Rule::new("other", 9, PERIOD).by(algorithm));
         let key = fresh_key();
         let when = |what: &str| all_end(server, kept(&rule), &format!("{what}, {algorithm:?}"));
@@ -84,14 +67,15 @@ async fn every_key_has_an_end_after_every_call() {
     assert!(!keys(server).is_empty());
 }
 
-/// What somebody made permanent. An admitted call heals it, and so does a refused one; what was charged counts on.
+/// Keys that were made permanent. The next call, admitted or refused, sets the expiry, and old
+/// charges still count.
 async fn a_permanent_key_gets_an_end(algorithm: Algorithm, charged: u64) {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     let (rule, key) = (rule(4, algorithm), fresh_key());
     limiter.acquire_n(&rule, key, charged).await.unwrap();
     timed.advance(SECOND);
-    assert_eq!(ask::<i64>(server, &[b"PERSIST", &keys(server)[0]]), 1);
+    assert_eq!(reply::<i64>(server, &[b"PERSIST", &keys(server)[0]]), 1);
 
     assert_eq!(admitted(limiter, &rule, key, 1).await, u64::from(charged < 4));
     all_end(server, kept(&rule), &format!("{algorithm:?}, {charged} charged"));
@@ -101,21 +85,21 @@ async fn a_permanent_key_gets_an_end(algorithm: Algorithm, charged: u64) {
 }
 
 #[tokio::test]
-async fn an_admitted_call_gives_a_permanent_key_an_end() {
+async fn an_admitted_call_makes_a_permanent_key_expire() {
     for algorithm in ALGORITHMS {
         a_permanent_key_gets_an_end(algorithm, 3).await;
     }
 }
 
 #[tokio::test]
-async fn a_refused_call_gives_a_permanent_key_an_end() {
+async fn a_refused_call_makes_a_permanent_key_expire() {
     for algorithm in ALGORITHMS {
         a_permanent_key_gets_an_end(algorithm, 4).await;
     }
 }
 
 #[tokio::test]
-async fn what_grants_nothing_writes_nothing() {
+async fn a_call_that_is_granted_nothing_writes_nothing() {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     for algorithm in ALGORITHMS {
@@ -152,7 +136,7 @@ async fn what_grants_nothing_writes_nothing() {
 }
 
 #[tokio::test]
-async fn refusals_consume_nothing() {
+async fn a_refusal_consumes_nothing() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, key) = (rule(5, algorithm), fresh_key());
@@ -171,7 +155,7 @@ async fn refusals_consume_nothing() {
 }
 
 #[tokio::test]
-async fn a_changed_count_acts_on_the_next_call() {
+async fn a_changed_count_of_a_stored_counter_acts_on_the_next_call() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let key = fresh_key();
@@ -186,9 +170,10 @@ async fn a_changed_count_acts_on_the_next_call() {
     }
 }
 
-/// A refusal says nothing of another cost, another count, or a counter that was refunded to or reset since.
+/// A refusal does not apply to another cost or count, nor to a counter that has been refunded to or
+/// reset since.
 #[tokio::test]
-async fn a_refusal_answers_for_its_own_question_only() {
+async fn a_denial_applies_only_to_its_own_cost_count_and_counter() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (limiter, key, ten) = (&timed.limiter, fresh_key(), rule(10, algorithm));
@@ -209,7 +194,7 @@ async fn a_refusal_answers_for_its_own_question_only() {
 }
 
 #[tokio::test]
-async fn a_changed_period_or_algorithm_starts_fresh() {
+async fn a_changed_period_or_algorithm_starts_a_new_counter() {
     for timed in Timed::both().await {
         let (limiter, key) = (&timed.limiter, fresh_key());
         let periods = [PERIOD, PERIOD + Duration::from_millis(1), SECOND, 6 * PERIOD];
@@ -222,7 +207,7 @@ async fn a_changed_period_or_algorithm_starts_fresh() {
 }
 
 #[tokio::test]
-async fn reset_forgets_one_counter() {
+async fn a_reset_clears_one_counter_only() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, key, other) = (rule(3, algorithm), fresh_key(), fresh_key());
@@ -238,33 +223,33 @@ async fn reset_forgets_one_counter() {
 
 /// Scripts are forgotten by SCRIPT FLUSH; what they count is not.
 #[tokio::test]
-async fn forgotten_scripts_are_sent_again() {
+async fn flushed_scripts_are_sent_again() {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     for algorithm in ALGORITHMS {
         let (rule, other) = (rule(10, algorithm), Rule::new("other", 9, PERIOD).by(algorithm));
         let key = fresh_key();
         for remaining in [9, 8, 7] {
-            ask::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
+            reply::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
             assert_eq!(limiter.acquire(&rule, key).await.unwrap().remaining(), remaining);
         }
         for remaining in [6, 5] {
-            ask::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
+            reply::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
             let charges = [(&rule, Key::new(key), 1), (&other, Key::new(key), 1)];
             assert_eq!(limiter.acquire_all(&charges).await.unwrap().remaining(), remaining);
         }
         timed.advance(Duration::from_millis(1));
         let permit = limiter.acquire_n(&rule, key, 2).await.unwrap();
-        ask::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
+        reply::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
         assert_eq!(permit.refund().await.unwrap(), 2);
-        ask::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
+        reply::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
         assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 5);
     }
 }
 
-/// The same from many callers at once: each is counted once.
+/// Many callers at once: each call is counted once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn scripts_forgotten_under_load_count_each_call_once() {
+async fn scripts_flushed_under_load_count_each_call_once() {
     let timed = Timed::redis().await;
     let server = timed.server().unwrap();
     for algorithm in ALGORITHMS {
@@ -279,7 +264,7 @@ async fn scripts_forgotten_under_load_count_each_call_once() {
             });
         }
         for _ in 0..20 {
-            ask::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
+            reply::<Value>(server, &[b"SCRIPT", b"FLUSH"]);
             tokio::task::yield_now().await;
         }
         tasks.join_all().await;

@@ -1,4 +1,4 @@
-//! Windows and waits, on clocks of the test.
+//! Windows and waits on clocks that the test controls.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A window ends when it was opened to end, however steadily calls come in.
 #[tokio::test]
-async fn a_steady_trickle_moves_no_window() {
+async fn steady_calls_do_not_move_the_end_of_a_window() {
     for timed in Timed::both().await {
         for algorithm in [FIXED, LOG] {
             let rule = Rule::new("trickle", 3, 10 * SECOND).by(algorithm);
@@ -34,7 +34,7 @@ async fn a_steady_trickle_moves_no_window() {
 
 /// Admitted calls do not move it either: its end is the same from the first to the last of them.
 #[tokio::test]
-async fn a_window_is_anchored_once() {
+async fn admitted_calls_do_not_move_the_end_of_a_window() {
     for timed in Timed::both().await {
         let (rule, key) = (Rule::new("anchored", 9, 10 * SECOND), fresh_key());
         for second in 0..9 {
@@ -66,7 +66,7 @@ async fn an_aligned_window_begins_on_a_multiple_of_its_period() {
 
 /// In every span of one period, half open, a log has admitted its count at most; and it admits as soon as that allows.
 #[tokio::test]
-async fn a_log_is_exact_in_every_window() {
+async fn a_log_admits_its_count_in_every_span_of_a_period() {
     for timed in Timed::both().await {
         let (rule, key) = (Rule::new("log", 5, SECOND).with_algorithm(LOG), fresh_key());
         let (mut now, mut admitted_at) = (Duration::ZERO, Vec::<Duration>::new());
@@ -85,9 +85,9 @@ async fn a_log_is_exact_in_every_window() {
     }
 }
 
-/// What has expired is gone before the times that are stored come round again.
+/// Expired entries are removed before the stored times repeat.
 #[tokio::test]
-async fn a_log_forgets_what_has_expired() {
+async fn expired_entries_of_a_log_never_count_again() {
     for timed in Timed::both().await {
         for period in [200 * SECOND, 90 * 3600 * SECOND, 37 * 86_400 * SECOND] {
             let (rule, key) = (Rule::new("forget", 3, period).with_algorithm(LOG), fresh_key());
@@ -102,7 +102,7 @@ async fn a_log_forgets_what_has_expired() {
     }
 }
 
-/// Whoever obeys is admitted; a millisecond earlier is too early.
+/// A caller who obeys is admitted, and one that comes a millisecond earlier is refused.
 #[tokio::test]
 async fn retry_after_is_the_shortest_wait() {
     for timed in Timed::both().await {
@@ -137,7 +137,7 @@ async fn retry_after_is_the_shortest_wait() {
 }
 
 #[tokio::test]
-async fn reset_after_is_when_all_of_it_is_there_again() {
+async fn reset_after_is_the_time_until_the_whole_count_is_available() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             for period in [2 * MS, SECOND, 100 * SECOND, 300 * SECOND] {
@@ -161,9 +161,9 @@ async fn reset_after_is_when_all_of_it_is_there_again() {
     }
 }
 
-/// One an hour, one a millisecond: nothing is rounded to no limit at all, or to one for ever.
+/// One an hour, one a millisecond: nothing is rounded to no limit or to a limit for ever.
 #[tokio::test]
-async fn a_count_of_one_is_one() {
+async fn a_count_of_one_admits_one_call_a_period() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             for period in [MS, SECOND, 3600 * SECOND, Rule::LONGEST_PERIOD] {
@@ -185,7 +185,7 @@ async fn a_count_of_one_is_one() {
 
 /// Ten million a second: they are admitted at once, and again when none of them counts any more.
 #[tokio::test]
-async fn a_high_rate_is_no_other_rate() {
+async fn a_rate_of_ten_million_a_second_is_exact() {
     for timed in Timed::both().await {
         for algorithm in ALGORITHMS {
             let (rule, key) = (Rule::new("fast", 10_000_000, SECOND).by(algorithm), fresh_key());
@@ -210,9 +210,10 @@ const BACK: [Duration; 6] = [
     Duration::from_secs(400 * 86_400),
 ];
 
-/// What was admitted stays counted, nobody is banned for longer than a charge can count, and who obeys is not either.
+/// Admitted calls stay counted. No caller is refused for longer than a charge can count, and a
+/// caller who obeys `retry_after` is admitted.
 #[tokio::test]
-async fn a_server_clock_set_back_neither_credits_nor_bans() {
+async fn a_server_clock_set_back_neither_credits_nor_bans_callers() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in ALGORITHMS {
@@ -234,7 +235,7 @@ async fn a_server_clock_set_back_neither_credits_nor_bans() {
 }
 
 #[tokio::test]
-async fn a_server_clock_set_back_asks_nobody_to_wait_longer_than_a_charge_counts() {
+async fn after_a_clock_set_back_no_wait_is_longer_than_a_charge_counts() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in ALGORITHMS {
@@ -271,7 +272,7 @@ async fn an_aligned_window_stays_on_the_grid_when_the_clock_is_set_back() {
 
 /// Stored time does not move back with the clock: what is charged then counts for a whole period too.
 #[tokio::test]
-async fn a_charge_after_the_clock_was_set_back_counts_for_a_period() {
+async fn a_charge_after_a_clock_set_back_counts_for_a_period() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in [FIXED, LOG] {
@@ -289,10 +290,10 @@ async fn a_charge_after_the_clock_was_set_back_counts_for_a_period() {
     }
 }
 
-/// It takes nobody else's charge with it. A bucket knows a charge by its time alone: there it takes what comes in the time that is
-/// shown twice, at most.
+/// The refund removes no charge of another caller. A bucket knows a charge by its time alone: there
+/// it removes at most what is charged in the time that is shown twice.
 #[tokio::test]
-async fn a_permit_from_before_the_clock_was_set_back_credits_nobody() {
+async fn refunding_a_permit_from_before_a_clock_set_back_removes_no_other_charge() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in ALGORITHMS {
@@ -318,9 +319,10 @@ async fn a_permit_from_before_the_clock_was_set_back_credits_nobody() {
     }
 }
 
-/// As if that time had passed; set right again, it bans nobody for longer than a charge can count.
+/// The charges expire as if the time had passed. After the clock is right again, no caller is
+/// refused for longer than a charge can count.
 #[tokio::test]
-async fn a_server_clock_set_forward_and_back_again_bans_nobody() {
+async fn a_server_clock_set_forward_and_back_again_bans_no_caller() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in ALGORITHMS {
@@ -339,11 +341,11 @@ async fn a_server_clock_set_forward_and_back_again_bans_nobody() {
     }
 }
 
-/// Equal charges are merged into one script. On Redis before 7.2 the clock moves while it runs; here it moves at each reading, by a
-/// hundredth of the period. The replies count down without a gap, and a charge is refused only where nothing remains: one time decided
-/// all of them.
+/// Equal charges are merged into one script. On Redis before 7.2 the clock moves while it runs;
+/// here it moves at each reading, by a hundredth of the period. The replies count down without a
+/// gap, and only an empty counter refuses: all were decided at one time.
 #[tokio::test]
-async fn one_script_decides_at_one_time() {
+async fn one_script_decides_all_its_charges_at_one_time() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     let sliding = |buckets| Algorithm::SlidingWindow { buckets };
@@ -384,9 +386,10 @@ async fn one_script_decides_at_one_time() {
     }
 }
 
-/// The exception in the table of limits: an aligned window ends on the grid, so a clock that is set back shows the next one once more.
+/// The exception in the table of limits: an aligned window ends on the grid, so a clock that is set
+/// back shows the next window again.
 #[tokio::test]
-async fn an_aligned_window_grants_its_count_once_more_each_time_the_clock_is_set_back() {
+async fn an_aligned_window_grants_its_count_again_after_each_clock_set_back() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     let (rule, key) = (Rule::new("again", 3, SECOND).with_algorithm(ALIGNED).with_denial_cache(false), fresh_key());
@@ -402,9 +405,10 @@ async fn an_aligned_window_grants_its_count_once_more_each_time_the_clock_is_set
     }
 }
 
-/// Windows of a key are told apart modulo 450.001 s. A step back by about as much keeps a count, for two periods at most.
+/// Windows of a key are distinguished modulo 450.001 s. A step back by about that much keeps a
+/// count for at most two periods.
 #[tokio::test]
-async fn a_clock_set_back_by_a_multiple_of_450_seconds_keeps_a_count_for_two_periods_at_most() {
+async fn a_clock_set_back_by_multiples_of_450_s_keeps_a_count_for_at_most_two_periods() {
     let timed = Timed::redis().await;
     let clock = timed.server().unwrap().clock();
     for algorithm in [FIXED, ALIGNED] {
@@ -415,7 +419,7 @@ async fn a_clock_set_back_by_a_multiple_of_450_seconds_keeps_a_count_for_two_per
             timed.advance(300 * MS);
             clock.set_micros(clock.now_micros() - back);
             let mut since = Duration::ZERO;
-            // Several at once: only those go by the number of the window alone.
+            // Several at once: only these calls use the number of the window alone.
             while !join_all((0..3).map(|_| timed.limiter.acquire(&rule, key))).await.into_iter().any(is_admitted) {
                 timed.advance(50 * MS);
                 since += 50 * MS;

@@ -1,4 +1,4 @@
-//! Callers who wait: served in the order of their arrival, woken one at a time, bounded in number.
+//! Waiting callers: served in the order of arrival, woken one at a time, bounded in number.
 
 use std::future::Future;
 use std::pin::pin;
@@ -10,7 +10,7 @@ use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Cause, Limiter, ManualClock, RequestPerMinute, Rule, limit_request_per_time};
 use tokio::task::JoinSet;
 
-use crate::core::custom_store::on_plain_store;
+use crate::support::plain_store::on_plain_store;
 use crate::support::{
     ALGORITHMS, ALIGNED, By, FIXED, INTERVAL, LOG, admitted, ends, exceeded, fresh_key, in_memory, lifetime,
     limiter_on, settle,
@@ -53,7 +53,7 @@ impl Line {
 }
 
 #[tokio::test]
-async fn callers_are_served_in_the_order_of_their_arrival() {
+async fn waiting_callers_are_served_in_the_order_of_arrival() {
     for algorithm in ALGORITHMS {
         for per_second in [1, 3] {
             let clock = ManualClock::new();
@@ -75,9 +75,9 @@ async fn callers_are_served_in_the_order_of_their_arrival() {
     }
 }
 
-/// As many at once as the rule says, and nobody a millisecond early.
+/// Each window serves its count, and no caller a millisecond early.
 #[tokio::test]
-async fn callers_are_served_when_a_window_ends() {
+async fn waiting_callers_are_served_when_a_window_ends() {
     for algorithm in [FIXED, ALIGNED, LOG, INTERVAL] {
         for per_second in [1, 3] {
             let clock = ManualClock::new();
@@ -103,7 +103,7 @@ async fn callers_are_served_when_a_window_ends() {
 
 /// Later callers, who come when there is room again, do not overtake those who wait.
 #[tokio::test]
-async fn a_latecomer_does_not_overtake() {
+async fn a_later_caller_does_not_overtake_waiting_ones() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let mut line = Line::new(&limiter);
@@ -111,7 +111,7 @@ async fn a_latecomer_does_not_overtake() {
     for number in 0..3 {
         line.join(number, rule, 1, HOUR).await;
     }
-    // None of those who wait has run yet when the latecomer asks.
+    // No waiting caller has run yet when the latecomer asks.
     clock.advance(SECOND);
     let mut latecomer = pin!(limiter.acquire_within(&rule, 1, HOUR));
     assert!(latecomer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -149,9 +149,9 @@ async fn a_wait_known_to_be_too_long_is_refused_at_once() {
     }
 }
 
-/// Whoever waits behind others leaves when its own patience ends, and was not charged.
+/// A caller behind others leaves when its own maximum is over, and is not charged.
 #[tokio::test]
-async fn nobody_waits_longer_than_said() {
+async fn no_caller_waits_longer_than_its_maximum() {
     for algorithm in [FIXED, LOG] {
         let clock = ManualClock::new();
         let limiter = in_memory(&clock).await;
@@ -199,9 +199,10 @@ async fn the_number_of_waiting_callers_is_bounded() {
     assert!(line.all().await.iter().all(Result::is_ok));
 }
 
-/// However many wait, one of them asks: about one question for each admitted call, and one for each full window.
+/// One caller asks, however many wait: about one request for each admitted call, and one for each
+/// full window.
 #[tokio::test]
-async fn waking_is_no_stampede() {
+async fn one_waiting_caller_at_a_time_asks_the_store() {
     let (limiter, store, clock) = on_plain_store();
     let rule = Rule::new("stampede", 10, SECOND);
     let mut line = Line::new(&limiter);
@@ -212,7 +213,7 @@ async fn waking_is_no_stampede() {
     assert!(at_start <= 12, "{at_start} questions of 200 callers, 10 of them admitted");
     clock.advance(SECOND - MS);
     settle().await;
-    assert_eq!(store.calls(), at_start, "time that helps nobody wakes nobody");
+    assert_eq!(store.calls(), at_start, "no caller is woken before there is room");
     clock.advance(MS);
     for window in 1..20 {
         for _ in 0..20 {
@@ -227,7 +228,7 @@ async fn waking_is_no_stampede() {
 }
 
 #[tokio::test]
-async fn a_line_holds_up_no_other_key_and_nobody_who_does_not_wait() {
+async fn a_queue_delays_no_other_key_and_no_caller_who_does_not_wait() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let (rule, other) = (Rule::new("item", 1, SECOND), Rule::new("other", 1, SECOND));
@@ -238,7 +239,8 @@ async fn a_line_holds_up_no_other_key_and_nobody_who_does_not_wait() {
     ends(limiter.acquire_within(&rule, 2, HOUR)).await.unwrap();
     ends(limiter.acquire_within(&other, 1, HOUR)).await.unwrap();
     exceeded(limiter.acquire(&rule, 1).await);
-    // Between a window's start and the first waiter's waking, whoever does not wait may be served.
+    // Between the start of a window and the wake-up of the first waiter, a caller who does not wait
+    // may be served.
     clock.advance(SECOND);
     limiter.acquire(&rule, 1).await.unwrap();
     settle().await;
@@ -250,7 +252,7 @@ async fn a_line_holds_up_no_other_key_and_nobody_who_does_not_wait() {
 
 /// The store is slow for one counter: callers of another one are not behind it.
 #[tokio::test]
-async fn a_call_on_its_way_holds_up_no_other_key() {
+async fn a_slow_reply_for_one_key_delays_no_other_key() {
     let (limiter, store, clock) = on_plain_store();
     let rule = Rule::new("slow", 1, SECOND);
     let mut line = Line::new(&limiter);
@@ -271,7 +273,7 @@ async fn a_call_on_its_way_holds_up_no_other_key() {
 
 /// By the server's clock and real time: all of them come through, in order.
 #[tokio::test]
-async fn callers_wait_for_a_redis_store() {
+async fn callers_who_wait_on_redis_are_served_in_order() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     for algorithm in ALGORITHMS {
@@ -288,9 +290,9 @@ async fn callers_wait_for_a_redis_store() {
     }
 }
 
-/// Waiting callers of many processes' worth of limiters on one server: never more in a window than the rule says.
+/// Waiting callers of several limiters on one server: no window has more than the count.
 #[tokio::test]
-async fn waiting_on_redis_admits_no_more() {
+async fn callers_who_wait_on_redis_never_exceed_the_count() {
     let server = RedisServer::start();
     let rule = Rule::new("shared", 5, SECOND).with_algorithm(LOG);
     let mut tasks = JoinSet::new();
@@ -309,7 +311,7 @@ async fn waiting_on_redis_admits_no_more() {
 
 /// Tokio's paused time drives the default clock.
 #[tokio::test(start_paused = true)]
-async fn paused_time_is_enough() {
+async fn waiting_follows_the_paused_time_of_tokio() {
     let limiter = Limiter::in_memory();
     let rule = Rule::new("paused", 2, 3600 * SECOND).with_algorithm(LOG);
     let started = tokio::time::Instant::now();
@@ -326,9 +328,10 @@ async fn limited_twice(limiter: &Limiter, key: u64, number: u32) -> Result<u32, 
     Ok(number)
 }
 
-/// Whoever waits for several rules waits for the last of them, in the order of arrival, and charges nothing meanwhile.
+/// The caller waits for the last of its rules, in the order of arrival, and charges nothing
+/// meanwhile.
 #[tokio::test]
-async fn a_caller_waits_for_several_rules() {
+async fn a_caller_of_several_rules_waits_for_the_last_of_them() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -365,9 +368,9 @@ async fn all_of_the_second(limiter: &Limiter) -> Result<(), RequestPerMinute> {
     Ok(())
 }
 
-/// Whoever waits for two counters comes after those who came earlier in either line.
+/// A caller of two counters is served after earlier callers of either queue.
 #[tokio::test(start_paused = true)]
-async fn a_caller_of_several_rules_overtakes_nobody() {
+async fn a_caller_of_several_rules_overtakes_no_earlier_caller() {
     let limiter = Limiter::in_memory();
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();
@@ -384,9 +387,9 @@ async fn a_caller_of_several_rules_overtakes_nobody() {
     assert_eq!(*served.lock().unwrap(), (0..12).collect::<Vec<_>>());
 }
 
-/// One who waits for two rules and one who waits for the second alone come through both.
+/// A caller of two rules and a caller of the second rule alone are both served.
 #[tokio::test]
-async fn lines_that_cross_end() {
+async fn queues_of_two_counters_that_cross_cause_no_deadlock() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     let total = Rule::new("total", 5, 10 * SECOND);

@@ -1,7 +1,7 @@
 use super::*;
 use ratelimit_harness::{Mode, RedisCluster};
 
-/// How many keys that node holds.
+/// Number of keys on that node.
 fn size(cluster: &RedisCluster, index: usize) -> i64 {
     ask(cluster.node(index), "DBSIZE")
 }
@@ -13,7 +13,7 @@ fn redirected(server: &RedisServer, command: &str) -> String {
 }
 
 #[test]
-fn serves_and_survives_the_loss_of_a_primary() {
+fn a_cluster_serves_and_survives_the_loss_of_a_primary() {
     let mut cluster = RedisCluster::start();
     let pids: Vec<u32> = cluster.nodes().iter().map(RedisServer::pid).collect();
     let addresses: Vec<String> = cluster.nodes().iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
@@ -56,7 +56,7 @@ fn serves_and_survives_the_loss_of_a_primary() {
 }
 
 #[test]
-fn moves_a_slot_with_its_keys() {
+fn a_cluster_moves_a_slot_with_its_keys() {
     let cluster = RedisCluster::builder().replicas(0).password("p@ss word").start();
     let slot = cluster.slot_of("{fruit}");
     let from = cluster.primary_of_slot(slot);
@@ -81,9 +81,9 @@ fn moves_a_slot_with_its_keys() {
     assert_eq!([from, to].map(|index| size(&cluster, index)), [25, 0]);
 }
 
-/// Clients are told the proxies' addresses; what the nodes say to each other is none of the proxies' business.
+/// Clients see the addresses of the proxies. Traffic between the nodes does not pass the proxies.
 #[test]
-fn can_stand_behind_proxies() {
+fn a_cluster_can_stand_behind_proxies() {
     let cluster = RedisCluster::builder().proxied().start();
     for index in 0..6 {
         assert_eq!(cluster.port(index), cluster.proxy(index).port());
@@ -106,7 +106,7 @@ fn can_stand_behind_proxies() {
 
 #[cfg(feature = "rustls")]
 #[test]
-fn can_speak_tls() {
+fn a_cluster_can_speak_tls() {
     let cluster = RedisCluster::builder().tls().proxied().password("pear").start();
     assert!(cluster.url().starts_with("rediss+cluster://"));
     for index in 0..6 {
@@ -121,7 +121,7 @@ fn can_speak_tls() {
 }
 
 #[test]
-fn ends_with_a_panic() {
+fn a_cluster_ends_with_a_panic() {
     let mut pids = Vec::new();
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let cluster = RedisCluster::builder().replicas(0).start();

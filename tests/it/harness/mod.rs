@@ -1,4 +1,4 @@
-//! The harness itself.
+//! The harness itself: servers that tests start, break and stop.
 
 mod cluster;
 mod proxy;
@@ -133,7 +133,7 @@ fn restart_ends_a_running_server_first() {
 }
 
 #[test]
-fn a_server_that_ended_by_itself_comes_back() {
+fn a_server_that_ended_by_itself_can_be_restarted() {
     let mut server = RedisServer::start();
     let pid = server.pid();
     let refused = catch_unwind(AssertUnwindSafe(|| server.command(&[b"SHUTDOWN", b"NOSAVE"])));
@@ -290,14 +290,14 @@ mod controlled_clock {
         RedisServer::builder().controlled_clock().start()
     }
 
-    /// What `TIME` says, in microseconds.
+    /// The reply to `TIME`, in microseconds.
     fn time(server: &RedisServer) -> u64 {
         let (seconds, micros): (u64, u64) = ask(server, "TIME");
         seconds * 1_000_000 + micros
     }
 
     #[test]
-    fn stands_still_until_moved() {
+    fn a_controlled_clock_stands_still_until_moved() {
         let server = start();
         let clock = server.clock();
         let before = clock.now_micros();
@@ -314,7 +314,7 @@ mod controlled_clock {
     }
 
     #[test]
-    fn shows_a_script_the_same() {
+    fn a_controlled_clock_shows_a_script_the_same_time() {
         let server = start();
         for _ in 0..3 {
             server.clock().advance(Duration::from_micros(999_999));
@@ -326,7 +326,7 @@ mod controlled_clock {
 
     /// Redis 7.0 keeps a key through `PTTL` 0.
     #[test]
-    fn expires_a_key_one_millisecond_after_its_last() {
+    fn a_controlled_clock_expires_a_key_one_millisecond_after_its_last() {
         let server = start();
         ask::<()>(&server, "SET fruit pear PX 1000");
         sleep(Duration::from_millis(20));
@@ -345,7 +345,7 @@ mod controlled_clock {
 
     /// A script sees the same edge as a plain command.
     #[test]
-    fn expires_a_key_of_a_script_alike() {
+    fn a_controlled_clock_expires_a_key_for_a_script_alike() {
         let server = start();
         let exists = || ask::<Option<String>>(&server, "EVAL return(redis.call('GET','fruit')) 0");
         ask::<Value>(&server, "EVAL redis.call('SET','fruit','pear','PX','1000') 0");
@@ -356,7 +356,7 @@ mod controlled_clock {
     }
 
     #[test]
-    fn drives_expiry_of_keys_nobody_reads() {
+    fn a_controlled_clock_expires_keys_that_are_never_read() {
         let server = start();
         ask::<()>(&server, "SET fruit pear PX 50");
         sleep(Duration::from_millis(300));
@@ -366,7 +366,7 @@ mod controlled_clock {
     }
 
     #[test]
-    fn outlasts_a_restart() {
+    fn a_controlled_clock_outlasts_a_restart() {
         let mut server = start();
         server.clock().advance(Duration::from_secs(3));
         server.restart();
@@ -374,7 +374,7 @@ mod controlled_clock {
     }
 
     #[test]
-    fn belongs_to_one_server() {
+    fn a_controlled_clock_belongs_to_one_server() {
         let (one, other) = (start(), start());
         let before = other.clock().now_micros();
         one.clock().advance(Duration::from_secs(1));
@@ -383,7 +383,7 @@ mod controlled_clock {
 
     #[test]
     #[should_panic(expected = "was not built with .controlled_clock()")]
-    fn is_asked_for() {
+    fn a_controlled_clock_is_there_on_request_only() {
         RedisServer::start().clock();
     }
 }
@@ -392,7 +392,7 @@ mod tls {
     use super::*;
 
     #[test]
-    fn is_the_only_address() {
+    fn tls_is_the_only_address_of_a_server() {
         let server = RedisServer::builder().tls().start();
         assert_eq!(server.url(), format!("rediss://localhost:{}/", server.port()));
         assert_eq!(setting(&server, "port"), "0");
@@ -400,7 +400,7 @@ mod tls {
     }
 
     #[test]
-    fn is_asked_for() {
+    fn tls_is_there_on_request_only() {
         assert!(RedisServer::start().tls().is_none());
     }
 
@@ -425,7 +425,7 @@ mod tls {
         }
 
         #[test]
-        fn its_authority_is_the_one_to_trust() {
+        fn the_authority_of_a_server_is_the_one_to_trust() {
             let mut server = RedisServer::builder().tls().password("pear").start();
             let files = server.tls();
             assert_eq!(ping(&server.url(), files, None).unwrap(), "PONG");
@@ -437,7 +437,7 @@ mod tls {
         }
 
         #[test]
-        fn a_client_certificate_can_be_demanded() {
+        fn a_server_can_demand_a_client_certificate() {
             let server = RedisServer::builder().tls().arg("--tls-auth-clients", "yes").start();
             let (files, stranger) = (server.tls(), RedisServer::builder().tls().start());
             assert_eq!(ping(&server.url(), files, files).unwrap(), "PONG");

@@ -48,7 +48,7 @@ fn fruit(server: &RedisServer) -> Option<i64> {
 }
 
 #[test]
-fn passes_everything_and_counts_connections() {
+fn a_proxy_passes_everything_and_counts_connections() {
     let (server, proxy) = start();
     assert_eq!(proxy.url(), format!("redis://127.0.0.1:{}/", proxy.port()));
     assert_ne!(proxy.port(), server.port());
@@ -64,7 +64,7 @@ fn passes_everything_and_counts_connections() {
 }
 
 #[test]
-fn a_url_through_it_has_all_the_server_asks_for() {
+fn a_url_through_a_proxy_has_the_credentials_of_the_server() {
     let server = RedisServer::builder().password("pear").start();
     let proxy = Proxy::start(server.port());
     assert_eq!(ping(&server.url_through(&proxy)).unwrap(), "PONG");
@@ -74,7 +74,7 @@ fn a_url_through_it_has_all_the_server_asks_for() {
 }
 
 #[test]
-fn ends_with_its_connections_when_dropped() {
+fn a_dropped_proxy_ends_its_connections() {
     let (_server, proxy) = start();
     let (mut connection, port) = (open(&proxy), proxy.port());
     assert_eq!(asked(&mut connection, "PING"), "+PONG");
@@ -98,7 +98,7 @@ fn a_closed_connection_is_closed_on_the_other_side() {
     server.kill();
     assert!(is_closed(&mut connection));
     let error = open(&proxy).read(&mut [0]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "nobody is behind it");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "there is no server behind it");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_dropped_reply_silences_its_connection_for_good() {
 }
 
 #[test]
-fn refuses_new_connections_only() {
+fn a_refusing_proxy_keeps_its_open_connections() {
     let (_server, proxy) = start();
     let mut connection = open(&proxy);
     assert_eq!(asked(&mut connection, "PING"), "+PONG");
@@ -181,7 +181,7 @@ fn refuses_new_connections_only() {
 }
 
 #[test]
-fn cuts_and_resets_what_is_open() {
+fn a_proxy_cuts_and_resets_open_connections() {
     let (_server, proxy) = start();
     for kind in [None, Some(ErrorKind::ConnectionReset)] {
         let mut both = [open(&proxy), open(&proxy)];
@@ -201,7 +201,7 @@ fn cuts_and_resets_what_is_open() {
 }
 
 #[test]
-fn cuts_a_stalled_connection_and_what_it_holds() {
+fn a_proxy_cuts_a_stalled_connection_with_the_bytes_it_holds() {
     let (server, proxy) = start();
     let mut connection = open(&proxy);
     assert_eq!(asked(&mut connection, "PING"), "+PONG");
@@ -216,7 +216,7 @@ fn cuts_a_stalled_connection_and_what_it_holds() {
 }
 
 #[test]
-fn cuts_in_place_of_the_next_reply() {
+fn a_proxy_cuts_the_connection_in_place_of_the_next_reply() {
     let (server, proxy) = start();
     let (mut connection, mut idle) = (open(&proxy), open(&proxy));
     assert_eq!(asked(&mut connection, "INCR fruit"), ":1");

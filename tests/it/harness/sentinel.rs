@@ -2,7 +2,7 @@ use super::*;
 use ratelimit_harness::RedisSentinel;
 
 #[test]
-fn replaces_a_primary_that_was_told_to_go_and_one_that_is_gone() {
+fn sentinels_replace_a_primary_on_command_and_after_its_loss() {
     let mut servers = RedisSentinel::start();
     let sentinels: Vec<String> = servers.sentinels().iter().map(|each| format!("127.0.0.1:{}", each.port())).collect();
     assert_eq!((servers.nodes().len(), sentinels.len()), (3, 3));
@@ -38,7 +38,7 @@ fn replaces_a_primary_that_was_told_to_go_and_one_that_is_gone() {
 
 #[cfg(feature = "rustls")]
 #[test]
-fn can_speak_tls_and_ask_for_passwords() {
+fn sentinels_can_speak_tls_and_require_passwords() {
     let servers = RedisSentinel::builder().tls().password("p@ss word").sentinel_password("plum").start();
     assert!(servers.url().starts_with("rediss+sentinel://"));
     let ping = |url: String| super::tls::over_rustls::ping(&url, servers.tls(), None);
@@ -54,7 +54,7 @@ fn can_speak_tls_and_ask_for_passwords() {
 }
 
 #[test]
-fn ends_with_a_panic() {
+fn sentinels_end_with_a_panic() {
     let mut pids = Vec::new();
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let servers = RedisSentinel::start();

@@ -1,4 +1,5 @@
-//! The checker itself: for each of its rules a history that is right, and one that is wrong by as little as possible.
+//! The checker of histories: for each of its rules a valid history, and one that breaks the rule by
+//! as little as possible.
 
 use std::time::Duration;
 
@@ -99,13 +100,13 @@ impl Hand {
     }
 }
 
-/// What [`Hand::waits`] is answered.
+/// The answer for [`Hand::waits`].
 fn served(remaining: u64) -> Answer {
     Answer::Admitted { remaining: Some(remaining), reset_after_ms: 100 }
 }
 
 #[test]
-fn no_more_than_the_count_is_in_use() {
+fn the_checker_finds_more_in_use_than_the_count() {
     let history = |third_at| {
         let mut log = hand(2, 100, LOG);
         log.admitted((0, 1), 1, 1, 100);
@@ -119,7 +120,7 @@ fn no_more_than_the_count_is_in_use() {
 }
 
 #[test]
-fn no_more_than_the_bound_is_admitted_within_a_period() {
+fn the_checker_finds_more_admitted_in_a_period_than_the_bound() {
     let history = |third_at| {
         let mut windows = hand(2, 100, Algorithm::SlidingWindow { buckets: 1 });
         windows.admitted((0, 0), 2, 0, 200);
@@ -131,7 +132,7 @@ fn no_more_than_the_bound_is_admitted_within_a_period() {
 }
 
 #[test]
-fn a_bucket_admits_its_burst_and_what_is_refilled() {
+fn the_checker_finds_a_bucket_that_admits_more_than_burst_and_refill() {
     let history = |second_at| {
         let mut bucket = hand(10, 100, Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy });
         bucket.admitted((0, 0), 5, 0, 50);
@@ -143,7 +144,7 @@ fn a_bucket_admits_its_burst_and_what_is_refilled() {
 }
 
 #[test]
-fn a_bucket_refuses_what_is_missing() {
+fn the_checker_finds_a_bucket_that_refuses_tokens_it_has() {
     let history = |at| {
         let mut bucket = hand(10, 100, Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy });
         bucket.admitted((0, 1), 5, 0, 50);
@@ -155,7 +156,7 @@ fn a_bucket_refuses_what_is_missing() {
 }
 
 #[test]
-fn a_refusal_has_a_reason() {
+fn the_checker_finds_a_refusal_without_a_reason() {
     let history = |refused_at| {
         let mut window = hand(2, 100, FIXED);
         window.admitted((0, 1), 2, 0, 100);
@@ -167,7 +168,7 @@ fn a_refusal_has_a_reason() {
 }
 
 #[test]
-fn a_call_without_an_answer_may_have_been_charged() {
+fn the_checker_lets_a_call_without_an_answer_be_charged_or_not() {
     let history = |answer: Answer| {
         let mut window = hand(2, 100, FIXED);
         window.admitted((0, 1), 1, 1, 100);
@@ -180,7 +181,7 @@ fn a_call_without_an_answer_may_have_been_charged() {
 }
 
 #[test]
-fn what_remains_is_told() {
+fn the_checker_finds_a_wrong_remaining_count_of_a_permit() {
     let history = |remaining| {
         let mut window = hand(5, 100, FIXED);
         window.admitted((0, 1), 2, 3, 100);
@@ -193,7 +194,7 @@ fn what_remains_is_told() {
 }
 
 #[test]
-fn what_remains_is_told_with_a_refusal_and_by_a_peek() {
+fn the_checker_finds_a_wrong_remaining_count_of_a_refusal_or_a_peek() {
     let history = |remaining| {
         let mut window = hand(5, 100, FIXED);
         window.admitted((0, 1), 3, 2, 100);
@@ -207,7 +208,7 @@ fn what_remains_is_told_with_a_refusal_and_by_a_peek() {
 }
 
 #[test]
-fn a_wait_is_neither_too_short_nor_too_long() {
+fn the_checker_finds_a_retry_after_too_short_or_too_long() {
     let history = |retry| {
         let mut log = hand(2, 100, LOG);
         log.admitted((0, 1), 1, 1, 100);
@@ -222,7 +223,7 @@ fn a_wait_is_neither_too_short_nor_too_long() {
 }
 
 #[test]
-fn a_refund_returns_what_still_counts() {
+fn the_checker_finds_a_refund_of_a_wrong_amount() {
     let history = |refunded_at, back| {
         let mut window = hand(2, 100, FIXED);
         let id = window.admitted((0, 1), 2, 0, 100);
@@ -237,7 +238,7 @@ fn a_refund_returns_what_still_counts() {
 }
 
 #[test]
-fn a_refund_makes_room_once() {
+fn the_checker_finds_a_call_admitted_before_the_refund_that_makes_room() {
     let history = |admitted_at| {
         let mut log = hand(2, 100, LOG);
         let id = log.admitted((0, 1), 2, 0, 100);
@@ -250,7 +251,7 @@ fn a_refund_makes_room_once() {
 }
 
 #[test]
-fn a_window_lasts_a_period() {
+fn the_checker_finds_a_window_that_does_not_last_its_period() {
     let history = |reset| {
         let mut window = hand(5, 100, FIXED);
         window.admitted((0, 1), 1, 4, 100);
@@ -265,7 +266,7 @@ fn a_window_lasts_a_period() {
 }
 
 #[test]
-fn each_permit_of_a_window_has_one_caller() {
+fn the_checker_finds_one_permit_given_to_two_callers() {
     let history = |remaining| {
         let mut window = hand(5, 100, FIXED);
         window.admitted((0, 5), 1, 3, 100);
@@ -278,7 +279,7 @@ fn each_permit_of_a_window_has_one_caller() {
 }
 
 #[test]
-fn an_earlier_caller_is_not_told_a_later_state() {
+fn the_checker_finds_a_later_state_told_to_an_earlier_caller() {
     let history = |second_asked| {
         let mut window = hand(5, 100, FIXED);
         window.admitted((0, 20), 1, 4, 100);
@@ -291,7 +292,7 @@ fn an_earlier_caller_is_not_told_a_later_state() {
 }
 
 #[test]
-fn places_are_taken_once_and_become_free() {
+fn the_checker_finds_a_place_taken_twice_or_never_freed() {
     let history = |next| {
         let mut places = hand(1, 1000, Algorithm::Concurrent);
         let id = places.hold((0, 1), 1000);
@@ -313,7 +314,7 @@ fn places_are_taken_once_and_become_free() {
 }
 
 #[test]
-fn a_hold_lasts_as_long_as_it_is_renewed() {
+fn the_checker_finds_a_renewed_hold_that_was_lost() {
     let history = |is_held| {
         let mut places = hand(1, 1000, Algorithm::Concurrent);
         let of = places.hold((0, 1), 1000);
@@ -328,7 +329,7 @@ fn a_hold_lasts_as_long_as_it_is_renewed() {
 }
 
 #[test]
-fn a_settlement_is_charged_once() {
+fn the_checker_finds_a_settlement_charged_wrongly() {
     let history = |remaining| {
         let mut log = hand(1000, 60_000, LOG);
         let action = Action::Hold { cost: 400, within: None, lease: 30_000 * MS };
@@ -342,7 +343,7 @@ fn a_settlement_is_charged_once() {
 }
 
 #[test]
-fn errors_have_a_reason() {
+fn the_checker_finds_an_error_without_a_reason() {
     let mut window = hand(5, 100, FIXED);
     window.call((0, 1), Action::Acquire { cost: 6, within: None }, Answer::NeverFits);
     window.is_right();
@@ -353,7 +354,7 @@ fn errors_have_a_reason() {
 }
 
 #[test]
-fn a_reset_forgets() {
+fn the_checker_finds_a_refusal_by_charges_before_a_reset() {
     let history = |refused_at| {
         let mut window = hand(1, 100, FIXED);
         window.admitted((0, 1), 1, 0, 100);
@@ -366,7 +367,7 @@ fn a_reset_forgets() {
 }
 
 #[test]
-fn a_waiting_caller_is_not_passed() {
+fn the_checker_finds_a_waiting_caller_who_is_passed() {
     let history = |later_came| {
         let mut window = hand(1, 100, FIXED);
         window.admitted((0, 0), 1, 0, 100);
@@ -382,7 +383,7 @@ fn a_waiting_caller_is_not_passed() {
 }
 
 #[test]
-fn a_caller_waits_as_long_as_there_is_no_room() {
+fn the_checker_finds_a_wait_without_a_reason() {
     let history = |answered| {
         let mut window = hand(1, 100, FIXED);
         window.admitted((0, 0), 1, 0, 100);
@@ -397,7 +398,7 @@ fn a_caller_waits_as_long_as_there_is_no_room() {
 }
 
 #[test]
-fn a_caller_who_waits_is_refused_only_a_longer_wait() {
+fn the_checker_finds_a_refusal_of_a_wait_that_was_short_enough() {
     let history = |retry| {
         let mut window = hand(1, 100, FIXED);
         window.bounds.waits_are_told = true;
@@ -410,7 +411,7 @@ fn a_caller_who_waits_is_refused_only_a_longer_wait() {
 }
 
 #[test]
-fn a_caller_in_whose_way_a_policy_decides_proves_nothing() {
+fn the_checker_ignores_calls_decided_by_the_failure_policy() {
     let mut window = hand(1, 100, FIXED);
     window.admitted((0, 1), 1, 0, 100);
     window.admitted((2, 3), 1, 0, 100);
@@ -420,7 +421,7 @@ fn a_caller_in_whose_way_a_policy_decides_proves_nothing() {
 }
 
 #[test]
-fn what_the_report_shows_can_be_read() {
+fn a_report_of_the_checker_is_readable() {
     let mut window = hand(1, 100, FIXED);
     window.admitted((0, 1), 1, 0, 100);
     window.refused((2, 3), 1, 0, 98);
@@ -437,7 +438,7 @@ more than the limit: `hand` of key 1: 2 are in use, of 1
 }
 
 #[test]
-fn one_order_explains_all_answers() {
+fn the_checker_finds_an_order_that_explains_all_answers() {
     let history = |first, second| {
         let mut window = hand(3, 1000, FIXED);
         window.call((0, 1), Action::Advance { by: 500 * MS }, Answer::Done(0));
@@ -454,9 +455,9 @@ fn one_order_explains_all_answers() {
     history(0, 2).has_order(false);
 }
 
-/// A script that found the bucket as it was, and was told that it had become full since.
+/// A script read the state of the bucket, and the bucket became full before it was decided.
 #[test]
-fn a_bucket_may_be_decided_on_when_it_becomes_full_while_the_clock_is_moved() {
+fn an_order_may_move_the_clock_in_the_midst_of_one_call_only() {
     let history = |reset_after_ms| {
         let mut bucket = hand(5, 1000, Algorithm::LeakyBucket { queue: 4 });
         bucket.admitted((0, 1), 1, 4, 200);
@@ -473,7 +474,7 @@ fn a_bucket_may_be_decided_on_when_it_becomes_full_while_the_clock_is_moved() {
 }
 
 #[test]
-fn the_order_keeps_that_of_calls_that_did_not_overlap() {
+fn an_order_keeps_calls_that_did_not_overlap() {
     let history = |second_asked| {
         let mut window = hand(3, 1000, FIXED);
         window.admitted((0, 5), 1, 1, 1000);
@@ -485,7 +486,7 @@ fn the_order_keeps_that_of_calls_that_did_not_overlap() {
 }
 
 #[test]
-fn a_call_without_an_answer_has_any_later_place_in_the_order_or_none() {
+fn an_order_may_leave_out_a_call_without_an_answer_or_put_it_later() {
     let history = |remaining| {
         let mut window = hand(5, 1000, FIXED);
         window.admitted((0, 1), 1, 4, 1000);
@@ -499,7 +500,7 @@ fn a_call_without_an_answer_has_any_later_place_in_the_order_or_none() {
 }
 
 #[test]
-fn the_shortest_history_without_an_order_is_shown() {
+fn the_shortest_history_without_an_order_is_reported() {
     let mut window = hand(9, 1000, FIXED);
     for at in 0..3 {
         window.admitted((2 * at, 2 * at + 1), 1, 8 - at, 1000);

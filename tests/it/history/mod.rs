@@ -1,4 +1,5 @@
-//! Histories of calls are checked call by call: totals may be right although single answers are wrong.
+//! Histories of calls are checked call by call: totals may be right although single answers are
+//! wrong.
 
 mod checker;
 mod orders;
@@ -28,13 +29,13 @@ async fn is_right_on(limiter: Limiter, bounds: Bounds) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn traffic_in_memory() {
-    // Decided at once: a caller who is told to wait is queued, and none may pass it.
+async fn histories_of_random_traffic_in_memory_break_no_rule() {
+    // Decided at once: a caller in the queue must not be passed.
     is_right_on(Limiter::in_memory(), Bounds { queued: 0, passes: Some(0), ..Bounds::default() }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn traffic_on_redis() {
+async fn histories_of_random_traffic_on_redis_break_no_rule() {
     let server = RedisServer::start();
     let limiter = Limiter::builder(&server.url()).on_store_error(OnStoreError::Deny).build().await.unwrap();
     is_right_on(limiter, Bounds::default()).await;

@@ -22,7 +22,7 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::LeakyBucket { queue: 4 },
 ];
 
-/// What the callers do.
+/// The kind of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Charges, refunds, peeks, resets, and waits.
@@ -31,7 +31,7 @@ enum Kind {
     Holds,
 }
 
-/// What goes wrong meanwhile.
+/// The failures during a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     None,
@@ -143,7 +143,7 @@ async fn run(
     (limiter.history(), start)
 }
 
-/// Runs some schedules, and says how many had too many possible orders.
+/// Runs some schedules. A few may have too many possible orders to decide.
 async fn orders(
     timed: Timed,
     cases: u64,
@@ -165,12 +165,13 @@ async fn orders(
     assert!(open <= cases / 10, "{open} of {cases} histories were too long to decide");
 }
 
-/// Of any algorithm; in half of the schedules the count changes from call to call.
+/// Rules of any algorithm. In half of the schedules the count changes from call to call.
 fn charges(seed: u64) -> Vec<Rule> {
     charges_by(&ALGORITHMS, seed)
 }
 
-/// A caller who leaves gives its slot back at a time that is not in the history.
+/// All but leaky buckets: a caller who leaves gives its slot back at a time that is not in the
+/// history.
 fn charges_without_slots(seed: u64) -> Vec<Rule> {
     charges_by(&ALGORITHMS[..7], seed)
 }
@@ -217,7 +218,7 @@ async fn charges_on_redis_have_an_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn charges_on_redis_have_an_order_though_callers_leave() {
+async fn charges_on_redis_have_an_order_although_callers_leave() {
     orders(
         Timed::redis().await,
         CASES,
@@ -229,7 +230,7 @@ async fn charges_on_redis_have_an_order_though_callers_leave() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn charges_on_redis_have_an_order_though_connections_are_cut() {
+async fn charges_on_redis_have_an_order_although_connections_are_cut() {
     orders(Timed::redis().await, CASES, (Kind::Charges, Trouble::Server, false), charges, Numbers::Exact).await;
 }
 
@@ -253,7 +254,7 @@ async fn holds_on_redis_have_an_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waits_that_a_change_ends_have_an_order() {
+async fn waits_that_end_by_a_refund_or_reset_have_an_order() {
     let kind = (Kind::Charges, Trouble::None, true);
     orders(Timed::memory().await, 2 * CASES, kind, charges, Numbers::Exact).await;
     orders(Timed::redis().await, CASES, kind, charges, Numbers::Exact).await;

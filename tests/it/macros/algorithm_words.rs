@@ -1,4 +1,4 @@
-//! The words of the attribute that name an algorithm, and their options: that they mean what they say.
+//! The words of the attribute for algorithms, and their options.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ type R = Result<(), RequestPerMinute>;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// How many calls run at once, and after how many milliseconds the next one does, which is told so.
+/// Number of calls that run at once, and milliseconds until the next one runs.
 async fn run_at_once(call: impl AsyncFn(&Limiter) -> R) -> (u64, u128) {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
@@ -31,7 +31,7 @@ async fn run_at_once(call: impl AsyncFn(&Limiter) -> R) -> (u64, u128) {
 /// Four calls in the first sub-window, which begins at the full minute. One of them counts no longer when a quarter of
 /// that sub-window is more than a minute ago.
 #[tokio::test]
-async fn sliding_window() {
+async fn sliding_window_with_buckets_fades_the_oldest_bucket() {
     const BUCKETS: u64 = 30;
 
     #[limit_request_per_time("item", 1, Minutes, 4, algorithm = SlidingWindow, limiter = limiter)]
@@ -58,7 +58,7 @@ async fn sliding_window() {
 }
 
 #[tokio::test]
-async fn token_bucket() {
+async fn token_bucket_has_a_burst_and_a_refill() {
     const BURST: u64 = 5;
 
     #[limit_request_per_time("item", 1, Seconds, 10, algorithm = TokenBucket, limiter = limiter)]
@@ -90,9 +90,9 @@ async fn token_bucket() {
     assert_eq!(run_at_once(large_by_interval).await, (5, 1000));
 }
 
-/// A bucket holds the count, unless it is told otherwise, also where only the call knows the count.
+/// The burst is the count unless it is given, also for a count that is computed by the call.
 #[tokio::test]
-async fn token_bucket_of_a_dynamic_count() {
+async fn the_burst_of_a_token_bucket_is_the_count_of_the_call() {
     #[limit_request_per_time("item", 1, Seconds, limit, algorithm = TokenBucket, limiter = limiter)]
     async fn plain(limiter: &Limiter, limit: i32) -> R {
         Ok(())
@@ -111,9 +111,9 @@ async fn token_bucket_of_a_dynamic_count() {
     }
 }
 
-/// One call every 100 ms, and so many sleep until it is their turn.
+/// One call runs every 100 ms, and the callers in the queue sleep until it is their turn.
 #[tokio::test]
-async fn leaky_bucket() {
+async fn leaky_bucket_has_a_queue_of_sleeping_callers() {
     const QUEUE: u64 = 2;
 
     #[limit_request_per_time("item", 1, Seconds, 10, algorithm = LeakyBucket(queue = 0), limiter = &limiter)]

@@ -1,4 +1,4 @@
-//! Each argument, by what it does.
+//! The effect of each argument.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::in_memory;
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn return_instead() {
+async fn on_limit_return_gives_the_value_instead() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id, on_limit = Return(Ok(0)))]
     async fn value(id: u64) -> R {
         Ok(id)
@@ -44,7 +44,7 @@ async fn return_instead() {
 
 /// `Return` answers for the limit; what can't be decided is an error still.
 #[tokio::test]
-async fn return_is_for_limits_only() {
+async fn on_limit_return_is_for_limits_only() {
     #[limit_request_per_time("item", 1, Hours, 5, key = id, cost = cost, on_missing_key = Deny, on_store_error = Deny,
         on_limit = Return(Ok(0)))]
     async fn call(id: Option<u64>, cost: u64) -> R {
@@ -61,7 +61,7 @@ async fn return_is_for_limits_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wait() {
+async fn on_limit_wait_waits_for_a_permit() {
     #[limit_request_per_time("item", 1, Minutes, 1, key = id, on_limit = Wait)]
     async fn call(id: u64) -> R {
         Ok(id)
@@ -78,7 +78,7 @@ async fn wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wait_at_most() {
+async fn on_limit_wait_with_a_maximum_waits_at_most_that_long() {
     #[limit_request_per_time("item", 1, Minutes, 1, key = id, on_limit = Wait(max = "1m30s"))]
     async fn patient(id: u64) -> R {
         Ok(id)
@@ -99,7 +99,7 @@ async fn wait_at_most() {
 }
 
 #[tokio::test]
-async fn reject() {
+async fn on_limit_reject_returns_the_error() {
     #[limit_request_per_time("item", 1, Minutes, 1, key = id, on_limit = Reject)]
     async fn call(id: u64) -> R {
         Ok(id)
@@ -108,7 +108,7 @@ async fn reject() {
 }
 
 #[tokio::test]
-async fn missing_keys() {
+async fn on_missing_key_decides_about_a_key_that_is_none() {
     #[limit_request_per_time("denied", 1, Hours, 1, key = user, on_missing_key = Deny)]
     async fn denied(user: Option<&str>) -> R<bool> {
         Ok(user.is_some())
@@ -143,7 +143,7 @@ async fn missing_keys() {
 }
 
 #[tokio::test]
-async fn permit() {
+async fn permit_binds_the_permit_to_a_name() {
     #[limit_request_per_time("item", 1, Hours, 5, key = id, cost = 3, permit = permit)]
     async fn returned(id: u64) -> R<Permit> {
         Ok(permit)
@@ -172,7 +172,7 @@ async fn permit() {
 }
 
 #[tokio::test]
-async fn permit_with_every_answer() {
+async fn permit_stands_with_each_on_limit() {
     #[limit_request_per_time("item", 1, Hours, 1, permit = permit, on_limit = Return(Ok(refused.limit() + 7)))]
     async fn call() -> R {
         Ok(permit.remaining())
@@ -185,7 +185,7 @@ async fn permit_with_every_answer() {
 }
 
 #[tokio::test]
-async fn limiter() {
+async fn limiter_names_the_limiter_of_the_function() {
     struct Client {
         limiter: Limiter,
     }
@@ -244,7 +244,7 @@ async fn dead_redis() -> Limiter {
 }
 
 #[tokio::test]
-async fn on_store_error() {
+async fn on_store_error_overrides_the_policy_of_the_limiter() {
     #[limit_request_per_time("item", 1, Hours, 1, on_store_error = Allow)]
     async fn allow() -> R<()> {
         Ok(())
@@ -276,7 +276,7 @@ async fn on_store_error() {
 }
 
 #[tokio::test]
-async fn a_count_that_changes() {
+async fn the_count_is_an_expression_of_each_call() {
     #[limit_request_per_time("item", 1, Hours, count = count)]
     async fn call(count: i32) -> R<i32> {
         Ok(count)
@@ -295,7 +295,7 @@ async fn a_count_that_changes() {
 }
 
 #[tokio::test]
-async fn costs() {
+async fn cost_is_an_expression_of_each_call() {
     #[limit_request_per_time("dynamic", 1, Hours, 10, cost = rows.len())]
     async fn dynamic(rows: &[u8]) -> R<()> {
         Ok(())
@@ -336,7 +336,7 @@ async fn costs() {
 }
 
 #[tokio::test]
-async fn count_and_cost_of_every_integer_type() {
+async fn count_and_cost_may_be_of_any_integer_type() {
     macro_rules! integers {
         ($($integer:ident)*) => {{ $({
             #[limit_request_per_time("item", 1, Hours, count = count, key = stringify!($integer), cost = cost)]
@@ -354,7 +354,7 @@ async fn count_and_cost_of_every_integer_type() {
 }
 
 #[tokio::test]
-async fn units() {
+async fn each_unit_is_its_duration() {
     macro_rules! units {
         ($($unit:path, $ms:literal;)*) => {$({
             #[limit_request_per_time("item", 3, $unit, 1, key = stringify!($unit))]
@@ -377,7 +377,7 @@ async fn units() {
 }
 
 #[tokio::test]
-async fn ttl() {
+async fn the_ttl_is_a_number_of_units() {
     const TEN: u64 = 10;
     #[limit_request_per_time(prefix = "default", unit = Minutes, count = 1)]
     async fn one_if_left_out() -> R<()> {
@@ -410,7 +410,7 @@ async fn ttl() {
 }
 
 #[tokio::test]
-async fn prefixes() {
+async fn the_prefix_may_be_any_constant_text() {
     const PREFIX: &str = "constant";
     #[limit_request_per_time(prefix = PREFIX, unit = Hours, count = 1)]
     async fn constant() -> R<()> {
@@ -437,9 +437,9 @@ async fn prefixes() {
     Limiter::in_memory().scope(calls).await;
 }
 
-/// When two calls are admitted a minute tells the algorithms apart.
+/// The admission times of two calls a minute distinguish the algorithms.
 #[tokio::test]
-async fn algorithms() {
+async fn algorithm_selects_each_of_the_algorithms() {
     macro_rules! admitted {
         ($($algorithm:tt)*) => {{
             #[limit_request_per_time("item", 1, Minutes, 2, key = stringify!($($algorithm)*), $($algorithm)*)]

@@ -58,7 +58,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn inherent() {
+async fn an_attribute_on_an_impl_block_limits_each_method() {
     limits_each_key(async |id| Client::new(id).one().await).await;
     limits_each_key(async |id| Client::new(id).other().await).await;
     limits_each_key(async |id| Arc::new(Client::new(id)).by_value().await).await;
@@ -67,7 +67,7 @@ async fn inherent() {
 
 /// The block's rule is the same for all of its methods.
 #[tokio::test]
-async fn the_methods_share_a_counter() {
+async fn the_methods_of_an_impl_block_share_a_counter() {
     let calls = async {
         Client::new(1).one().await.unwrap();
         exceeded(Client::new(1).other().await);
@@ -78,7 +78,7 @@ async fn the_methods_share_a_counter() {
 }
 
 #[tokio::test]
-async fn skip() {
+async fn a_skipped_method_of_an_impl_block_is_not_limited() {
     let calls = async {
         for _ in 0..3 {
             assert_eq!(Client::skipped().await.unwrap(), Client::ID);
@@ -88,7 +88,7 @@ async fn skip() {
 }
 
 #[tokio::test]
-async fn a_method_adds_its_own() {
+async fn a_method_of_an_impl_block_adds_its_own_attribute() {
     struct Twice(u64);
     #[limit_request_per_time("twice", 1, Hours, 2, key = self.0)]
     impl Twice {
@@ -109,7 +109,7 @@ async fn a_method_adds_its_own() {
 }
 
 #[tokio::test]
-async fn stacked_with_settings_of_the_block() {
+async fn stacked_attributes_on_an_impl_block_share_their_settings() {
     struct Stacked(Client);
     #[limit_request_per_time("narrow", 1, Hours, 1, key = self.0.id, limiter = &self.0.limiter)]
     #[limit_request_per_time("wide", 1, Days, 2, key = self.0.id, on_limit = Return(Ok(99)))]
@@ -131,7 +131,7 @@ async fn stacked_with_settings_of_the_block() {
 }
 
 #[tokio::test]
-async fn of_a_trait() {
+async fn an_impl_block_of_a_trait_is_limited() {
     trait Api {
         type Id;
         async fn call(&self) -> R;
@@ -155,7 +155,7 @@ async fn of_a_trait() {
 }
 
 #[tokio::test]
-async fn generic() {
+async fn a_generic_impl_block_is_limited() {
     struct Of<T, const N: usize>([T; N]);
     #[limit_request_per_time("item", 1, Hours, const { N as u64 }, key = (&self.0[0], other))]
     impl<T, const N: usize> Of<T, { N }>

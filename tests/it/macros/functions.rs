@@ -9,7 +9,7 @@ use ratelimit_runtime::{FromRefusal, Limiter, RateKey, RequestPerMinute, limit_r
 use super::{R, exceeded, limits_each_key, send};
 
 #[tokio::test]
-async fn free() {
+async fn a_free_function_is_limited() {
     #[limit_request_per_time(prefix = "item", ttl = 1, unit = Hours, count = 1, key = id)]
     async fn call(id: u64) -> R {
         Ok(id)
@@ -18,7 +18,7 @@ async fn free() {
 }
 
 #[tokio::test]
-async fn without_a_key_all_share_one_counter() {
+async fn calls_without_a_key_share_one_counter() {
     #[limit_request_per_time("item", 1, Hours, 1)]
     async fn call(id: u64) -> R {
         Ok(id)
@@ -32,7 +32,7 @@ async fn without_a_key_all_share_one_counter() {
 
 /// The instances of a generic function share a counter.
 #[tokio::test]
-async fn generic() {
+async fn instances_of_a_generic_function_share_a_counter() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     async fn call<T>(id: T) -> R<T>
     where
@@ -51,7 +51,7 @@ async fn generic() {
 }
 
 #[tokio::test]
-async fn const_generic() {
+async fn a_const_generic_parameter_may_be_the_count() {
     #[limit_request_per_time("item", N, Hours, count = const { N }, key = (id, N), cost = const { N })]
     async fn call<const N: u64>(id: u64) -> R {
         Ok(id)
@@ -66,7 +66,7 @@ async fn const_generic() {
 }
 
 #[tokio::test]
-async fn const_generic_of_another_type() {
+async fn a_const_generic_parameter_of_another_type_may_be_the_count() {
     #[limit_request_per_time("item", 1, Hours, const { M as u64 }, key = M)]
     async fn call<const M: usize>() -> R<[u8; M]> {
         Ok([0; M])
@@ -83,7 +83,7 @@ async fn const_generic_of_another_type() {
 }
 
 #[tokio::test]
-async fn lifetimes() {
+async fn a_function_with_lifetimes_is_limited() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     async fn call<'a, 'b: 'a>(id: &'a str, other: &'b str) -> R<(&'a str, &'b str)> {
         tokio::task::yield_now().await;
@@ -99,7 +99,7 @@ async fn lifetimes() {
 }
 
 #[tokio::test]
-async fn impl_trait_argument() {
+async fn a_function_with_an_impl_trait_argument_is_limited() {
     #[limit_request_per_time("item", 1, Hours, 1, key = &id)]
     async fn call(id: impl RateKey + Copy + Into<u64>, with: impl Fn(u64) -> u64) -> R {
         Ok(with(id.into()))
@@ -108,7 +108,7 @@ async fn impl_trait_argument() {
 }
 
 #[tokio::test]
-async fn arguments_taken_apart() {
+async fn arguments_may_be_destructured() {
     struct Request {
         id: u64,
         name: &'static str,
@@ -123,7 +123,7 @@ async fn arguments_taken_apart() {
 }
 
 #[tokio::test]
-async fn an_extractor_taken_apart() {
+async fn an_axum_extractor_may_be_destructured() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     async fn call(Path(id): Path<u64>) -> R {
         Ok(id)
@@ -132,7 +132,7 @@ async fn an_extractor_taken_apart() {
 }
 
 #[tokio::test]
-async fn mutable_and_ignored_arguments() {
+async fn arguments_may_be_mutable_or_ignored() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     async fn call(mut id: u64, _: u64, _unused: u64) -> R {
         id += 1;
@@ -142,7 +142,7 @@ async fn mutable_and_ignored_arguments() {
 }
 
 #[tokio::test]
-async fn raw_names() {
+async fn arguments_and_functions_may_have_raw_names() {
     #[limit_request_per_time("item", 1, Hours, 1, key = r#type)]
     async fn r#loop(r#type: u64) -> R {
         Ok(r#type)
@@ -152,7 +152,7 @@ async fn raw_names() {
 
 /// A key is borrowed, and so are its parts: the body still owns the argument.
 #[tokio::test]
-async fn borrowed_keys() {
+async fn a_key_is_borrowed_from_the_arguments() {
     struct Request {
         name: String,
         owner: (String, u64),
@@ -214,7 +214,7 @@ async fn borrowed_keys() {
 /// A lock that the key needs is released before the limiter is asked: the future may move between threads, and the body
 /// may lock again.
 #[tokio::test]
-async fn a_guard_in_the_key() {
+async fn a_lock_in_the_key_is_released_before_the_limiter_is_asked() {
     #[limit_request_per_time("item", 1, Hours, 1, key = *id.lock().unwrap())]
     async fn call(id: &Mutex<u64>) -> R {
         let id = *id.try_lock().unwrap();
@@ -226,7 +226,7 @@ async fn a_guard_in_the_key() {
 
 /// Each value locks what the one before it has locked.
 #[tokio::test]
-async fn the_same_lock_in_every_value() {
+async fn each_value_may_take_the_same_lock() {
     struct State {
         limiter: Limiter,
         seven: Mutex<u64>,
@@ -251,7 +251,7 @@ async fn the_same_lock_in_every_value() {
 
 /// Each call of a function that calls itself counts.
 #[tokio::test]
-async fn recursion() {
+async fn each_call_of_a_recursive_function_counts() {
     #[limit_request_per_time("item", 1, Hours, 3)]
     async fn call(depth: u64) -> R {
         if depth == 0 {
@@ -267,7 +267,7 @@ async fn recursion() {
 }
 
 #[tokio::test]
-async fn an_expression_that_awaits_nothing() {
+async fn the_key_may_be_a_block_expression() {
     const KEYS: [u64; 3] = [0, 1, 2];
     #[limit_request_per_time("item", 1, Hours, 1, key = { let [_, rest @ ..] = &KEYS; rest[usize::from(id == 2)] })]
     async fn call(id: u64) -> R {
@@ -277,7 +277,7 @@ async fn an_expression_that_awaits_nothing() {
 }
 
 #[tokio::test]
-async fn must_use_stays() {
+async fn must_use_of_a_function_is_kept() {
     #[derive(Debug)]
     struct Answer;
     impl FromRefusal for Answer {
@@ -309,8 +309,8 @@ async fn must_use_stays() {
 }
 
 #[tokio::test]
-async fn attributes_of_the_function() {
-    /// What it does.
+async fn other_attributes_of_a_function_are_kept() {
+    /// Documentation of the function.
     #[inline]
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     #[cfg(test)]
@@ -326,7 +326,7 @@ async fn attributes_of_the_function() {
 }
 
 #[tokio::test]
-async fn switched_by_cfg() {
+async fn an_attribute_may_be_switched_by_cfg() {
     mod functions {
         use super::super::R;
         use super::limit_request_per_time;
@@ -354,7 +354,7 @@ async fn switched_by_cfg() {
 }
 
 #[tokio::test]
-async fn in_a_block_of_a_body() {
+async fn a_function_inside_a_function_body_is_limited() {
     let limits = {
         #[limit_request_per_time("item", 1, Hours, 1, key = id)]
         async fn call(id: u64) -> R {
@@ -366,7 +366,7 @@ async fn in_a_block_of_a_body() {
 }
 
 #[tokio::test]
-async fn returning_impl_trait() {
+async fn a_function_that_returns_impl_trait_is_limited() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     async fn call(id: u64) -> R<impl Iterator<Item = u64>> {
         Ok(std::iter::once(id))
@@ -375,7 +375,7 @@ async fn returning_impl_trait() {
 }
 
 #[tokio::test]
-async fn never_returning() {
+async fn a_function_that_never_returns_is_limited() {
     #[limit_request_per_time("item", 1, Hours, 1)]
     async fn call<T: Display>() -> R<T> {
         std::future::pending().await

@@ -1,5 +1,6 @@
-//! How large the future of an annotated function is: as large as that of the plain function with any await in front or,
-//! if that is more, as one that only asks the limiter; and by a permit larger where one is bound or holds something.
+//! The size of the future of an annotated function. It is at most that of the plain function with
+//! one await in front, or of a function that only asks the limiter, whichever is larger. A permit
+//! that is bound or held adds its size.
 
 use std::future::ready;
 use std::mem::size_of_val;
@@ -20,9 +21,9 @@ fn send_and_static<T: Send + 'static>(value: T) -> T {
 
 fn keep<T>(_: &T) {}
 
-/// Compares functions with the same argument: the plain one, also with an await of nothing in front, which makes it larger where an
-/// argument then lives across it (the compiler's doing, whatever is awaited); one that only asks the limiter and keeps the
-/// argument while it does; and the annotated one.
+/// Compares functions with the same argument: the plain one, one with an await of nothing in front,
+/// one that only asks the limiter and keeps the argument, and the annotated one. The await in front
+/// makes a function larger where an argument lives across it.
 macro_rules! compare {
     ($name:literal, $extra:expr, ($argument:ident: $type:ty = $value:expr) $body:block $(#[$limit:meta])+) => {{
         async fn plain($argument: $type) -> R $body
@@ -47,7 +48,7 @@ macro_rules! compare {
 }
 
 #[test]
-fn no_larger_than_its_parts() {
+fn the_future_is_no_larger_than_its_parts() {
     println!("{:<40} {:>6} {:>6} {:>6}", "bytes", "plain", "ask", "limited");
     compare! {
         "a small body", 0, (id: u64 = 1) { Ok(id) }
@@ -139,9 +140,9 @@ fn no_larger_than_its_parts() {
     }
 }
 
-/// Where the body has a name for the permit there is no plain function to compare with.
+/// The body names the permit, so there is no plain function to compare with.
 #[test]
-fn a_bound_permit() {
+fn the_future_grows_by_a_bound_permit_only() {
     async fn ask(id: u64) -> R {
         let permit = Limiter::unlimited().acquire(&RULE, id).await?;
         ready(()).await;
@@ -159,9 +160,9 @@ fn a_bound_permit() {
     assert!(limited <= ask, "{limited} > {ask}");
 }
 
-/// Where the outcome says the cost the body is in a block of its own, which has what it uses of the arguments once more.
+/// The body is in a block of its own, which captures the arguments it uses once more.
 #[test]
-fn settled_by_its_outcome() {
+fn the_future_of_a_settled_body_grows_by_the_arguments_it_uses() {
     compare! {
         "settled", size_of::<Permit>() + size_of::<R>(), (id: u64 = 1) { ready(()).await; Ok(id) }
         #[limit_request_per_time("item", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 9, |_| 1), key = id)]
@@ -183,9 +184,9 @@ fn settled_by_its_outcome() {
     }
 }
 
-/// What the future asks the limiter with is small, however many rules there are.
+/// The size does not depend on the number of rules.
 #[test]
-fn asking_is_small() {
+fn the_part_of_the_future_that_asks_the_limiter_is_small() {
     let limiter = Limiter::unlimited();
     let one = size_of_val(&send_and_static(limiter.acquire(&RULE, 1)));
     let charges = [(&RULE, Key::new(1), 1), (&RULE, Key::new(2), 1), (&RULE, Key::new(3), 1)];
@@ -195,7 +196,7 @@ fn asking_is_small() {
 
 /// The future is `Send` if the body's is: what is not, in the body or an argument, stays possible.
 #[tokio::test]
-async fn not_send_where_the_body_is_not() {
+async fn the_future_of_a_body_that_is_not_send_compiles() {
     #[limit_request_per_time("item", 1, Days, 1, key = id)]
     async fn call(id: Rc<u64>) -> R {
         let other = Rc::clone(&id);

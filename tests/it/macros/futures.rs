@@ -9,7 +9,7 @@ use ratelimit_runtime::{Limiter, limit_request_per_time};
 use super::{R, exceeded, limits_each_key, send};
 
 #[tokio::test]
-async fn impl_future() {
+async fn a_function_that_returns_impl_future_is_limited() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     fn call(id: u64) -> impl Future<Output = R> + Send {
         let next = id + 1;
@@ -19,7 +19,7 @@ async fn impl_future() {
 }
 
 #[tokio::test]
-async fn impl_future_that_borrows() {
+async fn a_returned_impl_future_may_borrow() {
     #[limit_request_per_time("item", 1, Hours, 1, key = *id)]
     fn call(id: &u64) -> impl Future<Output = R> + Send + '_ {
         let next = id + 1;
@@ -29,7 +29,7 @@ async fn impl_future_that_borrows() {
 }
 
 #[tokio::test]
-async fn box_pin() {
+async fn a_function_that_returns_box_pin_is_limited() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     fn call(id: u64) -> Pin<Box<dyn Future<Output = R> + Send>> {
         Box::pin(async move { Ok(id) })
@@ -38,7 +38,7 @@ async fn box_pin() {
 }
 
 #[tokio::test]
-async fn box_pin_with_a_cast() {
+async fn a_returned_box_pin_may_be_cast() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     fn call(id: u64) -> Pin<Box<dyn Future<Output = R>>> {
         Box::pin(async move { Ok(id) }) as _
@@ -47,7 +47,7 @@ async fn box_pin_with_a_cast() {
 }
 
 #[tokio::test]
-async fn pin_from_a_box() {
+async fn a_function_that_returns_a_pin_from_a_box_is_limited() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     fn call(id: u64) -> Pin<Box<dyn Future<Output = R>>> {
         Pin::from(Box::new(async move { Ok(id) }))
@@ -56,7 +56,7 @@ async fn pin_from_a_box() {
 }
 
 #[tokio::test]
-async fn boxed() {
+async fn a_function_that_returns_a_boxed_future_is_limited() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     fn call(id: u64) -> Pin<Box<dyn Future<Output = R> + Send>> {
         async move { Ok(id) }.boxed()
@@ -65,7 +65,7 @@ async fn boxed() {
 }
 
 #[tokio::test]
-async fn box_future() {
+async fn a_function_that_returns_box_future_is_limited() {
     #[limit_request_per_time("item", 1, Hours, 1, key = *id)]
     fn call(id: &u64) -> BoxFuture<'_, R> {
         async move { Ok(*id) }.boxed()
@@ -79,7 +79,7 @@ async fn box_future() {
 }
 
 #[tokio::test]
-async fn returned_by_a_statement() {
+async fn the_future_may_be_returned_by_a_statement() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     #[expect(clippy::needless_return)]
     fn call(id: u64) -> BoxFuture<'static, R> {
@@ -90,7 +90,7 @@ async fn returned_by_a_statement() {
 
 /// An alias of the type hides nothing: it is the body that is looked at.
 #[tokio::test]
-async fn behind_an_alias() {
+async fn the_type_of_a_returned_future_may_be_an_alias() {
     type Answer = Pin<Box<dyn Future<Output = R>>>;
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     fn call(id: u64) -> Answer {
@@ -100,7 +100,7 @@ async fn behind_an_alias() {
 }
 
 #[tokio::test]
-async fn in_a_trait() {
+async fn a_trait_method_that_returns_a_future_is_limited() {
     trait Api {
         fn id(&self) -> u64;
 
@@ -121,9 +121,9 @@ async fn in_a_trait() {
     limits_each_key(async |id| send(Client(id).call()).await).await;
 }
 
-/// What is not polled is not counted.
+/// A future that is not polled is not counted.
 #[tokio::test]
-async fn counted_when_first_polled() {
+async fn a_returned_future_is_counted_when_first_polled() {
     #[limit_request_per_time("async", 1, Hours, 1)]
     async fn is_async() -> R<()> {
         Ok(())

@@ -1,4 +1,5 @@
-//! What is held until the body ends, whichever way it does: places, time, and costs that the outcome says.
+//! Holds of annotated functions: places, time, and costs that the outcome reports, until the body
+//! ends in any way.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -18,7 +19,7 @@ use crate::support::in_memory;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// As many a minute: tokens, or milliseconds.
+/// Tokens, or milliseconds, a minute.
 const BUDGET: Rule = Rule::new("item", 1_000, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
 
 async fn left(limiter: &Limiter) -> u64 {
@@ -83,7 +84,7 @@ macro_rules! body {
 }
 
 #[tokio::test]
-async fn a_place_on_functions() {
+async fn functions_hold_a_place_while_they_run() {
     #[limit_concurrent_requests("place", 1, key = id)]
     async fn function(id: u64, how: End) -> R {
         body!(how)
@@ -122,7 +123,7 @@ async fn a_place_on_functions() {
 }
 
 #[tokio::test]
-async fn a_place_on_methods() {
+async fn methods_hold_a_place_while_they_run() {
     struct Client(u64);
 
     #[limit_concurrent_requests("block", 1, key = self.0)]
@@ -192,7 +193,7 @@ async fn a_place_on_methods() {
 
 /// Whichever stands first, and whichever refuses: the other is as before.
 #[tokio::test]
-async fn both_attributes_are_one_decision() {
+async fn both_attributes_on_a_function_are_one_decision() {
     #[limit_concurrent_requests("place", 1, key = id)]
     #[limit_request_per_time("calls", 1, Hours, 2)]
     async fn place_first(id: u64, how: End) -> R {
@@ -225,7 +226,7 @@ async fn both_attributes_are_one_decision() {
 
 /// Each attribute answers for what it has refused.
 #[tokio::test]
-async fn each_returns_its_own() {
+async fn each_of_both_attributes_returns_its_own_value() {
     #[limit_request_per_time("calls", 1, Hours, 2, on_limit = Return(Ok(refused.limit() * 10)))]
     #[limit_concurrent_requests("place", 1, key = id, on_limit = Return(Ok(refused.limit() * 100)))]
     async fn both(id: u64, how: End) -> R {
@@ -262,7 +263,7 @@ async fn each_returns_its_own() {
 
 /// Each waits for its own.
 #[tokio::test]
-async fn waits_for_a_place() {
+async fn a_function_waits_for_a_place() {
     #[limit_concurrent_requests("place", 1, on_limit = Wait(max = "20s"))]
     #[limit_request_per_time("calls", 1, Hours, 2)]
     async fn call(turns: u32) -> R {
@@ -281,7 +282,7 @@ async fn waits_for_a_place() {
 
 /// A place is the caller's as long as the permit is kept: longer than the body, or shorter.
 #[tokio::test]
-async fn a_permit_that_is_kept_or_dropped_early() {
+async fn a_place_is_held_as_long_as_the_permit_is_kept() {
     #[limit_concurrent_requests("place", 1, permit = place)]
     async fn keeps() -> R<ratelimit_runtime::Permit> {
         Ok(place)
@@ -300,9 +301,9 @@ async fn a_permit_that_is_kept_or_dropped_early() {
     Limiter::in_memory().scope(calls).await;
 }
 
-/// Charged what it took, however it ended.
+/// The end of the body does not matter.
 #[tokio::test]
-async fn the_time_that_a_body_takes() {
+async fn a_body_is_charged_the_time_it_takes() {
     #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Elapsed(max = "500ms"))]
     async fn call(clock: &ManualClock, how: End) -> R {
         clock.advance(100 * MS);
@@ -334,9 +335,9 @@ async fn the_time_that_a_body_takes() {
     limiter.scope(calls).await;
 }
 
-/// Charged what the outcome says; of one that never came, all that was held.
+/// Without an outcome, the whole hold is charged.
 #[tokio::test]
-async fn what_the_outcome_says() {
+async fn a_body_is_charged_what_its_outcome_says() {
     fn tokens(outcome: &R) -> u64 {
         outcome.as_ref().map_or(50, |tokens| *tokens)
     }
@@ -393,7 +394,7 @@ async fn what_the_outcome_says() {
 
 /// More than was held, nothing, and several counters at once.
 #[tokio::test]
-async fn outcomes_of_any_size() {
+async fn an_outcome_may_cost_more_than_was_held_or_nothing() {
     #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(max = 100, |outcome| *outcome.as_ref().unwrap()))]
     async fn call(used: usize) -> R<usize> {
         Ok(used)
@@ -424,9 +425,9 @@ async fn outcomes_of_any_size() {
     limiter.scope(calls).await;
 }
 
-/// What a body may return where its cost is settled is what it may return elsewhere.
+/// A settled body may return each type that other bodies may.
 #[tokio::test]
-async fn types_of_settled_bodies() {
+async fn a_settled_body_may_return_each_type_that_others_may() {
     #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog, cost = Settled(max = 100, |_| 1))]
     async fn unnamed(number: &str) -> Result<impl Display, Box<dyn Error + Send + Sync>> {
         Ok(number.parse::<u64>()?)
@@ -492,7 +493,7 @@ async fn coerced_is_send() -> R<std::cell::Cell<u64>> {
 
 /// Names of ours and the user's don't meet, in macros neither.
 #[tokio::test]
-async fn names_of_held_ones() {
+async fn names_in_held_bodies_do_not_clash_with_generated_ones() {
     #[limit_request_per_time("item", 1, Minutes, 1_000, key = 1, algorithm = SlidingLog,
         cost = Settled(max = outcome, |_| outcome + permit))]
     async fn locals(outcome: u64, permit: u64) -> R {

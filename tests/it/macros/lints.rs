@@ -1,4 +1,4 @@
-//! What the attribute generates passes every lint of the user's, without any allowance.
+//! Generated code passes every lint of a user, without an `allow`.
 #![deny(
     warnings,
     keyword_idents,
@@ -206,7 +206,7 @@ async fn below_instrument() -> R {
 
 #[limit_request_per_time("item", 1, Minutes, 100)]
 #[tokio::test]
-async fn above_tokio_test() -> R<()> {
+async fn an_annotated_tokio_test_passes_all_lints() -> R<()> {
     Ok(())
 }
 
@@ -415,7 +415,7 @@ mod joined_in_a_block {
 }
 
 #[tokio::test]
-async fn every_shape_runs() {
+async fn every_shape_that_passes_all_lints_also_runs() {
     let request = || Request { id: 1, name: String::new() };
     let client = || Client { id: 1, limiter: Limiter::in_memory() };
     let calls = async {

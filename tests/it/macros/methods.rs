@@ -81,7 +81,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn every_receiver() {
+async fn methods_with_each_kind_of_receiver_are_limited() {
     limits_each_key(async |id| send(Client { id }.by_ref()).await).await;
     limits_each_key(async |id| send(Client { id }.by_mut()).await).await;
     limits_each_key(async |id| send(Client { id }.by_value()).await).await;
@@ -94,12 +94,12 @@ async fn every_receiver() {
 }
 
 #[tokio::test]
-async fn associated_function() {
+async fn an_associated_function_is_limited() {
     limits_each_key(Client::associated).await;
 }
 
 #[tokio::test]
-async fn generic_method() {
+async fn a_generic_method_is_limited() {
     limits_each_key(async |id| Client { id }.generic::<u32>("other").await).await;
 }
 
@@ -126,12 +126,12 @@ impl Native for Client {
 }
 
 #[tokio::test]
-async fn default_method_of_a_trait() {
+async fn a_default_method_of_a_trait_is_limited() {
     limits_each_key(async |id| Client { id }.default().await).await;
 }
 
 #[tokio::test]
-async fn method_of_a_trait_implementation() {
+async fn a_method_of_a_trait_implementation_is_limited() {
     limits_each_key(async |id| Client { id }.implemented((0, 1)).await).await;
 }
 
@@ -247,7 +247,7 @@ impl Dynamic for Below {
 }
 
 #[tokio::test]
-async fn async_trait_on_each_method() {
+async fn each_method_of_an_async_trait_implementation_is_limited() {
     limits_each_key(async |id| send(Methods(id).by_ref("other")).await).await;
     limits_each_key(async |id| send(Methods(id).by_mut((0, 1))).await).await;
     limits_each_key(async |id| send(Box::new(Methods(id)).boxed()).await).await;
@@ -255,14 +255,14 @@ async fn async_trait_on_each_method() {
 }
 
 #[tokio::test]
-async fn async_trait_default_method() {
+async fn a_default_method_of_an_async_trait_is_limited() {
     limits_each_key(async |id| send(Methods(id).default(0)).await).await;
     let dynamic = |id| -> Box<dyn Dynamic> { Box::new(Methods(id)) };
     limits_each_key(async |id| dynamic(id).default(0).await).await;
 }
 
 #[tokio::test]
-async fn above_async_trait() {
+async fn an_attribute_above_async_trait_limits_its_methods() {
     // One counter for "other", shared by all; and the block's own, of 2.
     let calls = async {
         Above(1).by_ref("other").await.unwrap();
@@ -276,7 +276,7 @@ async fn above_async_trait() {
 }
 
 #[tokio::test]
-async fn below_async_trait() {
+async fn an_attribute_below_async_trait_limits_its_methods() {
     limits_each_key(async |id| send(Below(id).by_ref("other")).await).await;
     limits_each_key(async |id| send(Below(id).by_mut((0, 1))).await).await;
     limits_each_key(async |id| send(Box::new(Below(id)).boxed()).await).await;
@@ -286,7 +286,7 @@ async fn below_async_trait() {
 
 /// A skipped method runs without limit, in both orders.
 #[tokio::test]
-async fn async_trait_and_skip() {
+async fn a_skipped_method_of_an_async_trait_is_not_limited() {
     let calls = async {
         for _ in 0..3 {
             Above::associated(1).await.unwrap();
@@ -297,7 +297,7 @@ async fn async_trait_and_skip() {
 }
 
 #[tokio::test]
-async fn async_trait_without_send() {
+async fn an_async_trait_without_send_is_limited() {
     #[async_trait(?Send)]
     trait Local<T: Into<u64> + 'static> {
         async fn call(&self, id: T, rc: Rc<u64>) -> R;

@@ -1,4 +1,4 @@
-//! Each place where the attribute may stand, and each of its arguments: that the limit holds there.
+//! The attributes: where they may stand, their arguments, and the code around them.
 
 mod algorithm_words;
 mod arguments;

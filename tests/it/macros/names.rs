@@ -1,4 +1,4 @@
-//! Names: inside of macros, like those the attribute's code uses, and the path of the runtime.
+//! Names: inside macros, equal to those in generated code, and the path of the runtime.
 
 use ratelimit_runtime::{Limiter, OnStoreError, limit_request_per_time};
 
@@ -21,7 +21,7 @@ macro_rules! limited {
 }
 
 #[tokio::test]
-async fn in_a_macro() {
+async fn a_function_inside_a_macro_is_limited() {
     const TWO: u64 = 2;
     limited! {
         /// Docs.
@@ -54,7 +54,7 @@ async fn in_a_macro() {
 }
 
 #[tokio::test]
-async fn a_function_through_a_macro() {
+async fn a_function_passed_through_a_macro_is_limited() {
     macro_rules! passed_on {
         ($item:item) => {
             $item
@@ -105,7 +105,7 @@ async fn a_function_through_a_macro() {
 }
 
 #[tokio::test]
-async fn an_impl_block_in_a_macro() {
+async fn an_impl_block_inside_a_macro_is_limited() {
     struct Client(u64);
     macro_rules! implement {
         ($type:ty, $returned:ty) => {
@@ -123,7 +123,7 @@ async fn an_impl_block_in_a_macro() {
 
 /// Arguments have the names of the attribute's own locals and functions, in every setting at once.
 #[tokio::test]
-async fn named_like_the_locals() {
+async fn arguments_may_have_the_names_of_generated_locals() {
     #[limit_request_per_time("item", 1, Hours, count = count, key = (deciding, refused, charges, key, rule, call), cost = cost,
         limiter = limiter, permit = permit)]
     #[limit_request_per_time("other", 1, Hours, rule, key = optional_key, on_missing_key = Shared, cost = call)]
@@ -150,7 +150,7 @@ async fn named_like_the_locals() {
 }
 
 #[tokio::test]
-async fn functions_named_like_the_locals() {
+async fn functions_may_have_the_names_of_generated_locals() {
     #[limit_request_per_time("item", 1, Hours, 1, key = key, on_limit = Return(Ok(deciding(key))))]
     async fn limit(key: u64) -> R {
         Ok(key)
@@ -168,7 +168,7 @@ async fn functions_named_like_the_locals() {
 
 /// In `Return`, `refused` is the error; an argument of that name is the body's.
 #[tokio::test]
-async fn an_argument_named_refused() {
+async fn an_argument_may_be_named_refused() {
     #[limit_request_per_time("item", 1, Hours, 3, key = refused, cost = 3, on_limit = Return(Ok(refused.limit())))]
     async fn call(refused: u64) -> R {
         Ok(refused)
@@ -180,9 +180,9 @@ async fn an_argument_named_refused() {
     Limiter::in_memory().scope(calls).await;
 }
 
-/// Whatever the module says `Result`, `Some`, `core` or `limit_request_per_time` is.
+/// The module has its own `Result`, `Some`, `core` and `limit_request_per_time`.
 #[tokio::test]
-async fn shadowed_names() {
+async fn names_of_the_prelude_may_be_shadowed() {
     #[allow(dead_code, non_camel_case_types)]
     mod shadowed {
         use super::R as Returned;
@@ -228,7 +228,7 @@ async fn shadowed_names() {
 }
 
 #[tokio::test]
-async fn runtime_under_another_path() {
+async fn the_runtime_may_be_at_another_path() {
     #[limit_request_per_time("item", 1, Hours, limit, key = id, crate = crate::macros::names::facade::ratelimit_runtime,
         on_store_error = Deny, on_missing_key = Deny, limiter = limiter, algorithm = SlidingLog, permit = _permit)]
     async fn of_crate(id: Option<u64>, limit: u64, limiter: &Limiter) -> R {
@@ -253,7 +253,7 @@ async fn runtime_under_another_path() {
 
 /// Imported under another name, or not at all.
 #[tokio::test]
-async fn attribute_under_another_name() {
+async fn the_attribute_may_be_imported_under_another_name() {
     use ratelimit_runtime::limit_request_per_time as limited;
 
     #[limited("item", 1, Hours, 1, key = id)]
@@ -270,7 +270,7 @@ async fn attribute_under_another_name() {
 
 /// Words of the attribute may stand behind any path, even where other things have their names.
 #[tokio::test]
-async fn words_are_not_looked_up() {
+async fn words_of_the_attribute_are_not_resolved_as_paths() {
     #[expect(dead_code, reason = "only its name matters")]
     struct Minutes;
     #[limit_request_per_time("item", 1, Minutes, 1, key = id, on_store_error = OnStoreError::Deny,

@@ -11,13 +11,13 @@ use super::{R, exceeded, limits_each_key};
 
 #[limit_request_per_time("above tokio::test", 1, Hours, 1, permit = permit)]
 #[tokio::test]
-async fn above_tokio_test() -> R<()> {
+async fn the_attribute_works_above_tokio_test() -> R<()> {
     assert_eq!((permit.limit(), permit.remaining()), (1, 0));
     Ok(())
 }
 
 #[test]
-fn above_tokio_main() {
+fn the_attribute_works_above_tokio_main() {
     #[limit_request_per_time("above tokio::main", 1, Hours, 1, key = id)]
     #[tokio::main(flavor = "current_thread")]
     async fn call(id: u64) -> R {
@@ -29,7 +29,7 @@ fn above_tokio_main() {
 }
 
 #[tokio::test]
-async fn above_and_below_instrument() {
+async fn the_attribute_works_above_and_below_instrument() {
     #[limit_request_per_time("item", 1, Hours, 1, key = id)]
     #[tracing::instrument]
     async fn above(id: u64) -> R {
@@ -72,7 +72,7 @@ async fn below_debug_handler(uri: Uri, body: String) -> Result<String, Refused> 
 }
 
 #[tokio::test]
-async fn above_and_below_debug_handler() {
+async fn the_attribute_works_above_and_below_debug_handler() {
     let request = |path| Request::builder().uri(path).body(Body::from("body")).unwrap();
     let calls = async {
         assert_eq!(above_debug_handler.call(request("/1"), ()).await.status(), StatusCode::OK);

@@ -1,4 +1,4 @@
-//! What an annotated function may return.
+//! Return types of annotated functions.
 
 use std::error::Error;
 
@@ -19,7 +19,7 @@ impl From<RequestPerMinute> for Failed {
 }
 
 #[tokio::test]
-async fn result() {
+async fn a_function_may_return_a_result() {
     #[limit_request_per_time("item", 1, Hours, 1)]
     async fn call() -> Result<(), Failed> {
         Ok(())
@@ -28,7 +28,7 @@ async fn result() {
 }
 
 #[tokio::test]
-async fn alias_of_result() {
+async fn a_function_may_return_an_alias_of_result() {
     type Answer<T = ()> = Result<T, Failed>;
     #[limit_request_per_time("item", 1, Hours, 1)]
     async fn call() -> Answer {
@@ -38,7 +38,7 @@ async fn alias_of_result() {
 }
 
 #[tokio::test]
-async fn boxed_error() {
+async fn a_function_may_return_a_boxed_error() {
     #[limit_request_per_time("item", 1, Hours, 1)]
     async fn call() -> Result<(), Box<dyn Error + Send + Sync>> {
         Ok(())
@@ -47,7 +47,7 @@ async fn boxed_error() {
 }
 
 #[tokio::test]
-async fn generic_error() {
+async fn a_function_may_return_a_generic_error() {
     #[limit_request_per_time("item", 1, Hours, 1)]
     async fn call<E: From<RequestPerMinute>>() -> Result<(), E> {
         Ok(())
@@ -68,7 +68,7 @@ impl FromRefusal for Answer {
 }
 
 #[tokio::test]
-async fn a_type_of_its_own() {
+async fn a_function_may_return_a_type_made_from_a_refusal() {
     #[limit_request_per_time("item", 1, Hours, 1)]
     async fn call() -> Answer {
         Answer::Page
@@ -82,7 +82,7 @@ async fn a_type_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_type_of_its_own_in_a_block() {
+async fn methods_of_a_block_may_return_a_type_made_from_a_refusal() {
     struct Client;
     impl FromRefusal for Client {
         fn from_refusal(_: RequestPerMinute) -> Self {

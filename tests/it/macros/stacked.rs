@@ -6,7 +6,7 @@ use tokio::time::{Duration, Instant};
 use super::{R, exceeded, limits_each_key};
 
 #[tokio::test]
-async fn all_or_nothing() {
+async fn stacked_attributes_charge_all_or_nothing() {
     #[limit_request_per_time(prefix = "narrow", unit = Hours, count = 1, key = id)]
     #[limit_request_per_time("wide", 1, Hours, 2)]
     async fn call(id: u64) -> R {
@@ -34,9 +34,10 @@ async fn all_or_nothing() {
     Limiter::in_memory().scope(calls).await;
 }
 
-/// Count, key and cost of one after the other, from top to bottom, those of the block first.
+/// Count, key and cost of each attribute in turn, from top to bottom. Those of the block come
+/// first.
 #[tokio::test]
-async fn evaluated_in_order() {
+async fn values_of_stacked_attributes_are_evaluated_from_top_to_bottom() {
     struct Log(Vec<&'static str>);
     impl Log {
         fn add(&mut self, name: &'static str) -> u64 {
@@ -66,7 +67,7 @@ async fn evaluated_in_order() {
 }
 
 #[tokio::test]
-async fn three_in_both_forms_with_costs() {
+async fn three_stacked_attributes_with_costs_in_both_forms() {
     #[limit_request_per_time("a", 1, Seconds, 10, key = id, cost = 5)]
     #[limit_request_per_time(count = const { 10 }, unit = TimeUnit::Minutes, prefix = "b", algorithm = SlidingLog)]
     #[limit_request_per_time("c", 2, Hours, limit, cost = weight)]
@@ -77,7 +78,7 @@ async fn three_in_both_forms_with_costs() {
         call(1, 100, 50).await.unwrap();
         assert_eq!(exceeded(call(1, 100, 51).await).rule(), "c");
         call(1, 100, 50).await.unwrap();
-        // The longest wait is told: `a` and `c` refuse.
+        // The longest wait is reported: `a` and `c` refuse.
         let refused = exceeded(call(1, 100, 1).await);
         assert_eq!((refused.rule(), refused.limit()), ("c", 100));
         assert_eq!(exceeded(call(1, 101, 1).await).rule(), "a");
@@ -85,9 +86,9 @@ async fn three_in_both_forms_with_costs() {
     Limiter::in_memory().scope(calls).await;
 }
 
-/// What holds for the whole call is given on one of them, any.
+/// Settings of the whole call may stand on any one of the attributes.
 #[tokio::test(start_paused = true)]
-async fn settings_on_any_of_them() {
+async fn settings_of_the_call_may_be_on_any_stacked_attribute() {
     #[limit_request_per_time("second", 1, Seconds, 1, on_limit = Wait, permit = permit)]
     #[limit_request_per_time("minute", 1, Minutes, 2, limiter = limiter, on_store_error = Deny)]
     async fn call(limiter: &Limiter) -> R {
@@ -103,7 +104,7 @@ async fn settings_on_any_of_them() {
 
 /// The one above finds the others, whatever its own name is here.
 #[tokio::test]
-async fn the_first_under_another_name() {
+async fn the_first_stacked_attribute_may_have_another_name() {
     use ratelimit_runtime::limit_request_per_time as limited;
 
     #[limited("narrow", 1, Hours, 1, key = id)]
@@ -117,7 +118,7 @@ async fn the_first_under_another_name() {
 }
 
 #[tokio::test]
-async fn by_cfg_attr() {
+async fn stacked_attributes_may_come_from_cfg_attr() {
     #[cfg_attr(test, limit_request_per_time("narrow", 1, Hours, 1, key = id))]
     #[limit_request_per_time("wide", 1, Hours, 2)]
     async fn above(id: u64) -> R {
@@ -133,7 +134,7 @@ async fn by_cfg_attr() {
     narrow_then_wide(below).await;
 }
 
-/// What `narrow` refuses is not charged to `wide`, which lets two through.
+/// A call that `narrow` refuses is not charged to `wide`, which admits two.
 async fn narrow_then_wide(call: impl AsyncFn(u64) -> R) {
     let calls = async {
         call(1).await.unwrap();

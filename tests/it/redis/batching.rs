@@ -1,4 +1,4 @@
-//! Decisions of many callers that travel to a server in few calls.
+//! Batches: decisions of many callers share few round trips.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,18 +8,13 @@ use futures_util::future::join_all;
 use ratelimit_harness::{RedisCluster, RedisServer};
 use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Rule};
 
+use crate::support::servers::script_calls;
 use crate::support::{ALGORITHMS, ALIGNED, By, FIXED, LOG, SLIDING};
 
 const PERIOD: Duration = Duration::from_secs(60);
 
 fn rule(prefix: &'static str, count: u64, algorithm: Algorithm) -> Rule {
     Rule::new(prefix, count, PERIOD).by(algorithm).with_denial_cache(false)
-}
-
-fn asked(server: &RedisServer) -> u64 {
-    let stats: String = redis::from_redis_value(server.command(&[b"INFO", b"commandstats"])).unwrap();
-    let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
-    stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:")).map(|line| calls(line).unwrap()).sum()
 }
 
 async fn limiter_on(server: &RedisServer) -> Limiter {
@@ -29,7 +24,7 @@ async fn limiter_on(server: &RedisServer) -> Limiter {
 
 /// All ask before any is answered: they are on one thread.
 #[tokio::test]
-async fn of_equal_calls_as_many_are_granted_as_fit_each_with_its_own_numbers() {
+async fn equal_calls_in_a_batch_are_granted_as_they_fit_with_numbers_of_their_own() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     for algorithm in ALGORITHMS {
@@ -37,9 +32,9 @@ async fn of_equal_calls_as_many_are_granted_as_fit_each_with_its_own_numbers() {
             let rule = rule("equal", count, algorithm);
             let key = Key::new((count, cost));
             limiter.acquire_n(&rule, &key, 1).await.unwrap(); // the server knows the script from now on
-            let before = asked(&server);
+            let before = script_calls(&server);
             let calls = join_all((0..250).map(|_| limiter.acquire_n(&rule, &key, cost))).await;
-            assert!(asked(&server) - before <= 8, "{rule:?}: {}", asked(&server) - before);
+            assert!(script_calls(&server) - before <= 8, "{rule:?}: {}", script_calls(&server) - before);
 
             let fit = 250.min((count - 1) / cost);
             let granted: BTreeSet<_> = calls.iter().flatten().map(Permit::remaining).collect();
@@ -59,7 +54,7 @@ async fn of_equal_calls_as_many_are_granted_as_fit_each_with_its_own_numbers() {
 }
 
 #[tokio::test]
-async fn what_was_granted_with_others_is_refunded_by_itself() {
+async fn a_permit_granted_in_a_batch_is_refunded_on_its_own() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     for algorithm in [FIXED, ALIGNED, LOG, SLIDING] {
@@ -74,12 +69,12 @@ async fn what_was_granted_with_others_is_refunded_by_itself() {
 }
 
 #[tokio::test]
-async fn calls_of_all_rules_and_keys_travel_together() {
+async fn calls_of_different_rules_and_keys_share_round_trips() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     let rules = ALGORITHMS.map(|algorithm| rule("mixed", 3, algorithm));
     join_all(rules.iter().map(|rule| limiter.acquire(rule, "before"))).await;
-    let before = asked(&server);
+    let before = script_calls(&server);
     // Each key three times by each rule, and once more.
     let ask = |key: u64| rules.iter().map(move |rule| (*rule, key));
     let calls = (0..4).flat_map(|_| (0..20).flat_map(ask)).map(|(rule, key)| {
@@ -87,7 +82,7 @@ async fn calls_of_all_rules_and_keys_travel_together() {
         async move { (rule, key, asked.await) }
     });
     let answers = join_all(calls).await;
-    assert!(asked(&server) - before < 60, "{}", asked(&server) - before);
+    assert!(script_calls(&server) - before < 60, "{}", script_calls(&server) - before);
     for rule in rules {
         for key in 0..20 {
             let theirs = answers.iter().filter(|(asked, by, _)| *asked == rule && *by == key);
@@ -99,7 +94,7 @@ async fn calls_of_all_rules_and_keys_travel_together() {
 
 /// One that came earlier is not overtaken, by an equal one of others neither.
 #[tokio::test]
-async fn costs_of_one_counter_are_decided_in_the_order_of_their_arrival() {
+async fn costs_of_one_counter_are_decided_in_the_order_of_arrival() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     for algorithm in ALGORITHMS {
@@ -116,7 +111,7 @@ async fn costs_of_one_counter_are_decided_in_the_order_of_their_arrival() {
 }
 
 #[tokio::test]
-async fn several_rules_and_one_are_decided_in_order_too() {
+async fn calls_of_several_rules_and_of_one_are_decided_in_order() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     let (one, other) = (rule("one", 5, ALGORITHMS[0]), rule("other", 2, ALGORITHMS[4]));
@@ -136,7 +131,7 @@ async fn several_rules_and_one_are_decided_in_order_too() {
 }
 
 #[tokio::test]
-async fn one_bad_counter_fails_alone() {
+async fn a_counter_of_another_type_fails_alone_in_its_batch() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     for algorithm in ALGORITHMS {
@@ -160,7 +155,7 @@ async fn one_bad_counter_fails_alone() {
 }
 
 #[tokio::test]
-async fn who_may_not_use_one_counter_may_use_the_others() {
+async fn a_counter_without_rights_fails_alone_in_its_batch() {
     let server = RedisServer::start();
     let rights =
         "ACL SETUSER some on >secret resetkeys ~mine:* -@all +hello +evalsha +eval +get +mget +set +incrby +pttl +time";
@@ -187,9 +182,10 @@ async fn who_may_not_use_one_counter_may_use_the_others() {
     }
 }
 
-/// A call belongs to nobody: who leaves before it is sent is not charged, and who leaves later takes nothing from the others.
+/// A caller who leaves before the batch is sent is not charged. One who leaves later changes
+/// nothing for the others.
 #[tokio::test]
-async fn who_leaves_is_not_charged_for_and_takes_nothing_with_him() {
+async fn a_caller_who_leaves_a_batch_is_not_charged_and_costs_others_nothing() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     let rule = rule("leaves", 1000, ALGORITHMS[0]);
@@ -206,7 +202,7 @@ async fn who_leaves_is_not_charged_for_and_takes_nothing_with_him() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_server_is_told_to_each_by_the_deadline_and_later_answers_again() {
+async fn each_batched_call_to_a_silent_server_ends_at_its_deadline() {
     let server = RedisServer::start();
     let builder = Limiter::builder(&server.url()).on_store_error(OnStoreError::Deny);
     let limiter = builder.deadline(Duration::from_millis(200)).build().await.unwrap();
@@ -230,7 +226,7 @@ async fn a_silent_server_is_told_to_each_by_the_deadline_and_later_answers_again
 }
 
 #[tokio::test]
-async fn in_a_cluster_each_slot_has_a_call_of_its_own() {
+async fn in_a_cluster_each_slot_has_a_script_call_of_its_own() {
     let cluster = RedisCluster::start();
     let builder = Limiter::builder(&cluster.url()).on_store_error(OnStoreError::Deny);
     let limiter = builder.deadline(Duration::from_secs(20)).build().await.unwrap();
@@ -246,14 +242,14 @@ async fn in_a_cluster_each_slot_has_a_call_of_its_own() {
 
 /// Without it, each decision is a call.
 #[tokio::test]
-async fn it_can_be_turned_off() {
+async fn batching_can_be_turned_off() {
     let server = RedisServer::start();
     let limiter =
         Limiter::builder(&server.url()).coalescing(false).deadline(Duration::from_secs(20)).build().await.unwrap();
     let rule = rule("off", 50, ALGORITHMS[0]);
     limiter.acquire(&rule, 1).await.unwrap();
-    let before = asked(&server);
+    let before = script_calls(&server);
     let calls = join_all((0..100).map(|_| limiter.acquire(&rule, 1))).await;
     assert_eq!(calls.iter().filter(|call| call.is_ok()).count(), 49);
-    assert_eq!(asked(&server) - before, 100);
+    assert_eq!(script_calls(&server) - before, 100);
 }

@@ -1,4 +1,5 @@
-//! Connections that end in unusual ways, and what a connection is allowed to do.
+//! The first call on a runtime that ends, silent connections, and the rights that a connection
+//! needs.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +18,7 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// What would hang fails instead.
+/// Fails instead of hanging.
 fn thread_ends(what: &str, work: impl FnOnce() + Send + 'static) {
     let (sender, done) = mpsc::channel();
     thread::spawn(move || {
@@ -28,7 +29,7 @@ fn thread_ends(what: &str, work: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn a_first_call_on_a_runtime_that_has_ended_hangs_nobody() {
+fn a_first_call_on_an_ended_runtime_hangs_no_call() {
     let server = RedisServer::start();
     let limiter = runtime().block_on(limiter_on(&server));
     let late = limiter.clone();
@@ -48,7 +49,7 @@ fn a_first_call_on_a_runtime_that_has_ended_hangs_nobody() {
 }
 
 #[test]
-fn a_first_call_on_a_runtime_that_is_ending_hangs_nobody() {
+fn a_first_call_on_an_ending_runtime_hangs_no_call() {
     let server = RedisServer::start();
     let limiter = runtime().block_on(limiter_on(&server));
     let late = limiter.clone();
@@ -69,7 +70,7 @@ fn a_first_call_on_a_runtime_that_is_ending_hangs_nobody() {
 }
 
 #[test]
-fn without_a_runtime_redis_says_so() {
+fn a_call_to_redis_without_a_tokio_runtime_is_an_error() {
     let server = RedisServer::start();
     let limiter = runtime().block_on(limiter_on(&server));
     let mut call = Box::pin(limiter.acquire(&hourly(5, FIXED), fresh_key()));
@@ -82,7 +83,7 @@ fn without_a_runtime_redis_says_so() {
 }
 
 #[tokio::test]
-async fn a_connection_that_goes_silent_is_given_up_for_another() {
+async fn a_silent_connection_is_replaced_by_another() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port());
     let limiter =
@@ -107,9 +108,9 @@ fn texts_in(folder: &Path) -> Vec<String> {
     texts.collect()
 }
 
-/// The rights are those of the crate's documentation.
+/// The rights are read from the docs of the crate.
 #[tokio::test]
-async fn the_documented_rights_are_enough() {
+async fn the_documented_rights_of_a_user_are_enough() {
     let command = documented_acl();
     for script in texts_in(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../ratelimit-runtime/src/algorithm"))) {
         for used in script.split("call('").skip(1) {

@@ -1,4 +1,5 @@
-//! A refusal that is known is answered without the store, as the store would answer.
+//! Cached denials: the limiter refuses without a round trip, with the numbers that the store would
+//! send.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use crate::support::servers::script_calls;
 use crate::support::{
     ALGORITHMS, ALIGNED, By, FIXED, LOG, PATIENCE, Timed, admitted, ends, exceeded, fresh_key, hourly, limiter_on,
 };
@@ -28,20 +30,8 @@ fn rule(count: u64, algorithm: Algorithm) -> Rule {
     Rule::new("denied", count, PERIOD).by(algorithm)
 }
 
-fn command<T: redis::FromRedisValue>(server: &RedisServer, words: &str) -> T {
-    let words: Vec<&[u8]> = words.split(' ').map(str::as_bytes).collect();
-    redis::from_redis_value(server.command(&words)).unwrap()
-}
-
-/// How often the server has been asked to run a script; those that it did not know have been sent to it then.
-pub(crate) fn asked(server: &RedisServer) -> u64 {
-    let stats: String = command(server, "INFO commandstats");
-    let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
-    stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:")).map(|line| calls(line).unwrap()).sum()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_asks_the_server_while_a_refusal_is_known() {
+async fn the_server_is_not_asked_while_a_denial_is_cached() {
     let timed = Timed::redis().await;
     let server = timed.server().unwrap();
     let queue = Algorithm::LeakyBucket { queue: 0 };
@@ -49,7 +39,7 @@ async fn nobody_asks_the_server_while_a_refusal_is_known() {
         let (rule, key) = (Rule::new("denied", 1, PERIOD).by(algorithm), fresh_key());
         timed.limiter.acquire(&rule, key).await.unwrap();
         let wait = exceeded(timed.limiter.acquire(&rule, key).await).retry_after().unwrap();
-        let before = asked(server);
+        let before = script_calls(server);
         for pause in [Duration::ZERO, wait / 2, wait / 2 - 2 * MS] {
             timed.advance(pause);
             let mut tasks = JoinSet::new();
@@ -63,15 +53,16 @@ async fn nobody_asks_the_server_while_a_refusal_is_known() {
             }
             tasks.join_all().await;
         }
-        assert_eq!(asked(server), before, "{}", timed.of(&rule));
+        assert_eq!(script_calls(server), before, "{}", timed.of(&rule));
         timed.advance(2 * MS);
         timed.limiter.acquire(&rule, key).await.unwrap_or_else(|refused| panic!("{}: {refused}", timed.of(&rule)));
     }
 }
 
-/// Of one server, one limiter that remembers and one that asks each time, millisecond by millisecond until the wait is over.
+/// One limiter with the cache and one without it, on one server, compared in each millisecond of
+/// the wait.
 #[tokio::test]
-async fn what_is_known_is_what_the_server_says() {
+async fn a_cached_denial_is_what_the_server_would_reply() {
     let timed = Timed::redis().await;
     let said = |refused: RequestPerMinute| (refused.limit(), refused.remaining(), refused.retry_after());
     for algorithm in ALGORITHMS {
@@ -88,9 +79,10 @@ async fn what_is_known_is_what_the_server_says() {
     }
 }
 
-/// The last millisecond is the server's, and whoever waits as long as told is admitted, however late the refusal was told.
+/// The server decides the last millisecond. A caller who obeys `retry_after` is admitted, however
+/// late the denial was served.
 #[tokio::test]
-async fn who_waits_as_long_as_told_is_admitted() {
+async fn a_caller_who_obeys_retry_after_of_a_cached_denial_is_admitted() {
     for algorithm in ALGORITHMS {
         let timed = Timed::redis().await;
         for late in 0..12 {
@@ -106,30 +98,30 @@ async fn who_waits_as_long_as_told_is_admitted() {
 }
 
 #[tokio::test]
-async fn other_costs_are_answered_only_where_the_answer_is_the_same() {
+async fn a_cached_denial_answers_other_costs_only_where_the_reply_is_the_same() {
     let timed = Timed::redis().await;
     let server = timed.server().unwrap();
     for algorithm in ALGORITHMS {
         let (rule, key) = (rule(5, algorithm), fresh_key());
         timed.limiter.acquire_n(&rule, key, 5).await.unwrap();
         exceeded(timed.limiter.acquire(&rule, key).await);
-        let before = asked(server);
+        let before = script_calls(server);
         let peeked = timed.limiter.peek(&rule, key).await.unwrap();
-        assert_eq!((peeked.remaining(), asked(server)), (0, before + 1), "a look is at the store");
+        assert_eq!((peeked.remaining(), script_calls(server)), (0, before + 1), "a look is at the store");
         timed.limiter.acquire_n(&rule, key, 0).await.unwrap();
-        let before = asked(server);
+        let before = script_calls(server);
         for _ in 0..3 {
             let of_five = exceeded(timed.limiter.acquire_n(&rule, key, 5).await);
             let uncached = exceeded(timed.limiter.acquire_n(&rule.with_denial_cache(false), key, 5).await);
             assert_eq!(of_five.retry_after(), uncached.retry_after(), "{}", timed.of(&rule));
         }
         let is_window = [FIXED, ALIGNED].contains(&algorithm);
-        assert_eq!(asked(server) - before, if is_window { 3 } else { 6 }, "{}", timed.of(&rule));
+        assert_eq!(script_calls(server) - before, if is_window { 3 } else { 6 }, "{}", timed.of(&rule));
     }
 }
 
 #[tokio::test]
-async fn it_can_be_turned_off() {
+async fn the_denial_cache_can_be_turned_off() {
     #[limit_request_per_time("off", 1, Hours, 1, denial_cache = false)]
     async fn uncached() -> Result<(), RequestPerMinute> {
         Ok(())
@@ -143,9 +135,9 @@ async fn it_can_be_turned_off() {
     limiter.scope(uncached()).await.unwrap();
     limiter.scope(cached()).await.unwrap();
     limiter.scope(cached()).await.unwrap_err();
-    let before = asked(&server);
+    let before = script_calls(&server);
     for asked_before in before..before + 3 {
-        assert_eq!(asked(&server), asked_before);
+        assert_eq!(script_calls(&server), asked_before);
         limiter.scope(cached()).await.unwrap_err();
         limiter.scope(uncached()).await.unwrap_err();
     }
@@ -156,7 +148,7 @@ async fn it_can_be_turned_off() {
 }
 
 #[tokio::test]
-async fn it_is_forgotten_when_something_is_refunded_or_reset() {
+async fn a_refund_or_a_reset_invalidates_a_cached_denial() {
     let timed = Timed::redis().await;
     for algorithm in ALGORITHMS {
         let (limiter, rule, key, context) = (&timed.limiter, rule(3, algorithm), fresh_key(), format!("{algorithm:?}"));
@@ -171,9 +163,9 @@ async fn it_is_forgotten_when_something_is_refunded_or_reset() {
     }
 }
 
-/// A slot that is given up is free again, though nobody waits for that.
+/// A slot that is given up is free again, although no caller waits for it.
 #[tokio::test]
-async fn it_is_forgotten_when_a_slot_is_given_up() {
+async fn a_slot_given_up_invalidates_a_cached_denial() {
     let timed = Timed::redis().await;
     let (limiter, key) = (&timed.limiter, fresh_key());
     let rule = Rule::new("queue", 1, PERIOD).with_algorithm(Algorithm::LeakyBucket { queue: 1 });
@@ -192,7 +184,7 @@ async fn it_is_forgotten_when_a_slot_is_given_up() {
     ends(async { while is_refused().await {} }).await;
 }
 
-/// A counter of one that acts when it is told to. Its calls wait for their answers.
+/// A counter of one, which acts on command. Its calls wait for their replies.
 #[derive(Clone, Debug, Default)]
 struct Gated(Arc<Gates>);
 
@@ -251,7 +243,7 @@ fn on_gated() -> (Limiter, Gated, impl AsyncFn() -> Result<Permit, RequestPerMin
 }
 
 #[tokio::test]
-async fn what_was_asked_before_something_was_refunded_is_not_kept() {
+async fn a_denial_requested_before_a_refund_is_not_cached() {
     let (limiter, store, acquire) = on_gated();
     let permit = acquire().await.unwrap();
     let mut asking = pin!(limiter.acquire(&rule(1, FIXED), 1));
@@ -267,7 +259,7 @@ async fn what_was_asked_before_something_was_refunded_is_not_kept() {
 }
 
 #[tokio::test]
-async fn what_was_answered_while_a_reset_was_under_way_is_not_kept() {
+async fn a_denial_received_during_a_reset_is_not_cached() {
     let (limiter, store, acquire) = on_gated();
     acquire().await.unwrap();
     let rule = rule(1, FIXED);
@@ -286,7 +278,7 @@ async fn what_was_answered_while_a_reset_was_under_way_is_not_kept() {
 }
 
 #[tokio::test]
-async fn several_rules_are_answered_only_if_each_is_known_to_refuse() {
+async fn a_call_of_several_rules_is_denied_from_the_cache_only_if_each_would_refuse() {
     let timed = Timed::redis().await;
     let (limiter, server) = (&timed.limiter, timed.server().unwrap());
     for algorithm in ALGORITHMS {
@@ -294,18 +286,18 @@ async fn several_rules_are_answered_only_if_each_is_known_to_refuse() {
         let key = fresh_key();
         let charges = [(&one, Key::new(key), 1), (&other, Key::new(key), 1)];
         limiter.acquire(&one, key).await.unwrap();
-        let before = asked(server);
+        let before = script_calls(server);
         for asked_before in before..before + 3 {
-            assert_eq!(asked(server), asked_before, "the other may be refused by now, for longer");
+            assert_eq!(script_calls(server), asked_before, "the other may be refused by now, for longer");
             assert_eq!(exceeded(limiter.acquire_all(&charges).await).rule(), "denied");
         }
         limiter.acquire(&other, key).await.unwrap();
         assert_eq!(exceeded(limiter.acquire_all(&charges).await).rule(), "other");
         for pause in [Duration::ZERO, PERIOD / 2] {
             timed.advance(pause);
-            let before = asked(server);
+            let before = script_calls(server);
             let known = exceeded(limiter.acquire_all(&charges).await);
-            assert_eq!(asked(server), before);
+            assert_eq!(script_calls(server), before);
             let looked = limiter.peek(&other, key).await.unwrap();
             assert_eq!((known.rule(), known.retry_after()), ("other", looked.retry_after()), "{}", timed.of(&other));
             exceeded(limiter.acquire(&one, key).await);
@@ -316,7 +308,7 @@ async fn several_rules_are_answered_only_if_each_is_known_to_refuse() {
 
 /// By a rule of another count more was granted, and the old one's wait is longer.
 #[tokio::test]
-async fn it_is_forgotten_when_another_count_grants_more() {
+async fn a_grant_by_another_count_invalidates_a_cached_denial() {
     let timed = Timed::redis().await;
     let (one, two, key) = (rule(1, LOG), rule(2, LOG), fresh_key());
     timed.limiter.acquire(&one, key).await.unwrap();
@@ -328,7 +320,7 @@ async fn it_is_forgotten_when_another_count_grants_more() {
 
 /// The policy decides while the server is away, and the server when it is back.
 #[tokio::test]
-async fn it_is_not_used_while_the_server_is_away_nor_after() {
+async fn cached_denials_are_not_used_during_or_after_an_outage() {
     let mut server = RedisServer::start();
     let (rule, key) = (hourly(2, FIXED), fresh_key());
     let limiter = Limiter::builder(&server.url()).deadline(PATIENCE).on_store_error(OnStoreError::Local);

@@ -3,9 +3,13 @@
 mod batching;
 mod cluster;
 mod connection;
-pub(crate) mod denial_cache;
+mod denial_cache;
+mod hold_cost;
+mod hold_renewal;
 mod prefetch;
 mod runtimes;
 mod script_steps;
 mod sentinel;
-pub(crate) mod server;
+mod server;
+#[cfg(feature = "rustls")]
+mod tls;

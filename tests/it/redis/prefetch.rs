@@ -1,4 +1,4 @@
-//! Permits taken many at a time are spent in their window, once, and by nobody else.
+//! Prefetched permits are spent in their window, once, and only by this process.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -15,9 +15,9 @@ use ratelimit_runtime::{
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::core::custom_store::{PlainStore, on_plain_store};
-use crate::redis::denial_cache::asked;
-use crate::redis::server::eventually;
+use crate::support::eventually;
+use crate::support::plain_store::{PlainStore, on_plain_store};
+use crate::support::servers::script_calls;
 use crate::support::{
     ALGORITHMS, ALIGNED, By, FIXED, PATIENCE, Timed, admitted, ends, exceeded, fresh_key, hourly, limiter_on, settle,
 };
@@ -29,33 +29,33 @@ fn rule(count: u64, prefetch: u64) -> Rule {
     Rule::new("prefetched", count, PERIOD).with_prefetch(prefetch)
 }
 
-/// How many are charged at the server, as somebody else sees it.
+/// The charged count, as another process sees it.
 async fn charged(server: &RedisServer, key: u64) -> u64 {
     const MANY: u64 = 1_000_000;
     MANY - limiter_on(server).await.peek(&rule(MANY, 1), key).await.unwrap().remaining()
 }
 
 #[tokio::test]
-async fn most_calls_ask_nobody() {
+async fn most_calls_of_a_prefetching_rule_need_no_round_trip() {
     let timed = Timed::redis().await;
     let (server, key) = (timed.server().unwrap(), fresh_key());
     for remaining in (0..10_000).rev() {
         let permit = timed.limiter.acquire(&rule(10_000, 100), key).await.unwrap();
         assert_eq!((permit.limit(), permit.remaining(), permit.reset_after()), (10_000, remaining, PERIOD));
     }
-    // A hundred at least, but for those near the limit.
-    let takes = asked(server);
+    // A hundred at least, except near the limit.
+    let takes = script_calls(server);
     assert!(takes < 130, "{takes}");
     let refused = exceeded(timed.limiter.acquire(&rule(10_000, 100), key).await);
     assert_eq!((refused.limit(), refused.remaining(), refused.retry_after()), (10_000, 0, Some(PERIOD)));
-    let takes = asked(server);
+    let takes = script_calls(server);
     exceeded(timed.limiter.acquire(&rule(10_000, 100), key).await);
-    assert_eq!(asked(server), takes, "a refusal is known");
+    assert_eq!(script_calls(server), takes, "a refusal is known");
 }
 
 /// One process is granted all, whatever the numbers are and in whichever portions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exactly_the_count_is_admitted() {
+async fn prefetching_admits_exactly_the_count() {
     let server = RedisServer::start();
     let limiter = limiter_on(&server).await;
     for (count, prefetch) in [(1, 2), (1, 100), (2, 2), (7, 3), (100, 100), (100, 1_000_000), (1000, 100), (1000, 7)] {
@@ -73,7 +73,7 @@ async fn exactly_the_count_is_admitted() {
 }
 
 #[tokio::test]
-async fn costs_may_be_larger_than_a_lease_and_find_what_is_left() {
+async fn a_cost_above_the_prefetch_size_is_granted_from_what_is_left() {
     let timed = Timed::redis().await;
     let (limiter, rule, key) = (&timed.limiter, rule(100, 10), fresh_key());
     assert_eq!(limiter.acquire_n(&rule, key, 35).await.unwrap().remaining(), 65);
@@ -89,28 +89,28 @@ async fn costs_may_be_larger_than_a_lease_and_find_what_is_left() {
     assert_eq!(limiter.acquire_n(&rule, key, 101).await.unwrap_err().cause(), Cause::NeverFits);
 }
 
-/// What a cost of 0 sees is the store's.
+/// The count that a call with a cost of 0 reports.
 async fn charged_rest(timed: &Timed, key: u64) -> u64 {
     100 - charged(timed.server().unwrap(), key).await
 }
 
 /// Up to the last millisecond, as the store has rounded up.
 #[tokio::test]
-async fn permits_end_with_their_window() {
+async fn prefetched_permits_end_with_their_window() {
     for algorithm in [FIXED, ALIGNED] {
         let timed = Timed::redis().await;
         let (limiter, server) = (&timed.limiter, timed.server().unwrap());
         let (rule, key) = (rule(100, 10).by(algorithm), fresh_key());
         for _ in 0..5 {
             let mut permits = vec![limiter.acquire(&rule, key).await.unwrap()];
-            let before = asked(server);
+            let before = script_calls(server);
             timed.advance(PERIOD - 2 * MS);
             permits.push(limiter.acquire(&rule, key).await.unwrap());
             assert_eq!((permits[1].remaining(), permits[1].reset_after()), (98, 2 * MS));
-            assert_eq!(asked(server), before);
+            assert_eq!(script_calls(server), before);
             timed.advance(MS);
             let last = limiter.acquire(&rule, key).await.unwrap();
-            assert_eq!(asked(server), before + 1, "what is left is not spent in the last millisecond");
+            assert_eq!(script_calls(server), before + 1, "what is left is not spent in the last millisecond");
             assert_eq!(last.reset_after(), MS);
             timed.advance(MS);
             let next = limiter.acquire(&rule, key).await.unwrap();
@@ -132,7 +132,7 @@ fn begin<F: Future>(mut call: Pin<Box<F>>) -> Pin<Box<F>> {
 }
 
 #[tokio::test]
-async fn callers_wait_for_one_take_in_the_order_of_arrival() {
+async fn callers_wait_for_one_prefetch_in_the_order_of_arrival() {
     let (limiter, store, _clock) = on_plain_store();
     let rule = hourly(1000, FIXED).with_prefetch(2);
     let calls = |cost| Box::pin(limiter.acquire_n(&rule, 1, cost));
@@ -154,7 +154,7 @@ async fn callers_wait_for_one_take_in_the_order_of_arrival() {
 }
 
 #[tokio::test]
-async fn nobody_overtakes_who_needs_more_than_is_here() {
+async fn no_caller_overtakes_one_who_needs_more_than_is_prefetched() {
     let (limiter, store, _clock) = on_plain_store();
     let rule = hourly(1000, FIXED).with_prefetch(2);
     limiter.acquire(&rule, 1).await.unwrap();
@@ -167,7 +167,7 @@ async fn nobody_overtakes_who_needs_more_than_is_here() {
 }
 
 #[tokio::test]
-async fn no_take_is_lost_with_those_who_wait_for_it() {
+async fn a_prefetch_is_not_lost_when_its_callers_leave() {
     let (limiter, store, _clock) = on_plain_store();
     let rule = hourly(1000, FIXED).with_prefetch(10);
     let call = |cost| Box::pin(limiter.acquire_n(&rule, 1, cost));
@@ -175,7 +175,7 @@ async fn no_take_is_lost_with_those_who_wait_for_it() {
     let (first, second) = (begin(call(1)), begin(call(1)));
     drop(first);
     store.release();
-    sleep(50 * MS).await; // the answer is there, and nobody has looked
+    sleep(50 * MS).await; // the reply is there, and no caller has polled
     drop(second);
     let mut first = None;
     eventually("the take has arrived", || {
@@ -191,7 +191,7 @@ async fn no_take_is_lost_with_those_who_wait_for_it() {
 }
 
 #[tokio::test]
-async fn a_take_without_an_answer_fails_all_who_wait_for_it() {
+async fn a_prefetch_without_a_reply_fails_all_its_callers() {
     let clock = ManualClock::new();
     let store = PlainStore::new(&clock);
     let builder = Limiter::builder("memory://").clock(clock).deadline(100 * MS).on_store_error(OnStoreError::Deny);
@@ -210,7 +210,7 @@ async fn a_take_without_an_answer_fails_all_who_wait_for_it() {
 }
 
 #[tokio::test]
-async fn callers_who_wait_for_the_next_window_are_served() {
+async fn callers_of_a_prefetching_rule_may_wait_for_the_next_window() {
     let server = RedisServer::start();
     let (limiter, key) = (limiter_on(&server).await, fresh_key());
     let rule = Rule::new("prefetched", 3, 200 * MS).with_prefetch(10);
@@ -222,7 +222,7 @@ async fn callers_who_wait_for_the_next_window_are_served() {
 }
 
 #[tokio::test]
-async fn what_is_refunded_is_spent_again() {
+async fn a_refunded_prefetched_permit_is_spent_again() {
     let timed = Timed::redis().await;
     let (limiter, server, rule, key) = (&timed.limiter, timed.server().unwrap(), rule(20, 10), fresh_key());
     let mut permits = Vec::new();
@@ -230,12 +230,12 @@ async fn what_is_refunded_is_spent_again() {
         permits.push(permit);
     }
     assert_eq!(permits.len(), 20);
-    let before = asked(server);
+    let before = script_calls(server);
     for permit in permits.drain(..5) {
         assert_eq!(permit.refund().await.unwrap(), 1);
     }
     assert_eq!(admitted(limiter, &rule, key, 5).await, 5);
-    assert_eq!(asked(server), before);
+    assert_eq!(script_calls(server), before);
     // A caller who waits for several is served too.
     let mut permits = permits.into_iter();
     permits.next().unwrap().refund().await.unwrap();
@@ -243,7 +243,7 @@ async fn what_is_refunded_is_spent_again() {
 }
 
 #[tokio::test]
-async fn a_reset_makes_void_what_was_taken() {
+async fn a_reset_invalidates_prefetched_permits() {
     let timed = Timed::redis().await;
     let (limiter, server, rule, key) = (&timed.limiter, timed.server().unwrap(), rule(100, 10), fresh_key());
     let old = limiter.acquire(&rule, key).await.unwrap();
@@ -256,7 +256,7 @@ async fn a_reset_makes_void_what_was_taken() {
 }
 
 #[tokio::test]
-async fn a_changed_count_acts_on_the_next_call() {
+async fn a_changed_count_of_a_prefetching_rule_acts_on_the_next_call() {
     let timed = Timed::redis().await;
     let (limiter, server, key) = (&timed.limiter, timed.server().unwrap(), fresh_key());
     assert_eq!(admitted(limiter, &rule(100, 10), key, 5).await, 5);
@@ -272,7 +272,7 @@ async fn a_changed_count_acts_on_the_next_call() {
 }
 
 #[tokio::test]
-async fn what_was_taken_is_spent_while_the_server_is_away() {
+async fn prefetched_permits_are_spent_during_an_outage() {
     let mut server = RedisServer::start();
     let limiter = Limiter::builder(&server.url()).deadline(PATIENCE).on_store_error(OnStoreError::Deny);
     let (limiter, rule, key) = (limiter.build().await.unwrap(), rule(1000, 10), fresh_key());
@@ -298,7 +298,7 @@ async fn what_was_taken_is_spent_while_the_server_is_away() {
 }
 
 #[tokio::test]
-async fn a_limiter_that_is_closed_refunds_what_it_holds() {
+async fn a_closed_limiter_refunds_its_prefetched_permits() {
     let timed = Timed::redis().await;
     let (limiter, server, keys) = (&timed.limiter, timed.server().unwrap(), [(); 300].map(|()| fresh_key()));
     for key in keys {
@@ -318,7 +318,7 @@ async fn a_limiter_that_is_closed_refunds_what_it_holds() {
 }
 
 #[tokio::test]
-async fn closing_waits_for_what_is_being_taken() {
+async fn closing_a_limiter_waits_for_a_prefetch_in_flight() {
     let (limiter, store, _clock) = on_plain_store();
     let rule = hourly(1000, FIXED).with_prefetch(10);
     store.hold();
@@ -330,7 +330,7 @@ async fn closing_waits_for_what_is_being_taken() {
 }
 
 #[tokio::test]
-async fn a_limiter_that_is_dropped_refunds_in_the_background() {
+async fn a_dropped_limiter_refunds_its_prefetched_permits_in_the_background() {
     let server = RedisServer::start();
     let (limiter, key) = (limiter_on(&server).await, fresh_key());
     drop(limiter.acquire(&rule(1000, 10), key).await.unwrap());
@@ -346,7 +346,7 @@ async fn a_limiter_that_is_dropped_refunds_in_the_background() {
 }
 
 #[tokio::test]
-async fn it_is_for_fixed_windows_and_stands_alone() {
+async fn prefetch_is_for_single_fixed_windows_only() {
     let server = RedisServer::start();
     for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
         for algorithm in ALGORITHMS {
@@ -371,7 +371,7 @@ async fn it_is_for_fixed_windows_and_stands_alone() {
 }
 
 #[tokio::test]
-async fn an_attribute_has_it() {
+async fn the_attribute_has_a_prefetch_argument() {
     const PREFETCH: u64 = 50;
     #[limit_request_per_time("prefetched", 1, Minutes, 1000, prefetch = PREFETCH, key = key, permit = permit)]
     async fn prefetched(key: u64) -> Result<Permit, RequestPerMinute> {
@@ -385,7 +385,7 @@ async fn an_attribute_has_it() {
 
 /// A take is made in the background, whatever becomes of the runtime it was begun on.
 #[test]
-fn a_take_outlasts_the_runtime_it_was_begun_on() {
+fn a_prefetch_outlasts_the_runtime_it_was_begun_on() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let server = RedisServer::start();
     let limiter = runtime().block_on(limiter_on(&server));
@@ -441,7 +441,7 @@ impl Drop for Lessee {
 
 /// Two of five are killed half way, with all they hold. No window has more than the count.
 #[test]
-fn processes_together_are_never_admitted_more_than_the_count() {
+fn prefetching_processes_together_never_exceed_the_count() {
     const COUNT: u64 = 5000;
     let server = RedisServer::start();
     let lessees: Vec<_> = (0..4).map(|_| Lessee::start(&server, [COUNT, 250, 100, 4000])).collect();

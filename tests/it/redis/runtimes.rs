@@ -37,7 +37,7 @@ fn a_limiter_works_on_fifty_runtimes() {
 
 /// Several at once, from threads of their own, on one limiter.
 #[test]
-fn runtimes_side_by_side_share_a_limiter() {
+fn runtimes_on_several_threads_share_a_limiter() {
     let server = RedisServer::start();
     let limiter = runtime(0).block_on(limiter_on(&server));
     let (rule, key) = (hourly(100, LOG), fresh_key());
@@ -49,9 +49,9 @@ fn runtimes_side_by_side_share_a_limiter() {
     assert_eq!(threads.into_iter().map(|thread| thread.join().unwrap()).sum::<u64>(), 100);
 }
 
-/// What counts in memory belongs to no runtime.
+/// The memory store belongs to no runtime.
 #[test]
-fn memory_outlives_runtimes() {
+fn the_memory_store_outlives_runtimes() {
     let limiter = Limiter::in_memory();
     let (rule, key) = (hourly(50, FIXED), fresh_key());
     let admitted: u64 = (0..20).map(|number| runtime(number).block_on(admitted(&limiter, &rule, key, 4))).sum();

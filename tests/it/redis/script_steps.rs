@@ -1,4 +1,5 @@
-//! A script keeps a server from everything else. The production scripts are run with a counter in each loop and around each function.
+//! A script blocks the server while it runs. The production scripts run here with a counter in each
+//! loop and around each function.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -19,8 +20,8 @@ const MOST_STEPS: i64 = 64_000;
 const BUCKETS: Algorithm = Algorithm::SlidingWindow { buckets: 1_000 };
 const KEYS: u64 = 64;
 
-/// In front of a script: commands are eight steps; calls of functions, and 64 bytes of their strings, are one. `struct.unpack` and `string.sub` take
-/// no longer for a longer string, but for what they return.
+/// Stands in front of a script. Commands are eight steps; calls of functions, and 64 bytes of their
+/// strings, are one.
 const COUNTING: &str = "
 local steps = 0
 local function sizes(...)
@@ -51,7 +52,7 @@ local string, struct, math, table = all(string), all(struct), all(math), all(tab
 local function script()
 ";
 
-/// What a server is sent as one script: its text, and its arguments from the number of keys on.
+/// A script call as it is sent: the text, and the arguments from the number of keys on.
 type Sent = (String, Vec<Vec<u8>>);
 
 /// The scripts that a server runs meanwhile.
@@ -98,7 +99,7 @@ fn unescape(shown: &str) -> Vec<u8> {
     bytes
 }
 
-/// How many steps a script takes.
+/// Number of steps of a script.
 fn steps(server: &RedisServer, (text, arguments): &Sent) -> i64 {
     let mut counting = String::from(COUNTING);
     for line in text.lines() {
@@ -156,10 +157,10 @@ async fn fill(server: &RedisServer, limiter: &Limiter, rule: &Rule) {
     }
 }
 
-/// The most that one packet may carry: as many counters as there may be, near the limit, and of each many equal charges. It takes no more
-/// steps for more callers.
+/// The largest batch: as many counters as fit, near their limits, with many equal charges of each.
+/// More callers do not add steps.
 #[tokio::test]
-async fn a_packet_takes_a_bounded_number_of_steps() {
+async fn the_largest_batch_takes_a_bounded_number_of_script_steps() {
     for algorithm in [BUCKETS, FIXED, BUCKET, LOG] {
         let server = RedisServer::builder().controlled_clock().start();
         let limiter = limiter_on(&server).await;
@@ -193,7 +194,7 @@ async fn a_packet_takes_a_bounded_number_of_steps() {
 
 /// A call of more rules than a server may be kept busy with is refused before anything is sent.
 #[tokio::test]
-async fn one_call_takes_a_bounded_number_of_steps() {
+async fn one_call_takes_a_bounded_number_of_script_steps() {
     for algorithm in [BUCKETS, FIXED, BUCKET, LOG] {
         let server = RedisServer::builder().controlled_clock().start();
         let limiter = limiter_on(&server).await;
@@ -229,9 +230,10 @@ async fn one_call_takes_a_bounded_number_of_steps() {
     }
 }
 
-/// As many holds of one counter as there may be, with leases that are all different: all of them, and every second.
+/// The largest number of holds of one counter, with leases that are all different: all of them, and
+/// every second.
 #[tokio::test]
-async fn renewals_take_a_bounded_number_of_steps() {
+async fn renewals_take_a_bounded_number_of_script_steps() {
     let log = Rule::new("steps", 1_000_000, Duration::from_secs(60)).with_algorithm(LOG);
     let places = Rule::new("steps", 10_000_000, Duration::from_secs(60)).with_algorithm(Algorithm::Concurrent);
     // A place is stored by the digits of its cost: this one has ten.

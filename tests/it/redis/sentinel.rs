@@ -1,4 +1,4 @@
-//! Real sentinels: the primary they name is the one that counts.
+//! Sentinels: a limiter follows the primary that they name.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -7,7 +7,8 @@ use ratelimit_harness::{Mode, Proxy, RedisSentinel, RedisSentinelBuilder, RedisS
 use ratelimit_runtime::conformance::{self, ALGORITHMS, Subject, store_of};
 use ratelimit_runtime::{Cause, Limiter, ManualClock, OnStoreError, Store};
 
-use crate::redis::server::{ask, eventually, keeps_the_secret, recovers, works};
+use crate::support::eventually;
+use crate::support::servers::{ask, keeps_the_secret, recovers, works};
 use crate::support::{FIXED, LOG, PATIENCE, fresh_key, hourly, is_admitted};
 
 const SECRET: &str = "swordfish";
@@ -66,7 +67,7 @@ async fn a_primary_behind_sentinels_over_tls_conforms() {
 }
 
 #[tokio::test]
-async fn is_reached_in_every_way() {
+async fn a_primary_is_reached_by_each_form_of_a_sentinel_url() {
     let sentinel = RedisSentinel::builder().password(SECRET).sentinel_password("another").start();
     for end in ["", "/0", "?protocol=resp2"] {
         let builder = Limiter::builder(&(sentinel.url() + end)).sentinel_credentials("", "another");
@@ -92,7 +93,7 @@ async fn is_reached_in_every_way() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told() {
+async fn mistakes_in_a_sentinel_url_are_errors_that_name_them() {
     let sentinel = RedisSentinel::start();
     let unknown = sentinel.url().replace("/shop", "/market");
     let error = Limiter::connect(&unknown).await.unwrap_err().to_string();
@@ -119,7 +120,7 @@ async fn what_is_wrong_is_told() {
 
 #[cfg(feature = "rustls")]
 #[tokio::test]
-async fn is_reached_over_tls() {
+async fn a_primary_behind_sentinels_is_reached_over_tls() {
     let sentinel = RedisSentinel::builder().tls().password(SECRET).start();
     let files = sentinel.tls().unwrap();
     let builder = Limiter::builder(&sentinel.url()).ca_certificate(std::fs::read(&files.ca_pem).unwrap());
@@ -133,7 +134,7 @@ async fn is_reached_over_tls() {
 
 /// Planned, killed, halted: the next primary counts, under a deadline as most have one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_failover_is_followed() {
+async fn a_failover_of_sentinels_is_followed() {
     let mut sentinel = RedisSentinel::start();
     let builder = Limiter::builder(&sentinel.url()).deadline(Duration::from_millis(300));
     let limiter = builder.on_store_error(OnStoreError::Deny).build().await.unwrap();
@@ -170,7 +171,7 @@ async fn a_failover_is_followed() {
     }
 }
 
-/// How many scripts a server was asked for by their digest, as only decisions do.
+/// Number of scripts called by their digest, as only decisions are.
 fn calls(server: &RedisServer) -> u64 {
     let asked = || {
         redis::Client::open(server.url())?
@@ -217,7 +218,7 @@ async fn slow_sentinels_and_a_slow_primary_are_reached_within_the_deadline() {
 /// Two of three sentinels are far away, and none may be missing: half a second after the first
 /// answer there is none of theirs.
 #[tokio::test]
-async fn a_near_sentinel_does_not_cut_short_the_far_ones() {
+async fn a_fast_sentinel_does_not_cut_short_the_slow_ones() {
     let sentinel = RedisSentinel::start();
     let proxies = sentinel.sentinels().iter().map(|each| Proxy::start(each.port())).collect::<Vec<_>>();
     for proxy in &proxies[1..] {
@@ -230,16 +231,16 @@ async fn a_near_sentinel_does_not_cut_short_the_far_ones() {
     recovers(&lazy).await;
 }
 
-/// How many connections a server has taken, this one included.
+/// Number of connections a server has accepted, this one included.
 fn connections(server: &RedisServer) -> u64 {
     let stats: String = ask(server, "INFO stats");
     let count = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
     count.unwrap().trim().parse().unwrap()
 }
 
-/// What most say counts, and nobody is connected to again and again for the sake of one who says otherwise.
+/// The majority counts, and one sentinel that differs causes no reconnects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_stale_sentinel_is_no_trouble() {
+async fn one_stale_sentinel_changes_nothing() {
     let (sentinel, other) = (RedisSentinel::start(), RedisServer::start());
     mislead(&sentinel.sentinels()[2], other.port());
     let limiter = limiter_at(&sentinel.url()).await;
@@ -256,7 +257,7 @@ async fn a_stale_sentinel_is_no_trouble() {
 
 /// A sentinel that does not know the service is a mistake, but not the reason while the others are away.
 #[tokio::test]
-async fn an_outage_is_not_blamed_on_one_sentinel() {
+async fn a_sentinel_outage_is_not_reported_as_a_mistake_of_one_sentinel() {
     let mut sentinel = RedisSentinel::start();
     ask::<()>(&sentinel.sentinels()[2], "SENTINEL REMOVE shop");
     let builder = Limiter::builder(&sentinel.url()).lazy().deadline(PATIENCE).on_store_error(OnStoreError::Deny);
@@ -269,9 +270,9 @@ async fn an_outage_is_not_blamed_on_one_sentinel() {
     assert!(refused.to_string().contains("does not know this service"), "{refused}");
 }
 
-/// A replica that took its primary's place while nobody noticed: the reply says so.
+/// A replica took the place of its primary unnoticed: its reply says so.
 #[tokio::test]
-async fn a_primary_that_became_a_replica_is_left() {
+async fn a_primary_that_became_a_replica_is_no_longer_used() {
     let sentinel = RedisSentinel::start();
     let limiter = limiter_at(&sentinel.url()).await;
     let (rule, key) = (hourly(100, LOG), fresh_key());
@@ -297,7 +298,8 @@ async fn a_primary_that_became_a_replica_is_left() {
     assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 98);
 }
 
-/// Cuts the primary off from its sentinels and replicas, and goes on to ask it things: who is connected stays so.
+/// Cuts the primary off from its sentinels and replicas. Open connections stay, so the test can
+/// still send it commands.
 fn cut_off(primary: &RedisServer) -> impl Fn(&str) -> String + use<> {
     let url = format!("redis://127.0.0.1:{}", primary.port());
     let connection = RefCell::new(redis::Client::open(url).unwrap().get_connection().unwrap());
@@ -326,7 +328,7 @@ fn ids(clients: &str, words: &str) -> Vec<String> {
 
 /// It answers as ever, but the sentinels can't reach it and have another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_primary_cut_off_from_its_sentinels_is_left() {
+async fn a_primary_cut_off_from_its_sentinels_is_no_longer_used() {
     let sentinel = RedisSentinel::start();
     let limiter = limiter_at(&sentinel.url()).await;
     let (rule, key) = (hourly(1_000_000, LOG), fresh_key());
@@ -347,7 +349,7 @@ async fn all_connections_lead_to_one_primary() {
     let (rule, key) = (hourly(1_000_000, LOG), fresh_key());
     assert!(is_admitted(limiter.acquire(&rule, key).await));
     let before = cut_off(sentinel.node(0));
-    // Whichever is the newer one breaks again and again, so that it is one of those that find the next primary.
+    // The newer connection breaks again and again, so that one of them finds the next primary.
     eventually("the next primary counts", || async {
         let clients = before("CLIENT LIST");
         if let [_, newer, ..] = &*ids(&clients, "cmd=eval") {
@@ -366,7 +368,7 @@ async fn all_connections_lead_to_one_primary() {
 
 /// One sentinel of three, on the wrong side of a partition, knows no better than that the old primary is one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_minority_of_sentinels_decides_nothing() {
+async fn a_minority_of_sentinels_does_not_choose_the_primary() {
     let (mut sentinel, other) = (RedisSentinel::start(), RedisServer::start());
     let limiter = limiter_at(&sentinel.url()).await;
     works(&limiter).await;
@@ -388,9 +390,9 @@ async fn a_minority_of_sentinels_decides_nothing() {
     assert_eq!(calls(&other), 0);
 }
 
-/// As many sentinels name the current primary as name another server.
+/// The current primary and another server have the same number of votes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn on_a_tie_the_primary_stays() {
+async fn a_tie_of_the_sentinels_keeps_the_primary() {
     let (sentinel, other) = (RedisSentinel::start(), RedisServer::start());
     let sentinels = sentinel.sentinels();
     let (one, two) = (sentinels[0].port(), sentinels[1].port());
@@ -407,7 +409,7 @@ async fn on_a_tie_the_primary_stays() {
             tokio::time::sleep(Duration::from_millis(700)).await;
         }
         assert_eq!(calls(&other), before);
-        // Who has no primary yet does not choose one.
+        // A limiter without a primary does not choose one on a tie.
         let error = Limiter::connect(&url).await.unwrap_err().to_string();
         assert!(error.contains("1 of 2 sentinels"), "{error}");
         mislead(&sentinels[1], sentinel.node(0).port());

@@ -1,5 +1,10 @@
 //! Limiters and rules as most tests want them.
 
+pub(crate) mod holds;
+pub(crate) mod log;
+pub(crate) mod plain_store;
+pub(crate) mod servers;
+
 use std::fmt::Debug;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,9 +23,9 @@ pub(crate) const SLIDING: Algorithm = Algorithm::SlidingWindow { buckets: 1 };
 /// These hold the rule's count, see [`By::by`].
 pub(crate) const BUCKET: Algorithm = Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy };
 pub(crate) const INTERVAL: Algorithm = Algorithm::TokenBucket { burst: 1, refill: Refill::Interval };
-/// Those where what was charged counts as a whole until a time, and then not at all.
+/// Algorithms that count a charge in full until a time, and then not at all.
 pub(crate) const WINDOWS: [Algorithm; 3] = [FIXED, ALIGNED, LOG];
-/// All that answer at once.
+/// All algorithms that answer at once.
 pub(crate) const ALGORITHMS: [Algorithm; 6] = [FIXED, ALIGNED, LOG, SLIDING, BUCKET, INTERVAL];
 
 /// A rule counted by an algorithm, whatever its count.
@@ -38,7 +43,7 @@ impl By for Rule {
     }
 }
 
-/// How long at most a charge counts, for a token bucket of [`By::by`].
+/// Longest time that a charge counts, for a token bucket of [`By::by`].
 pub(crate) fn lifetime(rule: &Rule) -> Duration {
     match rule.algorithm() {
         Algorithm::SlidingWindow { buckets } => rule.period() + rule.period() / u32::try_from(buckets).unwrap(),
@@ -46,7 +51,10 @@ pub(crate) fn lifetime(rule: &Rule) -> Duration {
     }
 }
 
-/// So long that only a test about deadlines meets one.
+pub(crate) const MS: Duration = Duration::from_millis(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+/// A deadline that only tests about deadlines reach.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A key no other test and no earlier call has.
@@ -157,7 +165,8 @@ impl Subject for Timed {
     }
 }
 
-/// How many of as many calls, one after another, are admitted; the others must be refused because of the limit.
+/// Number of these calls, one after another, that are admitted. The others must be refused because
+/// of the limit.
 pub(crate) async fn admitted(limiter: &Limiter, rule: &Rule, key: u64, calls: u64) -> u64 {
     let mut admitted = 0;
     for _ in 0..calls {
@@ -189,6 +198,17 @@ pub(crate) fn exceeded<T: Debug>(answer: Result<T, RequestPerMinute>) -> Request
 /// Fails where a test would hang.
 pub(crate) async fn ends<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(3 * PATIENCE, future).await.expect("it ends within half a minute")
+}
+
+/// Waits until the condition holds, and fails after half a minute.
+pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let until_it_holds = async {
+        while !holds().await {
+            tokio::time::sleep(10 * MS).await;
+        }
+    };
+    let limit = Duration::from_secs(30);
+    tokio::time::timeout(limit, until_it_holds).await.unwrap_or_else(|_| panic!("not within {limit:?}: {what}"));
 }
 
 /// Lets every other task of a current-thread runtime go as far as it can without time passing.

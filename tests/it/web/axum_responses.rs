@@ -14,7 +14,7 @@ async fn save() -> Result<Response, RequestPerMinute> {
     Ok((permit.headers("save"), Json("saved")).into_response())
 }
 
-/// What an application does: its own error, made from a refusal, and the other way round a response.
+/// An error type of an application: made from a refusal, and turned into a response.
 #[derive(Debug)]
 struct AppError(RequestPerMinute);
 
@@ -35,7 +35,7 @@ async fn handler() -> Result<Response, AppError> {
 }
 
 #[tokio::test]
-async fn an_annotated_handler_answers_by_itself() {
+async fn an_annotated_axum_handler_responds_to_a_refusal() {
     let clock = ManualClock::new();
     let limiter = in_memory(&clock).await;
     for path in ["/annotated", "/through-an-error-of-its-own"] {
@@ -71,7 +71,7 @@ async fn an_annotated_handler_answers_by_itself() {
 
 /// The words of a failure name servers and keys: they are not for clients.
 #[tokio::test]
-async fn what_is_wrong_inside_is_not_told() {
+async fn a_response_does_not_show_internal_errors() {
     let down = nowhere(OnStoreError::Deny).await;
     let unavailable = down.acquire(&per_minute(1), "alice").await.unwrap_err();
     assert_eq!(unavailable.cause(), Cause::Unavailable);
@@ -100,7 +100,7 @@ async fn what_is_wrong_inside_is_not_told() {
 }
 
 #[tokio::test]
-async fn what_never_fits_names_no_wait() {
+async fn a_response_to_a_cost_that_never_fits_has_no_retry_after() {
     let refused = Limiter::in_memory().acquire_n(&per_minute(5), "alice", 6).await.unwrap_err();
     let response = refused.into_response();
     assert_eq!(response.status(), 429);
@@ -112,7 +112,7 @@ async fn what_never_fits_names_no_wait() {
 
 /// On Redis a permit has several rules in it, and tells the tightest.
 #[tokio::test]
-async fn a_permit_of_redis_says_the_same() {
+async fn a_permit_of_redis_has_the_same_headers() {
     let server = ratelimit_harness::RedisServer::start();
     let limiter = limiter_on(&server).await;
     let permit = limiter.acquire(&hourly(5, FIXED), "alice").await.unwrap();

@@ -25,7 +25,7 @@ async fn check(client: &mut HealthClient<Channel>) -> Result<(), Status> {
 }
 
 #[tokio::test]
-async fn a_refusal_says_when_to_retry() {
+async fn a_grpc_refusal_says_when_to_retry() {
     let by_peer = KeyBy::peer_ip(|peer: &TcpConnectInfo| peer.remote_addr().map(|peer| peer.ip()));
     let clock = ManualClock::new();
     let rule = Rule::new("größe, 100 %", 1, MINUTE);
@@ -44,7 +44,7 @@ async fn a_refusal_says_when_to_retry() {
 }
 
 #[tokio::test]
-async fn each_cause_has_its_status() {
+async fn each_cause_has_its_grpc_status() {
     let limits = |limit: Limit| RateLimitLayer::new([limit]).limiter(Limiter::in_memory());
     let never_fits = limits(Limit::new(per_minute(1)).cost(|_| 2));
     let missing_key = limits(Limit::new(per_minute(1)).key(by_user()));
@@ -66,7 +66,7 @@ async fn each_cause_has_its_status() {
 
 /// A place becomes free at a time that is not known.
 #[tokio::test]
-async fn a_refusal_for_lack_of_places_says_when_to_retry() {
+async fn a_grpc_refusal_for_lack_of_places_says_when_to_retry() {
     const PLACES: Rule = Rule::new("places", 1, MINUTE).with_algorithm(ratelimit_runtime::Algorithm::Concurrent);
     let limiter = Limiter::in_memory();
     let _permit = limiter.acquire(&PLACES, "alice").await.unwrap();
@@ -77,9 +77,9 @@ async fn a_refusal_for_lack_of_places_says_when_to_retry() {
     assert_eq!(refused.get_details_retry_info().unwrap().retry_delay, Some(Duration::from_secs(1)));
 }
 
-/// `200 OK` is for those alone who look for a status of gRPC.
+/// `200 OK` is only for clients that look for a gRPC status.
 #[tokio::test]
-async fn only_a_call_of_grpc_is_answered_as_one() {
+async fn only_grpc_requests_get_a_grpc_status() {
     let (router, _clock) = limited(Limit::new(per_minute(1))).await;
     let request = |method: &str, content_type: &str| {
         let request = Request::builder().method(method).uri("/app.js").header("content-type", content_type);

@@ -6,7 +6,7 @@ use sfv::{BareItem, KeyRef, List, ListEntry, Parser};
 
 use super::*;
 
-/// The names and integers of a field of the IETF's draft, by a parser of somebody else's.
+/// Parses a field of the IETF draft with a foreign parser: names and integers.
 fn parse(field: &str) -> Vec<(String, Vec<(String, i64)>)> {
     let list: List = Parser::new(field).parse().unwrap();
     let items = list.into_iter().map(|entry| {
@@ -40,7 +40,7 @@ async fn bucket(style: HeaderStyle) -> (Router, ManualClock) {
 }
 
 #[tokio::test]
-async fn each_style_has_its_fields() {
+async fn each_header_style_has_its_fields() {
     let ietf = [
         &[("ratelimit", "\"item\";r=13;t=1"), ("ratelimit-policy", "\"item\";q=20;w=2")][..],
         &[("ratelimit", "\"item\";r=6;t=1"), ("ratelimit-policy", "\"item\";q=20;w=2"), ("retry-after", "1")],
@@ -92,7 +92,7 @@ async fn each_style_has_its_fields() {
 
 /// Whatever the wait, a client that obeys is let in, and one that comes when the wait begins to be short is not.
 #[tokio::test]
-async fn obeying_retry_after_is_admitted() {
+async fn a_client_that_obeys_retry_after_is_admitted() {
     for period_ms in [1, 10, 999, 1_000, 1_001, 59_999, 60_000] {
         let rule = Rule::new("item", 1, Duration::from_millis(period_ms));
         let (router, clock) = limited(Limit::new(rule).key(by_user())).await;
@@ -109,7 +109,7 @@ async fn obeying_retry_after_is_admitted() {
 }
 
 #[tokio::test]
-async fn a_parser_of_structured_fields_reads_any_prefix() {
+async fn a_parser_of_structured_fields_reads_any_rule_name() {
     for (prefix, name) in [("item", "item"), ("a \"b\"\\;c,d", "a \"b\"\\;c,d"), ("größe\n", "gr%C3%B6%C3%9Fe%0A")] {
         let rule = Rule::new(prefix, 3, Duration::from_millis(1_500));
         let (router, _clock) = limited(Limit::new(rule)).await;
@@ -134,7 +134,7 @@ async fn the_largest_numbers_are_still_integers_of_a_structured_field() {
 
 /// Several rules of one layer.
 #[tokio::test]
-async fn the_tightest_rule_is_told() {
+async fn headers_report_the_tightest_rule_of_a_layer() {
     const WIDE: Rule = Rule::new("wide", 10, MINUTE);
     const TIGHT: Rule = Rule::new("tight", 3, MINUTE);
     let server = ratelimit_harness::RedisServer::start();
@@ -152,7 +152,7 @@ async fn the_tightest_rule_is_told() {
 
 /// Layers one around the other: a list can name both, a triple the tighter one, whichever it is.
 #[tokio::test]
-async fn layers_add_up() {
+async fn headers_of_nested_layers_are_combined() {
     let layer = |style, count| {
         RateLimitLayer::new([Limit::new(per_minute(count))]).limiter(Limiter::in_memory()).headers(style)
     };
@@ -169,7 +169,7 @@ async fn layers_add_up() {
 
 /// A client computes with `r <= q`, and with `q` in `w` seconds as the rate.
 #[tokio::test]
-async fn a_bucket_is_told_by_what_it_holds() {
+async fn headers_report_the_capacity_of_a_bucket() {
     let bucket = |burst| Algorithm::TokenBucket { burst, refill: Refill::Greedy };
     for (count, algorithm, policy, available) in [
         (10, bucket(200), "\"item\";q=200;w=20", "\"item\";r=199;t=1"),
@@ -185,13 +185,14 @@ async fn a_bucket_is_told_by_what_it_holds() {
     }
 }
 
-/// What one layer refuses with, a layer further out leaves as it is: `Retry-After` and the fields belong together.
+/// `Retry-After` and the other fields belong together, so an outer layer does not change them.
 #[tokio::test]
-async fn a_layer_further_out_leaves_a_refusal_as_it_is() {
+async fn an_outer_layer_keeps_the_headers_of_a_refusal() {
     let (item, second) = (Rule::new("item", 2, Duration::from_secs(10)), Duration::from_secs(1));
     let bucket =
         Rule::new("item", 10, second).with_algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy });
-    // The inner one refuses with 0 left, where the outer one has 0 left as well, and with 6 left, where the outer one has 0.
+    // The inner layer refuses with 0 left while the outer one has 0 left, and with 6 left while the
+    // outer one has 0.
     for (inner, cost, refused) in [
         (item, 2, [("limit", "2"), ("remaining", "0"), ("reset", "10")]),
         (bucket, 14, [("limit", "20"), ("remaining", "6"), ("reset", "1")]),
@@ -210,9 +211,9 @@ async fn a_layer_further_out_leaves_a_refusal_as_it_is() {
     }
 }
 
-/// Where both leave as much, the one that takes longer is told, as within a layer.
+/// Both leave as much. The layer that takes longer is reported, as within one layer.
 #[tokio::test]
-async fn of_layers_that_leave_as_much_the_slower_one_is_told() {
+async fn headers_of_equal_layers_report_the_slower_one() {
     let layer = |seconds| {
         let rule = Rule::new("item", 2, Duration::from_secs(seconds));
         RateLimitLayer::new([Limit::new(rule)]).limiter(Limiter::in_memory()).headers(HeaderStyle::RateLimit)
@@ -225,7 +226,7 @@ async fn of_layers_that_leave_as_much_the_slower_one_is_told() {
 
 /// A rule that is only tried out is not told, whatever stands beside it.
 #[tokio::test]
-async fn a_rule_in_shadow_mode_is_never_told() {
+async fn headers_never_report_a_shadow_rule() {
     let tried = Rule::new("tried", 5, MINUTE).with_shadow(true);
     let places = Rule::new("places", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
     let server = ratelimit_harness::RedisServer::start();

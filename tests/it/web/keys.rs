@@ -1,4 +1,4 @@
-//! Who is limited: what a request has to say about its sender, through real servers.
+//! Keys: how a request identifies its sender, with real servers.
 
 use axum::Extension;
 use axum::extract::ConnectInfo;
@@ -10,7 +10,7 @@ use super::*;
 
 /// The gateway's behaviour: no name, no answer, unless it is set up otherwise.
 #[tokio::test]
-async fn a_missing_key_is_denied_or_as_set() {
+async fn a_missing_key_is_denied_unless_set_otherwise() {
     let limit = |missing| Limit::new(per_minute(1)).key(by_user()).on_missing_key(missing);
     let layer = |missing| RateLimitLayer::new([limit(missing)]).limiter(Limiter::in_memory());
 
@@ -41,7 +41,7 @@ async fn a_missing_key_is_denied_or_as_set() {
 
 /// A service may take either value, so a limit must not be skipped because of the other.
 #[tokio::test]
-async fn a_key_header_sent_twice_is_refused_whatever_a_missing_one_means() {
+async fn a_key_header_sent_twice_is_always_refused() {
     let twice = || Request::builder().header("x-user", "alice").header("x-user", "bob").body(Body::empty()).unwrap();
     for missing in [OnMissingKey::Deny, OnMissingKey::Skip, OnMissingKey::Shared] {
         let limit = Limit::new(per_minute(1)).key(by_user()).on_missing_key(missing);
@@ -61,7 +61,7 @@ async fn a_request_that_costs_nothing_needs_no_key() {
 }
 
 #[tokio::test]
-async fn a_peer_of_axum() {
+async fn the_peer_address_of_axum_is_a_key() {
     let by_peer = KeyBy::peer_ip(|peer: &ConnectInfo<SocketAddr>| peer.0.ip());
     let layer = RateLimitLayer::new([Limit::new(per_minute(2)).key(by_peer)]).limiter(Limiter::in_memory());
     let address = serve(behind(layer)).await;
@@ -74,7 +74,7 @@ async fn a_peer_of_axum() {
 }
 
 #[tokio::test]
-async fn a_peer_of_hyper() {
+async fn the_peer_address_of_hyper_is_a_key() {
     use hyper::server::conn::http1;
     use hyper_util::rt::TokioIo;
     use hyper_util::service::TowerToHyperService;
@@ -114,7 +114,7 @@ async fn a_peer_of_hyper() {
 struct UserId(u64);
 
 #[tokio::test]
-async fn what_another_layer_has_found_out() {
+async fn a_value_found_by_another_layer_is_a_key() {
     let by_extension = KeyBy::extension(|user: &UserId| user.0);
     let (router, _clock) = limited(Limit::new(per_minute(1)).key(by_extension)).await;
     let as_user = |id| router.clone().layer(Extension(UserId(id)));
@@ -125,7 +125,7 @@ async fn what_another_layer_has_found_out() {
 }
 
 #[tokio::test]
-async fn what_has_to_be_looked_up_first() {
+async fn a_value_from_an_async_lookup_is_a_key() {
     let looked_up = KeyBy::from_async_fn(|request| {
         let user = request.headers.get("x-user").and_then(|user| user.to_str().ok()).map(str::to_owned);
         async move {
@@ -141,7 +141,7 @@ async fn what_has_to_be_looked_up_first() {
 }
 
 #[tokio::test]
-async fn the_path() {
+async fn the_path_of_a_request_is_a_key() {
     let (router, _clock) = limited(Limit::new(per_minute(1)).key(KeyBy::path())).await;
     let at = |path: &str| Request::get(path).body(Body::empty()).unwrap();
     assert_eq!(status(&router, at("/a?b")).await, 200);

@@ -1,4 +1,4 @@
-//! The layer in front of a service.
+//! `RateLimitLayer` in front of a service.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::*;
 
 /// A clone that counts for itself limits nothing: servers clone a service for each connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_a_thousand_concurrent_requests_as_many_pass_as_the_limit_says() {
+async fn concurrent_requests_pass_a_layer_exactly_up_to_the_limit() {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let server = ratelimit_harness::RedisServer::start();
     for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
@@ -30,7 +30,7 @@ async fn of_a_thousand_concurrent_requests_as_many_pass_as_the_limit_says() {
 }
 
 #[tokio::test]
-async fn several_limits_are_one_decision() {
+async fn several_limits_of_a_layer_are_one_decision() {
     const PER_USER: Rule = Rule::new("user", 10, MINUTE);
     const ALL: Rule = Rule::new("all", 2, MINUTE);
     let limiter = Limiter::in_memory();
@@ -45,7 +45,7 @@ async fn several_limits_are_one_decision() {
 }
 
 #[tokio::test]
-async fn a_limit_can_be_for_some_requests_and_at_a_cost() {
+async fn a_limit_may_apply_to_some_requests_and_at_a_cost() {
     let is_export = |request: &http::request::Parts| request.uri.path() == "/export";
     let cost = |request: &http::request::Parts| if request.method == "POST" { 3 } else { 1 };
     let (router, _clock) = limited(Limit::new(per_minute(4)).when(is_export).cost(cost)).await;
@@ -62,7 +62,7 @@ async fn a_limit_can_be_for_some_requests_and_at_a_cost() {
 }
 
 #[tokio::test]
-async fn a_route_has_its_own_layer() {
+async fn a_route_may_have_a_layer_of_its_own() {
     let limiter = Limiter::in_memory();
     let layer = |rule| RateLimitLayer::new([Limit::new(rule)]).limiter(limiter.clone());
     let hello = || async { "hello" };
@@ -77,7 +77,7 @@ async fn a_route_has_its_own_layer() {
 
 /// A refused upload is not read.
 #[tokio::test]
-async fn the_body_is_not_touched_before_the_decision() {
+async fn the_body_of_a_refused_request_is_not_read() {
     struct Untouchable;
 
     impl http_body::Body for Untouchable {
@@ -98,9 +98,9 @@ async fn the_body_is_not_touched_before_the_decision() {
     assert_eq!(status(&router, upload).await, 429);
 }
 
-/// What was asked whether it is ready is what is called.
+/// The instance that was polled ready is the one that is called.
 #[tokio::test]
-async fn the_service_that_is_ready_gets_the_request() {
+async fn the_service_that_was_polled_ready_gets_the_request() {
     let service = tower::limit::ConcurrencyLimit::new(
         service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(Body::from("hello")))),
         1,
@@ -113,7 +113,7 @@ async fn the_service_that_is_ready_gets_the_request() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_service_comes_through() {
+async fn an_error_of_the_service_passes_the_layer() {
     let failing = service_fn(async |_: http::Request<()>| Err::<http::Response<Body>, _>("broken"));
     let limited = RateLimitLayer::new([Limit::new(per_minute(1))]).limiter(Limiter::in_memory()).layer(failing);
     assert_eq!(limited.clone().oneshot(http::Request::new(())).await.unwrap_err(), "broken");
@@ -139,7 +139,7 @@ async fn a_refused_request_does_not_reach_the_service() {
 }
 
 #[tokio::test]
-async fn an_outage_is_treated_as_the_layer_says() {
+async fn an_outage_is_decided_by_the_policy_of_the_layer() {
     for (limiters, layers, expected) in [
         (OnStoreError::Deny, None, 503),
         (OnStoreError::Allow, None, 200),
@@ -161,7 +161,7 @@ async fn an_outage_is_treated_as_the_layer_says() {
 
 /// Without a limiter of its own, a layer sees that of the process, or of the scope.
 #[tokio::test]
-async fn the_limiter_of_the_scope_holds() {
+async fn a_layer_without_a_limiter_uses_that_of_the_scope() {
     let router = behind(RateLimitLayer::new([Limit::new(per_minute(1))]));
     for _ in 0..2 {
         Limiter::in_memory()
@@ -174,7 +174,7 @@ async fn the_limiter_of_the_scope_holds() {
 }
 
 #[tokio::test]
-async fn a_place_is_held_until_the_response_is_over() {
+async fn a_place_is_held_until_the_response_body_has_ended() {
     const PLACES: Rule = Rule::new("download", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
     let server = ratelimit_harness::RedisServer::start();
     for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
@@ -259,17 +259,17 @@ async fn a_place_is_held_until_an_upgraded_connection_is_closed() {
         assert_eq!(&echoed, b"ping");
         assert_eq!(connect(address).await.0, "HTTP/1.1 429 Too Many Requests");
         drop(stream);
-        crate::redis::server::eventually("the place is free", || async {
+        crate::support::eventually("the place is free", || async {
             connect(address).await.0 == "HTTP/1.1 101 Switching Protocols"
         })
         .await;
     }
 }
 
-/// A service that does not know of its place is told so in the log.
+/// The log warns about a service that ignores its place.
 #[tokio::test]
-async fn an_upgraded_connection_without_its_place_is_in_the_log() {
-    let log = crate::failure::Log::default();
+async fn an_upgrade_that_does_not_take_its_place_is_logged() {
+    let log = crate::support::log::Log::default();
     let _guard = tracing::subscriber::set_default(log.clone());
     tracing::callsite::rebuild_interest_cache();
     let upgrade = service_fn(async |_: http::Request<()>| {

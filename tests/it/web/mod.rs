@@ -1,4 +1,4 @@
-//! Limits at the edge, through the servers that people use.
+//! Limits on HTTP and gRPC requests, with the real server crates.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,9 +15,9 @@ use tower::ServiceExt as _;
 
 use crate::support::in_memory;
 
-/// What is for servers alone is not in the default build.
+/// Dependencies of servers are not in the default build.
 #[test]
-fn the_default_build_pulls_none_of_it_in() {
+fn the_default_build_has_no_dependency_of_the_web_features() {
     let tree = |more: &[&str]| {
         let arguments =
             ["tree", "--offline", "--package", "ratelimit-runtime", "--edges", "normal", "--prefix", "none"];
@@ -41,7 +41,7 @@ mod layer;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// As many a minute, in memory.
+/// A rule of `count` a minute.
 const fn per_minute(count: u64) -> Rule {
     Rule::new("item", count, MINUTE)
 }
@@ -94,7 +94,7 @@ async fn serve(router: Router) -> SocketAddr {
     address
 }
 
-/// Where nobody listens.
+/// A limiter without a server.
 async fn nowhere(on_store_error: ratelimit_runtime::OnStoreError) -> Limiter {
     Limiter::builder("redis://127.0.0.1:1").lazy().on_store_error(on_store_error).build().await.unwrap()
 }

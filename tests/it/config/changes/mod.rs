@@ -1,18 +1,20 @@
-//! A property: each call, and each caller who waits, is decided by the current merged table, or by the last settings that fit.
+//! A property of rules in files: the table in force decides each call and each waiting caller.
+//! Settings that do not fit leave the last ones that did.
 //!
-//! Random code rules, environments and files, in random order. The model below is written from the documentation of
-//! `ratelimit_runtime::config`. A store that writes down each question shows which rule a call was decided by.
+//! Code rules, environments and files are random, and so is their order. `model` predicts the rule
+//! of each call. A store records each request, and so shows which rule decided it.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write as _;
-use std::mem;
+mod model;
+
+use std::collections::HashMap;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use std::{env, fs};
+use std::{env, fs, mem};
 
 use fastrand::Rng;
 use futures_util::future::join_all;
+use model::{Expected, HOUR, Model, PREFIXES, Sections, Use, WAITING, could_all_be, merged, random_sections, text_of};
 use ratelimit_runtime::config::Rules;
 use ratelimit_runtime::store::{Batch, Charge, Charges, Reply, StoreError};
 use ratelimit_runtime::{
@@ -24,290 +26,22 @@ use tokio::time::sleep;
 use super::{File, MINUTE};
 use crate::support::PATIENCE;
 
-const HOUR: Duration = Duration::from_secs(3600);
-const DAY: Duration = Duration::from_secs(86_400);
-
 /// Every process has one environment, and these run side by side in it.
 const TIMELINES: u64 = 24;
+
 const PROCESSES: u64 = 3;
 const STEPS: u64 = 4;
 
-/// Longer than any turn of two who wait is away.
+/// Longer than any turn of two waiting callers.
 const LONGEST_WAIT: Duration = Duration::from_secs(86_400 * 300);
 
 /// A file that is not to be taken in has been read often enough by then.
 const READ: Duration = Duration::from_secs(1);
+
 /// A file whose last line has no end is taken in after two seconds, and not before.
 const HALF_WRITTEN: Duration = Duration::from_millis(1900);
 
 const SEED: &str = "RATELIMIT_CHANGES_SEED";
-
-/// Prefixes that files may change. The rules of the first two stand together in some calls.
-const PREFIXES: [&str; 3] = ["a", "b", "c"];
-/// The keys of calls. Files have settings for the first three.
-const KEYS: [&str; 4] = ["alice", "bob", WAITING, "carol"];
-/// The key of those who wait.
-const WAITING: &str = "wait";
-
-/// What a table says of one rule, or of one of its keys.
-#[derive(Clone, Debug, Default)]
-struct Said {
-    enabled: Option<bool>,
-    count: Option<u64>,
-    period: Option<(u64, &'static str)>,
-    algorithm: Option<Named>,
-    shadow: Option<bool>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Named {
-    Exactly(Algorithm),
-    /// A token bucket whose burst is not said: it is the count.
-    BucketOfCount,
-}
-
-/// A prefix, and one of its keys or all of them.
-type Section = (&'static str, Option<&'static str>);
-
-/// A table `[rules]`.
-type Sections = BTreeMap<Section, Said>;
-
-/// What a rule of the code is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Use {
-    Alone,
-    OneOfTwo,
-    Settled,
-}
-
-impl Said {
-    fn random(random: &mut Rng) -> Self {
-        let algorithms = [
-            Named::Exactly(Algorithm::FixedWindow { align: random.bool() }),
-            Named::Exactly(Algorithm::SlidingLog),
-            Named::Exactly(Algorithm::SlidingWindow { buckets: [1, 6, 999][random.usize(..3)] }),
-            Named::Exactly(Algorithm::TokenBucket { burst: random.u64(2..30), refill: Refill::Interval }),
-            Named::Exactly(Algorithm::LeakyBucket { queue: random.u64(5..30) }),
-            Named::BucketOfCount,
-        ];
-        let counts = [random.u64(2..20), random.u64(2..20), 1000, 99_999_999_999, 1 << 52];
-        let periods = [(1, "Minutes"), (2, "Hours"), (1, "Days"), (random.u64(1..4000), "Milliseconds")];
-        let mut some = |chance: f64| random.f64() < chance;
-        let said = [some(0.15), some(0.6), some(0.3), some(0.4), some(0.15)];
-        Self {
-            enabled: said[0].then(|| random.bool()),
-            count: said[1].then(|| counts[random.usize(..counts.len())]),
-            period: said[2].then(|| periods[random.usize(..periods.len())]),
-            algorithm: said[3].then(|| algorithms[random.usize(..algorithms.len())]),
-            shadow: said[4].then(|| random.bool()),
-        }
-    }
-
-    /// What this says, and where it says nothing, what `under` does.
-    fn over(&self, under: &Self) -> Self {
-        Self {
-            enabled: self.enabled.or(under.enabled),
-            count: self.count.or(under.count),
-            period: self.period.or(under.period),
-            algorithm: self.algorithm.or(under.algorithm),
-            shadow: self.shadow.or(under.shadow),
-        }
-    }
-
-    /// The rule of the code with all that is said.
-    fn applied_to(&self, code: &Rule) -> Rule {
-        let count = self.count.unwrap_or(code.count());
-        let period = self.period.map_or(code.period(), |(number, unit)| {
-            let unit = match unit {
-                "Milliseconds" => Duration::from_millis(1),
-                "Minutes" => MINUTE,
-                "Hours" => HOUR,
-                _ => DAY,
-            };
-            unit * u32::try_from(number).unwrap()
-        });
-        let algorithm = match self.algorithm {
-            None => code.algorithm(),
-            Some(Named::Exactly(algorithm)) => algorithm,
-            Some(Named::BucketOfCount) => Algorithm::TokenBucket { burst: count, refill: Refill::Greedy },
-        };
-        let shadow = self.shadow.unwrap_or(code.is_shadow());
-        Rule::new(code.prefix(), count, period).with_algorithm(algorithm).with_shadow(shadow).with_denial_cache(false)
-    }
-
-    /// Whether calls of this rule can be decided by this.
-    fn fits(&self, code: &Rule, of: Use) -> bool {
-        let rule = self.applied_to(code);
-        let is_leaky = matches!(rule.algorithm(), Algorithm::LeakyBucket { .. });
-        let is_another = rule.algorithm() != code.algorithm();
-        let is_in_the_way = match of {
-            _ if code.algorithm() == Algorithm::Concurrent => is_another,
-            Use::Settled => is_another,
-            Use::OneOfTwo => is_leaky,
-            Use::Alone => false,
-        };
-        is_right(&rule) && !is_in_the_way
-    }
-
-    /// Whether a rule could be like this, as far as it is said.
-    fn could_be(&self) -> bool {
-        let is_whole = self.count.is_some() && self.period.is_some();
-        !is_whole || is_right(&self.applied_to(&Rule::new("any", 1, MINUTE)))
-    }
-
-    fn write(&self, text: &mut String) {
-        let lines = [
-            self.enabled.map(|enabled| format!("enabled = {enabled}")),
-            self.count.map(|count| format!("count = {count}")),
-            self.period.map(|(number, unit)| format!("ttl = {number}\nunit = \"{unit}\"")),
-            self.algorithm.map(|algorithm| match algorithm {
-                Named::BucketOfCount => "algorithm = \"TokenBucket\"".to_owned(),
-                Named::Exactly(Algorithm::FixedWindow { align }) => {
-                    format!("algorithm = \"FixedWindow\"\nalign = {align}")
-                }
-                Named::Exactly(Algorithm::SlidingWindow { buckets }) => {
-                    format!("algorithm = \"SlidingWindow\"\nbuckets = {buckets}")
-                }
-                Named::Exactly(Algorithm::TokenBucket { burst, refill }) => {
-                    format!("algorithm = \"TokenBucket\"\nburst = {burst}\nrefill = \"{refill:?}\"")
-                }
-                Named::Exactly(Algorithm::LeakyBucket { queue }) => {
-                    format!("algorithm = \"LeakyBucket\"\nqueue = {queue}")
-                }
-                Named::Exactly(other) => format!("algorithm = \"{other:?}\""),
-            }),
-            self.shadow.map(|shadow| format!("shadow = {shadow}")),
-        ];
-        lines.into_iter().flatten().for_each(|line| writeln!(text, "{line}").unwrap());
-    }
-}
-
-/// Whether any limiter takes the rule, without a file.
-fn is_right(rule: &Rule) -> bool {
-    let limiter = Limiter::in_memory();
-    let looked = futures_util::FutureExt::now_or_never(limiter.peek(rule, 1)).expect("memory answers at once");
-    looked.err().is_none_or(|refused| refused.cause() != Cause::Misconfigured)
-}
-
-fn random_sections(random: &mut Rng) -> Sections {
-    let mut sections = Sections::new();
-    for prefix in PREFIXES {
-        if random.f64() < 0.75 {
-            sections.insert((prefix, None), Said::random(random));
-            for key in &KEYS[..3] {
-                if random.f64() < 0.25 {
-                    sections.insert((prefix, Some(key)), Said::random(random));
-                }
-            }
-        }
-    }
-    sections
-}
-
-fn text_of(sections: &Sections, table: &str) -> String {
-    let mut text = String::new();
-    for ((prefix, key), said) in sections {
-        let key = key.map_or(String::new(), |key| format!(".keys.{key}"));
-        writeln!(text, "[{table}{prefix}{key}]").unwrap();
-        said.write(&mut text);
-    }
-    text
-}
-
-/// What both say, the environment first.
-fn merged(environment: &Sections, file: &Sections) -> Sections {
-    let mut both = file.clone();
-    for (section, said) in environment {
-        let under = both.remove(section).unwrap_or_default();
-        both.insert(*section, said.over(&under));
-    }
-    for (prefix, _) in both.keys().copied().collect::<Vec<_>>() {
-        both.entry((prefix, None)).or_default();
-    }
-    both
-}
-
-/// What is said for a section: of a key, what is said of all keys stands below it.
-fn said_for(sections: &Sections, section: Section) -> Said {
-    let of_all = sections.get(&(section.0, None)).cloned().unwrap_or_default();
-    sections[&section].over(&of_all)
-}
-
-/// A file is taken in as a whole, or not at all.
-fn could_all_be(sections: &Sections) -> bool {
-    sections.keys().all(|section| said_for(sections, *section).could_be())
-}
-
-/// A call, and the rules that it is to be decided by: `None` for one that is not asked.
-struct Expected {
-    site: Vec<usize>,
-    key: &'static str,
-    rules: Vec<Option<Rule>>,
-}
-
-/// The rules of the code, and what is in force for them.
-#[derive(Debug)]
-struct Model {
-    code: Vec<(Rule, Use)>,
-    environment: Sections,
-    /// By section, rule and use, the last settings that fit; nothing where none did.
-    in_force: HashMap<(Section, usize), Option<Said>>,
-}
-
-impl Model {
-    /// Takes in a file. Nothing changes if it is wrong, in itself or together with the environment.
-    fn take_in(&mut self, file: &Sections) -> bool {
-        let both = merged(&self.environment, file);
-        if !could_all_be(file) || !could_all_be(&both) {
-            return false;
-        }
-        let before = mem::take(&mut self.in_force);
-        for section in both.keys().copied() {
-            let said = said_for(&both, section);
-            for (at, (rule, of)) in self.code.iter().enumerate().filter(|(_, (rule, _))| rule.prefix() == section.0) {
-                let holds = if said.fits(rule, *of) {
-                    Some(said.clone())
-                } else {
-                    // A key that was not in the file had the settings of all keys.
-                    let known = before.get(&(section, at)).or_else(|| before.get(&((section.0, None), at)));
-                    known.cloned().flatten()
-                };
-                self.in_force.insert((section, at), holds);
-            }
-        }
-        true
-    }
-
-    /// The rule that a call is decided by. `None` if the call is let through without a question.
-    fn expected(&self, at: usize, key: &'static str) -> Option<Rule> {
-        let (code, _) = &self.code[at];
-        let prefix = code.prefix();
-        let holds = self.in_force.get(&((prefix, Some(key)), at)).or(self.in_force.get(&((prefix, None), at)));
-        match holds {
-            Some(Some(said)) if said.enabled == Some(false) => None,
-            Some(Some(said)) => Some(said.applied_to(code)),
-            Some(None) | None => Some(*code),
-        }
-    }
-
-    fn at(&self, prefix: &str, of: Use) -> Option<usize> {
-        self.code.iter().position(|(rule, its)| rule.prefix() == prefix && *its == of)
-    }
-
-    /// What each call is decided by: its key, and for each of its rules what is expected.
-    fn calls(&self) -> Vec<Expected> {
-        let pair: Vec<_> = PREFIXES[..2].iter().filter_map(|prefix| self.at(prefix, Use::OneOfTwo)).collect();
-        let alone = (0..self.code.len()).filter(|at| self.code[*at].1 != Use::OneOfTwo).map(|at| vec![at]);
-        let sites: Vec<_> = alone.chain([pair]).collect();
-        let calls = sites.into_iter().flat_map(|site| KEYS.into_iter().map(move |key| (site.clone(), key)));
-        calls
-            .map(|(site, key)| {
-                let expected = site.iter().map(|at| self.expected(*at, key)).collect();
-                Expected { site, key, rules: expected }
-            })
-            .collect()
-    }
-}
 
 /// Admits by rules of at least this count, and refuses by others for an hour.
 const ADMITTED: u64 = 10;
@@ -359,7 +93,7 @@ impl Store for Recorder {
     }
 }
 
-/// A caller who waits, with a store of its own that shows what it was asked.
+/// A waiting caller, with a store of its own that records its requests.
 struct Waiter {
     at: usize,
     limiter: Limiter,
@@ -377,7 +111,7 @@ struct Timeline {
     limiter: Limiter,
     recorder: Recorder,
     waiters: Vec<Waiter>,
-    /// What happened, for a message.
+    /// Log of the steps, for messages.
     story: Vec<String>,
 }
 
@@ -545,7 +279,7 @@ impl Timeline {
         self.recorder.take().into_iter().next().unwrap_or_default()
     }
 
-    /// All calls are decided by what holds now, and so are those who wait.
+    /// The settings in force decide all calls, and all waiting callers.
     async fn check(&mut self) {
         for Expected { site, key, rules } in self.model.calls() {
             let asked = self.call(&site, key).await;
@@ -560,7 +294,8 @@ impl Timeline {
 }
 
 impl Waiter {
-    /// Those who wait are let in, or wait by the current rule. There is always somebody, unless all are let in.
+    /// Waiting callers are admitted, or wait by the current rule. One caller always waits, unless
+    /// all are admitted.
     async fn check(&mut self, model: &Model, story: &str) {
         let expected = model.expected(self.at, WAITING);
         let is_let_in = expected.is_none_or(|rule| rule.count() >= ADMITTED || rule.is_shadow());

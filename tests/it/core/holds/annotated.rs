@@ -1,0 +1,115 @@
+//! Annotated functions that hold something while they run: each way a body can end, and refusals.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use ratelimit_harness::RedisServer;
+use ratelimit_runtime::{Limiter, Permit, RequestPerMinute, Rule, limit_concurrent_requests, limit_request_per_time};
+use tokio::time::{Instant, sleep};
+
+use crate::support::holds::remaining;
+use crate::support::{LOG, MS, SECOND, Timed, ends, eventually, exceeded, fresh_key, limiter_on};
+
+/// How a body ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Well,
+    InError,
+    Early,
+    InPanic,
+    /// The caller drops the future.
+    Never,
+}
+
+#[limit_request_per_time("body", 1, Minutes, 20_000, key = id, algorithm = SlidingLog, cost = Elapsed(max = "5s"), limiter = &timed.limiter)]
+async fn body(timed: &Timed, id: u64, end: End) -> Result<(), RequestPerMinute> {
+    timed.advance(1234 * MS);
+    match end {
+        End::Well => Ok(()),
+        End::InError => Err(timed.limiter.acquire(&Rule::new("none", 0, SECOND), 1).await.unwrap_err()),
+        End::Early => {
+            timed.limiter.acquire(&Rule::new("none", 0, SECOND), 1).await?;
+            unreachable!("none fits")
+        }
+        End::InPanic => panic!("the body's own"),
+        End::Never => std::future::pending().await,
+    }
+}
+
+#[tokio::test]
+async fn a_body_is_charged_its_time_however_it_ends() {
+    const RULE: Rule = Rule::new("body", 20_000, Duration::from_secs(60)).with_algorithm(LOG);
+    for timed in Timed::both().await {
+        for end in [End::Well, End::InError, End::Early, End::InPanic, End::Never] {
+            let id = fresh_key();
+            let mut call = Box::pin(AssertUnwindSafe(body(&timed, id, end)).catch_unwind());
+            // Dropped by its caller's own limit, or done.
+            let ended = tokio::time::timeout(SECOND, &mut call).await;
+            match end {
+                End::Well => assert_eq!(ended.unwrap().unwrap(), Ok(())),
+                End::InError | End::Early => assert_eq!(ended.unwrap().unwrap().unwrap_err().rule(), "none"),
+                End::InPanic => drop(ended.unwrap().unwrap_err()),
+                End::Never => drop(ended.unwrap_err()),
+            }
+            if end == End::Never {
+                assert_eq!(remaining(&timed.limiter, &RULE, id).await, 15_000, "{}: it runs on", timed.name());
+            }
+            drop(call);
+            // Another call waits until that is settled; a look does not.
+            eventually("it is charged", || async { remaining(&timed.limiter, &RULE, id).await == 20_000 - 1234 }).await;
+        }
+    }
+}
+
+#[limit_request_per_time("settled", 1, Minutes, 1000, key = id, algorithm = SlidingLog, cost = Settled(max = 600, |outcome| outcome.as_ref().map_or(7, |used| *used)), limiter = limiter)]
+async fn settled(limiter: &Limiter, id: u64, used: Result<u64, RequestPerMinute>) -> Result<u64, RequestPerMinute> {
+    let used = used?;
+    assert!(used != 13, "the body's own");
+    Ok(used)
+}
+
+#[tokio::test]
+async fn a_body_is_charged_the_cost_that_its_outcome_reports() {
+    const RULE: Rule = Rule::new("settled", 1000, Duration::from_secs(60)).with_algorithm(LOG);
+    for timed in Timed::both().await {
+        let (limiter, id) = (&timed.limiter, fresh_key());
+        let left =
+            |left| eventually("it is charged", move || async move { remaining(limiter, &RULE, id).await == left });
+        assert_eq!(settled(limiter, id, Ok(100)).await, Ok(100));
+        left(900).await;
+        let error = limiter.acquire(&Rule::new("none", 0, SECOND), 1).await.unwrap_err();
+        assert_eq!(settled(limiter, id, Err(error.clone())).await, Err(error));
+        left(893).await;
+        assert!(AssertUnwindSafe(settled(limiter, id, Ok(13))).catch_unwind().await.is_err());
+        left(293).await;
+        assert_eq!(exceeded(settled(limiter, id, Ok(1)).await).remaining(), 293);
+    }
+}
+
+#[limit_concurrent_requests("export", 1, key = id, lease = "10s", on_limit = Wait(max = "5s"), permit = permit, limiter = limiter)]
+#[limit_request_per_time("export-rate", 1, Minutes, 2, key = id)]
+async fn export(limiter: &Limiter, id: u64) -> Result<Permit, RequestPerMinute> {
+    assert!(permit.is_held());
+    Ok(permit)
+}
+
+/// The wait applies to the place only: the refusal of the other rule comes at once.
+#[tokio::test]
+async fn each_attribute_of_a_function_has_its_own_on_limit() {
+    for limiter in [Limiter::in_memory(), limiter_on(&RedisServer::start()).await] {
+        let id = fresh_key();
+        let first = export(&limiter, id).await.unwrap();
+        let next = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { export(&limiter, id).await }
+        });
+        sleep(100 * MS).await;
+        assert!(!next.is_finished());
+        drop(first);
+        drop(ends(next).await.unwrap().unwrap());
+        let began = Instant::now();
+        assert_eq!(exceeded(export(&limiter, id).await).rule(), "export-rate");
+        assert!(began.elapsed() < 4 * SECOND, "refused at once");
+    }
+}

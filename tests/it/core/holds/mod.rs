@@ -1,0 +1,6 @@
+//! Holds: places, reservations and charges by time, which end with the call.
+
+mod annotated;
+mod elapsed_time;
+mod places;
+mod reservations;

@@ -1,0 +1,44 @@
+//! A subscriber that keeps the log lines of a test.
+
+use std::fmt::{Debug, Write as _};
+use std::sync::{Arc, Mutex};
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+/// The log lines of this thread, as long as the subscriber is installed.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<(Level, String)>>>);
+
+impl Log {
+    /// The lines that hold these words.
+    pub(crate) fn with(&self, words: &str) -> Vec<(Level, String)> {
+        self.0.lock().unwrap().iter().filter(|(_, line)| line.contains(words)).cloned().collect()
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::DEBUG
+    }
+    fn new_span(&self, attributes: &span::Attributes<'_>) -> span::Id {
+        let metadata = attributes.metadata();
+        self.0.lock().unwrap().push((*metadata.level(), format!("span {}", metadata.name())));
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &Event<'_>) {
+        struct Line(String);
+        impl Visit for Line {
+            fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+                let _ = write!(self.0, "{}={value:?} ", field.name());
+            }
+        }
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        self.0.lock().unwrap().push((*event.metadata().level(), line.0));
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
