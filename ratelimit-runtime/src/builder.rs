@@ -331,8 +331,8 @@ impl Builder {
         let topology =
             crate::redis::RedisTopology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
         let server = topology.to_string();
-        let (deadline, connections, coalescing) = (self.settings.deadline, self.connections, self.coalescing);
-        let options = crate::redis::NodeOptions { deadline, connections, coalescing };
+        let (deadline, connections, is_batching) = (self.settings.deadline, self.connections, self.coalescing);
+        let options = crate::redis::NodeOptions { deadline, connections, is_batching };
         let store = crate::redis::Redis::new(topology, options);
         if !self.lazy {
             store.connected().await.map_err(|error| SetupError::new(error.reason()))?;

@@ -58,7 +58,7 @@ impl AcquireRequest {
                     position.probe();
                     return Ok(Permit::free(uncounted_decision(&charges)));
                 }
-                if !position.is_for(&charges) {
+                if !position.update_rules(&charges) {
                     position.probe();
                     break charges;
                 }

@@ -27,7 +27,7 @@ pub(crate) struct NodeOptions {
     /// Number of connections of a runtime.
     pub(crate) connections: usize,
     /// Decisions of several callers may share a round trip.
-    pub(crate) coalescing: bool,
+    pub(crate) is_batching: bool,
 }
 
 /// A server: where it is, and what the runtimes have learned of it.

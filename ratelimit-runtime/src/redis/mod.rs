@@ -104,13 +104,13 @@ impl Redis {
     #[inline]
     pub(crate) fn try_charge(
         &self,
-        name: CounterId,
+        id: CounterId,
         is_same: impl Fn(&Charge) -> bool,
         charge: impl FnOnce() -> (Charge, QueryTag),
         waker: &Waker,
     ) -> Option<BatchTicket> {
         match &self.nodes {
-            Nodes::Single(node) => node.try_charge(name, is_same, charge, waker),
+            Nodes::Single(node) => node.try_charge(id, is_same, charge, waker),
             Nodes::Cluster(_) => None, // its node is found by the counter's name, not built yet
         }
     }

@@ -90,7 +90,7 @@ impl Node {
     #[allow(clippy::inline_always)] // or the ticket is copied from frame to frame
     pub(super) fn try_charge(
         &self,
-        name: CounterId,
+        id: CounterId,
         is_same: impl Fn(&Charge) -> bool,
         charge: impl FnOnce() -> (Charge, QueryTag),
         waker: &Waker,
@@ -106,7 +106,7 @@ impl Node {
         if !node.is_batching || !node.pool.admits() {
             return None;
         }
-        match node.queue.join(name, is_same, true, waker) {
+        match node.queue.join(id, is_same, true, waker) {
             Ok(ticket) => Some(ticket),
             Err(true) => None,
             Err(false) => {

@@ -38,7 +38,7 @@ impl RuntimeNode {
             pool: Arc::new(ConnectionPool::new(Arc::clone(endpoint))),
             queue: BatchQueue::on(runtime),
             deadline: endpoint.options.deadline,
-            is_batching: endpoint.options.coalescing,
+            is_batching: endpoint.options.is_batching,
         }
     }
 

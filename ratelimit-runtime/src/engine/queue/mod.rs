@@ -284,21 +284,26 @@ impl QueuePosition<'_> {
         })
     }
 
-    /// True if the caller waits for exactly these charges. Rules that change while it waits may
-    /// give it others.
-    pub(crate) fn is_for(&self, charges: &[Charge]) -> bool {
+    /// Tells the queues how the rules of the caller's charges have changed. False if that gives the
+    /// caller other charges than it waits for; the queues stay as they are then.
+    pub(crate) fn update_rules(&self, charges: &[Charge]) -> bool {
         let mut state = self.queues.lock();
         let WaitState { queues, callers, .. } = &mut *state;
         let Some(caller) = callers.get(&self.ticket) else { return false };
-        if caller.counters.len() != counted(charges).count() {
+        let is_same = |(counter, charge): (&WaitingFor, &Charge)| {
+            counter.id == charge.counter.id() && counter.cost == charge.least()
+        };
+        if caller.counters.len() != counted(charges).count()
+            || !caller.counters.iter().zip(counted(charges)).all(is_same)
+        {
             return false;
         }
-        caller.counters.iter().zip(counted(charges)).all(|(counter, charge)| {
+        for (counter, charge) in caller.counters.iter().zip(counted(charges)) {
             if let Some(queue) = queues.get_mut(&counter.id) {
                 queue.rule = charge.rule;
             }
-            counter.id == charge.counter.id() && counter.cost == charge.least()
-        })
+        }
+        true
     }
 
     /// Applies a refusal. The caller keeps its ticket and goes on waiting.

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, env};
 
-use super::state::{SLOTS, slot};
+use super::state::{CELLS, cell};
 use super::{
     callers::{SimulatedCaller, World, charge_of},
     *,
@@ -54,12 +54,12 @@ impl WaitQueues {
     /// Compares each number of the queues with a fresh count.
     fn check(&self) {
         let state = self.lock();
-        let mut busy = [0; SLOTS];
+        let mut busy = [0; CELLS];
         for (ticket, caller) in &state.callers {
             let is_parked_everywhere = caller.counters.iter().all(|counter| counter.is_parked);
             assert!(caller.is_asking || !is_parked_everywhere, "caller {ticket} stands in no queue");
             for counter in &caller.counters {
-                busy[slot(counter.id)] += usize::from(!counter.is_parked);
+                busy[cell(counter.id)] += usize::from(!counter.is_parked);
                 let stands = state.queues[&counter.id].waiting.get(ticket) == Some(&counter.cost);
                 assert_eq!(stands, !caller.is_asking && !counter.is_parked, "caller {ticket} in its queue");
             }

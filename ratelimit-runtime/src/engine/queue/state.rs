@@ -19,23 +19,23 @@ use crate::{
     sync::{AtomicU64, AtomicUsize, Notify},
 };
 
-pub(super) const SLOTS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
+pub(super) const CELLS: usize = if cfg!(all(test, model_check)) { 2 } else { 64 };
 
 /// Counts that are read without the lock of the queues, by the low bits of a counter's id.
 pub(super) struct SharedCounts {
     /// Callers in the queues, without parked ones.
-    busy: [AtomicUsize; SLOTS],
+    busy: [AtomicUsize; CELLS],
     /// Refunds, resets and settlements. A refusal from before a change is not valid after it.
-    changes: [AtomicU64; SLOTS],
+    changes: [AtomicU64; CELLS],
 }
 
 impl SharedCounts {
     pub(super) fn new() -> Self {
-        Self { busy: [(); SLOTS].map(|()| AtomicUsize::new(0)), changes: [(); SLOTS].map(|()| AtomicU64::new(0)) }
+        Self { busy: [(); CELLS].map(|()| AtomicUsize::new(0)), changes: [(); CELLS].map(|()| AtomicU64::new(0)) }
     }
 
     pub(super) fn busy(&self, id: CounterId) -> &AtomicUsize {
-        &self.busy[slot(id)]
+        &self.busy[cell(id)]
     }
 
     #[cfg(all(test, not(model_check)))]
@@ -44,13 +44,13 @@ impl SharedCounts {
     }
 
     pub(super) fn changes(&self, id: CounterId) -> &AtomicU64 {
-        &self.changes[slot(id)]
+        &self.changes[cell(id)]
     }
 }
 
 #[allow(clippy::cast_possible_truncation)] // only the low bits are used
-pub(super) fn slot(id: CounterId) -> usize {
-    id.0 as usize % SLOTS
+pub(super) fn cell(id: CounterId) -> usize {
+    id.0 as usize % CELLS
 }
 
 pub(super) struct WaitState {

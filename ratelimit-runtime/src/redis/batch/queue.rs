@@ -118,15 +118,15 @@ impl BatchQueue {
     /// queue is idle: nothing waits and nothing is in flight.
     pub(crate) fn join(
         &self,
-        name: CounterId,
+        id: CounterId,
         is_same: impl Fn(&Charge) -> bool,
         consume: bool,
         waker: &Waker,
     ) -> Result<BatchTicket, bool> {
         let shard = self.lock();
         let since_ms = self.now_ms(); // under the lock, as an entry's callers stand in this order
-        let latest = shard.latest(name).filter(|entry| match &*entry.charges {
-            [charge] => entry.consume == consume && charge.counter.id() == name && is_same(charge),
+        let latest = shard.latest(id).filter(|entry| match &*entry.charges {
+            [charge] => entry.consume == consume && charge.counter.id() == id && is_same(charge),
             _ => false,
         });
         match latest {
@@ -279,9 +279,9 @@ impl QueueShard {
     fn take(&mut self) -> Option<Arc<BatchEntry>> {
         let (_, entry) = self.waiting.pop_front()?;
         for charge in entry.charges.iter() {
-            let name = charge.counter.id();
-            if self.latest.get(&name) == Some(&self.taken) {
-                self.latest.remove(&name);
+            let id = charge.counter.id();
+            if self.latest.get(&id) == Some(&self.taken) {
+                self.latest.remove(&id);
             }
         }
         self.taken += 1;
