@@ -56,7 +56,7 @@ impl GeneratedCheck {
         let path = arguments.krate.as_ref().map(|krate| krate.value.to_token_stream());
         let runtime = &RuntimePath(path);
         let is_held = limits.iter().any(|limit| limit.rule.is_held());
-        let is_concurrent = limits.iter().any(|limit| matches!(limit.rule.kind, LimitKind::Concurrent { .. }));
+        let is_concurrent = limits.iter().any(|limit| matches!(limit.rule.kind, LimitKind::AtOnce { .. }));
         let deciding = ask_limiter(limits, is_held, arguments, runtime);
         let refusal = refusal(runtime, arguments, is_concurrent, function.output_ends());
         let settled = arguments.settled.as_ref();
@@ -302,7 +302,7 @@ fn constant_rule(rule: &RuleSpec, count: Option<&Number>, krate: &TokenStream) -
         hygienic!(#krate::__private::#name(#prefix, #arguments))
     };
     let mut constant = match &rule.kind {
-        LimitKind::Concurrent { lease } => call("concurrent", value::integer(*lease, Span::mixed_site())),
+        LimitKind::AtOnce { lease } => call("concurrent", value::integer(*lease, Span::mixed_site())),
         LimitKind::PerTime(limit) => {
             let (ttl, unit) = (&limit.ttl, value::integer(limit.unit, Span::mixed_site()));
             let constant = limit.algorithm.generate(&call("rule", hygienic!(#ttl, #unit)), krate);

@@ -3,17 +3,17 @@
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttributeKind {
     PerTime,
-    Concurrent,
+    AtOnce,
 }
 
 impl AttributeKind {
-    pub(crate) const ALL: [Self; 2] = [Self::PerTime, Self::Concurrent];
+    pub(crate) const ALL: [Self; 2] = [Self::PerTime, Self::AtOnce];
 
     /// The name that the attribute is exported under.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::PerTime => "limit_request_per_time",
-            Self::Concurrent => "limit_concurrent_requests",
+            Self::AtOnce => "limit_concurrent_requests",
         }
     }
 }

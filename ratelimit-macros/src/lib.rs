@@ -352,5 +352,5 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// call: with fewer places than it needs, it waits for itself forever.
 #[proc_macro_attribute]
 pub fn limit_concurrent_requests(args: TokenStream, item: TokenStream) -> TokenStream {
-    expand::expand(AttributeKind::Concurrent, args.into(), item.into()).into()
+    expand::expand(AttributeKind::AtOnce, args.into(), item.into()).into()
 }

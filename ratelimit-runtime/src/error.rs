@@ -240,7 +240,8 @@ impl fmt::Display for RequestPerMinute {
                         write!(f, "`{prefix}` is limited to {time:?} of time per {period}")?;
                     }
                     Counted::Holds => {
-                        write!(f, "`{prefix}` has {MOST_HOLDS} holds at once, the maximum of a SlidingLog")?;
+                        let algorithm = rule.algorithm();
+                        write!(f, "`{prefix}` has {MOST_HOLDS} holds at once, the maximum of a {algorithm:?}")?;
                     }
                 }
                 return match self.retry_after() {

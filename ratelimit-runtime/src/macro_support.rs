@@ -3,12 +3,13 @@
 use std::{borrow::Borrow, time::Duration};
 
 use crate::{
-    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, Refill, RequestPerMinute, Rule,
+    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     engine::{
         acquire,
         core::{Engine, EngineRef},
         request::{AcquireOptions, CostKind, OnLimit, RequestKey},
     },
+    rule::{algorithm::RuleField, limits::RuleFault},
 };
 pub use crate::{
     engine::{
@@ -50,29 +51,19 @@ pub const fn concurrent_without_count(prefix: &'static str, lease_ms: u64) -> Ru
     rule_without_count(prefix, 1, lease_ms).with_algorithm(Algorithm::Concurrent)
 }
 
-/// The rule with a sliding window.
+/// The rule with an algorithm and its options.
 #[must_use]
-pub const fn sliding_window(rule: Rule, buckets: u64) -> Rule {
-    checked(rule.with_algorithm(Algorithm::SlidingWindow { buckets }))
+pub const fn with_algorithm(rule: Rule, algorithm: Algorithm) -> Rule {
+    if let Some((RuleField::Burst, 0)) = algorithm.size() {
+        panic!("{}", RuleFault::NoBurst.words());
+    }
+    checked(rule.with_algorithm(algorithm))
 }
 
-/// The rule with a token bucket that holds `burst` tokens.
+/// The rule with an algorithm whose largest cost is the count.
 #[must_use]
-pub const fn token_bucket(rule: Rule, burst: u64, refill: Refill) -> Rule {
-    assert!(burst > 0, "`burst` must be at least 1");
-    checked(rule.with_algorithm(Algorithm::TokenBucket { burst, refill }))
-}
-
-/// The rule with a token bucket that holds as many tokens as the count.
-#[must_use]
-pub const fn token_bucket_of_count(rule: Rule, refill: Refill) -> Rule {
-    checked(rule.with_algorithm(Algorithm::TokenBucket { burst: rule.count(), refill }))
-}
-
-/// The rule with a leaky bucket.
-#[must_use]
-pub const fn leaky_bucket(rule: Rule, queue: u64) -> Rule {
-    checked(rule.with_algorithm(Algorithm::LeakyBucket { queue }))
+pub const fn with_algorithm_of_count(rule: Rule, algorithm: Algorithm) -> Rule {
+    checked(rule.with_algorithm(algorithm).sized_by_count())
 }
 
 /// The rule with a prefetch of so many permits.
@@ -94,9 +85,9 @@ const fn checked(rule: Rule) -> Rule {
 #[must_use]
 pub const fn with_count(rule: &Rule, count: u64) -> Rule {
     let rule = rule.with_count(count);
-    match rule.algorithm() {
-        // Made by `token_bucket_of_count`, when the count was not known.
-        Algorithm::TokenBucket { burst: 0, .. } => rule.with_burst(count),
+    match rule.algorithm().size() {
+        // Made by `with_algorithm_of_count`, when the count was not known.
+        Some((RuleField::Burst, 0)) => rule.sized_by_count(),
         _ => rule,
     }
 }

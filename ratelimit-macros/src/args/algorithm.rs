@@ -22,11 +22,20 @@ struct AlgorithmRow {
     required: Option<&'static str>,
     /// No second limit may stand beside it.
     is_exclusive: bool,
+    features: &'static [Feature],
     /// The option that bounds a cost, and by how much a cost may exceed it. `None` if it is the
     /// count.
     largest_cost: fn(&AlgorithmOptions) -> Option<(&'static str, &Number, u64)>,
     /// Adds the algorithm to a rule.
     generate: fn(&AlgorithmOptions, rule: &TokenStream, krate: &TokenStream) -> TokenStream,
+}
+
+/// Something that needs an algorithm which has it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Feature {
+    Prefetch,
+    /// A cost that is known when the call ends.
+    SettledCost,
 }
 
 /// The options of all algorithms. One that is not given, or not the algorithm's, is `None`.
@@ -41,19 +50,21 @@ pub(super) struct AlgorithmOptions {
 
 /// The defaults of a row.
 const PLAIN: AlgorithmRow = AlgorithmRow {
-    word: "FixedWindow",
+    word: "",
     options: &[],
     required: None,
     is_exclusive: false,
+    features: &[],
     largest_cost: |_| None,
     generate: |_, rule, _| rule.clone(),
 };
 
 /// The first one is the default of the argument.
-static ALGORITHMS: [AlgorithmRow; 5] = [
+static ALGORITHMS: &[AlgorithmRow] = &[
     AlgorithmRow {
         word: "FixedWindow",
         options: &[Choice::new("align", "true", |to, input, name| set(&mut to.align, value::boolean(input, name)))],
+        features: &[Feature::Prefetch],
         generate: |options, rule, krate| match options.align {
             None => rule.clone(),
             Some(align) => hygienic!(#rule.with_algorithm(#krate::Algorithm::FixedWindow { align: #align })),
@@ -62,6 +73,7 @@ static ALGORITHMS: [AlgorithmRow; 5] = [
     },
     AlgorithmRow {
         word: "SlidingLog",
+        features: &[Feature::SettledCost],
         generate: |_, rule, krate| hygienic!(#rule.with_algorithm(#krate::Algorithm::SlidingLog)),
         ..PLAIN
     },
@@ -70,7 +82,7 @@ static ALGORITHMS: [AlgorithmRow; 5] = [
         options: &[Choice::new("buckets", "1", |to, input, name| set(&mut to.buckets, value::positive(input, name)))],
         generate: |options, rule, krate| {
             let buckets = Number::to_const_or_one(options.buckets.as_ref());
-            hygienic!(#krate::__private::sliding_window(#rule, #buckets))
+            checked(rule, krate, &hygienic!(SlidingWindow { buckets: #buckets }))
         },
         ..PLAIN
     },
@@ -86,9 +98,10 @@ static ALGORITHMS: [AlgorithmRow; 5] = [
         generate: |options, rule, krate| {
             let greedy = Ident::new("Greedy", Span::mixed_site());
             let refill = options.refill.as_ref().unwrap_or(&greedy);
+            let bucket = |burst: TokenStream| hygienic!(TokenBucket { burst: #burst, refill: #krate::Refill::#refill });
             match options.burst.as_ref().map(Number::to_const) {
-                None => hygienic!(#krate::__private::token_bucket_of_count(#rule, #krate::Refill::#refill)),
-                Some(burst) => hygienic!(#krate::__private::token_bucket(#rule, #burst, #krate::Refill::#refill)),
+                None => checked_with_count(rule, krate, &bucket(hygienic!(0))),
+                Some(burst) => checked(rule, krate, &bucket(burst)),
             }
         },
         ..PLAIN
@@ -101,10 +114,28 @@ static ALGORITHMS: [AlgorithmRow; 5] = [
         largest_cost: |options| Some(("queue", options.queue.as_ref()?, 1)),
         generate: |options, rule, krate| {
             let queue = Number::to_const_or_one(options.queue.as_ref());
-            hygienic!(#krate::__private::leaky_bucket(#rule, #queue))
+            checked(rule, krate, &hygienic!(LeakyBucket { queue: #queue }))
         },
+        ..PLAIN
     },
 ];
+
+/// The rule with an algorithm whose numbers are checked while the user's crate is compiled.
+fn checked(rule: &TokenStream, krate: &TokenStream, algorithm: &TokenStream) -> TokenStream {
+    hygienic!(#krate::__private::with_algorithm(#rule, #krate::Algorithm::#algorithm))
+}
+
+/// [`checked`], and the count is the largest cost, too.
+fn checked_with_count(rule: &TokenStream, krate: &TokenStream, algorithm: &TokenStream) -> TokenStream {
+    hygienic!(#krate::__private::with_algorithm_of_count(#rule, #krate::Algorithm::#algorithm))
+}
+
+impl Feature {
+    /// The word of an algorithm that has it.
+    pub(super) fn algorithm(self) -> &'static str {
+        ALGORITHMS.iter().find(|row| row.features.contains(&self)).map_or("", |row| row.word)
+    }
+}
 
 impl Default for AlgorithmArgument {
     fn default() -> Self {
@@ -119,6 +150,10 @@ impl AlgorithmArgument {
 
     pub(super) fn is_exclusive(&self) -> bool {
         self.row.is_exclusive
+    }
+
+    pub(super) fn has(&self, feature: Feature) -> bool {
+        self.row.features.contains(&feature)
     }
 
     /// The argument or option that bounds a cost, its value, and the largest cost. `None` if they
@@ -146,7 +181,7 @@ pub(super) fn read(input: ParseStream, name: &str) -> Result<AlgorithmArgument> 
             "calls that run at once have an attribute of their own: #[limit_concurrent_requests(\"export\", 3)]";
         return fail(last.ident.span(), message);
     }
-    let (ident, row) = value::word_of(input, name, &ALGORITHMS, |row| row.word)?;
+    let (ident, row) = value::word_of(input, name, ALGORITHMS, |row| row.word)?;
     let mut options = AlgorithmOptions::default();
     let given = value::options(&ident, input, row.options, &mut options)?;
     if let (Some(why), Some(option)) = (row.required, row.options.first())

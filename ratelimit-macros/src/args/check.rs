@@ -3,7 +3,7 @@
 use proc_macro2::Span;
 use syn::{Ident, Result};
 
-use super::algorithm::AlgorithmArgument;
+use super::algorithm::{AlgorithmArgument, Feature};
 use super::cost::CostArgument;
 use super::limit::{Exclusive, LimitAttribute, LimitKind, PeriodLimit, RuleSpec};
 use super::table::{AttributeArguments, CallArguments, Given, arguments};
@@ -43,9 +43,7 @@ pub(super) fn check(
         return fail(at, "`prefix` and `count` are needed");
     };
     let limit_kind = match (kind, value(rule.unit)) {
-        (AttributeKind::Concurrent, _) => {
-            LimitKind::Concurrent { lease: value(rule.lease).unwrap_or(DEFAULT_LEASE_MS) }
-        }
+        (AttributeKind::AtOnce, _) => LimitKind::AtOnce { lease: value(rule.lease).unwrap_or(DEFAULT_LEASE_MS) },
         (AttributeKind::PerTime, None) => return fail(at, "`unit` is needed"),
         (AttributeKind::PerTime, Some(unit)) => LimitKind::PerTime(Box::new(PeriodLimit {
             ttl: Number::to_const_or_one(value(rule.ttl).as_ref()),
@@ -141,7 +139,7 @@ impl AttributeArguments {
         let (what, unit, cost, span) = match &cost.value {
             CostArgument::Number(Number::Literal(cost, span)) => ("cost", "", *cost, *span),
             // With another algorithm, that is the mistake to report.
-            _ if algorithm.word() != "SlidingLog" => return,
+            _ if !algorithm.has(Feature::SettledCost) => return,
             CostArgument::Elapsed { max: Some((max, span)), .. } => ("`max`", " ms", *max, *span),
             CostArgument::Settled { max: Number::Literal(max, span), .. } => ("`max`", "", *max, *span),
             _ => return,
@@ -166,15 +164,16 @@ impl AttributeArguments {
 
     /// Reports words that need another algorithm.
     fn check_algorithm(&self, errors: &mut Errors) {
-        let Some(algorithm) = self.algorithm().map(AlgorithmArgument::word) else { return };
+        let Some(algorithm) = self.algorithm() else { return };
         let prefetch = self.rule.prefetch.as_ref();
-        let prefetch = prefetch.map(|prefetch| (prefetch.name.span(), "prefetch", "FixedWindow"));
+        let prefetch = prefetch.map(|prefetch| (prefetch.name.span(), "prefetch", Feature::Prefetch));
         let cost = self.rule.cost.as_ref().and_then(|cost| match &cost.value {
             CostArgument::Number(_) => None,
-            CostArgument::Elapsed { word, .. } => Some((*word, "Elapsed", "SlidingLog")),
-            CostArgument::Settled { word, .. } => Some((word.span(), "Settled", "SlidingLog")),
+            CostArgument::Elapsed { word, .. } => Some((*word, "Elapsed", Feature::SettledCost)),
+            CostArgument::Settled { word, .. } => Some((word.span(), "Settled", Feature::SettledCost)),
         });
-        for (span, word, needed) in prefetch.into_iter().chain(cost).filter(|(.., needed)| *needed != algorithm) {
+        for (span, word, needed) in prefetch.into_iter().chain(cost).filter(|(.., needed)| !algorithm.has(*needed)) {
+            let (needed, algorithm) = (needed.algorithm(), algorithm.word());
             errors.add(span, format!("`{word}` needs `algorithm = {needed}`, not `{algorithm}`"));
         }
     }

@@ -43,12 +43,12 @@ pub(crate) struct RuleSpec {
 pub(crate) enum LimitKind {
     PerTime(Box<PeriodLimit>),
     /// A place is free again so many milliseconds after its holder died.
-    Concurrent {
+    AtOnce {
         lease: u64,
     },
 }
 
-/// The part of a rule that [`LimitKind::Concurrent`] does not have.
+/// The part of a rule that [`LimitKind::AtOnce`] does not have.
 pub(crate) struct PeriodLimit {
     pub(crate) ttl: TokenStream,
     /// In milliseconds.
@@ -63,7 +63,7 @@ impl RuleSpec {
     pub(crate) fn cost(&self) -> Option<&CostArgument> {
         match &self.kind {
             LimitKind::PerTime(limit) => Some(&limit.cost),
-            LimitKind::Concurrent { .. } => None,
+            LimitKind::AtOnce { .. } => None,
         }
     }
 

@@ -189,7 +189,7 @@ snapshots! {
 }
 
 snapshots! {
-    Concurrent:
+    AtOnce:
 
     concurrent:
         #[r#"prefix = "export", count = 3, key = id"#]

@@ -8,13 +8,15 @@ async fn f(limit: u64) -> R {
                 ::ratelimit_runtime::__private::charge(
                     ::ratelimit_runtime::__private::with_count(
                         const {
-                            &::ratelimit_runtime::__private::leaky_bucket(
+                            &::ratelimit_runtime::__private::with_algorithm(
                                 ::ratelimit_runtime::__private::rule_without_count(
                                     "item",
                                     1,
                                     60000,
                                 ),
-                                const { N * 2 },
+                                ::ratelimit_runtime::Algorithm::LeakyBucket {
+                                    queue: const { N * 2 },
+                                },
                             )
                         },
                         count,

@@ -5,9 +5,12 @@ async fn f() -> R {
             const { ::ratelimit_runtime::__private::Call::new() },
             ::ratelimit_runtime::__private::charge(
                 const {
-                    &::ratelimit_runtime::__private::token_bucket_of_count(
+                    &::ratelimit_runtime::__private::with_algorithm_of_count(
                             ::ratelimit_runtime::__private::rule("item", 100, 1, 60000),
-                            ::ratelimit_runtime::Refill::Greedy,
+                            ::ratelimit_runtime::Algorithm::TokenBucket {
+                                burst: 0,
+                                refill: ::ratelimit_runtime::Refill::Greedy,
+                            },
                         )
                         .with_shadow(true)
                 },

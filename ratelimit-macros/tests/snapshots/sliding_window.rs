@@ -5,9 +5,11 @@ async fn f() -> R {
             const { ::ratelimit_runtime::__private::Call::new() },
             ::ratelimit_runtime::__private::charge(
                 const {
-                    &::ratelimit_runtime::__private::sliding_window(
+                    &::ratelimit_runtime::__private::with_algorithm(
                         ::ratelimit_runtime::__private::rule("item", 100, 1, 60000),
-                        BUCKETS,
+                        ::ratelimit_runtime::Algorithm::SlidingWindow {
+                            buckets: BUCKETS,
+                        },
                     )
                 },
                 ::ratelimit_runtime::__private::no_key(),

@@ -5,9 +5,11 @@ async fn f() -> R {
             const { crate::limits::__private::Call::new() },
             crate::limits::__private::charge(
                 const {
-                    &crate::limits::__private::sliding_window(
+                    &crate::limits::__private::with_algorithm(
                         crate::limits::__private::rule("item", 100, 1, 60000),
-                        1,
+                        crate::limits::Algorithm::SlidingWindow {
+                            buckets: 1,
+                        },
                     )
                 },
                 crate::limits::__private::no_key(),

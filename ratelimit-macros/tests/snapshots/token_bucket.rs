@@ -5,10 +5,12 @@ async fn f() -> R {
             const { ::ratelimit_runtime::__private::Call::new() },
             ::ratelimit_runtime::__private::charge(
                 const {
-                    &::ratelimit_runtime::__private::token_bucket(
+                    &::ratelimit_runtime::__private::with_algorithm(
                         ::ratelimit_runtime::__private::rule("item", 100, 1, 60000),
-                        200,
-                        ::ratelimit_runtime::Refill::Interval,
+                        ::ratelimit_runtime::Algorithm::TokenBucket {
+                            burst: 200,
+                            refill: ::ratelimit_runtime::Refill::Interval,
+                        },
                     )
                 },
                 ::ratelimit_runtime::__private::no_key(),

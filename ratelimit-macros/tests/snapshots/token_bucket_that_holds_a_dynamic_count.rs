@@ -8,13 +8,16 @@ async fn f(limit: u64) -> R {
                 ::ratelimit_runtime::__private::charge(
                     ::ratelimit_runtime::__private::with_count(
                         const {
-                            &::ratelimit_runtime::__private::token_bucket_of_count(
+                            &::ratelimit_runtime::__private::with_algorithm_of_count(
                                 ::ratelimit_runtime::__private::rule_without_count(
                                     "item",
                                     1,
                                     60000,
                                 ),
-                                ::ratelimit_runtime::Refill::Greedy,
+                                ::ratelimit_runtime::Algorithm::TokenBucket {
+                                    burst: 0,
+                                    refill: ::ratelimit_runtime::Refill::Greedy,
+                                },
                             )
                         },
                         count,

@@ -60,6 +60,20 @@ impl Evaluation {
     }
 }
 
+/// The way in which room comes back at a full counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recovery {
+    /// What was charged counts until a time, and then not at all: all of the count may come back at
+    /// once.
+    Whole,
+    /// Evenly, one by one.
+    Even,
+    /// Up to twice the limit may come back within a short time.
+    Lumps,
+    /// At any time, when others release it.
+    Released,
+}
+
 /// The state of one counter in memory.
 ///
 /// A receipt is two numbers by which [`MemoryState::refund`] finds the charge again. A table stores
@@ -73,6 +87,13 @@ pub(crate) trait MemoryState: fmt::Debug {
 
     /// Makes it a counter without charges. It lasts as if it had been charged now.
     fn restart(&mut self, rule: &Rule, now_us: u64);
+
+    fn recovery(_rule: &Rule) -> Recovery
+    where
+        Self: Sized,
+    {
+        Recovery::Whole
+    }
 
     /// Time from which the state equals a fresh one and can be dropped.
     fn expires_at_ms(&self) -> u64;

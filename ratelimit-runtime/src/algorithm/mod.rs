@@ -1,17 +1,17 @@
 //! The algorithms: arithmetic in Rust for the memory store, and its twin in Lua for Redis.
 //!
-//! Each has a folder, and a line in `table.rs`. `contract.rs` says what a folder provides, and
+//! Each has a folder, and a row in `table.rs`. `contract.rs` says what a folder provides, and
 //! `script.rs` assembles the Lua scripts. Nothing here knows of connections, locks or callers.
 
-mod bucket;
+pub(crate) mod bucket;
 mod contract;
-mod fixed_window;
+pub(crate) mod fixed_window;
 mod hold_set;
 #[cfg(feature = "redis")]
 mod script;
-mod semaphore;
-mod sliding_log;
-mod sliding_window;
+pub(crate) mod semaphore;
+pub(crate) mod sliding_log;
+pub(crate) mod sliding_window;
 mod table;
 #[cfg(feature = "redis")]
 mod wire;
@@ -19,13 +19,8 @@ mod wire;
 #[cfg(feature = "config")]
 pub(crate) use self::table::position;
 pub(crate) use self::{
-    bucket::Bucket,
-    contract::{Evaluation, MemoryState, charge, evaluate},
-    fixed_window::FixedWindow,
-    semaphore::Semaphore,
-    sliding_log::SlidingLog,
-    sliding_window::SlidingWindow,
-    table::{CacheableDenials, Capabilities, HoldSupport, algorithms, capabilities},
+    contract::{Evaluation, MemoryState, Recovery, charge, evaluate},
+    table::{CacheableDenials, Capabilities, HoldSupport, algorithms, capabilities, recovery},
 };
 #[cfg(feature = "redis")]
 pub(crate) use self::{

@@ -3,19 +3,15 @@
 #[cfg(feature = "redis")]
 use redis::Value;
 
+use super::contract::{MemoryState, Recovery};
 #[cfg(feature = "redis")]
 use super::{
-    bucket::Bucket,
     contract::{Evaluation, LuaScript, RedisScript},
-    fixed_window::FixedWindow,
-    semaphore::Semaphore,
-    sliding_log::SlidingLog,
-    sliding_window::SlidingWindow,
     wire::PackedNumbers,
 };
-use crate::Algorithm;
 #[cfg(feature = "redis")]
-use crate::{Rule, store::Charge};
+use crate::store::Charge;
+use crate::{Algorithm, Rule};
 
 /// Denials of a counter with nothing remaining that stay true until `retry_after`.
 ///
@@ -39,34 +35,43 @@ pub(crate) enum HoldSupport {
 /// Properties of an algorithm that callers and stores look up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capabilities {
+    pub(crate) name: &'static str,
     pub(crate) denials: CacheableDenials,
     pub(crate) holds: HoldSupport,
     /// An admitted call waits for its slot, and a slot may be too late for it.
     pub(crate) has_slots: bool,
     /// A rule can't be one of several rules of a call.
     pub(crate) stands_alone: bool,
+    /// A process can take quota ahead.
+    pub(crate) has_prefetch: bool,
 }
 
-/// The table. Each line is a state and the algorithms that it serves. For each of these: which
-/// denials can be cached, which charges can be held, whether calls wait for slots, and whether a
-/// rule stands alone.
+/// The table. Each row is a state and the algorithms that it serves. For each of these: which denials
+/// can be cached, which charges can be held, and the other [`Capabilities`] that it has.
 ///
-/// Calls a macro with all lines. The memory store makes its tables of counters from them.
+/// Calls a macro with all rows. The memory store makes its tables of counters from them.
 macro_rules! algorithms {
     ($callback:ident) => {
         $callback! {
-            FixedWindow   { FixedWindow:   denials AnyCost,   holds Never,   slots false, alone false; }
-            SlidingLog    { SlidingLog:    denials CostOfOne, holds Settled, slots false, alone false; }
-            SlidingWindow { SlidingWindow: denials CostOfOne, holds Never,   slots false, alone false; }
-            Bucket        { TokenBucket:   denials CostOfOne, holds Never,   slots false, alone false;
-                            LeakyBucket:   denials CostOfOne, holds Never,   slots true,  alone true; }
-            Semaphore     { Concurrent:    denials CostOfOne, holds Always,  slots false, alone false; }
+            super::fixed_window::FixedWindow { FixedWindow: denials AnyCost, holds Never, has_prefetch; }
+            super::sliding_log::SlidingLog { SlidingLog: denials CostOfOne, holds Settled; }
+            super::sliding_window::SlidingWindow { SlidingWindow: denials CostOfOne, holds Never; }
+            super::bucket::Bucket {
+                TokenBucket: denials CostOfOne, holds Never;
+                LeakyBucket: denials CostOfOne, holds Never, has_slots, stands_alone;
+            }
+            super::semaphore::Semaphore { Concurrent: denials CostOfOne, holds Always; }
         }
     };
 }
 pub(crate) use algorithms;
 
 impl Capabilities {
+    /// Those of an algorithm whose row names no others.
+    const fn new(name: &'static str, denials: CacheableDenials, holds: HoldSupport) -> Self {
+        Self { name, denials, holds, has_slots: false, stands_alone: false, has_prefetch: false }
+    }
+
     /// A charge that holds nothing is decided at once.
     #[inline]
     pub(crate) const fn decides_at_once(self) -> bool {
@@ -75,20 +80,24 @@ impl Capabilities {
 }
 
 macro_rules! dispatch {
-    ($($state:ident {
-        $($algorithm:ident:
-            denials $denials:ident, holds $holds:ident, slots $has_slots:literal, alone $stands_alone:literal;)+
+    ($(super::$module:ident::$state:ident {
+        $($algorithm:ident: denials $denials:ident, holds $holds:ident $(, $capability:ident)*;)+
     })+) => {
         /// The properties of an algorithm.
         #[inline]
         pub(crate) const fn capabilities(algorithm: Algorithm) -> Capabilities {
             match algorithm {
                 $($(Algorithm::$algorithm { .. } => Capabilities {
-                    denials: CacheableDenials::$denials,
-                    holds: HoldSupport::$holds,
-                    has_slots: $has_slots,
-                    stands_alone: $stands_alone,
+                    $($capability: true,)*
+                    ..Capabilities::new(stringify!($algorithm), CacheableDenials::$denials, HoldSupport::$holds)
                 },)+)+
+            }
+        }
+
+        /// How room comes back at a counter of this rule.
+        pub(crate) fn recovery(rule: &Rule) -> Recovery {
+            match rule.algorithm() {
+                $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::recovery(rule),)+
             }
         }
 
@@ -102,7 +111,7 @@ macro_rules! dispatch {
         }
 
         #[cfg(feature = "redis")]
-        const SCRIPTS: &[&[LuaScript]] = &[$($state::SCRIPTS),+];
+        const SCRIPTS: &[&[LuaScript]] = &[$(super::$module::$state::SCRIPTS),+];
 
         /// Number of the script that decides on a charge.
         #[cfg(feature = "redis")]
@@ -111,7 +120,7 @@ macro_rules! dispatch {
             match charge.rule.algorithm() {
                 $($(Algorithm::$algorithm { .. })|+ => {
                     const FIRST: usize = scripts_before(Position::$state as usize);
-                    FIRST + $state::script_index(charge)
+                    FIRST + super::$module::$state::script_index(charge)
                 })+
             }
         }
@@ -120,7 +129,7 @@ macro_rules! dispatch {
         #[cfg(feature = "redis")]
         pub(crate) fn script_args(charge: &Charge) -> PackedNumbers {
             match charge.rule.algorithm() {
-                $($(Algorithm::$algorithm { .. })|+ => $state::args(charge),)+
+                $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::args(charge),)+
             }
         }
 
@@ -128,7 +137,7 @@ macro_rules! dispatch {
         #[cfg(feature = "redis")]
         pub(crate) fn stored_cost(charge: &Charge) -> u64 {
             match charge.rule.algorithm() {
-                $($(Algorithm::$algorithm { .. })|+ => $state::stored_cost(charge),)+
+                $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::stored_cost(charge),)+
             }
         }
 
@@ -137,7 +146,7 @@ macro_rules! dispatch {
         #[cfg(feature = "redis")]
         pub(crate) fn needs_stored_cost(charge: &Charge) -> bool {
             match charge.rule.algorithm() {
-                $($(Algorithm::$algorithm { .. })|+ => $state::needs_stored_cost(charge),)+
+                $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::needs_stored_cost(charge),)+
             }
         }
 
@@ -145,7 +154,7 @@ macro_rules! dispatch {
         #[cfg(feature = "redis")]
         pub(crate) fn refund_args(charge: &Charge) -> PackedNumbers {
             match charge.rule.algorithm() {
-                $($(Algorithm::$algorithm { .. })|+ => $state::refund_args(charge),)+
+                $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::refund_args(charge),)+
             }
         }
 
@@ -153,7 +162,7 @@ macro_rules! dispatch {
         #[cfg(feature = "redis")]
         pub(crate) fn steps(charge: &Charge) -> u64 {
             match charge.rule.algorithm() {
-                $($(Algorithm::$algorithm { .. })|+ => $state::steps(&charge.rule),)+
+                $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::steps(&charge.rule),)+
             }
         }
 
@@ -161,7 +170,7 @@ macro_rules! dispatch {
         #[cfg(feature = "redis")]
         pub(crate) fn renewal_steps(charge: &Charge) -> u64 {
             match charge.rule.algorithm() {
-                $($(Algorithm::$algorithm { .. })|+ => $state::renewal_steps(charge),)+
+                $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::renewal_steps(charge),)+
             }
         }
 
@@ -170,7 +179,7 @@ macro_rules! dispatch {
         #[cfg(feature = "redis")]
         pub(crate) fn parse_reply(charge: &Charge, charged: bool, reply: &Value) -> Option<(Evaluation, [u64; 2])> {
             match charge.rule.algorithm() {
-                $($(Algorithm::$algorithm { .. })|+ => $state::parse_reply(charge, charged, reply),)+
+                $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::parse_reply(charge, charged, reply),)+
             }
         }
 
@@ -178,7 +187,7 @@ macro_rules! dispatch {
         #[cfg(feature = "redis")]
         pub(super) fn shift_reply(rule: &Rule, reply: &Value, more: i64) -> Option<Value> {
             match rule.algorithm() {
-                $($(Algorithm::$algorithm { .. })|+ => $state::shift_reply(rule, reply, more),)+
+                $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::shift_reply(rule, reply, more),)+
             }
         }
 
@@ -186,7 +195,7 @@ macro_rules! dispatch {
         #[cfg(feature = "redis")]
         pub(super) fn repeats_share_receipt(rule: &Rule) -> bool {
             match rule.algorithm() {
-                $($(Algorithm::$algorithm { .. })|+ => $state::REPEATS_SHARE_RECEIPT,)+
+                $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::REPEATS_SHARE_RECEIPT,)+
             }
         }
     };

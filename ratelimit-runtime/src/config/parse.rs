@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, ops::Range, time::Duration};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::rule_override::{AlgorithmSpec, RuleOverride};
+use super::rule_override::{
+    AlgorithmSpec::{self, Complete, SizedByCount},
+    RuleOverride,
+};
 use crate::{Algorithm, OnStoreError, Refill, Rule, SetupError};
 
 /// The settings in a text, by prefix.
@@ -56,15 +59,6 @@ enum Unit {
     Minutes = 60_000,
     Hours = 3_600_000,
     Days = 86_400_000,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
-enum AlgorithmWord {
-    FixedWindow,
-    SlidingLog,
-    SlidingWindow,
-    TokenBucket,
-    LeakyBucket,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -205,58 +199,71 @@ impl RawRule {
             }
         }
     }
+}
 
-    fn algorithm(&self) -> Result<Option<AlgorithmSpec>, TextError> {
-        use AlgorithmWord::{FixedWindow, LeakyBucket, SlidingLog, SlidingWindow, TokenBucket};
-        let options = [
-            ("align", self.align.as_ref().map(Spanned::span), FixedWindow),
-            ("buckets", self.buckets.as_ref().map(Spanned::span), SlidingWindow),
-            ("burst", self.burst.as_ref().map(Spanned::span), TokenBucket),
-            ("refill", self.refill.as_ref().map(Spanned::span), TokenBucket),
-            ("queue", self.queue.as_ref().map(Spanned::span), LeakyBucket),
-        ];
-        for (name, span, of) in options {
-            if let Some(span) = span
-                && self.algorithm.as_ref().is_none_or(|word| *word.get_ref() != of)
-            {
-                let message = format!("`{name}` is an option of {of:?}; write algorithm = \"{of:?}\" beside it");
-                return Err(TextError(message, span));
+/// The algorithms of a file: their word, their options, and what they make of them.
+macro_rules! algorithms {
+    ($($word:ident($($option:ident),*) => $read:expr;)+) => {
+        #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+        enum AlgorithmWord {
+            $($word,)+
+        }
+
+        impl RawRule {
+            fn algorithm(&self) -> Result<Option<AlgorithmSpec>, TextError> {
+                $($(self.check_option(stringify!($option), self.$option.as_ref(), AlgorithmWord::$word)?;)*)+
+                let Some(word) = &self.algorithm else { return Ok(None) };
+                let read: fn(&Self, &Spanned<AlgorithmWord>) -> Result<AlgorithmSpec, TextError> =
+                    match word.get_ref() {
+                        $(AlgorithmWord::$word => $read,)+
+                    };
+                read(self, word).map(Some)
             }
         }
-        let Some(word) = &self.algorithm else { return Ok(None) };
-        Ok(Some(match word.get_ref() {
-            FixedWindow => {
-                let align = self.align.as_ref().is_some_and(|align| *align.get_ref());
-                AlgorithmSpec::Complete(Algorithm::FixedWindow { align })
+    };
+}
+
+// A further algorithm is a further row. An option that is new is also a field of `RawRule`.
+algorithms! {
+    FixedWindow(align) => |rule, _| Ok(Complete(Algorithm::FixedWindow { align: value(rule.align.as_ref()) == Some(true) }));
+    SlidingLog() => |_, _| Ok(Complete(Algorithm::SlidingLog));
+    SlidingWindow(buckets) => |rule, _| {
+        let buckets = rule.buckets.as_ref().map_or(Ok(1), |buckets| positive(buckets, "buckets"))?;
+        Ok(Complete(Algorithm::SlidingWindow { buckets }))
+    };
+    TokenBucket(burst, refill) => |rule, _| {
+        let burst = rule.burst.as_ref().map(|burst| positive(burst, "burst")).transpose()?;
+        let refill = match value(rule.refill.as_ref()) {
+            None | Some(RefillWord::Greedy) => Refill::Greedy,
+            Some(RefillWord::Interval) => Refill::Interval,
+        };
+        let bucket = Algorithm::TokenBucket { burst: burst.unwrap_or(0), refill };
+        Ok(if burst.is_some() { Complete(bucket) } else { SizedByCount(bucket) })
+    };
+    LeakyBucket(queue) => |rule, word| match value(rule.queue.as_ref()) {
+        Some(queue) => Ok(Complete(Algorithm::LeakyBucket { queue })),
+        None => {
+            let needs = format!("`{:?}` needs a queue length; write queue = 50, for example", word.get_ref());
+            Err(TextError::at(word, needs))
+        }
+    };
+}
+
+impl RawRule {
+    /// Checks that an option stands beside its algorithm, if it is given.
+    fn check_option<T>(&self, name: &str, option: Option<&Spanned<T>>, of: AlgorithmWord) -> Result<(), TextError> {
+        match option {
+            Some(option) if self.algorithm.as_ref().is_none_or(|word| *word.get_ref() != of) => {
+                let message = format!("`{name}` is an option of {of:?}; write algorithm = \"{of:?}\" beside it");
+                Err(TextError::at(option, message))
             }
-            SlidingLog => AlgorithmSpec::Complete(Algorithm::SlidingLog),
-            SlidingWindow => {
-                let buckets = self.buckets.as_ref().map_or(Ok(1), |buckets| positive(buckets, "buckets"))?;
-                AlgorithmSpec::Complete(Algorithm::SlidingWindow { buckets })
-            }
-            TokenBucket => {
-                let refill = match self.refill.as_ref().map(|refill| *refill.get_ref()) {
-                    None | Some(RefillWord::Greedy) => Refill::Greedy,
-                    Some(RefillWord::Interval) => Refill::Interval,
-                };
-                match &self.burst {
-                    Some(burst) => {
-                        AlgorithmSpec::Complete(Algorithm::TokenBucket { burst: positive(burst, "burst")?, refill })
-                    }
-                    None => AlgorithmSpec::BucketOfCount(refill),
-                }
-            }
-            LeakyBucket => {
-                let Some(queue) = &self.queue else {
-                    return Err(TextError::at(
-                        word,
-                        "`LeakyBucket` needs a queue length; write queue = 50, for example",
-                    ));
-                };
-                AlgorithmSpec::Complete(Algorithm::LeakyBucket { queue: *queue.get_ref() })
-            }
-        }))
+            _ => Ok(()),
+        }
     }
+}
+
+fn value<T: Copy>(option: Option<&Spanned<T>>) -> Option<T> {
+    option.map(|option| *option.get_ref())
 }
 
 /// The largest count, burst or queue of any algorithm.

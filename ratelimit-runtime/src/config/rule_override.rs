@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::call_kind::CallKind;
 use crate::{
-    Algorithm, OnStoreError, Refill, Rule,
+    Algorithm, OnStoreError, Rule,
     algorithm::{HoldSupport, capabilities},
 };
 
@@ -23,8 +23,8 @@ pub(super) struct RuleOverride {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AlgorithmSpec {
     Complete(Algorithm),
-    /// A token bucket without a `burst`, which then is the count.
-    BucketOfCount(Refill),
+    /// Without the option that bounds a cost, such as `burst`. It then is the count.
+    SizedByCount(Algorithm),
 }
 
 impl RuleOverride {
@@ -34,13 +34,12 @@ impl RuleOverride {
         let algorithm = match self.algorithm {
             None => rule.algorithm(),
             Some(AlgorithmSpec::Complete(algorithm)) => algorithm,
-            Some(AlgorithmSpec::BucketOfCount(refill)) => Algorithm::TokenBucket { burst: count, refill },
+            Some(AlgorithmSpec::SizedByCount(algorithm)) => algorithm.with_largest_cost(count),
         };
         let changed = Rule::new(rule.prefix(), count, self.period.unwrap_or(rule.period())).with_algorithm(algorithm);
         let changed =
             changed.with_shadow(self.shadow.unwrap_or(rule.is_shadow())).with_denial_cache(rule.caches_denials());
-        // No other algorithm supports prefetch.
-        if let Algorithm::FixedWindow { .. } = algorithm { changed.with_prefetch(rule.prefetch()) } else { changed }
+        if capabilities(algorithm).has_prefetch { changed.with_prefetch(rule.prefetch()) } else { changed }
     }
 
     /// The rule that these settings define by themselves. `None` without a count or a period.
@@ -61,17 +60,18 @@ impl RuleOverride {
             return Some(fault);
         }
         let (before, after) = (rule.algorithm(), changed.algorithm());
-        let stands_alone = |algorithm| capabilities(algorithm).stands_alone;
+        let (can_before, can_after) = (capabilities(before), capabilities(after));
         match () {
             () if before == after => None,
             () if rule.is_concurrent() => {
                 Some("a limit of concurrent calls cannot be changed to another algorithm".into())
             }
-            () if kind.is_settled && capabilities(before).holds == HoldSupport::Settled => {
-                Some(format!("the cost of these calls is settled, which needs a SlidingLog; the file says {after:?}"))
+            () if kind.is_settled && can_before.holds == HoldSupport::Settled => {
+                let needed = can_before.name;
+                Some(format!("the cost of these calls is settled, which needs a {needed}; the file says {after:?}"))
             }
-            () if kind.is_one_of_several && stands_alone(after) && !stands_alone(before) => {
-                Some("a LeakyBucket cannot be one of several rules of a call".into())
+            () if kind.is_one_of_several && can_after.stands_alone && !can_before.stands_alone => {
+                Some(format!("a {} cannot be one of several rules of a call", can_after.name))
             }
             () => None,
         }

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use super::trial::{Broken, Trial};
+use super::{
+    model::Model,
+    trial::{Broken, Trial},
+};
 use crate::{
     Algorithm, Rule,
+    algorithm::{HoldSupport, capabilities},
     store::{Charge, Charges, Hold, Request},
 };
 
@@ -170,11 +174,7 @@ impl Schedule {
                 }
                 Step::Reset { rule, key, return_old } => {
                     trial.reset(rule, *key).await?;
-                    let tells_apart = matches!(
-                        rule.algorithm(),
-                        Algorithm::FixedWindow { .. } | Algorithm::SlidingLog | Algorithm::Concurrent
-                    );
-                    if !self.strict && !tells_apart {
+                    if !self.strict && !Model::tells_resets_apart(rule) {
                         trial.forget_grants(rule, *key);
                     }
                     // Charges in the instant of a reset cannot be told from earlier ones.
@@ -240,11 +240,7 @@ impl Draw<'_> {
             4 => self.below(12),
             _ => self.count(),
         };
-        match algorithm {
-            Algorithm::TokenBucket { refill, .. } => Algorithm::TokenBucket { burst: size.max(1), refill },
-            Algorithm::LeakyBucket { .. } => Algorithm::LeakyBucket { queue: size.saturating_sub(1) },
-            algorithm => algorithm,
-        }
+        algorithm.with_largest_cost(size.max(1))
     }
 
     fn step(&mut self, rules: &mut [Rule; 2], strict: bool) -> Option<Step> {
@@ -285,12 +281,11 @@ impl Draw<'_> {
     }
 
     fn random_request(&mut self, counters: &[(Rule, u64)], consume: bool, strict: bool) -> RandomRequest {
-        let is_leaky = |rule: &Rule| matches!(rule.algorithm(), Algorithm::LeakyBucket { .. });
-        let stands_alone = counters.iter().any(|(rule, _)| is_leaky(rule));
+        let stands_alone = counters.iter().any(|(rule, _)| capabilities(rule.algorithm()).stands_alone);
         let counters = if stands_alone { &counters[..1] } else { counters };
         let charges = counters.iter().map(|&(rule, key)| self.random_charge(rule, key)).collect();
         let rule = &counters[0].0;
-        let longest_wait = match if is_leaky(rule) { self.below(4) } else { 0 } {
+        let longest_wait = match if capabilities(rule.algorithm()).has_slots { self.below(4) } else { 0 } {
             0..=1 => Duration::MAX,
             2 => self.fine(strict),
             _ => spacing(rule) * self.up_to_ten(),
@@ -300,8 +295,8 @@ impl Draw<'_> {
 
     fn random_charge(&mut self, rule: Rule, key: u64) -> RandomCharge {
         let cost = self.cost(rule.limit());
-        let can_be_held = matches!(rule.algorithm(), Algorithm::SlidingLog | Algorithm::Concurrent);
-        let is_held = can_be_held && (self.below(2) == 1 || rule.is_concurrent());
+        let holds = capabilities(rule.algorithm()).holds;
+        let is_held = holds != HoldSupport::Never && (self.below(2) == 1 || holds == HoldSupport::Always);
         let hold = is_held.then(|| {
             let (lease, allow_partial) = (self.lease(&rule), self.below(3) == 1);
             (lease, allow_partial, !rule.is_concurrent() && self.below(5) == 1)
@@ -338,10 +333,8 @@ impl Draw<'_> {
     fn pause(&mut self, rule: &Rule, strict: bool) -> Step {
         let (period, fine) = (rule.period(), self.fine(strict));
         let early = if self.below(2) == 1 { MILLISECOND } else { Duration::ZERO };
-        let part = match rule.algorithm() {
-            Algorithm::SlidingWindow { buckets } => Duration::from_millis(rule.period_ms() / buckets),
-            _ => Duration::from_millis(rule.period_ms().div_ceil(10)),
-        };
+        let part = rule.period_ms().div_ceil(rule.algorithm().key_tag().buckets.unwrap_or(10));
+        let part = Duration::from_millis(part);
         let time = match self.below(12) {
             0 => fine,
             1 => part,
@@ -371,21 +364,16 @@ fn spacing(rule: &Rule) -> Duration {
 
 /// The rule, or the next smaller one that is valid.
 fn fitting(prefix: &'static str, algorithm: Algorithm, count: u64, period_ms: u64) -> Rule {
-    let period_ms = match algorithm {
-        Algorithm::SlidingWindow { buckets } => buckets * (period_ms / buckets).max(1),
+    let period_ms = match algorithm.key_tag().buckets {
+        Some(buckets) => buckets * (period_ms / buckets).max(1),
         _ => period_ms,
     };
     let rule = Rule::new(prefix, count, Duration::from_millis(period_ms)).with_algorithm(algorithm);
     if rule.fault().is_none() {
         return rule;
     }
-    match algorithm {
-        Algorithm::TokenBucket { burst, refill } => {
-            fitting(prefix, Algorithm::TokenBucket { burst: burst / 2, refill }, count, period_ms)
-        }
-        Algorithm::LeakyBucket { queue } => {
-            fitting(prefix, Algorithm::LeakyBucket { queue: queue / 2 }, count, period_ms)
-        }
-        _ => fitting(prefix, algorithm, count / 2, period_ms),
-    }
+    let (mut smaller, mut count) = (algorithm, count);
+    let number = smaller.size_mut().map_or(&mut count, |(_, size)| size);
+    *number /= 2;
+    fitting(prefix, smaller, count, period_ms)
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::{Algorithm, ManualClock, Refill, Store};
+use super::model::EXAMPLES;
+use crate::{Algorithm, ManualClock, Store};
 
 /// A store with its clock.
 pub trait Subject {
@@ -32,19 +33,4 @@ impl<S: Store> Subject for (S, ManualClock) {
 }
 
 /// All algorithms, with revealing numbers.
-pub const ALGORITHMS: &[Algorithm] = &[
-    Algorithm::FixedWindow { align: false },
-    Algorithm::FixedWindow { align: true },
-    Algorithm::SlidingLog,
-    Algorithm::SlidingWindow { buckets: 1 },
-    Algorithm::SlidingWindow { buckets: 3 },
-    Algorithm::SlidingWindow { buckets: 7 },
-    Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy },
-    Algorithm::TokenBucket { burst: 10, refill: Refill::Interval },
-    Algorithm::TokenBucket { burst: 25, refill: Refill::Greedy },
-    Algorithm::TokenBucket { burst: 5, refill: Refill::Interval },
-    Algorithm::TokenBucket { burst: 25, refill: Refill::Interval },
-    Algorithm::LeakyBucket { queue: 0 },
-    Algorithm::LeakyBucket { queue: 5 },
-    Algorithm::Concurrent,
-];
+pub const ALGORITHMS: &[Algorithm] = &EXAMPLES;

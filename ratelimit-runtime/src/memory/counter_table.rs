@@ -229,7 +229,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::algorithm::FixedWindow;
+    use crate::algorithm::fixed_window::FixedWindow;
 
     const RULE: Rule = Rule::new("item", 1, std::time::Duration::from_millis(1));
 

@@ -3,14 +3,14 @@
 use super::counter_table::CounterTable;
 use crate::{
     Algorithm, Rule,
-    algorithm::{Bucket, FixedWindow, MemoryState, Semaphore, SlidingLog, SlidingWindow, algorithms},
+    algorithm::{self, MemoryState, algorithms},
     clock::LockedTime,
     counter::CounterId,
     decision::Outcome,
 };
 
 macro_rules! tables {
-    ($($state:ident { $($algorithm:ident: $($_columns:ident $_values:tt),+;)+ })+) => {
+    ($(super::$module:ident::$state:ident { $($algorithm:ident: $($_column:ident $($_value:ident)?),+;)+ })+) => {
         /// The counters of a shard.
         ///
         /// A table has states of one kind, side by side in its slots. So finding a counter and
@@ -19,7 +19,7 @@ macro_rules! tables {
         #[allow(non_snake_case)] // each table has the name of its states
         #[repr(C)] // the first tables share a cache line with the lock
         pub(super) struct CounterTables {
-            $($state: CounterTable<$state>,)+
+            $($state: CounterTable<algorithm::$module::$state>,)+
         }
 
         impl CounterTables {
@@ -65,7 +65,7 @@ macro_rules! tables {
             ) -> (u64, T) {
                 match rule.algorithm() {
                     $($(Algorithm::$algorithm { .. })|+ => {
-                        let mut state = $state::default();
+                        let mut state = algorithm::$module::$state::default();
                         state.restart(rule, now_us);
                         let done = act(&mut state);
                         let expires_at_ms = state.expires_at_ms();

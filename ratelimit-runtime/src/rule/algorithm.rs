@@ -155,40 +155,91 @@ pub enum Refill {
 }
 
 impl Algorithm {
-    /// The algorithm's part of a counter's name. It changes when the stored form does.
-    pub(crate) fn key_tag(self) -> KeyTag {
-        let (name, buckets) = match self {
-            Self::FixedWindow { align: false } => ("fixed", None),
-            Self::FixedWindow { align: true } => ("fixed-aligned", None),
-            Self::SlidingLog => ("sliding-log", None),
-            Self::SlidingWindow { buckets } => ("sliding-", Some(buckets)),
-            Self::TokenBucket { refill: Refill::Greedy, .. } => ("bucket", None),
-            Self::TokenBucket { refill: Refill::Interval, .. } => ("bucket-interval", None),
-            Self::LeakyBucket { .. } => ("leaky", None),
-            Self::Concurrent => ("places", None),
-        };
-        KeyTag { name, buckets }
+    /// The algorithm's part of a counter's name and id. A changed stored form needs a new name and a
+    /// new number.
+    #[inline]
+    pub(crate) const fn key_tag(self) -> KeyTag {
+        match self {
+            Self::FixedWindow { align } => {
+                if align {
+                    KeyTag::new("fixed-aligned", 1)
+                } else {
+                    KeyTag::new("fixed", 0)
+                }
+            }
+            Self::SlidingLog => KeyTag::new("sliding-log", 2),
+            Self::SlidingWindow { buckets } => KeyTag { buckets: Some(buckets), ..KeyTag::new("sliding-", 6) },
+            Self::TokenBucket { refill, .. } => match refill {
+                Refill::Greedy => KeyTag::new("bucket", 3),
+                Refill::Interval => KeyTag::new("bucket-interval", 4),
+            },
+            Self::LeakyBucket { .. } => KeyTag::new("leaky", 5),
+            Self::Concurrent => KeyTag::new("places", 7),
+        }
     }
 
-    /// The algorithm's part of a [`RuleId`](super::RuleId): equal for equal key tags, and below
-    /// 2^13 for a valid rule.
+    /// The option that bounds a cost. `None` if that is the count.
     #[inline]
-    pub(crate) const fn id(self) -> u64 {
+    pub(crate) const fn size_mut(&mut self) -> Option<(RuleField, &mut u64)> {
         match self {
-            Self::FixedWindow { align: false } => 0,
-            Self::FixedWindow { align: true } => 1,
-            Self::SlidingLog => 2,
-            Self::TokenBucket { refill: Refill::Greedy, .. } => 3,
-            Self::TokenBucket { refill: Refill::Interval, .. } => 4,
-            Self::LeakyBucket { .. } => 5,
-            Self::Concurrent => 7,
-            Self::SlidingWindow { buckets } => 6 | buckets << 3,
+            Self::TokenBucket { burst, .. } => Some((RuleField::Burst, burst)),
+            Self::LeakyBucket { queue } => Some((RuleField::Queue, queue)),
+            _ => None,
         }
+    }
+
+    /// The value of [`Algorithm::size_mut`].
+    #[inline]
+    pub(crate) const fn size(mut self) -> Option<(RuleField, u64)> {
+        match self.size_mut() {
+            Some((field, size)) => Some((field, *size)),
+            None => None,
+        }
+    }
+
+    /// The algorithm with another largest cost, if an option bounds it.
+    pub(crate) const fn with_largest_cost(mut self, cost: u64) -> Self {
+        match self.size_mut() {
+            Some((RuleField::Queue, queue)) => *queue = cost.saturating_sub(1),
+            Some((_, burst)) => *burst = cost,
+            None => {}
+        }
+        self
     }
 }
 
 /// `fixed`, or `sliding-6`.
+#[derive(Clone, Copy)]
 pub(crate) struct KeyTag {
     pub(crate) name: &'static str,
+    /// Stands for the name in [`KeyTag::id`]. Its low three bits differ from those of a tag with
+    /// `buckets`.
+    number: u64,
+    /// The number of sub-windows, which is part of the tag.
     pub(crate) buckets: Option<u64>,
+}
+
+impl KeyTag {
+    #[inline]
+    const fn new(name: &'static str, number: u64) -> Self {
+        Self { name, number, buckets: None }
+    }
+
+    /// The algorithm's part of a [`RuleId`](super::RuleId): equal for equal tags, and below 2^13
+    /// for a valid rule.
+    #[inline]
+    pub(crate) const fn id(self) -> u64 {
+        match self.buckets {
+            Some(buckets) => self.number | buckets << 3,
+            None => self.number,
+        }
+    }
+}
+
+/// A number of a rule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RuleField {
+    Count,
+    Burst,
+    Queue,
 }

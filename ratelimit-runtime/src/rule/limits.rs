@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::algorithm::{Algorithm, Refill};
+use super::algorithm::{Algorithm, Refill, RuleField};
 
 /// The largest integer up to which Lua's arithmetic is exact, including quotients rounded up.
 pub(crate) const EXACT: u64 = 1 << 52;
@@ -88,14 +88,6 @@ pub(crate) enum RuleFault {
     TooLarge { field: RuleField, number: u64, largest: u64 },
 }
 
-/// A number of a rule.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum RuleField {
-    Count,
-    Burst,
-    Queue,
-}
-
 impl RuleFault {
     /// The message at compile time.
     pub(crate) const fn words(self) -> &'static str {
@@ -137,28 +129,44 @@ impl RuleFault {
 /// The fault of a rule with a valid period, in milliseconds.
 #[inline]
 pub(super) const fn fault(algorithm: Algorithm, count: u64, period: u64, prefetch: u16) -> Option<RuleFault> {
-    const MOST_BUCKETS: u64 = 1_000;
     match algorithm {
         _ if prefetch == 0 => Some(RuleFault::NoPrefetch),
         Algorithm::FixedWindow { .. } => too_large(RuleField::Count, count, LARGEST_WINDOW),
         _ if prefetch > 1 => Some(RuleFault::PrefetchUnsupported),
         Algorithm::SlidingLog => too_large(RuleField::Count, count, LogLayout::of(period).largest_count()),
-        Algorithm::Concurrent => too_large(RuleField::Count, count, EXACT),
-        Algorithm::SlidingWindow { buckets: 0 } => Some(RuleFault::NoBuckets),
-        Algorithm::SlidingWindow { buckets } if buckets > MOST_BUCKETS => Some(RuleFault::TooManyBuckets),
-        Algorithm::SlidingWindow { buckets } if !period.is_multiple_of(buckets) => Some(RuleFault::UnevenBuckets),
-        Algorithm::SlidingWindow { buckets } => too_large(RuleField::Count, count, EXACT / (period / buckets)),
+        Algorithm::SlidingWindow { buckets } => buckets_fault(buckets, count, period),
         _ if count > EXACT => too_large(RuleField::Count, count, EXACT),
+        Algorithm::TokenBucket { burst, refill } => burst_fault(burst, refill, count, period),
         Algorithm::LeakyBucket { queue } => too_large(RuleField::Queue, queue, EXACT / period - 1),
-        Algorithm::TokenBucket { burst: 0, .. } if count > 0 => Some(RuleFault::NoBurst),
-        Algorithm::TokenBucket { burst, refill: Refill::Greedy } => too_large(RuleField::Burst, burst, EXACT / period),
-        Algorithm::TokenBucket { burst, .. } => {
-            let fills = (EXACT / period).saturating_mul(if count == 0 { 1 } else { count });
-            too_large(RuleField::Burst, burst, if fills < EXACT { fills } else { EXACT })
-        }
+        _ => None,
     }
 }
 
+#[inline]
+const fn buckets_fault(buckets: u64, count: u64, period: u64) -> Option<RuleFault> {
+    const MOST_BUCKETS: u64 = 1_000;
+    match buckets {
+        0 => Some(RuleFault::NoBuckets),
+        _ if buckets > MOST_BUCKETS => Some(RuleFault::TooManyBuckets),
+        _ if !period.is_multiple_of(buckets) => Some(RuleFault::UnevenBuckets),
+        _ => too_large(RuleField::Count, count, EXACT / (period / buckets)),
+    }
+}
+
+#[inline]
+const fn burst_fault(burst: u64, refill: Refill, count: u64, period: u64) -> Option<RuleFault> {
+    let largest = match refill {
+        _ if burst == 0 && count > 0 => return Some(RuleFault::NoBurst),
+        Refill::Greedy => EXACT / period,
+        Refill::Interval => {
+            let fills = (EXACT / period).saturating_mul(if count == 0 { 1 } else { count });
+            if fills < EXACT { fills } else { EXACT }
+        }
+    };
+    too_large(RuleField::Burst, burst, largest)
+}
+
+#[inline]
 const fn too_large(field: RuleField, number: u64, largest: u64) -> Option<RuleFault> {
     if number > largest { Some(RuleFault::TooLarge { field, number, largest }) } else { None }
 }

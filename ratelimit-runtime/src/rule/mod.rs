@@ -6,7 +6,7 @@ pub(crate) mod algorithm;
 pub(crate) mod limits;
 
 pub use self::algorithm::{Algorithm, Refill};
-use self::limits::RuleFault;
+use self::{algorithm::RuleField, limits::RuleFault};
 use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 
 /// A limit of `count` in each `period`, for the counters named `prefix`.
@@ -74,7 +74,7 @@ impl RuleId {
         let period = rule.identity_period();
         // The whole period is hashed, so that an invalid rule never shares the id of a valid one.
         let (seconds, nanoseconds) = (period.as_secs() as u128, period.subsec_nanos() as u128);
-        let counted = seconds << 64 | (rule.algorithm.id() as u128) << 32 | nanoseconds;
+        let counted = seconds << 64 | (rule.algorithm.key_tag().id() as u128) << 32 | nanoseconds;
         let id = xxh3_128(rule.prefix.as_bytes()) ^ xxh3_128_with_seed(&counted.to_le_bytes(), 1);
         Self(id as u64, (id >> 64) as u64)
     }
@@ -287,11 +287,11 @@ impl Rule {
     /// [`LeakyBucket`](Algorithm::LeakyBucket), or else the count. 0 if the count is 0.
     #[inline]
     pub const fn limit(&self) -> u64 {
-        match self.algorithm {
+        match self.algorithm.size() {
             _ if self.count == 0 => 0,
-            Algorithm::TokenBucket { burst, .. } => burst,
-            Algorithm::LeakyBucket { queue } => queue.saturating_add(1),
-            _ => self.count,
+            Some((RuleField::Queue, queue)) => queue.saturating_add(1),
+            Some((_, burst)) => burst,
+            None => self.count,
         }
     }
 
@@ -307,11 +307,10 @@ impl Rule {
         self.checked()
     }
 
-    /// Sets the burst of a token bucket. The burst is not part of the id.
-    pub(crate) const fn with_burst(mut self, new: u64) -> Self {
-        if let Algorithm::TokenBucket { burst, .. } = &mut self.algorithm {
-            *burst = new;
-        }
+    /// Sets the largest cost to the count, if an option of the algorithm bounds it. That option is
+    /// not part of the id.
+    pub(crate) const fn sized_by_count(mut self) -> Self {
+        self.algorithm = self.algorithm.with_largest_cost(self.count);
         self.checked()
     }
 
@@ -321,10 +320,10 @@ impl Rule {
     /// 0: a call whose slot is free still runs.
     pub(crate) const fn divided_among(mut self, processes: u64) -> Self {
         self.count /= processes;
-        match &mut self.algorithm {
-            Algorithm::TokenBucket { burst, .. } => *burst = if *burst < processes { 1 } else { *burst / processes },
-            Algorithm::LeakyBucket { queue } => *queue /= processes,
-            _ => {}
+        match self.algorithm.size_mut() {
+            Some((RuleField::Queue, queue)) => *queue /= processes,
+            Some((_, burst)) => *burst = if *burst < processes { 1 } else { *burst / processes },
+            None => {}
         }
         self.checked()
     }
@@ -348,10 +347,7 @@ impl Rule {
     /// The period as part of a counter's identity. The lease of a semaphore is not.
     #[inline]
     pub(crate) const fn identity_period(&self) -> Duration {
-        match self.algorithm {
-            Algorithm::Concurrent => Duration::ZERO,
-            _ => self.period(),
-        }
+        if self.is_concurrent() { Duration::ZERO } else { self.period() }
     }
 
     /// [`Rule::identity_period`] in milliseconds.

@@ -11,7 +11,7 @@
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Evaluation, MemoryState};
+use super::contract::{Evaluation, MemoryState, Recovery};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript},
@@ -142,6 +142,14 @@ impl MemoryState for Bucket {
 
     fn restart(&mut self, _rule: &Rule, now_us: u64) {
         *self = Self::full(now_us / 1000);
+    }
+
+    /// Tokens that come back at once may fill the bucket.
+    fn recovery(rule: &Rule) -> Recovery {
+        match rule.algorithm() {
+            Algorithm::TokenBucket { refill: Refill::Interval, .. } => Recovery::Lumps,
+            _ => Recovery::Even,
+        }
     }
 
     #[inline]

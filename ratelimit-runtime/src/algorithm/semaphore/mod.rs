@@ -7,7 +7,7 @@
 use redis::Value;
 
 use super::{
-    contract::{Evaluation, MemoryState},
+    contract::{Evaluation, MemoryState, Recovery},
     hold_set::HoldSet,
 };
 #[cfg(feature = "redis")]
@@ -31,6 +31,10 @@ impl MemoryState for Semaphore {
 
     fn restart(&mut self, _rule: &Rule, _now_us: u64) {
         *self = Self::default();
+    }
+
+    fn recovery(_rule: &Rule) -> Recovery {
+        Recovery::Released
     }
 
     #[inline]

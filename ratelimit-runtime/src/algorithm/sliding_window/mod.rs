@@ -8,7 +8,7 @@ use std::{collections::VecDeque, num::NonZeroU64};
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Evaluation, MemoryState};
+use super::contract::{Evaluation, MemoryState, Recovery};
 #[cfg(feature = "redis")]
 use super::{
     contract::{LuaScript, RedisScript},
@@ -202,6 +202,11 @@ impl MemoryState for SlidingWindow {
         let start_ms = now_ms - now_ms % layout.size_ms;
         let charged = SubWindows::new(layout.buckets, VecDeque::new());
         *self = Self { expires_at_ms: start_ms + layout.counts_ms(), charged };
+    }
+
+    /// Nearly twice the count may fit where two windows meet.
+    fn recovery(_rule: &Rule) -> Recovery {
+        Recovery::Lumps
     }
 
     #[inline]

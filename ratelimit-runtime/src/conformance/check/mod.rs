@@ -27,7 +27,10 @@ use super::{
     subject::{ALGORITHMS, Subject},
     trial::{Compared, Trial},
 };
-use crate::{Algorithm, Rule};
+use crate::{
+    Algorithm, Rule,
+    algorithm::{Capabilities, HoldSupport, capabilities},
+};
 
 /// Checks that a store keeps the promises of [`Store`](crate::Store) for these algorithms, and
 /// rejects all others.
@@ -54,15 +57,16 @@ async fn check_all(subject: &dyn Subject, algorithms: &[Algorithm]) -> Checked {
     let stores = [("the store", subject)];
     let supports_holds = subject.store().supports_holds();
     // Places are holds: a store without holds is never asked for one.
-    let algorithms: Vec<_> =
-        algorithms.iter().copied().filter(|algorithm| supports_holds || *algorithm != Algorithm::Concurrent).collect();
+    let is_asked = |algorithm: &&Algorithm| supports_holds || capabilities(**algorithm).holds != HoldSupport::Always;
+    let algorithms: Vec<_> = algorithms.iter().filter(is_asked).copied().collect();
     for &algorithm in &algorithms {
+        let holds = capabilities(algorithm).holds;
         let rule = rule_by("item", algorithm);
         check_charges(&stores, rule, &algorithms, None).await?;
-        if supports_holds && matches!(algorithm, Algorithm::SlidingLog | Algorithm::Concurrent) {
+        if supports_holds && holds != HoldSupport::Never {
             check_holds(&stores, rule, &algorithms).await?;
         }
-        if supports_holds && algorithm == Algorithm::SlidingLog {
+        if supports_holds && holds == HoldSupport::Settled {
             check_charges(&stores, rule, &algorithms, Some(LEASE)).await?;
         }
     }
@@ -75,12 +79,10 @@ async fn check_all(subject: &dyn Subject, algorithms: &[Algorithm]) -> Checked {
         schedule.run(trial("every answer follows from the calls before it")).await?;
     }
     let is_given = |other: &Algorithm| algorithms.iter().any(|given| given.key_tag().name == other.key_tag().name);
-    for &algorithm in ALGORITHMS.iter().filter(|algorithm| !is_given(algorithm)) {
-        if supports_holds || algorithm != Algorithm::Concurrent {
-            trial("an algorithm that the store does not have is `misconfigured`")
-                .rejects_algorithm(&rule_by("item", algorithm))
-                .await?;
-        }
+    for &algorithm in ALGORITHMS.iter().filter(is_asked).filter(|algorithm| !is_given(algorithm)) {
+        trial("an algorithm that the store does not have is `misconfigured`")
+            .rejects_algorithm(&rule_by("item", algorithm))
+            .await?;
     }
     Ok(())
 }
@@ -112,7 +114,8 @@ async fn check_charges(
     }
     let whole = trial("after `reset_after` the whole limit is available, and not a millisecond before");
     reset_after(whole.comparing(Compared::ResetAfter), rule).await?;
-    if let Algorithm::LeakyBucket { .. } = rule.algorithm() {
+    let Capabilities { has_slots, stands_alone, .. } = capabilities(rule.algorithm());
+    if has_slots {
         slots(trial("each call has a slot of its own, one period / count after the other"), rule).await?;
         longest_wait(trial("a slot later than `longest_wait` is refused"), rule).await?;
     }
@@ -121,7 +124,7 @@ async fn check_charges(
     reset(trial("a counter that was reset is a fresh one"), rule).await?;
     change(trial("a changed count, burst or queue acts on the next call"), rule).await?;
     concurrent_calls(trial("as many calls as fit are granted, also when they are concurrent"), rule).await?;
-    if !matches!(rule.algorithm(), Algorithm::LeakyBucket { .. }) {
+    if !stands_alone {
         several(trial("all charges of a request are made, or none"), rule).await?;
         let concurrent = trial("all charges of a request are made, or none, also when requests are concurrent");
         concurrent_requests(concurrent, rule).await?;
@@ -156,7 +159,10 @@ async fn check_holds(stores: &[(&str, &dyn Subject)], rule: Rule, algorithms: &[
     refund_held(counts("a refunded hold is available again, once"), rule).await?;
     partial(counts("a partial hold takes what remains"), rule).await?;
     held_by_others(trial("a refusal says how much others hold, and whether the cost would fit without"), rule).await?;
-    let plain = |other: &&Algorithm| !matches!(other, Algorithm::LeakyBucket { .. } | Algorithm::Concurrent);
+    let plain = |other: &&Algorithm| {
+        let Capabilities { stands_alone, holds, .. } = capabilities(**other);
+        !stands_alone && holds != HoldSupport::Always
+    };
     if let Some(&other) = algorithms.iter().find(plain) {
         held_with(trial("a request makes all of its holds and charges, or none"), rule, rule_by("other", other))
             .await?;

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::scenario::{COUNT, Checked, MILLISECOND, resized};
-use crate::{Algorithm, Rule, conformance::trial::Trial};
+use crate::{
+    Rule,
+    conformance::{model::Model, trial::Trial},
+};
 
 pub(super) async fn refund(mut trial: Trial<'_>, rule: Rule) -> Checked {
     for cost in [1, rule.limit().div_ceil(2), rule.limit()] {
@@ -60,7 +63,7 @@ pub(super) async fn reset(mut trial: Trial<'_>, rule: Rule) -> Checked {
     // Charges in the instant of a reset cannot be told from earlier ones.
     trial.pass(MILLISECOND);
     trial.charge(&rule, 0, 1).await?;
-    if let Algorithm::FixedWindow { .. } | Algorithm::SlidingLog | Algorithm::Concurrent = rule.algorithm() {
+    if Model::tells_resets_apart(&rule) {
         trial.refund(old).await?;
     }
     trial.peek(&rule, 0, 1).await.map(drop)

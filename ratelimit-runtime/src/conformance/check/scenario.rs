@@ -16,17 +16,12 @@ pub(super) const LONG_LEASE: Duration = Duration::from_secs(150);
 
 /// A rule of [`COUNT`] per minute, or per shortest longer period that divides into the buckets.
 pub(super) fn rule_by(prefix: &'static str, algorithm: Algorithm) -> Rule {
-    let buckets = if let Algorithm::SlidingWindow { buckets } = algorithm { buckets } else { 1 };
+    let buckets = algorithm.key_tag().buckets.unwrap_or(1);
     let period = Duration::from_millis(60_000_u64.next_multiple_of(buckets));
     Rule::new(prefix, COUNT, period).with_algorithm(algorithm)
 }
 
 /// The rule with another prefix and limit.
 pub(super) fn resized(prefix: &'static str, rule: Rule, limit: u64) -> Rule {
-    let algorithm = match rule.algorithm() {
-        Algorithm::TokenBucket { refill, .. } => Algorithm::TokenBucket { burst: limit, refill },
-        Algorithm::LeakyBucket { .. } => Algorithm::LeakyBucket { queue: limit - 1 },
-        algorithm => algorithm,
-    };
-    Rule::new(prefix, limit, rule.period()).with_algorithm(algorithm)
+    Rule::new(prefix, limit, rule.period()).with_algorithm(rule.algorithm().with_largest_cost(limit))
 }

@@ -3,19 +3,26 @@
 //! It keeps every charge and computes each answer from the definitions: obviously right, slow, and
 //! only useful for comparison.
 
+mod bucket;
 mod counter;
+mod definitions;
+mod state;
+mod sub_windows;
 #[cfg(test)]
 mod tests;
 mod units;
+mod whole;
 
 use std::{collections::HashMap, time::Duration};
 
+pub(super) use self::definitions::EXAMPLES;
 use self::{
-    counter::{CountedCharge, GrantRecord, ModelCounter, ModelHold},
+    definitions::definition,
+    state::{CountedCharge, GrantRecord, ModelCounter, ModelHold, RefundedCharge},
     units::{end_of_lease_us, largest_count, least, micros, tick_us, wait_ms, whole},
 };
 use crate::{
-    Algorithm, CounterName, Key, Rule,
+    CounterName, Key, Rule,
     store::{Charge, Charges, Hold, Request},
 };
 
@@ -83,7 +90,8 @@ impl Model {
             let granted = usize::try_from(receipt).ok().and_then(|at| self.granted.get(at));
             let Some(&granted) = granted else { continue };
             let counter = self.counters.entry(charge.counter.clone()).or_default();
-            back += whole(counter.refund(&charge.rule, micros(now), receipt, granted, charge.cost.into()));
+            let refunded = RefundedCharge { receipt, granted, cost: charge.cost.into() };
+            back += whole(counter.refund(&charge.rule, micros(now), &refunded));
         }
         back
     }
@@ -142,11 +150,7 @@ impl Model {
             return false;
         }
         let tick = tick_us(&charge.rule);
-        let (round_up, modulus) = match charge.rule.algorithm() {
-            Algorithm::FixedWindow { .. } => (0, 450_001),
-            Algorithm::SlidingLog => (tick - 1, 812_345_679),
-            _ => return false,
-        };
+        let Some((round_up, modulus)) = (definition(&charge.rule).alias)(&charge.rule) else { return false };
         let granted = usize::try_from(charge.receipt[0]).ok().and_then(|at| self.granted.get(at));
         let (Some(granted), Some(counter)) = (granted, self.counters.get(&charge.counter)) else { return false };
         let own = counter.charges.iter().find(|other| other.receipt == charge.receipt[0]);
@@ -155,6 +159,11 @@ impl Model {
         let others = || counter.charges.iter().filter(|other| !is_own(other)).map(|other| tick_of(other.at_us));
         let mut made = counter.charges.iter().filter(is_own).map(|own| own.at_us).chain([granted.at_us]).map(tick_of);
         made.any(|made| others().any(|other| (other - made) % modulus == 0))
+    }
+
+    /// Whether a refund tells a charge from those that were made after a reset.
+    pub(super) fn tells_resets_apart(rule: &Rule) -> bool {
+        definition(rule).tells_resets_apart
     }
 
     /// Deletes a counter.

@@ -2,41 +2,13 @@
 
 use std::time::Duration;
 
-use crate::{Algorithm, Refill, Rule, rule::limits::RuleFault, store::Charge};
-
-/// Units per cost of 1, chosen so that each refill is a whole number of units.
-pub(super) fn unit(rule: &Rule) -> i128 {
-    match rule.algorithm() {
-        Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => period_ms(rule),
-        _ => 1,
-    }
-}
-
-pub(super) fn capacity(rule: &Rule) -> i128 {
-    i128::from(rule.limit()) * unit(rule)
-}
-
-/// Time between two refills of a bucket. Each adds `count` units.
-pub(super) fn refill_ms(rule: &Rule) -> i128 {
-    match rule.algorithm() {
-        Algorithm::TokenBucket { refill: Refill::Interval, .. } => period_ms(rule),
-        _ => 1,
-    }
-}
+use crate::{Algorithm, Rule, rule::limits::RuleFault, store::Charge};
 
 /// Resolution of stored times: a microsecond in logs with periods up to 200 seconds, else a
 /// millisecond.
 pub(super) fn tick_us(rule: &Rule) -> i128 {
     let is_fine = rule.algorithm() == Algorithm::SlidingLog && rule.period() <= Duration::from_secs(200);
     if is_fine { 1 } else { 1000 }
-}
-
-/// Length of a sub-window.
-pub(super) fn sub_window_ms(rule: &Rule) -> i128 {
-    match rule.algorithm() {
-        Algorithm::SlidingWindow { buckets } => period_ms(rule) / i128::from(buckets),
-        _ => period_ms(rule),
-    }
 }
 
 pub(super) fn count(rule: &Rule) -> i128 {

@@ -16,7 +16,8 @@ use self::{
 };
 use super::{model::Model, subject::Subject};
 use crate::{
-    Algorithm, CounterName, Key, Rule,
+    CounterName, Key, Rule,
+    algorithm::{HoldSupport, capabilities},
     store::{Batch, Charge, Charges, Hold, Request},
 };
 
@@ -86,10 +87,10 @@ impl<'a> Trial<'a> {
 
     /// A charge to the rule's counter for a key. A place has the rule's period as its lease.
     pub(super) fn new_charge(&self, rule: &Rule, key: u64, cost: u64) -> Charge {
-        let lease = match rule.algorithm() {
-            Algorithm::Concurrent => Some(rule.period()),
-            Algorithm::SlidingLog => self.lease,
-            _ => None,
+        let lease = match capabilities(rule.algorithm()).holds {
+            HoldSupport::Always => Some(rule.period()),
+            HoldSupport::Settled => self.lease,
+            HoldSupport::Never => None,
         };
         let hold = lease.map(Hold::new);
         Charge { hold, ..Charge::new(*rule, CounterName::new("", rule, Some(&Key::new((self.id, key)))), cost) }

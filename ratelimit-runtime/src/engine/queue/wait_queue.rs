@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::answer::CounterAnswer;
-use crate::{Algorithm, Refill, RequestPerMinute, Rule};
+use crate::{
+    RequestPerMinute, Rule,
+    algorithm::{Recovery, recovery},
+};
 
 /// The maximum number of callers with a reservation at one counter. Each answer looks at all of
 /// them.
@@ -216,22 +219,17 @@ impl WaitQueue {
         let (from, fits) = if is_known_to_be_full { (self.reported_ready_at, self.refused_cost) } else { (now, room) };
         let count = self.rule.count().max(1);
         let periods = |full: u64| self.rule.period().saturating_mul(u32::try_from(full).unwrap_or(u32::MAX));
-        let then = match self.rule.algorithm() {
-            Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => {
+        let then = match recovery(&self.rule) {
+            Recovery::Even => {
                 let missing = u128::from(needed.saturating_sub(fits));
                 let nanos = missing.saturating_mul(self.rule.period().as_nanos()) / u128::from(count);
                 Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
             }
             // All of the count may be free at `ready_at`.
-            Algorithm::FixedWindow { .. } | Algorithm::SlidingLog if is_known_to_be_full => {
-                periods((needed - 1) / count)
-            }
-            Algorithm::FixedWindow { .. } | Algorithm::SlidingLog => periods((needed - room - 1) / count),
-            // A full bucket, or nearly twice the count where two windows meet.
-            Algorithm::TokenBucket { .. } | Algorithm::SlidingWindow { .. } => {
-                periods((needed - 1) / count.max(self.rule.limit()).saturating_mul(2))
-            }
-            Algorithm::Concurrent => Duration::ZERO,
+            Recovery::Whole if is_known_to_be_full => periods((needed - 1) / count),
+            Recovery::Whole => periods((needed - room - 1) / count),
+            Recovery::Lumps => periods((needed - 1) / count.max(self.rule.limit()).saturating_mul(2)),
+            Recovery::Released => Duration::ZERO,
         };
         now.max(from.saturating_add(then))
     }
@@ -240,11 +238,9 @@ impl WaitQueue {
 /// The amount that refills evenly within a time. 0 for windows and logs, whose room returns as it
 /// was used.
 fn refilled(rule: &Rule, time: Duration) -> u64 {
-    match rule.algorithm() {
-        Algorithm::TokenBucket { refill: Refill::Greedy, .. } | Algorithm::LeakyBucket { .. } => {
-            let refilled = time.as_nanos().saturating_mul(rule.count().into()) / rule.period().as_nanos().max(1);
-            u64::try_from(refilled).unwrap_or(u64::MAX)
-        }
-        _ => 0,
+    if recovery(rule) != Recovery::Even {
+        return 0;
     }
+    let refilled = time.as_nanos().saturating_mul(rule.count().into()) / rule.period().as_nanos().max(1);
+    u64::try_from(refilled).unwrap_or(u64::MAX)
 }

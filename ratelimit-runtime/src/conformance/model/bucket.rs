@@ -1,0 +1,107 @@
+//! Charges as the deficit of a bucket: of tokens, or of slots that have not passed yet.
+
+use super::{
+    state::{Level, ModelCounter, RefundedCharge},
+    units::{ceil, count, period_ms},
+};
+use crate::{Algorithm, Refill, Rule};
+
+/// The whole count comes back at the end of each period.
+fn is_refilled_at_once(rule: &Rule) -> bool {
+    matches!(rule.algorithm(), Algorithm::TokenBucket { refill: Refill::Interval, .. })
+}
+
+/// Units per cost of 1, chosen so that each refill is a whole number of units.
+pub(super) fn unit(rule: &Rule) -> i128 {
+    if is_refilled_at_once(rule) { 1 } else { period_ms(rule) }
+}
+
+/// Time between two refills of a bucket. Each adds `count` units.
+fn refill_ms(rule: &Rule) -> i128 {
+    if is_refilled_at_once(rule) { period_ms(rule) } else { 1 }
+}
+
+fn level_at(counter: &ModelCounter, now_ms: i128) -> Option<Level> {
+    counter.level.filter(|level| now_ms < level.full_ms)
+}
+
+pub(super) fn spent(counter: &ModelCounter, rule: &Rule, at_us: i128) -> i128 {
+    let now = at_us / 1000;
+    let Some(level) = level_at(counter, now) else { return 0 };
+    let refills = level.refills_to_come(rule, level.written_ms) - level.refills_to_come(rule, now);
+    (level.deficit - refills * count(rule)).max(0)
+}
+
+/// Slots that were handed out stay if the count was raised since.
+pub(super) fn slots_spent(counter: &ModelCounter, rule: &Rule, at_us: i128) -> i128 {
+    let Some(level) = level_at(counter, at_us / 1000) else { return 0 };
+    spent(counter, rule, at_us).max((level.full_ms - at_us / 1000 - 1) * count(rule) + 1)
+}
+
+/// Time until the slot of a call that is made now.
+pub(super) fn slot_ms(counter: &ModelCounter, rule: &Rule, at_us: i128) -> i128 {
+    if rule.count() > 0 { ceil(slots_spent(counter, rule, at_us), count(rule)) } else { 0 }
+}
+
+pub(super) fn charge(counter: &mut ModelCounter, rule: &Rule, now: i128, cost: i128, _receipt: u64) {
+    add(counter, rule, now, spent(counter, rule, now) + cost * unit(rule));
+}
+
+pub(super) fn charge_slots(counter: &mut ModelCounter, rule: &Rule, now: i128, cost: i128, _receipt: u64) {
+    add(counter, rule, now, slots_spent(counter, rule, now) + cost * unit(rule));
+}
+
+/// Raises the deficit.
+fn add(counter: &mut ModelCounter, rule: &Rule, now: i128, deficit: i128) {
+    let now_ms = now / 1000;
+    let (full_ms, to_come) = match level_at(counter, now_ms) {
+        Some(level) => (level.full_ms, level.refills_to_come(rule, now_ms)),
+        None => (now_ms, 0),
+    };
+    let full_ms = full_ms + (ceil(deficit, count(rule)) - to_come) * refill_ms(rule);
+    counter.level = Some(Level { written_ms: now_ms, deficit, full_ms });
+}
+
+/// Refunds the part that was not refilled since.
+pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunded: &RefundedCharge) -> i128 {
+    let now_ms = now / 1000;
+    let Some(level) = level_at(counter, now_ms) else { return 0 };
+    let to_come = level.refills_to_come(rule, now_ms);
+    let refills = (level.refills_to_come(rule, refunded.granted.at_us / 1000) - to_come).max(0);
+    let deficit = spent(counter, rule, now);
+    let not_refilled = (refunded.cost * unit(rule) - refills * count(rule)).max(0);
+    let back = not_refilled.min(deficit);
+    if back > 0 {
+        let deficit = deficit - back;
+        let full_ms = level.full_ms + (ceil(deficit, count(rule)) - to_come) * refill_ms(rule);
+        counter.level = (deficit > 0).then_some(Level { written_ms: now_ms, deficit, full_ms });
+    }
+    ceil(back, unit(rule))
+}
+
+/// Refunds the last charge only.
+pub(super) fn refund_slots(counter: &mut ModelCounter, rule: &Rule, now: i128, refunded: &RefundedCharge) -> i128 {
+    let now_ms = now / 1000;
+    let Some(level) = level_at(counter, now_ms) else { return 0 };
+    let is_last = refunded.granted.level.is_some_and(|after| after.end(rule) == level.end(rule));
+    if !is_last {
+        return 0;
+    }
+    let spent = slots_spent(counter, rule, now);
+    let back = spent.min(refunded.cost * unit(rule));
+    let deficit = spent - back;
+    let full_ms = now_ms + ceil(deficit, count(rule));
+    counter.level = (deficit > 0).then_some(Level { written_ms: now_ms, deficit, full_ms });
+    ceil(back, unit(rule))
+}
+
+impl Level {
+    fn refills_to_come(&self, rule: &Rule, at_ms: i128) -> i128 {
+        ceil(self.full_ms - at_ms, refill_ms(rule))
+    }
+
+    /// When a leaky bucket is empty: the millisecond, and the fraction that is left of it.
+    fn end(&self, rule: &Rule) -> (i128, i128) {
+        (self.full_ms, (self.full_ms - self.written_ms) * count(rule) - self.deficit)
+    }
+}
