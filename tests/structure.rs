@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use proc_macro2::{TokenStream, TokenTree};
 use syn::{
     Attribute, Ident, Item, ItemUse, UseTree,
     visit::{self, Visit},
@@ -209,11 +210,48 @@ impl<'ast> Visit<'ast> for Paths {
         visit::visit_path(self, path);
     }
 
+    /// The tokens of a macro are no syntax yet: all that look like a path count.
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        self.add_paths(call.tokens.clone());
+        visit::visit_macro(self, call);
+    }
+
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {} // a path that imports nothing
 
     fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
         if !is_test(&function.attrs) {
             visit::visit_impl_item_fn(self, function);
+        }
+    }
+}
+
+impl Paths {
+    /// Adds words that are joined by `::`.
+    fn add_paths(&mut self, tokens: TokenStream) {
+        let (mut path, mut colons) = (Vec::new(), 0);
+        // The end of the tokens ends a path, too.
+        for token in tokens.into_iter().map(Some).chain([None]) {
+            match token {
+                Some(TokenTree::Ident(word)) if colons == 2 && !path.is_empty() => path.push(word.to_string()),
+                Some(TokenTree::Punct(punct)) if punct.as_char() == ':' => {
+                    colons += 1;
+                    continue;
+                }
+                other => {
+                    if path.len() > 1 {
+                        self.0.insert(std::mem::take(&mut path));
+                    }
+                    path = match other {
+                        Some(TokenTree::Ident(word)) if colons != 2 => vec![word.to_string()],
+                        Some(TokenTree::Group(group)) => {
+                            self.add_paths(group.stream());
+                            Vec::new()
+                        }
+                        _ => Vec::new(),
+                    };
+                }
+            }
+            colons = 0;
         }
     }
 }
@@ -287,6 +325,10 @@ const MOST_LINES: usize = 450;
 /// Columns that a line of a comment may have.
 const MOST_COLUMNS: usize = 120;
 
+/// Lines of code outside of its folder that may name one algorithm. Those of a further algorithm are
+/// rows of tables, see CONTRIBUTING.md.
+const MOST_NAMINGS: usize = 12;
+
 /// The floor of a file of the runtime.
 fn floor_of(file: &Path) -> usize {
     let within = file.strip_prefix(source("ratelimit-runtime")).expect("a file of the runtime");
@@ -320,6 +362,45 @@ fn all_files() -> impl Iterator<Item = (PathBuf, String)> {
 fn is_comment(line: &str) -> bool {
     let line = line.trim_start();
     line.starts_with("//") || line.starts_with("--")
+}
+
+/// The lines of code of a file with their numbers: no blank lines, no comments, no tests at its end.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let is_test = |at: usize, line: &str| {
+        let opens = text.lines().nth(at + 1).is_some_and(|next| next.starts_with("mod ") && next.ends_with('{'));
+        opens && line.starts_with("#[cfg(") && line.contains("test")
+    };
+    let end = text.lines().enumerate().find(|(at, line)| is_test(*at, line)).map_or(usize::MAX, |(at, _)| at);
+    let code = text.lines().enumerate().take(end);
+    code.filter(|(_, line)| !line.trim().is_empty() && !is_comment(line)).map(|(at, line)| (at + 1, line))
+}
+
+/// The words of a line, without those of a comment at its end.
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    let code = line.split(" // ").next().unwrap_or_default();
+    code.split(|c: char| !c.is_alphanumeric() && c != '_')
+}
+
+/// The variants of the enum of the algorithms.
+fn algorithms() -> Vec<String> {
+    let file = parse(&source("ratelimit-runtime").join("rule/algorithm.rs"));
+    let variants = file.items.iter().find_map(|item| match item {
+        Item::Enum(item) if item.ident == "Algorithm" => Some(&item.variants),
+        _ => None,
+    });
+    variants.expect("the enum of the algorithms").iter().map(|variant| variant.ident.to_string()).collect()
+}
+
+/// `SlidingLog` as `sliding_log`.
+fn snake_case(name: &str) -> String {
+    let mut words = String::new();
+    for letter in name.chars() {
+        if letter.is_uppercase() && !words.is_empty() {
+            words.push('_');
+        }
+        words.extend(letter.to_lowercase());
+    }
+    words
 }
 
 /// Types by name that a file defines, without its tests and those within functions.
@@ -376,14 +457,44 @@ fn imports_run_down_and_close_no_circle() {
 fn no_file_is_long() {
     let mut words = String::new();
     for (file, text) in all_files() {
-        let code = text.split("\n#[cfg(test)]\nmod ").next().expect("a first part");
-        let code = code.split("\n#[cfg(all(test, not(model_check)))]\nmod tests {").next().expect("a first part");
-        let lines = code.lines().filter(|line| !line.trim().is_empty() && !is_comment(line)).count();
+        let lines = code(&text).count();
         if lines > MOST_LINES {
             let _ = writeln!(words, "{}: {lines}", short(&file));
         }
     }
     assert!(words.is_empty(), "files of more than {MOST_LINES} lines of code:\n{words}");
+}
+
+/// A further algorithm is a folder, and a row in each of a few tables.
+#[test]
+fn few_lines_name_one_algorithm() {
+    let folders = source("ratelimit-runtime").join("algorithm");
+    let is_in_folder =
+        |file: &Path| file.parent().is_some_and(|folder| folder != folders && folder.starts_with(&folders));
+    let files: BTreeSet<PathBuf> =
+        CRATES.iter().flat_map(|name| Crate::read(&source(name)).0).map(|module| module.file).collect();
+    let texts: Vec<_> = files
+        .iter()
+        .filter(|file| !is_in_folder(file))
+        .map(|file| (file, fs::read_to_string(file).expect("a text")))
+        .collect();
+    let algorithms = algorithms();
+    assert!(algorithms.len() > 5, "{algorithms:?}");
+    let mut found = String::new();
+    for name in algorithms {
+        let snake = snake_case(&name);
+        let mut lines = Vec::new();
+        for (file, text) in &texts {
+            // A single word such as `concurrent` is also English.
+            let names = |word: &str| word == name || snake.contains('_') && word == snake;
+            let naming = code(text).filter(|(_, line)| words(line).any(names));
+            lines.extend(naming.map(|(number, line)| format!("  {}:{number}: {}", short(file), line.trim())));
+        }
+        if lines.len() > MOST_NAMINGS {
+            let _ = writeln!(found, "{name}: {}\n{}", lines.len(), lines.join("\n"));
+        }
+    }
+    assert!(found.is_empty(), "algorithms that more than {MOST_NAMINGS} lines name:\n{found}");
 }
 
 #[test]
