@@ -1,343 +1,226 @@
-//! The memory store against other limiters that count in memory.
+//! The memory store against governor, and against other limiters that count in memory.
 //!
-//! `cargo run --release -p ratelimit-benches --bin memory`. With `--json` it prints the figures as
-//! JSON in place of the tables. With `--json FILE` it prints the tables, and writes the figures to
-//! the file. `--quick` has fewer and shorter rounds, for a look.
+//! ```sh
+//! cargo run --release -p ratelimit-benches --bin memory            # or -- --quick, or words that choose rows
+//! cargo run --release -p ratelimit-benches --bin memory -- acquire TokenBucket 900,000 2-threads
+//! ```
 //!
-//! All contenders run in this process, round by round, one after the other. Each figure and each
-//! ratio is the median of the rounds. Read the ratios, ours to the other: below 1 this crate takes
-//! less. Ours is an annotated function; `Limiter::acquire` gives a permit, too.
+//! Rows that miss what is wanted come first, the largest loss at the top. A row is chosen if each
+//! word is in one of its columns.
 //!
-//! Allocations are counted while the clock runs, which costs about a nanosecond for each.
+//! **Method.** A row has a process of its own. There our calls and the other's take turns of some
+//! milliseconds, and change places after each round. All keys are stored before, and are called in
+//! an order that no cache likes. Nanoseconds are those of a call on each thread, in the median of
+//! the rounds. They hold for one machine and one moment. The ratio is what to read: the median of
+//! the rounds' ratios, ours to the other. `±` is half the distance between their quartiles.
+//! `allocs` are allocations of one of our calls. They are counted while the clock runs, which costs
+//! about a nanosecond each. Futures are polled where they are made, once and with a waker that does
+//! nothing: no executor takes part.
 //!
-//! Futures are polled where they are made, once and with a waker that does nothing: no executor takes part.
+//! **Rows.**
 //!
-//! `--once CALLS CONTENDER` makes only these calls of one contender: `annotated`, `acquire`, `own`
-//! or `governor`, with `-texts` behind it for texts as keys. The difference between two runs is
-//! instructions a call, a figure that does not depend on the load of the machine:
+//! - `annotated`, `two-rules`: an annotated function with one rule, or with two.
+//! - `acquire`, `acquire_n`, `acquire_all`: methods of `Limiter`; the permit is made and dropped.
+//!   `acquire_n` has a cost of 2, and is compared with `check_key_n`. `acquire_all` has two rules.
+//! - `admitted`: no limit is reached. `refused`: each key has spent its limit of 1 an hour.
+//! - The limiter is the installed one. `rules-file`: a rules file sets the count of the rule.
+//!   `namespace`: it has one. `own-limiter`: it is not installed.
+//! - `governor`: `check_key` of its keyed limiter with default settings. It has one algorithm, and
+//!   all of ours are compared with that. `two-governors`: one call of each of two such limiters.
+//!   `one-rule`: our own call with one rule.
+//! - `bytes`: all that is allocated for a key, empty slots included, at 900,000 keys and at the
+//!   worst number of keys between that and 2,000,000.
 //!
-//! ```text
+//! An admitted call of a `LeakyBucket` sleeps if its key was called within the same millisecond. It
+//! has rows of 900,000 keys only. A `Concurrent` counter is stored only while one of its places is
+//! held, so each admitted call stores and removes it.
+//!
+//! **Wanted.** `Case::wanted` has the numbers. A refusal has to do without allocations, too.
+//!
+//! **Instructions.** `--once CALLS WORDS` makes so many calls of the first row that has the words.
+//! Without other words it has 1,000 integers as keys. With the word `other` it calls the row's
+//! other contender. The difference of two runs is instructions a call, which does not depend on
+//! what else the machine does:
+//!
+//! ```sh
 //! for calls in 1000 101000; do
-//!     valgrind --tool=callgrind --callgrind-out-file=/tmp/callgrind.$calls \
-//!         target/release/memory --once $calls annotated
+//!     valgrind --tool=callgrind --callgrind-out-file=/tmp/calls.$calls \
+//!         target/release/memory --once $calls acquire TokenBucket
 //! done
-//! callgrind_annotate /tmp/callgrind.101000 | head -60
+//! callgrind_annotate /tmp/calls.101000 | head -60
 //! ```
 
-mod contenders;
-mod report;
+mod cases;
+mod ours;
+mod peers;
+mod turns;
 
 use std::{
-    env,
-    hint::black_box,
-    sync::Barrier,
-    thread,
-    time::{Duration, Instant},
+    env, fmt,
+    io::{self, Write as _},
+    ops::Range,
+    process::{self, Command, Stdio},
+    time::Duration,
 };
 
-use contenders::{
-    Annotated, Contender, EXACT, Governor, INSTALLED, Key, LeakyBucket, Limitador, OfItsOwn, Ours, PLENTY, ThrottleKit,
-    now,
-};
-use ratelimit_runtime::{RequestPerMinute, Rule, limit_request_per_time};
-use report::{Report, Row};
+use cases::{Case, LARGEST, MANY, Way};
+use ours::{fill, limiter, ours};
+use peers::other;
+use turns::{Effort, Figures, Integers, Keys, Run, Texts, float};
 
-/// Shares no factor with any number of keys here, and leads to them in an order that no cache likes.
-const STRIDE: u64 = 382_197;
-const MILLION: u64 = 1_000_000;
+const HEADER: &str = "\
+Nanoseconds of a call on each thread, or bytes of a key: ours, the other's, and the median of the rounds' ratios.
+Both take turns in one process, with all keys stored. ±: half the distance between the quartiles of the ratios.
+allocs: allocations of one of our calls. wanted: the largest ratio, or the most bytes; and no allocation in a refusal.
+";
 
-/// The size of a measurement.
-#[derive(Clone, Copy)]
-struct Effort {
-    rounds: usize,
-    /// Figures of one contender in one round.
-    turn: Duration,
-}
+const QUICK: Effort = Effort { rounds: 5, turn: Duration::from_millis(3) };
+const FULL: Effort = Effort { rounds: 21, turn: Duration::from_millis(6) };
 
 fn main() {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    if let ["--once", calls, contender] = arguments[..] {
-        return once(calls.parse().expect("a number of calls"), contender);
+    let words: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let effort = if words.contains(&"--quick") { QUICK } else { FULL };
+    match words[..] {
+        ["--once", calls, ref words @ ..] => once(calls.parse().expect("a number of calls"), words),
+        ["--case", at, kinds, ..] => measure(&Case::all()[at.parse::<usize>().expect("a case")], kinds, effort),
+        _ => table(&words),
     }
-    let effort = if arguments.contains(&"--quick") {
-        Effort { rounds: 9, turn: Duration::from_millis(10) }
+}
+
+/// Measures each row that has the words, and prints all of them.
+fn table(words: &[&str]) {
+    let (options, words): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| word.starts_with("--"));
+    let chosen: Vec<(usize, Case, Vec<&str>)> = Case::all()
+        .into_iter()
+        .enumerate()
+        .map(|(at, case)| (at, case, case.kinds().into_iter().filter(|kind| case.has_words(kind, &words)).collect()))
+        .filter(|(_, _, kinds): &(_, _, Vec<_>)| !kinds.is_empty())
+        .collect();
+    println!("{HEADER}");
+    let [mut missed, mut others] = [const { Vec::new() }; 2];
+    for (done, (at, case, kinds)) in chosen.iter().enumerate() {
+        eprint!("\r{done} of {} ", chosen.len());
+        let mut command = Command::new(env::current_exe().expect("the path of this program"));
+        command.args(["--case", &at.to_string(), &kinds.join(" ")]).args(&options).stderr(Stdio::inherit());
+        let output = command.output().expect("cannot start a process");
+        let output = String::from_utf8_lossy(&output.stdout);
+        let mut lines = output.lines();
+        for kind in kinds {
+            let figures = lines.next().and_then(Figures::from_line);
+            let figures = figures.unwrap_or_else(|| panic!("no figures of row {} {kind}", case.title()));
+            let row = Row { case: *case, kind, figures };
+            if row.holds() { others.push(row) } else { missed.push(row) }
+        }
+    }
+    eprint!("\r                \r");
+    missed.sort_by(|one: &Row, other: &Row| other.loss().partial_cmp(&one.loss()).expect("numbers"));
+    let wanted = others.iter().filter(|row| row.loss().is_some()).count();
+    for (title, rows) in [("missed", &missed), ("held, or nothing is wanted", &others)] {
+        println!(
+            "{title:<60}{:<9}{:>9}{:>11}{:>10}{:>10}{:>7}{:>7}{:>8}{:>8}",
+            "", "keys", "", "ours", "other", "ratio", "±", "allocs", "wanted"
+        );
+        for row in rows {
+            println!("{row}");
+        }
+        println!();
+    }
+    println!("{wanted} of {} rows hold what is wanted", wanted + missed.len());
+}
+
+/// A line of the table.
+struct Row {
+    case: Case,
+    kind: &'static str,
+    figures: Figures,
+}
+
+impl Row {
+    /// What is measured as a part of what is wanted. Above 1 is a loss.
+    fn loss(&self) -> Option<f64> {
+        let measured = if self.case.way == Way::Size { self.figures.ours } else { self.figures.ratio };
+        self.case.wanted().map(|wanted| measured / wanted)
+    }
+
+    fn holds(&self) -> bool {
+        let Figures { allocations, wrong: [wrong, _], .. } = self.figures;
+        let is_right = wrong == 0.0 && (allocations == 0.0 || !self.case.refused);
+        self.loss().is_none_or(|loss| is_right && loss <= 1.0)
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { case, kind, figures } = self;
+        let Figures { ours, other, ratio, scatter, allocations, wrong } = figures;
+        write!(f, "{:<60}{:<9}{:>9}{kind:>11}", case.title(), case.key_type(), case.count())?;
+        write!(f, "{ours:>10.1}{other:>10.1}{ratio:>7.2}{scatter:>7.2}{allocations:>8}")?;
+        match case.wanted() {
+            Some(wanted) => write!(f, "{wanted:>8}")?,
+            None => write!(f, "{:>8}", "")?,
+        }
+        for (whose, wrong) in ["ours", "other"].iter().zip(wrong) {
+            if *wrong > 0.0 {
+                write!(f, "  {whose}: {:.1} % of the calls had the wrong result", wrong * 100.0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prints the figures of a case, one line for each of its rows.
+fn measure(case: &Case, kinds: &str, effort: Effort) {
+    let kinds = case.kinds().into_iter().zip([1, 2]).filter(|(kind, _)| kinds.split(' ').any(|chosen| chosen == *kind));
+    let figures: Vec<Figures> = if case.way == Way::Size {
+        let sizes = if case.text { sizes(case, &Texts::new(LARGEST)) } else { sizes(case, &Integers) };
+        kinds.map(|(_, threads)| sizes[usize::from(threads == 2)]).collect()
     } else {
-        Effort { rounds: 41, turn: Duration::from_millis(25) }
+        let contenders = contenders(case);
+        kinds.map(|(_, threads)| Figures::of(&contenders, threads, effort, case.refused)).collect()
     };
-    let mut report = Report::new(arguments.contains(&"--json"));
-    exactness(&mut report);
-    // The process-wide limiter keeps the keys of every contest: few come before many.
-    attribute(&mut report, effort);
-    for (keys, text) in [(1, false), (1_000, false), (1_000, true), (MILLION, false), (MILLION, true)] {
-        for refused in [false, true] {
-            speed(&mut report, effort, Scene { keys, text, refused });
+    for figures in figures {
+        println!("{}", figures.to_line());
+    }
+    io::stdout().flush().expect("a pipe");
+    process::exit(0); // to free a million keys takes as long as to store them
+}
+
+fn contenders(case: &Case) -> [Run; 2] {
+    fn of<K: Keys<Key: 'static> + 'static>(case: &Case, keys: K) -> [Run; 2] {
+        let (limiter, keys) = (limiter(case), &*Box::leak(Box::new(keys)));
+        fill(case, limiter, keys, 0..case.keys);
+        [ours(case, limiter, keys), other(case, limiter, keys)]
+    }
+    if case.text { of(case, Texts::new(case.keys)) } else { of(case, Integers) }
+}
+
+/// Bytes of a key, at [`MANY`] of them and at the number where they are the most.
+fn sizes<K: Keys<Key: 'static>>(case: &Case, keys: &K) -> [Figures; 2] {
+    fn bytes(mut store: impl FnMut(Range<u64>)) -> [f64; 2] {
+        const STEP: usize = 25_000;
+        let (mut from, mut allocated, mut sizes) = (0, 0, Vec::new());
+        for to in (MANY..=LARGEST).step_by(STEP) {
+            allocated += allocation_counter::measure(|| store(from..to)).bytes_current;
+            sizes.push(float(u64::try_from(allocated).expect("more is allocated than freed")) / float(to));
+            from = to;
         }
+        [sizes[0], sizes.iter().copied().fold(0.0, f64::max)]
     }
-    for keys in [MILLION, MILLION * 3 / 2, 2 * MILLION] {
-        size(&mut report, keys);
-    }
-    for keys in [1_000, 10_000, 100_000, MILLION, 10 * MILLION] {
-        growth(&mut report, effort, keys);
-    }
-    report.end(arguments.into_iter().find(|argument| !argument.starts_with("--")));
-}
-
-/// The calls of a measurement.
-#[derive(Clone, Copy)]
-struct Scene {
-    keys: u64,
-    text: bool,
-    refused: bool,
-}
-
-impl Scene {
-    fn title(self) -> String {
-        let Self { keys, text, refused } = self;
-        let outcome = if refused { "refused" } else { "admitted" };
-        format!("{outcome}, {keys} {}", if text { "texts as keys" } else { "integers as keys" })
-    }
-
-    /// Made beforehand, as whoever asks has its key.
-    fn texts(self) -> Vec<String> {
-        if self.text { (0..self.keys).map(|key| format!("user-{key:07}")).collect() } else { Vec::new() }
-    }
-}
-
-/// One contender, and how to let it run: so many calls on each of so many threads.
-struct Runner<'a> {
-    name: &'static str,
-    run: Box<dyn Fn(u64, u64) -> Lap + 'a>,
-}
-
-/// The result of a run.
-#[derive(Clone, Copy)]
-struct Lap {
-    /// The slowest thread's.
-    time: Duration,
-    admitted: u64,
-}
-
-impl<'a> Runner<'a> {
-    /// `None` for a contender that can't do this. Each key has been asked about once.
-    fn new<C: Contender + 'a>(scene: Scene, texts: &'a [String]) -> Option<Self> {
-        let keys = usize::try_from(scene.keys).expect("fits");
-        let contender = C::new(if scene.refused { 1 } else { PLENTY }, keys, scene.text)?;
-        let key = move |index: u64| match texts.get(usize::try_from(index).expect("fits")) {
-            Some(text) => Key::Text(text),
-            None => Key::Number(index),
-        };
-        (0..scene.keys).for_each(|index| assert!(contender.admits(key(index)), "{}: the first call", C::NAME));
-        let run = move |calls, threads| on_threads(threads, calls, scene.keys, |index| contender.admits(key(index)));
-        Some(Self { name: C::NAME, run: Box::new(run) })
-    }
-
-    /// Number of calls that fill a turn.
-    fn calls(&self, threads: u64, turn: Duration) -> u64 {
-        let mut calls = 1_000;
-        loop {
-            let Lap { time, .. } = (self.run)(calls, threads);
-            if time > turn / 4 {
-                return (calls * u64::try_from(turn.as_nanos()).expect("short"))
-                    / u64::try_from(time.as_nanos()).expect("short");
-            }
-            calls *= 2;
-        }
-    }
-}
-
-/// Calls on each of the threads, which begin together, each somewhere else among the keys.
-fn on_threads(threads: u64, calls: u64, keys: u64, admits: impl Fn(u64) -> bool + Sync) -> Lap {
-    let barrier = Barrier::new(usize::try_from(threads).expect("fits"));
-    let run = |thread: u64| {
-        let mut index = thread * keys / threads;
-        let step = STRIDE % keys;
-        barrier.wait();
-        let started = Instant::now();
-        let mut admitted = 0;
-        for _ in 0..calls {
-            admitted += u64::from(black_box(admits(index)));
-            index += step;
-            if index >= keys {
-                index -= keys;
-            }
-        }
-        Lap { time: started.elapsed(), admitted }
-    };
-    thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || run(thread))).collect();
-        let first = run(0);
-        others
-            .into_iter()
-            .map(|other| other.join().expect("no panics"))
-            .fold(first, |sum, lap| Lap { time: sum.time.max(lap.time), admitted: sum.admitted + lap.admitted })
-    })
-}
-
-/// The result of the turns of a contender.
-struct Turns {
-    /// Nanoseconds a call.
-    time: f64,
-    /// The time of the first contender divided by this one: the median over the rounds, as a shared
-    /// machine is faster at one time than at another.
-    ratio: f64,
-    /// True if each call was admitted, or refused, as it should be.
-    right: bool,
-}
-
-fn take_turns(runners: &[Runner<'_>], threads: u64, effort: Effort, refused: bool) -> Vec<Turns> {
-    let calls: Vec<u64> = runners.iter().map(|runner| runner.calls(threads, effort.turn)).collect();
-    let mut nanoseconds = vec![Vec::new(); runners.len()];
-    let mut right = vec![true; runners.len()];
-    for _ in 0..effort.rounds {
-        for (at, runner) in runners.iter().enumerate() {
-            let lap = (runner.run)(calls[at], threads);
-            nanoseconds[at].push(lap.time.as_secs_f64() * 1e9 / float(calls[at]));
-            right[at] &= lap.admitted == if refused { 0 } else { calls[at] * threads };
-        }
-    }
-    let ratio = |times: &[f64]| median(nanoseconds[0].iter().zip(times).map(|(first, time)| first / time).collect());
-    let turns = nanoseconds.iter().zip(right);
-    turns.map(|(times, right)| Turns { time: median(times.clone()), ratio: ratio(times), right }).collect()
-}
-
-/// Checks that each contender admits exactly the count when two threads ask at once.
-fn exactness(report: &mut Report) {
-    fn admitted<C: Contender>() -> Row {
-        let contender = C::new(EXACT, 1, false).expect("one key is within everybody's reach");
-        let lap = on_threads(2, EXACT.into(), 1, |key| contender.admits(Key::Number(key)));
-        let note = (lap.admitted != u64::from(EXACT)).then(|| "does not limit as it should".to_owned());
-        Row { name: C::NAME, figures: vec![float(lap.admitted)], note }
-    }
-    let rows = vec![
-        admitted::<Annotated>(),
-        admitted::<Ours>(),
-        admitted::<Governor>(),
-        admitted::<ThrottleKit>(),
-        admitted::<Limitador>(),
-        admitted::<LeakyBucket>(),
-    ];
-    report.table("20,000 calls of one key, by two threads, limited to 10,000 an hour", &["admitted"], &[], rows);
-}
-
-fn speed(report: &mut Report, effort: Effort, scene: Scene) {
-    let texts = scene.texts();
-    let runners: Vec<Runner<'_>> = [
-        Runner::new::<Annotated>(scene, &texts),
-        Runner::new::<Ours>(scene, &texts),
-        Runner::new::<OfItsOwn>(scene, &texts),
-        Runner::new::<Governor>(scene, &texts),
-        Runner::new::<ThrottleKit>(scene, &texts),
-        Runner::new::<Limitador>(scene, &texts),
-        Runner::new::<LeakyBucket>(scene, &texts),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    let [one, two] = [1, 2].map(|threads| take_turns(&runners, threads, effort, scene.refused));
-    let ratios = one.iter().zip(&two).map(|(one, two)| vec![Some(one.ratio), Some(two.ratio), None]).collect();
-    let rows = runners.iter().zip(one.into_iter().zip(two)).map(|(runner, (one, two))| {
-        const CALLS: u64 = 10_000;
-        let allocations = allocation_counter::measure(|| _ = (runner.run)(CALLS, 1));
-        // The barrier and the list of threads are not the contender's.
-        let allocations = (float(allocations.count_total) / float(CALLS) * 100.0).round() / 100.0;
-        let wrong = if scene.refused { "admitted calls above the limit" } else { "refused calls within the limit" };
-        let note = (!(one.right && two.right)).then(|| wrong.to_owned());
-        Row { name: runner.name, figures: vec![one.time, two.time, allocations], note }
+    let (mut ours, mut governor) = (None, None);
+    let ours = bytes(|range| fill(case, ours.get_or_insert_with(|| limiter(case)), keys, range));
+    let other = bytes(|range| {
+        let governor = governor.get_or_insert_with(|| peers::governor::<K>(1));
+        range.for_each(|index| assert!(keys.with(index, |key| governor.check_key(key)).is_ok()));
     });
-    let rows = rows.collect();
-    report.table_with(&scene.title(), &["1 thread, ns", "2 threads, ns", "allocations"], ratios, rows);
+    [0, 1].map(|at| Figures::of_size(ours[at], other[at]))
 }
 
-async fn direct(id: u64) -> Result<u64, RequestPerMinute> {
-    const RULE: Rule = Rule::new("item", 1_000_000_000, Duration::from_secs(86_400));
-    INSTALLED.acquire(&RULE, id).await?;
-    Ok(id)
-}
-
-#[limit_request_per_time(prefix = "item", ttl = 1, unit = Days, count = 1_000_000_000, key = id, limiter = &INSTALLED)]
-async fn annotated(id: u64) -> Result<u64, RequestPerMinute> {
-    Ok(id)
-}
-
-#[limit_request_per_time(prefix = "item", ttl = 1, unit = Days, count = 1_000_000_000, key = id)]
-async fn annotated_without_limiter(id: u64) -> Result<u64, RequestPerMinute> {
-    Ok(id)
-}
-
-fn attribute(report: &mut Report, effort: Effort) {
-    const KEYS: u64 = 1_000;
-    let runner = |name, admits: fn(u64) -> bool| Runner {
-        name,
-        run: Box::new(move |calls, threads| on_threads(threads, calls, KEYS, admits)),
-    };
-    let mut runners = vec![
-        runner("annotated", |id| now(annotated(id)).is_ok()),
-        runner("annotated, process-wide limiter", |id| now(annotated_without_limiter(id)).is_ok()),
-        runner("Limiter::acquire", |id| now(direct(id)).is_ok()),
-    ];
-    runners.extend(Runner::new::<Governor>(Scene { keys: KEYS, text: false, refused: false }, &[]));
-    let [one, two] = [1, 2].map(|threads| take_turns(&runners, threads, effort, false));
-    let ratios = one.iter().zip(&two).map(|(one, two)| vec![Some(one.ratio), Some(two.ratio)]).collect();
-    let rows = runners.iter().zip(one.iter().zip(&two));
-    let rows =
-        rows.map(|(runner, (one, two))| Row { name: runner.name, figures: vec![one.time, two.time], note: None });
-    let rows = rows.collect();
-    let title = "an annotated function, 1000 integers as keys";
-    report.table_with(title, &["1 thread, ns", "2 threads, ns"], ratios, rows);
-}
-
-/// Everything that is allocated for so many counters, empty room included.
-fn size(report: &mut Report, keys: u64) {
-    fn bytes<C: Contender>(keys: u64) -> Row {
-        let mut contender = None;
-        let allocated = allocation_counter::measure(|| {
-            let made =
-                C::new(PLENTY, usize::try_from(keys).expect("fits"), false).expect("integers are within its reach");
-            (0..keys).for_each(|key| assert!(made.admits(Key::Number(key))));
-            contender = Some(made);
-        });
-        drop(contender);
-        let bytes = u64::try_from(allocated.bytes_current).unwrap_or_default();
-        Row { name: C::NAME, figures: vec![float(bytes) / float(keys)], note: None }
-    }
-    let rows =
-        vec![bytes::<Annotated>(keys), bytes::<Governor>(keys), bytes::<ThrottleKit>(keys), bytes::<Limitador>(keys)];
-    report.table(&format!("memory of {keys} integers as keys"), &["bytes a key"], &[0], rows);
-}
-
-fn growth(report: &mut Report, effort: Effort, keys: u64) {
-    let scene = Scene { keys, text: false, refused: false };
-    let runners = [Runner::new::<Annotated>(scene, &[]), Runner::new::<Governor>(scene, &[])];
-    let runners: Vec<Runner<'_>> = runners.into_iter().flatten().collect();
-    let turns = take_turns(&runners, 1, effort, false);
-    let ratios = turns.iter().map(|turns| vec![Some(turns.ratio)]).collect();
-    let rows = runners.iter().zip(turns);
-    let rows = rows.map(|(runner, turns)| Row { name: runner.name, figures: vec![turns.time], note: None }).collect();
-    report.table_with(&format!("growth, {keys} integers as keys"), &["1 thread, ns"], ratios, rows);
-}
-
-fn once(calls: u64, contender: &str) {
-    let (contender, text) = contender.strip_suffix("-texts").map_or((contender, false), |contender| (contender, true));
-    let scene = Scene { keys: 1_000, text, refused: false };
-    let texts = scene.texts();
-    let runner = match contender {
-        "annotated" => Runner::new::<Annotated>(scene, &texts),
-        "acquire" => Runner::new::<Ours>(scene, &texts),
-        "own" => Runner::new::<OfItsOwn>(scene, &texts),
-        "governor" => Runner::new::<Governor>(scene, &texts),
-        _ => panic!("`{contender}` is none of annotated, acquire, own, governor"),
-    };
-    let lap = (runner.expect("can do this").run)(calls, 1);
-    println!("{} of {calls} admitted in {:?}", lap.admitted, lap.time);
-}
-
-#[allow(clippy::cast_precision_loss)] // of numbers of calls
-fn float(number: u64) -> f64 {
-    number as f64
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
+fn once(calls: u64, words: &[&str]) {
+    let (others, words): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| **word == "other");
+    let cases = Case::all().into_iter().filter(|case| case.way != Way::Size && case.has_words("1-thread", &words));
+    let case =
+        cases.min_by_key(|case| (case.keys != 1_000, case.text)).unwrap_or_else(|| panic!("no row has {words:?}"));
+    let lap = contenders(&case)[others.len()](calls, 1);
+    println!("{}: {} of {calls} admitted in {:?}", case.title(), lap.admitted, lap.time);
 }

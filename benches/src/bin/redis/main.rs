@@ -32,7 +32,6 @@
 
 mod contenders;
 mod place;
-#[path = "../memory/report.rs"]
 mod report;
 
 use std::{
@@ -333,7 +332,7 @@ impl<'a> Bench<'a> {
         let runtime = runtime();
         let turn = Duration::from_millis(if quick { 50 } else { 200 });
         let rounds = if quick { 3 } else { 5 };
-        let report = Report::new(false);
+        let report = Report::default();
         Self { words, json, full, rounds, turn, runtime, report, inexact: Vec::new() }
     }
 

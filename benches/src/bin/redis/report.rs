@@ -8,22 +8,17 @@ use serde_json::{Value, json};
 pub(crate) struct Row {
     pub(crate) name: &'static str,
     pub(crate) figures: Vec<f64>,
-    /// Notes on the figures.
+    /// What there is to say against the figures.
     pub(crate) note: Option<String>,
 }
 
+#[derive(Default)]
 pub(crate) struct Report {
-    json_only: bool,
     tables: Vec<Value>,
 }
 
 impl Report {
-    pub(crate) fn new(json_only: bool) -> Self {
-        Self { json_only, tables: Vec::new() }
-    }
-
-    /// Adds a table whose first line is ours. Some columns come with the ratio of the first line to
-    /// each of the others.
+    /// Takes in a table whose first line is ours. Some columns come with a ratio, of the first line to each of the others.
     pub(crate) fn table(&mut self, title: &str, columns: &[&str], ratios: &[usize], rows: Vec<Row>) {
         let first: Vec<f64> = rows.first().map(|row| row.figures.clone()).unwrap_or_default();
         let ratio = |at: usize, row: &Row| ratios.contains(&at).then(|| first[at] / row.figures[at]);
@@ -31,30 +26,27 @@ impl Report {
         self.table_with(title, columns, ratios, rows);
     }
 
-    /// Adds a table with ratios that were found in another way: for each line one a column, or
-    /// none.
+    /// The same with ratios that were found in another way: for each line one for each column, or none.
     pub(crate) fn table_with(&mut self, title: &str, columns: &[&str], ratios: Vec<Vec<Option<f64>>>, rows: Vec<Row>) {
         let has_ratio = |at: usize| ratios.iter().any(|ratios| ratios[at].is_some());
-        if !self.json_only {
-            println!("\n{title}");
-            print!("{:<34}", "");
-            for (at, column) in columns.iter().enumerate() {
-                print!("{column:>15}");
-                if has_ratio(at) {
-                    print!("{:>9}", "ratio");
+        println!("\n{title}");
+        print!("{:<34}", "");
+        for (at, column) in columns.iter().enumerate() {
+            print!("{column:>15}");
+            if has_ratio(at) {
+                print!("{:>9}", "ratio");
+            }
+        }
+        println!();
+        for (Row { name, figures, note }, ratios) in rows.iter().zip(&ratios) {
+            print!("  {name:<32}");
+            for (at, figure) in figures.iter().enumerate() {
+                print!("{:>15}", format_figure(*figure));
+                if let Some(ratio) = ratios[at] {
+                    print!("{ratio:>9.2}");
                 }
             }
-            println!();
-            for (Row { name, figures, note }, ratios) in rows.iter().zip(&ratios) {
-                print!("  {name:<32}");
-                for (at, figure) in figures.iter().enumerate() {
-                    print!("{:>15}", format_figure(*figure));
-                    if let Some(ratio) = ratios[at] {
-                        print!("{ratio:>9.2}");
-                    }
-                }
-                println!("{}", note.as_ref().map(|note| format!("  {note}")).unwrap_or_default());
-            }
+            println!("{}", note.as_ref().map(|note| format!("  {note}")).unwrap_or_default());
         }
         for (Row { name, figures, note }, ratios) in rows.into_iter().zip(ratios) {
             for (at, figure) in figures.into_iter().enumerate() {
@@ -67,11 +59,8 @@ impl Report {
 
     /// Writes the JSON to where it is wanted.
     pub(crate) fn end(self, file: Option<&str>) {
-        let json = Value::Array(self.tables).to_string();
-        if self.json_only {
-            println!("{json}");
-        }
         if let Some(file) = file {
+            let json = Value::Array(self.tables).to_string();
             fs::write(file, json).unwrap_or_else(|error| panic!("cannot write {file}: {error}"));
         }
     }
