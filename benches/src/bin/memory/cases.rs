@@ -124,9 +124,9 @@ impl Case {
         }
         cases.extend(Name::ALL.map(|name| Self { way: Way::AcquireN, name, ..first }));
         for on in [On::Rules, On::Namespace] {
-            for way in [Way::Annotated, Way::Acquire] {
-                cases.extend(Name::ALL.map(|name| Self { way, name, on, ..first }));
-            }
+            cases.extend(Name::ALL.map(|name| Self { name, on, ..first }));
+            let names = [Name::FixedWindow, Name::TokenBucket];
+            cases.extend(names.map(|name| Self { way: Way::Acquire, name, on, ..first }));
         }
         for way in [Way::TwoAnnotated, Way::AcquireAll] {
             for against in [Against::OneRule, Against::TwoGovernors] {

@@ -39,15 +39,12 @@
 //!
 //! **Instructions.** `--once CALLS WORDS` makes so many calls of the first row that has the words.
 //! Without other words it has 1,000 integers as keys. With the word `other` it calls the row's
-//! other contender. The difference of two runs is instructions a call, which does not depend on
-//! what else the machine does:
+//! other contender. Instructions do not depend on what else the machine does:
 //!
 //! ```sh
-//! for calls in 1000 101000; do
-//!     valgrind --tool=callgrind --callgrind-out-file=/tmp/calls.$calls \
-//!         target/release/memory --once $calls acquire TokenBucket
-//! done
-//! callgrind_annotate /tmp/calls.101000 | head -60
+//! valgrind --tool=callgrind --toggle-collect='*visit_keys*' --callgrind-out-file=/tmp/calls \
+//!     target/release/memory --once 20000 acquire TokenBucket   # `Collected` divided by 20,000
+//! callgrind_annotate /tmp/calls | head -60
 //! ```
 
 mod cases;
@@ -75,7 +72,7 @@ allocs: allocations of one of our calls. wanted: the largest ratio, or the most 
 ";
 
 const QUICK: Effort = Effort { rounds: 5, turn: Duration::from_millis(3) };
-const FULL: Effort = Effort { rounds: 21, turn: Duration::from_millis(6) };
+const FULL: Effort = Effort { rounds: 15, turn: Duration::from_millis(6) };
 
 fn main() {
     let words: Vec<String> = env::args().skip(1).collect();
