@@ -234,7 +234,7 @@ impl fmt::Display for RequestPerMinute {
         let (cause, reason) = match &self.0 {
             Refusal::Exceeded(exceeded) => {
                 match exceeded.counted {
-                    Counted::Calls => write!(f, "`{prefix}` is limited to {}", Limit(&rule))?,
+                    Counted::Calls => write!(f, "`{prefix}` is limited to {}", LimitText(&rule))?,
                     Counted::Milliseconds => {
                         let (time, period) = (Duration::from_millis(rule.count()), Period(rule.period()));
                         write!(f, "`{prefix}` is limited to {time:?} of time per {period}")?;
@@ -253,7 +253,7 @@ impl fmt::Display for RequestPerMinute {
         };
         match cause {
             Cause::Exceeded | Cause::NeverFits => {
-                write!(f, "`{prefix}` is limited to {}", Limit(&rule))?;
+                write!(f, "`{prefix}` is limited to {}", LimitText(&rule))?;
                 if rule.limit() != rule.count() {
                     write!(f, " and {} at once", rule.limit())?;
                 }
@@ -285,9 +285,9 @@ impl fmt::Debug for RequestPerMinute {
 impl std::error::Error for RequestPerMinute {}
 
 /// Prints `100 per minute` or `5 at once`.
-struct Limit<'a>(&'a Rule);
+struct LimitText<'a>(&'a Rule);
 
-impl fmt::Display for Limit<'_> {
+impl fmt::Display for LimitText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.0.count();
         if self.0.is_concurrent() {

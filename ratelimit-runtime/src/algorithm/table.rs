@@ -35,6 +35,7 @@ pub(crate) enum HoldSupport {
 /// Properties of an algorithm that callers and stores look up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capabilities {
+    #[cfg_attr(not(feature = "config"), allow(dead_code))]
     pub(crate) name: &'static str,
     pub(crate) denials: CacheableDenials,
     pub(crate) holds: HoldSupport,
@@ -43,6 +44,7 @@ pub(crate) struct Capabilities {
     /// A rule can't be one of several rules of a call.
     pub(crate) stands_alone: bool,
     /// A process can take quota ahead.
+    #[cfg_attr(not(feature = "config"), allow(dead_code))]
     pub(crate) has_prefetch: bool,
 }
 

@@ -240,12 +240,12 @@ algorithms! {
         let bucket = Algorithm::TokenBucket { burst: burst.unwrap_or(0), refill };
         Ok(if burst.is_some() { Complete(bucket) } else { SizedByCount(bucket) })
     };
-    LeakyBucket(queue) => |rule, word| match value(rule.queue.as_ref()) {
-        Some(queue) => Ok(Complete(Algorithm::LeakyBucket { queue })),
-        None => {
+    LeakyBucket(queue) => |rule, word| {
+        let Some(queue) = value(rule.queue.as_ref()) else {
             let needs = format!("`{:?}` needs a queue length; write queue = 50, for example", word.get_ref());
-            Err(TextError::at(word, needs))
-        }
+            return Err(TextError::at(word, needs));
+        };
+        Ok(Complete(Algorithm::LeakyBucket { queue }))
     };
 }
 

@@ -153,7 +153,9 @@ impl Engine {
     pub(super) async fn refund_receipt(&self, receipt: BackendReceipt) -> Result<u64, RequestPerMinute> {
         let (counter, charge) = (receipt.id(), receipt.rule_and_cost());
         let refunded = self.within_deadline(self.backend.refund_charge(receipt)).await;
-        counter.into_iter().for_each(|counter| self.queues.changed_id(counter));
+        if let Some(counter) = counter {
+            self.queues.changed_id(counter);
+        }
         refunded
             .and_then(|refunded| refunded)
             .map_err(|error| refusal(&charge.map_or(Rule::new("", 0, Duration::ZERO), |(rule, _)| rule), error))

@@ -50,7 +50,9 @@ pub(super) enum Receipt {
     Nothing,
     /// One charge that the backend has decided by itself.
     Backend(EngineRef, BackendReceipt),
-    /// Charges that the store has decided. In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
+    /// Charges that the store has decided.
+    ///
+    /// In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
     /// in each limited function.
     Store(Arc<StoreReceipt>),
     /// The holds, settled when the permit is dropped, and the charges that hold nothing.

@@ -115,6 +115,7 @@ impl Backend for Guard {
     }
 }
 
+#[cfg_attr(not(feature = "redis"), allow(clippy::unnecessary_wraps))]
 impl GuardReceipt {
     pub(crate) fn id(&self) -> Option<CounterId> {
         match self {

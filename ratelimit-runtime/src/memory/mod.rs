@@ -342,16 +342,14 @@ impl Backend for Memory {
         let mut outcomes = Outcomes::new();
         for (query, id) in queries.iter().zip(&ids) {
             let charge = ChargeQuery::of(query.rule, query.cost);
-            match self.charge_locked(shard_in(&mut shards, id), *id, &charge, now_us) {
-                Ok(outcome) => outcomes.push(outcome),
-                Err(_) => {
-                    for ((query, id), Outcome { receipt, .. }) in queries.iter().zip(&ids).zip(outcomes) {
-                        let shard = shard_in(&mut shards, id);
-                        self.refund_locked(shard, *id, query.rule, query.cost, receipt, now_us);
-                    }
-                    return None;
+            let Ok(outcome) = self.charge_locked(shard_in(&mut shards, id), *id, &charge, now_us) else {
+                for ((query, id), Outcome { receipt, .. }) in queries.iter().zip(&ids).zip(outcomes) {
+                    let shard = shard_in(&mut shards, id);
+                    self.refund_locked(shard, *id, query.rule, query.cost, receipt, now_us);
                 }
-            }
+                return None;
+            };
+            outcomes.push(outcome);
         }
         Some(outcomes)
     }

@@ -86,9 +86,9 @@ impl MemoryState for FixedWindow {
 
     /// An end further away than a period shows that the clock was set back.
     fn correct_clock(&mut self, rule: &Rule, now_us: u64) {
-        let (numbers, now_ms) = (self.numbers(), now_us / 1000);
-        if numbers.end_ms > now_ms + rule.period_ms() {
-            *self = WindowNumbers { end_ms: end_ms(rule, now_ms), ..numbers }.into();
+        let (window, millis) = (self.numbers(), now_us / 1000);
+        if window.end_ms > millis + rule.period_ms() {
+            *self = WindowNumbers { end_ms: end_ms(rule, millis), ..window }.into();
         }
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct SlidingWindow {
     charged: SubWindows,
 }
 
-/// SubWindows of each sub-window, the last one first, at most one more than the rule has buckets.
+/// Charges of each sub-window, the last one first, at most one more than the rule has buckets.
 #[derive(Debug)]
 enum SubWindows {
     /// For one bucket. The first number is one more than the charges: as it is never 0, both
@@ -60,7 +60,7 @@ impl WindowLayout {
         (1 + self.buckets) * self.size_ms
     }
 
-    /// SubWindows of the oldest sub-window by their weight, when a part of the current one has passed.
+    /// Charges of the oldest sub-window by their weight, when a part of the current one has passed.
     #[inline]
     fn weighted(self, charges: u64, passed_ms: u64) -> u64 {
         if charges == 0 { 0 } else { (charges * (self.size_ms - passed_ms)).div_ceil(self.size_ms) }
@@ -95,7 +95,7 @@ impl SubWindows {
         }
     }
 
-    /// SubWindows of the sub-window that is `back` places before the last one.
+    /// Charges of the sub-window that is `back` places before the last one.
     fn get(&self, back: u64) -> u64 {
         match (self, back) {
             (Self::Two(last, _), 0) => last.get() - 1,
@@ -107,18 +107,18 @@ impl SubWindows {
         }
     }
 
-    fn set(&mut self, back: u64, charged: u64) {
+    fn set(&mut self, back: u64, amount: u64) {
         match self {
             Self::Two(last, previous) => {
                 let last = last.get() - 1;
-                *self = if back == 0 { Self::two(charged, *previous) } else { Self::two(last, charged) };
+                *self = if back == 0 { Self::two(amount, *previous) } else { Self::two(last, amount) };
             }
             Self::Many(charges) => {
                 let back = usize::try_from(back).unwrap_or(usize::MAX);
                 if charges.len() <= back {
                     charges.resize(back + 1, 0);
                 }
-                charges[back] = charged;
+                charges[back] = amount;
             }
         }
     }
@@ -198,8 +198,8 @@ impl MemoryState for SlidingWindow {
     type Align = ();
 
     fn restart(&mut self, rule: &Rule, now_us: u64) {
-        let (layout, now_ms) = (WindowLayout::of(rule), now_us / 1000);
-        let start_ms = now_ms - now_ms % layout.size_ms;
+        let (layout, millis) = (WindowLayout::of(rule), now_us / 1000);
+        let start_ms = millis - millis % layout.size_ms;
         let charged = SubWindows::new(layout.buckets, VecDeque::new());
         *self = Self { expires_at_ms: start_ms + layout.counts_ms(), charged };
     }
