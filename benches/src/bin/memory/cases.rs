@@ -200,7 +200,7 @@ impl Case {
         format!("{} {:?}{outcome}{on} {}", self.way.word(), self.name, self.against.word())
     }
 
-    /// Whether each of the words is one of the row's.
+    /// True if each of the words is one of the row.
     pub(crate) fn has_words(&self, kind: &str, words: &[&str]) -> bool {
         let title = self.title();
         words.iter().all(|word| {

@@ -97,7 +97,7 @@ pub(crate) type Run = Box<dyn Fn(u64, u64) -> Lap>;
 /// The result of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Lap {
-    /// Of the slowest thread.
+    /// Time of the slowest thread.
     pub(crate) time: Duration,
     pub(crate) admitted: u64,
 }
@@ -143,11 +143,11 @@ fn visit_keys(first: u64, keys: u64, calls: u64, admits: impl Fn(u64) -> bool) -
     admitted
 }
 
-/// How much is measured.
+/// The size of a measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
     pub(crate) rounds: usize,
-    /// Of one contender in one round.
+    /// Figures of one contender in one round.
     pub(crate) turn: Duration,
 }
 
@@ -215,7 +215,7 @@ impl Figures {
     }
 }
 
-/// How many calls fill a turn.
+/// Number of calls that fill a turn.
 fn calls_of_a_turn(run: &Run, threads: u64, turn: Duration) -> u64 {
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).expect("short");
     let mut calls = 1_000;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(crate) struct Row {
     pub(crate) name: &'static str,
     pub(crate) figures: Vec<f64>,
-    /// What there is to say against the figures.
+    /// Notes on the figures.
     pub(crate) note: Option<String>,
 }
 
@@ -18,7 +18,8 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Takes in a table whose first line is ours. Some columns come with a ratio, of the first line to each of the others.
+    /// Adds a table whose first line is ours. Some columns come with the ratio of the first line to
+    /// each of the others.
     pub(crate) fn table(&mut self, title: &str, columns: &[&str], ratios: &[usize], rows: Vec<Row>) {
         let first: Vec<f64> = rows.first().map(|row| row.figures.clone()).unwrap_or_default();
         let ratio = |at: usize, row: &Row| ratios.contains(&at).then(|| first[at] / row.figures[at]);
@@ -26,7 +27,8 @@ impl Report {
         self.table_with(title, columns, ratios, rows);
     }
 
-    /// The same with ratios that were found in another way: for each line one for each column, or none.
+    /// Adds a table with ratios that were found in another way: for each line one a column, or
+    /// none.
     pub(crate) fn table_with(&mut self, title: &str, columns: &[&str], ratios: Vec<Vec<Option<f64>>>, rows: Vec<Row>) {
         let has_ratio = |at: usize| ratios.iter().any(|ratios| ratios[at].is_some());
         println!("\n{title}");
