@@ -11,11 +11,11 @@
 //! **Method.** A row has a process of its own. There our calls and the other's take turns of some
 //! milliseconds, and change places after each round. All keys are stored before, and are called in
 //! an order that no cache likes. Nanoseconds are those of a call on each thread, in the median of
-//! the rounds. They hold for one machine and one moment. The ratio is what to read: the median of
-//! the rounds' ratios, ours to the other. `±` is half the distance between their quartiles.
-//! `allocs` are allocations of one of our calls. They are counted while the clock runs, which costs
-//! about a nanosecond each. Futures are polled where they are made, once and with a waker that does
-//! nothing: no executor takes part.
+//! the rounds: of processor time with one thread, of real time with two. They hold for one machine
+//! and one moment. The ratio is what to read: the median of the rounds' ratios, ours to the other.
+//! `±` is half the distance between their quartiles. `allocs` are allocations of one of our calls.
+//! They are counted while the clock runs, which costs about a nanosecond each. Futures are polled
+//! where they are made, once and with a waker that does nothing: no executor takes part.
 //!
 //! **Rows.**
 //!
@@ -124,6 +124,11 @@ fn table(words: &[&str]) {
         println!();
     }
     println!("{wanted} of {} rows hold what is wanted", wanted + missed.len());
+    let is_unsure = |row: &&Row| row.figures.scatter > row.figures.ratio / 10.0;
+    let unsure = missed.iter().chain(&others).filter(is_unsure).count();
+    if unsure > 0 {
+        println!("{unsure} rows scatter by more than a tenth: repeat those while the machine is quiet");
+    }
 }
 
 /// A line of the table.
