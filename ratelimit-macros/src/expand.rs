@@ -5,7 +5,7 @@ use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Attribute, Meta};
 
-use crate::args::{self, CallArguments, Exclusive, LimitAttribute, ParsedAttribute, SETTLED_NEEDS};
+use crate::args::{self, CallArguments, Exclusive, Given, LimitAttribute, ParsedAttribute, SETTLED_NEEDS};
 use crate::errors::Errors;
 use crate::future::{find_name, unpacked_names};
 use crate::generate::GeneratedCheck;
@@ -42,7 +42,9 @@ fn expand_function(kind: AttributeKind, own: Option<ParsedAttribute>, function: 
     check_exclusive(&limits, limits.len() > 1, errors);
     let call = CallArguments::default().merge_all(&limits, errors);
     let limits: Vec<_> = limits.iter().collect();
+    check_counters(&limits, 0, errors);
     check_settled(&limits, &call, errors);
+    check_permit(&call, function, errors);
     if let Some(point) = insertion_point(kind, function, &limits, errors)
         && errors.is_empty()
     {
@@ -65,6 +67,7 @@ fn expand_impl(kind: AttributeKind, own: Option<ParsedAttribute>, block: &mut Im
     attrs.extend(take_siblings(kind, &mut block.attrs, errors));
     let all = only_limits(attrs, errors);
     let call = CallArguments::default().merge_all(&all, errors);
+    check_counters(&all.iter().collect::<Vec<_>>(), 0, errors);
     let (mut any, mut skipped, mut stacked) = (false, false, all.len() > 1);
     let mut checked = Vec::new();
     for member in &mut block.members {
@@ -90,7 +93,9 @@ fn expand_impl(kind: AttributeKind, own: Option<ParsedAttribute>, block: &mut Im
         check_exclusive(&own, !all.is_empty() || own.len() > 1, errors);
         let call = call.clone().merge_all(&own, errors);
         let limits: Vec<_> = all.iter().chain(&own).collect();
+        check_counters(&limits, all.len(), errors);
         check_settled(&limits, &call, errors);
+        check_permit(&call, function, errors);
         if let Some(point) = insertion_point(kind, function, &limits, errors)
             && errors.is_empty()
         {
@@ -168,6 +173,21 @@ fn check_exclusive(limits: &[LimitAttribute], stacked: bool, errors: &mut Errors
     }
 }
 
+/// Reports limits whose counter is that of an earlier limit of the function. The first `checked`
+/// limits were compared with each other before.
+fn check_counters(limits: &[&LimitAttribute], checked: usize, errors: &mut Errors) {
+    if limits.len() < 2 || limits.iter().any(|limit| !limit.exclusive.is_empty()) {
+        return;
+    }
+    let counters: Vec<_> = limits.iter().map(|limit| limit.rule.counter()).collect();
+    for (at, limit) in limits.iter().enumerate().skip(checked) {
+        if counters[..at].contains(&counters[at]) {
+            let message = "a limit above has the same counter, which each call would charge twice: give this one another `prefix`";
+            errors.push(syn::Error::new_spanned(&limit.rule.prefix, message));
+        }
+    }
+}
+
 /// Reports `Settled` without a closure in any attribute of the call.
 fn check_settled(limits: &[&LimitAttribute], call: &CallArguments, errors: &mut Errors) {
     if let Some(word) = limits.iter().find_map(|limit| limit.rule.settled())
@@ -175,6 +195,16 @@ fn check_settled(limits: &[&LimitAttribute], call: &CallArguments, errors: &mut 
         && errors.is_empty()
     {
         errors.add(word, SETTLED_NEEDS);
+    }
+}
+
+/// Reports a permit with the name of an argument, which the body could not use.
+fn check_permit(call: &CallArguments, function: &Function, errors: &mut Errors) {
+    if let Some(Given { value: permit, .. }) = &call.permit
+        && function.argument_names().contains(permit)
+    {
+        let message = format!("`permit = {permit}` hides the argument `{permit}` from the body: choose another name");
+        errors.add(permit.span(), message);
     }
 }
 

@@ -8,7 +8,8 @@ use syn::{
     PathArguments, Stmt, Type, TypeParamBound,
 };
 
-/// The async block that a body ends in, also as an argument of `Box::pin` or behind `.boxed()`.
+/// The async block that a body ends in, also as an argument of `Box::pin`, or behind a method such
+/// as `.boxed()`.
 pub(crate) fn tail(statements: &mut [Stmt]) -> Option<&mut ExprAsync> {
     match statements.last_mut()? {
         Stmt::Expr(expr, None) => future_of(expr),
@@ -17,6 +18,20 @@ pub(crate) fn tail(statements: &mut [Stmt]) -> Option<&mut ExprAsync> {
     }
 }
 
+/// Methods of a future whose result is a future with the same output.
+const SAME_OUTPUT: [&str; 8] = [
+    "boxed",
+    "boxed_local",
+    "fuse",
+    // of `tracing`
+    "instrument",
+    "in_current_span",
+    "with_subscriber",
+    "with_current_subscriber",
+    // of `fastrace`
+    "in_span",
+];
+
 fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
     match expr {
         Expr::Async(block) => Some(block),
@@ -24,6 +39,7 @@ fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
         Expr::Paren(paren) => future_of(&mut paren.expr),
         Expr::Cast(cast) => future_of(&mut cast.expr),
         Expr::Return(returned) => future_of(returned.expr.as_mut()?),
+        Expr::Block(block) if block.label.is_none() => tail(&mut block.block.stmts),
         // `Box::pin(..)`, `Pin::from(Box::new(..))`
         Expr::Call(call) if call.args.len() == 1 => match &*call.func {
             Expr::Path(path)
@@ -37,9 +53,7 @@ fn future_of(expr: &mut Expr) -> Option<&mut ExprAsync> {
             }
             _ => None,
         },
-        Expr::MethodCall(call) if ["boxed", "boxed_local"].iter().any(|name| call.method == name) => {
-            future_of(&mut call.receiver)
-        }
+        Expr::MethodCall(call) if SAME_OUTPUT.iter().any(|name| call.method == name) => future_of(&mut call.receiver),
         _ => None,
     }
 }
@@ -125,7 +139,8 @@ pub(crate) fn unpacked_names(statements: &mut [Stmt]) -> Vec<Ident> {
     names
 }
 
-fn bind(pat: &Pat, names: &mut Vec<Ident>) {
+/// Adds the names that a pattern binds.
+pub(crate) fn bind(pat: &Pat, names: &mut Vec<Ident>) {
     match pat {
         Pat::Ident(pat) => {
             names.push(pat.ident.clone());

@@ -7,8 +7,9 @@ use syn::{Expr, GenericArgument, Path, PathArguments, Type};
 
 use crate::args::{CallArguments, CostArgument, Given, LimitAttribute, LimitKind, OnLimitArgument, RuleSpec};
 use crate::entry_points;
+use crate::incomplete;
 use crate::item::Function;
-use crate::tokens::{ends, hygienic, parenthesize};
+use crate::tokens::{ends, hygienic, parenthesize, text};
 use crate::value::{self, Number};
 
 /// The code to put around a body.
@@ -39,6 +40,10 @@ impl GeneratedCheck {
     //     } {
     //         return FromRefusal::from_refusal(refused);
     //     }
+    //     '__ratelimit_body: { body }
+    //
+    // The names begin with `__ratelimit_`: an item of the user, such as `static key`, would replace
+    // a local of its name, whatever its hygiene.
     //
     // With a limit that is held, or a permit for the body:
     //     let deciding = permit_requests_per_time(None, const { Call::new() }, [..]);
@@ -63,39 +68,45 @@ impl GeneratedCheck {
         let settlement = settled.map(|closure| settlement(runtime, &closure.value, function.output()));
         let permit = match &arguments.permit {
             Some(permit) => Some(permit.value.to_token_stream()),
-            None if settlement.is_some() => Some(hygienic!(permit)),
-            None => is_held.then(|| hygienic!(_permit)),
+            None => is_held.then(|| hygienic!(__ratelimit_permit)),
         };
         let krate = runtime.tokens();
         let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(use_attribute);
         let prologue = match permit {
             None => hygienic! {
                 #joined
-                if let ::core::result::Result::Err(refused) = 'decided: {
-                    let deciding = match #deciding {
+                if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
+                    let __ratelimit_deciding = match #deciding {
                         #krate::__private::Attempted::Admitted => break 'decided (::core::result::Result::Ok(())),
-                        #krate::__private::Attempted::Refused(refused) => {
-                            break 'decided (::core::result::Result::Err(refused))
+                        #krate::__private::Attempted::Refused(__ratelimit_refused) => {
+                            break 'decided (::core::result::Result::Err(__ratelimit_refused))
                         }
-                        #krate::__private::Attempted::Deferred(deferred) => deferred.decide(),
+                        #krate::__private::Attempted::Deferred(__ratelimit_deferred) => __ratelimit_deferred.decide(),
                     };
-                    deciding.await
+                    __ratelimit_deciding.await
                 } {
                     #refusal
                 }
             },
             Some(permit) => hygienic! {
                 #joined
-                let deciding = #deciding;
-                let #permit = match deciding.await {
-                    ::core::result::Result::Ok(permit) => permit,
-                    ::core::result::Result::Err(refused) => {
+                let __ratelimit_deciding = #deciding;
+                let #permit = match __ratelimit_deciding.await {
+                    ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+                    ::core::result::Result::Err(__ratelimit_refused) => {
                         #refusal
                     }
                 };
             },
         };
-        Self { prologue, settlement }
+        let mut check = Self { prologue, settlement };
+        if limits.iter().any(|limit| limit.is_incomplete) {
+            check.prologue = incomplete::strip(check.prologue);
+            check.settlement = check
+                .settlement
+                .map(|settlement| Settlement { call: incomplete::strip(settlement.call), ..settlement });
+        }
+        check
     }
 
     // Output if the outcome reports the cost. The block lets the body `return`:
@@ -104,20 +115,31 @@ impl GeneratedCheck {
     //         if let Some(outcome) = None::<R> {
     //             return outcome;
     //         }
-    //         { body }
+    //         '__ratelimit_body: { body }
     //     }.await;
     //     settle(permit, &outcome, |outcome| outcome.tokens());
     //     outcome
+    //
+    // The braces of both blocks are located in the user's code: clippy skips generated blocks, and
+    // with them some lints of the statements inside. The label is never used. It keeps rustc from
+    // reporting the braces as unused.
     pub(crate) fn around(&self, body: &Group) -> TokenStream {
         let prologue = &self.prologue;
+        let at = body.span();
+        let labelled = quote_spanned!(at=> '__ratelimit_body: #body);
         match &self.settlement {
-            None => hygienic!(#prologue #body),
-            Some(Settlement { type_hint, call }) => hygienic! {
-                #prologue
-                let outcome = async move { #type_hint #body }.await;
-                #call;
-                outcome
-            },
+            None => hygienic!(#prologue #labelled),
+            Some(Settlement { type_hint, call }) => {
+                let mut block = Group::new(Delimiter::Brace, hygienic!(#type_hint #labelled));
+                block.set_span(at);
+                let future = quote_spanned!(at=> async move #block);
+                hygienic! {
+                    #prologue
+                    let __ratelimit_outcome = #future.await;
+                    #call;
+                    __ratelimit_outcome
+                }
+            }
         }
     }
 }
@@ -145,9 +167,9 @@ fn ask_limiter(
     match &arguments.limiter {
         None => call(hygienic!(::core::option::Option::None)),
         Some(Given { value: expr, .. }) => {
-            let call = call(hygienic!(::core::option::Option::Some(limiter)));
+            let call = call(hygienic!(::core::option::Option::Some(__ratelimit_limiter)));
             hygienic! {{
-                let limiter: &#krate::Limiter = #expr;
+                let __ratelimit_limiter: &#krate::Limiter = #expr;
                 #call
             }}
         }
@@ -173,14 +195,14 @@ fn settlement(runtime: &RuntimePath, closure: &Expr, output: Option<&Type>) -> S
         infer_impl_types(&mut output);
         // There is no syntax for the type of an async block. This `return` sets it, and never runs.
         hygienic! {
-            if let ::core::option::Option::Some(outcome) = ::core::option::Option::None::<#output> {
-                return outcome;
+            if let ::core::option::Option::Some(__ratelimit_outcome) = ::core::option::Option::None::<#output> {
+                return __ratelimit_outcome;
             }
         }
     });
     let (start, end) = ends(closure);
     let krate = runtime.at(start);
-    let arguments = parenthesize(hygienic!(permit, &outcome, #closure), end);
+    let arguments = parenthesize(hygienic!(__ratelimit_permit, &__ratelimit_outcome, #closure), end);
     Settlement { type_hint, call: quote_spanned!(start=> #krate::__private::settle #arguments) }
 }
 
@@ -243,7 +265,7 @@ fn charge(rule: &RuleSpec, runtime: &RuntimePath) -> TokenStream {
     let mut values = hygienic!();
     let mut evaluate = |name: &str, function: &str, expr: &Expr, more: Option<TokenStream>| {
         let call = call_on(runtime, function, expr, more);
-        let name = Ident::new(name, Span::mixed_site());
+        let name = format_ident!("__ratelimit_{name}", span = Span::mixed_site());
         values.extend(hygienic!(let #name = #call;));
         hygienic!(#name)
     };
@@ -293,19 +315,20 @@ fn charge(rule: &RuleSpec, runtime: &RuntimePath) -> TokenStream {
 /// The rule in a `const` block, without a count if that is known at the call only.
 fn constant_rule(rule: &RuleSpec, count: Option<&Number>, krate: &TokenStream) -> TokenStream {
     let prefix = &rule.prefix;
-    let call = |name: &str, arguments: TokenStream| {
-        let name = Ident::new(name, Span::mixed_site());
-        if let Some(count) = count.map(Number::to_const) {
-            return hygienic!(#krate::__private::#name(#prefix, #count, #arguments));
-        }
-        let name = format_ident!("{name}_without_count");
-        hygienic!(#krate::__private::#name(#prefix, #arguments))
+    let call = |name: &str, without_count: &str, arguments: TokenStream| {
+        let count = count.map(Number::to_const).map(|count| hygienic!(#count,));
+        let name = Ident::new(if count.is_some() { name } else { without_count }, Span::mixed_site());
+        hygienic!(#krate::__private::#name(#prefix, #count #arguments))
     };
     let mut constant = match &rule.kind {
-        LimitKind::AtOnce { lease } => call("concurrent", value::integer(*lease, Span::mixed_site())),
+        LimitKind::AtOnce { lease } => {
+            call("concurrent", "concurrent_without_count", value::integer(*lease, Span::mixed_site()))
+        }
         LimitKind::PerTime(limit) => {
             let (ttl, unit) = (&limit.ttl, value::integer(limit.unit, Span::mixed_site()));
-            let constant = limit.algorithm.generate(&call("rule", hygienic!(#ttl, #unit)), krate);
+            let algorithm = &limit.algorithm;
+            let rule = call(algorithm.constructor(), "rule_without_count", hygienic!(#ttl, #unit));
+            let constant = algorithm.generate(&rule, krate);
             match limit.prefetch.as_ref().map(Number::to_const) {
                 None => constant,
                 Some(permits) => hygienic!(#krate::__private::prefetch(#constant, #permits)),
@@ -388,26 +411,31 @@ fn refusal(
         let Some(OnLimitArgument::Return { word, expr }) = on_limit.as_ref().map(|on_limit| &on_limit.value) else {
             return hygienic!();
         };
-        // A name that the user's expression sees.
-        let visible = Ident::new("refused", word.span());
+        // A name that the user's expression sees, in `"{refused}"`, too.
+        let visible = text(expr).contains("refused").then(|| {
+            let visible = Ident::new("refused", word.span());
+            hygienic! {
+                let #visible = __ratelimit_refused;
+                let _ = &#visible;
+            }
+        });
         hygienic! {
             if #condition {
-                let #visible = refused;
-                let _ = &#visible;
+                #visible
                 return #expr;
             }
         }
     };
-    let fits_when_released = hygienic!(#krate::__private::fits_when_released(&refused));
+    let fits_when_released = hygienic!(#krate::__private::fits_when_released(&__ratelimit_refused));
     let for_place = return_value(&arguments.on_busy, fits_when_released.clone());
     let not_for_place = is_concurrent.then(|| hygienic!(&& !#fits_when_released));
-    let over_limit = hygienic!(#krate::__private::over_limit(&refused) #not_for_place);
+    let over_limit = hygienic!(#krate::__private::over_limit(&__ratelimit_refused) #not_for_place);
     let for_limit = return_value(&arguments.on_limit, over_limit);
     // The whole call has the span of the returned type: rustc reports a type that cannot hold a
     // refusal there.
     let krate = runtime.at(start);
     let path = quote_spanned!(start=> #krate::FromRefusal);
-    let function = quote_spanned!(end=> ::from_refusal(refused));
+    let function = quote_spanned!(end=> ::from_refusal(__ratelimit_refused));
     hygienic! {
         #for_place
         #for_limit

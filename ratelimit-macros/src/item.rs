@@ -5,13 +5,13 @@ use quote::{ToTokens, quote};
 use syn::parse::{Parse, ParseStream, Parser as _};
 use syn::spanned::Spanned as _;
 use syn::token::Brace;
-use syn::{Attribute, Block, Expr, Result, ReturnType, Signature, Stmt, Token, Type, Visibility, braced};
+use syn::{Attribute, Block, Expr, FnArg, Ident, Result, ReturnType, Signature, Stmt, Token, Type, Visibility, braced};
 
 use crate::entry_points::contains_check;
 use crate::errors::fail;
-use crate::future::{FutureOutput, output_of_future, tail};
+use crate::future::{FutureOutput, bind, output_of_future, tail};
 use crate::kind::AttributeKind;
-use crate::tokens::{block, ends};
+use crate::tokens::{block, ends, text};
 
 pub(crate) enum AnnotatedItem {
     Function(Box<Function>),
@@ -211,15 +211,17 @@ impl Function {
             || self.attrs.iter().any(|attr| {
                 attr.path().segments.last().is_some_and(|last| last.ident == "test" || last.ident == "main")
             });
-        let at = self.sig.fn_token.span();
-        if is_made_sync {
-            let name = kind.name();
-            return fail(
-                at,
-                format!("another attribute already made this function synchronous: write #[{name}] above it"),
-            );
-        }
-        fail(at, "only an async function can be limited: write `async fn`")
+        let name = kind.name();
+        let message = if is_made_sync {
+            format!("another attribute already made this function synchronous: write #[{name}] above it")
+        } else if text(&body.tokens).contains("block_on") {
+            format!(
+                "this function is not async, it calls `block_on`: if an attribute such as #[tokio::main] made it so, write #[{name}] above that one"
+            )
+        } else {
+            "only an async function can be limited: write `async fn`".to_owned()
+        };
+        fail(self.sig.fn_token.span(), message)
     }
 
     fn ends_in_block(&self) -> Option<Vec<Stmt>> {
@@ -236,6 +238,17 @@ impl Function {
             ReturnType::Type(_, ty) => output_of_future(ty),
             ReturnType::Default => None,
         }
+    }
+
+    /// The names that the arguments bind.
+    pub(crate) fn argument_names(&self) -> Vec<Ident> {
+        let mut names = Vec::new();
+        for input in &self.sig.inputs {
+            if let FnArg::Typed(argument) = input {
+                bind(&argument.pat, &mut names);
+            }
+        }
+        names
     }
 
     /// Spans of the first and last token of the returned type. Errors about it belong there.

@@ -8,6 +8,7 @@ mod errors;
 mod expand;
 mod future;
 mod generate;
+mod incomplete;
 mod item;
 mod kind;
 mod suggest;
@@ -65,17 +66,18 @@ use crate::kind::AttributeKind;
 /// - `prefix`: functions with the same prefix, key, algorithm and period share one counter.
 /// - `unit`: a path is allowed, too: `TimeUnit::Minutes`.
 /// - `count`: a literal or a `const { .. }` block is checked at compile time. Any other expression
-///   is evaluated at each call; if it is 0, no call fits.
+///   is evaluated at each call; if it is 0 or negative, no call fits.
 /// - `key`: an expression over the arguments and `self`. It is borrowed, not moved, and so is each
-///   part of a tuple.
+///   part of a tuple. A string literal is a compile error, as all callers would share one counter.
 /// - `cost`: the expression is evaluated once, after the key. A call of cost 0 is free. A literal
-///   above the limit is a compile error. `Elapsed` and `Settled` charge [the actual
-///   use](#costs-that-are-known-at-the-end) when the call ends.
+///   above the limit is a compile error, and a negative cost is `Cause::Misconfigured`. `Elapsed`
+///   and `Settled` charge [the actual use](#costs-that-are-known-at-the-end) when the call ends.
 /// - `on_store_error`: with `Local`, this process counts alone until Redis is back. The limiter's
 ///   own setting is `Local`, unless it was changed.
 /// - `on_missing_key`: `Deny` refuses the call, `Skip` does not limit it, and `Shared` counts all
 ///   calls without a key together. Required if the key is an `Option`, and only then.
-/// - `permit`: the body finds the permit under this name. Dropping it ends all that it holds.
+/// - `permit`: the body finds the permit under this name, which no argument may have. Dropping it
+///   ends all that it holds.
 /// - `prefetch`: the process spends these permits without asking the store again. Only for
 ///   `FixedWindow`. `Rule::with_prefetch` tells how much of the limit a process may take.
 /// - `denial_cache`: with `false`, a call asks the store even if a cached denial would refuse it.
@@ -84,6 +86,8 @@ use crate::kind::AttributeKind;
 ///   through. Use it to try out a limit.
 /// - `crate`: for crates that re-export the runtime. The path starts with `::`, `crate` or
 ///   `$crate`.
+///
+/// Names that begin with `__ratelimit_` are reserved for the generated code.
 ///
 /// A duration is a string: `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"1d"`, or a sum such as `"1m30s"`.
 ///
@@ -151,8 +155,8 @@ use crate::kind::AttributeKind;
 ///   or an error, by a panic, or because the call is dropped. Without `max`, calls of one key run
 ///   one after another; each waits for its turn, even with `on_limit = Reject`.
 /// - `Settled`: `max` is an integer or an expression, as for any cost. The closure gets a reference
-///   to the returned value and returns an integer of any type. A call that panics or is dropped has
-///   no outcome: it is charged all that it held.
+///   to the returned value and returns an integer of any type. If that is negative, the call is
+///   charged all that it held. So is a call that panics or is dropped, which has no outcome.
 /// - If a process dies, its calls are charged all that they held.
 /// - The actual use counts from the end of the call. It may exceed the hold, and is charged in
 ///   full.
@@ -203,8 +207,9 @@ use crate::kind::AttributeKind;
 ///   implementation of a trait, generic, `unsafe`. All instances of a generic function share one
 ///   counter, unless the key tells them apart.
 /// - A function that returns a future and ends in its async block: `async move { .. }`,
-///   `Box::pin(async move { .. })`, `async move { .. }.boxed()`. The call is counted when the
-///   future is first polled. Write `async move` if the key uses an argument.
+///   `Box::pin(async move { .. })`, `async move { .. }.boxed()`, `async move { .. }.instrument(span)`.
+///   The call is counted when the future is first polled. Write `async move` if the key uses an
+///   argument.
 /// - An `impl` block: each of its async methods is limited, and `self` may be in the key.
 ///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. Functions that macros
 ///   generate inside the block are not limited.
@@ -233,6 +238,11 @@ use crate::kind::AttributeKind;
 /// of an `impl` block first. `limiter`, `on_limit`, `on_store_error`, `permit` and `crate` hold for
 /// the whole call and are given on one of the attributes. `LeakyBucket` and `prefetch` do not allow
 /// a second limit.
+///
+/// Limits with the same prefix, key, algorithm and period have one counter, which a call would be
+/// charged for twice. That is a compile error where the attributes are equal word by word. If only
+/// a call shows it, and the limits have different numbers, the call returns
+/// `Cause::Misconfigured`.
 ///
 /// [`limit_concurrent_requests`](macro@limit_concurrent_requests) takes part in the same decision,
 /// with an `on_limit` of its own.

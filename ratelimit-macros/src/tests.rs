@@ -1,6 +1,7 @@
 //! Tests without a compiler: generated code, error messages, documented arguments, no panics.
 
 mod docs;
+mod incomplete;
 mod malformed;
 mod messages;
 mod snapshots;

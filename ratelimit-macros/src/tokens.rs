@@ -19,11 +19,10 @@ pub(crate) fn ends(tokens: impl ToTokens) -> (Span, Span) {
     (first.resolved_at(mixed_site), last.resolved_at(mixed_site))
 }
 
-/// Braces at the place of the user's, for errors about the body. They have mixed-site hygiene, or
-/// rustc would report them as unused.
+/// Braces at the place of the user's.
 pub(crate) fn block(brace: Brace, tokens: TokenStream) -> Group {
     let mut group = Group::new(Delimiter::Brace, tokens);
-    group.set_span(brace.span.join().resolved_at(Span::mixed_site()));
+    group.set_span(brace.span.join());
     group
 }
 

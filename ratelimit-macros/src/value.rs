@@ -5,6 +5,7 @@ use quote::ToTokens;
 use syn::ext::IdentExt as _;
 use syn::parse::ParseStream;
 use syn::spanned::Spanned as _;
+use syn::token::{Brace, Bracket};
 use syn::{Error, Expr, ExprLit, Ident, Lit, LitBool, LitInt, LitStr, Path, Result, Token};
 
 use crate::duration;
@@ -209,6 +210,18 @@ pub(crate) fn expr(input: ParseStream, name: &str) -> Result<Expr> {
     }
 }
 
+/// Returns true for a string literal, and for a tuple of nothing else.
+pub(crate) fn is_text(expr: &Expr) -> bool {
+    match expr {
+        Expr::Lit(ExprLit { lit, .. }) => matches!(lit, Lit::Str(_)),
+        Expr::Reference(reference) => is_text(&reference.expr),
+        Expr::Group(group) => is_text(&group.expr),
+        Expr::Paren(paren) => is_text(&paren.expr),
+        Expr::Tuple(tuple) => !tuple.elems.is_empty() && tuple.elems.iter().all(is_text),
+        _ => false,
+    }
+}
+
 /// An option of a word, such as `max = "30s"` of `Wait`.
 pub(crate) struct Choice<T> {
     pub(crate) name: &'static str,
@@ -242,6 +255,11 @@ pub(crate) fn options<T>(
     into: &mut T,
 ) -> Result<Vec<&'static str>> {
     let mut given = Vec::new();
+    if (input.peek(Brace) || input.peek(Bracket))
+        && let Some(Choice { name, example, .. }) = choices.first()
+    {
+        return Err(input.error(format!("options stand in parentheses: {word}({name} = {example})")));
+    }
     in_parentheses(input, |input| option(word, input, choices, into, &mut given))?;
     Ok(given)
 }
@@ -268,9 +286,11 @@ pub(crate) fn option<T>(
         return Err(input.error(format!("`{word}` has no options, write it alone")));
     };
     if !starts_named(input) {
+        let is_text = first.example.starts_with('"');
         let value = match input.fork().parse::<Lit>() {
-            Ok(lit) => lit.into_token_stream().to_string(),
-            Err(_) => first.example.to_string(),
+            Ok(Lit::Int(number)) if is_text => format!("\"{number}s\""),
+            Ok(lit) if is_text == matches!(lit, Lit::Str(_)) => lit.into_token_stream().to_string(),
+            _ => first.example.to_string(),
         };
         return Err(input.error(format!("name the option: {word}({} = {value})", first.name)));
     }

@@ -333,7 +333,7 @@ impl fmt::Display for Period {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot report that a call was refused by its rate limit",
     label = "an annotated function must be able to return a `RequestPerMinute`",
-    note = "return a `Result` whose error implements `From<ratelimit_runtime::RequestPerMinute>`",
+    note = "return a `Result` whose error implements `From<ratelimit_runtime::RequestPerMinute>`; with `thiserror`, add the variant `RateLimited(#[from] RequestPerMinute)`",
     note = "or implement `ratelimit_runtime::FromRefusal` for a return type of your own"
 )]
 pub trait FromRefusal {
@@ -341,6 +341,7 @@ pub trait FromRefusal {
     fn from_refusal(refused: RequestPerMinute) -> Self;
 }
 
+#[diagnostic::do_not_recommend]
 impl<T, E: From<RequestPerMinute>> FromRefusal for Result<T, E> {
     fn from_refusal(refused: RequestPerMinute) -> Self {
         Err(refused.into())

@@ -9,7 +9,10 @@ use crate::{
         core::{Engine, EngineRef},
         request::{AcquireOptions, CostKind, OnLimit, RequestKey},
     },
-    rule::{algorithm::RuleField, limits::RuleFault},
+    rule::{
+        algorithm::RuleField,
+        limits::{EXACT, RuleFault},
+    },
 };
 pub use crate::{
     engine::{
@@ -19,10 +22,16 @@ pub use crate::{
     policy::OnMissingKey,
 };
 
-/// A rule from the attribute's arguments. Evaluated at compile time, so its panics are compile
-/// errors.
+/// A rule with a fixed window from the attribute's arguments. Evaluated at compile time, so its
+/// panics are compile errors.
 #[must_use]
 pub const fn rule(prefix: &'static str, count: u64, ttl: u64, unit_ms: u64) -> Rule {
+    checked(unchecked_rule(prefix, count, ttl, unit_ms))
+}
+
+/// A rule for one of the functions that set an algorithm, which checks the numbers.
+#[must_use]
+pub const fn unchecked_rule(prefix: &'static str, count: u64, ttl: u64, unit_ms: u64) -> Rule {
     assert!(count > 0, "`count` must be at least 1");
     rule_without_count(prefix, ttl, unit_ms).with_count(count)
 }
@@ -42,7 +51,7 @@ pub const fn rule_without_count(prefix: &'static str, ttl: u64, unit_ms: u64) ->
 #[must_use]
 pub const fn concurrent(prefix: &'static str, count: u64, lease_ms: u64) -> Rule {
     assert!(count > 0, "`count` must be at least 1");
-    concurrent_without_count(prefix, lease_ms).with_count(count)
+    checked(concurrent_without_count(prefix, lease_ms).with_count(count))
 }
 
 /// A rule for places whose count is known at the call. It is 0 until [`with_count`].
@@ -57,7 +66,13 @@ pub const fn with_algorithm(rule: Rule, algorithm: Algorithm) -> Rule {
     if let Some((RuleField::Burst, 0)) = algorithm.size() {
         panic!("{}", RuleFault::NoBurst.words());
     }
-    checked(rule.with_algorithm(algorithm))
+    let rule = rule.with_algorithm(algorithm);
+    // The largest burst may depend on the count. If that is not known yet, each call checks it.
+    let known = match algorithm.size() {
+        Some((RuleField::Burst, burst)) if rule.count() == 0 => rule.with_count(if burst < EXACT { burst } else { EXACT }),
+        _ => rule,
+    };
+    checked(known).with_count(rule.count())
 }
 
 /// The rule with an algorithm whose largest cost is the count.
@@ -92,20 +107,53 @@ pub const fn with_count(rule: &Rule, count: u64) -> Rule {
     }
 }
 
-/// A count of any integer type; a negative one admits nothing.
-pub fn count<N: TryInto<u64>>(count: N) -> u64 {
-    count.try_into().unwrap_or(0)
+/// An integer of any type.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be a count or a cost",
+    label = "not an integer",
+    note = "a count or a cost is an integer of any type: round a float, and take the value of a `NonZero` with `.get()`"
+)]
+pub trait Amount {
+    /// `None` if it is negative, or too large for a `u64`.
+    fn amount(self) -> Option<u64>;
 }
 
-/// A cost of any integer type; a negative one never fits.
+#[diagnostic::do_not_recommend]
+impl<N: TryInto<u64>> Amount for N {
+    #[inline]
+    fn amount(self) -> Option<u64> {
+        self.try_into().ok()
+    }
+}
+
+/// A count of any integer type; a negative one admits nothing.
+pub fn count<N: Amount>(count: N) -> u64 {
+    count.amount().unwrap_or(0)
+}
+
+/// A cost that is no `u64`. It makes a call misconfigured.
+const INVALID_COST: u64 = u64::MAX;
+
+/// A cost of any integer type, or [`INVALID_COST`].
 #[inline]
-pub fn cost<N: TryInto<u64>>(cost: N) -> u64 {
-    cost.try_into().unwrap_or(u64::MAX)
+pub fn cost<N: Amount>(cost: N) -> u64 {
+    cost.amount().unwrap_or(INVALID_COST)
 }
 
 /// The key of a call. Made from a reference, so that no argument is moved.
 #[derive(Debug)]
 pub struct ChargedKey(RequestKey);
+
+impl ChargedKey {
+    #[inline]
+    fn charged(self, cost: u64) -> RequestKey {
+        if cost == INVALID_COST {
+            RequestKey::Invalid("its cost is negative, or too large for a `u64`")
+        } else {
+            self.0
+        }
+    }
+}
 
 #[inline(always)]
 #[allow(clippy::inline_always)] // a key written in parts and then copied whole stalls the processor
@@ -171,8 +219,8 @@ impl<R: Borrow<Rule>> AnnotatedCharge<R> {
 
 #[must_use]
 #[inline]
-pub fn charge<R>(rule: R, ChargedKey(key): ChargedKey, cost: u64) -> AnnotatedCharge<R> {
-    AnnotatedCharge { rule, key, cost, cost_kind: CostKind::Fixed }
+pub fn charge<R>(rule: R, key: ChargedKey, cost: u64) -> AnnotatedCharge<R> {
+    AnnotatedCharge { rule, key: key.charged(cost), cost, cost_kind: CostKind::Fixed }
 }
 
 /// A charge of the milliseconds until the permit is dropped. Until then `max_ms` is held, or what
@@ -184,15 +232,17 @@ pub fn charge_elapsed<R>(rule: R, ChargedKey(key): ChargedKey, max_ms: Option<u6
 
 /// A charge whose cost is reported at the end, by [`settle`]. Until then `max` is held.
 #[must_use]
-pub fn charge_settled<R>(rule: R, ChargedKey(key): ChargedKey, max: u64) -> AnnotatedCharge<R> {
-    AnnotatedCharge { rule, key, cost: max, cost_kind: CostKind::Reported }
+pub fn charge_settled<R>(rule: R, key: ChargedKey, max: u64) -> AnnotatedCharge<R> {
+    AnnotatedCharge { rule, key: key.charged(max), cost: max, cost_kind: CostKind::Reported }
 }
 
 /// Settles a permit with the cost that the outcome reports. The drop of the permit's hold settles
-/// it.
-pub fn settle<T: ?Sized, N: TryInto<u64>>(permit: Permit, outcome: &T, used: impl FnOnce(&T) -> N) {
-    if let Some(mut holding) = permit.into_holding() {
-        holding.record(cost(used(outcome)));
+/// it. A cost that is no `u64` charges all that was held, like a call without an outcome.
+pub fn settle<T: ?Sized, N: Amount>(permit: Permit, outcome: &T, used: impl FnOnce(&T) -> N) {
+    if let Some(mut holding) = permit.into_holding()
+        && let Some(used) = used(outcome).amount()
+    {
+        holding.record(used);
     }
 }
 
@@ -301,8 +351,9 @@ pub fn permit_request_per_time<R: Borrow<Rule>>(
 pub fn limit_requests_per_time<const N: usize>(
     limiter: Option<&Limiter>,
     Call(options, _): Call,
-    charges: [ChargeRequest; N],
+    mut charges: [ChargeRequest; N],
 ) -> Attempted<DeferredAll> {
+    invalidate_shared_counters(&mut charges);
     if let OnLimit::Reject = options.on_limit() {
         let is_admitted = match limiter {
             None => acquire::try_acquire_all(&Limiter::current(), &charges),
@@ -331,9 +382,32 @@ impl DeferredAll {
 pub fn permit_requests_per_time<const N: usize>(
     limiter: Option<&Limiter>,
     Call(options, on_busy): Call,
-    charges: [ChargeRequest; N],
+    mut charges: [ChargeRequest; N],
 ) -> Acquire {
+    invalidate_shared_counters(&mut charges);
     Acquire::all(engine_ref(limiter), charges.into(), options, on_busy)
+}
+
+/// Makes the call misconfigured if two limits with different numbers charge one counter.
+///
+/// With the same numbers it is one limit with two keys, such as sender and receiver. If the keys of
+/// a call are equal, the counter is charged for both.
+fn invalidate_shared_counters(charges: &mut [ChargeRequest]) {
+    for at in 1..charges.len() {
+        let (earlier, later) = charges.split_at_mut(at);
+        let Some(charge) = later.first_mut() else { return };
+        let shares = |other: &ChargeRequest| {
+            let is_same_key = match (&other.key, &charge.key) {
+                (RequestKey::Some(one), RequestKey::Some(two)) => one == two,
+                (RequestKey::Shared, RequestKey::Shared) => true,
+                _ => false,
+            };
+            is_same_key && other.rule.id() == charge.rule.id() && other.rule != charge.rule
+        };
+        if earlier.iter().any(shares) {
+            charge.key = RequestKey::Invalid("another limit of the call has its counter; give it another prefix");
+        }
+    }
 }
 
 #[inline]

@@ -4,6 +4,7 @@ use proc_macro2::{Span, TokenStream};
 use syn::parse::ParseStream;
 use syn::{Ident, Path, Result};
 
+use super::bounds::{self, Bound};
 use crate::errors::fail;
 use crate::tokens::hygienic;
 use crate::value::{self, Choice, Number, set};
@@ -23,9 +24,15 @@ struct AlgorithmRow {
     /// No second limit may stand beside it.
     is_exclusive: bool,
     features: &'static [Feature],
+    /// The runtime's function that makes a rule of a known count. `rule` checks the numbers of a
+    /// fixed window; otherwise the function that sets the algorithm checks them.
+    constructor: &'static str,
     /// The option that bounds a cost, and by how much a cost may exceed it. `None` if it is the
     /// count.
     largest_cost: fn(&AlgorithmOptions) -> Option<(&'static str, &Number, u64)>,
+    /// The bound of what is stored, for a count if it is known, and a period in milliseconds.
+    /// `None` if it is known to rustc only.
+    bound: fn(&AlgorithmOptions, Option<u64>, u64) -> Option<Bound>,
     /// Adds the algorithm to a rule.
     generate: fn(&AlgorithmOptions, rule: &TokenStream, krate: &TokenStream) -> TokenStream,
 }
@@ -48,6 +55,12 @@ pub(super) struct AlgorithmOptions {
     queue: Option<Number>,
 }
 
+impl AlgorithmOptions {
+    fn refills_at_once(&self) -> bool {
+        self.refill.as_ref().is_some_and(|refill| refill == "Interval")
+    }
+}
+
 /// The defaults of a row.
 const PLAIN: AlgorithmRow = AlgorithmRow {
     word: "",
@@ -55,7 +68,9 @@ const PLAIN: AlgorithmRow = AlgorithmRow {
     required: None,
     is_exclusive: false,
     features: &[],
+    constructor: "unchecked_rule",
     largest_cost: |_| None,
+    bound: |_, _, _| Some(bounds::WINDOW),
     generate: |_, rule, _| rule.clone(),
 };
 
@@ -63,6 +78,7 @@ const PLAIN: AlgorithmRow = AlgorithmRow {
 static ALGORITHMS: &[AlgorithmRow] = &[
     AlgorithmRow {
         word: "FixedWindow",
+        constructor: "rule",
         options: &[Choice::new("align", "true", |to, input, name| set(&mut to.align, value::boolean(input, name)))],
         features: &[Feature::Prefetch],
         generate: |options, rule, krate| match options.align {
@@ -74,11 +90,16 @@ static ALGORITHMS: &[AlgorithmRow] = &[
     AlgorithmRow {
         word: "SlidingLog",
         features: &[Feature::SettledCost],
-        generate: |_, rule, krate| hygienic!(#rule.with_algorithm(#krate::Algorithm::SlidingLog)),
+        bound: |_, _, period| Some(bounds::entries(period)),
+        generate: |_, rule, krate| checked(rule, krate, &hygienic!(SlidingLog)),
         ..PLAIN
     },
     AlgorithmRow {
         word: "SlidingWindow",
+        bound: |options, _, period| {
+            let buckets = options.buckets.as_ref().map_or(Some(1), Number::literal)?;
+            Some(bounds::parts(buckets, period))
+        },
         options: &[Choice::new("buckets", "1", |to, input, name| set(&mut to.buckets, value::positive(input, name)))],
         generate: |options, rule, krate| {
             let buckets = Number::to_const_or_one(options.buckets.as_ref());
@@ -94,6 +115,11 @@ static ALGORITHMS: &[AlgorithmRow] = &[
                 set(&mut to.refill, value::variant(input, name, &["Greedy", "Interval"]))
             }),
         ],
+        bound: |options, count, period| {
+            let name = if options.burst.is_some() { "burst" } else { "count" };
+            let at_once = if options.refills_at_once() { count? } else { 1 };
+            Some(bounds::tokens(name, at_once, period))
+        },
         largest_cost: |options| Some(("burst", options.burst.as_ref()?, 0)),
         generate: |options, rule, krate| {
             let greedy = Ident::new("Greedy", Span::mixed_site());
@@ -111,6 +137,7 @@ static ALGORITHMS: &[AlgorithmRow] = &[
         options: &[Choice::new("queue", "50", |to, input, name| set(&mut to.queue, value::number(input, name, 0)))],
         required: Some("to know how many may wait"),
         is_exclusive: true,
+        bound: |_, _, period| Some(bounds::slots(period)),
         largest_cost: |options| Some(("queue", options.queue.as_ref()?, 1)),
         generate: |options, rule, krate| {
             let queue = Number::to_const_or_one(options.queue.as_ref());
@@ -154,6 +181,32 @@ impl AlgorithmArgument {
 
     pub(super) fn has(&self, feature: Feature) -> bool {
         self.row.features.contains(&feature)
+    }
+
+    pub(crate) fn constructor(&self) -> &'static str {
+        self.row.constructor
+    }
+
+    /// The number that is more than the algorithm can store: its name, its span, and the largest
+    /// value. `None` if all fit, or are known to rustc only.
+    pub(super) fn too_large(&self, count: Option<&Number>, period: u64) -> Option<(&'static str, Span, u64)> {
+        let (name, largest) = (self.row.bound)(&self.options, count.and_then(Number::literal), period)?;
+        let number = match name {
+            "burst" => self.options.burst.as_ref(),
+            "queue" => self.options.queue.as_ref(),
+            _ => count,
+        };
+        match number? {
+            Number::Literal(number, span) if *number > largest => Some((name, *span, largest)),
+            _ => None,
+        }
+    }
+
+    /// The counters of limits with the same tag may be the same.
+    pub(crate) fn counter_tag(&self) -> String {
+        let AlgorithmOptions { align, buckets, .. } = &self.options;
+        let buckets = Number::to_const_or_one(buckets.as_ref());
+        format!("{} {} {buckets} {}", self.row.word, align.unwrap_or(false), self.options.refills_at_once())
     }
 
     /// The argument or option that bounds a cost, its value, and the largest cost. `None` if they

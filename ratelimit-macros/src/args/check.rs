@@ -27,6 +27,7 @@ pub(super) fn check(
     arguments.check_missing(kind, at, &mut errors);
     arguments.check_period(&mut errors);
     arguments.check_buckets(&mut errors);
+    arguments.check_bounds(&mut errors);
     arguments.check_cost(&mut errors);
     arguments.check_missing_key(&mut errors);
     arguments.check_algorithm(&mut errors);
@@ -61,7 +62,7 @@ pub(super) fn check(
         kind: limit_kind,
         builder_calls,
     };
-    Ok(LimitAttribute { rule, call, exclusive, joined: None })
+    Ok(LimitAttribute { rule, call, exclusive, joined: None, is_incomplete: false })
 }
 
 fn value<T>(given: Option<Given<T>>) -> Option<T> {
@@ -130,6 +131,16 @@ impl AttributeArguments {
                 "{period} milliseconds can't be divided into {buckets} equal buckets, for example buckets = {near}"
             );
             errors.add(*span, message);
+        }
+    }
+
+    /// Reports a number that the algorithm cannot store.
+    fn check_bounds(&self, errors: &mut Errors) {
+        let (Some(algorithm), Some(period)) = (self.algorithm(), self.period()) else { return };
+        let count = self.rule.count.as_ref().map(|count| &count.value);
+        if let Some((name, span, largest)) = algorithm.too_large(count, period) {
+            let word = algorithm.word();
+            errors.add(span, format!("`{name}` is at most {largest} for `{word}` and a period of {period} ms"));
         }
     }
 

@@ -6,6 +6,7 @@ use syn::{Expr, Ident, Path};
 use super::algorithm::AlgorithmArgument;
 use super::cost::CostArgument;
 use super::table::CallArguments;
+use crate::tokens::text;
 use crate::value::Number;
 
 /// One attribute.
@@ -21,6 +22,8 @@ pub(crate) struct LimitAttribute {
     pub(crate) exclusive: Vec<Exclusive>,
     /// The path that it was written with, if an attribute of the other name expands it.
     pub(crate) joined: Option<Path>,
+    /// An expression lacks a name after a dot. See `incomplete.rs`.
+    pub(crate) is_incomplete: bool,
 }
 
 /// A word that allows no second limit.
@@ -78,6 +81,22 @@ impl RuleSpec {
             Some(CostArgument::Settled { word, .. }) => Some(word.span()),
             _ => None,
         }
+    }
+
+    /// A text that is equal for limits of one function whose counters are the same.
+    pub(crate) fn counter(&self) -> String {
+        let key = self.key.as_ref().map(text);
+        let counted = match &self.kind {
+            LimitKind::AtOnce { .. } => "places".to_owned(),
+            LimitKind::PerTime(limit) => {
+                let PeriodLimit { ttl, unit, algorithm, .. } = &**limit;
+                let ttl = text(ttl);
+                let period = ttl.parse().ok().and_then(|ttl: u64| ttl.checked_mul(*unit));
+                let period = period.map_or_else(|| format!("{ttl} {unit}"), |period| period.to_string());
+                format!("{} {period}", algorithm.counter_tag())
+            }
+        };
+        format!("{} {key:?} {counted}", self.prefix)
     }
 
     /// The expressions that are evaluated before the call.

@@ -1,6 +1,7 @@
 //! Parses the arguments of one attribute.
 
 mod algorithm;
+mod bounds;
 mod check;
 mod cost;
 mod limit;
@@ -10,7 +11,7 @@ mod table;
 use proc_macro2::{Span, TokenStream};
 use syn::ext::IdentExt as _;
 use syn::parse::{ParseStream, Parser as _};
-use syn::{Ident, Result, Token};
+use syn::{Ident, Lit, Result, Token};
 
 #[cfg(test)]
 pub(crate) use self::table::names;
@@ -22,6 +23,7 @@ pub(crate) use self::{
     table::{CallArguments, Given},
 };
 use crate::errors::{Errors, fail};
+use crate::incomplete;
 use crate::kind::AttributeKind;
 use crate::suggest::{list, nearest, suggest};
 use crate::value::{self, at_end};
@@ -38,7 +40,18 @@ pub(crate) fn parse(kind: AttributeKind, args: TokenStream, at: Span, errors: &m
         errors.keep(value::comma_separated(input, |input| parser.argument(input)));
         check::check(parser.arguments, kind, at, errors).map(Box::new).map(ParsedAttribute::Limit)
     };
-    errors.keep(parser.parse2(args))
+    let error = match parser.parse2(args.clone()) {
+        Ok(parsed) => return Some(parsed),
+        Err(error) => error,
+    };
+    if let Some(completed) = incomplete::complete(args)
+        && let Ok(ParsedAttribute::Limit(mut limit)) = parser.parse2(completed)
+    {
+        limit.is_incomplete = true;
+        return Some(ParsedAttribute::Limit(limit));
+    }
+    errors.push(error);
+    None
 }
 
 fn skip(kind: AttributeKind, input: ParseStream) -> Result<ParsedAttribute> {
@@ -52,6 +65,13 @@ fn skip(kind: AttributeKind, input: ParseStream) -> Result<ParsedAttribute> {
 
 fn skip_alone(kind: AttributeKind) -> String {
     format!("`skip` stands alone: #[{}(skip)]", kind.name())
+}
+
+/// Returns true if an expression goes on after a name: `ttl()`, `ttl.get()`, `ttl + 1`.
+fn goes_on(input: ParseStream) -> bool {
+    let ends = at_end(input) || input.peek(Token![=]) || input.peek(Token![:]);
+    let follows = input.peek(Lit) || (input.peek(Ident::peek_any) && !input.peek(Token![as]));
+    !(ends || follows)
 }
 
 struct ArgumentParser {
@@ -69,11 +89,13 @@ impl ArgumentParser {
             Ok(name) if !input.peek2(Token![::]) => name,
             _ => return self.positional(input),
         };
-        let text = name.to_string();
+        let text = name.unraw().to_string();
         if text == "skip" {
             return fail(name.span(), skip_alone(self.kind));
         }
-        if let Some(argument) = arguments(self.kind).find(|argument| argument.name == text) {
+        if let Some(argument) = arguments(self.kind).find(|argument| argument.name == text)
+            && !self.starts_positional(argument, input)
+        {
             return self.named(argument, name, input);
         }
         if value::starts_named(input) {
@@ -83,6 +105,12 @@ impl ArgumentParser {
             return fail(name.span(), format!("unknown argument `{name}`, {}", suggest(&text, &names)));
         }
         self.positional(input)
+    }
+
+    /// Returns true for `ttl()`, an expression that begins with the name of an argument.
+    fn starts_positional(&self, argument: &Argument, input: ParseStream) -> bool {
+        let fork = input.fork();
+        argument.usage.is_positional && !self.is_named && fork.call(Ident::parse_any).is_ok() && goes_on(&fork)
     }
 
     fn named(&mut self, argument: &Argument, name: Ident, input: ParseStream) -> Result<()> {

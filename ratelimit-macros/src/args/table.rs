@@ -5,11 +5,12 @@
 
 use proc_macro2::TokenStream;
 use syn::parse::ParseStream;
-use syn::{Error, Expr, Ident, Path, Result};
+use syn::{Error, Expr, Ident, LitStr, Path, Result};
 
 use super::algorithm::{self, AlgorithmArgument};
 use super::cost::{self, CostArgument};
 use super::on_limit::{self, OnLimitArgument};
+use crate::duration;
 use crate::errors::{Errors, fail};
 use crate::kind::AttributeKind;
 use crate::tokens::text;
@@ -138,11 +139,11 @@ macro_rules! arguments {
 arguments! {
     each prefix: TokenStream, "prefix" = prefix,
         both("\"item\"", "\"export\"").positional().required(["the counter's name"; 2]);
-    each ttl: Number, "ttl" = value::positive, per_time("1").positional();
+    each ttl: Number, "ttl" = ttl, per_time("1").positional();
     each unit: u64, "unit" = unit, per_time("Minutes").positional().required(["the unit of `ttl`"; 2]);
     each count: Number, "count" = value::positive,
         both("100", "3").positional().required(["how many calls are let through", "how many calls may run at once"]);
-    each key: Expr, "key" = value::expr, both("user_id", "user_id");
+    each key: Expr, "key" = key, both("user_id", "user_id");
     each algorithm: AlgorithmArgument, "algorithm" = algorithm::read, per_time("SlidingLog");
     each cost: CostArgument, "cost" = cost::read, per_time("5");
     each lease: u64, "lease" = lease, concurrent("\"30s\"");
@@ -235,16 +236,40 @@ fn prefix(input: ParseStream, name: &str) -> Result<TokenStream> {
     value::text(input, name, MAX_BYTES)
 }
 
+/// Reads an expression. A string would give all callers one counter, which is hardly ever meant.
+fn key(input: ParseStream, name: &str) -> Result<Expr> {
+    let key = value::expr(input, name)?;
+    if !value::is_text(&key) {
+        return Ok(key);
+    }
+    let unquoted = text(&key).replace('"', "");
+    let example = if syn::parse_str::<Expr>(&unquoted).is_ok() { &unquoted } else { "user_id" };
+    let message = format!(
+        "`{name}` is an expression, not a string: write {name} = {example} without quotes, or leave `{name}` out for one counter"
+    );
+    Err(Error::new_spanned(key, message))
+}
+
+/// Reads a number. A duration belongs into two arguments.
+fn ttl(input: ParseStream, name: &str) -> Result<Number> {
+    if let Ok(text) = input.fork().parse::<LitStr>()
+        && let Ok(milliseconds) = duration::parse(&text.value())
+    {
+        let whole = UNITS.iter().rev().find(|(_, unit)| milliseconds.is_multiple_of(*unit));
+        let (word, unit) = whole.unwrap_or(&UNITS[0]);
+        let message = format!("`{name}` is a number of units: write {name} = {}, unit = {word}", milliseconds / unit);
+        return fail(text.span(), message);
+    }
+    value::positive(input, name)
+}
+
+/// The units of `ttl` in milliseconds.
+const UNITS: [(&str, u64); 5] =
+    [("Milliseconds", 1), ("Seconds", 1_000), ("Minutes", 60_000), ("Hours", 3_600_000), ("Days", 86_400_000)];
+
 /// Milliseconds in a unit.
 fn unit(input: ParseStream, name: &str) -> Result<u64> {
-    let (_, unit) = value::word(input, name, &["Milliseconds", "Seconds", "Minutes", "Hours", "Days"])?;
-    Ok(match unit {
-        "Milliseconds" => 1,
-        "Seconds" => 1_000,
-        "Minutes" => 60_000,
-        "Hours" => 3_600_000,
-        _ => 86_400_000,
-    })
+    value::word_of(input, name, &UNITS, |unit| unit.0).map(|(_, (_, unit))| *unit)
 }
 
 /// Milliseconds until a place is free again after its holder died.

@@ -8,6 +8,7 @@ use proc_macro2::TokenStream;
 use super::compile_errors;
 use crate::args::names;
 use crate::expand::expand;
+use crate::incomplete::complete;
 use crate::kind::AttributeKind;
 
 const ROUNDS: usize = 30_000;
@@ -196,6 +197,10 @@ const VALID: &[&str] = &[
     r#""a", 1, Minutes, 20_000, algorithm = SlidingLog, cost = Elapsed(max = "5s"), permit = p"#,
     r#""a", 1, Minutes, 9_000, algorithm = SlidingLog, cost = Settled(max = 4_000, |outcome| outcome.tokens())"#,
     r#""a", 1, Minutes, 9_000, algorithm = SlidingLog, cost = Settled(max = most, tokens), on_limit = Wait"#,
+    r#""a", 1, Minutes, 100, key = req., cost = (a.b., c)"#,
+    r#""a", ttl(), Minutes, count as u64, key = "req.id", algorithm = TokenBucket { burst: 5 }"#,
+    r#""b", 1, Days, 5, key = id, permit = id, ttl = "1m""#,
+    r#""b", 1, Days, 99_999_999_999, algorithm = SlidingLog"#,
     "skip",
 ];
 
@@ -217,6 +222,8 @@ const ITEMS: &[&str] = &[
     "impl S {}",
     "struct S { a: u8 }",
     "pub trait T { async fn f(); }",
+    "fn f() -> BoxFuture<R> { { async move {}.instrument(span).boxed() } }",
+    "fn f() { rt.block_on(async {}) }",
     "fn f() {}",
     "async fn f();",
     "const fn f() {}",
@@ -301,12 +308,14 @@ fn nothing_panics() {
         };
         // rustc reports an item with a syntax error itself. No macro gets one.
         let whole = syn::parse2::<syn::File>(item.clone()).is_ok();
+        let incomplete = complete(args.clone()).or_else(|| complete(item.clone())).is_some();
         let shown = format!("#[{}({args})]\n{item}", kind.name());
         let tokens =
             catch_unwind(|| expand(kind, args, item)).unwrap_or_else(|_| panic!("panicked, seed {SEED:#x}:\n{shown}"));
         let errors = compile_errors(tokens.clone());
         if errors.is_empty() {
-            let parsed = syn::parse2::<syn::File>(tokens.clone()).is_ok();
+            // rustc reports an incomplete expression.
+            let parsed = syn::parse2::<syn::File>(tokens.clone()).is_ok() || incomplete;
             assert!(parsed || !whole, "neither code nor an error, seed {SEED:#x}:\n{shown}\n{tokens}");
             expanded += 1;
         } else {

@@ -1,10 +1,10 @@
 async fn f(state: State) -> R {
     #![allow(unused)]
-    if let ::core::result::Result::Err(refused) = 'decided: {
-        let deciding = match {
-            let limiter: &::facade::limits::Limiter = &state.limiter;
+    if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
+        let __ratelimit_deciding = match {
+            let __ratelimit_limiter: &::facade::limits::Limiter = &state.limiter;
             ::facade::limits::__private::limit_request_per_time(
-                ::core::option::Option::Some(limiter),
+                ::core::option::Option::Some(__ratelimit_limiter),
                 const {
                     ::facade::limits::__private::Call::new()
                         .wait_at_most(90000)
@@ -30,16 +30,16 @@ async fn f(state: State) -> R {
             ::facade::limits::__private::Attempted::Admitted => {
                 break 'decided (::core::result::Result::Ok(()));
             }
-            ::facade::limits::__private::Attempted::Refused(refused) => {
-                break 'decided (::core::result::Result::Err(refused));
+            ::facade::limits::__private::Attempted::Refused(__ratelimit_refused) => {
+                break 'decided (::core::result::Result::Err(__ratelimit_refused));
             }
-            ::facade::limits::__private::Attempted::Deferred(deferred) => {
-                deferred.decide()
+            ::facade::limits::__private::Attempted::Deferred(__ratelimit_deferred) => {
+                __ratelimit_deferred.decide()
             }
         };
-        deciding.await
+        __ratelimit_deciding.await
     } {
-        return ::facade::limits::FromRefusal::from_refusal(refused);
+        return ::facade::limits::FromRefusal::from_refusal(__ratelimit_refused);
     }
-    { body() }
+    '__ratelimit_body: { body() }
 }

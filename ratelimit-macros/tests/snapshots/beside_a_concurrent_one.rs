@@ -1,6 +1,6 @@
 async fn f(id: u64) -> R {
     use limit_concurrent_requests as _;
-    let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+    let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const {
             ::ratelimit_runtime::__private::Call::new()
@@ -9,39 +9,39 @@ async fn f(id: u64) -> R {
         },
         [
             {
-                let key = ::ratelimit_runtime::__private::key(&(id));
+                let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
                 ::ratelimit_runtime::__private::charge(
                     const {
                         &::ratelimit_runtime::__private::rule("calls", 100, 1, 60000)
                     },
-                    key,
+                    __ratelimit_key,
                     1,
                 )
             }
                 .asked(),
             {
-                let key = ::ratelimit_runtime::__private::key(&(id));
+                let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
                 ::ratelimit_runtime::__private::charge(
                     const {
                         &::ratelimit_runtime::__private::concurrent("export", 3, 60000)
                     },
-                    key,
+                    __ratelimit_key,
                     1,
                 )
             }
                 .asked(),
         ],
     );
-    let _permit = match deciding.await {
-        ::core::result::Result::Ok(permit) => permit,
-        ::core::result::Result::Err(refused) => {
-            if ::ratelimit_runtime::__private::fits_when_released(&refused) {
-                let refused = refused;
+    let __ratelimit_permit = match __ratelimit_deciding.await {
+        ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+        ::core::result::Result::Err(__ratelimit_refused) => {
+            if ::ratelimit_runtime::__private::fits_when_released(&__ratelimit_refused) {
+                let refused = __ratelimit_refused;
                 let _ = &refused;
                 return Err(busy(refused));
             }
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+            return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    {}
+    '__ratelimit_body: {}
 }

@@ -1,26 +1,26 @@
 async fn f(id: u64) -> R {
-    let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+    let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         [
             {
-                let key = ::ratelimit_runtime::__private::key(&(id));
+                let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
                 ::ratelimit_runtime::__private::charge(
                     const {
                         &::ratelimit_runtime::__private::concurrent("export", 3, 30000)
                     },
-                    key,
+                    __ratelimit_key,
                     1,
                 )
             }
                 .asked(),
         ],
     );
-    let _permit = match deciding.await {
-        ::core::result::Result::Ok(permit) => permit,
-        ::core::result::Result::Err(refused) => {
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+    let __ratelimit_permit = match __ratelimit_deciding.await {
+        ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+        ::core::result::Result::Err(__ratelimit_refused) => {
+            return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    { export(id).await }
+    '__ratelimit_body: { export(id).await }
 }

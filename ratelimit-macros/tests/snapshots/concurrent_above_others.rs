@@ -1,6 +1,6 @@
 async fn f() -> R {
     use limit_request_per_time as _;
-    let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+    let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new().wait_for_place() },
         [
@@ -34,18 +34,20 @@ async fn f() -> R {
                 .asked(),
         ],
     );
-    let _permit = match deciding.await {
-        ::core::result::Result::Ok(permit) => permit,
-        ::core::result::Result::Err(refused) => {
-            if ::ratelimit_runtime::__private::over_limit(&refused)
-                && !::ratelimit_runtime::__private::fits_when_released(&refused)
+    let __ratelimit_permit = match __ratelimit_deciding.await {
+        ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+        ::core::result::Result::Err(__ratelimit_refused) => {
+            if ::ratelimit_runtime::__private::over_limit(&__ratelimit_refused)
+                && !::ratelimit_runtime::__private::fits_when_released(
+                    &__ratelimit_refused,
+                )
             {
-                let refused = refused;
+                let refused = __ratelimit_refused;
                 let _ = &refused;
                 return cached(refused);
             }
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+            return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    {}
+    '__ratelimit_body: {}
 }

@@ -1,11 +1,13 @@
 impl Api {
     async fn get(&self) -> R {
-        let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+        let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             [
                 {
-                    let key = ::ratelimit_runtime::__private::key(&(self.id));
+                    let __ratelimit_key = ::ratelimit_runtime::__private::key(
+                        &(self.id),
+                    );
                     ::ratelimit_runtime::__private::charge(
                         const {
                             &::ratelimit_runtime::__private::concurrent(
@@ -14,30 +16,34 @@ impl Api {
                                 30000,
                             )
                         },
-                        key,
+                        __ratelimit_key,
                         1,
                     )
                 }
                     .asked(),
             ],
         );
-        let _permit = match deciding.await {
-            ::core::result::Result::Ok(permit) => permit,
-            ::core::result::Result::Err(refused) => {
-                return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        let __ratelimit_permit = match __ratelimit_deciding.await {
+            ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+            ::core::result::Result::Err(__ratelimit_refused) => {
+                return ::ratelimit_runtime::FromRefusal::from_refusal(
+                    __ratelimit_refused,
+                );
             }
         };
-        {}
+        '__ratelimit_body: {}
     }
     fn put(&self) -> Pin<Box<dyn Future<Output = R>>> {
         Box::pin(async move {
             use limit_request_per_time as _;
-            let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+            let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
                 ::core::option::Option::None,
                 const { ::ratelimit_runtime::__private::Call::new() },
                 [
                     {
-                        let key = ::ratelimit_runtime::__private::key(&(self.id));
+                        let __ratelimit_key = ::ratelimit_runtime::__private::key(
+                            &(self.id),
+                        );
                         ::ratelimit_runtime::__private::charge(
                             const {
                                 &::ratelimit_runtime::__private::concurrent(
@@ -46,7 +52,7 @@ impl Api {
                                     30000,
                                 )
                             },
-                            key,
+                            __ratelimit_key,
                             1,
                         )
                     }
@@ -61,13 +67,15 @@ impl Api {
                         .asked(),
                 ],
             );
-            let _permit = match deciding.await {
-                ::core::result::Result::Ok(permit) => permit,
-                ::core::result::Result::Err(refused) => {
-                    return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+            let __ratelimit_permit = match __ratelimit_deciding.await {
+                ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+                ::core::result::Result::Err(__ratelimit_refused) => {
+                    return ::ratelimit_runtime::FromRefusal::from_refusal(
+                        __ratelimit_refused,
+                    );
                 }
             };
-            {}
+            '__ratelimit_body: {}
         })
     }
     async fn health(&self) {}

@@ -1,8 +1,8 @@
 async fn f(&self, id: Option<u64>) -> R {
-    let deciding = {
-        let limiter: &::facade::Limiter = &self.limiter;
+    let __ratelimit_deciding = {
+        let __ratelimit_limiter: &::facade::Limiter = &self.limiter;
         ::facade::__private::permit_requests_per_time(
-            ::core::option::Option::Some(limiter),
+            ::core::option::Option::Some(__ratelimit_limiter),
             const {
                 ::facade::__private::Call::new()
                     .wait_for_place_at_most(5000)
@@ -10,8 +10,8 @@ async fn f(&self, id: Option<u64>) -> R {
             },
             [
                 {
-                    let count = ::facade::__private::count(plan.places());
-                    let key = ::facade::__private::optional_key(
+                    let __ratelimit_count = ::facade::__private::count(plan.places());
+                    let __ratelimit_key = ::facade::__private::optional_key(
                         &(id),
                         ::facade::__private::OnMissingKey::Skip,
                     );
@@ -23,9 +23,9 @@ async fn f(&self, id: Option<u64>) -> R {
                                     60000,
                                 )
                             },
-                            count,
+                            __ratelimit_count,
                         ),
-                        key,
+                        __ratelimit_key,
                         1,
                     )
                 }
@@ -33,11 +33,11 @@ async fn f(&self, id: Option<u64>) -> R {
             ],
         )
     };
-    let place = match deciding.await {
-        ::core::result::Result::Ok(permit) => permit,
-        ::core::result::Result::Err(refused) => {
-            return ::facade::FromRefusal::from_refusal(refused);
+    let place = match __ratelimit_deciding.await {
+        ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+        ::core::result::Result::Err(__ratelimit_refused) => {
+            return ::facade::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    { place.is_held() }
+    '__ratelimit_body: { place.is_held() }
 }

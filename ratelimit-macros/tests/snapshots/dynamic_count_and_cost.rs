@@ -1,15 +1,17 @@
 async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
-    if let ::core::result::Result::Err(refused) = 'decided: {
-        let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+    if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
+        let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             {
-                let count = ::ratelimit_runtime::__private::count(plan.limit());
-                let key = ::ratelimit_runtime::__private::optional_key(
+                let __ratelimit_count = ::ratelimit_runtime::__private::count(
+                    plan.limit(),
+                );
+                let __ratelimit_key = ::ratelimit_runtime::__private::optional_key(
                     &(id),
                     ::ratelimit_runtime::__private::OnMissingKey::Shared,
                 );
-                let cost = ::ratelimit_runtime::__private::cost(rows.len());
+                let __ratelimit_cost = ::ratelimit_runtime::__private::cost(rows.len());
                 ::ratelimit_runtime::__private::charge(
                     ::ratelimit_runtime::__private::with_count(
                         const {
@@ -19,26 +21,26 @@ async fn f(id: Option<u64>, plan: Plan, rows: Vec<Row>) -> R {
                                 1000,
                             )
                         },
-                        count,
+                        __ratelimit_count,
                     ),
-                    key,
-                    cost,
+                    __ratelimit_key,
+                    __ratelimit_cost,
                 )
             },
         ) {
             ::ratelimit_runtime::__private::Attempted::Admitted => {
                 break 'decided (::core::result::Result::Ok(()));
             }
-            ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                break 'decided (::core::result::Result::Err(refused));
+            ::ratelimit_runtime::__private::Attempted::Refused(__ratelimit_refused) => {
+                break 'decided (::core::result::Result::Err(__ratelimit_refused));
             }
-            ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
-                deferred.decide()
+            ::ratelimit_runtime::__private::Attempted::Deferred(__ratelimit_deferred) => {
+                __ratelimit_deferred.decide()
             }
         };
-        deciding.await
+        __ratelimit_deciding.await
     } {
-        return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
     }
-    {}
+    '__ratelimit_body: {}
 }

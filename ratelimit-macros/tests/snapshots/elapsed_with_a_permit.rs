@@ -1,22 +1,24 @@
 async fn f(budget: u64) -> R {
-    let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+    let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         [
             {
-                let count = ::ratelimit_runtime::__private::count(budget);
+                let __ratelimit_count = ::ratelimit_runtime::__private::count(budget);
                 ::ratelimit_runtime::__private::charge_elapsed(
                     ::ratelimit_runtime::__private::with_count(
                         const {
-                            &::ratelimit_runtime::__private::rule_without_count(
-                                    "queries",
-                                    1,
-                                    60000,
+                            &::ratelimit_runtime::__private::with_algorithm(
+                                    ::ratelimit_runtime::__private::rule_without_count(
+                                        "queries",
+                                        1,
+                                        60000,
+                                    ),
+                                    ::ratelimit_runtime::Algorithm::SlidingLog,
                                 )
-                                .with_algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
                                 .with_shadow(true)
                         },
-                        count,
+                        __ratelimit_count,
                     ),
                     ::ratelimit_runtime::__private::no_key(),
                     ::core::option::Option::None,
@@ -25,11 +27,11 @@ async fn f(budget: u64) -> R {
                 .asked(),
         ],
     );
-    let permit = match deciding.await {
-        ::core::result::Result::Ok(permit) => permit,
-        ::core::result::Result::Err(refused) => {
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+    let permit = match __ratelimit_deciding.await {
+        ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+        ::core::result::Result::Err(__ratelimit_refused) => {
+            return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    { query(permit.remaining_time()).await }
+    '__ratelimit_body: { query(permit.remaining_time()).await }
 }

@@ -2,17 +2,19 @@ unsafe impl<const N: usize> Api<{ N }> {
     #![allow(unused)]
     const LIMIT: u64 = 1;
     pub(crate) async fn get(&self) -> R {
-        if let ::core::result::Result::Err(refused) = 'decided: {
-            let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+        if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
+            let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
                 ::core::option::Option::None,
                 const { ::ratelimit_runtime::__private::Call::new() },
                 {
-                    let key = ::ratelimit_runtime::__private::key(&(self.id));
+                    let __ratelimit_key = ::ratelimit_runtime::__private::key(
+                        &(self.id),
+                    );
                     ::ratelimit_runtime::__private::charge(
                         const {
                             &::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
                         },
-                        key,
+                        __ratelimit_key,
                         1,
                     )
                 },
@@ -20,32 +22,34 @@ unsafe impl<const N: usize> Api<{ N }> {
                 ::ratelimit_runtime::__private::Attempted::Admitted => {
                     break 'decided (::core::result::Result::Ok(()));
                 }
-                ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                    break 'decided (::core::result::Result::Err(refused));
-                }
-                ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
-                    deferred.decide()
-                }
+                ::ratelimit_runtime::__private::Attempted::Refused(
+                    __ratelimit_refused,
+                ) => break 'decided (::core::result::Result::Err(__ratelimit_refused)),
+                ::ratelimit_runtime::__private::Attempted::Deferred(
+                    __ratelimit_deferred,
+                ) => __ratelimit_deferred.decide(),
             };
-            deciding.await
+            __ratelimit_deciding.await
         } {
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+            return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
-        { self.id }
+        '__ratelimit_body: { self.id }
     }
     async fn put(mut self: Box<Self>) -> R {
-        if let ::core::result::Result::Err(refused) = 'decided: {
-            let deciding = match ::ratelimit_runtime::__private::limit_requests_per_time(
+        if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
+            let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_requests_per_time(
                 ::core::option::Option::None,
                 const { ::ratelimit_runtime::__private::Call::new() },
                 [
                     {
-                        let key = ::ratelimit_runtime::__private::key(&(self.id));
+                        let __ratelimit_key = ::ratelimit_runtime::__private::key(
+                            &(self.id),
+                        );
                         ::ratelimit_runtime::__private::charge(
                             const {
                                 &::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
                             },
-                            key,
+                            __ratelimit_key,
                             1,
                         )
                     }
@@ -63,18 +67,18 @@ unsafe impl<const N: usize> Api<{ N }> {
                 ::ratelimit_runtime::__private::Attempted::Admitted => {
                     break 'decided (::core::result::Result::Ok(()));
                 }
-                ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                    break 'decided (::core::result::Result::Err(refused));
-                }
-                ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
-                    deferred.decide()
-                }
+                ::ratelimit_runtime::__private::Attempted::Refused(
+                    __ratelimit_refused,
+                ) => break 'decided (::core::result::Result::Err(__ratelimit_refused)),
+                ::ratelimit_runtime::__private::Attempted::Deferred(
+                    __ratelimit_deferred,
+                ) => __ratelimit_deferred.decide(),
             };
-            deciding.await
+            __ratelimit_deciding.await
         } {
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+            return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
-        {}
+        '__ratelimit_body: {}
     }
     async fn health(&self) {}
     fn id(&self) -> u64 {

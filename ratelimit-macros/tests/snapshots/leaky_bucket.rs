@@ -1,10 +1,10 @@
 async fn f(limit: u64) -> R {
-    if let ::core::result::Result::Err(refused) = 'decided: {
-        let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+    if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
+        let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             {
-                let count = ::ratelimit_runtime::__private::count(limit);
+                let __ratelimit_count = ::ratelimit_runtime::__private::count(limit);
                 ::ratelimit_runtime::__private::charge(
                     ::ratelimit_runtime::__private::with_count(
                         const {
@@ -19,7 +19,7 @@ async fn f(limit: u64) -> R {
                                 },
                             )
                         },
-                        count,
+                        __ratelimit_count,
                     ),
                     ::ratelimit_runtime::__private::no_key(),
                     1,
@@ -29,16 +29,16 @@ async fn f(limit: u64) -> R {
             ::ratelimit_runtime::__private::Attempted::Admitted => {
                 break 'decided (::core::result::Result::Ok(()));
             }
-            ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                break 'decided (::core::result::Result::Err(refused));
+            ::ratelimit_runtime::__private::Attempted::Refused(__ratelimit_refused) => {
+                break 'decided (::core::result::Result::Err(__ratelimit_refused));
             }
-            ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
-                deferred.decide()
+            ::ratelimit_runtime::__private::Attempted::Deferred(__ratelimit_deferred) => {
+                __ratelimit_deferred.decide()
             }
         };
-        deciding.await
+        __ratelimit_deciding.await
     } {
-        return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
     }
-    {}
+    '__ratelimit_body: {}
 }

@@ -1,5 +1,5 @@
 async fn f() -> R {
-    let deciding = ::ratelimit_runtime::__private::permit_request_per_time(
+    let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_request_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new().wait() },
         ::ratelimit_runtime::__private::charge(
@@ -8,11 +8,11 @@ async fn f() -> R {
             0,
         ),
     );
-    let slot = match deciding.await {
-        ::core::result::Result::Ok(permit) => permit,
-        ::core::result::Result::Err(refused) => {
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+    let slot = match __ratelimit_deciding.await {
+        ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+        ::core::result::Result::Err(__ratelimit_refused) => {
+            return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    { slot.refund().await }
+    '__ratelimit_body: { slot.refund().await }
 }

@@ -1,6 +1,6 @@
 async fn f<const N: usize>() -> R {
-    if let ::core::result::Result::Err(refused) = 'decided: {
-        let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+    if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
+        let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
             ::core::option::Option::None,
             const {
                 ::ratelimit_runtime::__private::Call::new()
@@ -8,13 +8,15 @@ async fn f<const N: usize>() -> R {
             },
             ::ratelimit_runtime::__private::charge(
                 const {
-                    &::ratelimit_runtime::__private::rule(
+                    &::ratelimit_runtime::__private::with_algorithm(
+                        ::ratelimit_runtime::__private::unchecked_rule(
                             "item",
                             const { N as u64 },
                             TTL,
                             3600000,
-                        )
-                        .with_algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                        ),
+                        ::ratelimit_runtime::Algorithm::SlidingLog,
+                    )
                 },
                 ::ratelimit_runtime::__private::no_key(),
                 1,
@@ -23,16 +25,16 @@ async fn f<const N: usize>() -> R {
             ::ratelimit_runtime::__private::Attempted::Admitted => {
                 break 'decided (::core::result::Result::Ok(()));
             }
-            ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                break 'decided (::core::result::Result::Err(refused));
+            ::ratelimit_runtime::__private::Attempted::Refused(__ratelimit_refused) => {
+                break 'decided (::core::result::Result::Err(__ratelimit_refused));
             }
-            ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
-                deferred.decide()
+            ::ratelimit_runtime::__private::Attempted::Deferred(__ratelimit_deferred) => {
+                __ratelimit_deferred.decide()
             }
         };
-        deciding.await
+        __ratelimit_deciding.await
     } {
-        return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
     }
-    {}
+    '__ratelimit_body: {}
 }

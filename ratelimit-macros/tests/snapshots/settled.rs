@@ -1,37 +1,48 @@
 async fn f(user: u64) -> Result<impl Answer, (E, [impl X; 1])> {
-    let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+    let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         [
             {
-                let key = ::ratelimit_runtime::__private::key(&(user));
+                let __ratelimit_key = ::ratelimit_runtime::__private::key(&(user));
                 ::ratelimit_runtime::__private::charge_settled(
                     const {
-                        &::ratelimit_runtime::__private::rule("tokens", 100000, 1, 60000)
-                            .with_algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                        &::ratelimit_runtime::__private::with_algorithm(
+                            ::ratelimit_runtime::__private::unchecked_rule(
+                                "tokens",
+                                100000,
+                                1,
+                                60000,
+                            ),
+                            ::ratelimit_runtime::Algorithm::SlidingLog,
+                        )
                     },
-                    key,
+                    __ratelimit_key,
                     4000,
                 )
             }
                 .asked(),
         ],
     );
-    let permit = match deciding.await {
-        ::core::result::Result::Ok(permit) => permit,
-        ::core::result::Result::Err(refused) => {
-            return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+    let __ratelimit_permit = match __ratelimit_deciding.await {
+        ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+        ::core::result::Result::Err(__ratelimit_refused) => {
+            return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
     };
-    let outcome = async move {
-        if let ::core::option::Option::Some(outcome) = ::core::option::Option::None::<
+    let __ratelimit_outcome = async move {
+        if let ::core::option::Option::Some(__ratelimit_outcome) = ::core::option::Option::None::<
             Result<_, (E, [_; 1])>,
         > {
-            return outcome;
+            return __ratelimit_outcome;
         }
-        { ask(user).await }
+        '__ratelimit_body: { ask(user).await }
     }
         .await;
-    ::ratelimit_runtime::__private::settle(permit, &outcome, |answer| answer.tokens());
-    outcome
+    ::ratelimit_runtime::__private::settle(
+        __ratelimit_permit,
+        &__ratelimit_outcome,
+        |answer| answer.tokens(),
+    );
+    __ratelimit_outcome
 }

@@ -1,18 +1,20 @@
 fn f() -> Answering {
     Box::pin(async move {
-        let deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+        let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             [
                 ::ratelimit_runtime::__private::charge_settled(
                         const {
-                            &::ratelimit_runtime::__private::rule(
+                            &::ratelimit_runtime::__private::with_algorithm(
+                                ::ratelimit_runtime::__private::unchecked_rule(
                                     "tokens",
                                     100000,
                                     1,
                                     60000,
-                                )
-                                .with_algorithm(::ratelimit_runtime::Algorithm::SlidingLog)
+                                ),
+                                ::ratelimit_runtime::Algorithm::SlidingLog,
+                            )
                         },
                         ::ratelimit_runtime::__private::no_key(),
                         4000,
@@ -20,14 +22,21 @@ fn f() -> Answering {
                     .asked(),
             ],
         );
-        let permit = match deciding.await {
-            ::core::result::Result::Ok(permit) => permit,
-            ::core::result::Result::Err(refused) => {
-                return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        let __ratelimit_permit = match __ratelimit_deciding.await {
+            ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
+            ::core::result::Result::Err(__ratelimit_refused) => {
+                return ::ratelimit_runtime::FromRefusal::from_refusal(
+                    __ratelimit_refused,
+                );
             }
         };
-        let outcome = async move { { ask().await } }.await;
-        ::ratelimit_runtime::__private::settle(permit, &outcome, |answer: &R| 5);
-        outcome
+        let __ratelimit_outcome = async move { '__ratelimit_body: { ask().await } }
+            .await;
+        ::ratelimit_runtime::__private::settle(
+            __ratelimit_permit,
+            &__ratelimit_outcome,
+            |answer: &R| 5,
+        );
+        __ratelimit_outcome
     })
 }

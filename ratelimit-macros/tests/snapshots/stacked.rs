@@ -1,24 +1,24 @@
 /// Docs.
 #[inline]
 async unsafe fn f(id: u64, limit: u64) -> R {
-    if let ::core::result::Result::Err(refused) = 'decided: {
-        let deciding = match ::ratelimit_runtime::__private::limit_requests_per_time(
+    if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
+        let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_requests_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new().wait() },
             [
                 {
-                    let key = ::ratelimit_runtime::__private::key(&(id));
+                    let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
                     ::ratelimit_runtime::__private::charge(
                         const {
                             &::ratelimit_runtime::__private::rule("first", 1, 1, 1000)
                         },
-                        key,
+                        __ratelimit_key,
                         1,
                     )
                 }
                     .asked(),
                 {
-                    let count = ::ratelimit_runtime::__private::count(limit);
+                    let __ratelimit_count = ::ratelimit_runtime::__private::count(limit);
                     ::ratelimit_runtime::__private::charge(
                         ::ratelimit_runtime::__private::with_count(
                             const {
@@ -28,7 +28,7 @@ async unsafe fn f(id: u64, limit: u64) -> R {
                                     3600000,
                                 )
                             },
-                            count,
+                            __ratelimit_count,
                         ),
                         ::ratelimit_runtime::__private::no_key(),
                         1,
@@ -53,16 +53,16 @@ async unsafe fn f(id: u64, limit: u64) -> R {
             ::ratelimit_runtime::__private::Attempted::Admitted => {
                 break 'decided (::core::result::Result::Ok(()));
             }
-            ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                break 'decided (::core::result::Result::Err(refused));
+            ::ratelimit_runtime::__private::Attempted::Refused(__ratelimit_refused) => {
+                break 'decided (::core::result::Result::Err(__ratelimit_refused));
             }
-            ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
-                deferred.decide()
+            ::ratelimit_runtime::__private::Attempted::Deferred(__ratelimit_deferred) => {
+                __ratelimit_deferred.decide()
             }
         };
-        deciding.await
+        __ratelimit_deciding.await
     } {
-        return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
     }
-    {}
+    '__ratelimit_body: {}
 }

@@ -1,15 +1,15 @@
 pub async fn f(a: u64, b: u64) -> R<u64> {
-    if let ::core::result::Result::Err(refused) = 'decided: {
-        let deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+    if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
+        let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new().wait_at_most(1000) },
             {
-                let key = ::ratelimit_runtime::__private::key(&(a + b));
+                let __ratelimit_key = ::ratelimit_runtime::__private::key(&(a + b));
                 ::ratelimit_runtime::__private::charge(
                     const {
                         &::ratelimit_runtime::__private::rule("item", 5, 1, 86400000)
                     },
-                    key,
+                    __ratelimit_key,
                     1,
                 )
             },
@@ -17,16 +17,16 @@ pub async fn f(a: u64, b: u64) -> R<u64> {
             ::ratelimit_runtime::__private::Attempted::Admitted => {
                 break 'decided (::core::result::Result::Ok(()));
             }
-            ::ratelimit_runtime::__private::Attempted::Refused(refused) => {
-                break 'decided (::core::result::Result::Err(refused));
+            ::ratelimit_runtime::__private::Attempted::Refused(__ratelimit_refused) => {
+                break 'decided (::core::result::Result::Err(__ratelimit_refused));
             }
-            ::ratelimit_runtime::__private::Attempted::Deferred(deferred) => {
-                deferred.decide()
+            ::ratelimit_runtime::__private::Attempted::Deferred(__ratelimit_deferred) => {
+                __ratelimit_deferred.decide()
             }
         };
-        deciding.await
+        __ratelimit_deciding.await
     } {
-        return ::ratelimit_runtime::FromRefusal::from_refusal(refused);
+        return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
     }
-    { body() }
+    '__ratelimit_body: { body() }
 }

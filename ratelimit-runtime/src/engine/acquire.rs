@@ -309,7 +309,7 @@ fn counter_key(key: &RequestKey) -> Option<Option<&Key>> {
     match key {
         RequestKey::Some(key) => Some(Some(key)),
         RequestKey::Shared => Some(None),
-        RequestKey::Missing | RequestKey::Skip => None,
+        RequestKey::Missing | RequestKey::Skip | RequestKey::Invalid(_) => None,
     }
 }
 

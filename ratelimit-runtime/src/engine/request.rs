@@ -72,6 +72,8 @@ pub(crate) enum RequestKey {
     Missing,
     /// A missing key: the rule is skipped.
     Skip,
+    /// The call is misconfigured, for this reason.
+    Invalid(&'static str),
 }
 
 /// Options of a call. [`OnLimit`] is stored as its parts, because each future of a call carries it.
@@ -215,6 +217,7 @@ impl AcquireRequest {
                 RequestKey::Shared => None,
                 RequestKey::Missing => return Err(RequestPerMinute::missing_key(rule)),
                 RequestKey::Skip => continue,
+                RequestKey::Invalid(reason) => return Err(refusal(rule, StoreError::misconfigured(*reason))),
             };
             let longest_wait = longest_wait.unwrap_or(Duration::MAX);
             let charge = Charge { longest_wait, ..self.engine.charge(rule, key, *cost)? };

@@ -80,9 +80,14 @@ fn values() {
     let takes = "`Return` needs the value to return: Return(Ok(cached))";
     for (argument, expected) in [
         ("ttl = 999999999999", "`ttl` is longer than 3,650 days"),
+        ("ttl = \"1m\"", "`ttl` is a number of units: write ttl = 1, unit = Minutes"),
+        ("ttl = \"90m\"", "`ttl` is a number of units: write ttl = 90, unit = Minutes"),
+        ("ttl = \"1\"", "`ttl` is an integer, for example ttl = 1"),
         ("key = id +", "`key` needs an expression here: unexpected end of input, expected an expression"),
         ("cost = -1", "`cost` must be at least 0, for example cost = 1"),
-        ("on_limit = Wait(30)", "name the option: Wait(max = 30)"),
+        ("on_limit = Wait(30)", "name the option: Wait(max = \"30s\")"),
+        ("on_limit = Wait(true)", "name the option: Wait(max = \"30s\")"),
+        ("on_limit = Wait[max = \"30s\"]", "options stand in parentheses: Wait(max = \"30s\")"),
         ("on_limit = Wait(max = 30)", duration),
         ("on_limit = Wait(max = \"30\")", duration),
         ("on_limit = Wait(max = \"s\")", duration),
@@ -113,6 +118,8 @@ fn values() {
         ("algorithm = TokenBucket(burst = 1.5)", "`burst` is an integer, for example burst = 1"),
         ("algorithm = TokenBucket(queue = 5)", "unknown option `queue` of `TokenBucket`, expected `burst` or `refill`"),
         ("algorithm = TokenBucket(200)", "name the option: TokenBucket(burst = 200)"),
+        ("algorithm = TokenBucket(\"200\")", "name the option: TokenBucket(burst = 200)"),
+        ("algorithm = TokenBucket { burst: 5 }", "options stand in parentheses: TokenBucket(burst = 200)"),
         ("algorithm = TokenBucket(refill = 5)", "`refill` is `Greedy` or `Interval`"),
         ("algorithm = LeakyBucket()", "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)"),
         ("algorithm = LeakyBucket(queue = -1)", "`queue` must be at least 0, for example queue = 1"),
@@ -122,6 +129,57 @@ fn values() {
         ("cost = Elapsed", "`Elapsed` needs `algorithm = SlidingLog`, not `FixedWindow`"),
     ] {
         check_argument(argument, &[expected]);
+    }
+}
+
+/// A string as a key is the habit from other languages, and one counter for all callers.
+#[test]
+fn keys() {
+    let error = |key: &str| {
+        format!(
+            "`key` is an expression, not a string: write key = {key} without quotes, or leave `key` out for one counter"
+        )
+    };
+    for (key, expected) in [
+        ("\"req.seller_id\"", error("req.seller_id")),
+        ("\"#req.sellerId\"", error("user_id")),
+        ("\"a user\"", error("user_id")),
+        ("\"\"", error("user_id")),
+        ("&\"id\"", error("& id")),
+        ("(\"id\")", error("id")),
+        ("(\"id\", &(\"name\"))", error("(id , & (name))")),
+    ] {
+        check_argument(&format!("key = {key}"), &[&expected]);
+        check_concurrent(&format!("\"a\", 3, key = {key}"), FN, &[&expected]);
+    }
+    for key in ["(\"seller\", id)", "id", "format!(\"{id}\")", "5", "\"id\".len()"] {
+        check_argument(&format!("key = {key}"), &[]);
+    }
+}
+
+/// An expression may begin with the name of an argument.
+#[test]
+fn expressions_that_begin_with_a_name() {
+    for args in [
+        "\"a\", ttl(), Days, count.get()",
+        "\"a\", ttl + 1, Days, count(5)",
+        "\"a\", 1, Days, count as u64",
+        "r#prefix = \"a\", r#ttl = 1, unit = Days, count = 5",
+    ] {
+        check(args, FN, &[]);
+    }
+    check("\"a\", 1, Days, count 5", FN, &["`count` needs a value: count = 100"]);
+    check("\"a\", unit = Days, count(5)", FN, &["`count` needs a value: count = 100"]);
+}
+
+/// The body could not use the argument.
+#[test]
+fn a_permit_named_like_an_argument() {
+    let hides = "`permit = b` hides the argument `b` from the body: choose another name";
+    for arguments in ["a: u8, b: u8", "(a, [b, ..]): (u8, [u8; 2])", "&self, S { x: b, .. }: S"] {
+        check("\"a\", 1, Days, 1, permit = b", &format!("async fn f({arguments}) -> R {{}}"), &[hides]);
+        check("\"a\", 1, Days, 1, permit = b", &format!("impl S {{ async fn f({arguments}) -> R {{}} }}"), &[hides]);
+        check("\"a\", 1, Days, 1, permit = c", &format!("async fn f({arguments}) -> R {{}}"), &[]);
     }
 }
 

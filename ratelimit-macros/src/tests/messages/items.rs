@@ -14,6 +14,10 @@ fn unsupported_items() {
         ("fn f() {}", sync),
         ("fn f() -> impl Fn() { move || async move {} }", sync),
         ("fn main() {}", below),
+        (
+            "fn serve() { Builder::new().build().block_on(async {}) }",
+            "this function is not async, it calls `block_on`: if an attribute such as #[tokio::main] made it so, write #[limit_request_per_time] above that one",
+        ),
         ("#[::core::prelude::v1::test] fn f() { block_on(async {}) }", below),
         ("async fn f();", declaration),
         ("fn f() -> impl Future<Output = R> { g() }", future),
@@ -41,5 +45,12 @@ fn unsupported_items() {
         ),
     ] {
         check("\"a\", 1, Days, 1, key = (self.b, id)", item, &[expected]);
+    }
+    for item in [
+        "fn f() -> impl Future<Output = R> { async move {}.instrument(span()) }",
+        "fn f() -> impl Future<Output = R> { return { let a = 1; { async move { a } } }; }",
+        "fn f() -> BoxFuture<R> { Box::pin(async move {}.in_current_span().with_subscriber(s)) }",
+    ] {
+        check("\"a\", 1, Days, 1", item, &[]);
     }
 }

@@ -9,7 +9,7 @@ fn costs_known_at_the_end() {
     let one = "`Settled` takes one closure, and what is held by its name: max = 4_000";
     let duration = "expected a duration in quotes: \"250ms\", \"30s\", \"5m\", \"2h\" or \"1m30s\"";
     for (cost, expected) in [
-        ("Elapsed(5)", "name the option: Elapsed(max = 5)"),
+        ("Elapsed(5)", "name the option: Elapsed(max = \"5s\")"),
         ("Elapsed(max = 5)", duration),
         ("Elapsed(max = \"0s\")", "a duration must be greater than 0, for example \"30s\""),
         ("Elapsed(mx = \"5s\")", "unknown option `mx` of `Elapsed`, did you mean `max`?"),
@@ -117,11 +117,77 @@ fn contradicting_literals() {
         "\"a\", 1, Days, limit, cost = 6",
         "\"a\", 1, Days, 5, cost = weight",
         "\"a\", 1, Days, 5, algorithm = TokenBucket(burst = BURST), cost = 6",
-        "\"a\", 1, Days, 5, algorithm = LeakyBucket(queue = 18446744073709551615), cost = 18446744073709551615",
     ] {
         check(unknown, FN, &[]);
     }
+    check(
+        "\"a\", 1, Days, 5, algorithm = LeakyBucket(queue = 18446744073709551615), cost = 18446744073709551615",
+        FN,
+        &["`queue` is at most 52124994 for `LeakyBucket` and a period of 86400000 ms"],
+    );
     // Without a valid algorithm the largest cost is not known.
     let unknown = "unknown algorithm `TokenBuckt`, did you mean `TokenBucket`?";
     check("\"a\", 1, Days, 5, algorithm = TokenBuckt, cost = 6", FN, &[unknown]);
+}
+
+/// The largest literals are those that the runtime accepts as constants.
+#[test]
+fn numbers_that_an_algorithm_can_store() {
+    use ratelimit_runtime::__private::{rule, unchecked_rule, with_algorithm, with_algorithm_of_count};
+    use ratelimit_runtime::{Algorithm, Refill, Rule};
+    type Make<'a> = &'a dyn Fn(u64, u64) -> Rule;
+
+    let made = |count, ms, algorithm| with_algorithm(unchecked_rule("a", count, ms, 1), algorithm);
+    let algorithms: [(&str, &str, &str, Make); 8] = [
+        ("count", "{n}", "FixedWindow", &|n, ms| rule("a", n, ms, 1)),
+        ("count", "{n}", "SlidingLog", &|n, ms| made(n, ms, Algorithm::SlidingLog)),
+        ("count", "{n}", "SlidingWindow", &|n, ms| made(n, ms, Algorithm::SlidingWindow { buckets: 1 })),
+        ("count", "{n}", "SlidingWindow(buckets = 4)", &|n, ms| made(n, ms, Algorithm::SlidingWindow { buckets: 4 })),
+        ("count", "{n}", "TokenBucket", &|n, ms| {
+            let bucket = Algorithm::TokenBucket { burst: 0, refill: Refill::Greedy };
+            with_algorithm_of_count(unchecked_rule("a", n, ms, 1), bucket)
+        }),
+        ("burst", "7", "TokenBucket(burst = {n})", &|n, ms| {
+            made(7, ms, Algorithm::TokenBucket { burst: n, refill: Refill::Greedy })
+        }),
+        ("burst", "7", "TokenBucket(burst = {n}, refill = Interval)", &|n, ms| {
+            made(7, ms, Algorithm::TokenBucket { burst: n, refill: Refill::Interval })
+        }),
+        ("queue", "7", "LeakyBucket(queue = {n})", &|n, ms| made(7, ms, Algorithm::LeakyBucket { queue: n })),
+    ];
+    let hour = 3_600_000;
+    for ms in [
+        4,
+        1_000,
+        200_000,
+        200_004,
+        60_000,
+        hour,
+        90 * hour,
+        91 * hour,
+        37 * 24 * hour,
+        38 * 24 * hour,
+        400 * 24 * hour,
+    ] {
+        for (name, count, algorithm, make) in algorithms {
+            let fits = |n| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make(n, ms))).is_ok();
+            let args = |n: u64| {
+                let with = |text: &str| text.replace("{n}", &n.to_string());
+                format!("\"a\", {ms}, Milliseconds, {}, algorithm = {}", with(count), with(algorithm))
+            };
+            let word = algorithm.split('(').next().unwrap_or_default();
+            let (errors, _) = compile_errors(&args(1 << 60), FN);
+            let [error] = &errors[..] else { panic!("{algorithm}, {ms} ms: {errors:?}") };
+            let end = format!(" for `{word}` and a period of {ms} ms");
+            let largest =
+                error.strip_prefix(&format!("`{name}` is at most ")).and_then(|end_of| end_of.strip_suffix(&end));
+            let largest: u64 = largest.expect(error).parse().unwrap();
+            check(&args(largest), FN, &[]);
+            check(&args(largest + 1), FN, &[error]);
+            assert!(fits(largest) && !fits(largest + 1), "{algorithm}, {ms} ms: {largest}");
+        }
+    }
+    // Constants are known to rustc only.
+    check("\"a\", TTL, Days, 10_000_000, algorithm = SlidingLog", FN, &[]);
+    check("\"a\", 1, Days, limit, algorithm = TokenBucket(burst = 1_000_000_000, refill = Interval)", FN, &[]);
 }

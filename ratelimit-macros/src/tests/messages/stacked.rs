@@ -130,3 +130,49 @@ fn with_concurrent_limits() {
         check_concurrent("\"a\", 1", &body("::x::__public"), &[]);
     }
 }
+
+/// One counter, which a call would be charged for twice.
+#[test]
+fn one_counter_twice() {
+    let twice =
+        "a limit above has the same counter, which each call would charge twice: give this one another `prefix`";
+    for (first, second) in [
+        ("\"a\", 1, Minutes, 5", "\"a\", 1, Minutes, 50"),
+        ("\"a\", 1, Minutes, 5, key = (a, b)", "prefix = \"a\", key = (a, b), unit = Minutes, count = 50"),
+        ("\"a\", 60, Seconds, 5", "\"a\", 1, Minutes, 50, algorithm = FixedWindow(align = false), shadow = true"),
+        ("A, TTL, Days, 5, algorithm = SlidingWindow", "A, TTL, Days, 9, algorithm = SlidingWindow(buckets = 1)"),
+        ("\"a\", 1, Days, 5, algorithm = TokenBucket", "\"a\", 1, Days, 5, algorithm = TokenBucket(burst = 9)"),
+    ] {
+        check(first, &format!("#[limit_request_per_time({second})] {FN}"), &[twice]);
+        check(
+            first,
+            &format!("impl S {{ #[limit_request_per_time({second})] {FN} async fn g() -> R {{}} }}"),
+            &[twice],
+        );
+        check(
+            first,
+            &format!(
+                "#[limit_request_per_time({second})] impl S {{ {FN} #[limit_request_per_time(\"b\", 1, Days, 1)] async fn g() -> R {{}} }}"
+            ),
+            &[twice],
+        );
+    }
+    check_concurrent(
+        "\"a\", 3, key = id",
+        &format!("#[limit_concurrent_requests(\"a\", 5, key = id, lease = \"1m\")] {FN}"),
+        &[twice],
+    );
+    for (first, second) in [
+        ("\"a\", 1, Minutes, 5", "\"b\", 1, Minutes, 5"),
+        ("\"a\", 1, Minutes, 5, key = from", "\"a\", 1, Minutes, 5, key = to"),
+        ("\"a\", 1, Minutes, 5", "\"a\", 1, Hours, 50"),
+        ("\"a\", 1, Minutes, 5", "\"a\", 1, Minutes, 5, algorithm = FixedWindow(align = true)"),
+        (
+            "\"a\", 1, Days, 5, algorithm = TokenBucket(refill = Greedy)",
+            "\"a\", 1, Days, 5, algorithm = TokenBucket(refill = Interval)",
+        ),
+    ] {
+        check(first, &format!("#[limit_request_per_time({second})] {FN}"), &[]);
+    }
+    check("\"a\", 1, Minutes, 5, key = id", &format!("#[limit_concurrent_requests(\"a\", 5, key = id)] {FN}"), &[]);
+}
