@@ -322,7 +322,7 @@ async fn cost_is_an_expression_of_each_call() {
         assert_eq!(exceeded(dynamic(&[0; 4]).await).remaining(), 3);
         dynamic(&[0; 3]).await.unwrap();
         dynamic(&[]).await.unwrap();
-        refused(signed(-1).await, Cause::NeverFits);
+        refused(signed(-1).await, Cause::Misconfigured);
         signed(10).await.unwrap();
         literal().await.unwrap();
         assert_eq!(exceeded(literal().await).remaining(), 4);

@@ -13,6 +13,7 @@ mod names;
 mod neighbours;
 mod returned;
 mod stacked;
+mod traps;
 
 use std::fmt::Debug;
 

@@ -37,6 +37,12 @@ async fn place_below_tokio_test() -> R {
     Ok(())
 }
 
+#[tokio::main(flavor = "current_thread")]
+#[limit_request_per_time("item", 1, Days, 1)]
+async fn below_tokio_main() -> R {
+    Ok(())
+}
+
 struct Client;
 
 impl Client {

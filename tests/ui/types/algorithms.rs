@@ -23,7 +23,7 @@ async fn unequal_buckets() -> R {
     Ok(())
 }
 
-#[limit_request_per_time("item", 1, Days, 100_000_000, algorithm = SlidingWindow)]
+#[limit_request_per_time("item", 1, Days, const { MANY }, algorithm = SlidingWindow)]
 async fn large_window() -> R {
     Ok(())
 }

@@ -9,6 +9,16 @@ async fn count(name: String) -> R {
     Ok(())
 }
 
+#[limit_request_per_time("item", 1, Days, count = share)]
+async fn float(share: f64) -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Days, count = limit)]
+async fn non_zero(limit: std::num::NonZeroU32) -> R {
+    Ok(())
+}
+
 #[limit_request_per_time("item", 1, Days, 1, cost = rows)]
 async fn cost(rows: Vec<u64>) -> R {
     Ok(())
