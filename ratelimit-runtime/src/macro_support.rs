@@ -69,7 +69,9 @@ pub const fn with_algorithm(rule: Rule, algorithm: Algorithm) -> Rule {
     let rule = rule.with_algorithm(algorithm);
     // The largest burst may depend on the count. If that is not known yet, each call checks it.
     let known = match algorithm.size() {
-        Some((RuleField::Burst, burst)) if rule.count() == 0 => rule.with_count(if burst < EXACT { burst } else { EXACT }),
+        Some((RuleField::Burst, burst)) if rule.count() == 0 => {
+            rule.with_count(if burst < EXACT { burst } else { EXACT })
+        }
         _ => rule,
     };
     checked(known).with_count(rule.count())
