@@ -118,7 +118,7 @@ fn on_threads(threads: u64, calls: u64, keys: u64, admits: impl Fn(u64) -> bool 
         barrier.wait();
         let started = time();
         let admitted = visit_keys(thread * keys / threads, keys, calls, &admits);
-        Lap { time: time() - started, admitted }
+        Lap { time: time().saturating_sub(started), admitted }
     };
     thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || run(thread))).collect();
