@@ -19,7 +19,7 @@ use crate::{CounterName, store::Charge};
 
 /// A place that counts.
 pub(crate) trait Backend {
-    /// A charge on its way. Dropping it is leaving: a charge that is granted later is refunded.
+    /// A charge on its way. Dropping it is leaving: it is charged only if it was sent before.
     type Ticket;
     /// Refunds a charge once.
     type Receipt;

@@ -136,7 +136,7 @@ pub fn count<N: Amount>(count: N) -> u64 {
 /// A cost that is no `u64`. It makes a call misconfigured.
 const INVALID_COST: u64 = u64::MAX;
 
-/// A cost of any integer type, or [`INVALID_COST`].
+/// A cost of any integer type, or `INVALID_COST`.
 #[inline]
 pub fn cost<N: Amount>(cost: N) -> u64 {
     cost.amount().unwrap_or(INVALID_COST)

@@ -122,7 +122,7 @@ pub(crate) trait MemoryState: fmt::Debug {
     }
 
     /// Charges a cost of at least 1 that holds nothing, in the most frequent case. Writes the
-    /// outcome, as [`charge`] would return it.
+    /// outcome, as [`charge`] would return it. A denial may have any receipt.
     ///
     /// `false` in all other cases. Then nothing has changed but parts that have expired. It never
     /// makes the state expire sooner.

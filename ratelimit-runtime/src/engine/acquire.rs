@@ -94,7 +94,7 @@ impl Acquire {
             return false;
         };
         let Some(key) = counter_key(&charge.key) else { return false };
-        let Some(rule) = engine.settings().applied(&charge.rule, key, false) else { return false };
+        let Some(rule) = engine.settings().applied(&charge.rule, key) else { return false };
         let waiter = Waiter { waker: context.waker(), ticket };
         if !matches!(try_charge(engine, &rule, key, charge.cost, Some(waiter), decided), Attempt::Done) {
             return false;
@@ -219,7 +219,7 @@ pub(crate) fn try_acquire(
     cost: u64,
 ) -> Option<Result<(), RequestPerMinute>> {
     let key = counter_key(key)?;
-    let rule = engine.settings().applied(rule, key, false)?;
+    let rule = engine.settings().applied(rule, key)?;
     let mut decided = Decided::undecided();
     match try_charge(engine, &rule, key, cost, None, &mut decided) {
         Attempt::Done if decided.outcome.fits() => Some(Ok(())),
@@ -231,10 +231,11 @@ pub(crate) fn try_acquire(
 /// Attempts several charges without a future. False if nothing has changed, and one is needed.
 #[inline(never)]
 pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> bool {
+    let rules = engine.settings().rules_now();
     let mut applied = SmallVec::<[_; 2]>::new();
     for ChargeRequest { rule, key, cost, cost_kind } in charges {
         let (Some(key), CostKind::Fixed) = (counter_key(key), cost_kind) else { return false };
-        let Some(rule) = engine.settings().applied(rule, key, true) else { return false };
+        let Some(rule) = rules.applied(rule, key, false, true) else { return false };
         if !can_be_attempted(engine, &rule, *cost) || rule.prefetch() > 1 {
             return false;
         }

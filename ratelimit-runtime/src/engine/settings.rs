@@ -45,19 +45,15 @@ impl EngineSettings {
         None
     }
 
-    /// A rule as it applies now to a key, for a call that holds nothing. `None` if it is skipped.
+    /// A rule as it applies now to a key, for a call that has no other rule and holds nothing.
+    /// `None` if it is skipped.
     #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
     #[inline(always)]
     #[allow(clippy::inline_always)] // most limiters have no rules from outside the code
-    pub(crate) fn applied<'a>(
-        &self,
-        rule: &'a Rule,
-        key: Option<&Key>,
-        is_one_of_several: bool,
-    ) -> Option<Cow<'a, Rule>> {
+    pub(crate) fn applied<'a>(&self, rule: &'a Rule, key: Option<&Key>) -> Option<Cow<'a, Rule>> {
         #[cfg(feature = "config")]
         if self.rules.is_some() {
-            return self.rules_now().applied(rule, key, false, is_one_of_several).map(Cow::Owned);
+            return self.rules_now().applied(rule, key, false, false).map(Cow::Owned);
         }
         Some(Cow::Borrowed(rule))
     }

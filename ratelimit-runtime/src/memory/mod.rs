@@ -33,7 +33,7 @@ use tables::CounterTables;
 /// [`OnStoreError`](crate::OnStoreError) decides. Stored counters go on.
 ///
 /// A fixed window takes a slot of 32 bytes, a sliding window of one bucket or a token bucket one of
-/// 40. A table has 5 slots for 4 counters at least, and 11 for 7 at most.
+/// 40. After growth, a table has between 5 slots for 4 counters and 11 slots for 7.
 #[derive(Debug)]
 pub(crate) struct Memory {
     clock: Clock,
@@ -213,7 +213,11 @@ impl Memory {
         self.shards
             .iter()
             .filter_map(|shard| try_spin_lock(shard))
-            .map(|mut shard| self.sweep(&mut shard, now_us))
+            .map(|mut shard| {
+                // No later decision here may be earlier than the sweep.
+                shard.latest_us = shard.latest_us.max(now_us);
+                self.sweep(&mut shard, now_us)
+            })
             .find(|dropped| *dropped > 0)
             .unwrap_or(0)
     }

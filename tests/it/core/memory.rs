@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelimit_runtime::{Cause, Key, Limiter, ManualClock, OnStoreError, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, ManualClock, OnStoreError, Refill, Rule};
 
 use crate::support::{ALGORITHMS, BUCKET, By, INTERVAL, WINDOWS, admitted, exceeded, in_memory, lifetime};
 
@@ -207,4 +207,19 @@ async fn a_full_store_admits_a_new_key_as_soon_as_a_counter_has_ended() {
             clock.advance(Duration::from_millis(1));
         }
     }
+}
+
+/// A raised count fills a bucket sooner than was known when it was stored.
+#[tokio::test]
+async fn a_bucket_that_is_full_sooner_makes_room_sooner() {
+    let (limiter, clock) = holding(1, OnStoreError::Deny).await;
+    let rule = |count| {
+        let algorithm = Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy };
+        Rule::new("full", count, SECOND).with_algorithm(algorithm)
+    };
+    limiter.acquire_n(&rule(1), 0, 5).await.unwrap();
+    clock.advance(Duration::from_millis(1));
+    limiter.acquire(&rule(1000), 0).await.unwrap();
+    clock.advance(Duration::from_millis(10));
+    limiter.acquire(&rule(1000), 1).await.unwrap();
 }

@@ -180,7 +180,7 @@ impl MemoryState for Bucket {
         self.receipt(&params)
     }
 
-    /// If tokens come back one by one, and the clock was not set back.
+    /// If tokens come back one by one, and neither was the clock set back nor the count raised.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
@@ -203,7 +203,11 @@ impl MemoryState for Bucket {
             return true;
         }
         let reset_after_ms = after.div_ceil(refill);
-        *self = Self { full_at_ms: now_ms + reset_after_ms, written_ms: now_ms, deficit: after };
+        let full_at_ms = now_ms + reset_after_ms;
+        if full_at_ms < self.full_at_ms {
+            return false; // the count was raised
+        }
+        *self = Self { full_at_ms, written_ms: now_ms, deficit: after };
         let remaining = (capacity - after) / unit;
         *outcome = Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] };
         true

@@ -219,12 +219,13 @@ impl MemoryState for SlidingLog {
         [hold.id, amount]
     }
 
-    /// If nothing is held, the cost fits, and the clock was not set back.
+    /// If something is logged, nothing is held, the cost fits, and the clock was not set back.
     #[inline]
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
         let now_us = time.us();
         let is_clock_set_back = self.entries_expire_at_ms > now_us / 1000 + lifetime_ms(rule);
-        if self.holds.is_some() || is_clock_set_back {
+        // An expired log is dropped as a whole, with its memory.
+        if self.holds.is_some() || is_clock_set_back || self.is_fresh(now_us) {
             return false;
         }
         let layout = LogLayout::of(rule.period_ms());
