@@ -258,7 +258,7 @@ pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> boo
 /// - calls after a hold that is still being settled;
 /// - errors of the store.
 #[inline(always)]
-#[allow(clippy::inline_always)] // or the outcome is copied
+#[allow(clippy::inline_always)] // in each call
 fn try_charge(
     engine: &Engine,
     rule: &Rule,

@@ -36,7 +36,7 @@ impl Backend for BackendKind {
     type Receipt = BackendReceipt;
 
     #[inline(always)]
-    #[allow(clippy::inline_always)] // or the outcome is copied
+    #[allow(clippy::inline_always)] // in each call
     fn try_charge(&self, query: &Query<'_>, waiter: Option<Waiter<'_, Ticket>>, decided: &mut Decided) -> Attempt {
         match self {
             Self::Memory(memory) => memory.try_charge(query, None, decided),

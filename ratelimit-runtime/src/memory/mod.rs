@@ -307,7 +307,7 @@ impl Backend for Memory {
     type Receipt = CounterReceipt;
 
     #[inline(always)]
-    #[allow(clippy::inline_always)] // or the outcome is copied
+    #[allow(clippy::inline_always)] // in each call
     fn try_charge(&self, query: &Query<'_>, _waiter: Option<Waiter<'_, Infallible>>, decided: &mut Decided) -> Attempt {
         let Query { rule, cost, .. } = *query;
         let id = query.id();
