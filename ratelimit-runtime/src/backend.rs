@@ -87,7 +87,7 @@ impl Decided {
     }
 }
 
-/// A charge of one counter that holds nothing, at a cost of 1 to the rule's limit.
+/// A charge of one counter that holds nothing, at a cost of 1 or more.
 ///
 /// The id and the name of the counter are made when they are needed: only a server needs the name.
 pub(crate) struct Query<'a> {

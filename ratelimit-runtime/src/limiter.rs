@@ -1,6 +1,6 @@
 //! The limiter: turns a rule, a key and a cost into a permit or a refusal.
 
-use std::{fmt, future::Future, time::Duration};
+use std::{borrow::Cow, fmt, future::Future, time::Duration};
 
 use crate::{
     Decision, Health, Key, Permit, RateKey, RequestPerMinute, Rule,
@@ -230,7 +230,8 @@ impl Limiter {
         let key = Key::new(key);
         async move {
             let engine = self.engine();
-            let rule = &engine.settings().rules_now().applied(rule, Some(&key), false, false).unwrap_or(*rule);
+            let rules = || engine.settings().rules_now();
+            let rule = &rules().applied(rule, Some(&key), false, false).map_or(*rule, Cow::into_owned);
             let charge = engine.charge(rule, Some(&key), rule.limit().min(1))?; // with a count of 0, a cost of 1 would have no wait to report
             let Some(store) = engine.store() else {
                 return Ok(charge.decision);
@@ -277,7 +278,8 @@ impl Limiter {
         let key = Key::new(key);
         async move {
             let engine = self.engine();
-            let rule = &engine.settings().rules_now().applied(rule, Some(&key), false, false).unwrap_or(*rule);
+            let rules = || engine.settings().rules_now();
+            let rule = &rules().applied(rule, Some(&key), false, false).map_or(*rule, Cow::into_owned);
             let charge = engine.charge(rule, Some(&key), 0)?;
             let Some(store) = engine.store() else {
                 return Ok(());

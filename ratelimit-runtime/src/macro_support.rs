@@ -303,10 +303,9 @@ pub fn limit_request_per_time<R: Borrow<Rule>>(
     charge: AnnotatedCharge<R>,
 ) -> Attempted<Deferred<R>> {
     if let OnLimit::Reject = options.on_limit() {
-        let try_acquire =
-            |engine: &Engine| acquire::try_acquire(engine, charge.rule.borrow(), &charge.key, charge.cost);
-        let outcome = limiter.map_or_else(|| try_acquire(&Limiter::current()), |limiter| try_acquire(limiter.engine()));
-        match outcome {
+        let mut scoped = None;
+        let engine = engine(limiter, &mut scoped);
+        match acquire::try_acquire(engine, charge.rule.borrow(), &charge.key, charge.cost) {
             Some(Ok(())) => return Attempted::Admitted,
             Some(Err(refused)) => return Attempted::Refused(refused),
             None => {}
@@ -357,11 +356,8 @@ pub fn limit_requests_per_time<const N: usize>(
 ) -> Attempted<DeferredAll> {
     invalidate_shared_counters(&mut charges);
     if let OnLimit::Reject = options.on_limit() {
-        let is_admitted = match limiter {
-            None => acquire::try_acquire_all(&Limiter::current(), &charges),
-            Some(limiter) => acquire::try_acquire_all(limiter.engine(), &charges),
-        };
-        if is_admitted {
+        let mut scoped = None;
+        if acquire::try_acquire_all(engine(limiter, &mut scoped), &charges) {
             return Attempted::Admitted;
         }
     }
@@ -410,6 +406,16 @@ fn invalidate_shared_counters(charges: &mut [ChargeRequest]) {
             charge.key = RequestKey::Invalid("another limit of the call has its counter; give it another prefix");
         }
     }
+}
+
+/// The engine of a call, without a reference of its own if it can do without.
+#[inline]
+fn engine<'a>(limiter: Option<&'a Limiter>, scoped: &'a mut Option<EngineRef>) -> &'a Engine {
+    if let Some(limiter) = limiter {
+        return limiter.engine();
+    }
+    *scoped = Limiter::scoped();
+    if let Some(engine) = scoped { engine } else { Limiter::process_wide() }
 }
 
 #[inline]

@@ -9,7 +9,10 @@ use once_cell::sync::Lazy;
 
 use crate::{
     Limiter, SetupError,
-    engine::{core::EngineRef, handle::Handles},
+    engine::{
+        core::{Engine, EngineRef},
+        handle::Handles,
+    },
 };
 
 /// The limiter until one is installed.
@@ -18,6 +21,10 @@ static DEFAULT: Lazy<Limiter> = Lazy::new(Limiter::in_memory);
 tokio::task_local! {
     static SCOPED: Limiter;
 }
+
+/// Whether there has ever been a scope. Most processes have none, and none of their calls looks for
+/// one.
+static HAS_SCOPES: AtomicBool = AtomicBool::new(false);
 
 impl Limiter {
     /// Makes this the process-wide limiter: every annotated function without a `limiter` uses it.
@@ -29,9 +36,10 @@ impl Limiter {
     ///
     /// A [`SetupError`] if a limiter is already installed.
     pub fn install(self) -> Result<(), SetupError> {
-        self.0.install().map_err(|_| {
-            SetupError::new("a limiter is already installed in this process; install one, once, at its start")
-        })
+        if self.0.install() {
+            return Ok(());
+        }
+        Err(SetupError::new("a limiter is already installed in this process; install one, once, at its start"))
     }
 
     /// Runs a future with this limiter instead of the process-wide one, for tests.
@@ -53,16 +61,34 @@ impl Limiter {
     /// # });
     /// ```
     pub fn scope<F: Future>(&self, future: F) -> impl Future<Output = F::Output> + use<F> {
+        HAS_SCOPES.store(true, Ordering::Relaxed);
         SCOPED.scope(self.clone(), future)
     }
 
-    /// The limiter of annotated code here: of the innermost scope, or the process-wide one.
+    /// The engine of annotated code here: of the innermost scope, or the process-wide one.
+    #[inline]
     pub(crate) fn current() -> EngineRef {
-        let process_wide = |_| Handles::installed().unwrap_or_else(|| &default_limiter().0).static_ref();
-        SCOPED.try_with(Self::engine_ref).unwrap_or_else(process_wide)
+        Self::scoped().unwrap_or_else(|| EngineRef::Static(Self::process_wide()))
+    }
+
+    /// The engine of the innermost scope, if any.
+    #[inline]
+    pub(crate) fn scoped() -> Option<EngineRef> {
+        if HAS_SCOPES.load(Ordering::Relaxed) { scoped() } else { None }
+    }
+
+    #[inline]
+    pub(crate) fn process_wide() -> &'static Engine {
+        Handles::installed().unwrap_or_else(|| default_limiter().engine())
     }
 }
 
+#[cold]
+fn scoped() -> Option<EngineRef> {
+    SCOPED.try_with(Limiter::engine_ref).ok()
+}
+
+#[cold]
 fn default_limiter() -> &'static Limiter {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     let limiter = &*DEFAULT;

@@ -1,6 +1,7 @@
 //! The settings in force: file and environment merged, with earlier versions to fall back to.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     iter,
     sync::{
@@ -50,9 +51,9 @@ impl OverrideTable {
     }
 
     /// The rule in force for a key. `None` if it is disabled.
-    pub(crate) fn apply(&self, rule: &Rule, key: Option<&Key>, kind: CallKind) -> Option<Rule> {
+    pub(crate) fn apply<'a>(&'a self, rule: &'a Rule, key: Option<&Key>, kind: CallKind) -> Option<Cow<'a, Rule>> {
         static LOGGED: LogThrottle = LogThrottle::new();
-        let Some(entry) = self.by_prefix.get(rule.prefix()) else { return Some(*rule) };
+        let Some(entry) = self.by_prefix.get(rule.prefix()) else { return Some(Cow::Borrowed(rule)) };
         let of_key = match key {
             Some(key) if !entry.keys.is_empty() => key.with_text(|text| entry.keys.get(text)),
             _ => None,
@@ -70,8 +71,8 @@ impl OverrideTable {
         }
         match settings {
             Some(settings) if settings.enabled == Some(false) => None,
-            Some(settings) => Some(settings.apply(rule)),
-            None => Some(*rule),
+            Some(settings) => Some(Cow::Owned(settings.apply(rule))),
+            None => Some(Cow::Borrowed(rule)),
         }
     }
 

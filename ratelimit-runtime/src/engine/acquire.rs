@@ -1,7 +1,6 @@
 //! The future of a call: an immediate attempt, a ticket in a batch, or the general way.
 
 use std::{
-    borrow::Cow,
     fmt,
     future::Future,
     mem,
@@ -32,24 +31,25 @@ use crate::{
 ///
 /// A named type without borrows is cheap for each function that awaits it. It compiles fast, and it
 /// takes no more room than the call needs before the store is asked.
+///
+/// The rule comes first, and is not a part of the state. Behind padding it would be copied in
+/// pieces that overlap, and the processor stalls when it reads them.
+#[repr(C)]
 pub struct Acquire {
-    /// The engine, until the call is decided or handed on.
-    engine: Option<EngineRef>,
+    /// Rule and cost are not used by several charges.
+    rule: Rule,
+    cost: u64,
+    options: AcquireOptions,
     state: AcquireState,
 }
 
 enum AcquireState {
-    /// One charge, and its ticket while it travels in a batch with other callers' charges.
-    Single(SingleCharge, AcquireOptions, Option<Ticket>),
+    /// Before the first poll.
+    Attempt(EngineRef, RequestKey),
+    /// The charge travels in a batch with other callers' charges.
+    Batched(EngineRef, RequestKey, Ticket),
     Pending(BoxedAcquire),
     Done,
-}
-
-/// A charge that holds nothing.
-struct SingleCharge {
-    rule: Rule,
-    key: RequestKey,
-    cost: u64,
 }
 
 impl Acquire {
@@ -57,8 +57,7 @@ impl Acquire {
     #[inline(always)]
     #[allow(clippy::inline_always)] // otherwise a rule is copied twice, which costs as much as a lock
     pub(crate) fn single(engine: EngineRef, rule: &Rule, key: RequestKey, cost: u64, options: AcquireOptions) -> Self {
-        let charge = SingleCharge { rule: *rule, key, cost };
-        Self { engine: Some(engine), state: AcquireState::Single(charge, options, None) }
+        Self { rule: *rule, cost, options, state: AcquireState::Attempt(engine, key) }
     }
 
     /// Several charges or holds, decided when the future is first polled.
@@ -68,6 +67,7 @@ impl Acquire {
         options: AcquireOptions,
         on_busy: OnLimit,
     ) -> Self {
+        const NO_RULE: Rule = Rule::new("", 0, Duration::ZERO);
         let call = AcquireRequest::new(engine, charges, options, on_busy);
         let answer = async move {
             match call.start() {
@@ -75,60 +75,66 @@ impl Acquire {
                 Err(pending) => pending.await,
             }
         };
-        Self { engine: None, state: AcquireState::Pending(Box::pin(answer)) }
+        Self { rule: NO_RULE, cost: 0, options, state: AcquireState::Pending(Box::pin(answer)) }
     }
 }
 
 impl Acquire {
-    /// Attempts to charge, unless the caller would wait. `false` if the charge has a ticket now, or
-    /// if the general way has to resolve the call.
-    ///
-    /// The code that is compiled into each caller ends here. This writes the numbers only, and
-    /// `poll` makes the permit. Most callers only check that there is a permit. Making and moving
-    /// one takes as long as all of the arithmetic.
-    #[inline(never)]
+    /// Attempts to charge. `false` if the charge has a ticket now, or if the general way has to
+    /// resolve the call.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in one place
     fn try_charge(&mut self, context: &mut Context<'_>, decided: &mut Decided) -> bool {
-        let (Some(engine), AcquireState::Single(charge, AcquireOptions { waits: false, .. }, ticket)) =
-            (&self.engine, &mut self.state)
-        else {
-            return false;
+        let Self { rule, cost, options: AcquireOptions { waits: false, .. }, state } = self else { return false };
+        let AcquireState::Attempt(engine, request_key) = state else { return false };
+        let Some(key) = counter_key(request_key) else { return false };
+        let rules = engine.settings().rules_now();
+        let applied;
+        let current = if rules.may_differ() {
+            let Some(found) = rules.applied(rule, key, false, false) else { return false };
+            applied = found;
+            &*applied
+        } else {
+            &*rule
         };
-        let Some(key) = counter_key(&charge.key) else { return false };
-        let Some(rule) = engine.settings().applied(&charge.rule, key) else { return false };
-        let waiter = Waiter { waker: context.waker(), ticket };
-        if !matches!(try_charge(engine, &rule, key, charge.cost, Some(waiter), decided), Attempt::Done) {
-            return false;
+        let mut ticket = None;
+        let waiter = Waiter { waker: context.waker(), ticket: &mut ticket };
+        let attempt = try_charge(engine, current, key, *cost, Some(waiter), decided);
+        if let (Attempt::Done, true) = (&attempt, rules.may_differ()) {
+            // The permit or the refusal is about the rule that was charged.
+            let current = *current;
+            *rule = current;
         }
-        // The permit or the refusal is about the rule that was charged.
-        if let Cow::Owned(rule) = rule {
-            charge.rule = rule;
+        if let Some(ticket) = ticket
+            && let AcquireState::Attempt(engine, key) = mem::replace(state, AcquireState::Done)
+        {
+            *state = AcquireState::Batched(engine, key, ticket);
         }
-        true
+        matches!(attempt, Attempt::Done)
     }
 
     /// Polls the ticket of a charge that travels in a batch.
     #[inline(never)]
     fn poll_ticket(&mut self, context: &mut Context<'_>) -> Poll<AcquireResult> {
-        let (Some(engine), AcquireState::Single(_, _, Some(ticket))) = (&self.engine, &mut self.state) else {
+        let AcquireState::Batched(engine, _, ticket) = &mut self.state else {
             panic!("`Acquire` polled after it was done");
         };
         let result = ready!(engine.backend().poll_charge(ticket, context));
-        let (AcquireState::Single(charge, options, _), Some(engine)) =
-            (mem::replace(&mut self.state, AcquireState::Done), self.engine.take())
-        else {
+        let AcquireState::Batched(engine, key, _) = mem::replace(&mut self.state, AcquireState::Done) else {
             panic!("`Acquire` polled after it was done");
         };
+        let Self { rule, cost, options, .. } = *self;
         match result {
             Ok((outcome, receipt)) => {
                 if outcome.fits() {
                     engine.record_success();
                 }
-                let (rule, cost) = receipt.rule_and_cost().unwrap_or((charge.rule, charge.cost));
+                let (rule, cost) = receipt.rule_and_cost().unwrap_or((rule, cost));
                 let receipt = Receipt::Backend(engine, receipt);
                 Poll::Ready(resolve(&rule, cost, &outcome, receipt))
             }
             Err(error) => {
-                let mut request = AcquireRequest::single(engine, charge.rule, charge.key, charge.cost, options);
+                let mut request = AcquireRequest::single(engine, rule, key, cost, options);
                 request.apply_rules(false);
                 self.go_on(request.resolve_or_wait(Err(error), Duration::ZERO), context)
             }
@@ -138,22 +144,18 @@ impl Acquire {
     /// Every call except an admitted one that the backend has decided at once.
     #[inline(never)]
     fn poll_slow(&mut self, denied: Option<&Outcome>, context: &mut Context<'_>) -> Poll<AcquireResult> {
-        if let (Some(outcome), AcquireState::Single(charge, ..)) = (denied, &self.state) {
-            let refusal = exceeded(&charge.rule, charge.cost, outcome);
-            (self.engine, self.state) = (None, AcquireState::Done);
-            return Poll::Ready(Err(refusal));
-        }
-        match mem::replace(&mut self.state, AcquireState::Done) {
-            state @ AcquireState::Single(_, _, Some(_)) => {
+        match (mem::replace(&mut self.state, AcquireState::Done), denied) {
+            (state @ AcquireState::Batched(..), _) => {
                 self.state = state;
                 Poll::Pending
             }
-            AcquireState::Single(SingleCharge { rule, key, cost }, options, None) => {
-                let Some(engine) = self.engine.take() else { panic!("`Acquire` polled after it was done") };
-                self.go_on(AcquireRequest::single(engine, rule, key, cost, options).start(), context)
+            (AcquireState::Attempt(..), Some(outcome)) => Poll::Ready(Err(exceeded(&self.rule, self.cost, outcome))),
+            (AcquireState::Attempt(engine, key), None) => {
+                let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
+                self.go_on(request.start(), context)
             }
-            AcquireState::Pending(pending) => self.go_on(Err(pending), context),
-            AcquireState::Done => panic!("`Acquire` polled after it was done"),
+            (AcquireState::Pending(pending), _) => self.go_on(Err(pending), context),
+            (AcquireState::Done, _) => panic!("`Acquire` polled after it was done"),
         }
     }
 
@@ -176,25 +178,28 @@ impl Acquire {
 impl Future for Acquire {
     type Output = AcquireResult;
 
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // see `Acquire::try_charge`
+    /// Not a part of its callers: a permit is written once, where they want it.
+    #[inline(never)]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let AcquireState::Single(_, _, Some(_)) = &self.state {
+        if let AcquireState::Batched(..) = &self.state {
             return self.poll_ticket(context);
         }
         let mut decided = Decided::undecided();
         if !self.try_charge(context, &mut decided) {
             return self.poll_slow(None, context);
         }
-        let (Decided { id, outcome }, Self { engine, state }) = (decided, &mut *self);
-        if outcome.fits()
-            && let AcquireState::Single(SingleCharge { rule, cost, .. }, ..) = state
-            && let Some(engine) = engine.take()
+        let Self { rule, cost, state, .. } = &mut *self;
+        if decided.outcome.fits()
+            && let AcquireState::Attempt(engine, _) = mem::replace(state, AcquireState::Done)
         {
-            let receipt = engine.backend().receipt(CounterReceipt::new(id, rule, *cost, outcome.receipt));
-            return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))));
+            let receipt = CounterReceipt::new(decided.id, rule, *cost, decided.outcome.receipt);
+            let receipt = engine.backend().receipt(receipt);
+            let receipt = Receipt::Backend(engine, receipt);
+            return Poll::Ready(Ok(Permit::new(rule.limit(), &decided.outcome, receipt)));
         }
-        self.poll_slow(Some(&outcome), context)
+        // A copy: a place whose address is passed on cannot stay in registers.
+        let denied = decided.outcome;
+        self.poll_slow(Some(&denied), context)
     }
 }
 
@@ -219,11 +224,21 @@ pub(crate) fn try_acquire(
     cost: u64,
 ) -> Option<Result<(), RequestPerMinute>> {
     let key = counter_key(key)?;
-    let rule = engine.settings().applied(rule, key)?;
+    let rules = engine.settings().rules_now();
+    let applied;
+    let rule = if rules.may_differ() {
+        applied = rules.applied(rule, key, false, false)?;
+        &*applied
+    } else {
+        rule
+    };
     let mut decided = Decided::undecided();
-    match try_charge(engine, &rule, key, cost, None, &mut decided) {
+    match try_charge(engine, rule, key, cost, None, &mut decided) {
         Attempt::Done if decided.outcome.fits() => Some(Ok(())),
-        Attempt::Done => Some(Err(exceeded(&rule, cost, &decided.outcome))),
+        Attempt::Done => {
+            let denied = decided.outcome;
+            Some(Err(exceeded(rule, cost, &denied)))
+        }
         Attempt::Pending | Attempt::Unsupported => None,
     }
 }
@@ -233,17 +248,23 @@ pub(crate) fn try_acquire(
 pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> bool {
     let rules = engine.settings().rules_now();
     let mut applied = SmallVec::<[_; 2]>::new();
-    for ChargeRequest { rule, key, cost, cost_kind } in charges {
-        let (Some(key), CostKind::Fixed) = (counter_key(key), cost_kind) else { return false };
-        let Some(rule) = rules.applied(rule, key, false, true) else { return false };
-        if !can_be_attempted(engine, &rule, *cost) || rule.prefetch() > 1 {
-            return false;
+    if rules.may_differ() {
+        for ChargeRequest { rule, key, .. } in charges {
+            let key = counter_key(key).flatten();
+            let Some(rule) = rules.applied(rule, key, false, true) else { return false };
+            applied.push(rule);
         }
-        applied.push((rule, key, *cost));
     }
     let namespace = &engine.settings().namespace;
-    let queries: SmallVec<[Query<'_>; 2]> =
-        applied.iter().map(|(rule, key, cost)| Query { rule, key: *key, cost: *cost, namespace }).collect();
+    let mut queries = SmallVec::<[Query<'_>; 2]>::new();
+    for (at, ChargeRequest { rule, key, cost, cost_kind }) in charges.iter().enumerate() {
+        let rule = applied.get(at).map_or(rule, |applied| applied);
+        let (Some(key), CostKind::Fixed) = (counter_key(key), cost_kind) else { return false };
+        if !can_be_attempted(engine, rule, *cost) || rule.prefetch() > 1 {
+            return false;
+        }
+        queries.push(Query { rule, key, cost: *cost, namespace });
+    }
     let Some(outcomes) = engine.backend().try_charge_all(&queries) else { return false };
     for (query, outcome) in queries.iter().zip(outcomes) {
         observe::admitted(query.rule, outcome.remaining);
@@ -271,19 +292,22 @@ fn try_charge(
         return Attempt::Unsupported;
     }
     let namespace = &engine.settings().namespace;
-    let attempt = engine.backend().try_charge(&Query { rule, key, cost, namespace }, waiter, decided);
-    if matches!(attempt, Attempt::Done) && decided.outcome.fits() {
-        observe::admitted(rule, decided.outcome.remaining);
+    match engine.backend().try_charge(&Query { rule, key, cost, namespace }, waiter, decided) {
+        Attempt::Done if decided.outcome.fits() => {
+            observe::admitted(rule, decided.outcome.remaining);
+            Attempt::Done
+        }
+        // Nothing has been charged, and no wait will help.
+        Attempt::Done if cost > rule.limit() => Attempt::Unsupported,
+        attempt => attempt,
     }
-    attempt
 }
 
 /// See [`try_charge`].
 #[inline]
 fn can_be_attempted(engine: &Engine, rule: &Rule, cost: u64) -> bool {
-    let can_fit = (1..=rule.limit()).contains(&cost);
-    let is_enforced = !rule.is_shadow() && !rule.has_fault();
-    can_fit && is_enforced && capabilities(rule.algorithm()).decides_at_once() && engine.settlements().is_empty()
+    let decides_at_once = capabilities(rule.algorithm()).decides_at_once();
+    cost > 0 && rule.is_enforced() && decides_at_once && engine.settlements().is_empty()
 }
 
 /// Turns the outcome of an attempt into a permit or a refusal.
@@ -307,11 +331,10 @@ fn exceeded(rule: &Rule, cost: u64, outcome: &Outcome) -> RequestPerMinute {
 #[inline]
 #[allow(clippy::option_option)] // the inner one: one counter for all callers
 fn counter_key(key: &RequestKey) -> Option<Option<&Key>> {
-    match key {
-        RequestKey::Some(key) => Some(Some(key)),
-        RequestKey::Shared => Some(None),
-        RequestKey::Missing | RequestKey::Skip | RequestKey::Invalid(_) => None,
+    if let RequestKey::Some(key) = key {
+        return Some(Some(key)); // most calls
     }
+    if let RequestKey::Shared = key { Some(None) } else { None }
 }
 
 impl fmt::Debug for Acquire {

@@ -40,8 +40,14 @@ impl Backend for BackendKind {
     fn try_charge(&self, query: &Query<'_>, waiter: Option<Waiter<'_, Ticket>>, decided: &mut Decided) -> Attempt {
         match self {
             Self::Memory(memory) => memory.try_charge(query, None, decided),
-            Self::Other(guard) => guard.try_charge(query, waiter, decided),
-            Self::None => Attempt::Unsupported,
+            Self::Other(guard) if query.cost <= query.rule.limit() => {
+                // A place of its own: the caller's one can stay in registers.
+                let mut by_guard = Decided::undecided();
+                let attempt = guard.try_charge(query, waiter, &mut by_guard);
+                *decided = by_guard;
+                attempt
+            }
+            Self::None | Self::Other(_) => Attempt::Unsupported,
         }
     }
 

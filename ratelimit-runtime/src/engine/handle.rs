@@ -13,8 +13,13 @@ const HANDLES: usize = 16;
 #[derive(Clone)]
 pub(crate) struct Handles(Arc<[EngineRef; HANDLES]>);
 
-/// The handles of the installed limiter.
-static INSTALLED: OnceCell<Handles> = OnceCell::new();
+/// The installed limiter.
+static INSTALLED: OnceCell<Installed> = OnceCell::new();
+
+struct Installed {
+    handles: Handles,
+    engine: &'static Engine,
+}
 
 impl Handles {
     pub(crate) fn new(engine: Engine) -> Self {
@@ -22,30 +27,32 @@ impl Handles {
         Self(Arc::new([(); HANDLES].map(|()| EngineRef::Counted(Arc::new(CachePadded(Arc::clone(&engine)))))))
     }
 
-    /// Makes these the handles of the process. An error if it has some already.
-    pub(crate) fn install(self) -> Result<(), Self> {
-        INSTALLED.set(self)
+    /// Makes these the handles of the process. `false` if it has some already.
+    pub(crate) fn install(self) -> bool {
+        let mut is_new = false;
+        INSTALLED.get_or_init(|| {
+            is_new = true;
+            let handles: &'static Self = Box::leak(Box::new(self.clone())); // never dropped anyway
+            Installed { handles: self, engine: handles.engine() }
+        });
+        is_new
     }
 
+    /// The engine of the installed limiter.
     #[inline]
-    pub(crate) fn installed() -> Option<&'static Self> {
-        INSTALLED.get()
+    pub(crate) fn installed() -> Option<&'static Engine> {
+        INSTALLED.get().map(|installed| installed.engine)
     }
 
     /// A reference for one call.
     #[inline]
     pub(crate) fn engine_ref(&self) -> EngineRef {
-        if let Some(installed) = Self::installed()
-            && Arc::ptr_eq(&self.0, &installed.0)
+        if let Some(installed) = INSTALLED.get()
+            && Arc::ptr_eq(&self.0, &installed.handles.0)
         {
-            return installed.static_ref();
+            return EngineRef::Static(installed.engine);
         }
         self.0[thread_index() % HANDLES].clone()
-    }
-
-    #[inline]
-    pub(crate) fn static_ref(&'static self) -> EngineRef {
-        EngineRef::Static(self.engine())
     }
 
     #[inline]

@@ -316,7 +316,7 @@ fn applied_rule(
     is_first: bool,
 ) -> Option<Rule> {
     let its_key = if let RequestKey::Some(key) = key { Some(key) } else { None };
-    let rule = rules.applied(rule, its_key, *cost_kind != CostKind::Fixed, is_one_of_several)?;
+    let rule = rules.applied(rule, its_key, *cost_kind != CostKind::Fixed, is_one_of_several)?.into_owned();
     let least = if *cost_kind == CostKind::Elapsed { (*cost).min(1) } else { *cost };
     let refuses = matches!(key, RequestKey::Missing) || least > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {

@@ -44,19 +44,6 @@ impl EngineSettings {
         #[cfg(not(feature = "config"))]
         None
     }
-
-    /// A rule as it applies now to a key, for a call that has no other rule and holds nothing.
-    /// `None` if it is skipped.
-    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // most limiters have no rules from outside the code
-    pub(crate) fn applied<'a>(&self, rule: &'a Rule, key: Option<&Key>) -> Option<Cow<'a, Rule>> {
-        #[cfg(feature = "config")]
-        if self.rules.is_some() {
-            return self.rules_now().applied(rule, key, false, false).map(Cow::Owned);
-        }
-        Some(Cow::Borrowed(rule))
-    }
 }
 
 /// The rules as they applied when a call took them.
@@ -67,19 +54,28 @@ pub(crate) struct CurrentRules {
 
 #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
 impl CurrentRules {
+    /// Whether rules from outside the code may apply. Otherwise each rule applies as it is.
+    #[inline]
+    pub(crate) fn may_differ(&self) -> bool {
+        #[cfg(feature = "config")]
+        return self.table.is_some();
+        #[cfg(not(feature = "config"))]
+        false
+    }
+
     /// The rule as it applies to a key. `None` if it is skipped.
-    pub(crate) fn applied(
-        &self,
-        rule: &Rule,
+    pub(crate) fn applied<'a>(
+        &'a self,
+        rule: &'a Rule,
         key: Option<&Key>,
         is_settled: bool,
         is_one_of_several: bool,
-    ) -> Option<Rule> {
+    ) -> Option<Cow<'a, Rule>> {
         #[cfg(feature = "config")]
         if let Some(table) = &self.table {
             return table.apply(rule, key, crate::config::CallKind { is_settled, is_one_of_several });
         }
-        Some(*rule)
+        Some(Cow::Borrowed(rule))
     }
 
     /// The policy for store errors that the file sets for the rule.

@@ -31,25 +31,26 @@ use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 pub struct Rule {
     prefix: &'static str,
     count: u64,
-    /// The period in two parts, as a `Duration` has padding. Every call carries its rules.
-    seconds: u64,
-    nanos: u32,
+    /// The period in milliseconds, which is all of it in a valid rule.
+    period_ms: u64,
+    /// Nanoseconds of an invalid period, below a millisecond.
+    rest_ns: u32,
     options: RuleOptions,
-    /// Every call checks it, so it is computed once, mostly at compile time.
-    is_valid: bool,
     prefetch: u16,
     algorithm: Algorithm,
     /// Distinguishes its counters from those of other rules.
     id: RuleId,
 }
 
-/// Options of a rule that are on or off, in one byte.
+/// Properties of a rule that are on or off, in one byte.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct RuleOptions(u8);
 
 impl RuleOptions {
     const SHADOW: u8 = 1;
     const DENIAL_CACHE: u8 = 2;
+    /// Every call checks it, so it is computed once, mostly at compile time.
+    const VALID: u8 = 4;
 
     #[inline]
     const fn has(self, option: u8) -> bool {
@@ -108,10 +109,10 @@ impl Rule {
     /// The count of a `SlidingLog` is at most 1,000,000 for periods above 90 hours, 100,000 above 37
     /// days, and 10,000 above 376 days. No count, burst or queue can be above 2^52.
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
-        let (seconds, nanos) = (period.as_secs(), period.subsec_nanos());
+        let (period_ms, rest_ns) = (saturating_ms(period), period.subsec_nanos() % 1_000_000);
         let algorithm = Algorithm::FixedWindow { align: false };
         let (options, id) = (RuleOptions(RuleOptions::DENIAL_CACHE), RuleId(0, 0));
-        let rule = Self { prefix, count, seconds, nanos, options, is_valid: false, prefetch: 1, algorithm, id };
+        let rule = Self { prefix, count, period_ms, rest_ns, options, prefetch: 1, algorithm, id };
         rule.with_id()
     }
 
@@ -121,7 +122,8 @@ impl Rule {
     }
 
     const fn checked(mut self) -> Self {
-        self.is_valid = !self.prefix.is_empty() && self.has_period() && self.limit_fault().is_none();
+        let is_valid = !self.prefix.is_empty() && self.has_period() && self.limit_fault().is_none();
+        self.options = self.options.with(RuleOptions::VALID, is_valid);
         self
     }
 
@@ -273,7 +275,7 @@ impl Rule {
     /// The period; the lease with [`Algorithm::Concurrent`].
     #[inline]
     pub const fn period(&self) -> Duration {
-        Duration::new(self.seconds, self.nanos)
+        Duration::new(self.period_ms / 1000, (self.period_ms % 1000) as u32 * 1_000_000 + self.rest_ns)
     }
 
     /// The algorithm that counts.
@@ -297,9 +299,8 @@ impl Rule {
 
     /// A valid rule without an id, for its numbers only.
     pub(crate) const fn without_id(prefix: &'static str, count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
-        let (seconds, nanos) = (period_ms / 1000, (period_ms % 1000) as u32 * 1_000_000);
-        let (options, is_valid, id) = (RuleOptions(RuleOptions::DENIAL_CACHE), true, RuleId(0, 0));
-        Self { prefix, count, seconds, nanos, options, is_valid, prefetch: 1, algorithm, id }
+        let (options, id) = (RuleOptions(RuleOptions::DENIAL_CACHE | RuleOptions::VALID), RuleId(0, 0));
+        Self { prefix, count, period_ms, rest_ns: 0, options, prefetch: 1, algorithm, id }
     }
 
     pub(crate) const fn with_count(mut self, count: u64) -> Self {
@@ -331,7 +332,7 @@ impl Rule {
     /// The period in milliseconds, of a rule without [`Rule::fault`].
     #[inline]
     pub(crate) const fn period_ms(&self) -> u64 {
-        self.seconds.wrapping_mul(1000).wrapping_add(self.nanos as u64 / 1_000_000)
+        self.period_ms
     }
 
     #[inline]
@@ -359,7 +360,13 @@ impl Rule {
     /// Whether the rule is invalid.
     #[inline]
     pub(crate) const fn has_fault(&self) -> bool {
-        !self.is_valid
+        !self.options.has(RuleOptions::VALID)
+    }
+
+    /// Whether the rule is valid and not in shadow mode.
+    #[inline]
+    pub(crate) const fn is_enforced(&self) -> bool {
+        self.options.0 & (RuleOptions::VALID | RuleOptions::SHADOW) == RuleOptions::VALID
     }
 
     /// The reason why the rule is invalid. `None` if it is valid.
@@ -386,11 +393,15 @@ impl Rule {
 
     /// Whether the period is valid.
     const fn has_period(&self) -> bool {
-        let Self { seconds, nanos, .. } = *self;
-        let longest = Self::LONGEST_PERIOD.as_secs();
-        let is_in_range = seconds < longest || seconds == longest && nanos == 0;
-        is_in_range && (seconds > 0 || nanos > 0) && nanos.is_multiple_of(1_000_000)
+        0 < self.period_ms && self.period_ms <= saturating_ms(Self::LONGEST_PERIOD) && self.rest_ns == 0
     }
+}
+
+/// Whole milliseconds, for up to 584 million years.
+#[allow(clippy::cast_possible_truncation)]
+const fn saturating_ms(duration: Duration) -> u64 {
+    let ms = duration.as_millis();
+    if ms > u64::MAX as u128 { u64::MAX } else { ms as u64 }
 }
 
 #[allow(clippy::missing_fields_in_debug)] // two fields are the period, and the id follows from the others

@@ -113,16 +113,17 @@ impl MemoryState for FixedWindow {
         back
     }
 
-    /// If the window is open. A window that was opened later than now is not: the clock was set
+    /// If the window is open. A window that ends later than in a period is not: the clock was set
     /// back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
-        let (WindowNumbers { end_ms, opened, used }, now_ms) = (self.numbers(), time.ms());
-        if now_ms < opened || end_ms <= now_ms {
+        let WindowNumbers { end_ms, opened, used } = self.numbers();
+        let reset_after_ms = end_ms.saturating_sub(time.ms());
+        if reset_after_ms == 0 || reset_after_ms > rule.period_ms() {
             return false;
         }
-        let (left, reset_after_ms) = (rule.count().saturating_sub(used), end_ms - now_ms);
+        let left = rule.count().saturating_sub(used);
         // A cost that does not fit fits when the window has ended.
         let (cost, retry_after_ms) = if cost <= left { (cost, u64::MAX) } else { (0, reset_after_ms) };
         self.1 += cost;

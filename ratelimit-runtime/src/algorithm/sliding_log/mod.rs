@@ -101,6 +101,15 @@ impl SlidingLog {
         self.entries.back().map_or(0, |(_, total)| total - self.base)
     }
 
+    /// Time until entries of an amount have expired. `None` if they have less.
+    fn entries_free_ms(&self, layout: &LogLayout, now: u64, amount: u64) -> Option<u64> {
+        if amount == 0 {
+            return Some(0);
+        }
+        let last_needed = self.entries.partition_point(|(_, total)| total - self.base < amount);
+        self.entries.get(last_needed).map(|(time, _)| layout.wait_ms(*time, now))
+    }
+
     /// Time until an amount has expired of both entries and holds.
     fn wait_ms(&self, layout: &LogLayout, now_us: u64, short: u64) -> u64 {
         let (now, millis) = (layout.tick(now_us), now_us / 1000);
@@ -115,13 +124,7 @@ impl SlidingLog {
             freed += amount;
             ended.push((freed, self.holds().counts_until_ms(ends_ms) - millis));
         }
-        // Time until entries have freed the rest; `None` if they can't.
-        let rest_ms = |freed: u64| {
-            let rest = short.saturating_sub(freed);
-            let last_needed = self.entries.partition_point(|(_, total)| total - self.base < rest);
-            let entry = self.entries.get(last_needed).map(|(time, _)| layout.wait_ms(*time, now));
-            if rest == 0 { Some(0) } else { entry }
-        };
+        let rest_ms = |freed: u64| self.entries_free_ms(layout, now, short.saturating_sub(freed));
         // The more holds the wait includes, the fewer entries it needs.
         let at = ended.partition_point(|&(freed, after_ms)| rest_ms(freed).is_none_or(|rest_ms| rest_ms > after_ms));
         let by_holds = ended.get(at).map(|&(_, after_ms)| after_ms);
@@ -219,8 +222,9 @@ impl MemoryState for SlidingLog {
         [hold.id, amount]
     }
 
-    /// If something is logged, nothing is held, the cost fits, and the clock was not set back.
-    #[inline]
+    /// If something is logged, nothing is held, and the clock was not set back.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // the outcome can stay in registers
     fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
         let now_us = time.us();
         let is_clock_set_back = self.entries_expire_at_ms > now_us / 1000 + lifetime_ms(rule);
@@ -231,9 +235,17 @@ impl MemoryState for SlidingLog {
         let layout = LogLayout::of(rule.period_ms());
         let now = layout.tick(now_us);
         self.drop_expired_entries(&layout, now);
-        let remaining = rule.count().saturating_sub(self.used());
+        let (used, count) = (self.used(), rule.count());
+        let remaining = count.saturating_sub(used);
         if cost > remaining {
-            return false;
+            let short = used.saturating_add(cost).saturating_sub(count).min(used);
+            *outcome = Outcome {
+                remaining,
+                reset_after_ms: self.entries.back().map_or(0, |(time, _)| layout.wait_ms(*time, now)),
+                retry_after_ms: self.entries_free_ms(&layout, now, short).unwrap_or_default(),
+                receipt: [0; 2],
+            };
+            return true;
         }
         let receipt = self.add(rule, cost, now_us);
         let reset_after_ms = layout.wait_ms(receipt[0], now);

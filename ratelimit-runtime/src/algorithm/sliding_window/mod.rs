@@ -251,7 +251,8 @@ impl MemoryState for SlidingWindow {
         let (last, previous) = if ahead == 0 { (last.get() - 1, previous) } else { (0, last.get() - 1) };
         let remaining = rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
         if cost > remaining {
-            return false;
+            *outcome = Outcome::new(self.evaluate_ms(rule, cost, now_ms).decision, [0; 2]);
+            return true;
         }
         let expires_at_ms = start_ms + layout.counts_ms();
         *self = Self { expires_at_ms, charged: SubWindows::two(last + cost, previous) };
