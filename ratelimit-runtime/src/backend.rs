@@ -24,7 +24,7 @@ pub(crate) trait Backend {
     /// Refunds a charge once.
     type Receipt;
 
-    /// Charges one counter if the cost fits, and writes the decision to `decided`.
+    /// Charges one counter if the cost fits, and writes the decision to `decided` if there is one.
     ///
     /// `waiter` is `None` outside of a poll. Then [`Attempt::Unsupported`] if the backend may have
     /// to wait.
@@ -56,8 +56,8 @@ pub(crate) type Outcomes = SmallVec<[Outcome; 2]>;
 
 /// The result of an attempt to charge.
 pub(crate) enum Attempt {
-    /// The decision has been written.
-    Done,
+    Admitted,
+    Denied,
     /// The waiter has a ticket, which has to be polled.
     Pending,
     /// Nothing has changed. The store has to be asked.

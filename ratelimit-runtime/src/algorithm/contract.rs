@@ -122,14 +122,21 @@ pub(crate) trait MemoryState: fmt::Debug {
     }
 
     /// Charges a cost of at least 1 that holds nothing, in the most frequent case. Writes the
-    /// outcome, as [`charge`] would return it. A denial may have any receipt.
+    /// outcome, as [`charge`] would return it, and returns whether the cost fits. A denial may have
+    /// any receipt.
     ///
-    /// `false` in all other cases. Then nothing has changed but parts that have expired. It never
+    /// `None` in all other cases. Then nothing has changed but parts that have expired. It never
     /// makes the state expire sooner.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_at_once(&mut self, _rule: &Rule, _cost: u64, _time: &mut LockedTime<'_>, _outcome: &mut Outcome) -> bool {
-        false
+    fn charge_at_once(
+        &mut self,
+        _rule: &Rule,
+        _cost: u64,
+        _time: &mut LockedTime<'_>,
+        _outcome: &mut Outcome,
+    ) -> Option<bool> {
+        None
     }
 
     #[inline]

@@ -80,18 +80,20 @@ impl Acquire {
 }
 
 impl Acquire {
-    /// Attempts to charge. `false` if the charge has a ticket now, or if the general way has to
-    /// resolve the call.
+    /// Attempts to charge. If that is [`Attempt::Unsupported`], the general way has to resolve the
+    /// call.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in one place
-    fn try_charge(&mut self, context: &mut Context<'_>, decided: &mut Decided) -> bool {
-        let Self { rule, cost, options: AcquireOptions { waits: false, .. }, state } = self else { return false };
-        let AcquireState::Attempt(engine, request_key) = state else { return false };
-        let Some(key) = counter_key(request_key) else { return false };
+    fn try_charge(&mut self, context: &mut Context<'_>, decided: &mut Decided) -> Attempt {
+        let Self { rule, cost, options: AcquireOptions { waits: false, .. }, state } = self else {
+            return Attempt::Unsupported;
+        };
+        let AcquireState::Attempt(engine, request_key) = state else { return Attempt::Unsupported };
+        let Some(key) = counter_key(request_key) else { return Attempt::Unsupported };
         let rules = engine.settings().rules_now();
         let applied;
         let current = if rules.may_differ() {
-            let Some(found) = rules.applied(rule, key, false, false) else { return false };
+            let Some(found) = rules.applied(rule, key, false, false) else { return Attempt::Unsupported };
             applied = found;
             &*applied
         } else {
@@ -100,7 +102,7 @@ impl Acquire {
         let mut ticket = None;
         let waiter = Waiter { waker: context.waker(), ticket: &mut ticket };
         let attempt = try_charge(engine, current, key, *cost, Some(waiter), decided);
-        if let (Attempt::Done, true) = (&attempt, rules.may_differ()) {
+        if rules.may_differ() && matches!(attempt, Attempt::Admitted | Attempt::Denied) {
             // The permit or the refusal is about the rule that was charged.
             let current = *current;
             *rule = current;
@@ -110,7 +112,7 @@ impl Acquire {
         {
             *state = AcquireState::Batched(engine, key, ticket);
         }
-        matches!(attempt, Attempt::Done)
+        attempt
     }
 
     /// Polls the ticket of a charge that travels in a batch.
@@ -185,11 +187,9 @@ impl Future for Acquire {
             return self.poll_ticket(context);
         }
         let mut decided = Decided::undecided();
-        if !self.try_charge(context, &mut decided) {
-            return self.poll_slow(None, context);
-        }
+        let attempt = self.try_charge(context, &mut decided);
         let Self { rule, cost, state, .. } = &mut *self;
-        if decided.outcome.fits()
+        if let Attempt::Admitted = attempt
             && let AcquireState::Attempt(engine, _) = mem::replace(state, AcquireState::Done)
         {
             let receipt = CounterReceipt::new(decided.id, rule, *cost, decided.outcome.receipt);
@@ -198,8 +198,8 @@ impl Future for Acquire {
             return Poll::Ready(Ok(Permit::new(rule.limit(), &decided.outcome, receipt)));
         }
         // A copy: a place whose address is passed on cannot stay in registers.
-        let denied = decided.outcome;
-        self.poll_slow(Some(&denied), context)
+        let outcome = decided.outcome;
+        self.poll_slow(matches!(attempt, Attempt::Denied).then_some(&outcome), context)
     }
 }
 
@@ -234,8 +234,8 @@ pub(crate) fn try_acquire(
     };
     let mut decided = Decided::undecided();
     match try_charge(engine, rule, key, cost, None, &mut decided) {
-        Attempt::Done if decided.outcome.fits() => Some(Ok(())),
-        Attempt::Done => {
+        Attempt::Admitted => Some(Ok(())),
+        Attempt::Denied => {
             let denied = decided.outcome;
             Some(Err(exceeded(rule, cost, &denied)))
         }
@@ -293,12 +293,12 @@ fn try_charge(
     }
     let namespace = &engine.settings().namespace;
     match engine.backend().try_charge(&Query { rule, key, cost, namespace }, waiter, decided) {
-        Attempt::Done if decided.outcome.fits() => {
+        Attempt::Admitted => {
             observe::admitted(rule, decided.outcome.remaining);
-            Attempt::Done
+            Attempt::Admitted
         }
         // Nothing has been charged, and no wait will help.
-        Attempt::Done if cost > rule.limit() => Attempt::Unsupported,
+        Attempt::Denied if cost > rule.limit() => Attempt::Unsupported,
         attempt => attempt,
     }
 }

@@ -55,7 +55,7 @@ impl Backend for Guard {
         let id = query.id();
         if let Some(outcome) = self.answer_locally(id, query.rule, query.cost) {
             *decided = Decided { id, outcome };
-            return Attempt::Done;
+            return if outcome.fits() { Attempt::Admitted } else { Attempt::Denied };
         }
         *ticket = self.join_batch(id, query, waker);
         if ticket.is_some() { Attempt::Pending } else { Attempt::Unsupported }

@@ -53,7 +53,7 @@ impl<S: MemoryState + Default> Default for CounterTable<S> {
 }
 
 impl<S: MemoryState + Default> CounterTable<S> {
-    /// See [`MemoryState::charge_at_once`]. `false` also if the state is not in the table.
+    /// See [`MemoryState::charge_at_once`]. `None` also if the state is not in the table.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     pub(super) fn charge_at_once(
@@ -63,8 +63,8 @@ impl<S: MemoryState + Default> CounterTable<S> {
         cost: u64,
         time: &mut LockedTime<'_>,
         outcome: &mut Outcome,
-    ) -> bool {
-        let Some(at) = self.find(id) else { return false };
+    ) -> Option<bool> {
+        let at = self.find(id)?;
         self.slots[at].state.charge_at_once(rule, cost, time, outcome)
     }
 

@@ -317,15 +317,17 @@ impl Backend for Memory {
         let mut shard = self.shard(shard_of(&id));
         let MemoryShard { latest_us, counters, .. } = &mut *shard;
         let mut time = LockedTime { clock: &self.clock, latest_us };
-        if counters.charge_at_once(id, rule, cost, &mut time, &mut decided.outcome) {
-            return Attempt::Done;
+        match counters.charge_at_once(id, rule, cost, &mut time, &mut decided.outcome) {
+            Some(true) => return Attempt::Admitted,
+            Some(false) => return Attempt::Denied,
+            None => {}
         }
         let now_us = time.us();
         // If there is no room for the counter, the general way resolves the call.
         let charged = self.charge_locked(&mut shard, id, &ChargeQuery::of(rule, cost), now_us);
         let Ok(outcome) = charged else { return Attempt::Unsupported };
         decided.outcome = outcome;
-        Attempt::Done
+        if outcome.fits() { Attempt::Admitted } else { Attempt::Denied }
     }
 
     fn try_charge_all(&self, queries: &[Query<'_>]) -> Option<Outcomes> {
@@ -471,7 +473,7 @@ mod tests {
         let id = CounterId::new(&rule, None);
         let charge = || {
             let (query, mut decided) = (Query { rule: &rule, key: None, cost: 1, namespace: "" }, Decided::undecided());
-            assert!(matches!(memory.try_charge(&query, None, &mut decided), Attempt::Done));
+            assert!(matches!(memory.try_charge(&query, None, &mut decided), Attempt::Admitted | Attempt::Denied));
             decided.outcome
         };
         charge();

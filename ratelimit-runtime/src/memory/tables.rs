@@ -33,7 +33,7 @@ macro_rules! tables {
                 cost: u64,
                 time: &mut LockedTime<'_>,
                 outcome: &mut Outcome,
-            ) -> bool {
+            ) -> Option<bool> {
                 match rule.algorithm() {
                     $($(Algorithm::$algorithm { .. })|+ => {
                         self.$state.charge_at_once(id, rule, cost, time, outcome)

@@ -183,12 +183,19 @@ impl MemoryState for Bucket {
     /// If tokens come back one by one, and neither was the clock set back nor the count raised.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
-        let BucketParams { unit, interval_ms, refill, capacity, is_queue } = BucketParams::of(rule);
-        let now_ms = time.ms();
-        if interval_ms > 1 || is_queue || refill == 0 || now_ms < self.written_ms {
-            return false;
+    fn charge_at_once(
+        &mut self,
+        rule: &Rule,
+        cost: u64,
+        time: &mut LockedTime<'_>,
+        outcome: &mut Outcome,
+    ) -> Option<bool> {
+        let Algorithm::TokenBucket { burst, refill: Refill::Greedy } = rule.algorithm() else { return None };
+        let (unit, refill, now_ms) = (rule.period_ms(), rule.count(), time.ms());
+        if refill == 0 || now_ms < self.written_ms {
+            return None;
         }
+        let capacity = burst * unit;
         let left_ms = self.full_at_ms.saturating_sub(now_ms);
         let refilled = (now_ms - self.written_ms).saturating_mul(refill);
         let before = if left_ms > 0 { self.deficit.saturating_sub(refilled) } else { 0 };
@@ -200,17 +207,17 @@ impl MemoryState for Bucket {
                 retry_after_ms: (after - capacity).div_ceil(refill).min(left_ms),
                 receipt: [0; 2],
             };
-            return true;
+            return Some(false);
         }
         let reset_after_ms = after.div_ceil(refill);
         let full_at_ms = now_ms + reset_after_ms;
         if full_at_ms < self.full_at_ms {
-            return false; // the count was raised
+            return None; // the count was raised
         }
         *self = Self { full_at_ms, written_ms: now_ms, deficit: after };
         let remaining = (capacity - after) / unit;
         *outcome = Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] };
-        true
+        Some(true)
     }
 
     /// Returns the part that the bucket can't have refilled since the charge. For a queue, only the

@@ -117,18 +117,27 @@ impl MemoryState for FixedWindow {
     /// back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
+    fn charge_at_once(
+        &mut self,
+        rule: &Rule,
+        cost: u64,
+        time: &mut LockedTime<'_>,
+        outcome: &mut Outcome,
+    ) -> Option<bool> {
         let WindowNumbers { end_ms, opened, used } = self.numbers();
         let reset_after_ms = end_ms.saturating_sub(time.ms());
         if reset_after_ms == 0 || reset_after_ms > rule.period_ms() {
-            return false;
+            return None;
         }
-        let left = rule.count().saturating_sub(used);
-        // A cost that does not fit fits when the window has ended.
-        let (cost, retry_after_ms) = if cost <= left { (cost, u64::MAX) } else { (0, reset_after_ms) };
+        let (left, receipt) = (rule.count().saturating_sub(used), [opened, 0]);
+        if cost > left {
+            // It fits when the window has ended.
+            *outcome = Outcome { remaining: left, reset_after_ms, retry_after_ms: reset_after_ms, receipt };
+            return Some(false);
+        }
         self.1 += cost;
-        *outcome = Outcome { remaining: left - cost, reset_after_ms, retry_after_ms, receipt: [opened, 0] };
-        true
+        *outcome = Outcome { remaining: left - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt };
+        Some(true)
     }
 }
 

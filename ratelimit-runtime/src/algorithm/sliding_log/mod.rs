@@ -225,12 +225,18 @@ impl MemoryState for SlidingLog {
     /// If something is logged, nothing is held, and the clock was not set back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // the outcome can stay in registers
-    fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
+    fn charge_at_once(
+        &mut self,
+        rule: &Rule,
+        cost: u64,
+        time: &mut LockedTime<'_>,
+        outcome: &mut Outcome,
+    ) -> Option<bool> {
         let now_us = time.us();
         let is_clock_set_back = self.entries_expire_at_ms > now_us / 1000 + lifetime_ms(rule);
         // An expired log is dropped as a whole, with its memory.
         if self.holds.is_some() || is_clock_set_back || self.is_fresh(now_us) {
-            return false;
+            return None;
         }
         let layout = LogLayout::of(rule.period_ms());
         let now = layout.tick(now_us);
@@ -245,12 +251,12 @@ impl MemoryState for SlidingLog {
                 retry_after_ms: self.entries_free_ms(&layout, now, short).unwrap_or_default(),
                 receipt: [0; 2],
             };
-            return true;
+            return Some(false);
         }
         let receipt = self.add(rule, cost, now_us);
         let reset_after_ms = layout.wait_ms(receipt[0], now);
         *outcome = Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt };
-        true
+        Some(true)
     }
 
     fn refund(&mut self, rule: &Rule, cost: u64, [time, _]: [u64; 2], now_us: u64) -> u64 {

@@ -241,25 +241,31 @@ impl MemoryState for SlidingWindow {
     /// For one bucket, if the cost fits and the clock was not set back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_at_once(&mut self, rule: &Rule, cost: u64, time: &mut LockedTime<'_>, outcome: &mut Outcome) -> bool {
+    fn charge_at_once(
+        &mut self,
+        rule: &Rule,
+        cost: u64,
+        time: &mut LockedTime<'_>,
+        outcome: &mut Outcome,
+    ) -> Option<bool> {
         let (layout, now_ms) = (WindowLayout::of(rule), time.ms());
-        let SubWindows::Two(last, previous) = self.charged else { return false };
+        let SubWindows::Two(last, previous) = self.charged else { return None };
         if layout.buckets > 1 || self.expires_at_ms <= now_ms || now_ms < self.start_ms(layout) {
-            return false;
+            return None;
         }
         let CurrentWindow { start_ms, ahead, passed_ms } = self.current(layout, now_ms);
         let (last, previous) = if ahead == 0 { (last.get() - 1, previous) } else { (0, last.get() - 1) };
         let remaining = rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
         if cost > remaining {
             *outcome = Outcome::new(self.evaluate_ms(rule, cost, now_ms).decision, [0; 2]);
-            return true;
+            return Some(false);
         }
         let expires_at_ms = start_ms + layout.counts_ms();
         *self = Self { expires_at_ms, charged: SubWindows::two(last + cost, previous) };
         let reset_after_ms = expires_at_ms - now_ms;
         *outcome =
             Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt: [start_ms, 0] };
-        true
+        Some(true)
     }
 
     /// Returns the weight that the charge still had.
