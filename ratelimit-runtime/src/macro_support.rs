@@ -303,9 +303,7 @@ pub fn limit_request_per_time<R: Borrow<Rule>>(
     charge: AnnotatedCharge<R>,
 ) -> Attempted<Deferred<R>> {
     if let OnLimit::Reject = options.on_limit() {
-        let mut scoped = None;
-        let engine = engine(limiter, &mut scoped);
-        match acquire::try_acquire(engine, charge.rule.borrow(), &charge.key, charge.cost) {
+        match try_acquire(limiter, charge.rule.borrow(), &charge.key, charge.cost) {
             Some(Ok(())) => return Attempted::Admitted,
             Some(Err(refused)) => return Attempted::Refused(refused),
             None => {}
@@ -356,8 +354,7 @@ pub fn limit_requests_per_time<const N: usize>(
 ) -> Attempted<DeferredAll> {
     invalidate_shared_counters(&mut charges);
     if let OnLimit::Reject = options.on_limit() {
-        let mut scoped = None;
-        if acquire::try_acquire_all(engine(limiter, &mut scoped), &charges) {
+        if try_acquire_all(limiter, &charges) {
             return Attempted::Admitted;
         }
     }
@@ -406,6 +403,21 @@ fn invalidate_shared_counters(charges: &mut [ChargeRequest]) {
             charge.key = RequestKey::Invalid("another limit of the call has its counter; give it another prefix");
         }
     }
+}
+
+#[inline(never)] // the code that is compiled into each caller ends here
+fn try_acquire(
+    limiter: Option<&Limiter>,
+    rule: &Rule,
+    key: &RequestKey,
+    cost: u64,
+) -> Option<Result<(), RequestPerMinute>> {
+    acquire::try_acquire(engine(limiter, &mut None), rule, key, cost)
+}
+
+#[inline(never)] // as above
+fn try_acquire_all(limiter: Option<&Limiter>, charges: &[ChargeRequest]) -> bool {
+    acquire::try_acquire_all(engine(limiter, &mut None), charges)
 }
 
 /// The engine of a call, without a reference of its own if it can do without.

@@ -216,7 +216,8 @@ impl Future for Admit {
 }
 
 /// Attempts to charge without a future. `None` if one is needed.
-#[inline(never)]
+#[inline(always)]
+#[allow(clippy::inline_always)] // in one place
 pub(crate) fn try_acquire(
     engine: &Engine,
     rule: &Rule,
@@ -244,7 +245,6 @@ pub(crate) fn try_acquire(
 }
 
 /// Attempts several charges without a future. False if nothing has changed, and one is needed.
-#[inline(never)]
 pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> bool {
     let rules = engine.settings().rules_now();
     let mut applied = SmallVec::<[_; 2]>::new();

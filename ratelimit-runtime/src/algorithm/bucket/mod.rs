@@ -8,6 +8,8 @@
 //! number of them, the rule's count. A token is P units and an interval a millisecond. If all
 //! tokens of a period come back at once, a token is one unit and an interval the period.
 
+use std::num::NonZeroU64;
+
 #[cfg(feature = "redis")]
 use redis::Value;
 
@@ -191,31 +193,36 @@ impl MemoryState for Bucket {
         outcome: &mut Outcome,
     ) -> Option<bool> {
         let Algorithm::TokenBucket { burst, refill: Refill::Greedy } = rule.algorithm() else { return None };
-        let (unit, refill, now_ms) = (rule.period_ms(), rule.count(), time.ms());
-        if refill == 0 || now_ms < self.written_ms {
+        let (Some(unit), Some(refill)) = (NonZeroU64::new(rule.period_ms()), NonZeroU64::new(rule.count())) else {
+            return None;
+        };
+        let now_ms = time.ms();
+        if cost > burst || now_ms < self.written_ms {
             return None;
         }
-        let capacity = burst * unit;
-        let left_ms = self.full_at_ms.saturating_sub(now_ms);
-        let refilled = (now_ms - self.written_ms).saturating_mul(refill);
-        let before = if left_ms > 0 { self.deficit.saturating_sub(refilled) } else { 0 };
-        let after = before.saturating_add(cost.saturating_mul(unit));
+        let before = if now_ms < self.full_at_ms {
+            self.deficit.saturating_sub((now_ms - self.written_ms).saturating_mul(refill.get()))
+        } else {
+            0
+        };
+        let (after, capacity) = (before + cost * unit.get(), burst * unit.get());
         if after > capacity {
+            let left_ms = self.full_at_ms.saturating_sub(now_ms);
             *outcome = Outcome {
                 remaining: capacity.saturating_sub(before) / unit,
-                reset_after_ms: before.div_ceil(refill).min(left_ms),
-                retry_after_ms: (after - capacity).div_ceil(refill).min(left_ms),
+                reset_after_ms: before.div_ceil(refill.get()).min(left_ms),
+                retry_after_ms: (after - capacity).div_ceil(refill.get()).min(left_ms),
                 receipt: [0; 2],
             };
             return Some(false);
         }
-        let reset_after_ms = after.div_ceil(refill);
+        let reset_after_ms = after.div_ceil(refill.get());
         let full_at_ms = now_ms + reset_after_ms;
         if full_at_ms < self.full_at_ms {
             return None; // the count was raised
         }
         *self = Self { full_at_ms, written_ms: now_ms, deficit: after };
-        let remaining = (capacity - after) / unit;
+        let remaining = burst - after.div_ceil(unit.get()); // a small number is divided faster
         *outcome = Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] };
         Some(true)
     }

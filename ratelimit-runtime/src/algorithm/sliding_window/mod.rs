@@ -249,19 +249,22 @@ impl MemoryState for SlidingWindow {
         outcome: &mut Outcome,
     ) -> Option<bool> {
         let (layout, now_ms) = (WindowLayout::of(rule), time.ms());
-        let SubWindows::Two(last, previous) = self.charged else { return None };
+        let SubWindows::Two(last, previous) = &self.charged else { return None };
         if layout.buckets > 1 || self.expires_at_ms <= now_ms || now_ms < self.start_ms(layout) {
             return None;
         }
         let CurrentWindow { start_ms, ahead, passed_ms } = self.current(layout, now_ms);
-        let (last, previous) = if ahead == 0 { (last.get() - 1, previous) } else { (0, last.get() - 1) };
+        let (last, previous) = if ahead == 0 { (last.get() - 1, *previous) } else { (0, last.get() - 1) };
         let remaining = rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
         if cost > remaining {
             *outcome = Outcome::new(self.evaluate_ms(rule, cost, now_ms).decision, [0; 2]);
             return Some(false);
         }
         let expires_at_ms = start_ms + layout.counts_ms();
-        *self = Self { expires_at_ms, charged: SubWindows::two(last + cost, previous) };
+        self.expires_at_ms = expires_at_ms;
+        if let SubWindows::Two(its_last, its_previous) = &mut self.charged {
+            (*its_last, *its_previous) = (NonZeroU64::MIN.saturating_add(last + cost), previous);
+        }
         let reset_after_ms = expires_at_ms - now_ms;
         *outcome =
             Outcome { remaining: remaining - cost, reset_after_ms, retry_after_ms: u64::MAX, receipt: [start_ms, 0] };
