@@ -42,7 +42,7 @@ impl CounterName {
             push_part(namespace, &mut name);
             name.extend_from_slice(b"::");
         }
-        if let Some(key) = key {
+        if let Some(key) = key.filter(|key| **key != Key::NONE) {
             push_part(rule.prefix(), &mut name);
             name.extend_from_slice(b":{");
             key.with_text(|key| match key.len() {
@@ -149,7 +149,7 @@ impl CounterId {
     #[allow(clippy::inline_always)]
     pub(crate) fn new_inline(rule: &Rule, key: Option<&Key>) -> Self {
         let (kind, [key, more]) = match key {
-            None => (0, [0; 2]),
+            None | Some(Key(Repr::None)) => (0, [0; 2]),
             Some(Key(Repr::Number(number))) => (1, *number),
             Some(Key(Repr::Short(length, text))) => (2 | u64::from(*length) << 2, *text),
             Some(Key(Repr::Long(text))) => return Self::long(rule, text),
@@ -245,7 +245,14 @@ mod tests {
             ["", "a", "b", "aa", "ab", "0", "1", "01", "item", "itema", "(a,1)", "\0", "a\0", "a-key-of-16-byte"];
         let texts: Vec<&str> = texts.into_iter().chain(["a-key-of-17-bytes", &long, &longer, &other]).collect();
         let mut keys: Vec<Option<Key>> = texts.iter().map(|text| Some(Key::new(*text))).collect();
-        keys.extend([None, Some(Key::new(0)), Some(Key::new(1)), Some(Key::new(u64::MAX)), Some(Key::new(("a", 1)))]);
+        keys.extend([
+            None,
+            Some(Key::NONE),
+            Some(Key::new(0)),
+            Some(Key::new(1)),
+            Some(Key::new(u64::MAX)),
+            Some(Key::new(("a", 1))),
+        ]);
         let second = Duration::from_secs(1);
         let algorithms = [
             Algorithm::FixedWindow { align: false },

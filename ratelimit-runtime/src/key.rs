@@ -47,7 +47,8 @@ static RESERVED: Reserved = reserved(b"%{}(),");
     label = "not a key",
     note = "keys are integers, strings, bytes, `bool`, `char`, IP addresses, UUIDs (feature `uuid`) and tuples of these",
     note = "for an `Option`, say what a missing key means: `on_missing_key = Deny`, `Skip` or `Shared`",
-    note = "for a type of your own, implement `ratelimit_runtime::RateKey`, one method"
+    note = "for a type of your own, implement `ratelimit_runtime::RateKey`, one method",
+    note = "for one counter without a key, leave `key` out of the attribute, or pass `Key::NONE` to a `Limiter`"
 )]
 pub trait RateKey {
     /// Writes this value, usually by calling `write_key` of a field or of a tuple of fields.
@@ -191,6 +192,8 @@ pub(crate) enum Repr {
     /// The length, and up to 16 bytes padded with zeros, as two little-endian numbers.
     Short(u8, [u64; 2]),
     Long(Box<[u8]>),
+    /// See [`Key::NONE`].
+    None,
 }
 
 const MAX_SHORT: usize = 16;
@@ -203,6 +206,29 @@ impl Repr {
 }
 
 impl Key {
+    /// No key: the one counter of a rule that does not tell callers apart. An attribute without
+    /// `key` charges it.
+    ///
+    /// It differs from all other keys, also from the empty text. As a part of a tuple, it reads like
+    /// the empty text.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Key, Limiter, Rule};
+    /// # use std::time::Duration;
+    /// const TOTAL: Rule = Rule::new("total", 10, Duration::from_secs(60));
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::in_memory();
+    /// limiter.acquire(&TOTAL, Key::NONE).await?;
+    /// assert_eq!(limiter.peek(&TOTAL, Key::NONE).await?.remaining(), 9);
+    /// assert_eq!(limiter.peek(&TOTAL, "").await?.remaining(), 10);
+    ///
+    /// limiter.reset(&TOTAL, Key::NONE).await?;
+    /// assert_eq!(limiter.peek(&TOTAL, Key::NONE).await?.remaining(), 10);
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    pub const NONE: Self = Self(Repr::None);
+
     /// The key of a value, or of a reference to one.
     #[allow(clippy::needless_pass_by_value)] // a reference to a key is a key too
     #[inline]
@@ -263,6 +289,7 @@ impl Key {
                 read(&text.to_le_bytes()[..usize::from(*length)])
             }
             Repr::Long(text) => read(text),
+            Repr::None => read(b""),
         }
     }
 }

@@ -48,7 +48,8 @@ impl Limiter {
         self.0.engine()
     }
 
-    /// Charges a cost of 1 to the rule's counter for this key.
+    /// Charges a cost of 1 to the rule's counter for this key. [`Key::NONE`] is the key of a rule that
+    /// has one counter for all callers.
     ///
     /// With a [`LeakyBucket`](crate::Algorithm::LeakyBucket), the future of an admitted call sleeps
     /// until its slot.

@@ -55,7 +55,7 @@ impl OverrideTable {
         static LOGGED: LogThrottle = LogThrottle::new();
         let Some(entry) = self.by_prefix.get(rule.prefix()) else { return Some(Cow::Borrowed(rule)) };
         let of_key = match key {
-            Some(key) if !entry.keys.is_empty() => key.with_text(|text| entry.keys.get(text)),
+            Some(key) if !entry.keys.is_empty() && *key != Key::NONE => key.with_text(|text| entry.keys.get(text)),
             _ => None,
         };
         // Whether settings fit can only be seen together with the rule in the code.

@@ -60,6 +60,14 @@ async fn limit(limiter: &Limiter, key: &str) -> u64 {
 }
 
 #[tokio::test]
+async fn settings_of_an_empty_key_do_not_apply_to_no_key() {
+    let limiter = with("[rules.item]\ncount = 3\n[rules.item.keys]\n\"\" = { count = 5 }").await;
+    let rule = Rule::new("item", 1, Duration::from_secs(60));
+    assert_eq!(limiter.peek(&rule, "").await.unwrap().limit(), 5);
+    assert_eq!(limiter.peek(&rule, Key::NONE).await.unwrap().limit(), 3);
+}
+
+#[tokio::test]
 async fn settings_of_the_file_apply_to_their_prefixes_and_keys() {
     let rules = Rules::parse(
         "[rules.item]\ncount = 3\n[rules.item.keys]\nalice = { count = 5 }\nbob = { enabled = false }\n\"(eu,7)\" = { count = 4 }",

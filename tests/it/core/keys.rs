@@ -274,6 +274,30 @@ async fn no_key_has_the_name_of_the_counter_without_a_key() {
         limiter.acquire(&rule, key).await.unwrap();
         assert_ne!(store.seen().remove(0), shared, "{key}");
     }
+    limiter.acquire(&rule, Key::NONE).await.unwrap();
+    limiter.acquire_all(&[(&rule, Key::NONE, 1)]).await.unwrap();
+    limiter.peek(&rule, Key::new(&Key::NONE)).await.unwrap();
+    assert_eq!(store.seen(), [shared.clone(), shared.clone(), shared]);
+}
+
+/// Every call that takes a key also takes none.
+#[tokio::test]
+async fn no_key_is_the_counter_of_an_attribute_without_a_key() {
+    let server = RedisServer::start();
+    let rule = Rule::new("item", 9, Duration::from_secs(60));
+    let log = rule.with_algorithm(LOG);
+    for limiter in [Limiter::in_memory(), limiter_on(&server).await] {
+        without_a_key(&limiter).await.unwrap();
+        assert_eq!(limiter.acquire(&rule, Key::NONE).await.unwrap().remaining(), 7);
+        assert_eq!(limiter.acquire_within(&rule, Key::NONE, Duration::ZERO).await.unwrap().remaining(), 6);
+        assert_eq!(limiter.acquire_all(&[(&rule, Key::NONE, 2)]).await.unwrap().remaining(), 4);
+        assert_eq!(limiter.peek(&rule, Key::NONE).await.unwrap().remaining(), 4);
+        assert_eq!(limiter.peek(&rule, "").await.unwrap().remaining(), 9);
+        limiter.reset(&rule, Key::NONE).await.unwrap();
+        assert_eq!(limiter.peek(&rule, Key::NONE).await.unwrap().remaining(), 9);
+        limiter.reserve(&log, Key::NONE, 5).await.unwrap().settle(3).await.unwrap();
+        assert_eq!(limiter.peek(&log, Key::NONE).await.unwrap().remaining(), 6);
+    }
 }
 
 /// On a real server there are as many counters as keys, and each is found again.
