@@ -432,7 +432,7 @@ fn engine<'a>(limiter: Option<&'a Limiter>, scoped: &'a mut Option<EngineRef>) -
 
 #[inline]
 fn engine_ref(limiter: Option<&Limiter>) -> EngineRef {
-    limiter.map_or_else(Limiter::current, Limiter::engine_ref)
+    limiter.map_or_else(Limiter::current_engine, Limiter::engine_ref)
 }
 
 /// Checks whether a refusal is due to a limit, so that `on_limit` applies.

@@ -44,7 +44,8 @@ impl Limiter {
 
     /// Runs a future with this limiter instead of the process-wide one, for tests.
     ///
-    /// Tasks that the future spawns use the process-wide limiter again.
+    /// Tasks that the future spawns use the process-wide limiter again. [`Limiter::current`] passes this
+    /// one on to them.
     ///
     /// ```
     /// use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
@@ -65,9 +66,45 @@ impl Limiter {
         SCOPED.scope(self.clone(), future)
     }
 
-    /// The engine of annotated code here: of the innermost scope, or the process-wide one.
+    /// The limiter that annotated functions without a `limiter` use here: the one of the innermost
+    /// [`Limiter::scope`], otherwise the installed one.
+    ///
+    /// If none is installed, it is the limiter that counts in process memory until then. The log
+    /// says so once. A limiter that is installed later does not replace it here: the returned handle
+    /// stays with its counters. So keep no handle from before [`Limiter::install`].
+    ///
+    /// ```
+    /// use ratelimit_runtime::{Key, Limiter, RequestPerMinute, Rule, limit_request_per_time};
+    /// use std::time::Duration;
+    ///
+    /// #[limit_request_per_time(prefix = "mail", ttl = 1, unit = Minutes, count = 10)]
+    /// async fn send_mail() -> Result<(), RequestPerMinute> {
+    ///     Ok(())
+    /// }
+    ///
+    /// /// The counter of `send_mail`.
+    /// const MAIL: Rule = Rule::new("mail", 10, Duration::from_secs(60));
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let calls = async {
+    ///     send_mail().await?;
+    ///     // A task that is spawned here has to be scoped, too.
+    ///     let scoped = tokio::spawn(Limiter::current().scope(send_mail()));
+    ///     scoped.await.unwrap()?;
+    ///     Limiter::current().peek(&MAIL, Key::NONE).await
+    /// };
+    /// assert_eq!(Limiter::in_memory().scope(calls).await?.remaining(), 8);
+    /// # Ok::<_, RequestPerMinute>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn current() -> Self {
+        let process_wide = || Handles::of_process().map_or_else(|| default_limiter().clone(), Self);
+        SCOPED.try_with(Self::clone).unwrap_or_else(|_| process_wide())
+    }
+
+    /// The engine of [`Limiter::current`], for one call.
     #[inline]
-    pub(crate) fn current() -> EngineRef {
+    pub(crate) fn current_engine() -> EngineRef {
         Self::scoped().unwrap_or_else(|| EngineRef::Static(Self::process_wide()))
     }
 

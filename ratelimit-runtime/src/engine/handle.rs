@@ -38,6 +38,11 @@ impl Handles {
         is_new
     }
 
+    /// The handles of the process, if it has some.
+    pub(crate) fn of_process() -> Option<Self> {
+        INSTALLED.get().map(|installed| installed.handles.clone())
+    }
+
     /// The engine of the installed limiter.
     #[inline]
     pub(crate) fn installed() -> Option<&'static Engine> {

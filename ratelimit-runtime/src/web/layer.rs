@@ -198,7 +198,7 @@ impl LayerConfig {
             asked.extend(limit.ask(request).await);
         }
         let Some(only) = asked.first().map(|asked| asked.rule.prefix()) else { return Ok(None) };
-        let limiter = self.limiter.as_ref().map_or_else(Limiter::current, Limiter::engine_ref);
+        let limiter = self.limiter.as_ref().map_or_else(Limiter::current_engine, Limiter::engine_ref);
         let manner = AcquireOptions::new(OnLimit::Reject, self.on_store_error);
         let permit = match asked.pop() {
             Some(ChargeRequest { rule, key, cost, .. }) if asked.is_empty() => {

@@ -5,6 +5,7 @@ mod bounds;
 mod cancel;
 mod conformance;
 mod cost;
+mod current;
 mod custom_store;
 mod exact;
 mod holds;

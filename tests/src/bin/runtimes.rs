@@ -2,7 +2,7 @@
 //!
 //! `runtimes URL`: prints how many calls were admitted on each of them.
 
-use ratelimit_runtime::{Cause, Limiter, OnStoreError, RequestPerMinute, limit_request_per_time};
+use ratelimit_runtime::{Cause, Limiter, OnStoreError, RequestPerMinute, Rule, limit_request_per_time};
 use std::env;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
@@ -11,6 +11,9 @@ use tokio::runtime::{Builder, Runtime};
 async fn limited(number: u32) -> Result<(), RequestPerMinute> {
     Ok(())
 }
+
+/// The counters of `limited`.
+const LIMITED: Rule = Rule::new("runtimes", 3, Duration::from_secs(3600));
 
 /// In turn of each flavour.
 fn runtime(number: u32) -> Runtime {
@@ -22,8 +25,11 @@ fn runtime(number: u32) -> Runtime {
 fn main() {
     let url = env::args().nth(1).expect("usage: runtimes URL");
     let limiter = Limiter::builder(&url).deadline(Duration::from_secs(10)).on_store_error(OnStoreError::Deny);
-    runtime(0).block_on(async {
+    let in_memory = runtime(0).block_on(async {
+        limited(0).await.expect("counted in memory");
+        let in_memory = Limiter::current();
         limiter.build().await.expect("the server answers").install().expect("it is the first one");
+        in_memory
     });
     for number in 0..50 {
         let admitted = runtime(number).block_on(async {
@@ -41,4 +47,6 @@ fn main() {
         });
         println!("{admitted}");
     }
+    let left = |limiter: Limiter| runtime(0).block_on(limiter.peek(&LIMITED, 0)).expect("it answers").remaining();
+    assert_eq!((left(Limiter::current()), left(in_memory)), (0, 2), "the limiter that is current");
 }
