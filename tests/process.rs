@@ -13,7 +13,7 @@ use std::{
 use ratelimit_runtime::{
     Algorithm, Cause, CounterName, Limiter, OnStoreError, RequestPerMinute, Rule, Store,
     config::Rules,
-    limit_request_per_time,
+    limit_concurrent_requests, limit_request_per_time,
     store::{Batch, Charge, Charges, Reply, StoreError},
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -21,6 +21,12 @@ use tracing::{Event, Metadata, Subscriber, span};
 
 #[limit_request_per_time(prefix = "listener", ttl = 1, unit = Days, count = 1_000_000)]
 async fn annotated() -> Result<(), RequestPerMinute> {
+    Ok(())
+}
+
+#[limit_concurrent_requests(prefix = "place", count = 1)]
+#[limit_request_per_time(prefix = "blocking", ttl = 1, unit = Days, count = 1, blocking)]
+fn annotated_blocking() -> Result<(), RequestPerMinute> {
     Ok(())
 }
 
@@ -92,6 +98,9 @@ fn limiters_in_memory_start_no_thread() {
     drop(now(limiter.acquire(&places, 1)).unwrap());
     now(now(limiter.reserve(&tokens, 1, 5)).unwrap().settle(3)).unwrap();
     now(limiter.acquire(&Rule::new("item", 100, Duration::from_secs(30)).with_prefetch(10), 1)).unwrap();
+    drop(limiter.acquire_blocking(&places, 1).unwrap());
+    let calls = || [annotated_blocking(), annotated_blocking()].map(|answer| answer.is_ok());
+    assert_eq!(limiter.scope_blocking(calls), [true, false]);
     assert_eq!(now(limiter.close()), 0);
     drop(limiter);
     assert_eq!(background_threads(), 0);
@@ -142,11 +151,13 @@ fn what_needs_a_background_thread_is_refused_where_none_can_be_started() {
     let answers = runtime.block_on(async {
         (limiter.acquire(&places, 1).await.map(drop), limiter.acquire(&prefetched, 1).await.map(drop))
     });
+    let blocking = limiter.acquire_blocking(&prefetched, 1).map(drop);
     setrlimit(Resource::Nofile, usual).unwrap();
     assert_eq!(threads, 0, "it was not started before");
-    let refused = answers.0.unwrap_err();
-    assert_eq!(refused.cause(), Cause::Unavailable);
-    assert!(refused.to_string().contains("cannot start the thread for background work: "), "{refused}");
+    for refused in [answers.0.unwrap_err(), blocking.unwrap_err()] {
+        assert_eq!(refused.cause(), Cause::Unavailable);
+        assert!(refused.to_string().contains("cannot start the thread for background work: "), "{refused}");
+    }
     // Permits are not taken ahead then, but one by one.
     assert_eq!(answers.1, Ok(()));
 }

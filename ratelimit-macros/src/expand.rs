@@ -3,7 +3,7 @@
 
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
-use syn::{Attribute, Meta};
+use syn::{Attribute, Ident, Meta};
 
 use crate::args::{self, CallArguments, Exclusive, Given, LimitAttribute, ParsedAttribute, SETTLED_NEEDS};
 use crate::errors::Errors;
@@ -35,17 +35,18 @@ pub(crate) fn expand(kind: AttributeKind, args: TokenStream, item: TokenStream) 
 }
 
 /// Limits the function. With errors, it only loses the joined attributes.
-fn expand_function(kind: AttributeKind, own: Option<ParsedAttribute>, function: &mut Function, errors: &mut Errors) {
+fn expand_function(kind: AttributeKind, own: ParsedAttribute, function: &mut Function, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(kind, &mut function.attrs, errors));
-    let limits = only_limits(attrs, errors);
+    let (limits, blocking) = only_limits(attrs, errors);
     check_exclusive(&limits, limits.len() > 1, errors);
-    let call = CallArguments::default().merge_all(&limits, errors);
+    let mut call = CallArguments::default().merge_all(&limits, errors);
+    call.blocking = call.blocking.or(blocking);
     let limits: Vec<_> = limits.iter().collect();
     check_counters(&limits, 0, errors);
     check_settled(&limits, &call, errors);
     check_permit(&call, function, errors);
-    if let Some(point) = insertion_point(kind, function, &limits, errors)
+    if let Some(point) = insertion_point(kind, function, &limits, &call, errors)
         && errors.is_empty()
     {
         let check = GeneratedCheck::new(&limits, &call, function);
@@ -62,11 +63,14 @@ fn insert(check: &GeneratedCheck, point: InsertionPoint, function: &mut Function
 }
 
 /// Limits each async method. With errors, block and methods only lose the joined attributes.
-fn expand_impl(kind: AttributeKind, own: Option<ParsedAttribute>, block: &mut ImplBlock, errors: &mut Errors) {
+fn expand_impl(kind: AttributeKind, own: ParsedAttribute, block: &mut ImplBlock, errors: &mut Errors) {
     let mut attrs = vec![own];
     attrs.extend(take_siblings(kind, &mut block.attrs, errors));
-    let all = only_limits(attrs, errors);
-    let call = CallArguments::default().merge_all(&all, errors);
+    let (all, _) = only_limits(attrs, errors);
+    let mut call = CallArguments::default().merge_all(&all, errors);
+    if let Some(Given { name, .. }) = call.blocking.take() {
+        errors.add(name.span(), "the limit of an `impl` block covers its async methods: write `blocking` on a method");
+    }
     check_counters(&all.iter().collect::<Vec<_>>(), 0, errors);
     let (mut any, mut skipped, mut stacked) = (false, false, all.len() > 1);
     let mut checked = Vec::new();
@@ -75,8 +79,8 @@ fn expand_impl(kind: AttributeKind, own: Option<ParsedAttribute>, block: &mut Im
             continue;
         };
         let mut attrs = take_siblings(kind, &mut function.attrs, errors);
-        let skip = attrs.iter().position(|attr| matches!(attr, Some(ParsedAttribute::Skip(_))));
-        if let Some(Some(ParsedAttribute::Skip(word))) = skip.map(|at| attrs.swap_remove(at)) {
+        let skip = attrs.iter().position(|attr| matches!(attr, ParsedAttribute::Skip(_)));
+        if let Some(ParsedAttribute::Skip(word)) = skip.map(|at| attrs.swap_remove(at)) {
             skipped = true;
             if !attrs.is_empty() {
                 let message = "`skip` and another rate limit on one method contradict each other: remove one";
@@ -88,15 +92,16 @@ fn expand_impl(kind: AttributeKind, own: Option<ParsedAttribute>, block: &mut Im
             continue;
         }
         any = true;
-        let own = only_limits(attrs, errors);
+        let (own, blocking) = only_limits(attrs, errors);
         stacked |= !own.is_empty();
         check_exclusive(&own, !all.is_empty() || own.len() > 1, errors);
-        let call = call.clone().merge_all(&own, errors);
+        let mut call = call.clone().merge_all(&own, errors);
+        call.blocking = call.blocking.or(blocking);
         let limits: Vec<_> = all.iter().chain(&own).collect();
         check_counters(&limits, all.len(), errors);
         check_settled(&limits, &call, errors);
         check_permit(&call, function, errors);
-        if let Some(point) = insertion_point(kind, function, &limits, errors)
+        if let Some(point) = insertion_point(kind, function, &limits, &call, errors)
             && errors.is_empty()
         {
             let check = GeneratedCheck::new(&limits, &call, function);
@@ -120,11 +125,7 @@ fn expand_impl(kind: AttributeKind, own: Option<ParsedAttribute>, block: &mut Im
 }
 
 /// Removes the rate limits beside the expanding one. They are joined into one decision.
-fn take_siblings(
-    expanding: AttributeKind,
-    attrs: &mut Vec<Attribute>,
-    errors: &mut Errors,
-) -> Vec<Option<ParsedAttribute>> {
+fn take_siblings(expanding: AttributeKind, attrs: &mut Vec<Attribute>, errors: &mut Errors) -> Vec<ParsedAttribute> {
     let mut siblings = Vec::new();
     attrs.retain(|attr| {
         let Some(name) = attr.path().segments.last().map(|last| &last.ident) else {
@@ -138,10 +139,10 @@ fn take_siblings(
             Meta::List(list) => args::parse(kind, list.tokens.clone(), name.span(), errors),
             Meta::NameValue(_) => {
                 errors.add(name.span(), format!("write the arguments in parentheses: #[{}(..)]", kind.name()));
-                None
+                ParsedAttribute::Invalid(None)
             }
         };
-        if let Some(ParsedAttribute::Limit(limit)) = &mut sibling
+        if let ParsedAttribute::Limit(limit) = &mut sibling
             && kind != expanding
         {
             limit.joined = Some(attr.path().clone());
@@ -152,10 +153,12 @@ fn take_siblings(
     siblings
 }
 
-fn only_limits(attrs: Vec<Option<ParsedAttribute>>, errors: &mut Errors) -> Vec<LimitAttribute> {
-    let mut limits = Vec::new();
-    for attr in attrs.into_iter().flatten() {
+/// The limits, and the word `blocking` of an attribute with errors.
+fn only_limits(attrs: Vec<ParsedAttribute>, errors: &mut Errors) -> (Vec<LimitAttribute>, Option<Given<Ident>>) {
+    let (mut limits, mut blocking) = (Vec::new(), None);
+    for attr in attrs {
         match attr {
+            ParsedAttribute::Invalid(word) => blocking = blocking.or(word),
             ParsedAttribute::Limit(limit) => limits.push(*limit),
             ParsedAttribute::Skip(word) => {
                 let message = "`skip` belongs on a method of an `impl` block that is limited itself";
@@ -163,7 +166,7 @@ fn only_limits(attrs: Vec<Option<ParsedAttribute>>, errors: &mut Errors) -> Vec<
             }
         }
     }
-    limits
+    (limits, blocking)
 }
 
 /// Reports words that allow no second limit, if there is one.
@@ -213,9 +216,11 @@ fn insertion_point(
     kind: AttributeKind,
     function: &Function,
     limits: &[&LimitAttribute],
+    call: &CallArguments,
     errors: &mut Errors,
 ) -> Option<InsertionPoint> {
-    let mut point = errors.keep(function.insertion_point(kind))?;
+    let blocking = call.blocking.as_ref().map(|blocking| &blocking.name);
+    let mut point = errors.keep(function.insertion_point(kind, blocking))?;
     let unpacked = match &mut point {
         InsertionPoint::Start => Vec::new(),
         InsertionPoint::Block(statements) => unpacked_names(statements),

@@ -16,6 +16,8 @@ use crate::value::{self, Number};
 pub(crate) struct GeneratedCheck {
     prologue: TokenStream,
     settlement: Option<Settlement>,
+    /// The function `run_body` of the runtime, if the function is not async.
+    run_body: Option<TokenStream>,
 }
 
 /// The code that charges what the outcome reports.
@@ -57,6 +59,9 @@ impl GeneratedCheck {
     //
     // A limit that is held until the call ends keeps its permit in this scope, which encloses the
     // body.
+    //
+    // With `blocking`, the future is not awaited:
+    //     deciding.block()
     pub(crate) fn new(limits: &[&LimitAttribute], arguments: &CallArguments, function: &Function) -> Self {
         let path = arguments.krate.as_ref().map(|krate| krate.value.to_token_stream());
         let runtime = &RuntimePath(path);
@@ -71,6 +76,12 @@ impl GeneratedCheck {
             None => is_held.then(|| hygienic!(__ratelimit_permit)),
         };
         let krate = runtime.tokens();
+        let run_body = arguments.blocking.is_some().then(|| hygienic!(#krate::__private::run_body));
+        let decided = if run_body.is_some() {
+            hygienic!(__ratelimit_deciding.block())
+        } else {
+            hygienic!(__ratelimit_deciding.await)
+        };
         let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(use_attribute);
         let prologue = match permit {
             None => hygienic! {
@@ -83,7 +94,7 @@ impl GeneratedCheck {
                         }
                         #krate::__private::Attempted::Deferred(__ratelimit_deferred) => __ratelimit_deferred.decide(),
                     };
-                    __ratelimit_deciding.await
+                    #decided
                 } {
                     #refusal
                 }
@@ -91,7 +102,7 @@ impl GeneratedCheck {
             Some(permit) => hygienic! {
                 #joined
                 let __ratelimit_deciding = #deciding;
-                let #permit = match __ratelimit_deciding.await {
+                let #permit = match #decided {
                     ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
                     ::core::result::Result::Err(__ratelimit_refused) => {
                         #refusal
@@ -99,7 +110,7 @@ impl GeneratedCheck {
                 };
             },
         };
-        let mut check = Self { prologue, settlement };
+        let mut check = Self { prologue, settlement, run_body };
         if limits.iter().any(|limit| limit.is_incomplete) {
             check.prologue = incomplete::strip(check.prologue);
             check.settlement = check
@@ -120,6 +131,8 @@ impl GeneratedCheck {
     //     settle(permit, &outcome, |outcome| outcome.tokens());
     //     outcome
     //
+    // With `blocking`, the block is that of a closure: `let outcome = run_body(move || { .. });`.
+    //
     // The braces of both blocks are located in the user's code: clippy skips generated blocks, and
     // with them some lints of the statements inside. The label is never used. It keeps rustc from
     // reporting the braces as unused.
@@ -132,10 +145,19 @@ impl GeneratedCheck {
             Some(Settlement { type_hint, call }) => {
                 let mut block = Group::new(Delimiter::Brace, hygienic!(#type_hint #labelled));
                 block.set_span(at);
-                let future = quote_spanned!(at=> async move #block);
+                let outcome = match &self.run_body {
+                    None => {
+                        let future = quote_spanned!(at=> async move #block);
+                        hygienic!(#future.await)
+                    }
+                    Some(run_body) => {
+                        let closure = quote_spanned!(at=> move || #block);
+                        hygienic!(#run_body(#closure))
+                    }
+                };
                 hygienic! {
                     #prologue
-                    let __ratelimit_outcome = #future.await;
+                    let __ratelimit_outcome = #outcome;
                     #call;
                     __ratelimit_outcome
                 }

@@ -171,7 +171,7 @@ impl Parse for Member {
 
 /// The point in a body where the check is inserted.
 pub(crate) enum InsertionPoint {
-    /// The start of an `async fn`.
+    /// The start of an `async fn`, or of one with `blocking`.
     Start,
     /// The start of the async block that these statements end in.
     Block(Vec<Stmt>),
@@ -183,19 +183,32 @@ impl Function {
         self.sig.asyncness.is_some() || self.output_of_future().is_some() || self.ends_in_block().is_some()
     }
 
-    pub(crate) fn insertion_point(&self, kind: AttributeKind) -> Result<InsertionPoint> {
+    /// `blocking`: the word of that name, if it is given.
+    pub(crate) fn insertion_point(&self, kind: AttributeKind, blocking: Option<&Ident>) -> Result<InsertionPoint> {
         let Some(body) = &self.body else {
             let message =
                 "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
             return fail(self.sig.ident.span(), message);
         };
         if let Some(constness) = &self.sig.constness {
-            let message = "a `const fn` can't wait for a limiter: make it an `async fn`";
+            let message = "a `const fn` can't ask a limiter: leave `const` out";
             return fail(constness.span(), message);
         }
         if contains_check(&body.tokens) {
             let message = "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)] or #[limit_concurrent_requests(..)]";
             return fail(Span::call_site(), message);
+        }
+        if let Some(word) = blocking {
+            let message = match self.is_async() {
+                false => return Ok(InsertionPoint::Start),
+                true if self.sig.asyncness.is_some() => {
+                    "`blocking` is for a function that is not async: leave it out, or write `fn`"
+                }
+                true => {
+                    "`blocking` is for a function that does its work itself, and this one returns a future: leave it out"
+                }
+            };
+            return fail(word.span(), message);
         }
         if self.sig.asyncness.is_some() {
             return Ok(InsertionPoint::Start);
@@ -219,7 +232,7 @@ impl Function {
                 "this function is not async, it calls `block_on`: if an attribute such as #[tokio::main] made it so, write #[{name}] above that one"
             )
         } else {
-            "only an async function can be limited: write `async fn`".to_owned()
+            format!("this function is not async: write `async fn`, or add a word to the limit: #[{name}(.., blocking)]")
         };
         fail(self.sig.fn_token.span(), message)
     }
@@ -264,7 +277,7 @@ impl Function {
     pub(crate) fn output(&self) -> Option<&Type> {
         match (self.output_of_future(), &self.sig.output) {
             (Some(FutureOutput::Named(ty)), _) if self.sig.asyncness.is_none() => Some(ty),
-            (_, ReturnType::Type(_, ty)) if self.sig.asyncness.is_some() => Some(ty),
+            (_, ReturnType::Type(_, ty)) if self.sig.asyncness.is_some() || !self.is_async() => Some(ty),
             _ => None,
         }
     }

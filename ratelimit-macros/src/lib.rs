@@ -61,6 +61,7 @@ use crate::kind::AttributeKind;
 /// | `prefetch` | permits to take from the store at a time | integer or constant `u64` | `1` |
 /// | `denial_cache` | use of cached denials | `true`, `false` | `true` |
 /// | `shadow` | count, but refuse no call | `true`, `false` | `false` |
+/// | `blocking` | the function is not async | no value | |
 /// | `crate` | path of the runtime | path | `::ratelimit_runtime` |
 ///
 /// - `prefix`: functions with the same prefix, key, algorithm and period share one counter.
@@ -213,6 +214,7 @@ use crate::kind::AttributeKind;
 /// - An `impl` block: each of its async methods is limited, and `self` may be in the key.
 ///   `#[limit_request_per_time(skip)]` leaves a method out of all limits. Functions that macros
 ///   generate inside the block are not limited.
+/// - With `blocking`, a function that is [not async](#functions-that-are-not-async).
 ///
 /// Any other item is a compile error; the attribute is never ignored. Next to other attributes:
 ///
@@ -221,6 +223,33 @@ use crate::kind::AttributeKind;
 ///   the argument and destructure it in the body.
 /// - `#[tokio::test]` and `#[tokio::main]`: above them, since they make the function synchronous.
 /// - `#[tracing::instrument]`: above it to wait inside the span, below it to wait outside.
+///
+/// # Functions that are not async
+///
+/// With the word `blocking`, the thread waits where an async function awaits:
+///
+/// ```
+/// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+/// #[limit_request_per_time("report", 1, Minutes, 5, key = user, on_limit = Wait(max = "10s"), blocking)]
+/// fn report(user: u64) -> Result<String, RequestPerMinute> {
+///     Ok(format!("report of {user}"))
+/// }
+///
+/// assert!(report(4711).is_ok());
+/// ```
+///
+/// - In memory a call is decided at once, on any thread. With `on_limit = Wait` the thread sleeps
+///   until the call fits.
+/// - On Redis the thread waits for the reply, for at most the deadline. It needs no tokio runtime:
+///   the connections are those of the runtime's background thread.
+/// - **A call panics if it has to wait on a thread that runs async tasks**, as they would all stand
+///   still. So an async function calls it inside `tokio::task::spawn_blocking`. A call that panics
+///   for this reason is not charged.
+/// - All arguments apply. With `Settled`, the body becomes a closure instead of an async block.
+/// - An `impl` block limits its async methods only. Write the attribute on each of the others; the
+///   limits of the block apply to them, too.
+/// - Several limits of a function are one decision here, too. One of them has the word, or all.
+/// - `Limiter::scope_blocking` gives a test its own limiter.
 ///
 /// # Several limits
 ///
@@ -295,6 +324,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
 /// | `permit` | variable for the call's `Permit` | a name | |
 /// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |
+/// | `blocking` | the function is not async | no value | |
 /// | `crate` | path of the runtime | path | `::ratelimit_runtime` |
 ///
 /// - `prefix`: functions with the same prefix and key share their places.
@@ -333,7 +363,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// # Supported items
 ///
 /// [Those of `limit_request_per_time`](macro@limit_request_per_time#supported-items): async
-/// functions, functions that return a future, and `impl` blocks.
+/// functions, functions that return a future, `impl` blocks, and functions with `blocking`.
 /// `#[limit_concurrent_requests(skip)]` leaves a method out of all limits. The function must be
 /// able to [return a refusal](macro@limit_request_per_time#the-returned-type), too. Its
 /// `retry_after` is `None`, since the time at which a place becomes free is not known.

@@ -1,7 +1,7 @@
 //! The runtime of the process for work that no caller awaits.
 //!
-//! It settles and renews holds, prefetches quota, refunds and cleans up. A caller's runtime may
-//! stall or end at any moment, so no other caller may depend on it.
+//! It settles and renews holds, prefetches quota, refunds and cleans up, and calls that are not async
+//! wait on it. A caller's runtime may stall or end at any moment, so no other caller may depend on it.
 //!
 //! It is one thread with a tokio runtime, started when it is first needed. A connection belongs to
 //! the runtime that opened it, so background work has connections of its own.
@@ -11,7 +11,9 @@
 use std::{
     cell::Cell,
     future::{Future, pending},
-    io, process,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    process,
     sync::{Mutex, PoisonError},
     thread,
 };
@@ -34,7 +36,8 @@ const THREAD: &str = "ratelimit";
 static BACKGROUND: Background = Background::new();
 
 thread_local! {
-    static IS_BACKGROUND_THREAD: Cell<bool> = const { Cell::new(false) };
+    /// This thread polls the futures of this runtime: it is the background thread, or in [`block_on`].
+    static IS_HERE: Cell<bool> = const { Cell::new(false) };
 }
 
 struct Background(Mutex<Option<Started>>);
@@ -67,7 +70,7 @@ fn start() -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
     thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
-        IS_BACKGROUND_THREAD.set(true);
+        IS_HERE.set(true);
         runtime.block_on(pending::<()>());
     })?;
     Ok(handle)
@@ -92,6 +95,46 @@ where
     F: Future<Output: Send> + Send + 'static,
 {
     Ok(runtime()?.spawn(future))
+}
+
+/// Runs a future to its end on this thread. Its connections and timers are those of the background
+/// runtime, whose thread drives them.
+///
+/// Fails like [`runtime`], with a future that was not polled.
+///
+/// # Panics
+///
+/// On a thread that runs async tasks.
+#[track_caller]
+pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, StoreError> {
+    let runtime = runtime()?;
+    let mut is_polled = false;
+    let future = async {
+        is_polled = true;
+        IS_HERE.set(true);
+        let _guard = LeaveOnDrop;
+        future.await
+    };
+    let output = catch_unwind(AssertUnwindSafe(|| runtime.block_on(future)));
+    match output {
+        Ok(output) => Ok(output),
+        Err(panic) => {
+            assert!(is_polled, "{CANNOT_BLOCK}"); // tokio's panic does not say what to do
+            resume_unwind(panic)
+        }
+    }
+}
+
+const CANNOT_BLOCK: &str = "Cannot block the current thread from within a runtime: a blocking rate limit has to wait \
+    here, and the thread runs async tasks. Call it inside `tokio::task::spawn_blocking`, or use an async function.";
+
+/// The end of [`block_on`] on this thread.
+struct LeaveOnDrop;
+
+impl Drop for LeaveOnDrop {
+    fn drop(&mut self) {
+        IS_HERE.set(false);
+    }
 }
 
 /// A future that its caller awaits. If it is dropped before its end, it is finished in the
@@ -129,11 +172,11 @@ impl<F: Future<Output: Send> + Send + 'static> Drop for FinishOnDrop<F> {
     }
 }
 
-/// Whether this is the background thread.
+/// Whether this thread polls the futures of this runtime.
 #[cfg(feature = "redis")]
 #[inline]
 pub(crate) fn is_here() -> bool {
-    IS_BACKGROUND_THREAD.get()
+    IS_HERE.get()
 }
 
 #[cfg(all(test, not(model_check)))]

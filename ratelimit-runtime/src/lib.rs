@@ -22,7 +22,8 @@
 //! ```
 //!
 //! [`limit_request_per_time`] describes the attribute's arguments. The error type of the function
-//! needs a `From<RequestPerMinute>`.
+//! needs a `From<RequestPerMinute>`. Functions that are not async are limited with the word
+//! `blocking`.
 //!
 //! By default, limits are counted in process memory. To share them, install a limiter once, at the
 //! start of the program:
@@ -35,7 +36,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Code without the attribute uses a [`Rule`] and a [`Limiter`]: see [`Limiter::acquire`].
+//! Code without the attribute uses a [`Rule`] and a [`Limiter`]: see [`Limiter::acquire`] and
+//! [`Limiter::acquire_blocking`].
 //!
 //! # Promises of each algorithm
 //!
@@ -188,7 +190,11 @@
 //! the process, named `ratelimit`: renewing and settling holds, prefetching quota, refunds and
 //! clean-up. So no call depends on the runtime of another caller, which may stall or end at any
 //! moment. The thread starts when it is first needed, and has connections of its own to each
-//! server. Limiters in memory never start it.
+//! server.
+//!
+//! A caller that is not async waits on its own thread, with the connections and timers of the
+//! background thread: see [`Limiter::acquire_blocking`]. Limiters in memory start the background
+//! thread only for such a caller, and only if it has to sleep.
 //!
 //! # Store failures
 //!

@@ -79,6 +79,41 @@ impl Limiter {
         self.acquire_n(rule, key, 1)
     }
 
+    /// [`Limiter::acquire`] for code that is not async: the thread waits for the decision.
+    ///
+    /// On the memory store, the call is decided at once, on any thread. The thread sleeps only until
+    /// its slot of a [`LeakyBucket`](crate::Algorithm::LeakyBucket).
+    ///
+    /// On any other store the thread waits for the reply, for at most the deadline. The connections
+    /// are those of the [background thread](crate#background-work). So the call needs no tokio
+    /// runtime, and the one that the limiter was built on may have ended.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Limiter, Rule};
+    /// # use std::{thread, time::Duration};
+    /// const RULE: Rule = Rule::new("item", 2, Duration::from_secs(60));
+    ///
+    /// let limiter = Limiter::in_memory();
+    /// assert!(limiter.acquire_blocking(&RULE, "alice").is_ok());
+    /// thread::scope(|scope| scope.spawn(|| limiter.acquire_blocking(&RULE, "alice").map(drop)).join().unwrap())?;
+    /// assert!(limiter.acquire_blocking(&RULE, "alice").is_err());
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`Limiter::acquire`]. Also [`Cause::Unavailable`](crate::Cause::Unavailable), whatever
+    /// the failure policy, if the system has no thread for the background work.
+    ///
+    /// # Panics
+    ///
+    /// If it has to wait on a thread that runs async tasks: all of them would stand still. Call it
+    /// inside [`spawn_blocking`](tokio::task::spawn_blocking) there. Nothing is charged.
+    #[track_caller]
+    pub fn acquire_blocking<K: RateKey>(&self, rule: &Rule, key: K) -> Result<Permit, RequestPerMinute> {
+        Acquire::single(self.engine_ref(), rule, RequestKey::Some(Key::new(key)), 1, AcquireOptions::default()).block()
+    }
+
     /// Charges a cost to the rule's counter for this key.
     ///
     /// The cost is in the units of the rule's count. A cost of 0 is always admitted, and charges

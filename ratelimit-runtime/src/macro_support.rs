@@ -248,6 +248,14 @@ pub fn settle<T: ?Sized, N: Amount>(permit: Permit, outcome: &T, used: impl FnOn
     }
 }
 
+/// Runs the body of a function that is not async, so that `return` and `?` in it end the body only.
+///
+/// The bound lets the closure return borrows of what it captures.
+#[inline]
+pub fn run_body<T>(body: impl FnOnce() -> T) -> T {
+    body()
+}
+
 /// The options of a call, which apply to all of its rules. The second part is for places that are
 /// all taken.
 #[derive(Clone, Copy, Debug)]

@@ -44,8 +44,8 @@ impl Limiter {
 
     /// Runs a future with this limiter instead of the process-wide one, for tests.
     ///
-    /// Tasks that the future spawns use the process-wide limiter again. [`Limiter::current`] passes this
-    /// one on to them.
+    /// Tasks that the future spawns use the process-wide limiter again. [`Limiter::current`] passes
+    /// this one on to them.
     ///
     /// ```
     /// use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
@@ -64,6 +64,28 @@ impl Limiter {
     pub fn scope<F: Future>(&self, future: F) -> impl Future<Output = F::Output> + use<F> {
         HAS_SCOPES.store(true, Ordering::Relaxed);
         SCOPED.scope(self.clone(), future)
+    }
+
+    /// [`Limiter::scope`] for code that is not async: calls a function with this limiter instead of
+    /// the process-wide one, for tests.
+    ///
+    /// Threads that it starts use the process-wide limiter again.
+    ///
+    /// ```
+    /// use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
+    ///
+    /// #[limit_request_per_time(prefix = "once", ttl = 1, unit = Days, count = 1, blocking)]
+    /// fn once() -> Result<(), RequestPerMinute> {
+    ///     Ok(())
+    /// }
+    ///
+    /// for _ in 0..3 {
+    ///     Limiter::in_memory().scope_blocking(once).unwrap();
+    /// }
+    /// ```
+    pub fn scope_blocking<T>(&self, function: impl FnOnce() -> T) -> T {
+        HAS_SCOPES.store(true, Ordering::Relaxed);
+        SCOPED.sync_scope(self.clone(), function)
     }
 
     /// The limiter that annotated functions without a `limiter` use here: the one of the innermost

@@ -28,6 +28,8 @@
 //! ```
 //!
 //! Tasks that the future spawns use the process-wide limiter again; scope them, too.
+//! [`Limiter::scope_blocking`](crate::Limiter::scope_blocking) does the same for functions that are
+//! not async.
 //!
 //! # No limit at all
 //!
@@ -69,6 +71,9 @@
 //! Use it with the memory store only. Paused time jumps ahead while a runtime waits for a socket,
 //! so a Redis server would miss every deadline. Such a test would be about
 //! [`OnStoreError::Local`](crate::OnStoreError::Local).
+//!
+//! Functions with `blocking` really wait even then: their timers are those of another runtime. A
+//! [`ManualClock`](crate::ManualClock) works for them, too.
 //!
 //! ```
 //! # use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};

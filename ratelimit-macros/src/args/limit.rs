@@ -5,7 +5,7 @@ use syn::{Expr, Ident, Path};
 
 use super::algorithm::AlgorithmArgument;
 use super::cost::CostArgument;
-use super::table::CallArguments;
+use super::table::{CallArguments, Given};
 use crate::tokens::text;
 use crate::value::Number;
 
@@ -13,6 +13,8 @@ use crate::value::Number;
 pub(crate) enum ParsedAttribute {
     Skip(Ident),
     Limit(Box<LimitAttribute>),
+    /// With errors. Its word `blocking` still tells what the function is meant to be.
+    Invalid(Option<Given<Ident>>),
 }
 
 pub(crate) struct LimitAttribute {

@@ -8,6 +8,8 @@ mod limit;
 mod on_limit;
 mod table;
 
+use std::cell::RefCell;
+
 use proc_macro2::{Span, TokenStream};
 use syn::ext::IdentExt as _;
 use syn::parse::{ParseStream, Parser as _};
@@ -28,8 +30,9 @@ use crate::kind::AttributeKind;
 use crate::suggest::{list, nearest, suggest};
 use crate::value::{self, at_end};
 
-/// Parses the arguments of an attribute that stands at `at`. `None` if there are errors.
-pub(crate) fn parse(kind: AttributeKind, args: TokenStream, at: Span, errors: &mut Errors) -> Option<ParsedAttribute> {
+/// Parses the arguments of an attribute that stands at `at`.
+pub(crate) fn parse(kind: AttributeKind, args: TokenStream, at: Span, errors: &mut Errors) -> ParsedAttribute {
+    let blocking = RefCell::new(None);
     let parser = |input: ParseStream| {
         if input.peek(Ident) && input.fork().parse::<Ident>()? == "skip" {
             return skip(kind, input);
@@ -38,20 +41,21 @@ pub(crate) fn parse(kind: AttributeKind, args: TokenStream, at: Span, errors: &m
             ArgumentParser { kind, arguments: AttributeArguments::default(), is_named: false, position: 0 };
         let mut errors = Errors::default();
         errors.keep(value::comma_separated(input, |input| parser.argument(input)));
+        blocking.replace(parser.arguments.call.blocking.clone());
         check::check(parser.arguments, kind, at, errors).map(Box::new).map(ParsedAttribute::Limit)
     };
     let error = match parser.parse2(args.clone()) {
-        Ok(parsed) => return Some(parsed),
+        Ok(parsed) => return parsed,
         Err(error) => error,
     };
     if let Some(completed) = incomplete::complete(args)
         && let Ok(ParsedAttribute::Limit(mut limit)) = parser.parse2(completed)
     {
         limit.is_incomplete = true;
-        return Some(ParsedAttribute::Limit(limit));
+        return ParsedAttribute::Limit(limit);
     }
     errors.push(error);
-    None
+    ParsedAttribute::Invalid(blocking.into_inner())
 }
 
 fn skip(kind: AttributeKind, input: ParseStream) -> Result<ParsedAttribute> {
@@ -120,6 +124,16 @@ impl ArgumentParser {
             return fail(name.span(), format!("`{text}` is set twice"));
         }
         self.arguments.given.push(text);
+        if argument.usage.is_word {
+            self.is_named = true;
+            let at = name.span();
+            (argument.read)(&mut self.arguments, name, input)?;
+            return if input.peek(Token![=]) {
+                fail(at, format!("`{text}` has no value: write it alone"))
+            } else {
+                Ok(())
+            };
+        }
         if input.parse::<Option<Token![=]>>()?.is_none() || at_end(input) {
             // The name may be meant as a constant among values without names.
             self.position += 1;
@@ -130,11 +144,27 @@ impl ArgumentParser {
         (argument.read)(&mut self.arguments, name, input)
     }
 
+    /// A misspelt word that stands alone, such as `blockng`, and the one that is meant.
+    fn misspelt_word(&self, input: ParseStream) -> Option<(Ident, &'static Argument)> {
+        let fork = input.fork();
+        let name = fork.call(Ident::parse_any).ok().filter(|_| at_end(&fork))?;
+        let text = name.unraw().to_string();
+        let mut words = arguments(self.kind).filter(|argument| argument.usage.is_word);
+        let word = words.find(|argument| nearest(&text, &[argument.name]).is_some())?;
+        Some((name, word))
+    }
+
     fn positional(&mut self, input: ParseStream) -> Result<()> {
         let positional: Vec<_> = arguments(self.kind).filter(|argument| argument.usage.is_positional).collect();
         let names: Vec<_> = positional.iter().map(|argument| argument.name).collect();
         if at_end(input) {
             return Err(input.error("expected an argument before this `,`"));
+        }
+        let is_over = self.is_named || self.position >= positional.len();
+        if is_over && let Some((name, argument)) = self.misspelt_word(input) {
+            let (at, message) = (name.span(), format!("unknown argument `{name}`, did you mean `{}`?", argument.name));
+            (argument.read)(&mut self.arguments, name, input)?;
+            return fail(at, message);
         }
         if self.is_named {
             self.arguments.excused.extend(names);

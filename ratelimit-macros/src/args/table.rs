@@ -4,6 +4,7 @@
 //! `limit.rs`, `check.rs` and `generate.rs`.
 
 use proc_macro2::TokenStream;
+use quote::ToTokens;
 use syn::parse::ParseStream;
 use syn::{Error, Expr, Ident, LitStr, Path, Result};
 
@@ -40,6 +41,8 @@ pub(super) struct Usage {
     meanings: Option<[&'static str; 2]>,
     /// The name can be left out.
     pub(super) is_positional: bool,
+    /// The name stands alone, without a value.
+    pub(super) is_word: bool,
 }
 
 /// The arguments of one attribute.
@@ -156,6 +159,7 @@ arguments! {
     each prefetch: Number, "prefetch" = value::positive, per_time("1");
     builder with_denial_cache, "denial_cache" = |input, name| value::flag(input, name, true), per_time("false");
     builder with_shadow, "shadow" = |input, name| value::flag(input, name, false), per_time("false");
+    same blocking: Ident, "blocking" = word, both("", "").word();
     same krate: Path, "crate" = runtime_path, both("::ratelimit_runtime", "::ratelimit_runtime");
 }
 
@@ -170,11 +174,15 @@ pub(crate) fn names(kind: AttributeKind) -> Vec<&'static str> {
 
 impl Usage {
     const fn new(examples: [Option<&'static str>; 2]) -> Self {
-        Self { examples, meanings: None, is_positional: false }
+        Self { examples, meanings: None, is_positional: false, is_word: false }
     }
 
     const fn positional(self) -> Self {
         Self { is_positional: true, ..self }
+    }
+
+    const fn word(self) -> Self {
+        Self { is_word: true, ..self }
     }
 
     const fn required(self, meanings: [&'static str; 2]) -> Self {
@@ -217,7 +225,7 @@ fn once<T>(merged: &mut Option<Given<T>>, further: Option<Given<T>>, usage: Usag
     fail(name.span(), format!("`{name}` holds for {whole}: give it on one of the stacked rate limits"))
 }
 
-fn same(merged: &mut Option<Given<Path>>, further: Option<Given<Path>>) -> Result<()> {
+fn same<T: ToTokens>(merged: &mut Option<Given<T>>, further: Option<Given<T>>) -> Result<()> {
     match (&*merged, further) {
         (Some(first), Some(Given { name, value })) if text(&first.value) != text(&value) => fail(
             name.span(),
@@ -292,6 +300,12 @@ fn on_missing_key(input: ParseStream, name: &str) -> Result<Ident> {
 
 fn permit(input: ParseStream, _: &str) -> Result<Ident> {
     input.parse().map_err(|error| Error::new(error.span(), "`permit` is a name for the body: permit = permit"))
+}
+
+/// A word that stands alone.
+#[allow(clippy::unnecessary_wraps)] // as all readers
+fn word(input: ParseStream, name: &str) -> Result<Ident> {
+    Ok(Ident::new(name, input.span()))
 }
 
 /// The path of the runtime. It must mean the same wherever the attribute stands.

@@ -201,6 +201,7 @@ const VALID: &[&str] = &[
     r#""a", ttl(), Minutes, count as u64, key = "req.id", algorithm = TokenBucket { burst: 5 }"#,
     r#""b", 1, Days, 5, key = id, permit = id, ttl = "1m""#,
     r#""b", 1, Days, 99_999_999_999, algorithm = SlidingLog"#,
+    r#""a", 1, Days, 5, blocking, key = id"#,
     "skip",
 ];
 
@@ -225,6 +226,7 @@ const ITEMS: &[&str] = &[
     "fn f() -> BoxFuture<R> { { async move {}.instrument(span).boxed() } }",
     "fn f() { rt.block_on(async {}) }",
     "fn f() {}",
+    "fn f(&self) -> R { if a { return b?; } c }",
     "async fn f();",
     "const fn f() {}",
     "type F = impl Fn();",

@@ -67,7 +67,7 @@ fn five_mistakes_are_five_errors() {
             "missing `prefix`, the counter's name: prefix = \"item\"",
             "missing `unit`, the unit of `ttl`: unit = Minutes",
             "missing `count`, how many calls are let through: count = 100",
-            "only an async function can be limited: write `async fn`",
+            "this function is not async: write `async fn`, or add a word to the limit: #[limit_request_per_time(.., blocking)]",
         ],
     );
 }

@@ -172,6 +172,21 @@ snapshots! {
         #[r#""tokens", 1, Minutes, 100_000, algorithm = SlidingLog, cost = Settled(max = 4_000, |answer: &R| 5)"#]
         "fn f() -> Answering { Box::pin(async move { ask().await }) }"
 
+    blocking:
+        #[r#""item", 1, Minutes, 100, key = id, on_limit = Return(Ok(cached(refused))), blocking"#]
+        "pub unsafe extern \"C\" fn f(id: u64) -> R { body()? }"
+
+    blocking_settled:
+        #[r#""tokens", 1, Minutes, 100_000, algorithm = SlidingLog, cost = Settled(max = 4_000, tokens), crate = crate::limits, blocking"#]
+        "fn f(&self, prompt: &str) -> Result<impl Answer, E> { ask(prompt)? }"
+
+    blocking_beside_a_concurrent_one:
+        #[r#""calls", 1, Minutes, 100, on_limit = Wait"#]
+        r#"
+            #[limit_concurrent_requests("export", 3, permit = place, blocking)]
+            fn f() -> R { place.is_held() }
+        "#
+
     beside_a_concurrent_one:
         #[r#""calls", 1, Minutes, 100, key = id, on_limit = Wait, on_store_error = Deny"#]
         r#"

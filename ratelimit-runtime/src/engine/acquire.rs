@@ -5,7 +5,7 @@ use std::{
     future::Future,
     mem,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -17,12 +17,14 @@ use super::{
     core::{Engine, EngineRef},
     general::BoxedAcquire,
     permit::{Permit, Receipt},
+    refusal::refusal,
     request::{AcquireOptions, AcquireRequest, ChargeRequest, CostKind, OnLimit, RequestKey},
 };
 use crate::{
     Key, RequestPerMinute, Rule,
     algorithm::capabilities,
     backend::{Attempt, Backend as _, CounterReceipt, Decided, Query, Waiter},
+    background,
     decision::Outcome,
     observe,
 };
@@ -36,7 +38,7 @@ use crate::{
 /// pieces that overlap, and the processor stalls when it reads them.
 #[repr(C)]
 pub struct Acquire {
-    /// Rule and cost are not used by several charges.
+    /// Of several charges, the first rule. Their costs are in the state.
     rule: Rule,
     cost: u64,
     options: AcquireOptions,
@@ -48,6 +50,8 @@ enum AcquireState {
     Attempt(EngineRef, RequestKey),
     /// The charge travels in a batch with other callers' charges.
     Batched(EngineRef, RequestKey, Ticket),
+    /// Several charges or holds, before the first poll.
+    All(Box<AcquireRequest>),
     Pending(BoxedAcquire),
     Done,
 }
@@ -67,15 +71,30 @@ impl Acquire {
         options: AcquireOptions,
         on_busy: OnLimit,
     ) -> Self {
-        const NO_RULE: Rule = Rule::new("", 0, Duration::ZERO);
-        let call = AcquireRequest::new(engine, charges, options, on_busy);
-        let answer = async move {
-            match call.start() {
-                Ok(answer) => answer,
-                Err(pending) => pending.await,
-            }
+        let request = AcquireRequest::new(engine, charges, options, on_busy);
+        Self { rule: request.rule(), cost: 0, options, state: AcquireState::All(Box::new(request)) }
+    }
+
+    /// Decides the call while this thread waits, for a caller that is not async.
+    ///
+    /// In memory, only a call that sleeps has to wait. All else waits on the background runtime,
+    /// which no caller can stall or end.
+    ///
+    /// # Panics
+    ///
+    /// If it has to wait on a thread that runs async tasks.
+    #[track_caller]
+    pub fn block(mut self) -> AcquireResult {
+        let is_in_memory = match &self.state {
+            AcquireState::Attempt(engine, _) => engine.guard().is_none(),
+            AcquireState::All(request) => request.engine.guard().is_none(),
+            _ => false,
         };
-        Self { rule: NO_RULE, cost: 0, options, state: AcquireState::Pending(Box::pin(answer)) }
+        if is_in_memory && let Poll::Ready(answer) = self.attempt(&mut Context::from_waker(Waker::noop()), false) {
+            return answer;
+        }
+        let rule = self.rule;
+        background::block_on(self).unwrap_or_else(|error| Err(refusal(&rule, error)).inspect_err(observe::refused))
     }
 }
 
@@ -83,7 +102,7 @@ impl Acquire {
     /// Attempts to charge. If that is [`Attempt::Unsupported`], the general way has to resolve the
     /// call.
     #[inline(always)]
-    #[allow(clippy::inline_always)] // in one place
+    #[allow(clippy::inline_always)] // a part of `attempt`
     fn try_charge(&mut self, context: &mut Context<'_>, decided: &mut Decided) -> Attempt {
         let Self { rule, cost, options: AcquireOptions { waits: false, .. }, state } = self else {
             return Attempt::Unsupported;
@@ -115,6 +134,27 @@ impl Acquire {
         attempt
     }
 
+    /// The attempt, and all that follows from it. With `awaits`, it polls what has to be awaited.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // `poll` is this
+    fn attempt(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
+        let mut decided = Decided::undecided();
+        let attempt = self.try_charge(context, &mut decided);
+        let Self { rule, cost, state, .. } = self;
+        if let Attempt::Admitted = attempt
+            && let AcquireState::Attempt(engine, _) = mem::replace(state, AcquireState::Done)
+        {
+            let receipt = CounterReceipt::new(decided.id, rule, *cost, decided.outcome.receipt);
+            let receipt = engine.backend().receipt(receipt);
+            let receipt = Receipt::Backend(engine, receipt);
+            return Poll::Ready(Ok(Permit::new(rule.limit(), &decided.outcome, receipt)));
+        }
+        // A copy: a place whose address is passed on cannot stay in registers.
+        let outcome = decided.outcome;
+        let denied = matches!(attempt, Attempt::Denied).then_some(&outcome);
+        self.poll_slow(denied, awaits.then_some(context))
+    }
+
     /// Polls the ticket of a charge that travels in a batch.
     #[inline(never)]
     fn poll_ticket(&mut self, context: &mut Context<'_>) -> Poll<AcquireResult> {
@@ -138,14 +178,15 @@ impl Acquire {
             Err(error) => {
                 let mut request = AcquireRequest::single(engine, rule, key, cost, options);
                 request.apply_rules(false);
-                self.go_on(request.resolve_or_wait(Err(error), Duration::ZERO), context)
+                self.go_on(request.resolve_or_wait(Err(error), Duration::ZERO), Some(context))
             }
         }
     }
 
-    /// Every call except an admitted one that the backend has decided at once.
+    /// Every call except an admitted one that the backend has decided at once. Without a context,
+    /// nothing is polled that has to be awaited.
     #[inline(never)]
-    fn poll_slow(&mut self, denied: Option<&Outcome>, context: &mut Context<'_>) -> Poll<AcquireResult> {
+    fn poll_slow(&mut self, denied: Option<&Outcome>, context: Option<&mut Context<'_>>) -> Poll<AcquireResult> {
         match (mem::replace(&mut self.state, AcquireState::Done), denied) {
             (state @ AcquireState::Batched(..), _) => {
                 self.state = state;
@@ -156,17 +197,22 @@ impl Acquire {
                 let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
                 self.go_on(request.start(), context)
             }
+            (AcquireState::All(request), _) => self.go_on(request.start(), context),
             (AcquireState::Pending(pending), _) => self.go_on(Err(pending), context),
             (AcquireState::Done, _) => panic!("`Acquire` polled after it was done"),
         }
     }
 
     /// Ends with the result of the general way, or polls it.
-    fn go_on(&mut self, answer: Result<AcquireResult, BoxedAcquire>, context: &mut Context<'_>) -> Poll<AcquireResult> {
+    fn go_on(
+        &mut self,
+        answer: Result<AcquireResult, BoxedAcquire>,
+        context: Option<&mut Context<'_>>,
+    ) -> Poll<AcquireResult> {
         let polled = match answer {
             Ok(answer) => Poll::Ready(answer),
             Err(mut pending) => {
-                let polled = pending.as_mut().poll(context);
+                let polled = context.map_or(Poll::Pending, |context| pending.as_mut().poll(context));
                 if polled.is_pending() {
                     self.state = AcquireState::Pending(pending);
                 }
@@ -186,20 +232,7 @@ impl Future for Acquire {
         if let AcquireState::Batched(..) = &self.state {
             return self.poll_ticket(context);
         }
-        let mut decided = Decided::undecided();
-        let attempt = self.try_charge(context, &mut decided);
-        let Self { rule, cost, state, .. } = &mut *self;
-        if let Attempt::Admitted = attempt
-            && let AcquireState::Attempt(engine, _) = mem::replace(state, AcquireState::Done)
-        {
-            let receipt = CounterReceipt::new(decided.id, rule, *cost, decided.outcome.receipt);
-            let receipt = engine.backend().receipt(receipt);
-            let receipt = Receipt::Backend(engine, receipt);
-            return Poll::Ready(Ok(Permit::new(rule.limit(), &decided.outcome, receipt)));
-        }
-        // A copy: a place whose address is passed on cannot stay in registers.
-        let outcome = decided.outcome;
-        self.poll_slow(matches!(attempt, Attempt::Denied).then_some(&outcome), context)
+        self.get_mut().attempt(context, true)
     }
 }
 

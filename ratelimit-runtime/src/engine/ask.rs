@@ -19,7 +19,13 @@ use crate::{
 pub(super) type AcquireResult = Result<Permit, RequestPerMinute>;
 
 /// A permit whose slot has not come yet. It is refunded if it is dropped before.
-struct RefundOnDrop(Option<Permit>);
+pub(super) struct RefundOnDrop(Option<Permit>);
+
+impl RefundOnDrop {
+    pub(super) fn new(permit: Permit) -> Self {
+        Self(Some(permit))
+    }
+}
 
 impl Drop for RefundOnDrop {
     fn drop(&mut self) {
@@ -45,9 +51,8 @@ impl AcquireRequest {
         (sent_at, self.engine.within(left, AbandonOnDrop::around(&self.engine, held, reply)).await)
     }
 
-    /// Waits for the slot of a permit. If the caller leaves before, the permit is refunded.
-    pub(super) async fn sleep_until(&self, run_at: Duration, permit: Permit) -> AcquireResult {
-        let mut pending = RefundOnDrop(Some(permit));
+    /// Waits for the slot of a permit.
+    pub(super) async fn sleep_until(&self, run_at: Duration, mut pending: RefundOnDrop) -> AcquireResult {
         self.clock().sleep_until(run_at).await;
         pending.0.take().ok_or_else(|| refusal(&self.rule(), StoreError::no_answer()))
     }

@@ -5,12 +5,12 @@ use std::{future::Future, pin::Pin, time::Duration};
 
 use super::{
     abandon::{self, AbandonOnDrop},
-    ask::AcquireResult,
+    ask::{AcquireResult, RefundOnDrop},
     outcome::{Resolution, RetryableRefusal},
     permit::{Permit, uncounted_decision},
     request::{AcquireRequest, WaitTicket},
 };
-use crate::store::{Batch, Reply, Request, StoreError};
+use crate::store::{Batch, Charges, Reply, Request, StoreError};
 
 pub(super) type BoxedAcquire = Pin<Box<dyn Future<Output = AcquireResult> + Send>>;
 
@@ -26,15 +26,21 @@ impl AcquireRequest {
             Ok(charges) => charges,
             Err(refused) => return Ok(Err(refused)),
         };
-        let Some(store) = self.engine.store().filter(|_| !charges.is_empty()) else {
+        if self.engine.store().is_none() || charges.is_empty() {
             return Ok(Ok(Permit::free(uncounted_decision(&charges))));
-        };
+        }
         if let Some(ticket) = &mut self.ticket {
             if self.engine.queues().is_behind_others(&charges, ticket.id) {
                 return Err(Box::pin(self.wait(charges, None)));
             }
             ticket.changes = self.engine.queues().changes(&charges);
         }
+        self.send(charges)
+    }
+
+    /// Asks the store. The result if it decides at once, otherwise the future that awaits it.
+    fn send(self, charges: Charges) -> Result<AcquireResult, BoxedAcquire> {
+        let Some(store) = self.engine.store() else { return Ok(Ok(Permit::free(uncounted_decision(&charges)))) };
         if self.engine.settlements().for_charges(&charges).is_some() {
             return Err(Box::pin(async move {
                 let (sent_at, batch) = self.query_store(charges, true).await;
@@ -66,13 +72,9 @@ impl AcquireRequest {
     ) -> Result<AcquireResult, BoxedAcquire> {
         match self.resolve(batch, true, sent_at) {
             Ok(resolution) => self.act_on(resolution),
-            Err(rejection) => Err(Box::pin(async move {
-                let resolution = self.ask_without_shadowed(rejection, true).await;
-                match self.act_on(resolution) {
-                    Ok(answer) => answer,
-                    Err(waiting) => waiting.await,
-                }
-            })),
+            // Asks again, without the shadow rules that have refused.
+            Err(rejection) if rejection.rest.is_empty() => Ok(Ok(Permit::free(rejection.decision))),
+            Err(rejection) => self.send(rejection.rest),
         }
     }
 
@@ -84,6 +86,7 @@ impl AcquireRequest {
                 Err(Box::pin(self.wait(charges, Some(answer))))
             }
             (Resolution::Admitted(permit, Some(run_at)), _) => {
+                let permit = RefundOnDrop::new(permit);
                 Err(Box::pin(async move { self.sleep_until(run_at, permit).await }))
             }
             (Resolution::Admitted(permit, None), _) => Ok(Ok(permit)),

@@ -9,7 +9,7 @@ use tokio::sync::watch::Receiver;
 use tracing::Instrument as _;
 
 use super::{
-    ask::AcquireResult,
+    ask::{AcquireResult, RefundOnDrop},
     outcome::{Resolution, RetryableRefusal},
     permit::{Permit, uncounted_decision},
     queue::{StoreAnswer, Turn},
@@ -69,7 +69,7 @@ impl AcquireRequest {
                     (Resolution::Admitted(permit, at), answer) => {
                         position.admitted(&answer); // from here on, its slot keeps the order
                         return match at {
-                            Some(at) => self.sleep_until(at, permit).await,
+                            Some(at) => self.sleep_until(at, RefundOnDrop::new(permit)).await,
                             None => Ok(permit),
                         };
                     }

@@ -210,6 +210,28 @@ async fn an_annotated_tokio_test_passes_all_lints() -> R<()> {
     Ok(())
 }
 
+#[limit_request_per_time("item", 1, Minutes, 100, key = id, on_limit = Return(Ok(refused.limit())), blocking)]
+fn blocking(id: u64) -> R {
+    Ok(id)
+}
+
+#[limit_concurrent_requests("place", 3, permit = permit, on_limit = Wait)]
+#[limit_request_per_time("time", 1, Minutes, 20_000, algorithm = SlidingLog, cost = Elapsed(max = "5s"), blocking)]
+fn blocking_elapsed() -> R<bool> {
+    Ok(permit.is_held())
+}
+
+#[limit_request_per_time("tokens", 1, Minutes, 100, algorithm = SlidingLog, blocking,
+    cost = Settled(max = 10, |answer| tokens(answer) / 2))]
+fn blocking_settled(prompt: String) -> R<String> {
+    if prompt.is_empty() {
+        return Ok(prompt);
+    }
+    let half = prompt.get(..1).map(str::to_owned);
+    let _: bool = blocking_elapsed()?;
+    Ok(half.unwrap_or(prompt))
+}
+
 struct Client {
     id: u64,
     limiter: Limiter,
@@ -430,6 +452,8 @@ async fn every_shape_that_passes_all_lints_also_runs() {
         assert!(place_beside(1).await?);
         assert_eq!(elapsed().await?, 1);
         assert_eq!(settled("prompt".into()).await?, "p");
+        assert_eq!((blocking(1)?, blocking_elapsed()?), (1, true));
+        assert_eq!([blocking_settled("prompt".into())?, blocking_settled(String::new())?], ["p", ""]);
         assert_eq!(settled_without_a_name(2).await?.count(), 2);
         assert!(stacked(1, 1, 1, 1).await.is_err());
         assert_eq!(taken_apart((1, 1), request(), 1_u32, &1_u8).await?, 5);

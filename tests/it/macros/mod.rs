@@ -2,6 +2,7 @@
 
 mod algorithm_words;
 mod arguments;
+mod blocking;
 mod blocks;
 mod functions;
 mod future_size;

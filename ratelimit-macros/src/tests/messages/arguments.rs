@@ -27,6 +27,22 @@ fn names() {
     ] {
         check_argument(argument, &[expected]);
     }
+    for (argument, expected) in [
+        ("blocking = true", "`blocking` has no value: write it alone"),
+        ("blocking, blocking", "`blocking` is set twice"),
+        ("bloking", "unknown argument `bloking`, did you mean `blocking`?"),
+        (
+            "blocking, key = \"id\"",
+            "`key` is an expression, not a string: write key = id without quotes, or leave `key` out for one counter",
+        ),
+    ] {
+        check(&format!("\"a\", 1, Days, 1, {argument}"), "fn f() {}", &[expected]);
+        check(
+            "\"b\", 1, Days, 1, key = 5",
+            &format!("#[limit_concurrent_requests(\"a\", 1, {argument})] fn f() {{}}"),
+            &[expected],
+        );
+    }
     // A misspelt argument counts as given, and may still be given.
     check("prefx = \"a\", unit = Days, count = 1", FN, &["unknown argument `prefx`, did you mean `prefix`?"]);
     check(

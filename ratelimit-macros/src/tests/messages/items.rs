@@ -5,7 +5,7 @@ use super::check;
 #[test]
 fn unsupported_items() {
     let expected = "expected an async function or an `impl` block";
-    let sync = "only an async function can be limited: write `async fn`";
+    let sync = "this function is not async: write `async fn`, or add a word to the limit: #[limit_request_per_time(.., blocking)]";
     let below = "another attribute already made this function synchronous: write #[limit_request_per_time] above it";
     let declaration =
         "a declaration has no body to limit: write the attribute on the implementation, or on a default body";
@@ -46,6 +46,27 @@ fn unsupported_items() {
     ] {
         check("\"a\", 1, Days, 1, key = (self.b, id)", item, &[expected]);
     }
+    let returns = "`blocking` is for a function that does its work itself, and this one returns a future: leave it out";
+    for (item, expected) in [
+        ("async fn f() {}", "`blocking` is for a function that is not async: leave it out, or write `fn`"),
+        ("fn f() -> impl Future<Output = R> { g() }", returns),
+        ("fn f() -> Alias { Box::pin(async move {}) }", returns),
+        ("const fn f() {}", "a `const fn` can't ask a limiter: leave `const` out"),
+        ("fn f();", declaration),
+        (
+            "impl S { async fn f() {} fn g() {} }",
+            "the limit of an `impl` block covers its async methods: write `blocking` on a method",
+        ),
+    ] {
+        check("\"a\", 1, Days, 1, blocking", item, &[expected]);
+    }
+    for item in
+        ["fn f() {}", "fn main() {}", "#[test] fn f() { block_on(async {}) }", "unsafe extern \"C\" fn f() -> R {}"]
+    {
+        check("\"a\", 1, Days, 1, blocking", item, &[]);
+    }
+    check("\"a\", 1, Days, 1", "#[limit_concurrent_requests(\"b\", 1, blocking)] fn f() {}", &[]);
+    check("\"a\", 1, Days, 1", "impl S { #[limit_concurrent_requests(\"b\", 1, blocking)] fn f() {} }", &[]);
     for item in [
         "fn f() -> impl Future<Output = R> { async move {}.instrument(span()) }",
         "fn f() -> impl Future<Output = R> { return { let a = 1; { async move { a } } }; }",
