@@ -40,15 +40,17 @@ fn text(command: &mut Command) -> String {
 fn check_rules_tells_the_line() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("rules.toml");
-    let check = |text: &str, environment: &str| {
+    let check_with = |text: &str, environment: &str, prefixes: &[&str]| {
         fs::write(&path, text).unwrap();
-        let output = example("check_rules").arg(&path).env("RATELIMIT_RULES", environment).output().unwrap();
+        let mut command = example("check_rules");
+        let output = command.arg(&path).args(prefixes).env("RATELIMIT_RULES", environment).output().unwrap();
         let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
         (output.status.code().unwrap(), out, err)
     };
+    let check = |text: &str, environment: &str| check_with(text, environment, &[]);
     let text = "[rules.half]\ncount = 1\n[rules.item]\ncount = 100\nunit = \"Minutes\"\nshadow = true";
     let item = "item: 100 per 60s by FixedWindow { align: false }, only tried out\n";
-    let half = "half: changes what the code says\n";
+    let half = "half: changes the rule of the code with this prefix, if there is one\n";
     assert_eq!(check(text, ""), (0, format!("{half}{item}"), String::new()));
     let changed = format!("{half}{}", item.replace("100", "50"));
     assert_eq!(check(text, "item.count = 50"), (0, changed, String::new()));
@@ -58,6 +60,9 @@ fn check_rules_tells_the_line() {
     let (code, _, wrong) = check(text, "item.cuont = 50");
     assert_eq!(code, 1);
     assert!(wrong.starts_with("the variable RATELIMIT_RULES: line 1: unknown field `cuont`"), "{wrong}");
+    assert_eq!(check_with(text, "", &["item", "half", "other"]).0, 0);
+    let unknown = "no rule of the program has the prefix `half`; those of its rules are `item`\n";
+    assert_eq!(check_with(text, "", &["item"]), (1, String::new(), unknown.into()));
 }
 
 fn start_import(arguments: &[&str]) -> Child {

@@ -398,6 +398,8 @@
 //! | event: an outage begins | `WARN` |
 //! | event: an outage is over | `INFO` |
 //! | event: a rule or a server is misconfigured, at most once a second | `ERROR` |
+//! | event: settings in the rules file do not fit the code, once | `ERROR` |
+//! | event: no call has used some rules of the file within a minute, once | `WARN` |
 //! | event: a rule in shadow mode would have refused, for each rule at most once a second | `INFO` |
 //! | event: a call is refused | `DEBUG` |
 //! | span `ask_rate_limit_store`: a request to a server that is not part of a batch | `DEBUG` |

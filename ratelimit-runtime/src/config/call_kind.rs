@@ -3,7 +3,7 @@
 use crate::{Rule, algorithm::position};
 
 /// The way a call uses a rule of the code.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CallKind {
     /// The call holds its cost, and settles it at the end.
     pub(crate) is_settled: bool,

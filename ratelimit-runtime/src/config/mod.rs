@@ -43,8 +43,11 @@
 //! a token bucket, its burst stays as in the code.
 //!
 //! Some settings do not fit the rule in the code: a `TokenBucket` for a rule whose cost is settled,
-//! for example. They are ignored, and the log has an error. The last settings that did fit stay in
-//! effect, or else the code.
+//! or a `LeakyBucket` for one of several rules of a call. They are ignored, and the log has one
+//! error that says what to change. The last settings that did fit stay in effect, or else the code.
+//!
+//! A misspelt prefix would change nothing. [`Rules::expect`] makes it an error. Without it, the log
+//! has one warning that names the prefixes that no call has used within a minute.
 //!
 //! The environment goes over the file. The variable `RATELIMIT_RULES` holds the content of a table
 //! `[rules]`, for example `RATELIMIT_RULES='item.count = 50'`.
@@ -154,6 +157,37 @@ impl Rules {
         watch::start(path.as_ref(), own_tables).map(Self)
     }
 
+    /// Names the rules of the program. Settings with any other prefix are then an error.
+    ///
+    /// Later changes of a watched file are checked, too: a file with another prefix changes
+    /// nothing, and the log names the prefix. The rules apply to all handles, in place of those of
+    /// an earlier call.
+    ///
+    /// # Errors
+    ///
+    /// A [`SetupError`] that names the prefixes which none of the rules has.
+    ///
+    /// ```
+    /// use ratelimit_runtime::{Rule, config::Rules};
+    /// use std::time::Duration;
+    ///
+    /// const ITEM: Rule = Rule::new("item", 100, Duration::from_secs(60));
+    /// const ORDER: Rule = Rule::new("order", 10, Duration::from_secs(60));
+    ///
+    /// Rules::parse("[rules.order]\ncount = 5")?.expect(&[&ITEM, &ORDER])?;
+    ///
+    /// let misspelt = Rules::parse("[rules.ordr]\ncount = 5")?.expect(&[&ITEM, &ORDER]).unwrap_err();
+    /// assert_eq!(
+    ///     misspelt.to_string(),
+    ///     "no rule of the program has the prefix `ordr`; those of its rules are `item`, `order`"
+    /// );
+    /// # Ok::<_, ratelimit_runtime::SetupError>(())
+    /// ```
+    pub fn expect(self, rules: &[&Rule]) -> Result<Self, SetupError> {
+        self.0.expect(rules.iter().map(|rule| rule.prefix()).collect())?;
+        Ok(self)
+    }
+
     /// The rule with this prefix, for programs whose rules are only in the file. `None` if the file
     /// does not set its count and unit.
     ///
@@ -173,7 +207,9 @@ impl Rules {
 
     /// The prefixes in the file, sorted.
     pub fn prefixes(&self) -> Vec<String> {
-        self.now().by_prefix.keys().cloned().collect()
+        let mut prefixes: Vec<_> = self.now().by_prefix.keys().cloned().collect();
+        prefixes.sort_unstable();
+        prefixes
     }
 
     /// The table in force. A call takes one, for all of its rules.

@@ -49,7 +49,7 @@ struct RawRule {
     queue: Option<Spanned<u64>>,
     shadow: Option<bool>,
     on_store_error: Option<Spanned<PolicyWord>>,
-    keys: Option<Spanned<BTreeMap<String, RawRule>>>,
+    keys: Option<Spanned<BTreeMap<Spanned<String>, RawRule>>>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -120,8 +120,13 @@ impl RulesText {
     fn check(rules: RawRules) -> Result<Self, TextError> {
         let mut by_prefix = BTreeMap::new();
         for (prefix, rule) in rules {
-            if prefix.get_ref().is_empty() {
-                return Err(TextError::at(&prefix, "the prefix is empty; give the counter a name"));
+            match prefix.get_ref().as_str() {
+                "" => return Err(TextError::at(&prefix, "the prefix is empty; give the counter a name")),
+                "*" => {
+                    let message = "`*` is no prefix, and there are no wildcards; write a table for each rule";
+                    return Err(TextError::at(&prefix, message));
+                }
+                _ => {}
             }
             let place = prefix.span();
             by_prefix.insert(prefix.into_inner(), rule.check(&place)?);
@@ -140,6 +145,18 @@ impl RulesText {
             }
         }
         under
+    }
+}
+
+/// The reason why no printed [`Key`](crate::Key) can be this text.
+fn key_fault(key: &str) -> Option<String> {
+    match key {
+        "*" => Some("`*` is no key, and there are no wildcards; write settings for all keys beside `keys`".into()),
+        _ if key.contains(|letter: char| letter.is_ascii_control() || letter == '{' || letter == '}') => Some(format!(
+            "no call has the key `{}`; in a printed key, braces and control characters are escaped: `{{` is `%7B`",
+            key.escape_debug()
+        )),
+        _ => None,
     }
 }
 
@@ -164,9 +181,12 @@ impl RawRule {
                         "`on_store_error` applies to all keys of a rule; write it beside `keys`",
                     ));
                 }
+                if let Some(fault) = key_fault(key.get_ref()) {
+                    return Err(TextError::at(&key, fault));
+                }
                 let settings = rule.settings()?;
                 check(&settings.clone().merged_over(&all), &place)?;
-                keys.insert(key.into_bytes().into(), settings);
+                keys.insert(key.into_inner().into_bytes().into(), settings);
             }
         }
         Ok(RuleEntry { all, keys })

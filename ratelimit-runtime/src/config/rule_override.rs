@@ -53,7 +53,7 @@ impl RuleOverride {
         self.to_rule("checked").and_then(|rule| rule.fault())
     }
 
-    /// The reason why these settings do not fit a rule of the code.
+    /// The reason why these settings do not fit a rule of the code, and what to change.
     pub(super) fn fault_with(&self, rule: &Rule, kind: CallKind) -> Option<String> {
         let changed = self.apply(rule);
         if let (Some(fault), false) = (changed.fault(), rule.has_fault()) {
@@ -62,16 +62,21 @@ impl RuleOverride {
         let (before, after) = (rule.algorithm(), changed.algorithm());
         let (can_before, can_after) = (capabilities(before), capabilities(after));
         match () {
+            // Also if the rule has this algorithm from the file, by `Rules::rule`.
+            () if kind.is_one_of_several && can_after.stands_alone && self.algorithm.is_some() => Some(format!(
+                "a {} cannot be one of several rules of a call; set another algorithm in the file",
+                can_after.name
+            )),
             () if before == after => None,
-            () if rule.is_concurrent() => {
-                Some("a limit of concurrent calls cannot be changed to another algorithm".into())
-            }
+            () if rule.is_concurrent() => Some(
+                "a limit of concurrent calls cannot have another algorithm; remove `algorithm` from the file".into(),
+            ),
             () if kind.is_settled && can_before.holds == HoldSupport::Settled => {
                 let needed = can_before.name;
-                Some(format!("the cost of these calls is settled, which needs a {needed}; the file says {after:?}"))
-            }
-            () if kind.is_one_of_several && can_after.stands_alone && !can_before.stands_alone => {
-                Some(format!("a {} cannot be one of several rules of a call", can_after.name))
+                Some(format!(
+                    "the cost of these calls is settled, which needs a {needed}; the file says {after:?}; \
+                     set algorithm = \"{needed}\", or remove it"
+                ))
             }
             () => None,
         }

@@ -2,25 +2,37 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     iter,
     sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
+    time::Duration,
 };
+
+use foldhash::fast::FixedState;
+use tokio::time::Instant;
 
 use super::{
     call_kind::CallKind,
     parse::{RuleEntry, RulesText},
     rule_override::RuleOverride,
 };
-use crate::{Key, OnStoreError, Rule, SetupError, observe::LogThrottle};
+use crate::{Key, OnStoreError, Rule, SetupError};
+
+/// How long calls have to use a prefix, from the first call on.
+const TRIAL: Duration = Duration::from_secs(60);
 
 /// The settings of all rules, by prefix. Those of a key are merged over those of its rule.
 #[derive(Debug, Default)]
 pub(crate) struct OverrideTable {
-    pub(super) by_prefix: BTreeMap<String, RuleEntry<Arc<OverrideVersion>>>,
+    pub(super) by_prefix: HashMap<String, RuleEntry<Arc<OverrideVersion>>, FixedState>,
+    first_call: OnceLock<Instant>,
+    /// The prefixes are expected ones, or the log has named those that no call used.
+    is_checked: AtomicBool,
+    /// Prefixes for which that was so in the table before.
+    checked_before: BTreeSet<String>,
 }
 
 impl OverrideTable {
@@ -29,7 +41,7 @@ impl OverrideTable {
     /// Fails if the settings of a rule are invalid only together: parts of them may come from the
     /// environment.
     pub(super) fn new(text: RulesText, before: &Self) -> Result<Self, SetupError> {
-        let mut by_prefix = BTreeMap::new();
+        let mut by_prefix = HashMap::default();
         for (prefix, RuleEntry { all, keys }) in text.by_prefix {
             let check = |settings: &RuleOverride| match settings.own_fault() {
                 Some(fault) => Err(SetupError::new(format!("rules.{prefix}: invalid rule: {fault}"))),
@@ -47,33 +59,67 @@ impl OverrideTable {
             let all = OverrideVersion::new(all, known.map(|known| &known.all));
             by_prefix.insert(prefix, RuleEntry { all, keys: of_keys });
         }
-        Ok(Self { by_prefix })
+        let is_checked = before.is_checked.load(Ordering::Relaxed);
+        let known = before.by_prefix.keys().filter(|prefix| is_checked || before.checked_before.contains(*prefix));
+        let checked_before = known.cloned().collect();
+        Ok(Self { by_prefix, checked_before, ..Self::default() })
+    }
+
+    /// Fails if there are other prefixes than these.
+    pub(super) fn check_prefixes(&self, expected: &BTreeSet<&'static str>) -> Result<(), SetupError> {
+        let quoted = |prefixes: &mut dyn Iterator<Item = &str>| {
+            prefixes.map(|prefix| format!("`{prefix}`")).collect::<Vec<_>>().join(", ")
+        };
+        let is_unknown = |prefix: &&str| !expected.contains(prefix);
+        let unknown = self.by_prefix.keys().map(String::as_str).filter(is_unknown).collect::<BTreeSet<_>>();
+        let unknown = quoted(&mut unknown.into_iter());
+        if !unknown.is_empty() {
+            let expected = quoted(&mut expected.iter().copied());
+            return Err(SetupError::new(format!(
+                "no rule of the program has the prefix {unknown}; those of its rules are {expected}"
+            )));
+        }
+        self.is_checked.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The rule in force for a key. `None` if it is disabled.
     pub(crate) fn apply<'a>(&'a self, rule: &'a Rule, key: Option<&Key>, kind: CallKind) -> Option<Cow<'a, Rule>> {
-        static LOGGED: LogThrottle = LogThrottle::new();
+        let applied = self.applied(rule, key, kind);
+        if !self.is_checked.load(Ordering::Relaxed) && self.first_call.get_or_init(Instant::now).elapsed() >= TRIAL {
+            self.report_unused();
+        }
+        applied
+    }
+
+    /// Logs the prefixes that no call has used.
+    #[cold]
+    fn report_unused(&self) {
+        if self.is_checked.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let is_unused = |entry: &RuleEntry<Arc<OverrideVersion>>| {
+            !iter::once(&entry.all).chain(entry.keys.values()).any(|version| version.is_used())
+        };
+        let unused =
+            self.by_prefix.iter().filter(|(prefix, entry)| is_unused(entry) && !self.checked_before.contains(*prefix));
+        let unused: BTreeSet<_> = unused.map(|(prefix, _)| prefix.as_str()).collect();
+        if !unused.is_empty() {
+            tracing::warn!(
+                prefixes = Vec::from_iter(unused).join(", "),
+                "no call has used these rules of the file within a minute; correct misspelt prefixes, and name the \
+                 program's rules with `Rules::expect` to make others an error"
+            );
+        }
+    }
+
+    fn applied<'a>(&'a self, rule: &'a Rule, key: Option<&Key>, kind: CallKind) -> Option<Cow<'a, Rule>> {
         let Some(entry) = self.by_prefix.get(rule.prefix()) else { return Some(Cow::Borrowed(rule)) };
         let of_key = match key {
             Some(key) if !entry.keys.is_empty() && *key != Key::NONE => key.with_text(|text| entry.keys.get(text)),
             _ => None,
         };
-        // Whether settings fit can only be seen together with the rule in the code.
-        let (settings, fault) = of_key.unwrap_or(&entry.all).latest_fitting(rule, kind);
-        if let Some(fault) = fault
-            && LOGGED.allow()
-        {
-            tracing::error!(
-                rule = rule.prefix(),
-                fault,
-                "ignoring settings of a rule that do not fit the code; the rule stays as it was"
-            );
-        }
-        match settings {
-            Some(settings) if settings.enabled == Some(false) => None,
-            Some(settings) => Some(Cow::Owned(settings.apply(rule))),
-            None => Some(Cow::Borrowed(rule)),
-        }
+        of_key.unwrap_or(&entry.all).applied(rule, kind)
     }
 
     /// The failure policy for calls of the rule with this prefix.
@@ -89,9 +135,21 @@ pub(super) struct OverrideVersion {
     /// The kinds of calls that the settings fit, as far as tried. One bit each, see
     /// [`CallKind::bit_with`].
     fits: AtomicU32,
+    /// The log has an error about these settings.
+    is_reported: AtomicBool,
+    first: OnceLock<AppliedRule>,
     /// Earlier versions, newest first: for each kind of call the last that fits it, and recent ones
     /// that no call has tried.
     pub(super) before: Vec<Arc<Self>>,
+}
+
+/// The result for the first kind of call that tried the settings. Most rules have one kind.
+#[derive(Debug)]
+struct AppliedRule {
+    code: Rule,
+    kind: CallKind,
+    /// See [`OverrideVersion::latest_fitting`].
+    applied: Option<Rule>,
 }
 
 /// The number of untried versions that are kept.
@@ -108,30 +166,62 @@ impl OverrideVersion {
             }
             known |= fits;
         }
-        Arc::new(Self { settings, fits: AtomicU32::default(), before: kept })
+        Arc::new(Self { settings, before: kept, ..Self::default() })
     }
 
     /// A copy without earlier versions, which would otherwise accumulate.
     fn without_history(&self) -> Arc<Self> {
         let (settings, fits) = (self.settings.clone(), self.fits.load(Ordering::Relaxed).into());
-        Arc::new(Self { settings, fits, before: Vec::new() })
+        Arc::new(Self { settings, fits, ..Self::default() })
     }
 
-    /// The newest settings that fit a rule of the code, if any, and the fault of the newest
-    /// settings of all.
-    pub(super) fn latest_fitting(&self, rule: &Rule, kind: CallKind) -> (Option<&RuleOverride>, Option<String>) {
-        let newest = self.settings.fault_with(rule, kind);
-        let fits = |version: &&Self| version.settings.fault_with(rule, kind).is_none();
-        let fitting = match newest {
-            None => Some(self),
-            Some(_) => self.before.iter().map(|version| &**version).find(fits),
-        };
-        let bit = kind.bit_with(rule);
-        if let Some(version) = fitting
-            && version.fits.load(Ordering::Relaxed) & bit == 0
-        {
-            version.fits.fetch_or(bit, Ordering::Relaxed);
+    /// Whether a call has tried these settings, or earlier ones.
+    fn is_used(&self) -> bool {
+        let was_tried = |version: &Self| version.fits.load(Ordering::Relaxed) != 0;
+        self.is_reported.load(Ordering::Relaxed)
+            || was_tried(self)
+            || self.before.iter().any(|before| was_tried(before))
+    }
+
+    /// See [`OverrideVersion::latest_fitting`].
+    fn applied(&self, code: &Rule, kind: CallKind) -> Option<Cow<'_, Rule>> {
+        let first = || AppliedRule { code: *code, kind, applied: self.latest_fitting(code, kind) };
+        let first = self.first.get_or_init(first);
+        if first.code == *code && first.kind == kind {
+            return first.applied.as_ref().map(Cow::Borrowed);
         }
-        (fitting.map(|version| &version.settings), newest)
+        self.latest_fitting(code, kind).map(Cow::Owned)
+    }
+
+    /// The rule of the code with the newest settings that fit it, or else as it is. `None` if it is
+    /// disabled.
+    pub(super) fn latest_fitting(&self, rule: &Rule, kind: CallKind) -> Option<Rule> {
+        // Whether settings fit can only be seen together with the rule in the code.
+        let Some(fault) = self.settings.fault_with(rule, kind) else { return self.use_for(rule, rule, kind) };
+        if !self.is_reported.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                rule = rule.prefix(),
+                fault,
+                "ignoring settings of a rule that do not fit the code; the rule stays as it was"
+            );
+        }
+        // A rule that the file alone defines is its newest settings. Earlier ones defined another.
+        let is_from_file = self.settings.to_rule(rule.prefix()).as_ref() == Some(rule);
+        for version in &self.before {
+            let base = version.settings.to_rule(rule.prefix()).filter(|_| is_from_file).unwrap_or(*rule);
+            if version.settings.fault_with(&base, kind).is_none() {
+                return version.use_for(&base, rule, kind);
+            }
+        }
+        Some(*rule)
+    }
+
+    /// Applies the settings to a rule, and records that they fit `code`.
+    fn use_for(&self, rule: &Rule, code: &Rule, kind: CallKind) -> Option<Rule> {
+        let bit = kind.bit_with(code);
+        if self.fits.load(Ordering::Relaxed) & bit == 0 {
+            self.fits.fetch_or(bit, Ordering::Relaxed);
+        }
+        (self.settings.enabled != Some(false)).then(|| self.settings.apply(rule))
     }
 }

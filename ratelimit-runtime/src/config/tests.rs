@@ -42,6 +42,18 @@ fn errors_name_the_line_and_the_reason() {
             "line 2: `LeakyBucket` needs a queue length; write queue = 50, for example",
         ),
         ("[rules.\"\"]\ncount = 5", "line 1: the prefix is empty; give the counter a name"),
+        (
+            "[rules.item]\n[rules.\"*\"]\ncount = 5",
+            "line 2: `*` is no prefix, and there are no wildcards; write a table for each rule",
+        ),
+        (
+            "[rules.item]\n[rules.item.keys]\n\"*\" = { count = 5 }",
+            "line 3: `*` is no key, and there are no wildcards; write settings for all keys beside `keys`",
+        ),
+        (
+            "[rules.item]\n[rules.item.keys]\n\"{eu}\" = { count = 5 }",
+            "line 3: no call has the key `{eu}`; in a printed key, braces and control characters are escaped: `{` is `%7B`",
+        ),
         ("[rules.item.keys.a.keys.b]\ncount = 5", "line 1: a key cannot have `keys` of its own"),
         (
             "[rules.item.keys.a]\non_store_error = \"Deny\"",
@@ -143,8 +155,10 @@ fn few_versions_are_kept() {
         OverrideTable::new(RulesText::parse(&format!("[rules.item]\ncount = {count}"), &[]).unwrap(), before).unwrap()
     };
     let holds = |table: &OverrideTable| {
-        let (fitting, fault) = table.by_prefix["item"].all.latest_fitting(&rule, CallKind::default());
-        (fitting.map(|settings| settings.apply(&rule).count()), fault.is_some())
+        let newest = &table.by_prefix["item"].all;
+        let fitting = newest.latest_fitting(&rule, CallKind::default());
+        let fault = newest.settings.fault_with(&rule, CallKind::default());
+        (fitting.map(|rule| rule.count()), fault.is_some())
     };
     let (right, wrong) = (7, 1 << 52);
     let mut table = change(right, &OverrideTable::default());
@@ -169,7 +183,7 @@ fn each_kind_of_call_keeps_its_last_settings() {
     };
     let holds = |table: &OverrideTable, is_one_of_several| {
         let of = CallKind { is_one_of_several, ..CallKind::default() };
-        table.by_prefix["item"].all.latest_fitting(&rule, of).0.map(|settings| settings.apply(&rule).count())
+        table.by_prefix["item"].all.latest_fitting(&rule, of).map(|rule| rule.count())
     };
     let mut table = change("count = 7", &OverrideTable::default());
     assert_eq!((holds(&table, false), holds(&table, true)), (Some(7), Some(7)));

@@ -97,11 +97,8 @@ impl Watcher {
                 return tracing::error!(%file, %reason, "cannot read the file of the rules; the rules stay as they were");
             }
         };
-        match self.source.read(text, &rules.table.load()) {
-            Ok(new) => {
-                rules.replace(new);
-                tracing::info!(%file, "the rules have changed");
-            }
+        match self.source.read(text, &rules.table.load()).and_then(|new| rules.replace(new)) {
+            Ok(()) => tracing::info!(%file, "the rules have changed"),
             Err(reason) => {
                 tracing::error!(%file, %reason, "the file of the rules is invalid; the rules stay as they were");
             }

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use crate::support::eventually;
 use crate::support::exceeded;
+use crate::support::log::Log;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const ITEM: Rule = Rule::new("item", 2, MINUTE);
@@ -323,6 +324,80 @@ async fn an_algorithm_that_does_not_fit_the_call_changes_nothing() {
     let places = Rule::new("places", 1, MINUTE).with_algorithm(ratelimit_runtime::Algorithm::Concurrent);
     drop(limiter.acquire(&places, "alice").await.unwrap());
     limiter.acquire(&places, "alice").await.unwrap();
+}
+
+/// Also if the rule is only in the file: its earlier settings stay, and the log has one error.
+#[tokio::test]
+async fn a_leaky_bucket_beside_another_rule_is_one_error_and_changes_nothing() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let file = File::new("[rules.item]\ncount = 3\nunit = \"Minutes\"");
+    let rules = Rules::watch(&file.path).unwrap();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).build().await.unwrap();
+    let other = Rule::new("other", 50, MINUTE);
+    let acquire =
+        async |item: Rule| limiter.acquire_all(&[(&item, Key::new("alice"), 1), (&other, Key::new("alice"), 1)]).await;
+    acquire(rules.rule("item").unwrap()).await.unwrap();
+    file.write("[rules.item]\ncount = 9\nunit = \"Minutes\"\nalgorithm = \"LeakyBucket\"\nqueue = 5");
+    eventually("the file is read", || async { rules.rule("item").unwrap().count() == 9 }).await;
+    for item in [ITEM, rules.rule("item").unwrap()] {
+        acquire(item).await.unwrap();
+    }
+    let refused = exceeded(acquire(rules.rule("item").unwrap()).await);
+    assert_eq!((refused.rule(), refused.limit()), ("item", 3));
+    let errors = log.with("do not fit the code");
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert_eq!(errors[0].0, tracing::Level::ERROR);
+    assert!(errors[0].1.contains("set another algorithm in the file"), "{errors:?}");
+}
+
+#[tokio::test]
+async fn a_prefix_that_no_rule_has_is_an_error_if_the_rules_are_known() {
+    let rules = [&ITEM, &Rule::new("order", 1, MINUTE)];
+    let wrong = Rules::parse("[rules.item]\n[rules.ordr]\n[rules.x]").unwrap().expect(&rules).unwrap_err().to_string();
+    assert_eq!(wrong, "no rule of the program has the prefix `ordr`, `x`; those of its rules are `item`, `order`");
+    let file = File::new("[rules.item]\ncount = 4");
+    let watched = Rules::watch(&file.path).unwrap().expect(&rules).unwrap();
+    let limiter = Limiter::builder("memory://").rules(watched).build().await.unwrap();
+    file.write("[rules.item]\ncount = 5\n[rules.ordr]\ncount = 5");
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(limit(&limiter, "alice").await, 4);
+    file.write("[rules.item]\ncount = 6\n[rules.order]\ncount = 5");
+    eventually("the file is read", || async { limit(&limiter, "alice").await == 6 }).await;
+}
+
+/// Keys count as uses of their rule.
+#[tokio::test(start_paused = true)]
+async fn the_log_names_prefixes_that_no_call_has_used_for_a_minute() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let text = "[rules.item.keys.alice]\ncount = 5\n[rules.ordr]\ncount = 5";
+    let limiter = with(text).await;
+    let warnings = || log.with("no call has used");
+    for _ in 0..3 {
+        tokio::time::advance(MINUTE * 2 / 5).await;
+        assert_eq!(warnings(), []);
+        limiter.acquire(&ITEM, "alice").await.unwrap();
+    }
+    limiter.acquire(&ITEM, "alice").await.unwrap();
+    assert_eq!(warnings(), [], "a minute from the first call on");
+    tokio::time::advance(MINUTE / 2).await;
+    for _ in 0..2 {
+        limiter.acquire(&ITEM, "alice").await.unwrap_or_else(|refused| panic!("{refused}"));
+        tokio::time::advance(2 * MINUTE).await;
+    }
+    assert_eq!(warnings().len(), 1);
+    let (level, line) = warnings().remove(0);
+    assert_eq!(level, tracing::Level::WARN);
+    assert!(line.contains("prefixes=\"ordr\"") && line.contains("Rules::expect"), "{line}");
+
+    let expected = Rules::parse(text).unwrap().expect(&[&ITEM, &Rule::new("ordr", 1, MINUTE)]).unwrap();
+    let limiter = Limiter::builder("memory://").rules(expected).build().await.unwrap();
+    for _ in 0..3 {
+        limiter.acquire(&ITEM, "alice").await.unwrap();
+        tokio::time::advance(2 * MINUTE).await;
+    }
+    assert_eq!(warnings().len(), 1, "all prefixes are the program's");
 }
 
 /// The half of a number is a number.
