@@ -1,11 +1,12 @@
 //! The key of a limit, found in a request.
 
 use std::{
+    any::type_name,
     fmt,
     future::Future,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Once},
 };
 
 use http::{HeaderMap, HeaderName, header::FORWARDED, request::Parts};
@@ -67,13 +68,28 @@ impl KeyBy {
     /// | `tonic` | `KeyBy::peer_ip(\|peer: &TcpConnectInfo\| peer.remote_addr().map(\|peer\| peer.ip()))` |
     /// | `hyper` | insert what `accept` returns: `KeyBy::peer_ip(\|peer: &SocketAddr\| peer.ip())` |
     ///
-    /// Serve `axum` with `into_make_service_with_connect_info::<SocketAddr>()`.
+    /// Serve `axum` with `into_make_service_with_connect_info::<SocketAddr>()`. Without it no
+    /// request has a key, and the log has one warning that names the missing type.
     ///
     /// Behind a proxy, this is the proxy's address: see [`KeyBy::x_forwarded_for`].
     pub fn peer_ip<T: Send + Sync + 'static, I: Into<Option<IpAddr>>>(
         ip: impl Fn(&T) -> I + Send + Sync + 'static,
     ) -> Self {
-        Self::from_fn(move |request| request.extensions.get::<T>().and_then(|peer| ip(peer).into()).map(ip_key))
+        let reported = Once::new();
+        Self::from_fn(move |request| {
+            let Some(peer) = request.extensions.get::<T>() else {
+                reported.call_once(|| {
+                    tracing::warn!(
+                        missing = type_name::<T>(),
+                        "a request has no address of its peer, so a limit by address has no key for it; serve axum \
+                         with `app.into_make_service_with_connect_info::<SocketAddr>()`, or insert the extension \
+                         where connections are accepted"
+                    );
+                });
+                return None;
+            };
+            ip(peer).into().map(ip_key)
+        })
     }
 
     /// The client's address in `X-Forwarded-For`, behind this many trusted proxies.

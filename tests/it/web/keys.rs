@@ -7,6 +7,7 @@ use ratelimit_runtime::web::OnMissingKey;
 use reqwest::Client;
 
 use super::*;
+use crate::support::log::Log;
 
 /// The gateway's behaviour: no name, no answer, unless it is set up otherwise.
 #[tokio::test]
@@ -71,6 +72,25 @@ async fn the_peer_address_of_axum_is_a_key() {
         statuses.push(client.get(format!("http://{address}/")).send().await.unwrap().status().as_u16());
     }
     assert_eq!(statuses, [200, 200, 429]);
+}
+
+/// Every request is refused then, so the log says why: once, and not for each request.
+#[tokio::test]
+async fn a_missing_peer_address_is_one_warning() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let by_peer = KeyBy::peer_ip(|peer: &ConnectInfo<SocketAddr>| peer.0.ip());
+    let layer = RateLimitLayer::new([Limit::new(per_minute(2)).key(by_peer)]).limiter(Limiter::in_memory());
+    for router in [behind(layer.clone()), behind(layer)] {
+        for _ in 0..2 {
+            assert_eq!(status(&router, anonymous()).await, 403);
+        }
+    }
+    let warnings = log.with("no address of its peer");
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let (level, line) = &warnings[0];
+    assert_eq!(*level, tracing::Level::WARN);
+    assert!(line.contains("ConnectInfo<") && line.contains("into_make_service_with_connect_info"), "{line}");
 }
 
 #[tokio::test]
