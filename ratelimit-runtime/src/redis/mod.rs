@@ -36,6 +36,7 @@ mod slots;
 mod source;
 mod supervisor;
 mod url;
+mod url_faults;
 
 use std::task::{Context, Poll, Waker};
 

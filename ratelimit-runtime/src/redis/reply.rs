@@ -72,10 +72,15 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         (_, "ERR") if detail.contains("cluster support disabled") => {
             "this server is not in a cluster: write redis:// (or rediss://) in the URL"
         }
-        (ErrorKind::AuthenticationFailed, _) | (_, "WRONGPASS" | "NOAUTH") => "check user and password",
+        (ErrorKind::AuthenticationFailed, _) | (_, "WRONGPASS" | "NOAUTH") => {
+            "the server refused the credentials: check user and password"
+        }
         (ErrorKind::RESP3NotSupported, _) => "add ?protocol=resp2 to the URL",
         _ => "",
     };
+    if error.kind() == ErrorKind::Parse {
+        return StoreError::misconfigured(other_protocol(error));
+    }
     let mut reason = match error.code() {
         // The server's own words, so that a search finds them.
         Some(code) if !detail.is_empty() => format!("Redis: {code} {detail}"),
@@ -110,6 +115,16 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         _ if matches!(code, "WRONGPASS" | "NOAUTH") => StoreError::misconfigured(reason).about_credentials(),
         _ if misconfigured => StoreError::misconfigured(reason),
         _ => StoreError::unavailable(reason),
+    }
+}
+
+/// Describes a server whose reply is none of Redis.
+fn other_protocol(error: &RedisError) -> &'static str {
+    // The second byte of `HTTP/1.1 400 Bad Request`, as the parser reports it.
+    if error.to_string().contains("`84`") {
+        "this looks like an HTTP server, not Redis: check host and port in the URL"
+    } else {
+        "this server does not reply as Redis does: check host and port in the URL, and whether it expects TLS"
     }
 }
 
@@ -167,6 +182,15 @@ mod tests {
         }
         assert!(unexpected(&Value::Int(7)).reason().ends_with(": int(7)"), "{}", unexpected(&Value::Int(7)));
         assert!(unexpected(&Value::BulkString(vec![b'x'; 200])).reason().contains("bulk-string('\"xxx"));
+    }
+
+    #[test]
+    fn a_server_of_another_protocol_is_named() {
+        let explained = |reply: &[u8]| explain(&parse_redis_value(reply).expect_err("not of Redis"));
+        let http = explained(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        assert!(http.misconfigured && http.reason().contains("HTTP server, not Redis"), "{http}");
+        let tls = explained(b"\x15\x03\x01\0\x02");
+        assert!(tls.misconfigured && tls.reason().contains("does not reply as Redis"), "{tls}");
     }
 
     #[test]

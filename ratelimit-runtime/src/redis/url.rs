@@ -11,6 +11,7 @@ use super::{
     address::{ServerAddress, addresses},
     sentinel::Sentinels,
     source::ServerSource,
+    url_faults,
 };
 use crate::SetupError;
 
@@ -53,9 +54,13 @@ impl RedisTopology {
             ));
         }
         let (scheme, rest) = url.split_once("://").unwrap_or_default();
+        let is_list = scheme.ends_with("+cluster") || scheme.ends_with("+sentinel");
+        if is_list || !names_several(rest) {
+            url_faults::check(url)?;
+        }
         match scheme.split_once('+') {
-            Some((scheme, "cluster")) => cluster(&HostList::parse(scheme, rest)?, certificates),
-            Some((scheme, "sentinel")) => sentinel(&HostList::parse(scheme, rest)?, certificates, sentinels),
+            Some((scheme, "cluster")) => cluster(&HostList::parse(scheme, rest), certificates),
+            Some((scheme, "sentinel")) => sentinel(&HostList::parse(scheme, rest), certificates, sentinels),
             _ if names_several(rest) => Err(SetupError::new(
                 "invalid Redis URL: it names several hosts; write redis+cluster://host,host for nodes of a cluster, or \
                  redis+sentinel://host,host/service for sentinels",
@@ -84,15 +89,12 @@ struct HostList<'a> {
 }
 
 impl<'a> HostList<'a> {
-    fn parse(scheme: &'a str, rest: &'a str) -> Result<Self, SetupError> {
+    fn parse(scheme: &'a str, rest: &'a str) -> Self {
         let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         let (path, end) = tail.split_at(tail.find(['?', '#']).unwrap_or(tail.len()));
         let (user, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
         let names: Vec<_> = hosts.split(',').collect();
-        if names.iter().any(|host| host.is_empty() || host.starts_with(':')) {
-            return Err(SetupError::new("invalid Redis URL: a host is missing; write `host:port,host:port`"));
-        }
-        Ok(Self { scheme, user, names, path, end })
+        Self { scheme, user, names, path, end }
     }
 
     /// URLs of the single hosts, with this path.
@@ -155,11 +157,6 @@ fn invalid(error: redis::RedisError) -> SetupError {
 
 fn client(url: &str, certificates: &Certificates) -> Result<Client, SetupError> {
     let info: ConnectionInfo = url.into_connection_info().map_err(invalid)?;
-    if let database @ ..0 = info.redis_settings().db() {
-        return Err(SetupError::new(format!(
-            "invalid Redis URL: there is no database {database}; they are numbered from 0"
-        )));
-    }
     let info = info.clone().set_tcp_settings(tcp_settings());
     // RESP3 reports a lost connection at once, even an idle one.
     let is_chosen =

@@ -77,7 +77,7 @@ async fn a_wrong_password_is_misconfigured_and_not_shown() {
         let error = Limiter::connect(&wrong).await.unwrap_err();
         keeps_the_secret(&error);
         keeps_the_secret(error.to_string().as_str());
-        assert!(error.to_string().contains("password"), "{error}");
+        assert!(error.to_string().contains("refused the credentials"), "{error}");
 
         for policy in POLICIES {
             let limiter = Limiter::builder(&wrong).lazy().deadline(PATIENCE).on_store_error(policy);
@@ -107,6 +107,13 @@ async fn errors_about_a_url_do_not_show_its_password() {
         "redis+unix:///nowhere/redis.sock?pass=swordfish",
         "redis+unix:///nowhere/redis.sock?user=me&pass=swordfish&db=1",
         "redis+unix:///nowhere/redis.sock?pass=swordfish&db=one",
+        "redis+unix:///nowhere/redis.sock?pass=salt&swordfish",
+        "redis://user:swordfish",
+        "redis://user:swordfish/1",
+        "redis://:swordfish",
+        "redis://localhost:1/swordfish",
+        "redis://localhost:1/#swordfish",
+        "redis+cluster://a,user:swordfish",
         "unix:///nowhere/redis.sock?pass=swordfish",
         "redis+sentinel://:swordfish@localhost:1/service",
         "redis+sentinel://:swordfish@localhost:1",
@@ -145,6 +152,16 @@ async fn errors_about_a_url_do_not_show_its_password() {
 }
 
 #[tokio::test]
+async fn an_http_server_is_not_taken_for_redis() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new()).await });
+    let error = Limiter::connect(&url).await.unwrap_err().to_string();
+    assert!(error.contains("this looks like an HTTP server, not Redis"), "{error}");
+    assert!(!error.contains("84"), "{error}");
+}
+
+#[tokio::test]
 async fn impossible_settings_are_errors() {
     let error = Limiter::builder("memory://").instances(0).build().await.unwrap_err().to_string();
     assert!(error.contains("instances"), "{error}");
@@ -158,6 +175,24 @@ async fn impossible_settings_are_errors() {
         ("redis://127.0.0.1:1/-1", "database -1"),
         ("redis+unix:///nowhere/redis.sock?db=-1", "database -1"),
         ("redis+sentinel://127.0.0.1:1/shop/-1", "database -1"),
+        ("redis://127.0.0.1:478111", "the port is not a number from 1 to 65535 (at character 19)"),
+        ("redis://me:word@127.0.0.1:47811x/0", "the port is not a number from 1 to 65535 (at character 27)"),
+        ("redis+cluster://a:1,b:x", "the port is not a number from 1 to 65535 (at character 23)"),
+        ("redis://[::1]:0", "the port is not a number from 1 to 65535 (at character 15)"),
+        ("redis://[::1/", "no closing bracket"),
+        (
+            "redis://:6379",
+            "a host is missing; write host:port, or host:port,host:port if there are several (at character 9)",
+        ),
+        ("redis+sentinel://a,,b/service", "a host is missing"),
+        ("redis://a/one", "the database is not a number (at character 11)"),
+        ("redis+sentinel://a/service/one", "the database is not a number (at character 28)"),
+        ("redis://a?protcol=resp2", "unknown option `protcol`; the options here are `protocol` (at character 11)"),
+        ("redis+cluster://a/?protocol=resp3&db=1", "unknown option `db`"),
+        ("redis+unix:///nowhere/redis.sock?pas=me", "unknown option `pas`; the options here are `db`, `user`"),
+        ("redis://a?protocol=resp4", "`protocol` is neither `resp2` nor `resp3`"),
+        ("redis://a#insecure", "only with TLS"),
+        ("rediss://a#insecur", "only #insecure"),
     ] {
         let error = Limiter::builder(url).lazy().build().await.expect_err(url).to_string();
         assert!(error.contains(says), "{url}: {error}");
