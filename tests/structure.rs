@@ -310,7 +310,7 @@ const CRATES: [&str; 2] = ["ratelimit-runtime", "ratelimit-macros"];
 
 /// The floors of the runtime, from the lowest: a module imports only from its own floor and those below.
 const FLOORS: [&[&str]; 7] = [
-    &["clock", "counter", "decision", "error", "key", "policy", "rule", "sync"],
+    &["clock", "counter", "decision", "duration", "error", "key", "policy", "rule", "sync"],
     &["backend", "background", "deadline", "failures", "health", "observe", "store"],
     &["algorithm", "config"],
     &["memory", "redis"],

@@ -31,7 +31,6 @@ use crate::{
 pub struct Builder {
     url: String,
     lazy: bool,
-    instances: Option<NonZeroU32>,
     fault: Option<&'static str>,
     settings: EngineSettings,
     #[cfg(feature = "redis")]
@@ -68,13 +67,12 @@ impl Builder {
         Self {
             url: url.to_owned(),
             lazy: false,
-            instances: None,
             fault: None,
             settings: EngineSettings {
                 clock: Clock::system(),
                 namespace: String::new(),
                 deadline: Duration::from_millis(100),
-                instances: 1,
+                instances: None,
                 on_store_error: OnStoreError::default(),
                 max_keys: 1_000_000,
                 max_waiting: 10_000,
@@ -145,14 +143,15 @@ impl Builder {
     /// The number of processes that share the limits. The default is 1.
     ///
     /// When the store is away, each process admits its share: the count divided by this number.
-    /// With the default, each process would admit the whole count. See [`OnStoreError::Local`].
+    /// With the default, each process would admit the whole count; when that begins, the log has one
+    /// warning. See [`OnStoreError::Local`].
     ///
     /// # Errors
     ///
     /// [`Builder::build`] fails if the number is 0.
     pub fn instances(mut self, instances: u32) -> Self {
-        self.instances = NonZeroU32::new(instances);
-        if self.instances.is_none() {
+        self.settings.instances = NonZeroU32::new(instances);
+        if instances == 0 {
             self.fault = Some("`instances` is 0; use the number of processes that share the limits, 1 or more");
         }
         self
@@ -323,27 +322,18 @@ impl Builder {
     }
 
     #[cfg(feature = "redis")]
-    async fn on_redis(mut self) -> Result<Limiter, SetupError> {
+    async fn on_redis(self) -> Result<Limiter, SetupError> {
         #[cfg(not(feature = "rustls"))]
         if self.url.starts_with("rediss") || self.url.starts_with("valkeys") {
             return Err(SetupError::new("TLS needs the feature `rustls` of the crate ratelimit-runtime"));
         }
         let topology =
             crate::redis::RedisTopology::new(&self.url, &self.certificates, self.sentinel_credentials.as_ref())?;
-        let server = topology.to_string();
         let (deadline, connections, is_batching) = (self.settings.deadline, self.connections, self.coalescing);
         let options = crate::redis::NodeOptions { deadline, connections, is_batching };
         let store = crate::redis::Redis::new(topology, options);
         if !self.lazy {
             store.connected().await.map_err(|error| SetupError::new(error.reason()))?;
-        }
-        match self.instances {
-            Some(instances) => self.settings.instances = instances.get().into(),
-            None if self.settings.on_store_error == OnStoreError::Local => tracing::warn!(
-                server,
-                "the number of processes is not set; while Redis is away, each process admits the whole limit; set Builder::instances"
-            ),
-            None => {}
         }
         Ok(Limiter::guarded(Upstream::Redis(store), self.settings))
     }
@@ -357,11 +347,10 @@ impl Builder {
     /// # Errors
     ///
     /// A [`SetupError`] if a setting is invalid.
-    pub fn over(mut self, store: impl Store) -> Result<Limiter, SetupError> {
+    pub fn over(self, store: impl Store) -> Result<Limiter, SetupError> {
         if let Some(fault) = self.fault {
             return Err(SetupError::new(fault));
         }
-        self.settings.instances = self.instances.map_or(1, |instances| instances.get().into());
         Ok(self.with_store(store))
     }
 

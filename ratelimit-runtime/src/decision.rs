@@ -1,6 +1,6 @@
 //! The numbers of one counter, from a store's decision.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// The state of one counter for one cost, at the moment of the store's decision.
 ///
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// assert!(decision.retry_after().is_some());
 /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Decision {
     pub(crate) limit: u64,
     pub(crate) remaining: u64,
@@ -68,6 +68,29 @@ impl Decision {
     /// now.
     pub fn retry_after(&self) -> Option<Duration> {
         (self.retry_after_ms != u64::MAX).then(|| Duration::from_millis(self.retry_after_ms))
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decision")
+            .field("limit", &ReadableNumber(self.limit))
+            .field("remaining", &ReadableNumber(self.remaining))
+            .field("reset_after", &self.reset_after())
+            .field("retry_after", &self.retry_after())
+            .finish()
+    }
+}
+
+/// Prints a limit. That of a call without a rule is the largest number, and prints as `unlimited`.
+pub(crate) struct ReadableNumber(pub(crate) u64);
+
+impl fmt::Debug for ReadableNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            u64::MAX => f.write_str("unlimited"),
+            number => number.fmt(f),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ mod store_error;
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 pub use self::store_error::StoreError;
-use crate::{Algorithm, Decision, Rule, rule::limits::MOST_HOLDS};
+use crate::{Algorithm, Decision, Rule, duration::ReadableDuration, rule::limits::MOST_HOLDS};
 
 /// The cause of a refusal.
 ///
@@ -236,8 +236,8 @@ impl fmt::Display for RequestPerMinute {
                 match exceeded.counted {
                     Counted::Calls => write!(f, "`{prefix}` is limited to {}", LimitText(&rule))?,
                     Counted::Milliseconds => {
-                        let (time, period) = (Duration::from_millis(rule.count()), Period(rule.period()));
-                        write!(f, "`{prefix}` is limited to {time:?} of time per {period}")?;
+                        let time = ReadableDuration(Duration::from_millis(rule.count()));
+                        write!(f, "`{prefix}` is limited to {time} of time per {}", Period(rule.period()))?;
                     }
                     Counted::Holds => {
                         let algorithm = rule.algorithm();
@@ -245,7 +245,7 @@ impl fmt::Display for RequestPerMinute {
                     }
                 }
                 return match self.retry_after() {
-                    Some(wait) => write!(f, "; retry in {:.3}s", wait.as_secs_f64()),
+                    Some(wait) => write!(f, "; retry in {}", ReadableDuration(wait)),
                     None => Ok(()),
                 };
             }

@@ -397,6 +397,8 @@
 //! |---|---|
 //! | event: an outage begins | `WARN` |
 //! | event: an outage is over | `INFO` |
+//! | event: this process admits whole limits, as [`Builder::instances`] is not set; once | `WARN` |
+//! | event: a request has no address of its peer, for each [`web::KeyBy::peer_ip`] once | `WARN` |
 //! | event: a rule or a server is misconfigured, at most once a second | `ERROR` |
 //! | event: settings in the rules file do not fit the code, once | `ERROR` |
 //! | event: no call has used some rules of the file within a minute, once | `WARN` |
@@ -418,6 +420,7 @@ pub mod conformance;
 mod counter;
 mod deadline;
 mod decision;
+mod duration;
 mod engine;
 mod error;
 mod failures;

@@ -231,7 +231,15 @@ impl Engine {
     /// The memory that counts for this process alone.
     pub(crate) fn local(&self) -> &Memory {
         let settings = &self.settings;
-        self.local.get_or_init(|| Memory::new(settings.clock.clone(), settings.max_keys))
+        self.local.get_or_init(|| {
+            if settings.instances.is_none() {
+                tracing::warn!(
+                    "the store is away, and each process now admits the whole limit, as the number of processes is \
+                     not known; set Builder::instances"
+                );
+            }
+            Memory::new(settings.clock.clone(), settings.max_keys)
+        })
     }
 
     pub(crate) fn charge(&self, rule: &Rule, key: Option<&Key>, cost: u64) -> Result<Charge, RequestPerMinute> {

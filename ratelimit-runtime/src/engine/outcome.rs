@@ -96,7 +96,7 @@ impl AcquireRequest {
             Ok(charges) => charges,
             Err(refused) => return Resolution::Rejected(refused),
         };
-        let instances = self.engine.settings().instances;
+        let instances = self.engine.settings().instances.map_or(1, |instances| instances.get().into());
         for charge in &mut *charges {
             charge.rule = charge.rule.divided_among(instances);
             let share = charge.rule.limit();

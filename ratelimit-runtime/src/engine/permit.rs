@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Decision, RequestPerMinute,
     backend::CounterReceipt,
-    decision::Outcome,
+    decision::{Outcome, ReadableNumber},
     store::{Charge, Charges},
 };
 
@@ -285,8 +285,8 @@ impl Permit {
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Permit")
-            .field("limit", &self.limit())
-            .field("remaining", &self.remaining())
+            .field("limit", &ReadableNumber(self.limit()))
+            .field("remaining", &ReadableNumber(self.remaining()))
             .field("reset_after", &self.reset_after())
             .finish_non_exhaustive()
     }

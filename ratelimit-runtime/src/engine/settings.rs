@@ -2,7 +2,7 @@
 
 #[cfg(feature = "config")]
 use std::sync::Arc;
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
 use tokio::sync::watch::Receiver;
 
@@ -14,7 +14,8 @@ pub(crate) struct EngineSettings {
     pub(crate) clock: Clock,
     pub(crate) namespace: String,
     pub(crate) deadline: Duration,
-    pub(crate) instances: u64,
+    /// `None` if it is not known.
+    pub(crate) instances: Option<NonZeroU32>,
     pub(crate) on_store_error: OnStoreError,
     pub(crate) max_keys: usize,
     pub(crate) max_waiting: usize,

@@ -4,6 +4,8 @@ use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+use crate::duration::ReadableDuration;
+
 /// The reason why a store could not decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
@@ -51,7 +53,7 @@ impl StoreError {
     }
 
     pub(crate) fn late(deadline: Duration) -> Self {
-        Self::unavailable(format!("the store gave no answer within the deadline of {deadline:?}"))
+        Self::unavailable(format!("the store gave no answer within the deadline of {}", ReadableDuration(deadline)))
     }
 
     /// Marks the request as not sent.
@@ -153,7 +155,7 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.reason.words())?;
         match self.since {
-            Some(since) => write!(f, " (for {:.1}s)", since.elapsed().as_secs_f64()),
+            Some(since) => write!(f, " (for {})", ReadableDuration(since.elapsed())),
             None => Ok(()),
         }
     }

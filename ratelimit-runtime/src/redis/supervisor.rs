@@ -22,7 +22,7 @@ use super::{
     pool::{ConnectionPool, OpenConnection},
     reply::explain,
 };
-use crate::store::StoreError;
+use crate::{duration::ReadableDuration, store::StoreError};
 
 /// Patience with silent connections before another one is opened, less up to half of it.
 ///
@@ -232,8 +232,8 @@ impl Supervisor {
         let (mut state, deadline) = (pool.state.subscribe(), pool.endpoint.options.deadline);
         while state.wait_for(BreakerState::is_connecting).await.is_ok() {
             if timeout(deadline, state.wait_for(|state| !state.is_connecting())).await.is_err() {
-                let error =
-                    pool.endpoint.unavailable(format_args!("no connection within the deadline of {deadline:?}"));
+                let waited = ReadableDuration(deadline);
+                let error = pool.endpoint.unavailable(format_args!("no connection within the deadline of {waited}"));
                 pool.change(|state| state.late(error, Instant::now()));
             }
         }

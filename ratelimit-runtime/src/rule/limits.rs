@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::algorithm::{Algorithm, Refill, RuleField};
+use crate::duration::ReadableDuration;
 
 /// The largest integer up to which Lua's arithmetic is exact, including quotients rounded up.
 pub(crate) const EXACT: u64 = 1 << 52;
@@ -119,9 +120,12 @@ impl RuleFault {
                     RuleField::Burst => "burst",
                     RuleField::Queue => "queue",
                 };
-                format!("its {field} is {number}; {algorithm:?} over {period:?} can store {largest} at most")
+                format!(
+                    "its {field} is {number}; {algorithm:?} over {} can store {largest} at most",
+                    ReadableDuration(period)
+                )
             }
-            _ => format!("{}; it is {algorithm:?} over {period:?}", self.words()),
+            _ => format!("{}; it is {algorithm:?} over {}", self.words(), ReadableDuration(period)),
         }
     }
 }

@@ -17,7 +17,7 @@
 //!   "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
 //!   "title": "Request cannot be satisfied as assigned quota has been exceeded",
 //!   "status": 429,
-//!   "detail": "`item` is limited to 100 per minute; retry in 12.340s",
+//!   "detail": "`item` is limited to 100 per minute; retry in 12.4 s",
 //!   "violated-policies": ["item"]
 //! }
 //! ```

@@ -276,3 +276,14 @@ async fn each_shadow_rule_has_its_own_line_in_the_log() {
         assert_eq!(lines, 1, "{prefix}");
     }
 }
+
+/// The largest number stands for no limit, and for no wait.
+#[tokio::test]
+async fn debug_output_shows_no_number_that_stands_for_another_thing() {
+    let limiter = Limiter::unlimited();
+    let free = limiter.acquire_all(&[]).await.unwrap();
+    let peeked = Limiter::in_memory().peek(&Rule::new("item", 5, MINUTE), 1).await.unwrap();
+    let shown = format!("{free:?} {peeked:?}");
+    assert!(!shown.contains(&u64::MAX.to_string()), "{shown}");
+    assert!(shown.contains("limit: unlimited") && shown.contains("retry_after: None"), "{shown}");
+}

@@ -419,3 +419,21 @@ async fn queues_of_two_counters_that_cross_cause_no_deadlock() {
     clock.advance(10 * SECOND);
     assert_eq!(admitted(&limiter, &total, 1, 9).await, 5);
 }
+
+/// A wait that is too short ends at once. Its refusal names the time until there is room, not what
+/// would be left of it after the wait.
+#[tokio::test]
+async fn the_refusal_of_a_short_wait_names_the_time_until_there_is_room() {
+    for algorithm in ALGORITHMS {
+        let clock = ManualClock::new();
+        let (limiter, rule) = (in_memory(&clock).await, Rule::new("order", 1, SECOND).by(algorithm));
+        limiter.acquire(&rule, 1).await.unwrap();
+        let at_once = exceeded(limiter.acquire(&rule, 1).await);
+        let wait = at_once.retry_after().unwrap();
+        for _ in 0..3 {
+            let refused = exceeded(ends(limiter.acquire_within(&rule, 1, wait * 7 / 10)).await);
+            assert_eq!(refused.retry_after(), Some(wait), "{algorithm:?}");
+            assert_eq!(refused.to_string(), at_once.to_string());
+        }
+    }
+}

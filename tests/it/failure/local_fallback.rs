@@ -9,6 +9,7 @@ use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, ManualClock, Refill, Rul
 use tokio::task::JoinSet;
 
 use super::HOUR;
+use crate::support::log::Log;
 use crate::support::plain_store::PlainStore;
 use crate::support::{ALGORITHMS, FIXED, PATIENCE, admitted, ends, exceeded, fresh_key, hourly, settle};
 
@@ -174,4 +175,23 @@ async fn the_local_fallback_admits_the_share_of_this_process() {
         assert_eq!(admitted(&limiter, &other, 5, 9).await, 2, "{algorithm:?}");
         server.restart();
     }
+}
+
+/// The first lines of the README log no warning, until a process really counts alone.
+#[tokio::test]
+async fn an_unknown_number_of_processes_is_one_warning_once_it_matters() {
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    let mut server = RedisServer::start();
+    let limiter = Limiter::connect(&server.url()).await.unwrap();
+    limiter.acquire(&hourly(10, FIXED), 1).await.unwrap();
+    assert!(log.lines().iter().all(|(level, _)| *level > tracing::Level::WARN), "{:?}", log.lines());
+    server.kill();
+    for _ in 0..3 {
+        limiter.acquire(&hourly(10, FIXED), 1).await.unwrap();
+    }
+    assert_eq!(log.with("set Builder::instances").len(), 1);
+    let known = Limiter::builder(&server.url()).lazy().instances(2).build().await.unwrap();
+    known.acquire(&hourly(10, FIXED), 1).await.unwrap();
+    assert_eq!(log.with("set Builder::instances").len(), 1);
 }

@@ -11,6 +11,10 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 pub(crate) struct Log(Arc<Mutex<Vec<(Level, String)>>>);
 
 impl Log {
+    pub(crate) fn lines(&self) -> Vec<(Level, String)> {
+        self.0.lock().unwrap().clone()
+    }
+
     /// The lines that hold these words.
     pub(crate) fn with(&self, words: &str) -> Vec<(Level, String)> {
         self.0.lock().unwrap().iter().filter(|(_, line)| line.contains(words)).cloned().collect()

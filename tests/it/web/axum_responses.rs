@@ -59,7 +59,7 @@ async fn an_annotated_axum_handler_responds_to_a_refusal() {
                     "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
                     "title": "Request cannot be satisfied as assigned quota has been exceeded",
                     "status": 429,
-                    "detail": "`save` is limited to 2 per minute; retry in 49.999s",
+                    "detail": "`save` is limited to 2 per minute; retry in 50 s",
                     "violated-policies": ["save"],
                 });
                 assert_eq!(problem(refused).await, expected);

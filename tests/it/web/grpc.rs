@@ -35,7 +35,7 @@ async fn a_grpc_refusal_says_when_to_retry() {
     clock.advance(Duration::from_millis(10_500));
     let refused = check(&mut client).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
-    assert_eq!(refused.message(), "`größe, 100 %` is limited to 1 per minute; retry in 49.500s");
+    assert_eq!(refused.message(), "`größe, 100 %` is limited to 1 per minute; retry in 49.5 s");
     let retry = refused.get_details_retry_info().unwrap();
     assert_eq!(retry.retry_delay, Some(Duration::from_millis(49_500)));
     assert_eq!(refused.metadata().get("x-ratelimit-limit").unwrap(), "1");

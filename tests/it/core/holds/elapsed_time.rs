@@ -77,7 +77,7 @@ async fn calls_that_hold_all_remaining_time_run_one_after_another() {
         drop(next);
         let refused = exceeded(ends(acquire_time(&limiter, TIME, key, None)).await);
         assert_eq!(refused.retry_after(), Some(43 * SECOND));
-        assert_eq!(refused.to_string(), "`time` is limited to 20s of time per minute; retry in 43.000s");
+        assert_eq!(refused.to_string(), "`time` is limited to 20 s of time per minute; retry in 43 s");
     }
 }
 

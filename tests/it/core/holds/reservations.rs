@@ -113,7 +113,7 @@ async fn a_log_has_room_for_ten_thousand_holds() {
         assert_eq!(refused.retry_after(), Some(LEASE + 59 * SECOND));
         assert_eq!(
             refused.to_string(),
-            "`room` has 10000 holds at once, the maximum of a SlidingLog; retry in 89.000s"
+            "`room` has 10000 holds at once, the maximum of a SlidingLog; retry in 1 min 29 s"
         );
         exceeded(acquire_time(limiter, rule, key, Some(5)).await);
         // A look, a charge and a reservation of nothing are no holds.

@@ -1,0 +1,55 @@
+//! Durations as people read them.
+
+use std::{fmt, time::Duration};
+
+/// Prints `300 ms`, `12.5 s`, `5 min 20 s`, `23 h 59 min` or `2 d 5 h`.
+///
+/// Seconds are rounded up to a tenth. The second unit of a longer time is rounded down.
+pub(crate) struct ReadableDuration(pub(crate) Duration);
+
+impl fmt::Display for ReadableDuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u128, &str, u128, &str); 3] =
+            [(86_400_000, "d", 3_600_000, "h"), (3_600_000, "h", 60_000, "min"), (60_000, "min", 1_000, "s")];
+        let ms = self.0.as_nanos().div_ceil(1_000_000);
+        if let Some((unit, name, part, part_name)) = UNITS.into_iter().find(|(unit, ..)| ms >= *unit) {
+            write!(f, "{} {name}", ms / unit)?;
+            return match ms % unit / part {
+                0 => Ok(()),
+                parts => write!(f, " {parts} {part_name}"),
+            };
+        }
+        match ms.div_ceil(100) {
+            _ if ms < 1_000 => write!(f, "{ms} ms"),
+            tenths if tenths.is_multiple_of(10) => write!(f, "{} s", tenths / 10),
+            tenths => write!(f, "{}.{} s", tenths / 10, tenths % 10),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_at_most_two_units() {
+        for (ms, text) in [
+            (0, "0 ms"),
+            (300, "300 ms"),
+            (999, "999 ms"),
+            (1_000, "1 s"),
+            (1_001, "1.1 s"),
+            (12_340, "12.4 s"),
+            (59_999, "60 s"),
+            (60_000, "1 min"),
+            (89_000, "1 min 29 s"),
+            (3_600_000, "1 h"),
+            (86_397_997, "23 h 59 min"),
+            (86_400_000, "1 d"),
+            (189_000_000, "2 d 4 h"),
+        ] {
+            assert_eq!(ReadableDuration(Duration::from_millis(ms)).to_string(), text, "{ms} ms");
+        }
+        assert_eq!(ReadableDuration(Duration::from_micros(1)).to_string(), "1 ms");
+    }
+}
