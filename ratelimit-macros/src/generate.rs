@@ -29,16 +29,20 @@ struct Settlement {
 
 impl GeneratedCheck {
     // Output:
-    //     if let Err(refused) = 'decided: {
-    //         let deciding = match limit_request_per_time(None, const { Call::new() }, {
-    //             let key = key(&(seller_id));
-    //             charge(const { &rule("item", 100, 1, 60_000) }, key, 1)
-    //         }) {
-    //             Attempted::Admitted => break 'decided Ok(()),
-    //             Attempted::Refused(refused) => break 'decided Err(refused),
-    //             Attempted::Deferred(deferred) => deferred.decide(),
+    //     if let Some(refused) = 'decided: {
+    //         let deciding = {
+    //             let mut refused = None;
+    //             let (attempted, deferred) = limit_request_per_time(None, const { Call::new() }, {
+    //                 let key = key(&(seller_id));
+    //                 charge(const { &rule("item", 100, 1, 60_000) }, key, 1)
+    //             }, &mut refused);
+    //             match attempted {
+    //                 Attempted::Admitted => break 'decided None,
+    //                 Attempted::Refused => break 'decided refused,
+    //                 Attempted::Deferred => deferred.decide(),
+    //             }
     //         };
-    //         deciding.await
+    //         deciding.await.err()
     //     } {
     //         return FromRefusal::from_refusal(refused);
     //     }
@@ -86,15 +90,17 @@ impl GeneratedCheck {
         let prologue = match permit {
             None => hygienic! {
                 #joined
-                if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
-                    let __ratelimit_deciding = match #deciding {
-                        #krate::__private::Attempted::Admitted => break 'decided (::core::result::Result::Ok(())),
-                        #krate::__private::Attempted::Refused(__ratelimit_refused) => {
-                            break 'decided (::core::result::Result::Err(__ratelimit_refused))
+                if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
+                    let __ratelimit_deciding = {
+                        let mut __ratelimit_refused = ::core::option::Option::None;
+                        let (__ratelimit_attempted, __ratelimit_deferred) = #deciding;
+                        match __ratelimit_attempted {
+                            #krate::__private::Attempted::Admitted => break 'decided (::core::option::Option::None),
+                            #krate::__private::Attempted::Refused => break 'decided __ratelimit_refused,
+                            #krate::__private::Attempted::Deferred => __ratelimit_deferred.decide(),
                         }
-                        #krate::__private::Attempted::Deferred(__ratelimit_deferred) => __ratelimit_deferred.decide(),
                     };
-                    #decided
+                    #decided.err()
                 } {
                     #refusal
                 }
@@ -175,13 +181,13 @@ fn ask_limiter(
 ) -> TokenStream {
     let krate = runtime.tokens();
     let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, runtime)).collect();
+    let all = hygienic!([#(#charges.asked()),*]);
+    let refused = hygienic!(&mut __ratelimit_refused);
     let (entry_point, charges) = match &charges[..] {
         [charge] if !is_held && arguments.permit.is_some() => (entry_points::LIMIT_WITH_PERMIT, charge.clone()),
-        charges if is_held || arguments.permit.is_some() => {
-            (entry_points::LIMIT_ALL_WITH_PERMIT, hygienic!([#(#charges.asked()),*]))
-        }
-        [charge] => (entry_points::LIMIT, charge.clone()),
-        charges => (entry_points::LIMIT_ALL, hygienic!([#(#charges.asked()),*])),
+        _ if is_held || arguments.permit.is_some() => (entry_points::LIMIT_ALL_WITH_PERMIT, all),
+        [charge] => (entry_points::LIMIT, hygienic!(#charge, #refused)),
+        _ => (entry_points::LIMIT_ALL, hygienic!(#all, #refused)),
     };
     let entry_point = Ident::new(entry_point, Span::mixed_site());
     let options = call_options(&krate, arguments);

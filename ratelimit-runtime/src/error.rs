@@ -82,8 +82,10 @@ struct ExceededLimit {
     counted: Counted,
 }
 
-/// The things of which there are too many.
+/// The things of which there are too many. As wide as a word: padding is moved in pieces that
+/// overlap, for which the processor stalls.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
 enum Counted {
     Calls,
     Milliseconds,

@@ -299,48 +299,40 @@ impl Call {
     }
 }
 
+pub use crate::engine::acquire::Attempted;
+
 /// Checks the limit of a function with one limit, in front of its body.
 ///
 /// The body of an `async fn` runs when it is polled. So most calls are decided here, without a
-/// future.
+/// future. A refusal is written to `refused`: returned in an enum, it would be copied in each call.
 #[inline(always)]
 #[allow(clippy::inline_always)] // otherwise the charge is copied
-pub fn limit_request_per_time<R: Borrow<Rule>>(
-    limiter: Option<&Limiter>,
+pub fn limit_request_per_time<'a, R: Borrow<Rule>>(
+    limiter: Option<&'a Limiter>,
     Call(options, _): Call,
     charge: AnnotatedCharge<R>,
-) -> Attempted<Deferred<R>> {
-    if let OnLimit::Reject = options.on_limit() {
-        match try_acquire(limiter, charge.rule.borrow(), &charge.key, charge.cost) {
-            Some(Ok(())) => return Attempted::Admitted,
-            Some(Err(refused)) => return Attempted::Refused(refused),
-            None => {}
-        }
-    }
-    Attempted::Deferred(Deferred { engine: engine_ref(limiter), options, charge })
+    refused: &mut Option<RequestPerMinute>,
+) -> (Attempted, Deferred<'a, R>) {
+    let attempted = match options.on_limit() {
+        OnLimit::Reject => try_acquire(limiter, charge.rule.borrow(), &charge.key, charge.cost, refused),
+        OnLimit::Wait(_) => Attempted::Deferred,
+    };
+    (attempted, Deferred { limiter, options, charge })
 }
 
-/// The result of an attempt without a future.
-#[allow(missing_debug_implementations)] // consumed where it is made
-pub enum Attempted<D> {
-    Admitted,
-    Refused(RequestPerMinute),
-    Deferred(D),
-}
-
-/// A call that could not be decided at once.
-#[allow(missing_debug_implementations)] // consumed where it is made
-pub struct Deferred<R> {
-    engine: EngineRef,
+/// A call that may need a future.
+#[derive(Debug)]
+pub struct Deferred<'a, R> {
+    limiter: Option<&'a Limiter>,
     options: AcquireOptions,
     charge: AnnotatedCharge<R>,
 }
 
-impl<R: Borrow<Rule>> Deferred<R> {
+impl<R: Borrow<Rule>> Deferred<'_, R> {
     #[must_use]
     pub fn decide(self) -> Admit {
-        let Self { engine, options, charge: AnnotatedCharge { rule, key, cost, .. } } = self;
-        Admit(Acquire::single(engine, rule.borrow(), key, cost, options))
+        let Self { limiter, options, charge: AnnotatedCharge { rule, key, cost, .. } } = self;
+        Admit(Acquire::single(engine_ref(limiter), rule.borrow(), key, cost, options))
     }
 }
 
@@ -355,28 +347,33 @@ pub fn permit_request_per_time<R: Borrow<Rule>>(
 }
 
 /// Checks the limits of a function with several limits.
-pub fn limit_requests_per_time<const N: usize>(
-    limiter: Option<&Limiter>,
+pub fn limit_requests_per_time<'a, const N: usize>(
+    limiter: Option<&'a Limiter>,
     Call(options, _): Call,
     mut charges: [ChargeRequest; N],
-) -> Attempted<DeferredAll> {
+    _refused: &mut Option<RequestPerMinute>,
+) -> (Attempted, DeferredAll<'a, N>) {
     invalidate_shared_counters(&mut charges);
-    if let OnLimit::Reject = options.on_limit() {
-        if try_acquire_all(limiter, &charges) {
-            return Attempted::Admitted;
-        }
-    }
-    Attempted::Deferred(DeferredAll(Acquire::all(engine_ref(limiter), charges.into(), options, OnLimit::Reject)))
+    let attempted = match options.on_limit() {
+        OnLimit::Reject => try_acquire_all(limiter, &charges),
+        OnLimit::Wait(_) => Attempted::Deferred,
+    };
+    (attempted, DeferredAll { limiter, options, charges })
 }
 
-/// A call with several limits that could not be decided at once.
+/// A call with several limits that may need a future.
 #[derive(Debug)]
-pub struct DeferredAll(Acquire);
+pub struct DeferredAll<'a, const N: usize> {
+    limiter: Option<&'a Limiter>,
+    options: AcquireOptions,
+    charges: [ChargeRequest; N],
+}
 
-impl DeferredAll {
+impl<const N: usize> DeferredAll<'_, N> {
     #[must_use]
     pub fn decide(self) -> Admit {
-        Admit(self.0)
+        let Self { limiter, options, charges } = self;
+        Admit(Acquire::all(engine_ref(limiter), charges.into(), options, OnLimit::Reject))
     }
 }
 
@@ -419,12 +416,13 @@ fn try_acquire(
     rule: &Rule,
     key: &RequestKey,
     cost: u64,
-) -> Option<Result<(), RequestPerMinute>> {
-    acquire::try_acquire(engine(limiter, &mut None), rule, key, cost)
+    refused: &mut Option<RequestPerMinute>,
+) -> Attempted {
+    acquire::try_acquire(engine(limiter, &mut None), rule, key, cost, refused)
 }
 
 #[inline(never)] // as above
-fn try_acquire_all(limiter: Option<&Limiter>, charges: &[ChargeRequest]) -> bool {
+fn try_acquire_all(limiter: Option<&Limiter>, charges: &[ChargeRequest]) -> Attempted {
     acquire::try_acquire_all(engine(limiter, &mut None), charges)
 }
 

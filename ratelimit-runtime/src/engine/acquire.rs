@@ -248,7 +248,16 @@ impl Future for Admit {
     }
 }
 
-/// Attempts to charge without a future. `None` if one is needed.
+/// The result of an attempt without a future.
+#[derive(Clone, Copy, Debug)]
+pub enum Attempted {
+    Admitted,
+    Refused,
+    /// Nothing has changed. A future is needed.
+    Deferred,
+}
+
+/// Attempts to charge without a future. A refusal is written to `refused`.
 #[inline(always)]
 #[allow(clippy::inline_always)] // in one place
 pub(crate) fn try_acquire(
@@ -256,35 +265,38 @@ pub(crate) fn try_acquire(
     rule: &Rule,
     key: &RequestKey,
     cost: u64,
-) -> Option<Result<(), RequestPerMinute>> {
-    let key = counter_key(key)?;
+    refused: &mut Option<RequestPerMinute>,
+) -> Attempted {
+    let Some(key) = counter_key(key) else { return Attempted::Deferred };
     let rules = engine.settings().rules_now();
     let applied;
     let rule = if rules.may_differ() {
-        applied = rules.applied(rule, key, false, false)?;
+        let Some(found) = rules.applied(rule, key, false, false) else { return Attempted::Deferred };
+        applied = found;
         &*applied
     } else {
         rule
     };
     let mut decided = Decided::undecided();
     match try_charge(engine, rule, key, cost, None, &mut decided) {
-        Attempt::Admitted => Some(Ok(())),
+        Attempt::Admitted => Attempted::Admitted,
         Attempt::Denied => {
             let denied = decided.outcome;
-            Some(Err(exceeded(rule, cost, &denied)))
+            *refused = Some(exceeded(rule, cost, &denied));
+            Attempted::Refused
         }
-        Attempt::Pending | Attempt::Unsupported => None,
+        Attempt::Pending | Attempt::Unsupported => Attempted::Deferred,
     }
 }
 
-/// Attempts several charges without a future. False if nothing has changed, and one is needed.
-pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> bool {
+/// Attempts several charges without a future. A refusal needs one, too.
+pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> Attempted {
     let rules = engine.settings().rules_now();
     let mut applied = SmallVec::<[_; 2]>::new();
     if rules.may_differ() {
         for ChargeRequest { rule, key, .. } in charges {
             let key = counter_key(key).flatten();
-            let Some(rule) = rules.applied(rule, key, false, true) else { return false };
+            let Some(rule) = rules.applied(rule, key, false, true) else { return Attempted::Deferred };
             applied.push(rule);
         }
     }
@@ -292,17 +304,17 @@ pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> boo
     let mut queries = SmallVec::<[Query<'_>; 2]>::new();
     for (at, ChargeRequest { rule, key, cost, cost_kind }) in charges.iter().enumerate() {
         let rule = applied.get(at).map_or(rule, |applied| applied);
-        let (Some(key), CostKind::Fixed) = (counter_key(key), cost_kind) else { return false };
+        let (Some(key), CostKind::Fixed) = (counter_key(key), cost_kind) else { return Attempted::Deferred };
         if !can_be_attempted(engine, rule, *cost) || rule.prefetch() > 1 {
-            return false;
+            return Attempted::Deferred;
         }
         queries.push(Query { rule, key, cost: *cost, namespace });
     }
-    let Some(outcomes) = engine.backend().try_charge_all(&queries) else { return false };
+    let Some(outcomes) = engine.backend().try_charge_all(&queries) else { return Attempted::Deferred };
     for (query, outcome) in queries.iter().zip(outcomes) {
         observe::admitted(query.rule, outcome.remaining);
     }
-    true
+    Attempted::Admitted
 }
 
 /// The one attempt on a charge. The general way decides what it does not:

@@ -92,20 +92,46 @@ impl Memory {
         }
     }
 
-    /// Locks the shards of some counters, each once and in order, and reads the time.
-    fn lock_shards(&self, ids: impl Iterator<Item = CounterId>) -> (LockedShards<'_>, u64) {
+    /// Charges one counter if the cost fits. An error if there is no room for it.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in each call
+    fn charge_one(
+        &self,
+        shard: &mut MemoryShard,
+        id: CounterId,
+        rule: &Rule,
+        cost: u64,
+        outcome: &mut Outcome,
+    ) -> Result<bool, StoreError> {
+        let MemoryShard { latest_us, counters, .. } = shard;
+        let mut time = LockedTime { clock: &self.clock, latest_us };
+        if let Some(fits) = counters.charge_at_once(id, rule, cost, &mut time, outcome) {
+            return Ok(fits);
+        }
+        let now_us = time.us();
+        *outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us)?;
+        Ok(outcome.fits())
+    }
+
+    /// Locks the shards of some counters, each once and in order.
+    fn lock_shards(&self, ids: impl Iterator<Item = CounterId>) -> LockedShards<'_> {
         let mut indices: SmallVec<[usize; 2]> = ids.map(|id| shard_of(&id)).collect();
         indices.sort_unstable();
         indices.dedup();
         let shards = spin_lock_all::<_, 2>(&indices.iter().map(|index| &*self.shards[*index]));
-        let mut shards: LockedShards<'_> = indices.into_iter().zip(shards).collect();
+        indices.into_iter().zip(shards).collect()
+    }
+
+    /// The time of one decision in some shards.
+    fn now_us_in(&self, shards: &mut LockedShards<'_>) -> u64 {
         let now_us = shards.iter_mut().map(|(_, shard)| shard.now_us(&self.clock)).max().unwrap_or_default();
         shards.iter_mut().for_each(|(_, shard)| shard.latest_us = now_us);
-        (shards, now_us)
+        now_us
     }
 
     fn decide_one(&self, request: &mut Request) {
-        let (mut shards, now_us) = self.lock_shards(request.charges.iter().map(|charge| charge.counter.id()));
+        let mut shards = self.lock_shards(request.charges.iter().map(|charge| charge.counter.id()));
+        let now_us = self.now_us_in(&mut shards);
         let mut all_fit = true;
         for charge in &mut *request.charges {
             let (id, query) = (charge.counter.id(), charge.query());
@@ -315,42 +341,29 @@ impl Backend for Memory {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
         let mut shard = self.shard(shard_of(&id));
-        let MemoryShard { latest_us, counters, .. } = &mut *shard;
-        let mut time = LockedTime { clock: &self.clock, latest_us };
-        match counters.charge_at_once(id, rule, cost, &mut time, &mut decided.outcome) {
-            Some(true) => return Attempt::Admitted,
-            Some(false) => return Attempt::Denied,
-            None => {}
+        match self.charge_one(&mut shard, id, rule, cost, &mut decided.outcome) {
+            Ok(true) => Attempt::Admitted,
+            Ok(false) => Attempt::Denied,
+            Err(_) => Attempt::Unsupported, // the general way decides on a full store
         }
-        let now_us = time.us();
-        // If there is no room for the counter, the general way resolves the call.
-        let charged = self.charge_locked(&mut shard, id, &ChargeQuery::of(rule, cost), now_us);
-        let Ok(outcome) = charged else { return Attempt::Unsupported };
-        decided.outcome = outcome;
-        if outcome.fits() { Attempt::Admitted } else { Attempt::Denied }
     }
 
+    /// Charges one after another. If one cost does not fit, those before it are refunded: under the
+    /// locks nobody has seen them.
     fn try_charge_all(&self, queries: &[Query<'_>]) -> Option<Outcomes> {
         let ids: SmallVec<[CounterId; 2]> = queries.iter().map(Query::id).collect();
         let is_repeated = |at: usize| ids[..at].contains(&ids[at]);
         if (1..ids.len()).any(is_repeated) {
             return None; // charges of one counter are merged first
         }
-        let (mut shards, now_us) = self.lock_shards(ids.iter().copied());
-        let fits = |(query, id): (&Query<'_>, &CounterId)| {
-            let charge = ChargeQuery::of(query.rule, query.cost);
-            let fits = |state: &mut dyn MemoryState| evaluate(state, &charge, now_us).fits;
-            shard_in(&mut shards, id).update(*id, query.rule, fits).unwrap_or(true)
-        };
-        if !queries.iter().zip(&ids).all(fits) {
-            return None;
-        }
+        let mut shards = self.lock_shards(ids.iter().copied());
         let mut outcomes = Outcomes::new();
         for (query, id) in queries.iter().zip(&ids) {
-            let charge = ChargeQuery::of(query.rule, query.cost);
-            let Ok(outcome) = self.charge_locked(shard_in(&mut shards, id), *id, &charge, now_us) else {
+            let (shard, mut outcome) = (shard_in(&mut shards, id), Outcome::NONE);
+            let Ok(true) = self.charge_one(shard, *id, query.rule, query.cost, &mut outcome) else {
                 for ((query, id), Outcome { receipt, .. }) in queries.iter().zip(&ids).zip(outcomes) {
                     let shard = shard_in(&mut shards, id);
+                    let now_us = shard.now_us(&self.clock);
                     self.refund_locked(shard, *id, query.rule, query.cost, receipt, now_us);
                 }
                 return None;
