@@ -181,7 +181,7 @@ fn ask_limiter(
 ) -> TokenStream {
     let krate = runtime.tokens();
     let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, runtime)).collect();
-    let all = hygienic!([#(#charges.asked()),*]);
+    let all = charges.iter().rev().fold(hygienic!(()), |others, charge| hygienic!((#charge, #others)));
     let refused = hygienic!(&mut __ratelimit_refused);
     let (entry_point, charges) = match &charges[..] {
         [charge] if !is_held && arguments.permit.is_some() => (entry_points::LIMIT_WITH_PERMIT, charge.clone()),

@@ -5,8 +5,6 @@
 
 use std::task::{Context, Poll, Waker};
 
-use smallvec::SmallVec;
-
 use crate::{
     Algorithm, Key, Rule,
     counter::CounterId,
@@ -24,17 +22,16 @@ pub(crate) trait Backend {
     /// Refunds a charge once.
     type Receipt;
 
-    /// Charges one counter if the cost fits, and writes the decision to `decided` if there is one.
+    /// Charges one counter if the cost fits, and sets the outcome if there is one.
     ///
     /// `waiter` is `None` outside of a poll. Then [`Attempt::Unsupported`] if the backend may have
     /// to wait.
-    fn try_charge(&self, query: &Query<'_>, waiter: Option<Waiter<'_, Self::Ticket>>, decided: &mut Decided)
-    -> Attempt;
+    fn try_charge(&self, query: &mut Query<'_>, waiter: Option<Waiter<'_, Self::Ticket>>) -> Attempt;
 
-    /// Charges several counters if all costs fit. `None` if nothing has changed, and the store has
-    /// to be asked.
-    fn try_charge_all(&self, _queries: &[Query<'_>]) -> Option<Outcomes> {
-        None
+    /// Charges several counters if all costs fit, and sets the outcomes. It may change the order.
+    /// `false` if nothing has been charged, and the store has to be asked.
+    fn try_charge_all(&self, _queries: &mut [Query<'_>]) -> bool {
+        false
     }
 
     /// The receipt of a charge that was decided at once.
@@ -50,9 +47,6 @@ pub(crate) trait Backend {
     /// Refunds a charge. Returns the amount that still counted.
     fn refund_charge(&self, receipt: Self::Receipt) -> Reply<Result<u64, StoreError>>;
 }
-
-/// The outcomes of several charges, in their order.
-pub(crate) type Outcomes = SmallVec<[Outcome; 2]>;
 
 /// The result of an attempt to charge.
 pub(crate) enum Attempt {
@@ -71,39 +65,27 @@ pub(crate) struct Waiter<'a, T> {
     pub(crate) ticket: &'a mut Option<T>,
 }
 
-/// The decision on a charge.
+/// A charge of one counter that holds nothing, at a cost of 1 or more, and its outcome.
 ///
-/// A caller passes its place, where it is written once. To return it through several functions
-/// takes as long as the arithmetic.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Decided {
-    pub(crate) id: CounterId,
-    pub(crate) outcome: Outcome,
-}
-
-impl Decided {
-    pub(crate) const fn undecided() -> Self {
-        Self { id: CounterId::NONE, outcome: Outcome::NONE }
-    }
-}
-
-/// A charge of one counter that holds nothing, at a cost of 1 or more.
-///
-/// The id and the name of the counter are made when they are needed: only a server needs the name.
+/// The name of the counter is made when it is needed: only a server needs it.
+#[derive(Clone, Copy)]
 pub(crate) struct Query<'a> {
     pub(crate) rule: &'a Rule,
     /// `None`: one counter for all callers.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) key: Option<&'a Key>,
+    pub(crate) id: CounterId,
     pub(crate) cost: u64,
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) namespace: &'a str,
+    pub(crate) outcome: Outcome,
 }
 
-impl Query<'_> {
+impl<'a> Query<'a> {
     #[inline(always)]
     #[allow(clippy::inline_always)] // the hash is short code
-    pub(crate) fn id(&self) -> CounterId {
-        CounterId::new_inline(self.rule, self.key)
+    pub(crate) fn new(rule: &'a Rule, key: Option<&'a Key>, cost: u64, namespace: &'a str) -> Self {
+        Self { rule, key, id: CounterId::new_inline(rule, key), cost, namespace, outcome: Outcome::NONE }
     }
 
     /// The charge, with the name of the counter.

@@ -2,12 +2,14 @@
 
 use std::{borrow::Borrow, time::Duration};
 
+use smallvec::SmallVec;
+
 use crate::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     engine::{
         acquire,
         core::{Engine, EngineRef},
-        request::{AcquireOptions, CostKind, OnLimit, RequestKey},
+        request::{AcquireOptions, BorrowedCharge, CostKind, OnLimit, RequestKey},
     },
     rule::{
         algorithm::RuleField,
@@ -210,12 +212,29 @@ pub struct AnnotatedCharge<R> {
     cost_kind: CostKind,
 }
 
-impl<R: Borrow<Rule>> AnnotatedCharge<R> {
-    /// The charge as one of several.
-    #[must_use]
-    pub fn asked(self) -> ChargeRequest {
-        let Self { rule, key, cost, cost_kind } = self;
-        ChargeRequest { rule: *rule.borrow(), key, cost, cost_kind }
+/// The charges of a call: a pair of the first one and the others, or `()`.
+pub trait Charges {
+    fn borrow<'a>(&'a self, charges: &mut SmallVec<[BorrowedCharge<'a>; 2]>);
+    fn into_requests(self, requests: &mut Vec<ChargeRequest>);
+}
+
+impl Charges for () {
+    fn borrow<'a>(&'a self, _: &mut SmallVec<[BorrowedCharge<'a>; 2]>) {}
+    fn into_requests(self, _: &mut Vec<ChargeRequest>) {}
+}
+
+impl<R: Borrow<Rule>, C: Charges> Charges for (AnnotatedCharge<R>, C) {
+    #[inline]
+    fn borrow<'a>(&'a self, charges: &mut SmallVec<[BorrowedCharge<'a>; 2]>) {
+        let (AnnotatedCharge { rule, key, cost, cost_kind }, others) = self;
+        charges.push(BorrowedCharge { rule: rule.borrow(), key, cost: *cost, cost_kind: *cost_kind });
+        others.borrow(charges);
+    }
+
+    fn into_requests(self, requests: &mut Vec<ChargeRequest>) {
+        let (AnnotatedCharge { rule, key, cost, cost_kind }, others) = self;
+        requests.push(ChargeRequest { rule: *rule.borrow(), key, cost, cost_kind });
+        others.into_requests(requests);
     }
 }
 
@@ -347,15 +366,20 @@ pub fn permit_request_per_time<R: Borrow<Rule>>(
 }
 
 /// Checks the limits of a function with several limits.
-pub fn limit_requests_per_time<'a, const N: usize>(
+#[inline(always)]
+#[allow(clippy::inline_always)] // otherwise the charges are copied
+pub fn limit_requests_per_time<'a, C: Charges>(
     limiter: Option<&'a Limiter>,
     Call(options, _): Call,
-    mut charges: [ChargeRequest; N],
+    charges: C,
     _refused: &mut Option<RequestPerMinute>,
-) -> (Attempted, DeferredAll<'a, N>) {
-    invalidate_shared_counters(&mut charges);
+) -> (Attempted, DeferredAll<'a, C>) {
     let attempted = match options.on_limit() {
-        OnLimit::Reject => try_acquire_all(limiter, &charges),
+        OnLimit::Reject => {
+            let mut borrowed = SmallVec::new();
+            charges.borrow(&mut borrowed);
+            try_acquire_all(limiter, &borrowed)
+        }
         OnLimit::Wait(_) => Attempted::Deferred,
     };
     (attempted, DeferredAll { limiter, options, charges })
@@ -363,29 +387,31 @@ pub fn limit_requests_per_time<'a, const N: usize>(
 
 /// A call with several limits that may need a future.
 #[derive(Debug)]
-pub struct DeferredAll<'a, const N: usize> {
+pub struct DeferredAll<'a, C> {
     limiter: Option<&'a Limiter>,
     options: AcquireOptions,
-    charges: [ChargeRequest; N],
+    charges: C,
 }
 
-impl<const N: usize> DeferredAll<'_, N> {
+impl<C: Charges> DeferredAll<'_, C> {
     #[must_use]
     pub fn decide(self) -> Admit {
         let Self { limiter, options, charges } = self;
-        Admit(Acquire::all(engine_ref(limiter), charges.into(), options, OnLimit::Reject))
+        Admit(permit_requests_per_time(limiter, Call(options, OnLimit::Reject), charges))
     }
 }
 
 /// Checks the limits of a function whose body uses the permit, or that holds it while it runs.
 #[must_use]
-pub fn permit_requests_per_time<const N: usize>(
+pub fn permit_requests_per_time<C: Charges>(
     limiter: Option<&Limiter>,
     Call(options, on_busy): Call,
-    mut charges: [ChargeRequest; N],
+    charges: C,
 ) -> Acquire {
-    invalidate_shared_counters(&mut charges);
-    Acquire::all(engine_ref(limiter), charges.into(), options, on_busy)
+    let mut requests = Vec::new();
+    charges.into_requests(&mut requests);
+    invalidate_shared_counters(&mut requests);
+    Acquire::all(engine_ref(limiter), requests, options, on_busy)
 }
 
 /// Makes the call misconfigured if two limits with different numbers charge one counter.
@@ -422,7 +448,7 @@ fn try_acquire(
 }
 
 #[inline(never)] // as above
-fn try_acquire_all(limiter: Option<&Limiter>, charges: &[ChargeRequest]) -> Attempted {
+fn try_acquire_all(limiter: Option<&Limiter>, charges: &[BorrowedCharge<'_>]) -> Attempted {
     acquire::try_acquire_all(engine(limiter, &mut None), charges)
 }
 

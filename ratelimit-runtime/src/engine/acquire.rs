@@ -18,13 +18,14 @@ use super::{
     general::BoxedAcquire,
     permit::{Permit, Receipt},
     refusal::refusal,
-    request::{AcquireOptions, AcquireRequest, ChargeRequest, CostKind, OnLimit, RequestKey},
+    request::{AcquireOptions, AcquireRequest, BorrowedCharge, ChargeRequest, CostKind, OnLimit, RequestKey},
 };
 use crate::{
     Key, RequestPerMinute, Rule,
     algorithm::capabilities,
-    backend::{Attempt, Backend as _, CounterReceipt, Decided, Query, Waiter},
+    backend::{Attempt, Backend as _, CounterReceipt, Query, Waiter},
     background,
+    counter::CounterId,
     decision::Outcome,
     observe,
 };
@@ -99,28 +100,26 @@ impl Acquire {
 }
 
 impl Acquire {
-    /// Attempts to charge. If that is [`Attempt::Unsupported`], the general way has to resolve the
-    /// call.
+    /// Attempts to charge. `None` if that is unsupported: the general way has to resolve the call.
     #[inline(always)]
     #[allow(clippy::inline_always)] // a part of `attempt`
-    fn try_charge(&mut self, context: &mut Context<'_>, decided: &mut Decided) -> Attempt {
-        let Self { rule, cost, options: AcquireOptions { waits: false, .. }, state } = self else {
-            return Attempt::Unsupported;
-        };
-        let AcquireState::Attempt(engine, request_key) = state else { return Attempt::Unsupported };
-        let Some(key) = counter_key(request_key) else { return Attempt::Unsupported };
+    fn try_charge(&mut self, context: &mut Context<'_>) -> Option<(Attempt, CounterId, Outcome)> {
+        let Self { rule, cost, options: AcquireOptions { waits: false, .. }, state } = self else { return None };
+        let AcquireState::Attempt(engine, request_key) = state else { return None };
+        let key = counter_key(request_key)?;
         let rules = engine.settings().rules_now();
         let applied;
         let current = if rules.may_differ() {
-            let Some(found) = rules.applied(rule, key, false, false) else { return Attempt::Unsupported };
-            applied = found;
+            applied = rules.applied(rule, key, false, false)?;
             &*applied
         } else {
             &*rule
         };
         let mut ticket = None;
         let waiter = Waiter { waker: context.waker(), ticket: &mut ticket };
-        let attempt = try_charge(engine, current, key, *cost, Some(waiter), decided);
+        let mut query = Query::new(current, key, *cost, &engine.settings().namespace);
+        let attempt = try_charge(engine, &mut query, Some(waiter));
+        let Query { id, outcome, .. } = query;
         if rules.may_differ() && matches!(attempt, Attempt::Admitted | Attempt::Denied) {
             // The permit or the refusal is about the rule that was charged.
             let current = *current;
@@ -131,28 +130,28 @@ impl Acquire {
         {
             *state = AcquireState::Batched(engine, key, ticket);
         }
-        attempt
+        Some((attempt, id, outcome))
     }
 
     /// The attempt, and all that follows from it. With `awaits`, it polls what has to be awaited.
     #[inline(always)]
     #[allow(clippy::inline_always)] // `poll` is this
     fn attempt(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
-        let mut decided = Decided::undecided();
-        let attempt = self.try_charge(context, &mut decided);
-        let Self { rule, cost, state, .. } = self;
-        if let Attempt::Admitted = attempt
-            && let AcquireState::Attempt(engine, _) = mem::replace(state, AcquireState::Done)
-        {
-            let receipt = CounterReceipt::new(decided.id, rule, *cost, decided.outcome.receipt);
-            let receipt = engine.backend().receipt(receipt);
-            let receipt = Receipt::Backend(engine, receipt);
-            return Poll::Ready(Ok(Permit::new(rule.limit(), &decided.outcome, receipt)));
+        let mut denied = None;
+        match self.try_charge(context) {
+            Some((Attempt::Admitted, id, outcome)) => {
+                let Self { rule, cost, state, .. } = self;
+                if let AcquireState::Attempt(engine, _) = mem::replace(state, AcquireState::Done) {
+                    let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
+                    let receipt = engine.backend().receipt(receipt);
+                    let receipt = Receipt::Backend(engine, receipt);
+                    return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, receipt)));
+                }
+            }
+            Some((Attempt::Denied, _, outcome)) => denied = Some(outcome),
+            _ => {}
         }
-        // A copy: a place whose address is passed on cannot stay in registers.
-        let outcome = decided.outcome;
-        let denied = matches!(attempt, Attempt::Denied).then_some(&outcome);
-        self.poll_slow(denied, awaits.then_some(context))
+        self.poll_slow(denied.as_ref(), awaits.then_some(context))
     }
 
     /// Polls the ticket of a charge that travels in a batch.
@@ -250,6 +249,7 @@ impl Future for Admit {
 
 /// The result of an attempt without a future.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // not public
 pub enum Attempted {
     Admitted,
     Refused,
@@ -277,11 +277,11 @@ pub(crate) fn try_acquire(
     } else {
         rule
     };
-    let mut decided = Decided::undecided();
-    match try_charge(engine, rule, key, cost, None, &mut decided) {
+    let mut query = Query::new(rule, key, cost, &engine.settings().namespace);
+    match try_charge(engine, &mut query, None) {
         Attempt::Admitted => Attempted::Admitted,
         Attempt::Denied => {
-            let denied = decided.outcome;
+            let denied = query.outcome;
             *refused = Some(exceeded(rule, cost, &denied));
             Attempted::Refused
         }
@@ -290,11 +290,13 @@ pub(crate) fn try_acquire(
 }
 
 /// Attempts several charges without a future. A refusal needs one, too.
-pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> Attempted {
+#[inline(always)]
+#[allow(clippy::inline_always)] // in one place
+pub(crate) fn try_acquire_all(engine: &Engine, charges: &[BorrowedCharge<'_>]) -> Attempted {
     let rules = engine.settings().rules_now();
     let mut applied = SmallVec::<[_; 2]>::new();
     if rules.may_differ() {
-        for ChargeRequest { rule, key, .. } in charges {
+        for BorrowedCharge { rule, key, .. } in charges {
             let key = counter_key(key).flatten();
             let Some(rule) = rules.applied(rule, key, false, true) else { return Attempted::Deferred };
             applied.push(rule);
@@ -302,18 +304,18 @@ pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> Att
     }
     let namespace = &engine.settings().namespace;
     let mut queries = SmallVec::<[Query<'_>; 2]>::new();
-    for (at, ChargeRequest { rule, key, cost, cost_kind }) in charges.iter().enumerate() {
+    for (at, &BorrowedCharge { rule, key, cost, cost_kind }) in charges.iter().enumerate() {
         let rule = applied.get(at).map_or(rule, |applied| applied);
         let (Some(key), CostKind::Fixed) = (counter_key(key), cost_kind) else { return Attempted::Deferred };
-        if !can_be_attempted(engine, rule, *cost) || rule.prefetch() > 1 {
+        if !can_be_attempted(engine, rule, cost) || rule.prefetch() > 1 {
             return Attempted::Deferred;
         }
-        queries.push(Query { rule, key, cost: *cost, namespace });
+        queries.push(Query::new(rule, key, cost, namespace));
     }
-    let Some(outcomes) = engine.backend().try_charge_all(&queries) else { return Attempted::Deferred };
-    for (query, outcome) in queries.iter().zip(outcomes) {
-        observe::admitted(query.rule, outcome.remaining);
+    if !engine.backend().try_charge_all(&mut queries) {
+        return Attempted::Deferred;
     }
+    queries.iter().for_each(|query| observe::admitted(query.rule, query.outcome.remaining));
     Attempted::Admitted
 }
 
@@ -325,25 +327,17 @@ pub(crate) fn try_acquire_all(engine: &Engine, charges: &[ChargeRequest]) -> Att
 /// - errors of the store.
 #[inline(always)]
 #[allow(clippy::inline_always)] // in each call
-fn try_charge(
-    engine: &Engine,
-    rule: &Rule,
-    key: Option<&Key>,
-    cost: u64,
-    waiter: Option<Waiter<'_, Ticket>>,
-    decided: &mut Decided,
-) -> Attempt {
-    if !can_be_attempted(engine, rule, cost) {
+fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<Waiter<'_, Ticket>>) -> Attempt {
+    if !can_be_attempted(engine, query.rule, query.cost) {
         return Attempt::Unsupported;
     }
-    let namespace = &engine.settings().namespace;
-    match engine.backend().try_charge(&Query { rule, key, cost, namespace }, waiter, decided) {
+    match engine.backend().try_charge(query, waiter) {
         Attempt::Admitted => {
-            observe::admitted(rule, decided.outcome.remaining);
+            observe::admitted(query.rule, query.outcome.remaining);
             Attempt::Admitted
         }
         // Nothing has been charged, and no wait will help.
-        Attempt::Denied if cost > rule.limit() => Attempt::Unsupported,
+        Attempt::Denied if query.cost > query.rule.limit() => Attempt::Unsupported,
         attempt => attempt,
     }
 }

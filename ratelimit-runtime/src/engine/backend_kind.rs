@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use crate::{
     Rule,
-    backend::{Attempt, Backend, CounterReceipt, Decided, Outcomes, Query, Waiter},
+    backend::{Attempt, Backend, CounterReceipt, Query, Waiter},
     counter::CounterId,
     decision::Outcome,
     guard::{Guard, GuardReceipt},
@@ -37,24 +37,25 @@ impl Backend for BackendKind {
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn try_charge(&self, query: &Query<'_>, waiter: Option<Waiter<'_, Ticket>>, decided: &mut Decided) -> Attempt {
+    fn try_charge(&self, query: &mut Query<'_>, waiter: Option<Waiter<'_, Ticket>>) -> Attempt {
         match self {
-            Self::Memory(memory) => memory.try_charge(query, None, decided),
+            Self::Memory(memory) => memory.try_charge(query, None),
             Self::Other(guard) if query.cost <= query.rule.limit() => {
-                // A place of its own: the caller's one can stay in registers.
-                let mut by_guard = Decided::undecided();
-                let attempt = guard.try_charge(query, waiter, &mut by_guard);
-                *decided = by_guard;
+                // A copy, so that the query can stay in registers.
+                let mut copy = *query;
+                let attempt = guard.try_charge(&mut copy, waiter);
+                query.outcome = copy.outcome;
                 attempt
             }
             Self::None | Self::Other(_) => Attempt::Unsupported,
         }
     }
 
-    fn try_charge_all(&self, queries: &[Query<'_>]) -> Option<Outcomes> {
+    #[inline]
+    fn try_charge_all(&self, queries: &mut [Query<'_>]) -> bool {
         match self {
             Self::Memory(memory) => memory.try_charge_all(queries),
-            Self::None | Self::Other(_) => None,
+            Self::None | Self::Other(_) => false,
         }
     }
 

@@ -39,6 +39,15 @@ pub struct ChargeRequest {
     pub(crate) cost_kind: CostKind,
 }
 
+/// A [`ChargeRequest`] that is not copied yet.
+#[derive(Clone, Copy, Debug)]
+pub struct BorrowedCharge<'a> {
+    pub(crate) rule: &'a Rule,
+    pub(crate) key: &'a RequestKey,
+    pub(crate) cost: u64,
+    pub(crate) cost_kind: CostKind,
+}
+
 /// A charge, and its rule as it applies now: the rules file may change while a caller waits.
 pub(super) struct AppliedCharge {
     pub(super) request: ChargeRequest,

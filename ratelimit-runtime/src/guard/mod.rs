@@ -23,7 +23,7 @@ use self::denials::Denial;
 pub(crate) use self::{core::Guard, upstream::Upstream};
 use crate::{
     CounterName, Rule,
-    backend::{Attempt, Backend, CounterReceipt, Decided, Query, Waiter},
+    backend::{Attempt, Backend, CounterReceipt, Query, Waiter},
     background,
     counter::CounterId,
     decision::Outcome,
@@ -50,14 +50,13 @@ impl Backend for Guard {
     type Ticket = BatchTicket;
     type Receipt = GuardReceipt;
 
-    fn try_charge(&self, query: &Query<'_>, waiter: Option<Waiter<'_, BatchTicket>>, decided: &mut Decided) -> Attempt {
+    fn try_charge(&self, query: &mut Query<'_>, waiter: Option<Waiter<'_, BatchTicket>>) -> Attempt {
         let Some(Waiter { waker, ticket }) = waiter else { return Attempt::Unsupported };
-        let id = query.id();
-        if let Some(outcome) = self.answer_locally(id, query.rule, query.cost) {
-            *decided = Decided { id, outcome };
+        if let Some(outcome) = self.answer_locally(query.id, query.rule, query.cost) {
+            query.outcome = outcome;
             return if outcome.fits() { Attempt::Admitted } else { Attempt::Denied };
         }
-        *ticket = self.join_batch(id, query, waker);
+        *ticket = self.join_batch(query.id, query, waker);
         if ticket.is_some() { Attempt::Pending } else { Attempt::Unsupported }
     }
 

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::{
     Clock, CounterName, Rule,
     algorithm::{Evaluation, MemoryState, charge, evaluate},
-    backend::{Attempt, Backend, CounterReceipt, Decided, Outcomes, Query, Waiter},
+    backend::{Attempt, Backend, CounterReceipt, Query, Waiter},
     clock::LockedTime,
     counter::CounterId,
     decision::Outcome,
@@ -95,22 +95,38 @@ impl Memory {
     /// Charges one counter if the cost fits. An error if there is no room for it.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_one(
-        &self,
-        shard: &mut MemoryShard,
-        id: CounterId,
-        rule: &Rule,
-        cost: u64,
-        outcome: &mut Outcome,
-    ) -> Result<bool, StoreError> {
+    fn charge_one(&self, shard: &mut MemoryShard, query: &mut Query<'_>) -> Result<bool, StoreError> {
+        let Query { rule, id, cost, .. } = *query;
         let MemoryShard { latest_us, counters, .. } = shard;
         let mut time = LockedTime { clock: &self.clock, latest_us };
-        if let Some(fits) = counters.charge_at_once(id, rule, cost, &mut time, outcome) {
+        if let Some(fits) = counters.charge_at_once(id, rule, cost, &mut time, &mut query.outcome) {
             return Ok(fits);
         }
         let now_us = time.us();
-        *outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us)?;
-        Ok(outcome.fits())
+        query.outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us)?;
+        Ok(query.outcome.fits())
+    }
+
+    /// Charges one counter after another. If a cost does not fit, those before it are refunded:
+    /// nobody has seen them, as their shards stay locked.
+    fn charge_all(&self, queries: &mut [Query<'_>], locked: Option<(usize, &mut MemoryShard)>) -> bool {
+        let Some((query, others)) = queries.split_first_mut() else { return true };
+        let index = shard_of(&query.id);
+        let mut guard;
+        let shard = match locked {
+            Some((locked, shard)) if locked == index => shard,
+            _ => {
+                guard = self.shard(index);
+                &mut *guard
+            }
+        };
+        let Ok(true) = self.charge_one(shard, query) else { return false };
+        if self.charge_all(others, Some((index, shard))) {
+            return true;
+        }
+        let now_us = shard.now_us(&self.clock);
+        self.refund_locked(shard, query.id, query.rule, query.cost, query.outcome.receipt, now_us);
+        false
     }
 
     /// Locks the shards of some counters, each once and in order.
@@ -334,43 +350,22 @@ impl Backend for Memory {
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn try_charge(&self, query: &Query<'_>, _waiter: Option<Waiter<'_, Infallible>>, decided: &mut Decided) -> Attempt {
-        let Query { rule, cost, .. } = *query;
-        let id = query.id();
-        decided.id = id;
+    fn try_charge(&self, query: &mut Query<'_>, _waiter: Option<Waiter<'_, Infallible>>) -> Attempt {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
-        let mut shard = self.shard(shard_of(&id));
-        match self.charge_one(&mut shard, id, rule, cost, &mut decided.outcome) {
+        match self.charge_one(&mut self.shard(shard_of(&query.id)), query) {
             Ok(true) => Attempt::Admitted,
             Ok(false) => Attempt::Denied,
             Err(_) => Attempt::Unsupported, // the general way decides on a full store
         }
     }
 
-    /// Charges one after another. If one cost does not fit, those before it are refunded: under the
-    /// locks nobody has seen them.
-    fn try_charge_all(&self, queries: &[Query<'_>]) -> Option<Outcomes> {
-        let ids: SmallVec<[CounterId; 2]> = queries.iter().map(Query::id).collect();
-        let is_repeated = |at: usize| ids[..at].contains(&ids[at]);
-        if (1..ids.len()).any(is_repeated) {
-            return None; // charges of one counter are merged first
-        }
-        let mut shards = self.lock_shards(ids.iter().copied());
-        let mut outcomes = Outcomes::new();
-        for (query, id) in queries.iter().zip(&ids) {
-            let (shard, mut outcome) = (shard_in(&mut shards, id), Outcome::NONE);
-            let Ok(true) = self.charge_one(shard, *id, query.rule, query.cost, &mut outcome) else {
-                for ((query, id), Outcome { receipt, .. }) in queries.iter().zip(&ids).zip(outcomes) {
-                    let shard = shard_in(&mut shards, id);
-                    let now_us = shard.now_us(&self.clock);
-                    self.refund_locked(shard, *id, query.rule, query.cost, receipt, now_us);
-                }
-                return None;
-            };
-            outcomes.push(outcome);
-        }
-        Some(outcomes)
+    fn try_charge_all(&self, queries: &mut [Query<'_>]) -> bool {
+        // In one order of all callers, so that no two of them wait for each other's locks.
+        queries.sort_unstable_by_key(|query| (shard_of(&query.id), query.id));
+        // Charges of one counter are merged first.
+        let is_repeated = queries.windows(2).any(|two| two[0].id == two[1].id);
+        !is_repeated && self.charge_all(queries, None)
     }
 
     fn receipt(&self, receipt: CounterReceipt) -> CounterReceipt {
@@ -485,9 +480,9 @@ mod tests {
         let memory = Memory::new(manual.clone().into(), 10);
         let id = CounterId::new(&rule, None);
         let charge = || {
-            let (query, mut decided) = (Query { rule: &rule, key: None, cost: 1, namespace: "" }, Decided::undecided());
-            assert!(matches!(memory.try_charge(&query, None, &mut decided), Attempt::Admitted | Attempt::Denied));
-            decided.outcome
+            let mut query = Query::new(&rule, None, 1, "");
+            assert!(matches!(memory.try_charge(&mut query, None), Attempt::Admitted | Attempt::Denied));
+            query.outcome
         };
         charge();
         std::thread::scope(|scope| {

@@ -42,11 +42,9 @@ impl MemoryScene {
 
     /// The attempt on one counter.
     fn attempt(&self, rule: Rule, key: &Key) -> Outcome {
-        let (query, mut decided) =
-            (Query { rule: &rule, key: Some(key), cost: 1, namespace: "" }, Decided::undecided());
-        let attempt = self.store.try_charge(&query, None, &mut decided);
-        assert!(matches!(attempt, Attempt::Admitted | Attempt::Denied));
-        decided.outcome
+        let mut query = Query::new(&rule, Some(key), 1, "");
+        assert!(matches!(self.store.try_charge(&mut query, None), Attempt::Admitted | Attempt::Denied));
+        query.outcome
     }
 
     fn refund(&self, charges: Charges) -> u64 {
@@ -118,8 +116,7 @@ fn all_ways_charge_one_counter() {
         let by_name = start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap());
         let by_id = start(&scene, move |scene| scene.attempt(TWO, &key_in(0, 0)).fits());
         let key = key_in(0, 0);
-        let query = Query { rule: &TWO, key: Some(&key), cost: 1, namespace: "" };
-        let mut granted = u64::from(scene.store.try_charge_all(&[query]).is_some());
+        let mut granted = u64::from(scene.store.try_charge_all(&mut [Query::new(&TWO, Some(&key), 1, "")]));
         granted += u64::from(by_name.join().unwrap());
         granted += u64::from(by_id.join().unwrap());
         assert_eq!(granted, 2);
