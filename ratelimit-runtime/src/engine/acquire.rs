@@ -47,8 +47,9 @@ pub struct Acquire {
 }
 
 enum AcquireState {
-    /// Before the first poll.
-    Attempt(EngineRef, RequestKey),
+    /// Before the first poll. If that admits the call, it takes the engine: the rest stays as it
+    /// is, since moving it takes as long as the arithmetic.
+    Attempt(Option<EngineRef>, RequestKey),
     /// The charge travels in a batch with other callers' charges.
     Batched(EngineRef, RequestKey, Ticket),
     /// Several charges or holds, before the first poll.
@@ -62,7 +63,7 @@ impl Acquire {
     #[inline(always)]
     #[allow(clippy::inline_always)] // otherwise a rule is copied twice, which costs as much as a lock
     pub(crate) fn single(engine: EngineRef, rule: &Rule, key: RequestKey, cost: u64, options: AcquireOptions) -> Self {
-        Self { rule: *rule, cost, options, state: AcquireState::Attempt(engine, key) }
+        Self { rule: *rule, cost, options, state: AcquireState::Attempt(Some(engine), key) }
     }
 
     /// Several charges or holds, decided when the future is first polled.
@@ -87,7 +88,7 @@ impl Acquire {
     #[track_caller]
     pub fn block(mut self) -> AcquireResult {
         let is_in_memory = match &self.state {
-            AcquireState::Attempt(engine, _) => engine.guard().is_none(),
+            AcquireState::Attempt(engine, _) => engine.as_ref().is_none_or(|engine| engine.guard().is_none()),
             AcquireState::All(request) => request.engine.guard().is_none(),
             _ => false,
         };
@@ -105,7 +106,8 @@ impl Acquire {
     #[allow(clippy::inline_always)] // a part of `attempt`
     fn try_charge(&mut self, context: &mut Context<'_>) -> Option<(Attempt, CounterId, Outcome)> {
         let Self { rule, cost, options: AcquireOptions { waits: false, .. }, state } = self else { return None };
-        let AcquireState::Attempt(engine, request_key) = state else { return None };
+        let AcquireState::Attempt(Some(engine), request_key) = state else { return None };
+        let engine: &Engine = engine;
         let key = counter_key(request_key)?;
         let rules = engine.settings().rules_now();
         let applied;
@@ -126,7 +128,7 @@ impl Acquire {
             *rule = current;
         }
         if let Some(ticket) = ticket
-            && let AcquireState::Attempt(engine, key) = mem::replace(state, AcquireState::Done)
+            && let AcquireState::Attempt(Some(engine), key) = mem::replace(state, AcquireState::Done)
         {
             *state = AcquireState::Batched(engine, key, ticket);
         }
@@ -141,7 +143,9 @@ impl Acquire {
         match self.try_charge(context) {
             Some((Attempt::Admitted, id, outcome)) => {
                 let Self { rule, cost, state, .. } = self;
-                if let AcquireState::Attempt(engine, _) = mem::replace(state, AcquireState::Done) {
+                if let AcquireState::Attempt(engine, _) = state
+                    && let Some(engine) = engine.take()
+                {
                     let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
                     let receipt = engine.backend().receipt(receipt);
                     let receipt = Receipt::Backend(engine, receipt);
@@ -192,13 +196,13 @@ impl Acquire {
                 Poll::Pending
             }
             (AcquireState::Attempt(..), Some(outcome)) => Poll::Ready(Err(exceeded(&self.rule, self.cost, outcome))),
-            (AcquireState::Attempt(engine, key), None) => {
+            (AcquireState::Attempt(Some(engine), key), None) => {
                 let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
                 self.go_on(request.start(), context)
             }
             (AcquireState::All(request), _) => self.go_on(request.start(), context),
             (AcquireState::Pending(pending), _) => self.go_on(Err(pending), context),
-            (AcquireState::Done, _) => panic!("`Acquire` polled after it was done"),
+            (AcquireState::Attempt(None, _) | AcquireState::Done, _) => panic!("`Acquire` polled after it was done"),
         }
     }
 

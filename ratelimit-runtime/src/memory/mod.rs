@@ -92,19 +92,19 @@ impl Memory {
         }
     }
 
-    /// Charges one counter if the cost fits. An error if there is no room for it.
+    /// Charges one counter if the cost fits. `None` if there is no room for it.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_one(&self, shard: &mut MemoryShard, query: &mut Query<'_>) -> Result<bool, StoreError> {
+    fn charge_one(&self, shard: &mut MemoryShard, query: &mut Query<'_>) -> Option<bool> {
         let Query { rule, id, cost, .. } = *query;
         let MemoryShard { latest_us, counters, .. } = shard;
         let mut time = LockedTime { clock: &self.clock, latest_us };
         if let Some(fits) = counters.charge_at_once(id, rule, cost, &mut time, &mut query.outcome) {
-            return Ok(fits);
+            return Some(fits);
         }
         let now_us = time.us();
-        query.outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us)?;
-        Ok(query.outcome.fits())
+        query.outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us).ok()?;
+        Some(query.outcome.fits())
     }
 
     /// Charges one counter after another. If a cost does not fit, those before it are refunded:
@@ -120,7 +120,7 @@ impl Memory {
                 &mut *guard
             }
         };
-        let Ok(true) = self.charge_one(shard, query) else { return false };
+        let Some(true) = self.charge_one(shard, query) else { return false };
         if self.charge_all(others, Some((index, shard))) {
             return true;
         }
@@ -354,9 +354,9 @@ impl Backend for Memory {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
         match self.charge_one(&mut self.shard(shard_of(&query.id)), query) {
-            Ok(true) => Attempt::Admitted,
-            Ok(false) => Attempt::Denied,
-            Err(_) => Attempt::Unsupported, // the general way decides on a full store
+            Some(true) => Attempt::Admitted,
+            Some(false) => Attempt::Denied,
+            None => Attempt::Unsupported, // the general way decides on a full store
         }
     }
 
