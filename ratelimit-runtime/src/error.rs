@@ -107,6 +107,7 @@ impl RequestPerMinute {
         Self(Refusal::Other(Arc::new(details)))
     }
 
+    #[inline]
     pub(crate) fn exceeded(rule: &Rule, cost: u64, decision: &Decision) -> Self {
         // A place becomes free at an unknown time.
         let retry_after_ms = if rule.is_concurrent() { u64::MAX } else { decision.retry_after_ms };

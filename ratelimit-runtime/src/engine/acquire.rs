@@ -139,7 +139,6 @@ impl Acquire {
     #[inline(always)]
     #[allow(clippy::inline_always)] // `poll` is this
     fn attempt(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
-        let mut denied = None;
         match self.try_charge(context) {
             Some((Attempt::Admitted, id, outcome)) => {
                 let Self { rule, cost, state, .. } = self;
@@ -152,10 +151,21 @@ impl Acquire {
                     return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, receipt)));
                 }
             }
-            Some((Attempt::Denied, _, outcome)) => denied = Some(outcome),
+            Some((Attempt::Denied, _, outcome)) => {
+                let Self { rule, cost, state, .. } = self;
+                if let AcquireState::Attempt(engine, _) = state {
+                    *engine = None;
+                }
+                let decision = outcome.decision(rule.limit());
+                let answer = Err(RequestPerMinute::exceeded(rule, *cost, &decision));
+                if let Err(refused) = &answer {
+                    observe::refused(refused);
+                }
+                return Poll::Ready(answer);
+            }
             _ => {}
         }
-        self.poll_slow(denied.as_ref(), awaits.then_some(context))
+        self.poll_slow(awaits.then_some(context))
     }
 
     /// Polls the ticket of a charge that travels in a batch.
@@ -186,23 +196,22 @@ impl Acquire {
         }
     }
 
-    /// Every call except an admitted one that the backend has decided at once. Without a context,
-    /// nothing is polled that has to be awaited.
+    /// Every call that the backend has not decided at once. Without a context, nothing is polled that
+    /// has to be awaited.
     #[inline(never)]
-    fn poll_slow(&mut self, denied: Option<&Outcome>, context: Option<&mut Context<'_>>) -> Poll<AcquireResult> {
-        match (mem::replace(&mut self.state, AcquireState::Done), denied) {
-            (state @ AcquireState::Batched(..), _) => {
+    fn poll_slow(&mut self, context: Option<&mut Context<'_>>) -> Poll<AcquireResult> {
+        match mem::replace(&mut self.state, AcquireState::Done) {
+            state @ AcquireState::Batched(..) => {
                 self.state = state;
                 Poll::Pending
             }
-            (AcquireState::Attempt(..), Some(outcome)) => Poll::Ready(Err(exceeded(&self.rule, self.cost, outcome))),
-            (AcquireState::Attempt(Some(engine), key), None) => {
+            AcquireState::Attempt(Some(engine), key) => {
                 let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
                 self.go_on(request.start(), context)
             }
-            (AcquireState::All(request), _) => self.go_on(request.start(), context),
-            (AcquireState::Pending(pending), _) => self.go_on(Err(pending), context),
-            (AcquireState::Attempt(None, _) | AcquireState::Done, _) => panic!("`Acquire` polled after it was done"),
+            AcquireState::All(request) => self.go_on(request.start(), context),
+            AcquireState::Pending(pending) => self.go_on(Err(pending), context),
+            AcquireState::Attempt(None, _) | AcquireState::Done => panic!("`Acquire` polled after it was done"),
         }
     }
 
@@ -285,8 +294,8 @@ pub(crate) fn try_acquire(
     match try_charge(engine, &mut query, None) {
         Attempt::Admitted => Attempted::Admitted,
         Attempt::Denied => {
-            let denied = query.outcome;
-            *refused = Some(exceeded(rule, cost, &denied));
+            let decision = query.outcome.decision(rule.limit());
+            observe::refused(refused.insert(RequestPerMinute::exceeded(rule, cost, &decision)));
             Attempted::Refused
         }
         Attempt::Pending | Attempt::Unsupported => Attempted::Deferred,

@@ -65,6 +65,35 @@ impl WindowLayout {
     fn weighted(self, charges: u64, passed_ms: u64) -> u64 {
         if charges == 0 { 0 } else { (charges * (self.size_ms - passed_ms)).div_ceil(self.size_ms) }
     }
+
+    /// `charged`: charges of the sub-window that is so many places before the current one.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // one bucket has no loop
+    fn evaluate(self, rule: &Rule, cost: u64, passed_ms: u64, charged: impl Fn(u64) -> u64) -> Evaluation {
+        let Self { buckets, size_ms } = self;
+        let mut whole: u64 = (0..buckets).map(&charged).sum();
+        let used = whole + self.weighted(charged(buckets), passed_ms);
+        let remaining = rule.count().saturating_sub(used);
+        let newest = (0..=buckets).find(|&back| charged(back) > 0);
+        let reset_after_ms = newest.map_or(0, |back| (1 + buckets - back) * size_ms - passed_ms);
+        if cost <= remaining {
+            return Evaluation::new(rule, remaining, reset_after_ms, None);
+        }
+        // Searches the first future sub-window in which the oldest has faded enough for the cost.
+        let mut retry_after_ms = reset_after_ms;
+        for ahead in 0..=buckets {
+            let oldest = charged(buckets - ahead);
+            if let Some(room) = rule.count().checked_sub(whole.saturating_add(cost)) {
+                let faded = (room * size_ms).checked_div(oldest).map_or(0, |weight| size_ms - weight.min(size_ms));
+                if faded < size_ms {
+                    retry_after_ms = ahead * size_ms + faded - passed_ms;
+                    break;
+                }
+            }
+            whole -= if ahead < buckets { charged(buckets - ahead - 1) } else { 0 };
+        }
+        Evaluation::new(rule, remaining, reset_after_ms, Some(retry_after_ms))
+    }
 }
 
 /// The current sub-window, seen from the last one with a charge.
@@ -165,32 +194,9 @@ impl SlidingWindow {
 
     fn evaluate_ms(&self, rule: &Rule, cost: u64, now_ms: u64) -> Evaluation {
         let layout = WindowLayout::of(rule);
-        let WindowLayout { buckets, size_ms } = layout;
         let CurrentWindow { ahead, passed_ms, .. } = self.current(layout, now_ms);
-        // SubWindows of the sub-window that is `back` places before the current one.
         let charged = |back: u64| back.checked_sub(ahead).map_or(0, |back| self.charged.get(back));
-        let mut whole: u64 = (0..buckets).map(charged).sum();
-        let used = whole + layout.weighted(charged(buckets), passed_ms);
-        let remaining = rule.count().saturating_sub(used);
-        let newest = (0..=buckets).find(|&back| charged(back) > 0);
-        let reset_after_ms = newest.map_or(0, |back| (1 + buckets - back) * size_ms - passed_ms);
-        if cost <= remaining {
-            return Evaluation::new(rule, remaining, reset_after_ms, None);
-        }
-        // Searches the first future sub-window in which the oldest has faded enough for the cost.
-        let mut retry_after_ms = reset_after_ms;
-        for ahead in 0..=buckets {
-            let oldest = charged(buckets - ahead);
-            if let Some(room) = rule.count().checked_sub(whole.saturating_add(cost)) {
-                let faded = (room * size_ms).checked_div(oldest).map_or(0, |weight| size_ms - weight.min(size_ms));
-                if faded < size_ms {
-                    retry_after_ms = ahead * size_ms + faded - passed_ms;
-                    break;
-                }
-            }
-            whole -= if ahead < buckets { charged(buckets - ahead - 1) } else { 0 };
-        }
-        Evaluation::new(rule, remaining, reset_after_ms, Some(retry_after_ms))
+        layout.evaluate(rule, cost, passed_ms, charged)
     }
 }
 
@@ -238,7 +244,7 @@ impl MemoryState for SlidingWindow {
         [start_ms, 0]
     }
 
-    /// For one bucket, if the cost fits and the clock was not set back.
+    /// For one bucket, if the clock was not set back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(
@@ -257,7 +263,9 @@ impl MemoryState for SlidingWindow {
         let (last, previous) = if ahead == 0 { (last.get() - 1, *previous) } else { (0, last.get() - 1) };
         let remaining = rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
         if cost > remaining {
-            *outcome = Outcome::new(self.evaluate_ms(rule, cost, now_ms).decision, [0; 2]);
+            let charged = |back| if back == 0 { last } else { previous };
+            let layout = WindowLayout { buckets: 1, ..layout };
+            *outcome = Outcome::new(layout.evaluate(rule, cost, passed_ms, charged).decision, [0; 2]);
             return Some(false);
         }
         let expires_at_ms = start_ms + layout.counts_ms();
