@@ -28,9 +28,9 @@ pub(crate) trait Backend {
     /// to wait.
     fn try_charge(&self, query: &mut Query<'_>, waiter: Option<Waiter<'_, Self::Ticket>>) -> Attempt;
 
-    /// Charges several counters if all costs fit, and sets the outcomes. It may change the order.
-    /// `false` if nothing has been charged, and the store has to be asked.
-    fn try_charge_all(&self, _queries: &mut [Query<'_>]) -> bool {
+    /// Charges several counters if all costs fit, and sets what remains of each. It may change the
+    /// order. `false` if nothing has been charged, and the store has to be asked.
+    fn try_charge_all(&self, _parts: &mut [QueryPart<'_>]) -> bool {
         false
     }
 
@@ -79,6 +79,24 @@ pub(crate) struct Query<'a> {
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) namespace: &'a str,
     pub(crate) outcome: Outcome,
+}
+
+/// A charge as one of several.
+#[derive(Clone, Copy)]
+pub(crate) struct QueryPart<'a> {
+    pub(crate) rule: &'a Rule,
+    pub(crate) id: CounterId,
+    pub(crate) cost: u64,
+    /// The amount that remains after the charge.
+    pub(crate) remaining: u64,
+}
+
+impl<'a> QueryPart<'a> {
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // the hash is short code
+    pub(crate) fn new(rule: &'a Rule, key: Option<&Key>, cost: u64) -> Self {
+        Self { rule, id: CounterId::new_inline(rule, key), cost, remaining: 0 }
+    }
 }
 
 impl<'a> Query<'a> {

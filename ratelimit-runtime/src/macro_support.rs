@@ -224,7 +224,8 @@ impl Charges for () {
 }
 
 impl<R: Borrow<Rule>, C: Charges> Charges for (AnnotatedCharge<R>, C) {
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // a few words
     fn borrow<'a>(&'a self, charges: &mut SmallVec<[BorrowedCharge<'a>; 2]>) {
         let (AnnotatedCharge { rule, key, cost, cost_kind }, others) = self;
         charges.push(BorrowedCharge { rule: rule.borrow(), key, cost: *cost, cost_kind: *cost_kind });

@@ -29,6 +29,7 @@ const TRIAL: Duration = Duration::from_secs(60);
 pub(crate) struct OverrideTable {
     pub(super) by_prefix: HashMap<String, RuleEntry<Arc<OverrideVersion>>, FixedState>,
     first_call: OnceLock<Instant>,
+    calls: AtomicU32,
     /// The prefixes are expected ones, or the log has named those that no call used.
     is_checked: AtomicBool,
     /// Prefixes for which that was so in the table before.
@@ -85,11 +86,22 @@ impl OverrideTable {
 
     /// The rule in force for a key. `None` if it is disabled.
     pub(crate) fn apply<'a>(&'a self, rule: &'a Rule, key: Option<&Key>, kind: CallKind) -> Option<Cow<'a, Rule>> {
-        let applied = self.applied(rule, key, kind);
-        if !self.is_checked.load(Ordering::Relaxed) && self.first_call.get_or_init(Instant::now).elapsed() >= TRIAL {
+        if !self.is_checked.load(Ordering::Relaxed) {
+            self.look_for_unused();
+        }
+        self.applied(rule, key, kind)
+    }
+
+    /// Reports unused prefixes when the trial is over. The clock is read in each of the first calls,
+    /// then in a few of many.
+    fn look_for_unused(&self) {
+        const READ_EVERY: u32 = 256;
+        let calls = self.calls.load(Ordering::Relaxed);
+        self.calls.store(calls.saturating_add(1), Ordering::Relaxed); // some may be lost
+        let reads_clock = calls < READ_EVERY || calls.is_multiple_of(READ_EVERY) || calls == u32::MAX;
+        if reads_clock && self.first_call.get_or_init(Instant::now).elapsed() >= TRIAL {
             self.report_unused();
         }
-        applied
     }
 
     /// Logs the prefixes that no call has used.

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Key, RequestPerMinute, Rule,
     algorithm::capabilities,
-    backend::{Attempt, Backend as _, CounterReceipt, Query, Waiter},
+    backend::{Attempt, Backend as _, CounterReceipt, Query, QueryPart, Waiter},
     background,
     counter::CounterId,
     decision::Outcome,
@@ -315,20 +315,19 @@ pub(crate) fn try_acquire_all(engine: &Engine, charges: &[BorrowedCharge<'_>]) -
             applied.push(rule);
         }
     }
-    let namespace = &engine.settings().namespace;
-    let mut queries = SmallVec::<[Query<'_>; 2]>::new();
+    let mut parts = SmallVec::<[QueryPart<'_>; 2]>::new();
     for (at, &BorrowedCharge { rule, key, cost, cost_kind }) in charges.iter().enumerate() {
         let rule = applied.get(at).map_or(rule, |applied| applied);
         let (Some(key), CostKind::Fixed) = (counter_key(key), cost_kind) else { return Attempted::Deferred };
         if !can_be_attempted(engine, rule, cost) || rule.prefetch() > 1 {
             return Attempted::Deferred;
         }
-        queries.push(Query::new(rule, key, cost, namespace));
+        parts.push(QueryPart::new(rule, key, cost));
     }
-    if !engine.backend().try_charge_all(&mut queries) {
+    if !engine.backend().try_charge_all(&mut parts) {
         return Attempted::Deferred;
     }
-    queries.iter().for_each(|query| observe::admitted(query.rule, query.outcome.remaining));
+    parts.iter().for_each(|part| observe::admitted(part.rule, part.remaining));
     Attempted::Admitted
 }
 

@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use crate::{
     Rule,
-    backend::{Attempt, Backend, CounterReceipt, Query, Waiter},
+    backend::{Attempt, Backend, CounterReceipt, Query, QueryPart, Waiter},
     counter::CounterId,
     decision::Outcome,
     guard::{Guard, GuardReceipt},
@@ -52,9 +52,9 @@ impl Backend for BackendKind {
     }
 
     #[inline]
-    fn try_charge_all(&self, queries: &mut [Query<'_>]) -> bool {
+    fn try_charge_all(&self, parts: &mut [QueryPart<'_>]) -> bool {
         match self {
-            Self::Memory(memory) => memory.try_charge_all(queries),
+            Self::Memory(memory) => memory.try_charge_all(parts),
             Self::None | Self::Other(_) => false,
         }
     }

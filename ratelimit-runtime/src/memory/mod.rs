@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::{
     Clock, CounterName, Rule,
     algorithm::{Evaluation, MemoryState, charge, evaluate},
-    backend::{Attempt, Backend, CounterReceipt, Query, Waiter},
+    backend::{Attempt, Backend, CounterReceipt, Query, QueryPart, Waiter},
     clock::LockedTime,
     counter::CounterId,
     decision::Outcome,
@@ -95,23 +95,29 @@ impl Memory {
     /// Charges one counter if the cost fits. `None` if there is no room for it.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
-    fn charge_one(&self, shard: &mut MemoryShard, query: &mut Query<'_>) -> Option<bool> {
-        let Query { rule, id, cost, .. } = *query;
+    fn charge_one(
+        &self,
+        shard: &mut MemoryShard,
+        id: CounterId,
+        rule: &Rule,
+        cost: u64,
+        outcome: &mut Outcome,
+    ) -> Option<bool> {
         let MemoryShard { latest_us, counters, .. } = shard;
         let mut time = LockedTime { clock: &self.clock, latest_us };
-        if let Some(fits) = counters.charge_at_once(id, rule, cost, &mut time, &mut query.outcome) {
+        if let Some(fits) = counters.charge_at_once(id, rule, cost, &mut time, outcome) {
             return Some(fits);
         }
         let now_us = time.us();
-        query.outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us).ok()?;
-        Some(query.outcome.fits())
+        *outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us).ok()?;
+        Some(outcome.fits())
     }
 
     /// Charges one counter after another. If a cost does not fit, those before it are refunded:
     /// nobody has seen them, as their shards stay locked.
-    fn charge_all(&self, queries: &mut [Query<'_>], locked: Option<(usize, &mut MemoryShard)>) -> bool {
-        let Some((query, others)) = queries.split_first_mut() else { return true };
-        let index = shard_of(&query.id);
+    fn charge_all(&self, parts: &mut [QueryPart<'_>], locked: Option<(usize, &mut MemoryShard)>) -> bool {
+        let Some((QueryPart { rule, id, cost, remaining }, others)) = parts.split_first_mut() else { return true };
+        let index = shard_of(id);
         let mut guard;
         let shard = match locked {
             Some((locked, shard)) if locked == index => shard,
@@ -120,12 +126,14 @@ impl Memory {
                 &mut *guard
             }
         };
-        let Some(true) = self.charge_one(shard, query) else { return false };
-        if self.charge_all(others, Some((index, shard))) {
+        let mut outcome = Outcome::NONE;
+        let Some(true) = self.charge_one(shard, *id, rule, *cost, &mut outcome) else { return false };
+        if others.is_empty() || self.charge_all(others, Some((index, shard))) {
+            *remaining = outcome.remaining;
             return true;
         }
         let now_us = shard.now_us(&self.clock);
-        self.refund_locked(shard, query.id, query.rule, query.cost, query.outcome.receipt, now_us);
+        self.refund_locked(shard, *id, rule, *cost, outcome.receipt, now_us);
         false
     }
 
@@ -353,19 +361,20 @@ impl Backend for Memory {
     fn try_charge(&self, query: &mut Query<'_>, _waiter: Option<Waiter<'_, Infallible>>) -> Attempt {
         // The time is read under the lock: a thread that is suspended between the two would combine
         // an old time with a newer state.
-        match self.charge_one(&mut self.shard(shard_of(&query.id)), query) {
+        let Query { rule, id, cost, .. } = *query;
+        match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, &mut query.outcome) {
             Some(true) => Attempt::Admitted,
             Some(false) => Attempt::Denied,
             None => Attempt::Unsupported, // the general way decides on a full store
         }
     }
 
-    fn try_charge_all(&self, queries: &mut [Query<'_>]) -> bool {
+    fn try_charge_all(&self, parts: &mut [QueryPart<'_>]) -> bool {
         // In one order of all callers, so that no two of them wait for each other's locks.
-        queries.sort_unstable_by_key(|query| (shard_of(&query.id), query.id));
+        parts.sort_unstable_by_key(|part| (shard_of(&part.id), part.id));
         // Charges of one counter are merged first.
-        let is_repeated = queries.windows(2).any(|two| two[0].id == two[1].id);
-        !is_repeated && self.charge_all(queries, None)
+        let is_repeated = parts.windows(2).any(|two| two[0].id == two[1].id);
+        !is_repeated && self.charge_all(parts, None)
     }
 
     fn receipt(&self, receipt: CounterReceipt) -> CounterReceipt {

@@ -116,7 +116,7 @@ fn all_ways_charge_one_counter() {
         let by_name = start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap());
         let by_id = start(&scene, move |scene| scene.attempt(TWO, &key_in(0, 0)).fits());
         let key = key_in(0, 0);
-        let mut granted = u64::from(scene.store.try_charge_all(&mut [Query::new(&TWO, Some(&key), 1, "")]));
+        let mut granted = u64::from(scene.store.try_charge_all(&mut [QueryPart::new(&TWO, Some(&key), 1)]));
         granted += u64::from(by_name.join().unwrap());
         granted += u64::from(by_id.join().unwrap());
         assert_eq!(granted, 2);
