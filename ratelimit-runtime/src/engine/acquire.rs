@@ -252,6 +252,14 @@ impl Future for Acquire {
 #[derive(Debug)]
 pub struct Admit(pub(crate) Acquire);
 
+impl Admit {
+    /// See [`Acquire::block`].
+    #[track_caller]
+    pub fn block(self) -> Result<(), RequestPerMinute> {
+        self.0.block().map(drop)
+    }
+}
+
 impl Future for Admit {
     type Output = Result<(), RequestPerMinute>;
 
