@@ -321,6 +321,12 @@ fn functions_are_limited_on_redis() {
         Ok(id)
     }
 
+    #[limit_concurrent_requests("panics", 1, key = id, on_limit = Wait(max = "20s"), limiter = limiter, blocking)]
+    fn ends(id: u64, how: End, limiter: &Limiter) -> R {
+        assert!(!matches!(how, End::Panic), "as it should");
+        Ok(id)
+    }
+
     let server = RedisServer::start();
     let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
     let limiter = runtime().block_on(limiter_on(&server));
@@ -336,6 +342,10 @@ fn functions_are_limited_on_redis() {
     assert_eq!(settled(key, 40, &limiter).unwrap(), 40);
     assert_eq!(over(key, &limiter).unwrap(), key);
     exceeded(over(key, &limiter));
+
+    // Had the panic kept the place, it would be taken for 30 s.
+    assert!(catch_unwind(AssertUnwindSafe(|| ends(1, End::Panic, &limiter))).is_err());
+    assert_eq!(ends(1, End::Value, &limiter).unwrap(), 1);
 
     let (id, inside) = (fresh_key(), limiter.clone());
     let runtime = runtime();
