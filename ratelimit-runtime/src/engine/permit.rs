@@ -215,6 +215,8 @@ impl Permit {
 
     /// Refunds the charges of this permit, and returns the amount, over all of its rules.
     ///
+    /// Code that is not async runs it with `block_on` of any tokio runtime.
+    ///
     /// A charge that no longer counts is not refunded. A later window is never credited:
     ///
     /// | algorithm | refund |

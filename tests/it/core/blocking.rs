@@ -38,7 +38,8 @@ fn a_thread_without_a_runtime_is_answered() {
             assert_eq!(limiter.acquire_blocking(&rule, key).unwrap().remaining(), 0);
             let refused = exceeded(limiter.acquire_blocking(&rule, key));
             assert!(refused.retry_after().unwrap() > Duration::from_secs(3000), "{refused}");
-            limiter.acquire_blocking(&rule, Key::NONE).unwrap();
+            let permit = limiter.acquire_blocking(&rule, Key::NONE).unwrap();
+            assert_eq!(runtime().block_on(permit.refund()).unwrap(), 1);
         }
     }
 }
