@@ -5,7 +5,7 @@ use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Attribute, Ident, Meta};
 
-use crate::args::{self, CallArguments, Exclusive, Given, LimitAttribute, ParsedAttribute, SETTLED_NEEDS};
+use crate::args::{self, CallArguments, Exclusive, Given, LimitAttribute, ParsedAttribute, RuleSource, SETTLED_NEEDS};
 use crate::errors::Errors;
 use crate::future::{find_name, unpacked_names};
 use crate::generate::GeneratedCheck;
@@ -185,8 +185,14 @@ fn check_counters(limits: &[&LimitAttribute], checked: usize, errors: &mut Error
     let counters: Vec<_> = limits.iter().map(|limit| limit.rule.counter()).collect();
     for (at, limit) in limits.iter().enumerate().skip(checked) {
         if counters[..at].contains(&counters[at]) {
-            let message = "a limit above has the same counter, which each call would charge twice: give this one another `prefix`";
-            errors.push(syn::Error::new_spanned(&limit.rule.prefix, message));
+            let (named, fix) = match &limit.rule.source {
+                RuleSource::Constant(rule) => (rule.to_token_stream(), "rule"),
+                RuleSource::Arguments(fields) => (fields.prefix.clone(), "prefix"),
+            };
+            let message = format!(
+                "a limit above has the same counter, which each call would charge twice: give this one another `{fix}`"
+            );
+            errors.push(syn::Error::new_spanned(named, message));
         }
     }
 }

@@ -5,7 +5,9 @@ use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::{Expr, GenericArgument, Path, PathArguments, Type};
 
-use crate::args::{CallArguments, CostArgument, Given, LimitAttribute, LimitKind, OnLimitArgument, RuleSpec};
+use crate::args::{
+    CallArguments, CostArgument, Given, LimitAttribute, LimitKind, OnLimitArgument, RuleFields, RuleSource, RuleSpec,
+};
 use crate::entry_points;
 use crate::incomplete;
 use crate::item::Function;
@@ -70,7 +72,7 @@ impl GeneratedCheck {
         let path = arguments.krate.as_ref().map(|krate| krate.value.to_token_stream());
         let runtime = &RuntimePath(path);
         let is_held = limits.iter().any(|limit| limit.rule.is_held());
-        let is_concurrent = limits.iter().any(|limit| matches!(limit.rule.kind, LimitKind::AtOnce { .. }));
+        let is_concurrent = limits.iter().any(|limit| limit.rule.is_place());
         let deciding = ask_limiter(limits, is_held, arguments, runtime);
         let refusal = refusal(runtime, arguments, is_concurrent, function.output_ends());
         let settled = arguments.settled.as_ref();
@@ -180,7 +182,8 @@ fn ask_limiter(
     runtime: &RuntimePath,
 ) -> TokenStream {
     let krate = runtime.tokens();
-    let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, runtime)).collect();
+    let is_stacked = limits.len() > 1;
+    let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, is_stacked, runtime)).collect();
     let all = charges.iter().rev().fold(hygienic!(()), |others, charge| hygienic!((#charge, #others)));
     let refused = hygienic!(&mut __ratelimit_refused);
     let (entry_point, charges) = match &charges[..] {
@@ -287,7 +290,7 @@ impl RuntimePath {
 }
 
 /// `charge(rule, key, cost)`, or `{ let key = key(&(seller_id)); charge(rule, key, cost) }`
-fn charge(rule: &RuleSpec, runtime: &RuntimePath) -> TokenStream {
+fn charge(rule: &RuleSpec, is_stacked: bool, runtime: &RuntimePath) -> TokenStream {
     let krate = &runtime.tokens();
     // Each expression of the user is a statement of its own, and releases the locks that it takes.
     let mut values = hygienic!();
@@ -297,13 +300,16 @@ fn charge(rule: &RuleSpec, runtime: &RuntimePath) -> TokenStream {
         values.extend(hygienic!(let #name = #call;));
         hygienic!(#name)
     };
-    let charged = match &rule.count {
-        Number::Other(count) => {
-            let count = evaluate("count", "count", count, None);
-            let rule = constant_rule(rule, None, krate);
-            hygienic!(#krate::__private::with_count(#rule, #count))
-        }
-        count => constant_rule(rule, Some(count), krate),
+    let charged = match &rule.source {
+        RuleSource::Constant(constant) => given_rule(constant, rule, is_stacked, runtime),
+        RuleSource::Arguments(fields) => match &fields.count {
+            Number::Other(count) => {
+                let count = evaluate("count", "count", count, None);
+                let rule = rule_of_fields(fields, None, krate);
+                hygienic!(#krate::__private::with_count(#rule, #count))
+            }
+            count => rule_of_fields(fields, Some(count), krate),
+        },
     };
     let key = match (&rule.key, &rule.on_missing_key) {
         (None, _) => hygienic!(#krate::__private::no_key()),
@@ -316,7 +322,7 @@ fn charge(rule: &RuleSpec, runtime: &RuntimePath) -> TokenStream {
         Number::Literal(number, span) => value::integer(*number, *span),
         Number::Const(expr) | Number::Other(expr) => evaluate("cost", "cost", expr, None),
     };
-    let charge = match rule.cost() {
+    let charge = match &rule.cost {
         None => hygienic!(#krate::__private::charge(#charged, #key, 1)),
         Some(CostArgument::Number(cost)) => {
             let cost = number(cost);
@@ -340,8 +346,38 @@ fn charge(rule: &RuleSpec, runtime: &RuntimePath) -> TokenStream {
     if values.is_empty() { charge } else { hygienic!({ #values #charge }) }
 }
 
+/// `const { &rule_per_time(ORDERS) }`, with a function around it for each property that the rule
+/// must have. They check it while the user's crate is compiled.
+fn given_rule(constant: &Expr, limit: &RuleSpec, is_stacked: bool, runtime: &RuntimePath) -> TokenStream {
+    let (start, end) = ends(constant);
+    let krate = runtime.at(start);
+    let mut rule = constant.to_token_stream();
+    let mut check = |name: &str, more: TokenStream| {
+        let name = Ident::new(name, start);
+        let arguments = parenthesize(hygienic!(#rule #more), end);
+        rule = quote_spanned!(start=> #krate::__private::#name #arguments);
+    };
+    check(if limit.is_place() { "rule_of_places" } else { "rule_per_time" }, hygienic!());
+    if !limit.is_place() && limit.is_held() {
+        check("settled_rule", hygienic!());
+    }
+    if is_stacked {
+        check("stacked_rule", hygienic!());
+    }
+    let cost = match &limit.cost {
+        Some(CostArgument::Number(cost) | CostArgument::Settled { max: cost, .. }) => cost.literal(),
+        Some(CostArgument::Elapsed { max, .. }) => max.map(|(max, _)| max),
+        None => None,
+    };
+    if let Some(cost) = cost.filter(|cost| *cost > 1) {
+        let cost = value::integer(cost, Span::mixed_site());
+        check("rule_of_cost", hygienic!(, #cost));
+    }
+    hygienic!(const { &#rule })
+}
+
 /// The rule in a `const` block, without a count if that is known at the call only.
-fn constant_rule(rule: &RuleSpec, count: Option<&Number>, krate: &TokenStream) -> TokenStream {
+fn rule_of_fields(rule: &RuleFields, count: Option<&Number>, krate: &TokenStream) -> TokenStream {
     let prefix = &rule.prefix;
     let call = |name: &str, without_count: &str, arguments: TokenStream| {
         let count = count.map(Number::to_const).map(|count| hygienic!(#count,));

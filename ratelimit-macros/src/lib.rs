@@ -50,6 +50,7 @@ use crate::kind::AttributeKind;
 /// | `ttl` | number of units in a period | integer or constant `u64`, at least 1 | `1` |
 /// | `unit` | unit of `ttl` | `Milliseconds`, `Seconds`, `Minutes`, `Hours`, `Days` | required |
 /// | `count` | limit of a period | integer or expression | required |
+/// | `rule` | the whole rule, see [below](#a-constant-rule) | constant `Rule` | |
 /// | `key` | the subject that is counted | expression | one counter for all calls |
 /// | `algorithm` | the way to count | see [Algorithms](#algorithms) | `FixedWindow` |
 /// | `cost` | share of `count` that a call takes | integer, expression, `Elapsed`, `Settled` | `1` |
@@ -101,6 +102,34 @@ use crate::kind::AttributeKind;
 ///     Ok(())
 /// }
 /// ```
+///
+/// # A constant rule
+///
+/// `rule` takes a `Rule` in place of `prefix`, `ttl`, `unit`, `count`, `algorithm`, `prefetch`,
+/// `denial_cache` and `shadow`. Other code can then name the same rule: to peek at the counter, to
+/// reset it, or in a test.
+///
+/// ```
+/// # use ratelimit_runtime::{Limiter, RequestPerMinute, Rule, limit_request_per_time};
+/// # use std::time::Duration;
+/// const ORDERS: Rule = Rule::new("orders", 100, Duration::from_secs(60));
+///
+/// #[limit_request_per_time(rule = ORDERS, key = seller)]
+/// async fn save_order(seller: u64) -> Result<(), RequestPerMinute> {
+///     Ok(())
+/// }
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let limiter = Limiter::in_memory();
+/// limiter.scope(save_order(4711)).await?;
+/// assert_eq!(limiter.peek(&ORDERS, 4711).await?.remaining(), 99);
+/// # Ok::<_, RequestPerMinute>(()) }).unwrap();
+/// ```
+///
+/// The value is the path of a constant or a static, or a constant expression such as
+/// `ORDERS.with_shadow(true)`. The rule is checked at compile time: its count is at least 1, and
+/// the algorithm can store its numbers. `Elapsed` and `Settled` need a `SlidingLog`, and a literal
+/// `cost` has to fit. A rule with [`LeakyBucket`](#algorithms) or a prefetch allows no second limit.
 ///
 /// # Over the limit
 ///
@@ -317,6 +346,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// |---|---|---|---|
 /// | `prefix` | name of the counter | string of 1 to 200 bytes, or a constant | required |
 /// | `count` | number of places | integer or expression | required |
+/// | `rule` | the whole rule, see [there](macro@limit_request_per_time#a-constant-rule) | constant `Rule` | |
 /// | `key` | the subject whose calls are counted | expression | one counter for all calls |
 /// | `lease` | time until a dead process loses its places | `"1s"` to `"1d"` | `"30s"` |
 /// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
@@ -328,6 +358,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// | `crate` | path of the runtime | path | `::ratelimit_runtime` |
 ///
 /// - `prefix`: functions with the same prefix and key share their places.
+/// - `rule`: with `Algorithm::Concurrent`, in place of `prefix`, `count` and `lease`.
 /// - `permit`: the place is held until the permit is dropped.
 /// - `on_limit`: with `Wait(max = "30s")` a call waits for that time at most, since the end of the
 ///   wait is not known in advance.

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
+    algorithm::{HoldSupport, capabilities},
     engine::{
         acquire,
         core::{Engine, EngineRef},
@@ -97,6 +98,50 @@ const fn checked(rule: Rule) -> Rule {
     if let Some(fault) = rule.limit_fault() {
         panic!("{}", fault.words());
     }
+    rule
+}
+
+/// The constant of the argument `rule`, for calls per time.
+#[must_use]
+pub const fn rule_per_time(rule: Rule) -> Rule {
+    assert!(!rule.is_concurrent(), "the rule limits calls at once: write #[limit_concurrent_requests(rule = ..)]");
+    complete(rule)
+}
+
+/// The constant of the argument `rule`, for places.
+#[must_use]
+pub const fn rule_of_places(rule: Rule) -> Rule {
+    assert!(rule.is_concurrent(), "the rule limits calls per time: write #[limit_request_per_time(rule = ..)]");
+    complete(rule)
+}
+
+const fn complete(rule: Rule) -> Rule {
+    assert!(!rule.prefix().is_empty(), "the prefix of the rule is empty; give the counter a name");
+    assert!(rule.has_period(), "the period of a rule is a whole number of milliseconds, from 1 ms to 3,650 days");
+    assert!(rule.count() > 0, "the count of the rule must be at least 1");
+    checked(rule)
+}
+
+/// The rule of calls whose cost is known when they end.
+#[must_use]
+pub const fn settled_rule(rule: Rule) -> Rule {
+    let is_settled = matches!(capabilities(rule.algorithm()).holds, HoldSupport::Settled);
+    assert!(is_settled, "`Elapsed` and `Settled` need a rule with the algorithm `SlidingLog`");
+    rule
+}
+
+/// The rule as one of several limits of a function.
+#[must_use]
+pub const fn stacked_rule(rule: Rule) -> Rule {
+    let stands_alone = capabilities(rule.algorithm()).stands_alone || rule.prefetch() > 1;
+    assert!(!stands_alone, "a rule with `LeakyBucket` or `prefetch` stands alone: remove the other limits");
+    rule
+}
+
+/// The rule of calls with this cost.
+#[must_use]
+pub const fn rule_of_cost(rule: Rule, cost: u64) -> Rule {
+    assert!(cost <= rule.limit(), "the cost never fits: it is above the largest cost of the rule, `Rule::limit`");
     rule
 }
 

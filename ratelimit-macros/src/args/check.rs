@@ -5,8 +5,8 @@ use syn::{Ident, Result};
 
 use super::algorithm::{AlgorithmArgument, Feature};
 use super::cost::CostArgument;
-use super::limit::{Exclusive, LimitAttribute, LimitKind, PeriodLimit, RuleSpec};
-use super::table::{AttributeArguments, CallArguments, Given, arguments};
+use super::limit::{Exclusive, LimitAttribute, LimitKind, PeriodLimit, RuleFields, RuleSource, RuleSpec};
+use super::table::{AttributeArguments, CallArguments, Given, RuleArguments, arguments};
 use crate::errors::{Errors, fail};
 use crate::kind::AttributeKind;
 use crate::value::Number;
@@ -24,6 +24,7 @@ pub(super) fn check(
     mut errors: Errors,
 ) -> Result<LimitAttribute> {
     arguments.set_defaults(at);
+    arguments.check_rule(kind, &mut errors);
     arguments.check_missing(kind, at, &mut errors);
     arguments.check_period(&mut errors);
     arguments.check_buckets(&mut errors);
@@ -34,35 +35,40 @@ pub(super) fn check(
     errors.finish()?;
 
     let exclusive = arguments.exclusive();
-    let builder_calls = arguments.rule.builder_calls();
-    let AttributeArguments { rule, mut call, .. } = arguments;
+    let AttributeArguments { mut rule, mut call, .. } = arguments;
     if let Some(CostArgument::Settled { word, closure: Some(closure), .. }) = rule.cost.as_ref().map(|cost| &cost.value)
     {
         call.settled = Some(Given { name: word.clone(), value: (**closure).clone() });
     }
+    let (key, on_missing_key) = (value(rule.key.take()), value(rule.on_missing_key.take()));
+    let cost = match kind {
+        AttributeKind::AtOnce => None,
+        AttributeKind::PerTime => Some(value(rule.cost.take()).unwrap_or(CostArgument::Number(Number::one()))),
+    };
+    let source = match value(rule.rule.take()) {
+        Some(constant) => RuleSource::Constant(constant),
+        None => RuleSource::Arguments(Box::new(rule_fields(rule, kind, at)?)),
+    };
+    let rule = RuleSpec { source, key, on_missing_key, cost };
+    Ok(LimitAttribute { rule, call, exclusive, joined: None, is_incomplete: false })
+}
+
+fn rule_fields(mut rule: RuleArguments, kind: AttributeKind, at: Span) -> Result<RuleFields> {
+    let builder_calls = rule.builder_calls();
     let (Some(prefix), Some(count)) = (value(rule.prefix), value(rule.count)) else {
         return fail(at, "`prefix` and `count` are needed");
     };
-    let limit_kind = match (kind, value(rule.unit)) {
+    let kind = match (kind, value(rule.unit)) {
         (AttributeKind::AtOnce, _) => LimitKind::AtOnce { lease: value(rule.lease).unwrap_or(DEFAULT_LEASE_MS) },
         (AttributeKind::PerTime, None) => return fail(at, "`unit` is needed"),
-        (AttributeKind::PerTime, Some(unit)) => LimitKind::PerTime(Box::new(PeriodLimit {
+        (AttributeKind::PerTime, Some(unit)) => LimitKind::PerTime(PeriodLimit {
             ttl: Number::to_const_or_one(value(rule.ttl).as_ref()),
             unit,
-            cost: value(rule.cost).unwrap_or(CostArgument::Number(Number::one())),
             algorithm: value(rule.algorithm).unwrap_or_default(),
             prefetch: value(rule.prefetch),
-        })),
+        }),
     };
-    let rule = RuleSpec {
-        prefix,
-        count,
-        key: value(rule.key),
-        on_missing_key: value(rule.on_missing_key),
-        kind: limit_kind,
-        builder_calls,
-    };
-    Ok(LimitAttribute { rule, call, exclusive, joined: None, is_incomplete: false })
+    Ok(RuleFields { prefix, count, kind, builder_calls })
 }
 
 fn value<T>(given: Option<Given<T>>) -> Option<T> {
@@ -72,7 +78,7 @@ fn value<T>(given: Option<Given<T>>) -> Option<T> {
 impl AttributeArguments {
     /// Sets the default algorithm, and drops a `prefetch` that prefetches nothing.
     fn set_defaults(&mut self, at: Span) {
-        if !self.given.contains(&"algorithm") {
+        if !self.is_given("algorithm") && !self.is_given("rule") {
             let name = Ident::new("algorithm", at);
             self.rule.algorithm = Some(Given { name, value: AlgorithmArgument::default() });
         }
@@ -81,7 +87,23 @@ impl AttributeArguments {
         }
     }
 
-    /// `None` if the given one is invalid.
+    /// Reports arguments beside `rule`, which may be misspelt, that the rule has itself.
+    fn check_rule(&mut self, kind: AttributeKind, errors: &mut Errors) {
+        if !self.is_given("rule") && !self.excused.contains(&"rule") {
+            return;
+        }
+        for argument in arguments(kind).filter(|argument| argument.usage.is_of_rule) {
+            let name = argument.name;
+            self.excused.push(name);
+            if let Some(at) = self.given_at(name) {
+                let message =
+                    format!("`{name}` is a part of the rule: leave it out beside `rule`, or change the constant");
+                errors.add(at, message);
+            }
+        }
+    }
+
+    /// `None` if the given one is invalid, or if rustc knows it only.
     fn algorithm(&self) -> Option<&AlgorithmArgument> {
         self.rule.algorithm.as_ref().map(|algorithm| &algorithm.value)
     }
@@ -90,7 +112,7 @@ impl AttributeArguments {
         for argument in arguments(kind) {
             let name = argument.name;
             if let (Some(meaning), Some(example)) = (argument.usage.meaning(kind), argument.usage.example(kind))
-                && !self.given.contains(&name)
+                && !self.is_given(name)
                 && !self.excused.contains(&name)
             {
                 errors.add(at, format!("missing `{name}`, {meaning}: {name} = {example}"));
@@ -167,7 +189,7 @@ impl AttributeArguments {
 
     fn check_missing_key(&self, errors: &mut Errors) {
         if let Some(Given { name, .. }) = &self.rule.on_missing_key
-            && !self.given.contains(&"key")
+            && !self.is_given("key")
         {
             errors.add(name.span(), "`on_missing_key` needs a `key` that may be missing: key = user_id");
         }

@@ -34,19 +34,32 @@ pub(crate) struct Exclusive {
     pub(crate) word: &'static str,
 }
 
-/// The rule of one attribute, with its key.
+/// The rule of one attribute, with its key and its cost.
 pub(crate) struct RuleSpec {
-    pub(crate) prefix: TokenStream,
-    pub(crate) count: Number,
+    pub(crate) source: RuleSource,
     pub(crate) key: Option<Expr>,
     pub(crate) on_missing_key: Option<Ident>,
+    /// `None` for a place, whose cost is 1.
+    pub(crate) cost: Option<CostArgument>,
+}
+
+pub(crate) enum RuleSource {
+    /// `rule = ORDERS`
+    Constant(Expr),
+    Arguments(Box<RuleFields>),
+}
+
+/// A rule that is given field by field.
+pub(crate) struct RuleFields {
+    pub(crate) prefix: TokenStream,
+    pub(crate) count: Number,
     pub(crate) kind: LimitKind,
     /// Methods of the runtime's `Rule` to call, each with its argument.
     pub(crate) builder_calls: Vec<(&'static str, TokenStream)>,
 }
 
 pub(crate) enum LimitKind {
-    PerTime(Box<PeriodLimit>),
+    PerTime(PeriodLimit),
     /// A place is free again so many milliseconds after its holder died.
     AtOnce {
         lease: u64,
@@ -58,28 +71,23 @@ pub(crate) struct PeriodLimit {
     pub(crate) ttl: TokenStream,
     /// In milliseconds.
     pub(crate) unit: u64,
-    pub(crate) cost: CostArgument,
     pub(crate) algorithm: AlgorithmArgument,
     pub(crate) prefetch: Option<Number>,
 }
 
 impl RuleSpec {
-    /// `None` for a place, whose cost is 1.
-    pub(crate) fn cost(&self) -> Option<&CostArgument> {
-        match &self.kind {
-            LimitKind::PerTime(limit) => Some(&limit.cost),
-            LimitKind::AtOnce { .. } => None,
-        }
+    pub(crate) fn is_place(&self) -> bool {
+        self.cost.is_none()
     }
 
     /// Returns true if a call holds a place or a cost until it ends.
     pub(crate) fn is_held(&self) -> bool {
-        !matches!(self.cost(), Some(CostArgument::Number(_)))
+        !matches!(self.cost, Some(CostArgument::Number(_)))
     }
 
     /// The span of the word `Settled`, if the outcome reports the cost.
     pub(crate) fn settled(&self) -> Option<Span> {
-        match self.cost() {
+        match &self.cost {
             Some(CostArgument::Settled { word, .. }) => Some(word.span()),
             _ => None,
         }
@@ -88,26 +96,33 @@ impl RuleSpec {
     /// A text that is equal for limits of one function whose counters are the same.
     pub(crate) fn counter(&self) -> String {
         let key = self.key.as_ref().map(text);
-        let counted = match &self.kind {
+        let fields = match &self.source {
+            RuleSource::Constant(rule) => return format!("{} {key:?}", text(rule)),
+            RuleSource::Arguments(fields) => fields,
+        };
+        let counted = match &fields.kind {
             LimitKind::AtOnce { .. } => "places".to_owned(),
-            LimitKind::PerTime(limit) => {
-                let PeriodLimit { ttl, unit, algorithm, .. } = &**limit;
+            LimitKind::PerTime(PeriodLimit { ttl, unit, algorithm, .. }) => {
                 let ttl = text(ttl);
                 let period = ttl.parse().ok().and_then(|ttl: u64| ttl.checked_mul(*unit));
                 let period = period.map_or_else(|| format!("{ttl} {unit}"), |period| period.to_string());
                 format!("{} {period}", algorithm.counter_tag())
             }
         };
-        format!("{} {key:?} {counted}", self.prefix)
+        format!("{} {key:?} {counted}", fields.prefix)
     }
 
     /// The expressions that are evaluated before the call.
     pub(crate) fn exprs(&self) -> impl Iterator<Item = &Expr> {
-        let cost = match self.cost() {
+        let count = match &self.source {
+            RuleSource::Constant(_) => None,
+            RuleSource::Arguments(fields) => Some(&fields.count),
+        };
+        let cost = match &self.cost {
             Some(CostArgument::Number(cost) | CostArgument::Settled { max: cost, .. }) => Some(cost),
             _ => None,
         };
-        let numbers = [Some(&self.count), cost].into_iter().flatten();
+        let numbers = [count, cost].into_iter().flatten();
         self.key.iter().chain(numbers.filter_map(Number::expr))
     }
 }

@@ -20,7 +20,7 @@ pub(crate) use self::table::names;
 use self::table::{Argument, AttributeArguments, arguments};
 pub(crate) use self::{
     cost::{CostArgument, SETTLED_NEEDS},
-    limit::{Exclusive, LimitAttribute, LimitKind, ParsedAttribute, RuleSpec},
+    limit::{Exclusive, LimitAttribute, LimitKind, ParsedAttribute, RuleFields, RuleSource, RuleSpec},
     on_limit::OnLimitArgument,
     table::{CallArguments, Given},
 };
@@ -120,10 +120,10 @@ impl ArgumentParser {
     fn named(&mut self, argument: &Argument, name: Ident, input: ParseStream) -> Result<()> {
         input.call(Ident::parse_any)?;
         let text = argument.name;
-        if self.arguments.given.contains(&text) {
+        if self.arguments.is_given(text) {
             return fail(name.span(), format!("`{text}` is set twice"));
         }
-        self.arguments.given.push(text);
+        self.arguments.given.push((text, name.span()));
         if argument.usage.is_word {
             self.is_named = true;
             let at = name.span();
@@ -175,7 +175,7 @@ impl ArgumentParser {
             return Err(input.error(format!("only {names} go without a name, in this order: write `name = value`")));
         };
         self.position += 1;
-        self.arguments.given.push(argument.name);
+        self.arguments.given.push((argument.name, input.span()));
         let name = Ident::new(argument.name, input.span());
         let result = (argument.read)(&mut self.arguments, name, input);
         if result.is_err() {

@@ -3,7 +3,7 @@
 //! A further `builder` argument needs only its row. An `each` or `once` argument is also used in
 //! `limit.rs`, `check.rs` and `generate.rs`.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{Span, TokenStream};
 use quote::ToTokens;
 use syn::parse::ParseStream;
 use syn::{Error, Expr, Ident, LitStr, Path, Result};
@@ -43,6 +43,8 @@ pub(super) struct Usage {
     pub(super) is_positional: bool,
     /// The name stands alone, without a value.
     pub(super) is_word: bool,
+    /// The argument is a part of the rule, and cannot stand beside `rule`.
+    pub(super) is_of_rule: bool,
 }
 
 /// The arguments of one attribute.
@@ -50,10 +52,20 @@ pub(super) struct Usage {
 pub(super) struct AttributeArguments {
     pub(super) rule: RuleArguments,
     pub(super) call: CallArguments,
-    /// Names of the arguments that are given, including those whose value is invalid.
-    pub(super) given: Vec<&'static str>,
+    /// Names of the arguments that are given, including those whose value is invalid, and where.
+    pub(super) given: Vec<(&'static str, Span)>,
     /// Names that are not reported as missing, since another error explains their absence.
     pub(super) excused: Vec<&'static str>,
+}
+
+impl AttributeArguments {
+    pub(super) fn is_given(&self, name: &str) -> bool {
+        self.given_at(name).is_some()
+    }
+
+    pub(super) fn given_at(&self, name: &str) -> Option<Span> {
+        self.given.iter().find(|(given, _)| *given == name).map(|(_, at)| *at)
+    }
 }
 
 /// Defines the table, and the fields that values are stored in.
@@ -141,24 +153,29 @@ macro_rules! arguments {
 // Errors list the arguments in this order. Values without names are given in it, too.
 arguments! {
     each prefix: TokenStream, "prefix" = prefix,
-        both("\"item\"", "\"export\"").positional().required(["the counter's name"; 2]);
-    each ttl: Number, "ttl" = ttl, per_time("1").positional();
-    each unit: u64, "unit" = unit, per_time("Minutes").positional().required(["the unit of `ttl`"; 2]);
+        both("\"item\"", "\"export\"").positional().required(["the counter's name"; 2]).of_rule();
+    each ttl: Number, "ttl" = ttl, per_time("1").positional().of_rule();
+    each unit: u64, "unit" = unit, per_time("Minutes").positional().required(["the unit of `ttl`"; 2]).of_rule();
     each count: Number, "count" = value::positive,
-        both("100", "3").positional().required(["how many calls are let through", "how many calls may run at once"]);
+        both("100", "3")
+            .positional()
+            .required(["how many calls are let through", "how many calls may run at once"])
+            .of_rule();
+    each rule: Expr, "rule" = rule, both("ORDERS", "EXPORTS");
     each key: Expr, "key" = key, both("user_id", "user_id");
-    each algorithm: AlgorithmArgument, "algorithm" = algorithm::read, per_time("SlidingLog");
+    each algorithm: AlgorithmArgument, "algorithm" = algorithm::read, per_time("SlidingLog").of_rule();
     each cost: CostArgument, "cost" = cost::read, per_time("5");
-    each lease: u64, "lease" = lease, concurrent("\"30s\"");
+    each lease: u64, "lease" = lease, concurrent("\"30s\"").of_rule();
     once on_limit: OnLimitArgument, "on_limit" = on_limit::read, per_time("Wait(max = \"30s\")");
     once on_busy: OnLimitArgument, "on_limit" = on_limit::read, concurrent("Wait(max = \"30s\")");
     once on_store_error: Ident, "on_store_error" = on_store_error, both("Local", "Local");
     each on_missing_key: Ident, "on_missing_key" = on_missing_key, both("Deny", "Deny");
     once permit: Ident, "permit" = permit, both("permit", "permit");
     once limiter: Expr, "limiter" = value::expr, both("&self.limiter", "&self.limiter");
-    each prefetch: Number, "prefetch" = value::positive, per_time("1");
-    builder with_denial_cache, "denial_cache" = |input, name| value::flag(input, name, true), per_time("false");
-    builder with_shadow, "shadow" = |input, name| value::flag(input, name, false), per_time("false");
+    each prefetch: Number, "prefetch" = value::positive, per_time("1").of_rule();
+    builder with_denial_cache, "denial_cache" = |input, name| value::flag(input, name, true),
+        per_time("false").of_rule();
+    builder with_shadow, "shadow" = |input, name| value::flag(input, name, false), per_time("false").of_rule();
     same blocking: Ident, "blocking" = word, both("", "").word();
     same krate: Path, "crate" = runtime_path, both("::ratelimit_runtime", "::ratelimit_runtime");
 }
@@ -174,7 +191,7 @@ pub(crate) fn names(kind: AttributeKind) -> Vec<&'static str> {
 
 impl Usage {
     const fn new(examples: [Option<&'static str>; 2]) -> Self {
-        Self { examples, meanings: None, is_positional: false, is_word: false }
+        Self { examples, meanings: None, is_positional: false, is_word: false, is_of_rule: false }
     }
 
     const fn positional(self) -> Self {
@@ -183,6 +200,10 @@ impl Usage {
 
     const fn word(self) -> Self {
         Self { is_word: true, ..self }
+    }
+
+    const fn of_rule(self) -> Self {
+        Self { is_of_rule: true, ..self }
     }
 
     const fn required(self, meanings: [&'static str; 2]) -> Self {
@@ -242,6 +263,19 @@ fn same<T: ToTokens>(merged: &mut Option<Given<T>>, further: Option<Given<T>>) -
 fn prefix(input: ParseStream, name: &str) -> Result<TokenStream> {
     const MAX_BYTES: usize = 200;
     value::text(input, name, MAX_BYTES)
+}
+
+/// Reads the constant or expression of a whole rule.
+fn rule(input: ParseStream, name: &str) -> Result<Expr> {
+    match value::expr(input, name)? {
+        Expr::Lit(literal) => {
+            let message = format!(
+                "`{name}` is a constant of the type `Rule`, which has the prefix and the numbers: {name} = ORDERS"
+            );
+            Err(Error::new_spanned(literal, message))
+        }
+        rule => Ok(rule),
+    }
 }
 
 /// Reads an expression. A string would give all callers one counter, which is hardly ever meant.

@@ -62,6 +62,10 @@ snapshots! {
         #[r#"prefix = "item", unit = Seconds, count = limit(), algorithm = FixedWindow, prefetch = SIZE, denial_cache = false"#]
         "async fn f() -> R {}"
 
+    constant_rule:
+        #[r#"rule = rules::ORDERS, key = id, cost = 5"#]
+        "async fn f(id: u64) -> R {}"
+
     shadow:
         #[r#""item", 1, Minutes, 100, algorithm = TokenBucket, shadow = true"#]
         "async fn f() -> R {}"

@@ -392,7 +392,7 @@ impl Rule {
     }
 
     /// Whether the period is valid.
-    const fn has_period(&self) -> bool {
+    pub(crate) const fn has_period(&self) -> bool {
         0 < self.period_ms && self.period_ms <= saturating_ms(Self::LONGEST_PERIOD) && self.rest_ns == 0
     }
 }

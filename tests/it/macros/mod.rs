@@ -13,6 +13,7 @@ mod methods;
 mod names;
 mod neighbours;
 mod returned;
+mod rules;
 mod stacked;
 mod traps;
 

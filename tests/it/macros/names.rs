@@ -126,7 +126,7 @@ async fn an_impl_block_inside_a_macro_is_limited() {
 async fn arguments_may_have_the_names_of_generated_locals() {
     #[limit_request_per_time("item", 1, Hours, count = count, key = (deciding, refused, charges, key, rule, call), cost = cost,
         limiter = limiter, permit = permit)]
-    #[limit_request_per_time("other", 1, Hours, rule, key = optional_key, on_missing_key = Shared, cost = call)]
+    #[limit_request_per_time("other", 1, Hours, count = rule, key = optional_key, on_missing_key = Shared, cost = call)]
     #[expect(clippy::too_many_arguments)]
     async fn every_name(
         deciding: u64,

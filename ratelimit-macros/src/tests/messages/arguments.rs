@@ -241,3 +241,47 @@ fn of_limit_concurrent_requests() {
         &[&format!("`id` {later}")],
     );
 }
+
+/// The rule has its numbers itself.
+#[test]
+fn a_constant_rule() {
+    let part =
+        |name: &str| format!("`{name}` is a part of the rule: leave it out beside `rule`, or change the constant");
+    for (arguments, parts) in [
+        ("rule = ORDERS", &[] as &[&str]),
+        ("rule = rules::ORDERS.with_shadow(true), cost = 5, on_limit = Wait, permit = p", &[]),
+        ("rule = Self::RULE, key = id, on_missing_key = Deny, on_store_error = Deny, limiter = l, crate = ::a", &[]),
+        ("rule = ORDERS, cost = Elapsed(max = \"5s\")", &[]),
+        ("rule = ORDERS, cost = Settled(max = 5, |o| 5)", &[]),
+        ("\"a\", 1, Days, 5, rule = ORDERS", &["prefix", "ttl", "unit", "count"]),
+        ("\"a\", rule = ORDERS, ttl = 5", &["prefix", "ttl"]),
+        ("rule = ORDERS, algorithm = SlidingLog, cost = Elapsed", &["algorithm"]),
+        ("rule = ORDERS, prefetch = 1, denial_cache = true, shadow = false", &["prefetch", "denial_cache", "shadow"]),
+    ] {
+        let expected: Vec<_> = parts.iter().map(|name| part(name)).collect();
+        check(arguments, FN, &expected.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    for (arguments, parts) in [
+        ("rule = EXPORTS, key = id, permit = p", &[] as &[&str]),
+        ("\"a\", 3, rule = EXPORTS, lease = \"1m\"", &["prefix", "count", "lease"]),
+    ] {
+        let expected: Vec<_> = parts.iter().map(|name| part(name)).collect();
+        check_concurrent(arguments, FN, &expected.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    let literal = "`rule` is a constant of the type `Rule`, which has the prefix and the numbers: rule = ORDERS";
+    for rule in ["\"orders\"", "100"] {
+        check(&format!("rule = {rule}"), FN, &[literal]);
+    }
+    check("rule =", FN, &["`rule` needs a value: rule = ORDERS"]);
+    check("rule = A, rule = B, key = id", FN, &["`rule` is set twice"]);
+    check("rul = ORDERS", FN, &["unknown argument `rul`, did you mean `rule`?"]);
+    let twice = "a limit above has the same counter, which each call would charge twice: give this one another `rule`";
+    let second = |arguments: &str| format!("#[limit_request_per_time({arguments})] {FN}");
+    check("rule = ORDERS", &second("rule = ORDERS"), &[twice]);
+    check("rule = ORDERS, key = id", &second("rule = ORDERS, key = id"), &[twice]);
+    for other in ["rule = ORDERS", "rule = OTHERS, key = id", "\"a\", 1, Days, 5, key = id"] {
+        check("rule = ORDERS, key = id", &second(other), &[]);
+    }
+    let alone = "`LeakyBucket` stands alone: a function with it has no second rate limit";
+    check("rule = ORDERS", &second("\"a\", 1, Days, 1, algorithm = LeakyBucket(queue = 1)"), &[alone]);
+}

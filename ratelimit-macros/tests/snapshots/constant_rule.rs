@@ -1,0 +1,35 @@
+async fn f(id: u64) -> R {
+    if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
+        let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
+            ::core::option::Option::None,
+            const { ::ratelimit_runtime::__private::Call::new() },
+            {
+                let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
+                ::ratelimit_runtime::__private::charge(
+                    const {
+                        &::ratelimit_runtime::__private::rule_of_cost(
+                            ::ratelimit_runtime::__private::rule_per_time(rules::ORDERS),
+                            5,
+                        )
+                    },
+                    __ratelimit_key,
+                    5,
+                )
+            },
+        ) {
+            ::ratelimit_runtime::__private::Attempted::Admitted => {
+                break 'decided (::core::result::Result::Ok(()));
+            }
+            ::ratelimit_runtime::__private::Attempted::Refused(__ratelimit_refused) => {
+                break 'decided (::core::result::Result::Err(__ratelimit_refused));
+            }
+            ::ratelimit_runtime::__private::Attempted::Deferred(__ratelimit_deferred) => {
+                __ratelimit_deferred.decide()
+            }
+        };
+        __ratelimit_deciding.await
+    } {
+        return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
+    }
+    '__ratelimit_body: {}
+}
