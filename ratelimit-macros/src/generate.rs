@@ -72,9 +72,14 @@ impl GeneratedCheck {
         let path = arguments.krate.as_ref().map(|krate| krate.value.to_token_stream());
         let runtime = &RuntimePath(path);
         let is_held = limits.iter().any(|limit| limit.rule.is_held());
-        let is_concurrent = limits.iter().any(|limit| limit.rule.is_place());
+        let places = limits.iter().filter(|limit| limit.rule.is_place()).count();
+        let kinds = match places {
+            0 => LimitKinds::PerTime,
+            places if places == limits.len() => LimitKinds::AtOnce,
+            _ => LimitKinds::Both,
+        };
         let deciding = ask_limiter(limits, is_held, arguments, runtime);
-        let refusal = refusal(runtime, arguments, is_concurrent, function.output_ends());
+        let refusal = refusal(runtime, arguments, kinds, function.output_ends());
         let settled = arguments.settled.as_ref();
         let settlement = settled.map(|closure| settlement(runtime, &closure.value, function.output()));
         let permit = match &arguments.permit {
@@ -461,19 +466,28 @@ fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
     hygienic!(const { #krate::__private::Call::new() #for_limit #for_place #on_store_error })
 }
 
-/// Returns from the function with the error `refused`, or with the expression of `Return`.
+/// The limits of one function.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LimitKinds {
+    PerTime,
+    AtOnce,
+    Both,
+}
+
+/// Returns from the function with the expression of `Return`, or with the error `refused`.
 ///
-/// If the call takes a place, the error tells whether a place or another limit was missing.
+/// With limits of both kinds, each has an `on_limit` for its own refusals. The error tells which
+/// kind refused. A call that could not be decided is a refusal by neither.
 fn refusal(
     runtime: &RuntimePath,
     arguments: &CallArguments,
-    is_concurrent: bool,
+    kinds: LimitKinds,
     (start, end): (Span, Span),
 ) -> TokenStream {
     let krate = runtime.tokens();
-    let return_value = |on_limit: &Option<Given<OnLimitArgument>>, condition: TokenStream| {
+    let return_value = |on_limit: &Option<Given<OnLimitArgument>>| {
         let Some(OnLimitArgument::Return { word, expr }) = on_limit.as_ref().map(|on_limit| &on_limit.value) else {
-            return hygienic!();
+            return None;
         };
         // A name that the user's expression sees, in `"{refused}"`, too.
         let visible = text(expr).contains("refused").then(|| {
@@ -483,26 +497,24 @@ fn refusal(
                 let _ = &#visible;
             }
         });
-        hygienic! {
-            if #condition {
-                #visible
-                return #expr;
-            }
-        }
+        Some(hygienic!(#visible return #expr;))
     };
-    let fits_when_released = hygienic!(#krate::__private::fits_when_released(&__ratelimit_refused));
-    let for_place = return_value(&arguments.on_busy, fits_when_released.clone());
-    let not_for_place = is_concurrent.then(|| hygienic!(&& !#fits_when_released));
-    let over_limit = hygienic!(#krate::__private::over_limit(&__ratelimit_refused) #not_for_place);
-    let for_limit = return_value(&arguments.on_limit, over_limit);
     // The whole call has the span of the returned type: rustc reports a type that cannot hold a
     // refusal there.
-    let krate = runtime.at(start);
-    let path = quote_spanned!(start=> #krate::FromRefusal);
+    let at_type = runtime.at(start);
+    let path = quote_spanned!(start=> #at_type::FromRefusal);
     let function = quote_spanned!(end=> ::from_refusal(__ratelimit_refused));
-    hygienic! {
-        #for_place
-        #for_limit
-        return #path #function;
+    let error = hygienic!(return #path #function;);
+    let (for_limit, for_place) = (return_value(&arguments.on_limit), return_value(&arguments.on_busy));
+    let is_of_place = hygienic!(#krate::__private::fits_when_released(&__ratelimit_refused));
+    match (kinds, for_limit, for_place) {
+        (LimitKinds::PerTime, Some(value), _) | (LimitKinds::AtOnce, _, Some(value)) => value,
+        (LimitKinds::Both, Some(for_limit), Some(for_place)) => hygienic!(if #is_of_place { #for_place } #for_limit),
+        (LimitKinds::Both, Some(for_limit), None) => {
+            let is_over_limit = hygienic!(#krate::__private::over_limit(&__ratelimit_refused));
+            hygienic!(if #is_over_limit && !#is_of_place { #for_limit } #error)
+        }
+        (LimitKinds::Both, None, Some(for_place)) => hygienic!(if #is_of_place { #for_place } #error),
+        _ => error,
     }
 }

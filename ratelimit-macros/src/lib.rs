@@ -141,7 +141,9 @@ use crate::kind::AttributeKind;
 /// | `Return(expr)` | return the value of this expression |
 ///
 /// The expression of `Return` can use the function's arguments and `.await`. The variable `refused`
-/// holds the `RequestPerMinute`.
+/// holds the `RequestPerMinute`. The value is returned for every refusal, also if a key is missing,
+/// or if the store failed and `on_store_error` does not admit the call. `refused.cause()` tells them
+/// apart. An invalid rule or a misconfigured server is still an `ERROR` in the log.
 ///
 /// # Algorithms
 ///
@@ -226,10 +228,20 @@ use crate::kind::AttributeKind;
 ///
 /// # The returned type
 ///
-/// The function must be able to return a refusal, whatever `on_limit` is. It returns `Result<_, E>`
-/// with `E: From<RequestPerMinute>`, or a type of yours that implements `FromRefusal`.
-/// `Return(expr)` is for calls over the limit. If the limiter cannot decide, because of a missing
-/// key or a failed store under `Deny`, the call still returns the error.
+/// | the function returns | a refused call returns |
+/// |---|---|
+/// | `Result<_, E>` with `E: From<RequestPerMinute>` | `Err(refused.into())` |
+/// | `Response` of `axum`, or a `Result` with it as the error (feature `axum`) | the status 429, 403, 503 or 500 |
+/// | a type of yours | what its `FromRefusal` makes of the refusal |
+/// | any type, with `on_limit = Return(expr)` | the value of the expression |
+///
+/// ```
+/// # use ratelimit_runtime::limit_request_per_time;
+/// #[limit_request_per_time("hints", 1, Minutes, 10, key = user, on_limit = Return(Vec::new()))]
+/// async fn hints(user: u64) -> Vec<String> {
+///     vec!["a hint".to_owned()]
+/// }
+/// ```
 ///
 /// # Supported items
 ///
@@ -303,7 +315,8 @@ use crate::kind::AttributeKind;
 /// `Cause::Misconfigured`.
 ///
 /// [`limit_concurrent_requests`](macro@limit_concurrent_requests) takes part in the same decision,
-/// with an `on_limit` of its own.
+/// with an `on_limit` of its own. If only one of the two is a `Return`, the function must be able to
+/// return a refusal by the other one.
 ///
 /// Stacked attributes must be written under their own names. One that is imported under another
 /// name, or that `cfg_attr` adds to a method of a limited `impl` block, is a compile error.

@@ -319,8 +319,9 @@ impl fmt::Display for Period {
 
 /// A return type that can report a refusal.
 ///
-/// A refused annotated function returns early with such a value. Implemented for every `Result`
-/// whose error is [`From<RequestPerMinute>`](From). Implement it for other return types.
+/// A refused annotated function returns early with such a value, unless it has `on_limit =
+/// Return(..)`. Implemented for every `Result` whose error is [`From<RequestPerMinute>`](From), and
+/// for the `Response` of `axum` (feature `axum`). Implement it for other return types.
 ///
 /// ```
 /// use ratelimit_runtime::{FromRefusal, RequestPerMinute};
@@ -337,6 +338,7 @@ impl fmt::Display for Period {
     message = "`{Self}` cannot report that a call was refused by its rate limit",
     label = "an annotated function must be able to return a `RequestPerMinute`",
     note = "return a `Result` whose error implements `From<ratelimit_runtime::RequestPerMinute>`; with `thiserror`, add the variant `RateLimited(#[from] RequestPerMinute)`",
+    note = "or say what to return instead: `on_limit = Return(None)`",
     note = "or implement `ratelimit_runtime::FromRefusal` for a return type of your own"
 )]
 pub trait FromRefusal {

@@ -513,7 +513,7 @@ fn engine_ref(limiter: Option<&Limiter>) -> EngineRef {
     limiter.map_or_else(Limiter::current_engine, Limiter::engine_ref)
 }
 
-/// Checks whether a refusal is due to a limit, so that `on_limit` applies.
+/// Checks whether a refusal is due to a limit, so that the `on_limit` of one of two kinds applies.
 #[must_use]
 pub fn over_limit(refusal: &RequestPerMinute) -> bool {
     matches!(refusal.cause(), Cause::Exceeded | Cause::NeverFits)

@@ -21,12 +21,9 @@ async fn f() -> R {
         };
         __ratelimit_deciding.await
     } {
-        if ::ratelimit_runtime::__private::over_limit(&__ratelimit_refused) {
-            let refused = __ratelimit_refused;
-            let _ = &refused;
-            return cached(&refused).await;
-        }
-        return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
+        let refused = __ratelimit_refused;
+        let _ = &refused;
+        return cached(&refused).await;
     }
     '__ratelimit_body: {}
 }

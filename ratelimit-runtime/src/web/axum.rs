@@ -6,7 +6,7 @@ use super::{
     HeaderStyle,
     problem::{self, Problem},
 };
-use crate::RequestPerMinute;
+use crate::{FromRefusal, RequestPerMinute};
 
 /// The response to a refused request, see [`web`](crate::web). Annotated handlers return it.
 ///
@@ -39,5 +39,37 @@ impl IntoResponse for RequestPerMinute {
         let mut response = (status, body).into_response();
         response.headers_mut().extend(headers);
         response
+    }
+}
+
+/// An annotated handler may return a `Response`.
+///
+/// ```
+/// # mod axum { pub mod response { pub use axum_core::response::*; } }
+/// use axum::response::{IntoResponse, Response};
+/// use ratelimit_runtime::{Limiter, limit_request_per_time};
+///
+/// #[limit_request_per_time(prefix = "greet", ttl = 1, unit = Minutes, count = 1)]
+/// async fn greet() -> Response {
+///     "hello".into_response()
+/// }
+///
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+/// # runtime.block_on(Limiter::in_memory().scope(async {
+/// assert_eq!(greet().await.status(), 200);
+/// assert_eq!(greet().await.status(), 429);
+/// # }));
+/// ```
+#[diagnostic::do_not_recommend]
+impl FromRefusal for Response {
+    fn from_refusal(refused: RequestPerMinute) -> Self {
+        refused.into_response()
+    }
+}
+
+/// An annotated handler may return a `Result<_, Response>`, and `?` turns a refusal into a response.
+impl From<RequestPerMinute> for Response {
+    fn from(refused: RequestPerMinute) -> Self {
+        refused.into_response()
     }
 }

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use ratelimit_runtime::{Cause, Limiter, ManualClock, Permit, RequestPerMinute, limit_request_per_time};
 use tokio::time::Instant;
+use tracing::Level;
 
 use super::{R, exceeded, limits_each_key, refused, send};
 use crate::support::in_memory;
+use crate::support::log::Log;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -42,22 +44,44 @@ async fn on_limit_return_gives_the_value_instead() {
     Limiter::in_memory().scope(calls).await;
 }
 
-/// `Return` answers for the limit; what can't be decided is an error still.
 #[tokio::test]
-async fn on_limit_return_is_for_limits_only() {
+async fn on_limit_return_gives_the_value_for_every_refusal() {
     #[limit_request_per_time("item", 1, Hours, 5, key = id, cost = cost, on_missing_key = Deny, on_store_error = Deny,
-        on_limit = Return(Ok(0)))]
-    async fn call(id: Option<u64>, cost: u64) -> R {
-        Ok(1)
+        on_limit = Return(Some(refused.cause())))]
+    async fn call(id: Option<u64>, cost: i64) -> Option<Cause> {
+        None
     }
     let calls = async {
-        refused(call(None, 1).await, Cause::MissingKey);
-        assert_eq!(call(Some(1), 6).await.unwrap(), 0);
-        assert_eq!(call(Some(1), 5).await.unwrap(), 1);
-        assert_eq!(call(Some(1), 1).await.unwrap(), 0);
+        assert_eq!(call(None, 1).await, Some(Cause::MissingKey));
+        assert_eq!(call(Some(1), 6).await, Some(Cause::NeverFits));
+        assert_eq!(call(Some(1), 5).await, None);
+        assert_eq!(call(Some(1), 1).await, Some(Cause::Exceeded));
+        assert_eq!(call(Some(1), -1).await, Some(Cause::Misconfigured));
     };
     Limiter::in_memory().scope(calls).await;
-    refused(dead_redis().await.scope(call(Some(1), 1)).await, Cause::Unavailable);
+    assert_eq!(dead_redis().await.scope(call(Some(1), 1)).await, Some(Cause::Unavailable));
+}
+
+/// The value hides the mistake from the caller, so the log must have it.
+#[tokio::test]
+async fn a_misconfiguration_behind_on_limit_return_is_logged() {
+    #[limit_request_per_time("never logged before", 1, Hours, 5, cost = cost, on_limit = Return(()))]
+    async fn call(cost: i64) {}
+    let log = Log::default();
+    let _logging = tracing::subscriber::set_default(log.clone());
+    // The process logs one misconfiguration a second, perhaps that of another test.
+    let lines = async || {
+        for _ in 0..300 {
+            call(-1).await;
+            let lines = log.with("never logged before");
+            if let Some((level, _)) = lines.iter().find(|(_, line)| line.contains("misconfigured")) {
+                return Some(*level);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        None
+    };
+    assert_eq!(Limiter::in_memory().scope(lines()).await, Some(Level::ERROR));
 }
 
 #[tokio::test(start_paused = true)]

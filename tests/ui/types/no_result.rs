@@ -3,7 +3,7 @@
 use std::pin::Pin;
 
 use futures_util::future::BoxFuture;
-use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+use ratelimit_runtime::{RequestPerMinute, limit_concurrent_requests, limit_request_per_time};
 
 #[limit_request_per_time("item", 1, Days, 1)]
 async fn plain() -> Vec<String> {
@@ -18,8 +18,14 @@ async fn waits() -> u64 {
     1
 }
 
+#[limit_concurrent_requests("place", 1)]
 #[limit_request_per_time("item", 1, Days, 1, on_limit = Return(None))]
-async fn returns() -> Option<u64> {
+async fn returns_for_one_of_two() -> Option<u64> {
+    None
+}
+
+#[limit_request_per_time("item", 1, Days, 1, on_limit = Return(0))]
+async fn another_type() -> Option<u64> {
     None
 }
 
