@@ -1,7 +1,7 @@
 //! Generates the check: statements before the user's body, and around it if the outcome reports
 //! the cost.
 
-use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::{Expr, GenericArgument, Path, PathArguments, Type};
 
@@ -11,7 +11,7 @@ use crate::args::{
 use crate::entry_points;
 use crate::incomplete;
 use crate::item::Function;
-use crate::tokens::{ends, hygienic, parenthesize, text};
+use crate::tokens::{ends, hygienic, locate, parenthesize, text};
 use crate::value::{self, Number};
 
 /// The code to put around a body.
@@ -275,22 +275,8 @@ impl RuntimePath {
     }
 
     /// The path at a span where rustc is to report an error.
-    ///
-    /// `$crate` keeps its hygiene, without which it does not resolve. All other tokens get the
-    /// hygiene of `span`: rustc reports an error over several tokens only if they have the same.
     fn at(&self, span: Span) -> TokenStream {
-        let Some(path) = self.0.clone() else {
-            return quote_spanned!(span=> ::ratelimit_runtime);
-        };
-        let move_token = |mut token: TokenTree| {
-            let at = match token.to_string().as_str() {
-                "$crate" => span.resolved_at(token.span()),
-                _ => span,
-            };
-            token.set_span(at);
-            token
-        };
-        path.into_iter().map(move_token).collect()
+        locate(self.tokens(), span)
     }
 }
 
@@ -340,9 +326,9 @@ fn charge(rule: &RuleSpec, is_stacked: bool, runtime: &RuntimePath) -> TokenStre
         Some(CostArgument::Elapsed { max, .. }) => {
             let max = match max {
                 None => hygienic!(::core::option::Option::None),
-                Some((max, span)) => {
-                    let max = value::integer(*max, *span);
-                    hygienic!(::core::option::Option::Some(#max))
+                Some(max) => {
+                    let max = max.to_const(krate);
+                    hygienic!(::core::option::Option::Some(const { #max }))
                 }
             };
             hygienic!(#krate::__private::charge_elapsed(#charged, #key, #max))
@@ -371,8 +357,8 @@ fn given_rule(constant: &Expr, limit: &RuleSpec, is_stacked: bool, runtime: &Run
     }
     let cost = match &limit.cost {
         Some(CostArgument::Number(cost) | CostArgument::Settled { max: cost, .. }) => cost.literal(),
-        Some(CostArgument::Elapsed { max, .. }) => max.map(|(max, _)| max),
-        None => None,
+        Some(CostArgument::Elapsed { max: Some(max), .. }) => max.literal(),
+        _ => None,
     };
     if let Some(cost) = cost.filter(|cost| *cost > 1) {
         let cost = value::integer(cost, Span::mixed_site());
@@ -385,20 +371,18 @@ fn given_rule(constant: &Expr, limit: &RuleSpec, is_stacked: bool, runtime: &Run
 fn rule_of_fields(rule: &RuleFields, count: Option<&Number>, krate: &TokenStream) -> TokenStream {
     let prefix = &rule.prefix;
     let call = |name: &str, without_count: &str, arguments: TokenStream| {
-        let count = count.map(Number::to_const).map(|count| hygienic!(#count,));
+        let count = count.map(|count| count.to_const(krate)).map(|count| hygienic!(#count,));
         let name = Ident::new(if count.is_some() { name } else { without_count }, Span::mixed_site());
         hygienic!(#krate::__private::#name(#prefix, #count #arguments))
     };
     let mut constant = match &rule.kind {
-        LimitKind::AtOnce { lease } => {
-            call("concurrent", "concurrent_without_count", value::integer(*lease, Span::mixed_site()))
-        }
+        LimitKind::AtOnce { lease } => call("concurrent", "concurrent_without_count", lease.to_const(krate)),
         LimitKind::PerTime(limit) => {
-            let (ttl, unit) = (&limit.ttl, value::integer(limit.unit, Span::mixed_site()));
+            let (ttl, unit) = (Number::to_const_or_one(limit.ttl.as_ref(), krate), limit.unit.to_const(krate));
             let algorithm = &limit.algorithm;
             let rule = call(algorithm.constructor(), "rule_without_count", hygienic!(#ttl, #unit));
             let constant = algorithm.generate(&rule, krate);
-            match limit.prefetch.as_ref().map(Number::to_const) {
+            match limit.prefetch.as_ref().map(|permits| permits.to_const(krate)) {
                 None => constant,
                 Some(permits) => hygienic!(#krate::__private::prefetch(#constant, #permits)),
             }
@@ -450,8 +434,8 @@ fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
             let wait = Ident::new(wait, Span::mixed_site());
             hygienic!(.#wait())
         }
-        Some(OnLimitArgument::WaitAtMost(milliseconds)) => {
-            let milliseconds = value::integer(*milliseconds, Span::mixed_site());
+        Some(OnLimitArgument::WaitAtMost(longest)) => {
+            let milliseconds = longest.to_const(krate);
             let wait_at_most = Ident::new(wait_at_most, Span::mixed_site());
             hygienic!(.#wait_at_most(#milliseconds))
         }

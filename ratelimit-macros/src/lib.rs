@@ -47,8 +47,9 @@ use crate::kind::AttributeKind;
 /// | argument | meaning | value | default |
 /// |---|---|---|---|
 /// | `prefix` | name of the counter | string of 1 to 200 bytes, or a constant | required |
-/// | `ttl` | number of units in a period | integer or constant `u64`, at least 1 | `1` |
+/// | `ttl` | number of units in a period | integer or constant, at least 1 | `1` |
 /// | `unit` | unit of `ttl` | `Milliseconds`, `Seconds`, `Minutes`, `Hours`, `Days` | required |
+/// | `period` | the period, in place of `ttl` and `unit` | duration | |
 /// | `count` | limit of a period | integer or expression | required |
 /// | `rule` | the whole rule, see [below](#a-constant-rule) | constant `Rule` | |
 /// | `key` | the subject that is counted | expression | one counter for all calls |
@@ -59,7 +60,7 @@ use crate::kind::AttributeKind;
 /// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
 /// | `permit` | variable for the call's `Permit` | a name | |
 /// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |
-/// | `prefetch` | permits to take from the store at a time | integer or constant `u64` | `1` |
+/// | `prefetch` | permits to take from the store at a time | integer or constant | `1` |
 /// | `denial_cache` | use of cached denials | `true`, `false` | `true` |
 /// | `shadow` | count, but refuse no call | `true`, `false` | `false` |
 /// | `blocking` | the function is not async | no value | |
@@ -91,7 +92,19 @@ use crate::kind::AttributeKind;
 ///
 /// Names that begin with `__ratelimit_` are reserved for the generated code.
 ///
-/// A duration is a string: `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"1d"`, or a sum such as `"1m30s"`.
+/// A duration is a string: `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"1d"`, or a sum such as `"1m30s"`. Or
+/// it is a constant `Duration` of whole milliseconds.
+///
+/// ```
+/// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+/// # use std::time::Duration;
+/// const LONGEST_WAIT: Duration = Duration::from_secs(5);
+///
+/// #[limit_request_per_time(prefix = "item", period = "90s", count = 100, on_limit = Wait(max = LONGEST_WAIT))]
+/// async fn save_item() -> Result<(), RequestPerMinute> {
+///     Ok(())
+/// }
+/// ```
 ///
 /// The first four arguments may be given without their names, in this order, before the others:
 ///
@@ -105,8 +118,8 @@ use crate::kind::AttributeKind;
 ///
 /// # A constant rule
 ///
-/// `rule` takes a `Rule` in place of `prefix`, `ttl`, `unit`, `count`, `algorithm`, `prefetch`,
-/// `denial_cache` and `shadow`. Other code can then name the same rule: to peek at the counter, to
+/// `rule` takes a `Rule` in place of `prefix`, `ttl`, `unit`, `period`, `count`, `algorithm`,
+/// `prefetch`, `denial_cache` and `shadow`. Other code can then name the same rule: to peek at the counter, to
 /// reset it, or in a test.
 ///
 /// ```
@@ -168,7 +181,7 @@ use crate::kind::AttributeKind;
 /// - `LeakyBucket`: an admitted call sleeps until its turn. `queue`, which is required, is the
 ///   number of calls that may wait. With 0, a call runs at once or is refused.
 ///
-/// Numbers are integers or constant `u64`s. If an algorithm cannot store them (see `Rule::new`),
+/// Numbers are integers, constants of any integer type, or constant expressions of type `u64`. If an algorithm cannot store them (see `Rule::new`),
 /// constant ones are a compile error, and others are reported by each call.
 ///
 /// # Costs that are known at the end
@@ -361,7 +374,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// | `count` | number of places | integer or expression | required |
 /// | `rule` | the whole rule, see [there](macro@limit_request_per_time#a-constant-rule) | constant `Rule` | |
 /// | `key` | the subject whose calls are counted | expression | one counter for all calls |
-/// | `lease` | time until a dead process loses its places | `"1s"` to `"1d"` | `"30s"` |
+/// | `lease` | time until a dead process loses its places | duration from 1 s to 1 day | `"30s"` |
 /// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
 /// | `on_store_error` | decision while Redis does not answer | `Local`, `Allow`, `Deny` | the limiter's |
 /// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |

@@ -1,7 +1,7 @@
 //! Spans of generated tokens: hygiene for names, and places for errors in the user's code.
 
-use proc_macro2::{Delimiter, Group, Span, TokenStream};
-use quote::ToTokens;
+use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote_spanned};
 use syn::token::Brace;
 
 /// Generated tokens with mixed-site hygiene, which keeps their local names and the user's apart.
@@ -17,6 +17,30 @@ pub(crate) fn ends(tokens: impl ToTokens) -> (Span, Span) {
     let last = spans.last().unwrap_or(first);
     let mixed_site = Span::mixed_site();
     (first.resolved_at(mixed_site), last.resolved_at(mixed_site))
+}
+
+/// A path at a span where rustc is to report an error.
+///
+/// `$crate` keeps its hygiene, without which it does not resolve. All other tokens get the hygiene
+/// of `span`: rustc reports an error over several tokens only if they have the same.
+pub(crate) fn locate(path: TokenStream, span: Span) -> TokenStream {
+    let move_token = |mut token: TokenTree| {
+        let at = match token.to_string().as_str() {
+            "$crate" => span.resolved_at(token.span()),
+            _ => span,
+        };
+        token.set_span(at);
+        token
+    };
+    path.into_iter().map(move_token).collect()
+}
+
+/// `krate::__private::name(expr)`. Errors are reported at `expr`.
+pub(crate) fn call_at(expr: &impl ToTokens, krate: &TokenStream, name: &str) -> TokenStream {
+    let (start, end) = ends(expr);
+    let krate = locate(krate.clone(), start);
+    let (name, argument) = (Ident::new(name, start), parenthesize(expr.to_token_stream(), end));
+    quote_spanned!(start=> #krate::__private::#name #argument)
 }
 
 /// Braces at the place of the user's.

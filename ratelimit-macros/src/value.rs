@@ -1,7 +1,7 @@
 //! Reads values of arguments: words, numbers, strings, and options in parentheses.
 
 use proc_macro2::{Span, TokenStream, TokenTree};
-use quote::ToTokens;
+use quote::{ToTokens, quote_spanned};
 use syn::ext::IdentExt as _;
 use syn::parse::ParseStream;
 use syn::spanned::Spanned as _;
@@ -11,6 +11,7 @@ use syn::{Error, Expr, ExprLit, Ident, Lit, LitBool, LitInt, LitStr, Path, Resul
 use crate::duration;
 use crate::errors::{Errors, fail};
 use crate::suggest::{list, nearest, suggest};
+use crate::tokens::{call_at, ends};
 
 /// Reads `one, one, ..`. An error does not hide the mistakes after the next comma.
 pub(crate) fn comma_separated(input: ParseStream, mut one: impl FnMut(ParseStream) -> Result<()>) -> Result<()> {
@@ -97,17 +98,22 @@ impl Number {
         Number::Literal(1, Span::mixed_site())
     }
 
-    /// The number as an argument of a `const fn`.
-    pub(crate) fn to_const(&self) -> TokenStream {
+    /// The number as a `u64` in a constant. The path of a constant may have any type of integer; of
+    /// other expressions, whose type rustc infers, the type is `u64`.
+    pub(crate) fn to_const(&self, krate: &TokenStream) -> TokenStream {
         match self {
             Number::Literal(number, span) => integer(*number, *span),
+            Number::Other(path @ Expr::Path(_)) => {
+                let constant = call_at(path, krate, "Constant");
+                quote_spanned!(ends(path).0=> #constant.integer())
+            }
             Number::Const(expr) | Number::Other(expr) => expr.to_token_stream(),
         }
     }
 
     /// [`Self::to_const`] of a number that is 1 if it is not given.
-    pub(crate) fn to_const_or_one(number: Option<&Self>) -> TokenStream {
-        number.map_or_else(|| Self::one().to_const(), Self::to_const)
+    pub(crate) fn to_const_or_one(number: Option<&Self>, krate: &TokenStream) -> TokenStream {
+        number.map_or_else(|| Self::one().to_const(krate), |number| number.to_const(krate))
     }
 
     /// The expression to evaluate. `None` for a literal.
@@ -123,6 +129,32 @@ impl Number {
         match self {
             Number::Literal(number, _) => Some(*number),
             Number::Const(_) | Number::Other(_) => None,
+        }
+    }
+}
+
+/// A duration.
+#[derive(Clone)]
+pub(crate) enum Milliseconds {
+    Literal(u64, Span),
+    /// A constant `Duration`.
+    Const(Expr),
+}
+
+impl Milliseconds {
+    /// The milliseconds as a `u64` in a constant.
+    pub(crate) fn to_const(&self, krate: &TokenStream) -> TokenStream {
+        match self {
+            Self::Literal(milliseconds, span) => integer(*milliseconds, *span),
+            Self::Const(expr) => call_at(expr, krate, "milliseconds"),
+        }
+    }
+
+    /// The value, if it is known while the macro runs.
+    pub(crate) fn literal(&self) -> Option<u64> {
+        match self {
+            Self::Literal(milliseconds, _) => Some(*milliseconds),
+            Self::Const(_) => None,
         }
     }
 }
@@ -192,9 +224,17 @@ pub(crate) fn flag(input: ParseStream, name: &str, default: bool) -> Result<Opti
     Ok((value != default).then(|| value.into_token_stream()))
 }
 
-pub(crate) fn milliseconds(input: ParseStream) -> Result<u64> {
-    let text: LitStr = input.parse().map_err(|e| Error::new(e.span(), duration::EXPECTED))?;
-    duration::parse(&text.value()).map_err(|problem| Error::new(text.span(), problem))
+/// Reads a duration: a string, or a constant expression.
+pub(crate) fn milliseconds(input: ParseStream) -> Result<Milliseconds> {
+    let at = input.span();
+    match expr(input, "duration").map_err(|e| Error::new(e.span(), duration::EXPECTED))? {
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => {
+            let milliseconds = duration::parse(&text.value()).map_err(|problem| Error::new(text.span(), problem))?;
+            Ok(Milliseconds::Literal(milliseconds, text.span()))
+        }
+        Expr::Lit(_) => fail(at, duration::EXPECTED),
+        expr => Ok(Milliseconds::Const(expr)),
+    }
 }
 
 /// Reads an expression, without the invisible group around one that a macro passes on.

@@ -25,6 +25,38 @@ pub use crate::{
     policy::OnMissingKey,
 };
 
+/// An integer constant of any type.
+#[derive(Clone, Copy, Debug)]
+pub struct Constant<N>(pub N);
+
+macro_rules! constants {
+    ($($integer:ty)*) => {$(
+        impl Constant<$integer> {
+            /// The integer. Panics if it is no `u64`.
+            #[allow(clippy::cast_lossless, clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
+            #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast, unused_comparisons)]
+            #[must_use]
+            pub const fn integer(self) -> u64 {
+                let number = self.0 as u64;
+                assert!(self.0 >= 0 && number as $integer == self.0, "a number is negative, or too large for a `u64`");
+                number
+            }
+        }
+    )*};
+}
+constants!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize);
+
+/// The milliseconds of a constant.
+#[must_use]
+pub const fn milliseconds(duration: Duration) -> u64 {
+    assert!(duration.subsec_nanos().is_multiple_of(1_000_000), "a duration is a whole number of milliseconds");
+    let milliseconds = duration.as_millis();
+    assert!(milliseconds > 0, "a duration must be greater than 0");
+    assert!(milliseconds <= u64::MAX as u128, "a duration is too long");
+    #[allow(clippy::cast_possible_truncation)]
+    return milliseconds as u64;
+}
+
 /// A rule with a fixed window from the attribute's arguments. Evaluated at compile time, so its
 /// panics are compile errors.
 #[must_use]
@@ -46,7 +78,7 @@ pub const fn rule_without_count(prefix: &'static str, ttl: u64, unit_ms: u64) ->
     assert!(ttl > 0, "`ttl` must be at least 1");
     let Some(period_ms) = ttl.checked_mul(unit_ms) else { panic!("`ttl` is too large") };
     let period = Duration::from_millis(period_ms);
-    assert!(period.as_secs() <= Rule::LONGEST_PERIOD.as_secs(), "`ttl` is longer than 3,650 days");
+    assert!(period.as_secs() <= Rule::LONGEST_PERIOD.as_secs(), "the period is longer than 3,650 days");
     Rule::new(prefix, 0, period)
 }
 
@@ -60,6 +92,7 @@ pub const fn concurrent(prefix: &'static str, count: u64, lease_ms: u64) -> Rule
 /// A rule for places whose count is known at the call. It is 0 until [`with_count`].
 #[must_use]
 pub const fn concurrent_without_count(prefix: &'static str, lease_ms: u64) -> Rule {
+    assert!(lease_ms >= 1_000 && lease_ms <= 86_400_000, "`lease` must be at least 1 s, and at most 1 day");
     rule_without_count(prefix, 1, lease_ms).with_algorithm(Algorithm::Concurrent)
 }
 

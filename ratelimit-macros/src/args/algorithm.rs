@@ -102,7 +102,7 @@ static ALGORITHMS: &[AlgorithmRow] = &[
         },
         options: &[Choice::new("buckets", "1", |to, input, name| set(&mut to.buckets, value::positive(input, name)))],
         generate: |options, rule, krate| {
-            let buckets = Number::to_const_or_one(options.buckets.as_ref());
+            let buckets = Number::to_const_or_one(options.buckets.as_ref(), krate);
             checked(rule, krate, &hygienic!(SlidingWindow { buckets: #buckets }))
         },
         ..PLAIN
@@ -125,7 +125,7 @@ static ALGORITHMS: &[AlgorithmRow] = &[
             let greedy = Ident::new("Greedy", Span::mixed_site());
             let refill = options.refill.as_ref().unwrap_or(&greedy);
             let bucket = |burst: TokenStream| hygienic!(TokenBucket { burst: #burst, refill: #krate::Refill::#refill });
-            match options.burst.as_ref().map(Number::to_const) {
+            match options.burst.as_ref().map(|burst| burst.to_const(krate)) {
                 None => checked_with_count(rule, krate, &bucket(hygienic!(0))),
                 Some(burst) => checked(rule, krate, &bucket(burst)),
             }
@@ -140,7 +140,7 @@ static ALGORITHMS: &[AlgorithmRow] = &[
         bound: |_, _, period| Some(bounds::slots(period)),
         largest_cost: |options| Some(("queue", options.queue.as_ref()?, 1)),
         generate: |options, rule, krate| {
-            let queue = Number::to_const_or_one(options.queue.as_ref());
+            let queue = Number::to_const_or_one(options.queue.as_ref(), krate);
             checked(rule, krate, &hygienic!(LeakyBucket { queue: #queue }))
         },
         ..PLAIN
@@ -205,7 +205,7 @@ impl AlgorithmArgument {
     /// The counters of limits with the same tag may be the same.
     pub(crate) fn counter_tag(&self) -> String {
         let AlgorithmOptions { align, buckets, .. } = &self.options;
-        let buckets = Number::to_const_or_one(buckets.as_ref());
+        let buckets = Number::to_const_or_one(buckets.as_ref(), &TokenStream::new());
         format!("{} {} {buckets} {}", self.row.word, align.unwrap_or(false), self.options.refills_at_once())
     }
 

@@ -9,7 +9,7 @@ use super::limit::{Exclusive, LimitAttribute, LimitKind, PeriodLimit, RuleFields
 use super::table::{AttributeArguments, CallArguments, Given, RuleArguments, arguments};
 use crate::errors::{Errors, fail};
 use crate::kind::AttributeKind;
-use crate::value::Number;
+use crate::value::{Milliseconds, Number};
 
 const DAY_MS: u64 = 86_400_000;
 const LONGEST_PERIOD_MS: u64 = 3_650 * DAY_MS;
@@ -25,6 +25,7 @@ pub(super) fn check(
 ) -> Result<LimitAttribute> {
     arguments.set_defaults(at);
     arguments.check_rule(kind, &mut errors);
+    arguments.check_units(&mut errors);
     arguments.check_missing(kind, at, &mut errors);
     arguments.check_period(&mut errors);
     arguments.check_buckets(&mut errors);
@@ -58,11 +59,14 @@ fn rule_fields(mut rule: RuleArguments, kind: AttributeKind, at: Span) -> Result
     let (Some(prefix), Some(count)) = (value(rule.prefix), value(rule.count)) else {
         return fail(at, "`prefix` and `count` are needed");
     };
-    let kind = match (kind, value(rule.unit)) {
-        (AttributeKind::AtOnce, _) => LimitKind::AtOnce { lease: value(rule.lease).unwrap_or(DEFAULT_LEASE_MS) },
+    let generated = |milliseconds| Milliseconds::Literal(milliseconds, Span::mixed_site());
+    let kind = match (kind, value(rule.period).or(value(rule.unit).map(generated))) {
+        (AttributeKind::AtOnce, _) => {
+            LimitKind::AtOnce { lease: value(rule.lease).unwrap_or(generated(DEFAULT_LEASE_MS)) }
+        }
         (AttributeKind::PerTime, None) => return fail(at, "`unit` is needed"),
         (AttributeKind::PerTime, Some(unit)) => LimitKind::PerTime(PeriodLimit {
-            ttl: Number::to_const_or_one(value(rule.ttl).as_ref()),
+            ttl: value(rule.ttl),
             unit,
             algorithm: value(rule.algorithm).unwrap_or_default(),
             prefetch: value(rule.prefetch),
@@ -103,6 +107,22 @@ impl AttributeArguments {
         }
     }
 
+    /// Reports `ttl` and `unit` beside `period`, which may be misspelt.
+    fn check_units(&mut self, errors: &mut Errors) {
+        if !self.is_given("period") && !self.excused.contains(&"period") {
+            return;
+        }
+        self.excused.push("unit");
+        if self.is_given("rule") {
+            return;
+        }
+        for name in ["ttl", "unit"] {
+            if let Some(at) = self.given_at(name) {
+                errors.add(at, format!("`{name}` and `period` exclude each other: leave one of them out"));
+            }
+        }
+    }
+
     /// `None` if the given one is invalid, or if rustc knows it only.
     fn algorithm(&self) -> Option<&AlgorithmArgument> {
         self.rule.algorithm.as_ref().map(|algorithm| &algorithm.value)
@@ -126,15 +146,25 @@ impl AttributeArguments {
         {
             errors.add(*span, "`ttl` is longer than 3,650 days");
         }
+        if let Some(Given { value: Milliseconds::Literal(period, span), .. }) = &self.rule.period
+            && *period > LONGEST_PERIOD_MS
+        {
+            errors.add(*span, "`period` is longer than 3,650 days");
+        }
     }
 
     /// The period in milliseconds. `None` if it is too long, or known to rustc only.
     fn period(&self) -> Option<u64> {
-        let ttl = match &self.rule.ttl {
-            None => 1,
-            Some(ttl) => ttl.value.literal()?,
+        let period = if let Some(period) = &self.rule.period {
+            period.value.literal()
+        } else {
+            let ttl = match &self.rule.ttl {
+                None => 1,
+                Some(ttl) => ttl.value.literal()?,
+            };
+            ttl.checked_mul(self.rule.unit.as_ref()?.value)
         };
-        ttl.checked_mul(self.rule.unit.as_ref()?.value).filter(|period| *period <= LONGEST_PERIOD_MS)
+        period.filter(|period| *period <= LONGEST_PERIOD_MS)
     }
 
     fn check_buckets(&self, errors: &mut Errors) {
@@ -173,7 +203,7 @@ impl AttributeArguments {
             CostArgument::Number(Number::Literal(cost, span)) => ("cost", "", *cost, *span),
             // With another algorithm, that is the mistake to report.
             _ if !algorithm.has(Feature::SettledCost) => return,
-            CostArgument::Elapsed { max: Some((max, span)), .. } => ("`max`", " ms", *max, *span),
+            CostArgument::Elapsed { max: Some(Milliseconds::Literal(max, span)), .. } => ("`max`", " ms", *max, *span),
             CostArgument::Settled { max: Number::Literal(max, span), .. } => ("`max`", "", *max, *span),
             _ => return,
         };

@@ -6,16 +6,16 @@ use syn::{Expr, Path, Result};
 
 use crate::errors::fail;
 use crate::suggest::nearest;
-use crate::value::{self, Choice, Number, at_end, set};
+use crate::value::{self, Choice, Milliseconds, Number, at_end, set};
 
 pub(crate) const SETTLED_NEEDS: &str = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
 
 pub(crate) enum CostArgument {
     Number(Number),
-    /// The time that the call takes. `max` milliseconds are held while it runs.
+    /// The time that the call takes. `max` is held while it runs.
     Elapsed {
         word: Span,
-        max: Option<(u64, Span)>,
+        max: Option<Milliseconds>,
     },
     /// The number that `closure` returns. `max` is held while the call runs.
     Settled {
@@ -38,10 +38,7 @@ pub(super) fn read(input: ParseStream, name: &str) -> Result<CostArgument> {
         return settled(word, input);
     }
     let mut max = None;
-    let choice = Choice::new("max", "\"5s\"", |max, input, _| {
-        let at = input.span();
-        set(max, value::milliseconds(input).map(|milliseconds| (milliseconds, at)))
-    });
+    let choice = Choice::new("max", "\"5s\"", |max, input, _| set(max, value::milliseconds(input)));
     value::options(&word, input, &[choice], &mut max)?;
     Ok(CostArgument::Elapsed { word: word.span(), max })
 }

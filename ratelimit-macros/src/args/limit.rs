@@ -7,7 +7,7 @@ use super::algorithm::AlgorithmArgument;
 use super::cost::CostArgument;
 use super::table::{CallArguments, Given};
 use crate::tokens::text;
-use crate::value::Number;
+use crate::value::{Milliseconds, Number};
 
 /// One attribute.
 pub(crate) enum ParsedAttribute {
@@ -60,17 +60,17 @@ pub(crate) struct RuleFields {
 
 pub(crate) enum LimitKind {
     PerTime(PeriodLimit),
-    /// A place is free again so many milliseconds after its holder died.
+    /// A place is free again so long after its holder died.
     AtOnce {
-        lease: u64,
+        lease: Milliseconds,
     },
 }
 
 /// The part of a rule that [`LimitKind::AtOnce`] does not have.
 pub(crate) struct PeriodLimit {
-    pub(crate) ttl: TokenStream,
-    /// In milliseconds.
-    pub(crate) unit: u64,
+    /// The number of units in the period. 1 if it is not given.
+    pub(crate) ttl: Option<Number>,
+    pub(crate) unit: Milliseconds,
     pub(crate) algorithm: AlgorithmArgument,
     pub(crate) prefetch: Option<Number>,
 }
@@ -103,9 +103,14 @@ impl RuleSpec {
         let counted = match &fields.kind {
             LimitKind::AtOnce { .. } => "places".to_owned(),
             LimitKind::PerTime(PeriodLimit { ttl, unit, algorithm, .. }) => {
-                let ttl = text(ttl);
-                let period = ttl.parse().ok().and_then(|ttl: u64| ttl.checked_mul(*unit));
-                let period = period.map_or_else(|| format!("{ttl} {unit}"), |period| period.to_string());
+                let units = ttl.as_ref().map_or(Some(1), Number::literal);
+                let period = units.zip(unit.literal()).and_then(|(ttl, unit)| ttl.checked_mul(unit));
+                let words = |ttl, unit| format!("{} {}", text(&ttl), text(&unit));
+                let krate = &TokenStream::new();
+                let period = period.map_or_else(
+                    || words(Number::to_const_or_one(ttl.as_ref(), krate), unit.to_const(krate)),
+                    |period| period.to_string(),
+                );
                 format!("{} {period}", algorithm.counter_tag())
             }
         };

@@ -5,18 +5,14 @@ use syn::parse::ParseStream;
 use syn::{Expr, Result, Token};
 
 use crate::errors::fail;
-use crate::value::{self, Choice, set};
+use crate::value::{self, Choice, Milliseconds, set};
 
 #[derive(Clone)]
 pub(crate) enum OnLimitArgument {
     Reject,
     Wait,
-    /// Wait for so many milliseconds at most.
-    WaitAtMost(u64),
-    Return {
-        word: Ident,
-        expr: Box<Expr>,
-    },
+    WaitAtMost(Milliseconds),
+    Return { word: Ident, expr: Box<Expr> },
 }
 
 pub(super) fn read(input: ParseStream, name: &str) -> Result<OnLimitArgument> {

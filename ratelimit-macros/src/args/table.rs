@@ -15,7 +15,7 @@ use crate::duration;
 use crate::errors::{Errors, fail};
 use crate::kind::AttributeKind;
 use crate::tokens::text;
-use crate::value::{self, Number};
+use crate::value::{self, Milliseconds, Number};
 
 /// A value, and the name of the argument that gives it.
 #[derive(Clone)]
@@ -156,6 +156,7 @@ arguments! {
         both("\"item\"", "\"export\"").positional().required(["the counter's name"; 2]).of_rule();
     each ttl: Number, "ttl" = ttl, per_time("1").positional().of_rule();
     each unit: u64, "unit" = unit, per_time("Minutes").positional().required(["the unit of `ttl`"; 2]).of_rule();
+    each period: Milliseconds, "period" = |input, _| value::milliseconds(input), per_time("\"90s\"").of_rule();
     each count: Number, "count" = value::positive,
         both("100", "3")
             .positional()
@@ -165,7 +166,7 @@ arguments! {
     each key: Expr, "key" = key, both("user_id", "user_id");
     each algorithm: AlgorithmArgument, "algorithm" = algorithm::read, per_time("SlidingLog").of_rule();
     each cost: CostArgument, "cost" = cost::read, per_time("5");
-    each lease: u64, "lease" = lease, concurrent("\"30s\"").of_rule();
+    each lease: Milliseconds, "lease" = lease, concurrent("\"30s\"").of_rule();
     once on_limit: OnLimitArgument, "on_limit" = on_limit::read, per_time("Wait(max = \"30s\")");
     once on_busy: OnLimitArgument, "on_limit" = on_limit::read, concurrent("Wait(max = \"30s\")");
     once on_store_error: Ident, "on_store_error" = on_store_error, both("Local", "Local");
@@ -292,14 +293,13 @@ fn key(input: ParseStream, name: &str) -> Result<Expr> {
     Err(Error::new_spanned(key, message))
 }
 
-/// Reads a number. A duration belongs into two arguments.
+/// Reads a number. A duration is another argument.
 fn ttl(input: ParseStream, name: &str) -> Result<Number> {
     if let Ok(text) = input.fork().parse::<LitStr>()
-        && let Ok(milliseconds) = duration::parse(&text.value())
+        && duration::parse(&text.value()).is_ok()
     {
-        let whole = UNITS.iter().rev().find(|(_, unit)| milliseconds.is_multiple_of(*unit));
-        let (word, unit) = whole.unwrap_or(&UNITS[0]);
-        let message = format!("`{name}` is a number of units: write {name} = {}, unit = {word}", milliseconds / unit);
+        let message =
+            format!("`{name}` is a number of units: write period = {} in place of `ttl` and `unit`", text.token());
         return fail(text.span(), message);
     }
     value::positive(input, name)
@@ -314,12 +314,13 @@ fn unit(input: ParseStream, name: &str) -> Result<u64> {
     value::word_of(input, name, &UNITS, |unit| unit.0).map(|(_, (_, unit))| *unit)
 }
 
-/// Milliseconds until a place is free again after its holder died.
-fn lease(input: ParseStream, _: &str) -> Result<u64> {
-    let at = input.span();
+/// The time until a place is free again after its holder died.
+fn lease(input: ParseStream, _: &str) -> Result<Milliseconds> {
     match value::milliseconds(input)? {
-        ..1_000 => fail(at, "`lease` must be at least \"1s\", for example lease = \"30s\""),
-        86_400_001.. => fail(at, "`lease` must be at most \"1d\", for example lease = \"30s\""),
+        Milliseconds::Literal(..1_000, at) => fail(at, "`lease` must be at least \"1s\", for example lease = \"30s\""),
+        Milliseconds::Literal(86_400_001.., at) => {
+            fail(at, "`lease` must be at most \"1d\", for example lease = \"30s\"")
+        }
         lease => Ok(lease),
     }
 }

@@ -62,6 +62,10 @@ snapshots! {
         #[r#"prefix = "item", unit = Seconds, count = limit(), algorithm = FixedWindow, prefetch = SIZE, denial_cache = false"#]
         "async fn f() -> R {}"
 
+    period:
+        #[r#"prefix = "item", period = "90s", count = 5, on_limit = Wait(max = LONGEST)"#]
+        "async fn f() -> R {}"
+
     constant_rule:
         #[r#"rule = rules::ORDERS, key = id, cost = 5"#]
         "async fn f(id: u64) -> R {}"

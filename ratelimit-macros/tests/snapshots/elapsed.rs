@@ -18,7 +18,7 @@ async fn f(user: u64) -> R {
                         )
                     },
                     __ratelimit_key,
-                    ::core::option::Option::Some(5000),
+                    ::core::option::Option::Some(const { 5000 }),
                 )
             }
                 .asked(),

@@ -12,7 +12,7 @@ async fn f<const N: usize>() -> R {
                         ::ratelimit_runtime::__private::unchecked_rule(
                             "item",
                             const { N as u64 },
-                            TTL,
+                            ::ratelimit_runtime::__private::Constant(TTL).integer(),
                             3600000,
                         ),
                         ::ratelimit_runtime::Algorithm::SlidingLog,

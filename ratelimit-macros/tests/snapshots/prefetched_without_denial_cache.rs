@@ -14,7 +14,7 @@ async fn f() -> R {
                                         1,
                                         1000,
                                     ),
-                                    SIZE,
+                                    ::ratelimit_runtime::__private::Constant(SIZE).integer(),
                                 )
                                 .with_denial_cache(false)
                         },

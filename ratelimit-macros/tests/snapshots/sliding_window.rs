@@ -13,7 +13,8 @@ async fn f() -> R {
                             60000,
                         ),
                         ::ratelimit_runtime::Algorithm::SlidingWindow {
-                            buckets: BUCKETS,
+                            buckets: ::ratelimit_runtime::__private::Constant(BUCKETS)
+                                .integer(),
                         },
                     )
                 },

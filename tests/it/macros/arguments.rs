@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_runtime::{Cause, Limiter, ManualClock, Permit, RequestPerMinute, limit_request_per_time};
+use ratelimit_runtime::{
+    Cause, Limiter, ManualClock, Permit, RequestPerMinute, limit_concurrent_requests, limit_request_per_time,
+};
 use tokio::time::Instant;
 use tracing::Level;
 
@@ -498,4 +500,60 @@ async fn algorithm_selects_each_of_the_algorithms() {
     assert_eq!(admitted!(algorithm = FixedWindow(align = true)), [0, 29, 30, 30, 90, 90]);
     assert_eq!(admitted!(algorithm = SlidingLog), [0, 29, 60, 89]);
     assert_eq!(admitted!(algorithm = ratelimit_runtime::Algorithm::SlidingLog, shadow = false), [0, 29, 60, 89]);
+}
+
+/// Periods, waits and leases may be strings or constants, and numbers constants of any integer type.
+#[tokio::test(start_paused = true)]
+async fn durations_and_numbers_may_be_constants() {
+    const MAX: Duration = Duration::from_secs(90);
+    const HALF: Duration = Duration::from_secs(30);
+    const TWO: u32 = 2;
+    const FIVE: i8 = 5;
+    #[limit_request_per_time(prefix = "period", period = "90s", count = 1)]
+    async fn text() -> R {
+        Ok(0)
+    }
+    #[limit_request_per_time(prefix = "period", period = MAX, count = 1)]
+    async fn constant() -> R {
+        Ok(0)
+    }
+    #[limit_request_per_time("period", 45 * 2, Seconds, 1, on_limit = Wait(max = MAX))]
+    async fn waits() -> R {
+        Ok(0)
+    }
+    #[limit_request_per_time("two", TWO, Minutes, 1)]
+    async fn two_minutes() -> R {
+        Ok(0)
+    }
+    #[limit_request_per_time("bucket", TWO, Minutes, 1, algorithm = TokenBucket(burst = FIVE), permit = permit)]
+    async fn bucket() -> R {
+        Ok(permit.limit())
+    }
+    #[limit_request_per_time("log", 1, Minutes, 60_000, algorithm = SlidingLog, cost = Elapsed(max = HALF),
+        permit = permit)]
+    async fn elapsed() -> R {
+        Ok(permit.remaining())
+    }
+    #[limit_concurrent_requests("place", 1, lease = MAX, permit = place, on_limit = Wait(max = MAX))]
+    async fn place() -> R<Permit> {
+        Ok(place)
+    }
+    let calls = async {
+        text().await.unwrap();
+        let refused = exceeded(constant().await);
+        assert_eq!(refused.period(), MAX);
+        let started = Instant::now();
+        waits().await.unwrap();
+        assert_eq!(started.elapsed().as_secs(), 90);
+        two_minutes().await.unwrap();
+        assert_eq!(exceeded(two_minutes().await).period(), Duration::from_secs(120));
+        assert_eq!(bucket().await.unwrap(), 5);
+        assert_eq!(elapsed().await.unwrap(), 30_000);
+        let permit = place().await.unwrap();
+        assert_eq!(permit.reset_after().as_secs(), 90);
+        let started = Instant::now();
+        assert_eq!(exceeded(place().await).period(), MAX);
+        assert_eq!(started.elapsed().as_secs(), 90);
+    };
+    Limiter::in_memory().scope(calls).await;
 }

@@ -34,4 +34,21 @@ async fn queue(queue: u64) -> R {
     Ok(())
 }
 
+#[limit_request_per_time(prefix = "item", period = period, count = 1)]
+async fn period(period: std::time::Duration) -> R {
+    Ok(())
+}
+
+#[limit_request_per_time("item", 1, Hours, 1, on_limit = Wait(max = longest))]
+async fn longest_wait(longest: std::time::Duration) -> R {
+    Ok(())
+}
+
+const SECONDS: u64 = 90;
+
+#[limit_request_per_time(prefix = "item", period = SECONDS, count = 1)]
+async fn period_without_unit() -> R {
+    Ok(())
+}
+
 fn main() {}

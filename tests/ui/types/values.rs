@@ -29,14 +29,14 @@ async fn const_count() -> R {
     Ok(())
 }
 
-const TTL: u32 = 5;
+const TTL: f32 = 5.0;
 
 #[limit_request_per_time("item", TTL, Days, 1)]
 async fn ttl_type() -> R {
     Ok(())
 }
 
-const BURST: u32 = 5;
+const BURST: &str = "5";
 
 #[limit_request_per_time("item", 1, Days, 1, algorithm = TokenBucket(burst = BURST))]
 async fn burst_type() -> R {

@@ -96,8 +96,8 @@ fn values() {
     let takes = "`Return` needs the value to return: Return(Ok(cached))";
     for (argument, expected) in [
         ("ttl = 999999999999", "`ttl` is longer than 3,650 days"),
-        ("ttl = \"1m\"", "`ttl` is a number of units: write ttl = 1, unit = Minutes"),
-        ("ttl = \"90m\"", "`ttl` is a number of units: write ttl = 90, unit = Minutes"),
+        ("ttl = \"1m\"", "`ttl` is a number of units: write period = \"1m\" in place of `ttl` and `unit`"),
+        ("period = \"1m\"", "`unit` and `period` exclude each other: leave one of them out"),
         ("ttl = \"1\"", "`ttl` is an integer, for example ttl = 1"),
         ("key = id +", "`key` needs an expression here: unexpected end of input, expected an expression"),
         ("cost = -1", "`cost` must be at least 0, for example cost = 1"),
@@ -215,7 +215,7 @@ fn of_limit_concurrent_requests() {
         ("count = 2", "`count` is set twice"),
         ("lease", "`lease` needs a value: lease = \"30s\""),
         ("lease = 30s", duration),
-        ("lease = LEASE", duration),
+        ("period = \"1m\"", &unknown("period")),
         ("lease = \"30\"", duration),
         ("lease = \"0s\"", "a duration must be greater than 0, for example \"30s\""),
         ("lease = \"999ms\"", "`lease` must be at least \"1s\", for example lease = \"30s\""),
@@ -227,8 +227,8 @@ fn of_limit_concurrent_requests() {
         check_concurrent(&format!("\"a\", 3, {argument}"), FN, &[expected]);
     }
     check_concurrent("skip, 3", FN, &["`skip` stands alone: #[limit_concurrent_requests(skip)]"]);
-    for lease in ["1s", "1d", "999ms1ms", "12h"] {
-        check_concurrent(&format!("\"a\", 3, lease = \"{lease}\""), FN, &[]);
+    for lease in ["\"1s\"", "\"1d\"", "\"999ms1ms\"", "\"12h\"", "LEASE", "Duration::from_secs(60)"] {
+        check_concurrent(&format!("\"a\", 3, lease = {lease}"), FN, &[]);
     }
     let below = "another attribute already made this function synchronous: write #[limit_concurrent_requests] above it";
     check_concurrent("\"a\", 3", "fn main() {}", &[below]);
@@ -240,6 +240,42 @@ fn of_limit_concurrent_requests() {
         unpacked,
         &[&format!("`id` {later}")],
     );
+}
+
+/// A period in one argument.
+#[test]
+fn periods() {
+    let duration = "expected a duration in quotes: \"250ms\", \"30s\", \"5m\", \"2h\" or \"1m30s\"";
+    let exclude = |name: &str| format!("`{name}` and `period` exclude each other: leave one of them out");
+    for (arguments, expected) in [
+        ("period = \"90s\"", &[] as &[String]),
+        ("period = MINUTE, algorithm = SlidingWindow(buckets = 6)", &[]),
+        ("period = Duration::from_secs(60)", &[]),
+        ("period = 90", &[duration.into()]),
+        ("period = \"90\"", &[duration.into()]),
+        ("period = \"3651d\"", &["`period` is longer than 3,650 days".into()]),
+        ("perod = \"90s\"", &["unknown argument `perod`, did you mean `period`?".into()]),
+        ("period = \"90s\", ttl = 1", &[exclude("ttl")]),
+        ("ttl = 1, unit = Days, period = \"90s\"", &[exclude("ttl"), exclude("unit")]),
+        (
+            "period = \"7ms\", algorithm = SlidingWindow(buckets = 6)",
+            &["7 milliseconds can't be divided into 6 equal buckets, for example buckets = 7".into()],
+        ),
+    ] {
+        let expected: Vec<_> = expected.iter().map(String::as_str).collect();
+        check(&format!("prefix = \"a\", count = 5, {arguments}"), FN, &expected);
+    }
+    let twice =
+        "a limit above has the same counter, which each call would charge twice: give this one another `prefix`";
+    for (first, second, expected) in [
+        ("period = \"90s\"", "ttl = 90, unit = Seconds", &[twice] as &[_]),
+        ("period = MINUTE", "period = MINUTE", &[twice]),
+        ("period = MINUTE", "period = \"1m\"", &[]),
+        ("ttl = N, unit = Minutes", "ttl = N, unit = Minutes", &[twice]),
+    ] {
+        let item = format!("#[limit_request_per_time(prefix = \"a\", count = 5, {second})] {FN}");
+        check(&format!("prefix = \"a\", count = 5, {first}"), &item, expected);
+    }
 }
 
 /// The rule has its numbers itself.
@@ -256,6 +292,7 @@ fn a_constant_rule() {
         ("\"a\", 1, Days, 5, rule = ORDERS", &["prefix", "ttl", "unit", "count"]),
         ("\"a\", rule = ORDERS, ttl = 5", &["prefix", "ttl"]),
         ("rule = ORDERS, algorithm = SlidingLog, cost = Elapsed", &["algorithm"]),
+        ("rule = ORDERS, ttl = 1, period = \"1m\"", &["ttl", "period"]),
         ("rule = ORDERS, prefetch = 1, denial_cache = true, shadow = false", &["prefetch", "denial_cache", "shadow"]),
     ] {
         let expected: Vec<_> = parts.iter().map(|name| part(name)).collect();
