@@ -11,6 +11,7 @@ mod generate;
 mod incomplete;
 mod item;
 mod kind;
+mod rate_key;
 mod suggest;
 mod tokens;
 mod value;
@@ -450,4 +451,54 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 #[proc_macro_attribute]
 pub fn limit_concurrent_requests(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::expand(AttributeKind::AtOnce, args.into(), item.into()).into()
+}
+
+/// Makes a struct or an enum a key, by its fields.
+///
+/// ```
+/// use ratelimit_runtime::{Key, RateKey, RequestPerMinute, limit_request_per_time};
+///
+/// #[derive(RateKey)]
+/// struct Seller(u64);
+///
+/// #[derive(RateKey)]
+/// struct Account {
+///     shop: String,
+///     seller: Seller,
+/// }
+///
+/// #[derive(RateKey)]
+/// enum Caller {
+///     Anonymous,
+///     Account(Account),
+/// }
+///
+/// #[limit_request_per_time("search", 1, Minutes, 100, key = caller)]
+/// async fn search(caller: &Caller) -> Result<(), RequestPerMinute> {
+///     Ok(())
+/// }
+///
+/// let account = Account { shop: "eu".to_owned(), seller: Seller(4711) };
+/// assert_eq!(Key::new(&account).to_string(), "(eu,4711)");
+/// assert_eq!(Key::new(Caller::Account(account)).to_string(), "(Account,(eu,4711))");
+/// assert_eq!(Key::new(Caller::Anonymous).to_string(), "Anonymous");
+/// ```
+///
+/// | type | key |
+/// |---|---|
+/// | struct with one field | the key of the field |
+/// | struct with several fields | the tuple of the fields |
+/// | variant without fields | its name |
+/// | variant with fields | the tuple of its name and its fields |
+///
+/// Two values of the type have one key only if each of their fields has. The order of the fields
+/// and the names of variants are part of the key: a change starts fresh counters. Names of structs
+/// and of fields are not.
+///
+/// Each field is a key itself, and so is each type parameter. A field that is a float, a union, a
+/// struct without fields and an enum without variants are compile errors. An `Option` is no key:
+/// use an enum. A field of a type from another crate can be a `DisplayKey`.
+#[proc_macro_derive(RateKey)]
+pub fn derive_rate_key(item: TokenStream) -> TokenStream {
+    rate_key::derive(item.into()).into()
 }

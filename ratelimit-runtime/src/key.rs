@@ -5,7 +5,7 @@ pub(crate) mod escape;
 use std::{
     borrow::Cow,
     fmt::{self, Write as _},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     num,
     rc::Rc,
     sync::Arc,
@@ -19,15 +19,19 @@ static RESERVED: Reserved = reserved(b"%{}(),");
 
 /// A value that a call can be limited by: a user, an address, a tenant.
 ///
-/// Implemented for integers, strings, byte strings, `bool`, `char`, IP addresses, `uuid::Uuid`
-/// (feature `uuid`), tuples of up to eight of them, and references and `Cow`s of them.
+/// Implemented for integers, strings, byte strings, `bool`, `char`, IP and socket addresses,
+/// `uuid::Uuid` (feature `uuid`), tuples of up to eight of them, and references and `Cow`s of them.
+/// Of a socket address the port is a part of the key, which each connection of a client chooses
+/// anew: to limit clients, use the IP address alone.
 ///
 /// Two keys are equal if they print the same: `1` and `"1"` are one key. Tuples keep their nesting:
 /// `("a", "b")` and `"a,b"` are two keys, and so are `("a:b", "c")` and `("a", "b:c")`.
 ///
 /// Not implemented for `Option`: the attribute's `on_missing_key` says what a missing key means.
 ///
-/// A type of your own needs one method, which writes one value or a tuple of values:
+/// A type of your own becomes a key with `#[derive(RateKey)]` (feature `macros`). By hand it needs
+/// one method, which writes one value or a tuple of values. For types of other crates there is
+/// [`DisplayKey`].
 ///
 /// ```
 /// use ratelimit_runtime::{Key, KeyWriter, RateKey};
@@ -47,7 +51,8 @@ static RESERVED: Reserved = reserved(b"%{}(),");
     label = "not a key",
     note = "keys are integers, strings, bytes, `bool`, `char`, IP addresses, UUIDs (feature `uuid`) and tuples of these",
     note = "for an `Option`, say what a missing key means: `on_missing_key = Deny`, `Skip` or `Shared`",
-    note = "for a type of your own, implement `ratelimit_runtime::RateKey`, one method",
+    note = "for a type of your own, write `#[derive(RateKey)]`, or implement `ratelimit_runtime::RateKey`, one method",
+    note = "for a type that is printed differently for each of its values, write `DisplayKey(&value)`",
     note = "for one counter without a key, leave `key` out of the attribute, or pass `Key::NONE` to a `Limiter`"
 )]
 pub trait RateKey {
@@ -141,7 +146,7 @@ impl KeyWriter<'_> {
         self.written = true;
     }
 
-    fn write_tuple(&mut self, parts: &[&dyn RateKey]) {
+    pub(crate) fn write_tuple(&mut self, parts: &[&dyn RateKey]) {
         self.begin();
         self.out.text.push(b'(');
         for (index, part) in parts.iter().enumerate() {
@@ -412,9 +417,42 @@ macro_rules! printed {
         }
     )*};
 }
-printed!(IpAddr std::net::Ipv4Addr std::net::Ipv6Addr fmt::Arguments<'_>);
+printed!(IpAddr Ipv4Addr Ipv6Addr SocketAddr SocketAddrV4 SocketAddrV6 fmt::Arguments<'_>);
 #[cfg(feature = "uuid")]
 printed!(uuid::Uuid);
+
+/// A key by its [`Display`](fmt::Display) form.
+///
+/// For types of other crates, which cannot implement [`RateKey`]. Values that print the same are
+/// one key. If printing fails, the key is what was printed until then.
+///
+/// ```
+/// use ratelimit_runtime::{DisplayKey, Key, RequestPerMinute, limit_request_per_time};
+/// use std::fmt;
+///
+/// struct OrderId(u64);
+///
+/// impl fmt::Display for OrderId {
+///     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+///         write!(f, "order-{}", self.0)
+///     }
+/// }
+///
+/// #[limit_request_per_time("cancel", 1, Minutes, 5, key = DisplayKey(&order))]
+/// async fn cancel(order: OrderId) -> Result<(), RequestPerMinute> {
+///     Ok(())
+/// }
+///
+/// assert_eq!(Key::new(DisplayKey(OrderId(7))), Key::new("order-7"));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct DisplayKey<T: ?Sized>(pub T);
+
+impl<T: fmt::Display + ?Sized> RateKey for DisplayKey<T> {
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        key.write_printed(&&self.0);
+    }
+}
 
 macro_rules! bytes {
     ($($type:ty),*) => {$(

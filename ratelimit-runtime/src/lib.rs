@@ -352,7 +352,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `macros` (default) | the attributes |
+//! | `macros` (default) | the attributes, and `derive(RateKey)` |
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | Redis over TLS: `rediss://`, `rediss+cluster://` and `rediss+sentinel://` |
 //! | `metrics` | metrics of decisions, through the crate [`metrics`](https://docs.rs/metrics): see below |
@@ -448,7 +448,7 @@ pub mod web;
 pub mod __private;
 
 #[cfg(feature = "macros")]
-pub use ratelimit_macros::{limit_concurrent_requests, limit_request_per_time};
+pub use ratelimit_macros::{RateKey, limit_concurrent_requests, limit_request_per_time};
 
 pub use self::{
     builder::Builder,
@@ -458,7 +458,7 @@ pub use self::{
     engine::permit::Permit,
     error::{Cause, FromRefusal, RequestPerMinute, SetupError},
     health::Health,
-    key::{Key, KeyWriter, RateKey},
+    key::{DisplayKey, Key, KeyWriter, RateKey},
     limiter::Limiter,
     policy::OnStoreError,
     reservation::Reservation,

@@ -5,7 +5,7 @@ use std::{borrow::Borrow, time::Duration};
 use smallvec::SmallVec;
 
 use crate::{
-    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
+    Algorithm, Cause, Key, KeyWriter, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     algorithm::{HoldSupport, capabilities},
     engine::{
         acquire,
@@ -241,6 +241,11 @@ impl ChargedKey {
 #[allow(clippy::inline_always)] // a key written in parts and then copied whole stalls the processor
 pub fn key<K: RateKey + ?Sized>(key: &K) -> ChargedKey {
     ChargedKey(RequestKey::Some(Key::new(key)))
+}
+
+/// Writes the fields of a derived key.
+pub fn write_fields(key: &mut KeyWriter<'_>, fields: &[&dyn RateKey]) {
+    key.write_tuple(fields);
 }
 
 #[must_use]

@@ -10,6 +10,7 @@ use crate::args::names;
 use crate::expand::expand;
 use crate::incomplete::complete;
 use crate::kind::AttributeKind;
+use crate::rate_key::derive;
 
 const ROUNDS: usize = 30_000;
 const SEED: u64 = 0x5EED_0F1A_3C0D_E5A1;
@@ -243,6 +244,19 @@ const ITEMS: &[&str] = &[
     "",
 ];
 
+/// Types that a key may be derived for.
+const DERIVED: &[&str] = &[
+    "struct Seller(u64);",
+    "pub(crate) struct Account<'a, T: Copy = u8, const N: usize = 5> where T: X { shop: &'a str, #[x] seller: [T; N], }",
+    "enum Caller { Anonymous, r#Type(u64, (f32,)), Account { id: u64, r#type: f64 } = 5 }",
+    "union U { a: u8, b: f32 }",
+    "struct Unit;",
+    "enum Never {}",
+    "struct S(f64, std::f32, T<f64>);",
+    "struct S { .. }",
+    "type T = u8;",
+];
+
 fn soup(dice: &mut Dice, depth: usize) -> String {
     let mut text = String::new();
     for _ in 0..dice.below(12) {
@@ -283,6 +297,34 @@ fn mutate(dice: &mut Dice, tokens: TokenStream) -> TokenStream {
         }
     }
     changed.into_iter().collect()
+}
+
+#[test]
+fn no_derived_key_panics() {
+    let mut dice = Dice(SEED);
+    let (mut expanded, mut refused) = (0, 0);
+    while expanded + refused < ROUNDS / 3 {
+        let item = match dice.below(8) {
+            0 => soup(&mut dice, 0).parse().ok(),
+            1 => dice.pick(ITEMS).parse().ok(),
+            2 => dice.pick(DERIVED).parse().ok(),
+            _ => {
+                let item = dice.pick(DERIVED).parse().unwrap();
+                Some(mutate(&mut dice, item))
+            }
+        };
+        let Some(item): Option<TokenStream> = item else { continue };
+        let shown = item.to_string();
+        let tokens = catch_unwind(|| derive(item)).unwrap_or_else(|_| panic!("panicked, seed {SEED:#x}:\n{shown}"));
+        if compile_errors(tokens.clone()).is_empty() {
+            assert!(syn::parse2::<syn::ItemImpl>(tokens.clone()).is_ok(), "no code:\n{shown}\n{tokens}");
+            expanded += 1;
+        } else {
+            refused += 1;
+        }
+    }
+    println!("{expanded} expanded, {refused} refused");
+    assert!(expanded * 20 >= ROUNDS / 3 && refused * 20 >= ROUNDS / 3, "{expanded} : {refused}");
 }
 
 #[test]

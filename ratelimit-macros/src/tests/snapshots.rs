@@ -8,6 +8,7 @@ use quote::{ToTokens as _, quote};
 
 use crate::expand::expand;
 use crate::kind::AttributeKind;
+use crate::rate_key::derive;
 
 fn check(kind: AttributeKind, name: &str, args: &str, item: &str) {
     compare(name, &expand(kind, args.parse().unwrap(), item.parse().unwrap()));
@@ -26,6 +27,16 @@ fn compare(name: &str, tokens: &TokenStream) {
         "the generated code differs from {}. If that is intended, run UPDATE_SNAPSHOTS=1 cargo test -p ratelimit-macros",
         path.display()
     );
+}
+
+#[test]
+fn derived_keys() {
+    let derived = [
+        "struct Seller<T: ?Sized>(T);",
+        "struct Account<'a, const N: usize> { shop: &'a str, seller: [u8; N] }",
+        "enum Caller { Anonymous, r#Type(u64, char), Account { id: u64 } }",
+    ];
+    compare("derived_keys", &derived.into_iter().map(|item| derive(item.parse().unwrap())).collect());
 }
 
 macro_rules! snapshots {

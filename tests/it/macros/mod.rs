@@ -4,6 +4,7 @@ mod algorithm_words;
 mod arguments;
 mod blocking;
 mod blocks;
+mod derived_keys;
 mod functions;
 mod future_size;
 mod futures;

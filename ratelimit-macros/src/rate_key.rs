@@ -1,0 +1,145 @@
+//! `#[derive(RateKey)]`: a key of the fields of a struct, or of the variant of an enum.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens, format_ident, quote_spanned};
+use syn::ext::IdentExt as _;
+use syn::{Error, Fields, Generics, Ident, Item, ItemEnum, ItemStruct, Result, Type, parse_quote};
+
+use crate::errors::{Errors, fail};
+use crate::tokens::{ends, hygienic};
+
+pub(crate) fn derive(item: TokenStream) -> TokenStream {
+    let derived = syn::parse2(item).and_then(|item| match item {
+        Item::Struct(item) => of_struct(item),
+        Item::Enum(item) => of_enum(item),
+        Item::Union(item) => {
+            let message = "a union cannot be a key, as it does not know which of its fields is set: use an enum";
+            fail(item.union_token.span, message)
+        }
+        other => Err(Error::new_spanned(other, "expected a struct or an enum")),
+    });
+    derived.unwrap_or_else(Error::into_compile_error)
+}
+
+// Output for one field, whose key is the key of the whole:
+//     fn write_key(&self, key: &mut KeyWriter<'_>) {
+//         RateKey::write_key(&self.0, key)
+//     }
+//     fn rate_key(&self) -> Key {
+//         RateKey::rate_key(&self.0)
+//     }
+//
+// For several fields:
+//     fn write_key(&self, key: &mut KeyWriter<'_>) {
+//         write_fields(key, &[&&self.tenant, &&self.user])
+//     }
+fn of_struct(ItemStruct { ident, generics, fields, .. }: ItemStruct) -> Result<TokenStream> {
+    let mut errors = Errors::default();
+    check_floats(&fields, &mut errors);
+    if fields.is_empty() {
+        let message =
+            "a struct without fields has one value, and all calls would share its counter: limit without a key";
+        errors.add(ident.span(), message);
+    }
+    errors.finish()?;
+    let members: Vec<_> = fields.members().map(ToTokens::into_token_stream).collect();
+    let spans: Vec<_> = fields.iter().map(|field| ends(&field.ty).0).collect();
+    if let ([member], [at]) = (&members[..], &spans[..]) {
+        let field = quote_spanned!(*at=> &self.#member);
+        let call = |method: &str, more: TokenStream| {
+            let method = Ident::new(method, *at);
+            quote_spanned!(*at=> ::ratelimit_runtime::RateKey::#method(#field #more))
+        };
+        let (write, key) = (call("write_key", hygienic!(, __ratelimit_key)), call("rate_key", hygienic!()));
+        let rate_key = hygienic! {
+            #[inline]
+            fn rate_key(&self) -> ::ratelimit_runtime::Key {
+                #key
+            }
+        };
+        return Ok(implementation(&ident, generics, &write, Some(&rate_key)));
+    }
+    // A second reference, as the last field may be unsized.
+    let fields = members.iter().zip(spans).map(|(member, at)| quote_spanned!(at=> &&self.#member));
+    let write = write_fields(fields);
+    Ok(implementation(&ident, generics, &write, None))
+}
+
+// Output:
+//     match self {
+//         Self::Free => RateKey::write_key("Free", key),
+//         Self::Paid { 0: field0, 1: field1 } => write_fields(key, &[&"Paid", &field0, &field1]),
+//     }
+fn of_enum(ItemEnum { ident, generics, variants, .. }: ItemEnum) -> Result<TokenStream> {
+    let mut errors = Errors::default();
+    variants.iter().for_each(|variant| check_floats(&variant.fields, &mut errors));
+    if variants.is_empty() {
+        errors.add(ident.span(), "an enum without variants has no value that could be a key");
+    }
+    errors.finish()?;
+    let arms = variants.iter().map(|variant| {
+        let (ident, name) = (&variant.ident, variant.ident.unraw().to_string());
+        if variant.fields.is_empty() {
+            return hygienic!(Self::#ident { .. } => ::ratelimit_runtime::RateKey::write_key(#name, __ratelimit_key),);
+        }
+        let bound = |at: usize, span: Span| format_ident!("__ratelimit_field{at}", span = span);
+        let members = variant.fields.members().enumerate().map(|(at, member)| {
+            let name = bound(at, Span::mixed_site());
+            hygienic!(#member: #name)
+        });
+        let fields = variant.fields.iter().enumerate().map(|(at, field)| {
+            let (span, _) = ends(&field.ty);
+            let name = bound(at, span);
+            quote_spanned!(span=> &#name)
+        });
+        let write = write_fields(std::iter::once(hygienic!(&#name)).chain(fields));
+        hygienic!(Self::#ident { #(#members),* } => #write,)
+    });
+    let write = hygienic!(match self { #(#arms)* });
+    Ok(implementation(&ident, generics, &write, None))
+}
+
+fn write_fields(fields: impl Iterator<Item = TokenStream>) -> TokenStream {
+    hygienic!(::ratelimit_runtime::__private::write_fields(__ratelimit_key, &[#(#fields),*]))
+}
+
+/// The implementation. Each type parameter must be a key.
+fn implementation(
+    ident: &Ident,
+    mut generics: Generics,
+    write: &TokenStream,
+    rate_key: Option<&TokenStream>,
+) -> TokenStream {
+    let parameters: Vec<_> = generics.type_params().map(|parameter| parameter.ident.clone()).collect();
+    if !parameters.is_empty() {
+        let bounds = &mut generics.make_where_clause().predicates;
+        bounds.extend(
+            parameters
+                .iter()
+                .map(|parameter| -> syn::WherePredicate { parse_quote!(#parameter: ::ratelimit_runtime::RateKey) }),
+        );
+    }
+    let (implemented, types, bounds) = generics.split_for_impl();
+    hygienic! {
+        #[automatically_derived]
+        impl #implemented ::ratelimit_runtime::RateKey for #ident #types #bounds {
+            fn write_key(&self, __ratelimit_key: &mut ::ratelimit_runtime::KeyWriter<'_>) {
+                #write
+            }
+
+            #rate_key
+        }
+    }
+}
+
+/// Reports fields that are floats.
+fn check_floats(fields: &Fields, errors: &mut Errors) {
+    for field in fields {
+        if let Type::Path(path) = &field.ty
+            && (path.path.is_ident("f32") || path.path.is_ident("f64"))
+        {
+            let message = "a float cannot be a part of a key, as it is rarely the same twice: use an integer, such as thousandths";
+            errors.push(Error::new_spanned(path, message));
+        }
+    }
+}
