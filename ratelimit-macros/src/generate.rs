@@ -481,7 +481,9 @@ fn refusal(
                 let _ = &#visible;
             }
         });
-        Some(hygienic!(#visible return #expr;))
+        // Clippy reports `return ()` as the user's.
+        let value = Some(expr).filter(|expr| !matches!(&***expr, Expr::Tuple(tuple) if tuple.elems.is_empty()));
+        Some(hygienic!(#visible return #value;))
     };
     // The whole call has the span of the returned type: rustc reports a type that cannot hold a
     // refusal there.

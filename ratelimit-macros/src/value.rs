@@ -138,7 +138,7 @@ impl Number {
 pub(crate) enum Milliseconds {
     Literal(u64, Span),
     /// A constant `Duration`.
-    Const(Expr),
+    Const(Box<Expr>),
 }
 
 impl Milliseconds {
@@ -233,7 +233,7 @@ pub(crate) fn milliseconds(input: ParseStream) -> Result<Milliseconds> {
             Ok(Milliseconds::Literal(milliseconds, text.span()))
         }
         Expr::Lit(_) => fail(at, duration::EXPECTED),
-        expr => Ok(Milliseconds::Const(expr)),
+        expr => Ok(Milliseconds::Const(Box::new(expr))),
     }
 }
 

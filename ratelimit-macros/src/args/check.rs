@@ -47,7 +47,7 @@ pub(super) fn check(
         AttributeKind::PerTime => Some(value(rule.cost.take()).unwrap_or(CostArgument::Number(Number::one()))),
     };
     let source = match value(rule.rule.take()) {
-        Some(constant) => RuleSource::Constant(constant),
+        Some(constant) => RuleSource::Constant(Box::new(constant)),
         None => RuleSource::Arguments(Box::new(rule_fields(rule, kind, at)?)),
     };
     let rule = RuleSpec { source, key, on_missing_key, cost };
@@ -65,12 +65,12 @@ fn rule_fields(mut rule: RuleArguments, kind: AttributeKind, at: Span) -> Result
             LimitKind::AtOnce { lease: value(rule.lease).unwrap_or(generated(DEFAULT_LEASE_MS)) }
         }
         (AttributeKind::PerTime, None) => return fail(at, "`unit` is needed"),
-        (AttributeKind::PerTime, Some(unit)) => LimitKind::PerTime(PeriodLimit {
+        (AttributeKind::PerTime, Some(unit)) => LimitKind::PerTime(Box::new(PeriodLimit {
             ttl: value(rule.ttl),
             unit,
             algorithm: value(rule.algorithm).unwrap_or_default(),
             prefetch: value(rule.prefetch),
-        }),
+        })),
     };
     Ok(RuleFields { prefix, count, kind, builder_calls })
 }

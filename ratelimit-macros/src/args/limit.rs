@@ -45,7 +45,7 @@ pub(crate) struct RuleSpec {
 
 pub(crate) enum RuleSource {
     /// `rule = ORDERS`
-    Constant(Expr),
+    Constant(Box<Expr>),
     Arguments(Box<RuleFields>),
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct RuleFields {
 }
 
 pub(crate) enum LimitKind {
-    PerTime(PeriodLimit),
+    PerTime(Box<PeriodLimit>),
     /// A place is free again so long after its holder died.
     AtOnce {
         lease: Milliseconds,
@@ -102,7 +102,8 @@ impl RuleSpec {
         };
         let counted = match &fields.kind {
             LimitKind::AtOnce { .. } => "places".to_owned(),
-            LimitKind::PerTime(PeriodLimit { ttl, unit, algorithm, .. }) => {
+            LimitKind::PerTime(limit) => {
+                let PeriodLimit { ttl, unit, algorithm, .. } = &**limit;
                 let units = ttl.as_ref().map_or(Some(1), Number::literal);
                 let period = units.zip(unit.literal()).and_then(|(ttl, unit)| ttl.checked_mul(unit));
                 let words = |ttl, unit| format!("{} {}", text(&ttl), text(&unit));

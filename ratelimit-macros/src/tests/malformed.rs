@@ -204,10 +204,10 @@ const VALID: &[&str] = &[
     r#""b", 1, Days, 5, key = id, permit = id, ttl = "1m""#,
     r#""b", 1, Days, 99_999_999_999, algorithm = SlidingLog"#,
     r#""a", 1, Days, 5, blocking, key = id"#,
-    r#"rule = ORDERS, key = id, on_limit = Wait"#,
+    "rule = ORDERS, key = id, on_limit = Wait",
     r#"prefix = "a", period = "90s", count = 5, on_limit = Wait(max = MAX), algorithm = SlidingWindow(buckets = N)"#,
     r#"prefix = "a", period = Duration::from_secs(5), count = 5, ttl = 5, algorithm = SlidingLog, cost = Elapsed(max = MAX)"#,
-    r#"rule = Self::RULES[0].with_shadow(true), key = id, cost = Settled(max = 5, |o| 5)"#,
+    "rule = Self::RULES[0].with_shadow(true), key = id, cost = Settled(max = 5, |o| 5)",
     r#"rule = crate::rules::ORDERS, prefix = "a", count = 5, shadow = true, cost = Elapsed(max = "5s")"#,
     "skip",
 ];
@@ -216,7 +216,7 @@ const VALID_CONCURRENT: &[&str] = &[
     r#""a", 3, key = (a, b), lease = "1m", on_limit = Wait(max = "5s"), permit = p"#,
     r#"prefix = "a", count = const { N }, key = id, on_missing_key = Deny, on_limit = Return(Err(refused))"#,
     r#""a", 3, lease = LEASE, on_limit = Wait(max = MAX)"#,
-    r#"rule = EXPORTS, key = id, permit = p"#,
+    "rule = EXPORTS, key = id, permit = p",
     "skip",
 ];
 

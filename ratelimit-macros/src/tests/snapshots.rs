@@ -78,7 +78,7 @@ snapshots! {
         "async fn f() -> R {}"
 
     constant_rule:
-        #[r#"rule = rules::ORDERS, key = id, cost = 5"#]
+        #["rule = rules::ORDERS, key = id, cost = 5"]
         "async fn f(id: u64) -> R {}"
 
     shadow:
