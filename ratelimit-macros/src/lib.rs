@@ -133,11 +133,9 @@ use crate::kind::AttributeKind;
 ///     Ok(())
 /// }
 ///
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// let limiter = Limiter::in_memory();
-/// limiter.scope(save_order(4711)).await?;
-/// assert_eq!(limiter.peek(&ORDERS, 4711).await?.remaining(), 99);
-/// # Ok::<_, RequestPerMinute>(()) }).unwrap();
+/// async fn remaining(limiter: &Limiter, seller: u64) -> Result<u64, RequestPerMinute> {
+///     Ok(limiter.peek(&ORDERS, seller).await?.remaining())
+/// }
 /// ```
 ///
 /// The value is the path of a constant or a static, or a constant expression such as
@@ -182,8 +180,9 @@ use crate::kind::AttributeKind;
 /// - `LeakyBucket`: an admitted call sleeps until its turn. `queue`, which is required, is the
 ///   number of calls that may wait. With 0, a call runs at once or is refused.
 ///
-/// Numbers are integers, constants of any integer type, or constant expressions of type `u64`. If an algorithm cannot store them (see `Rule::new`),
-/// constant ones are a compile error, and others are reported by each call.
+/// Numbers are integers, constants of any integer type, or constant expressions of type `u64`. If an
+/// algorithm cannot store them (see `Rule::new`), constant ones are a compile error, and others are
+/// reported by each call.
 ///
 /// # Costs that are known at the end
 ///

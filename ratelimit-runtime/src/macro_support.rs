@@ -10,7 +10,7 @@ use crate::{
     engine::{
         acquire,
         core::{Engine, EngineRef},
-        request::{AcquireOptions, BorrowedCharge, CostKind, OnLimit, RequestKey},
+        request::{AcquireOptions, BorrowedCharge, CostKind, ONLY_A_LOG_SETTLES, OnLimit, RequestKey},
     },
     rule::{
         algorithm::RuleField,
@@ -159,7 +159,7 @@ const fn complete(rule: Rule) -> Rule {
 #[must_use]
 pub const fn settled_rule(rule: Rule) -> Rule {
     let is_settled = matches!(capabilities(rule.algorithm()).holds, HoldSupport::Settled);
-    assert!(is_settled, "`Elapsed` and `Settled` need a rule with the algorithm `SlidingLog`");
+    assert!(is_settled, "{}", ONLY_A_LOG_SETTLES);
     rule
 }
 

@@ -149,6 +149,8 @@ pub(super) enum RefusalReason {
 const LEASE: Duration = Duration::from_secs(30);
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
+pub(crate) const ONLY_A_LOG_SETTLES: &str = "only a `SlidingLog` can charge the amount that a call used";
+
 impl AcquireRequest {
     pub(super) fn new(
         engine: EngineRef,
@@ -265,7 +267,7 @@ impl AcquireRequest {
             }
             _ => {
                 let algorithm = rule.algorithm();
-                let error = format!("only a `SlidingLog` can charge the amount that a call used, not {algorithm:?}");
+                let error = format!("{ONLY_A_LOG_SETTLES}, not {algorithm:?}");
                 return Err(refusal(&rule, StoreError::misconfigured(error)));
             }
         };
