@@ -248,7 +248,8 @@ impl Limiter {
 
     /// The decision of the rule's counter for this key on a cost of 1. Charges nothing.
     ///
-    /// The store is always queried, never the denial cache.
+    /// The store is always queried, never the denial cache. To peek at the counter of an annotated
+    /// function, name one constant in both places: `rule = ORDERS` in the attribute.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! The arguments of both attributes, a row for each.
 //!
 //! A further `builder` argument needs only its row. An `each` or `once` argument is also used in
-//! `limit.rs`, `check.rs` and `generate.rs`.
+//! `limit.rs`, `check.rs` and `generate.rs`. One that a `Rule` has itself is marked `of_rule`.
 
 use proc_macro2::{Span, TokenStream};
 use quote::ToTokens;
