@@ -99,6 +99,16 @@ async fn arguments_of_the_call() {
 }
 
 #[tokio::test]
+async fn a_function_that_is_not_async() {
+    #[limit_request_per_time(rule = ORDERS, key = id, blocking, on_limit = Return(None))]
+    fn call(id: u64) -> Option<u64> {
+        Some(id)
+    }
+    let calls = async { [call(1), call(1), call(2)] };
+    assert_eq!(Limiter::in_memory().scope(calls).await, [Some(1), None, Some(2)]);
+}
+
+#[tokio::test]
 async fn places_and_several_limits() {
     #[limit_concurrent_requests(rule = PLACES, key = id, permit = place)]
     #[limit_request_per_time(rule = ORDERS, key = (id, "a"))]
