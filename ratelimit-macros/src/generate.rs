@@ -6,7 +6,8 @@ use quote::{ToTokens, format_ident, quote_spanned};
 use syn::{Expr, GenericArgument, Path, PathArguments, Type};
 
 use crate::args::{
-    CallArguments, CostArgument, Given, LimitAttribute, LimitKind, OnLimitArgument, RuleFields, RuleSource, RuleSpec,
+    CallArguments, CostArgument, Given, LimitAttribute, LimitKind, OnLimitArgument, OnStoreErrorArgument, RuleFields,
+    RuleSource, RuleSpec,
 };
 use crate::entry_points;
 use crate::incomplete;
@@ -443,10 +444,13 @@ fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
     };
     let for_limit = waits(&arguments.on_limit, ("wait", "wait_at_most"));
     let for_place = waits(&arguments.on_busy, ("wait_for_place", "wait_for_place_at_most"));
-    let on_store_error = arguments
-        .on_store_error
-        .as_ref()
-        .map(|Given { value: word, .. }| hygienic!(.on_store_error(#krate::OnStoreError::#word)));
+    let on_store_error = arguments.on_store_error.as_ref().map(|Given { value, .. }| match value {
+        OnStoreErrorArgument::Policy(word) => hygienic!(.on_store_error(#krate::OnStoreError::#word)),
+        OnStoreErrorArgument::WaitAtMost(milliseconds) => {
+            let milliseconds = value::integer(*milliseconds, Span::mixed_site());
+            hygienic!(.wait_for_store_at_most(#milliseconds))
+        }
+    });
     hygienic!(const { #krate::__private::Call::new() #for_limit #for_place #on_store_error })
 }
 

@@ -57,7 +57,7 @@ use crate::kind::AttributeKind;
 /// | `algorithm` | the way to count | see [Algorithms](#algorithms) | `FixedWindow` |
 /// | `cost` | share of `count` that a call takes | integer, expression, `Elapsed`, `Settled` | `1` |
 /// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
-/// | `on_store_error` | decision while Redis does not answer | `Local`, `Allow`, `Deny` | the limiter's |
+/// | `on_store_error` | decision while Redis does not answer | `Local`, `Allow`, `Deny`, `Wait(max = "1m")` | the limiter's |
 /// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
 /// | `permit` | variable for the call's `Permit` | a name | |
 /// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |
@@ -76,8 +76,9 @@ use crate::kind::AttributeKind;
 /// - `cost`: the expression is evaluated once, after the key. A call of cost 0 is free. A literal
 ///   above the limit is a compile error, and a negative cost is `Cause::Misconfigured`. `Elapsed`
 ///   and `Settled` charge [the actual use](#costs-that-are-known-at-the-end) when the call ends.
-/// - `on_store_error`: with `Local`, this process counts alone until Redis is back. The limiter's
-///   own setting is `Local`, unless it was changed.
+/// - `on_store_error`: with `Local`, this process counts alone until Redis is back. With `Wait`, the
+///   call waits until then, and is refused after `max`. The limiter's own setting is `Local`,
+///   unless it was changed.
 /// - `on_missing_key`: `Deny` refuses the call, `Skip` does not limit it, and `Shared` counts all
 ///   calls without a key together. Required if the key is an `Option`, and only then.
 /// - `permit`: the body finds the permit under this name, which no argument may have. Dropping it
@@ -376,7 +377,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// | `key` | the subject whose calls are counted | expression | one counter for all calls |
 /// | `lease` | time until a dead process loses its places | duration from 1 s to 1 day | `"30s"` |
 /// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
-/// | `on_store_error` | decision while Redis does not answer | `Local`, `Allow`, `Deny` | the limiter's |
+/// | `on_store_error` | decision while Redis does not answer | `Local`, `Allow`, `Deny`, `Wait(max = "1m")` | the limiter's |
 /// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
 /// | `permit` | variable for the call's `Permit` | a name | |
 /// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |

@@ -71,6 +71,7 @@ impl Decision {
     }
 }
 
+#[allow(clippy::missing_fields_in_debug)] // they are shown as durations
 impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decision")

@@ -1,6 +1,10 @@
-//! Durations as people read them.
+//! Durations as people read them, and random ones.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    time::Duration,
+};
 
 /// Prints `300 ms`, `12.5 s`, `5 min 20 s`, `23 h 59 min` or `2 d 5 h`.
 ///
@@ -25,6 +29,18 @@ impl fmt::Display for ReadableDuration {
             tenths => write!(f, "{}.{} s", tenths / 10, tenths % 10),
         }
     }
+}
+
+/// A random pause between half of `pause` and all of it: those who wait for the same thing do not
+/// all come back at once.
+pub(crate) fn with_jitter(pause: Duration) -> Duration {
+    pause / 2 + part_of(pause / 2)
+}
+
+/// A random part of a time.
+pub(crate) fn part_of(time: Duration) -> Duration {
+    let part = RandomState::new().hash_one(()) % 1024;
+    time / 1024 * u32::try_from(part).unwrap_or_default()
 }
 
 #[cfg(test)]

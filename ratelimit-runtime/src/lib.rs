@@ -200,9 +200,16 @@
 //!
 //! A decision on Redis has a deadline, 100 ms unless [`Builder::deadline`] sets another. If the
 //! store can't decide, or not in time, [`OnStoreError`] determines what happens: this process
-//! counts alone (the default), the call is let through, or it is refused as [`Cause::Unavailable`].
-//! No charge is sent a second time, unless the server replied that it has not run it. A settlement
-//! without an answer is sent again, and charges once.
+//! counts alone (the default), the call is let through, it is refused as [`Cause::Unavailable`], or
+//! it waits. No charge is sent a second time, unless the server replied that it has not run it, or
+//! the call waits for the store. A settlement without an answer is sent again, and charges once.
+//!
+//! | policy | a call that the store cannot decide | calls admitted beyond the promise |
+//! |---|---|---|
+//! | `Local` | is decided by this process, within its share | a share for each process |
+//! | `Allow` | is admitted | any number |
+//! | `Deny` | is refused | none |
+//! | `Wait` | waits until the store decides, and is refused after `max` | none; a lost reply may charge a call twice |
 //!
 //! Each server has a circuit breaker. It opens when three calls in a row got no reply within the
 //! deadline; one round trip may carry all three. It also opens when the connection is lost and
@@ -374,7 +381,7 @@
 //! | `ratelimit_store_duration_seconds` | | histogram: time until a reply, or until the wait for it ended |
 //! | `ratelimit_store_round_trips_total` | | counter: round trips to Redis servers with decisions |
 //! | `ratelimit_store_decisions_total` | | counter: decisions in these round trips |
-//! | `ratelimit_fallback_decisions_total` | `policy` | counter: decisions by `local`, `allow` or `deny` |
+//! | `ratelimit_fallback_decisions_total` | `policy` | counter: decisions by `local`, `allow`, `deny` or `wait` |
 //! | `ratelimit_waiting` | `rule` | gauge: callers that wait now |
 //! | `ratelimit_wait_duration_seconds` | `rule` | histogram: waiting times, of admitted and refused callers |
 //! | `ratelimit_degraded` | | gauge: limiters of the process whose store does not decide |

@@ -358,6 +358,7 @@ impl Limiter {
     pub async fn close(&self) -> u64 {
         let engine = self.engine();
         engine.queues().close();
+        engine.outage_waiters().close();
         if !engine.settlements().is_empty() {
             let _ = tokio::time::timeout(engine.settings().deadline, engine.settlements().all().done()).await;
         }

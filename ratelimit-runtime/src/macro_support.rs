@@ -373,13 +373,13 @@ impl Call {
 
     #[must_use]
     pub const fn wait(mut self) -> Self {
-        self.0 = AcquireOptions::new(OnLimit::Wait(None), self.0.on_store_error);
+        self.0 = AcquireOptions::new(OnLimit::Wait(None), self.0.on_store_error());
         self
     }
 
     #[must_use]
     pub const fn wait_at_most(mut self, ms: u64) -> Self {
-        self.0 = AcquireOptions::new(OnLimit::Wait(Some(Duration::from_millis(ms))), self.0.on_store_error);
+        self.0 = AcquireOptions::new(OnLimit::Wait(Some(Duration::from_millis(ms))), self.0.on_store_error());
         self
     }
 
@@ -397,8 +397,13 @@ impl Call {
 
     #[must_use]
     pub const fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
-        self.0.on_store_error = Some(on_store_error);
+        self.0 = self.0.with_policy(Some(on_store_error));
         self
+    }
+
+    #[must_use]
+    pub const fn wait_for_store_at_most(self, ms: u64) -> Self {
+        self.on_store_error(OnStoreError::Wait { max: Duration::from_millis(ms) })
     }
 }
 

@@ -66,6 +66,7 @@ pub(crate) fn fallback_decision(policy: OnStoreError) {
         OnStoreError::Local => "local",
         OnStoreError::Allow => "allow",
         OnStoreError::Deny => "deny",
+        OnStoreError::Wait { .. } => "wait",
     })
     .increment(1);
 }

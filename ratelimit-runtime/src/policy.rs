@@ -1,5 +1,7 @@
 //! Policies for calls without a decision or without a key.
 
+use std::time::Duration;
+
 /// Failure policy: the treatment of calls while the store is unreachable, too slow or full.
 ///
 /// Errors of the configuration are returned under every policy: a wrong type under a counter's
@@ -44,6 +46,34 @@ pub enum OnStoreError {
     Allow,
     /// The call is refused with [`Cause::Unavailable`](crate::Cause::Unavailable).
     Deny,
+    /// The call waits until the store decides again. After `max` it is refused, as by
+    /// [`OnStoreError::Deny`].
+    ///
+    /// `max` counts from the first failure of the call, on the limiter's clock, and is at most 49
+    /// days. It is not part of the deadline, nor of the time that `on_limit = Wait` may take.
+    ///
+    /// - The call asks again once the server is known to be back. While a server answers with
+    ///   errors, such as `LOADING`, the waiting calls of a limiter ask some 500 times a second at
+    ///   most, all together.
+    /// - A reply that was lost may have charged the call, and asking again charges it again. So
+    ///   fewer calls may be admitted than promised, never more. What the call would hold is freed.
+    /// - A call that is dropped while it waits charges nothing more.
+    /// - [`Limiter::close`](crate::Limiter::close) refuses all waiting calls. Calls whose rules are
+    ///   all in shadow mode do not wait.
+    /// - Calls wait side by side. Only those with `on_limit = Wait` keep the order of their
+    ///   arrival.
+    ///
+    /// ```
+    /// use ratelimit_runtime::{Limiter, OnStoreError};
+    /// use std::time::Duration;
+    ///
+    /// Limiter::builder("redis://127.0.0.1:6379")
+    ///     .on_store_error(OnStoreError::Wait { max: Duration::from_secs(60) });
+    /// ```
+    Wait {
+        /// The longest wait.
+        max: Duration,
+    },
 }
 
 /// The treatment of calls without a key: the key is an `Option` that is `None`, or `web::KeyBy`

@@ -6,6 +6,7 @@ mod check;
 mod cost;
 mod limit;
 mod on_limit;
+mod on_store_error;
 mod table;
 
 use std::cell::RefCell;
@@ -22,6 +23,7 @@ pub(crate) use self::{
     cost::{CostArgument, SETTLED_NEEDS},
     limit::{Exclusive, LimitAttribute, LimitKind, ParsedAttribute, RuleFields, RuleSource, RuleSpec},
     on_limit::OnLimitArgument,
+    on_store_error::OnStoreErrorArgument,
     table::{CallArguments, Given},
 };
 use crate::errors::{Errors, fail};

@@ -11,6 +11,7 @@ use syn::{Error, Expr, Ident, LitStr, Path, Result};
 use super::algorithm::{self, AlgorithmArgument};
 use super::cost::{self, CostArgument};
 use super::on_limit::{self, OnLimitArgument};
+use super::on_store_error::{self, OnStoreErrorArgument};
 use crate::duration;
 use crate::errors::{Errors, fail};
 use crate::kind::AttributeKind;
@@ -169,7 +170,7 @@ arguments! {
     each lease: Milliseconds, "lease" = lease, concurrent("\"30s\"").of_rule();
     once on_limit: OnLimitArgument, "on_limit" = on_limit::read, per_time("Wait(max = \"30s\")");
     once on_busy: OnLimitArgument, "on_limit" = on_limit::read, concurrent("Wait(max = \"30s\")");
-    once on_store_error: Ident, "on_store_error" = on_store_error, both("Local", "Local");
+    once on_store_error: OnStoreErrorArgument, "on_store_error" = on_store_error::read, both("Local", "Local");
     each on_missing_key: Ident, "on_missing_key" = on_missing_key, both("Deny", "Deny");
     once permit: Ident, "permit" = permit, both("permit", "permit");
     once limiter: Expr, "limiter" = value::expr, both("&self.limiter", "&self.limiter");
@@ -323,10 +324,6 @@ fn lease(input: ParseStream, _: &str) -> Result<Milliseconds> {
         }
         lease => Ok(lease),
     }
-}
-
-fn on_store_error(input: ParseStream, name: &str) -> Result<Ident> {
-    value::variant(input, name, &["Local", "Allow", "Deny"])
 }
 
 fn on_missing_key(input: ParseStream, name: &str) -> Result<Ident> {

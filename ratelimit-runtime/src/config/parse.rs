@@ -68,10 +68,12 @@ enum RefillWord {
 }
 
 #[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
 enum PolicyWord {
     Local,
     Allow,
     Deny,
+    Wait { max: u64, unit: Unit },
 }
 
 /// An error in a text, and the span that it is about.
@@ -203,6 +205,9 @@ impl RawRule {
                 PolicyWord::Local => OnStoreError::Local,
                 PolicyWord::Allow => OnStoreError::Allow,
                 PolicyWord::Deny => OnStoreError::Deny,
+                PolicyWord::Wait { max, unit } => {
+                    OnStoreError::Wait { max: Duration::from_millis(max.saturating_mul(*unit as u64)) }
+                }
             }),
         })
     }

@@ -8,6 +8,7 @@ use tracing::Instrument as _;
 
 use super::{
     backend_kind::{BackendKind, BackendReceipt},
+    outage::OutageWaiters,
     queue::WaitQueues,
     refusal::refusal,
     renewals::{Renew, Renewals},
@@ -59,6 +60,7 @@ pub(crate) struct Engine {
     /// Counts in this process alone during an outage of the store.
     local: OnceCell<Memory>,
     health_tracker: Arc<HealthTracker>,
+    outage_waiters: OutageWaiters,
 }
 
 /// The place that counts a charge.
@@ -128,6 +130,7 @@ impl Engine {
             renewals: Arc::default(),
             local: OnceCell::new(),
             health_tracker: Arc::default(),
+            outage_waiters: OutageWaiters::default(),
         }
     }
 
@@ -198,6 +201,11 @@ impl Engine {
             BackendKind::Other(guard) => Some(guard),
             BackendKind::None | BackendKind::Memory(_) => None,
         }
+    }
+
+    /// The calls that wait until the store decides again.
+    pub(crate) fn outage_waiters(&self) -> &OutageWaiters {
+        &self.outage_waiters
     }
 
     pub(crate) fn queues(&self) -> &WaitQueues {

@@ -78,7 +78,7 @@ impl AcquireRequest {
         }
     }
 
-    fn act_on(mut self, resolution: Resolution) -> Result<AcquireResult, BoxedAcquire> {
+    pub(super) fn act_on(mut self, resolution: Resolution) -> Result<AcquireResult, BoxedAcquire> {
         match (resolution, self.ticket) {
             (Resolution::Exceeded(exceeded), Some(ticket)) if self.waits_for(exceeded.reason) => {
                 let RetryableRefusal { reason, charges, answer, .. } = *exceeded;
@@ -90,6 +90,7 @@ impl AcquireRequest {
                 Err(Box::pin(async move { self.sleep_until(run_at, permit).await }))
             }
             (Resolution::Admitted(permit, None), _) => Ok(Ok(permit)),
+            (Resolution::Undecided { error, max }, _) => Err(Box::pin(self.outlast(error, max))),
             (Resolution::Exceeded(exceeded), _) => Ok(Err(exceeded.refusal)),
             (Resolution::Rejected(refused), _) => Ok(Err(refused)),
         }

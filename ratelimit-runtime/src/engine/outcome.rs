@@ -35,6 +35,11 @@ pub(super) enum Resolution {
     Admitted(Permit, Option<Duration>),
     Exceeded(Box<RetryableRefusal>),
     Rejected(RequestPerMinute),
+    /// The store could not decide, and the call waits until it can, for this time at most.
+    Undecided {
+        error: StoreError,
+        max: Duration,
+    },
 }
 
 /// A refusal by shadow rules alone: their decision, and the charges of the other rules.
@@ -68,23 +73,30 @@ impl AcquireRequest {
         }
         self.engine.record_failure(&error, &charges);
         let settings = self.engine.settings();
-        let policy = self.options.on_store_error.unwrap_or(settings.on_store_error);
+        let policy = self.options.on_store_error().unwrap_or(settings.on_store_error);
         let policy = self.rule_policy.unwrap_or(policy);
-        observe::fallback_decision(policy);
+        if self.outage_wait.is_none() {
+            observe::fallback_decision(policy);
+        }
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
                 Ok(charges) => Resolution::Admitted(Permit::free(uncounted_decision(&charges)), None),
                 Err(refused) => Resolution::Rejected(refused),
             },
             OnStoreError::Local if !settings.is_local => self.decide_locally(&error, consume),
-            OnStoreError::Local | OnStoreError::Deny => self.resolve_undecided(error),
+            OnStoreError::Wait { max } if consume && !self.is_in_shadow() => Resolution::Undecided { error, max },
+            OnStoreError::Local | OnStoreError::Deny | OnStoreError::Wait { .. } => self.resolve_undecided(error),
         })
+    }
+
+    /// All rules of the call are in shadow mode.
+    fn is_in_shadow(&self) -> bool {
+        self.charges.iter().filter_map(|charge| charge.rule).all(|rule| rule.is_shadow())
     }
 
     /// Refuses a call without a decision, unless all of its rules are in shadow mode.
     fn resolve_undecided(&self, error: StoreError) -> Resolution {
-        let mut rules = self.charges.iter().filter_map(|charge| charge.rule);
-        if !error.misconfigured && rules.all(|rule| rule.is_shadow()) {
+        if !error.misconfigured && self.is_in_shadow() {
             return Resolution::Admitted(Permit::free(Decision::fresh(self.rule().limit())), None);
         }
         Resolution::Rejected(refusal(&self.rule(), error))

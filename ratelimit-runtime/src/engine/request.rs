@@ -5,7 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::sync::watch::Receiver;
 
-use super::{core::EngineRef, refusal::refusal, settings::CurrentRules};
+use super::{core::EngineRef, outage::OutageWait, refusal::refusal, settings::CurrentRules};
 use crate::{
     Clock, Key, OnStoreError, RequestPerMinute, Rule,
     algorithm::{Capabilities, HoldSupport, capabilities},
@@ -28,6 +28,8 @@ pub(crate) struct AcquireRequest {
     pub(super) rule_changes: Option<Receiver<()>>,
     /// The policy that the rules file sets for its rules.
     pub(super) rule_policy: Option<OnStoreError>,
+    /// The wait of a call that outlasts failures of the store.
+    pub(super) outage_wait: Option<OutageWait>,
 }
 
 /// One charge as a caller requests it.
@@ -85,13 +87,25 @@ pub(crate) enum RequestKey {
     Invalid(&'static str),
 }
 
-/// Options of a call. [`OnLimit`] is stored as its parts, because each future of a call carries it.
+/// Options of a call. [`OnLimit`] and [`OnStoreError`] are stored as their parts, because each
+/// future of a call carries them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AcquireOptions {
     pub(super) waits: bool,
+    policy: Option<PolicyKind>,
+    /// In milliseconds, for [`PolicyKind::Wait`].
+    longest_outage: u32,
     /// In nanoseconds; [`u64::MAX`] if it is not limited.
     longest_wait: u64,
-    pub(crate) on_store_error: Option<OnStoreError>,
+}
+
+/// [`OnStoreError`] without its numbers.
+#[derive(Clone, Copy, Debug)]
+enum PolicyKind {
+    Local,
+    Allow,
+    Deny,
+    Wait,
 }
 
 impl AcquireOptions {
@@ -104,7 +118,33 @@ impl AcquireOptions {
             OnLimit::Wait(Some(longest)) if longest.as_nanos() > LONGEST => (true, LONGEST as u64),
             OnLimit::Wait(Some(longest)) => (true, longest.as_nanos() as u64),
         };
-        Self { waits, longest_wait, on_store_error }
+        Self { waits, policy: None, longest_outage: 0, longest_wait }.with_policy(on_store_error)
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // compared first
+    pub(crate) const fn with_policy(mut self, on_store_error: Option<OnStoreError>) -> Self {
+        self.policy = match on_store_error {
+            None => None,
+            Some(OnStoreError::Local) => Some(PolicyKind::Local),
+            Some(OnStoreError::Allow) => Some(PolicyKind::Allow),
+            Some(OnStoreError::Deny) => Some(PolicyKind::Deny),
+            Some(OnStoreError::Wait { max }) => {
+                let ms = max.as_millis();
+                self.longest_outage = if ms > u32::MAX as u128 { u32::MAX } else { ms as u32 };
+                Some(PolicyKind::Wait)
+            }
+        };
+        self
+    }
+
+    pub(crate) const fn on_store_error(self) -> Option<OnStoreError> {
+        Some(match self.policy {
+            None => return None,
+            Some(PolicyKind::Local) => OnStoreError::Local,
+            Some(PolicyKind::Allow) => OnStoreError::Allow,
+            Some(PolicyKind::Deny) => OnStoreError::Deny,
+            Some(PolicyKind::Wait) => OnStoreError::Wait { max: Duration::from_millis(self.longest_outage as u64) },
+        })
     }
 
     pub(crate) const fn on_limit(self) -> OnLimit {
@@ -167,6 +207,7 @@ impl AcquireRequest {
             ticket: None,
             rule_changes: None,
             rule_policy: None,
+            outage_wait: None,
         }
     }
 

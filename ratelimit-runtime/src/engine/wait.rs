@@ -13,6 +13,7 @@ use super::{
     outcome::{Resolution, RetryableRefusal},
     permit::{Permit, uncounted_decision},
     queue::{StoreAnswer, Turn},
+    refusal::refusal,
     request::{AcquireRequest, WaitTicket},
 };
 use crate::{Clock, Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
@@ -74,6 +75,12 @@ impl AcquireRequest {
                         };
                     }
                     (Resolution::Rejected(refusal), _) => return Err(refusal),
+                    // It is still its turn afterwards.
+                    (Resolution::Undecided { error, max }, _) => {
+                        if !self.wait_for_store(max).await {
+                            return Err(refusal(&self.rule(), error));
+                        }
+                    }
                     (Resolution::Exceeded(exceeded), _) => {
                         let RetryableRefusal { refusal, reason, ready_in, may_free_early, answer, .. } = *exceeded;
                         position.refused(&answer);
@@ -111,12 +118,12 @@ impl AcquireRequest {
 
     /// The refusal of a caller who stops waiting. It includes the time when its turn would have
     /// come.
-    async fn final_refusal(&self, refusal: Option<(RequestPerMinute, Duration)>) -> RequestPerMinute {
+    async fn final_refusal(&self, latest: Option<(RequestPerMinute, Duration)>) -> RequestPerMinute {
         let now = self.clock().now();
-        if let Some((refusal, turn_at)) = refusal
+        if let Some((refused, turn_at)) = latest
             && turn_at > now
         {
-            return refusal.retry_in(turn_at.saturating_sub(now));
+            return refused.retry_in(turn_at.saturating_sub(now));
         }
         // No earlier refusal is still valid. The callers ahead go first all the same.
         let charges = match self.charges() {
@@ -126,6 +133,7 @@ impl AcquireRequest {
         match self.ask(charges, false).await {
             Resolution::Exceeded(exceeded) => exceeded.refusal,
             Resolution::Rejected(refused) => refused,
+            Resolution::Undecided { error, .. } => refusal(&self.rule(), error),
             Resolution::Admitted(permit, _) => {
                 let soon = Some(Duration::from_millis(1));
                 let decision = Decision::new(permit.limit(), permit.remaining(), permit.reset_after(), soon);

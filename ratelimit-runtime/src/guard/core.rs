@@ -88,6 +88,13 @@ impl Guard {
         }
     }
 
+    /// Returns once no server of these counters is known to be away.
+    pub(crate) async fn returned(&self, charges: &[Charge]) {
+        for charge in charges {
+            self.0.store.returned(self.0.store.slot(&charge.counter)).await;
+        }
+    }
+
     /// Answers requests from the denial cache where possible, and asks the store for the others.
     pub(super) fn ask_upstream(&self, mut batch: Batch) -> Reply<Batch> {
         let guard = &self.0;

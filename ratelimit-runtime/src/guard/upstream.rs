@@ -1,12 +1,15 @@
 //! The store behind the guard, and the epochs of its servers: a cached denial holds within one
 //! epoch.
 
-use std::ops;
+use std::{ops, time::Duration};
+
+use tokio::time::sleep;
 
 #[cfg(feature = "redis")]
 use crate::redis::Redis;
 use crate::{
     CounterName,
+    duration::with_jitter,
     failures::{Epoch, Failures},
     store::Store,
 };
@@ -39,6 +42,19 @@ impl Upstream {
             #[cfg(feature = "redis")]
             Self::Redis(redis) => redis.has_outage(slot),
             Self::Other(store, _) => store.outage().is_some(),
+        }
+    }
+
+    /// Returns once the server of a slot is not known to be away.
+    pub(super) async fn returned(&self, slot: u16) {
+        const POLL_INTERVAL: Duration = Duration::from_millis(250);
+        #[cfg(feature = "redis")]
+        if let Self::Redis(redis) = self {
+            redis.returned().await;
+        }
+        // A slot may move to another node meanwhile. This asks no server.
+        while self.is_away(slot) {
+            sleep(with_jitter(POLL_INTERVAL)).await;
         }
     }
 

@@ -1,12 +1,10 @@
 //! Back-off and time limits of attempts to connect.
 
-use std::{
-    future::Future,
-    hash::{BuildHasher as _, RandomState},
-    time::Duration,
-};
+use std::{future::Future, time::Duration};
 
 use tokio::time::{Instant, error::Elapsed, timeout};
+
+use crate::duration::{part_of, with_jitter};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// Longest pause between attempts that fail.
@@ -141,18 +139,6 @@ impl TimeLimit {
     pub(super) async fn within<F: Future>(self, step: F) -> Result<F::Output, Elapsed> {
         timeout(self.left(), step).await
     }
-}
-
-/// A random pause between half of `pause` and all of it: the clients of a server that has returned
-/// do not all reconnect at once.
-pub(super) fn with_jitter(pause: Duration) -> Duration {
-    pause / 2 + part_of(pause / 2)
-}
-
-/// A random part of a time.
-fn part_of(time: Duration) -> Duration {
-    let part = RandomState::new().hash_one(()) % 1024;
-    time / 1024 * u32::try_from(part).unwrap_or_default()
 }
 
 #[cfg(test)]

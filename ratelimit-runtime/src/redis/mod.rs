@@ -89,6 +89,14 @@ impl Redis {
         self.nodes.has_outage(slot)
     }
 
+    /// Returns once the breaker of a single server admits callers of this runtime. Returns at once
+    /// for a cluster.
+    pub(crate) async fn returned(&self) {
+        if let Nodes::Single(node) = &self.nodes {
+            node.returned().await;
+        }
+    }
+
     /// Records that the server of a slot could not decide.
     pub(crate) fn failed(&self, slot: u16) {
         self.nodes.failed(slot);

@@ -137,6 +137,13 @@ impl Node {
         Connection::from_pool(&node.pool).await.map(drop)
     }
 
+    /// Waits until the breaker of this runtime is not open.
+    pub(super) async fn returned(&self) {
+        if let Ok(node) = self.here() {
+            let _ = node.pool.state.subscribe().wait_for(|state| !state.is_open()).await;
+        }
+    }
+
     /// Why the breaker of this runtime is open. `None` if it is not.
     ///
     /// On a runtime that never called, or on none, it is an outage if all breakers are open. A

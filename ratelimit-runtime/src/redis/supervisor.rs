@@ -16,13 +16,16 @@ use tokio::{
 
 use super::{
     address::ServerAddress,
-    backoff::{Backoff, LONGEST_PAUSE, Loss, TimeLimit, with_jitter},
+    backoff::{Backoff, LONGEST_PAUSE, Loss, TimeLimit},
     breaker::{BreakerState, MissedReplies},
     connection::{Connection, no_auth},
     pool::{ConnectionPool, OpenConnection},
     reply::explain,
 };
-use crate::{duration::ReadableDuration, store::StoreError};
+use crate::{
+    duration::{ReadableDuration, with_jitter},
+    store::StoreError,
+};
 
 /// Patience with silent connections before another one is opened, less up to half of it.
 ///

@@ -14,6 +14,7 @@ mod holds;
 mod local_fallback;
 mod misconfiguration;
 mod outages;
+mod outlast;
 mod sent_once;
 mod server_errors;
 

@@ -1,0 +1,73 @@
+//! The calls of a limiter that wait until its store decides again, and their pauses.
+//!
+//! A call first waits until no server of its counters is known to be away. Servers that answer with
+//! errors are not away, so it also pauses. The pauses grow with the number of waiting calls: all of
+//! them together ask at most some 500 times a second.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use crate::duration::with_jitter;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Part of a pause for each waiting call, before jitter takes up to half of it.
+const PAUSE_PER_CALL: Duration = Duration::from_millis(4);
+
+/// The calls of a limiter that wait for its store.
+#[derive(Default)]
+pub(crate) struct OutageWaiters {
+    waiting: AtomicU32,
+    is_closed: AtomicBool,
+    closed: Notify,
+}
+
+impl OutageWaiters {
+    /// Refuses all waiting calls, and all later ones that would wait.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.closed.notify_waiters();
+    }
+
+    /// Returns once the limiter is closed.
+    pub(super) async fn closed(&self) {
+        let notified = self.closed.notified();
+        if !self.is_closed.load(Ordering::SeqCst) {
+            notified.await;
+        }
+    }
+}
+
+/// Counts a call as waiting until it is dropped.
+pub(super) struct CountedWaiter<'a>(&'a OutageWaiters);
+
+impl<'a> CountedWaiter<'a> {
+    pub(super) fn new(waiters: &'a OutageWaiters) -> Self {
+        waiters.waiting.fetch_add(1, Ordering::Relaxed);
+        Self(waiters)
+    }
+
+    /// The pause before the next attempt, after so many.
+    pub(super) fn pause(&self, attempts: u32) -> Duration {
+        let pause = FIRST_PAUSE.saturating_mul(1 << attempts.min(8)).min(LONGEST_PAUSE);
+        with_jitter(pause.max(PAUSE_PER_CALL.saturating_mul(self.0.waiting.load(Ordering::Relaxed))))
+    }
+}
+
+impl Drop for CountedWaiter<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The wait of one call for its store.
+#[derive(Clone, Copy)]
+pub(super) struct OutageWait {
+    /// Counts from the first failure.
+    pub(super) until: Duration,
+    pub(super) attempts: u32,
+}

@@ -1,0 +1,77 @@
+//! A call that waits until the store decides again, under `OnStoreError::Wait`.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::{
+    ask::AcquireResult,
+    core::Engine,
+    outage::{CountedWaiter, OutageWait},
+    outcome::Resolution,
+    permit::{Permit, uncounted_decision},
+    refusal::refusal,
+    request::AcquireRequest,
+};
+use crate::{
+    observe::WaitTimer,
+    store::{Charge, StoreError},
+};
+
+impl Engine {
+    /// Returns once no server of these counters is known to be away.
+    async fn returned(&self, charges: &[Charge]) {
+        if let Some(guard) = self.guard() {
+            guard.returned(charges).await;
+        }
+    }
+}
+
+impl AcquireRequest {
+    /// Waits until the store may decide again, for `max` after the first failure of this call.
+    /// False if that time is over, or the limiter is closed.
+    pub(super) async fn wait_for_store(&mut self, max: Duration) -> bool {
+        let now = self.clock().now();
+        let wait = self.outage_wait.get_or_insert(OutageWait { until: now.saturating_add(max), attempts: 0 });
+        let OutageWait { until, attempts } = *wait;
+        wait.attempts = attempts.saturating_add(1);
+        let waiters = self.engine.outage_waiters();
+        let waiter = CountedWaiter::new(waiters);
+        let charges = self.charges().unwrap_or_default();
+        let may_decide = async {
+            sleep(waiter.pause(attempts)).await;
+            self.engine.returned(&charges).await;
+        };
+        tokio::select! {
+            biased;
+            () = waiters.closed() => false,
+            () = self.clock().sleep_until(until) => false,
+            () = may_decide => true,
+        }
+    }
+
+    /// Asks again whenever the store may decide, until it does. `error`: why it could not.
+    pub(super) async fn outlast(mut self, mut error: StoreError, mut max: Duration) -> AcquireResult {
+        let timer = WaitTimer::start(&self.rule());
+        let resolution = loop {
+            if !self.wait_for_store(max).await {
+                timer.stop(false);
+                return Err(refusal(&self.rule(), error));
+            }
+            self.apply_rules(false);
+            let charges = self.charges()?;
+            if charges.is_empty() {
+                return Ok(Permit::free(uncounted_decision(&charges)));
+            }
+            match self.ask(charges, true).await {
+                Resolution::Undecided { error: latest, max: longest } => (error, max) = (latest, longest),
+                resolution => break resolution,
+            }
+        };
+        timer.stop(matches!(resolution, Resolution::Admitted(..)));
+        match self.act_on(resolution) {
+            Ok(answer) => answer,
+            Err(waiting) => waiting.await,
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! `OnStoreError::Wait`: calls wait until the store decides again.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use ratelimit_harness::RedisServer;
+use ratelimit_runtime::store::StoreError;
+use ratelimit_runtime::{
+    Cause, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule, limit_request_per_time,
+};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use super::{DEADLINE, HOUR, limiter};
+use crate::support::plain_store::PlainStore;
+use crate::support::servers::script_calls;
+use crate::support::{FIXED, LOG, SECOND, ends, eventually, exceeded, hourly, settle};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const FOR_A_MINUTE: OnStoreError = OnStoreError::Wait { max: MINUTE };
+
+/// On a store that fails from the first call on.
+fn on_failing_store() -> (Limiter, PlainStore, ManualClock) {
+    let clock = ManualClock::new();
+    let store = PlainStore::new(&clock);
+    let builder = Limiter::builder("memory://").clock(clock.clone()).on_store_error(FOR_A_MINUTE);
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    (builder.over(store.clone()).unwrap(), store, clock)
+}
+
+type Call = JoinHandle<Result<Permit, RequestPerMinute>>;
+
+/// Starts a call that is refused over the limit, and one that waits.
+fn both(limiter: &Limiter, rule: &Rule) -> [Call; 2] {
+    [tokio::spawn(limiter.acquire(rule, 1)), tokio::spawn(limiter.acquire_within(rule, 1, 2 * HOUR))]
+}
+
+/// Starts calls and returns once they wait.
+async fn waiting<T: Send + 'static>(
+    calls: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,
+) -> Vec<JoinHandle<T>> {
+    let calls = calls.into_iter().map(tokio::spawn).collect();
+    sleep(2 * DEADLINE).await;
+    calls
+}
+
+async fn all_end<T>(calls: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
+    ends(join_all(calls)).await.into_iter().map(Result::unwrap).collect()
+}
+
+/// The server is killed, or halted, for two seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_wait_through_an_outage() {
+    for is_killed in [true, false] {
+        let mut server = RedisServer::start();
+        let limiter = limiter(&server.url(), FOR_A_MINUTE).await;
+        let rules = [hourly(1000, FIXED), Rule::new("log", 1000, HOUR).with_algorithm(LOG)];
+        limiter.acquire(&rules[0], 0).await.unwrap();
+        if is_killed {
+            server.kill();
+        } else {
+            server.stop();
+        }
+        let calls = waiting((0..60).map(|number| {
+            let (limiter, rule) = (limiter.clone(), rules[number % 2]);
+            async move {
+                match number % 3 {
+                    0 => limiter.acquire(&rule, 1).await.map(drop),
+                    1 => limiter.acquire_within(&rule, 1, HOUR).await.map(drop),
+                    _ => {
+                        limiter.acquire_all(&[(&rules[0], Key::new(1), 1), (&rules[1], Key::new(1), 1)]).await.map(drop)
+                    }
+                }
+            }
+        }))
+        .await;
+        let few = Rule::new("few", 10, HOUR);
+        let crowd = waiting((0..30).map(|_| limiter.acquire(&few, 1))).await;
+        sleep(2 * SECOND).await;
+        assert!(calls.iter().all(|call| !call.is_finished()), "killed: {is_killed}");
+        if is_killed {
+            server.restart();
+        } else {
+            server.cont();
+        }
+        for answer in all_end(calls).await {
+            answer.unwrap_or_else(|refused| panic!("killed: {is_killed}: {refused}"));
+        }
+        let charged = 1000 - limiter.peek(&rules[0], 1).await.unwrap().remaining();
+        let admitted = all_end(crowd).await.iter().filter(|answer| answer.is_ok()).count();
+        assert!(admitted <= 10, "killed: {is_killed}: {admitted}");
+        // 20 calls of this rule alone, 20 of both. A lost reply is charged again.
+        assert!((40..=80).contains(&charged), "killed: {is_killed}: {charged}");
+    }
+}
+
+/// A thousand calls neither ask a halted server again and again, nor one that answers with errors.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_calls_do_not_storm_the_server() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url(), FOR_A_MINUTE).await;
+    let rule = hourly(100_000, FIXED);
+    limiter.acquire(&rule, 0).await.unwrap();
+    let before = script_calls(&server);
+    server.stop();
+    let calls = waiting((0..1000).map(|key| limiter.acquire(&rule, key))).await;
+    sleep(2 * SECOND).await;
+    server.cont();
+    assert!(all_end(calls).await.iter().all(Result::is_ok));
+    let asked = script_calls(&server) - before;
+    assert!(asked < 3000, "{asked} decisions for 1,000 calls");
+
+    let (limiter, store, _clock) = on_failing_store();
+    let calls = waiting((0..1000).map(|key| limiter.acquire(&rule, key))).await;
+    sleep(3 * SECOND).await;
+    let asked = store.calls();
+    assert!(asked < 1000 + 2500, "{asked} requests of 1,000 calls within some 3 s");
+    store.fail(None);
+    assert!(all_end(calls).await.iter().all(Result::is_ok));
+}
+
+#[tokio::test]
+async fn a_wait_ends_with_the_refusal_of_deny() {
+    let (limiter, store, clock) = on_failing_store();
+    let rule = hourly(5, FIXED);
+    let calls = both(&limiter, &rule);
+    settle().await;
+    clock.advance(MINUTE - Duration::from_millis(1));
+    sleep(DEADLINE).await;
+    assert!(calls.iter().all(|call| !call.is_finished()));
+    clock.advance(Duration::from_millis(1));
+    for answer in all_end(calls).await {
+        let refused = answer.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Unavailable);
+        assert!(refused.to_string().contains("gone fishing"), "{refused}");
+    }
+    store.fail(None);
+    assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 5);
+}
+
+/// A rule in shadow mode refuses no call, and so delays none.
+#[tokio::test]
+async fn a_rule_in_shadow_mode_does_not_wait() {
+    let (limiter, _store, _clock) = on_failing_store();
+    ends(limiter.acquire(&hourly(5, FIXED).with_shadow(true), 1)).await.unwrap();
+}
+
+/// After the outage, a call is limited as before.
+#[tokio::test]
+async fn a_call_that_outlasts_an_outage_then_waits_for_its_limit() {
+    let (limiter, store, clock) = on_failing_store();
+    let rule = hourly(1, FIXED);
+    store.fail(None);
+    limiter.acquire(&rule, 1).await.unwrap();
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    let [at_once, waits] = both(&limiter, &rule);
+    sleep(DEADLINE).await;
+    assert!(!at_once.is_finished());
+    store.fail(None);
+    exceeded(ends(at_once).await.unwrap());
+    sleep(SECOND).await; // no pause is longer by now
+    assert!(!waits.is_finished());
+    clock.advance(HOUR);
+    ends(waits).await.unwrap().unwrap();
+}
+
+/// A call that is dropped while it waits charges nothing, and lets the next one ask.
+#[tokio::test]
+async fn a_waiting_call_can_be_dropped() {
+    let (limiter, store, _clock) = on_failing_store();
+    let rule = hourly(3, FIXED);
+    let calls: Vec<_> = (0..3).flat_map(|_| both(&limiter, &rule)).collect();
+    sleep(DEADLINE).await;
+    calls.iter().for_each(JoinHandle::abort);
+    for call in calls {
+        assert!(call.await.unwrap_err().is_cancelled());
+    }
+    store.fail(None);
+    assert_eq!(limiter.peek(&rule, 1).await.unwrap().remaining(), 3);
+    ends(limiter.acquire_within(&rule, 1, HOUR)).await.unwrap();
+}
+
+#[tokio::test]
+async fn close_refuses_calls_that_wait_for_the_store() {
+    let (limiter, _store, _clock) = on_failing_store();
+    let calls = both(&limiter, &hourly(3, FIXED));
+    sleep(DEADLINE).await;
+    limiter.close().await;
+    for answer in all_end(calls).await {
+        assert_eq!(answer.unwrap_err().cause(), Cause::Unavailable);
+    }
+    assert_eq!(ends(limiter.acquire(&hourly(3, FIXED), 1)).await.unwrap_err().cause(), Cause::Unavailable);
+}
+
+/// The server is started only after the call.
+#[tokio::test]
+async fn attributes_and_files_set_the_policy() {
+    #[limit_request_per_time("saved", 1, Minutes, 5, key = id, on_store_error = Wait(max = "1m"))]
+    async fn save(id: u64) -> Result<u64, RequestPerMinute> {
+        Ok(id)
+    }
+
+    #[limit_request_per_time("brief", 1, Minutes, 5, on_store_error = Wait(max = "300ms"))]
+    async fn brief() -> Result<(), RequestPerMinute> {
+        Ok(())
+    }
+
+    let mut server = RedisServer::start();
+    let text = "[rules.item]\non_store_error = { Wait = { max = 1, unit = \"Minutes\" } }";
+    let rules = ratelimit_runtime::config::Rules::parse(text).unwrap();
+    let builder = Limiter::builder(&server.url()).deadline(DEADLINE).on_store_error(OnStoreError::Deny).rules(rules);
+    let limiter = builder.build().await.unwrap();
+    server.kill();
+    assert_eq!(ends(limiter.scope(brief())).await.unwrap_err().cause(), Cause::Unavailable);
+    let saved = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.scope(save(7)).await }
+    });
+    let item = tokio::spawn(limiter.acquire(&hourly(1, FIXED), 1));
+    sleep(SECOND).await;
+    assert!(!saved.is_finished() && !item.is_finished());
+    server.restart();
+    assert_eq!(ends(saved).await.unwrap().unwrap(), 7);
+    ends(item).await.unwrap().unwrap();
+    eventually("the server decides", async || limiter.peek(&hourly(1, FIXED), 0).await.is_ok()).await;
+}
