@@ -57,7 +57,7 @@ use crate::kind::AttributeKind;
 /// | `algorithm` | the way to count | see [Algorithms](#algorithms) | `FixedWindow` |
 /// | `cost` | share of `count` that a call takes | integer, expression, `Elapsed`, `Settled` | `1` |
 /// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
-/// | `on_store_error` | decision while Redis does not answer | `Local`, `Allow`, `Deny`, `Wait(max = "1m")` | the limiter's |
+/// | `on_store_error` | decision while Redis is away | `Local`, `Allow`, `Deny`, `Wait(max = "1m")` | the limiter's |
 /// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
 /// | `permit` | variable for the call's `Permit` | a name | |
 /// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |
@@ -377,7 +377,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// | `key` | the subject whose calls are counted | expression | one counter for all calls |
 /// | `lease` | time until a dead process loses its places | duration from 1 s to 1 day | `"30s"` |
 /// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
-/// | `on_store_error` | decision while Redis does not answer | `Local`, `Allow`, `Deny`, `Wait(max = "1m")` | the limiter's |
+/// | `on_store_error` | decision while Redis is away | `Local`, `Allow`, `Deny`, `Wait(max = "1m")` | the limiter's |
 /// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
 /// | `permit` | variable for the call's `Permit` | a name | |
 /// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |

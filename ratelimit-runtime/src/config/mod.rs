@@ -32,11 +32,10 @@
 //! | `refill` | `"Greedy"` (default) or `"Interval"` | option of `TokenBucket` |
 //! | `queue` | required | option of `LeakyBucket` |
 //! | `shadow` | `true` or `false` | see [`Rule::with_shadow`] |
-//! | `on_store_error` | `"Local"`, `"Allow"`, `"Deny"` or `Wait`, see below | see [`OnStoreError`](crate::OnStoreError) |
+//! | `on_store_error` | `"Local"`, `"Allow"`, `"Deny"`, or see below | [`OnStoreError`](crate::OnStoreError) |
 //! | `keys` | a table per printed [`Key`](crate::Key) | the same settings for single keys |
 //!
-//! The policy that waits for the store is a table:
-//! `on_store_error = { Wait = { max = 1, unit = "Minutes" } }`.
+//! To wait for the store, write `on_store_error = { Wait = { max = 1, unit = "Minutes" } }`.
 //!
 //! If several rules of one call set `on_store_error`, the first one applies. A count, burst or
 //! queue is at most 2^52. Other tables than `[rules]` are errors, unless the program names them as

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use ratelimit_harness::RedisServer;
+use ratelimit_harness::{RedisCluster, RedisServer};
 use ratelimit_runtime::store::StoreError;
 use ratelimit_runtime::{
     Cause, Key, Limiter, ManualClock, OnStoreError, Permit, RequestPerMinute, Rule, limit_request_per_time,
@@ -163,6 +163,44 @@ async fn a_call_that_outlasts_an_outage_then_waits_for_its_limit() {
     assert!(!waits.is_finished());
     clock.advance(HOUR);
     ends(waits).await.unwrap().unwrap();
+}
+
+/// The outage begins while the call waits for its limit. It keeps its place.
+#[tokio::test]
+async fn a_call_in_a_queue_outlasts_an_outage() {
+    let (limiter, store, clock) = on_failing_store();
+    let rule = hourly(1, FIXED);
+    store.fail(None);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let [first, second] = [HOUR, 2 * HOUR].map(|longest| tokio::spawn(limiter.acquire_within(&rule, 1, longest)));
+    settle().await;
+    let asked = store.calls();
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    clock.advance(HOUR);
+    eventually("its turn has come", async || store.calls() > asked).await;
+    sleep(DEADLINE).await;
+    assert!(!first.is_finished() && !second.is_finished());
+    store.fail(None);
+    ends(first).await.unwrap().unwrap();
+    assert!(!second.is_finished());
+    clock.advance(HOUR);
+    ends(second).await.unwrap().unwrap();
+}
+
+/// Calls of the lost node wait, and no others. The cluster answers with errors for a while, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_of_a_lost_node_of_a_cluster_wait() {
+    let cluster = tokio::task::block_in_place(RedisCluster::start);
+    let limiter = limiter(&cluster.url(), FOR_A_MINUTE).await;
+    let rule = hourly(3, FIXED);
+    limiter.acquire(&rule, "first").await.unwrap();
+    let lost = cluster.primaries()[0];
+    cluster.node(lost).stop();
+    let calls = waiting((0..60).map(|key| limiter.acquire(&rule, key))).await;
+    sleep(2 * SECOND).await;
+    assert!(calls.iter().any(|call| !call.is_finished()));
+    cluster.node(lost).cont();
+    assert!(all_end(calls).await.iter().all(Result::is_ok));
 }
 
 /// A call that is dropped while it waits charges nothing, and lets the next one ask.

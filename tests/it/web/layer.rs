@@ -199,8 +199,8 @@ async fn a_refused_head_request_gets_no_body() {
     use http_body::Body as _;
 
     let hello = service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(Body::empty())));
-    let limiter = in_memory(&ManualClock::new()).await; // both name the same wait
-    let limited = RateLimitLayer::new([Limit::new(per_minute(1))]).limiter(limiter).layer(hello);
+    let stopped = in_memory(&ManualClock::new()).await; // both name the same wait
+    let limited = RateLimitLayer::new([Limit::new(per_minute(1))]).limiter(stopped).layer(hello);
     let ask = async |method: &str| {
         limited.clone().oneshot(http::Request::builder().method(method).body(()).unwrap()).await.unwrap()
     };
