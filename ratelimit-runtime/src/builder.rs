@@ -77,6 +77,7 @@ impl Builder {
                 max_keys: 1_000_000,
                 max_waiting: 10_000,
                 is_local: false,
+                names_keys: false,
                 #[cfg(feature = "config")]
                 rules: None,
             },
@@ -178,6 +179,30 @@ impl Builder {
     #[cfg(feature = "config")]
     pub fn rules(mut self, rules: crate::config::Rules) -> Self {
         self.settings.rules = Some(rules);
+        self
+    }
+
+    /// Makes refusals name the key of their call. The default is not to.
+    ///
+    /// [`RequestPerMinute::key`](crate::RequestPerMinute::key) has it then, and the message of the
+    /// error. Each refusal allocates for it. Responses to requests, metrics and events in
+    /// the log still leave the key out. A call whose rules share a prefix and not a key names none.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Key, Limiter, Rule};
+    /// # use std::time::Duration;
+    /// const RULE: Rule = Rule::new("item", 1, Duration::from_secs(60));
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::builder("memory://").keys_in_refusals(true).build().await.unwrap();
+    /// limiter.acquire(&RULE, 4711).await.unwrap();
+    /// let refused = limiter.acquire(&RULE, 4711).await.unwrap_err();
+    /// assert_eq!(refused.key(), Some(&Key::new(4711)));
+    /// assert!(refused.to_string().starts_with("`item` for the key `4711` is limited to 1 per minute"));
+    /// # });
+    /// ```
+    pub fn keys_in_refusals(mut self, keys_in_refusals: bool) -> Self {
+        self.settings.names_keys = keys_in_refusals;
         self
     }
 

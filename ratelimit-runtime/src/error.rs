@@ -5,7 +5,7 @@ mod store_error;
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 pub use self::store_error::StoreError;
-use crate::{Algorithm, Decision, Rule, duration::ReadableDuration, rule::limits::MOST_HOLDS};
+use crate::{Algorithm, Decision, Key, Rule, duration::ReadableDuration, rule::limits::MOST_HOLDS};
 
 /// The cause of a refusal.
 ///
@@ -59,7 +59,14 @@ pub enum Cause {
 /// # });
 /// ```
 #[derive(Clone, PartialEq, Eq)]
-pub struct RequestPerMinute(Refusal);
+pub struct RequestPerMinute(NamedRefusal);
+
+#[derive(Clone, PartialEq, Eq)]
+enum NamedRefusal {
+    Unnamed(Refusal),
+    /// With the key of the call, see [`Builder::keys_in_refusals`](crate::Builder::keys_in_refusals).
+    Keyed(Arc<(Refusal, Key)>),
+}
 
 #[derive(Clone, PartialEq, Eq)]
 enum Refusal {
@@ -104,14 +111,14 @@ struct RefusalDetails {
 impl RequestPerMinute {
     fn new(cause: Cause, rule: &Rule, cost: u64, reason: impl Into<Cow<'static, str>>) -> Self {
         let details = RefusalDetails { cause, rule: *rule, cost, reason: reason.into() };
-        Self(Refusal::Other(Arc::new(details)))
+        Self(NamedRefusal::Unnamed(Refusal::Other(Arc::new(details))))
     }
 
     #[inline]
     pub(crate) fn exceeded(rule: &Rule, cost: u64, decision: &Decision) -> Self {
         // A place becomes free at an unknown time.
         let retry_after_ms = if rule.is_concurrent() { u64::MAX } else { decision.retry_after_ms };
-        Self(Refusal::Exceeded(ExceededLimit {
+        Self(NamedRefusal::Unnamed(Refusal::Exceeded(ExceededLimit {
             prefix: rule.prefix(),
             count: rule.count(),
             period_ms: rule.period_ms(),
@@ -120,11 +127,11 @@ impl RequestPerMinute {
             remaining: decision.remaining,
             retry_after_ms,
             counted: Counted::Calls,
-        }))
+        })))
     }
 
     fn with_counted(mut self, counted: Counted) -> Self {
-        if let Refusal::Exceeded(exceeded) = &mut self.0 {
+        if let NamedRefusal::Unnamed(Refusal::Exceeded(exceeded)) = &mut self.0 {
             exceeded.counted = counted;
         }
         self
@@ -156,9 +163,30 @@ impl RequestPerMinute {
         Self::new(Cause::Misconfigured, rule, 0, reason)
     }
 
+    /// Adds the key of the call. The last step: the numbers of the refusal are final.
+    pub(crate) fn with_key(self, key: &Key) -> Self {
+        match self.0 {
+            NamedRefusal::Unnamed(refusal) => Self(NamedRefusal::Keyed(Arc::new((refusal, key.clone())))),
+            keyed @ NamedRefusal::Keyed(_) => Self(keyed),
+        }
+    }
+
+    /// The refusal without its key.
+    #[cfg(any(feature = "axum", feature = "tower"))]
+    pub(crate) fn without_key(&self) -> Self {
+        Self(NamedRefusal::Unnamed(self.refusal().clone()))
+    }
+
+    fn refusal(&self) -> &Refusal {
+        match &self.0 {
+            NamedRefusal::Unnamed(refusal) => refusal,
+            NamedRefusal::Keyed(keyed) => &keyed.0,
+        }
+    }
+
     /// Sets the rest of the wait.
     pub(crate) fn retry_in(mut self, wait: Duration) -> Self {
-        if let Refusal::Exceeded(ExceededLimit { retry_after_ms, .. }) = &mut self.0
+        if let NamedRefusal::Unnamed(Refusal::Exceeded(ExceededLimit { retry_after_ms, .. })) = &mut self.0
             && *retry_after_ms != u64::MAX
         {
             *retry_after_ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX - 1);
@@ -174,7 +202,7 @@ impl RequestPerMinute {
 
     /// The rule that refused, perhaps without its id and options, and the cost of the call.
     pub(crate) fn rule_and_cost(&self) -> (Rule, u64) {
-        match &self.0 {
+        match self.refusal() {
             Refusal::Exceeded(ExceededLimit { prefix, count, period_ms, algorithm, cost, .. }) => {
                 (Rule::without_id(prefix, *count, *period_ms, *algorithm), *cost)
             }
@@ -184,7 +212,7 @@ impl RequestPerMinute {
 
     /// The cause of the refusal.
     pub fn cause(&self) -> Cause {
-        match &self.0 {
+        match self.refusal() {
             Refusal::Exceeded(_) => Cause::Exceeded,
             Refusal::Other(details) => details.cause,
         }
@@ -193,6 +221,15 @@ impl RequestPerMinute {
     /// The prefix of the rule that refused. Of several rules, the one with the longest wait.
     pub fn rule(&self) -> &'static str {
         self.rule_and_cost().0.prefix()
+    }
+
+    /// The key of the call, if the limiter was built with
+    /// [`Builder::keys_in_refusals`](crate::Builder::keys_in_refusals). `None` without a key.
+    pub fn key(&self) -> Option<&Key> {
+        match &self.0 {
+            NamedRefusal::Unnamed(_) => None,
+            NamedRefusal::Keyed(keyed) => Some(&keyed.1),
+        }
     }
 
     /// The largest cost that this rule ever grants; see [`Rule::limit`].
@@ -208,7 +245,7 @@ impl RequestPerMinute {
     /// The largest cost that this rule would have granted. 0 for causes other than
     /// [`Cause::Exceeded`].
     pub fn remaining(&self) -> u64 {
-        match &self.0 {
+        match self.refusal() {
             Refusal::Exceeded(exceeded) => exceeded.remaining,
             Refusal::Other(_) => 0,
         }
@@ -221,7 +258,7 @@ impl RequestPerMinute {
     /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent): a place becomes free at an unknown
     /// time.
     pub fn retry_after(&self) -> Option<Duration> {
-        match &self.0 {
+        match self.refusal() {
             Refusal::Exceeded(ExceededLimit { retry_after_ms: ms, .. }) if *ms != u64::MAX => {
                 Some(Duration::from_millis(*ms))
             }
@@ -233,18 +270,18 @@ impl RequestPerMinute {
 impl fmt::Display for RequestPerMinute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (rule, cost) = self.rule_and_cost();
-        let prefix = rule.prefix();
-        let (cause, reason) = match &self.0 {
+        let rule_and_key = RefusedRule(self);
+        let (cause, reason) = match self.refusal() {
             Refusal::Exceeded(exceeded) => {
                 match exceeded.counted {
-                    Counted::Calls => write!(f, "`{prefix}` is limited to {}", LimitText(&rule))?,
+                    Counted::Calls => write!(f, "{rule_and_key} is limited to {}", LimitText(&rule))?,
                     Counted::Milliseconds => {
                         let time = ReadableDuration(Duration::from_millis(rule.count()));
-                        write!(f, "`{prefix}` is limited to {time} of time per {}", Period(rule.period()))?;
+                        write!(f, "{rule_and_key} is limited to {time} of time per {}", Period(rule.period()))?;
                     }
                     Counted::Holds => {
                         let algorithm = rule.algorithm();
-                        write!(f, "`{prefix}` has {MOST_HOLDS} holds at once, the maximum of a {algorithm:?}")?;
+                        write!(f, "{rule_and_key} has {MOST_HOLDS} holds at once, the maximum of a {algorithm:?}")?;
                     }
                 }
                 return match self.retry_after() {
@@ -256,17 +293,17 @@ impl fmt::Display for RequestPerMinute {
         };
         match cause {
             Cause::Exceeded | Cause::NeverFits => {
-                write!(f, "`{prefix}` is limited to {}", LimitText(&rule))?;
+                write!(f, "{rule_and_key} is limited to {}", LimitText(&rule))?;
                 if rule.limit() != rule.count() {
                     write!(f, " and {} at once", rule.limit())?;
                 }
                 write!(f, "; a cost of {cost} never fits")
             }
             Cause::MissingKey => {
-                write!(f, "`{prefix}` is limited by key, and this call has no key")
+                write!(f, "{rule_and_key} is limited by key, and this call has no key")
             }
-            Cause::Unavailable => write!(f, "`{prefix}` cannot be counted now: {reason}"),
-            Cause::Misconfigured => write!(f, "the limit `{prefix}` is misconfigured: {reason}"),
+            Cause::Unavailable => write!(f, "{rule_and_key} cannot be counted now: {reason}"),
+            Cause::Misconfigured => write!(f, "the limit {rule_and_key} is misconfigured: {reason}"),
         }
     }
 }
@@ -286,6 +323,16 @@ impl fmt::Debug for RequestPerMinute {
 }
 
 impl std::error::Error for RequestPerMinute {}
+
+/// Prints the prefix, and the key if it is known.
+struct RefusedRule<'a>(&'a RequestPerMinute);
+
+impl fmt::Display for RefusedRule<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", self.0.rule())?;
+        self.0.key().map_or(Ok(()), |key| write!(f, " for the key `{key}`"))
+    }
+}
 
 /// Prints `100 per minute` or `5 at once`.
 struct LimitText<'a>(&'a Rule);
@@ -371,3 +418,14 @@ impl fmt::Display for SetupError {
 }
 
 impl std::error::Error for SetupError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It is in the result of each limited function.
+    #[test]
+    fn a_refusal_does_not_grow() {
+        assert!(size_of::<RequestPerMinute>() <= 88, "{}", size_of::<RequestPerMinute>());
+    }
+}

@@ -153,13 +153,17 @@ impl Acquire {
             }
             Some((Attempt::Denied, _, outcome)) => {
                 let Self { rule, cost, state, .. } = self;
-                if let AcquireState::Attempt(engine, _) = state {
-                    *engine = None;
-                }
                 let decision = outcome.decision(rule.limit());
-                let answer = Err(RequestPerMinute::exceeded(rule, *cost, &decision));
+                let mut answer = Err(RequestPerMinute::exceeded(rule, *cost, &decision));
                 if let Err(refused) = &answer {
                     observe::refused(refused);
+                }
+                if let AcquireState::Attempt(engine, key) = state
+                    && let Some(engine) = engine.take()
+                    && engine.settings().names_keys
+                {
+                    let key = counter_key(key).flatten();
+                    answer = answer.map_err(|refused| engine.settings().named(refused, key));
                 }
                 return Poll::Ready(answer);
             }
@@ -185,13 +189,17 @@ impl Acquire {
                     engine.record_success();
                 }
                 let (rule, cost) = receipt.rule_and_cost().unwrap_or((rule, cost));
-                let receipt = Receipt::Backend(engine, receipt);
-                Poll::Ready(resolve(&rule, cost, &outcome, receipt))
+                if !outcome.fits() {
+                    return Poll::Ready(Err(exceeded(&engine, &rule, &key, cost, &outcome)));
+                }
+                observe::admitted(&rule, outcome.remaining);
+                Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))))
             }
             Err(error) => {
                 let mut request = AcquireRequest::single(engine, rule, key, cost, options);
                 request.apply_rules(false);
-                self.go_on(request.resolve_or_wait(Err(error), Duration::ZERO), Some(context))
+                let keys = request.keys();
+                self.go_on(keys.named(request.resolve_or_wait(Err(error), Duration::ZERO)), Some(context))
             }
         }
     }
@@ -288,22 +296,25 @@ pub(crate) fn try_acquire(
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
 ) -> Attempted {
-    let Some(key) = counter_key(key) else { return Attempted::Deferred };
+    let Some(counter_key) = counter_key(key) else { return Attempted::Deferred };
     let rules = engine.settings().rules_now();
     let applied;
     let rule = if rules.may_differ() {
-        let Some(found) = rules.applied(rule, key, false, false) else { return Attempted::Deferred };
+        let Some(found) = rules.applied(rule, counter_key, false, false) else { return Attempted::Deferred };
         applied = found;
         &*applied
     } else {
         rule
     };
-    let mut query = Query::new(rule, key, cost, &engine.settings().namespace);
+    let mut query = Query::new(rule, counter_key, cost, &engine.settings().namespace);
     match try_charge(engine, &mut query, None) {
         Attempt::Admitted => Attempted::Admitted,
         Attempt::Denied => {
             let decision = query.outcome.decision(rule.limit());
             observe::refused(refused.insert(RequestPerMinute::exceeded(rule, cost, &decision)));
+            if engine.settings().names_keys {
+                *refused = refused.take().map(|refused| engine.settings().named(refused, counter_key));
+            }
             Attempted::Refused
         }
         Attempt::Pending | Attempt::Unsupported => Attempted::Deferred,
@@ -369,21 +380,12 @@ fn can_be_attempted(engine: &Engine, rule: &Rule, cost: u64) -> bool {
     cost > 0 && rule.is_enforced() && decides_at_once && engine.settlements().is_empty()
 }
 
-/// Turns the outcome of an attempt into a permit or a refusal.
-fn resolve(rule: &Rule, cost: u64, outcome: &Outcome, receipt: Receipt) -> AcquireResult {
-    if !outcome.fits() {
-        return Err(exceeded(rule, cost, outcome));
-    }
-    observe::admitted(rule, outcome.remaining);
-    Ok(Permit::new(rule.limit(), outcome, receipt))
-}
-
 #[cold]
 #[inline(never)]
-fn exceeded(rule: &Rule, cost: u64, outcome: &Outcome) -> RequestPerMinute {
+fn exceeded(engine: &Engine, rule: &Rule, key: &RequestKey, cost: u64, outcome: &Outcome) -> RequestPerMinute {
     let refusal = RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()));
     observe::refused(&refusal);
-    refusal
+    engine.settings().named(refusal, counter_key(key).flatten())
 }
 
 /// The key of the counter. `None` if the call has no key, and is refused or skips the rule.

@@ -8,15 +8,55 @@ use super::{
     ask::{AcquireResult, RefundOnDrop},
     outcome::{Resolution, RetryableRefusal},
     permit::{Permit, uncounted_decision},
-    request::{AcquireRequest, WaitTicket},
+    request::{AcquireRequest, RequestKey, WaitTicket},
 };
-use crate::store::{Batch, Charges, Reply, Request, StoreError};
+use crate::{
+    Key, RequestPerMinute,
+    store::{Batch, Charges, Reply, Request, StoreError},
+};
 
 pub(super) type BoxedAcquire = Pin<Box<dyn Future<Output = AcquireResult> + Send>>;
 
+/// The keys of a call with the prefixes of their rules. Empty if refusals name no keys.
+pub(super) struct CallKeys(Vec<(&'static str, Key)>);
+
+impl CallKeys {
+    /// Adds its key to the refusal.
+    pub(super) fn named(self, answer: Result<AcquireResult, BoxedAcquire>) -> Result<AcquireResult, BoxedAcquire> {
+        match answer {
+            answer if self.0.is_empty() => answer,
+            Ok(answer) => Ok(answer.map_err(|refused| self.name(refused))),
+            Err(pending) => Err(Box::pin(async move { pending.await.map_err(|refused| self.name(refused)) })),
+        }
+    }
+
+    fn name(&self, refused: RequestPerMinute) -> RequestPerMinute {
+        let mut keys = self.0.iter().filter(|(prefix, _)| *prefix == refused.rule()).map(|(_, key)| key);
+        match keys.next() {
+            Some(key) if keys.all(|other| other == key) => refused.with_key(key),
+            _ => refused,
+        }
+    }
+}
+
 impl AcquireRequest {
     /// The result if the store decides at once, otherwise the future that awaits it.
-    pub(super) fn start(mut self) -> Result<AcquireResult, BoxedAcquire> {
+    pub(super) fn start(self) -> Result<AcquireResult, BoxedAcquire> {
+        self.keys().named(self.start_unnamed())
+    }
+
+    /// The keys of the call, if its refusal names one.
+    pub(super) fn keys(&self) -> CallKeys {
+        let names_keys = self.engine.settings().names_keys;
+        let requests = self.charges.iter().map(|charge| &charge.request).filter(|_| names_keys);
+        let keys = requests.filter_map(|request| match &request.key {
+            RequestKey::Some(key) => Some((request.rule.prefix(), key.clone())),
+            _ => None,
+        });
+        CallKeys(keys.collect())
+    }
+
+    fn start_unnamed(mut self) -> Result<AcquireResult, BoxedAcquire> {
         self.ticket = self.take_ticket();
         if self.ticket.is_some() {
             self.rule_changes = self.engine.settings().rule_changes();

@@ -6,7 +6,7 @@ use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
 use tokio::sync::watch::Receiver;
 
-use crate::{Clock, Key, OnStoreError, Rule};
+use crate::{Clock, Key, OnStoreError, RequestPerMinute, Rule};
 
 /// The settings made by a builder.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct EngineSettings {
     pub(crate) max_waiting: usize,
     /// The store itself counts in process memory.
     pub(crate) is_local: bool,
+    /// Refusals name the key of their call.
+    pub(crate) names_keys: bool,
     /// Rules from outside the code: settings of a file.
     #[cfg(feature = "config")]
     pub(crate) rules: Option<crate::config::Rules>,
@@ -34,6 +36,14 @@ impl EngineSettings {
         CurrentRules {
             #[cfg(feature = "config")]
             table: self.rules.as_ref().map(crate::config::Rules::now),
+        }
+    }
+
+    /// The refusal of a call with this key, as its caller gets it.
+    pub(crate) fn named(&self, refusal: RequestPerMinute, key: Option<&Key>) -> RequestPerMinute {
+        match key {
+            Some(key) if self.names_keys => refusal.with_key(key),
+            _ => refusal,
         }
     }
 

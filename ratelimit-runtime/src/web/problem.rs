@@ -51,12 +51,12 @@ pub(super) fn status(cause: Cause) -> StatusCode {
     }
 }
 
-/// The message for a client. That of the refusal itself may name servers and settings.
+/// The message for a client. That of the refusal itself may name servers, settings and keys.
 pub(super) fn detail(refused: &RequestPerMinute) -> String {
     match refused.cause() {
         Cause::Unavailable => "this request cannot be counted now; try again later".into(),
         Cause::Misconfigured => "this server's limits are set up wrongly; its log says how".into(),
-        Cause::Exceeded | Cause::NeverFits | Cause::MissingKey => refused.to_string(),
+        Cause::Exceeded | Cause::NeverFits | Cause::MissingKey => refused.without_key().to_string(),
     }
 }
 

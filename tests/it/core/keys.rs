@@ -11,8 +11,9 @@ use ratelimit_runtime::{
 };
 use tokio::runtime::Runtime;
 
+use crate::support::log::Log;
 use crate::support::plain_store::{PlainStore, on_plain_store};
-use crate::support::{ALGORITHMS, FIXED, LOG, hourly, limiter_on};
+use crate::support::{ALGORITHMS, FIXED, LOG, PATIENCE, fresh_key, hourly, limiter_on};
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -336,5 +337,41 @@ async fn memory_keeps_all_keys_apart() {
     }
     for (number, key) in (0..).zip(&keys) {
         assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 5000 - number);
+    }
+}
+
+/// In the error, and nowhere else: not for clients, nor in the log.
+#[tokio::test]
+async fn a_refusal_names_its_key_if_the_limiter_is_built_so() {
+    let server = RedisServer::start();
+    for url in ["memory://", &server.url()] {
+        for names in [false, true] {
+            let log = Log::default();
+            let _guard = tracing::subscriber::set_default(log.clone());
+            let builder = Limiter::builder(url).deadline(PATIENCE).keys_in_refusals(names);
+            let limiter = builder.build().await.unwrap();
+            let (rule, other) = (hourly(1, FIXED), Rule::new("other", 5, Duration::from_secs(3600)));
+            let places = Rule::new("places", 1, Duration::from_secs(30)).with_algorithm(Algorithm::Concurrent);
+            let key = format!("alice-{}", fresh_key());
+            limiter.acquire(&rule, &key).await.unwrap();
+            let _place = limiter.acquire(&places, &key).await.unwrap();
+            let stacked = [(&other, Key::new("bob"), 1), (&rule, Key::new(&key), 1)];
+            for refused in [
+                limiter.acquire(&rule, &key).await.unwrap_err(),
+                limiter.acquire_n(&rule, &key, 2).await.unwrap_err(),
+                limiter.acquire_within(&rule, &key, Duration::from_millis(1)).await.unwrap_err(),
+                limiter.acquire(&places, &key).await.unwrap_err(),
+                limiter.acquire_all(&stacked).await.unwrap_err(),
+            ] {
+                assert_eq!(refused.key().cloned(), names.then(|| Key::new(&key)), "{url}: {refused}");
+                let says = format!("`{}` for the key `{key}` is limited to", refused.rule());
+                assert_eq!(refused.to_string().starts_with(&says), names, "{url}: {refused}");
+                assert_eq!(refused.limit(), 1);
+                let response = axum::response::IntoResponse::into_response(refused);
+                let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
+                assert!(!String::from_utf8_lossy(&body).contains("alice"), "{body:?}");
+            }
+            assert_eq!(log.with("alice"), []);
+        }
     }
 }
