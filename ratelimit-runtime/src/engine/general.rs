@@ -126,8 +126,7 @@ impl AcquireRequest {
                 Err(Box::pin(self.wait(charges, Some(answer))))
             }
             (Resolution::Admitted(permit, Some(run_at)), _) => {
-                let permit = RefundOnDrop::new(permit);
-                Err(Box::pin(async move { self.sleep_until(run_at, permit).await }))
+                Err(Box::pin(self.wait_for_slot(run_at, RefundOnDrop::new(permit))))
             }
             (Resolution::Admitted(permit, None), _) => Ok(Ok(permit)),
             (Resolution::Undecided { error, max }, _) => Err(Box::pin(self.outlast(error, max))),

@@ -16,16 +16,18 @@ use super::{
     refusal::refusal,
     request::{AcquireRequest, WaitTicket},
 };
-use crate::{Clock, Decision, RequestPerMinute, observe::WaitTimer, store::Charges};
+use crate::{Clock, Decision, RequestPerMinute, Rule, observe::WaitTimer, store::Charges};
 
 impl AcquireRequest {
     /// Waits until the store admits these charges. `refused`: the answer that refused them, if any.
     pub(super) async fn wait(self, charges: Charges, refused: Option<StoreAnswer>) -> AcquireResult {
-        let timer = WaitTimer::start(&self.rule());
-        let span = tracing::debug_span!("wait_for_rate_limit", rule = self.rule().prefix());
-        let answer = self.wait_in_queues(charges, refused).instrument(span).await;
-        timer.stop(answer.is_ok());
-        answer
+        let rule = self.rule();
+        observed(&rule, self.wait_in_queues(charges, refused)).await
+    }
+
+    /// Waits for the slot of an admitted call, see [`AcquireRequest::sleep_until`].
+    pub(super) async fn wait_for_slot(self, run_at: Duration, permit: RefundOnDrop) -> AcquireResult {
+        observed(&self.rule(), self.sleep_until(run_at, permit)).await
     }
 
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {
@@ -141,6 +143,15 @@ impl AcquireRequest {
             }
         }
     }
+}
+
+/// A wait, in the metrics and the log.
+async fn observed(rule: &Rule, wait: impl Future<Output = AcquireResult>) -> AcquireResult {
+    let timer = WaitTimer::start(rule);
+    let span = tracing::debug_span!("wait_for_rate_limit", rule = rule.prefix());
+    let answer = wait.instrument(span).await;
+    timer.stop(answer.is_ok());
+    answer
 }
 
 /// Waits for a change of the rules.

@@ -8,12 +8,15 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use ratelimit_harness::RedisServer;
-use ratelimit_runtime::{Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time};
+use ratelimit_runtime::store::StoreError;
+use ratelimit_runtime::{
+    Algorithm, Key, Limiter, ManualClock, OnStoreError, RequestPerMinute, Rule, limit_request_per_time,
+};
 use tracing::Level;
 
-use crate::support::eventually;
-use crate::support::limiter_on;
 use crate::support::log::Log;
+use crate::support::plain_store::PlainStore;
+use crate::support::{eventually, in_memory, limiter_on, settle};
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Nobody may read this in a label or a line.
@@ -216,6 +219,34 @@ async fn a_waiting_call_is_in_a_gauge_a_histogram_and_a_span() {
         assert_eq!(log.with(words).len(), 3, "{words}");
     }
     assert_eq!(log.with(SECRET), []);
+}
+
+/// So is a call that waits for its slot, or for its store.
+#[tokio::test]
+async fn every_kind_of_wait_is_observed() {
+    let recorder = Recorder::install();
+    let log = Log::default();
+    let _guard = tracing::subscriber::set_default(log.clone());
+    tracing::callsite::rebuild_interest_cache();
+    let clock = ManualClock::new();
+    let store = PlainStore::new(&clock);
+    let away = Limiter::builder("memory://").clock(clock.clone()).on_store_error(OnStoreError::Wait { max: MINUTE });
+    let (away, limiter) = (away.over(store.clone()).unwrap(), in_memory(&clock).await);
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    let rule = Rule::new("item", 1, MINUTE).with_algorithm(Algorithm::LeakyBucket { queue: 5 });
+    limiter.acquire(&rule, SECRET).await.unwrap();
+    let calls = [tokio::spawn(limiter.acquire(&rule, SECRET)), tokio::spawn(away.acquire(&rule, SECRET))];
+    settle().await;
+    assert_eq!(recorder.waits(), (2.0, 0));
+    assert_eq!(log.with("a call waits").len(), 2);
+    clock.advance(MINUTE);
+    for (call, is_admitted) in calls.into_iter().zip([true, false]) {
+        assert_eq!(call.await.unwrap().is_ok(), is_admitted);
+    }
+    assert_eq!(recorder.waits(), (-2.0, 2));
+    let ended = log.with("no longer waits");
+    assert_eq!(ended.len(), 2, "{ended:?}");
+    assert!(ended.iter().all(|(_, line)| line.contains("waited=")), "{ended:?}");
 }
 
 /// The number of decisions in a batch is a metric.
