@@ -426,6 +426,6 @@ mod tests {
     /// It is in the result of each limited function.
     #[test]
     fn a_refusal_does_not_grow() {
-        assert!(size_of::<RequestPerMinute>() <= 88, "{}", size_of::<RequestPerMinute>());
+        assert!(size_of::<RequestPerMinute>() <= 80, "{}", size_of::<RequestPerMinute>());
     }
 }
