@@ -79,7 +79,7 @@ impl GeneratedCheck {
             places if places == limits.len() => LimitKinds::AtOnce,
             _ => LimitKinds::Both,
         };
-        let deciding = ask_limiter(limits, is_held, arguments, runtime);
+        let (limiter, deciding) = ask_limiter(limits, is_held, arguments, runtime);
         let refusal = refusal(runtime, arguments, kinds, function.output_ends());
         let settled = arguments.settled.as_ref();
         let settlement = settled.map(|closure| settlement(runtime, &closure.value, function.output()));
@@ -95,12 +95,17 @@ impl GeneratedCheck {
             hygienic!(__ratelimit_deciding.await)
         };
         let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(use_attribute);
+        let deciding_block = match &limiter {
+            Some(limiter) => hygienic!({ #limiter #deciding }),
+            None => deciding.clone(),
+        };
         let prologue = match permit {
             None => hygienic! {
                 #joined
                 if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
                     let __ratelimit_deciding = {
                         let mut __ratelimit_refused = ::core::option::Option::None;
+                        #limiter
                         let (__ratelimit_attempted, __ratelimit_deferred) = #deciding;
                         match __ratelimit_attempted {
                             #krate::__private::Attempted::Admitted => break 'decided (::core::option::Option::None),
@@ -115,7 +120,7 @@ impl GeneratedCheck {
             },
             Some(permit) => hygienic! {
                 #joined
-                let __ratelimit_deciding = #deciding;
+                let __ratelimit_deciding = #deciding_block;
                 let #permit = match #decided {
                     ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
                     ::core::result::Result::Err(__ratelimit_refused) => {
@@ -180,13 +185,13 @@ impl GeneratedCheck {
     }
 }
 
-/// The call of the entry point, inside a block that evaluates `limiter` first if it is given.
+/// A statement that evaluates `limiter` if it is given, and the call of the entry point.
 fn ask_limiter(
     limits: &[&LimitAttribute],
     is_held: bool,
     arguments: &CallArguments,
     runtime: &RuntimePath,
-) -> TokenStream {
+) -> (Option<TokenStream>, TokenStream) {
     let krate = runtime.tokens();
     let is_stacked = limits.len() > 1;
     let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, is_stacked, runtime)).collect();
@@ -200,17 +205,14 @@ fn ask_limiter(
     };
     let entry_point = Ident::new(entry_point, Span::mixed_site());
     let options = call_options(&krate, arguments);
-    let call = |limiter| hygienic!(#krate::__private::#entry_point(#limiter, #options, #charges));
-    match &arguments.limiter {
-        None => call(hygienic!(::core::option::Option::None)),
-        Some(Given { value: expr, .. }) => {
-            let call = call(hygienic!(::core::option::Option::Some(__ratelimit_limiter)));
-            hygienic! {{
-                let __ratelimit_limiter: &#krate::Limiter = #expr;
-                #call
-            }}
-        }
-    }
+    let (limiter, argument) = match &arguments.limiter {
+        None => (None, hygienic!(::core::option::Option::None)),
+        Some(Given { value: expr, .. }) => (
+            Some(hygienic!(let __ratelimit_limiter: &#krate::Limiter = #expr;)),
+            hygienic!(::core::option::Option::Some(__ratelimit_limiter)),
+        ),
+    };
+    (limiter, hygienic!(#krate::__private::#entry_point(#argument, #options, #charges)))
 }
 
 /// Uses the name of an attribute that another one expands. Otherwise rustc would report its import
@@ -446,9 +448,9 @@ fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
     let for_place = waits(&arguments.on_busy, ("wait_for_place", "wait_for_place_at_most"));
     let on_store_error = arguments.on_store_error.as_ref().map(|Given { value, .. }| match value {
         OnStoreErrorArgument::Policy(word) => hygienic!(.on_store_error(#krate::OnStoreError::#word)),
-        OnStoreErrorArgument::WaitAtMost(milliseconds) => {
-            let milliseconds = value::integer(*milliseconds, Span::mixed_site());
-            hygienic!(.wait_for_store_at_most(#milliseconds))
+        OnStoreErrorArgument::WaitAtMost(longest) => {
+            let longest = longest.to_const(krate);
+            hygienic!(.wait_for_store_at_most(#longest))
         }
     });
     hygienic!(const { #krate::__private::Call::new() #for_limit #for_place #on_store_error })

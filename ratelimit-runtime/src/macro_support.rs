@@ -296,17 +296,17 @@ pub struct AnnotatedCharge<R> {
 }
 
 /// The charges of a call: a pair of the first one and the others, or `()`.
-pub trait Charges {
+pub trait ChargeList {
     fn borrow<'a>(&'a self, charges: &mut SmallVec<[BorrowedCharge<'a>; 2]>);
     fn into_requests(self, requests: &mut Vec<ChargeRequest>);
 }
 
-impl Charges for () {
+impl ChargeList for () {
     fn borrow<'a>(&'a self, _: &mut SmallVec<[BorrowedCharge<'a>; 2]>) {}
     fn into_requests(self, _: &mut Vec<ChargeRequest>) {}
 }
 
-impl<R: Borrow<Rule>, C: Charges> Charges for (AnnotatedCharge<R>, C) {
+impl<R: Borrow<Rule>, C: ChargeList> ChargeList for (AnnotatedCharge<R>, C) {
     #[inline(always)]
     #[allow(clippy::inline_always)] // a few words
     fn borrow<'a>(&'a self, charges: &mut SmallVec<[BorrowedCharge<'a>; 2]>) {
@@ -457,7 +457,7 @@ pub fn permit_request_per_time<R: Borrow<Rule>>(
 /// Checks the limits of a function with several limits.
 #[inline(always)]
 #[allow(clippy::inline_always)] // otherwise the charges are copied
-pub fn limit_requests_per_time<'a, C: Charges>(
+pub fn limit_requests_per_time<'a, C: ChargeList>(
     limiter: Option<&'a Limiter>,
     Call(options, _): Call,
     charges: C,
@@ -482,7 +482,7 @@ pub struct DeferredAll<'a, C> {
     charges: C,
 }
 
-impl<C: Charges> DeferredAll<'_, C> {
+impl<C: ChargeList> DeferredAll<'_, C> {
     #[must_use]
     pub fn decide(self) -> Admit {
         let Self { limiter, options, charges } = self;
@@ -492,7 +492,7 @@ impl<C: Charges> DeferredAll<'_, C> {
 
 /// Checks the limits of a function whose body uses the permit, or that holds it while it runs.
 #[must_use]
-pub fn permit_requests_per_time<C: Charges>(
+pub fn permit_requests_per_time<C: ChargeList>(
     limiter: Option<&Limiter>,
     Call(options, on_busy): Call,
     charges: C,

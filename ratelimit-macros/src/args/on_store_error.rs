@@ -5,14 +5,13 @@ use syn::Result;
 use syn::parse::ParseStream;
 
 use crate::errors::fail;
-use crate::value::{self, Choice, set};
+use crate::value::{self, Choice, Milliseconds, set};
 
 #[derive(Clone)]
 pub(crate) enum OnStoreErrorArgument {
     /// A variant of `OnStoreError`.
     Policy(Ident),
-    /// Wait for so many milliseconds at most.
-    WaitAtMost(u64),
+    WaitAtMost(Milliseconds),
 }
 
 pub(super) fn read(input: ParseStream, name: &str) -> Result<OnStoreErrorArgument> {

@@ -1,9 +1,10 @@
 async fn f(state: State) -> R {
     #![allow(unused)]
-    if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
-        let __ratelimit_deciding = match {
+    if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
+        let __ratelimit_deciding = {
+            let mut __ratelimit_refused = ::core::option::Option::None;
             let __ratelimit_limiter: &::facade::limits::Limiter = &state.limiter;
-            ::facade::limits::__private::limit_request_per_time(
+            let (__ratelimit_attempted, __ratelimit_deferred) = ::facade::limits::__private::limit_request_per_time(
                 ::core::option::Option::Some(__ratelimit_limiter),
                 const {
                     ::facade::limits::__private::Call::new()
@@ -25,19 +26,21 @@ async fn f(state: State) -> R {
                     ::facade::limits::__private::no_key(),
                     1,
                 ),
-            )
-        } {
-            ::facade::limits::__private::Attempted::Admitted => {
-                break 'decided (::core::result::Result::Ok(()));
-            }
-            ::facade::limits::__private::Attempted::Refused(__ratelimit_refused) => {
-                break 'decided (::core::result::Result::Err(__ratelimit_refused));
-            }
-            ::facade::limits::__private::Attempted::Deferred(__ratelimit_deferred) => {
-                __ratelimit_deferred.decide()
+                &mut __ratelimit_refused,
+            );
+            match __ratelimit_attempted {
+                ::facade::limits::__private::Attempted::Admitted => {
+                    break 'decided (::core::option::Option::None);
+                }
+                ::facade::limits::__private::Attempted::Refused => {
+                    break 'decided __ratelimit_refused;
+                }
+                ::facade::limits::__private::Attempted::Deferred => {
+                    __ratelimit_deferred.decide()
+                }
             }
         };
-        __ratelimit_deciding.await
+        __ratelimit_deciding.await.err()
     } {
         return ::facade::limits::FromRefusal::from_refusal(__ratelimit_refused);
     }

@@ -7,7 +7,7 @@ async fn f(id: u64) -> R {
                 .wait()
                 .on_store_error(::ratelimit_runtime::OnStoreError::Deny)
         },
-        [
+        (
             {
                 let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
                 ::ratelimit_runtime::__private::charge(
@@ -17,20 +17,25 @@ async fn f(id: u64) -> R {
                     __ratelimit_key,
                     1,
                 )
-            }
-                .asked(),
-            {
-                let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
-                ::ratelimit_runtime::__private::charge(
-                    const {
-                        &::ratelimit_runtime::__private::concurrent("export", 3, 60000)
-                    },
-                    __ratelimit_key,
-                    1,
-                )
-            }
-                .asked(),
-        ],
+            },
+            (
+                {
+                    let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
+                    ::ratelimit_runtime::__private::charge(
+                        const {
+                            &::ratelimit_runtime::__private::concurrent(
+                                "export",
+                                3,
+                                60000,
+                            )
+                        },
+                        __ratelimit_key,
+                        1,
+                    )
+                },
+                (),
+            ),
+        ),
     );
     let __ratelimit_permit = match __ratelimit_deciding.await {
         ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,

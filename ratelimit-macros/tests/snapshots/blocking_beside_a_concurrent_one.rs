@@ -3,24 +3,23 @@ fn f() -> R {
     let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new().wait() },
-        [
+        (
             ::ratelimit_runtime::__private::charge(
-                    const {
-                        &::ratelimit_runtime::__private::rule("calls", 100, 1, 60000)
-                    },
-                    ::ratelimit_runtime::__private::no_key(),
-                    1,
-                )
-                .asked(),
-            ::ratelimit_runtime::__private::charge(
+                const { &::ratelimit_runtime::__private::rule("calls", 100, 1, 60000) },
+                ::ratelimit_runtime::__private::no_key(),
+                1,
+            ),
+            (
+                ::ratelimit_runtime::__private::charge(
                     const {
                         &::ratelimit_runtime::__private::concurrent("export", 3, 30000)
                     },
                     ::ratelimit_runtime::__private::no_key(),
                     1,
-                )
-                .asked(),
-        ],
+                ),
+                (),
+            ),
+        ),
     );
     let place = match __ratelimit_deciding.block() {
         ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,

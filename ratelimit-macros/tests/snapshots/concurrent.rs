@@ -2,7 +2,7 @@ async fn f(id: u64) -> R {
     let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
-        [
+        (
             {
                 let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
                 ::ratelimit_runtime::__private::charge(
@@ -12,9 +12,9 @@ async fn f(id: u64) -> R {
                     __ratelimit_key,
                     1,
                 )
-            }
-                .asked(),
-        ],
+            },
+            (),
+        ),
     );
     let __ratelimit_permit = match __ratelimit_deciding.await {
         ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,

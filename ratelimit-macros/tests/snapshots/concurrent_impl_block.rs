@@ -3,7 +3,7 @@ impl Api {
         let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
-            [
+            (
                 {
                     let __ratelimit_key = ::ratelimit_runtime::__private::key(
                         &(self.id),
@@ -19,9 +19,9 @@ impl Api {
                         __ratelimit_key,
                         1,
                     )
-                }
-                    .asked(),
-            ],
+                },
+                (),
+            ),
         );
         let __ratelimit_permit = match __ratelimit_deciding.await {
             ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
@@ -39,7 +39,7 @@ impl Api {
             let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
                 ::core::option::Option::None,
                 const { ::ratelimit_runtime::__private::Call::new() },
-                [
+                (
                     {
                         let __ratelimit_key = ::ratelimit_runtime::__private::key(
                             &(self.id),
@@ -55,17 +55,18 @@ impl Api {
                             __ratelimit_key,
                             1,
                         )
-                    }
-                        .asked(),
-                    ::ratelimit_runtime::__private::charge(
+                    },
+                    (
+                        ::ratelimit_runtime::__private::charge(
                             const {
                                 &::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
                             },
                             ::ratelimit_runtime::__private::no_key(),
                             1,
-                        )
-                        .asked(),
-                ],
+                        ),
+                        (),
+                    ),
+                ),
             );
             let __ratelimit_permit = match __ratelimit_deciding.await {
                 ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,

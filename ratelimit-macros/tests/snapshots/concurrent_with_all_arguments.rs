@@ -8,7 +8,7 @@ async fn f(&self, id: Option<u64>) -> R {
                     .wait_for_place_at_most(5000)
                     .on_store_error(::facade::OnStoreError::Deny)
             },
-            [
+            (
                 {
                     let __ratelimit_count = ::facade::__private::count(plan.places());
                     let __ratelimit_key = ::facade::__private::optional_key(
@@ -28,9 +28,9 @@ async fn f(&self, id: Option<u64>) -> R {
                         __ratelimit_key,
                         1,
                     )
-                }
-                    .asked(),
-            ],
+                },
+                (),
+            ),
         )
     };
     let place = match __ratelimit_deciding.await {

@@ -2,7 +2,7 @@ async fn f(budget: u64) -> R {
     let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
-        [
+        (
             {
                 let __ratelimit_count = ::ratelimit_runtime::__private::count(budget);
                 ::ratelimit_runtime::__private::charge_elapsed(
@@ -23,9 +23,9 @@ async fn f(budget: u64) -> R {
                     ::ratelimit_runtime::__private::no_key(),
                     ::core::option::Option::None,
                 )
-            }
-                .asked(),
-        ],
+            },
+            (),
+        ),
     );
     let permit = match __ratelimit_deciding.await {
         ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,

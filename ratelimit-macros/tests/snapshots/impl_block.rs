@@ -2,45 +2,12 @@ unsafe impl<const N: usize> Api<{ N }> {
     #![allow(unused)]
     const LIMIT: u64 = 1;
     pub(crate) async fn get(&self) -> R {
-        if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
-            let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
-                ::core::option::Option::None,
-                const { ::ratelimit_runtime::__private::Call::new() },
-                {
-                    let __ratelimit_key = ::ratelimit_runtime::__private::key(
-                        &(self.id),
-                    );
-                    ::ratelimit_runtime::__private::charge(
-                        const {
-                            &::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
-                        },
-                        __ratelimit_key,
-                        1,
-                    )
-                },
-            ) {
-                ::ratelimit_runtime::__private::Attempted::Admitted => {
-                    break 'decided (::core::result::Result::Ok(()));
-                }
-                ::ratelimit_runtime::__private::Attempted::Refused(
-                    __ratelimit_refused,
-                ) => break 'decided (::core::result::Result::Err(__ratelimit_refused)),
-                ::ratelimit_runtime::__private::Attempted::Deferred(
-                    __ratelimit_deferred,
-                ) => __ratelimit_deferred.decide(),
-            };
-            __ratelimit_deciding.await
-        } {
-            return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
-        }
-        '__ratelimit_body: { self.id }
-    }
-    async fn put(mut self: Box<Self>) -> R {
-        if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
-            let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_requests_per_time(
-                ::core::option::Option::None,
-                const { ::ratelimit_runtime::__private::Call::new() },
-                [
+        if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
+            let __ratelimit_deciding = {
+                let mut __ratelimit_refused = ::core::option::Option::None;
+                let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_request_per_time(
+                    ::core::option::Option::None,
+                    const { ::ratelimit_runtime::__private::Call::new() },
                     {
                         let __ratelimit_key = ::ratelimit_runtime::__private::key(
                             &(self.id),
@@ -52,29 +19,73 @@ unsafe impl<const N: usize> Api<{ N }> {
                             __ratelimit_key,
                             1,
                         )
+                    },
+                    &mut __ratelimit_refused,
+                );
+                match __ratelimit_attempted {
+                    ::ratelimit_runtime::__private::Attempted::Admitted => {
+                        break 'decided (::core::option::Option::None);
                     }
-                        .asked(),
-                    ::ratelimit_runtime::__private::charge(
-                            const {
-                                &::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
-                            },
-                            ::ratelimit_runtime::__private::no_key(),
-                            1,
-                        )
-                        .asked(),
-                ],
-            ) {
-                ::ratelimit_runtime::__private::Attempted::Admitted => {
-                    break 'decided (::core::result::Result::Ok(()));
+                    ::ratelimit_runtime::__private::Attempted::Refused => {
+                        break 'decided __ratelimit_refused;
+                    }
+                    ::ratelimit_runtime::__private::Attempted::Deferred => {
+                        __ratelimit_deferred.decide()
+                    }
                 }
-                ::ratelimit_runtime::__private::Attempted::Refused(
-                    __ratelimit_refused,
-                ) => break 'decided (::core::result::Result::Err(__ratelimit_refused)),
-                ::ratelimit_runtime::__private::Attempted::Deferred(
-                    __ratelimit_deferred,
-                ) => __ratelimit_deferred.decide(),
             };
-            __ratelimit_deciding.await
+            __ratelimit_deciding.await.err()
+        } {
+            return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
+        }
+        '__ratelimit_body: { self.id }
+    }
+    async fn put(mut self: Box<Self>) -> R {
+        if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
+            let __ratelimit_deciding = {
+                let mut __ratelimit_refused = ::core::option::Option::None;
+                let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_requests_per_time(
+                    ::core::option::Option::None,
+                    const { ::ratelimit_runtime::__private::Call::new() },
+                    (
+                        {
+                            let __ratelimit_key = ::ratelimit_runtime::__private::key(
+                                &(self.id),
+                            );
+                            ::ratelimit_runtime::__private::charge(
+                                const {
+                                    &::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
+                                },
+                                __ratelimit_key,
+                                1,
+                            )
+                        },
+                        (
+                            ::ratelimit_runtime::__private::charge(
+                                const {
+                                    &::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
+                                },
+                                ::ratelimit_runtime::__private::no_key(),
+                                1,
+                            ),
+                            (),
+                        ),
+                    ),
+                    &mut __ratelimit_refused,
+                );
+                match __ratelimit_attempted {
+                    ::ratelimit_runtime::__private::Attempted::Admitted => {
+                        break 'decided (::core::option::Option::None);
+                    }
+                    ::ratelimit_runtime::__private::Attempted::Refused => {
+                        break 'decided __ratelimit_refused;
+                    }
+                    ::ratelimit_runtime::__private::Attempted::Deferred => {
+                        __ratelimit_deferred.decide()
+                    }
+                }
+            };
+            __ratelimit_deciding.await.err()
         } {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }

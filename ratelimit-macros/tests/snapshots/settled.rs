@@ -2,7 +2,7 @@ async fn f(user: u64) -> Result<impl Answer, (E, [impl X; 1])> {
     let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
-        [
+        (
             {
                 let __ratelimit_key = ::ratelimit_runtime::__private::key(&(user));
                 ::ratelimit_runtime::__private::charge_settled(
@@ -20,9 +20,9 @@ async fn f(user: u64) -> Result<impl Answer, (E, [impl X; 1])> {
                     __ratelimit_key,
                     4000,
                 )
-            }
-                .asked(),
-        ],
+            },
+            (),
+        ),
     );
     let __ratelimit_permit = match __ratelimit_deciding.await {
         ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,

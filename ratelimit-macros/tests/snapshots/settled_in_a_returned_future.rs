@@ -4,7 +4,7 @@ fn f(prompt: String) -> BoxFuture<'static, R<u64>> {
         let __ratelimit_deciding = crate::limits::__private::permit_requests_per_time(
             ::core::option::Option::None,
             const { crate::limits::__private::Call::new() },
-            [
+            (
                 {
                     let __ratelimit_cost = crate::limits::__private::cost(most(&prompt));
                     crate::limits::__private::charge_settled(
@@ -22,9 +22,9 @@ fn f(prompt: String) -> BoxFuture<'static, R<u64>> {
                         crate::limits::__private::no_key(),
                         __ratelimit_cost,
                     )
-                }
-                    .asked(),
-            ],
+                },
+                (),
+            ),
         );
         let __ratelimit_permit = match __ratelimit_deciding.await {
             ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,

@@ -3,24 +3,24 @@ fn f() -> Answering {
         let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
-            [
+            (
                 ::ratelimit_runtime::__private::charge_settled(
-                        const {
-                            &::ratelimit_runtime::__private::with_algorithm(
-                                ::ratelimit_runtime::__private::unchecked_rule(
-                                    "tokens",
-                                    100000,
-                                    1,
-                                    60000,
-                                ),
-                                ::ratelimit_runtime::Algorithm::SlidingLog,
-                            )
-                        },
-                        ::ratelimit_runtime::__private::no_key(),
-                        4000,
-                    )
-                    .asked(),
-            ],
+                    const {
+                        &::ratelimit_runtime::__private::with_algorithm(
+                            ::ratelimit_runtime::__private::unchecked_rule(
+                                "tokens",
+                                100000,
+                                1,
+                                60000,
+                            ),
+                            ::ratelimit_runtime::Algorithm::SlidingLog,
+                        )
+                    },
+                    ::ratelimit_runtime::__private::no_key(),
+                    4000,
+                ),
+                (),
+            ),
         );
         let __ratelimit_permit = match __ratelimit_deciding.await {
             ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,

@@ -1,38 +1,43 @@
 async fn f() -> R {
-    if let ::core::result::Result::Err(__ratelimit_refused) = 'decided: {
-        let __ratelimit_deciding = match ::ratelimit_runtime::__private::limit_request_per_time(
-            ::core::option::Option::None,
-            const { ::ratelimit_runtime::__private::Call::new() },
-            ::ratelimit_runtime::__private::charge(
-                const {
-                    &::ratelimit_runtime::__private::with_algorithm(
-                        ::ratelimit_runtime::__private::unchecked_rule(
-                            "item",
-                            100,
-                            1,
-                            60000,
-                        ),
-                        ::ratelimit_runtime::Algorithm::SlidingWindow {
-                            buckets: ::ratelimit_runtime::__private::Constant(BUCKETS)
-                                .integer(),
-                        },
-                    )
-                },
-                ::ratelimit_runtime::__private::no_key(),
-                1,
-            ),
-        ) {
-            ::ratelimit_runtime::__private::Attempted::Admitted => {
-                break 'decided (::core::result::Result::Ok(()));
-            }
-            ::ratelimit_runtime::__private::Attempted::Refused(__ratelimit_refused) => {
-                break 'decided (::core::result::Result::Err(__ratelimit_refused));
-            }
-            ::ratelimit_runtime::__private::Attempted::Deferred(__ratelimit_deferred) => {
-                __ratelimit_deferred.decide()
+    if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
+        let __ratelimit_deciding = {
+            let mut __ratelimit_refused = ::core::option::Option::None;
+            let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_request_per_time(
+                ::core::option::Option::None,
+                const { ::ratelimit_runtime::__private::Call::new() },
+                ::ratelimit_runtime::__private::charge(
+                    const {
+                        &::ratelimit_runtime::__private::with_algorithm(
+                            ::ratelimit_runtime::__private::unchecked_rule(
+                                "item",
+                                100,
+                                1,
+                                60000,
+                            ),
+                            ::ratelimit_runtime::Algorithm::SlidingWindow {
+                                buckets: ::ratelimit_runtime::__private::Constant(BUCKETS)
+                                    .integer(),
+                            },
+                        )
+                    },
+                    ::ratelimit_runtime::__private::no_key(),
+                    1,
+                ),
+                &mut __ratelimit_refused,
+            );
+            match __ratelimit_attempted {
+                ::ratelimit_runtime::__private::Attempted::Admitted => {
+                    break 'decided (::core::option::Option::None);
+                }
+                ::ratelimit_runtime::__private::Attempted::Refused => {
+                    break 'decided __ratelimit_refused;
+                }
+                ::ratelimit_runtime::__private::Attempted::Deferred => {
+                    __ratelimit_deferred.decide()
+                }
             }
         };
-        __ratelimit_deciding.await
+        __ratelimit_deciding.await.err()
     } {
         return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
     }

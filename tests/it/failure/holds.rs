@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
 use ratelimit_harness::{Mode, Proxy, RedisServer};
-use ratelimit_runtime::__private::{
-    AnnotatedCharge, Call, charge, charge_elapsed, concurrent, key, permit_requests_per_time,
-};
+use ratelimit_runtime::__private::{Call, charge, charge_elapsed, concurrent, key, permit_requests_per_time};
 use ratelimit_runtime::store::{Batch, Charge as StoreCharge, Charges, Reply, StoreError};
 use ratelimit_runtime::{Algorithm, Cause, CounterName, Limiter, OnStoreError, Permit, Rule, Store};
 use tokio::time::sleep;
@@ -184,8 +182,8 @@ async fn a_place_held_beside_a_short_charge_is_released_after_an_outage() {
     let builder = Limiter::builder(&proxy.url()).deadline(100 * MS).on_store_error(OnStoreError::Deny);
     let (limiter, other, id) = (builder.build().await.unwrap(), limiter_on(&server).await, fresh_key());
     let places = Rule::new("long", 1, 3600 * SECOND).with_algorithm(Algorithm::Concurrent);
-    let charges = [charge(concurrent("long", 1, 3_600_000), key(&id), 1), charge_elapsed(TIME, key(&id), Some(1000))];
-    let charges = charges.map(AnnotatedCharge::asked);
+    let time = charge_elapsed(TIME, key(&id), Some(1000));
+    let charges = (charge(concurrent("long", 1, 3_600_000), key(&id), 1), (time, ()));
     let permit = permit_requests_per_time(Some(&limiter), Call::new(), charges).await.unwrap();
     proxy.set(Mode::Stall);
     drop(permit);
