@@ -23,6 +23,8 @@ mod counter_table;
 #[cfg(all(test, model_check))]
 mod model_check;
 mod tables;
+#[cfg(all(test, not(model_check)))]
+mod tests;
 
 use tables::CounterTables;
 
@@ -455,73 +457,4 @@ fn shard_in<'a>(locked: &'a mut LockedShards<'_>, id: &CounterId) -> &'a mut Mem
 #[inline]
 fn shard_of(id: &CounterId) -> usize {
     id.0 as usize % SHARDS
-}
-
-#[cfg(all(test, not(model_check)))]
-mod tests {
-    use std::{
-        sync::Arc,
-        time::{Duration, Instant},
-    };
-
-    use super::*;
-
-    #[test]
-    fn time_goes_back_in_a_shard_if_the_clock_was_set_back() {
-        let early = crate::ManualClock::new();
-        let at = |after: Duration| {
-            let clock = crate::ManualClock::new();
-            clock.advance(after);
-            Clock::from(clock)
-        };
-        let mut shard = MemoryShard::default();
-        let start_us = shard.now_us(&early.into());
-        for (after, seen) in [(5_000, 5_000), (4_001, 5_000), (4_000, 4_000), (4_001, 4_001), (4_001, 4_001)] {
-            assert_eq!(shard.now_us(&at(Duration::from_micros(after))) - start_us, seen, "{after}");
-        }
-    }
-
-    /// Others may change the counter, and the clock moves on, while a thread waits for the lock.
-    #[test]
-    fn a_window_is_evaluated_at_the_time_at_which_it_is_locked() {
-        let rule = Rule::new("item", 1, Duration::from_secs(1));
-        let manual = crate::ManualClock::new();
-        let memory = Memory::new(manual.clone().into(), 10);
-        let id = CounterId::new(&rule, None);
-        let charge = || {
-            let mut query = Query::new(&rule, None, 1, "");
-            assert!(matches!(memory.try_charge(&mut query, None), Attempt::Admitted | Attempt::Denied));
-            query.outcome
-        };
-        charge();
-        std::thread::scope(|scope| {
-            let locked = memory.shard(shard_of(&id));
-            let charged = scope.spawn(charge);
-            std::thread::sleep(Duration::from_millis(50));
-            manual.advance(Duration::from_millis(300));
-            drop(locked);
-            let charged = charged.join().unwrap();
-            assert_eq!((charged.fits(), charged.reset_after_ms), (false, 700));
-        });
-    }
-
-    /// With the clock of programs. Tests have one that can be paused.
-    #[test]
-    fn time_never_goes_back_in_a_shard() {
-        let memory = Arc::new(Memory::new(Clock::unpaused(), 10));
-        let ends = Instant::now() + Duration::from_millis(200);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                let memory = Arc::clone(&memory);
-                scope.spawn(move || {
-                    while Instant::now() < ends {
-                        let mut shard = memory.shard(0);
-                        let before = shard.latest_us;
-                        let now = shard.now_us(&memory.clock);
-                        assert!(now >= before, "{now} after {before}");
-                    }
-                });
-            }
-        });
-    }
 }

@@ -1,0 +1,120 @@
+//! Times under the locks, and attempts on several counters.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Algorithm, Decision, Key, ManualClock, Refill};
+
+#[test]
+fn time_goes_back_in_a_shard_if_the_clock_was_set_back() {
+    let early = ManualClock::new();
+    let at = |after: Duration| {
+        let clock = ManualClock::new();
+        clock.advance(after);
+        Clock::from(clock)
+    };
+    let mut shard = MemoryShard::default();
+    let start_us = shard.now_us(&early.into());
+    for (after, seen) in [(5_000, 5_000), (4_001, 5_000), (4_000, 4_000), (4_001, 4_001), (4_001, 4_001)] {
+        assert_eq!(shard.now_us(&at(Duration::from_micros(after))) - start_us, seen, "{after}");
+    }
+}
+
+/// Others may change the counter, and the clock moves on, while a thread waits for the lock.
+#[test]
+fn a_window_is_evaluated_at_the_time_at_which_it_is_locked() {
+    let rule = Rule::new("item", 1, Duration::from_secs(1));
+    let manual = ManualClock::new();
+    let memory = Memory::new(manual.clone().into(), 10);
+    let id = CounterId::new(&rule, None);
+    let charge = || {
+        let mut query = Query::new(&rule, None, 1, "");
+        assert!(matches!(memory.try_charge(&mut query, None), Attempt::Admitted | Attempt::Denied));
+        query.outcome
+    };
+    charge();
+    std::thread::scope(|scope| {
+        let locked = memory.shard(shard_of(&id));
+        let charged = scope.spawn(charge);
+        std::thread::sleep(Duration::from_millis(50));
+        manual.advance(Duration::from_millis(300));
+        drop(locked);
+        let charged = charged.join().unwrap();
+        assert_eq!((charged.fits(), charged.reset_after_ms), (false, 700));
+    });
+}
+
+/// With the clock of programs. Tests have one that can be paused.
+#[test]
+fn time_never_goes_back_in_a_shard() {
+    let memory = Arc::new(Memory::new(Clock::unpaused(), 10));
+    let ends = Instant::now() + Duration::from_millis(200);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let memory = Arc::clone(&memory);
+            scope.spawn(move || {
+                while Instant::now() < ends {
+                    let mut shard = memory.shard(0);
+                    let before = shard.latest_us;
+                    let now = shard.now_us(&memory.clock);
+                    assert!(now >= before, "{now} after {before}");
+                }
+            });
+        }
+    });
+}
+const PERIOD: Duration = Duration::from_millis(1000);
+
+fn rules() -> impl Strategy<Value = Rule> {
+    let algorithm = prop_oneof![
+        any::<bool>().prop_map(|align| Algorithm::FixedWindow { align }),
+        Just(Algorithm::SlidingLog),
+        prop_oneof![Just(1), Just(4)].prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
+        (1..6_u64, prop_oneof![Just(Refill::Greedy), Just(Refill::Interval)])
+            .prop_map(|(burst, refill)| Algorithm::TokenBucket { burst, refill }),
+    ];
+    (algorithm, 1..5_u64).prop_map(|(algorithm, count)| Rule::new("item", count, PERIOD).with_algorithm(algorithm))
+}
+
+/// The state of each counter, by a request that charges nothing.
+fn states(memory: &Memory, rules: &[Rule], keys: &[Key]) -> Vec<Decision> {
+    let peek = |(rule, key): (&Rule, &Key)| {
+        let charge = Charge::new(*rule, CounterName::new("", rule, Some(key)), 1);
+        let Reply::Ready(batch) = memory.decide(Request::new(charge, false).into()) else { panic!("memory waits") };
+        batch.into_first().unwrap().charges[0].decision
+    };
+    rules.iter().zip(keys).map(peek).collect()
+}
+
+proptest! {
+    /// Two stores get the same calls, one by attempts, one by requests.
+    #[test]
+    fn several_charges_are_attempted_as_a_request_decides_them(
+        rules in proptest::collection::vec(rules(), 2..4),
+        calls in proptest::collection::vec((0..400_u64, proptest::collection::vec(1..7_u64, 3)), 1..40),
+    ) {
+        let clock = ManualClock::new();
+        let [attempted, requested] = [(); 2].map(|()| Memory::new(clock.clone().into(), 100));
+        let keys: Vec<Key> = (0..rules.len()).map(Key::new).collect();
+        for (later_ms, costs) in calls {
+            clock.advance(Duration::from_millis(later_ms));
+            let mut parts: Vec<_> =
+                rules.iter().zip(&keys).zip(&costs).map(|((rule, key), cost)| QueryPart::new(rule, Some(key), *cost)).collect();
+            let admitted = attempted.try_charge_all(&mut parts);
+
+            let charge = |((rule, key), cost): ((&Rule, &Key), &u64)| {
+                Charge::new(*rule, CounterName::new("", rule, Some(key)), *cost)
+            };
+            let mut charges = Charges::default();
+            rules.iter().zip(&keys).zip(&costs).map(charge).for_each(|charge| charges.push(charge));
+            let Reply::Ready(batch) = requested.decide(Request::new(charges, true).into()) else { panic!("memory waits") };
+            prop_assert_eq!(admitted, batch.into_first().unwrap().outcome.unwrap(), "{:?} {:?}", rules, costs);
+            prop_assert_eq!(states(&attempted, &rules, &keys), states(&requested, &rules, &keys), "{:?}", rules);
+        }
+    }
+}
