@@ -240,6 +240,7 @@ fn a_hold_ends_with_the_body() {
 fn all_limits_of_a_function_are_one_decision() {
     #[limit_request_per_time("first", 1, Hours, 1, key = id, blocking)]
     #[limit_request_per_time("second", 1, Hours, 2, on_limit = Return(Ok(refused.limit() * 100)), blocking)]
+    #[allow(clippy::unnecessary_wraps)] // no refusal is an error
     fn call(id: u64) -> R {
         Ok(id)
     }

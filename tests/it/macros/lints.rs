@@ -210,9 +210,9 @@ async fn an_annotated_tokio_test_passes_all_lints() -> R<()> {
     Ok(())
 }
 
-#[limit_request_per_time("item", 1, Minutes, 100, key = id, on_limit = Return(Ok(refused.limit())), blocking)]
-fn blocking(id: u64) -> R {
-    Ok(id)
+#[limit_request_per_time("item", 1, Minutes, 100, key = id, on_limit = Return(refused.limit()), blocking)]
+fn blocking(id: u64) -> u64 {
+    id
 }
 
 #[limit_concurrent_requests("place", 3, permit = permit, on_limit = Wait)]
@@ -452,7 +452,7 @@ async fn every_shape_that_passes_all_lints_also_runs() {
         assert!(place_beside(1).await?);
         assert_eq!(elapsed().await?, 1);
         assert_eq!(settled("prompt".into()).await?, "p");
-        assert_eq!((blocking(1)?, blocking_elapsed()?), (1, true));
+        assert_eq!((blocking(1), blocking_elapsed()?), (1, true));
         assert_eq!([blocking_settled("prompt".into())?, blocking_settled(String::new())?], ["p", ""]);
         assert_eq!(settled_without_a_name(2).await?.count(), 2);
         assert!(stacked(1, 1, 1, 1).await.is_err());
