@@ -35,7 +35,7 @@ impl GeneratedCheck {
     //     if let Some(refused) = 'decided: {
     //         let deciding = {
     //             let mut refused = None;
-    //             let (attempted, deferred) = limit_request_per_time(None, const { Call::new() }, {
+    //             let (attempted, deferred) = limit_request_per_time(None, Call::DEFAULT, {
     //                 let key = key(&(seller_id));
     //                 charge(const { &rule("item", 100, 1, 60_000) }, key, 1)
     //             }, &mut refused);
@@ -55,7 +55,7 @@ impl GeneratedCheck {
     // a local of its name, whatever its hygiene.
     //
     // With a limit that is held, or a permit for the body:
-    //     let deciding = permit_requests_per_time(None, const { Call::new() }, [..]);
+    //     let deciding = permit_requests_per_time(None, Call::DEFAULT, [..]);
     //     let permit = match deciding.await {
     //         Ok(permit) => permit,
     //         Err(refused) => return FromRefusal::from_refusal(refused),
@@ -427,7 +427,7 @@ fn borrow_parts(expr: &Expr) -> TokenStream {
     group.into_token_stream()
 }
 
-/// `const { Call::new() }`, with waiting and the failure policy.
+/// `Call::DEFAULT`, with waiting and the failure policy.
 fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
     let waits = |on_limit: &Option<Given<OnLimitArgument>>, (wait, wait_at_most): (&str, &str)| match on_limit
         .as_ref()
@@ -453,7 +453,11 @@ fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
             hygienic!(.wait_for_store_at_most(#longest))
         }
     });
-    hygienic!(const { #krate::__private::Call::new() #for_limit #for_place #on_store_error })
+    let options = hygienic!(#for_limit #for_place #on_store_error);
+    if options.is_empty() {
+        return hygienic!(#krate::__private::Call::DEFAULT); // a `const` block would take time to compile
+    }
+    hygienic!(const { #krate::__private::Call::DEFAULT #options })
 }
 
 /// The limits of one function.

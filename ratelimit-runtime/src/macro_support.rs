@@ -365,11 +365,7 @@ pub fn run_body<T>(body: impl FnOnce() -> T) -> T {
 pub struct Call(AcquireOptions, OnLimit);
 
 impl Call {
-    #[allow(clippy::new_without_default)]
-    #[must_use]
-    pub const fn new() -> Self {
-        Self(AcquireOptions::new(OnLimit::Reject, None), OnLimit::Reject)
-    }
+    pub const DEFAULT: Self = Self(AcquireOptions::new(OnLimit::Reject, None), OnLimit::Reject);
 
     #[must_use]
     pub const fn wait(mut self) -> Self {

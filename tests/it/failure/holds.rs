@@ -184,7 +184,7 @@ async fn a_place_held_beside_a_short_charge_is_released_after_an_outage() {
     let places = Rule::new("long", 1, 3600 * SECOND).with_algorithm(Algorithm::Concurrent);
     let time = charge_elapsed(TIME, key(&id), Some(1000));
     let charges = (charge(concurrent("long", 1, 3_600_000), key(&id), 1), (time, ()));
-    let permit = permit_requests_per_time(Some(&limiter), Call::new(), charges).await.unwrap();
+    let permit = permit_requests_per_time(Some(&limiter), Call::DEFAULT, charges).await.unwrap();
     proxy.set(Mode::Stall);
     drop(permit);
     sleep(3 * SECOND).await;

@@ -23,7 +23,7 @@ pub(crate) async fn acquire_time(
     id: u64,
     max: Option<u64>,
 ) -> Result<Permit, RequestPerMinute> {
-    permit_requests_per_time(Some(limiter), Call::new(), (charge_elapsed(rule, key(&id), max), ())).await
+    permit_requests_per_time(Some(limiter), Call::DEFAULT, (charge_elapsed(rule, key(&id), max), ())).await
 }
 
 pub(crate) async fn remaining(limiter: &Limiter, rule: &Rule, key: u64) -> u64 {

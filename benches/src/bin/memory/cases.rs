@@ -208,8 +208,12 @@ impl Case {
         })
     }
 
-    /// The largest ratio that is wanted, or number of bytes.
+    /// The largest ratio that is wanted, or number of bytes. With rules from a file it is twice the
+    /// ratio without.
     pub(crate) fn wanted(&self) -> Option<f64> {
+        if self.on == On::Rules {
+            return Self { on: On::Installed, ..*self }.wanted().map(|wanted| 2.0 * wanted);
+        }
         match (self.against, self.way, self.name) {
             (Against::OneRule, ..) => Some(2.0),
             (Against::Governor, Way::Size, Name::SlidingLog) => None,

@@ -35,7 +35,7 @@
 //! has rows of 900,000 keys only. A `Concurrent` counter is stored only while one of its places is
 //! held, so each admitted call stores and removes it.
 //!
-//! **Wanted.** `Case::wanted` has the numbers. A refusal has to do without allocations, too.
+//! **Wanted.** `Case::wanted` has the numbers. A rules file may double the time of a call. A refusal has to do without allocations, too.
 //!
 //! **Instructions.** `--once CALLS WORDS` makes so many calls of the first row that has the words.
 //! Without other words it has 1,000 integers as keys. With the word `other` it calls the row's
