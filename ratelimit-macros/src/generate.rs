@@ -76,7 +76,7 @@ impl GeneratedCheck {
         let places = limits.iter().filter(|limit| limit.rule.is_place()).count();
         let kinds = match places {
             0 => LimitKinds::PerTime,
-            places if places == limits.len() => LimitKinds::AtOnce,
+            places if places == limits.len() => LimitKinds::Places,
             _ => LimitKinds::Both,
         };
         let (limiter, deciding) = ask_limiter(limits, is_held, arguments, runtime);
@@ -379,7 +379,7 @@ fn rule_of_fields(rule: &RuleFields, count: Option<&Number>, krate: &TokenStream
         hygienic!(#krate::__private::#name(#prefix, #count #arguments))
     };
     let mut constant = match &rule.kind {
-        LimitKind::AtOnce { lease } => call("concurrent", "concurrent_without_count", lease.to_const(krate)),
+        LimitKind::Places { lease } => call("concurrent", "concurrent_without_count", lease.to_const(krate)),
         LimitKind::PerTime(limit) => {
             let (ttl, unit) = (Number::to_const_or_one(limit.ttl.as_ref(), krate), limit.unit.to_const(krate));
             let algorithm = &limit.algorithm;
@@ -464,7 +464,7 @@ fn call_options(krate: &TokenStream, arguments: &CallArguments) -> TokenStream {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LimitKinds {
     PerTime,
-    AtOnce,
+    Places,
     Both,
 }
 
@@ -504,7 +504,7 @@ fn refusal(
     let (for_limit, for_place) = (return_value(&arguments.on_limit), return_value(&arguments.on_busy));
     let is_of_place = hygienic!(#krate::__private::fits_when_released(&__ratelimit_refused));
     match (kinds, for_limit, for_place) {
-        (LimitKinds::PerTime, Some(value), _) | (LimitKinds::AtOnce, _, Some(value)) => value,
+        (LimitKinds::PerTime, Some(value), _) | (LimitKinds::Places, _, Some(value)) => value,
         (LimitKinds::Both, Some(for_limit), Some(for_place)) => hygienic!(if #is_of_place { #for_place } #for_limit),
         (LimitKinds::Both, Some(for_limit), None) => {
             let is_over_limit = hygienic!(#krate::__private::over_limit(&__ratelimit_refused));

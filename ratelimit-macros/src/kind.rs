@@ -3,17 +3,17 @@
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttributeKind {
     PerTime,
-    AtOnce,
+    Places,
 }
 
 impl AttributeKind {
-    pub(crate) const ALL: [Self; 2] = [Self::PerTime, Self::AtOnce];
+    pub(crate) const ALL: [Self; 2] = [Self::PerTime, Self::Places];
 
     /// The name that the attribute is exported under.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::PerTime => "limit_request_per_time",
-            Self::AtOnce => "limit_concurrent_requests",
+            Self::Places => "limit_concurrent_requests",
         }
     }
 }

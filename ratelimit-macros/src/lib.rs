@@ -450,7 +450,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// call: with fewer places than it needs, it waits for itself forever.
 #[proc_macro_attribute]
 pub fn limit_concurrent_requests(args: TokenStream, item: TokenStream) -> TokenStream {
-    expand::expand(AttributeKind::AtOnce, args.into(), item.into()).into()
+    expand::expand(AttributeKind::Places, args.into(), item.into()).into()
 }
 
 /// Makes a struct or an enum a key, by its fields.

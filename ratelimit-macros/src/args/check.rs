@@ -43,7 +43,7 @@ pub(super) fn check(
     }
     let (key, on_missing_key) = (value(rule.key.take()), value(rule.on_missing_key.take()));
     let cost = match kind {
-        AttributeKind::AtOnce => None,
+        AttributeKind::Places => None,
         AttributeKind::PerTime => Some(value(rule.cost.take()).unwrap_or(CostArgument::Number(Number::one()))),
     };
     let source = match value(rule.rule.take()) {
@@ -61,8 +61,8 @@ fn rule_fields(mut rule: RuleArguments, kind: AttributeKind, at: Span) -> Result
     };
     let generated = |milliseconds| Milliseconds::Literal(milliseconds, Span::mixed_site());
     let kind = match (kind, value(rule.period).or(value(rule.unit).map(generated))) {
-        (AttributeKind::AtOnce, _) => {
-            LimitKind::AtOnce { lease: value(rule.lease).unwrap_or(generated(DEFAULT_LEASE_MS)) }
+        (AttributeKind::Places, _) => {
+            LimitKind::Places { lease: value(rule.lease).unwrap_or(generated(DEFAULT_LEASE_MS)) }
         }
         (AttributeKind::PerTime, None) => return fail(at, "`unit` is needed"),
         (AttributeKind::PerTime, Some(unit)) => LimitKind::PerTime(Box::new(PeriodLimit {

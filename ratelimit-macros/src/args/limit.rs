@@ -60,13 +60,13 @@ pub(crate) struct RuleFields {
 
 pub(crate) enum LimitKind {
     PerTime(Box<PeriodLimit>),
-    /// A place is free again so long after its holder died.
-    AtOnce {
+    /// Calls at once. A place is free again so long after its holder died.
+    Places {
         lease: Milliseconds,
     },
 }
 
-/// The part of a rule that [`LimitKind::AtOnce`] does not have.
+/// The part of a rule that [`LimitKind::Places`] does not have.
 pub(crate) struct PeriodLimit {
     /// The number of units in the period. 1 if it is not given.
     pub(crate) ttl: Option<Number>,
@@ -101,7 +101,7 @@ impl RuleSpec {
             RuleSource::Arguments(fields) => fields,
         };
         let counted = match &fields.kind {
-            LimitKind::AtOnce { .. } => "places".to_owned(),
+            LimitKind::Places { .. } => "places".to_owned(),
             LimitKind::PerTime(limit) => {
                 let PeriodLimit { ttl, unit, algorithm, .. } = &**limit;
                 let units = ttl.as_ref().map_or(Some(1), Number::literal);

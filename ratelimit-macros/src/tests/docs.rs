@@ -7,7 +7,7 @@ use crate::kind::AttributeKind;
 fn tables_have_a_row_for_each_argument() {
     let source = include_str!("../lib.rs");
     let (per_time, concurrent) = source.split_once("pub fn limit_request_per_time").unwrap();
-    for (kind, docs) in [(AttributeKind::PerTime, per_time), (AttributeKind::AtOnce, concurrent)] {
+    for (kind, docs) in [(AttributeKind::PerTime, per_time), (AttributeKind::Places, concurrent)] {
         let (_, table) = docs.split_once("/// | argument |").unwrap();
         let (table, _) = table.split_once("///\n").unwrap();
         let rows = table.lines().skip(2).map(|row| row.split('`').nth(1).unwrap());

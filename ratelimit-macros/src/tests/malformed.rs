@@ -334,7 +334,7 @@ fn nothing_panics() {
     let (mut expanded, mut refused) = (0, 0);
     while expanded + refused < ROUNDS {
         let (kind, valid) = match dice.below(4) {
-            0 => (AttributeKind::AtOnce, VALID_CONCURRENT),
+            0 => (AttributeKind::Places, VALID_CONCURRENT),
             _ => (AttributeKind::PerTime, VALID),
         };
         let args = match dice.below(6) {

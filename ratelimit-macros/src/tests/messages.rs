@@ -30,7 +30,7 @@ fn check(args: &str, item: &str, expected: &[&str]) {
 
 /// [`check`] for `#[limit_concurrent_requests]`.
 fn check_concurrent(args: &str, item: &str, expected: &[&str]) {
-    let (errors, _) = errors_of(AttributeKind::AtOnce, args, item);
+    let (errors, _) = errors_of(AttributeKind::Places, args, item);
     assert_eq!(errors, expected, "\n#[limit_concurrent_requests({args})]\n{item}\n");
 }
 

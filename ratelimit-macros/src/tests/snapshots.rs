@@ -223,7 +223,7 @@ snapshots! {
 }
 
 snapshots! {
-    AtOnce:
+    Places:
 
     concurrent:
         #[r#"prefix = "export", count = 3, key = id"#]

@@ -207,7 +207,7 @@ fn a_permit_named_like_an_argument() {
 fn of_limit_concurrent_requests() {
     let order = "only `prefix` and `count` go without a name, in this order: write `name = value`";
     check_concurrent("\"a\", 3, id", FN, &[order]);
-    let unknown = |word: &str| unknown(word, AttributeKind::AtOnce);
+    let unknown = |word: &str| unknown(word, AttributeKind::Places);
     let duration = "expected a duration in quotes: \"250ms\", \"30s\", \"5m\", \"2h\" or \"1m30s\"";
     for (argument, expected) in [
         ("ttl = 1", &*unknown("ttl")),
