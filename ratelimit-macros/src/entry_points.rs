@@ -3,18 +3,19 @@
 use proc_macro2::{TokenStream, TokenTree};
 
 /// One limit, no permit for the body.
-pub(crate) const LIMIT: &str = "limit_request_per_time";
+pub(crate) const LIMIT_ONE: &str = "limit_one";
 /// One limit, and the body uses the permit.
-pub(crate) const LIMIT_WITH_PERMIT: &str = "permit_request_per_time";
+pub(crate) const PERMIT_OF_ONE: &str = "permit_of_one";
 /// Several limits, no permit for the body.
-pub(crate) const LIMIT_ALL: &str = "limit_requests_per_time";
-/// Several limits, and the body uses the permit; or a limit that is held until the call ends.
-pub(crate) const LIMIT_ALL_WITH_PERMIT: &str = "permit_requests_per_time";
+pub(crate) const LIMIT_SEVERAL: &str = "limit_several";
+/// Several limits, and the body uses the permit. Also one or more limits, if one of them is held
+/// until the call ends.
+pub(crate) const PERMIT_OF_SEVERAL: &str = "permit_of_several";
 
-const ALL: [&str; 4] = [LIMIT, LIMIT_WITH_PERMIT, LIMIT_ALL, LIMIT_ALL_WITH_PERMIT];
+const ALL: [&str; 4] = [LIMIT_ONE, PERMIT_OF_ONE, LIMIT_SEVERAL, PERMIT_OF_SEVERAL];
 
 /// Returns true if the body is limited already: it contains one of the calls, such as
-/// `__private::limit_request_per_time`.
+/// `__private::limit_one`.
 pub(crate) fn contains_check(body: &TokenStream) -> bool {
     fn contains(tokens: TokenStream) -> bool {
         let mut after_private = false;

@@ -35,7 +35,7 @@ impl GeneratedCheck {
     //     if let Some(refused) = 'decided: {
     //         let deciding = {
     //             let mut refused = None;
-    //             let (attempted, deferred) = limit_request_per_time(None, Call::DEFAULT, {
+    //             let (attempted, deferred) = limit_one(None, Call::DEFAULT, {
     //                 let key = key(&(seller_id));
     //                 charge(const { &rule("item", 100, 1, 60_000) }, key, 1)
     //             }, &mut refused);
@@ -55,7 +55,7 @@ impl GeneratedCheck {
     // a local of its name, whatever its hygiene.
     //
     // With a limit that is held, or a permit for the body:
-    //     let deciding = permit_requests_per_time(None, Call::DEFAULT, [..]);
+    //     let deciding = permit_of_several(None, Call::DEFAULT, [..]);
     //     let permit = match deciding.await {
     //         Ok(permit) => permit,
     //         Err(refused) => return FromRefusal::from_refusal(refused),
@@ -198,10 +198,10 @@ fn ask_limiter(
     let all = charges.iter().rev().fold(hygienic!(()), |others, charge| hygienic!((#charge, #others)));
     let refused = hygienic!(&mut __ratelimit_refused);
     let (entry_point, charges) = match &charges[..] {
-        [charge] if !is_held && arguments.permit.is_some() => (entry_points::LIMIT_WITH_PERMIT, charge.clone()),
-        _ if is_held || arguments.permit.is_some() => (entry_points::LIMIT_ALL_WITH_PERMIT, all),
-        [charge] => (entry_points::LIMIT, hygienic!(#charge, #refused)),
-        _ => (entry_points::LIMIT_ALL, hygienic!(#all, #refused)),
+        [charge] if !is_held && arguments.permit.is_some() => (entry_points::PERMIT_OF_ONE, charge.clone()),
+        _ if is_held || arguments.permit.is_some() => (entry_points::PERMIT_OF_SEVERAL, all),
+        [charge] => (entry_points::LIMIT_ONE, hygienic!(#charge, #refused)),
+        _ => (entry_points::LIMIT_SEVERAL, hygienic!(#all, #refused)),
     };
     let entry_point = Ident::new(entry_point, Span::mixed_site());
     let options = call_options(&krate, arguments);

@@ -411,7 +411,7 @@ pub use crate::engine::acquire::Attempted;
 /// future. A refusal is written to `refused`: returned in an enum, it would be copied in each call.
 #[inline(always)]
 #[allow(clippy::inline_always)] // otherwise the charge is copied
-pub fn limit_request_per_time<'a, R: Borrow<Rule>>(
+pub fn limit_one<'a, R: Borrow<Rule>>(
     limiter: Option<&'a Limiter>,
     Call(options, _): Call,
     charge: AnnotatedCharge<R>,
@@ -442,7 +442,7 @@ impl<R: Borrow<Rule>> Deferred<'_, R> {
 
 /// Checks the limit of a function with one limit whose body uses the permit.
 #[must_use]
-pub fn permit_request_per_time<R: Borrow<Rule>>(
+pub fn permit_of_one<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
     Call(options, _): Call,
     AnnotatedCharge { rule, key, cost, .. }: AnnotatedCharge<R>,
@@ -453,7 +453,7 @@ pub fn permit_request_per_time<R: Borrow<Rule>>(
 /// Checks the limits of a function with several limits.
 #[inline(always)]
 #[allow(clippy::inline_always)] // otherwise the charges are copied
-pub fn limit_requests_per_time<'a, C: ChargeList>(
+pub fn limit_several<'a, C: ChargeList>(
     limiter: Option<&'a Limiter>,
     Call(options, _): Call,
     charges: C,
@@ -482,13 +482,13 @@ impl<C: ChargeList> DeferredAll<'_, C> {
     #[must_use]
     pub fn decide(self) -> Admit {
         let Self { limiter, options, charges } = self;
-        Admit(permit_requests_per_time(limiter, Call(options, OnLimit::Reject), charges))
+        Admit(permit_of_several(limiter, Call(options, OnLimit::Reject), charges))
     }
 }
 
 /// Checks the limits of a function whose body uses the permit, or that holds it while it runs.
 #[must_use]
-pub fn permit_requests_per_time<C: ChargeList>(
+pub fn permit_of_several<C: ChargeList>(
     limiter: Option<&Limiter>,
     Call(options, on_busy): Call,
     charges: C,

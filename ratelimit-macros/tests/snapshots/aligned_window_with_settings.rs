@@ -4,7 +4,7 @@ async fn f(state: State) -> R {
         let __ratelimit_deciding = {
             let mut __ratelimit_refused = ::core::option::Option::None;
             let __ratelimit_limiter: &::facade::limits::Limiter = &state.limiter;
-            let (__ratelimit_attempted, __ratelimit_deferred) = ::facade::limits::__private::limit_request_per_time(
+            let (__ratelimit_attempted, __ratelimit_deferred) = ::facade::limits::__private::limit_one(
                 ::core::option::Option::Some(__ratelimit_limiter),
                 const {
                     ::facade::limits::__private::Call::new()

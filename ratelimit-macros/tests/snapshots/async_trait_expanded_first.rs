@@ -11,7 +11,7 @@ where
         if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
             let __ratelimit_deciding = {
                 let mut __ratelimit_refused = ::core::option::Option::None;
-                let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_request_per_time(
+                let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
                     ::core::option::Option::None,
                     const { ::ratelimit_runtime::__private::Call::new() },
                     {

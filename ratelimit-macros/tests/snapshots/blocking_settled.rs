@@ -1,5 +1,5 @@
 fn f(&self, prompt: &str) -> Result<impl Answer, E> {
-    let __ratelimit_deciding = crate::limits::__private::permit_requests_per_time(
+    let __ratelimit_deciding = crate::limits::__private::permit_of_several(
         ::core::option::Option::None,
         const { crate::limits::__private::Call::new() },
         (

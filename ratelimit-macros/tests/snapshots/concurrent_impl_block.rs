@@ -1,6 +1,6 @@
 impl Api {
     async fn get(&self) -> R {
-        let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+        let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             (
@@ -36,7 +36,7 @@ impl Api {
     fn put(&self) -> Pin<Box<dyn Future<Output = R>>> {
         Box::pin(async move {
             use limit_request_per_time as _;
-            let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+            let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
                 ::core::option::Option::None,
                 const { ::ratelimit_runtime::__private::Call::new() },
                 (

@@ -1,7 +1,7 @@
 async fn f(&self, id: Option<u64>) -> R {
     let __ratelimit_deciding = {
         let __ratelimit_limiter: &::facade::Limiter = &self.limiter;
-        ::facade::__private::permit_requests_per_time(
+        ::facade::__private::permit_of_several(
             ::core::option::Option::Some(__ratelimit_limiter),
             const {
                 ::facade::__private::Call::new()

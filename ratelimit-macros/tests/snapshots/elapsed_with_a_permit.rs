@@ -1,5 +1,5 @@
 async fn f(budget: u64) -> R {
-    let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+    let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new() },
         (

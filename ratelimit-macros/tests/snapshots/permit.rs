@@ -1,5 +1,5 @@
 async fn f() -> R {
-    let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_request_per_time(
+    let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_one(
         ::core::option::Option::None,
         const { ::ratelimit_runtime::__private::Call::new().wait() },
         ::ratelimit_runtime::__private::charge(

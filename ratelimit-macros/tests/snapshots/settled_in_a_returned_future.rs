@@ -1,7 +1,7 @@
 fn f(prompt: String) -> BoxFuture<'static, R<u64>> {
     let a = 5;
     async move {
-        let __ratelimit_deciding = crate::limits::__private::permit_requests_per_time(
+        let __ratelimit_deciding = crate::limits::__private::permit_of_several(
             ::core::option::Option::None,
             const { crate::limits::__private::Call::new() },
             (

@@ -1,6 +1,6 @@
 fn f() -> Answering {
     Box::pin(async move {
-        let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_requests_per_time(
+        let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
             ::core::option::Option::None,
             const { ::ratelimit_runtime::__private::Call::new() },
             (

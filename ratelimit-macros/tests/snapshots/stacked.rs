@@ -4,7 +4,7 @@ async unsafe fn f(id: u64, limit: u64) -> R {
     if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
         let __ratelimit_deciding = {
             let mut __ratelimit_refused = ::core::option::Option::None;
-            let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_requests_per_time(
+            let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_several(
                 ::core::option::Option::None,
                 const { ::ratelimit_runtime::__private::Call::new().wait() },
                 (

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
 use ratelimit_harness::{Mode, Proxy, RedisServer};
-use ratelimit_runtime::__private::{Call, charge, charge_elapsed, concurrent, key, permit_requests_per_time};
+use ratelimit_runtime::__private::{Call, charge, charge_elapsed, concurrent, key, permit_of_several};
 use ratelimit_runtime::store::{Batch, Charge as StoreCharge, Charges, Reply, StoreError};
 use ratelimit_runtime::{Algorithm, Cause, CounterName, Limiter, OnStoreError, Permit, Rule, Store};
 use tokio::time::sleep;
@@ -184,7 +184,7 @@ async fn a_place_held_beside_a_short_charge_is_released_after_an_outage() {
     let places = Rule::new("long", 1, 3600 * SECOND).with_algorithm(Algorithm::Concurrent);
     let time = charge_elapsed(TIME, key(&id), Some(1000));
     let charges = (charge(concurrent("long", 1, 3_600_000), key(&id), 1), (time, ()));
-    let permit = permit_requests_per_time(Some(&limiter), Call::DEFAULT, charges).await.unwrap();
+    let permit = permit_of_several(Some(&limiter), Call::DEFAULT, charges).await.unwrap();
     proxy.set(Mode::Stall);
     drop(permit);
     sleep(3 * SECOND).await;

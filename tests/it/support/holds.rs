@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelimit_runtime::__private::{Call, charge_elapsed, key, permit_requests_per_time};
+use ratelimit_runtime::__private::{Call, charge_elapsed, key, permit_of_several};
 use ratelimit_runtime::conformance::{counter_of, store_of};
 use ratelimit_runtime::store::{Charge as StoreCharge, Hold, Request};
 use ratelimit_runtime::{Algorithm, Limiter, Permit, RequestPerMinute, Rule};
@@ -23,7 +23,7 @@ pub(crate) async fn acquire_time(
     id: u64,
     max: Option<u64>,
 ) -> Result<Permit, RequestPerMinute> {
-    permit_requests_per_time(Some(limiter), Call::DEFAULT, (charge_elapsed(rule, key(&id), max), ())).await
+    permit_of_several(Some(limiter), Call::DEFAULT, (charge_elapsed(rule, key(&id), max), ())).await
 }
 
 pub(crate) async fn remaining(limiter: &Limiter, rule: &Rule, key: u64) -> u64 {

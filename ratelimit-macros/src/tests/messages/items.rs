@@ -36,7 +36,7 @@ fn unsupported_items() {
         ("impl S { async fn f() {} fn g() -> BoxFuture<R> { h() } }", future),
         ("impl S { #[limit_request_per_time(\"a\", 1, Days, 1)] fn f() {} }", sync),
         (
-            "async fn f() -> R { let charges = [::x::__private::charge()]; if ::x::__private::limit_request_per_time(&charges).await {} }",
+            "async fn f() -> R { let charges = [::x::__private::charge()]; if ::x::__private::limit_one(&charges).await {} }",
             "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)] or #[limit_concurrent_requests(..)]",
         ),
         (

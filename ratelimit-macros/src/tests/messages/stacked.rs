@@ -123,7 +123,7 @@ fn with_concurrent_limits() {
     check_concurrent("skip", FN, &[belongs]);
     // Any of the generated calls is found.
     let applied = "another rate limit is already applied to this function, under a different name or through `cfg_attr`: write every attribute as #[limit_request_per_time(..)] or #[limit_concurrent_requests(..)]";
-    for call in ["limit_request_per_time", "limit_requests_per_time", "permit_requests_per_time"] {
+    for call in ["limit_one", "limit_several", "permit_of_one", "permit_of_several"] {
         let body = |path: &str| format!("async fn f() -> R {{ let deciding = {path}::{call}(None); deciding.await }}");
         check("\"a\", 1, Days, 1", &body("::x::__private"), &[applied]);
         check_concurrent("\"a\", 1", &body("::x::__private"), &[applied]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ratelimit_harness::RedisServer;
-use ratelimit_runtime::__private::{Call, charge, concurrent, key, permit_requests_per_time};
+use ratelimit_runtime::__private::{Call, charge, concurrent, key, permit_of_several};
 use ratelimit_runtime::{Algorithm, Cause, Limiter, Rule};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -143,7 +143,7 @@ async fn a_refused_place_charges_no_quota_and_refused_quota_takes_no_place() {
         let rate = Rule::new("rate", 3, 60 * SECOND);
         let both = || {
             let charges = (charge(concurrent("joined", 1, 30_000), key(&id), 1), (charge(rate, key(&id), 1), ()));
-            permit_requests_per_time(Some(limiter), Call::DEFAULT, charges)
+            permit_of_several(Some(limiter), Call::DEFAULT, charges)
         };
         let place = Rule::new("joined", 1, LEASE).with_algorithm(Algorithm::Concurrent);
         let permit = both().await.unwrap();
