@@ -30,7 +30,7 @@ impl RefundOnDrop {
 impl Drop for RefundOnDrop {
     fn drop(&mut self) {
         if let Some(permit) = self.0.take() {
-            permit.abandon();
+            permit.refund_in_background();
         }
     }
 }

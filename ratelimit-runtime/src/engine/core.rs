@@ -89,13 +89,13 @@ impl Renew for EngineRef {
 
 impl EngineRef {
     /// Refunds in the background. If that fails, the charges stay.
-    pub(crate) fn abandon(&self, charges: Charges, origin: Origin) {
+    pub(crate) fn refund_in_background(&self, charges: Charges, origin: Origin) {
         let counters = ids_of(&charges);
         self.finish_refund(self.refund_charges(charges, origin), counters);
     }
 
     /// Refunds in the background. If that fails, the charge stays.
-    pub(super) fn abandon_receipt(&self, receipt: BackendReceipt) {
+    pub(super) fn refund_receipt_in_background(&self, receipt: BackendReceipt) {
         let counters = receipt.id().into_iter().collect();
         self.finish_refund(self.backend.refund_charge(receipt), counters);
     }

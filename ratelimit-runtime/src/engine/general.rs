@@ -57,8 +57,8 @@ impl AcquireRequest {
     }
 
     fn start_unnamed(mut self) -> Result<AcquireResult, BoxedAcquire> {
-        self.ticket = self.take_ticket();
-        if self.ticket.is_some() {
+        self.wait_ticket = self.take_wait_ticket();
+        if self.wait_ticket.is_some() {
             self.rule_changes = self.engine.settings().rule_changes();
         }
         self.apply_rules(true);
@@ -69,7 +69,7 @@ impl AcquireRequest {
         if self.engine.store().is_none() || charges.is_empty() {
             return Ok(Ok(Permit::free(uncounted_decision(&charges))));
         }
-        if let Some(ticket) = &mut self.ticket {
+        if let Some(ticket) = &mut self.wait_ticket {
             if self.engine.queues().is_behind_others(&charges, ticket.id) {
                 return Err(Box::pin(self.wait(charges, None)));
             }
@@ -119,10 +119,10 @@ impl AcquireRequest {
     }
 
     pub(super) fn act_on(mut self, resolution: Resolution) -> Result<AcquireResult, BoxedAcquire> {
-        match (resolution, self.ticket) {
+        match (resolution, self.wait_ticket) {
             (Resolution::Exceeded(exceeded), Some(ticket)) if self.waits_for(exceeded.reason) => {
                 let RetryableRefusal { reason, charges, answer, .. } = *exceeded;
-                self.ticket = Some(WaitTicket { give_up_at: self.give_up_at(reason, ticket), ..ticket });
+                self.wait_ticket = Some(WaitTicket { give_up_at: self.give_up_at(reason, ticket), ..ticket });
                 Err(Box::pin(self.wait(charges, Some(answer))))
             }
             (Resolution::Admitted(permit, Some(run_at)), _) => {

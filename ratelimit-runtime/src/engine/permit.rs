@@ -266,18 +266,18 @@ impl Permit {
 
 impl Permit {
     /// Refunds the permit in the background. Holds are settled by the drop of `Holding`.
-    pub(crate) fn abandon(self) {
+    pub(crate) fn refund_in_background(self) {
         match self.receipt {
             Receipt::Nothing => {}
-            Receipt::Backend(engine, receipt) => engine.abandon_receipt(receipt),
+            Receipt::Backend(engine, receipt) => engine.refund_receipt_in_background(receipt),
             Receipt::Store(receipt) => {
                 if let Some((engine, charges, origin)) = Arc::into_inner(receipt) {
-                    engine.abandon(charges, origin);
+                    engine.refund_in_background(charges, origin);
                 }
             }
             Receipt::Hold(held) => {
                 if let (_, Some((engine, charges, origin))) = *held {
-                    engine.abandon(charges, origin);
+                    engine.refund_in_background(charges, origin);
                 }
             }
         }

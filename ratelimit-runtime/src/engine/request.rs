@@ -23,7 +23,7 @@ pub(crate) struct AcquireRequest {
     /// The choice when all places are in use.
     on_busy: OnLimit,
     /// The ticket of a call that may wait.
-    pub(super) ticket: Option<WaitTicket>,
+    pub(super) wait_ticket: Option<WaitTicket>,
     /// Changes of the rules, for a call that may wait. `None` if they can't change.
     pub(super) rule_changes: Option<Receiver<()>>,
     /// The policy that the rules file sets for its rules.
@@ -185,7 +185,8 @@ pub(super) enum RefusalReason {
     Exclusive,
 }
 
-/// The default lease of a hold: how long it lasts without a renewal.
+/// The default lease of settled costs and reservations: how long they are held without a renewal.
+/// The lease of a place is the period of its rule.
 const LEASE: Duration = Duration::from_secs(30);
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
@@ -204,7 +205,7 @@ impl AcquireRequest {
             is_single: false,
             options,
             on_busy,
-            ticket: None,
+            wait_ticket: None,
             rule_changes: None,
             rule_policy: None,
             outage_wait: None,
@@ -217,7 +218,7 @@ impl AcquireRequest {
         Self { is_single: true, ..Self::new(engine, [request], options, options.on_limit()) }
     }
 
-    pub(super) fn take_ticket(&self) -> Option<WaitTicket> {
+    pub(super) fn take_wait_ticket(&self) -> Option<WaitTicket> {
         let reasons = [RefusalReason::Quota, RefusalReason::Concurrency, RefusalReason::Exclusive]
             .map(|reason| self.waits_for(reason).then_some(reason));
         if reasons == [None; 3] {
@@ -260,7 +261,7 @@ impl AcquireRequest {
     /// The charges of the call. They are checked, so that a store gets only charges it can decide.
     pub(super) fn charges(&self) -> Result<Charges, RequestPerMinute> {
         let mut charges = Charges::default();
-        let give_up_at = self.ticket.and_then(|ticket| ticket.give_up_at);
+        let give_up_at = self.wait_ticket.and_then(|ticket| ticket.give_up_at);
         let longest_wait = give_up_at.map(|give_up_at| give_up_at.saturating_sub(self.clock().now()));
         for AppliedCharge { request, rule } in &self.charges {
             let (ChargeRequest { key, cost, .. }, Some(rule)) = (request, rule) else { continue };

@@ -33,7 +33,7 @@ impl AcquireRequest {
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {
         let (engine, mut rule_changes) = (self.engine.clone(), self.rule_changes.take());
         let clock = engine.settings().clock.clone();
-        let Some(ticket) = self.ticket else { return Ok(Permit::free(uncounted_decision(&charges))) };
+        let Some(ticket) = self.wait_ticket else { return Ok(Permit::free(uncounted_decision(&charges))) };
         let WaitTicket { id, changes, mut give_up_at, .. } = ticket;
         loop {
             let answer = refused.take();

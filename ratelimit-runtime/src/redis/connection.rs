@@ -149,7 +149,7 @@ impl CountMissedOnDrop<'_> {
     async fn reply<T>(&mut self, mut reply: Pin<&mut impl Future<Output = T>>) -> T {
         poll_fn(|context| {
             let reply = reply.as_mut().poll(context);
-            if reply.is_pending() && self.pool.is_abandoned() {
+            if reply.is_pending() && self.pool.caller_has_left() {
                 self.count_missed();
             }
             reply

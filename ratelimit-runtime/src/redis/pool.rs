@@ -83,7 +83,7 @@ impl ConnectionPool {
 
     /// The caller has left, and the background runtime polls for the reply in its place.
     #[inline]
-    pub(super) fn is_abandoned(&self) -> bool {
+    pub(super) fn caller_has_left(&self) -> bool {
         background::is_here() && !self.is_background
     }
 

@@ -81,7 +81,7 @@ impl RuntimeNode {
             Ok(connection) => connection,
             Err(error) => return (command, Err(SendError::NotSent(error))),
         };
-        if self.pool.is_abandoned() {
+        if self.pool.caller_has_left() {
             let error = StoreError::unavailable("its caller has gone").unsent();
             return (command, Err(SendError::NotSent(error)));
         }
