@@ -136,8 +136,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// longer counts, and it is not changed then: it was settled or reset, the lease of its place
     /// was over, or the charge that it became has expired.
     ///
-    /// The limiter renews all due holds of a counter in one call, every third of their lease. After
-    /// an error it tries again in the next third.
+    /// The limiter renews all due holds of a counter in one call: after every third of their lease,
+    /// and at least every 10 seconds. After an error it tries again after the same time.
     ///
     /// # Errors
     ///

@@ -1,7 +1,9 @@
 //! The arguments of both attributes, a row for each.
 //!
-//! A further `builder` argument needs only its row. An `each` or `once` argument is also used in
-//! `limit.rs`, `check.rs` and `generate.rs`. One that a `Rule` has itself is marked `of_rule`.
+//! A `builder` argument needs its row, a method of `Rule`, and a line in the runtime's
+//! `RuleOverride::apply`, which keeps the value when a rules file changes the rule. An `each` or
+//! `once` argument is also used in `limit.rs`, `check.rs` and `generate.rs`. One that a `Rule` has
+//! itself is marked `of_rule`.
 
 use proc_macro2::{Span, TokenStream};
 use quote::ToTokens;

@@ -1,4 +1,6 @@
-//! The one place that turns an outcome of the store, or an error, into a permit or a refusal.
+//! Turns an outcome of the store, or an error, into a permit or a refusal.
+//!
+//! The attempt in `acquire.rs` does this itself for the charges that it decides.
 
 use std::time::Duration;
 

@@ -3,7 +3,8 @@
 //! All slots are evaluated first, concurrently: a refusal charges nothing. If all counters have
 //! room, they are charged slot by slot, in order. If a slot refuses after all, earlier charges are
 //! refunded. So the limits are never exceeded, but a concurrent caller may be refused in between.
-//! If the caller is cancelled, charging goes on in the background.
+//! If the caller is cancelled, a charge on its way is awaited in the background, for a second at
+//! most. Then the charges of the call are refunded.
 
 use std::{future::Future, time::Duration};
 

@@ -107,7 +107,7 @@ pub enum Algorithm {
     /// processes together.
     ///
     /// The period is the lease: a process that crashed keeps its places for at most that long. A
-    /// live process renews its leases after every third of it;
+    /// live process renews its leases after every third of it, and at least every 10 seconds.
     /// [`Permit::is_held`](crate::Permit::is_held) is false if that failed. The lease is not part
     /// of the counter's name. If a Redis server's clock is set back, places of crashed processes
     /// are kept for as much longer.
