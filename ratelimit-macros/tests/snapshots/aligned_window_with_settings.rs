@@ -7,7 +7,7 @@ async fn f(state: State) -> R {
             let (__ratelimit_attempted, __ratelimit_deferred) = ::facade::limits::__private::limit_one(
                 ::core::option::Option::Some(__ratelimit_limiter),
                 const {
-                    ::facade::limits::__private::Call::new()
+                    ::facade::limits::__private::Call::DEFAULT
                         .wait_at_most(90000)
                         .on_store_error(::facade::limits::OnStoreError::Allow)
                 },

@@ -3,7 +3,7 @@ async fn f(id: u64) -> R {
     let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
         ::core::option::Option::None,
         const {
-            ::ratelimit_runtime::__private::Call::new()
+            ::ratelimit_runtime::__private::Call::DEFAULT
                 .wait()
                 .on_store_error(::ratelimit_runtime::OnStoreError::Deny)
         },

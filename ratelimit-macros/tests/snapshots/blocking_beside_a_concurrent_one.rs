@@ -2,7 +2,7 @@ fn f() -> R {
     use limit_concurrent_requests as _;
     let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
         ::core::option::Option::None,
-        const { ::ratelimit_runtime::__private::Call::new().wait() },
+        const { ::ratelimit_runtime::__private::Call::DEFAULT.wait() },
         (
             ::ratelimit_runtime::__private::charge(
                 const { &::ratelimit_runtime::__private::rule("calls", 100, 1, 60000) },

@@ -1,7 +1,7 @@
 fn f(&self, prompt: &str) -> Result<impl Answer, E> {
     let __ratelimit_deciding = crate::limits::__private::permit_of_several(
         ::core::option::Option::None,
-        const { crate::limits::__private::Call::new() },
+        crate::limits::__private::Call::DEFAULT,
         (
             crate::limits::__private::charge_settled(
                 const {

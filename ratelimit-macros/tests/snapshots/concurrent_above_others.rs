@@ -2,7 +2,7 @@ async fn f() -> R {
     use limit_request_per_time as _;
     let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
         ::core::option::Option::None,
-        const { ::ratelimit_runtime::__private::Call::new().wait_for_place() },
+        const { ::ratelimit_runtime::__private::Call::DEFAULT.wait_for_place() },
         (
             ::ratelimit_runtime::__private::charge(
                 const {

@@ -2,7 +2,7 @@ impl Api {
     async fn get(&self) -> R {
         let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
             ::core::option::Option::None,
-            const { ::ratelimit_runtime::__private::Call::new() },
+            ::ratelimit_runtime::__private::Call::DEFAULT,
             (
                 {
                     let __ratelimit_key = ::ratelimit_runtime::__private::key(
@@ -38,7 +38,7 @@ impl Api {
             use limit_request_per_time as _;
             let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
                 ::core::option::Option::None,
-                const { ::ratelimit_runtime::__private::Call::new() },
+                ::ratelimit_runtime::__private::Call::DEFAULT,
                 (
                     {
                         let __ratelimit_key = ::ratelimit_runtime::__private::key(

@@ -4,7 +4,7 @@ async fn f(&self, id: Option<u64>) -> R {
         ::facade::__private::permit_of_several(
             ::core::option::Option::Some(__ratelimit_limiter),
             const {
-                ::facade::__private::Call::new()
+                ::facade::__private::Call::DEFAULT
                     .wait_for_place_at_most(5000)
                     .on_store_error(::facade::OnStoreError::Deny)
             },

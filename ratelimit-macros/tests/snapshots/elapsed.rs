@@ -1,7 +1,7 @@
 async fn f(user: u64) -> R {
     let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
         ::core::option::Option::None,
-        const { ::ratelimit_runtime::__private::Call::new() },
+        ::ratelimit_runtime::__private::Call::DEFAULT,
         (
             {
                 let __ratelimit_key = ::ratelimit_runtime::__private::key(&(user));

@@ -7,7 +7,7 @@ unsafe impl<const N: usize> Api<{ N }> {
                 let mut __ratelimit_refused = ::core::option::Option::None;
                 let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
                     ::core::option::Option::None,
-                    const { ::ratelimit_runtime::__private::Call::new() },
+                    ::ratelimit_runtime::__private::Call::DEFAULT,
                     {
                         let __ratelimit_key = ::ratelimit_runtime::__private::key(
                             &(self.id),
@@ -46,7 +46,7 @@ unsafe impl<const N: usize> Api<{ N }> {
                 let mut __ratelimit_refused = ::core::option::Option::None;
                 let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_several(
                     ::core::option::Option::None,
-                    const { ::ratelimit_runtime::__private::Call::new() },
+                    ::ratelimit_runtime::__private::Call::DEFAULT,
                     (
                         {
                             let __ratelimit_key = ::ratelimit_runtime::__private::key(

@@ -5,7 +5,7 @@ async fn f() -> R {
             let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
                 ::core::option::Option::None,
                 const {
-                    ::ratelimit_runtime::__private::Call::new()
+                    ::ratelimit_runtime::__private::Call::DEFAULT
                         .wait_at_most(
                             ::ratelimit_runtime::__private::milliseconds(LONGEST),
                         )

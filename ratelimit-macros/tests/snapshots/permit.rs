@@ -1,7 +1,7 @@
 async fn f() -> R {
     let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_one(
         ::core::option::Option::None,
-        const { ::ratelimit_runtime::__private::Call::new().wait() },
+        const { ::ratelimit_runtime::__private::Call::DEFAULT.wait() },
         ::ratelimit_runtime::__private::charge(
             const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
             ::ratelimit_runtime::__private::no_key(),

@@ -5,7 +5,7 @@ async fn f<const N: usize>() -> R {
             let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
                 ::core::option::Option::None,
                 const {
-                    ::ratelimit_runtime::__private::Call::new()
+                    ::ratelimit_runtime::__private::Call::DEFAULT
                         .on_store_error(::ratelimit_runtime::OnStoreError::Deny)
                 },
                 ::ratelimit_runtime::__private::charge(

@@ -4,7 +4,7 @@ async fn f() -> R {
             let mut __ratelimit_refused = ::core::option::Option::None;
             let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
                 ::core::option::Option::None,
-                const { ::ratelimit_runtime::__private::Call::new() },
+                ::ratelimit_runtime::__private::Call::DEFAULT,
                 {
                     let __ratelimit_count = ::ratelimit_runtime::__private::count(
                         limit(),

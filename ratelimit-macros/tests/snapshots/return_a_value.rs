@@ -4,7 +4,7 @@ async fn f() -> R {
             let mut __ratelimit_refused = ::core::option::Option::None;
             let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
                 ::core::option::Option::None,
-                const { ::ratelimit_runtime::__private::Call::new() },
+                ::ratelimit_runtime::__private::Call::DEFAULT,
                 ::ratelimit_runtime::__private::charge(
                     const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
                     ::ratelimit_runtime::__private::no_key(),

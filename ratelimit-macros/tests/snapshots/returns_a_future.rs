@@ -6,7 +6,7 @@ fn f(id: u64) -> impl Future<Output = R> + Send {
                 let mut __ratelimit_refused = ::core::option::Option::None;
                 let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
                     ::core::option::Option::None,
-                    const { ::ratelimit_runtime::__private::Call::new() },
+                    ::ratelimit_runtime::__private::Call::DEFAULT,
                     {
                         let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
                         ::ratelimit_runtime::__private::charge(

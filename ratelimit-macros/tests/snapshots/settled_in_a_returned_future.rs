@@ -3,7 +3,7 @@ fn f(prompt: String) -> BoxFuture<'static, R<u64>> {
     async move {
         let __ratelimit_deciding = crate::limits::__private::permit_of_several(
             ::core::option::Option::None,
-            const { crate::limits::__private::Call::new() },
+            crate::limits::__private::Call::DEFAULT,
             (
                 {
                     let __ratelimit_cost = crate::limits::__private::cost(most(&prompt));

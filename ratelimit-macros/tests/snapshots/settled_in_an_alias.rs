@@ -2,7 +2,7 @@ fn f() -> Answering {
     Box::pin(async move {
         let __ratelimit_deciding = ::ratelimit_runtime::__private::permit_of_several(
             ::core::option::Option::None,
-            const { ::ratelimit_runtime::__private::Call::new() },
+            ::ratelimit_runtime::__private::Call::DEFAULT,
             (
                 ::ratelimit_runtime::__private::charge_settled(
                     const {

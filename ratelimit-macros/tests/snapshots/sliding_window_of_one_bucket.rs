@@ -4,7 +4,7 @@ async fn f() -> R {
             let mut __ratelimit_refused = ::core::option::Option::None;
             let (__ratelimit_attempted, __ratelimit_deferred) = crate::limits::__private::limit_one(
                 ::core::option::Option::None,
-                const { crate::limits::__private::Call::new() },
+                crate::limits::__private::Call::DEFAULT,
                 crate::limits::__private::charge(
                     const {
                         &crate::limits::__private::with_algorithm(

@@ -6,7 +6,7 @@ async unsafe fn f(id: u64, limit: u64) -> R {
             let mut __ratelimit_refused = ::core::option::Option::None;
             let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_several(
                 ::core::option::Option::None,
-                const { ::ratelimit_runtime::__private::Call::new().wait() },
+                const { ::ratelimit_runtime::__private::Call::DEFAULT.wait() },
                 (
                     {
                         let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));

@@ -4,7 +4,9 @@ pub async fn f(a: u64, b: u64) -> R<u64> {
             let mut __ratelimit_refused = ::core::option::Option::None;
             let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
                 ::core::option::Option::None,
-                const { ::ratelimit_runtime::__private::Call::new().wait_at_most(1000) },
+                const {
+                    ::ratelimit_runtime::__private::Call::DEFAULT.wait_at_most(1000)
+                },
                 {
                     let __ratelimit_key = ::ratelimit_runtime::__private::key(&(a + b));
                     ::ratelimit_runtime::__private::charge(
