@@ -116,7 +116,7 @@ impl Memory {
     }
 
     /// Charges one counter after another. If a cost does not fit, those before it are refunded:
-    /// nobody has seen them, as their shards stay locked.
+    /// no other call has seen them, as their shards stay locked.
     fn charge_all(&self, parts: &mut [QueryPart<'_>], locked: Option<(usize, &mut MemoryShard)>) -> bool {
         let Some((QueryPart { rule, id, cost, remaining }, others)) = parts.split_first_mut() else { return true };
         let index = shard_of(id);
