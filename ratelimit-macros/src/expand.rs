@@ -197,10 +197,11 @@ fn check_counters(limits: &[&LimitAttribute], checked: usize, errors: &mut Error
     }
 }
 
-/// Reports `Settled` without a closure in any attribute of the call.
+/// Reports `Settled` without a closure in any attribute of the call, and without a permit.
 fn check_settled(limits: &[&LimitAttribute], call: &CallArguments, errors: &mut Errors) {
     if let Some(word) = limits.iter().find_map(|limit| limit.rule.settled())
         && call.settled.is_none()
+        && call.permit.is_none()
         && errors.is_empty()
     {
         errors.add(word, SETTLED_NEEDS);

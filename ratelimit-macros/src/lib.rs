@@ -234,8 +234,31 @@ use crate::kind::AttributeKind;
 /// or after the body itself ends. `drop(permit)` ends it early. A permit that is returned, or moved
 /// into a task, keeps it open.
 ///
-/// `Settled` cannot be combined with `permit`. If several limits are `Settled`, one of them has the
-/// closure. The closure can use arguments that the body does not move, such as integers and
+/// `Settled` with `permit` has no closure: the body settles the permit, or what it returns does. So
+/// a stream can be charged for what it delivered, after the function has returned it:
+///
+/// ```
+/// # use ratelimit_runtime::{Permit, RequestPerMinute, limit_request_per_time};
+/// struct Answer { parts: Vec<String>, permit: Permit }
+///
+/// impl Iterator for Answer {
+///     type Item = String;
+///
+///     fn next(&mut self) -> Option<String> {
+///         let part = self.parts.pop()?;
+///         self.permit.record(part.len() as u64); // charged when the answer is dropped
+///         Some(part)
+///     }
+/// }
+///
+/// #[limit_request_per_time("tokens", 1, Minutes, 100_000, key = user, algorithm = SlidingLog,
+///     cost = Settled(max = 4_000), permit = permit)]
+/// async fn answer(user: u64, parts: Vec<String>) -> Result<Answer, RequestPerMinute> {
+///     Ok(Answer { parts, permit })
+/// }
+/// ```
+///
+/// If several limits are `Settled`, one of them has the closure. The closure can use arguments that the body does not move, such as integers and
 /// references. The body becomes an async block, which needs the memory of the arguments that it
 /// uses a second time. If the signature does not name the returned type, for instance behind an
 /// alias of a future, the closure does: `|outcome: &R| ..`.
@@ -245,7 +268,7 @@ use crate::kind::AttributeKind;
 /// | the function returns | a refused call returns |
 /// |---|---|
 /// | `Result<_, E>` with `E: From<RequestPerMinute>` | `Err(refused.into())` |
-/// | `Response` of `axum`, or a `Result` with it as the error (feature `axum`) | the status 429, 403, 503 or 500 |
+/// | `Response` of `axum`, also as an error (feature `axum`) | the status 429, 403, 503 or 500 |
 /// | a type of yours | what its `FromRefusal` makes of the refusal |
 /// | any type, with `on_limit = Return(expr)` | the value of the expression |
 ///

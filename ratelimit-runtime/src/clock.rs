@@ -101,8 +101,8 @@ impl Clock {
     }
 }
 
-/// The time of decisions under a lock. It never goes back, even if the clocks of two processors
-/// differ.
+/// The time of decisions under a lock. It does not go back where the clocks of two processors
+/// differ, by less than a millisecond. A clock that was set back by more is followed.
 pub(crate) struct LockedTime<'a> {
     pub(crate) clock: &'a Clock,
     /// The latest time of a decision under this lock.

@@ -54,7 +54,7 @@ pub(crate) fn not_renewed(rule: &Rule, error: &StoreError) {
 pub(crate) fn not_settled(rule: &Rule, error: &StoreError) {
     static LOGGED: RuleLogThrottle = RuleLogThrottle::new();
     if LOGGED.allow(rule) {
-        tracing::warn!(rule = rule.prefix(), %error, "cannot settle the hold of a call: it is charged in full when its lease ends");
+        tracing::warn!(rule = rule.prefix(), %error, "cannot settle the hold of a call yet: it is tried again; if that fails until the lease ends, a place is free then, and a cost is charged in full");
     }
 }
 

@@ -264,8 +264,7 @@ impl CallArguments {
             self.settled = self.settled.or_else(|| further.settled.clone());
             self.merge(further, errors);
             if let (Some(at), Some(_), Some(_)) = (permit.or(settled), &self.permit, &self.settled) {
-                let message =
-                    "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out";
+                let message = "`permit` and a closure of `Settled` exclude each other: leave the closure out, and let the body call permit.settle(..)";
                 errors.add(at, message);
             }
         }

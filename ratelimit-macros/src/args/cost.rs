@@ -8,7 +8,7 @@ use crate::errors::fail;
 use crate::suggest::nearest;
 use crate::value::{self, Choice, Milliseconds, Number, at_end, set};
 
-pub(crate) const SETTLED_NEEDS: &str = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
+pub(crate) const SETTLED_NEEDS: &str = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens()); or, without the closure, `permit = permit` for a body that calls permit.settle(tokens)";
 
 pub(crate) enum CostArgument {
     Number(Number),
@@ -21,7 +21,7 @@ pub(crate) enum CostArgument {
     Settled {
         word: Ident,
         max: Number,
-        /// `None` if another attribute of the function has it.
+        /// `None` if another attribute of the function has it, or the body settles its permit.
         closure: Option<Box<Expr>>,
     },
 }

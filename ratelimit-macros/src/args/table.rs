@@ -308,7 +308,7 @@ fn ttl(input: ParseStream, name: &str) -> Result<Number> {
     value::positive(input, name)
 }
 
-/// The units of `ttl` in milliseconds.
+/// The units of `ttl` in milliseconds. `Unit` in `config/parse.rs` of the runtime has the same.
 const UNITS: [(&str, u64); 5] =
     [("Milliseconds", 1), ("Seconds", 1_000), ("Minutes", 60_000), ("Hours", 3_600_000), ("Days", 86_400_000)];
 

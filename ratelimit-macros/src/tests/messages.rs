@@ -94,7 +94,7 @@ fn errors_are_reported_at_their_token() {
         ("\"a\", 1, Days, 9, cost = Settled(max = 10, |o| 5)", FN, &["Settled"]),
         ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 10, |o| 5)", FN, &["10"]),
         ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Settled(most = 9)", FN, &["most"]),
-        ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 9), permit = p", FN, &["Settled"]),
+        ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 9)", FN, &["Settled"]),
         ("\"a\", 1, Days, 9, algorithm = SlidingLog, cost = Settled(max = 9, f), permit = p", FN, &["permit"]),
         (valid, "#[limit_concurrent_requests(\"b\", 0, lease = \"5d\")] async fn f() {}", &["0", "\"5d\""]),
         (valid, "#[a::limit_concurrent_requests] async fn f() {}", &["limit_concurrent_requests"; 2]),

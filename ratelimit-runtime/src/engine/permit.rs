@@ -207,6 +207,72 @@ impl Permit {
         self.holding().is_none_or(Holding::is_held)
     }
 
+    /// Adds to the cost that is charged when the permit is dropped, in place of what it holds.
+    ///
+    /// For a permit with `cost = Settled(max = ..)`, for example of a streamed answer: each part
+    /// adds what it used. Without a record, all that is held is charged. It changes nothing for
+    /// places and for charges by time, nor for a permit that holds nothing.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Algorithm, Limiter, RequestPerMinute, Rule, limit_request_per_time};
+    /// # use std::time::Duration;
+    /// const TOKENS: Rule = Rule::new("tokens", 10_000, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
+    ///
+    /// #[limit_request_per_time(rule = TOKENS, key = user, cost = Settled(max = 4_000), permit = permit)]
+    /// async fn answer(user: u64) -> Result<(), RequestPerMinute> {
+    ///     let mut permit = permit;
+    ///     for part in ["one", "two"] {
+    ///         permit.record(part.len() as u64);
+    ///     }
+    ///     Ok(())
+    /// }
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::in_memory();
+    /// limiter.scope(answer(4711)).await?;
+    /// assert_eq!(limiter.peek(&TOKENS, 4711).await?.remaining(), 9_994);
+    /// # Ok::<_, RequestPerMinute>(()) }).unwrap();
+    /// ```
+    pub fn record(&mut self, more: u64) {
+        if let Receipt::Hold(held) = &mut self.receipt {
+            held.0.record(more);
+        }
+    }
+
+    /// Charges the cost `used` in place of what the permit holds, and returns when the store has
+    /// done so. Other charges of the call stay as they are.
+    ///
+    /// It does not add what was [recorded](Self::record). A place is freed, and time is charged as
+    /// it passed. A permit that holds nothing is only dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm within
+    /// the limiter's deadline. Then either all that was held may be charged, or the used cost.
+    ///
+    /// # Cancellation
+    ///
+    /// A future that was polled once still settles when it is dropped. If it was never polled,
+    /// dropping it drops the permit.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+    /// #[limit_request_per_time("tokens", 1, Minutes, 10_000, algorithm = SlidingLog,
+    ///     cost = Settled(max = 4_000), permit = permit)]
+    /// async fn answer() -> Result<&'static str, RequestPerMinute> {
+    ///     let answer = "an answer of 5 tokens";
+    ///     permit.settle(5).await?;
+    ///     Ok(answer)
+    /// }
+    /// ```
+    pub async fn settle(self, used: u64) -> Result<(), RequestPerMinute> {
+        match self.into_holding() {
+            Some(holding) => holding.settle(used).await,
+            None => Ok(()),
+        }
+    }
+
     /// Time from the decision until the whole limit is available again, if there are no other
     /// calls.
     pub fn reset_after(&self) -> Duration {

@@ -5,7 +5,7 @@ use super::{FN, check, check_argument, compile_errors};
 /// Costs that are known when the call ends.
 #[test]
 fn costs_known_at_the_end() {
-    let needs = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
+    let needs = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens()); or, without the closure, `permit = permit` for a body that calls permit.settle(tokens)";
     let one = "`Settled` takes one closure, and what is held by its name: max = 4_000";
     let duration = "expected a duration in quotes: \"250ms\", \"30s\", \"5m\", \"2h\" or \"1m30s\"";
     for (cost, expected) in [
@@ -32,7 +32,7 @@ fn costs_known_at_the_end() {
         ("Settled(max = 1001, |o| 5)", "a `max` of 1001 never fits: with count = 1000 the largest is 1000"),
         (
             "Settled(max = 5, |o| 5), permit = permit",
-            "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out",
+            "`permit` and a closure of `Settled` exclude each other: leave the closure out, and let the body call permit.settle(..)",
         ),
     ] {
         check(&format!("\"a\", 1, Days, 1000, algorithm = SlidingLog, cost = {cost}"), FN, &[expected]);
@@ -42,6 +42,7 @@ fn costs_known_at_the_end() {
         "Cost::Elapsed(max = \"1s\",)",
         "Elapsed(max = \"1s\"), permit = permit",
         "Settled(max = 1_000, |o| 5)",
+        "Settled(max = 5), permit = permit",
         "Settled(move |o: &R| o.len(), max = most(id),)",
         "Cost::Settled(max = const { N }, tokens)",
         "ELAPSED",

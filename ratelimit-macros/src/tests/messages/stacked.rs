@@ -56,7 +56,7 @@ fn limits_per_time() {
 fn with_concurrent_limits() {
     let once = |name: &str| format!("`{name}` holds for the whole call: give it on one of the stacked rate limits");
     let alone = |name: &str| format!("`{name}` stands alone: a function with it has no second rate limit");
-    let permit = "`permit` and `Settled` exclude each other: the closure settles the permit, leave `permit` out";
+    let permit = "`permit` and a closure of `Settled` exclude each other: leave the closure out, and let the body call permit.settle(..)";
     let settled = "algorithm = SlidingLog, cost = Settled(max = 1, |o| 1)";
     let check_both = |per_time: &str, concurrent: &str, expected: &[&str]| {
         let (per_time, concurrent) = (format!("\"a\", 1, Days, 1, {per_time}"), format!("\"b\", 1, {concurrent}"));
@@ -90,7 +90,7 @@ fn with_concurrent_limits() {
     );
     // One closure settles both limits.
     let held = "algorithm = SlidingLog, cost = Settled(max = 1)";
-    let needs = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens())";
+    let needs = "`Settled` needs what is held while the call runs, and a closure that says what was used: Settled(max = 4_000, |outcome| outcome.tokens()); or, without the closure, `permit = permit` for a body that calls permit.settle(tokens)";
     for (first, second, expected) in [(settled, held, &[] as &[_]), (held, settled, &[]), (held, held, &[needs])] {
         let (first, second) = (format!("\"a\", 1, Days, 1, {first}"), format!("\"b\", 1, Days, 1, {second}"));
         check(&first, &format!("#[limit_request_per_time({second})] {FN}"), expected);

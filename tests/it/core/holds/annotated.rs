@@ -113,3 +113,74 @@ async fn each_attribute_of_a_function_has_its_own_on_limit() {
         assert!(began.elapsed() < 4 * SECOND, "refused at once");
     }
 }
+
+/// An answer that is still being delivered when the function has returned.
+struct StreamedAnswer {
+    parts: Vec<u64>,
+    permit: Permit,
+}
+
+impl Iterator for StreamedAnswer {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        let tokens = self.parts.pop()?;
+        self.permit.record(tokens);
+        Some(tokens)
+    }
+}
+
+/// Two settled limits, and one that is charged as it is.
+#[limit_request_per_time("answer", 1, Minutes, 10_000, key = id, algorithm = SlidingLog, cost = Settled(max = 4_000),
+    permit = permit, limiter = limiter)]
+#[limit_request_per_time("all answers", 1, Minutes, 20_000, key = id, algorithm = SlidingLog, cost = Settled(max = 4_000))]
+#[limit_request_per_time("answers", 1, Minutes, 10, key = id)]
+async fn streamed(limiter: &Limiter, id: u64) -> Result<StreamedAnswer, RequestPerMinute> {
+    Ok(StreamedAnswer { parts: vec![1, 20, 300], permit })
+}
+
+#[tokio::test]
+async fn a_permit_that_outlives_the_function_is_settled_by_what_was_delivered() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let answer = Rule::new("answer", 10_000, MINUTE).with_algorithm(LOG);
+    let all = Rule::new("all answers", 20_000, MINUTE).with_algorithm(LOG);
+    let calls = Rule::new("answers", 10, MINUTE);
+    for timed in Timed::both().await {
+        let (limiter, id) = (&timed.limiter, fresh_key());
+        let left = async || {
+            (
+                remaining(limiter, &answer, id).await,
+                remaining(limiter, &all, id).await,
+                remaining(limiter, &calls, id).await,
+            )
+        };
+        let becomes = async |expected| eventually("it is settled", || async { left().await == expected }).await;
+
+        let mut delivered = streamed(limiter, id).await.unwrap();
+        assert_eq!(left().await, (6_000, 16_000, 9), "{}", timed.name());
+        assert_eq!(delivered.by_ref().take(2).sum::<u64>(), 320);
+        assert_eq!(left().await, (6_000, 16_000, 9), "{}", timed.name());
+        drop(delivered);
+        becomes((9_680, 19_680, 9)).await;
+
+        // The reported cost replaces what was recorded.
+        let mut settled = streamed(limiter, id).await.unwrap();
+        assert_eq!(settled.next(), Some(300));
+        settled.permit.settle(5_000).await.unwrap();
+        assert_eq!(left().await, (4_680, 14_680, 8), "{}", timed.name());
+
+        // Nothing was recorded: all that was held is charged.
+        drop(streamed(limiter, id).await.unwrap());
+        becomes((680, 10_680, 7)).await;
+    }
+}
+
+/// Of a permit that does not hold a settled cost.
+#[tokio::test]
+async fn a_record_changes_no_other_charge() {
+    let (limiter, rule) = (Limiter::in_memory(), Rule::new("item", 5, SECOND));
+    let mut permit = limiter.acquire(&rule, 1).await.unwrap();
+    permit.record(3);
+    permit.settle(4).await.unwrap();
+    assert_eq!(remaining(&limiter, &rule, 1).await, 4);
+}
