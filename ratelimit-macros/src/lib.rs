@@ -258,10 +258,10 @@ use crate::kind::AttributeKind;
 /// }
 /// ```
 ///
-/// If several limits are `Settled`, one of them has the closure. The closure can use arguments that the body does not move, such as integers and
-/// references. The body becomes an async block, which needs the memory of the arguments that it
-/// uses a second time. If the signature does not name the returned type, for instance behind an
-/// alias of a future, the closure does: `|outcome: &R| ..`.
+/// If several limits are `Settled`, one of them has the closure. The closure can use arguments that
+/// the body does not move, such as integers and references. The body becomes an async block, which
+/// needs the memory of the arguments that it uses a second time. If the signature does not name the
+/// returned type, for instance behind an alias of a future, the closure does: `|outcome: &R| ..`.
 ///
 /// # The returned type
 ///
