@@ -316,7 +316,18 @@ const FLOORS: [&[&str]; 7] = [
     &["memory", "redis"],
     &["guard"],
     &["engine"],
-    &["builder", "conformance", "lib", "limiter", "macro_support", "process", "reservation", "testing", "web"],
+    &[
+        "builder",
+        "conformance",
+        "lib",
+        "limiter",
+        "macro_support",
+        "process",
+        "reservation",
+        "stream",
+        "testing",
+        "web",
+    ],
 ];
 
 /// Lines of code that a file may have: no blank lines, no comments, no tests.

@@ -366,6 +366,7 @@
 //! | `config` | rules in a file that may change while the program runs: see [`config`] |
 //! | `tower` | [`web::RateLimitLayer`], limits in front of any service of HTTP or gRPC requests |
 //! | `axum` | `RequestPerMinute` as a response; see [`web`] |
+//! | `stream` | [`Limiter::limit_stream`]: each item of a stream waits until a rule admits it |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that a store of your own has to pass |
 //!
@@ -444,6 +445,8 @@ mod redis;
 mod reservation;
 mod rule;
 pub mod store;
+#[cfg(feature = "stream")]
+mod stream;
 mod sync;
 pub mod testing;
 #[cfg(any(feature = "axum", feature = "tower"))]
@@ -457,6 +460,8 @@ pub mod __private;
 #[cfg(feature = "macros")]
 pub use ratelimit_macros::{RateKey, limit_concurrent_requests, limit_request_per_time};
 
+#[cfg(feature = "stream")]
+pub use self::stream::LimitedStream;
 pub use self::{
     builder::Builder,
     clock::{Clock, ManualClock},

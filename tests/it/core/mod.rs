@@ -19,5 +19,6 @@ mod refund;
 mod several_rules;
 mod shadow;
 mod state;
+mod streams;
 mod time;
 mod wait;
