@@ -107,6 +107,8 @@ pub(crate) struct LockedTime<'a> {
     pub(crate) clock: &'a Clock,
     /// The latest time of a decision under this lock.
     pub(crate) latest_us: &'a mut u64,
+    /// The time that was read last.
+    pub(crate) read_us: u64,
 }
 
 /// Upper bound of the skew between the clocks of two processors. A larger difference is a clock that
@@ -121,7 +123,8 @@ impl LockedTime<'_> {
         if !is_skew {
             *self.latest_us = now_us;
         }
-        *self.latest_us
+        self.read_us = *self.latest_us;
+        self.read_us
     }
 
     /// The time in milliseconds, which is cheaper. It may be before an earlier decision; a state
@@ -130,7 +133,8 @@ impl LockedTime<'_> {
     #[allow(clippy::inline_always)] // in each call
     pub(crate) fn ms(&mut self) -> u64 {
         let now_ms = self.clock.now_ms();
-        *self.latest_us = (*self.latest_us).max(now_ms * 1000);
+        self.read_us = now_ms * 1000;
+        *self.latest_us = (*self.latest_us).max(self.read_us);
         now_ms
     }
 }

@@ -60,8 +60,8 @@ pub enum OnStoreError {
     /// - A call that is dropped while it waits charges nothing more.
     /// - [`Limiter::close`](crate::Limiter::close) refuses all waiting calls. Calls whose rules are
     ///   all in shadow mode do not wait.
-    /// - Calls wait side by side. Only those with `on_limit = Wait` keep the order of their
-    ///   arrival.
+    /// - Calls wait side by side. A call with `on_limit = Wait` keeps its place if it was in its
+    ///   queue when the store failed.
     ///
     /// ```
     /// use ratelimit_runtime::{Limiter, OnStoreError};

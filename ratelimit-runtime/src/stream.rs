@@ -60,7 +60,8 @@ impl Limiter {
     /// The stream has a [`RequestPerMinute`] in place of an item that cannot be admitted:
     /// [`Cause::Unavailable`](crate::Cause::Unavailable), or
     /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) and
-    /// [`Cause::NeverFits`](crate::Cause::NeverFits), which no later poll changes. The item is
+    /// [`Cause::NeverFits`](crate::Cause::NeverFits), which no later poll changes. A rule with
+    /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is misconfigured here. The item is
     /// kept, and the next poll asks for it again.
     ///
     /// # Cancellation
@@ -87,7 +88,12 @@ impl<S: Stream> Stream for LimitedStream<S> {
             }
         }
         let call = this.call.get_or_insert_with(|| {
-            let (key, options) = (RequestKey::Some(this.key.clone()), AcquireOptions::new(OnLimit::Wait(None), None));
+            let key = if this.rule.is_concurrent() {
+                RequestKey::Invalid("an item of a stream holds no place; limit streams by a rule per time")
+            } else {
+                RequestKey::Some(this.key.clone())
+            };
+            let options = AcquireOptions::new(OnLimit::Wait(None), None);
             Acquire::single(this.limiter.engine_ref(), this.rule, key, 1, options)
         });
         let admitted = ready!(Pin::new(call).poll(context));

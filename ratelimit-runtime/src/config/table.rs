@@ -197,8 +197,12 @@ impl OverrideVersion {
 
     /// See [`OverrideVersion::latest_fitting`].
     fn applied(&self, code: &Rule, kind: CallKind) -> Option<Cow<'_, Rule>> {
-        let first = || AppliedRule { code: *code, kind, applied: self.latest_fitting(code, kind) };
-        let first = self.first.get_or_init(first);
+        let first = self.first.get().unwrap_or_else(|| {
+            // Before the lock: it may write to the log, whose subscriber may call a function with
+            // this rule.
+            let first = AppliedRule { code: *code, kind, applied: self.latest_fitting(code, kind) };
+            self.first.get_or_init(|| first)
+        });
         if first.code == *code && first.kind == kind {
             return first.applied.as_ref().map(Cow::Borrowed);
         }

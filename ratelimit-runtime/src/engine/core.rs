@@ -239,15 +239,19 @@ impl Engine {
     /// The memory that counts for this process alone.
     pub(crate) fn local(&self) -> &Memory {
         let settings = &self.settings;
-        self.local.get_or_init(|| {
-            if settings.instances.is_none() {
-                tracing::warn!(
-                    "the store is away, and each process now admits the whole limit, as the number of processes is \
-                     not known; set Builder::instances"
-                );
-            }
+        let mut is_first = false;
+        let local = self.local.get_or_init(|| {
+            is_first = true;
             Memory::new(settings.clock.clone(), settings.max_keys)
-        })
+        });
+        // After the lock: a log subscriber may call a limited function.
+        if is_first && settings.instances.is_none() {
+            tracing::warn!(
+                "the store is away, and each process now admits the whole limit, as the number of processes is \
+                 not known; set Builder::instances"
+            );
+        }
+        local
     }
 
     pub(crate) fn charge(&self, rule: &Rule, key: Option<&Key>, cost: u64) -> Result<Charge, RequestPerMinute> {

@@ -39,15 +39,24 @@ impl AcquireRequest {
         let waiter = CountedWaiter::new(waiters);
         let charges = self.charges().unwrap_or_default();
         let may_decide = async {
-            sleep(waiter.pause(attempts)).await;
             self.engine.returned(&charges).await;
+            // All callers know it now. They ask one after another, and each before its time is over.
+            let left = until.saturating_sub(self.clock().now());
+            sleep(waiter.pause(attempts).min(left / 2)).await;
         };
-        tokio::select! {
+        let returns = tokio::select! {
             biased;
             () = waiters.closed() => false,
             () = self.clock().sleep_until(until) => false,
             () = may_decide => true,
+        };
+        drop(waiter);
+        let away = self.clock().now().saturating_sub(now);
+        if let Some(ticket) = &mut self.wait_ticket {
+            ticket.arrived_at = ticket.arrived_at.saturating_add(away);
+            ticket.give_up_at = ticket.give_up_at.map(|give_up_at| give_up_at.saturating_add(away));
         }
+        returns
     }
 
     /// Asks again whenever the store may decide, until it does. `error`: why it could not.
@@ -69,6 +78,7 @@ impl AcquireRequest {
             }
         };
         timer.stop(matches!(resolution, Resolution::Admitted(..)));
+        self.outage_wait = None; // a later outage has a wait of its own
         match self.act_on(resolution) {
             Ok(answer) => answer,
             Err(waiting) => waiting.await,

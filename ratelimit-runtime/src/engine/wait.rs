@@ -34,7 +34,9 @@ impl AcquireRequest {
         let (engine, mut rule_changes) = (self.engine.clone(), self.rule_changes.take());
         let clock = engine.settings().clock.clone();
         let Some(ticket) = self.wait_ticket else { return Ok(Permit::free(uncounted_decision(&charges))) };
-        let WaitTicket { id, changes, mut give_up_at, .. } = ticket;
+        // The time of arrival is later by each outage.
+        let WaitTicket { id, changes, mut give_up_at, mut arrived_at } = ticket;
+        let ticket_of = |request: &Self| request.wait_ticket.unwrap_or(ticket);
         loop {
             let answer = refused.take();
             let position =
@@ -82,6 +84,9 @@ impl AcquireRequest {
                         if !self.wait_for_store(max).await {
                             return Err(refusal(&self.rule(), error));
                         }
+                        let away = ticket_of(&self).arrived_at.saturating_sub(arrived_at);
+                        give_up_at = give_up_at.map(|give_up_at| give_up_at.saturating_add(away));
+                        arrived_at = arrived_at.saturating_add(away);
                     }
                     (Resolution::Exceeded(exceeded), _) => {
                         let RetryableRefusal { refusal, reason, ready_in, may_free_early, answer, .. } = *exceeded;
@@ -89,7 +94,8 @@ impl AcquireRequest {
                         if !self.waits_for(reason) {
                             return Err(refusal);
                         }
-                        give_up_at = self.give_up_at(reason, ticket);
+                        self.outage_wait = None;
+                        give_up_at = self.give_up_at(reason, ticket_of(&self));
                         let now = self.clock().now();
                         let soonest = if may_free_early { now } else { now.saturating_add(ready_in) };
                         if give_up_at.is_some_and(|give_up_at| soonest > give_up_at || now == give_up_at) {

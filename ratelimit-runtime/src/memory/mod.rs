@@ -94,7 +94,8 @@ impl Memory {
         }
     }
 
-    /// Charges one counter if the cost fits. `None` if there is no room for it.
+    /// Charges one counter if the cost fits. Returns whether it does, and the time of the decision.
+    /// `None` if there is no room for the counter.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_one(
@@ -104,15 +105,15 @@ impl Memory {
         rule: &Rule,
         cost: u64,
         outcome: &mut Outcome,
-    ) -> Option<bool> {
+    ) -> Option<(bool, u64)> {
         let MemoryShard { latest_us, counters, .. } = shard;
-        let mut time = LockedTime { clock: &self.clock, latest_us };
+        let mut time = LockedTime { clock: &self.clock, latest_us, read_us: 0 };
         if let Some(fits) = counters.charge_at_once(id, rule, cost, &mut time, outcome) {
-            return Some(fits);
+            return Some((fits, time.read_us));
         }
         let now_us = time.us();
         *outcome = self.charge_locked(shard, id, &ChargeQuery::of(rule, cost), now_us).ok()?;
-        Some(outcome.fits())
+        Some((outcome.fits(), now_us))
     }
 
     /// Charges one counter after another. If a cost does not fit, those before it are refunded:
@@ -129,13 +130,13 @@ impl Memory {
             }
         };
         let mut outcome = Outcome::NONE;
-        let Some(true) = self.charge_one(shard, *id, rule, *cost, &mut outcome) else { return false };
+        let Some((true, charged_us)) = self.charge_one(shard, *id, rule, *cost, &mut outcome) else { return false };
         if others.is_empty() || self.charge_all(others, Some((index, shard))) {
             *remaining = outcome.remaining;
             return true;
         }
-        let now_us = shard.now_us(&self.clock);
-        self.refund_locked(shard, *id, rule, *cost, outcome.receipt, now_us);
+        // At the time of the charge: later, a part of it may have refilled.
+        self.refund_locked(shard, *id, rule, *cost, outcome.receipt, charged_us);
         false
     }
 
@@ -337,7 +338,7 @@ impl Memory {
 impl MemoryShard {
     /// The time of a decision, see [`LockedTime`].
     fn now_us(&mut self, clock: &Clock) -> u64 {
-        LockedTime { clock, latest_us: &mut self.latest_us }.us()
+        LockedTime { clock, latest_us: &mut self.latest_us, read_us: 0 }.us()
     }
 
     /// Changes a counter. `None` if it is not stored.
@@ -365,13 +366,17 @@ impl Backend for Memory {
         // an old time with a newer state.
         let Query { rule, id, cost, .. } = *query;
         match self.charge_one(&mut self.shard(shard_of(&id)), id, rule, cost, &mut query.outcome) {
-            Some(true) => Attempt::Admitted,
-            Some(false) => Attempt::Denied,
+            Some((true, _)) => Attempt::Admitted,
+            Some((false, _)) => Attempt::Denied,
             None => Attempt::Unsupported, // the general way decides on a full store
         }
     }
 
     fn try_charge_all(&self, parts: &mut [QueryPart<'_>]) -> bool {
+        // A counter that is stored for a moment, and refunded, takes no room from another call.
+        if self.stored.load(Ordering::Relaxed) + parts.len() > self.capacity {
+            return false;
+        }
         // In one order of all callers, so that no two of them wait for each other's locks.
         parts.sort_unstable_by_key(|part| (shard_of(&part.id), part.id));
         // Charges of one counter are merged first.

@@ -85,7 +85,13 @@ impl<'a> Parts<'a> {
                 "db" if known.contains(&name) => self.check_database(value)?,
                 _ if known.contains(&name) => {}
                 _ => {
-                    let name = if may_show { format!("unknown option `{name}`") } else { "unknown option".into() };
+                    // Behind an unescaped `?` in a password, the query has the rest of it.
+                    let is_name = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+                    let name = if may_show && is_name && !query.contains('@') {
+                        format!("unknown option `{name}`")
+                    } else {
+                        "unknown option".into()
+                    };
                     let known = known.join("`, `");
                     return Err(self.fault(option, format_args!("{name}; the options here are `{known}`")));
                 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::{FutureExt, Stream, StreamExt, stream};
-use ratelimit_runtime::{Cause, Limiter, ManualClock, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Limiter, ManualClock, Rule};
 
 use crate::support::{SECOND, Timed, exceeded, fresh_key};
 
@@ -45,6 +45,14 @@ async fn streams_and_calls_of_one_key_share_its_counter() {
         timed.advance(60 * SECOND);
         assert_eq!(other.next().await, Some(Ok(11)), "{}", timed.name());
     }
+}
+
+#[tokio::test]
+async fn an_item_holds_no_place() {
+    let limiter = Limiter::in_memory();
+    let places = TWO.with_algorithm(Algorithm::Concurrent);
+    let refused = limiter.limit_stream(&places, 1, stream::iter(["a"])).next().await.unwrap().unwrap_err();
+    assert_eq!(refused.cause(), Cause::Misconfigured);
 }
 
 /// Each other key fails while the store is full.
