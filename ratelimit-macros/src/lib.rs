@@ -318,7 +318,8 @@ use crate::kind::AttributeKind;
 ///
 /// - In memory a call is decided at once, on any thread. With `on_limit = Wait` the thread sleeps
 ///   until the call fits.
-/// - On Redis the thread waits for the reply, for at most the deadline. It needs no tokio runtime:
+/// - On Redis the thread waits for the reply, for at most the deadline, or longer with
+///   `on_store_error = Wait`. It needs no tokio runtime:
 ///   the connections are those of the runtime's background thread.
 /// - **A call panics if it has to wait on a thread that runs async tasks**, as they would all stand
 ///   still. So an async function calls it inside `tokio::task::spawn_blocking`. A call that panics

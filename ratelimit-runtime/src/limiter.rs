@@ -84,9 +84,10 @@ impl Limiter {
     /// On the memory store, the call is decided at once, on any thread. The thread sleeps only until
     /// its slot of a [`LeakyBucket`](crate::Algorithm::LeakyBucket).
     ///
-    /// On any other store the thread waits for the reply, for at most the deadline. The connections
-    /// are those of the [background thread](crate#background-work). So the call needs no tokio
-    /// runtime, and the one that the limiter was built on may have ended.
+    /// On any other store the thread waits for the reply, for at most the deadline, or longer with
+    /// [`OnStoreError::Wait`](crate::OnStoreError::Wait). The connections are those of the
+    /// [background thread](crate#background-work). So the call needs no tokio runtime, and the one
+    /// that the limiter was built on may have ended.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, Rule};

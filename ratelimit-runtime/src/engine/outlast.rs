@@ -29,8 +29,8 @@ impl Engine {
 
 impl AcquireRequest {
     /// Waits until the store may decide again, for `max` after the first failure of this call.
-    /// False if that time is over, or the limiter is closed.
-    pub(super) async fn wait_for_store(&mut self, max: Duration) -> bool {
+    /// Returns how long it waited; `None` if that time is over, or the limiter is closed.
+    pub(super) async fn wait_for_store(&mut self, max: Duration) -> Option<Duration> {
         let now = self.clock().now();
         let wait = self.outage_wait.get_or_insert(OutageWait { until: now.saturating_add(max), attempts: 0 });
         let OutageWait { until, attempts } = *wait;
@@ -53,17 +53,16 @@ impl AcquireRequest {
         drop(waiter);
         let away = self.clock().now().saturating_sub(now);
         if let Some(ticket) = &mut self.wait_ticket {
-            ticket.arrived_at = ticket.arrived_at.saturating_add(away);
-            ticket.give_up_at = ticket.give_up_at.map(|give_up_at| give_up_at.saturating_add(away));
+            ticket.postpone(away);
         }
-        returns
+        returns.then_some(away)
     }
 
     /// Asks again whenever the store may decide, until it does. `error`: why it could not.
     pub(super) async fn outlast(mut self, mut error: StoreError, mut max: Duration) -> AcquireResult {
         let timer = WaitTimer::start(&self.rule());
         let resolution = loop {
-            if !self.wait_for_store(max).await {
+            if self.wait_for_store(max).await.is_none() {
                 timer.stop(false);
                 return Err(refusal(&self.rule(), error));
             }

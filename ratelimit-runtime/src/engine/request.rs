@@ -176,6 +176,14 @@ pub(super) struct WaitTicket {
     pub(super) changes: u64,
 }
 
+impl WaitTicket {
+    /// Moves its times on: an outage of the store takes nothing from the time to wait for a limit.
+    pub(super) fn postpone(&mut self, away: Duration) {
+        self.arrived_at = self.arrived_at.saturating_add(away);
+        self.give_up_at = self.give_up_at.map(|give_up_at| give_up_at.saturating_add(away));
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RefusalReason {
     Quota,

@@ -33,17 +33,19 @@ impl AcquireRequest {
     async fn wait_in_queues(mut self, mut charges: Charges, mut refused: Option<StoreAnswer>) -> AcquireResult {
         let (engine, mut rule_changes) = (self.engine.clone(), self.rule_changes.take());
         let clock = engine.settings().clock.clone();
-        let Some(ticket) = self.wait_ticket else { return Ok(Permit::free(uncounted_decision(&charges))) };
-        // The time of arrival is later by each outage.
-        let WaitTicket { id, changes, mut give_up_at, mut arrived_at } = ticket;
-        let ticket_of = |request: &Self| request.wait_ticket.unwrap_or(ticket);
+        let Some(mut ticket) = self.wait_ticket else { return Ok(Permit::free(uncounted_decision(&charges))) };
+        let WaitTicket { id, changes, .. } = ticket;
         loop {
             let answer = refused.take();
-            let position =
-                match engine.queues().join(id, &charges, answer.as_ref().map(|answer| (answer, changes)), give_up_at) {
-                    Ok(position) => position,
-                    Err(refusal) => return Err(self.final_refusal(refusal).await),
-                };
+            let position = match engine.queues().join(
+                id,
+                &charges,
+                answer.as_ref().map(|answer| (answer, changes)),
+                ticket.give_up_at,
+            ) {
+                Ok(position) => position,
+                Err(refusal) => return Err(self.final_refusal(refusal).await),
+            };
             charges = loop {
                 let turn = tokio::select! {
                     biased;
@@ -51,7 +53,7 @@ impl AcquireRequest {
                         position.probe();
                         continue;
                     }
-                    turn = done_before(&clock, give_up_at, position.turn()) => turn,
+                    turn = done_before(&clock, ticket.give_up_at, position.turn()) => turn,
                 };
                 let early = match turn {
                     Some(Turn::Ask { early }) => early,
@@ -81,12 +83,10 @@ impl AcquireRequest {
                     (Resolution::Rejected(refusal), _) => return Err(refusal),
                     // It is still its turn afterwards.
                     (Resolution::Undecided { error, max }, _) => {
-                        if !self.wait_for_store(max).await {
+                        let Some(away) = self.wait_for_store(max).await else {
                             return Err(refusal(&self.rule(), error));
-                        }
-                        let away = ticket_of(&self).arrived_at.saturating_sub(arrived_at);
-                        give_up_at = give_up_at.map(|give_up_at| give_up_at.saturating_add(away));
-                        arrived_at = arrived_at.saturating_add(away);
+                        };
+                        ticket.postpone(away);
                     }
                     (Resolution::Exceeded(exceeded), _) => {
                         let RetryableRefusal { refusal, reason, ready_in, may_free_early, answer, .. } = *exceeded;
@@ -95,10 +95,10 @@ impl AcquireRequest {
                             return Err(refusal);
                         }
                         self.outage_wait = None;
-                        give_up_at = self.give_up_at(reason, ticket_of(&self));
+                        ticket.give_up_at = self.give_up_at(reason, ticket);
                         let now = self.clock().now();
                         let soonest = if may_free_early { now } else { now.saturating_add(ready_in) };
-                        if give_up_at.is_some_and(|give_up_at| soonest > give_up_at || now == give_up_at) {
+                        if ticket.give_up_at.is_some_and(|give_up_at| soonest > give_up_at || now == give_up_at) {
                             return Err(self.final_refusal(position.refusal()).await);
                         }
                     }
