@@ -28,10 +28,10 @@ pub(crate) trait Backend {
     /// to wait.
     fn try_charge(&self, query: &mut Query<'_>, waiter: Option<Waiter<'_, Self::Ticket>>) -> Attempt;
 
-    /// Charges several counters if all costs fit, and sets what remains of each. It may change the
-    /// order. `false` if nothing has been charged, and the store has to be asked.
-    fn try_charge_all(&self, _parts: &mut [QueryPart<'_>]) -> bool {
-        false
+    /// Charges several counters if all costs fit, and sets the outcome of each. An outcome that fits
+    /// was charged only if all do. It may change the order.
+    fn try_charge_all(&self, _queries: &mut [Query<'_>]) -> Attempt {
+        Attempt::Unsupported
     }
 
     /// The receipt of a charge that was decided at once.
@@ -76,40 +76,20 @@ pub(crate) struct Query<'a> {
     pub(crate) key: Option<&'a Key>,
     pub(crate) id: CounterId,
     pub(crate) cost: u64,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) namespace: &'a str,
     pub(crate) outcome: Outcome,
-}
-
-/// A charge as one of several.
-#[derive(Clone, Copy)]
-pub(crate) struct QueryPart<'a> {
-    pub(crate) rule: &'a Rule,
-    pub(crate) id: CounterId,
-    pub(crate) cost: u64,
-    /// The amount that remains after the charge.
-    pub(crate) remaining: u64,
-}
-
-impl<'a> QueryPart<'a> {
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // the hash is short code
-    pub(crate) fn new(rule: &'a Rule, key: Option<&Key>, cost: u64) -> Self {
-        Self { rule, id: CounterId::new_inline(rule, key), cost, remaining: 0 }
-    }
 }
 
 impl<'a> Query<'a> {
     #[inline(always)]
     #[allow(clippy::inline_always)] // the hash is short code
-    pub(crate) fn new(rule: &'a Rule, key: Option<&'a Key>, cost: u64, namespace: &'a str) -> Self {
-        Self { rule, key, id: CounterId::new_inline(rule, key), cost, namespace, outcome: Outcome::NONE }
+    pub(crate) fn new(rule: &'a Rule, key: Option<&'a Key>, cost: u64) -> Self {
+        Self { rule, key, id: CounterId::new_inline(rule, key), cost, outcome: Outcome::NONE }
     }
 
     /// The charge, with the name of the counter.
     #[cfg(feature = "redis")]
-    pub(crate) fn charge(&self) -> Charge {
-        Charge::new(*self.rule, CounterName::new(self.namespace, self.rule, self.key), self.cost)
+    pub(crate) fn charge(&self, namespace: &str) -> Charge {
+        Charge::new(*self.rule, CounterName::new(namespace, self.rule, self.key), self.cost)
     }
 }
 

@@ -481,7 +481,7 @@ impl Limiter {
 
     /// A limiter on any store but memory: the guard stands in front of it.
     fn guarded(store: Upstream, settings: EngineSettings) -> Self {
-        let guard = Guard::new(store, settings.clock.clone(), settings.deadline);
+        let guard = Guard::new(store, settings.namespace.clone(), settings.clock.clone(), settings.deadline);
         Self::new(BackendKind::Other(guard), settings)
     }
 }

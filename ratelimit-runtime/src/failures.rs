@@ -1,4 +1,4 @@
-//! Failures of a server, which invalidate everything cached about its counters.
+//! Failures of a server, which end the cached denials of its counters.
 
 use std::{
     sync::{

@@ -235,15 +235,12 @@ impl Limiter {
         &self,
         charges: &[(&Rule, Key, u64)],
     ) -> impl Future<Output = Result<Permit, RequestPerMinute>> + Send + use<> {
-        let requests = charges
-            .iter()
-            .map(|(rule, key, cost)| ChargeRequest {
-                rule: **rule,
-                key: RequestKey::Some(key.clone()),
-                cost: *cost,
-                cost_kind: CostKind::Fixed,
-            })
-            .collect();
+        let requests = charges.iter().map(|(rule, key, cost)| ChargeRequest {
+            rule: **rule,
+            key: RequestKey::Some(key.clone()),
+            cost: *cost,
+            cost_kind: CostKind::Fixed,
+        });
         Acquire::all(self.engine_ref(), requests, AcquireOptions::default(), OnLimit::Reject)
     }
 

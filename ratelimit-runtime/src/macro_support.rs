@@ -8,7 +8,7 @@ use crate::{
     Algorithm, Cause, Key, KeyWriter, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     algorithm::{HoldSupport, capabilities},
     engine::{
-        acquire,
+        attempt,
         core::{Engine, EngineRef},
         request::{AcquireOptions, BorrowedCharge, CostKind, ONLY_A_LOG_SETTLES, OnLimit, RequestKey},
     },
@@ -297,16 +297,21 @@ pub struct AnnotatedCharge<R> {
 
 /// The charges of a call: a pair of the first one and the others, or `()`.
 pub trait ChargeList {
+    const COUNT: usize;
     fn borrow<'a>(&'a self, charges: &mut SmallVec<[BorrowedCharge<'a>; 2]>);
     fn into_requests(self, requests: &mut Vec<ChargeRequest>);
 }
 
 impl ChargeList for () {
+    const COUNT: usize = 0;
+
     fn borrow<'a>(&'a self, _: &mut SmallVec<[BorrowedCharge<'a>; 2]>) {}
     fn into_requests(self, _: &mut Vec<ChargeRequest>) {}
 }
 
 impl<R: Borrow<Rule>, C: ChargeList> ChargeList for (AnnotatedCharge<R>, C) {
+    const COUNT: usize = 1 + C::COUNT;
+
     #[inline(always)]
     #[allow(clippy::inline_always)] // a few words
     fn borrow<'a>(&'a self, charges: &mut SmallVec<[BorrowedCharge<'a>; 2]>) {
@@ -403,7 +408,7 @@ impl Call {
     }
 }
 
-pub use crate::engine::acquire::Attempted;
+pub use crate::engine::attempt::Attempted;
 
 /// Checks the limit of a function with one limit, in front of its body.
 ///
@@ -457,13 +462,13 @@ pub fn limit_several<'a, C: ChargeList>(
     limiter: Option<&'a Limiter>,
     Call(options, _): Call,
     charges: C,
-    _refused: &mut Option<RequestPerMinute>,
+    refused: &mut Option<RequestPerMinute>,
 ) -> (Attempted, DeferredAll<'a, C>) {
     let attempted = match options.on_limit() {
         OnLimit::Reject => {
             let mut borrowed = SmallVec::new();
             charges.borrow(&mut borrowed);
-            try_acquire_all(limiter, &borrowed)
+            try_acquire_all(limiter, &borrowed, refused)
         }
         OnLimit::Wait(_) => Attempted::Deferred,
     };
@@ -493,7 +498,7 @@ pub fn permit_of_several<C: ChargeList>(
     Call(options, on_busy): Call,
     charges: C,
 ) -> Acquire {
-    let mut requests = Vec::new();
+    let mut requests = Vec::with_capacity(C::COUNT);
     charges.into_requests(&mut requests);
     invalidate_shared_counters(&mut requests);
     Acquire::all(engine_ref(limiter), requests, options, on_busy)
@@ -529,12 +534,16 @@ fn try_acquire(
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
 ) -> Attempted {
-    acquire::try_acquire(engine(limiter, &mut None), rule, key, cost, refused)
+    attempt::try_acquire(engine(limiter, &mut None), rule, key, cost, refused)
 }
 
 #[inline(never)] // as above
-fn try_acquire_all(limiter: Option<&Limiter>, charges: &[BorrowedCharge<'_>]) -> Attempted {
-    acquire::try_acquire_all(engine(limiter, &mut None), charges)
+fn try_acquire_all(
+    limiter: Option<&Limiter>,
+    charges: &[BorrowedCharge<'_>],
+    refused: &mut Option<RequestPerMinute>,
+) -> Attempted {
+    attempt::try_acquire_all(engine(limiter, &mut None), charges, refused)
 }
 
 /// The engine of a call, without a reference of its own if it can do without.

@@ -83,7 +83,7 @@ impl Limiter {
             cost: most,
             cost_kind: CostKind::Reported,
         };
-        let acquire = Acquire::all(self.engine_ref(), vec![request], AcquireOptions::default(), OnLimit::Reject);
+        let acquire = Acquire::all(self.engine_ref(), [request], AcquireOptions::default(), OnLimit::Reject);
         async move { Ok(Reservation { holding: acquire.await?.into_holding() }) }
     }
 }

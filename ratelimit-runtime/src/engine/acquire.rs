@@ -5,25 +5,24 @@ use std::{
     future::Future,
     mem,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
-use smallvec::SmallVec;
-
 use super::{
     ask::AcquireResult,
+    attempt::{attempt_all, try_charge},
     backend_kind::Ticket,
     core::{Engine, EngineRef},
     general::BoxedAcquire,
-    permit::{Permit, Receipt},
+    permit::{BackendCharges, Permit, Receipt},
     refusal::refusal,
-    request::{AcquireOptions, AcquireRequest, BorrowedCharge, ChargeRequest, CostKind, OnLimit, RequestKey},
+    request::{AcquireOptions, AcquireRequest, ChargeRequest, OnLimit, RequestKey},
 };
 use crate::{
-    Key, RequestPerMinute, Rule,
-    algorithm::capabilities,
-    backend::{Attempt, Backend as _, CounterReceipt, Query, QueryPart, Waiter},
+    RequestPerMinute, Rule,
+    backend::{Attempt, Backend as _, CounterReceipt, Query, Waiter},
     background,
     counter::CounterId,
     decision::Outcome,
@@ -53,9 +52,50 @@ enum AcquireState {
     /// The charge travels in a batch with other callers' charges.
     Batched(EngineRef, RequestKey, Ticket),
     /// Several charges or holds, before the first poll.
-    All(Box<AcquireRequest>),
+    All(SeveralCharges),
     Pending(BoxedAcquire),
     Done,
+}
+
+/// Several charges, or holds, before they are decided.
+struct SeveralCharges {
+    engine: EngineRef,
+    charges: Box<[ChargeRequest]>,
+    on_busy: OnLimit,
+}
+
+impl SeveralCharges {
+    fn new(engine: EngineRef, charges: impl IntoIterator<Item = ChargeRequest>, on_busy: OnLimit) -> Self {
+        Self { engine, charges: charges.into_iter().collect(), on_busy }
+    }
+
+    /// The rule under which an error is reported.
+    fn rule(&self) -> Rule {
+        const NONE: Rule = Rule::new("", 0, Duration::ZERO);
+        self.charges.first().map_or(NONE, |charge| charge.rule)
+    }
+
+    /// Attempts the charges, and makes the permit or the refusal. `None` if that is unsupported.
+    fn attempt(&self) -> Option<AcquireResult> {
+        let permit = |queries: &[Query<'_>]| {
+            let room = |query: &&Query<'_>| (query.outcome.remaining, u64::MAX - query.outcome.reset_after_ms);
+            let least = queries.iter().min_by_key(room)?;
+            let receipt = |query: &Query<'_>| {
+                let receipt = CounterReceipt::new(query.id, query.rule, query.cost, query.outcome.receipt);
+                self.engine.backend().receipt(receipt)
+            };
+            let receipts = queries.iter().map(receipt).collect();
+            let engine = self.engine.clone();
+            let charges = BackendCharges { engine, rule: *least.rule, cost: least.cost, receipts };
+            Some(Permit::new(least.rule.limit(), &least.outcome, Receipt::BackendAll(Arc::new(charges))))
+        };
+        attempt_all(&self.engine, &self.charges.iter().map(ChargeRequest::borrowed), permit)?.transpose()
+    }
+
+    /// The request of the general way.
+    fn into_request(self, options: AcquireOptions) -> AcquireRequest {
+        AcquireRequest::new(self.engine, self.charges, options, self.on_busy)
+    }
 }
 
 impl Acquire {
@@ -69,12 +109,12 @@ impl Acquire {
     /// Several charges or holds, decided when the future is first polled.
     pub(crate) fn all(
         engine: EngineRef,
-        charges: Vec<ChargeRequest>,
+        charges: impl IntoIterator<Item = ChargeRequest>,
         options: AcquireOptions,
         on_busy: OnLimit,
     ) -> Self {
-        let request = AcquireRequest::new(engine, charges, options, on_busy);
-        Self { rule: request.rule(), cost: 0, options, state: AcquireState::All(Box::new(request)) }
+        let call = SeveralCharges::new(engine, charges, on_busy);
+        Self { rule: call.rule(), cost: 0, options, state: AcquireState::All(call) }
     }
 
     /// Decides the call while this thread waits, for a caller that is not async.
@@ -89,7 +129,7 @@ impl Acquire {
     pub fn block(mut self) -> AcquireResult {
         let is_in_memory = match &self.state {
             AcquireState::Attempt(engine, _) => engine.as_ref().is_none_or(|engine| engine.guard().is_none()),
-            AcquireState::All(request) => request.engine.guard().is_none(),
+            AcquireState::All(call) => call.engine.guard().is_none(),
             _ => false,
         };
         if is_in_memory && let Poll::Ready(answer) = self.attempt(&mut Context::from_waker(Waker::noop()), false) {
@@ -108,7 +148,7 @@ impl Acquire {
         let Self { rule, cost, options: AcquireOptions { waits: false, .. }, state } = self else { return None };
         let AcquireState::Attempt(Some(engine), request_key) = state else { return None };
         let engine: &Engine = engine;
-        let key = counter_key(request_key)?;
+        let key = request_key.counter_key()?;
         let rules = engine.settings().rules_now();
         let applied;
         let current = if rules.may_differ() {
@@ -119,7 +159,7 @@ impl Acquire {
         };
         let mut ticket = None;
         let waiter = Waiter { waker: context.waker(), ticket: &mut ticket };
-        let mut query = Query::new(current, key, *cost, &engine.settings().namespace);
+        let mut query = Query::new(current, key, *cost);
         let attempt = try_charge(engine, &mut query, Some(waiter));
         let Query { id, outcome, .. } = query;
         if rules.may_differ() && matches!(attempt, Attempt::Admitted | Attempt::Denied) {
@@ -162,7 +202,7 @@ impl Acquire {
                     && let Some(engine) = engine.take()
                     && engine.settings().names_keys
                 {
-                    let key = counter_key(key).flatten();
+                    let key = key.counter_key().flatten();
                     answer = answer.map_err(|refused| engine.settings().named(refused, key));
                 }
                 return Poll::Ready(answer);
@@ -217,7 +257,14 @@ impl Acquire {
                 let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
                 self.go_on(request.start(), context)
             }
-            AcquireState::All(request) => self.go_on(request.start(), context),
+            AcquireState::All(call) => {
+                if !self.options.waits
+                    && let Some(answer) = call.attempt()
+                {
+                    return Poll::Ready(answer.inspect_err(observe::refused));
+                }
+                self.go_on(call.into_request(self.options).start(), context)
+            }
             AcquireState::Pending(pending) => self.go_on(Err(pending), context),
             AcquireState::Attempt(None, _) | AcquireState::Done => panic!("`Acquire` polled after it was done"),
         }
@@ -276,126 +323,12 @@ impl Future for Admit {
     }
 }
 
-/// The result of an attempt without a future.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)] // not public
-pub enum Attempted {
-    Admitted,
-    Refused,
-    /// Nothing has changed. A future is needed.
-    Deferred,
-}
-
-/// Attempts to charge without a future. A refusal is written to `refused`.
-#[inline(always)]
-#[allow(clippy::inline_always)] // in one place
-pub(crate) fn try_acquire(
-    engine: &Engine,
-    rule: &Rule,
-    key: &RequestKey,
-    cost: u64,
-    refused: &mut Option<RequestPerMinute>,
-) -> Attempted {
-    let Some(counter_key) = counter_key(key) else { return Attempted::Deferred };
-    let rules = engine.settings().rules_now();
-    let applied;
-    let rule = if rules.may_differ() {
-        let Some(found) = rules.applied(rule, counter_key, false, false) else { return Attempted::Deferred };
-        applied = found;
-        &*applied
-    } else {
-        rule
-    };
-    let mut query = Query::new(rule, counter_key, cost, &engine.settings().namespace);
-    match try_charge(engine, &mut query, None) {
-        Attempt::Admitted => Attempted::Admitted,
-        Attempt::Denied => {
-            let decision = query.outcome.decision(rule.limit());
-            observe::refused(refused.insert(RequestPerMinute::exceeded(rule, cost, &decision)));
-            if engine.settings().names_keys {
-                *refused = refused.take().map(|refused| engine.settings().named(refused, counter_key));
-            }
-            Attempted::Refused
-        }
-        Attempt::Pending | Attempt::Unsupported => Attempted::Deferred,
-    }
-}
-
-/// Attempts several charges without a future. A refusal needs one, too.
-#[inline(always)]
-#[allow(clippy::inline_always)] // in one place
-pub(crate) fn try_acquire_all(engine: &Engine, charges: &[BorrowedCharge<'_>]) -> Attempted {
-    let rules = engine.settings().rules_now();
-    let mut applied = SmallVec::<[_; 2]>::new();
-    if rules.may_differ() {
-        for BorrowedCharge { rule, key, .. } in charges {
-            let key = counter_key(key).flatten();
-            let Some(rule) = rules.applied(rule, key, false, true) else { return Attempted::Deferred };
-            applied.push(rule);
-        }
-    }
-    let mut parts = SmallVec::<[QueryPart<'_>; 2]>::new();
-    for (at, &BorrowedCharge { rule, key, cost, cost_kind }) in charges.iter().enumerate() {
-        let rule = applied.get(at).map_or(rule, |applied| applied);
-        let (Some(key), CostKind::Fixed) = (counter_key(key), cost_kind) else { return Attempted::Deferred };
-        if !can_be_attempted(engine, rule, cost) || rule.prefetch() > 1 {
-            return Attempted::Deferred;
-        }
-        parts.push(QueryPart::new(rule, key, cost));
-    }
-    if !engine.backend().try_charge_all(&mut parts) {
-        return Attempted::Deferred;
-    }
-    parts.iter().for_each(|part| observe::admitted(part.rule, part.remaining));
-    Attempted::Admitted
-}
-
-/// The one attempt on a charge. The general way decides what it does not:
-///
-/// - calls that are refused without the store, invalid rules and rules in shadow mode;
-/// - holds, and calls that wait for a slot;
-/// - calls after a hold that is still being settled;
-/// - errors of the store.
-#[inline(always)]
-#[allow(clippy::inline_always)] // in each call
-fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<Waiter<'_, Ticket>>) -> Attempt {
-    if !can_be_attempted(engine, query.rule, query.cost) {
-        return Attempt::Unsupported;
-    }
-    match engine.backend().try_charge(query, waiter) {
-        Attempt::Admitted => {
-            observe::admitted(query.rule, query.outcome.remaining);
-            Attempt::Admitted
-        }
-        // Nothing has been charged, and no wait will help.
-        Attempt::Denied if query.cost > query.rule.limit() => Attempt::Unsupported,
-        attempt => attempt,
-    }
-}
-
-/// See [`try_charge`].
-#[inline]
-fn can_be_attempted(engine: &Engine, rule: &Rule, cost: u64) -> bool {
-    let decides_at_once = capabilities(rule.algorithm()).decides_at_once();
-    cost > 0 && rule.is_enforced() && decides_at_once && engine.settlements().is_empty()
-}
-
 #[cold]
 #[inline(never)]
 fn exceeded(engine: &Engine, rule: &Rule, key: &RequestKey, cost: u64, outcome: &Outcome) -> RequestPerMinute {
     let refusal = RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()));
     observe::refused(&refusal);
-    engine.settings().named(refusal, counter_key(key).flatten())
-}
-
-/// The key of the counter. `None` if the call has no key, and is refused or skips the rule.
-#[inline]
-#[allow(clippy::option_option)] // the inner one: one counter for all callers
-fn counter_key(key: &RequestKey) -> Option<Option<&Key>> {
-    if let RequestKey::Some(key) = key {
-        return Some(Some(key)); // most calls
-    }
-    if let RequestKey::Shared = key { Some(None) } else { None }
+    engine.settings().named(refusal, key.counter_key().flatten())
 }
 
 impl fmt::Debug for Acquire {

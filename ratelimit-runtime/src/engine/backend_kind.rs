@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use crate::{
     Rule,
-    backend::{Attempt, Backend, CounterReceipt, Query, QueryPart, Waiter},
+    backend::{Attempt, Backend, CounterReceipt, Query, Waiter},
     counter::CounterId,
     decision::Outcome,
     guard::{Guard, GuardReceipt},
@@ -52,10 +52,10 @@ impl Backend for BackendKind {
     }
 
     #[inline]
-    fn try_charge_all(&self, parts: &mut [QueryPart<'_>]) -> bool {
+    fn try_charge_all(&self, queries: &mut [Query<'_>]) -> Attempt {
         match self {
-            Self::Memory(memory) => memory.try_charge_all(parts),
-            Self::None | Self::Other(_) => false,
+            Self::Memory(memory) => memory.try_charge_all(queries),
+            Self::None | Self::Other(_) => Attempt::Unsupported,
         }
     }
 

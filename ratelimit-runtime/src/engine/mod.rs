@@ -3,6 +3,7 @@
 mod abandon;
 pub(crate) mod acquire;
 mod ask;
+pub(crate) mod attempt;
 pub(crate) mod backend_kind;
 pub(crate) mod core;
 mod general;

@@ -8,7 +8,7 @@ use super::{
     hold::Holding,
 };
 use crate::{
-    Decision, RequestPerMinute,
+    Decision, RequestPerMinute, Rule,
     backend::CounterReceipt,
     decision::{Outcome, ReadableNumber},
     store::{Charge, Charges},
@@ -50,6 +50,8 @@ pub(super) enum Receipt {
     Nothing,
     /// One charge that the backend has decided by itself.
     Backend(EngineRef, BackendReceipt),
+    /// Several charges that the backend has decided by itself.
+    BackendAll(Arc<BackendCharges>),
     /// Charges that the store has decided.
     ///
     /// In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
@@ -57,6 +59,15 @@ pub(super) enum Receipt {
     Store(Arc<StoreReceipt>),
     /// The holds, settled when the permit is dropped, and the charges that hold nothing.
     Hold(Box<(Holding, Option<StoreReceipt>)>),
+}
+
+/// Several charges that the backend has decided at once.
+pub(super) struct BackendCharges {
+    pub(super) engine: EngineRef,
+    /// The most restrictive rule, and its cost.
+    pub(super) rule: Rule,
+    pub(super) cost: u64,
+    pub(super) receipts: Vec<BackendReceipt>,
 }
 
 type StoreReceipt = (EngineRef, Charges, Origin);
@@ -135,7 +146,7 @@ impl Permit {
     /// The rule that the numbers are about, and its cost. In a permit of the memory store, the rule
     /// has no name.
     #[cfg(any(feature = "axum", feature = "tower"))]
-    pub(crate) fn most_restrictive(&self) -> Option<(crate::Rule, u64)> {
+    pub(crate) fn most_restrictive(&self) -> Option<(Rule, u64)> {
         let of_store = |charges| {
             let charge = most_restrictive(charges).filter(|charge| !charge.rule.is_shadow())?;
             Some((charge.rule, charge.cost))
@@ -143,6 +154,7 @@ impl Permit {
         match &self.receipt {
             Receipt::Nothing => None,
             Receipt::Backend(_, receipt) => receipt.rule_and_cost(),
+            Receipt::BackendAll(charges) => Some((charges.rule, charges.cost)),
             Receipt::Store(receipt) => of_store(&receipt.1),
             Receipt::Hold(held) => of_store(&held.1.as_ref()?.1),
         }
@@ -310,6 +322,15 @@ impl Permit {
         match self.receipt {
             Receipt::Nothing => Ok(0),
             Receipt::Backend(engine, receipt) => engine.refund_receipt(receipt).await,
+            Receipt::BackendAll(charges) => {
+                let Some(BackendCharges { engine, receipts, .. }) = Arc::into_inner(charges) else { return Ok(0) };
+                let mut refunded = Ok(0);
+                for receipt in receipts {
+                    let amount = engine.refund_receipt(receipt).await;
+                    refunded = refunded.and_then(|others| Ok(others + amount?));
+                }
+                refunded
+            }
             Receipt::Store(receipt) => {
                 let Some((engine, charges, origin)) = Arc::into_inner(receipt) else { return Ok(0) };
                 engine.refund(charges, origin).await
@@ -336,6 +357,12 @@ impl Permit {
         match self.receipt {
             Receipt::Nothing => {}
             Receipt::Backend(engine, receipt) => engine.refund_receipt_in_background(receipt),
+            Receipt::BackendAll(charges) => {
+                let Some(BackendCharges { engine, receipts, .. }) = Arc::into_inner(charges) else { return };
+                for receipt in receipts {
+                    engine.refund_receipt_in_background(receipt);
+                }
+            }
             Receipt::Store(receipt) => {
                 if let Some((engine, charges, origin)) = Arc::into_inner(receipt) {
                     engine.refund_in_background(charges, origin);

@@ -50,6 +50,13 @@ pub struct BorrowedCharge<'a> {
     pub(crate) cost_kind: CostKind,
 }
 
+impl ChargeRequest {
+    pub(super) fn borrowed(&self) -> BorrowedCharge<'_> {
+        let Self { rule, key, cost, cost_kind } = self;
+        BorrowedCharge { rule, key, cost: *cost, cost_kind: *cost_kind }
+    }
+}
+
 /// A charge, and its rule as it applies now: the rules file may change while a caller waits.
 pub(super) struct AppliedCharge {
     pub(super) request: ChargeRequest,
@@ -85,6 +92,18 @@ pub(crate) enum RequestKey {
     Skip,
     /// The call is misconfigured, for this reason.
     Invalid(&'static str),
+}
+
+impl RequestKey {
+    /// The key of the counter. `None` if the call has no key, and is refused or skips the rule.
+    #[inline]
+    #[allow(clippy::option_option)] // the inner one: one counter for all callers
+    pub(super) fn counter_key(&self) -> Option<Option<&Key>> {
+        if let Self::Some(key) = self {
+            return Some(Some(key)); // most calls
+        }
+        if let Self::Shared = self { Some(None) } else { None }
+    }
 }
 
 /// Options of a call. [`OnLimit`] and [`OnStoreError`] are stored as their parts, because each

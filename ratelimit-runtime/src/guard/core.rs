@@ -29,6 +29,9 @@ pub(crate) struct Guard(pub(super) Arc<GuardInner>);
 
 pub(super) struct GuardInner {
     pub(super) store: Upstream,
+    /// The first part of the names of counters.
+    #[cfg(feature = "redis")]
+    pub(super) namespace: String,
     pub(super) clock: Clock,
     pub(super) deadline: Duration,
     pub(super) denials: DenialCache,
@@ -41,9 +44,11 @@ pub(super) struct GuardInner {
 }
 
 impl Guard {
-    pub(crate) fn new(store: Upstream, clock: Clock, deadline: Duration) -> Self {
+    pub(crate) fn new(store: Upstream, namespace: String, clock: Clock, deadline: Duration) -> Self {
         Self(Arc::new(GuardInner {
             store,
+            #[cfg(feature = "redis")]
+            namespace,
             clock,
             deadline,
             denials: DenialCache::new(),

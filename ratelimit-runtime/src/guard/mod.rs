@@ -172,7 +172,7 @@ impl Guard {
         {
             // A prefetch is not for one caller. The charge is made if no waiting entry makes it.
             let is_same = |other: &Charge| other.cost == query.cost && other.rule == *query.rule;
-            let charge = || (query.charge(), self.0.query_tag(id, 0, self.0.clock.now_us()));
+            let charge = || (query.charge(&self.0.namespace), self.0.query_tag(id, 0, self.0.clock.now_us()));
             return redis.try_charge(id, is_same, charge, waker);
         }
         None

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::{
     Clock, CounterName, Rule,
     algorithm::{Evaluation, MemoryState, charge, evaluate},
-    backend::{Attempt, Backend, CounterReceipt, Query, QueryPart, Waiter},
+    backend::{Attempt, Backend, CounterReceipt, Query, Waiter},
     clock::LockedTime,
     counter::CounterId,
     decision::Outcome,
@@ -116,11 +116,19 @@ impl Memory {
         Some((outcome.fits(), now_us))
     }
 
-    /// Charges one counter after another. If a cost does not fit, those before it are refunded:
-    /// no other call has seen them, as their shards stay locked.
-    fn charge_all(&self, parts: &mut [QueryPart<'_>], locked: Option<(usize, &mut MemoryShard)>) -> bool {
-        let Some((QueryPart { rule, id, cost, remaining }, others)) = parts.split_first_mut() else { return true };
-        let index = shard_of(id);
+    /// Charges one counter after another. If a cost does not fit, the others are refunded: no other
+    /// call has seen them, as their shards stay locked.
+    ///
+    /// Returns whether all fit. `None` if there is no room for a counter.
+    fn charge_all(
+        &self,
+        queries: &mut [Query<'_>],
+        earlier_fit: bool,
+        locked: Option<(usize, &mut MemoryShard)>,
+    ) -> Option<bool> {
+        let Some((query, later)) = queries.split_first_mut() else { return Some(earlier_fit) };
+        let Query { rule, id, cost, .. } = *query;
+        let index = shard_of(&id);
         let mut guard;
         let shard = match locked {
             Some((locked, shard)) if locked == index => shard,
@@ -130,14 +138,14 @@ impl Memory {
             }
         };
         let mut outcome = Outcome::NONE;
-        let Some((true, charged_us)) = self.charge_one(shard, *id, rule, *cost, &mut outcome) else { return false };
-        if others.is_empty() || self.charge_all(others, Some((index, shard))) {
-            *remaining = outcome.remaining;
-            return true;
+        let (fits, charged_us) = self.charge_one(shard, id, rule, cost, &mut outcome)?;
+        query.outcome = outcome;
+        let all_fit = self.charge_all(later, earlier_fit && fits, Some((index, shard)));
+        if fits && all_fit != Some(true) {
+            // At the time of the charge: later, a part of it may have refilled.
+            self.refund_locked(shard, id, rule, cost, outcome.receipt, charged_us);
         }
-        // At the time of the charge: later, a part of it may have refilled.
-        self.refund_locked(shard, *id, rule, *cost, outcome.receipt, charged_us);
-        false
+        all_fit
     }
 
     /// Locks the shards of some counters, each once and in order.
@@ -372,16 +380,22 @@ impl Backend for Memory {
         }
     }
 
-    fn try_charge_all(&self, parts: &mut [QueryPart<'_>]) -> bool {
+    fn try_charge_all(&self, queries: &mut [Query<'_>]) -> Attempt {
         // A counter that is stored for a moment, and refunded, takes no room from another call.
-        if self.stored.load(Ordering::Relaxed) + parts.len() > self.capacity {
-            return false;
+        if self.stored.load(Ordering::Relaxed) + queries.len() > self.capacity {
+            return Attempt::Unsupported;
         }
         // In one order of all callers, so that no two of them wait for each other's locks.
-        parts.sort_unstable_by_key(|part| (shard_of(&part.id), part.id));
+        queries.sort_unstable_by_key(|query| query.id);
         // Charges of one counter are merged first.
-        let is_repeated = parts.windows(2).any(|two| two[0].id == two[1].id);
-        !is_repeated && self.charge_all(parts, None)
+        if queries.windows(2).any(|two| two[0].id == two[1].id) {
+            return Attempt::Unsupported;
+        }
+        match self.charge_all(queries, true, None) {
+            Some(true) => Attempt::Admitted,
+            Some(false) => Attempt::Denied,
+            None => Attempt::Unsupported,
+        }
     }
 
     fn receipt(&self, receipt: CounterReceipt) -> CounterReceipt {
@@ -458,8 +472,10 @@ fn shard_in<'a>(locked: &'a mut LockedShards<'_>, id: &CounterId) -> &'a mut Mem
     &mut locked[at].1
 }
 
-#[allow(clippy::cast_possible_truncation)] // only the low bits count
+/// The highest bits of an id, so that counters in the order of their ids are in that of their shards.
+#[allow(clippy::cast_possible_truncation)] // at most the number of shards
 #[inline]
 fn shard_of(id: &CounterId) -> usize {
-    id.0 as usize % SHARDS
+    const { assert!(SHARDS.is_power_of_two()) };
+    (id.0 >> (u64::BITS - SHARDS.trailing_zeros())) as usize
 }

@@ -42,7 +42,7 @@ impl MemoryScene {
 
     /// The attempt on one counter.
     fn attempt(&self, rule: Rule, key: &Key) -> Outcome {
-        let mut query = Query::new(&rule, Some(key), 1, "");
+        let mut query = Query::new(&rule, Some(key), 1);
         assert!(matches!(self.store.try_charge(&mut query, None), Attempt::Admitted | Attempt::Denied));
         query.outcome
     }
@@ -116,7 +116,8 @@ fn all_ways_charge_one_counter() {
         let by_name = start(&scene, |scene| scene.charge(TWO, &[&counter_in(0, 0)]).unwrap());
         let by_id = start(&scene, move |scene| scene.attempt(TWO, &key_in(0, 0)).fits());
         let key = key_in(0, 0);
-        let mut granted = u64::from(scene.store.try_charge_all(&mut [QueryPart::new(&TWO, Some(&key), 1)]));
+        let mut granted =
+            u64::from(matches!(scene.store.try_charge_all(&mut [Query::new(&TWO, Some(&key), 1)]), Attempt::Admitted));
         granted += u64::from(by_name.join().unwrap());
         granted += u64::from(by_id.join().unwrap());
         assert_eq!(granted, 2);

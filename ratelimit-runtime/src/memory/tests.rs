@@ -33,7 +33,7 @@ fn a_window_is_evaluated_at_the_time_at_which_it_is_locked() {
     let memory = Memory::new(manual.clone().into(), 10);
     let id = CounterId::new(&rule, None);
     let charge = || {
-        let mut query = Query::new(&rule, None, 1, "");
+        let mut query = Query::new(&rule, None, 1);
         assert!(matches!(memory.try_charge(&mut query, None), Attempt::Admitted | Attempt::Denied));
         query.outcome
     };
@@ -103,9 +103,9 @@ proptest! {
         let keys: Vec<Key> = (0..rules.len()).map(Key::new).collect();
         for (later_ms, costs) in calls {
             clock.advance(Duration::from_millis(later_ms));
-            let mut parts: Vec<_> =
-                rules.iter().zip(&keys).zip(&costs).map(|((rule, key), cost)| QueryPart::new(rule, Some(key), *cost)).collect();
-            let admitted = attempted.try_charge_all(&mut parts);
+            let mut queries: Vec<_> =
+                rules.iter().zip(&keys).zip(&costs).map(|((rule, key), cost)| Query::new(rule, Some(key), *cost)).collect();
+            let attempt = attempted.try_charge_all(&mut queries);
 
             let charge = |((rule, key), cost): ((&Rule, &Key), &u64)| {
                 Charge::new(*rule, CounterName::new("", rule, Some(key)), *cost)
@@ -113,7 +113,18 @@ proptest! {
             let mut charges = Charges::default();
             rules.iter().zip(&keys).zip(&costs).map(charge).for_each(|charge| charges.push(charge));
             let Reply::Ready(batch) = requested.decide(Request::new(charges, true).into()) else { panic!("memory waits") };
-            prop_assert_eq!(admitted, batch.into_first().unwrap().outcome.unwrap(), "{:?} {:?}", rules, costs);
+            let request = batch.into_first().unwrap();
+            let is_admitted = matches!(attempt, Attempt::Admitted);
+            prop_assert!(is_admitted || matches!(attempt, Attempt::Denied));
+            prop_assert_eq!(is_admitted, request.outcome.unwrap(), "{:?} {:?}", rules, costs);
+            for query in queries.iter().filter(|query| query.cost <= query.rule.limit()) {
+                let charge = request.charges.iter().find(|charge| charge.counter.id() == query.id).unwrap();
+                let outcome = query.outcome;
+                prop_assert_eq!(outcome.retry_after_ms, charge.decision.retry_after_ms, "{:?} {:?}", rules, costs);
+                if is_admitted || !outcome.fits() {
+                    prop_assert_eq!(outcome.decision(charge.rule.limit()), charge.decision, "{:?} {:?}", rules, costs);
+                }
+            }
             prop_assert_eq!(states(&attempted, &rules, &keys), states(&requested, &rules, &keys), "{:?}", rules);
         }
     }
@@ -133,11 +144,11 @@ fn a_denied_call_of_several_rules_takes_no_refill() {
         shard_of(&second) > shard_of(&first)
     };
     let Some(key) = (0..10_000).map(Key::new).find(is_second) else { return }; // in the last shard
-    let parts = |cost| [QueryPart::new(&refilling, None, cost), QueryPart::new(&exhausted, Some(&key), 1)];
-    assert!(memory.try_charge_all(&mut parts(1_000)));
+    let queries = |cost| [Query::new(&refilling, None, cost), Query::new(&exhausted, Some(&key), 1)];
+    assert!(matches!(memory.try_charge_all(&mut queries(1_000)), Attempt::Admitted));
     let emptied = Instant::now();
     while emptied.elapsed() < Duration::from_millis(100) {
-        assert!(!memory.try_charge_all(&mut parts(1)));
+        assert!(matches!(memory.try_charge_all(&mut queries(1)), Attempt::Denied));
     }
     let elapsed_ms = u64::try_from(emptied.elapsed().as_millis()).unwrap();
     let charge = Charge::new(refilling, CounterName::new("", &refilling, None), 1);

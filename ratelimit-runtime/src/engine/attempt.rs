@@ -1,0 +1,156 @@
+//! Attempts to charge at once, without a list of charges and the future of a store.
+
+use smallvec::SmallVec;
+
+use super::{
+    backend_kind::Ticket,
+    core::Engine,
+    request::{BorrowedCharge, CostKind, RequestKey},
+};
+use crate::{
+    RequestPerMinute, Rule,
+    algorithm::capabilities,
+    backend::{Attempt, Backend as _, Query, Waiter},
+    observe,
+};
+
+/// The result of an attempt without a future.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // not public
+pub enum Attempted {
+    Admitted,
+    Refused,
+    /// Nothing has changed. A future is needed.
+    Deferred,
+}
+
+/// Attempts to charge without a future. A refusal is written to `refused`.
+#[inline(always)]
+#[allow(clippy::inline_always)] // in one place
+pub(crate) fn try_acquire(
+    engine: &Engine,
+    rule: &Rule,
+    key: &RequestKey,
+    cost: u64,
+    refused: &mut Option<RequestPerMinute>,
+) -> Attempted {
+    let Some(counter_key) = key.counter_key() else { return Attempted::Deferred };
+    let rules = engine.settings().rules_now();
+    let applied;
+    let rule = if rules.may_differ() {
+        let Some(found) = rules.applied(rule, counter_key, false, false) else { return Attempted::Deferred };
+        applied = found;
+        &*applied
+    } else {
+        rule
+    };
+    let mut query = Query::new(rule, counter_key, cost);
+    match try_charge(engine, &mut query, None) {
+        Attempt::Admitted => Attempted::Admitted,
+        Attempt::Denied => {
+            let decision = query.outcome.decision(rule.limit());
+            observe::refused(refused.insert(RequestPerMinute::exceeded(rule, cost, &decision)));
+            if engine.settings().names_keys {
+                *refused = refused.take().map(|refused| engine.settings().named(refused, counter_key));
+            }
+            Attempted::Refused
+        }
+        Attempt::Pending | Attempt::Unsupported => Attempted::Deferred,
+    }
+}
+
+/// The one attempt on a charge. The general way decides what it does not:
+///
+/// - calls that are refused without the store, invalid rules and rules in shadow mode;
+/// - holds, and calls that wait for a slot;
+/// - calls after a hold that is still being settled;
+/// - errors of the store.
+#[inline(always)]
+#[allow(clippy::inline_always)] // in each call
+pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<Waiter<'_, Ticket>>) -> Attempt {
+    if !can_be_attempted(engine, query.rule, query.cost) {
+        return Attempt::Unsupported;
+    }
+    match engine.backend().try_charge(query, waiter) {
+        Attempt::Admitted => {
+            observe::admitted(query.rule, query.outcome.remaining);
+            Attempt::Admitted
+        }
+        // Nothing has been charged, and no wait will help.
+        Attempt::Denied if query.cost > query.rule.limit() => Attempt::Unsupported,
+        attempt => attempt,
+    }
+}
+
+/// See [`try_charge`].
+#[inline]
+fn can_be_attempted(engine: &Engine, rule: &Rule, cost: u64) -> bool {
+    let decides_at_once = capabilities(rule.algorithm()).decides_at_once();
+    cost > 0 && rule.is_enforced() && decides_at_once && engine.settlements().is_empty()
+}
+
+/// Attempts several charges without a future. A refusal is written to `refused`.
+#[inline(always)]
+#[allow(clippy::inline_always)] // in one place
+pub(crate) fn try_acquire_all(
+    engine: &Engine,
+    charges: &[BorrowedCharge<'_>],
+    refused: &mut Option<RequestPerMinute>,
+) -> Attempted {
+    match attempt_all(engine, &charges.iter().copied(), |_| ()) {
+        None => Attempted::Deferred,
+        Some(Ok(())) => Attempted::Admitted,
+        Some(Err(refusal)) => {
+            observe::refused(refused.insert(refusal));
+            Attempted::Refused
+        }
+    }
+}
+
+/// The one attempt on several charges. `None` if the general way has to decide: see [`try_charge`],
+/// and also for rules with `prefetch`, and if one counter is charged twice.
+#[inline(always)]
+#[allow(clippy::inline_always)] // in two places
+pub(super) fn attempt_all<'a, T>(
+    engine: &Engine,
+    charges: &(impl Iterator<Item = BorrowedCharge<'a>> + Clone),
+    admit: impl FnOnce(&[Query<'_>]) -> T,
+) -> Option<Result<T, RequestPerMinute>> {
+    let settings = engine.settings();
+    let rules = settings.rules_now();
+    let mut applied = SmallVec::<[_; 2]>::new();
+    if rules.may_differ() {
+        for BorrowedCharge { rule, key, .. } in charges.clone() {
+            applied.push(rules.applied(rule, key.counter_key().flatten(), false, true)?);
+        }
+    }
+    let mut queries = SmallVec::<[Query<'_>; 2]>::new();
+    for (at, BorrowedCharge { rule, key, cost, cost_kind }) in charges.clone().enumerate() {
+        let rule = applied.get(at).map_or(rule, |applied| applied);
+        let key = key.counter_key().filter(|_| cost_kind == CostKind::Fixed)?;
+        if !can_be_attempted(engine, rule, cost) || rule.prefetch() > 1 || cost > rule.limit() {
+            return None;
+        }
+        queries.push(Query::new(rule, key, cost));
+    }
+    match engine.backend().try_charge_all(&mut queries) {
+        Attempt::Admitted => {
+            queries.iter().for_each(|query| observe::admitted(query.rule, query.outcome.remaining));
+            Some(Ok(admit(&queries)))
+        }
+        Attempt::Denied => {
+            let place = |query: &Query<'_>| {
+                charges.clone().position(|charge| {
+                    charge.rule.id() == query.rule.id() && charge.key.counter_key() == Some(query.key)
+                })
+            };
+            let refusing = queries.iter().filter(|query| !query.outcome.fits());
+            // Of equal waits, the last of the call.
+            let longest = refusing.max_by_key(|query| (query.outcome.retry_after_ms, place(query)));
+            let Query { rule, key, cost, outcome, .. } = longest?;
+            let refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule.limit()));
+            Some(Err(settings.named(refusal, *key)))
+        }
+        Attempt::Pending | Attempt::Unsupported => None,
+    }
+}
