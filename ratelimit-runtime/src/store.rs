@@ -443,6 +443,10 @@ impl Charges {
 }
 
 impl Charges {
+    pub(crate) fn with_capacity(number: usize) -> Self {
+        Self(Vec::with_capacity(number))
+    }
+
     /// Splits the charges into held ones and others.
     pub(crate) fn split_held(self) -> (Self, Self) {
         let (held, others) = self.0.into_iter().partition(|charge| charge.hold.is_some());

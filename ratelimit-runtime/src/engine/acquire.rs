@@ -18,7 +18,7 @@ use super::{
     general::BoxedAcquire,
     permit::{BackendCharges, Permit, Receipt},
     refusal::refusal,
-    request::{AcquireOptions, AcquireRequest, ChargeRequest, OnLimit, RequestKey},
+    request::{AcquireOptions, AcquireRequest, AppliedCharge, ChargeRequest, OnLimit, RequestKey},
 };
 use crate::{
     RequestPerMinute, Rule,
@@ -94,7 +94,8 @@ impl SeveralCharges {
 
     /// The request of the general way.
     fn into_request(self, options: AcquireOptions) -> AcquireRequest {
-        AcquireRequest::new(self.engine, self.charges, options, self.on_busy)
+        let charges = self.charges.into_iter().map(AppliedCharge::from).collect();
+        AcquireRequest::new(self.engine, charges, options, self.on_busy)
     }
 }
 

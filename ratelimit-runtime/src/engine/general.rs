@@ -91,7 +91,8 @@ impl AcquireRequest {
             }));
         }
         let sent_at = self.clock().now();
-        let held = abandon::held_charges(&charges);
+        // The memory store decides at once.
+        let held = self.engine.guard().and_then(|_| abandon::held_charges(&charges));
         match store.decide(Request::new(charges, true).into()) {
             Reply::Ready(batch) => self.resolve_or_wait(Ok(batch), sent_at),
             reply @ Reply::Pending(_) => Err(Box::pin(async move {

@@ -222,13 +222,13 @@ pub(crate) const ONLY_A_LOG_SETTLES: &str = "only a `SlidingLog` can charge the 
 impl AcquireRequest {
     pub(super) fn new(
         engine: EngineRef,
-        charges: impl IntoIterator<Item = ChargeRequest>,
+        charges: SmallVec<[AppliedCharge; 1]>,
         options: AcquireOptions,
         on_busy: OnLimit,
     ) -> Self {
         Self {
             engine,
-            charges: charges.into_iter().map(AppliedCharge::from).collect(),
+            charges,
             is_single: false,
             options,
             on_busy,
@@ -242,7 +242,8 @@ impl AcquireRequest {
     /// For one rule.
     pub(super) fn single(engine: EngineRef, rule: Rule, key: RequestKey, cost: u64, options: AcquireOptions) -> Self {
         let request = ChargeRequest { rule, key, cost, cost_kind: CostKind::Fixed };
-        Self { is_single: true, ..Self::new(engine, [request], options, options.on_limit()) }
+        let charges = SmallVec::from_buf([request.into()]); // in place
+        Self { is_single: true, ..Self::new(engine, charges, options, options.on_limit()) }
     }
 
     pub(super) fn take_wait_ticket(&self) -> Option<WaitTicket> {
@@ -287,7 +288,7 @@ impl AcquireRequest {
 
     /// The charges of the call. They are checked, so that a store gets only charges it can decide.
     pub(super) fn charges(&self) -> Result<Charges, RequestPerMinute> {
-        let mut charges = Charges::default();
+        let mut charges = Charges::with_capacity(self.charges.len());
         let give_up_at = self.wait_ticket.and_then(|ticket| ticket.give_up_at);
         let longest_wait = give_up_at.map(|give_up_at| give_up_at.saturating_sub(self.clock().now()));
         for AppliedCharge { request, rule } in &self.charges {
