@@ -126,7 +126,7 @@ impl Memory {
         earlier_fit: bool,
         locked: Option<(usize, &mut MemoryShard)>,
     ) -> Option<bool> {
-        let Some((query, later)) = queries.split_first_mut() else { return Some(earlier_fit) };
+        let Some((query, later)) = queries.split_first_mut() else { return Some(true) };
         let Query { rule, id, cost, .. } = *query;
         let index = shard_of(&id);
         let mut guard;
@@ -140,7 +140,10 @@ impl Memory {
         let mut outcome = Outcome::NONE;
         let (fits, charged_us) = self.charge_one(shard, id, rule, cost, &mut outcome)?;
         query.outcome = outcome;
-        let all_fit = self.charge_all(later, earlier_fit && fits, Some((index, shard)));
+        let all_fit = match earlier_fit && fits {
+            all_fit if later.is_empty() => Some(all_fit),
+            earlier_fit => self.charge_all(later, earlier_fit, Some((index, shard))),
+        };
         if fits && all_fit != Some(true) {
             // At the time of the charge: later, a part of it may have refilled.
             self.refund_locked(shard, id, rule, cost, outcome.receipt, charged_us);
