@@ -243,6 +243,9 @@ impl Builder {
     ///
     /// The next caller is refused. A caller of several rules counts only at the counters that it
     /// has to wait for.
+    ///
+    /// Under [`OnStoreError::Wait`](crate::OnStoreError::Wait) as many calls of the limiter may also
+    /// wait for its store.
     pub fn max_waiting(mut self, max_waiting: usize) -> Self {
         self.settings.max_waiting = max_waiting;
         self

@@ -57,6 +57,8 @@ pub enum OnStoreError {
     ///   most, all together.
     /// - A reply that was lost may have charged the call, and asking again charges it again. So
     ///   fewer calls may be admitted than promised, never more. What the call would hold is freed.
+    /// - At most [`Builder::max_waiting`](crate::Builder::max_waiting) calls of a limiter wait. The
+    ///   next one is refused at once.
     /// - A call that is dropped while it waits charges nothing more.
     /// - [`Limiter::close`](crate::Limiter::close) refuses all waiting calls. Calls whose rules are
     ///   all in shadow mode do not wait.

@@ -121,6 +121,7 @@ fn ids_of(charges: &[Charge]) -> SmallVec<[CounterId; 1]> {
 impl Engine {
     pub(crate) fn new(backend: BackendKind, settings: EngineSettings) -> Self {
         let is_shared = matches!(backend, BackendKind::Other(_));
+        let outage_waiters = OutageWaiters::new(settings.max_waiting);
         let queues = WaitQueues::new(settings.max_waiting, settings.clock.clone(), is_shared);
         Self {
             backend,
@@ -130,7 +131,7 @@ impl Engine {
             renewals: Arc::default(),
             local: OnceCell::new(),
             health_tracker: Arc::default(),
-            outage_waiters: OutageWaiters::default(),
+            outage_waiters,
         }
     }
 

@@ -5,7 +5,7 @@
 //! them together ask at most some 500 times a second.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -19,14 +19,19 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_PER_CALL: Duration = Duration::from_millis(4);
 
 /// The calls of a limiter that wait for its store.
-#[derive(Default)]
 pub(crate) struct OutageWaiters {
-    waiting: AtomicU32,
+    waiting: AtomicUsize,
+    max_waiting: usize,
     is_closed: AtomicBool,
     closed: Notify,
 }
 
 impl OutageWaiters {
+    pub(crate) fn new(max_waiting: usize) -> Self {
+        let (waiting, is_closed) = (AtomicUsize::default(), AtomicBool::default());
+        Self { waiting, max_waiting, is_closed, closed: Notify::new() }
+    }
+
     /// Refuses all waiting calls, and all later ones that would wait.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
@@ -46,15 +51,18 @@ impl OutageWaiters {
 pub(super) struct CountedWaiter<'a>(&'a OutageWaiters);
 
 impl<'a> CountedWaiter<'a> {
-    pub(super) fn new(waiters: &'a OutageWaiters) -> Self {
-        waiters.waiting.fetch_add(1, Ordering::Relaxed);
-        Self(waiters)
+    /// `None` if too many calls wait.
+    pub(super) fn new(waiters: &'a OutageWaiters) -> Option<Self> {
+        let waiter = Self(waiters); // counts until it is dropped, in either case
+        let others = waiters.waiting.fetch_add(1, Ordering::Relaxed);
+        (others < waiters.max_waiting).then_some(waiter)
     }
 
     /// The pause before the next attempt, after so many.
     pub(super) fn pause(&self, attempts: u32) -> Duration {
         let pause = FIRST_PAUSE.saturating_mul(1 << attempts.min(8)).min(LONGEST_PAUSE);
-        with_jitter(pause.max(PAUSE_PER_CALL.saturating_mul(self.0.waiting.load(Ordering::Relaxed))))
+        let waiting = u32::try_from(self.0.waiting.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        with_jitter(pause.max(PAUSE_PER_CALL.saturating_mul(waiting)))
     }
 }
 

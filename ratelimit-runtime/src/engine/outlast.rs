@@ -29,14 +29,15 @@ impl Engine {
 
 impl AcquireRequest {
     /// Waits until the store may decide again, for `max` after the first failure of this call.
-    /// Returns how long it waited; `None` if that time is over, or the limiter is closed.
+    /// Returns how long it waited; `None` if that time is over, if the limiter is closed, or if too
+    /// many calls wait.
     pub(super) async fn wait_for_store(&mut self, max: Duration) -> Option<Duration> {
         let now = self.clock().now();
         let wait = self.outage_wait.get_or_insert(OutageWait { until: now.saturating_add(max), attempts: 0 });
         let OutageWait { until, attempts } = *wait;
         wait.attempts = attempts.saturating_add(1);
         let waiters = self.engine.outage_waiters();
-        let waiter = CountedWaiter::new(waiters);
+        let waiter = CountedWaiter::new(waiters)?;
         let charges = self.charges().unwrap_or_default();
         let may_decide = async {
             self.engine.returned(&charges).await;

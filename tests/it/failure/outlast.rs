@@ -220,6 +220,23 @@ async fn a_waiting_call_can_be_dropped() {
 }
 
 #[tokio::test]
+async fn too_many_calls_do_not_wait_for_the_store() {
+    let store = PlainStore::new(&ManualClock::new());
+    store.fail(Some(StoreError::unavailable("gone fishing")));
+    let limiter =
+        Limiter::builder("memory://").max_waiting(2).on_store_error(FOR_A_MINUTE).over(store.clone()).unwrap();
+    let rule = hourly(1000, FIXED);
+    let calls = waiting((0..2).map(|_| limiter.acquire(&rule, 1))).await;
+    for _ in 0..3 {
+        let refused = ends(limiter.acquire(&rule, 1)).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Unavailable);
+    }
+    store.fail(None);
+    assert!(all_end(calls).await.iter().all(Result::is_ok));
+    ends(limiter.acquire(&rule, 1)).await.unwrap();
+}
+
+#[tokio::test]
 async fn close_refuses_calls_that_wait_for_the_store() {
     let (limiter, _store, _clock) = on_failing_store();
     let calls = both(&limiter, &hourly(3, FIXED));
