@@ -2,8 +2,8 @@
 //!
 //! A `builder` argument needs its row, a method of `Rule`, and a line in the runtime's
 //! `RuleOverride::apply`, which keeps the value when a rules file changes the rule. An `each` or
-//! `once` argument is also used in `limit.rs`, `check.rs` and `generate.rs`. One that a `Rule` has
-//! itself is marked `of_rule`.
+//! `once` argument is also used in `generate.rs`, and mostly in `limit.rs` and `check.rs`. One that
+//! a `Rule` has itself is marked `of_rule`.
 
 use proc_macro2::{Span, TokenStream};
 use quote::ToTokens;

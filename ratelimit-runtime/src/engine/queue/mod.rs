@@ -7,8 +7,9 @@
 //! A caller whose turn has come and whose future is not polled keeps its turn, and blocks the
 //! callers behind it: see [`Limiter::acquire_within`](crate::Limiter::acquire_within).
 //!
-//! Without room, one caller asks as soon as the wait of the latest refusal is over: a *probe*. A
-//! caller whose cost does not fit yet blocks the callers behind it.
+//! Without room, one caller asks as soon as the wait of the latest refusal is over: a *probe*. It
+//! asks sooner if room may come sooner: another process may refund, or a hold may end. A caller
+//! whose cost does not fit yet blocks the callers behind it.
 //!
 //! A caller of several counters waits for all of them at once. While another of its counters has no
 //! room, or has others ahead of it, the caller is *parked* here. A parked caller blocks no other,
