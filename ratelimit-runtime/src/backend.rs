@@ -30,6 +30,9 @@ pub(crate) trait Backend {
 
     /// Charges several counters if all costs fit, and sets the outcome of each. An outcome that fits
     /// was charged only if all do. It may change the order.
+    ///
+    /// [`Attempt::Unsupported`] for many charges, if one counter is charged twice, and if there may be
+    /// no room for a counter.
     fn try_charge_all(&self, _queries: &mut [Query<'_>]) -> Attempt {
         Attempt::Unsupported
     }
@@ -54,7 +57,7 @@ pub(crate) enum Attempt {
     Denied,
     /// The waiter has a ticket, which has to be polled.
     Pending,
-    /// Nothing has changed. The store has to be asked.
+    /// Nothing was charged. The store has to be asked.
     Unsupported,
 }
 
@@ -72,18 +75,19 @@ pub(crate) struct Waiter<'a, T> {
 pub(crate) struct Query<'a> {
     pub(crate) rule: &'a Rule,
     /// `None`: one counter for all callers.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) key: Option<&'a Key>,
     pub(crate) id: CounterId,
     pub(crate) cost: u64,
     pub(crate) outcome: Outcome,
+    /// Its place among the charges of the call.
+    pub(crate) place: usize,
 }
 
 impl<'a> Query<'a> {
     #[inline(always)]
     #[allow(clippy::inline_always)] // the hash is short code
     pub(crate) fn new(rule: &'a Rule, key: Option<&'a Key>, cost: u64) -> Self {
-        Self { rule, key, id: CounterId::new_inline(rule, key), cost, outcome: Outcome::NONE }
+        Self { rule, key, id: CounterId::new_inline(rule, key), cost, outcome: Outcome::NONE, place: 0 }
     }
 
     /// The charge, with the name of the counter.

@@ -78,7 +78,8 @@ impl SeveralCharges {
     /// Attempts the charges, and makes the permit or the refusal. `None` if that is unsupported.
     fn attempt(&self) -> Option<AcquireResult> {
         let permit = |queries: &[Query<'_>]| {
-            let room = |query: &&Query<'_>| (query.outcome.remaining, u64::MAX - query.outcome.reset_after_ms);
+            let room =
+                |query: &&Query<'_>| (query.outcome.remaining, u64::MAX - query.outcome.reset_after_ms, query.place);
             let least = queries.iter().min_by_key(room)?;
             let receipt = |query: &Query<'_>| {
                 let receipt = CounterReceipt::new(query.id, query.rule, query.cost, query.outcome.receipt);

@@ -107,8 +107,12 @@ pub(crate) fn try_acquire_all(
     }
 }
 
-/// The one attempt on several charges. `None` if the general way has to decide: see [`try_charge`],
-/// and also for rules with `prefetch`, and if one counter is charged twice.
+/// The one attempt on several charges, in the memory store. `None` if the general way has to decide:
+/// see [`try_charge`], and also
+///
+/// - holds, rules with `prefetch`, and costs above the limit;
+/// - refusals by several rules;
+/// - see [`Backend::try_charge_all`](crate::backend::Backend::try_charge_all).
 #[inline(always)]
 #[allow(clippy::inline_always)] // in two places
 pub(super) fn attempt_all<'a, T>(
@@ -116,12 +120,17 @@ pub(super) fn attempt_all<'a, T>(
     charges: &(impl Iterator<Item = BorrowedCharge<'a>> + Clone),
     admit: impl FnOnce(&[Query<'_>]) -> T,
 ) -> Option<Result<T, RequestPerMinute>> {
+    engine.memory()?;
     let settings = engine.settings();
     let rules = settings.rules_now();
     let mut applied = SmallVec::<[_; 2]>::new();
     if rules.may_differ() {
+        let is_one_of_several = charges.clone().count() > 1;
+        if charges.clone().any(|charge| charge.cost_kind != CostKind::Fixed) {
+            return None;
+        }
         for BorrowedCharge { rule, key, .. } in charges.clone() {
-            applied.push(rules.applied(rule, key.counter_key().flatten(), false, true)?);
+            applied.push(rules.applied(rule, key.counter_key().flatten(), false, is_one_of_several)?);
         }
     }
     let mut queries = SmallVec::<[Query<'_>; 2]>::new();
@@ -131,7 +140,7 @@ pub(super) fn attempt_all<'a, T>(
         if !can_be_attempted(engine, rule, cost) || rule.prefetch() > 1 || cost > rule.limit() {
             return None;
         }
-        queries.push(Query::new(rule, key, cost));
+        queries.push(Query { place: at, ..Query::new(rule, key, cost) });
     }
     match engine.backend().try_charge_all(&mut queries) {
         Attempt::Admitted => {
@@ -139,17 +148,15 @@ pub(super) fn attempt_all<'a, T>(
             Some(Ok(admit(&queries)))
         }
         Attempt::Denied => {
-            let place = |query: &Query<'_>| {
-                charges.clone().position(|charge| {
-                    charge.rule.id() == query.rule.id() && charge.key.counter_key() == Some(query.key)
-                })
+            let mut refusing = queries.iter().filter(|query| !query.outcome.fits());
+            let (Some(Query { rule, key, cost, outcome, .. }), None) = (refusing.next(), refusing.next()) else {
+                return None; // which one is named depends on what others hold
             };
-            let refusing = queries.iter().filter(|query| !query.outcome.fits());
-            // Of equal waits, the last of the call.
-            let longest = refusing.max_by_key(|query| (query.outcome.retry_after_ms, place(query)));
-            let Query { rule, key, cost, outcome, .. } = longest?;
             let refusal = RequestPerMinute::exceeded(rule, *cost, &outcome.decision(rule.limit()));
-            Some(Err(settings.named(refusal, *key)))
+            let is_its_key = |charge: BorrowedCharge<'_>| {
+                charge.rule.prefix() != rule.prefix() || charge.key.counter_key() == Some(*key)
+            };
+            Some(Err(settings.named(refusal, key.filter(|_| charges.clone().all(is_its_key)))))
         }
         Attempt::Pending | Attempt::Unsupported => None,
     }

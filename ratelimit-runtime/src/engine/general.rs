@@ -1,5 +1,4 @@
-//! The general way of a call: several rules, holds, waiting, and everything that the immediate
-//! attempt could not decide.
+//! The general way of a call: holds, waiting, and everything that the attempt could not decide.
 
 use std::{future::Future, pin::Pin, time::Duration};
 

@@ -1,6 +1,6 @@
 //! Turns an outcome of the store, or an error, into a permit or a refusal.
 //!
-//! The attempt in `acquire.rs` does this itself for the charges that it decides.
+//! `acquire.rs` and `attempt.rs` do this themselves for the charges that an attempt decides.
 
 use std::time::Duration;
 

@@ -143,7 +143,7 @@ impl Permit {
         if let Receipt::Hold(held) = &self.receipt { Some(&held.0) } else { None }
     }
 
-    /// The rule that the numbers are about, and its cost. In a permit of the memory store, the rule
+    /// The rule that the numbers are about, and its cost. If the memory store has charged one rule, it
     /// has no name.
     #[cfg(any(feature = "axum", feature = "tower"))]
     pub(crate) fn most_restrictive(&self) -> Option<(Rule, u64)> {

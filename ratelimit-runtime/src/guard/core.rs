@@ -30,7 +30,7 @@ pub(crate) struct Guard(pub(super) Arc<GuardInner>);
 pub(super) struct GuardInner {
     pub(super) store: Upstream,
     /// The first part of the names of counters.
-    #[cfg(feature = "redis")]
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(super) namespace: String,
     pub(super) clock: Clock,
     pub(super) deadline: Duration,
@@ -47,7 +47,6 @@ impl Guard {
     pub(crate) fn new(store: Upstream, namespace: String, clock: Clock, deadline: Duration) -> Self {
         Self(Arc::new(GuardInner {
             store,
-            #[cfg(feature = "redis")]
             namespace,
             clock,
             deadline,

@@ -57,6 +57,9 @@ struct MemoryShard {
     sweep_above: usize,
 }
 
+/// The largest number of counters that one attempt charges. It keeps their locks on the stack.
+const MAX_AT_ONCE: usize = 8;
+
 const SHARDS: usize = if cfg!(all(test, model_check)) { 2 } else { 256 };
 /// Shards with fewer counters are not swept: 4,096 counters in all.
 const SWEPT_AT_LEAST: usize = 16;
@@ -183,6 +186,10 @@ impl Memory {
             return;
         }
 
+        if self.stored.load(Ordering::Relaxed) + request.charges.len() > self.capacity {
+            // `insert_new` can't sweep shards that this call has locked.
+            shards.iter_mut().for_each(|(_, shard)| _ = self.sweep(shard, now_us));
+        }
         for at in 0..request.charges.len() {
             let charge = &mut request.charges[at];
             if charge.cost == 0 {
@@ -384,8 +391,10 @@ impl Backend for Memory {
     }
 
     fn try_charge_all(&self, queries: &mut [Query<'_>]) -> Attempt {
-        // A counter that is stored for a moment, and refunded, takes no room from another call.
-        if self.stored.load(Ordering::Relaxed) + queries.len() > self.capacity {
+        // Counters of a denied call are stored for a moment. Such calls have locked different shards,
+        // so there are few such counters, and with this much room they take none from other calls.
+        let room = SHARDS * MAX_AT_ONCE;
+        if queries.len() > MAX_AT_ONCE || self.stored.load(Ordering::Relaxed) + room > self.capacity {
             return Attempt::Unsupported;
         }
         // In one order of all callers, so that no two of them wait for each other's locks.

@@ -99,7 +99,7 @@ proptest! {
         calls in proptest::collection::vec((0..400_u64, proptest::collection::vec(1..7_u64, 3)), 1..40),
     ) {
         let clock = ManualClock::new();
-        let [attempted, requested] = [(); 2].map(|()| Memory::new(clock.clone().into(), 100));
+        let [attempted, requested] = [(); 2].map(|()| Memory::new(clock.clone().into(), 10_000));
         let keys: Vec<Key> = (0..rules.len()).map(Key::new).collect();
         for (later_ms, costs) in calls {
             clock.advance(Duration::from_millis(later_ms));
@@ -130,10 +130,34 @@ proptest! {
     }
 }
 
+/// One counter is new and in a shard without others, the other has an expired neighbour.
+#[test]
+fn a_request_drops_expired_counters_in_all_its_shards() {
+    let clock = ManualClock::new();
+    let memory = Memory::new(clock.clone().into(), 2);
+    let rule = Rule::new("item", 1, PERIOD);
+    let in_shard = |shard, from: u64| {
+        (from..).map(Key::new).find(|key| shard_of(&CounterId::new(&rule, Some(key))) == shard).unwrap()
+    };
+    let charge = |key: &Key| Charge::new(rule, CounterName::new("", &rule, Some(key)), 1);
+    let decide = |charges: &[Charge]| {
+        let mut all = Charges::default();
+        charges.iter().for_each(|charge| all.push(charge.clone()));
+        let Reply::Ready(batch) = memory.decide(Request::new(all, true).into()) else { panic!("memory waits") };
+        batch.into_first().unwrap().outcome
+    };
+    for from in [0, 1_000_000] {
+        assert!(decide(&[charge(&in_shard(7, from))]).unwrap());
+    }
+    clock.advance(2 * PERIOD);
+    let both = [in_shard(6, 2_000_000), in_shard(7, 2_000_000)];
+    assert!(decide(&both.each_ref().map(charge)).unwrap());
+}
+
 /// With a clock that moves on while calls are denied.
 #[test]
 fn a_denied_call_of_several_rules_takes_no_refill() {
-    let memory = Memory::new(Clock::unpaused(), 10);
+    let memory = Memory::new(Clock::unpaused(), 10_000);
     // A token a millisecond.
     let bucket = Algorithm::TokenBucket { burst: 1_000, refill: Refill::Greedy };
     let refilling = Rule::new("refilling", 1_000, Duration::from_secs(1)).with_algorithm(bucket);

@@ -321,6 +321,11 @@ async fn an_algorithm_that_does_not_fit_the_call_changes_nothing() {
     reservation.settle(1).await.unwrap();
     let both = [(&ITEM, Key::new("alice"), 1), (&Rule::new("other", 5, MINUTE), Key::new("alice"), 1)];
     limiter.acquire_all(&both).await.unwrap();
+    // A leaky bucket alone fits.
+    let one = limiter.acquire(&ITEM, "bob").await.unwrap();
+    let all = limiter.acquire_all(&[(&ITEM, Key::new("carol"), 1)]).await.unwrap();
+    assert_eq!((all.limit(), all.remaining()), (one.limit(), one.remaining()));
+    assert_ne!(all.limit(), ITEM.limit());
     let places = Rule::new("places", 1, MINUTE).with_algorithm(ratelimit_runtime::Algorithm::Concurrent);
     drop(limiter.acquire(&places, "alice").await.unwrap());
     limiter.acquire(&places, "alice").await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelimit_runtime::{Algorithm, Cause, Key, Rule};
+use ratelimit_runtime::{Algorithm, Cause, Key, Limiter, Rule};
 
 use crate::support::{
     ALGORITHMS, By, FIXED, INTERVAL, LOG, Timed, WINDOWS, admitted, exceeded, fresh_key, hourly, is_admitted, lifetime,
@@ -147,6 +147,54 @@ async fn many_rules_are_charged_together_or_not_at_all() {
             let left = timed.limiter.peek(rule, key).await.unwrap().remaining();
             assert_eq!(left, u64::from(at != 29), "{}", timed.of(rule));
         }
+    }
+}
+
+/// All but the last are charged, and refunded. The locks of all do not fit on a stack.
+#[tokio::test]
+async fn thousands_of_counters_are_charged_together_or_not_at_all() {
+    let limiter = Limiter::in_memory();
+    let rule = hourly(2, FIXED);
+    let charges: Vec<_> = (0..20_000).map(|key| (&rule, Key::new(key), 1)).collect();
+    assert_eq!(limiter.acquire_all(&charges).await.unwrap().remaining(), 1);
+    limiter.acquire(&rule, 19_999).await.unwrap();
+    exceeded(limiter.acquire_all(&charges).await);
+    for key in [0, 10_000] {
+        assert_eq!(limiter.peek(&rule, key).await.unwrap().remaining(), 1);
+    }
+}
+
+/// The first of the call, in memory and on Redis, whatever the order of their counters is.
+#[tokio::test]
+async fn of_equal_rules_the_permit_shows_the_first() {
+    for timed in Timed::both().await {
+        for _ in 0..10 {
+            let key = fresh_key();
+            let [one, other] = ["one", "other"].map(|prefix| Rule::new(prefix, 9, 60 * SECOND));
+            for rules in [[&one, &other], [&other, &one]] {
+                let costs = [1, 4];
+                timed.limiter.reset(&one, key).await.unwrap();
+                timed.limiter.reset(&other, key).await.unwrap();
+                let raised = Rule::new(rules[1].prefix(), 12, 60 * SECOND);
+                let charges = [(rules[0], Key::new(key), costs[0]), (&raised, Key::new(key), costs[1])];
+                assert_eq!(timed.limiter.acquire_all(&charges).await.unwrap().limit(), 9, "{}", timed.of(&one));
+            }
+        }
+    }
+}
+
+/// The log has room as soon as the hold ends, so it is the window that refuses.
+#[tokio::test]
+async fn a_rule_that_others_hold_is_named_last() {
+    for timed in Timed::both().await {
+        let (held, exhausted) = (Rule::new("held", 10, 60 * SECOND).by(LOG), Rule::new("exhausted", 1, 10 * SECOND));
+        let key = fresh_key();
+        let reservation = timed.limiter.reserve(&held, key, 10).await.unwrap();
+        timed.limiter.acquire(&exhausted, key).await.unwrap();
+        let charges = [(&exhausted, Key::new(key), 1), (&held, Key::new(key), 1)];
+        let refused = exceeded(timed.limiter.acquire_all(&charges).await);
+        assert_eq!(refused.rule(), "exhausted", "{}", timed.of(&held));
+        reservation.cancel().await.unwrap();
     }
 }
 
