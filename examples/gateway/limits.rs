@@ -1,6 +1,6 @@
 //! The page that shows the limits and changes them.
 
-use std::{collections::BTreeMap, fs, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     Json,
@@ -12,7 +12,7 @@ use ratelimit_runtime::{Algorithm, Refill, config::Rules};
 use serde::{Deserialize, Serialize};
 use toml_edit::{DocumentMut, Item, TableLike, Value};
 
-use crate::{Gateway, OWN_TABLES};
+use crate::Gateway;
 
 pub(crate) async fn page() -> Html<&'static str> {
     Html(include_str!("limits.html"))
@@ -39,56 +39,58 @@ pub(crate) struct Shown {
     settings: Settings,
     /// By outcome, since the gateway began.
     outcomes: BTreeMap<String, u64>,
+    /// The keys that were refused most, and how often.
+    refused_most: Vec<(String, u64)>,
 }
 
 pub(crate) async fn state(State(gateway): State<Arc<Gateway>>) -> Json<Vec<Shown>> {
     let mut outcomes = outcomes(&gateway.metrics.render());
-    let rules = gateway.rules.prefixes().into_iter().filter_map(|rule| {
-        let settings = settings(&gateway.rules, &rule)?;
+    let (rules, routes) = (gateway.live.rules(), gateway.live.routes());
+    let shown = rules.prefixes().into_iter().filter_map(|rule| {
+        let settings = settings(rules, &rule)?;
         let outcomes = outcomes.remove(&rule).unwrap_or_default();
-        let path = gateway.routes.path_of(&rule);
-        Some(Shown { rule, path, settings, outcomes })
+        let (path, refused_most) = (routes.path_of(&rule), gateway.refusals.most(&rule));
+        Some(Shown { rule, path, settings, outcomes, refused_most })
     });
-    Json(rules.collect())
+    Json(shown.collect())
 }
 
-/// Writes a changed rule into the file, which is read again at once as after any other change of it.
+/// Writes a changed rule into the file. What could not be started with is refused.
 pub(crate) async fn change(
     State(gateway): State<Arc<Gateway>>,
     Path(prefix): Path<String>,
     Json(new): Json<Settings>,
 ) -> Result<StatusCode, (StatusCode, String)> {
-    let broken = |error: &dyn std::fmt::Display| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
-    let mut file: DocumentMut =
-        fs::read_to_string(&gateway.config).map_err(|error| broken(&error))?.parse().map_err(|error| broken(&error))?;
-    let Some(rule) = file["rules"].get_mut(&prefix).and_then(Item::as_table_like_mut) else {
-        return Err((StatusCode::NOT_FOUND, format!("there is no rule {prefix}")));
-    };
-    let (option, others): (_, &[_]) = match new.algorithm.as_str() {
-        "FixedWindow" => (None, &["buckets", "burst", "refill", "queue"]),
-        "SlidingWindow" => (Some("buckets"), &["align", "burst", "refill", "queue"]),
-        "TokenBucket" => (Some("burst"), &["align", "buckets", "queue"]),
-        "LeakyBucket" => (Some("queue"), &["align", "buckets", "burst", "refill"]),
-        _ => (None, &["align", "buckets", "burst", "refill", "queue"]),
-    };
-    for other in others {
-        rule.remove(other);
+    let saved = gateway.live.save(|file| new.write(file, &prefix)).await;
+    saved.map(|()| StatusCode::NO_CONTENT).map_err(|error| (StatusCode::UNPROCESSABLE_ENTITY, error))
+}
+
+impl Settings {
+    fn write(self, file: &mut DocumentMut, prefix: &str) -> Result<(), String> {
+        let rule = file.get_mut("rules").and_then(|rules| rules.get_mut(prefix));
+        let rule = rule.and_then(Item::as_table_like_mut);
+        let rule = rule.ok_or_else(|| format!("there is no rule `{prefix}` in the file"))?;
+        let (option, others): (_, &[_]) = match self.algorithm.as_str() {
+            "FixedWindow" => (None, &["buckets", "burst", "refill", "queue"]),
+            "SlidingWindow" => (Some("buckets"), &["align", "burst", "refill", "queue"]),
+            "TokenBucket" => (Some("burst"), &["align", "buckets", "queue"]),
+            "LeakyBucket" => (Some("queue"), &["align", "buckets", "burst", "refill"]),
+            _ => (None, &["align", "buckets", "burst", "refill", "queue"]),
+        };
+        for other in others {
+            rule.remove(other);
+        }
+        let is_default = self.algorithm == "FixedWindow";
+        set(rule, "count", self.count, false);
+        set(rule, "ttl", self.ttl, self.ttl == 1);
+        set(rule, "unit", self.unit, false);
+        set(rule, "algorithm", self.algorithm, is_default);
+        if let (Some(name), Some(number)) = (option, self.option) {
+            set(rule, name, number, false);
+        }
+        set(rule, "shadow", self.shadow, !self.shadow);
+        Ok(())
     }
-    set(rule, "count", new.count, false);
-    set(rule, "ttl", new.ttl, new.ttl == 1);
-    set(rule, "unit", new.unit, false);
-    let is_default = new.algorithm == "FixedWindow";
-    set(rule, "algorithm", new.algorithm, is_default);
-    if let (Some(name), Some(number)) = (option, new.option) {
-        set(rule, name, number, false);
-    }
-    set(rule, "shadow", new.shadow, !new.shadow);
-    let text = file.to_string();
-    Rules::parse_beside(&text, OWN_TABLES).map_err(|error| (StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))?;
-    // In one step, so that no reader sees half of it.
-    let beside = gateway.config.with_extension("new");
-    fs::write(&beside, text).and_then(|()| fs::rename(&beside, &gateway.config)).map_err(|error| broken(&error))?;
-    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Sets a value, and leaves what is written around it. One that goes without saying is not written where none is.

@@ -1,224 +1,148 @@
-//! The routes, and the limits on them.
+//! The routes: the service of each, which is its upstream behind its limits.
 
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
-    error::Error,
-    fs,
-    path::{Path, PathBuf},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::Arc,
-    time::Duration,
 };
 
-use arc_swap::ArcSwap;
 use axum::{
     body::Body,
     extract::Request,
-    http::{StatusCode, Uri, uri::Authority},
+    http::{Extensions, HeaderMap, request::Parts},
     response::Response,
 };
 use ratelimit_runtime::{
     Key, Limiter,
-    config::Rules,
-    web::{HeaderStyle, KeyBy, Limit, LimitedBody, OnMissingKey, RateLimitLayer},
+    web::{KeyBy, Limit, LimitedBody, RateLimitLayer},
 };
-use serde::Deserialize;
-use tower::{ServiceBuilder, util::BoxCloneSyncService};
+use tower::{ServiceBuilder, ServiceExt as _, util::BoxCloneSyncService};
 
-use crate::proxy::Upstream;
+use crate::{
+    config::{Clients, Config, KeySource, Route, RouteLimit},
+    proxy::Upstreams,
+    refusals::{Forwarded, Refusals},
+};
 
-#[derive(Deserialize)]
-struct File {
-    routes: Vec<Route>,
-    /// Names by API key.
-    #[serde(default)]
-    clients: Clients,
-}
+/// The routes of the file.
+pub(crate) struct Routes(Vec<Arc<Way>>);
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Route {
-    path: String,
-    upstream: String,
-    limits: Vec<OfRoute>,
-    #[serde(default)]
-    headers: Style,
-    /// The status for a request without a key.
-    missing_key_status: Option<u16>,
-}
-
-/// A limit on a route.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OfRoute {
-    rule: String,
-    /// `client`, `peer`, `forwarded:hops` or `header:name`; without one, all requests count together.
-    ///
-    /// Of a header, clients choose what they send: a key that something in front has checked, or none.
-    key: Option<String>,
-    #[serde(default)]
-    on_missing_key: Missing,
-    cost: Option<u64>,
-}
-
-#[derive(Clone, Copy, Default, Deserialize)]
-enum Style {
-    #[default]
-    Ietf,
-    RateLimit,
-    XRateLimit,
-    Gateway,
-    None,
-}
-
-#[derive(Clone, Copy, Default, Deserialize)]
-enum Missing {
-    #[default]
-    Deny,
-    Skip,
-    Shared,
-}
-
-/// A route's upstream, behind its limits.
-pub(crate) type Service = BoxCloneSyncService<Request, Response<LimitedBody<Body>>, Infallible>;
-
-/// The routes of the file, as they are now.
-pub(crate) struct Routes(Arc<ArcSwap<Vec<Way>>>);
-
-/// A path, the prefixes of the rules on it, and where it leads.
-struct Way {
-    path: String,
-    rules: Vec<String>,
+/// A route, and where it leads.
+pub(crate) struct Way {
+    route: Route,
     service: Service,
+    clients: Arc<Clients>,
 }
 
-/// The parts of the routes.
-struct Parts {
-    config: PathBuf,
-    rules: Rules,
-    limiter: Limiter,
-    sample: Authority,
-}
+/// An upstream behind the limits of its route.
+type Service = BoxCloneSyncService<Request, Response<LimitedBody<Body>>, Infallible>;
 
 impl Routes {
-    /// Reads the routes now and whenever the file changes; while it is wrong, those before stay.
-    pub(crate) fn watch(
-        config: &Path,
-        rules: &Rules,
-        limiter: &Limiter,
-        sample: Authority,
-    ) -> Result<Self, Box<dyn Error>> {
-        let parts = Parts { config: config.to_owned(), rules: rules.clone(), limiter: limiter.clone(), sample };
-        let mut known = fs::read_to_string(config)?;
-        let routes = Arc::new(ArcSwap::from_pointee(parts.build(&known)?));
-        let watched = Arc::clone(&routes);
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(Duration::from_millis(500)).await;
-                match tokio::fs::read_to_string(&parts.config).await {
-                    Ok(text) if text != known => {
-                        match parts.build(&text) {
-                            Ok(routes) => watched.store(Arc::new(routes)),
-                            Err(error) => tracing::error!(%error, "the routes stay as they were"),
-                        }
-                        known = text;
-                    }
-                    _ => {} // the rules tell of a file that is gone
-                }
-            }
-        });
-        Ok(Self(routes))
+    pub(crate) fn new(config: Config, limiter: &Limiter, upstreams: &Upstreams) -> Self {
+        let Config { routes, clients } = config;
+        let way = |route: Route| {
+            let limits = route.limits.iter().map(|limit| limit.of_layer(&clients));
+            let layer = RateLimitLayer::new(limits)
+                .limiter(limiter.clone())
+                .headers(route.headers)
+                .missing_key_status(route.missing_key_status);
+            let upstream = upstreams.get(&route.upstream);
+            let forward = tower::service_fn(move |request| {
+                let upstream = upstream.clone();
+                async move { upstream.forward(request).await.map(Forwarded::mark) }
+            });
+            let service = BoxCloneSyncService::new(ServiceBuilder::new().layer(layer).service(forward));
+            Arc::new(Way { route, service, clients: Arc::clone(&clients) })
+        };
+        Self(routes.into_iter().map(way).collect())
     }
 
-    /// The service behind the longest path that this one is at or below.
-    pub(crate) fn find(&self, path: &str) -> Option<Service> {
+    /// The route with the longest path that this one is at or below.
+    pub(crate) fn find(&self, path: &str) -> Option<Arc<Way>> {
         let leads_to = |of: &str| path.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-        let routes = self.0.load();
-        let fitting = routes.iter().filter(|way| leads_to(way.path.trim_end_matches('/')));
-        fitting.max_by_key(|way| way.path.len()).map(|way| way.service.clone())
+        let fitting = self.0.iter().filter(|way| leads_to(way.route.path.trim_end_matches('/')));
+        fitting.max_by_key(|way| way.route.path.trim_end_matches('/').len()).cloned()
     }
 
     /// A path that a rule is on.
     pub(crate) fn path_of(&self, rule: &str) -> Option<String> {
-        self.0.load().iter().find(|way| way.rules.iter().any(|other| other == rule)).map(|way| way.path.clone())
+        let has_rule = |way: &&Arc<Way>| way.route.limits.iter().any(|limit| limit.rule.prefix() == rule);
+        self.0.iter().find(has_rule).map(|way| way.route.path.clone())
     }
 }
 
-impl Parts {
-    fn build(&self, text: &str) -> Result<Vec<Way>, Box<dyn Error>> {
-        let File { routes, clients } = toml::from_str(text)?;
-        let clients = Arc::new(clients);
-        let ways = routes.into_iter().map(|route| {
-            let rules = route.limits.iter().map(|limit| limit.rule.clone()).collect();
-            Ok(Way { path: route.path.clone(), rules, service: self.service(&route, &clients)? })
-        });
-        ways.collect()
+impl Way {
+    /// The upstream's response, or a refusal of the limits.
+    pub(crate) async fn respond(&self, request: Request, refusals: &Refusals) -> Response {
+        let limits = self.route.limits.iter();
+        let (headers, extensions) = (request.headers(), request.extensions());
+        let keys: Vec<_> =
+            limits.map(|limit| (limit.rule.prefix(), limit.key_text(headers, extensions, &self.clients))).collect();
+        match self.service.clone().oneshot(request).await {
+            Ok(response) => refusals.finish(response.map(Body::new), self.route.denial_status, &keys).await,
+            Err(never) => match never {},
+        }
+    }
+}
+
+impl RouteLimit {
+    fn of_layer(&self, clients: &Arc<Clients>) -> Limit {
+        let cost = self.cost;
+        let limit = Limit::new(self.rule).on_missing_key(self.on_missing_key).cost(move |_| cost);
+        match &self.key {
+            None => limit,
+            Some(key) => limit.key(key.of_layer(clients)),
+        }
     }
 
-    fn service(&self, route: &Route, clients: &Arc<Clients>) -> Result<Service, Box<dyn Error>> {
-        let authority = match route.upstream.as_str() {
-            "sample" => self.sample.clone(),
-            url => {
-                let uri: Uri = url.parse()?;
-                uri.authority().cloned().ok_or_else(|| format!("upstream = \"{url}\" is not http://host:port"))?
+    /// The key of a request, for the page.
+    fn key_text(&self, headers: &HeaderMap, extensions: &Extensions, clients: &Clients) -> String {
+        let key = self.key.as_ref().and_then(|key| key.text(headers, extensions, clients));
+        key.unwrap_or_else(|| if self.key.is_some() { "all others" } else { "all together" }.into())
+    }
+}
+
+impl KeySource {
+    fn of_layer(&self, clients: &Arc<Clients>) -> KeyBy {
+        match self {
+            Self::Client => {
+                let clients = Arc::clone(clients);
+                KeyBy::from_fn(move |request: &Parts| client(&request.headers, &clients).map(Key::new))
             }
-        };
-        let limits: Vec<Limit> =
-            route.limits.iter().map(|limit| self.limit(limit, clients)).collect::<Result<_, _>>()?;
-        let layer = RateLimitLayer::new(limits).limiter(self.limiter.clone()).headers(match route.headers {
-            Style::Ietf => HeaderStyle::Ietf,
-            Style::RateLimit => HeaderStyle::RateLimit,
-            Style::XRateLimit => HeaderStyle::XRateLimit,
-            Style::Gateway => HeaderStyle::Gateway,
-            Style::None => HeaderStyle::None,
-        });
-        let layer = match route.missing_key_status {
-            Some(status) => layer.missing_key_status(StatusCode::from_u16(status)?),
-            None => layer,
-        };
-        let upstream = Upstream::new(authority);
-        let forward = tower::service_fn(move |request| upstream.clone().forward(request));
-        Ok(BoxCloneSyncService::new(ServiceBuilder::new().layer(layer).service(forward)))
+            Self::Peer => KeyBy::peer_ip(|peer: &SocketAddr| peer.ip()),
+            Self::Forwarded(hops) => KeyBy::x_forwarded_for(hops.get()),
+            Self::Header(name) => KeyBy::header(name.clone()),
+        }
     }
 
-    fn limit(&self, of: &OfRoute, clients: &Arc<Clients>) -> Result<Limit, Box<dyn Error>> {
-        let OfRoute { rule, key, on_missing_key, cost } = of;
-        let known = self.rules.rule(rule);
-        let rule = known.ok_or_else(|| format!("there is no [rules.{rule}] with a count and a unit"))?;
-        let limit = Limit::new(rule).on_missing_key(match on_missing_key {
-            Missing::Deny => OnMissingKey::Deny,
-            Missing::Skip => OnMissingKey::Skip,
-            Missing::Shared => OnMissingKey::Shared,
-        });
-        let limit = match *cost {
-            Some(cost) => limit.cost(move |_| cost),
-            None => limit,
-        };
-        Ok(match key {
-            None => limit,
-            Some(key) => limit.key(key_by(key, clients)?),
-        })
+    fn text(&self, headers: &HeaderMap, extensions: &Extensions, clients: &Clients) -> Option<String> {
+        match self {
+            Self::Client => client(headers, clients).cloned(),
+            Self::Peer => extensions.get::<SocketAddr>().map(|peer| address(peer.ip())),
+            Self::Forwarded(hops) => {
+                let lines = headers.get_all("x-forwarded-for").iter().rev().filter_map(|line| line.to_str().ok());
+                let text = lines.flat_map(|line| line.rsplit(',')).nth(hops.get() - 1)?.trim();
+                Some(text.parse().map_or_else(|_| text.to_owned(), address))
+            }
+            Self::Header(name) => headers.get(name)?.to_str().ok().map(str::to_owned),
+        }
     }
 }
 
-type Clients = BTreeMap<String, String>;
+/// The client that an API key belongs to.
+fn client<'a>(headers: &HeaderMap, clients: &'a Clients) -> Option<&'a String> {
+    let mut keys = headers.get_all("x-api-key").iter();
+    let (Some(key), None) = (keys.next(), keys.next()) else { return None };
+    clients.get(key.to_str().ok()?)
+}
 
-fn key_by(text: &str, clients: &Arc<Clients>) -> Result<KeyBy, Box<dyn Error>> {
-    match text.split_once(':') {
-        None if text == "client" => {
-            let clients = Arc::clone(clients);
-            Ok(KeyBy::from_fn(move |request| {
-                let mut keys = request.headers.get_all("x-api-key").iter();
-                let (Some(key), None) = (keys.next(), keys.next()) else { return None };
-                clients.get(key.to_str().ok()?).map(Key::new)
-            }))
+/// An address as limits tell it from others: of IPv6, the network of a customer.
+fn address(ip: IpAddr) -> String {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, ..] = ip.segments();
+            format!("{}/64", Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
         }
-        None if text == "peer" => Ok(KeyBy::peer_ip(|peer: &std::net::SocketAddr| peer.ip())),
-        Some(("header", name)) => Ok(KeyBy::header(name.parse()?)),
-        Some(("forwarded", hops)) => {
-            let hops = hops.parse::<std::num::NonZeroUsize>()?;
-            Ok(KeyBy::x_forwarded_for(hops.get()))
-        }
-        _ => Err(format!("key = \"{text}\" is not client, peer, forwarded:hops or header:name").into()),
     }
 }

@@ -1,13 +1,18 @@
-//! The gateway, run as a user runs it: real requests through it to a real upstream, and its page in a real browser.
+//! The gateway, run as a user runs it: real requests through it to real upstreams, and its page in a real browser.
 //!
 //! It has to be built: `cargo test --workspace --all-features` does.
 
+mod addresses;
+mod mistakes;
+mod page;
+mod requests;
+mod slow;
+mod support;
+mod upstreams;
+
 use std::{
     collections::BTreeMap,
-    env, fs,
-    io::{BufRead as _, BufReader},
-    path::PathBuf,
-    process::{Child, Command, Stdio},
+    fs,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -15,74 +20,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ratelimit_harness::{Browser, RedisServer};
-use reqwest::{Client, Response};
+use ratelimit_harness::RedisServer;
 use serde_json::Value;
-use tempfile::TempDir;
+
+use self::support::{Gateway, client, number};
 
 const BUCKET: &str = "count = 100\nunit = \"Seconds\"\nalgorithm = \"TokenBucket\"\nburst = 200";
-
-/// A gateway with a configuration of its own. Dropped, it ends.
-struct Gateway {
-    process: Child,
-    url: String,
-    config: PathBuf,
-    _folder: TempDir,
-}
-
-impl Gateway {
-    fn start(store: &str, config: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("gateway.toml");
-        fs::write(&path, config).unwrap();
-        let test = env::current_exe().unwrap();
-        let program = test.ancestors().nth(2).unwrap().join("examples/gateway");
-        assert!(program.exists(), "{} is not built: run the tests with tests/run", program.display());
-        let mut command = Command::new(program);
-        // So long that a machine which is busy elsewhere does not make it count alone.
-        command
-            .args(["--listen", "127.0.0.1:0", "--store", store, "--deadline-ms", "10000"])
-            .arg("--config")
-            .arg(&path);
-        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let url = line.split([' ', ',']).find(|word| word.starts_with("http://")).unwrap_or_else(|| panic!("{line}"));
-        Self { process, url: url.to_owned(), config: path, _folder: folder }
-    }
-
-    /// One route for each path, all to the sample upstream.
-    fn with(store: &str, routes: &[(&str, &str)], rules: &[(&str, &str)]) -> Self {
-        let routes =
-            routes.iter().map(|(path, more)| format!("[[routes]]\npath = \"{path}\"\nupstream = \"sample\"\n{more}\n"));
-        let rules = rules.iter().map(|(prefix, settings)| format!("[rules.{prefix}]\n{settings}\n"));
-        Self::start(store, &routes.chain(rules).collect::<String>())
-    }
-
-    fn write(&self, change: impl Fn(&str) -> String) {
-        fs::write(&self.config, change(&fs::read_to_string(&self.config).unwrap())).unwrap();
-    }
-
-    async fn get(&self, client: &Client, path: &str) -> Response {
-        client.get(format!("{}{path}", self.url)).send().await.unwrap()
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// One connection at a time, and none shared with another client.
-fn client() -> Client {
-    Client::builder().no_proxy().pool_max_idle_per_host(1).build().unwrap()
-}
-
-fn number(response: &Response, field: &str) -> u64 {
-    response.headers()[field].to_str().unwrap().parse().unwrap()
-}
 
 /// 10,000 requests over 64 connections, 100 a second by a bucket of 200 on Redis. No more than the
 /// bucket and its refill pass. Each answer is 200 or 429 with its fields, and a client that obeys
@@ -294,55 +237,4 @@ async fn metrics_can_be_scraped_and_the_dashboard_asks_for_them() {
     for name in names {
         assert!(scraped.contains(name), "the dashboard asks for {name}, which is not in\n{scraped}");
     }
-}
-
-/// With real clicks: a burst is fired, what came of it is counted and drawn, and a rule that is changed there holds.
-#[test]
-fn the_page() {
-    let routes =
-        [("/api", "limits = [{ rule = \"api\" }]"), ("/other", "limits = [{ rule = \"all\" }, { rule = \"api\" }]")];
-    let rules = [("api", "count = 30\nunit = \"Days\" # of the sun"), ("all", "count = 5000\nunit = \"Days\"")];
-    let gateway = Gateway::with("memory://", &routes, &rules);
-    let mut page = Browser::open(&format!("{}/limits", gateway.url));
-    page.wait_for("document.querySelectorAll('article').length === 2");
-    assert_eq!(page.evaluate("document.querySelector('#rule-all .path').value"), "/other");
-    let drawn = |page: &mut Browser, color: &str| {
-        page.evaluate(&format!(
-            "(() => {{ const canvas = document.querySelector('#rule-api canvas');
-            const {{ data }} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height - 6);
-            const probe = document.createElement('canvas').getContext('2d');
-            probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue('--{color}'); probe.fillRect(0, 0, 1, 1);
-            const [red, green, blue] = probe.getImageData(0, 0, 1, 1).data;
-            let count = 0;
-            for (let at = 0; at < data.length; at += 4)
-                if (data[at + 3] === 255 && data[at] === red && data[at + 1] === green && data[at + 2] === blue) count++;
-            return count; }})()"
-        ))
-        .as_u64()
-        .unwrap()
-    };
-    assert_eq!((drawn(&mut page, "admitted"), drawn(&mut page, "refused")), (0, 0));
-    page.click("#rule-api [data-burst='100']");
-    page.wait_for("document.querySelector('#rule-api .said').textContent === '30 × 200, 70 × 429'");
-    page.wait_for("document.querySelector('#rule-api .admitted b').textContent === '30'");
-    page.wait_for("document.querySelector('#rule-api .refused b').textContent === '70'");
-    std::thread::sleep(Duration::from_secs(1));
-    assert!(drawn(&mut page, "admitted") > 5 && drawn(&mut page, "refused") > 5);
-
-    // What is there in the file stays, and what is changed holds without anything started anew.
-    page.write("#rule-api [name=count]", "35");
-    page.click("#rule-api .save");
-    page.wait_for("document.querySelector('#rule-api .said').textContent === 'saved'");
-    let text = fs::read_to_string(&gateway.config).unwrap();
-    assert!(text.contains("count = 35\n") && text.contains("# of the sun"), "{text}");
-    page.wait_for("document.querySelector('#rule-api [name=count]').value === '35'");
-    std::thread::sleep(Duration::from_millis(1_500));
-    page.click("#rule-api [data-burst='10']");
-    page.wait_for("document.querySelector('#rule-api .said').textContent === '5 × 200, 5 × 429'");
-
-    // An impossible rule is an error and is not written.
-    page.write("#rule-api [name=count]", "99999999999");
-    page.click("#rule-api .save");
-    page.wait_for("document.querySelector('#rule-api .said.wrong')?.textContent.includes('its count is 99999999999')");
-    assert_eq!(fs::read_to_string(&gateway.config).unwrap(), text);
 }
