@@ -97,7 +97,7 @@ async fn main() -> ExitCode {
 async fn run(arguments: Arguments) -> Result<(), String> {
     let metrics = PrometheusBuilder::new().install_recorder().map_err(|error| error.to_string())?;
     let upstreams = Upstreams::new(arguments.connect_timeout.into(), arguments.upstream_timeout.into());
-    let upstreams = upstreams.await.map_err(|error| format!("cannot reach upstreams: {}", reason(&error)))?;
+    let upstreams = upstreams.await.map_err(|error| format!("cannot start the sample server: {}", reason(&error)))?;
     let limiter = Limiter::builder(&arguments.store).instances(1);
     let limiter = limiter.deadline(Duration::from_millis(arguments.deadline_ms));
     let live = Live::start(&arguments.config, limiter, upstreams).await?;

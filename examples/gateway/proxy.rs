@@ -21,11 +21,12 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use hyper::body::Body as _;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
+use rustls::{ClientConfig, RootCertStore};
 use tokio::{net::TcpListener, time::sleep};
 
 use crate::{
@@ -53,13 +54,13 @@ pub(crate) struct Upstream {
 }
 
 impl Upstreams {
-    /// Fails if the system has no certificates to trust, or the sample server cannot listen.
+    /// Fails if the sample server cannot listen.
     pub(crate) async fn new(connect_timeout: Duration, timeout: Duration) -> io::Result<Self> {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false); // TLS is above it
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(connect_timeout));
-        let tls = HttpsConnectorBuilder::new().with_native_roots()?;
+        let tls = HttpsConnectorBuilder::new().with_tls_config(tls_config());
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(32)
@@ -78,6 +79,15 @@ impl Upstreams {
         let outage = Arc::clone(outage);
         Upstream { client: self.client.clone(), timeout: self.timeout, scheme, authority, base, outage }
     }
+}
+
+/// Trusts the certificates of the system. `SSL_CERT_FILE` or `SSL_CERT_DIR` in the environment names others.
+fn tls_config() -> ClientConfig {
+    let config = ClientConfig::builder().with_native_roots().unwrap_or_else(|error| {
+        tracing::warn!(%error, "there is no certificate to trust, so no https upstream can be used");
+        ClientConfig::builder().with_root_certificates(RootCertStore::empty())
+    });
+    config.with_no_client_auth()
 }
 
 /// The reasons why there is no response of an upstream.

@@ -37,13 +37,15 @@ fn a_path_that_servers_read_in_two_ways_is_refused() {
         "*",
     ] {
         let method = if path == "*" { "OPTIONS" } else { "GET" };
-        let status = gateway.raw_status(format!("{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
+        let status =
+            gateway.raw_status(format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes());
         assert_eq!(status, 400, "{path}");
     }
     assert_eq!(gateway.raw_status(b"CONNECT host:1 HTTP/1.1\r\nHost: x\r\n\r\n"), 400);
     assert_eq!(upstream.heads(), [""; 0]);
     for path in ["/", "/api/", "/a%20b", "/100%25", "/..a/.b", "/a;b=c/d", "/%C3%A9?../%2e//"] {
-        let status = gateway.raw_status(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
+        let status =
+            gateway.raw_status(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes());
         assert_eq!(status, 200, "{path}");
         assert!(upstream.heads().last().unwrap().starts_with(&format!("GET {path} HTTP/1.1\r\n")), "{path}");
     }

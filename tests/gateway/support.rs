@@ -114,18 +114,15 @@ impl Gateway {
         self.url.trim_start_matches("http://").parse().unwrap()
     }
 
-    /// What comes back for these bytes, until the connection ends or is silent.
+    /// What comes back for these bytes, until the connection ends or says nothing more.
     pub(crate) fn raw(&self, bytes: &[u8]) -> String {
-        self.raw_within(bytes, Duration::from_millis(700))
-    }
-
-    pub(crate) fn raw_within(&self, bytes: &[u8], longest_silence: Duration) -> String {
         let mut stream = TcpStream::connect(self.address()).unwrap();
-        stream.set_read_timeout(Some(longest_silence)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.write_all(bytes).unwrap();
         let (mut all, mut part) = (Vec::new(), [0; 4096]);
         while let Ok(read @ 1..) = stream.read(&mut part) {
             all.extend_from_slice(&part[..read]);
+            stream.set_read_timeout(Some(Duration::from_millis(700))).unwrap();
         }
         String::from_utf8_lossy(&all).into_owned()
     }

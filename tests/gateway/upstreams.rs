@@ -92,6 +92,17 @@ async fn an_upstream_that_takes_no_connection_is_a_502() {
     assert_eq!(gateway.get(&client(), "/").await.status(), 502);
 }
 
+/// A container may have no certificates, and needs none for upstreams without TLS.
+#[tokio::test]
+async fn a_system_without_certificates_reaches_http_upstreams() {
+    let upstream = Upstream::start();
+    let gateway = Gateway::before_with(&upstream.url(), &[], |command| {
+        command.env("SSL_CERT_FILE", "/dev/null").env("SSL_CERT_DIR", "/dev/null");
+    });
+    assert_eq!(gateway.get(&client(), "/").await.status(), 200);
+    assert!(gateway.log().contains("there is no certificate to trust"), "{}", gateway.log());
+}
+
 #[cfg(feature = "rustls")]
 #[tokio::test]
 async fn an_https_upstream_is_spoken_to_in_tls() {
