@@ -2,10 +2,7 @@
 
 use std::{
     error::Error,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -38,16 +35,15 @@ impl Load {
         };
         let mut users: Vec<_> = (1..=self.fair).map(user(false)).chain((1..=self.greedy).map(user(true))).collect();
         let (sender, mut receiver) = mpsc::unbounded_channel();
-        let is_wanted = Arc::new(AtomicBool::new(true));
+        let start = Instant::now();
         for (number, user) in users.iter().enumerate() {
             for _ in 0..if user.is_greedy { 4 } else { 1 } {
-                let (lab, is_wanted, sender) = (Arc::clone(lab), Arc::clone(&is_wanted), sender.clone());
+                let (lab, sender) = (Arc::clone(lab), sender.clone());
                 let (name, is_greedy) = (user.name.clone(), user.is_greedy);
                 tokio::spawn(async move {
-                    while is_wanted.load(Ordering::Relaxed) {
+                    while start.elapsed() < self.lasting {
                         let (sql, pause) = next_query(is_greedy, lab.window.length());
-                        let asked = ask(Arc::clone(&lab), name.clone(), sql, Arc::clone(&is_wanted)).await;
-                        let Ok((entry, answer)) = asked else { break };
+                        let (entry, answer) = ask(&lab, &name, sql).await;
                         let pause = if let Answer::Refused(_) = answer { pause.max(REFUSED) } else { pause };
                         if sender.send((number, entry)).is_err() {
                             break;
@@ -58,12 +54,7 @@ impl Load {
             }
         }
         drop(sender);
-        tokio::spawn(async move {
-            sleep(self.lasting).await;
-            is_wanted.store(false, Ordering::Relaxed);
-        });
 
-        let start = Instant::now();
         let bar = ProgressBar::new(self.lasting.as_millis().try_into()?)
             .with_style(ProgressStyle::with_template("{wide_bar} {msg}")?);
         let (mut ran, mut refused) = (0, 0);

@@ -28,8 +28,12 @@ pub(crate) struct Entry {
 pub(crate) enum Outcome {
     /// It ran to its end.
     Rows,
-    /// It was wrong.
+    /// The query was wrong.
     Fault,
+    /// It needed more memory than a query has.
+    Memory,
+    /// The lab could not run it.
+    LabFault,
     /// All that its user had left was used up.
     Interrupted,
     /// The client went away.

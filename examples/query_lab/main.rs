@@ -1,5 +1,9 @@
 //! Users send SQL to one database, each one query at a time and no more than 20 seconds of queries in any minute.
 //!
+//! Their SQL is not trusted. Each query runs in a process of its own: this program again, with `--worker`. The process is
+//! killed when the time of its user is over. Unless the machine halts, it runs for 100 ms longer at most. Limits of the
+//! process protect the memory, the disk and the processors for others. So this program needs Unix.
+//!
 //! ```text
 //! cargo run --example query_lab --features query_lab      # then open http://127.0.0.1:8080
 //! cargo run --example query_lab --features query_lab -- --load 20s --budget 1s --window 5s
@@ -12,33 +16,37 @@ mod log;
 mod page;
 mod query;
 mod report;
+mod worker;
+mod workers;
 
 use std::{
     error::Error,
+    fs::File,
     io::{self, Write as _},
     net::SocketAddr,
     path::PathBuf,
     process::ExitCode,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use clap::Parser;
 use ratelimit_runtime::{Limiter, OnStoreError};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, runtime::Runtime};
 
 use crate::{
     database::Database,
     load::Load,
     log::Log,
     query::{Lab, Window},
+    workers::Workers,
 };
 
 /// Users send SQL to one database, each one query at a time and no more than so much time of queries in any window.
 ///
 /// POST /query takes a query as its body and the user in the header X-User, and answers with the rows as JSON. A
-/// query runs for as long as its user has time left, and is interrupted then. The database is a sample, in this
-/// program, and only read. Beside the usual functions there is sleep(ms).
+/// query runs for as long as its user has time left, and is interrupted then. It has 64 MiB of memory. The database is a
+/// sample, in this program, and only read. Beside the usual functions there is sleep(ms).
 #[derive(Parser)]
 #[command(name = "query_lab")]
 struct Args {
@@ -57,6 +65,10 @@ struct Args {
     /// Address of the lab
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
+
+    /// Queries that run at once, each in a process of its own
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    workers: u64,
 
     /// Write a line of JSON for each query to the end of this file
     #[arg(long, value_name = "FILE")]
@@ -77,6 +89,10 @@ struct Args {
     #[arg(long, value_name = "FILE", requires = "load")]
     #[arg(help = "Where to draw what the users of the load used (SVG) [default: beside the program]")]
     plot: Option<PathBuf>,
+
+    /// Be a process that runs one query in this database
+    #[arg(long, hide = true)]
+    worker: Option<PathBuf>,
 }
 
 /// At least a millisecond, at most what an hour has.
@@ -89,9 +105,13 @@ fn time(text: &str) -> Result<Duration, String> {
     }
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run(Args::parse()).await {
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let ended = match &args.worker {
+        Some(database) => worker::run(database),
+        None => Runtime::new().map_err(Into::into).and_then(|runtime| runtime.block_on(run(args))),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("query_lab: {error}");
@@ -110,27 +130,33 @@ async fn run(args: Args) -> Result<(), Box<dyn Error>> {
         Some(path) => Log::append_to(path).map_err(|error| format!("{}: {error}", path.display()))?,
         None => Log::default(),
     };
+    let database = Database::sample()?;
     let lab = Arc::new(Lab {
-        database: Arc::new(Database::sample()?),
+        workers: Workers::start(database.path().to_owned())?,
+        most_workers: args.workers,
         limiter,
         budget_ms: args.budget.as_millis().try_into()?,
         window: args.window,
         log,
+        running: Mutex::default(),
+        _database: database,
     });
 
     let listener = TcpListener::bind(args.listen).await.map_err(|error| format!("{}: {error}", args.listen))?;
     writeln!(io::stdout(), "listening on http://{}", listener.local_addr()?)?;
     let server = axum::serve(listener, page::app(Arc::clone(&lab)));
     let Some(lasting) = args.load else { return Ok(server.await?) };
-    // The page is there meanwhile.
-    tokio::spawn(async move { server.await });
-    let users = Load { lasting, fair: args.fair, greedy: args.greedy }.run(&lab).await?;
     let plot = match args.plot {
         Some(path) => path,
         None => std::env::current_exe()?.with_extension("svg"),
     };
-    let picture = chart::svg(&users, &lab, lasting)?;
-    std::fs::write(&plot, picture).map_err(|error| format!("{}: {error}", plot.display()))?;
-    writeln!(io::stdout(), "{}\nThe picture is in {}", report::text(&users, &lab), plot.display())?;
+    // A wrong path is an error now, and not after the load.
+    let mut picture = File::create(&plot).map_err(|error| format!("{}: {error}", plot.display()))?;
+    // The page is there meanwhile.
+    tokio::spawn(async move { server.await });
+    let users = Load { lasting, fair: args.fair, greedy: args.greedy }.run(&lab).await?;
+    writeln!(io::stdout(), "{}", report::text(&users, &lab))?;
+    picture.write_all(chart::svg(&users, &lab, lasting)?.as_bytes())?;
+    writeln!(io::stdout(), "The picture is in {}", plot.display())?;
     Ok(())
 }

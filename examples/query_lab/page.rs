@@ -1,9 +1,6 @@
 //! The way in for queries, and the page to try them on.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::Arc;
 
 use axum::{
     Json, Router,
@@ -13,9 +10,13 @@ use axum::{
     routing::{get, post},
 };
 use ratelimit_runtime::RequestPerMinute;
+use serde::Serialize;
 use serde_json::json;
 
-use crate::query::{Account, Answer, Lab, ask};
+use crate::{
+    database::{Fault, MOST_MEMORY, Table},
+    query::{Account, Answer, Lab, ask},
+};
 
 pub(crate) fn app(lab: Arc<Lab>) -> Router {
     Router::new()
@@ -25,44 +26,47 @@ pub(crate) fn app(lab: Arc<Lab>) -> Router {
         .with_state(lab)
 }
 
-/// Whoever asks for something that takes its time. Dropped, it is not wanted any more.
-struct Asker(Arc<AtomicBool>);
-
-impl Drop for Asker {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
+#[derive(Serialize)]
+struct Found {
+    took_ms: u64,
+    table: Table,
 }
 
+/// If the client leaves, this function is dropped, and the query ends.
 async fn query(State(lab): State<Arc<Lab>>, headers: HeaderMap, sql: String) -> Response {
     // A proxy in front of a server like this one authenticates the user, and names the user in a
     // header.
     let Some(user) = headers.get("x-user").and_then(|user| user.to_str().ok()).filter(|user| !user.is_empty()) else {
         return problem(StatusCode::FORBIDDEN, "say in the header X-User who asks");
     };
-    let asker = Asker(Arc::new(AtomicBool::new(true)));
-    match ask(Arc::clone(&lab), user.to_owned(), sql, Arc::clone(&asker.0)).await {
-        Ok((entry, answer)) => match answer {
-            Answer::Rows(table) => Json(json!({ "took_ms": entry.charged_ms, "table": table })).into_response(),
-            Answer::Fault(words) => problem(StatusCode::BAD_REQUEST, &words),
-            // Not 429: the same query again would be interrupted again, unless it is given more.
-            Answer::Interrupted => {
-                let words = format!(
-                    "interrupted after {} ms: all that was left of your {} ms in {} s is used up",
-                    entry.charged_ms,
-                    lab.budget_ms,
-                    lab.window.length().as_secs()
-                );
-                problem(StatusCode::UNPROCESSABLE_ENTITY, &words)
-            }
-            Answer::PlaceLost => problem(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "this server stood still, and another query of yours may have run meanwhile; send it again",
-            ),
-            Answer::Cancelled => problem(StatusCode::SERVICE_UNAVAILABLE, "cancelled"),
-            Answer::Refused(refused) => refused.into_response(),
-        },
-        Err(crash) => problem(StatusCode::INTERNAL_SERVER_ERROR, &crash.to_string()),
+    let (entry, answer) = ask(&lab, user, sql).await;
+    match answer {
+        Answer::Rows(table) => Json(Found { took_ms: entry.charged_ms, table }).into_response(),
+        Answer::Fault(Fault::Sql(words)) => problem(StatusCode::BAD_REQUEST, &words),
+        // Not 429: the same query again would end like this again, unless it is given more.
+        Answer::Fault(Fault::Memory) => {
+            let words = format!("the query needs more memory than a query has here, {MOST_MEMORY} MiB");
+            problem(StatusCode::UNPROCESSABLE_ENTITY, &words)
+        }
+        Answer::Interrupted => {
+            let words = format!(
+                "interrupted after {} ms: all that was left of your {} ms in {} s is used up",
+                entry.charged_ms,
+                lab.budget_ms,
+                lab.window.length().as_secs()
+            );
+            problem(StatusCode::UNPROCESSABLE_ENTITY, &words)
+        }
+        Answer::Fault(Fault::Lab(words)) => {
+            let words = format!("the lab could not run the query: {words}");
+            problem(StatusCode::INTERNAL_SERVER_ERROR, &words)
+        }
+        Answer::PlaceLost => problem(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "this server stood still, and another query of yours may have run meanwhile; send it again",
+        ),
+        Answer::Cancelled => problem(StatusCode::SERVICE_UNAVAILABLE, "cancelled"),
+        Answer::Refused(refused) => refused.into_response(),
     }
 }
 

@@ -1,38 +1,46 @@
 //! One query of one user, and the limits on it.
 
 use std::{
+    collections::HashMap,
     process,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use clap::ValueEnum;
 use ratelimit_runtime::{
-    Algorithm, Limiter, RequestPerMinute, Rule, limit_concurrent_requests, limit_request_per_time,
+    Algorithm, Limiter, Permit, RequestPerMinute, Rule, limit_concurrent_requests, limit_request_per_time,
 };
 use serde::Serialize;
-use tokio::{
-    task::{JoinError, spawn_blocking},
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::sleep};
 
 use crate::{
-    database::{Database, Fault, Table, Time},
+    database::{Database, Fault, Table},
     log::{Entry, Log, Outcome},
+    workers::Workers,
 };
 
 /// State that all queries share.
 #[derive(Debug)]
 pub(crate) struct Lab {
-    pub(crate) database: Arc<Database>,
+    pub(crate) workers: Workers,
+    /// Queries that run at once in this process.
+    pub(crate) most_workers: u64,
     pub(crate) limiter: Limiter,
     /// Time that the queries of a user may run in any window.
     pub(crate) budget_ms: u64,
     pub(crate) window: Window,
     pub(crate) log: Log,
+    /// The start of each query that runs here, and the time it was given, by its user.
+    pub(crate) running: Mutex<HashMap<String, (Instant, Duration)>>,
+    /// Kept for as long as queries read it.
+    pub(crate) _database: Database,
+}
+
+impl Lab {
+    fn running(&self) -> MutexGuard<'_, HashMap<String, (Instant, Duration)>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The windows there is a `run` for, in milliseconds.
@@ -54,16 +62,19 @@ impl Window {
     }
 }
 
-/// How often it is looked whether a query still has its place.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval at which it is checked whether a query still has its place.
+const CHECK: Duration = Duration::from_millis(50);
 
 /// The function this program is about: one query of a user at a time, and all of them together no longer than the
-/// budget in any window. Who asks for more at once waits for the query before; who has nothing left is refused.
+/// budget in any window. A user who asks for more at once waits for the query before; one who has nothing left is
+/// refused. All users together have a number of processes, and a query waits for a free one.
 ///
-/// While a query runs, all that its user has left is held. What it took is charged when it ends, however it ends.
+/// While a query runs, all that its user has left is held. The time that it took is charged when it ends, however it
+/// ends.
 ///
 /// `ttl` is a constant, hence the parameter; `count` may be any expression.
 #[limit_concurrent_requests("query-place", 1, key = user, lease = "10s", on_limit = Wait)]
+#[limit_concurrent_requests("query-workers", lab.most_workers, key = process::id(), lease = "10s")]
 #[limit_request_per_time(
     prefix = "query-time",
     ttl = WINDOW_MS,
@@ -75,57 +86,57 @@ const LOOK: Duration = Duration::from_millis(50);
     permit = permit
 )]
 async fn run<const WINDOW_MS: u64>(
-    lab: &Lab,
+    lab: &Arc<Lab>,
     user: &str,
     sql: String,
-    is_wanted: &AtomicBool,
-) -> Result<Ran, RequestPerMinute> {
-    let (start_us, given) = (now_us(), permit.remaining_time());
-    let time = Time::new(given);
-    let (database, its_time) = (Arc::clone(&lab.database), time.clone());
-    let mut query = spawn_blocking(move || database.read(&sql, &its_time));
-    let result = loop {
-        // Without its place, another query may run beside it. What is stopped is waited for all the same.
-        if !permit.is_held() || !is_wanted.load(Ordering::Relaxed) {
-            time.stop();
-        }
-        if let Ok(result) = timeout(LOOK, &mut query).await {
-            break result;
-        }
-    };
-    let answer = match result {
-        _ if !permit.is_held() => Answer::PlaceLost,
-        Ok(Ok(rows)) => Answer::Rows(rows),
-        Ok(Err(Fault::Sql(words))) => Answer::Fault(words),
-        Ok(Err(Fault::Interrupted)) if is_wanted.load(Ordering::Relaxed) => Answer::Interrupted,
-        Ok(Err(Fault::Interrupted)) => Answer::Cancelled,
-        Err(crash) => Answer::Fault(crash.to_string()),
-    };
-    Ok(Ran { start_us, end_us: now_us(), given, answer })
+) -> Result<(Entry, Answer), RequestPerMinute> {
+    // A task of its own: the query is charged until its process has ended, even if the client leaves.
+    let (_client, left) = oneshot::channel();
+    let query = lab.workers.spawn(execute(Arc::clone(lab), permit, user.to_owned(), sql, left));
+    Ok(query.await.expect("a query does not panic"))
 }
 
-/// A query that was let through.
-struct Ran {
-    start_us: u64,
-    end_us: u64,
-    /// Time that its user had left at the start.
-    given: Duration,
-    answer: Answer,
+/// Runs an admitted query, and logs its result.
+///
+/// `left` ends with the function that waits here. The permit is dropped at the end, and the query is charged.
+async fn execute(
+    lab: Arc<Lab>,
+    permit: Permit,
+    user: String,
+    sql: String,
+    left: oneshot::Receiver<()>,
+) -> (Entry, Answer) {
+    let (start_us, given) = (now_us(), permit.remaining_time());
+    lab.running().insert(user.clone(), (Instant::now(), given));
+    let place_lost = async {
+        while permit.is_held() {
+            sleep(CHECK).await;
+        }
+    };
+    let stopped = async {
+        tokio::select! {
+            _ = left => Answer::Cancelled,
+            () = place_lost => Answer::PlaceLost,
+        }
+    };
+    let (answer, took) = lab.workers.run(sql, given, stopped).await;
+    lab.running().remove(&user);
+    let answer = if permit.is_held() { answer } else { Answer::PlaceLost };
+    (lab.logged(user, start_us, given, took, &answer), answer)
 }
 
 /// Calls the `run` for this window.
 async fn run_within(
     window: Window,
-    lab: &Lab,
+    lab: &Arc<Lab>,
     user: &str,
     sql: String,
-    is_wanted: &AtomicBool,
-) -> Result<Ran, RequestPerMinute> {
+) -> Result<(Entry, Answer), RequestPerMinute> {
     match window {
-        Window::S2 => run::<{ Window::S2 as u64 }>(lab, user, sql, is_wanted).await,
-        Window::S5 => run::<{ Window::S5 as u64 }>(lab, user, sql, is_wanted).await,
-        Window::S10 => run::<{ Window::S10 as u64 }>(lab, user, sql, is_wanted).await,
-        Window::S60 => run::<{ Window::S60 as u64 }>(lab, user, sql, is_wanted).await,
+        Window::S2 => run::<{ Window::S2 as u64 }>(lab, user, sql).await,
+        Window::S5 => run::<{ Window::S5 as u64 }>(lab, user, sql).await,
+        Window::S10 => run::<{ Window::S10 as u64 }>(lab, user, sql).await,
+        Window::S60 => run::<{ Window::S60 as u64 }>(lab, user, sql).await,
     }
 }
 
@@ -133,50 +144,46 @@ async fn run_within(
 #[derive(Debug)]
 pub(crate) enum Answer {
     Rows(Table),
-    /// The error, in the words of the database.
-    Fault(String),
+    Fault(Fault),
     Interrupted,
     Cancelled,
     PlaceLost,
     Refused(RequestPerMinute),
 }
 
-/// Runs a query in the name of a user, and logs its result. It ends early once no client waits for
-/// it.
-///
-/// It runs in a task of its own: whoever waits here may go away, and the query has its place until it has ended.
-pub(crate) async fn ask(
-    lab: Arc<Lab>,
-    user: String,
-    sql: String,
-    is_wanted: Arc<AtomicBool>,
-) -> Result<(Entry, Answer), JoinError> {
-    let task = tokio::spawn(async move {
-        let ran = run_within(lab.window, &lab, &user, sql, &is_wanted).await.unwrap_or_else(|refused| {
-            let now = now_us();
-            Ran { start_us: now, end_us: now, given: Duration::ZERO, answer: Answer::Refused(refused) }
-        });
-        let Ran { start_us, end_us, given, answer } = ran;
+/// Runs a query in the name of a user, and logs its result. Dropped, it ends the query.
+pub(crate) async fn ask(lab: &Arc<Lab>, user: &str, sql: String) -> (Entry, Answer) {
+    run_within(lab.window, lab, user, sql).await.unwrap_or_else(|refused| {
+        let answer = Answer::Refused(refused);
+        (lab.logged(user.to_owned(), now_us(), Duration::ZERO, Duration::ZERO, &answer), answer)
+    })
+}
+
+impl Lab {
+    fn logged(&self, user: String, start_us: u64, given: Duration, took: Duration, answer: &Answer) -> Entry {
+        let outcome = match answer {
+            Answer::Rows(_) => Outcome::Rows,
+            Answer::Fault(Fault::Sql(_)) => Outcome::Fault,
+            Answer::Fault(Fault::Memory) => Outcome::Memory,
+            Answer::Fault(Fault::Lab(_)) => Outcome::LabFault,
+            Answer::Interrupted => Outcome::Interrupted,
+            Answer::Cancelled => Outcome::Cancelled,
+            Answer::PlaceLost => Outcome::PlaceLost,
+            Answer::Refused(_) => Outcome::Refused,
+        };
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let entry = Entry {
             user,
             process: process::id(),
             start_us,
-            end_us,
-            given_us: given.as_micros().try_into().unwrap_or(u64::MAX),
-            charged_ms: end_us.saturating_sub(start_us).div_ceil(1_000),
-            outcome: match answer {
-                Answer::Rows(_) => Outcome::Rows,
-                Answer::Fault(_) => Outcome::Fault,
-                Answer::Interrupted => Outcome::Interrupted,
-                Answer::Cancelled => Outcome::Cancelled,
-                Answer::PlaceLost => Outcome::PlaceLost,
-                Answer::Refused(_) => Outcome::Refused,
-            },
+            end_us: start_us.saturating_add(us(took)),
+            given_us: us(given),
+            charged_ms: us(took).div_ceil(1_000),
+            outcome,
         };
-        lab.log.write(&entry);
-        (entry, answer)
-    });
-    task.await
+        self.log.write(&entry);
+        entry
+    }
 }
 
 /// The rest of the budget of a user.
@@ -187,6 +194,8 @@ pub(crate) struct Account {
     left_ms: u64,
     /// A query of the user runs, and holds all that is left.
     is_running: bool,
+    /// Time that it has run and was given, if it runs in this process.
+    progress_ms: Option<[u64; 2]>,
 }
 
 impl Account {
@@ -196,7 +205,9 @@ impl Account {
         let place = Rule::new("query-place", 1, Duration::from_secs(10)).with_algorithm(Algorithm::Concurrent);
         let left_ms = lab.limiter.peek(&time, user).await?.remaining();
         let is_running = lab.limiter.peek(&place, user).await?.remaining() == 0;
-        Ok(Self { budget_ms: lab.budget_ms, window_ms: lab.window as u64, left_ms, is_running })
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let progress_ms = lab.running().get(user).map(|(start, given)| [ms(start.elapsed()), ms(*given)]);
+        Ok(Self { budget_ms: lab.budget_ms, window_ms: lab.window as u64, left_ms, is_running, progress_ms })
     }
 }
 
