@@ -1,4 +1,4 @@
-//! Three limited functions. No server is needed, and with one the same code runs on it:
+//! Three limited functions, and a table of their calls. No server is needed, and with one the same code runs on it:
 //!
 //! ```text
 //! cargo run --example quickstart
@@ -21,23 +21,24 @@ struct Args {
 /// Three orders a second for each seller. The body runs only for a call that is within the limit, and
 /// finds what is left of it in `permit`. Any error type will do that is `From<RequestPerMinute>`.
 #[limit_request_per_time(prefix = "order", ttl = 1, unit = Seconds, count = 3, key = seller, permit = permit)]
-async fn order(seller: &str) -> Result<String, RequestPerMinute> {
-    Ok(format!("order of {seller} taken, {} left", permit.remaining()))
+async fn order(seller: &str) -> Result<u64, RequestPerMinute> {
+    Ok(permit.remaining())
 }
 
 /// Two mails in any half second. A call beyond that waits for its turn.
 #[limit_request_per_time(
-    prefix = "mail", ttl = 500, unit = Milliseconds, count = 2, algorithm = SlidingLog, on_limit = Wait
+    prefix = "mail", ttl = 500, unit = Milliseconds, count = 2, algorithm = SlidingLog, on_limit = Wait,
+    permit = permit
 )]
-async fn mail(to: &str) -> Result<String, RequestPerMinute> {
-    Ok(format!("mail to {to} sent"))
+async fn mail(_to: &str) -> Result<u64, RequestPerMinute> {
+    Ok(permit.remaining())
 }
 
 /// Two at once: a refused call is charged to neither, and the error names the limit that refused.
-#[limit_request_per_time("payout-seller", 1, Seconds, 2, key = seller)]
+#[limit_request_per_time("payout-seller", 1, Seconds, 2, key = seller, permit = permit)]
 #[limit_request_per_time("payout-all", 1, Seconds, 3)]
-async fn pay_out(seller: &str) -> Result<String, RequestPerMinute> {
-    Ok(format!("{seller} paid"))
+async fn pay_out(seller: &str) -> Result<u64, RequestPerMinute> {
+    Ok(permit.remaining())
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -55,36 +56,56 @@ async fn run(store: &str) -> Result<(), Box<dyn Error>> {
     // Once, at the start of the process. Without it, limits are counted in memory.
     Limiter::connect(store).await?.install()?;
 
-    println!("3 orders a second for each seller, one more is refused:");
-    let start = Instant::now();
+    let table = Table::begin("order: 3 a second for each seller, one more is refused");
     for seller in ["alice", "alice", "alice", "bob"] {
-        show(start, order(seller).await);
+        table.show(seller, &order(seller).await);
     }
-    if let Err(refused) = order("alice").await {
-        let wait = refused.retry_after().unwrap_or_default();
-        show(start, Err(refused));
-        sleep(wait).await;
-        show(start, order("alice").await);
+    let refused = order("alice").await;
+    table.show("alice", &refused);
+    if let Err(refused) = refused {
+        sleep(refused.retry_after().unwrap_or_default()).await;
+        table.show("alice", &order("alice").await);
     }
 
-    println!("\n2 mails in any half second, one more waits:");
-    let start = Instant::now();
+    println!();
+    let table = Table::begin("mail: 2 in any half second, one more waits for its turn");
     for to in ["ann", "ben", "cem", "dan", "eve"] {
-        show(start, mail(to).await);
+        table.show(to, &mail(to).await);
     }
 
-    println!("\n2 payouts a second for each seller and 3 in all, one more is refused:");
-    let start = Instant::now();
+    println!();
+    let table = Table::begin("pay_out: 2 a second for each seller and 3 in all, one more is refused");
     for seller in ["alice", "alice", "alice", "bob", "bob"] {
-        show(start, pay_out(seller).await);
+        table.show(seller, &pay_out(seller).await);
     }
     Ok(())
 }
 
-fn show(start: Instant, answer: Result<String, RequestPerMinute>) {
-    let at = start.elapsed().as_secs_f64();
-    match answer {
-        Ok(done) => println!("  {at:.3}s  {done}"),
-        Err(refused) => println!("  {at:.3}s  refused: {refused}"),
+/// The calls of one function. Times are seconds since its first call.
+struct Table {
+    start: Instant,
+}
+
+impl Table {
+    fn begin(title: &str) -> Self {
+        println!("{title}\n\n   time  key    result    remaining");
+        Self { start: Instant::now() }
+    }
+
+    /// A line for a call, with a mark for each permit that remains.
+    fn show(&self, key: &str, result: &Result<u64, RequestPerMinute>) {
+        let time = self.start.elapsed().as_secs_f64();
+        let (word, remaining, note) = match result {
+            Ok(remaining) => ("admitted", *remaining, (0..*remaining).map(|_| '#').collect()),
+            Err(error) => ("refused", error.remaining(), reason(error)),
+        };
+        println!("{}", format!("{time:7.3}  {key:5}  {word:8}  {remaining:9}  {note}").trim_end());
+    }
+}
+
+fn reason(error: &RequestPerMinute) -> String {
+    match error.retry_after() {
+        Some(wait) => format!("by {}, retry in {:.3} s", error.rule(), wait.as_secs_f64()),
+        None => error.to_string(), // for example, the store is not available
     }
 }

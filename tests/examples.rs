@@ -127,18 +127,31 @@ impl Drop for Api {
 #[test]
 fn quickstart_says_what_is_admitted_refused_and_when_to_retry() {
     let output = text(&mut example("quickstart"));
-    for expected in
-        ["order of alice taken, 0 left", "refused: `order` is limited to 3 per second; retry in", "bob paid"]
-    {
+    for expected in [
+        "order: 3 a second for each seller",
+        "time  key    result    remaining\n",
+        "alice  admitted          2  ##\n",
+        "alice  admitted          0\n",
+        "alice  refused           0  by order, retry in ",
+        "eve    admitted          1  #\n",
+        "bob    refused           0  by payout-all, retry in ",
+    ] {
         assert!(output.contains(expected), "{output}");
     }
+    // The time stands first: mails wait for half a second each two.
+    let time = |key| {
+        let line = output.lines().find(|line| line.contains(key)).unwrap();
+        line.split_whitespace().next().unwrap().parse::<f64>().unwrap()
+    };
+    assert!(time("  ben ") < 0.5 && time("  dan ") >= 0.5 && time("  eve ") >= 1.0, "{output}");
+    assert!(output.lines().all(|line| line.len() <= 80 && line.trim_end() == line), "{output}");
     assert!(text(example("quickstart").arg("--help")).contains("redis://127.0.0.1:6379"));
 }
 
 #[test]
 fn quickstart_runs_on_redis_and_says_when_there_is_none() {
     let mut server = RedisServer::start();
-    let lines = |output: String| output.lines().filter(|line| line.contains("refused: ")).count();
+    let lines = |output: String| output.lines().filter(|line| line.contains("  refused  ")).count();
     assert_eq!(lines(text(example("quickstart").arg(server.url()))), 3);
     server.kill();
     let output = example("quickstart").arg(server.url()).output().unwrap();
