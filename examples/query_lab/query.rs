@@ -12,7 +12,7 @@ use ratelimit_runtime::{
     Algorithm, Limiter, Permit, RequestPerMinute, Rule, limit_concurrent_requests, limit_request_per_time,
 };
 use serde::Serialize;
-use tokio::{sync::oneshot, time::sleep};
+use tokio::{sync::oneshot, task::spawn_blocking, time::sleep};
 
 use crate::{
     database::{Database, Fault, Table},
@@ -122,7 +122,8 @@ async fn execute(
     let (answer, took) = lab.workers.run(sql, given, stopped).await;
     lab.running().remove(&user);
     let answer = if permit.is_held() { answer } else { Answer::PlaceLost };
-    (lab.logged(user, start_us, given, took, &answer), answer)
+    let logged = spawn_blocking(move || (lab.logged(user, start_us, given, took, &answer), answer));
+    logged.await.expect("the log does not panic")
 }
 
 /// Calls the `run` for this window.

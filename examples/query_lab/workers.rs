@@ -13,7 +13,7 @@ use tokio::{
     process::{Child, ChildStdin, ChildStdout, Command},
     runtime::{Builder, Handle},
     sync::{Mutex, mpsc},
-    task::JoinHandle,
+    task::{JoinHandle, spawn_blocking},
     time::{Instant, timeout},
 };
 
@@ -46,7 +46,8 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Starts a task that waits for a query. It is not delayed by the requests that the lab answers.
+    /// Starts a task that waits for a query. It is not delayed by the requests that the lab answers, and must not block:
+    /// other queries would be killed late.
     pub(crate) fn spawn<T: Send + 'static>(&self, query: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.runtime.spawn(query)
     }
@@ -135,6 +136,6 @@ impl Worker {
         if reply.is_empty() {
             return Err(io::Error::other("its process ended without a reply"));
         }
-        Ok(serde_json::from_slice(&reply)?)
+        Ok(spawn_blocking(move || serde_json::from_slice(&reply)).await??)
     }
 }
