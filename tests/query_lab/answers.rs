@@ -106,8 +106,12 @@ async fn a_database_that_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let lab = Lab::start("memory://", "20s", "60s", &folder.path().join("log.jsonl"));
     assert_eq!(lab.query("alice", "SELECT 1").await.status(), 200);
-    let database = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).find(|path| path.is_dir());
-    fs::remove_dir_all(database.unwrap()).unwrap();
+    let mut files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let database = files.find(|path| path.is_dir()).unwrap();
+    fs::write(database.join("sample.db"), "no database".repeat(1_000)).unwrap();
+    let (status, words) = lab.refused("alice", "SELECT count(*) FROM orders").await;
+    assert!(status == 500 && words.ends_with("file is not a database"), "{status} {words}");
+    fs::remove_dir_all(database).unwrap();
     // Processes that wait for a query have opened it.
     for _ in 0..4 {
         lab.query("alice", "SELECT 1").await;

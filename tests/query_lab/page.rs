@@ -38,6 +38,7 @@ fn the_page() {
     page.write("[name=user]", "bob");
     page.click(".run");
     page.wait_for("!document.querySelector('[data-user=bob] .badge').hidden");
+    page.wait_for("!document.querySelector('[data-user=bob] .progress').hidden");
     page.wait_for("document.querySelector('[data-user=bob] progress').value > 0");
     page.wait_for(
         r"/ of (3,000|2,99\d) ms$/.test(document.querySelector('[data-user=bob] .progress span').textContent)",
