@@ -87,7 +87,7 @@ impl SeveralCharges {
             };
             let receipts = queries.iter().map(receipt).collect();
             let engine = self.engine.clone();
-            let charges = BackendCharges { engine, rule: *least.rule, cost: least.cost, receipts };
+            let charges = BackendCharges { engine, most_restrictive: (*least.rule, least.cost), receipts };
             Some(Permit::new(least.rule.limit(), &least.outcome, Receipt::BackendAll(Arc::new(charges))))
         };
         attempt_all(&self.engine, &self.charges.iter().map(ChargeRequest::borrowed), permit)?.transpose()

@@ -65,8 +65,8 @@ pub(super) enum Receipt {
 pub(super) struct BackendCharges {
     pub(super) engine: EngineRef,
     /// The most restrictive rule, and its cost.
-    pub(super) rule: Rule,
-    pub(super) cost: u64,
+    #[cfg_attr(not(any(feature = "axum", feature = "tower")), allow(dead_code))]
+    pub(super) most_restrictive: (Rule, u64),
     pub(super) receipts: Vec<BackendReceipt>,
 }
 
@@ -154,7 +154,7 @@ impl Permit {
         match &self.receipt {
             Receipt::Nothing => None,
             Receipt::Backend(_, receipt) => receipt.rule_and_cost(),
-            Receipt::BackendAll(charges) => Some((charges.rule, charges.cost)),
+            Receipt::BackendAll(charges) => Some(charges.most_restrictive),
             Receipt::Store(receipt) => of_store(&receipt.1),
             Receipt::Hold(held) => of_store(&held.1.as_ref()?.1),
         }

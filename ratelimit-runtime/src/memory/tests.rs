@@ -137,12 +137,14 @@ fn a_request_drops_expired_counters_in_all_its_shards() {
     let memory = Memory::new(clock.clone().into(), 2);
     let rule = Rule::new("item", 1, PERIOD);
     let in_shard = |shard, from: u64| {
-        (from..).map(Key::new).find(|key| shard_of(&CounterId::new(&rule, Some(key))) == shard).unwrap()
+        (from..from + 100_000).map(Key::new).find(|key| shard_of(&CounterId::new(&rule, Some(key))) == shard).unwrap()
     };
     let charge = |key: &Key| Charge::new(rule, CounterName::new("", &rule, Some(key)), 1);
     let decide = |charges: &[Charge]| {
         let mut all = Charges::default();
-        charges.iter().for_each(|charge| all.push(charge.clone()));
+        for charge in charges {
+            all.push(charge.clone());
+        }
         let Reply::Ready(batch) = memory.decide(Request::new(all, true).into()) else { panic!("memory waits") };
         batch.into_first().unwrap().outcome
     };
