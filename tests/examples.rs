@@ -4,16 +4,25 @@
 
 use std::{
     env, fs,
-    io::{BufRead as _, BufReader},
+    fs::File,
+    io::{BufRead as _, BufReader, Read as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use ratelimit_harness::RedisServer;
+use ratelimit_runtime::{Algorithm, ManualClock, conformance};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
+
+use self::own_store::OwnStore;
+
+#[path = "../examples/excel_import/own_store.rs"]
+mod own_store;
 
 const RUNS: usize = 20;
 /// They wait for most of their time. More of them at once would wait for a processor too, and the time a call does that
@@ -66,8 +75,11 @@ fn check_rules_tells_the_line() {
 }
 
 fn start_import(arguments: &[&str]) -> Child {
-    let mut command = example("excel_import");
-    command.arg("--json").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    start_import_with(arguments, Stdio::piped())
+}
+
+fn start_import_with(arguments: &[&str], stderr: impl Into<Stdio>) -> Child {
+    example("excel_import").arg("--json").args(arguments).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap()
 }
 
 fn report(import: Child) -> Value {
@@ -76,9 +88,13 @@ fn report(import: Child) -> Value {
     report.unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
+fn alone() -> MutexGuard<'static, ()> {
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs them some at a time, and gives what each returned.
 fn each_run<T: Send>(run: impl Fn() -> T + Sync) -> Vec<T> {
-    let _alone = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let mut results = Vec::new();
     for first in (0..RUNS).step_by(AT_ONCE) {
         thread::scope(|scope| {
@@ -211,21 +227,120 @@ fn excel_import_on_redis() {
 fn excel_import_as_two_processes_on_one_redis() {
     let reports = each_run(|| {
         let (server, api) = (RedisServer::start(), Api::start());
-        let url = server.url();
-        let parts = ["1/2", "2/2"].map(|part| start_import(&["--store", &url, "--api", &api.1, "--part", part]));
-        parts.map(report)
+        start_two_imports(&server, &api).map(report)
     });
-    for [one, other] in reports {
-        let rows = [&one, &other].map(|report| report["rows"].as_u64().unwrap());
-        assert_eq!(rows.iter().sum::<u64>(), ROWS);
-        assert!(rows.iter().all(|rows| *rows > 0));
-        let last = if one["api"]["accepted"].as_u64() > other["api"]["accepted"].as_u64() { &one } else { &other };
-        assert_eq!(last["api"]["accepted"], ROWS, "{last}");
-        assert_eq!(last["api"]["refused"], 0, "{last}");
-        for (report, rows) in [&one, &other].into_iter().zip(rows) {
-            assert_eq!([&report["registered"], &report["failed"]], [rows, 0], "{report}");
-        }
+    reports.iter().for_each(assert_both_complete);
+}
+
+/// Each registers every other row.
+fn start_two_imports(server: &RedisServer, api: &Api) -> [Child; 2] {
+    let url = server.url();
+    ["1/2", "2/2"].map(|part| start_import(&["--store", &url, "--api", &api.1, "--part", part]))
+}
+
+fn assert_both_complete([one, other]: &[Value; 2]) {
+    let rows = [one, other].map(|report| report["rows"].as_u64().unwrap());
+    assert_eq!(rows.iter().sum::<u64>(), ROWS);
+    assert!(rows.iter().all(|rows| *rows > 0));
+    let last = if one["api"]["accepted"].as_u64() > other["api"]["accepted"].as_u64() { one } else { other };
+    assert_eq!(last["api"]["accepted"], ROWS, "{last}");
+    assert_eq!(last["api"]["refused"], 0, "{last}");
+    for (report, rows) in [one, other].into_iter().zip(rows) {
+        assert_eq!([&report["registered"], &report["failed"]], [rows, 0], "{report}");
     }
+}
+
+#[test]
+fn excel_import_on_its_own_store() {
+    let _alone = alone();
+    assert_complete(&report(start_import(&["--store", "own"])), ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn own_store_of_excel_import_conforms() {
+    let clock = ManualClock::new();
+    let store = OwnStore::new(clock.clone());
+    conformance::check(&(store, clock), &[Algorithm::SlidingLog]).await;
+}
+
+/// Redis halts. Or it is killed, and restarted with all that it counted, within the API's window.
+#[test]
+fn excel_import_waits_while_redis_is_away() {
+    let _alone = alone();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let server = RedisServer::start();
+            let terminal = Terminal::open();
+            let import = start_import_with(&["--store", &server.url()], terminal.program_side());
+            let shown = terminal.read_until_closed();
+            once_all_sellers_count(&server);
+            server.stop();
+            thread::sleep(Duration::from_secs(3));
+            server.cont();
+            assert_complete(&report(import), ROWS);
+            let shown = shown.join().unwrap();
+            for waits in ["waits for Redis: ", "waits for seller 1001, "] {
+                assert!(shown.contains(waits), "{shown}");
+            }
+        });
+        scope.spawn(|| {
+            let server = RedisServer::builder().arg("--appendonly", "yes").arg("--appendfsync", "always");
+            let (mut server, api) = (server.start(), Api::start());
+            let imports = start_two_imports(&server, &api);
+            once_all_sellers_count(&server);
+            server.kill();
+            thread::sleep(Duration::from_secs(1));
+            server.restart();
+            assert_both_complete(&imports.map(report));
+        });
+    });
+}
+
+/// Returns in the midst of the import.
+fn once_all_sellers_count(server: &RedisServer) {
+    let started = Instant::now();
+    while server.command(&[b"DBSIZE"]) != redis::Value::Int(25) {
+        assert!(started.elapsed() < Duration::from_secs(30), "the import does not begin");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A terminal in which a program shows its progress.
+struct Terminal(File);
+
+impl Terminal {
+    fn open() -> Self {
+        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&terminal).unwrap();
+        unlockpt(&terminal).unwrap();
+        Self(terminal.into())
+    }
+
+    fn program_side(&self) -> File {
+        let name = ptsname(&self.0, Vec::new()).unwrap();
+        let not_ours = i32::try_from(OpenptFlags::NOCTTY.bits()).unwrap();
+        File::options().read(true).write(true).custom_flags(not_ours).open(name.to_str().unwrap()).unwrap()
+    }
+
+    /// All that was shown, once no program has it open.
+    fn read_until_closed(mut self) -> thread::JoinHandle<String> {
+        thread::spawn(move || {
+            let mut shown = Vec::new();
+            let _ = self.0.read_to_end(&mut shown); // on Linux, the end is an error
+            String::from_utf8_lossy(&shown).into_owned()
+        })
+    }
+}
+
+/// As text, too.
+#[test]
+fn excel_import_names_all_failed_rows() {
+    let output = example("excel_import").arg("--bypass").output().unwrap();
+    let report = String::from_utf8(output.stdout).unwrap();
+    let failed: usize = report.split("failed      ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+    let rows = report.split("of this seller; rows ").nth(1).unwrap().lines().next().unwrap();
+    assert!(failed > 5 && rows.split(", ").all(|row| row.parse::<u32>().is_ok()), "{report}");
+    assert_eq!(rows.split(", ").count(), failed, "{report}");
 }
 
 /// The API does refuse, and the program says how often: without the allowance, and without the annotation.

@@ -1,7 +1,7 @@
 //! Registers the items of a spreadsheet with an API that accepts only so many of each seller.
 //!
 //! A producer reads the rows, consumers call the annotated function in `register.rs`. Neither has a line of
-//! waiting or counting in it.
+//! waiting or counting in it. Calls are counted in memory, in Redis, or in a store of the program's own: `--store`.
 //!
 //! ```text
 //! cargo run --example excel_import --features excel_import
@@ -9,6 +9,8 @@
 //! ```
 
 mod api;
+mod own_store;
+mod progress;
 mod register;
 mod report;
 mod sheet;
@@ -23,14 +25,15 @@ use std::{
 };
 
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
-use ratelimit_runtime::{Limiter, OnStoreError};
+use ratelimit_runtime::{Clock, Limiter, SetupError};
 use tokio::{
     sync::{Mutex, mpsc},
     task::JoinSet,
 };
 
 use crate::{
+    own_store::OwnStore,
+    progress::Progress,
     register::{Allowance, Window, register_within},
     report::{Report, Tally},
     sheet::{Book, Part, Row},
@@ -78,8 +81,13 @@ struct Args {
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     consumers: u16,
 
-    #[arg(long, value_name = "URL", default_value = "memory://")]
-    #[arg(help = "Where calls are counted; processes share a server, for example redis://127.0.0.1:6379")]
+    /// Where calls are counted: `memory`, `own` (a store that this program implements), or the URL of a Redis server,
+    /// such as `redis://127.0.0.1:6379`, which several processes may share
+    ///
+    /// While Redis is away, rows wait for it, for up to a minute each. If it loses its data with a restart, it admits
+    /// again what it has admitted before, and the API refuses some rows. With `appendonly yes` and `appendfsync always`
+    /// it loses nothing.
+    #[arg(long, value_name = "STORE", default_value = "memory")]
     store: String,
 
     /// Register only each n-th row: 1/2 in one process and 2/2 in another one
@@ -129,10 +137,7 @@ async fn run(args: Args) -> Result<bool, Box<dyn Error>> {
         return Ok(true);
     }
 
-    // If Redis cannot say how much is left, a row is better not registered than refused by the API. And no caller is
-    // in a hurry here.
-    let limiter = Limiter::builder(&args.store).on_store_error(OnStoreError::Deny).deadline(Duration::from_secs(1));
-    limiter.build().await?.install()?;
+    limiter(&args.store).await?.install()?;
 
     let url = if let Some(url) = &args.api {
         url.clone()
@@ -156,16 +161,25 @@ async fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     Ok(report.is_complete())
 }
 
+/// One of three stores behind one interface. The rest of the program is the same on each.
+async fn limiter(store: &str) -> Result<Limiter, SetupError> {
+    match store {
+        "memory" => Ok(Limiter::in_memory()),
+        "own" => Ok(Limiter::with_store(OwnStore::new(Clock::system()))),
+        url => Limiter::connect(url).await,
+    }
+}
+
 async fn import(args: &Args, file: &Path, api: Arc<register::Api>) -> Result<Report, Box<dyn Error>> {
     let start = Instant::now();
-    let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{wide_bar} {pos} of {len} rows")?);
+    let progress = Arc::new(Progress::new());
     let (sender, receiver) = mpsc::channel(64);
 
-    let (path, sheet, part, total) = (file.to_owned(), args.sheet.clone(), args.part, bar.clone());
+    let (path, sheet, part, shown) = (file.to_owned(), args.sheet.clone(), args.part, Arc::clone(&progress));
     let producer = tokio::task::spawn_blocking(move || -> Result<(), sheet::SheetError> {
         let mut book = Book::open(&path)?;
         let rows = book.rows(&sheet, part)?;
-        total.set_length(rows.expected());
+        shown.expect_rows(rows.expected());
         for row in rows {
             if sender.blocking_send(row).is_err() {
                 break;
@@ -177,7 +191,7 @@ async fn import(args: &Args, file: &Path, api: Arc<register::Api>) -> Result<Rep
     let receiver = Arc::new(Mutex::new(receiver));
     let mut consumers = JoinSet::new();
     for _ in 0..args.consumers {
-        let (receiver, api, bar) = (Arc::clone(&receiver), Arc::clone(&api), bar.clone());
+        let (receiver, api, progress) = (Arc::clone(&receiver), Arc::clone(&api), Arc::clone(&progress));
         let (bypass, window, allowance) = (args.bypass, args.window, args.allowance);
         consumers.spawn(async move {
             let mut tally = Tally::default();
@@ -185,22 +199,26 @@ async fn import(args: &Args, file: &Path, api: Arc<register::Api>) -> Result<Rep
                 match item {
                     Ok(item) if bypass => tally.add(number, item.seller, api.post(&item).await),
                     Ok(item) => {
-                        tally.add(number, item.seller, register_within(window, allowance, &api, &item).await);
+                        let call = register_within(window, allowance, &api, &item);
+                        tally.add(number, item.seller, progress.of_call(number, item.seller, call).await);
                     }
                     Err(reason) => tally.add_failure(number, reason),
                 }
-                bar.inc(1);
+                progress.row_is_done();
             }
             tally
         });
     }
+    let (rule, shown) = (register::rule(args.window, args.allowance, args.count), Arc::clone(&progress));
+    let display = tokio::spawn(async move { shown.show_waiting(rule).await });
 
     producer.await.map_err(|crash| format!("{}: the reader crashed: {crash}", file.display()))??;
     let mut tally = Tally::default();
     while let Some(done) = consumers.join_next().await {
         tally.merge(done?);
     }
-    bar.finish_and_clear();
+    display.abort();
+    progress.finish();
     let name = args.file.as_ref().map(|file| file.display().to_string());
     Ok(Report::new(name, tally, start.elapsed(), api.stats().await.ok()))
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
+use ratelimit_runtime::{Algorithm, RequestPerMinute, Rule, limit_request_per_time};
 use reqwest::StatusCode;
 
 use crate::{api::Stats, sheet::Item};
@@ -21,6 +21,9 @@ use crate::{api::Stats, sheet::Item};
 /// has to cover the difference between the slowest and the fastest way: from the decision, so the store's answer and
 /// waiting for a processor are part of it.
 ///
+/// While Redis is away, a call waits for it, too. A row that is a minute late is better than one that was lost, or
+/// that the API refused because nobody counted.
+///
 /// `ttl` is a constant, hence the parameters; `count` may be any expression.
 #[limit_request_per_time(
     prefix = "item-registration",
@@ -29,10 +32,17 @@ use crate::{api::Stats, sheet::Item};
     count = api.count,
     key = item.seller,
     algorithm = SlidingLog,
-    on_limit = Wait
+    on_limit = Wait,
+    on_store_error = Wait(max = "1m")
 )]
 async fn register<const WINDOW_MS: u64, const ALLOWANCE_MS: u64>(api: &Api, item: &Item) -> Result<(), NotRegistered> {
     api.post(item).await
+}
+
+/// The rule of the attribute above, to look at the counter of a seller.
+pub(crate) fn rule(window: Window, allowance: Allowance, count: u64) -> Rule {
+    let period = Duration::from_millis(window as u64 + allowance as u64);
+    Rule::new("item-registration", count, period).with_algorithm(Algorithm::SlidingLog)
 }
 
 /// Calls the `register` for this window and allowance.

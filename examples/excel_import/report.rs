@@ -1,6 +1,10 @@
 //! The results of the rows, for people and as JSON.
 
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 
 use serde::Serialize;
 
@@ -79,17 +83,17 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 5;
         let Self { file, rows, sellers, registered, failed, refused, seconds, failures, api } = self;
         let file = file.as_deref().unwrap_or("a sample");
         writeln!(f, "read        {rows} rows of {sellers} sellers from {file}")?;
         writeln!(f, "registered  {registered} in {seconds:.1}s")?;
         writeln!(f, "failed      {failed}, {refused} of them refused by the API")?;
-        for Failure { row, reason } in failures.iter().take(SHOWN) {
-            writeln!(f, "            row {row}: {reason}")?;
+        let mut rows_by_reason = BTreeMap::<_, Vec<_>>::new();
+        for Failure { row, reason } in failures {
+            rows_by_reason.entry(reason).or_default().push(row.to_string());
         }
-        if failures.len() > SHOWN {
-            writeln!(f, "            and {} more", failures.len() - SHOWN)?;
+        for (reason, rows) in rows_by_reason {
+            writeln!(f, "            {reason}; rows {}", rows.join(", "))?;
         }
         let Some(Stats { count, window_ms, accepted, refused, most_in_window, .. }) = api else {
             return writeln!(f, "the API     does not answer any more");
