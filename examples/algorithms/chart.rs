@@ -8,7 +8,7 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-use crate::{Admitted, CANDIDATES, COUNT, END_MS, in_last_period, most_in_a_period, traffic::Traffic};
+use crate::{Admitted, CANDIDATES, COUNT, END_MS, Outcome, PERIOD_MS, in_last, traffic::Traffic};
 
 const OFFERED: RGBColor = RGBColor(216, 216, 216);
 const LIMIT: RGBColor = RGBColor(198, 40, 40);
@@ -26,7 +26,8 @@ const HIGHEST: i64 = 30;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-pub(crate) fn svg(rows: &[(Traffic, Vec<Admitted>)]) -> Result<String, Box<dyn Error>> {
+pub(crate) fn svg(outcome: &Outcome) -> Result<String, Box<dyn Error>> {
+    let rows = &outcome.rows;
     let (columns, lines) = (i32::try_from(CANDIDATES.len())?, i32::try_from(rows.len())?);
     let size = (2 * MARGIN + columns * CHART.0, HEADER + lines * (ROW_TITLE + CHART.1) + MARGIN);
     let mut svg = String::new();
@@ -44,7 +45,8 @@ pub(crate) fn svg(rows: &[(Traffic, Vec<Admitted>)]) -> Result<String, Box<dyn E
         for (column, (candidate, admitted)) in (0..).zip(CANDIDATES.iter().zip(by_candidate)) {
             let x = MARGIN + column * CHART.0;
             let area = root.clone().shrink((x, y), CHART);
-            draw(&area, traffic, admitted, candidate.promise)?;
+            let most = admitted.iter().map(|calls| outcome.most_in_a_period(calls)).max().unwrap_or_default();
+            draw(&area, traffic, admitted, &format!("most {most}, promised {}", candidate.promise))?;
         }
         y += CHART.1;
     }
@@ -69,7 +71,7 @@ fn legend(root: &Area) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn draw(area: &Area, traffic: &Traffic, admitted: &Admitted, promise: u64) -> Result<(), Box<dyn Error>> {
+fn draw(area: &Area, traffic: &Traffic, admitted: &Admitted, words: &str) -> Result<(), Box<dyn Error>> {
     let mut chart = ChartBuilder::on(area)
         .margin_top(18)
         .margin_right(8)
@@ -88,17 +90,15 @@ fn draw(area: &Area, traffic: &Traffic, admitted: &Admitted, promise: u64) -> Re
         .draw()?;
 
     let offered: Vec<u64> = traffic.clients.iter().flat_map(|client| client.calls.iter().copied()).collect();
-    chart.draw_series(AreaSeries::new(in_last_period(&offered), 0, OFFERED))?;
+    chart.draw_series(AreaSeries::new(in_last(PERIOD_MS, &offered), 0, OFFERED))?;
     let limit = i64::try_from(COUNT)?;
     chart.draw_series(LineSeries::new([(0, limit), (END_MS, limit)], LIMIT))?;
     let share = -LOWEST / i64::try_from(admitted.len())?;
     for (bottom, (calls, colour)) in (LOWEST..).step_by(usize::try_from(share)?).zip(admitted.iter().zip(ADMITTED)) {
-        chart.draw_series(LineSeries::new(in_last_period(calls), colour.stroke_width(2)))?;
+        chart.draw_series(LineSeries::new(in_last(PERIOD_MS, calls), colour.stroke_width(2)))?;
         let marks = calls.iter().flat_map(|at_ms| [bottom, bottom + share - 1, bottom].map(|y| (*at_ms, y)));
         chart.draw_series(LineSeries::new(marks, colour))?;
     }
-    let most = admitted.iter().map(|calls| most_in_a_period(calls)).max().unwrap_or_default();
-    let words = format!("most {most}, promised {promise}");
     area.draw(&Text::new(words, (CHART.0 - 10, 2), font(12).pos(Pos::new(HPos::Right, VPos::Top))))?;
     Ok(())
 }

@@ -4,35 +4,39 @@
 //! ```text
 //! cargo run --example algorithms
 //! cargo run --example algorithms -- docs/algorithms.svg
+//! cargo run --example algorithms -- --redis redis://127.0.0.1:6379
 //! ```
 
 mod chart;
+mod real;
+mod simulated;
 mod table;
 mod traffic;
 
 use std::{
-    collections::BTreeMap,
-    env,
-    error::Error,
-    fs, io,
-    io::Write as _,
-    path::PathBuf,
-    process::ExitCode,
-    task::{Context, Poll, Waker},
-    time::Duration,
+    collections::BTreeMap, env, error::Error, fs, io, io::Write as _, path::PathBuf, process::ExitCode, time::Duration,
 };
 
 use clap::Parser;
-use ratelimit_runtime::{Algorithm, Cause, Limiter, ManualClock, Refill, Rule};
-use tokio::runtime;
+use ratelimit_runtime::{Algorithm, Refill, Rule};
 
 use crate::traffic::Traffic;
 
 /// Sends the same traffic through all five algorithms, writes a picture of it and prints a table.
+///
+/// Without --redis it counts in memory. The clock is simulated: five seconds take no time, and each run is the same.
 #[derive(Parser)]
 struct Args {
     #[arg(help = "Where to write the picture (SVG) [default: beside the program]")]
     picture: Option<PathBuf>,
+
+    /// Count on this Redis server, in real time: for example `redis://127.0.0.1:6379`
+    ///
+    /// It takes six seconds. The server decides by its own clock, and calls take time to get there. So the picture
+    /// differs a bit from the simulated one: by a call here and there, and by more if this computer is busy. Windows
+    /// begin at the server's full seconds. If its clock differs from this one's, the third row is not at a border.
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
 }
 
 const COUNT: u64 = 10;
@@ -47,6 +51,12 @@ struct Candidate {
     name: &'static str,
     algorithm: Algorithm,
     promise: u64,
+}
+
+impl Candidate {
+    fn rule(&self) -> Rule {
+        Rule::new("example", COUNT, Duration::from_millis(PERIOD_MS)).with_algorithm(self.algorithm)
+    }
 }
 
 const CANDIDATES: [Candidate; 5] = [
@@ -73,6 +83,29 @@ const CANDIDATES: [Candidate; 5] = [
 /// the traffic.
 type Admitted = Vec<Vec<u64>>;
 
+/// The admitted calls of all traffics.
+struct Outcome {
+    /// For each traffic, one entry a candidate.
+    rows: Vec<(Traffic, Vec<Admitted>)>,
+    /// Longest time by which the time of a call may be later than the store's decision on it.
+    late_ms: u64,
+}
+
+impl Outcome {
+    /// The largest number of calls in any window of one period. Windows are half open: two calls
+    /// that are a whole period apart share none.
+    ///
+    /// Two calls that are at least a period apart for the store may be nearer to each other here,
+    /// by as much as the first one is late. So the window is shorter by that.
+    fn most_in_a_period(&self, calls: &[u64]) -> i64 {
+        in_last(self.window_ms(), calls).into_iter().map(|(_, count)| count).max().unwrap_or_default()
+    }
+
+    fn window_ms(&self) -> u64 {
+        PERIOD_MS.saturating_sub(self.late_ms)
+    }
+}
+
 fn main() -> ExitCode {
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -88,59 +121,21 @@ fn run(args: Args) -> Result<(), Box<dyn Error>> {
         Some(path) => path,
         None => env::current_exe()?.with_extension("svg"),
     };
-    let mut rows = Vec::new();
-    for traffic in traffic::all() {
-        let admitted =
-            CANDIDATES.iter().map(|candidate| send(&traffic, candidate.algorithm)).collect::<Result<_, _>>()?;
-        rows.push((traffic, admitted));
-    }
-    fs::write(&picture, chart::svg(&rows)?).map_err(|error| format!("{}: {error}", picture.display()))?;
-    writeln!(io::stdout(), "{}\nThe picture is in {}", table::text(&rows), picture.display())?;
+    let outcome = match &args.redis {
+        Some(url) => real::send(url)?,
+        None => simulated::send()?,
+    };
+    fs::write(&picture, chart::svg(&outcome)?).map_err(|error| format!("{}: {error}", picture.display()))?;
+    writeln!(io::stdout(), "{}\nThe picture is in {}", table::text(&outcome), picture.display())?;
     Ok(())
 }
 
-/// Sends the calls to a limiter of their own, whose clock is moved by hand. Five seconds take no
-/// time, and each run is the same.
-fn send(traffic: &Traffic, algorithm: Algorithm) -> Result<Admitted, Box<dyn Error>> {
-    let rule = Rule::new("example", COUNT, Duration::from_millis(PERIOD_MS)).with_algorithm(algorithm);
-    let clock = ManualClock::new(); // at a full second
-    let limiter = Limiter::builder("memory://").clock(clock.clone()).build();
-    let limiter = runtime::Builder::new_current_thread().build()?.block_on(limiter)?;
-
-    let mut admitted = vec![Vec::new(); traffic.clients.len()];
-    let mut calls = Vec::new();
-    for now_ms in 0..END_MS {
-        for (number, client) in traffic.clients.iter().enumerate() {
-            for _ in client.calls.iter().filter(|at_ms| **at_ms == now_ms) {
-                calls.push((number, Box::pin(limiter.acquire(&rule, client.name))));
-            }
-        }
-        // Sleeping calls are polled after each move of the clock, so nothing has to wake them.
-        let mut waiting = Vec::new();
-        for (number, mut call) in calls {
-            match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(Ok(_)) => admitted[number].push(now_ms),
-                Poll::Ready(Err(refused)) if refused.cause() == Cause::Exceeded => {}
-                Poll::Ready(Err(error)) => return Err(error.into()),
-                Poll::Pending => waiting.push((number, call)),
-            }
-        }
-        calls = waiting;
-        clock.advance(Duration::from_millis(1));
-    }
-    if calls.is_empty() {
-        Ok(admitted)
-    } else {
-        Err(format!("{} calls still wait after {END_MS} ms", calls.len()).into())
-    }
-}
-
-/// Number of calls in the period before each moment: the corners of the line in the chart.
-fn in_last_period(calls: &[u64]) -> Vec<(u64, i64)> {
+/// Number of calls in the window before each moment: the corners of the line in the chart.
+fn in_last(window_ms: u64, calls: &[u64]) -> Vec<(u64, i64)> {
     let mut changes = BTreeMap::<u64, i64>::new();
     for at_ms in calls {
         *changes.entry(*at_ms).or_default() += 1;
-        *changes.entry(at_ms + PERIOD_MS).or_default() -= 1;
+        *changes.entry(at_ms + window_ms).or_default() -= 1;
     }
     changes.retain(|_, by| *by != 0);
     let mut corners = vec![(0, 0)];
@@ -152,10 +147,4 @@ fn in_last_period(calls: &[u64]) -> Vec<(u64, i64)> {
     }
     corners.push((END_MS, count));
     corners
-}
-
-/// The largest number of calls in any window of one period. Windows are half open: two calls that
-/// are a whole period apart share none.
-fn most_in_a_period(calls: &[u64]) -> i64 {
-    in_last_period(calls).into_iter().map(|(_, count)| count).max().unwrap_or_default()
 }

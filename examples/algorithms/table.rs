@@ -2,15 +2,23 @@
 
 use std::fmt::Write as _;
 
-use crate::{Admitted, CANDIDATES, COUNT, PERIOD_MS, most_in_a_period, traffic::Traffic};
+use crate::{CANDIDATES, COUNT, Outcome, PERIOD_MS};
 
-pub(crate) fn text(rows: &[(Traffic, Vec<Admitted>)]) -> String {
+pub(crate) fn text(outcome: &Outcome) -> String {
     let mut text = format!(
         "Each algorithm admits {COUNT} calls a second for each client.\n\
          in each second: calls admitted, by the second in which they were let through (by LeakyBucket: in their slot)\n\
          most: calls admitted in the worst window of one second, wherever it begins; beside it what the algorithm promises\n"
     );
-    for (traffic, by_candidate) in rows {
+    if outcome.late_ms > 0 {
+        let _ = writeln!(
+            text,
+            "Redis decided, by its clock. A call's time is up to {} ms later than the decision on it, so that window has {} ms.",
+            outcome.late_ms,
+            outcome.window_ms()
+        );
+    }
+    for (traffic, by_candidate) in &outcome.rows {
         let _ = writeln!(text, "\n{}", traffic.name);
         for (number, client) in traffic.clients.iter().enumerate() {
             let who = if traffic.clients.len() > 1 { format!("the {} one", client.name) } else { String::new() };
@@ -32,7 +40,7 @@ pub(crate) fn text(rows: &[(Traffic, Vec<Admitted>)]) -> String {
                     admitted.len(),
                     offered - admitted.len(),
                     in_second.concat(),
-                    most_in_a_period(admitted),
+                    outcome.most_in_a_period(admitted),
                     candidate.promise
                 );
             }
