@@ -327,8 +327,9 @@
 //!   is the count, burst and queue divided by [`Builder::instances`] and rounded down, with a burst
 //!   of at least 1. The share's counters are kept from one outage to the next. When the store is
 //!   back, it grants the whole count, beside places of the share that are still in use.
-//! - **Redis restarts without persistence, evicts keys, or fails over to a server that missed
-//!   writes**: the lost counters start fresh.
+//! - **Redis restarts, evicts keys, or fails over to a server that missed writes**: the lost
+//!   counters start fresh. A restart loses nothing with `appendonly yes` and `appendfsync always`,
+//!   and up to the last second of charges with `appendfsync everysec`.
 //! - **A network partition leaves a process with a primary that its sentinels have replaced**: the
 //!   count on each side, until the process can reach a majority of the sentinels.
 //! - **The server's clock is set forward, or another server's clock is ahead**: what the skipped
