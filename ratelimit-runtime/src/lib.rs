@@ -339,7 +339,12 @@
 //!   clock.
 //! - **The server's clock is set back**: for an aligned `FixedWindow`, its count, each time. Other
 //!   algorithms admit no more. Charges may count for up to a period longer. For a `FixedWindow` it
-//!   is two periods, if the step is nearly a multiple of 450.001 s.
+//!   is two periods, if the step is nearly a multiple of 450.001 s. Refunds of a `TokenBucket`'s
+//!   charges from before the step may also return tokens that have refilled since.
+//! - **A charge of a `FixedWindow` is refunded after its window, on Redis**: the refund, if the
+//!   window of that time opened a multiple of 450.001 s after the charged one, to the millisecond.
+//!   With a period of 15 minutes, that window opened 2 ms after the end of the charged one; with an
+//!   hour, 8 ms.
 //! - **A call uses more than it held**, because a query runs on after its time, or more tokens came
 //!   than were reserved: the excess. It is charged, so later calls make up for it.
 //! - **A holder can't renew its hold for a whole lease**, because it was stopped, its machine was
