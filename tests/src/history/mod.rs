@@ -66,7 +66,8 @@ impl Limit {
             Algorithm::SlidingWindow { buckets } => Counting::Sliding { buckets },
             Algorithm::TokenBucket { burst, refill } => Counting::Bucket { burst, is_greedy: refill == Refill::Greedy },
             Algorithm::Concurrent => Counting::Concurrent,
-            _ => Counting::Leaky,
+            Algorithm::LeakyBucket { .. } => Counting::Leaky,
+            other => panic!("the checker of histories does not know {other:?}"),
         };
         let period = u64::try_from(rule.period().as_micros()).unwrap_or(u64::MAX / 4);
         let (prefix, count, limit) = (rule.prefix().to_owned(), rule.count(), rule.limit());
