@@ -95,7 +95,7 @@ fn decide(logs: &mut Logs, request: &mut Request, now: Duration) -> Result<bool,
     Ok(fits)
 }
 
-/// What remains of a count, when all of it does, and when the cost fits.
+/// The decision on a cost: the rest of the count, the time until all of it is back, and the retry-after.
 fn decision(log: &Log, count: u64, cost: u64, now: Duration) -> Decision {
     let mut used = log.values().sum();
     let remaining = count.saturating_sub(used);

@@ -74,7 +74,7 @@ struct Arguments {
     upstream_timeout: humantime::Duration,
 }
 
-/// What the handlers share.
+/// The state that all handlers share.
 struct Gateway {
     live: Arc<Live>,
     refusals: Refusals,

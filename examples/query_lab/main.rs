@@ -1,8 +1,8 @@
 //! Users send SQL to one database, each one query at a time and no more than 20 seconds of queries in any minute.
 //!
-//! Their SQL is not trusted. Each query runs in a process of its own: this program again, with `--worker`. The process is
-//! killed when the time of its user is over. Unless the machine halts, it runs for 100 ms longer at most. Limits of the
-//! process protect the memory, the disk and the processors for others. So this program needs Unix.
+//! Their SQL is not trusted. Each query runs in a process of its own: this program again, with `--worker`. The
+//! process is killed when the time of its user is over. Unless the machine halts, it runs for 100 ms longer at most.
+//! Limits of the process protect the memory, the disk and the processors for others. So this program needs Unix.
 //!
 //! ```text
 //! cargo run --example query_lab --features query_lab      # then open http://127.0.0.1:8080
@@ -44,9 +44,9 @@ use crate::{
 
 /// Users send SQL to one database, each one query at a time and no more than so much time of queries in any window.
 ///
-/// POST /query takes a query as its body and the user in the header X-User, and answers with the rows as JSON. A
-/// query runs for as long as its user has time left, and is interrupted then. It has 64 MiB of memory. The database is a
-/// sample, in this program, and only read. Beside the usual functions there is sleep(ms).
+/// POST /query takes a query as its body and the user in the header X-User, and answers with the rows as JSON.
+/// A query runs for as long as its user has time left, and is interrupted then. It has 64 MiB of memory. The
+/// database is a sample, in this program, and only read. Beside the usual functions there is sleep(ms).
 #[derive(Parser)]
 #[command(name = "query_lab")]
 struct Args {

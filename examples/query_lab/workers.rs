@@ -46,8 +46,8 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Starts a task that waits for a query. It is not delayed by the requests that the lab answers, and must not block:
-    /// other queries would be killed late.
+    /// Starts a task that waits for a query. It is not delayed by the requests that the lab answers. It must not
+    /// block: other queries would be killed late.
     pub(crate) fn spawn<T: Send + 'static>(&self, query: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.runtime.spawn(query)
     }

@@ -29,7 +29,7 @@ ttl = 10
 unit = \"Seconds\"
 ";
 
-/// What is replaced in the file, by what, and the message.
+/// A text of the file, its replacement, and the message.
 const MISTAKES: &[(&str, &str, &str)] = &[
     ("path = \"/api\"", "path = \"api\"", "line 2, route api: path = \"api\" fits no request; write \"/api\""),
     (
@@ -148,7 +148,7 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ("[[routes]]", "[routes]", "line 6: duplicate key"),
 ];
 
-/// What the gateway says when it does not start.
+/// The message of a gateway that does not start.
 fn message(config: &str, args: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gateway.toml");
@@ -219,7 +219,7 @@ async fn a_file_applies_as_a_whole_or_not_at_all() {
     assert_eq!(gateway.get(&client, "/elsewhere").await.status(), 200);
 }
 
-/// What could not be started with is not saved either.
+/// A save is checked as a file at the start is.
 #[tokio::test]
 async fn a_save_that_would_take_a_route_down_is_refused() {
     let gateway = Gateway::start(&GOOD.replace("http://127.0.0.1:9", "sample"), &[]);

@@ -104,7 +104,7 @@ async fn fields_of_one_connection_are_not_forwarded() {
 /// Bytes that two servers could read as one request or as two are one request, or none.
 #[test]
 fn one_request_is_never_two_upstream_requests() {
-    /// What comes after a body that ends early.
+    /// A request that follows a body that ends early.
     const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n";
     let upstream = Upstream::start();
     let gateway = Gateway::before(&upstream.url(), &[]);

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 pub(crate) struct Gateway {
     process: Child,
     pub(crate) url: String,
-    /// What it says about its addresses.
+    /// The lines that name its addresses.
     pub(crate) said: String,
     pub(crate) config: PathBuf,
     folder: TempDir,
@@ -114,7 +114,7 @@ impl Gateway {
         self.url.trim_start_matches("http://").parse().unwrap()
     }
 
-    /// What comes back for these bytes, until the connection ends or says nothing more.
+    /// The response to these bytes, until the connection ends or is silent.
     pub(crate) fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = TcpStream::connect(self.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -107,7 +107,7 @@ impl Drop for Lab {
     }
 }
 
-/// A line of the log. What is looked at here is the log and nothing else: no code of the example, and no limiter.
+/// A line of the log, as its readers see it. The tests share no code with the example.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Line {
     pub(crate) user: String,
@@ -172,8 +172,8 @@ pub(crate) async fn alone() -> MutexGuard<'static, ()> {
     MACHINE.lock().await
 }
 
-/// Watches for times at which the machine halts: a thread on each processor sleeps for a moment, over and over. Where it
-/// slept for much longer, that processor was away.
+/// Watches for times at which the machine halts: a thread on each processor sleeps for a moment, over and over.
+/// Where it slept for much longer, that processor was away.
 pub(crate) struct Watch {
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Vec<(u64, u64)>>>,

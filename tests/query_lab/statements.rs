@@ -10,7 +10,7 @@ const LONGEST: usize = 60_000;
 pub(crate) struct Statements(Rng);
 
 impl Iterator for Statements {
-    /// What it tries, and the SQL.
+    /// The purpose of a statement, and its SQL.
     type Item = (&'static str, String);
 
     fn next(&mut self) -> Option<Self::Item> {

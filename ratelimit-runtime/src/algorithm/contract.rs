@@ -63,8 +63,7 @@ impl Evaluation {
 /// The way in which room comes back at a full counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recovery {
-    /// What was charged counts until a time, and then not at all: all of the count may come back at
-    /// once.
+    /// Charges count until a time, and then not at all: all of the count may come back at once.
     Whole,
     /// Evenly, one by one.
     Even,

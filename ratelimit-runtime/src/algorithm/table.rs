@@ -69,7 +69,7 @@ macro_rules! algorithms {
 pub(crate) use algorithms;
 
 impl Capabilities {
-    /// Those of an algorithm whose row names no others.
+    /// The capabilities of an algorithm whose row names no others.
     const fn new(name: &'static str, denials: CacheableDenials, holds: HoldSupport) -> Self {
         Self { name, denials, holds, has_slots: false, stands_alone: false, has_prefetch: false }
     }

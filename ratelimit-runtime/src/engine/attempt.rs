@@ -126,10 +126,10 @@ pub(super) fn attempt_all<'a, T>(
     let mut applied = SmallVec::<[_; 2]>::new();
     if rules.may_differ() {
         let is_one_of_several = charges.clone().count() > 1;
-        if charges.clone().any(|charge| charge.cost_kind != CostKind::Fixed) {
-            return None;
-        }
-        for BorrowedCharge { rule, key, .. } in charges.clone() {
+        for BorrowedCharge { rule, key, cost_kind, .. } in charges.clone() {
+            if cost_kind != CostKind::Fixed {
+                return None;
+            }
             applied.push(rules.applied(rule, key.counter_key().flatten(), false, is_one_of_several)?);
         }
     }

@@ -13,7 +13,7 @@ async fn limited(key: u64) -> Result<(), RequestPerMinute> {
     Ok(())
 }
 
-/// What remains for the key, by the limiter that is current.
+/// The amount that remains for the key, by the current limiter.
 async fn left(key: u64) -> u64 {
     Limiter::current().peek(&RULE, key).await.unwrap().remaining()
 }

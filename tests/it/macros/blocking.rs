@@ -294,7 +294,7 @@ fn a_call_waits() {
     });
 }
 
-/// The same on Redis, from a plain thread, a blocking task and several threads at once.
+/// Calls on Redis, from a plain thread, a blocking task and several threads at once.
 #[test]
 fn functions_are_limited_on_redis() {
     static HERE: Mutex<u64> = Mutex::new(0);

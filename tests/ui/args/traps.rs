@@ -1,4 +1,4 @@
-//! What would compile, and limit something else than is meant.
+//! Attributes that would compile, and limit something else than is meant.
 
 use ratelimit_runtime::{RequestPerMinute, limit_concurrent_requests, limit_request_per_time};
 

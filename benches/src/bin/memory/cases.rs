@@ -184,7 +184,7 @@ impl Case {
         }
     }
 
-    /// What is measured, and against what.
+    /// The words of the row: the case, and the baseline.
     pub(crate) fn title(&self) -> String {
         let outcome = match self {
             Self { way: Way::Size, .. } => "",

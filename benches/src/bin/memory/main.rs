@@ -35,7 +35,8 @@
 //! has rows of 900,000 keys only. A `Concurrent` counter is stored only while one of its places is
 //! held, so each admitted call stores and removes it.
 //!
-//! **Wanted.** `Case::wanted` has the numbers. A rules file may double the time of a call. A refusal has to do without allocations, too.
+//! **Wanted.** `Case::wanted` has the numbers. A rules file may double the time of a call. A refusal
+//! has to do without allocations, too.
 //!
 //! **Instructions.** `--once CALLS WORDS` makes so many calls of the first row that has the words.
 //! Without other words it has 1,000 integers as keys. With the word `other` it calls the row's
@@ -139,7 +140,7 @@ struct Row {
 }
 
 impl Row {
-    /// What is measured as a part of what is wanted. Above 1 is a loss.
+    /// The measured ratio as a part of the wanted one. Above 1 is a loss.
     fn loss(&self) -> Option<f64> {
         let measured = if self.case.way == Way::Size { self.figures.ours } else { self.figures.ratio };
         self.case.wanted().map(|wanted| measured / wanted)
