@@ -340,11 +340,8 @@
 //! - **The server's clock is set back**: for an aligned `FixedWindow`, its count, each time. Other
 //!   algorithms admit no more. Charges may count for up to a period longer. For a `FixedWindow` it
 //!   is two periods, if the step is nearly a multiple of 450.001 s. Refunds of a `TokenBucket`'s
-//!   charges from before the step may also return tokens that have refilled since.
-//! - **A charge of a `FixedWindow` is refunded after its window, on Redis**: the refund, if the
-//!   window of that time opened a multiple of 450.001 s after the charged one, to the millisecond.
-//!   With a period of 15 minutes, that window opened 2 ms after the end of the charged one; with an
-//!   hour, 8 ms.
+//!   charges from before the step may also return what has refilled in the time that the clock
+//!   shows twice.
 //! - **A call uses more than it held**, because a query runs on after its time, or more tokens came
 //!   than were reserved: the excess. It is charged, so later calls make up for it.
 //! - **A holder can't renew its hold for a whole lease**, because it was stopped, its machine was
@@ -356,10 +353,12 @@
 //! - **A rule's count or burst is changed**: what the old one granted. Stored charges stay valid
 //!   until the old count would have let them go. A permit from before is worth what the old count
 //!   would have left of it.
-//! - **A permit of a `FixedWindow` or a `SlidingLog` on Redis is refunded after its window is
-//!   over**: its cost, but only if a later window was opened, or a later charge made, at one exact
-//!   distance. The distance is a multiple of 450.001 s, to the tick. In a log it is a multiple of
-//!   812 s for periods of up to 200 s, and of nine days or more for others.
+//! - **A permit of a `SlidingLog` on Redis is refunded after its window is over**: its cost, but only
+//!   if a later charge was made at one exact distance: to the tick, a multiple of 812 s for periods
+//!   of up to 200 s, and of nine days or more for others.
+//! - **A refund of a `FixedWindow` is on its way to Redis for more than half a period and for
+//!   225 s, or the process' machine was asleep for as long**: its cost, but only if a later window
+//!   opened, to the millisecond, a multiple of 450.001 s after the charged one.
 //!
 //! # Features
 //!

@@ -51,7 +51,7 @@ struct QuotaBatch {
     counter: CounterName,
     rule: Rule,
     left: u64,
-    /// The receipt of the charges, which identifies the window.
+    /// The receipt of the last charge. Its first number identifies the window.
     receipt: [u64; 2],
     /// A lower bound of the window's end, counted from when the query was sent: quota is spent
     /// until then.
@@ -277,7 +277,7 @@ impl QuotaBatches {
     pub(super) fn put_back(&self, id: CounterId, receipt: [u64; 2], cost: u64, now_us: u64) -> Option<FollowUp> {
         let mut shard = self.shard(id);
         let QuotaShard { batches, is_closed: false, .. } = &mut *shard else { return None };
-        let is_same_window = |batch: &&mut QuotaBatch| batch.receipt == receipt && now_us < batch.ends_after_us;
+        let is_same_window = |batch: &&mut QuotaBatch| batch.receipt[0] == receipt[0] && now_us < batch.ends_after_us;
         let batch = batches.get_mut(&id).filter(is_same_window)?;
         let mut follow_up = FollowUp::default();
         batch.left += cost;
@@ -289,7 +289,7 @@ impl QuotaBatches {
     /// known here.
     pub(super) fn charge(&self, id: CounterId, receipt: [u64; 2], cost: u64) -> Option<Charge> {
         let shard = self.shard(id);
-        let batch = shard.batches.get(&id).filter(|batch| batch.receipt == receipt)?;
+        let batch = shard.batches.get(&id).filter(|batch| batch.receipt[0] == receipt[0])?;
         Some(batch.charge(cost))
     }
 
@@ -427,7 +427,7 @@ impl QuotaBatch {
         let Decision { remaining, reset_after_ms, .. } = charge.decision;
         // The store decided after the query was sent, and rounded up to a millisecond.
         let ends_after_us = sent_us.saturating_add(reset_after_ms.saturating_sub(1).saturating_mul(1000));
-        let is_same_window = self.receipt == charge.receipt && now_us < self.ends_after_us;
+        let is_same_window = self.receipt[0] == charge.receipt[0] && now_us < self.ends_after_us;
         self.left = if is_same_window { self.left } else { 0 } + charge.cost;
         self.ends_after_us = if is_same_window { self.ends_after_us.max(ends_after_us) } else { ends_after_us };
         self.ends_by_us = now_us.saturating_add(reset_after_ms.saturating_mul(1000));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ratelimit_runtime::{Algorithm, Key, Limiter, Permit, Refill, Rule};
+use tokio::time::{advance, pause, resume};
 
 use crate::support::{
     ALGORITHMS, ALIGNED, BUCKET, By, FIXED, INTERVAL, LOG, SLIDING, Timed, WINDOWS, admitted, exceeded, fresh_key,
@@ -289,4 +290,43 @@ async fn refunds_under_load_neither_lose_nor_gain_permits() {
             assert_eq!(remaining(&timed, &rule, key).await, 100_000 - kept, "{}", timed.of(&rule));
         }
     }
+}
+
+/// The server tells windows apart by their opening time modulo 450.001 s. With a period of 15 minutes or more, the
+/// next window may have the number of the last one.
+#[tokio::test]
+async fn a_refund_after_its_window_credits_no_window_of_an_equal_number() {
+    let timed = Timed::redis().await;
+    for period in [10 * SECOND, 60 * SECOND, 900 * SECOND, 3600 * SECOND] {
+        for (sent_early, opened) in [(Duration::ZERO, Duration::ZERO), (SECOND, Duration::ZERO), (SECOND, SECOND)] {
+            let (rule, key) = (Rule::new("equal", 10, period), fresh_key());
+            timed.limiter.acquire_n(&rule, key, 1).await.unwrap();
+            timed.advance(opened);
+            let late = timed.limiter.acquire_n(&rule, key, 3).await.unwrap();
+            let next_ms = u64::try_from(period.as_millis()).unwrap().next_multiple_of(450_001);
+            timed.advance(Duration::from_millis(next_ms) - opened);
+            timed.limiter.acquire_n(&rule, key, 5).await.unwrap();
+            // It may be sent before the end of the window, and arrive after it.
+            pause();
+            advance(Duration::from_millis(next_ms) - opened - sent_early).await;
+            resume();
+            assert_eq!(late.refund().await.unwrap(), 0, "{period:?}, sent {sent_early:?} early");
+            assert_eq!(remaining(&timed, &rule, key).await, 5, "{period:?}, sent {sent_early:?} early");
+        }
+    }
+}
+
+/// Of a bucket with 20 tokens: what came back before the clock was set back is not known any more.
+#[tokio::test]
+async fn a_bucket_refunds_nothing_that_was_charged_later_than_its_clock_shows() {
+    let timed = Timed::redis().await;
+    let clock = timed.server().unwrap().clock();
+    let bucket = Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy };
+    let rule = Rule::new("later", 10, 10 * SECOND).with_algorithm(bucket);
+    let first = timed.limiter.acquire_n(&rule, 1, 10).await.unwrap();
+    clock.set_micros(clock.now_micros() - 60_000_000);
+    timed.limiter.acquire_n(&rule, 1, 5).await.unwrap();
+    timed.advance(3 * SECOND);
+    assert_eq!(first.refund().await.unwrap(), 0);
+    assert_eq!(remaining(&timed, &rule, 1).await, 8);
 }

@@ -236,9 +236,10 @@ impl MemoryState for Bucket {
         let charged = cost.saturating_mul(params.unit);
         let back = if params.is_queue {
             if self.queue_end(&params) == receipt { charged.min(deficit) } else { 0 }
+        } else if receipt[0] > millis {
+            0 // the clock was set back since: nobody knows how much was refilled
         } else {
-            let refills =
-                self.refills_to_come(&params, receipt[0]) - self.refills_to_come(&params, millis.max(receipt[0]));
+            let refills = self.refills_to_come(&params, receipt[0]) - self.refills_to_come(&params, millis);
             charged.saturating_sub(refills.saturating_mul(params.refill)).min(deficit)
         };
         match deficit - back {
@@ -348,5 +349,19 @@ mod tests {
             assert_eq!(bucket.refund(&rule, 3, receipt, 4_000_000), 3, "{rule:?}");
             assert!(bucket.full_at_ms <= 5000, "{rule:?}");
         }
+    }
+
+    /// The other charge was made by the clock that was set back. What came back before is not known any more.
+    #[test]
+    fn a_charge_later_than_the_clock_shows_is_not_refunded() {
+        let token = Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy };
+        let rule = Rule::new("item", 10, Duration::from_secs(10)).with_algorithm(token);
+        let mut bucket = Bucket::full(60_000);
+        let query = ChargeQuery { rule: &rule, cost: 10, longest_wait_ms: 0, hold: None };
+        let first = bucket.commit(&query, 10, 60_000_000);
+        bucket.correct_clock(&rule, 5_000_000);
+        bucket.commit(&query, 5, 5_000_000);
+        assert_eq!(bucket.refund(&rule, 10, first, 8_000_000), 0);
+        assert_eq!(bucket.evaluate(&query, 0, 8_000_000).decision.remaining, 8);
     }
 }

@@ -16,6 +16,9 @@ if spare > 0 and (full ~= charged or away * refill - deficit + 1 ~= spare) then
   return 0
 end
 left = math.min(left, away)
+if spare == 0 and full - charged < left then
+  return 0 -- the server's clock was set back since: nobody knows how much was refilled
+end
 deficit = deficit - (intervals(away) - intervals(left)) * refill
 if spare > 0 then
   deficit = math.max(deficit, (left - 1) * refill + 1)
@@ -23,7 +26,7 @@ end
 deficit = math.max(deficit, 0)
 local refunded = cost * unit
 if spare == 0 then
-  local since = math.max(intervals(math.max(full - charged, 0)) - intervals(left), 0)
+  local since = intervals(full - charged) - intervals(left)
   refunded = math.max(refunded - since * refill, 0)
 end
 refunded = math.min(refunded, deficit)

@@ -4,7 +4,11 @@
 //! No later charge moves it.
 
 #[cfg(feature = "redis")]
+use once_cell::sync::Lazy;
+#[cfg(feature = "redis")]
 use redis::Value;
+#[cfg(feature = "redis")]
+use tokio::time::Instant;
 
 use super::contract::{Evaluation, MemoryState};
 #[cfg(feature = "redis")]
@@ -154,6 +158,15 @@ fn end_ms(rule: &Rule, now_ms: u64) -> u64 {
 #[cfg(feature = "redis")]
 const WINDOWS: u64 = 450_001;
 
+/// Milliseconds since the first call, by this process' clock. A receipt has the end of its window by this
+/// clock: a later window may have the same number, but it ends at least a period later.
+#[cfg(feature = "redis")]
+#[allow(clippy::cast_possible_truncation)]
+fn process_ms() -> u64 {
+    static FIRST: Lazy<Instant> = Lazy::new(Instant::now);
+    FIRST.elapsed().as_millis() as u64
+}
+
 #[cfg(feature = "redis")]
 impl RedisScript for FixedWindow {
     const SCRIPTS: &'static [LuaScript] = &[LuaScript {
@@ -165,7 +178,7 @@ impl RedisScript for FixedWindow {
         fitting: "local fitting = (its_room - value) / its_charge + 1",
         has_value: true,
         refund: include_str!("refund.lua"),
-        refund_args: "cost, number",
+        refund_args: "cost, number, longest",
     }];
 
     const REPEATS_SHARE_RECEIPT: bool = true;
@@ -187,8 +200,10 @@ impl RedisScript for FixedWindow {
     }
 
     fn refund_args(charge: &Charge) -> PackedNumbers {
-        let [opened, _] = charge.receipt;
-        pack([charge.cost * WINDOWS, opened])
+        let [number, ends_ms] = charge.receipt;
+        // More, as the clocks of server and process run at different rates. A window of that number ends later still.
+        let latest_ms = ends_ms + charge.rule.period_ms().max(WINDOWS) / 2;
+        pack([charge.cost * WINDOWS, number, latest_ms.saturating_sub(process_ms())])
     }
 
     fn steps(_rule: &Rule) -> u64 {
@@ -218,7 +233,7 @@ impl RedisScript for FixedWindow {
             return Some((window.evaluate(rule, cost, 0), [0; 2]));
         }
         window.used += cost;
-        Some((window.evaluate(rule, 0, 0), [window.opened, 0]))
+        Some((window.evaluate(rule, 0, 0), [window.opened, process_ms() + window.end_ms]))
     }
 
     #[allow(clippy::cast_possible_wrap)] // constants, and a period has 39 bits

@@ -1,8 +1,10 @@
 -- cost     * 450,001
 -- number   of the window that was charged
+-- longest  ms until the end of that window, at most
 -- returns  amount refunded; 0 if another window is stored
 local value = call('GET', key)
-if not value or call('PTTL', key) == 0 then
+local left = value and call('PTTL', key) or 0
+if left == 0 or left > longest then
   return 0
 end
 local used = value - value % 450001
