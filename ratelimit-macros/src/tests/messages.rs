@@ -1,6 +1,6 @@
 //! Messages of errors, in full. One mistake is one error.
 //!
-//! `tests/ui` in the workspace shows errors in their place. Its cases are not repeated here.
+//! The crate's `tests/ui` shows errors in their place. Its cases are not repeated here.
 
 mod arguments;
 mod items;
