@@ -522,7 +522,20 @@ pub fn limit_concurrent_requests(args: TokenStream, item: TokenStream) -> TokenS
 /// Each field is a key itself, and so is each type parameter. A field that is a float, a union, a
 /// struct without fields and an enum without variants are compile errors. An `Option` is no key:
 /// use an enum. A field of a type from another crate can be a `DisplayKey`.
-#[proc_macro_derive(RateKey)]
+///
+/// In a crate that knows the runtime by another path, `rate_key` names it:
+///
+/// ```
+/// mod limits {
+///     pub use ratelimit_runtime as runtime;
+/// }
+///
+/// #[derive(limits::runtime::RateKey)]
+/// #[rate_key(crate = crate::limits::runtime)]
+/// struct Seller(u64);
+/// # fn main() {}
+/// ```
+#[proc_macro_derive(RateKey, attributes(rate_key))]
 pub fn derive_rate_key(item: TokenStream) -> TokenStream {
     rate_key::derive(item.into()).into()
 }

@@ -18,6 +18,7 @@ use syn::{Ident, Lit, Result, Token};
 
 #[cfg(test)]
 pub(crate) use self::table::names;
+pub(crate) use self::table::runtime_path;
 use self::table::{Argument, AttributeArguments, arguments};
 pub(crate) use self::{
     cost::{CostArgument, SETTLED_NEEDS},

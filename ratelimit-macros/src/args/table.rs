@@ -343,7 +343,7 @@ fn word(input: ParseStream, name: &str) -> Result<Ident> {
 }
 
 /// The path of the runtime. It must mean the same wherever the attribute stands.
-fn runtime_path(input: ParseStream, _: &str) -> Result<Path> {
+pub(crate) fn runtime_path(input: ParseStream, _: &str) -> Result<Path> {
     let at = input.span();
     if let Ok(path) = Path::parse_mod_style(input)
         && let Some(first) = path.segments.first()

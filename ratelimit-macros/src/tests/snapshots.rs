@@ -35,6 +35,8 @@ fn derived_keys() {
         "struct Seller<T: ?Sized>(T);",
         "struct Account<'a, const N: usize> { shop: &'a str, seller: [u8; N] }",
         "enum Caller { Anonymous, r#Type(u64, char), Account { id: u64 } }",
+        "#[rate_key(crate = crate::limits)] struct Elsewhere<T>(T, u8);",
+        "#[rate_key(crate = ::limits::runtime)] enum Elsewhere { Anonymous, User(u64) }",
     ];
     compare("derived_keys", &derived.into_iter().map(|item| derive(item.parse().unwrap())).collect());
 }

@@ -42,3 +42,28 @@ impl ::ratelimit_runtime::RateKey for Caller {
         }
     }
 }
+#[automatically_derived]
+impl<T> crate::limits::RateKey for Elsewhere<T>
+where
+    T: crate::limits::RateKey,
+{
+    fn write_key(&self, __ratelimit_key: &mut crate::limits::KeyWriter<'_>) {
+        crate::limits::__private::write_fields(__ratelimit_key, &[&&self.0, &&self.1])
+    }
+}
+#[automatically_derived]
+impl ::limits::runtime::RateKey for Elsewhere {
+    fn write_key(&self, __ratelimit_key: &mut ::limits::runtime::KeyWriter<'_>) {
+        match self {
+            Self::Anonymous { .. } => {
+                ::limits::runtime::RateKey::write_key("Anonymous", __ratelimit_key)
+            }
+            Self::User { 0: __ratelimit_field0 } => {
+                ::limits::runtime::__private::write_fields(
+                    __ratelimit_key,
+                    &[&"User", &__ratelimit_field0],
+                )
+            }
+        }
+    }
+}

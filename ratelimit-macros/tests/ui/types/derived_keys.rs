@@ -20,6 +20,27 @@ struct Nothing;
 #[derive(RateKey)]
 enum Never {}
 
+#[derive(RateKey)]
+#[rate_key(crate = ratelimit_runtime)]
+struct Relative(u64);
+
+#[derive(RateKey)]
+#[rate_key]
+struct Bare(u64);
+
+#[derive(RateKey)]
+#[rate_key(krate = ::ratelimit_runtime)]
+struct Misspelt(u64);
+
+#[derive(RateKey)]
+#[rate_key(crate = ::ratelimit_runtime, rename = "seller")]
+struct Further(u64);
+
+#[derive(RateKey)]
+#[rate_key(crate = ::ratelimit_runtime)]
+#[rate_key(crate = ::ratelimit_runtime)]
+struct Twice(u64);
+
 struct Seller;
 
 #[derive(RateKey)]
