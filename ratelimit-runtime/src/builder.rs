@@ -168,7 +168,7 @@ impl Builder {
     /// The failure policy for calls that the store cannot decide. The default is
     /// [`OnStoreError::Local`].
     ///
-    /// `on_store_error` of an attribute overrides it for its function.
+    /// `on_store_error` of an attribute overrides it for its function, and a rules file overrides both.
     pub fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
         self.settings.on_store_error = on_store_error;
         self
@@ -215,7 +215,7 @@ impl Builder {
     /// The largest number of counters in the memory store. The default is one million.
     ///
     /// Only counters that equal unused ones are dropped. When all are in use, calls that need a new
-    /// counter are refused, or admitted with [`OnStoreError::Allow`].
+    /// counter are refused. With [`OnStoreError::Allow`] they are admitted, with `Wait` they wait.
     pub fn max_keys(mut self, max_keys: usize) -> Self {
         self.settings.max_keys = max_keys;
         self

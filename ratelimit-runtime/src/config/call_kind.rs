@@ -12,7 +12,7 @@ pub(crate) struct CallKind {
 
 impl CallKind {
     /// One bit for each kind of call that settings may or may not fit, including the algorithm in
-    /// the code.
+    /// the code. There is room for 8 algorithms.
     pub(super) fn bit_with(self, rule: &Rule) -> u32 {
         1 << (4 * position(rule.algorithm()) + 2 * u32::from(self.is_settled) + u32::from(self.is_one_of_several))
     }

@@ -30,9 +30,9 @@ pub(crate) struct OverrideTable {
     pub(super) by_prefix: HashMap<String, RuleEntry<Arc<OverrideVersion>>, FixedState>,
     first_call: OnceLock<Instant>,
     calls: AtomicU32,
-    /// The prefixes are expected ones, or the log has named those that no call used.
+    /// No report of unused prefixes is due: `Rules::expect` has checked them, or the log has named them.
     is_checked: AtomicBool,
-    /// Prefixes for which that was so in the table before.
+    /// Prefixes that were checked in the table before. They are not reported again.
     checked_before: BTreeSet<String>,
 }
 
@@ -150,8 +150,8 @@ pub(super) struct OverrideVersion {
     /// The log has an error about these settings.
     is_reported: AtomicBool,
     first: OnceLock<AppliedRule>,
-    /// Earlier versions, newest first: for each kind of call the last that fits it, and recent ones
-    /// that no call has tried.
+    /// Earlier versions, newest first: the last that fits each kind of call, and some that no call has
+    /// tried.
     pub(super) before: Vec<Arc<Self>>,
 }
 

@@ -100,8 +100,8 @@ fn is_granted(batch: &Batch) -> Option<bool> {
 
 /// Refunds the holds that a store may have granted to a caller who left before the answer.
 ///
-/// The answer to the caller is final: refused, or granted and to be refunded. A later command is
-/// not final, as it may overtake the request on another connection. So clean-up awaits the answer.
+/// Only the answer to the caller's request tells whether the hold was granted. A refund that is sent
+/// later may arrive earlier, on another connection. So clean-up awaits the answer.
 ///
 /// While the answer is late, or if it is lost, clean-up also asks the store to end the hold. It
 /// stops asking when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is

@@ -51,8 +51,8 @@ pub(super) struct ShadowRejection {
 }
 
 impl AcquireRequest {
-    /// Turns the store's answer or error into a resolution. An error: shadow rules alone have
-    /// refused.
+    /// Turns the store's answer or error into a resolution. Returns `Err` if only shadow rules have
+    /// refused: the caller then asks again without them.
     pub(super) fn resolve(
         &self,
         batch: Result<Batch, StoreError>,

@@ -391,8 +391,8 @@ impl Backend for Memory {
     }
 
     fn try_charge_all(&self, queries: &mut [Query<'_>]) -> Attempt {
-        // Counters of a denied call are stored for a moment. Such calls have locked different shards,
-        // so there are few such counters, and with this much room they take none from other calls.
+        // A denied call stores new counters until it undoes them: `MAX_AT_ONCE` at most, and one such call
+        // at a time in each shard. With room for all of them, no other call finds the store full.
         let room = SHARDS * MAX_AT_ONCE;
         if queries.len() > MAX_AT_ONCE || self.stored.load(Ordering::Relaxed) + room > self.capacity {
             return Attempt::Unsupported;

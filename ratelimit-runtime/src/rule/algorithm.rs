@@ -212,8 +212,7 @@ impl Algorithm {
 #[derive(Clone, Copy)]
 pub(crate) struct KeyTag {
     pub(crate) name: &'static str,
-    /// Stands for the name in [`KeyTag::id`]. Its low three bits differ from those of a tag with
-    /// `buckets`.
+    /// Stands for the name in [`KeyTag::id`]. A tag without `buckets` does not end in the bits 110.
     number: u64,
     /// The number of sub-windows, which is part of the tag.
     pub(crate) buckets: Option<u64>,

@@ -15,9 +15,9 @@
 //! room, or has others ahead of it, the caller is *parked* here. A parked caller blocks no other,
 //! and the queue skips it.
 //!
-//! If this counter has recently refused a call, the caller's cost is *reserved* here. That begins
-//! within one period before its other counter has room. The callers behind it get the rest. So it
-//! is not overtaken for ever. The counter stays idle for one period at most; a cost above the count
+//! If this counter has recently refused a call, the caller's cost is *reserved* here, from one period
+//! before its other counter has room. The callers behind it get the rest. So it is not overtaken for
+//! ever. The counter stays idle for one period at most; a cost above the count
 //! may keep it idle until that cost has room.
 //!
 //! The store decides in any case. If there is less room than assumed, that costs a refused request,
