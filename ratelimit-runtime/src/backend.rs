@@ -3,7 +3,10 @@
 //! [`Store`](crate::store::Store) is the public contract. A backend decides most charges without
 //! the list, the counter name and the boxed future of a store.
 
-use std::task::{Context, Poll, Waker};
+use std::{
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use crate::{
     Algorithm, Key, Rule,
@@ -45,7 +48,7 @@ pub(crate) trait Backend {
         &self,
         ticket: &mut Self::Ticket,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(Outcome, Self::Receipt), StoreError>>;
+    ) -> Poll<Result<(Outcome, Self::Receipt), Undecided>>;
 
     /// Refunds a charge. Returns the amount that still counted.
     fn refund_charge(&self, receipt: Self::Receipt) -> Reply<Result<u64, StoreError>>;
@@ -59,6 +62,18 @@ pub(crate) enum Attempt {
     Pending,
     /// Nothing was charged. The store has to be asked.
     Unsupported,
+}
+
+/// A charge on its way that has no outcome.
+#[derive(Debug)]
+pub(crate) enum Undecided {
+    Failed(StoreError),
+    /// It was certainly not made, since another server may have the counter now. The store has to be asked
+    /// again, within the time that is left.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    Moved {
+        left: Duration,
+    },
 }
 
 /// A caller that can wait for a decision.

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     RequestPerMinute, Rule,
-    backend::{Attempt, Backend as _, CounterReceipt, Query, Waiter},
+    backend::{Attempt, Backend as _, CounterReceipt, Query, Undecided, Waiter},
     background,
     counter::CounterId,
     decision::Outcome,
@@ -237,7 +237,11 @@ impl Acquire {
                 observe::admitted(&rule, outcome.remaining);
                 Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))))
             }
-            Err(error) => {
+            Err(Undecided::Moved { left }) => {
+                let request = AcquireRequest::single(engine, rule, key, cost, options);
+                self.go_on(request.start_again(left), Some(context))
+            }
+            Err(Undecided::Failed(error)) => {
                 let mut request = AcquireRequest::single(engine, rule, key, cost, options);
                 request.apply_rules(false);
                 let keys = request.keys();

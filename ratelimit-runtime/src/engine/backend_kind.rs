@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use crate::{
     Rule,
-    backend::{Attempt, Backend, CounterReceipt, Query, Waiter},
+    backend::{Attempt, Backend, CounterReceipt, Query, Undecided, Waiter},
     counter::CounterId,
     decision::Outcome,
     guard::{Guard, GuardReceipt},
@@ -72,12 +72,12 @@ impl Backend for BackendKind {
         &self,
         ticket: &mut Ticket,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(Outcome, BackendReceipt), StoreError>> {
+    ) -> Poll<Result<(Outcome, BackendReceipt), Undecided>> {
         match self {
             Self::Other(guard) => guard
                 .poll_charge(ticket, context)
                 .map_ok(|(outcome, receipt)| (outcome, BackendReceipt::Guard(receipt))),
-            Self::None | Self::Memory(_) => Poll::Ready(Err(StoreError::no_answer())),
+            Self::None | Self::Memory(_) => Poll::Ready(Err(Undecided::Failed(StoreError::no_answer()))),
         }
     }
 

@@ -74,11 +74,23 @@ impl AcquireRequest {
             }
             ticket.changes = self.engine.queues().changes(&charges);
         }
-        self.send(charges)
+        let deadline = self.engine.settings().deadline;
+        self.send(charges, deadline)
     }
 
-    /// Asks the store. The result if it decides at once, otherwise the future that awaits it.
-    fn send(self, charges: Charges) -> Result<AcquireResult, BoxedAcquire> {
+    /// Asks the store again about a call that was certainly not decided, for the time that is `left`.
+    pub(super) fn start_again(mut self, left: Duration) -> Result<AcquireResult, BoxedAcquire> {
+        self.apply_rules(false);
+        let keys = self.keys();
+        keys.named(match self.charges() {
+            Ok(charges) => self.send(charges, left),
+            Err(refused) => Ok(Err(refused)),
+        })
+    }
+
+    /// Asks the store. The result if it decides at once, otherwise the future that awaits it for the
+    /// time that is `left`.
+    fn send(self, charges: Charges, left: Duration) -> Result<AcquireResult, BoxedAcquire> {
         let Some(store) = self.engine.store() else { return Ok(Ok(Permit::free(uncounted_decision(&charges)))) };
         if self.engine.settlements().for_charges(&charges).is_some() {
             return Err(Box::pin(async move {
@@ -96,7 +108,7 @@ impl AcquireRequest {
             Reply::Ready(batch) => self.resolve_or_wait(Ok(batch), sent_at),
             reply @ Reply::Pending(_) => Err(Box::pin(async move {
                 let reply = AbandonOnDrop::around(&self.engine, held, reply);
-                let batch = self.engine.within_deadline(reply).await;
+                let batch = self.engine.within(left, reply).await;
                 match self.resolve_or_wait(batch, sent_at) {
                     Ok(answer) => answer,
                     Err(waiting) => waiting.await,
@@ -114,7 +126,10 @@ impl AcquireRequest {
             Ok(resolution) => self.act_on(resolution),
             // Asks again, without the shadow rules that have refused.
             Err(rejection) if rejection.rest.is_empty() => Ok(Ok(Permit::free(rejection.decision))),
-            Err(rejection) => self.send(rejection.rest),
+            Err(rejection) => {
+                let deadline = self.engine.settings().deadline;
+                self.send(rejection.rest, deadline)
+            }
         }
     }
 

@@ -21,19 +21,16 @@ use self::core::InvalidateQuota;
 #[cfg(feature = "redis")]
 use self::denials::Denial;
 pub(crate) use self::{core::Guard, upstream::Upstream};
+#[cfg(feature = "redis")]
+use crate::redis::{BatchEntry, BatchTicket};
 use crate::{
     CounterName, Rule,
-    backend::{Attempt, Backend, CounterReceipt, Query, Waiter},
+    backend::{Attempt, Backend, CounterReceipt, Query, Undecided, Waiter},
     background,
     counter::CounterId,
     decision::Outcome,
     observe,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
-};
-#[cfg(feature = "redis")]
-use crate::{
-    backend::QueryTag,
-    redis::{BatchEntry, BatchTicket, Redis},
 };
 
 /// Refunds a charge: to the quota it was spent from, or to the store.
@@ -71,9 +68,12 @@ impl Backend for Guard {
         &self,
         ticket: &mut BatchTicket,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(Outcome, GuardReceipt), StoreError>> {
+    ) -> Poll<Result<(Outcome, GuardReceipt), Undecided>> {
         let guard = &self.0;
-        let result = Redis::poll_charge(ticket, context, |entry, charge, evaluation| {
+        let Upstream::Redis(redis) = &guard.store else {
+            return Poll::Ready(Err(Undecided::Failed(StoreError::no_answer())));
+        };
+        let result = redis.poll_charge(ticket, context, |entry, charge, evaluation| {
             if let Some(tag) = entry.tag() {
                 let denial = Denial { decision: evaluation.decision, wait_ms: evaluation.wait_ms };
                 guard.cache_denial(charge, denial, evaluation.held, tag);
@@ -83,12 +83,20 @@ impl Backend for Guard {
             ticket.time_out_elsewhere(guard.deadline);
             return Poll::Pending;
         };
-        if cfg!(feature = "metrics")
-            && let Some(QueryTag { sent_us, .. }) = ticket.tag()
-        {
-            observe::store_latency(Duration::from_micros(guard.clock.now_us().saturating_sub(sent_us)));
+        let taken = || {
+            let sent_us = ticket.tag().map_or(0, |tag| tag.sent_us);
+            Duration::from_micros(guard.clock.now_us().saturating_sub(sent_us))
+        };
+        if cfg!(feature = "metrics") {
+            observe::store_latency(taken());
         }
-        let outcome = result.unwrap_or_else(|| Err(StoreError::late(guard.deadline)))?;
+        let outcome = match result.unwrap_or_else(|| Err(StoreError::late(guard.deadline))) {
+            Ok(outcome) => outcome,
+            Err(error) if error.is_unsent() && redis.is_cluster() => {
+                return Poll::Ready(Err(Undecided::Moved { left: guard.deadline.saturating_sub(taken()) }));
+            }
+            Err(error) => return Poll::Ready(Err(Undecided::Failed(error))),
+        };
         if let (true, Some(charge)) = (outcome.fits(), ticket.charge()) {
             guard.denials.remove(charge.counter.id());
         }
@@ -101,7 +109,7 @@ impl Backend for Guard {
         &self,
         ticket: &mut BatchTicket,
         _context: &mut Context<'_>,
-    ) -> Poll<Result<(Outcome, GuardReceipt), StoreError>> {
+    ) -> Poll<Result<(Outcome, GuardReceipt), Undecided>> {
         match *ticket {}
     }
 
@@ -172,8 +180,9 @@ impl Guard {
         {
             // A prefetch is not for one caller. The charge is made if no waiting entry makes it.
             let is_same = |other: &Charge| other.cost == query.cost && other.rule == *query.rule;
-            let charge = || (query.charge(&self.0.namespace), self.0.query_tag(id, 0, self.0.clock.now_us()));
-            return redis.try_charge(id, is_same, charge, waker);
+            let charge = || query.charge(&self.0.namespace);
+            let tag = |slot| self.0.query_tag(id, slot, self.0.clock.now_us());
+            return redis.try_charge(id, is_same, charge, tag, waker);
         }
         None
     }

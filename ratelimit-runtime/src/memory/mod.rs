@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::{
     Clock, CounterName, Rule,
     algorithm::{Evaluation, MemoryState, charge, evaluate},
-    backend::{Attempt, Backend, CounterReceipt, Query, Waiter},
+    backend::{Attempt, Backend, CounterReceipt, Query, Undecided, Waiter},
     clock::LockedTime,
     counter::CounterId,
     decision::Outcome,
@@ -418,7 +418,7 @@ impl Backend for Memory {
         &self,
         ticket: &mut Infallible,
         _context: &mut Context<'_>,
-    ) -> Poll<Result<(Outcome, CounterReceipt), StoreError>> {
+    ) -> Poll<Result<(Outcome, CounterReceipt), Undecided>> {
         match *ticket {}
     }
 

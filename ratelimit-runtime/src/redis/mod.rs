@@ -51,7 +51,7 @@ use self::{
     batch::{CallerResult, SendError},
     command::Command,
     nodes::Nodes,
-    reply::{answer, number, unexpected},
+    reply::{answer, number},
 };
 use crate::{
     CounterName,
@@ -115,19 +115,26 @@ impl Redis {
         &self,
         id: CounterId,
         is_same: impl Fn(&Charge) -> bool,
-        charge: impl FnOnce() -> (Charge, QueryTag),
+        charge: impl FnOnce() -> Charge,
+        tag: impl FnOnce(u16) -> QueryTag,
         waker: &Waker,
     ) -> Option<BatchTicket> {
         match &self.nodes {
-            Nodes::Single(node) => node.try_charge(id, is_same, charge, waker),
-            Nodes::Cluster(_) => None, // its node is found by the counter's name, not built yet
+            Nodes::Single(node) => node.try_charge(id, 0, is_same, || (charge(), tag(0)), waker),
+            // The slot follows from the counter's name.
+            Nodes::Cluster(cluster) => cluster.try_charge(is_same, charge(), tag, waker),
         }
     }
 
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.nodes, Nodes::Cluster(_))
+    }
+
     /// Polls a ticket. `None` if the caller has timed out. `refused` gets the server's reply to a
-    /// charge that does not fit.
+    /// charge that does not fit. An error is marked as unsent if the charge was certainly not made.
     #[inline]
     pub(crate) fn poll_charge(
+        &self,
         ticket: &mut BatchTicket,
         context: &mut Context<'_>,
         refused: impl FnOnce(&BatchEntry, &Charge, &Evaluation),
@@ -135,7 +142,7 @@ impl Redis {
         ticket.poll_result(context, |entry, result| {
             let charge = entry.charge();
             let reply = match result {
-                CallerResult::Failure(error) => return Err(error.clone().into_error()),
+                CallerResult::Failure(error) => return Err(self.nodes.failure(entry.slot(), error.clone())),
                 CallerResult::Granted(repeated, later) => {
                     match charge.and_then(|charge| repeated.taken(charge, later)) {
                         Some(taken) => return Ok(taken),
@@ -154,7 +161,7 @@ impl Redis {
                     }
                 }
             };
-            Err(answer(reply.clone()).map_or_else(|error| error, |reply| unexpected(&reply)))
+            Err(self.nodes.no_decision(reply))
         })
     }
 

@@ -83,7 +83,7 @@ impl Node {
         CommandFuture::Batched { node, command: Some(command), slot, ticket: None }
     }
 
-    /// A ticket for a charge of one counter. `None` if it cannot share a round trip now.
+    /// A ticket for a charge of one counter, in this slot of a cluster. `None` if it cannot share a round trip now.
     ///
     /// `charge` is built only if no waiting entry makes the same charge.
     #[inline(always)]
@@ -91,6 +91,7 @@ impl Node {
     pub(super) fn try_charge(
         &self,
         id: CounterId,
+        slot: u16,
         is_same: impl Fn(&Charge) -> bool,
         charge: impl FnOnce() -> (Charge, QueryTag),
         waker: &Waker,
@@ -111,7 +112,7 @@ impl Node {
             Err(true) => None,
             Err(false) => {
                 let (charge, tag) = charge();
-                Some(node.add(charge.into(), true, 0, Some(tag), waker))
+                Some(node.add(charge.into(), true, slot, Some(tag), waker))
             }
         }
     }

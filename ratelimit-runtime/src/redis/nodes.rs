@@ -7,7 +7,13 @@ use redis::Value;
 use smallvec::SmallVec;
 
 use super::{
-    batch::SendError, cluster::Cluster, command::Command, endpoint::NodeOptions, node::Node, reply::answer, slots,
+    batch::SendError,
+    cluster::Cluster,
+    command::Command,
+    endpoint::NodeOptions,
+    node::Node,
+    reply::{answer, unexpected},
+    slots,
     url::RedisTopology,
 };
 use crate::{CounterName, failures::Epoch, store::StoreError};
@@ -67,6 +73,24 @@ impl Nodes {
         match self {
             Self::Single(_) => 0,
             Self::Cluster(_) => slots::slot_of(counter.as_bytes()),
+        }
+    }
+
+    /// The error of a decision that has no reply. It is marked as unsent if nothing was sent.
+    pub(super) fn failure(&self, slot: u16, error: SendError) -> StoreError {
+        match (self, error) {
+            (Self::Cluster(cluster), SendError::Indeterminate(error)) => cluster.no_reply(slot, error),
+            (_, error) => error.into_error(),
+        }
+    }
+
+    /// The error of a reply that is no decision. It is marked as unsent if it is a redirection.
+    pub(super) fn no_decision(&self, reply: &Value) -> StoreError {
+        match self {
+            Self::Cluster(_) if slots::is_redirection(reply) => {
+                StoreError::unavailable("another node has its slot").unsent()
+            }
+            _ => answer(reply.clone()).map_or_else(|error| error, |reply| unexpected(&reply)),
         }
     }
 

@@ -111,6 +111,11 @@ pub(super) enum Redirection {
     Unavailable,
 }
 
+/// A reply by which another node has to be asked.
+pub(super) fn is_redirection(reply: &Value) -> bool {
+    redirection(reply, &ServerAddress { host: String::new(), port: 0 }) != Redirection::None
+}
+
 /// Redirection in a reply of the node at `asked`.
 pub(super) fn redirection(reply: &Value, asked: &ServerAddress) -> Redirection {
     let Value::ServerError(error) = reply else { return Redirection::None };

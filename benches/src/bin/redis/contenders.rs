@@ -44,6 +44,9 @@ pub(crate) enum Kind {
     Forgetful,
     /// A hundred permits at a time.
     Prefetching,
+    /// The bare client, and the script that a user would write.
+    Users,
+    /// The bare client, and our script.
     Raw,
     Trypema,
     ThrottleKit,
@@ -51,12 +54,19 @@ pub(crate) enum Kind {
     LimitadorCached,
 }
 
+/// The script that the documentation of `INCR` suggests. It counts refused calls, too.
+const USERS: &str = "\
+local count = redis.call('INCR', KEYS[1])
+if count == 1 then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return count <= tonumber(ARGV[1]) and count or -1";
+
 impl Kind {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Ours,
         Self::OneByOne,
         Self::Forgetful,
         Self::Prefetching,
+        Self::Users,
         Self::Raw,
         Self::Trypema,
         Self::ThrottleKit,
@@ -70,7 +80,8 @@ impl Kind {
             Self::OneByOne => "  coalescing off",
             Self::Forgetful => "  denial cache off",
             Self::Prefetching => "  prefetch of 100",
-            Self::Raw => "raw redis client, same script",
+            Self::Users => "redis client, user's script",
+            Self::Raw => "redis client, our script",
             Self::Trypema => "trypema",
             Self::ThrottleKit => "throttle-kit",
             Self::Limitador => "limitador 0.6",
@@ -80,7 +91,7 @@ impl Kind {
 
     /// True if its count can be read on the server at once.
     pub(crate) fn counts_at_once(self) -> bool {
-        !matches!(self, Self::LimitadorCached | Self::Prefetching)
+        !matches!(self, Self::LimitadorCached | Self::Prefetching | Self::Users)
     }
 
     /// True if it reads keys by a command of its own, and not in a script.
@@ -92,7 +103,7 @@ impl Kind {
     pub(crate) fn admitted(self, name: &[u8], value: &str) -> u64 {
         match self {
             Self::Trypema if !name.ends_with(b":absolute:t") => 0,
-            Self::Trypema | Self::Limitador | Self::LimitadorCached => value.parse().expect("a number"),
+            Self::Trypema | Self::Limitador | Self::LimitadorCached | Self::Users => value.parse().expect("a number"),
             // The time at which all of it is refilled; one comes back each hour.
             Self::ThrottleKit => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970").as_millis();
@@ -128,8 +139,11 @@ impl Contender {
                 };
                 Self::Ours(Arc::new((limiter(&place.url(), kind != Kind::OneByOne).await, rule)))
             }
-            Kind::Raw => {
-                let script = Script::of_ours(count).await;
+            Kind::Users | Kind::Raw => {
+                let script = match kind {
+                    Kind::Users => Script::of_users(count, place).await,
+                    _ => Script::of_ours(count).await,
+                };
                 // So that the servers know the script.
                 let teacher = limiter(&place.url(), false).await;
                 let teaching = Rule::new("teaching", count, HOUR);
@@ -281,6 +295,23 @@ impl Script {
         assert_eq!(keys, "1", "the script has another number of keys");
         let (before_key, after_key) = key.split_once(&KEY.to_string()).expect("the key is in its name");
         Self { digest, before_key: before_key.to_owned(), after_key: after_key.to_owned(), arguments: words.collect() }
+    }
+
+    /// Known to all servers of a place.
+    async fn of_users(count: u64, place: &Place) -> Self {
+        let urls = match place {
+            Place::Single(_) | Place::Elsewhere(_) => vec![place.url()],
+            Place::Cluster(cluster) => cluster.nodes().iter().map(RedisServer::url).collect(),
+        };
+        let mut digest = String::new();
+        for url in urls {
+            let client = Client::open(url).expect("an address");
+            let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
+            let load = redis::cmd("SCRIPT").arg("LOAD").arg(USERS).query_async(&mut connection);
+            digest = load.await.expect("a digest");
+        }
+        let arguments = [count, HOUR_MS].map(|number| number.to_string().into_bytes()).to_vec();
+        Self { digest, before_key: "item:".to_owned(), after_key: String::new(), arguments }
     }
 
     fn command(&self, key: u64) -> Cmd {

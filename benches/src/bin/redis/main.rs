@@ -1,4 +1,5 @@
-//! The Redis store against other limiters that count on Redis, and against the bare `redis` client.
+//! The Redis store against other limiters that count on Redis, and against the bare `redis` client with the script that
+//! a user would write, and with ours.
 //!
 //! `cargo run --release -p ratelimit-benches --bin redis -- [--quick] [--json FILE] [WORDS]`: the
 //! tables whose title contains one of the words. Without words, all but `growth`, which takes some
@@ -346,12 +347,18 @@ impl<'a> Bench<'a> {
         self.processes();
         for (refused, keys) in [(false, 1), (false, MANY), (true, MANY)] {
             let cluster = || Place::Cluster(RedisCluster::builder().replicas(0).start());
-            self.contest("cluster of three, ", refused, keys, &[Kind::Ours, Kind::OneByOne, Kind::Raw], cluster);
+            self.contest(
+                "cluster of three, ",
+                refused,
+                keys,
+                &[Kind::Ours, Kind::OneByOne, Kind::Users, Kind::Raw],
+                cluster,
+            );
         }
         if self.words.contains(&"growth") {
             for keys in [1_000, MANY, MILLION].into_iter().chain(self.full.then_some(10 * MILLION)) {
                 let single = || Place::Single(RedisServer::start());
-                self.contest("growth, ", false, keys, &[Kind::Ours, Kind::OneByOne, Kind::Raw], single);
+                self.contest("growth, ", false, keys, &[Kind::Ours, Kind::OneByOne, Kind::Users, Kind::Raw], single);
             }
         }
         self.report.end(self.json);
@@ -525,7 +532,7 @@ impl<'a> Bench<'a> {
         if !self.wants(&title) {
             return;
         }
-        let kinds = [Kind::Ours, Kind::OneByOne, Kind::Prefetching, Kind::Raw];
+        let kinds = [Kind::Ours, Kind::OneByOne, Kind::Prefetching, Kind::Users, Kind::Raw];
         let rows = kinds.into_iter().map(|kind| {
             let server = RedisServer::start();
             let [count, calls] = [COUNT, COUNT].map(|number| number.to_string());

@@ -75,6 +75,10 @@ impl BatchEntry {
         self.tag
     }
 
+    pub(crate) fn slot(&self) -> u16 {
+        self.slot
+    }
+
     /// Charges of one caller, to be refunded with its receipt.
     pub(crate) fn charged(&self, receipt: [u64; 2]) -> Charges {
         let mut charges = self.charges.clone();

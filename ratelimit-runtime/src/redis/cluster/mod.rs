@@ -10,6 +10,7 @@ mod topology;
 use std::{
     fmt,
     sync::{Arc, atomic::Ordering},
+    task::Waker,
     time::{Duration, Instant},
 };
 
@@ -21,13 +22,17 @@ use self::{
     topology::ClusterTopology,
 };
 use super::{
-    batch::SendError,
+    batch::{BatchTicket, SendError},
     command::Command,
     endpoint::NodeOptions,
     reply::answer,
     slots::{Redirection, redirection, slot_of},
 };
-use crate::{failures::Epoch, store::StoreError};
+use crate::{
+    backend::QueryTag,
+    failures::Epoch,
+    store::{Charge, StoreError},
+};
 
 /// Maximum number of redirections of a command.
 const MAX_REDIRECTIONS: u8 = 5;
@@ -161,6 +166,25 @@ impl Cluster {
             Some(Ok(other)) if other.address != node.address => redirect(route),
             _ => NextStep::Done(Err(error)),
         }
+    }
+
+    /// A ticket for a charge, at the node of its slot; see [`Node::try_charge`](super::node::Node::try_charge).
+    pub(super) fn try_charge(
+        &self,
+        is_same: impl Fn(&Charge) -> bool,
+        charge: Charge,
+        tag: impl FnOnce(u16) -> QueryTag,
+        waker: &Waker,
+    ) -> Option<BatchTicket> {
+        let (id, slot) = (charge.counter.id(), slot_of(charge.counter.as_bytes()));
+        let node = self.topology.known_node_of(slot)?.ok()?;
+        node.server.try_charge(id, slot, is_same, || (charge, tag(slot)), waker)
+    }
+
+    /// The error of a decision that was sent and has no reply.
+    pub(super) fn no_reply(&self, slot: u16, error: StoreError) -> StoreError {
+        let _ = self.topology.refresh();
+        self.topology.map_node_of(slot, |node| error.clone().about(&node.address)).unwrap_or(error)
     }
 
     /// Why a node is unavailable. `None` if all are available.
