@@ -307,8 +307,8 @@ impl Script {
         for url in urls {
             let client = Client::open(url).expect("an address");
             let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
-            let load = redis::cmd("SCRIPT").arg("LOAD").arg(USERS).query_async(&mut connection);
-            digest = load.await.expect("a digest");
+            let mut load = redis::cmd("SCRIPT");
+            digest = load.arg("LOAD").arg(USERS).query_async(&mut connection).await.expect("a digest");
         }
         let arguments = [count, HOUR_MS].map(|number| number.to_string().into_bytes()).to_vec();
         Self { digest, before_key: "item:".to_owned(), after_key: String::new(), arguments }
