@@ -139,7 +139,8 @@ impl LockedTime<'_> {
     }
 }
 
-const MAX_US: u128 = 1000 << 46;
+/// In the year 3084. A longest period later, it still has 46 bits of milliseconds.
+const MAX_US: u128 = 1000 << 45;
 
 impl Default for Clock {
     fn default() -> Self {

@@ -26,9 +26,14 @@ pub struct Decision {
     pub(crate) limit: u64,
     pub(crate) remaining: u64,
     pub(crate) reset_after_ms: u64,
-    /// `u64::MAX` if the cost fits. An `Option` would take another word in each permit.
+    /// `u64::MAX` if the cost fits. An `Option` would take another word in each permit. With
+    /// [`BANNED`] if the counter is banned.
     pub(crate) retry_after_ms: u64,
 }
+
+/// Marks the wait until a ban ends. It travels with the wait, so calls that meet no ban never check
+/// it.
+pub(crate) const BANNED: u64 = 1 << 63;
 
 impl Decision {
     /// A store's decision. `retry_after` is `None` if the cost fits.
@@ -42,6 +47,23 @@ impl Decision {
             reset_after_ms: round_up_ms(reset_after),
             retry_after_ms: retry_after.map_or(u64::MAX, round_up_ms),
         }
+    }
+
+    /// A store's decision on a banned counter: nothing remains, and no cost fits. `retry_after` is
+    /// the wait until the ban has ended and the cost fits.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::Decision;
+    /// # use std::time::Duration;
+    /// const WAIT: Duration = Duration::from_secs(60);
+    ///
+    /// let decision = Decision::banned(100, WAIT, WAIT);
+    /// assert!(decision.is_banned());
+    /// assert_eq!((decision.remaining(), decision.retry_after()), (0, Some(WAIT)));
+    /// ```
+    pub fn banned(limit: u64, reset_after: Duration, retry_after: Duration) -> Self {
+        let decision = Self::new(limit, 0, reset_after, Some(retry_after));
+        Self { retry_after_ms: decision.retry_after_ms | BANNED, ..decision }
     }
 
     /// The decision of an unused counter.
@@ -67,7 +89,13 @@ impl Decision {
     /// The shortest wait after which this cost is granted, without other calls. `None` if it fits
     /// now.
     pub fn retry_after(&self) -> Option<Duration> {
-        (self.retry_after_ms != u64::MAX).then(|| Duration::from_millis(self.retry_after_ms))
+        wait_ms(self.retry_after_ms).map(Duration::from_millis)
+    }
+
+    /// Whether the counter is banned; see [`Rule::with_ban`](crate::Rule::with_ban) and
+    /// [`Limiter::ban`](crate::Limiter::ban).
+    pub fn is_banned(&self) -> bool {
+        is_ban(self.retry_after_ms)
     }
 }
 
@@ -79,6 +107,7 @@ impl fmt::Debug for Decision {
             .field("remaining", &ReadableNumber(self.remaining))
             .field("reset_after", &self.reset_after())
             .field("retry_after", &self.retry_after())
+            .field("is_banned", &self.is_banned())
             .finish()
     }
 }
@@ -102,7 +131,7 @@ impl fmt::Debug for ReadableNumber {
 pub(crate) struct Outcome {
     pub(crate) remaining: u64,
     pub(crate) reset_after_ms: u64,
-    /// `u64::MAX` if the cost was charged.
+    /// `u64::MAX` if the cost was charged. With [`BANNED`] if the counter is banned.
     pub(crate) retry_after_ms: u64,
     /// Two numbers by which the store finds the charge for a refund.
     pub(crate) receipt: [u64; 2],
@@ -131,6 +160,17 @@ impl Outcome {
     }
 }
 
-fn round_up_ms(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX - 1)
+/// The wait that a number for `retry_after` stands for. `None` if the cost fits.
+pub(crate) fn wait_ms(retry_after_ms: u64) -> Option<u64> {
+    (retry_after_ms != u64::MAX).then_some(retry_after_ms & !BANNED)
+}
+
+/// Whether a number for `retry_after` is the wait until a ban ends.
+pub(crate) fn is_ban(retry_after_ms: u64) -> bool {
+    retry_after_ms != u64::MAX && retry_after_ms & BANNED != 0
+}
+
+/// Whole milliseconds, below the mark of a ban.
+pub(crate) fn round_up_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(BANNED - 2)
 }

@@ -5,7 +5,12 @@ mod store_error;
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 pub use self::store_error::StoreError;
-use crate::{Algorithm, Decision, Key, Rule, duration::ReadableDuration, rule::limits::MOST_HOLDS};
+use crate::{
+    Algorithm, Decision, Key, Rule,
+    decision::{BANNED, is_ban, round_up_ms, wait_ms},
+    duration::ReadableDuration,
+    rule::limits::MOST_HOLDS,
+};
 
 /// The cause of a refusal.
 ///
@@ -15,7 +20,7 @@ use crate::{Algorithm, Decision, Key, Rule, duration::ReadableDuration, rule::li
 /// /// The HTTP status of a refusal.
 /// fn status(refused: &RequestPerMinute) -> u16 {
 ///     match refused.cause() {
-///         Cause::Exceeded | Cause::NeverFits => 429,
+///         Cause::Exceeded | Cause::NeverFits | Cause::Banned => 429,
 ///         Cause::MissingKey => 403,
 ///         Cause::Unavailable => 503,
 ///         _ => 500,
@@ -36,6 +41,11 @@ pub enum Cause {
     /// The configuration of the rule, the limiter or the server is invalid. The message names the
     /// mistake.
     Misconfigured,
+    /// The counter is banned, whatever remains of its limit. [`RequestPerMinute::retry_after`] says
+    /// when the ban ends.
+    ///
+    /// See [`Rule::with_ban`] and [`Limiter::ban`](crate::Limiter::ban).
+    Banned,
 }
 
 /// A refused call.
@@ -84,7 +94,7 @@ struct ExceededLimit {
     algorithm: Algorithm,
     cost: u64,
     remaining: u64,
-    /// [`u64::MAX`] if it is not known.
+    /// [`u64::MAX`] if it is not known. With [`BANNED`] if the counter is banned.
     retry_after_ms: u64,
     counted: Counted,
 }
@@ -189,7 +199,7 @@ impl RequestPerMinute {
         if let NamedRefusal::Unnamed(Refusal::Exceeded(ExceededLimit { retry_after_ms, .. })) = &mut self.0
             && *retry_after_ms != u64::MAX
         {
-            *retry_after_ms = u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX - 1);
+            *retry_after_ms = round_up_ms(wait) | (*retry_after_ms & BANNED);
         }
         self
     }
@@ -213,6 +223,7 @@ impl RequestPerMinute {
     /// The cause of the refusal.
     pub fn cause(&self) -> Cause {
         match self.refusal() {
+            Refusal::Exceeded(exceeded) if is_ban(exceeded.retry_after_ms) => Cause::Banned,
             Refusal::Exceeded(_) => Cause::Exceeded,
             Refusal::Other(details) => details.cause,
         }
@@ -254,15 +265,13 @@ impl RequestPerMinute {
     /// The shortest wait after which this call is granted without other calls, from the store's
     /// decision, rounded up to a millisecond.
     ///
-    /// `None` for causes other than [`Cause::Exceeded`], and for
+    /// `None` for causes other than [`Cause::Exceeded`] and [`Cause::Banned`], and for
     /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent): a place becomes free at an unknown
     /// time.
     pub fn retry_after(&self) -> Option<Duration> {
         match self.refusal() {
-            Refusal::Exceeded(ExceededLimit { retry_after_ms: ms, .. }) if *ms != u64::MAX => {
-                Some(Duration::from_millis(*ms))
-            }
-            _ => None,
+            Refusal::Exceeded(exceeded) => wait_ms(exceeded.retry_after_ms).map(Duration::from_millis),
+            Refusal::Other(_) => None,
         }
     }
 }
@@ -274,6 +283,7 @@ impl fmt::Display for RequestPerMinute {
         let (cause, reason) = match self.refusal() {
             Refusal::Exceeded(exceeded) => {
                 match exceeded.counted {
+                    _ if is_ban(exceeded.retry_after_ms) => write!(f, "{rule_and_key} is banned")?,
                     Counted::Calls => write!(f, "{rule_and_key} is limited to {}", LimitText(&rule))?,
                     Counted::Milliseconds => {
                         let time = ReadableDuration(Duration::from_millis(rule.count()));
@@ -292,7 +302,7 @@ impl fmt::Display for RequestPerMinute {
             Refusal::Other(details) => (details.cause, &details.reason),
         };
         match cause {
-            Cause::Exceeded | Cause::NeverFits => {
+            Cause::Exceeded | Cause::NeverFits | Cause::Banned => {
                 write!(f, "{rule_and_key} is limited to {}", LimitText(&rule))?;
                 if rule.limit() != rule.count() {
                     write!(f, " and {} at once", rule.limit())?;

@@ -394,8 +394,8 @@
 //!
 //! - `rule` is the prefix. Keys are not labels: there may be millions.
 //! - `ratelimit_decisions_total` counts each rule of an admitted call as `admitted`. Of a refused
-//!   call it counts the rule that refuses, as `refused`, `never_fits`, `missing_key`, `unavailable`
-//!   or `misconfigured`. A rule in shadow mode that would have refused is counted as
+//!   call it counts the rule that refuses, as `refused`, `banned`, `never_fits`, `missing_key`,
+//!   `unavailable` or `misconfigured`. A rule in shadow mode that would have refused is counted as
 //!   `shadow_refused`.
 //! - `ratelimit_near_limit_total` divided by the admitted decisions says how close the limit is.
 //! - `ratelimit_cached_denials_total` divided by the refused decisions is the share that cost no

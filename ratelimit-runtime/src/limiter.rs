@@ -11,7 +11,7 @@ use crate::{
         refusal,
         request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
     },
-    store::{Batch, Request, StoreError},
+    store::{Batch, Charge, Reply, Request, Store, StoreError},
 };
 
 /// A limiter decides which calls may run.
@@ -283,7 +283,7 @@ impl Limiter {
         }
     }
 
-    /// Resets the rule's counter for this key: it starts fresh.
+    /// Resets the rule's counter for this key: it starts fresh, and is not banned.
     ///
     /// A permit from before the reset refunds nothing after it. There are two exceptions:
     ///
@@ -311,19 +311,126 @@ impl Limiter {
         key: K,
     ) -> impl Future<Output = Result<(), RequestPerMinute>> + Send + use<'a, K> {
         let key = Key::new(key);
+        async move { self.change(rule, &key, |store, charge| store.reset(charge.counter)).await }
+    }
+
+    /// Bans the rule's counter for this key: every call is refused as
+    /// [`Cause::Banned`](crate::Cause::Banned) for this time, whatever its cost.
+    ///
+    /// - Of two bans, the one that ends later holds: a further ban can prolong a ban, and never
+    ///   shortens it. [`Limiter::unban`] ends it.
+    /// - A ban takes the place of the counter's state. So it lasts at least until none of the
+    ///   counter's charges would count any more, which [`Decision::reset_after`] says. After it the
+    ///   counter is fresh. A [`SlidingLog`](crate::Algorithm::SlidingLog) keeps its charges and holds
+    ///   below the ban, which lasts exactly as long as given. So does the ban of a rule that is used
+    ///   for bans only, as its counters are unused.
+    /// - All processes that share the store refuse the calls. A process that has cached a denial of
+    ///   the counter gives that until it ends. Permits that another process has
+    ///   [prefetched](Rule::with_prefetch) are spent first; those of this process are returned.
+    /// - Earlier charges are not refunded while the counter is banned. Holds are renewed and settled
+    ///   as usual.
+    /// - A caller that waits for the limit goes on waiting, until the ban ends or its own time is
+    ///   over.
+    /// - While a server is away, its bans are unknown: with
+    ///   [`OnStoreError::Local`](crate::OnStoreError::Local) calls are admitted by this process.
+    ///
+    /// The time is rounded up to a millisecond, and is at most [`Rule::LONGEST_PERIOD`]. A zero time
+    /// bans nothing. Bans of 1 ms may take 2 ms.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Cause, Limiter, Rule};
+    /// # use std::time::Duration;
+    /// const LOGINS: Rule = Rule::new("login", 5, Duration::from_secs(60));
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::in_memory();
+    /// limiter.ban(&LOGINS, "mallory", Duration::from_secs(3600)).await?;
+    /// let refused = limiter.acquire(&LOGINS, "mallory").await.unwrap_err();
+    /// assert_eq!(refused.cause(), Cause::Banned);
+    /// assert!(refused.retry_after() > Some(Duration::from_secs(3500)));
+    /// assert!(limiter.peek(&LOGINS, "mallory").await?.is_banned());
+    ///
+    /// limiter.unban(&LOGINS, "mallory").await?;
+    /// limiter.acquire(&LOGINS, "mallory").await?;
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Cause::Unavailable`](crate::Cause::Unavailable), whatever the failure policy. The counter
+    ///   may or may not be banned then.
+    /// - [`Cause::Misconfigured`](crate::Cause::Misconfigured), also for a rule with
+    ///   [`LeakyBucket`](crate::Algorithm::LeakyBucket) or
+    ///   [`Concurrent`](crate::Algorithm::Concurrent), and for a store without bans.
+    ///
+    /// # Cancellation
+    ///
+    /// A future that is dropped during a query to the store may or may not have banned the counter.
+    ///
+    /// # Panics
+    ///
+    /// On a Redis store, within a tokio runtime that was built without `enable_time`.
+    pub fn ban<'a, K: RateKey>(
+        &'a self,
+        rule: &'a Rule,
+        key: K,
+        time: Duration,
+    ) -> impl Future<Output = Result<(), RequestPerMinute>> + Send + use<'a, K> {
+        let key = Key::new(key);
         async move {
-            let engine = self.engine();
-            let rules = || engine.settings().rules_now();
-            let rule = &rules().applied(rule, Some(&key), false, false).map_or(*rule, Cow::into_owned);
-            let charge = engine.charge(rule, Some(&key), 0)?;
-            let Some(store) = engine.store() else {
+            if time.is_zero() {
                 return Ok(());
-            };
-            let id = charge.counter.id();
-            let reset = engine.within_deadline(store.reset(charge.counter)).await;
-            engine.queues().changed_id(id);
-            reset.and_then(|done| done).map_err(|error| refusal(rule, error))
+            }
+            self.change(rule, &key, |store, charge| {
+                if charge.rule.supports_bans() {
+                    return store.ban(charge, time);
+                }
+                let algorithm = charge.rule.algorithm();
+                Reply::Ready(Err(StoreError::misconfigured(format!("counters of a {algorithm:?} cannot be banned"))))
+            })
+            .await
         }
+    }
+
+    /// Ends a ban of the rule's counter for this key. The counter starts fresh, but for its holds.
+    /// Nothing changes if it is not banned.
+    ///
+    /// Other processes may refuse calls for a second more, as they cache bans for so long. Callers
+    /// that wait in other processes wait until the ban would have ended.
+    ///
+    /// Errors, cancellation and panics are as for [`Limiter::ban`], where there is an example.
+    pub fn unban<'a, K: RateKey>(
+        &'a self,
+        rule: &'a Rule,
+        key: K,
+    ) -> impl Future<Output = Result<(), RequestPerMinute>> + Send + use<'a, K> {
+        let key = Key::new(key);
+        async move {
+            self.change(rule, &key, |store, charge| {
+                if charge.rule.supports_bans() { store.ban(charge, Duration::ZERO) } else { Reply::Ready(Ok(())) }
+            })
+            .await
+        }
+    }
+
+    /// Changes the rule's counter for a key.
+    async fn change(
+        &self,
+        rule: &Rule,
+        key: &Key,
+        act: impl FnOnce(&dyn Store, Charge) -> Reply<Result<(), StoreError>>,
+    ) -> Result<(), RequestPerMinute> {
+        let engine = self.engine();
+        let rules = || engine.settings().rules_now();
+        let rule = &rules().applied(rule, Some(key), false, false).map_or(*rule, Cow::into_owned);
+        let charge = engine.charge(rule, Some(key), 0)?;
+        let Some(store) = engine.store() else {
+            return Ok(());
+        };
+        let id = charge.counter.id();
+        let done = engine.within_deadline(act(store, charge)).await;
+        engine.queues().changed_id(id);
+        done.and_then(|done| done).map_err(|error| refusal(rule, error))
     }
 
     /// Shuts down the limiter's use of the store, at the end of a program. Returns the number of

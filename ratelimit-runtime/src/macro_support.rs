@@ -564,7 +564,7 @@ fn engine_ref(limiter: Option<&Limiter>) -> EngineRef {
 /// Checks whether a refusal is due to a limit, so that the `on_limit` of one of two kinds applies.
 #[must_use]
 pub fn over_limit(refusal: &RequestPerMinute) -> bool {
-    matches!(refusal.cause(), Cause::Exceeded | Cause::NeverFits)
+    matches!(refusal.cause(), Cause::Exceeded | Cause::NeverFits | Cause::Banned)
 }
 
 /// Checks whether a refusal is due to places that are taken.

@@ -220,13 +220,22 @@ mod recorder {
         MissingKey,
         Unavailable,
         Misconfigured,
+        Banned,
         NearLimit,
         CachedDenial,
     }
 
     const DECISIONS: &str = "ratelimit_decisions_total";
-    const OUTCOMES: [&str; 7] =
-        ["admitted", "refused", "shadow_refused", "never_fits", "missing_key", "unavailable", "misconfigured"];
+    const OUTCOMES: [&str; 8] = [
+        "admitted",
+        "refused",
+        "shadow_refused",
+        "never_fits",
+        "missing_key",
+        "unavailable",
+        "misconfigured",
+        "banned",
+    ];
     const OTHERS: [&str; 2] = ["ratelimit_near_limit_total", "ratelimit_cached_denials_total"];
 
     static METADATA: Metadata<'_> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
@@ -279,6 +288,7 @@ mod recorder {
             Cause::MissingKey => Recorded::MissingKey,
             Cause::Unavailable => Recorded::Unavailable,
             Cause::Misconfigured => Recorded::Misconfigured,
+            Cause::Banned => Recorded::Banned,
         };
         increment(refused.rule(), cause);
     }

@@ -116,7 +116,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// charge that is held is refunded like a settlement in which nothing was used.
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>>;
 
-    /// Resets a counter: its charges and holds are forgotten.
+    /// Resets a counter: its charges, holds and ban are forgotten.
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>>;
 
     /// Returns whether the store implements holds. The default is `false`.
@@ -175,6 +175,27 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Reply::Ready(Err(StoreError::misconfigured(HOLDS_NOTHING)))
     }
 
+    /// Bans a counter for some time, from now: every charge of it is denied with
+    /// [`Decision::banned`], whatever its cost. A zero time ends its ban.
+    ///
+    /// - Of two bans, the one that ends later holds.
+    /// - A store may drop the charges of the counter. Then the ban lasts at least until none of them
+    ///   would count any more. After it, the counter is fresh.
+    /// - Holds go on below a ban: they are renewed and settled as usual. Other charges are not
+    ///   refunded meanwhile.
+    /// - [`Store::reset`] ends a ban, too.
+    ///
+    /// The charge has the rule and the counter, and a cost of 0.
+    ///
+    /// # Errors
+    ///
+    /// After an error, the counter may or may not be banned. A store without bans returns
+    /// [`StoreError::misconfigured`], which is the default.
+    fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {
+        let _ = (charge, time);
+        Reply::Ready(Err(StoreError::misconfigured(BANS_NOTHING)))
+    }
+
     /// The reason why the store could not decide now, as far as is known without a query to it.
     ///
     /// `None` if no outage is known, which is the default.
@@ -186,6 +207,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
 pub(crate) const HOLDS_NOTHING: &str =
     "this store does not support holds; reservations, `Elapsed` and `Settled` costs and places need them";
+
+pub(crate) const BANS_NOTHING: &str = "this store does not support bans";
 
 /// The reply of a store: an answer that is ready, or a future of one.
 ///

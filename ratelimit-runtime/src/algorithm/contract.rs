@@ -10,7 +10,7 @@ use super::wire::PackedNumbers;
 use crate::{
     Decision, Rule,
     clock::LockedTime,
-    decision::Outcome,
+    decision::{BANNED, Outcome},
     store::{Charge, ChargeQuery, Hold},
 };
 
@@ -49,6 +49,11 @@ impl Evaluation {
         (charge.held_by_others, charge.fits_when_released) = (held, fits_when_released);
     }
 
+    /// Evaluation of a banned counter: no cost fits.
+    pub(crate) fn banned(rule: &Rule, reset_after_ms: u64, retry_after_ms: u64) -> Self {
+        Self::new(rule, 0, reset_after_ms, Some(retry_after_ms | BANNED))
+    }
+
     /// Adds the amount held by others from a script's reply: -n if the cost would not fit without
     /// it either.
     #[cfg(feature = "redis")]
@@ -71,6 +76,26 @@ pub(crate) enum Recovery {
     Lumps,
     /// At any time, when others release it.
     Released,
+}
+
+/// A ban of a counter in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ban {
+    pub(super) since_ms: u64,
+    pub(super) until_ms: u64,
+}
+
+impl Ban {
+    /// The ban, moved to now if the clock was set back since.
+    pub(super) fn corrected(self, now_ms: u64) -> Self {
+        let ahead_ms = self.since_ms.saturating_sub(now_ms);
+        Self { since_ms: self.since_ms - ahead_ms, until_ms: self.until_ms - ahead_ms }
+    }
+
+    /// The ban, lasting at least until a time.
+    pub(super) fn lasting_until(self, time_ms: u64) -> Self {
+        Self { until_ms: self.until_ms.max(time_ms), ..self }
+    }
 }
 
 /// The state of one counter in memory.
@@ -120,6 +145,16 @@ pub(crate) trait MemoryState: fmt::Debug {
         0
     }
 
+    /// Bans the counter. The ban takes the place of the state, and lasts at least until none of its
+    /// charges would have counted any more. A log keeps its charges and holds below the ban.
+    ///
+    /// A ban is none of the cases of [`MemoryState::charge_at_once`]. [`MemoryState::evaluate`]
+    /// denies every cost, and [`MemoryState::refund`] refunds nothing.
+    fn ban(&mut self, _rule: &Rule, _ban: Ban) {}
+
+    /// Ends a ban: the counter is fresh, but for its holds. Does nothing without a ban.
+    fn unban(&mut self, _now_us: u64) {}
+
     /// Charges a cost of at least 1 that holds nothing, in the most frequent case. Writes the
     /// outcome, as [`charge`] would return it, and returns whether the cost fits. A denial may have
     /// any receipt.
@@ -141,6 +176,18 @@ pub(crate) trait MemoryState: fmt::Debug {
     #[inline]
     fn is_fresh(&self, now_us: u64) -> bool {
         self.expires_at_ms() <= now_us / 1000
+    }
+}
+
+/// Bans a counter for some time from now. A time of 0 ends its ban.
+pub(crate) fn ban(state: &mut dyn MemoryState, rule: &Rule, time_ms: u64, now_us: u64) {
+    if !state.is_fresh(now_us) {
+        state.correct_clock(rule, now_us);
+    }
+    let since_ms = now_us / 1000;
+    match time_ms {
+        0 => state.unban(now_us),
+        _ => state.ban(rule, Ban { since_ms, until_ms: since_ms + time_ms }),
     }
 }
 
@@ -181,6 +228,8 @@ pub(crate) fn charge(state: &mut dyn MemoryState, query: &ChargeQuery<'_>, now_u
 /// - `time`: the reply to TIME, or nil if the body has to ask for it
 /// - `now`: the same in ms, to be used instead of the key's expiry, or nil
 /// - `value`: the value of the key, or nil if the body has to read it
+///
+/// `fits` is nil if the counter is banned.
 #[cfg(feature = "redis")]
 pub(super) struct LuaScript {
     pub(super) decide: &'static str,
@@ -197,9 +246,37 @@ pub(super) struct LuaScript {
     pub(super) fitting: &'static str,
     /// The decision uses `value`.
     pub(super) has_value: bool,
+    /// Bans the counter, after the body that decides. It also sees `ban`, the ms of the ban, and sets
+    /// `reply` to that of a banned counter, see `script/banned.lua`.
+    pub(super) ban: &'static str,
+    /// Ends a ban, after the body that decides: the counter is fresh, but for its holds.
+    pub(super) unban: &'static str,
     pub(super) refund: &'static str,
     pub(super) refund_args: &'static str,
 }
+
+/// [`LuaScript::ban`] of a counter whose key is one string: a Lua expression for the value of a ban,
+/// which takes the place of the state.
+///
+/// The ban lasts at least until no charge would count any more, or until an earlier ban ends.
+#[cfg(feature = "redis")]
+macro_rules! ban_of_string {
+    ($value:literal) => {
+        concat!(
+            "ban = math.max(ban, fits == nil and reply[1][1] or call('PTTL', key))\n",
+            "call('SET', key, ",
+            $value,
+            ", 'PX', string.format('%.0f', math.max(ban - 1, 1)))\n",
+            "reply = { { ban, ban } }\n"
+        )
+    };
+}
+#[cfg(feature = "redis")]
+pub(super) use ban_of_string;
+
+/// [`LuaScript::unban`] of a counter that holds nothing.
+#[cfg(feature = "redis")]
+pub(super) const UNBAN: &str = "call('DEL', key)\n";
 
 /// The scripts of an algorithm: their arguments, their replies and their cost.
 #[cfg(feature = "redis")]

@@ -34,17 +34,30 @@ pub(crate) enum ScriptMode {
     Settle,
     /// Settles only a hold that still counts, since an earlier attempt may have settled it.
     SettleAgain,
+    /// Bans the counter, or ends its ban.
+    Ban,
 }
 
 /// Script that decides on one counter, refunds excepted.
 ///
 /// ARGV: [`script_args`](table::script_args), then [`stored_cost`](table::stored_cost) if
-/// [`needs_stored_cost`](table::needs_stored_cost).
+/// [`needs_stored_cost`](table::needs_stored_cost). For [`ScriptMode::Ban`] the second is the ms of
+/// the ban; 0 ends it.
 pub(crate) fn decide_script(id: usize, mode: ScriptMode) -> String {
-    let LuaScript { decide, args, .. } = script(id);
-    let charge = ["false", "true", "'renew'", "'settle'", "'again'"][mode as usize];
+    let LuaScript { args, ban, unban, .. } = script(id);
+    let (charge, then) = match mode {
+        ScriptMode::Evaluate => ("false", String::new()),
+        ScriptMode::Charge => ("true", String::new()),
+        ScriptMode::Renew => ("'renew'", String::new()),
+        ScriptMode::Settle => ("'settle'", String::new()),
+        ScriptMode::SettleAgain => ("'again'", String::new()),
+        ScriptMode::Ban => {
+            ("false", format!("local ban = 0 + charged\nif ban > 0 then\n{ban}elseif fits == nil then\n{unban}end\n"))
+        }
+    };
+    let decide = decide_body(id);
     let body = format!(
-        "local charge, time, now, value, reply, fits = {charge}, nil, nil, nil, nil, nil\nrepeat\n{decide}until true\nreturn reply"
+        "local charge, time, now, value, reply, fits = {charge}, nil, nil, nil, nil, nil\nrepeat\n{decide}until true\n{then}return reply"
     );
     for_one_counter(args, &body)
 }
@@ -77,8 +90,8 @@ return reply";
 /// [`stored_cost`](table::stored_cost).
 pub(crate) fn transaction_script() -> String {
     let mut script = String::from("local scripts = {}\n");
-    for (id, LuaScript { decide, args, .. }) in table::scripts().enumerate() {
-        let args = unpacked(args);
+    for (id, LuaScript { args, .. }) in table::scripts().enumerate() {
+        let (args, decide) = (unpacked(args), decide_body(id));
         let _ = write!(
             script,
             "scripts[{id}] = function(key, call, charge, time, now, numbers, charged)\n\
@@ -99,6 +112,11 @@ fn script(id: usize) -> &'static LuaScript {
     table::scripts().nth(id).expect("an id of the table")
 }
 
+/// The body that decides.
+fn decide_body(id: usize) -> String {
+    script(id).decide.replace("@banned\n", include_str!("script/banned.lua"))
+}
+
 /// Declares the numbers that an argument holds.
 fn unpacked(names: &str) -> String {
     format!("local {names} = struct.unpack('<{}', numbers)", "d".repeat(names.split(',').count()))
@@ -112,7 +130,7 @@ fn for_one_counter(names: &str, body: &str) -> String {
 
 /// Inserts the parts of an algorithm into a script that takes [`packed_args`].
 fn fill(template: &str, id: usize) -> String {
-    let LuaScript { decide, args, first_of_many, place, stored, fitting, has_value, .. } = script(id);
+    let LuaScript { args, first_of_many, place, stored, fitting, has_value, .. } = script(id);
     let names: Vec<_> = args.split(", ").collect();
     let rule: Vec<_> = (1..=names.len()).map(|number| format!("rule[{number}]")).collect();
     template
@@ -134,7 +152,7 @@ fn fill(template: &str, id: usize) -> String {
         .replace("@known", &names.iter().map(|name| format!("its_{name}")).collect::<Vec<_>>().join(", "))
         .replace("@charge", &format!("rule[{}]", names.len() + 1))
         .replace("@rule", &rule.join(", "))
-        .replace("@decide\n", decide)
+        .replace("@decide\n", &decide_body(id))
 }
 
 /// Numbers for [`batch_script`] and [`repeat_script`]: those of one charge, and its stored cost.

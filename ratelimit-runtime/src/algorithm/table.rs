@@ -183,6 +183,7 @@ macro_rules! dispatch {
             match charge.rule.algorithm() {
                 $($(Algorithm::$algorithm { .. })|+ => super::$module::$state::parse_reply(charge, charged, reply),)+
             }
+            .or_else(|| Some((parse_banned(&charge.rule, reply)?, [0; 2])))
         }
 
         /// See [`RedisScript::shift_reply`].
@@ -204,6 +205,15 @@ macro_rules! dispatch {
 }
 
 algorithms!(dispatch);
+
+/// Parses the reply of a banned counter: see `script/banned.lua`.
+#[cfg(feature = "redis")]
+fn parse_banned(rule: &Rule, reply: &Value) -> Option<Evaluation> {
+    let Value::Array(outer) = reply else { return None };
+    let [Value::Array(waits)] = &**outer else { return None };
+    let [Value::Int(reset_ms), Value::Int(retry_ms)] = **waits else { return None };
+    Some(Evaluation::banned(rule, reset_ms.unsigned_abs(), retry_ms.unsigned_abs()))
+}
 
 /// Number of scripts that decide, one for each [`script_id`].
 #[cfg(feature = "redis")]

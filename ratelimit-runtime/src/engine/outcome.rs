@@ -182,7 +182,7 @@ impl AcquireRequest {
         // Enforced rules come before shadow rules. Next come charges that would not fit even if all
         // others released theirs. Then the longest wait decides.
         let precedence =
-            |charge: &&Charge| (!charge.rule.is_shadow(), !charge.fits_when_released, charge.decision.retry_after_ms);
+            |charge: &&Charge| (!charge.rule.is_shadow(), !charge.fits_when_released, charge.decision.retry_after());
         let Some(charge) = refusing.max_by_key(precedence) else {
             let error = StoreError::misconfigured("the store refused a request, but marked no counter as refused");
             return Ok(Resolution::Rejected(refusal(&self.rule(), error)));

@@ -279,11 +279,11 @@ impl Drop for InvalidateDenials {
     }
 }
 
-/// Invalidates the prefetched quota of a counter when dropped: the store has reset the counter, or
-/// may have.
-pub(super) struct InvalidateQuota {
-    pub(super) guard: Arc<GuardInner>,
-    pub(super) id: CounterId,
+/// Invalidates the prefetched quota of a counter when dropped: the store has reset or banned the
+/// counter, or may have.
+struct InvalidateQuota {
+    guard: Arc<GuardInner>,
+    id: CounterId,
 }
 
 impl Drop for InvalidateQuota {
@@ -308,6 +308,19 @@ impl Guard {
             Reply::Pending(answer) => Reply::Pending(Box::pin(async move {
                 let _invalidate_denials = invalidate_denials;
                 answer.await
+            })),
+        }
+    }
+
+    /// Invalidates all that is known of a counter when the reply is there, or its future is dropped:
+    /// the counter was reset or banned.
+    pub(super) fn after_change<T: Send + 'static>(&self, id: CounterId, reply: Reply<T>) -> Reply<T> {
+        let invalidate_quota = InvalidateQuota { guard: Arc::clone(&self.0), id };
+        match self.invalidate_after(SmallVec::from_iter([id]), reply) {
+            Reply::Ready(done) => Reply::Ready(done),
+            Reply::Pending(done) => Reply::Pending(Box::pin(async move {
+                let _invalidate_quota = invalidate_quota;
+                done.await
             })),
         }
     }

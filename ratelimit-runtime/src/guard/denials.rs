@@ -6,6 +6,7 @@ use std::{collections::HashMap, hash::BuildHasherDefault, sync::atomic::Ordering
 use crate::{
     Decision, Rule,
     counter::{CounterId, IdentityHasher},
+    decision::{BANNED, is_ban},
     failures::Epoch,
     sync::{AtomicBool, CachePadded, SpinMutex, SpinMutexGuard, spin_lock},
 };
@@ -61,7 +62,11 @@ struct DenialEntry {
     count: u64,
     limit: u64,
     server: ServerEpoch,
+    is_ban: bool,
 }
+
+/// The longest time for which a ban is cached: another process may end it.
+const LONGEST_BAN_US: u64 = 1_000_000;
 
 impl DenialEntry {
     /// `None` if it has ended already, or if a time is more than 49 days away.
@@ -78,12 +83,13 @@ impl DenialEntry {
         let entry = Self {
             arrived_us: now_us,
             round_trip_us: now_us.saturating_sub(sent_us).try_into().ok()?,
-            retry_after_ms: decision.retry_after_ms.try_into().ok()?,
+            retry_after_ms: (decision.retry_after_ms & !BANNED).try_into().ok()?,
             reset_after_ms: decision.reset_after_ms.try_into().ok()?,
             wait_ms: wait_ms.try_into().ok()?,
             count: rule.count(),
             limit: rule.limit(),
             server,
+            is_ban: is_ban(decision.retry_after_ms),
         };
         (entry.ends_us() > now_us).then_some(entry)
     }
@@ -91,6 +97,7 @@ impl DenialEntry {
     /// The end of the entry: from then on the store is asked.
     fn ends_us(&self) -> u64 {
         let holds_us = u64::from(self.retry_after_ms.saturating_sub(1)) * 1000;
+        let holds_us = if self.is_ban { holds_us.min(LONGEST_BAN_US) } else { holds_us };
         (self.arrived_us + holds_us).saturating_sub(self.round_trip_us.into())
     }
 
@@ -105,7 +112,7 @@ impl DenialEntry {
             limit: self.limit,
             remaining: 0,
             reset_after_ms: left_ms(self.reset_after_ms),
-            retry_after_ms: left_ms(self.retry_after_ms),
+            retry_after_ms: left_ms(self.retry_after_ms) | if self.is_ban { BANNED } else { 0 },
         };
         Some(Denial { decision, wait_ms: left_ms(self.wait_ms) })
     }

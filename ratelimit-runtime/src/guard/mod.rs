@@ -8,8 +8,9 @@ mod upstream;
 
 #[cfg(not(feature = "redis"))]
 use std::convert::Infallible as BatchTicket;
+#[cfg(feature = "redis")]
+use std::sync::Arc;
 use std::{
-    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -17,7 +18,6 @@ use std::{
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
-use self::core::InvalidateQuota;
 #[cfg(feature = "redis")]
 use self::denials::Denial;
 pub(crate) use self::{core::Guard, upstream::Upstream};
@@ -229,15 +229,8 @@ impl Store for Guard {
     }
 
     fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
-        let invalidate_quota = InvalidateQuota { guard: Arc::clone(&self.0), id: counter.id() };
-        let ids = SmallVec::from_iter([counter.id()]);
-        match self.invalidate_after(ids, self.0.store.reset(counter)) {
-            Reply::Ready(done) => Reply::Ready(done),
-            Reply::Pending(done) => Reply::Pending(Box::pin(async move {
-                let _invalidate_quota = invalidate_quota;
-                done.await
-            })),
-        }
+        let id = counter.id();
+        self.after_change(id, self.0.store.reset(counter))
     }
 
     fn supports_holds(&self) -> bool {
@@ -255,6 +248,11 @@ impl Store for Guard {
         self.invalidate_after(ids, self.0.store.settle(charge, used))
     }
 
+    fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {
+        let id = charge.counter.id();
+        self.after_change(id, self.0.store.ban(charge, time))
+    }
+
     fn outage(&self) -> Option<StoreError> {
         self.0.store.outage()
     }
@@ -262,7 +260,10 @@ impl Store for Guard {
 
 #[cfg(all(test, not(model_check)))]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    };
 
     use tokio::time::advance;
 

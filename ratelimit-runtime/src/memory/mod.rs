@@ -4,17 +4,19 @@ use std::{
     convert::Infallible,
     sync::atomic::Ordering,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use smallvec::SmallVec;
 
 use crate::{
     Clock, CounterName, Rule,
-    algorithm::{Evaluation, MemoryState, charge, evaluate},
+    algorithm::{Evaluation, MemoryState, ban, charge, evaluate},
     backend::{Attempt, Backend, CounterReceipt, Query, Undecided, Waiter},
     clock::LockedTime,
     counter::CounterId,
     decision::Outcome,
+    rule::ban_ms,
     store::{Batch, Charge, ChargeQuery, Charges, Hold, Reply, Request, Store, StoreError},
     sync::{AtomicUsize, CachePadded, SpinMutex, SpinMutexGuard, spin_lock, spin_lock_all, try_spin_lock},
 };
@@ -468,6 +470,26 @@ impl Store for Memory {
         let mut shard = self.shard(shard_of(&counter.id()));
         let now_us = shard.now_us(&self.clock);
         self.settle_locked(&mut shard, counter.id(), rule, hold, used, now_us);
+        Reply::Ready(Ok(()))
+    }
+
+    fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {
+        let Charge { counter, rule, .. } = &charge;
+        let (id, time_ms) = (counter.id(), ban_ms(time));
+        let mut shard = self.shard(shard_of(&id));
+        let now_us = shard.now_us(&self.clock);
+        let act = |state: &mut dyn MemoryState| {
+            ban(state, rule, time_ms, now_us);
+            state.is_fresh(now_us)
+        };
+        match shard.update(id, rule, act) {
+            Some(true) => self.remove(&mut shard, id),
+            None if time_ms > 0 => {
+                let banned = self.insert_new(&mut shard, id, rule, now_us, |state| _ = act(state));
+                return Reply::Ready(banned);
+            }
+            Some(false) | None => {}
+        }
         Reply::Ready(Ok(()))
     }
 

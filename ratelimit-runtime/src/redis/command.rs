@@ -29,6 +29,8 @@ pub(super) enum Command {
     Renew(Charge, Vec<u8>),
     /// Replaces a hold by a charge of this amount.
     Settle(Charge, u64),
+    /// Bans the counter for so many milliseconds; 0 ends its ban.
+    Ban(Charge, u64),
     Delete(CounterName),
 }
 
@@ -42,7 +44,9 @@ impl Command {
     pub(super) fn counter(&self) -> Option<&CounterName> {
         match self {
             Self::Decide { charges, .. } => charges.first().map(|charge| &charge.counter),
-            Self::Refund(charge) | Self::Renew(charge, _) | Self::Settle(charge, _) => Some(&charge.counter),
+            Self::Refund(charge) | Self::Renew(charge, _) | Self::Settle(charge, _) | Self::Ban(charge, _) => {
+                Some(&charge.counter)
+            }
             Self::Delete(counter) => Some(counter),
         }
     }
@@ -51,7 +55,9 @@ impl Command {
     pub(super) fn into_charges(self) -> Charges {
         match self {
             Self::Decide { charges, .. } => charges,
-            Self::Refund(_) | Self::Renew(..) | Self::Settle(..) | Self::Delete(_) => Charges::default(),
+            Self::Refund(_) | Self::Renew(..) | Self::Settle(..) | Self::Ban(..) | Self::Delete(_) => {
+                Charges::default()
+            }
         }
     }
 
@@ -150,7 +156,7 @@ impl<'a> Packet<'a> {
                 command
             }
             Self::Command(Command::Renew(charge, holds)) => {
-                let mut command = on_hold(charge, ScriptMode::Renew, charge.cost, by_digest);
+                let mut command = on_counter(charge, ScriptMode::Renew, charge.cost, by_digest);
                 command.arg(&**holds);
                 command
             }
@@ -159,7 +165,12 @@ impl<'a> Packet<'a> {
                 let is_time = algorithm::capabilities(charge.rule.algorithm()).holds != HoldSupport::Always;
                 let is_retry = charge.hold.is_some_and(|hold| hold.is_retry);
                 let mode = if is_retry { ScriptMode::SettleAgain } else { ScriptMode::Settle };
-                on_hold(charge, mode, if is_time { *used } else { charge.cost }, by_digest)
+                on_counter(charge, mode, if is_time { *used } else { charge.cost }, by_digest)
+            }
+            Self::Command(Command::Ban(charge, ms)) => {
+                let mut command = on_counter(charge, ScriptMode::Ban, 0, by_digest);
+                command.arg(*ms);
+                command
             }
             Self::Command(Command::Delete(counter)) => {
                 let mut command = redis::cmd("DEL");
@@ -173,8 +184,8 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Renews or settles holds.
-fn on_hold(charge: &Charge, mode: ScriptMode, cost: u64, by_digest: bool) -> Cmd {
+/// Renews or settles holds, or bans the counter.
+fn on_counter(charge: &Charge, mode: ScriptMode, cost: u64, by_digest: bool) -> Cmd {
     let mut command = script_call(HashedScript::decide(charge, mode), by_digest, slice::from_ref(charge).iter(), 1);
     command.arg(&*algorithm::script_args(&Charge { cost, ..charge.clone() }));
     command

@@ -38,7 +38,10 @@ mod supervisor;
 mod url;
 mod url_faults;
 
-use std::task::{Context, Poll, Waker};
+use std::{
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 
@@ -60,6 +63,7 @@ use crate::{
     counter::CounterId,
     decision::Outcome,
     failures::Epoch,
+    rule::ban_ms,
     store::{Batch, Charge, Charges, Reply, Request, Store, StoreError},
 };
 
@@ -228,6 +232,14 @@ impl Store for Redis {
         Reply::Pending(Box::pin(async move {
             let (_, reply) = nodes.run(Command::Settle(charge, used)).await;
             number(&reply?).map(drop)
+        }))
+    }
+
+    fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {
+        let nodes = self.nodes.clone();
+        Reply::Pending(Box::pin(async move {
+            let (_, reply) = nodes.run(Command::Ban(charge, ban_ms(time))).await;
+            reply.map(drop)
         }))
     }
 

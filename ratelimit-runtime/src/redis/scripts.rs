@@ -24,9 +24,15 @@ impl HashedScript {
 
     /// See [`algorithm::decide_script`].
     pub(super) fn decide(charge: &Charge, mode: ScriptMode) -> &'static Self {
-        const MODES: [ScriptMode; 5] =
-            [ScriptMode::Evaluate, ScriptMode::Charge, ScriptMode::Renew, ScriptMode::Settle, ScriptMode::SettleAgain];
-        static SCRIPTS: Lazy<[[HashedScript; 5]; SCRIPT_COUNT]> =
+        const MODES: [ScriptMode; 6] = [
+            ScriptMode::Evaluate,
+            ScriptMode::Charge,
+            ScriptMode::Renew,
+            ScriptMode::Settle,
+            ScriptMode::SettleAgain,
+            ScriptMode::Ban,
+        ];
+        static SCRIPTS: Lazy<[[HashedScript; MODES.len()]; SCRIPT_COUNT]> =
             Lazy::new(|| array::from_fn(|id| MODES.map(|mode| HashedScript::new(algorithm::decide_script(id, mode)))));
         &SCRIPTS[algorithm::script_id(charge)][mode as usize]
     }

@@ -7,6 +7,7 @@ pub(crate) mod limits;
 
 pub use self::algorithm::{Algorithm, Refill};
 use self::{algorithm::RuleField, limits::RuleFault};
+use crate::decision::round_up_ms;
 use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 
 /// A limit of `count` in each `period`, for the counters named `prefix`.
@@ -340,6 +341,12 @@ impl Rule {
         matches!(self.algorithm, Algorithm::Concurrent)
     }
 
+    /// Whether counters of the rule can be banned. Slots that are given out and places that are held
+    /// cannot be taken back.
+    pub(crate) const fn supports_bans(&self) -> bool {
+        !matches!(self.algorithm.size(), Some((RuleField::Queue, _))) && !self.is_concurrent()
+    }
+
     #[inline]
     pub(crate) const fn id(&self) -> RuleId {
         self.id
@@ -395,6 +402,11 @@ impl Rule {
     pub(crate) const fn has_period(&self) -> bool {
         0 < self.period_ms && self.period_ms <= saturating_ms(Self::LONGEST_PERIOD) && self.rest_ns == 0
     }
+}
+
+/// Whole milliseconds of a ban, at most [`Rule::LONGEST_PERIOD`].
+pub(crate) fn ban_ms(time: Duration) -> u64 {
+    round_up_ms(time).min(saturating_ms(Rule::LONGEST_PERIOD))
 }
 
 /// Whole milliseconds, for up to 584 million years.

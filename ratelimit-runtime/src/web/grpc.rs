@@ -47,10 +47,10 @@ pub(super) fn trailers_only(refused: &RequestPerMinute, style: HeaderStyle, medi
 
 fn code(cause: Cause) -> u64 {
     match cause {
-        Cause::Exceeded | Cause::NeverFits => 8, // RESOURCE_EXHAUSTED
-        Cause::MissingKey => 7,                  // PERMISSION_DENIED
-        Cause::Unavailable => 14,                // UNAVAILABLE
-        Cause::Misconfigured => 13,              // INTERNAL
+        Cause::Exceeded | Cause::NeverFits | Cause::Banned => 8, // RESOURCE_EXHAUSTED
+        Cause::MissingKey => 7,                                  // PERMISSION_DENIED
+        Cause::Unavailable => 14,                                // UNAVAILABLE
+        Cause::Misconfigured => 13,                              // INTERNAL
     }
 }
 

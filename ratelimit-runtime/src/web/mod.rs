@@ -25,6 +25,7 @@
 //! | [`Cause`](crate::Cause) | status |
 //! |---|---|
 //! | `Exceeded` | 429, with `Retry-After`; 1 for a semaphore, whose places become free at an unknown time |
+//! | `Banned` | 429, with `Retry-After` |
 //! | `NeverFits` | 429, without `Retry-After`: no wait would help |
 //! | `MissingKey` | 403 |
 //! | `Unavailable` | 503, with `Retry-After: 1` |

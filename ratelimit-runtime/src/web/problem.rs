@@ -44,7 +44,7 @@ impl Problem {
 /// The status of a cause.
 pub(super) fn status(cause: Cause) -> StatusCode {
     match cause {
-        Cause::Exceeded | Cause::NeverFits => StatusCode::TOO_MANY_REQUESTS,
+        Cause::Exceeded | Cause::NeverFits | Cause::Banned => StatusCode::TOO_MANY_REQUESTS,
         Cause::MissingKey => StatusCode::FORBIDDEN,
         Cause::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         Cause::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
@@ -56,7 +56,7 @@ pub(super) fn detail(refused: &RequestPerMinute) -> String {
     match refused.cause() {
         Cause::Unavailable => "this request cannot be counted now; try again later".into(),
         Cause::Misconfigured => "this server's limits are set up wrongly; its log says how".into(),
-        Cause::Exceeded | Cause::NeverFits | Cause::MissingKey => refused.without_key().to_string(),
+        Cause::Exceeded | Cause::NeverFits | Cause::MissingKey | Cause::Banned => refused.without_key().to_string(),
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) fn detail(refused: &RequestPerMinute) -> String {
 pub(super) fn wait_of(refused: &RequestPerMinute) -> Option<Duration> {
     const UNKNOWN: Duration = Duration::from_secs(1);
     match refused.cause() {
-        Cause::Exceeded => Some(refused.retry_after().unwrap_or(UNKNOWN)),
+        Cause::Exceeded | Cause::Banned => Some(refused.retry_after().unwrap_or(UNKNOWN)),
         Cause::Unavailable => Some(UNKNOWN),
         Cause::NeverFits | Cause::MissingKey | Cause::Misconfigured => None,
     }
@@ -85,7 +85,7 @@ pub(super) fn forbid_caching(headers: &mut HeaderMap) {
 }
 
 pub(super) fn is_about_the_limit(cause: Cause) -> bool {
-    matches!(cause, Cause::Exceeded | Cause::NeverFits)
+    matches!(cause, Cause::Exceeded | Cause::NeverFits | Cause::Banned)
 }
 
 fn body(refused: &RequestPerMinute, status: StatusCode) -> Value {

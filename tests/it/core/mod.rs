@@ -1,6 +1,7 @@
 //! The promises of a limiter, which hold in memory and on Redis alike.
 
 mod algorithms;
+mod bans;
 mod blocking;
 mod bounds;
 mod cancel;

@@ -2,6 +2,8 @@
 -- full (ms since 1970), how far away that was at the last write (ms), and the deficit then (units).
 -- The key expires when the bucket is full, so the stored numbers and PTTL tell the time.
 --
+-- A ban has its ms, -1 and 0 in place of these numbers.
+--
 -- cost (units), capacity (units), refill (units of an interval), interval (ms)
 -- longest  1 + longest wait for a slot in ms; 0: no slots
 -- returns  false if the bucket is full, or its three numbers, after the charge if there is one;
@@ -18,7 +20,12 @@ if value then
   else
     left = call('PTTL', key)
   end
-  if left < 0 or left > away then -- no expiry, or the server's clock was set back: counts as written now
+  if left < 0 or left > away then -- no expiry, the server's clock was set back, or a ban
+    if away == -1 then
+      local length = struct.unpack('<d', value)
+@banned
+    end
+    -- It counts as written now.
     if not now then
       time = call('TIME')
       now = time[1] * 1000 + math.floor(time[2] / 1000)

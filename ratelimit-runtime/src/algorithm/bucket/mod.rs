@@ -13,10 +13,10 @@ use std::num::NonZeroU64;
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Evaluation, MemoryState, Recovery};
+use super::contract::{Ban, Evaluation, MemoryState, Recovery};
 #[cfg(feature = "redis")]
 use super::{
-    contract::{LuaScript, RedisScript},
+    contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
     wire::{PackedNumbers, pack, unpack},
 };
 use crate::{Algorithm, Refill, Rule, clock::LockedTime, decision::Outcome, store::ChargeQuery};
@@ -24,6 +24,9 @@ use crate::{Algorithm, Refill, Rule, clock::LockedTime, decision::Outcome, store
 use crate::{rule::limits::EXACT, store::Charge};
 
 /// One bucket, as of the last write.
+///
+/// A ban is a bucket that is full at its end, and was written when it was made, with [`BAN`] added. As
+/// that is later than now, [`MemoryState::charge_at_once`] need not look for it.
 #[derive(Debug, Default)]
 pub(crate) struct Bucket {
     full_at_ms: u64,
@@ -31,6 +34,9 @@ pub(crate) struct Bucket {
     /// In units.
     deficit: u64,
 }
+
+/// In the time when a ban was made.
+const BAN: u64 = 1 << 62;
 
 /// Parameters that a rule gives a bucket.
 struct BucketParams {
@@ -72,6 +78,15 @@ impl BucketParams {
 impl Bucket {
     fn full(now_ms: u64) -> Self {
         Self { full_at_ms: now_ms, written_ms: now_ms, deficit: 0 }
+    }
+
+    fn of_ban(ban: Ban) -> Self {
+        Self { full_at_ms: ban.until_ms, written_ms: ban.since_ms | BAN, deficit: 0 }
+    }
+
+    fn banned(&self) -> Option<Ban> {
+        let since_ms = self.written_ms & !BAN;
+        (self.written_ms != since_ms).then_some(Ban { since_ms, until_ms: self.full_at_ms })
     }
 
     /// Number of refills between a time and when the bucket is full.
@@ -163,14 +178,30 @@ impl MemoryState for Bucket {
     /// just now.
     fn correct_clock(&mut self, _rule: &Rule, now_us: u64) {
         let millis = now_us / 1000;
-        if millis < self.written_ms {
+        if let Some(ban) = self.banned() {
+            *self = Self::of_ban(ban.corrected(millis));
+        } else if millis < self.written_ms {
             self.full_at_ms = self.full_at_ms - self.written_ms + millis;
             self.written_ms = millis;
         }
     }
 
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
+        if self.banned().is_some() {
+            let left_ms = self.full_at_ms - now_us / 1000;
+            return Evaluation::banned(query.rule, left_ms, left_ms);
+        }
         self.evaluate_ms(query.rule, cost, now_us / 1000, query.longest_wait_ms)
+    }
+
+    fn ban(&mut self, _rule: &Rule, ban: Ban) {
+        *self = Self::of_ban(ban.lasting_until(self.full_at_ms));
+    }
+
+    fn unban(&mut self, now_us: u64) {
+        if self.banned().is_some() {
+            *self = Self::full(now_us / 1000);
+        }
     }
 
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
@@ -230,6 +261,9 @@ impl MemoryState for Bucket {
     /// Returns the part that the bucket can't have refilled since the charge. For a queue, only the
     /// last charge counts.
     fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
+        if self.banned().is_some() {
+            return 0;
+        }
         let params = BucketParams::of(rule);
         let millis = (now_us / 1000).max(self.written_ms); // the clock may have been set back
         let deficit = storable(self.deficit_at(&params, millis));
@@ -271,6 +305,8 @@ if its_longest > 0 and left > 0 then
 end
 local fitting = (its_capacity - deficit) / its_cost",
         has_value: true,
+        ban: ban_of_string!("struct.pack('<ddd', ban, -1, 0)"),
+        unban: UNBAN,
         refund: include_str!("refund.lua"),
         refund_args: "cost, unit, refill, interval, charged, spare",
     }];

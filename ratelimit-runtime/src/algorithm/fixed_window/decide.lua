@@ -2,6 +2,8 @@
 -- The number is the end of the window (its opening if aligned) in ms since 1970, modulo 450,001.
 -- The key expires at the end of the window. A short window's end also follows from its number.
 --
+-- A ban is a number that is infinite as a double: `600000e999`, with the ms of the ban in front.
+--
 -- room     largest value of the window for the cost to fit
 -- length   ms of a window
 -- align    1: windows begin on multiples of the length; or 0
@@ -32,7 +34,7 @@ if value then
   end
 end
 left = left or value and call('PTTL', key) or -2
-if left == -1 or left > length or left <= 0 and charge then
+if (left == -1 or left > length or left <= 0 and charge) and value ~= 1e999 then
   if not now then
     time = call('TIME')
     now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -51,7 +53,7 @@ if left == -1 or left > length or left <= 0 and charge then
   start = string.format(start < 2 ^ 31 and '%d' or '%.0f', start) -- `%d` is fast, but limited to 2^31 on some servers
   call('SET', key, start, 'PXAT', string.format('%d%07d', (ends - low) / 1e7, low))
   charge = charge and not is_over
-elseif left <= 0 then
+elseif left <= 0 and value ~= 1e999 then
   reply, fits = false, true
   break
 end
@@ -62,6 +64,9 @@ end
 local packed = value * length + left
 if packed < 2 ^ 53 then
   reply = fits and packed or -1 - packed
+elseif value == 1e999 then
+  local length = 0 + string.match(call('GET', key), '%d+')
+@banned
 else
   reply = { fits and value or -1 - value, left }
 end

@@ -10,10 +10,10 @@ use redis::Value;
 #[cfg(feature = "redis")]
 use tokio::time::Instant;
 
-use super::contract::{Evaluation, MemoryState};
+use super::contract::{Ban, Evaluation, MemoryState};
 #[cfg(feature = "redis")]
 use super::{
-    contract::{LuaScript, RedisScript},
+    contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
     wire::{PackedNumbers, pack},
 };
 #[cfg(any(feature = "redis", test))]
@@ -27,11 +27,17 @@ use crate::{Algorithm, Rule, clock::LockedTime, decision::Outcome, store::Charge
 ///
 /// Both times have 47 bits, enough until the year 6429. The use has 34 bits, enough for
 /// [`LARGEST_WINDOW`](crate::rule::limits::LARGEST_WINDOW).
+///
+/// A ban is a window that opened when it was made, and whose end has [`BAN`] added. As no window ends
+/// so late, [`MemoryState::charge_at_once`] need not look for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FixedWindow(u64, u64);
 
 const OPENED_BITS: u32 = 17;
 const USED_BITS: u32 = 34;
+
+/// In the end of a ban. No other end is as large: it is in the year 4199.
+const BAN: u64 = 1 << 46;
 
 /// A slot with a window takes 32 bytes: two fit into one cache line.
 #[derive(Debug)]
@@ -67,7 +73,19 @@ impl From<WindowNumbers> for FixedWindow {
 }
 
 impl WindowNumbers {
+    fn of_ban(ban: Ban) -> Self {
+        Self { end_ms: ban.until_ms | BAN, opened: ban.since_ms, used: 0 }
+    }
+
+    fn ban(&self) -> Option<Ban> {
+        (self.end_ms & BAN != 0).then_some(Ban { since_ms: self.opened, until_ms: self.end_ms & !BAN })
+    }
+
     fn evaluate(&self, rule: &Rule, cost: u64, now_ms: u64) -> Evaluation {
+        if let Some(ban) = self.ban() {
+            let left_ms = ban.until_ms - now_ms;
+            return Evaluation::banned(rule, left_ms, left_ms);
+        }
         let remaining = rule.count().saturating_sub(self.used);
         let left_ms = self.end_ms - now_ms;
         let reset_after_ms = if self.used == 0 { 0 } else { left_ms };
@@ -85,13 +103,15 @@ impl MemoryState for FixedWindow {
 
     #[inline]
     fn expires_at_ms(&self) -> u64 {
-        self.numbers().end_ms
+        self.numbers().end_ms & !BAN
     }
 
     /// An end further away than a period shows that the clock was set back.
     fn correct_clock(&mut self, rule: &Rule, now_us: u64) {
         let (window, millis) = (self.numbers(), now_us / 1000);
-        if window.end_ms > millis + rule.period_ms() {
+        if let Some(ban) = window.ban() {
+            *self = WindowNumbers::of_ban(ban.corrected(millis)).into();
+        } else if window.end_ms > millis + rule.period_ms() {
             *self = WindowNumbers { end_ms: end_ms(rule, millis), ..window }.into();
         }
     }
@@ -107,7 +127,7 @@ impl MemoryState for FixedWindow {
 
     fn refund(&mut self, _rule: &Rule, cost: u64, [opened, _]: [u64; 2], _now_us: u64) -> u64 {
         let numbers = self.numbers();
-        if numbers.opened != opened {
+        if numbers.opened != opened || numbers.ban().is_some() {
             return 0;
         }
         let back = cost.min(numbers.used);
@@ -115,6 +135,18 @@ impl MemoryState for FixedWindow {
         let end_ms = if used == 0 { 0 } else { numbers.end_ms };
         *self = WindowNumbers { end_ms, used, ..numbers }.into();
         back
+    }
+
+    fn ban(&mut self, _rule: &Rule, ban: Ban) {
+        let numbers = self.numbers();
+        let counts_until_ms = if numbers.used > 0 || numbers.ban().is_some() { self.expires_at_ms() } else { 0 };
+        *self = WindowNumbers::of_ban(ban.lasting_until(counts_until_ms)).into();
+    }
+
+    fn unban(&mut self, _now_us: u64) {
+        if self.numbers().ban().is_some() {
+            *self = Self::default();
+        }
     }
 
     /// If the window is open. A window that ends later than in a period is not: the clock was set
@@ -177,6 +209,8 @@ impl RedisScript for FixedWindow {
         stored: "value + its_charge * n",
         fitting: "local fitting = (its_room - value) / its_charge + 1",
         has_value: true,
+        ban: ban_of_string!("string.format('%.0fe999', ban)"),
+        unban: UNBAN,
         refund: include_str!("refund.lua"),
         refund_args: "cost, number, longest",
     }];
@@ -264,7 +298,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_in_a_packed_window() {
-        let times = [0, 1, 946_684_800_000, (1 << 47) - 1];
+        let times = [0, 1, 946_684_800_000, (1 << 46) - 1, (1 << 47) - 1];
         for (end_ms, opened) in times.into_iter().flat_map(|end| times.map(|opened| (end, opened))) {
             for used in [0, 1, (1 << OPENED_BITS) - 1, 1 << OPENED_BITS, LARGEST_WINDOW] {
                 let back = FixedWindow::from(WindowNumbers { end_ms, opened, used }).numbers();

@@ -20,7 +20,7 @@ while granted < times do
     place = @place
     value = @stored
     granted, last, n = granted + n, reply, 1
-  elseif n > 1 then
+  elseif n > 1 and fits == false then -- nil: banned
 @fitting
     n = math.max(math.min(math.floor(fitting), n - 1), 1)
   else

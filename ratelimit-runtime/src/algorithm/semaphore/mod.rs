@@ -88,6 +88,8 @@ impl RedisScript for Semaphore {
         stored: "nil",
         fitting: "local fitting = (-1 - reply[1]) / its_cost",
         has_value: false,
+        ban: "", // places cannot be banned
+        unban: "",
         refund: "return 0", // places are settled
         refund_args: "cost",
     }];

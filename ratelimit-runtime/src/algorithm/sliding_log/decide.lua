@@ -10,17 +10,18 @@
 -- in a sixteenth reads its expiry, and only the first charge moves it.
 --
 -- While something is held, three strings lie left of the numbers:
---  1. seven 8-byte numbers: the amount held; when all charges have expired (ms since 1970, as all
+--  1. nine 8-byte numbers: the amount held; when all charges have expired (ms since 1970, as all
 --     times below); how many expired numbers the list still has, since they are not removed one by
---     one then; the earliest end of a hold; end and lease of the hold that ends last; when no
---     settled hold has to be kept any more. A charge needs no more than these.
+--     one then; the earliest end of a hold; end and lease of the hold that ends last; until
+--     when settled holds or a ban have to be kept; the end of a ban, and its ms. A charge needs no
+--     more than these.
 --  2. 32 bytes for each hold, ordered by end: id, end, lease and amount. A hold counts until a
 --     period after its end, so unless settled it becomes a charge made then. 10,000 at most
 --     (`MOST_HOLDS`).
 --  3. 16 bytes for each hold that was settled by a retry: id, and until when it is kept. The first
 --     attempt may arrive later, and charges nothing then. The latest 10,000 at most
 --     (`MAX_SETTLED`).
--- Charges beside them stay for longer than a cycle distinguishes.
+-- Charges beside them stay for longer than a cycle distinguishes. A ban is such a hold of nothing.
 --
 -- cost, count, period (ms), digits
 -- id       of the hold to make, renew or settle; nil: no hold
@@ -49,16 +50,21 @@ end
 
 -- The holds, and where the numbers begin behind them. `holds` is read when it is needed.
 local settles = charge == 'settle' or charge == 'again'
-local skip, expired, held, charged_until, settled_until, known = 0, 0, 0, 0, 0, longest
-local holds, stored, settled, first_end, last_end, last_lease, beyond, ms, bytes_until, hold, is_renewed
+local skip, expired, held, charged_until, settled_until, known, turn = 0, 0, 0, 0, 0, longest, 0
+local holds, stored, settled, first_end, last_end, last_lease, beyond, ms, bytes_until, hold, is_renewed, banned_until, ban
 local first = call('LINDEX', key, '0')
 if id or first and #first > 8 then
   beyond, ms = period * tick / 1000, time[1] * 1000 + math.floor(time[2] / 1000)
   local ceiling = ms + (time[2] % 1000 > 0 and 1 or 0)
-  holds, first_end, last_end, last_lease = '', 0, 0, 0
+  holds, first_end, last_end, last_lease, banned_until, ban = '', 0, 0, 0, 0, 0
   if first and #first > 8 then
     skip = 3
-    held, charged_until, expired, first_end, last_end, last_lease, settled_until = unpack('<ddddddd', first)
+    held, charged_until, expired, first_end, last_end, last_lease, settled_until, banned_until, ban = unpack('<ddddddddd', first)
+    if banned_until - ms > ban then -- the server's clock was set back: counts as banned now
+      banned_until = ms + ban
+      call('LSET', key, '0', pack('<ddddddddd', held, charged_until, expired, first_end, last_end, last_lease, settled_until, banned_until, ban))
+    end
+    turn = math.max(banned_until - ms, 0)
     local is_set_back = held > 0 and last_end > ceiling + last_lease
     local has_ended = held > 0 and first_end + beyond <= ms
     holds = (id or is_set_back or has_ended) and call('LINDEX', key, '1')
@@ -189,7 +195,7 @@ if id or first and #first > 8 then
   if charge == 'renew' or charge == 'again' and reply == 0 then
     if is_renewed then
       call('LSET', key, '1', holds)
-      call('LSET', key, '0', pack('<ddddddd', held, charged_until, expired, first_end, last_end, last_lease, settled_until))
+      call('LSET', key, '0', pack('<ddddddddd', held, charged_until, expired, first_end, last_end, last_lease, settled_until, banned_until, ban))
       call('PEXPIRE', key, longest)
     end
     break
@@ -225,7 +231,7 @@ if first then
         call('LSET', key, '1', holds)
         stored = holds
       end
-      call('LSET', key, '0', pack('<ddddddd', held, charged_until, 0, first_end, last_end, last_lease, settled_until))
+      call('LSET', key, '0', pack('<ddddddddd', held, charged_until, 0, first_end, last_end, last_lease, settled_until, banned_until, ban))
     end
     local before = skip > 0 and 0 or call('LLEN', key)
     call('RPUSH', key, pack('<d', latest * wrap + 1))
@@ -264,9 +270,9 @@ end
 local remaining = used + held < count and count - used - held or 0
 local least, is_sure = allow_partial == 1 and cost > 0 and 1 or cost, charge == 'always' or settles
 -- How long a hold has to wait for others: until the last one ends, or until the first one expires.
-local turn = 0
+-- A banned counter lets every cost wait.
 if id and not settles and cost > 0 and held > 0 then
-  turn = exclusive == 1 and math.max(0, last_end - ms) or 0
+  turn = exclusive == 1 and math.max(turn, last_end - ms) or turn
   turn = #holds >= 320000 and math.max(turn, first_end + beyond - ms) or turn
 end
 if not is_sure and (least > remaining or turn > 0) or not charge then
@@ -320,10 +326,15 @@ if not is_sure and (least > remaining or turn > 0) or not charge then
     until few == many
   end
   reply = { fits and remaining or -1 - remaining, reset, math.max(retry, turn) }
-  if held > 0 then
-    reply[2] = math.max(reset, last_end + beyond - ms)
-    local live = held - ended_sum
-    reply[4] = used + ended_sum + least <= count and live or -live
+  if skip > 0 then
+    if held > 0 then
+      reply[2] = math.max(reset, last_end + beyond - ms)
+      local live = held - ended_sum
+      reply[4] = used + ended_sum + least <= count and live or -live
+    end
+    if banned_until > ms then
+      reply, fits = { { math.max(reply[2], banned_until - ms), reply[3] } }, nil
+    end
   end
   break
 end
@@ -389,7 +400,7 @@ if ms then
   charged_until = age < cycle and ms + math.ceil((period - age) * tick / 1000) + 1 or 0
   held_until = held > 0 and last_end + beyond - ms or 0
   longest, left = math.max(longest, held_until + 1), 0
-  local numbers = pack('<ddddddd', held, charged_until, expired, first_end, last_end, last_lease, settled_until)
+  local numbers = pack('<ddddddddd', held, charged_until, expired, first_end, last_end, last_lease, settled_until, banned_until, ban)
   if keeps and stale > 0 then
     call('RPUSH', key, numbers, holds, settled or '')
   elseif keeps and skip == 0 then

@@ -10,7 +10,7 @@ use redis::Value;
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    contract::{Evaluation, MemoryState},
+    contract::{Ban, Evaluation, MemoryState},
     hold_set::HoldSet,
 };
 #[cfg(feature = "redis")]
@@ -23,7 +23,7 @@ use crate::store::Charge;
 use crate::{
     Rule,
     clock::LockedTime,
-    decision::Outcome,
+    decision::{Outcome, wait_ms},
     rule::limits::{LogLayout, MOST_HOLDS},
     store::{ChargeQuery, Hold},
 };
@@ -55,6 +55,8 @@ struct LogHolds {
     /// end.
     set: HoldSet,
     settled: Vec<SettledHold>,
+    /// The ban of the counter, which may have ended.
+    ban: Option<Ban>,
 }
 
 static NO_HOLDS: HoldSet = HoldSet::counting_on(0);
@@ -79,12 +81,23 @@ impl SlidingLog {
         self.holds.as_ref().map_or(&NO_HOLDS, |holds| &holds.set)
     }
 
+    fn holds_mut(&mut self, rule: &Rule) -> &mut LogHolds {
+        let set = || HoldSet::counting_on(rule.period_ms());
+        self.holds.get_or_insert_with(|| Box::new(LogHolds { set: set(), settled: Vec::new(), ban: None }))
+    }
+
     fn drop_expired_holds(&mut self, now_us: u64) {
         let Some(holds) = &mut self.holds else { return };
         holds.set.drop_expired(now_us);
-        if holds.set.len() == 0 && holds.settled.is_empty() {
+        holds.ban = holds.ban.filter(|ban| ban.until_ms > now_us / 1000);
+        if holds.set.len() == 0 && holds.settled.is_empty() && holds.ban.is_none() {
             self.holds = None;
         }
+    }
+
+    /// The ban of the counter.
+    fn banned(&self, now_us: u64) -> Option<Ban> {
+        self.holds.as_ref()?.ban.filter(|ban| ban.until_ms > now_us / 1000)
     }
 
     fn drop_expired_entries(&mut self, layout: &LogLayout, now: u64) {
@@ -160,7 +173,8 @@ impl MemoryState for SlidingLog {
     #[inline]
     fn expires_at_ms(&self) -> u64 {
         let Some(holds) = &self.holds else { return self.entries_expire_at_ms };
-        let expires_at_ms = self.entries_expire_at_ms.max(holds.set.expires_at_ms());
+        let banned_until_ms = holds.ban.map_or(0, |ban| ban.until_ms);
+        let expires_at_ms = self.entries_expire_at_ms.max(holds.set.expires_at_ms()).max(banned_until_ms);
         holds.settled.iter().map(|settled| settled.expires_at_ms).fold(expires_at_ms, u64::max)
     }
 
@@ -176,6 +190,7 @@ impl MemoryState for SlidingLog {
         }
         if let Some(holds) = &mut self.holds {
             holds.set.correct_clock(now_us);
+            holds.ban = holds.ban.map(|ban| ban.corrected(now_us / 1000));
         }
     }
 
@@ -203,6 +218,11 @@ impl MemoryState for SlidingLog {
         let first_end_ms = (holds.len() >= MOST_HOLDS && hold.is_some()).then(|| holds.first_end_ms(now_us));
         let room_ms = first_end_ms.flatten().map(|ends_ms| holds.counts_until_ms(ends_ms) - millis);
         let found = Evaluation::new(rule, remaining, reset_after_ms, retry_after_ms.max(turn_ms).max(room_ms));
+        if let Some(ban) = self.banned(now_us) {
+            let left_ms = ban.until_ms - millis;
+            let retry_after_ms = wait_ms(found.decision.retry_after_ms).unwrap_or_default().max(left_ms);
+            return Evaluation::banned(rule, reset_after_ms.max(left_ms), retry_after_ms);
+        }
         if found.fits {
             return found;
         }
@@ -216,10 +236,22 @@ impl MemoryState for SlidingLog {
 
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
         let Some(hold) = query.hold else { return self.add(query.rule, amount, now_us) };
-        let period_ms = query.rule.period_ms();
-        let none = || Box::new(LogHolds { set: HoldSet::counting_on(period_ms), settled: Vec::new() });
-        self.holds.get_or_insert_with(none).set.insert(now_us, amount, hold);
+        self.holds_mut(query.rule).set.insert(now_us, amount, hold);
         [hold.id, amount]
+    }
+
+    fn ban(&mut self, rule: &Rule, ban: Ban) {
+        let holds = self.holds_mut(rule);
+        holds.ban = Some(ban.lasting_until(holds.ban.map_or(0, |ban| ban.until_ms)));
+    }
+
+    fn unban(&mut self, now_us: u64) {
+        if self.banned(now_us).is_some() {
+            self.entries.clear();
+            self.entries_expire_at_ms = 0;
+            self.holds.iter_mut().for_each(|holds| holds.ban = None);
+            self.drop_expired_holds(now_us);
+        }
     }
 
     /// If something is logged, nothing is held, and the clock was not set back.
@@ -260,6 +292,9 @@ impl MemoryState for SlidingLog {
     }
 
     fn refund(&mut self, rule: &Rule, cost: u64, [time, _]: [u64; 2], now_us: u64) -> u64 {
+        if self.banned(now_us).is_some() {
+            return 0;
+        }
         let layout = LogLayout::of(rule.period_ms());
         self.drop_expired_entries(&layout, layout.tick(now_us));
         let Ok(index) = self.entries.binary_search_by_key(&time, |(time, _)| *time) else {
@@ -293,7 +328,7 @@ impl MemoryState for SlidingLog {
         self.drop_expired_entries(&layout, layout.tick(now_us));
         self.drop_expired_holds(now_us);
         let (mut removed, mut is_settled) = (None, false);
-        if let Some(LogHolds { set, settled }) = self.holds.as_deref_mut() {
+        if let Some(LogHolds { set, settled, .. }) = self.holds.as_deref_mut() {
             settled.retain(|settled| settled.expires_at_ms > millis);
             removed = set.remove(hold.id);
             is_settled = removed.is_none() && settled.iter().any(|settled| settled.id == hold.id);
@@ -397,6 +432,8 @@ const HOLDING: LuaScript = LuaScript {
     stored: "nil",
     fitting: "local fitting = (-1 - reply[1]) / its_cost",
     has_value: false,
+    ban: include_str!("ban.lua"),
+    unban: include_str!("unban.lua"),
     refund: include_str!("refund.lua"),
     refund_args: "cost, period, charged, digits",
 };

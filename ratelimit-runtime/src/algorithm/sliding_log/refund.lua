@@ -1,6 +1,7 @@
 -- cost, period (ms), time of the charge, digits
--- returns  amount refunded; 0 if the charge has expired or is gone, or if there are more than 5,000
---          entries from it on: each later total changes, and the server does nothing else meanwhile
+-- returns  amount refunded; 0 if the counter is banned, if the charge has expired or is gone, or if
+--          there are more than 5,000 entries from it on: each later total changes, and the server
+--          does nothing else meanwhile
 local wrap = 10 ^ digits
 local cycle = 8123456790000000 / wrap
 local time = call('TIME')
@@ -23,6 +24,9 @@ local low, high = 0, length - 1
 if first and #first > 8 then
   -- The holds, left of the entries, have the time when all entries expire and how many have.
   local _, charged_until, expired = struct.unpack('<ddd', first)
+  if struct.unpack('<d', first, 57) > now_ms then
+    return 0 -- banned
+  end
   low = charged_until > now_ms and 3 + expired or length
 end
 if low > high or age(charged) >= period then

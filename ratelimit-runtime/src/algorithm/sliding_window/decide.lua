@@ -3,6 +3,8 @@
 -- sub-window, newest first, down to the oldest that still counts. The key expires when no charge
 -- counts any more, so the stored number and PTTL tell the time.
 --
+-- A ban is infinity and the ms of the ban, in place of the first two numbers.
+--
 -- No decision reads all counts: only the newest, the oldest, and once those that have expired. The
 -- server hashes each string that Lua makes, byte by byte. So a charge in the newest sub-window
 -- writes 24 bytes, and only one that moves on writes the whole string.
@@ -17,7 +19,12 @@ if value then
   current, sum = struct.unpack('<dd', value)
   local stops = (current + 1 + buckets) * size
   left = now and math.max(stops - now, 0) or call('PTTL', key)
-  if left < 0 or left > (1 + buckets) * size then -- no expiry, or the server's clock was set back: all charges count as made now
+  if left < 0 or not (left <= stops - current * size) then -- no expiry, the server's clock was set back, or a ban
+    if current == 1e999 then
+      local length = sum
+@banned
+    end
+    -- All charges count as made now.
     if not now then
       time = call('TIME')
       now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -8,10 +8,10 @@ use std::{collections::VecDeque, num::NonZeroU64};
 #[cfg(feature = "redis")]
 use redis::Value;
 
-use super::contract::{Evaluation, MemoryState, Recovery};
+use super::contract::{Ban, Evaluation, MemoryState, Recovery};
 #[cfg(feature = "redis")]
 use super::{
-    contract::{LuaScript, RedisScript},
+    contract::{LuaScript, RedisScript, UNBAN, ban_of_string},
     wire::{PackedNumbers, pack, unpack},
 };
 #[cfg(feature = "redis")]
@@ -22,9 +22,15 @@ use crate::{Algorithm, Rule, clock::LockedTime, decision::Outcome, store::Charge
 #[derive(Debug, Default)]
 pub(crate) struct SlidingWindow {
     /// Time when none of the charges counts any more. It also tells the last sub-window.
+    ///
+    /// With [`BAN`] it is the end of a ban, and the number of charges is the time of its begin. As no
+    /// sub-window begins so late, [`MemoryState::charge_at_once`] need not look for it.
     expires_at_ms: u64,
     charged: SubWindows,
 }
+
+/// In the end of a ban.
+const BAN: u64 = 1 << 62;
 
 /// Charges of each sub-window, the last one first, at most one more than the rule has buckets.
 #[derive(Debug)]
@@ -175,6 +181,15 @@ impl SubWindows {
 }
 
 impl SlidingWindow {
+    fn of_ban(ban: Ban) -> Self {
+        Self { expires_at_ms: ban.until_ms | BAN, charged: SubWindows::two(ban.since_ms, 0) }
+    }
+
+    fn banned(&self) -> Option<Ban> {
+        let until_ms = self.expires_at_ms & !BAN;
+        (self.expires_at_ms != until_ms).then(|| Ban { since_ms: self.charged.get(0), until_ms })
+    }
+
     /// Start of the last sub-window with a charge.
     #[inline]
     fn start_ms(&self, layout: WindowLayout) -> u64 {
@@ -217,13 +232,15 @@ impl MemoryState for SlidingWindow {
 
     #[inline]
     fn expires_at_ms(&self) -> u64 {
-        self.expires_at_ms
+        self.expires_at_ms & !BAN
     }
 
     /// The age of charges is unknown after the clock was set back: all of them count as made now.
     fn correct_clock(&mut self, rule: &Rule, now_us: u64) {
         let layout = WindowLayout::of(rule);
-        if now_us / 1000 < self.start_ms(layout) {
+        if let Some(ban) = self.banned() {
+            *self = Self::of_ban(ban.corrected(now_us / 1000));
+        } else if now_us / 1000 < self.start_ms(layout) {
             let sum = self.charged.sum();
             self.restart(rule, now_us);
             self.charged.set(0, sum);
@@ -231,7 +248,22 @@ impl MemoryState for SlidingWindow {
     }
 
     fn evaluate(&mut self, query: &ChargeQuery<'_>, cost: u64, now_us: u64) -> Evaluation {
+        if let Some(ban) = self.banned() {
+            let left_ms = ban.until_ms - now_us / 1000;
+            return Evaluation::banned(query.rule, left_ms, left_ms);
+        }
         self.evaluate_ms(query.rule, cost, now_us / 1000)
+    }
+
+    fn ban(&mut self, _rule: &Rule, ban: Ban) {
+        let counts_until_ms = if self.charged.sum() > 0 { self.expires_at_ms() } else { 0 };
+        *self = Self::of_ban(ban.lasting_until(counts_until_ms));
+    }
+
+    fn unban(&mut self, _now_us: u64) {
+        if self.banned().is_some() {
+            *self = Self::default();
+        }
     }
 
     /// The receipt is the start of the sub-window.
@@ -281,6 +313,9 @@ impl MemoryState for SlidingWindow {
 
     /// Returns the weight that the charge still had.
     fn refund(&mut self, rule: &Rule, cost: u64, [charged_at_ms, _]: [u64; 2], now_us: u64) -> u64 {
+        if self.banned().is_some() {
+            return 0;
+        }
         let layout = WindowLayout::of(rule);
         let CurrentWindow { start_ms, ahead, passed_ms } = self.current(layout, now_us / 1000);
         let Some(since_ms) = start_ms.checked_sub(charged_at_ms) else { return 0 };
@@ -308,6 +343,8 @@ impl RedisScript for SlidingWindow {
         stored: "value",
         fitting: "local fitting = (its_count - select(2, struct.unpack('<dd', reply, 2))) / its_cost",
         has_value: true,
+        ban: ban_of_string!("struct.pack('<dd', 1e999, ban)"),
+        unban: UNBAN,
         refund: include_str!("refund.lua"),
         refund_args: "cost, size, buckets, charged",
     }];
