@@ -45,6 +45,7 @@ fn expand_function(kind: AttributeKind, own: ParsedAttribute, function: &mut Fun
     let limits: Vec<_> = limits.iter().collect();
     check_counters(&limits, 0, errors);
     check_settled(&limits, &call, errors);
+    check_bans(limits.iter().copied(), call.waits(), errors);
     check_permit(&call, function, errors);
     if let Some(point) = insertion_point(kind, function, &limits, &call, errors)
         && errors.is_empty()
@@ -72,7 +73,7 @@ fn expand_impl(kind: AttributeKind, own: ParsedAttribute, block: &mut ImplBlock,
         errors.add(name.span(), "the limit of an `impl` block covers its async methods: write `blocking` on a method");
     }
     check_counters(&all.iter().collect::<Vec<_>>(), 0, errors);
-    let (mut any, mut skipped, mut stacked) = (false, false, all.len() > 1);
+    let (mut any, mut skipped, mut stacked, mut waits) = (false, false, all.len() > 1, false);
     let mut checked = Vec::new();
     for member in &mut block.members {
         let Member::Function(function) = member else {
@@ -100,6 +101,8 @@ fn expand_impl(kind: AttributeKind, own: ParsedAttribute, block: &mut ImplBlock,
         let limits: Vec<_> = all.iter().chain(&own).collect();
         check_counters(&limits, all.len(), errors);
         check_settled(&limits, &call, errors);
+        check_bans(own.iter(), call.waits(), errors);
+        waits |= call.waits();
         check_permit(&call, function, errors);
         if let Some(point) = insertion_point(kind, function, &limits, &call, errors)
             && errors.is_empty()
@@ -109,6 +112,7 @@ fn expand_impl(kind: AttributeKind, own: ParsedAttribute, block: &mut ImplBlock,
         }
     }
     check_exclusive(&all, stacked, errors);
+    check_bans(all.iter(), waits, errors);
     if !any {
         let message = if skipped {
             "every async function of this `impl` block is skipped: nothing is limited"
@@ -173,6 +177,13 @@ fn only_limits(attrs: Vec<ParsedAttribute>, errors: &mut Errors) -> (Vec<LimitAt
 fn check_exclusive(limits: &[LimitAttribute], stacked: bool, errors: &mut Errors) {
     for Exclusive { span, word } in limits.iter().flat_map(|limit| &limit.exclusive).filter(|_| stacked) {
         errors.add(*span, format!("`{word}` stands alone: a function with it has no second rate limit"));
+    }
+}
+
+/// Reports bans of a call that waits for its limit.
+fn check_bans<'a>(limits: impl Iterator<Item = &'a LimitAttribute>, waits: bool, errors: &mut Errors) {
+    for at in limits.filter(|_| waits).filter_map(|limit| limit.ban) {
+        errors.add(at, "`ban` refuses, and `on_limit = Wait` waits: remove one of them");
     }
 }
 

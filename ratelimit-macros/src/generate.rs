@@ -193,8 +193,8 @@ fn ask_limiter(
     runtime: &RuntimePath,
 ) -> (Option<TokenStream>, TokenStream) {
     let krate = runtime.tokens();
-    let is_stacked = limits.len() > 1;
-    let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, is_stacked, runtime)).collect();
+    let company = Company { is_stacked: limits.len() > 1, waits: arguments.waits() };
+    let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, company, runtime)).collect();
     let all = charges.iter().rev().fold(hygienic!(()), |others, charge| hygienic!((#charge, #others)));
     let refused = hygienic!(&mut __ratelimit_refused);
     let (entry_point, charges) = match &charges[..] {
@@ -283,8 +283,15 @@ impl RuntimePath {
     }
 }
 
+/// The call that a rule is a part of.
+#[derive(Clone, Copy)]
+struct Company {
+    is_stacked: bool,
+    waits: bool,
+}
+
 /// `charge(rule, key, cost)`, or `{ let key = key(&(seller_id)); charge(rule, key, cost) }`
-fn charge(rule: &RuleSpec, is_stacked: bool, runtime: &RuntimePath) -> TokenStream {
+fn charge(rule: &RuleSpec, company: Company, runtime: &RuntimePath) -> TokenStream {
     let krate = &runtime.tokens();
     // Each expression of the user is a statement of its own, and releases the locks that it takes.
     let mut values = hygienic!();
@@ -295,7 +302,7 @@ fn charge(rule: &RuleSpec, is_stacked: bool, runtime: &RuntimePath) -> TokenStre
         hygienic!(#name)
     };
     let charged = match &rule.source {
-        RuleSource::Constant(constant) => given_rule(constant, rule, is_stacked, runtime),
+        RuleSource::Constant(constant) => given_rule(constant, rule, company, runtime),
         RuleSource::Arguments(fields) => match &fields.count {
             Number::Other(count) => {
                 let count = evaluate("count", "count", count, None);
@@ -342,7 +349,7 @@ fn charge(rule: &RuleSpec, is_stacked: bool, runtime: &RuntimePath) -> TokenStre
 
 /// `const { &rule_per_time(ORDERS) }`, with a function around it for each property that the rule
 /// must have. They check it while the user's crate is compiled.
-fn given_rule(constant: &Expr, limit: &RuleSpec, is_stacked: bool, runtime: &RuntimePath) -> TokenStream {
+fn given_rule(constant: &Expr, limit: &RuleSpec, company: Company, runtime: &RuntimePath) -> TokenStream {
     let (start, end) = ends(constant);
     let krate = runtime.at(start);
     let mut rule = constant.to_token_stream();
@@ -355,8 +362,11 @@ fn given_rule(constant: &Expr, limit: &RuleSpec, is_stacked: bool, runtime: &Run
     if !limit.is_place() && limit.is_held() {
         check("settled_rule", hygienic!());
     }
-    if is_stacked {
+    if company.is_stacked {
         check("stacked_rule", hygienic!());
+    }
+    if company.waits && !limit.is_place() {
+        check("waiting_rule", hygienic!());
     }
     let cost = match &limit.cost {
         Some(CostArgument::Number(cost) | CostArgument::Settled { max: cost, .. }) => cost.literal(),
@@ -385,9 +395,13 @@ fn rule_of_fields(rule: &RuleFields, count: Option<&Number>, krate: &TokenStream
             let algorithm = &limit.algorithm;
             let rule = call(algorithm.constructor(), "rule_without_count", hygienic!(#ttl, #unit));
             let constant = algorithm.generate(&rule, krate);
-            match limit.prefetch.as_ref().map(|permits| permits.to_const(krate)) {
+            let constant = match limit.prefetch.as_ref().map(|permits| permits.to_const(krate)) {
                 None => constant,
                 Some(permits) => hygienic!(#krate::__private::prefetch(#constant, #permits)),
+            };
+            match limit.ban.as_ref().map(|ban| ban.to_const(krate)) {
+                None => constant,
+                Some(ban) => hygienic!(#krate::__private::ban(#constant, #ban)),
             }
         }
     };

@@ -62,6 +62,7 @@ use crate::kind::AttributeKind;
 /// | `permit` | variable for the call's `Permit` | a name | |
 /// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |
 /// | `prefetch` | permits to take from the store at a time | integer or constant | `1` |
+/// | `ban` | time for which a refusal bans the key | duration | none |
 /// | `denial_cache` | use of cached denials | `true`, `false` | `true` |
 /// | `shadow` | count, but refuse no call | `true`, `false` | `false` |
 /// | `blocking` | the function is not async | no value | |
@@ -85,6 +86,9 @@ use crate::kind::AttributeKind;
 ///   ends all that it holds.
 /// - `prefetch`: the process spends these permits without asking the store again. Only for
 ///   `FixedWindow`. `Rule::with_prefetch` tells how much of the limit a process may take.
+/// - `ban`: the first refusal closes the counter for this time, at most 49 days. Each further call is
+///   refused as `Cause::Banned`, and does not prolong it. See `Rule::with_ban`. Not with `Wait`,
+///   `LeakyBucket`, `prefetch` or `shadow`.
 /// - `denial_cache`: with `false`, a call asks the store even if a cached denial would refuse it.
 ///   See `Rule::with_denial_cache`.
 /// - `shadow`: with `true`, the rule decides and counts as usual, but its refusals let the call
@@ -121,8 +125,8 @@ use crate::kind::AttributeKind;
 /// # A constant rule
 ///
 /// `rule` takes a `Rule` in place of `prefix`, `ttl`, `unit`, `period`, `count`, `algorithm`,
-/// `prefetch`, `denial_cache` and `shadow`. Other code can then name the same rule: to peek at the counter, to
-/// reset it, or in a test.
+/// `prefetch`, `ban`, `denial_cache` and `shadow`. Other code can then name the same rule: to peek at
+/// the counter, to reset or ban it, or in a test.
 ///
 /// ```
 /// # use ratelimit_runtime::{Limiter, RequestPerMinute, Rule, limit_request_per_time};
@@ -143,6 +147,7 @@ use crate::kind::AttributeKind;
 /// `ORDERS.with_shadow(true)`. The rule is checked at compile time: its count is at least 1, and
 /// the algorithm can store its numbers. `Elapsed` and `Settled` need a `SlidingLog`, and a literal
 /// `cost` has to fit. A rule with [`LeakyBucket`](#algorithms) or a prefetch allows no second limit.
+/// Calls of a rule with a ban cannot wait.
 ///
 /// # Over the limit
 ///

@@ -10,7 +10,7 @@ use crate::{
     engine::{
         attempt,
         core::{Engine, EngineRef},
-        request::{AcquireOptions, BorrowedCharge, CostKind, ONLY_A_LOG_SETTLES, OnLimit, RequestKey},
+        request::{AcquireOptions, BAN_AND_WAIT, BorrowedCharge, CostKind, ONLY_A_LOG_SETTLES, OnLimit, RequestKey},
     },
     rule::{
         algorithm::RuleField,
@@ -125,6 +125,19 @@ pub const fn prefetch(rule: Rule, permits: u64) -> Rule {
     checked(rule.with_prefetch(permits))
 }
 
+/// The rule with a ban of so many milliseconds.
+#[must_use]
+pub const fn ban(rule: Rule, ms: u64) -> Rule {
+    checked(rule.with_ban(Duration::from_millis(ms)))
+}
+
+/// The rule of calls that wait for the limit.
+#[must_use]
+pub const fn waiting_rule(rule: Rule) -> Rule {
+    assert!(rule.ban_ms() == 0, "{}", BAN_AND_WAIT);
+    rule
+}
+
 /// The rule. Panics if its numbers are invalid, as far as they are known: a count of 0 is not known
 /// yet.
 const fn checked(rule: Rule) -> Rule {
@@ -158,8 +171,7 @@ const fn complete(rule: Rule) -> Rule {
 /// The rule of calls whose cost is known when they end.
 #[must_use]
 pub const fn settled_rule(rule: Rule) -> Rule {
-    let is_settled = matches!(capabilities(rule.algorithm()).holds, HoldSupport::Settled);
-    assert!(is_settled, "{}", ONLY_A_LOG_SETTLES);
+    assert!(matches!(capabilities(rule.algorithm()).holds, HoldSupport::Settled), "{}", ONLY_A_LOG_SETTLES);
     rule
 }
 

@@ -33,6 +33,11 @@ use crate::{CounterName, Decision, Rule};
 /// The store writes into each request its [`Request::outcome`], and into each charge its
 /// [`Decision`] and [`Charge::receipt`].
 ///
+/// Bans are optional, too. A store that implements [`Store::ban`] returns `true` from
+/// [`Store::supports_bans`]. It also bans the counter of each charge that a consuming request is
+/// refused for, if its rule has a [ban](Rule::ban), in the same step. The exceptions are charges that
+/// fit once others release their holds, and costs of 0.
+///
 /// Holds are optional. A store that implements them returns `true` from [`Store::supports_holds`].
 /// Only then does it get charges with a [`Hold`], and calls of [`Store::renew`] and
 /// [`Store::settle`].
@@ -173,6 +178,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
         let _ = (charge, used);
         Reply::Ready(Err(StoreError::misconfigured(HOLDS_NOTHING)))
+    }
+
+    /// Returns whether the store implements bans. The default is `false`.
+    ///
+    /// If not, calls of rules with a [ban](Rule::ban) are refused as
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured), without a query to the store.
+    fn supports_bans(&self) -> bool {
+        false
     }
 
     /// Bans a counter for some time, from now: every charge of it is denied with
@@ -360,6 +373,13 @@ impl Charge {
 
     pub(crate) fn longest_wait_ms(&self) -> u64 {
         u64::try_from(self.longest_wait.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The store has refused the charge, and its rule bans the counter for that.
+    pub(crate) fn starts_ban(&self) -> bool {
+        let (is_refused, cost) = (self.decision.retry_after().is_some(), self.least());
+        let is_over = is_refused && !self.fits_when_released && !self.decision.is_banned();
+        self.rule.ban_ms() > 0 && is_over && 0 < cost && cost <= self.rule.limit()
     }
 
     pub(crate) fn query(&self) -> ChargeQuery<'_> {

@@ -6,6 +6,7 @@ use syn::{Ident, Result};
 use super::algorithm::{AlgorithmArgument, Feature};
 use super::cost::CostArgument;
 use super::limit::{Exclusive, LimitAttribute, LimitKind, PeriodLimit, RuleFields, RuleSource, RuleSpec};
+use super::on_limit::OnLimitArgument;
 use super::table::{AttributeArguments, CallArguments, Given, RuleArguments, arguments};
 use crate::errors::{Errors, fail};
 use crate::kind::AttributeKind;
@@ -33,9 +34,10 @@ pub(super) fn check(
     arguments.check_cost(&mut errors);
     arguments.check_missing_key(&mut errors);
     arguments.check_algorithm(&mut errors);
+    arguments.check_ban(&mut errors);
     errors.finish()?;
 
-    let exclusive = arguments.exclusive();
+    let (exclusive, ban) = (arguments.exclusive(), arguments.rule.ban.as_ref().map(|ban| ban.name.span()));
     let AttributeArguments { mut rule, mut call, .. } = arguments;
     if let Some(CostArgument::Settled { word, closure: Some(closure), .. }) = rule.cost.as_ref().map(|cost| &cost.value)
     {
@@ -51,7 +53,7 @@ pub(super) fn check(
         None => RuleSource::Arguments(Box::new(rule_fields(rule, kind, at)?)),
     };
     let rule = RuleSpec { source, key, on_missing_key, cost };
-    Ok(LimitAttribute { rule, call, exclusive, joined: None, is_incomplete: false })
+    Ok(LimitAttribute { rule, call, exclusive, ban, joined: None, is_incomplete: false })
 }
 
 fn rule_fields(mut rule: RuleArguments, kind: AttributeKind, at: Span) -> Result<RuleFields> {
@@ -70,6 +72,7 @@ fn rule_fields(mut rule: RuleArguments, kind: AttributeKind, at: Span) -> Result
             unit,
             algorithm: value(rule.algorithm).unwrap_or_default(),
             prefetch: value(rule.prefetch),
+            ban: value(rule.ban),
         })),
     };
     Ok(RuleFields { prefix, count, kind, builder_calls })
@@ -241,6 +244,21 @@ impl AttributeArguments {
         }
     }
 
+    /// Reports words that exclude a ban.
+    fn check_ban(&self, errors: &mut Errors) {
+        let Some(Given { name, .. }) = &self.rule.ban else { return };
+        let message = if let Some(algorithm) = self.algorithm().filter(|algorithm| algorithm.is_exclusive()) {
+            format!("`ban` needs another algorithm than `{}`, whose slots cannot be taken back", algorithm.word())
+        } else if self.rule.prefetch.is_some() {
+            "`ban` and `prefetch` exclude each other: prefetched permits would be granted during a ban".to_owned()
+        } else if self.rule.is_shadow() {
+            "`ban` and `shadow` exclude each other: a rule in shadow mode refuses nothing".to_owned()
+        } else {
+            return;
+        };
+        errors.add(name.span(), message);
+    }
+
     fn exclusive(&self) -> Vec<Exclusive> {
         let algorithm = self.algorithm().filter(|algorithm| algorithm.is_exclusive());
         let algorithm = algorithm.map(|algorithm| Exclusive { span: algorithm.span, word: algorithm.word() });
@@ -251,6 +269,12 @@ impl AttributeArguments {
 }
 
 impl CallArguments {
+    /// The call waits for its limit.
+    pub(crate) fn waits(&self) -> bool {
+        let on_limit = self.on_limit.as_ref().map(|on_limit| &on_limit.value);
+        matches!(on_limit, Some(OnLimitArgument::Wait | OnLimitArgument::WaitAtMost(_)))
+    }
+
     /// Adds the arguments of further attributes of the same call.
     pub(crate) fn merge_all(mut self, limits: &[LimitAttribute], errors: &mut Errors) -> Self {
         for limit in limits {

@@ -22,6 +22,8 @@ pub(crate) struct LimitAttribute {
     pub(crate) call: CallArguments,
     /// Words that allow no second limit on the same function.
     pub(crate) exclusive: Vec<Exclusive>,
+    /// The word `ban`: no call may wait for the limit.
+    pub(crate) ban: Option<Span>,
     /// The path that it was written with, if an attribute of the other name expands it.
     pub(crate) joined: Option<Path>,
     /// An expression lacks a name after a dot. See `incomplete.rs`.
@@ -73,6 +75,7 @@ pub(crate) struct PeriodLimit {
     pub(crate) unit: Milliseconds,
     pub(crate) algorithm: AlgorithmArgument,
     pub(crate) prefetch: Option<Number>,
+    pub(crate) ban: Option<Milliseconds>,
 }
 
 impl RuleSpec {

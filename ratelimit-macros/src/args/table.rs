@@ -177,11 +177,18 @@ arguments! {
     once permit: Ident, "permit" = permit, both("permit", "permit");
     once limiter: Expr, "limiter" = value::expr, both("&self.limiter", "&self.limiter");
     each prefetch: Number, "prefetch" = value::positive, per_time("1").of_rule();
+    each ban: Milliseconds, "ban" = ban, per_time("\"10m\"").of_rule();
     builder with_denial_cache, "denial_cache" = |input, name| value::flag(input, name, true),
         per_time("false").of_rule();
     builder with_shadow, "shadow" = |input, name| value::flag(input, name, false), per_time("false").of_rule();
     same blocking: Ident, "blocking" = word, both("", "").word();
     same krate: Path, "crate" = runtime_path, both("::ratelimit_runtime", "::ratelimit_runtime");
+}
+
+impl RuleArguments {
+    pub(super) fn is_shadow(&self) -> bool {
+        self.with_shadow.is_some()
+    }
 }
 
 /// The arguments that an attribute has, in order.
@@ -325,6 +332,16 @@ fn lease(input: ParseStream, _: &str) -> Result<Milliseconds> {
             fail(at, "`lease` must be at most \"1d\", for example lease = \"30s\"")
         }
         lease => Ok(lease),
+    }
+}
+
+/// The time for which a refusal bans the key.
+fn ban(input: ParseStream, _: &str) -> Result<Milliseconds> {
+    match value::milliseconds(input)? {
+        Milliseconds::Literal(4_233_600_001.., at) => {
+            fail(at, "`ban` must be at most \"49d\", for example ban = \"10m\"")
+        }
+        ban => Ok(ban),
     }
 }
 

@@ -36,13 +36,22 @@ pub(crate) enum ScriptMode {
     SettleAgain,
     /// Bans the counter, or ends its ban.
     Ban,
+    /// Charges, or bans the counter if its limit is reached.
+    ChargeOrBan,
 }
+
+/// Bans the counter after a denial. `ban`: the ms. A cost that others hold does not ban.
+const BAN_IF_OVER: &str = "\
+if fits == false and not (type(reply) == 'table' and (reply[4] or 0) > 0) then
+@ban
+end
+";
 
 /// Script that decides on one counter, refunds excepted.
 ///
 /// ARGV: [`script_args`](table::script_args), then [`stored_cost`](table::stored_cost) if
 /// [`needs_stored_cost`](table::needs_stored_cost). For [`ScriptMode::Ban`] the second is the ms of
-/// the ban; 0 ends it.
+/// the ban; 0 ends it. For [`ScriptMode::ChargeOrBan`] the ms are the third.
 pub(crate) fn decide_script(id: usize, mode: ScriptMode) -> String {
     let LuaScript { args, ban, unban, .. } = script(id);
     let (charge, then) = match mode {
@@ -51,6 +60,7 @@ pub(crate) fn decide_script(id: usize, mode: ScriptMode) -> String {
         ScriptMode::Renew => ("'renew'", String::new()),
         ScriptMode::Settle => ("'settle'", String::new()),
         ScriptMode::SettleAgain => ("'again'", String::new()),
+        ScriptMode::ChargeOrBan => ("true", format!("local ban = 0 + ARGV[3]\n{}", BAN_IF_OVER.replace("@ban\n", ban))),
         ScriptMode::Ban => {
             ("false", format!("local ban = 0 + charged\nif ban > 0 then\n{ban}elseif fits == nil then\n{unban}end\n"))
         }
@@ -87,18 +97,26 @@ return reply";
 ///
 /// KEYS: the counters. ARGV: 1 to charge and 0 to evaluate, then for each counter
 /// [`script_id`](table::script_id), [`script_args`](table::script_args) and
-/// [`stored_cost`](table::stored_cost).
-pub(crate) fn transaction_script() -> String {
+/// [`stored_cost`](table::stored_cost). If the script `bans`, then the ms of the ban of each counter,
+/// 0 for none.
+pub(crate) fn transaction_script(bans: bool) -> String {
     let mut script = String::from("local scripts = {}\n");
-    for (id, LuaScript { args, .. }) in table::scripts().enumerate() {
+    for (id, LuaScript { args, ban, .. }) in table::scripts().enumerate() {
         let (args, decide) = (unpacked(args), decide_body(id));
+        // An evaluation that bans is the only one: then nothing is charged.
+        let ban = if bans {
+            BAN_IF_OVER.replace("if fits", "if ban > 0 and fits").replace("@ban\n", ban)
+        } else {
+            String::new()
+        };
         let _ = write!(
             script,
-            "scripts[{id}] = function(key, call, charge, time, now, numbers, charged)\n\
-             local value, reply, fits\n{args}\nrepeat\n{decide}until true\nreturn reply, fits\nend\n"
+            "scripts[{id}] = function(key, call, charge, time, now, numbers, charged, ban)\n\
+             local value, reply, fits\n{args}\nrepeat\n{decide}until true\n{ban}return reply, fits\nend\n"
         );
     }
-    script + include_str!("script/transaction.lua")
+    let ban = if bans { ", 0 + ARGV[1 + 3 * #KEYS + i]" } else { "" };
+    script + &include_str!("script/transaction.lua").replace("@ban", ban)
 }
 
 /// Script that refunds a charge and returns the amount refunded. ARGV:

@@ -31,7 +31,8 @@
 //! | `burst` | at least 1, by default the count | option of `TokenBucket` |
 //! | `refill` | `"Greedy"` (default) or `"Interval"` | option of `TokenBucket` |
 //! | `queue` | required | option of `LeakyBucket` |
-//! | `shadow` | `true` or `false` | see [`Rule::with_shadow`] |
+//! | `shadow` | `true` or `false` | see [`Rule::with_shadow`]; `true` leaves the ban of the code out |
+//! | `ban` | a time such as `"10m"`, or `"0s"` for none | see [`Rule::with_ban`] |
 //! | `on_store_error` | `"Local"`, `"Allow"`, `"Deny"`, or see below | [`OnStoreError`](crate::OnStoreError) |
 //! | `keys` | a table per printed [`Key`](crate::Key) | the same settings for single keys |
 //!

@@ -48,6 +48,7 @@ struct RawRule {
     refill: Option<Spanned<RefillWord>>,
     queue: Option<Spanned<u64>>,
     shadow: Option<bool>,
+    ban: Option<Spanned<String>>,
     on_store_error: Option<Spanned<PolicyWord>>,
     keys: Option<Spanned<BTreeMap<Spanned<String>, RawRule>>>,
 }
@@ -201,6 +202,7 @@ impl RawRule {
             period: self.period()?,
             algorithm: self.algorithm()?,
             shadow: self.shadow,
+            ban: self.ban.as_ref().map(ban).transpose()?,
             on_store_error: self.on_store_error.as_ref().map(|word| match word.get_ref() {
                 PolicyWord::Local => OnStoreError::Local,
                 PolicyWord::Allow => OnStoreError::Allow,
@@ -289,6 +291,26 @@ impl RawRule {
 
 fn value<T: Copy>(option: Option<&Spanned<T>>) -> Option<T> {
     option.map(|option| *option.get_ref())
+}
+
+/// The time of a ban, such as `10m`; `0s` is none.
+fn ban(text: &Spanned<String>) -> Result<Duration, TextError> {
+    let parse = |text: &str| {
+        let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit())?);
+        let unit = match unit {
+            "ms" => Unit::Milliseconds,
+            "s" => Unit::Seconds,
+            "m" => Unit::Minutes,
+            "h" => Unit::Hours,
+            "d" => Unit::Days,
+            _ => return None,
+        };
+        number.parse::<u64>().ok()?.checked_mul(unit as u64).map(Duration::from_millis)
+    };
+    parse(text.get_ref()).ok_or_else(|| {
+        let example = "write a number and ms, s, m, h or d: ban = \"10m\", or ban = \"0s\" for none";
+        TextError::at(text, format!("`ban` is {:?}; {example}", text.get_ref()))
+    })
 }
 
 /// The largest count, burst or queue of any algorithm.

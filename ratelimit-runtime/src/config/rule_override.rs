@@ -16,6 +16,8 @@ pub(super) struct RuleOverride {
     pub(super) period: Option<Duration>,
     pub(super) algorithm: Option<AlgorithmSpec>,
     pub(super) shadow: Option<bool>,
+    /// Zero: no ban.
+    pub(super) ban: Option<Duration>,
     pub(super) on_store_error: Option<OnStoreError>,
 }
 
@@ -39,7 +41,11 @@ impl RuleOverride {
         let changed = Rule::new(rule.prefix(), count, self.period.unwrap_or(rule.period())).with_algorithm(algorithm);
         let changed =
             changed.with_shadow(self.shadow.unwrap_or(rule.is_shadow())).with_denial_cache(rule.caches_denials());
-        if capabilities(algorithm).has_prefetch { changed.with_prefetch(rule.prefetch()) } else { changed }
+        let changed =
+            if capabilities(algorithm).has_prefetch { changed.with_prefetch(rule.prefetch()) } else { changed };
+        // The code's own ban gives way to settings that exclude one.
+        let keeps_ban = changed.supports_bans() && !changed.is_shadow();
+        changed.with_ban(self.ban.or(rule.ban().filter(|_| keeps_ban)).unwrap_or_default())
     }
 
     /// The rule that these settings define by themselves. `None` without a count or a period.
@@ -90,6 +96,7 @@ impl RuleOverride {
             period: self.period.or(under.period),
             algorithm: self.algorithm.or(under.algorithm),
             shadow: self.shadow.or(under.shadow),
+            ban: self.ban.or(under.ban),
             on_store_error: self.on_store_error.or(under.on_store_error),
         }
     }

@@ -94,6 +94,19 @@ fn missing_settings_stay_as_in_the_code() {
     assert_eq!(change("[rules.item]", rule.with_denial_cache(false)), rule.with_denial_cache(false));
     let prefetched = Rule::new("item", 5, MINUTE).with_prefetch(3);
     assert_eq!(change("[rules.item]\ncount = 6", prefetched), Rule::new("item", 6, MINUTE).with_prefetch(3));
+    let banning = Rule::new("item", 5, MINUTE).with_ban(MINUTE);
+    for (text, changed) in [
+        ("count = 6", Rule::new("item", 6, MINUTE).with_ban(MINUTE)),
+        ("ban = \"10m\"", banning.with_ban(10 * MINUTE)),
+        ("ban = \"0s\"", Rule::new("item", 5, MINUTE)),
+        ("shadow = true", Rule::new("item", 5, MINUTE).with_shadow(true)),
+        (
+            "algorithm = \"LeakyBucket\"\nqueue = 1",
+            Rule::new("item", 5, MINUTE).with_algorithm(Algorithm::LeakyBucket { queue: 1 }),
+        ),
+    ] {
+        assert_eq!(change(&format!("[rules.item]\n{text}"), banning), changed, "{text}");
+    }
     let without_prefetch = Rule::new("item", 5, MINUTE).with_algorithm(Algorithm::SlidingLog);
     assert_eq!(change("[rules.item]\nalgorithm = \"SlidingLog\"", prefetched), without_prefetch);
     for (text, changed) in [

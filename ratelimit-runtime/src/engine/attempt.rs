@@ -61,7 +61,7 @@ pub(crate) fn try_acquire(
 
 /// The one attempt on a charge. The general way decides what it does not:
 ///
-/// - calls that are refused without the store, invalid rules and rules in shadow mode;
+/// - calls that are refused without the store, invalid rules, and rules in shadow mode or with a ban;
 /// - holds, and calls that wait for a slot;
 /// - calls after a hold that is still being settled;
 /// - errors of the store.
@@ -86,7 +86,7 @@ pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<
 #[inline]
 fn can_be_attempted(engine: &Engine, rule: &Rule, cost: u64) -> bool {
     let decides_at_once = capabilities(rule.algorithm()).decides_at_once();
-    cost > 0 && rule.is_enforced() && decides_at_once && engine.settlements().is_empty()
+    cost > 0 && rule.can_be_attempted() && decides_at_once && engine.settlements().is_empty()
 }
 
 /// Attempts several charges without a future. A refusal is written to `refused`.

@@ -10,7 +10,7 @@ use crate::{
     Clock, Key, OnStoreError, RequestPerMinute, Rule,
     algorithm::{Capabilities, HoldSupport, capabilities},
     observe,
-    store::{Charge, Charges, HOLDS_NOTHING, Hold, StoreError},
+    store::{BANS_NOTHING, Charge, Charges, HOLDS_NOTHING, Hold, StoreError},
 };
 
 /// The request of one call, and the engine that decides it.
@@ -217,6 +217,7 @@ pub(super) enum RefusalReason {
 const LEASE: Duration = Duration::from_secs(30);
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
+pub(crate) const BAN_AND_WAIT: &str = "a call that waits for its limit cannot ban: remove `ban`, or reject the call";
 pub(crate) const ONLY_A_LOG_SETTLES: &str = "only a `SlidingLog` can charge the amount that a call used";
 
 impl AcquireRequest {
@@ -315,6 +316,16 @@ impl AcquireRequest {
                     _ => continue,
                 };
                 return Err(refusal(rule, StoreError::misconfigured(error)));
+            }
+        }
+        if let Some(charge) = charges.iter().find(|charge| charge.rule.ban_ms() > 0) {
+            let error = match self.engine.store() {
+                Some(store) if !store.supports_bans() => BANS_NOTHING,
+                _ if self.options.waits => BAN_AND_WAIT,
+                _ => "",
+            };
+            if !error.is_empty() {
+                return Err(refusal(&charge.rule, StoreError::misconfigured(error)));
             }
         }
         match charges.iter().find(|charge| charge.least() > charge.rule.limit()) {

@@ -248,6 +248,10 @@ impl Store for Guard {
         self.invalidate_after(ids, self.0.store.settle(charge, used))
     }
 
+    fn supports_bans(&self) -> bool {
+        self.0.store.supports_bans()
+    }
+
     fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {
         let id = charge.counter.id();
         self.after_change(id, self.0.store.ban(charge, time))

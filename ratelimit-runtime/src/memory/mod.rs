@@ -184,7 +184,20 @@ impl Memory {
             found.write_to(charge, [0; 2]);
         }
         request.outcome = Ok(all_fit);
-        if !(all_fit && request.consume) {
+        if !request.consume {
+            return;
+        }
+        if !all_fit {
+            for charge in request.charges.iter_mut().filter(|charge| charge.starts_ban()) {
+                let (id, query) = (charge.counter.id(), charge.query());
+                let banned = shard_in(&mut shards, &id).update(id, query.rule, |state| {
+                    ban(state, query.rule, query.rule.ban_ms(), now_us);
+                    evaluate(state, &query, now_us)
+                });
+                if let Some(found) = banned {
+                    found.write_to(charge, [0; 2]);
+                }
+            }
             return;
         }
 
@@ -471,6 +484,10 @@ impl Store for Memory {
         let now_us = shard.now_us(&self.clock);
         self.settle_locked(&mut shard, counter.id(), rule, hold, used, now_us);
         Reply::Ready(Ok(()))
+    }
+
+    fn supports_bans(&self) -> bool {
+        true
     }
 
     fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {

@@ -61,9 +61,10 @@ impl Command {
         }
     }
 
-    /// Decisions without holds may share a round trip with others.
+    /// Decisions without holds and bans may share a round trip with others.
     pub(super) fn is_batchable(&self) -> bool {
-        matches!(self, Self::Decide { charges, .. } if charges.iter().all(|charge| charge.hold.is_none()))
+        let is_plain = |charge: &Charge| charge.hold.is_none() && charge.rule.ban_ms() == 0;
+        matches!(self, Self::Decide { charges, .. } if charges.iter().all(is_plain))
     }
 }
 
@@ -194,20 +195,33 @@ fn on_counter(charge: &Charge, mode: ScriptMode, cost: u64, by_digest: bool) -> 
 /// Decides a request.
 fn decide(charges: &[Charge], consume: bool, by_digest: bool) -> Cmd {
     if let [charge] = charges {
-        let mode = if consume && charge.cost > 0 { ScriptMode::Charge } else { ScriptMode::Evaluate };
+        let (consume, bans) = (consume && charge.cost > 0, charge.rule.ban_ms() > 0);
+        let mode = match () {
+            () if !consume => ScriptMode::Evaluate,
+            () if bans => ScriptMode::ChargeOrBan,
+            () => ScriptMode::Charge,
+        };
         let script = HashedScript::decide(charge, mode);
-        let mut command = script_call(script, by_digest, charges.iter(), 2);
+        let mut command = script_call(script, by_digest, charges.iter(), 3);
         command.arg(&*algorithm::script_args(charge));
-        if algorithm::needs_stored_cost(charge) {
+        if algorithm::needs_stored_cost(charge) || consume && bans {
             command.arg(algorithm::stored_cost(charge));
+        }
+        if consume && bans {
+            command.arg(charge.rule.ban_ms());
         }
         return command;
     }
-    let mut command = script_call(HashedScript::transaction(), by_digest, charges.iter(), 1 + 3 * charges.len());
+    let bans = consume && charges.iter().any(|charge| charge.rule.ban_ms() > 0);
+    let script = HashedScript::transaction(bans);
+    let mut command = script_call(script, by_digest, charges.iter(), 1 + 4 * charges.len());
     command.arg(u64::from(consume));
     for charge in charges {
         command.arg(algorithm::script_id(charge));
         command.arg(&*algorithm::script_args(charge)).arg(algorithm::stored_cost(charge));
+    }
+    for charge in charges.iter().filter(|_| bans) {
+        command.arg(if charge.cost > 0 { charge.rule.ban_ms() } else { 0 });
     }
     command
 }

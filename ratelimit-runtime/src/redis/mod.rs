@@ -235,6 +235,10 @@ impl Store for Redis {
         }))
     }
 
+    fn supports_bans(&self) -> bool {
+        true
+    }
+
     fn ban(&self, charge: Charge, time: Duration) -> Reply<Result<(), StoreError>> {
         let nodes = self.nodes.clone();
         Reply::Pending(Box::pin(async move {

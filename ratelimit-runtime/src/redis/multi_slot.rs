@@ -1,7 +1,8 @@
 //! Requests whose counters lie in several slots of a cluster, where no single script can decide.
 //!
 //! All slots are evaluated first, concurrently: a refusal charges nothing. If all counters have
-//! room, they are charged slot by slot, in order. If a slot refuses after all, earlier charges are
+//! room, they are charged slot by slot, in order. If not, the rules with a ban that refuse ban their
+//! counters. If a slot refuses after all, earlier charges are
 //! refunded. So the limits are never exceeded, but a concurrent caller may be refused in between.
 //! If the caller is cancelled, a charge on its way is awaited in the background, for a second at
 //! most. Then the charges of the call are refunded.
@@ -56,6 +57,9 @@ async fn decide_one(nodes: &Nodes, mut request: Request) -> Result<RefundUnlessK
     request.outcome = evaluate(nodes, parts.iter_mut()).await;
     if !request.consume || request.outcome != Ok(true) {
         merge(parts, &mut request);
+        if request.consume && request.outcome == Ok(false) {
+            requests::start_bans(nodes, &mut request.charges).await?;
+        }
         return Ok(RefundUnlessKept { nodes: nodes.clone(), request: Some(request) });
     }
     let (caller, decided) = oneshot::channel();

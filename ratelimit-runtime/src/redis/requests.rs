@@ -30,6 +30,19 @@ pub(super) async fn decide(nodes: &Nodes, requests: &mut [&mut Request]) {
     }
 }
 
+/// Bans the counters of charges that were refused by rules with a ban.
+pub(super) async fn start_bans(nodes: &Nodes, charges: &mut [Charge]) -> Result<(), StoreError> {
+    let mut refused: Vec<_> = charges.iter_mut().filter(|charge| charge.starts_ban()).collect();
+    let command = |charge: &&mut Charge| Command::Ban((**charge).clone(), charge.rule.ban_ms());
+    let replies = nodes.run_all(refused.iter().map(command).collect()).await;
+    for (charge, (_, reply)) in refused.iter_mut().zip(replies) {
+        let reply = reply?;
+        let (found, _) = algorithm::parse_reply(charge, false, &reply).ok_or_else(|| unexpected(&reply))?;
+        found.write_to(charge, [0; 2]);
+    }
+    Ok(())
+}
+
 /// Refunds charges, and returns how much was refunded.
 pub(super) async fn refund(nodes: &Nodes, charges: &[Charge]) -> Result<u64, StoreError> {
     let charges = charges.iter().filter(|charge| charge.cost > 0).cloned();

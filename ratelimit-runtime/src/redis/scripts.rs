@@ -24,13 +24,14 @@ impl HashedScript {
 
     /// See [`algorithm::decide_script`].
     pub(super) fn decide(charge: &Charge, mode: ScriptMode) -> &'static Self {
-        const MODES: [ScriptMode; 6] = [
+        const MODES: [ScriptMode; 7] = [
             ScriptMode::Evaluate,
             ScriptMode::Charge,
             ScriptMode::Renew,
             ScriptMode::Settle,
             ScriptMode::SettleAgain,
             ScriptMode::Ban,
+            ScriptMode::ChargeOrBan,
         ];
         static SCRIPTS: Lazy<[[HashedScript; MODES.len()]; SCRIPT_COUNT]> =
             Lazy::new(|| array::from_fn(|id| MODES.map(|mode| HashedScript::new(algorithm::decide_script(id, mode)))));
@@ -52,9 +53,10 @@ impl HashedScript {
     }
 
     /// See [`algorithm::transaction_script`].
-    pub(super) fn transaction() -> &'static Self {
-        static SCRIPT: Lazy<HashedScript> = Lazy::new(|| HashedScript::new(algorithm::transaction_script()));
-        &SCRIPT
+    pub(super) fn transaction(bans: bool) -> &'static Self {
+        static SCRIPTS: Lazy<[HashedScript; 2]> =
+            Lazy::new(|| [false, true].map(|bans| HashedScript::new(algorithm::transaction_script(bans))));
+        &SCRIPTS[usize::from(bans)]
     }
 
     /// See [`algorithm::refund_script`].

@@ -86,6 +86,10 @@ pub(crate) enum RuleFault {
     NoBurst,
     NoPrefetch,
     PrefetchUnsupported,
+    BanUnsupported,
+    BanInShadow,
+    BanWithPrefetch,
+    BanTooLong,
     TooLarge { field: RuleField, number: u64, largest: u64 },
 }
 
@@ -99,6 +103,10 @@ impl RuleFault {
             Self::NoBurst => "`burst` must be at least 1",
             Self::NoPrefetch => "`prefetch` must be at least 1",
             Self::PrefetchUnsupported => "`prefetch` needs the algorithm `FixedWindow`",
+            Self::BanUnsupported => "slots and places cannot be taken back: `ban` needs another algorithm",
+            Self::BanInShadow => "a rule in shadow mode refuses nothing: leave `ban` or `shadow` out",
+            Self::BanWithPrefetch => "prefetched permits would be granted during a ban: leave `ban` or `prefetch` out",
+            Self::BanTooLong => "a ban is at most 49 days",
             Self::TooLarge { field: RuleField::Count, .. } => {
                 "`count` is more than the algorithm can store, see `Rule::new`"
             }

@@ -34,8 +34,9 @@ pub struct Rule {
     count: u64,
     /// The period in milliseconds, which is all of it in a valid rule.
     period_ms: u64,
-    /// Nanoseconds of an invalid period, below a millisecond.
-    rest_ns: u32,
+    /// Milliseconds of the ban with [`RuleOptions::BAN`], or else nanoseconds of an invalid period,
+    /// below a millisecond.
+    ban_or_rest: u32,
     options: RuleOptions,
     prefetch: u16,
     algorithm: Algorithm,
@@ -52,6 +53,7 @@ impl RuleOptions {
     const DENIAL_CACHE: u8 = 2;
     /// Every call checks it, so it is computed once, mostly at compile time.
     const VALID: u8 = 4;
+    const BAN: u8 = 8;
 
     #[inline]
     const fn has(self, option: u8) -> bool {
@@ -110,10 +112,10 @@ impl Rule {
     /// The count of a `SlidingLog` is at most 1,000,000 for periods above 90 hours, 100,000 above 37
     /// days, and 10,000 above 376 days. No count, burst or queue can be above 2^52.
     pub const fn new(prefix: &'static str, count: u64, period: Duration) -> Self {
-        let (period_ms, rest_ns) = (saturating_ms(period), period.subsec_nanos() % 1_000_000);
+        let (period_ms, ban_or_rest) = (saturating_ms(period), period.subsec_nanos() % 1_000_000);
         let algorithm = Algorithm::FixedWindow { align: false };
         let (options, id) = (RuleOptions(RuleOptions::DENIAL_CACHE), RuleId(0, 0));
-        let rule = Self { prefix, count, period_ms, rest_ns, options, prefetch: 1, algorithm, id };
+        let rule = Self { prefix, count, period_ms, ban_or_rest, options, prefetch: 1, algorithm, id };
         rule.with_id()
     }
 
@@ -162,7 +164,7 @@ impl Rule {
     #[must_use]
     pub const fn with_shadow(mut self, shadow: bool) -> Self {
         self.options = self.options.with(RuleOptions::SHADOW, shadow);
-        self
+        self.checked()
     }
 
     /// Whether the rule is in shadow mode; see [`Rule::with_shadow`].
@@ -248,6 +250,81 @@ impl Rule {
         self.checked()
     }
 
+    /// Bans a key for this time when its limit is reached: the first refusal bans the counter, and
+    /// each further call is refused as [`Cause::Banned`](crate::Cause::Banned) until the ban ends.
+    ///
+    /// An attack then costs a query to the store once a second in each process, and writes once.
+    ///
+    /// - The refusal that bans is a `Banned` one, too. It is the one refusal that writes. Refusals
+    ///   during the ban write nothing, and do not prolong it.
+    /// - A ban lasts until it ends, or until none of the counter's charges would count any more if
+    ///   that is later. Then the counter is fresh. A [`SlidingLog`](Algorithm::SlidingLog) keeps its
+    ///   charges and holds instead, and the ban lasts exactly as long as given.
+    /// - Of several rules of a call, those that refuse ban their own counters. The others charge
+    ///   nothing and ban nothing.
+    /// - [`Limiter::peek`](crate::Limiter::peek) never bans, nor does a cost that
+    ///   [never fits](crate::Cause::NeverFits), or one that others hold and may release.
+    /// - [`Limiter::unban`](crate::Limiter::unban) ends a ban. A process caches a ban for a second at
+    ///   most. [`Limiter::ban`](crate::Limiter::ban) bans any counter, whatever its rule, and tells
+    ///   more about bans.
+    /// - While the store is down, [`OnStoreError::Local`](crate::OnStoreError::Local) knows none of
+    ///   its bans, and bans in this process.
+    ///
+    /// The time is part of neither the counter's name nor its state, so processes may have different
+    /// ones, or none: they all refuse a banned key. It is rounded up to a millisecond, and is at most
+    /// 49 days. A zero time is no ban.
+    ///
+    /// The rule is invalid with a [`LeakyBucket`](Algorithm::LeakyBucket) or
+    /// [`Concurrent`](Algorithm::Concurrent), with prefetch, and in shadow mode. Calls that wait for
+    /// the limit are refused as [`Cause::Misconfigured`](crate::Cause::Misconfigured), because a
+    /// caller that is banned should not wait.
+    ///
+    /// ```
+    /// use ratelimit_runtime::{Cause, Limiter, Rule};
+    /// use std::time::Duration;
+    ///
+    /// const LOGINS: Rule = Rule::new("login", 5, Duration::from_secs(60)).with_ban(Duration::from_secs(600));
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::in_memory();
+    /// for _ in 0..5 {
+    ///     limiter.acquire(&LOGINS, "192.0.2.1").await?;
+    /// }
+    /// let refused = limiter.acquire(&LOGINS, "192.0.2.1").await.unwrap_err();
+    /// assert_eq!((refused.cause(), refused.retry_after()), (Cause::Banned, Some(Duration::from_secs(600))));
+    /// limiter.acquire(&LOGINS, "192.0.2.2").await?;
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub const fn with_ban(mut self, time: Duration) -> Self {
+        if self.rest_ns() > 0 {
+            return self; // invalid
+        }
+        self.ban_or_rest = ceil_ms(time);
+        self.options = self.options.with(RuleOptions::BAN, !time.is_zero());
+        self.checked()
+    }
+
+    /// The time of the ban; see [`Rule::with_ban`]. `None` if refusals do not ban.
+    pub const fn ban(&self) -> Option<Duration> {
+        match self.ban_ms() {
+            0 => None,
+            ms => Some(Duration::from_millis(ms)),
+        }
+    }
+
+    /// [`Rule::ban`] in milliseconds, or 0.
+    #[inline]
+    pub(crate) const fn ban_ms(&self) -> u64 {
+        if self.options.has(RuleOptions::BAN) { self.ban_or_rest as u64 } else { 0 }
+    }
+
+    /// Nanoseconds of an invalid period, below a millisecond.
+    #[inline]
+    const fn rest_ns(&self) -> u32 {
+        if self.options.has(RuleOptions::BAN) { 0 } else { self.ban_or_rest }
+    }
+
     /// Permits that a process takes from the store at a time; 1 unless set by
     /// [`Rule::with_prefetch`].
     #[inline]
@@ -276,7 +353,7 @@ impl Rule {
     /// The period; the lease with [`Algorithm::Concurrent`].
     #[inline]
     pub const fn period(&self) -> Duration {
-        Duration::new(self.period_ms / 1000, (self.period_ms % 1000) as u32 * 1_000_000 + self.rest_ns)
+        Duration::new(self.period_ms / 1000, (self.period_ms % 1000) as u32 * 1_000_000 + self.rest_ns())
     }
 
     /// The algorithm that counts.
@@ -301,7 +378,7 @@ impl Rule {
     /// A valid rule without an id, for its numbers only.
     pub(crate) const fn without_id(prefix: &'static str, count: u64, period_ms: u64, algorithm: Algorithm) -> Self {
         let (options, id) = (RuleOptions(RuleOptions::DENIAL_CACHE | RuleOptions::VALID), RuleId(0, 0));
-        Self { prefix, count, period_ms, rest_ns: 0, options, prefetch: 1, algorithm, id }
+        Self { prefix, count, period_ms, ban_or_rest: 0, options, prefetch: 1, algorithm, id }
     }
 
     pub(crate) const fn with_count(mut self, count: u64) -> Self {
@@ -370,10 +447,11 @@ impl Rule {
         !self.options.has(RuleOptions::VALID)
     }
 
-    /// Whether the rule is valid and not in shadow mode.
+    /// Whether the rule is valid, refuses, and its refusals write nothing.
     #[inline]
-    pub(crate) const fn is_enforced(&self) -> bool {
-        self.options.0 & (RuleOptions::VALID | RuleOptions::SHADOW) == RuleOptions::VALID
+    pub(crate) const fn can_be_attempted(&self) -> bool {
+        let options = self.options.0 & (RuleOptions::VALID | RuleOptions::SHADOW | RuleOptions::BAN);
+        options == RuleOptions::VALID
     }
 
     /// The reason why the rule is invalid. `None` if it is valid.
@@ -395,18 +473,39 @@ impl Rule {
 
     #[inline]
     pub(crate) const fn limit_fault(&self) -> Option<RuleFault> {
-        limits::fault(self.algorithm, self.count, self.period_ms(), self.prefetch)
+        match self.ban_fault() {
+            Some(fault) => Some(fault),
+            None => limits::fault(self.algorithm, self.count, self.period_ms(), self.prefetch),
+        }
+    }
+
+    const fn ban_fault(&self) -> Option<RuleFault> {
+        match () {
+            () if !self.options.has(RuleOptions::BAN) => None,
+            () if !self.supports_bans() => Some(RuleFault::BanUnsupported),
+            () if self.is_shadow() => Some(RuleFault::BanInShadow),
+            () if self.prefetch > 1 => Some(RuleFault::BanWithPrefetch),
+            () if self.ban_or_rest == u32::MAX => Some(RuleFault::BanTooLong),
+            () => None,
+        }
     }
 
     /// Whether the period is valid.
     pub(crate) const fn has_period(&self) -> bool {
-        0 < self.period_ms && self.period_ms <= saturating_ms(Self::LONGEST_PERIOD) && self.rest_ns == 0
+        0 < self.period_ms && self.period_ms <= saturating_ms(Self::LONGEST_PERIOD) && self.rest_ns() == 0
     }
 }
 
 /// Whole milliseconds of a ban, at most [`Rule::LONGEST_PERIOD`].
 pub(crate) fn ban_ms(time: Duration) -> u64 {
     round_up_ms(time).min(saturating_ms(Rule::LONGEST_PERIOD))
+}
+
+/// Milliseconds, rounded up. [`u32::MAX`] if they are as many or more.
+#[allow(clippy::cast_possible_truncation)] // compared first
+const fn ceil_ms(duration: Duration) -> u32 {
+    let ms = duration.as_nanos().div_ceil(1_000_000);
+    if ms > u32::MAX as u128 { u32::MAX } else { ms as u32 }
 }
 
 /// Whole milliseconds, for up to 584 million years.
@@ -416,7 +515,7 @@ const fn saturating_ms(duration: Duration) -> u64 {
     if ms > u64::MAX as u128 { u64::MAX } else { ms as u64 }
 }
 
-#[allow(clippy::missing_fields_in_debug)] // two fields are the period, and the id follows from the others
+#[allow(clippy::missing_fields_in_debug)] // some fields are one number, and the id follows from the others
 impl fmt::Debug for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rule")
@@ -427,6 +526,7 @@ impl fmt::Debug for Rule {
             .field("shadow", &self.is_shadow())
             .field("denial_cache", &self.caches_denials())
             .field("prefetch", &self.prefetch)
+            .field("ban", &self.ban())
             .finish()
     }
 }

@@ -294,3 +294,128 @@ async fn a_ban_takes_a_slot_of_memory_until_it_ends() {
     clock.advance(MS);
     limiter.acquire(&rule, 2).await.unwrap();
 }
+
+/// The rules with a ban that starts when the limit is reached.
+fn banning() -> impl Iterator<Item = Rule> {
+    rules().into_iter().map(|rule| rule.with_ban(BAN))
+}
+
+#[tokio::test]
+async fn the_first_refusal_bans_and_no_later_one_prolongs_the_ban() {
+    for timed in Timed::both().await {
+        for rule in banning() {
+            let (key, of, limiter) = (fresh_key(), timed.of(&rule), &timed.limiter);
+            limiter.acquire_n(&rule, key, 4).await.unwrap();
+            limiter.peek(&rule, key).await.unwrap();
+            limiter.acquire_n(&rule, key, 0).await.unwrap();
+            assert_eq!(limiter.acquire_n(&rule, key, 6).await.unwrap_err().cause(), Cause::NeverFits, "{of}");
+            limiter.acquire(&rule, key).await.unwrap();
+            assert!(!limiter.peek(&rule, key).await.unwrap().is_banned(), "{of}");
+            assert_eq!(banned(limiter.acquire(&rule, key).await), BAN, "{of}");
+            for second in 1..=3 {
+                timed.advance(SECOND);
+                let left = BAN - second * SECOND;
+                assert_eq!(banned(limiter.acquire_n(&rule, key, 2).await), left, "{of}");
+                assert_eq!(banned(limiter.acquire(&rule.with_ban(Duration::ZERO), key).await), left, "{of}");
+                assert_eq!(limiter.peek(&rule, key).await.unwrap().retry_after(), Some(left), "{of}");
+            }
+            limiter.acquire(&rule, fresh_key()).await.unwrap();
+            timed.advance(BAN - 3 * SECOND - MS);
+            assert_eq!(banned(limiter.acquire(&rule, key).await), MS, "{of}");
+            timed.advance(MS);
+            limiter.acquire_n(&rule, key, 5).await.unwrap();
+            assert_eq!(banned(limiter.acquire(&rule, key).await), BAN, "{of}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn of_many_callers_at_once_as_many_as_fit_are_admitted_and_the_others_banned() {
+    for timed in Timed::both().await {
+        for rule in banning() {
+            let (key, of) = (fresh_key(), timed.of(&rule));
+            let answers = join_all((0..100).map(|_| timed.limiter.acquire(&rule, key))).await;
+            let (admitted, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+            assert_eq!(admitted.len(), 5, "{of}");
+            for answer in refused {
+                assert_eq!(banned(answer), BAN, "{of}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn of_several_rules_only_those_that_refuse_ban() {
+    for timed in Timed::both().await {
+        for rule in banning() {
+            let (key, of, limiter) = (fresh_key(), timed.of(&rule), &timed.limiter);
+            let other = Rule::new("other", 5, MINUTE).with_ban(BAN);
+            let both = [(&other, Key::new(key), 1), (&rule, Key::new(key), 1)];
+            for _ in 0..5 {
+                limiter.acquire_all(&both).await.unwrap();
+            }
+            limiter.reset(&other, key).await.unwrap();
+            let refused = limiter.acquire_all(&both).await;
+            assert_eq!(refused.as_ref().map_err(RequestPerMinute::rule).unwrap_err(), "banned");
+            assert_eq!(banned(refused), BAN, "{of}");
+            assert_eq!(banned(limiter.acquire(&rule, key).await), BAN, "{of}");
+            let seen = limiter.peek(&other, key).await.unwrap();
+            assert_eq!((seen.remaining(), seen.is_banned()), (5, false), "{of}");
+            let plain = Rule::new("plain", 5, MINUTE);
+            limiter.acquire_n(&plain, key, 5).await.unwrap();
+            let refused = limiter.acquire_all(&[(&other, Key::new(key), 1), (&plain, Key::new(key), 1)]).await;
+            exceeded(refused);
+            assert_eq!(limiter.peek(&other, key).await.unwrap().remaining(), 5, "{of}");
+        }
+    }
+}
+
+/// What others hold may still be released: only what was charged bans.
+#[tokio::test]
+async fn a_cost_that_others_hold_does_not_ban() {
+    for timed in Timed::both().await {
+        let (limiter, key) = (&timed.limiter, fresh_key());
+        let rule = Rule::new("failed-logins", 3, MINUTE).with_algorithm(LOG).with_ban(BAN);
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            held.push(limiter.reserve(&rule, key, 1).await.unwrap());
+        }
+        exceeded(limiter.reserve(&rule, key, 1).await);
+        exceeded(limiter.acquire(&rule, key).await);
+        let other = Rule::new("other", 5, MINUTE);
+        exceeded(limiter.acquire_all(&[(&rule, Key::new(key), 1), (&other, Key::new(key), 1)]).await);
+        held.pop().unwrap().settle(0).await.unwrap();
+        held.push(limiter.reserve(&rule, key, 1).await.unwrap());
+        for hold in held {
+            hold.settle(1).await.unwrap();
+        }
+        let refused = limiter.reserve(&rule, key, 1).await.unwrap_err();
+        assert_eq!((refused.cause(), refused.retry_after()), (Cause::Banned, Some(BAN)), "{}", timed.name());
+    }
+}
+
+#[tokio::test]
+async fn rules_that_cannot_ban_are_misconfigured() {
+    let limiter = Limiter::in_memory();
+    let rule = Rule::new("banned", 5, MINUTE);
+    let leaky = rule.with_algorithm(Algorithm::LeakyBucket { queue: 1 });
+    for (invalid, words) in [
+        (leaky.with_ban(BAN), "slots and places cannot be taken back"),
+        (rule.with_ban(BAN).with_algorithm(Algorithm::Concurrent), "slots and places cannot be taken back"),
+        (rule.with_ban(BAN).with_shadow(true), "shadow mode refuses nothing"),
+        (rule.with_prefetch(10).with_ban(BAN), "prefetched permits would be granted"),
+        (rule.with_ban(50 * 24 * 60 * MINUTE), "at most 49 days"),
+    ] {
+        let refused = limiter.acquire(&invalid, 1).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Misconfigured);
+        assert!(refused.to_string().contains(words), "{refused}");
+    }
+    let refused = limiter.acquire_within(&rule.with_ban(BAN), 1, SECOND).await.unwrap_err();
+    assert_eq!(refused.cause(), Cause::Misconfigured);
+    assert!(refused.to_string().contains("a call that waits for its limit cannot ban"), "{refused}");
+    assert_eq!(rule.ban(), None);
+    assert_eq!(rule.with_ban(BAN).ban(), Some(BAN));
+    assert_eq!(rule.with_ban(BAN).with_ban(Duration::ZERO), rule);
+    assert_eq!(rule.with_ban(Duration::from_micros(1)).ban(), Some(MS));
+    limiter.acquire(&rule.with_ban(BAN).with_ban(Duration::ZERO).with_shadow(true), 1).await.unwrap();
+}

@@ -1,7 +1,7 @@
 //! Functions that are limited by a constant `Rule`.
 
 use ratelimit_runtime::{
-    Algorithm, Limiter, Permit, Rule, config::Rules, limit_concurrent_requests, limit_request_per_time,
+    Algorithm, Cause, Limiter, Permit, Rule, config::Rules, limit_concurrent_requests, limit_request_per_time,
 };
 use tokio::time::Duration;
 
@@ -28,6 +28,37 @@ async fn peek_and_reset_name_the_rule_of_the_function() {
         exceeded(save(1).await);
         limiter.reset(&ORDERS, 1).await.unwrap();
         save(1).await.unwrap();
+    };
+    limiter.scope(calls).await;
+}
+
+#[tokio::test]
+async fn a_refused_function_bans_its_key() {
+    const BAN: Duration = Duration::from_secs(600);
+    const LOGINS: Rule = Rule::new("login", 1, HOUR).with_algorithm(Algorithm::SlidingLog).with_ban(BAN);
+
+    #[limit_request_per_time("login", 1, Hours, 1, key = id, algorithm = SlidingLog, ban = "10m")]
+    async fn log_in(id: u64) -> R {
+        Ok(id)
+    }
+
+    #[limit_request_per_time(rule = LOGINS, key = id, on_limit = Return(0), blocking)]
+    fn log_in_or_not(id: u64) -> u64 {
+        id
+    }
+
+    let limiter = Limiter::in_memory();
+    let calls = async {
+        log_in(1).await.unwrap();
+        let refused = log_in(1).await.unwrap_err();
+        assert_eq!(refused.cause(), Cause::Banned);
+        assert!(refused.retry_after() > Some(BAN), "until the log has room");
+        assert_eq!(log_in_or_not(1), 0);
+        assert_eq!(log_in_or_not(2), 2);
+        assert_eq!(log_in_or_not(2), 0);
+        assert!(limiter.peek(&LOGINS, 2).await.unwrap().is_banned());
+        limiter.unban(&LOGINS, 2).await.unwrap();
+        log_in(2).await.unwrap();
     };
     limiter.scope(calls).await;
 }

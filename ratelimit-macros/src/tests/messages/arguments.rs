@@ -146,6 +146,22 @@ fn values() {
         ("algorithm = TokenBucket(refill = Intervall)", "unknown refill `Intervall`, did you mean `Interval`?"),
         ("prefetch = 5, algorithm = SlidingLog", "`prefetch` needs `algorithm = FixedWindow`, not `SlidingLog`"),
         ("cost = Elapsed", "`Elapsed` needs `algorithm = SlidingLog`, not `FixedWindow`"),
+        ("ban = \"50d\"", "`ban` must be at most \"49d\", for example ban = \"10m\""),
+        ("ban = \"0s\"", "a duration must be greater than 0, for example \"30s\""),
+        ("ban = \"1m\", on_limit = Wait", "`ban` refuses, and `on_limit = Wait` waits: remove one of them"),
+        (
+            "ban = \"1m\", on_limit = Wait(max = \"1s\")",
+            "`ban` refuses, and `on_limit = Wait` waits: remove one of them",
+        ),
+        (
+            "ban = \"1m\", algorithm = LeakyBucket(queue = 1)",
+            "`ban` needs another algorithm than `LeakyBucket`, whose slots cannot be taken back",
+        ),
+        (
+            "ban = \"1m\", prefetch = 5",
+            "`ban` and `prefetch` exclude each other: prefetched permits would be granted during a ban",
+        ),
+        ("ban = \"1m\", shadow = true", "`ban` and `shadow` exclude each other: a rule in shadow mode refuses nothing"),
     ] {
         check_argument(argument, &[expected]);
     }

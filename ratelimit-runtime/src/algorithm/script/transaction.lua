@@ -1,6 +1,7 @@
 -- Several counters, all or nothing: evaluates each, then charges each if all fit. Both use one
 -- reading of the clock: set back in between, it could make room that does not exist, or take some
--- away. Returns the reply for each counter, then 1 if all fit and 0 otherwise.
+-- away. A counter that is over its limit is banned in the evaluation, if its rule has a ban. Returns
+-- the reply for each counter, then 1 if all fit and 0 otherwise.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -8,7 +9,7 @@ local function each(charge)
   local replies, all_fit, at = {}, true, 2
   for i, key in ipairs(KEYS) do
     local id, numbers, charged = 0 + ARGV[at], ARGV[at + 1], ARGV[at + 2]
-    local reply, fits = scripts[id](key, redis.call, charged ~= '0' and charge, time, now, numbers, charged)
+    local reply, fits = scripts[id](key, redis.call, charged ~= '0' and charge, time, now, numbers, charged@ban)
     replies[i] = reply
     all_fit = all_fit and fits
     at = at + 3

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ratelimit_harness::RedisCluster;
 use ratelimit_runtime::conformance::Subject;
-use ratelimit_runtime::{Key, ManualClock, Rule};
+use ratelimit_runtime::{Cause, Key, ManualClock, Rule};
 use tokio::task::JoinSet;
 
 use super::{Timed, keys_apart, limiter_on, name};
@@ -159,6 +159,29 @@ async fn a_refused_call_of_several_slots_takes_no_room_from_others() {
     }
     assert!(!refused.is_finished(), "{:?}", refused.await);
     refused.abort();
+}
+
+#[tokio::test]
+async fn a_refusal_in_one_of_several_slots_bans_its_counter_alone() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let limiter = limiter_on(&cluster).await;
+    let ban = Duration::from_secs(600);
+    for algorithm in [FIXED, LOG] {
+        let rules =
+            ["one", "two"].map(|prefix| Rule::new(prefix, 5, Duration::from_secs(60)).by(algorithm).with_ban(ban));
+        let keys = keys_apart(&cluster, 2);
+        let charges = [(&rules[0], Key::new(keys[0]), 1), (&rules[1], Key::new(keys[1]), 1)];
+        limiter.acquire_n(&rules[1], keys[1], 5).await.unwrap();
+        for _ in 0..2 {
+            let refused = limiter.acquire_all(&charges).await.unwrap_err();
+            assert_eq!((refused.cause(), refused.rule()), (Cause::Banned, "two"), "{algorithm:?}");
+            assert!(refused.retry_after().unwrap() > ban - Duration::from_secs(60), "{algorithm:?}");
+        }
+        let seen = [limiter.peek(&rules[0], keys[0]).await.unwrap(), limiter.peek(&rules[1], keys[1]).await.unwrap()];
+        assert_eq!(seen.map(|seen| (seen.remaining(), seen.is_banned())), [(5, false), (0, true)], "{algorithm:?}");
+        limiter.unban(&rules[1], keys[1]).await.unwrap();
+        limiter.acquire_all(&charges).await.unwrap();
+    }
 }
 
 #[tokio::test]
