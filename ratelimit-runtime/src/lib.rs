@@ -95,8 +95,14 @@
 //! Held amounts (see [Holds](#holds)) count as used. `reset_after` and `retry_after` assume that
 //! they are never settled.
 //!
+//! Of a banned counter nothing remains, and `reset_after` and `retry_after` are at least the rest of
+//! the ban.
+//!
 //! Durations start at the store's decision and are rounded up to a millisecond. So a caller who
 //! waits for `retry_after` is never refused for coming too early.
+//!
+//! A denial charges nothing and writes nothing to the store. The one exception is the denial that
+//! bans: the first one of a rule with a [ban](Rule::with_ban).
 //!
 //! # Holds
 //!
@@ -167,7 +173,8 @@
 //! - **Cached denials.** On by default; see [`Rule::with_denial_cache`]. A denial is cached if
 //!   nothing remained, until shortly before its `retry_after`, counted from when the store was
 //!   asked. It is what the store would reply, unless another process refunds to the counter or
-//!   resets it. Then calls that would fit may be refused until the cached `retry_after` is over.
+//!   resets it. Then calls that would fit may be refused until the cached `retry_after` is over. A
+//!   ban is cached for a second at most, so that [`Limiter::unban`] takes effect in every process.
 //! - **Prefetched quota** of a [`Algorithm::FixedWindow`]. Off by default; see
 //!   [`Rule::with_prefetch`]. The process charges several permits at once and spends them until
 //!   shortly before their window ends. So each permit is charged before it is granted.
@@ -347,9 +354,9 @@
 //! - **A holder can't renew its hold for a whole lease**, because it was stopped, its machine was
 //!   asleep or the server was away: it runs on, beside the caller that gets its place. See
 //!   [`Permit::is_held`]. Its use is charged when it ends.
-//! - **[`Limiter::reset`]**: the counter starts fresh, and its holds are gone. Other processes
-//!   still spend their prefetched permits of it. A permit from before the reset that is refunded
-//!   afterwards credits a `SlidingWindow` or a bucket with up to its cost.
+//! - **[`Limiter::reset`] and [`Limiter::unban`]**: the counter starts fresh. After a reset its
+//!   holds are gone, too. Other processes still spend their prefetched permits of it. A permit from
+//!   before that is refunded afterwards credits a `SlidingWindow` or a bucket with up to its cost.
 //! - **A rule's count or burst is changed**: what the old one granted. Stored charges stay valid
 //!   until the old count would have let them go. A permit from before is worth what the old count
 //!   would have left of it.

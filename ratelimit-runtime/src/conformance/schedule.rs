@@ -34,6 +34,7 @@ enum Step {
     Renew { before_last: usize },
     Settle { before_last: usize, used: UsedCost, is_retry: bool, again: bool },
     Reset { rule: Rule, key: u64, return_old: bool },
+    Ban { rule: Rule, key: u64, time: Duration },
 }
 
 #[derive(Clone, Debug)]
@@ -94,10 +95,17 @@ impl Schedule {
                     let charges = requests.iter_mut().flat_map(|request| &mut request.charges);
                     charges.for_each(|one| one.rule = one.rule.with_denial_cache(false));
                 }
-                Step::Reset { rule, .. } => *rule = rule.with_denial_cache(false),
+                Step::Reset { rule, .. } | Step::Ban { rule, .. } => *rule = rule.with_denial_cache(false),
                 _ => {}
             }
         }
+        self
+    }
+
+    /// The schedule for a store without bans.
+    #[must_use]
+    pub(super) fn without_bans(mut self) -> Self {
+        self.steps.retain(|step| !matches!(step, Step::Ban { .. }));
         self
     }
 
@@ -172,6 +180,19 @@ impl Schedule {
                         }
                     }
                 }
+                Step::Ban { rule, key, time } => {
+                    // A ban lasts at least as long as charges count, which depends on the store, unless
+                    // they are kept below it.
+                    if !time.is_zero() && !Model::keeps_charges(rule) {
+                        trial.reset(rule, *key).await?;
+                        trial.forget_grants(rule, *key);
+                    }
+                    trial.ban(rule, *key, *time).await?;
+                    if time.is_zero() {
+                        trial.forget_grants(rule, *key);
+                        trial.pass(MILLISECOND);
+                    }
+                }
                 Step::Reset { rule, key, return_old } => {
                     trial.reset(rule, *key).await?;
                     if !self.strict && !Model::tells_resets_apart(rule) {
@@ -244,7 +265,7 @@ impl Draw<'_> {
     }
 
     fn step(&mut self, rules: &mut [Rule; 2], strict: bool) -> Option<Step> {
-        let kind = self.below(36);
+        let kind = self.below(39);
         let at = usize::from(self.below(2) == 1);
         let (rule, key) = (rules[at], self.below(KEYS));
         let both = [(rule, key), (rules[1 - at], self.below(KEYS))];
@@ -270,6 +291,15 @@ impl Draw<'_> {
                 let before_last = usize::try_from(self.below(3)).expect("an index");
                 let used = UsedCost { tenths: self.pick(&[10, 5, 0, 1, 30]), more: self.pick(&USED_MORE) };
                 Step::Settle { before_last, used, again: self.below(4) == 1, is_retry: self.below(3) == 1 }
+            }
+            36..=38 if rule.supports_bans() => {
+                let time = match self.below(4) {
+                    0 => Duration::ZERO,
+                    1 => rule.period() + 2 * MILLISECOND,
+                    2 => self.fine(false) + 2 * MILLISECOND,
+                    _ => 3 * rule.period() + 2 * MILLISECOND,
+                };
+                Step::Ban { rule, key, time }
             }
             _ => {
                 let count = if kind < 35 { self.count() } else { rule.count() };

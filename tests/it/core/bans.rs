@@ -247,7 +247,7 @@ async fn a_waiting_caller_waits_until_a_ban_ends() {
             let (key, of, limiter) = (fresh_key(), timed.of(&rule), &timed.limiter);
             limiter.ban(&rule, key, BAN).await.unwrap();
             assert_eq!(banned(limiter.acquire_within(&rule, key, MINUTE).await), BAN, "{of}");
-            let call = tokio::spawn(limiter.acquire_within(&rule, key, BAN));
+            let call = tokio::spawn(limiter.acquire_within(&rule, key, 2 * BAN));
             while !call.is_finished() {
                 let left = limiter.peek(&rule, key).await.unwrap().retry_after();
                 tokio::task::yield_now().await;

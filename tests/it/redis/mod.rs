@@ -1,5 +1,6 @@
 //! Servers, clusters and sentinels, and how the store uses them.
 
+mod bans;
 mod batching;
 mod cluster;
 mod connection;

@@ -60,6 +60,15 @@ fn capacity(rule: &Rule) -> i128 {
 }
 
 impl Decision {
+    /// The decision below a ban that lasts for this time: no cost fits.
+    pub(super) fn below_ban(self, ms: u64) -> Self {
+        if ms == 0 {
+            return self;
+        }
+        let left = Duration::from_millis(ms);
+        Self::banned(self.limit(), self.reset_after().max(left), self.retry_after().unwrap_or_default().max(left))
+    }
+
     /// Delays `retry_after` to at least this time.
     pub(super) fn not_before(self, ms: u64) -> Self {
         let turn = (ms > 0).then(|| Duration::from_millis(ms));

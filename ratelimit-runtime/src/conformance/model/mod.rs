@@ -13,7 +13,7 @@ mod tests;
 mod units;
 mod whole;
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, mem, time::Duration};
 
 pub(super) use self::definitions::EXAMPLES;
 use self::{
@@ -23,6 +23,7 @@ use self::{
 };
 use crate::{
     CounterName, Key, Rule,
+    algorithm::{HoldSupport, capabilities},
     store::{Charge, Charges, Hold, Request},
 };
 
@@ -48,8 +49,9 @@ impl Model {
             let counter = self.counters.entry(charge.counter.clone()).or_default();
             let least = least(charge);
             let turn_ms = counter.turn_ms(charge, now).max(counter.room_ms(charge, now));
-            charge.decision = counter.decision(&charge.rule, now, least, wait_ms(charge)).not_before(turn_ms);
-            if charge.decision.retry_after().is_some() {
+            let decision = counter.decision(&charge.rule, now, least, wait_ms(charge)).not_before(turn_ms);
+            charge.decision = decision.below_ban(counter.banned_ms(now));
+            if charge.decision.retry_after().is_some() && !charge.decision.is_banned() {
                 let alone = counter.without_live_holds(now);
                 charge.held_by_others = whole(counter.live_holds(now).map(|held| held.cost).sum());
                 charge.fits_when_released =
@@ -90,6 +92,9 @@ impl Model {
             let granted = usize::try_from(receipt).ok().and_then(|at| self.granted.get(at));
             let Some(&granted) = granted else { continue };
             let counter = self.counters.entry(charge.counter.clone()).or_default();
+            if counter.banned_ms(micros(now)) > 0 {
+                continue;
+            }
             let refunded = RefundedCharge { receipt, granted, cost: charge.cost.into() };
             back += whole(counter.refund(&charge.rule, micros(now), &refunded));
         }
@@ -164,6 +169,25 @@ impl Model {
     /// Whether a refund tells a charge from those that were made after a reset.
     pub(super) fn tells_resets_apart(rule: &Rule) -> bool {
         definition(rule).tells_resets_apart
+    }
+
+    /// Bans a counter, whose charges do not count for longer than that. A zero time ends its ban, and
+    /// leaves only holds.
+    pub fn ban(&mut self, now: Duration, counter: &CounterName, time: Duration) {
+        let now = micros(now);
+        let counter = self.counters.entry(counter.clone()).or_default();
+        if !time.is_zero() {
+            let until_ms = now.div_euclid(1000) + micros(time) / 1000;
+            counter.banned_until_ms = counter.banned_until_ms.max(until_ms);
+        } else if counter.banned_ms(now) > 0 {
+            let ModelCounter { held, settled, .. } = mem::take(counter);
+            *counter = ModelCounter { held, settled, ..ModelCounter::default() };
+        }
+    }
+
+    /// Whether a ban of a counter keeps its charges.
+    pub(super) fn keeps_charges(rule: &Rule) -> bool {
+        capabilities(rule.algorithm()).holds == HoldSupport::Settled
     }
 
     /// Deletes a counter.

@@ -26,6 +26,8 @@ pub(super) struct ModelCounter {
     pub(super) held: Vec<ModelHold>,
     /// Holds settled by a retry: its first attempt may still arrive.
     pub(super) settled: Vec<ModelHold>,
+    /// The end of a ban, which may be over.
+    pub(super) banned_until_ms: i128,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +60,11 @@ pub(super) struct Level {
 }
 
 impl ModelCounter {
+    /// The rest of the ban. 0 if there is none.
+    pub(super) fn banned_ms(&self, now: i128) -> u64 {
+        whole((self.banned_until_ms - now.div_euclid(1000)).max(0))
+    }
+
     /// The charges of a fixed window or a log that have not expired.
     pub(super) fn counting(&self, rule: &Rule, at_us: i128) -> impl Iterator<Item = &CountedCharge> {
         let read = at_us - at_us % tick_us(rule);

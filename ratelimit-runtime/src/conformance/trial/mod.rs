@@ -333,6 +333,19 @@ impl<'a> Trial<'a> {
         self.compare(&asked, &Ok(()), &answers, |answer| format!("{answer:?}"))
     }
 
+    /// Bans the rule's counter for a key. A zero time ends its ban.
+    pub(super) async fn ban(&mut self, rule: &Rule, key: u64, time: Duration) -> Result<(), Broken> {
+        let charge = self.new_charge(rule, key, 0);
+        let asked = format!("ban for {time:?} {}", counter_in_words(rule, key));
+        self.check_clocks(&asked)?;
+        self.model.ban(self.now, &charge.counter, time);
+        let mut answers = Vec::new();
+        for (_, subject) in self.stores {
+            answers.push(answer(subject.store().ban(charge.clone(), time)).await);
+        }
+        self.compare(&asked, &Ok(()), &answers, |answer| format!("{answer:?}"))
+    }
+
     /// Forgets all grants of the rule's counter for a key.
     pub(super) fn forget_grants(&mut self, rule: &Rule, key: u64) {
         let counter = self.new_charge(rule, key, 0).counter;
