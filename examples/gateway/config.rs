@@ -7,7 +7,7 @@ use axum::http::{
     uri::{Authority, Scheme},
 };
 use ratelimit_runtime::{
-    Algorithm, Rule,
+    Rule,
     config::Rules,
     web::{HeaderStyle, OnMissingKey},
 };
@@ -17,7 +17,7 @@ use toml::Spanned;
 use crate::paths;
 
 /// The tables of the file that are the gateway's and not the limiter's.
-const OWN_TABLES: &[&str] = &["routes", "clients"];
+pub(crate) const OWN_TABLES: &[&str] = &["routes", "clients"];
 
 /// A file without mistakes.
 pub(crate) struct Config {
@@ -106,15 +106,6 @@ impl Config {
             checked.push(route.check(&rules).map_err(in_route)?);
         }
         Ok(Self { routes: checked, clients: Arc::new(clients) })
-    }
-
-    /// The text with the rules alone.
-    pub(crate) fn rules_of(text: &str) -> Result<String, String> {
-        let mut file: toml_edit::DocumentMut = text.parse().map_err(|error: toml_edit::TomlError| error.to_string())?;
-        for table in OWN_TABLES {
-            file.remove(table);
-        }
-        Ok(format!("{file}\n"))
     }
 }
 
@@ -236,11 +227,9 @@ impl RawLimit {
             let message = format!("there is no rule `{name}`; write [rules.{name}] with a count and a unit");
             return Err(Mistake::at(&self.rule, message));
         };
-        if matches!(rule.algorithm(), Algorithm::LeakyBucket { .. }) && !is_alone {
-            let message = format!(
-                "rule `{name}` is a LeakyBucket, which has to be the only limit of a route; take another algorithm, \
-                 or remove the other limits"
-            );
+        let beside_another = [&rule, &rule];
+        if let Err(error) = Rule::check_together(if is_alone { &beside_another[..1] } else { &beside_another }) {
+            let message = format!("rule {error}; take another algorithm, or remove the other limits of the route");
             return Err(Mistake::at(&self.rule, message));
         }
         if let Some(cost) = self.cost.as_ref().filter(|cost| *cost.get_ref() > rule.limit()) {

@@ -9,11 +9,16 @@ use std::{
 
 use arc_swap::ArcSwap;
 use ratelimit_runtime::{Builder, Limiter, config::Rules};
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::NamedTempFile;
 use tokio::time::sleep;
 use toml_edit::DocumentMut;
 
-use crate::{config::Config, proxy::Upstreams, reason, routes::Routes};
+use crate::{
+    config::{Config, OWN_TABLES},
+    proxy::Upstreams,
+    reason,
+    routes::Routes,
+};
 
 /// The time between two looks at the file. A change is applied when two have found the same.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -23,9 +28,6 @@ pub(crate) struct Live {
     file: PathBuf,
     /// The text of the file that was last applied or refused, or why there was none.
     known: Mutex<Result<String, String>>,
-    /// The rules that were checked together with the routes. The limiter watches this copy.
-    rules_file: PathBuf,
-    _folder: TempDir,
     rules: Rules,
     limiter: Limiter,
     upstreams: Upstreams,
@@ -38,19 +40,13 @@ impl Live {
     pub(crate) async fn start(file: &Path, limiter: Builder, upstreams: Upstreams) -> Result<Arc<Self>, String> {
         let text = read(file)?;
         let config = Config::parse(&text).map_err(|error| format!("{}: {error}", file.display()))?;
-        let folder =
-            tempfile::tempdir().map_err(|error| format!("cannot make a temporary folder: {}", reason(&error)))?;
-        let rules_file = folder.path().join("rules.toml");
-        write_rules(&rules_file, &text)?;
-        let rules = Rules::watch(&rules_file).map_err(|error| error.to_string())?;
+        let rules = Rules::parse_beside(&text, OWN_TABLES).map_err(|error| error.to_string())?;
         let limiter = limiter.rules(rules.clone()).build().await;
         let limiter = limiter.map_err(|error| format!("cannot use the store: {error}"))?;
         let routes = ArcSwap::from_pointee(Routes::new(config, &limiter, &upstreams));
         let live = Arc::new(Self {
             file: file.to_owned(),
             known: Mutex::new(Ok(text)),
-            rules_file,
-            _folder: folder,
             rules,
             limiter,
             upstreams,
@@ -111,7 +107,7 @@ impl Live {
 
     fn apply(&self, text: &str) -> Result<(), String> {
         let config = Config::parse(text)?;
-        write_rules(&self.rules_file, text)?;
+        self.rules.replace(text).map_err(|error| error.to_string())?;
         self.routes.store(Arc::new(Routes::new(config, &self.limiter, &self.upstreams)));
         Ok(())
     }
@@ -127,11 +123,6 @@ impl Live {
 
 fn read(file: &Path) -> Result<String, String> {
     fs::read_to_string(file).map_err(|error| format!("cannot read {}: {}", file.display(), reason(&error)))
-}
-
-fn write_rules(file: &Path, text: &str) -> Result<(), String> {
-    let rules = Config::rules_of(text)?;
-    fs::write(file, rules).map_err(|error| format!("cannot write {}: {}", file.display(), reason(&error)))
 }
 
 /// Writes a file in one step, so that no reader sees half of it. A link stays one.

@@ -11,7 +11,7 @@
 //! | `server.rs` `body.rs` | connections and their bounds in number and time |
 //! | `paths.rs` `routes.rs` | the path of a request, and the route that it has |
 //! | `proxy.rs` | sends requests to upstreams |
-//! | `refusals.rs` | the status of refusals, and the keys with the most of them |
+//! | `refusals.rs` | the keys with the most refusals |
 //! | `limits.rs` `limits.html` | the page |
 
 mod body;
@@ -98,7 +98,7 @@ async fn run(arguments: Arguments) -> Result<(), String> {
     let metrics = PrometheusBuilder::new().install_recorder().map_err(|error| error.to_string())?;
     let upstreams = Upstreams::new(arguments.connect_timeout.into(), arguments.upstream_timeout.into());
     let upstreams = upstreams.await.map_err(|error| format!("cannot start the sample server: {}", reason(&error)))?;
-    let limiter = Limiter::builder(&arguments.store).instances(1);
+    let limiter = Limiter::builder(&arguments.store).instances(1).keys_in_refusals(true);
     let limiter = limiter.deadline(Duration::from_millis(arguments.deadline_ms));
     let live = Live::start(&arguments.config, limiter, upstreams).await?;
     let gateway = Arc::new(Gateway { live, refusals: Refusals::default(), metrics });

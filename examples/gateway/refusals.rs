@@ -1,12 +1,9 @@
-//! Refusals of the limits: their status, and the keys that have the most of them.
+//! The keys that have the most refusals.
 
 use std::{
     collections::BTreeMap,
     sync::{Mutex, PoisonError},
 };
-
-use axum::{body::to_bytes, http::StatusCode, response::Response};
-use serde_json::Value;
 
 /// The refusals of each key, by rule. They are for the page: metrics have no keys.
 #[derive(Default)]
@@ -15,48 +12,9 @@ pub(crate) struct Refusals(Mutex<BTreeMap<&'static str, BTreeMap<String, u64>>>)
 /// The keys of a rule that are counted. One more takes the place of the least.
 const MOST_KEYS: usize = 100;
 
-/// In the extensions of a response that is not of the limits.
-#[derive(Clone)]
-pub(crate) struct Forwarded;
-
-impl Forwarded {
-    pub(crate) fn mark<B>(mut response: Response<B>) -> Response<B> {
-        response.extensions_mut().insert(Self);
-        response
-    }
-}
-
 impl Refusals {
-    /// Counts a refusal, and gives it the status of its route.
-    ///
-    /// `keys` has the rules of the route, and the request's key for each.
-    pub(crate) async fn finish(
-        &self,
-        response: Response,
-        status: StatusCode,
-        keys: &[(&'static str, String)],
-    ) -> Response {
-        let is_forwarded = response.extensions().get::<Forwarded>().is_some();
-        if is_forwarded || response.status() != StatusCode::TOO_MANY_REQUESTS {
-            return response;
-        }
-        let (mut head, body) = response.into_parts();
-        let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
-        let mut problem: Value = serde_json::from_slice(&body).unwrap_or_default(); // a HEAD request has none
-        let rule = problem["violated-policies"][0].as_str();
-        if rule.is_none() && !body.is_empty() {
-            return Response::from_parts(head, body.into()); // the key is missing
-        }
-        head.status = status;
-        if let Some((rule, key)) = keys.iter().find(|(prefix, _)| rule == Some(prefix)) {
-            self.count(rule, key);
-            problem["status"] = status.as_u16().into();
-            return Response::from_parts(head, problem.to_string().into());
-        }
-        Response::from_parts(head, body.into())
-    }
-
-    fn count(&self, rule: &'static str, key: &str) {
+    /// Counts a refusal.
+    pub(crate) fn count(&self, rule: &'static str, key: &str) {
         let mut rules = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let keys = rules.entry(rule).or_default();
         if let Some(count) = keys.get_mut(key) {

@@ -1,19 +1,15 @@
 //! The routes: the service of each, which is its upstream behind its limits.
 
-use std::{
-    convert::Infallible,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
-    sync::Arc,
-};
+use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     body::Body,
     extract::Request,
-    http::{Extensions, HeaderMap, request::Parts},
+    http::{HeaderMap, request::Parts},
     response::Response,
 };
 use ratelimit_runtime::{
-    Key, Limiter,
+    Cause, Key, Limiter, RequestPerMinute,
     web::{KeyBy, Limit, LimitedBody, RateLimitLayer},
 };
 use tower::{ServiceBuilder, ServiceExt as _, util::BoxCloneSyncService};
@@ -21,7 +17,7 @@ use tower::{ServiceBuilder, ServiceExt as _, util::BoxCloneSyncService};
 use crate::{
     config::{Clients, Config, KeySource, Route, RouteLimit},
     proxy::Upstreams,
-    refusals::{Forwarded, Refusals},
+    refusals::Refusals,
 };
 
 /// The routes of the file.
@@ -31,7 +27,6 @@ pub(crate) struct Routes(Vec<Arc<Way>>);
 pub(crate) struct Way {
     route: Route,
     service: Service,
-    clients: Arc<Clients>,
 }
 
 /// An upstream behind the limits of its route.
@@ -42,17 +37,21 @@ impl Routes {
         let Config { routes, clients } = config;
         let way = |route: Route| {
             let limits = route.limits.iter().map(|limit| limit.of_layer(&clients));
-            let layer = RateLimitLayer::new(limits)
-                .limiter(limiter.clone())
-                .headers(route.headers)
-                .missing_key_status(route.missing_key_status);
+            let (denial_status, missing_key_status) = (route.denial_status, route.missing_key_status);
+            let layer = RateLimitLayer::new(limits).limiter(limiter.clone()).headers(route.headers).on_refusal(
+                move |refused| match refused.refusal().cause() {
+                    Cause::Exceeded | Cause::NeverFits => refused.problem(denial_status),
+                    Cause::MissingKey => refused.problem(missing_key_status),
+                    _ => refused.problem(refused.status()),
+                },
+            );
             let upstream = upstreams.get(&route.upstream);
             let forward = tower::service_fn(move |request| {
                 let upstream = upstream.clone();
-                async move { upstream.forward(request).await.map(Forwarded::mark) }
+                upstream.forward(request)
             });
             let service = BoxCloneSyncService::new(ServiceBuilder::new().layer(layer).service(forward));
-            Arc::new(Way { route, service, clients: Arc::clone(&clients) })
+            Arc::new(Way { route, service })
         };
         Self(routes.into_iter().map(way).collect())
     }
@@ -74,13 +73,22 @@ impl Routes {
 impl Way {
     /// The upstream's response, or a refusal of the limits.
     pub(crate) async fn respond(&self, request: Request, refusals: &Refusals) -> Response {
-        let limits = self.route.limits.iter();
-        let (headers, extensions) = (request.headers(), request.extensions());
-        let keys: Vec<_> =
-            limits.map(|limit| (limit.rule.prefix(), limit.key_text(headers, extensions, &self.clients))).collect();
-        match self.service.clone().oneshot(request).await {
-            Ok(response) => refusals.finish(response.map(Body::new), self.route.denial_status, &keys).await,
-            Err(never) => match never {},
+        let Ok(response) = self.service.clone().oneshot(request).await;
+        if let Some(refused) = response.extensions().get::<RequestPerMinute>()
+            && matches!(refused.cause(), Cause::Exceeded | Cause::NeverFits)
+        {
+            refusals.count(refused.rule(), &self.key_text(refused));
+        }
+        response.map(Body::new)
+    }
+
+    /// The key of a refusal, for the page.
+    fn key_text(&self, refused: &RequestPerMinute) -> String {
+        let has_key = |limit: &RouteLimit| limit.rule.prefix() == refused.rule() && limit.key.is_some();
+        match refused.key() {
+            Some(key) => key.to_string(),
+            None if self.route.limits.iter().any(has_key) => "all others".into(),
+            None => "all together".into(),
         }
     }
 }
@@ -94,12 +102,6 @@ impl RouteLimit {
             Some(key) => limit.key(key.of_layer(clients)),
         }
     }
-
-    /// The key of a request, for the page.
-    fn key_text(&self, headers: &HeaderMap, extensions: &Extensions, clients: &Clients) -> String {
-        let key = self.key.as_ref().and_then(|key| key.text(headers, extensions, clients));
-        key.unwrap_or_else(|| if self.key.is_some() { "all others" } else { "all together" }.into())
-    }
 }
 
 impl KeySource {
@@ -109,22 +111,9 @@ impl KeySource {
                 let clients = Arc::clone(clients);
                 KeyBy::from_fn(move |request: &Parts| client(&request.headers, &clients).map(Key::new))
             }
-            Self::Peer => KeyBy::peer_ip(|peer: &SocketAddr| peer.ip()),
+            Self::Peer => KeyBy::peer(),
             Self::Forwarded(hops) => KeyBy::x_forwarded_for(hops.get()),
             Self::Header(name) => KeyBy::header(name.clone()),
-        }
-    }
-
-    fn text(&self, headers: &HeaderMap, extensions: &Extensions, clients: &Clients) -> Option<String> {
-        match self {
-            Self::Client => client(headers, clients).cloned(),
-            Self::Peer => extensions.get::<SocketAddr>().map(|peer| address(peer.ip())),
-            Self::Forwarded(hops) => {
-                let lines = headers.get_all("x-forwarded-for").iter().rev().filter_map(|line| line.to_str().ok());
-                let text = lines.flat_map(|line| line.rsplit(',')).nth(hops.get() - 1)?.trim();
-                Some(text.parse().map_or_else(|_| text.to_owned(), address))
-            }
-            Self::Header(name) => headers.get(name)?.to_str().ok().map(str::to_owned),
         }
     }
 }
@@ -134,15 +123,4 @@ fn client<'a>(headers: &HeaderMap, clients: &'a Clients) -> Option<&'a String> {
     let mut keys = headers.get_all("x-api-key").iter();
     let (Some(key), None) = (keys.next(), keys.next()) else { return None };
     clients.get(key.to_str().ok()?)
-}
-
-/// An address as limits tell it from others: of IPv6, the network of a customer.
-fn address(ip: IpAddr) -> String {
-    match ip.to_canonical() {
-        IpAddr::V4(ip) => ip.to_string(),
-        IpAddr::V6(ip) => {
-            let [a, b, c, d, ..] = ip.segments();
-            format!("{}/64", Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
-    }
 }

@@ -377,6 +377,7 @@
 //! | `metrics` | metrics of decisions, through the crate [`metrics`](https://docs.rs/metrics): see below |
 //! | `config` | rules in a file that may change while the program runs: see [`config`] |
 //! | `tower` | [`web::RateLimitLayer`], limits in front of any service of HTTP or gRPC requests |
+//! | `actix-web` | the same layer as middleware of `actix-web`, and `RequestPerMinute` as its response |
 //! | `axum` | `RequestPerMinute` as a response; see [`web`] |
 //! | `stream` | [`Limiter::limit_stream`]: each item of a stream waits until a rule admits it |
 //! | `uuid` | UUIDs as keys |
@@ -418,7 +419,8 @@
 //! | event: an outage begins | `WARN` |
 //! | event: an outage is over | `INFO` |
 //! | event: this process admits whole limits, as [`Builder::instances`] is not set; once | `WARN` |
-//! | event: a request has no address of its peer, for each [`web::KeyBy::peer_ip`] once | `WARN` |
+//! | event: a request has no address of its peer, for each [`web::KeyBy`] once | `WARN` |
+//! | event: the count of a request cannot be looked up, at most once a second | `ERROR` |
 //! | event: a rule or a server is misconfigured, at most once a second | `ERROR` |
 //! | event: settings in the rules file do not fit the code, once | `ERROR` |
 //! | event: no call has used some rules of the file within a minute, once | `WARN` |

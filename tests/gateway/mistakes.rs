@@ -137,8 +137,8 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     (
         "count = 20",
         "count = 20\nalgorithm = \"LeakyBucket\"\nqueue = 5",
-        "line 9, route /search: rule `search` is a LeakyBucket, which has to be the only limit of a route; take \
-     another algorithm, or remove the other limits",
+        "line 9, route /search: rule `search`: a `LeakyBucket` stands alone: acquire its rule in a call of its own; take \
+     another algorithm, or remove the other limits of the route",
     ),
     ("\"alice\"", "7", "line 12: invalid type: integer `7`, expected a string"),
     ("count = 50", "count = 0", "line 15: `count` is 0; it must be at least 1"),
@@ -232,8 +232,8 @@ async fn a_save_that_would_take_a_route_down_is_refused() {
         let response = client.put(format!("{}/limits/rules/{rule}", gateway.url)).json(&body).send().await.unwrap();
         (response.status().as_u16(), response.text().await.unwrap())
     };
-    let message = "line 9, route /search: rule `search` is a LeakyBucket, which has to be the only limit of a route; \
-                   take another algorithm, or remove the other limits";
+    let message = "line 9, route /search: rule `search`: a `LeakyBucket` stands alone: acquire its rule in a call of its \
+                   own; take another algorithm, or remove the other limits of the route";
     assert_eq!(save("search", "LeakyBucket", Some(5)).await, (422, message.into()));
     let (status, message) = save("search", "TokenBucket", Some(0)).await;
     assert_eq!((status, message.as_str()), (422, "line 23: `burst` is 0; it must be at least 1"));

@@ -90,8 +90,8 @@ use std::{
 use arc_swap::Guard;
 use tokio::sync::watch::Receiver;
 
+use self::current::Current;
 pub(crate) use self::{call_kind::CallKind, table::OverrideTable};
-use self::{current::Current, parse::RulesText};
 use crate::{Rule, SetupError};
 
 /// The rules of a file or a text. A cheap handle: clones change together.
@@ -102,7 +102,7 @@ use crate::{Rule, SetupError};
 pub struct Rules(Arc<Current>);
 
 impl Rules {
-    /// Parses a text. These rules never change.
+    /// Parses a text. These rules change only by [`Rules::replace`].
     ///
     /// # Errors
     ///
@@ -117,8 +117,32 @@ impl Rules {
     ///
     /// As [`Rules::parse`].
     pub fn parse_beside(text: &str, own_tables: &[&str]) -> Result<Self, SetupError> {
-        let text = RulesText::parse(text, own_tables)?;
-        Ok(Self(Current::new(OverrideTable::new(text, &OverrideTable::default())?)))
+        Current::new(text, own_tables, None).map(Self)
+    }
+
+    /// Replaces the rules by those of another text, for all handles. For a program that watches its
+    /// file itself, for example to change other settings with the rules.
+    ///
+    /// It acts on new calls and on those that wait, like a change of a watched file. Tables that the
+    /// program has named as its own may be in the text. The rules of a file that is
+    /// [watched](Rules::watch) stay replaced until the file changes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Rules::parse`] and [`Rules::expect`]. Nothing has changed then.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::config::Rules;
+    /// let rules = Rules::parse("[rules.item]\ncount = 2\nunit = \"Hours\"")?;
+    /// rules.replace("[rules.item]\ncount = 3\nunit = \"Hours\"")?;
+    /// assert_eq!(rules.rule("item").unwrap().count(), 3);
+    ///
+    /// assert!(rules.replace("[rules.item]\ncount = 0").is_err());
+    /// assert_eq!(rules.rule("item").unwrap().count(), 3);
+    /// # Ok::<_, ratelimit_runtime::SetupError>(())
+    /// ```
+    pub fn replace(&self, text: &str) -> Result<(), SetupError> {
+        self.0.replace(text)
     }
 
     /// Reads a file, and applies its changes while the program runs. The environment goes over it.

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{current::Current, parse::RulesText, table::OverrideTable};
+use super::{current::Current, parse::RulesText};
 use crate::SetupError;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -25,11 +25,14 @@ pub(super) fn start(path: &Path, own_tables: &[&str]) -> Result<Arc<Current>, Se
     // The program may change its working directory.
     let absolute = path::absolute(path).map_err(|error| wrong(&error))?;
     let text = fs::read_to_string(&absolute).map_err(|error| wrong(&error))?;
-    let own_tables: Vec<_> = own_tables.iter().map(|&name| name.to_owned()).collect();
-    let source = Source { path: absolute, from_environment: environment()?, own_tables };
-    let rules = Current::new(source.read(&text, &OverrideTable::default()).map_err(|error| wrong(&error))?);
-    let watcher =
-        Watcher { source, rules: Arc::downgrade(&rules), processed: Ok(text.clone()), last_read: Ok(text), reads: 1 };
+    let rules = Current::new(&text, own_tables, environment()?).map_err(|error| wrong(&error))?;
+    let watcher = Watcher {
+        path: absolute,
+        rules: Arc::downgrade(&rules),
+        processed: Ok(text.clone()),
+        last_read: Ok(text),
+        reads: 1,
+    };
     let thread = thread::Builder::new().name("ratelimit-rules".into());
     thread.spawn(|| watcher.run()).map_err(|error| wrong(&error))?;
     Ok(rules)
@@ -44,27 +47,8 @@ fn environment() -> Result<Option<String>, SetupError> {
     Ok(Some(text))
 }
 
-/// The sources of the settings.
-struct Source {
-    path: PathBuf,
-    from_environment: Option<String>,
-    own_tables: Vec<String>,
-}
-
-impl Source {
-    fn read(&self, text: &str, before: &OverrideTable) -> Result<OverrideTable, SetupError> {
-        let own_tables: Vec<_> = self.own_tables.iter().map(String::as_str).collect();
-        let text = RulesText::parse(text, &own_tables)?;
-        let text = match &self.from_environment {
-            Some(over) => RulesText::parse_rules(over)?.merged_over(text),
-            None => text,
-        };
-        OverrideTable::new(text, before)
-    }
-}
-
 struct Watcher {
-    source: Source,
+    path: PathBuf,
     rules: Weak<Current>,
     /// The text that was last applied or rejected.
     processed: Result<String, io::ErrorKind>,
@@ -79,7 +63,7 @@ impl Watcher {
         loop {
             thread::sleep(POLL_INTERVAL);
             let Some(rules) = self.rules.upgrade() else { return };
-            let now = fs::read_to_string(&self.source.path).map_err(|error| error.kind());
+            let now = fs::read_to_string(&self.path).map_err(|error| error.kind());
             self.reads = if now == self.last_read { self.reads.saturating_add(1) } else { 1 };
             self.last_read = now;
             if self.reads >= required_reads(&self.last_read) && self.last_read != self.processed {
@@ -90,14 +74,14 @@ impl Watcher {
     }
 
     fn apply(&self, rules: &Current) {
-        let file = self.source.path.display();
+        let file = self.path.display();
         let text = match &self.last_read {
             Ok(text) => text,
             Err(reason) => {
                 return tracing::error!(%file, %reason, "cannot read the file of the rules; the rules stay as they were");
             }
         };
-        match self.source.read(text, &rules.table.load()).and_then(|new| rules.replace(new)) {
+        match rules.replace(text) {
             Ok(()) => tracing::info!(%file, "the rules have changed"),
             Err(reason) => {
                 tracing::error!(%file, %reason, "the file of the rules is invalid; the rules stay as they were");

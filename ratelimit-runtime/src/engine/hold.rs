@@ -108,6 +108,17 @@ impl Holding {
         self.amount
     }
 
+    /// The charges that are held.
+    #[cfg(any(feature = "axum", feature = "tower"))]
+    pub(super) fn charges(&self) -> impl Iterator<Item = &Charge> {
+        let (local, renewed): (&[Charge], &[Arc<EngineHold>]) = match &self.state {
+            HoldState::Local(charges) => (charges, &[]),
+            HoldState::Renewed(held) => (&[], held),
+            HoldState::Settled => (&[], &[]),
+        };
+        local.iter().chain(renewed.iter().map(|held| &held.charge))
+    }
+
     /// Adds to the amount reported as used.
     pub(crate) fn record(&mut self, more: u64) {
         self.reported = Some(self.reported.unwrap_or_default().saturating_add(more));

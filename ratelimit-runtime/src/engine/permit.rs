@@ -74,12 +74,12 @@ type StoreReceipt = (EngineRef, Charges, Origin);
 
 /// The charge that leaves the least. Of equal ones, the one that takes longest to reset. Holds come
 /// after charges that hold nothing, and shadow rules come last.
-fn most_restrictive(charges: &[Charge]) -> Option<&Charge> {
+fn most_restrictive<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Option<&'a Charge> {
     let room = |charge: &&Charge| {
         let Decision { remaining, reset_after_ms, .. } = charge.decision;
         (charge.rule.is_shadow(), charge.hold.is_some(), remaining, u64::MAX - reset_after_ms)
     };
-    charges.iter().min_by_key(room)
+    charges.into_iter().min_by_key(room)
 }
 
 impl Receipt {
@@ -139,6 +139,12 @@ impl Permit {
         self.holding().is_some()
     }
 
+    /// True if a place is held until the permit is dropped.
+    #[cfg(feature = "tower")]
+    pub(crate) fn holds_place(&self) -> bool {
+        self.holding().is_some_and(|holding| holding.charges().any(|charge| charge.rule.is_concurrent()))
+    }
+
     fn holding(&self) -> Option<&Holding> {
         if let Receipt::Hold(held) = &self.receipt { Some(&held.0) } else { None }
     }
@@ -147,16 +153,19 @@ impl Permit {
     /// has no name.
     #[cfg(any(feature = "axum", feature = "tower"))]
     pub(crate) fn most_restrictive(&self) -> Option<(Rule, u64)> {
-        let of_store = |charges| {
+        fn of_store<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Option<(Rule, u64)> {
             let charge = most_restrictive(charges).filter(|charge| !charge.rule.is_shadow())?;
             Some((charge.rule, charge.cost))
-        };
+        }
         match &self.receipt {
             Receipt::Nothing => None,
             Receipt::Backend(_, receipt) => receipt.rule_and_cost(),
             Receipt::BackendAll(charges) => Some(charges.most_restrictive),
-            Receipt::Store(receipt) => of_store(&receipt.1),
-            Receipt::Hold(held) => of_store(&held.1.as_ref()?.1),
+            Receipt::Store(receipt) => of_store(&*receipt.1),
+            Receipt::Hold(held) => {
+                let (held, rest) = &**held;
+                of_store(rest.iter().flat_map(|rest| &*rest.1)).or_else(|| of_store(held.charges()))
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use tokio::sync::watch::Receiver;
 
 use super::{core::EngineRef, outage::OutageWait, refusal::refusal, settings::CurrentRules};
 use crate::{
-    Clock, Key, OnStoreError, RequestPerMinute, Rule,
+    Clock, Key, OnStoreError, RequestPerMinute, Rule, SetupError,
     algorithm::{Capabilities, HoldSupport, capabilities},
     observe,
     store::{BANS_NOTHING, Charge, Charges, HOLDS_NOTHING, Hold, StoreError},
@@ -308,14 +308,9 @@ impl AcquireRequest {
         }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {
-                let error = match capabilities(rule.algorithm()) {
-                    Capabilities { stands_alone: true, .. } => {
-                        "a `LeakyBucket` stands alone: acquire its rule in a call of its own"
-                    }
-                    _ if rule.prefetch() > 1 => "a rule with `prefetch` stands alone: acquire it in a call of its own",
-                    _ => continue,
-                };
-                return Err(refusal(rule, StoreError::misconfigured(error)));
+                if let Some(reason) = stands_alone(rule) {
+                    return Err(refusal(rule, StoreError::misconfigured(reason)));
+                }
             }
         }
         if let Some(charge) = charges.iter().find(|charge| charge.rule.ban_ms() > 0) {
@@ -382,6 +377,54 @@ impl AcquireRequest {
 
     pub(super) fn clock(&self) -> &Clock {
         &self.engine.settings().clock
+    }
+}
+
+/// The reason why a rule can't be one of several of a call.
+fn stands_alone(rule: &Rule) -> Option<&'static str> {
+    match capabilities(rule.algorithm()) {
+        Capabilities { stands_alone: true, .. } => {
+            Some("a `LeakyBucket` stands alone: acquire its rule in a call of its own")
+        }
+        _ if rule.prefetch() > 1 => Some("a rule with `prefetch` stands alone: acquire it in a call of its own"),
+        _ => None,
+    }
+}
+
+impl Rule {
+    /// Checks that one call can charge these rules together, as [`Limiter::acquire_all`] and a layer
+    /// with several limits do. Otherwise each such call is
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured).
+    ///
+    /// It is for rules that are not known when the program is written, such as those of a file.
+    ///
+    /// [`Limiter::acquire_all`]: crate::Limiter::acquire_all
+    ///
+    /// # Errors
+    ///
+    /// A [`SetupError`] that names the first invalid rule, or the first of several rules that has to
+    /// stand alone: a [`LeakyBucket`](crate::Algorithm::LeakyBucket), or a rule with
+    /// [prefetch](Rule::with_prefetch).
+    ///
+    /// ```
+    /// use ratelimit_runtime::{Algorithm, Rule};
+    /// use std::time::Duration;
+    ///
+    /// const ALL: Rule = Rule::new("all", 100, Duration::from_secs(1));
+    /// const PACED: Rule = ALL.with_algorithm(Algorithm::LeakyBucket { queue: 9 });
+    ///
+    /// assert!(Rule::check_together(&[&PACED]).is_ok());
+    /// let error = Rule::check_together(&[&ALL, &PACED]).unwrap_err();
+    /// assert_eq!(error.to_string(), "`all`: a `LeakyBucket` stands alone: acquire its rule in a call of its own");
+    /// ```
+    pub fn check_together(rules: &[&Self]) -> Result<(), SetupError> {
+        for rule in rules {
+            let fault = rule.fault().or_else(|| stands_alone(rule).filter(|_| rules.len() > 1).map(str::to_owned));
+            if let Some(fault) = fault {
+                return Err(SetupError::new(format!("`{}`: {fault}", rule.prefix())));
+            }
+        }
+        Ok(())
     }
 }
 

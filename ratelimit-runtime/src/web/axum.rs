@@ -1,17 +1,14 @@
 //! A refusal as an `axum` response.
 
-use axum_core::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 
-use super::{
-    HeaderStyle,
-    problem::{self, Problem},
-};
+use super::problem::{self, Problem};
 use crate::{FromRefusal, RequestPerMinute};
 
-/// The response to a refused request, see [`web`](crate::web). Annotated handlers return it.
+/// The response to a refused request, see [`web`](crate::web). Annotated handlers return it. Outer
+/// layers find the refusal in the extensions of the response.
 ///
 /// ```
-/// # mod axum { pub mod response { pub use axum_core::response::*; } }
 /// use axum::response::{IntoResponse, Response};
 /// use ratelimit_runtime::{Limiter, RequestPerMinute, limit_request_per_time};
 ///
@@ -34,10 +31,11 @@ use crate::{FromRefusal, RequestPerMinute};
 impl IntoResponse for RequestPerMinute {
     fn into_response(self) -> Response {
         let status = problem::status(self.cause());
-        let Problem { headers, body } = Problem::new(&self, HeaderStyle::installed(), status);
+        let Problem { headers, body } = Problem::new(&self, status);
         // After the body, as a text body sets a content type.
         let mut response = (status, body).into_response();
         response.headers_mut().extend(headers);
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -45,7 +43,6 @@ impl IntoResponse for RequestPerMinute {
 /// An annotated handler may return a `Response`.
 ///
 /// ```
-/// # mod axum { pub mod response { pub use axum_core::response::*; } }
 /// use axum::response::{IntoResponse, Response};
 /// use ratelimit_runtime::{Limiter, limit_request_per_time};
 ///

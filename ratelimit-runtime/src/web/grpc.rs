@@ -5,8 +5,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_TYPE, req
 
 use super::{
     HeaderStyle,
-    headers::QuotaStatus,
-    problem::{detail, forbid_caching, is_about_the_limit, wait_of},
+    headers::QuotaPolicy,
+    problem::{detail, forbid_caching, wait_of, write_limit},
 };
 use crate::{Cause, RequestPerMinute};
 
@@ -23,7 +23,12 @@ pub(super) fn media_type(request: &Parts) -> Option<String> {
 }
 
 /// The header fields of a response without a body (*Trailers-Only*).
-pub(super) fn trailers_only(refused: &RequestPerMinute, style: HeaderStyle, media_type: &str) -> HeaderMap {
+pub(super) fn trailers_only(
+    refused: &RequestPerMinute,
+    style: HeaderStyle,
+    policies: &[QuotaPolicy<'_>],
+    media_type: &str,
+) -> HeaderMap {
     let (code, message) = (code(refused.cause()), detail(refused));
     let mut headers = HeaderMap::new();
     let mut insert = |name, value: &str| {
@@ -39,9 +44,7 @@ pub(super) fn trailers_only(refused: &RequestPerMinute, style: HeaderStyle, medi
         insert("grpc-status-details-bin", &STANDARD_NO_PAD.encode(details));
     }
     forbid_caching(&mut headers);
-    if is_about_the_limit(refused.cause()) {
-        style.write(&QuotaStatus::of_refusal(refused), &mut headers);
-    }
+    write_limit(refused, style, policies, &mut headers);
     headers
 }
 

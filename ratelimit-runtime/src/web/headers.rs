@@ -11,8 +11,9 @@ use crate::{Permit, RequestPerMinute, Rule, SetupError};
 ///
 /// If several rules were charged, the fields are those of the most restrictive one: the least
 /// remains, or else the reset takes longest. On a refusal they are those of the rule that refused.
-/// So it is with nested layers; with `Ietf`, each layer adds its rule to the lists. A rule in
-/// [shadow mode](Rule::with_shadow) has no fields.
+/// So it is with nested layers. With `Ietf`, a layer names all of its rules that apply to the request
+/// in `RateLimit-Policy`, also if nothing was counted during an outage of the store, and each layer
+/// adds its own to the lists. A rule in [shadow mode](Rule::with_shadow) has no fields.
 ///
 /// Seconds are rounded up. Every style has `Retry-After` on each refusal for which waiting helps.
 ///
@@ -95,13 +96,16 @@ impl HeaderStyle {
         }
     }
 
-    /// Adds the fields to a response.
-    pub(super) fn write(self, status: &QuotaStatus<'_>, headers: &mut HeaderMap) {
-        if status.rule.is_concurrent() {
-            return; // a semaphore is no quota per time
+    /// Adds the fields to a response: of these policies, and the numbers of one rule if it was
+    /// decided.
+    pub(super) fn write(self, policies: &[QuotaPolicy<'_>], status: Option<&QuotaStatus<'_>>, headers: &mut HeaderMap) {
+        if self == Self::Ietf {
+            write_policies(policies, headers);
         }
+        // A semaphore is no quota per time.
+        let Some(status) = status.filter(|status| !status.policy.rule.is_concurrent()) else { return };
         match self {
-            Self::Ietf => status.write_policy(headers),
+            Self::Ietf => status.write_available(headers),
             Self::RateLimit => {
                 status.write_triple(["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"], headers);
             }
@@ -114,11 +118,40 @@ impl HeaderStyle {
     }
 }
 
+/// The largest integer in a structured field.
+const LARGEST: u64 = 999_999_999_999_999;
+
+/// A rule under the name that a client sees.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QuotaPolicy<'a> {
+    pub(super) name: &'a str,
+    pub(super) rule: Rule,
+}
+
+impl QuotaPolicy<'static> {
+    pub(super) fn new(rule: Rule) -> Self {
+        Self { name: rule.prefix(), rule }
+    }
+}
+
+fn write_policies(policies: &[QuotaPolicy<'_>], headers: &mut HeaderMap) {
+    let mut list = String::new();
+    for QuotaPolicy { name, rule } in policies.iter().filter(|policy| !policy.rule.is_concurrent()) {
+        let separator = if list.is_empty() { "" } else { ", " };
+        let _ = write!(list, "{separator}{};q={}", quoted(name), rule.limit().min(LARGEST));
+        if let Some(window) = window(rule) {
+            let _ = write!(list, ";w={window}");
+        }
+    }
+    if !list.is_empty() {
+        headers.append("ratelimit-policy", value(&list));
+    }
+}
+
 /// The numbers of one rule that a client sees.
 #[derive(Debug)]
 pub(super) struct QuotaStatus<'a> {
-    name: &'a str,
-    rule: Rule,
+    policy: QuotaPolicy<'a>,
     cost: u64,
     remaining: u64,
     /// Time until the whole limit is available, or until the retry. `None` if no wait helps.
@@ -129,25 +162,24 @@ impl<'a> QuotaStatus<'a> {
     /// The numbers of a permit's most restrictive rule. `None` if nothing was counted.
     pub(super) fn of_permit(permit: &Permit, name: &'a str) -> Option<Self> {
         let (rule, cost) = permit.most_restrictive()?;
-        Some(Self { name, rule, cost, remaining: permit.remaining(), wait: Some(permit.reset_after()) })
+        let policy = QuotaPolicy { name, rule };
+        Some(Self { policy, cost, remaining: permit.remaining(), wait: Some(permit.reset_after()) })
     }
 
     /// The numbers of the rule that refused.
-    pub(super) fn of_refusal(refused: &'a RequestPerMinute) -> Self {
+    pub(super) fn of_refusal(refused: &RequestPerMinute) -> Self {
         let (rule, cost) = refused.rule_and_cost();
-        Self { name: rule.prefix(), rule, cost, remaining: refused.remaining(), wait: refused.retry_after() }
+        let policy = QuotaPolicy::new(rule);
+        Self { policy, cost, remaining: refused.remaining(), wait: refused.retry_after() }
     }
 
-    fn write_policy(&self, headers: &mut HeaderMap) {
-        /// The largest integer in a structured field.
-        const LARGEST: u64 = 999_999_999_999_999;
-        let name = quoted(self.name);
-        let mut policy = format!("{name};q={}", self.rule.limit().min(LARGEST));
-        if let Some(window) = window(&self.rule) {
-            let _ = write!(policy, ";w={window}");
-        }
-        headers.append("ratelimit-policy", value(&policy));
+    pub(super) fn policy(&self) -> QuotaPolicy<'a> {
+        self.policy
+    }
+
+    fn write_available(&self, headers: &mut HeaderMap) {
         if let Some(wait) = self.wait {
+            let name = quoted(self.policy.name);
             let available = format!("{name};r={};t={}", self.remaining.min(LARGEST), seconds(wait));
             headers.append("ratelimit", value(&available));
         }
@@ -157,7 +189,7 @@ impl<'a> QuotaStatus<'a> {
         if self.is_less_restrictive(remaining, Some(reset), headers) {
             return;
         }
-        insert(headers, limit, &self.rule.limit().to_string());
+        insert(headers, limit, &self.policy.rule.limit().to_string());
         insert(headers, remaining, &self.remaining.to_string());
         match self.wait {
             Some(wait) => insert(headers, reset, &seconds(wait).to_string()),
@@ -171,8 +203,8 @@ impl<'a> QuotaStatus<'a> {
             return;
         }
         insert(headers, REMAINING, &self.remaining.to_string());
-        insert(headers, "x-ratelimit-replenish-rate", &rate(&self.rule));
-        insert(headers, "x-ratelimit-burst-capacity", &self.rule.limit().to_string());
+        insert(headers, "x-ratelimit-replenish-rate", &rate(&self.policy.rule));
+        insert(headers, "x-ratelimit-burst-capacity", &self.policy.rule.limit().to_string());
         insert(headers, "x-ratelimit-requested-tokens", &self.cost.to_string());
     }
 
@@ -216,7 +248,7 @@ impl Permit {
     pub fn headers(&self, name: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if let Some(status) = QuotaStatus::of_permit(self, name) {
-            HeaderStyle::installed().write(&status, &mut headers);
+            HeaderStyle::installed().write(&[status.policy()], Some(&status), &mut headers);
         }
         headers
     }

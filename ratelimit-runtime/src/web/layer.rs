@@ -1,45 +1,41 @@
-//! A layer with limits in front of any HTTP service.
+//! A layer with limits in front of any `tower` service.
 
 use std::{
-    fmt,
-    future::Future,
+    future::{Future, poll_fn},
     mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
-use http::{Extensions, Method, Request, Response, StatusCode, header::CONTENT_LENGTH, request::Parts};
-use http_body::{Body, Frame, SizeHint};
-use pin_project_lite::pin_project;
+use http::{Method, Request, Response, header::CONTENT_LENGTH};
+use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{
-    HeaderStyle, Limit, grpc,
-    headers::QuotaStatus,
-    problem::{self, Problem},
-};
-use crate::{
-    Cause, Limiter, OnStoreError, Permit, RequestPerMinute,
-    engine::{
-        acquire::Acquire,
-        request::{AcquireOptions, ChargeRequest, OnLimit},
-    },
-    observe::LogThrottle,
-};
+use super::{HeaderStyle, Limit, LimitedBody, RefusedRequest, SettleBy, gate::Gate};
+use crate::{Limiter, OnStoreError, engine::request::OnLimit};
 
 /// Checks limits before a request reaches a service, and answers it if a limit refuses.
 ///
 /// The decision is made before the request's body is read. Several limits are one decision: all are
 /// charged, or none.
 ///
-/// A response of the service gets the header fields of the most restrictive limit. A refusal is a
-/// response as described in [`web`](crate::web), or for gRPC and gRPC-Web a status:
+/// A response of the service gets the header fields of the limits: see [`HeaderStyle`]. A refusal is
+/// a response as described in [`web`](crate::web), unless
+/// [`on_refusal`](RateLimitLayer::on_refusal) makes another one. For gRPC and gRPC-Web it is always a
+/// status:
 /// `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with a `google.rpc.RetryInfo`, `PERMISSION_DENIED` or
 /// `INTERNAL`. A gRPC call is a `POST` of type `application/grpc`, `application/grpc-web` or
 /// `application/grpc-web-text`, optionally followed by `+` and a format.
+///
+/// The extensions of a refusal's response have the
+/// [`RequestPerMinute`](crate::RequestPerMinute), for outer layers that log or count refusals.
+///
+/// The layer is a layer of `tower`, for example for `axum`, `tonic` and `hyper`. With the feature
+/// `actix-web` it is middleware for `actix-web`, too.
 ///
 /// A place of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is held until the body of the
 /// response ends. For upgraded connections, see [`RequestHold`].
@@ -78,51 +74,105 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it wraps a service"]
-pub struct RateLimitLayer(Arc<LayerConfig>);
-
-#[derive(Clone, Debug)]
-struct LayerConfig {
-    limits: Vec<Limit>,
-    limiter: Option<Limiter>,
-    style: Option<HeaderStyle>,
-    missing_key: StatusCode,
-    on_store_error: Option<OnStoreError>,
-}
+pub struct RateLimitLayer(pub(super) Arc<Gate>);
 
 impl RateLimitLayer {
     /// A layer with these limits, all of which a request has to pass. By default it uses the
     /// process-wide limiter.
+    ///
+    /// # Panics
+    ///
+    /// If two limits are [settled](Limit::settle) by different [`SettleBy`]: all settled limits of a
+    /// request are charged the same cost.
+    #[track_caller]
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Self {
-        Self(Arc::new(LayerConfig {
-            limits: limits.into_iter().collect(),
+        let limits: Vec<_> = limits.into_iter().collect();
+        let mut settled = limits.iter().filter_map(Limit::settle_by);
+        let is_one_kind = settled.next().is_none_or(|first: &SettleBy| settled.all(|other| other.is_same(first)));
+        assert!(
+            is_one_kind,
+            "two limits of a layer are settled by different `SettleBy`; put them into two layers, or clone one"
+        );
+        Self(Arc::new(Gate {
+            limits,
             limiter: None,
             style: None,
-            missing_key: problem::status(Cause::MissingKey),
+            on_limit: OnLimit::Reject,
             on_store_error: None,
+            on_refusal: None,
         }))
     }
 
     /// Uses this limiter.
     pub fn limiter(self, limiter: Limiter) -> Self {
-        self.with(|config| config.limiter = Some(limiter))
+        self.with(|gate| gate.limiter = Some(limiter))
     }
 
     /// Uses this style of header fields instead of the [installed](HeaderStyle::install) one.
     pub fn headers(self, style: HeaderStyle) -> Self {
-        self.with(|config| config.style = Some(style))
+        self.with(|gate| gate.style = Some(style))
     }
 
-    /// Sets the status for a request without a required key. By default 403.
-    pub fn missing_key_status(self, status: StatusCode) -> Self {
-        self.with(|config| config.missing_key = status)
+    /// Lets a request wait for up to `longest` if a limit is reached, for quota or for a place,
+    /// instead of refusing it.
+    ///
+    /// Requests of one counter are served in the order of their arrival, within this process. The
+    /// wait, the refusals and the effect of a client that disconnects are those of
+    /// [`Limiter::acquire_within`]. At most [`Builder::max_waiting`](crate::Builder::max_waiting)
+    /// requests wait; each keeps its connection.
+    ///
+    /// A request that waits does not use up the capacity of the service: the service is polled ready
+    /// after the wait.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Rule, web::{Limit, RateLimitLayer}};
+    /// # use std::time::Duration;
+    /// # const RULE: Rule = Rule::new("item", 10, Duration::from_secs(1));
+    /// let layer = RateLimitLayer::new([Limit::new(RULE)]).wait(Duration::from_secs(5));
+    /// ```
+    pub fn wait(self, longest: Duration) -> Self {
+        self.with(|gate| gate.on_limit = OnLimit::Wait(Some(longest)))
+    }
+
+    /// Makes the response to a refused request, in place of the one that [`web`](crate::web)
+    /// describes: for example one with another status, or a page.
+    ///
+    /// The header fields of the refusal are added afterwards: `Retry-After`, `Cache-Control` and those
+    /// of the [`HeaderStyle`]. Fields of the response with these names are replaced. A `HEAD` request
+    /// gets no body. Refusals of gRPC calls stay as they are.
+    ///
+    /// ```
+    /// use http::{Response, StatusCode};
+    /// use ratelimit_runtime::{Cause, Rule, web::{Limit, RateLimitLayer}};
+    /// # use std::time::Duration;
+    /// # const RULE: Rule = Rule::new("item", 10, Duration::from_secs(1));
+    ///
+    /// // Another status.
+    /// RateLimitLayer::new([Limit::new(RULE)]).on_refusal(|refused| match refused.refusal().cause() {
+    ///     Cause::MissingKey => refused.problem(StatusCode::UNAUTHORIZED),
+    ///     _ => refused.problem(refused.status()),
+    /// });
+    ///
+    /// // Another body.
+    /// RateLimitLayer::new([Limit::new(RULE)]).on_refusal(|refused| {
+    ///     let mut page = Response::new("<h1>Slow down</h1>");
+    ///     *page.status_mut() = refused.status();
+    ///     page
+    /// });
+    /// ```
+    pub fn on_refusal<B: Into<Bytes>>(
+        self,
+        respond: impl Fn(RefusedRequest<'_>) -> Response<B> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|gate| gate.on_refusal = Some(Arc::new(move |refused| respond(refused).map(Into::into))))
     }
 
     /// Sets the failure policy, instead of the limiter's.
     pub fn on_store_error(self, on_store_error: OnStoreError) -> Self {
-        self.with(|config| config.on_store_error = Some(on_store_error))
+        self.with(|gate| gate.on_store_error = Some(on_store_error))
     }
 
-    fn with(mut self, change: impl FnOnce(&mut LayerConfig)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut Gate)) -> Self {
         change(Arc::make_mut(&mut self.0));
         self
     }
@@ -132,7 +182,7 @@ impl<S> Layer<S> for RateLimitLayer {
     type Service = RateLimit<S>;
 
     fn layer(&self, service: S) -> RateLimit<S> {
-        RateLimit { service, config: Arc::clone(&self.0) }
+        RateLimit { service, gate: Arc::clone(&self.0) }
     }
 }
 
@@ -142,8 +192,8 @@ impl<S> Layer<S> for RateLimitLayer {
 /// service.
 #[derive(Clone, Debug)]
 pub struct RateLimit<S> {
-    service: S,
-    config: Arc<LayerConfig>,
+    pub(super) service: S,
+    pub(super) gate: Arc<Gate>,
 }
 
 impl<S, I, O> Service<Request<I>> for RateLimit<S>
@@ -151,6 +201,7 @@ where
     S: Service<Request<I>, Response = Response<O>> + Clone + Send + 'static,
     S::Future: Send,
     I: Send + 'static,
+    O: Body<Data = Bytes>,
 {
     type Response = Response<LimitedBody<O>>;
     type Error = S::Error;
@@ -164,199 +215,43 @@ where
         // The ready instance takes the request.
         let next = self.service.clone();
         let mut service = mem::replace(&mut self.service, next);
-        let config = Arc::clone(&self.config);
+        let waits = self.gate.waits();
+        if waits {
+            // Its readiness may be a share of the service's capacity, which others use meanwhile.
+            service = self.service.clone();
+        }
+        let gate = Arc::clone(&self.gate);
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
-            match config.decide(&head).await {
-                Ok(permit) => {
-                    let status = permit.as_ref().and_then(|(permit, name)| QuotaStatus::of_permit(permit, name));
-                    let holding = permit.map(|(permit, _)| permit).filter(Permit::holds);
-                    let hold = holding.map(|permit| RequestHold::add(permit, &mut head.extensions));
-                    let is_connect = head.method == Method::CONNECT;
-                    let response = service.call(Request::from_parts(head, body)).await?;
-                    let mut response = response.map(LimitedBody::of_service);
-                    if let Some(status) = status {
-                        config.write_headers(&status, &mut response);
-                    }
-                    if let Some(hold) = hold {
-                        hold.check(is_connect, response.status());
-                        response.body_mut().held = Some(hold);
-                    }
-                    Ok(response)
-                }
-                Err(refused) => Ok(config.refuse(&refused, &head)),
-            }
-        })
-    }
-}
-
-impl LayerConfig {
-    /// The permit, and the name of its most restrictive rule. `None` if no limit applies.
-    async fn decide(&self, request: &Parts) -> Result<Option<(Permit, &'static str)>, RequestPerMinute> {
-        let mut asked: Vec<ChargeRequest> = Vec::with_capacity(self.limits.len());
-        for limit in &self.limits {
-            asked.extend(limit.ask(request).await);
-        }
-        let Some(only) = asked.first().map(|asked| asked.rule.prefix()) else { return Ok(None) };
-        let limiter = self.limiter.as_ref().map_or_else(Limiter::current_engine, Limiter::engine_ref);
-        let manner = AcquireOptions::new(OnLimit::Reject, self.on_store_error);
-        let permit = match asked.pop() {
-            Some(ChargeRequest { rule, key, cost, .. }) if asked.is_empty() => {
-                Acquire::single(limiter, &rule, key, cost, manner).await
-            }
-            last => {
-                asked.extend(last);
-                Acquire::all(limiter, asked, manner, OnLimit::Reject).await
-            }
-        };
-        permit.map(|permit| {
-            let name = permit.most_restrictive().map(|(rule, _)| rule.prefix()).filter(|name| !name.is_empty());
-            Some((permit, name.unwrap_or(only)))
-        })
-    }
-
-    fn refuse<O>(&self, refused: &RequestPerMinute, request: &Parts) -> Response<LimitedBody<O>> {
-        let style = self.style();
-        let (status, mut headers, mut body) = if let Some(media_type) = grpc::media_type(request) {
-            (StatusCode::OK, grpc::trailers_only(refused, style, &media_type), String::new())
-        } else {
-            let status = match refused.cause() {
-                Cause::MissingKey => self.missing_key,
-                other => problem::status(other),
+            let mut admission = match gate.admit(&head).await {
+                Ok(admission) => admission,
+                Err(rejection) => return Ok(refusal(gate.refuse(rejection, &head), &head.method)),
             };
-            let Problem { headers, body } = Problem::new(refused, style, status);
-            (status, headers, body)
-        };
-        if request.method == Method::HEAD {
-            // The length of the response to a GET.
-            headers.insert(CONTENT_LENGTH, body.len().into());
-            body.clear();
-        }
-        let mut response = Response::new(LimitedBody { service: None, refusal: Some(body.into()), held: None });
-        (*response.status_mut(), *response.headers_mut()) = (status, headers);
-        response
-    }
-
-    /// Adds the header fields of a charged rule. A refusal of an inner layer keeps its own.
-    fn write_headers<O>(&self, status: &QuotaStatus<'_>, response: &mut Response<O>) {
-        let style = self.style();
-        if !(problem::is_refusal(response) && style.is_written(response.headers())) {
-            style.write(status, response.headers_mut());
-        }
-    }
-
-    fn style(&self) -> HeaderStyle {
-        self.style.unwrap_or_else(HeaderStyle::installed)
+            if waits {
+                poll_fn(|context| service.poll_ready(context)).await?;
+            }
+            if let Some(hold) = admission.hold(|| head.extensions.remove()) {
+                head.extensions.insert(hold);
+            }
+            let (mut head, body) = service.call(Request::from_parts(head, body)).await?.into_parts();
+            let mut hold = admission.finish(&mut head);
+            if let Some(hold) = &mut hold {
+                match body.size_hint().exact() {
+                    _ if body.is_end_stream() => hold.expect(0),
+                    Some(length) => hold.expect(length),
+                    None => {}
+                }
+            }
+            Ok(Response::from_parts(head, LimitedBody::of_service(body, hold)))
+        })
     }
 }
 
-/// The place that a request holds by [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), in
-/// the extensions of the request.
-///
-/// The place is held until the body of the response ends and all clones of this are dropped. The
-/// body of an upgrade (`101 Switching Protocols`, or a `CONNECT`) ends at once. A service that
-/// upgrades a connection, for example to a WebSocket, must therefore keep a clone while it uses the
-/// connection. If it does not, the log has a warning.
-///
-/// ```
-/// use http::{Request, Response};
-/// use ratelimit_runtime::web::RequestHold;
-///
-/// async fn chat(mut request: Request<()>) -> Response<()> {
-///     let hold = request.extensions_mut().remove::<RequestHold>();
-///     tokio::spawn(async move {
-///         // Uses the upgraded connection until it is closed, and then frees the place.
-///         drop(hold);
-///     });
-///     Response::builder().status(101).body(()).unwrap()
-/// }
-/// ```
-///
-/// An `axum` handler takes it as `Option<Extension<RequestHold>>`.
-#[derive(Clone)]
-#[must_use = "the place is freed when all clones of this are dropped"]
-pub struct RequestHold(Arc<LayerHold>);
-
-/// The permit of one layer, and the holds of outer layers.
-struct LayerHold {
-    _permit: Permit,
-    _outer: Option<RequestHold>,
-}
-
-impl RequestHold {
-    fn add(permit: Permit, to: &mut Extensions) -> Self {
-        let hold = Self(Arc::new(LayerHold { _permit: permit, _outer: to.remove() }));
-        to.insert(hold.clone());
-        hold
+/// The response to a refused request. That to a `HEAD` request has the length of the body, and none.
+fn refusal<O>(mut response: Response<Bytes>, method: &Method) -> Response<LimitedBody<O>> {
+    if method == Method::HEAD {
+        let length = mem::take(response.body_mut()).len();
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
     }
-
-    /// Warns about a place that is freed before the upgraded connection ends.
-    fn check(&self, is_connect: bool, status: StatusCode) {
-        static LOGGED: LogThrottle = LogThrottle::new();
-        let is_upgrade = status == StatusCode::SWITCHING_PROTOCOLS || is_connect && status.is_success();
-        if is_upgrade && Arc::strong_count(&self.0) == 1 && LOGGED.allow() {
-            tracing::warn!(
-                "the place of an upgraded connection is freed at once, as the service keeps no `RequestHold`"
-            );
-        }
-    }
-}
-
-impl fmt::Debug for RequestHold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RequestHold").finish_non_exhaustive()
-    }
-}
-
-pin_project! {
-    /// The response body of a [`RateLimitLayer`]: the service's, or that of a refusal.
-    #[derive(Debug)]
-    pub struct LimitedBody<B> {
-        #[pin]
-        service: Option<B>,
-        refusal: Option<Bytes>,
-        held: Option<RequestHold>,
-    }
-}
-
-impl<B> LimitedBody<B> {
-    fn of_service(body: B) -> Self {
-        Self { service: Some(body), refusal: None, held: None }
-    }
-}
-
-impl<B: Default> Default for LimitedBody<B> {
-    fn default() -> Self {
-        Self::of_service(B::default())
-    }
-}
-
-impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
-    type Data = Bytes;
-    type Error = B::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let body = self.project();
-        match body.service.as_pin_mut() {
-            Some(service) => service.poll_frame(context),
-            None => Poll::Ready(body.refusal.take().filter(|text| !text.is_empty()).map(|text| Ok(Frame::data(text)))),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match &self.service {
-            Some(service) => service.is_end_stream(),
-            None => self.refusal.as_ref().is_none_or(Bytes::is_empty),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.service {
-            Some(service) => service.size_hint(),
-            None => SizeHint::with_exact(self.refusal.as_ref().map_or(0, |text| text.len() as u64)),
-        }
-    }
+    response.map(LimitedBody::of_refusal)
 }

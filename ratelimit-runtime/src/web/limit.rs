@@ -1,18 +1,23 @@
 //! A rule, and how a request maps to its key and cost.
 
-use std::{fmt, sync::Arc};
+use std::{collections::HashSet, fmt, future::Future, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-use super::{KeyBy, key_by::KeyResult};
+use super::{
+    KeyBy, Networks, SettleBy,
+    count_by::{CountBy, CountCache},
+    key_by::FoundKey,
+};
 use crate::{
-    Rule,
-    engine::request::{ChargeRequest, CostKind, RequestKey},
+    Clock, Key, RateKey, Rule,
+    algorithm::{HoldSupport, capabilities},
+    engine::request::{ChargeRequest, CostKind, ONLY_A_LOG_SETTLES, RequestKey},
     policy::OnMissingKey,
 };
 
-/// A limit of a [`RateLimitLayer`](super::RateLimitLayer): a rule, and how to derive key and cost
-/// from a request.
+/// A limit of a [`RateLimitLayer`](super::RateLimitLayer): a rule, and how to derive key, cost and
+/// count from a request.
 ///
 /// ```
 /// use ratelimit_runtime::{Rule, web::{KeyBy, Limit}};
@@ -37,6 +42,18 @@ pub struct Limit {
     on_missing_key: OnMissingKey,
     when: Option<RequestFn<bool>>,
     cost: Option<RequestFn<u64>>,
+    count: Option<CountBy>,
+    settle: Option<(u64, SettleBy)>,
+    allowed_networks: Option<Networks>,
+    allowed_keys: Option<Arc<HashSet<Key>>>,
+}
+
+/// A limit as it applies to one request.
+pub(super) struct AskedLimit {
+    pub(super) charge: ChargeRequest,
+    pub(super) settle_by: Option<SettleBy>,
+    /// The reason why the count could not be looked up.
+    pub(super) failed_lookup: Option<Arc<str>>,
 }
 
 /// A function of a request's head.
@@ -45,7 +62,17 @@ type RequestFn<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 impl Limit {
     /// A limit with one counter for all requests, each of cost 1.
     pub fn new(rule: Rule) -> Self {
-        Self { rule, key: None, on_missing_key: OnMissingKey::default(), when: None, cost: None }
+        Self {
+            rule,
+            key: None,
+            on_missing_key: OnMissingKey::default(),
+            when: None,
+            cost: None,
+            count: None,
+            settle: None,
+            allowed_networks: None,
+            allowed_keys: None,
+        }
     }
 
     /// Uses one counter per key.
@@ -73,28 +100,213 @@ impl Limit {
         self
     }
 
-    /// The charge for a request. `None` if the limit does not apply.
-    pub(super) async fn ask(&self, request: &Parts) -> Option<ChargeRequest> {
+    /// Sets the count for a request, in place of the rule's. The burst of a
+    /// [`TokenBucket`](crate::Algorithm::TokenBucket) and the queue of a
+    /// [`LeakyBucket`](crate::Algorithm::LeakyBucket) stay as they are in the rule. A count of 0
+    /// admits nothing.
+    ///
+    /// The count is no part of the counter: when it changes, earlier requests still count. A count in
+    /// a rules file goes over it.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Rule, web::{KeyBy, Limit}};
+    /// # use std::time::Duration;
+    /// #[derive(Clone)]
+    /// struct User { id: u64, is_paying: bool }
+    ///
+    /// const API: Rule = Rule::new("api", 100, Duration::from_secs(60));
+    ///
+    /// Limit::new(API)
+    ///     .key(KeyBy::extension(|user: &User| user.id))
+    ///     .count(|request| match request.extensions.get() {
+    ///         Some(User { is_paying: true, .. }) => 1_000,
+    ///         _ => 100,
+    ///     });
+    /// ```
+    pub fn count(mut self, count: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.count = Some(CountBy::Request(Arc::new(count)));
+        self
+    }
+
+    /// Looks up the count for a request, for example the one of a user's plan. Otherwise as
+    /// [`Limit::count`].
+    ///
+    /// A count is kept for the time `ttl`, by the limiter's clock, for all requests with the same key:
+    /// it must depend on nothing else. Requests of one key that come at once share one look-up. Up to
+    /// some 4,000 keys are kept, those that were used last.
+    ///
+    /// If the look-up fails, the request is refused with
+    /// [`Cause::Unavailable`](crate::Cause::Unavailable), whatever the failure policy. The log has
+    /// the error. The failure is not kept. To admit such requests by another count, return that count
+    /// in place of the error.
+    ///
+    /// The look-up has no time limit of its own. If the request that made it is dropped, the next one
+    /// that waits makes it again.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Rule, web::{KeyBy, Limit}};
+    /// # use std::time::Duration;
+    /// #[derive(Clone)]
+    /// struct UserId(u64);
+    ///
+    /// async fn count_of_plan(user: u64) -> Result<u64, String> {
+    /// #   let _ = user;
+    /// #   Ok(100)
+    ///     // queries a database
+    /// }
+    ///
+    /// const API: Rule = Rule::new("api", 100, Duration::from_secs(60));
+    ///
+    /// Limit::new(API)
+    ///     .key(KeyBy::extension(|user: &UserId| user.0))
+    ///     .count_async(Duration::from_secs(30), |request| {
+    ///         let user = request.extensions.get::<UserId>().cloned();
+    ///         async move { count_of_plan(user.ok_or("no user")?.0).await }
+    ///     });
+    /// ```
+    pub fn count_async<F, E>(mut self, ttl: Duration, look_up: impl Fn(&Parts) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<u64, E>> + Send + 'static,
+        E: fmt::Display,
+    {
+        self.count = Some(CountBy::Lookup(Arc::new(CountCache::new(ttl, look_up))));
+        self
+    }
+
+    /// Charges a cost that the response tells, for example only failed logins, or the tokens of an
+    /// answer: see [`SettleBy`].
+    ///
+    /// Until then the request holds `max`, so that concurrent requests can't exceed the limit. With
+    /// [`Limit::cost`] it holds its cost, but at most `max`. A response may cost more than was held:
+    /// the excess counts, too.
+    ///
+    /// All that was held is charged if the response does not tell the cost: the service failed or
+    /// panicked, the client disconnected in between, or the body did not end.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Algorithm, Rule, web::{KeyBy, Limit, SettleBy}};
+    /// # use std::time::Duration;
+    /// const FAILED_LOGINS: Rule =
+    ///     Rule::new("failed-logins", 5, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
+    ///
+    /// Limit::new(FAILED_LOGINS)
+    ///     .key(KeyBy::peer())
+    ///     .settle(1, SettleBy::response(|response| u64::from(response.status == 401)));
+    /// ```
+    ///
+    /// Several limits of a layer may be settled by clones of one [`SettleBy`]: each is charged the
+    /// same cost. For different ones, use several layers.
+    ///
+    /// # Panics
+    ///
+    /// If the rule's algorithm is not [`SlidingLog`](crate::Algorithm::SlidingLog), the only one that
+    /// can settle.
+    #[track_caller]
+    pub fn settle(mut self, max: u64, by: SettleBy) -> Self {
+        let algorithm = self.rule.algorithm();
+        let is_settled = matches!(capabilities(algorithm).holds, HoldSupport::Settled);
+        assert!(is_settled, "`{}`: {ONLY_A_LOG_SETTLES}, not {algorithm:?}", self.rule.prefix());
+        self.settle = Some((max, by));
+        self
+    }
+
+    /// Does not limit clients with an address in these networks, such as those of health checks.
+    ///
+    /// The address is that of the limit's key: by [`KeyBy::peer`], [`KeyBy::peer_ip`],
+    /// [`KeyBy::x_forwarded_for`] or [`KeyBy::forwarded`], also within [`KeyBy::first_of`]. Other keys
+    /// have no address.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Rule, web::{KeyBy, Limit, Networks}};
+    /// # use std::time::Duration;
+    /// # const CLIENTS: Rule = Rule::new("clients", 100, Duration::from_secs(60));
+    /// let inside = Networks::parse(["10.0.0.0/8"])?;
+    /// Limit::new(CLIENTS).key(KeyBy::peer()).allow_networks(inside);
+    /// # Ok::<_, ratelimit_runtime::SetupError>(())
+    /// ```
+    pub fn allow_networks(mut self, networks: Networks) -> Self {
+        self.allowed_networks = Some(networks);
+        self
+    }
+
+    /// Does not limit requests with these keys, as [`Limit::key`] finds them.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Rule, web::{KeyBy, Limit}};
+    /// # use std::time::Duration;
+    /// # const USERS: Rule = Rule::new("users", 100, Duration::from_secs(60));
+    /// # #[derive(Clone)]
+    /// # struct UserId(u64);
+    /// Limit::new(USERS).key(KeyBy::extension(|user: &UserId| user.0)).allow_keys([1, 2]);
+    /// ```
+    pub fn allow_keys<K: RateKey>(mut self, keys: impl IntoIterator<Item = K>) -> Self {
+        self.allowed_keys = Some(Arc::new(keys.into_iter().map(Key::new).collect()));
+        self
+    }
+
+    /// The way in which the response tells the cost.
+    pub(super) fn settle_by(&self) -> Option<&SettleBy> {
+        self.settle.as_ref().map(|(_, by)| by)
+    }
+
+    /// Copies the extensions that the key is made of.
+    #[cfg(feature = "actix-web")]
+    pub(super) fn import(&self, from: &actix_web::dev::Extensions, to: &mut http::Extensions) {
+        if let Some(key) = &self.key {
+            key.import(from, to);
+        }
+    }
+
+    /// The limit as it applies to a request. `None` if it does not.
+    pub(super) async fn ask(&self, request: &Parts, clock: &Clock) -> Option<AskedLimit> {
         if self.when.as_ref().is_some_and(|applies| !applies(request)) {
             return None;
         }
-        let cost = self.cost.as_ref().map_or(1, |cost| cost(request));
-        let Some(by) = &self.key else {
-            return Some(ChargeRequest { rule: self.rule, key: RequestKey::Shared, cost, cost_kind: CostKind::Fixed });
+        let cost = self.cost.as_ref().map(|cost| cost(request));
+        let (cost, cost_kind, settle_by) = match &self.settle {
+            None => (cost.unwrap_or(1), CostKind::Fixed, None),
+            Some((max, by)) => (cost.map_or(*max, |cost| cost.min(*max)), CostKind::Reported, Some(by.clone())),
         };
-        let (key, on_missing_key) = match by.find(request) {
-            KeyResult::Ready(key) => (key, self.on_missing_key),
-            KeyResult::Pending(key) => (key.await, self.on_missing_key),
-            KeyResult::Ambiguous => (None, OnMissingKey::Deny),
+        let key = self.key_of(request, cost).await?;
+        let mut failed_lookup = None;
+        let rule = match &self.count {
+            None => self.rule,
+            Some(CountBy::Request(count)) => self.rule.with_count(count(request)),
+            Some(CountBy::Lookup(counts)) => {
+                let its_key = if let RequestKey::Some(key) = &key { Some(key) } else { None };
+                match counts.count(its_key, request, clock).await {
+                    Ok(count) => self.rule.with_count(count),
+                    Err(error) => {
+                        failed_lookup = Some(error);
+                        self.rule
+                    }
+                }
+            }
         };
-        let key = match (key, on_missing_key) {
-            (Some(key), _) => RequestKey::Some(key),
-            (None, OnMissingKey::Shared) => RequestKey::Shared,
-            (None, OnMissingKey::Skip) => return None,
-            (None, OnMissingKey::Deny) if cost == 0 => return None,
-            (None, OnMissingKey::Deny) => RequestKey::Missing,
+        let charge = ChargeRequest { rule, key, cost, cost_kind };
+        Some(AskedLimit { charge, settle_by, failed_lookup })
+    }
+
+    /// The key of a request. `None` if the limit does not apply.
+    async fn key_of(&self, request: &Parts, cost: u64) -> Option<RequestKey> {
+        let Some(by) = &self.key else { return Some(RequestKey::Shared) };
+        let (found, on_missing_key) = match by.find(request).await {
+            Ok(found) => (found, self.on_missing_key),
+            Err(_ambiguous) => (None, OnMissingKey::Deny),
         };
-        Some(ChargeRequest { rule: self.rule, key, cost, cost_kind: CostKind::Fixed })
+        match (found, on_missing_key) {
+            (Some(found), _) if self.allows(&found) => None,
+            (Some(found), _) => Some(RequestKey::Some(found.key)),
+            (None, OnMissingKey::Shared) => Some(RequestKey::Shared),
+            (None, OnMissingKey::Skip) => None,
+            (None, OnMissingKey::Deny) if cost == 0 => None,
+            (None, OnMissingKey::Deny) => Some(RequestKey::Missing),
+        }
+    }
+
+    fn allows(&self, FoundKey { key, ip }: &FoundKey) -> bool {
+        self.allowed_keys.as_ref().is_some_and(|allowed| allowed.contains(key))
+            || self.allowed_networks.as_ref().zip(*ip).is_some_and(|(allowed, ip)| allowed.contains(ip))
     }
 }
 

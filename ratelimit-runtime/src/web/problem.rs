@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 #[cfg(feature = "tower")]
-use http::Response;
-use http::{
-    HeaderMap, HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE},
-};
+use http::response::Parts;
+use http::{HeaderMap, HeaderValue, StatusCode, header::CACHE_CONTROL};
 use serde_json::{Value, json};
 
 use super::{
     HeaderStyle,
-    headers::{QuotaStatus, write_retry_after},
+    headers::{QuotaPolicy, QuotaStatus, write_retry_after},
 };
 use crate::{Cause, RequestPerMinute};
 
@@ -20,25 +17,51 @@ use crate::{Cause, RequestPerMinute};
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
 /// Header fields and body of a refusal.
+#[cfg(any(feature = "actix-web", feature = "axum"))]
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) headers: HeaderMap,
     pub(super) body: String,
 }
 
+#[cfg(any(feature = "actix-web", feature = "axum"))]
 impl Problem {
-    pub(super) fn new(refused: &RequestPerMinute, style: HeaderStyle, status: StatusCode) -> Self {
-        let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        forbid_caching(&mut headers);
-        if let Some(wait) = wait_of(refused) {
-            write_retry_after(wait, &mut headers);
-        }
-        if is_about_the_limit(refused.cause()) {
-            style.write(&QuotaStatus::of_refusal(refused), &mut headers);
-        }
-        Self { headers, body: body(refused, status).to_string() }
+    /// The response of the rule that refused.
+    pub(super) fn new(refused: &RequestPerMinute, status: StatusCode) -> Self {
+        let mut headers = fields(refused, HeaderStyle::installed(), &[]);
+        headers.insert(http::header::CONTENT_TYPE, media_type());
+        Self { headers, body: body(refused, status) }
     }
+}
+
+/// The header fields of a refusal, with these policies, or that of the rule that refused.
+pub(super) fn fields(refused: &RequestPerMinute, style: HeaderStyle, policies: &[QuotaPolicy<'_>]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    forbid_caching(&mut headers);
+    if let Some(wait) = wait_of(refused) {
+        write_retry_after(wait, &mut headers);
+    }
+    write_limit(refused, style, policies, &mut headers);
+    headers
+}
+
+/// Adds the fields of the limit, if the refusal is about it.
+pub(super) fn write_limit(
+    refused: &RequestPerMinute,
+    style: HeaderStyle,
+    policies: &[QuotaPolicy<'_>],
+    headers: &mut HeaderMap,
+) {
+    if is_about_the_limit(refused.cause()) {
+        let status = QuotaStatus::of_refusal(refused);
+        let own = [status.policy()];
+        style.write(if policies.is_empty() { &own } else { policies }, Some(&status), headers);
+    }
+}
+
+/// The media type of [`body`].
+pub(super) const fn media_type() -> HeaderValue {
+    HeaderValue::from_static("application/problem+json")
 }
 
 /// The status of a cause.
@@ -73,10 +96,11 @@ pub(super) fn wait_of(refused: &RequestPerMinute) -> Option<Duration> {
 
 /// Whether a response is a refusal, of this crate or of another limiter.
 #[cfg(feature = "tower")]
-pub(super) fn is_refusal<O>(response: &Response<O>) -> bool {
+pub(super) fn is_refusal(response: &Parts) -> bool {
     let is_exhausted = |status: &HeaderValue| status == "8";
-    response.status() == StatusCode::TOO_MANY_REQUESTS
-        || response.headers().get("grpc-status").is_some_and(is_exhausted)
+    response.status == StatusCode::TOO_MANY_REQUESTS
+        || response.headers.get("grpc-status").is_some_and(is_exhausted)
+        || response.extensions.get::<RequestPerMinute>().is_some()
 }
 
 /// Keeps the refusal of one client out of caches.
@@ -84,11 +108,16 @@ pub(super) fn forbid_caching(headers: &mut HeaderMap) {
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }
 
-pub(super) fn is_about_the_limit(cause: Cause) -> bool {
+fn is_about_the_limit(cause: Cause) -> bool {
     matches!(cause, Cause::Exceeded | Cause::NeverFits | Cause::Banned)
 }
 
-fn body(refused: &RequestPerMinute, status: StatusCode) -> Value {
+/// The problem details of a refusal.
+pub(super) fn body(refused: &RequestPerMinute, status: StatusCode) -> String {
+    problem(refused, status).to_string()
+}
+
+fn problem(refused: &RequestPerMinute, status: StatusCode) -> Value {
     let detail = detail(refused);
     if is_about_the_limit(refused.cause()) {
         json!({

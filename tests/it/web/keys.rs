@@ -22,7 +22,8 @@ async fn a_missing_key_is_denied_unless_set_otherwise() {
     assert_eq!(problem["detail"], "`item` is limited by key, and this call has no key");
     assert_eq!(status(&default, by("alice")).await, 200, "a refusal has not counted");
 
-    let unauthorized = behind(layer(OnMissingKey::Deny).missing_key_status(http::StatusCode::UNAUTHORIZED));
+    let unauthorized = layer(OnMissingKey::Deny).on_refusal(|refused| refused.problem(http::StatusCode::UNAUTHORIZED));
+    let unauthorized = behind(unauthorized);
     let refused = send(&unauthorized, anonymous()).await;
     assert_eq!(refused.status(), 401);
     assert_eq!(super::problem(refused).await["status"], 401);

@@ -26,14 +26,123 @@ fn the_default_build_has_no_dependency_of_the_web_features() {
         String::from_utf8(output.stdout).unwrap()
     };
     let (default, all) = (tree(&[]), tree(&["--all-features"]));
-    for name in ["arc-swap", "axum-core", "base64", "http", "metrics", "serde", "toml", "tower-layer", "tower-service"]
-    {
+    for name in [
+        "actix-web",
+        "arc-swap",
+        "axum",
+        "base64",
+        "http",
+        "ipnet",
+        "metrics",
+        "serde",
+        "toml",
+        "tower-layer",
+        "tower-service",
+    ] {
         let is_in = |tree: &str| tree.lines().any(|line| line.split(' ').next() == Some(name));
         assert!(!is_in(&default) && is_in(&all), "{name}");
     }
 }
 
+/// The arguments of the attribute, and the tests of their parts in the layer. None: the docs of `web` say why there is
+/// no such part.
+const PARTS: [(&str, &[&str]); 20] = [
+    ("prefix", &["several_limits_of_a_layer_are_one_decision"]),
+    ("ttl", &["a_client_that_obeys_retry_after_is_admitted"]),
+    ("unit", &["a_client_that_obeys_retry_after_is_admitted"]),
+    ("period", &["a_client_that_obeys_retry_after_is_admitted"]),
+    (
+        "count",
+        &[
+            "a_request_has_the_count_of_its_sender",
+            "a_counter_does_not_depend_on_the_count",
+            "a_count_that_is_looked_up_is_kept_for_a_time",
+            "a_failed_look_up_refuses_and_is_not_kept",
+            "requests_of_one_key_share_a_look_up",
+        ],
+    ),
+    ("rule", &["a_route_may_have_a_layer_of_its_own"]),
+    (
+        "key",
+        &[
+            "the_address_of_the_peer_is_a_key_without_extra_work",
+            "a_value_of_middleware_is_a_key",
+            "proxies_are_trusted_by_their_networks",
+            "the_first_of_several_keys_counts",
+            "an_allow_list_lifts_a_limit_for_its_keys_only",
+        ],
+    ),
+    ("algorithm", &["headers_report_the_capacity_of_a_bucket"]),
+    (
+        "cost",
+        &[
+            "a_limit_may_apply_to_some_requests_and_at_a_cost",
+            "only_failed_logins_count",
+            "a_header_field_tells_the_cost",
+            "the_parts_of_a_body_tell_the_cost",
+            "several_limits_are_settled_with_one_cost",
+        ],
+    ),
+    (
+        "on_limit",
+        &[
+            "a_refusal_has_a_status_fields_and_problem_details",
+            "requests_wait_in_their_order_for_as_long_as_they_may",
+            "a_request_waits_for_a_place_until_its_client_leaves",
+            "a_response_of_ones_own_keeps_the_fields_of_the_refusal",
+            "the_status_of_a_refusal_can_be_set_by_its_cause",
+        ],
+    ),
+    (
+        "on_store_error",
+        &["policies_are_named_while_the_store_is_away", "an_outage_is_decided_by_the_policy_of_the_layer"],
+    ),
+    ("on_missing_key", &["a_missing_key_is_denied_unless_set_otherwise"]),
+    (
+        "permit",
+        &[
+            "responses_name_all_policies_and_the_tightest_limit",
+            "a_place_is_held_until_an_upgraded_connection_is_closed",
+        ],
+    ),
+    ("limiter", &["a_layer_without_a_limiter_uses_that_of_the_scope"]),
+    ("prefetch", &["a_rule_of_a_layer_may_have_prefetch_and_no_denial_cache"]),
+    ("denial_cache", &["a_rule_of_a_layer_may_have_prefetch_and_no_denial_cache"]),
+    ("shadow", &["headers_never_report_a_shadow_rule"]),
+    ("blocking", &[]),
+    ("crate", &[]),
+    ("lease", &["a_place_is_free_when_the_body_has_ended"]),
+];
+
+/// All that the attribute can do, the layer can do: each argument is in the table of the docs, and has its tests.
+#[test]
+fn each_argument_of_the_attribute_has_its_part_in_the_layer() {
+    let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let read = |path: &str| std::fs::read_to_string(workspace.join(path)).unwrap();
+    let (attribute, layer) = (read("ratelimit-macros/src/lib.rs"), read("ratelimit-runtime/src/web/mod.rs"));
+    let mut tests = String::new();
+    for folder in ["tests/it/web", "tests/it/web/black_box"] {
+        for file in std::fs::read_dir(workspace.join(folder)).unwrap() {
+            let file = file.unwrap().path();
+            tests += &file.is_file().then(|| std::fs::read_to_string(file).unwrap()).unwrap_or_default();
+        }
+    }
+    let table = attribute.split("/// | argument |").nth(1).unwrap().lines().skip(2);
+    let arguments: Vec<_> = table.map_while(|line| line.strip_prefix("/// | `")?.split('`').next()).collect();
+    assert!(arguments.len() > 15, "{arguments:?}");
+    let rows: Vec<_> = layer.lines().filter_map(|line| line.strip_prefix("//! | ")?.split(" | ").next()).collect();
+    for argument in arguments.into_iter().chain(["lease"]) {
+        let (_, names) = PARTS.iter().find(|(name, _)| *name == argument).unwrap_or_else(|| panic!("{argument}"));
+        for name in *names {
+            assert!(tests.contains(&format!("async fn {name}(")), "{argument}: there is no test {name}");
+        }
+        let is_its_row = |row: &&str| row.split('`').any(|word| word.split(' ').next() == Some(argument));
+        assert!(rows.iter().any(is_its_row), "{argument} is not in the table of `web`");
+    }
+}
+
 mod axum_responses;
+mod black_box;
 mod grpc;
 mod headers;
 mod keys;

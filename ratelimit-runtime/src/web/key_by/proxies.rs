@@ -1,12 +1,16 @@
 //! Keys from header fields compared with a simple parser of the RFC, behind proxies that copy
 //! hostile input.
 
-use std::{fmt::Write as _, net::IpAddr};
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, SocketAddr},
+};
 
 use http::{HeaderName, HeaderValue, Request};
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
-use super::{KeyBy, KeyResult, ip_key};
+use super::{AmbiguousKey, FoundKey, KeyBy, TrustedProxies, addresses, found_now};
+use crate::web::Networks;
 
 /// Parses a `Forwarded` field into elements of parameters, from left to right, by the grammar of
 /// RFC 7239, section 4. `None` if the text is malformed.
@@ -63,16 +67,31 @@ fn plain_key(lines: &[String], hops: usize) -> Option<String> {
     let element = elements.into_iter().rev().nth(hops - 1)?;
     let mut addresses = element.iter().filter(|(name, _)| name == "for");
     let (Some((_, address)), None) = (addresses.next(), addresses.next()) else { return None };
-    Some(ip_key(super::parse_ip(address)?).to_string())
+    addresses::parse_ip(address).map(text_of)
+}
+
+fn text_of(ip: IpAddr) -> String {
+    FoundKey::of_ip(ip).key.to_string()
 }
 
 fn key_of(by: &KeyBy, field: &HeaderName, lines: &[String]) -> Option<String> {
+    let lines: Vec<_> = lines.iter().map(|line| HeaderValue::from_bytes(line.as_bytes()).unwrap()).collect();
+    key_of_values(by, field, &lines, None)
+}
+
+/// The key of a request from this peer.
+fn key_of_values(by: &KeyBy, field: &HeaderName, values: &[HeaderValue], peer: Option<IpAddr>) -> Option<String> {
     let mut request = Request::new(());
-    for line in lines {
-        request.headers_mut().append(field, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+    for value in values {
+        request.headers_mut().append(field, value.clone());
     }
-    let KeyResult::Ready(key) = by.find(&request.into_parts().0) else { panic!() };
-    key.map(|key| key.to_string())
+    if let Some(peer) = peer {
+        request.extensions_mut().insert(SocketAddr::from((peer, 4711)));
+    }
+    match found_now(by, &request.into_parts().0) {
+        Ok(found) => found.map(|found| found.key.to_string()),
+        Err(AmbiguousKey) => panic!("not a header that is a key"),
+    }
 }
 
 /// A field or `Host` from a client that imitates the elements of proxies.
@@ -181,7 +200,7 @@ proptest! {
     /// Whatever the client sends, the key is the peer address of the first trusted proxy.
     #[test]
     fn no_client_behind_proxies_chooses_its_key(sent in vec(hostile(), 0..3), proxies in vec(proxy(), 1..4)) {
-        let real = Some(ip_key(proxies[0].peer).to_string());
+        let real = Some(text_of(proxies[0].peer));
         let mut lines = sent.clone();
         for proxy in &proxies {
             proxy.forward(&mut lines, &proxy.element());
@@ -196,6 +215,58 @@ proptest! {
         let field = HeaderName::from_static("x-forwarded-for");
         let x_forwarded_for = key_of(&KeyBy::x_forwarded_for(proxies.len()), &field, &lines);
         prop_assert_eq!(&x_forwarded_for, &real, "{:?}", lines);
+    }
+
+    /// Behind proxies that are trusted by their addresses, however many there are.
+    #[test]
+    fn no_client_behind_trusted_networks_chooses_its_key(
+        sent in vec(hostile(), 0..3),
+        proxies in vec(proxy(), 1..4),
+        last in address(),
+    ) {
+        let client = proxies[0].peer;
+        let trusted: Vec<_> = proxies[1..].iter().map(|proxy| proxy.peer).chain([last]).collect();
+        prop_assume!(trusted.iter().all(|proxy| proxy.to_canonical() != client.to_canonical()));
+        let trusted = Networks::parse(trusted.iter().map(ToString::to_string)).unwrap();
+        let (mut addresses, mut elements) = (sent.clone(), sent);
+        for proxy in &proxies {
+            proxy.forward(&mut addresses, &proxy.address());
+            proxy.forward(&mut elements, &proxy.element());
+        }
+        let values = |lines: &[String]| -> Vec<_> {
+            lines.iter().map(|line| HeaderValue::from_bytes(line.as_bytes()).unwrap()).collect()
+        };
+        for (by, field, lines) in [
+            (KeyBy::x_forwarded_for(trusted.clone()), HeaderName::from_static("x-forwarded-for"), &addresses),
+            (KeyBy::forwarded(trusted.clone()), http::header::FORWARDED, &elements),
+        ] {
+            let key = key_of_values(&by, &field, &values(lines), Some(last));
+            prop_assert_eq!(key, Some(text_of(client)), "{}: {:?}", field, lines);
+            // A peer that is no proxy is the client, whatever it sends.
+            let key = key_of_values(&by, &field, &values(lines), Some(client));
+            prop_assert_eq!(key, Some(text_of(client)), "{}: {:?}", field, lines);
+        }
+    }
+
+    /// Any bytes that a field may have, in any number of lines: no panic, and no key without a peer.
+    #[test]
+    fn any_bytes_are_a_key_or_none(
+        lines in vec(vec(prop_oneof![Just(b'\t'), 32_u8..127, 128_u8..=255], 0..64), 0..4),
+        hops in 1_usize..4,
+        peer in option::of(address()),
+    ) {
+        let values: Vec<_> = lines.iter().map(|line| HeaderValue::from_bytes(line).unwrap()).collect();
+        let everyone = Networks::parse(["0.0.0.0/0", "::/0"]).unwrap();
+        for field in [HeaderName::from_static("x-forwarded-for"), http::header::FORWARDED] {
+            let by = |trusted: TrustedProxies| match field.as_str() {
+                "forwarded" => KeyBy::forwarded(trusted),
+                _ => KeyBy::x_forwarded_for(trusted),
+            };
+            key_of_values(&by(hops.into()), &field, &values, peer);
+            let found = key_of_values(&by(everyone.clone().into()), &field, &values, peer);
+            prop_assert!(found.is_none() || peer.is_some());
+            key_of_values(&KeyBy::first_of([by(hops.into()), KeyBy::peer()]), &field, &values, peer);
+        }
     }
 
     /// Well-formed fields: the key is that of the simple parser, for any number of hops.

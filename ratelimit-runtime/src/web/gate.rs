@@ -1,0 +1,241 @@
+//! The decision on a request, the fields of its response, and its settlement: for any kind of
+//! server.
+
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header::CONTENT_TYPE, request, response::Parts};
+
+use super::{
+    HeaderStyle, Limit, RequestHold, grpc,
+    headers::{QuotaPolicy, QuotaStatus},
+    limit::AskedLimit,
+    problem,
+    request_hold::{BodyHold, SettlePlan},
+};
+use crate::{
+    Limiter, OnStoreError, Permit, RequestPerMinute, Rule,
+    engine::{
+        acquire::Acquire,
+        core::Engine,
+        request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
+    },
+    observe,
+};
+
+/// The limits of a layer, and its settings.
+#[derive(Clone)]
+pub(super) struct Gate {
+    pub(super) limits: Vec<Limit>,
+    pub(super) limiter: Option<Limiter>,
+    pub(super) style: Option<HeaderStyle>,
+    pub(super) on_limit: OnLimit,
+    pub(super) on_store_error: Option<OnStoreError>,
+    pub(super) on_refusal: Option<RefusalFn>,
+}
+
+pub(super) type RefusalFn = Arc<dyn Fn(RefusedRequest<'_>) -> Response<Bytes> + Send + Sync>;
+
+/// A refused request, for [`RateLimitLayer::on_refusal`](super::RateLimitLayer::on_refusal).
+#[derive(Clone, Copy, Debug)]
+pub struct RefusedRequest<'a> {
+    refused: &'a RequestPerMinute,
+    request: &'a request::Parts,
+}
+
+impl<'a> RefusedRequest<'a> {
+    /// The refusal.
+    pub fn refusal(&self) -> &'a RequestPerMinute {
+        self.refused
+    }
+
+    /// The head of the request.
+    pub fn request(&self) -> &'a request::Parts {
+        self.request
+    }
+
+    /// The status that the refusal has by default; see [`web`](crate::web).
+    pub fn status(&self) -> StatusCode {
+        problem::status(self.refused.cause())
+    }
+
+    /// The response by default, but with this status, which the body names, too.
+    pub fn problem(&self, status: StatusCode) -> Response<Bytes> {
+        let mut response = Response::new(problem::body(self.refused, status).into());
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, problem::media_type());
+        response
+    }
+}
+
+/// An admitted request.
+#[derive(Debug)]
+pub(super) struct Admission {
+    style: HeaderStyle,
+    policies: Vec<QuotaPolicy<'static>>,
+    status: Option<QuotaStatus<'static>>,
+    permit: Option<Permit>,
+    hold: Option<RequestHold>,
+    plan: Option<SettlePlan>,
+    method: Method,
+}
+
+/// A refused request, and the rules that apply to it.
+pub(super) struct Rejection {
+    refused: RequestPerMinute,
+    policies: Vec<QuotaPolicy<'static>>,
+}
+
+impl Gate {
+    /// Decides on a request. If this is dropped, the request is charged as by
+    /// [`Limiter::acquire_within`].
+    pub(super) async fn admit(&self, request: &request::Parts) -> Result<Admission, Rejection> {
+        let engine = self.limiter.as_ref().map_or_else(Limiter::current_engine, Limiter::engine_ref);
+        let mut charges: Vec<ChargeRequest> = Vec::with_capacity(self.limits.len());
+        let mut plan: Option<SettlePlan> = None;
+        for limit in &self.limits {
+            let Some(asked) = limit.ask(request, &engine.settings().clock).await else { continue };
+            let AskedLimit { charge, settle_by, failed_lookup } = asked;
+            if let Some(error) = failed_lookup {
+                match refusal_without_count(&engine, &charge, &error) {
+                    Some(refused) => return Err(Rejection { refused, policies: Vec::new() }),
+                    None => continue,
+                }
+            }
+            if let Some(by) = settle_by {
+                let (least, most) = plan.map_or((charge.cost, charge.cost), |plan| (plan.least, plan.most));
+                plan = Some(SettlePlan { by, least: least.min(charge.cost), most: most.max(charge.cost) });
+            }
+            charges.push(charge);
+        }
+        let style = self.style.unwrap_or_else(HeaderStyle::installed);
+        let method = request.method.clone();
+        let Some(only) = charges.first().map(|charge| charge.rule.prefix()) else {
+            return Ok(Admission { style, policies: Vec::new(), status: None, permit: None, hold: None, plan, method });
+        };
+        let policies = if style == HeaderStyle::Ietf { policies(&engine, &charges) } else { Vec::new() };
+        let options = AcquireOptions::new(self.on_limit, self.on_store_error);
+        let acquire = match charges.pop() {
+            Some(ChargeRequest { rule, key, cost, cost_kind: CostKind::Fixed }) if charges.is_empty() => {
+                Acquire::single(engine, &rule, key, cost, options)
+            }
+            last => {
+                charges.extend(last);
+                Acquire::all(engine, charges, options, self.on_limit)
+            }
+        };
+        match acquire.await {
+            Ok(permit) => {
+                let name = permit.most_restrictive().map(|(rule, _)| rule.prefix()).filter(|name| !name.is_empty());
+                let status = QuotaStatus::of_permit(&permit, name.unwrap_or(only));
+                let permit = Some(permit).filter(Permit::holds);
+                Ok(Admission { style, policies, status, permit, hold: None, plan, method })
+            }
+            Err(refused) => Err(Rejection { refused, policies }),
+        }
+    }
+
+    /// Requests may wait for a limit.
+    pub(super) fn waits(&self) -> bool {
+        matches!(self.on_limit, OnLimit::Wait(_))
+    }
+
+    /// The response to a refused request. Its extensions have the refusal.
+    pub(super) fn refuse(&self, rejection: Rejection, request: &request::Parts) -> Response<Bytes> {
+        let Rejection { refused, policies } = rejection;
+        let style = self.style.unwrap_or_else(HeaderStyle::installed);
+        let mut response = if let Some(media_type) = grpc::media_type(request) {
+            let mut response = Response::new(Bytes::new());
+            *response.headers_mut() = grpc::trailers_only(&refused, style, &policies, &media_type);
+            response
+        } else {
+            let refused_request = RefusedRequest { refused: &refused, request };
+            let mut response = match &self.on_refusal {
+                Some(respond) => respond(refused_request),
+                None => refused_request.problem(refused_request.status()),
+            };
+            replace(response.headers_mut(), &problem::fields(&refused, style, &policies));
+            response
+        };
+        response.extensions_mut().insert(refused);
+        response
+    }
+}
+
+/// Sets these fields in place of others with their names.
+fn replace(headers: &mut HeaderMap, with: &HeaderMap<HeaderValue>) {
+    for name in with.keys() {
+        headers.remove(name);
+    }
+    for (name, value) in with {
+        headers.append(name, value.clone());
+    }
+}
+
+/// The refusal of a request whose count could not be looked up. `None` if the rule does not refuse:
+/// it is switched off, or in shadow mode.
+fn refusal_without_count(engine: &Engine, charge: &ChargeRequest, error: &str) -> Option<RequestPerMinute> {
+    static LOGGED: observe::LogThrottle = observe::LogThrottle::new();
+    if LOGGED.allow() {
+        tracing::error!(rule = charge.rule.prefix(), error, "cannot look up the count of a rule");
+    }
+    let rule = applied(engine, charge, false)?;
+    if rule.is_shadow() {
+        observe::refused_in_shadow(&rule);
+        return None;
+    }
+    let refused = RequestPerMinute::unavailable(&rule, format!("its count could not be looked up: {error}"));
+    observe::refused(&refused);
+    Some(refused)
+}
+
+/// The rules of the charges that a client sees.
+fn policies(engine: &Engine, charges: &[ChargeRequest]) -> Vec<QuotaPolicy<'static>> {
+    if engine.store().is_none() {
+        return Vec::new(); // nothing is limited
+    }
+    let is_one_of_several = charges.len() > 1;
+    let rules = charges.iter().filter_map(|charge| applied(engine, charge, is_one_of_several));
+    rules.filter(|rule| !rule.is_shadow()).map(QuotaPolicy::new).collect()
+}
+
+/// The rule of a charge as it applies now. `None` if it is switched off.
+fn applied(engine: &Engine, charge: &ChargeRequest, is_one_of_several: bool) -> Option<Rule> {
+    let key = if let RequestKey::Some(key) = &charge.key { Some(key) } else { None };
+    let is_settled = charge.cost_kind != CostKind::Fixed;
+    Some(*engine.settings().rules_now().applied(&charge.rule, key, is_settled, is_one_of_several)?)
+}
+
+impl Admission {
+    /// The holds of the request, if there are any, for its extensions. `outer`: those of an outer
+    /// layer.
+    pub(super) fn hold(&mut self, outer: impl FnOnce() -> Option<RequestHold>) -> Option<RequestHold> {
+        let permit = self.permit.take()?;
+        self.hold.insert(RequestHold::new(permit, outer())).clone().into()
+    }
+
+    /// Adds the fields of the limits to a response, and settles what its head tells. What is returned
+    /// goes with the body.
+    ///
+    /// If this is dropped instead, all that is held is charged.
+    pub(super) fn finish(self, response: &mut Parts) -> Option<BodyHold> {
+        let Self { style, policies, status, hold, plan, method, .. } = self;
+        // A refusal of an inner layer keeps its own fields.
+        if !(problem::is_refusal(response) && style.is_written(&response.headers)) {
+            style.write(&policies, status.as_ref(), &mut response.headers);
+        }
+        hold.map(|hold| BodyHold::new(hold, plan, &method, response))
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate")
+            .field("limits", &self.limits)
+            .field("limiter", &self.limiter)
+            .field("style", &self.style)
+            .field("on_limit", &self.on_limit)
+            .field("on_store_error", &self.on_store_error)
+            .finish_non_exhaustive()
+    }
+}

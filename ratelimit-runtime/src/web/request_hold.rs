@@ -1,0 +1,168 @@
+//! The holds of a request, and their settlement by its response.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use http::{Method, StatusCode, header::CONTENT_LENGTH, response::Parts};
+
+use super::settle_by::{BodyMeter, ResponseCost, SettleBy};
+use crate::{Permit, observe::LogThrottle};
+
+/// The place that a request holds by [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), and
+/// the cost that it holds by [`Limit::settle`](super::Limit::settle), in the extensions of the
+/// request.
+///
+/// A place is held until the body of the response ends and all clones of this are dropped. The body
+/// of an upgrade (`101 Switching Protocols`, or a `CONNECT`) ends at once. A service that upgrades a
+/// connection, for example to a WebSocket, must therefore keep a clone while it uses the connection.
+/// If it does not, the log has a warning.
+///
+/// A cost is held until the response tells what was used, whatever clones there are.
+///
+/// ```
+/// use http::{Request, Response};
+/// use ratelimit_runtime::web::RequestHold;
+///
+/// async fn chat(mut request: Request<()>) -> Response<()> {
+///     let hold = request.extensions_mut().remove::<RequestHold>();
+///     tokio::spawn(async move {
+///         // Uses the upgraded connection until it is closed, and then frees the place.
+///         drop(hold);
+///     });
+///     Response::builder().status(101).body(()).unwrap()
+/// }
+/// ```
+///
+/// An `axum` handler takes it as `Option<Extension<RequestHold>>`.
+#[derive(Clone)]
+#[must_use = "the place is freed when all clones of this are dropped"]
+pub struct RequestHold(Arc<LayerHold>);
+
+/// The permit of one layer, and the holds of outer layers.
+struct LayerHold {
+    /// `None` once it is settled.
+    permit: Mutex<Option<Permit>>,
+    _outer: Option<RequestHold>,
+}
+
+impl RequestHold {
+    pub(super) fn new(permit: Permit, outer: Option<Self>) -> Self {
+        Self(Arc::new(LayerHold { permit: Mutex::new(Some(permit)), _outer: outer }))
+    }
+
+    /// Settles the hold with this cost: now, unless it has a place, which is held on.
+    fn settle(&self, used: u64) {
+        let mut permit = self.0.permit.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(permit) = &mut *permit {
+            permit.record(used);
+        }
+        let settled = permit.take_if(|permit| !permit.holds_place());
+        drop(permit);
+        drop(settled);
+    }
+
+    /// Warns about a place that is freed before the upgraded connection ends.
+    fn check_upgrade(&self) {
+        static LOGGED: LogThrottle = LogThrottle::new();
+        let permit = self.0.permit.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_place = permit.as_ref().is_some_and(Permit::holds_place);
+        drop(permit);
+        if has_place && Arc::strong_count(&self.0) == 1 && LOGGED.allow() {
+            tracing::warn!(
+                "the place of an upgraded connection is freed at once, as the service keeps no `RequestHold`"
+            );
+        }
+    }
+}
+
+impl fmt::Debug for RequestHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestHold").finish_non_exhaustive()
+    }
+}
+
+/// The settlement of a request's holds by its response.
+#[derive(Clone, Debug)]
+pub(super) struct SettlePlan {
+    pub(super) by: SettleBy,
+    /// The least and the most that a limit of the request holds.
+    pub(super) least: u64,
+    pub(super) most: u64,
+}
+
+/// Keeps the holds of a request until the body of its response has ended. Dropping it settles them,
+/// with all that was held if the body has not ended.
+pub(super) struct BodyHold {
+    hold: RequestHold,
+    meter: Option<(BodyMeter, SettlePlan)>,
+    used: u64,
+    /// Bytes of the body that are still to come. `None` if their number is not known.
+    left: Option<u64>,
+}
+
+impl BodyHold {
+    /// Settles by the head of a response, if it tells the cost.
+    pub(super) fn new(hold: RequestHold, plan: Option<SettlePlan>, method: &Method, response: &Parts) -> Self {
+        let status = response.status;
+        let is_upgrade = status == StatusCode::SWITCHING_PROTOCOLS || *method == Method::CONNECT && status.is_success();
+        if is_upgrade {
+            hold.check_upgrade();
+        }
+        let has_body = !is_upgrade && *method != Method::HEAD;
+        let meter = plan.and_then(|plan| match plan.by.cost_of(response, has_body) {
+            ResponseCost::Known(used) => {
+                hold.settle(used);
+                None
+            }
+            ResponseCost::Measured(meter) => Some((meter, plan)),
+            ResponseCost::Unknown => None,
+        });
+        let length = response.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        Self { hold, meter, used: 0, left: length }
+    }
+
+    /// Tells the length of the body.
+    pub(super) fn expect(&mut self, length: u64) {
+        self.left = Some(length);
+        if length == 0 {
+            self.end();
+        }
+    }
+
+    /// Takes a part of the body in.
+    pub(super) fn add(&mut self, part: &[u8]) {
+        let Some((meter, _)) = &mut self.meter else { return };
+        self.used = self.used.saturating_add(meter(part));
+        self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
+        // A server may not ask for more.
+        if self.left == Some(0) {
+            self.end();
+        }
+    }
+
+    /// The body has ended: its cost is known.
+    pub(super) fn end(&mut self) {
+        if self.meter.take().is_some() {
+            self.hold.settle(self.used);
+        }
+    }
+}
+
+impl Drop for BodyHold {
+    fn drop(&mut self) {
+        // The body has not ended, so more may have been used than was seen: all that is held, at least.
+        if let Some((_, plan)) = self.meter.take()
+            && self.used > plan.least
+        {
+            self.hold.settle(self.used.max(plan.most));
+        }
+    }
+}
+
+impl fmt::Debug for BodyHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BodyHold").field("used", &self.used).finish_non_exhaustive()
+    }
+}
