@@ -37,7 +37,7 @@ pub(super) struct Gate {
 pub(super) type RefusalFn = Arc<dyn Fn(RefusedRequest<'_>) -> Response<Bytes> + Send + Sync>;
 
 /// A refused request, for [`RateLimitLayer::on_refusal`](super::RateLimitLayer::on_refusal).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct RefusedRequest<'a> {
     refused: &'a RequestPerMinute,
     request: &'a request::Parts,
@@ -225,6 +225,13 @@ impl Admission {
             style.write(&policies, status.as_ref(), &mut response.headers);
         }
         hold.map(|hold| BodyHold::new(hold, plan, &method, response))
+    }
+}
+
+impl fmt::Debug for RefusedRequest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A request has secrets in its fields.
+        f.debug_struct("RefusedRequest").field("refusal", &self.refused).finish_non_exhaustive()
     }
 }
 

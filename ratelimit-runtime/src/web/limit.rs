@@ -133,7 +133,8 @@ impl Limit {
     ///
     /// A count is kept for the time `ttl`, by the limiter's clock, for all requests with the same key:
     /// it must depend on nothing else. Requests of one key that come at once share one look-up. Up to
-    /// some 4,000 keys are kept, those that were used last.
+    /// some 4,000 keys are kept, those that were used last. Each other key is a look-up, so
+    /// authenticate first: a client must not make up keys.
     ///
     /// If the look-up fails, the request is refused with
     /// [`Cause::Unavailable`](crate::Cause::Unavailable), whatever the failure policy. The log has
@@ -269,10 +270,11 @@ impl Limit {
         };
         let key = self.key_of(request, cost).await?;
         let mut failed_lookup = None;
-        let rule = match &self.count {
-            None => self.rule,
-            Some(CountBy::Request(count)) => self.rule.with_count(count(request)),
-            Some(CountBy::Lookup(counts)) => {
+        let rule = match (&self.count, &key) {
+            // Without a key it is refused, whatever the count.
+            (None, _) | (_, RequestKey::Missing) => self.rule,
+            (Some(CountBy::Request(count)), _) => self.rule.with_count(count(request)),
+            (Some(CountBy::Lookup(counts)), _) => {
                 let its_key = if let RequestKey::Some(key) = &key { Some(key) } else { None };
                 match counts.count(its_key, request, clock).await {
                     Ok(count) => self.rule.with_count(count),

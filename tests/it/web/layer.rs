@@ -112,6 +112,34 @@ async fn the_service_that_was_polled_ready_gets_the_request() {
     }
 }
 
+/// The service has room for one request. One that waits for a limit does not take it.
+#[tokio::test]
+async fn a_request_that_waits_leaves_the_capacity_of_the_service_to_others() {
+    let service = tower::limit::ConcurrencyLimit::new(
+        service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(Body::from("hello")))),
+        1,
+    );
+    let clock = ManualClock::new();
+    let layer = RateLimitLayer::new([Limit::new(per_minute(1)).key(by_user())]).limiter(in_memory(&clock).await);
+    let limited = layer.wait(MINUTE).layer(service);
+    let ask = |user: &str| {
+        let request = http::Request::builder().header("x-user", user).body(()).unwrap();
+        let answer = tokio::spawn(limited.clone().oneshot(request));
+        async {
+            tokio::time::timeout(Duration::from_secs(10), answer).await.expect("an answer").unwrap().unwrap().status()
+        }
+    };
+    assert_eq!(ask("alice").await, 200);
+    let waiting = tokio::spawn(ask("alice"));
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(ask("bob").await, 200);
+    assert!(!waiting.is_finished());
+    clock.advance(MINUTE);
+    assert_eq!(waiting.await.unwrap(), 200);
+}
+
 #[tokio::test]
 async fn an_error_of_the_service_passes_the_layer() {
     let failing = service_fn(async |_: http::Request<()>| Err::<http::Response<Body>, _>("broken"));

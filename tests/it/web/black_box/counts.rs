@@ -19,7 +19,7 @@ async fn a_request_has_the_count_of_its_sender() {
     for kind in KINDS {
         let limit = Limit::new(per_minute(1)).key(by_user()).count(|request| wanted(request).unwrap_or(1));
         let (layer, ..) = timed([limit]).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let with = |count: &str| service.get("/").header("x-user", "alice").header("x-count", count);
         assert_eq!(service.statuses(3, || with("2")).await, [200, 200, 429], "{kind:?}");
         // The counter is the same: what was counted still counts.
@@ -68,7 +68,7 @@ async fn a_count_that_is_looked_up_is_kept_for_a_time() {
     for kind in KINDS {
         let (lookups, open) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(1_000)));
         let (layer, _limiter, clock) = timed([looked_up(&lookups, &open)]).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let as_user = |user: &str, count: &str| service.get("/").header("x-user", user).header("x-count", count);
         assert_eq!(service.statuses(3, || as_user("alice", "2")).await, [200, 200, 429], "{kind:?}");
         assert_eq!(lookups.load(Ordering::Relaxed), 1, "{kind:?}");
@@ -79,6 +79,8 @@ async fn a_count_that_is_looked_up_is_kept_for_a_time() {
         clock.advance(Duration::from_millis(1));
         assert_eq!(service.status(as_user("alice", "3")).await, 200, "{kind:?}: the new one");
         assert_eq!(lookups.load(Ordering::Relaxed), 3, "{kind:?}");
+        assert_eq!(service.status(service.get("/")).await, 403, "{kind:?}: without a key, nothing is looked up");
+        assert_eq!(lookups.load(Ordering::Relaxed), 3, "{kind:?}");
     }
 }
 
@@ -88,7 +90,7 @@ async fn a_failed_look_up_refuses_and_is_not_kept() {
     for kind in KINDS {
         let (lookups, open) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(1_000)));
         let (layer, limiter, _clock) = timed([looked_up(&lookups, &open)]).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let failed = service.get("/").header("x-user", "alice").send().await.unwrap();
         assert_eq!(failed.status(), 503, "{kind:?}");
         assert_eq!(failed.headers()["retry-after"], "1", "{kind:?}");

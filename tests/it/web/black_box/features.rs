@@ -13,7 +13,7 @@ use crate::support::eventually;
 async fn clones_of_a_layer_share_their_counters() {
     for kind in KINDS {
         let (layer, ..) = timed([Limit::new(per_minute(50))]).await;
-        let service = Arc::new(Service::start(kind, layer).await);
+        let service = Arc::new(Service::start(kind, layer));
         let requests = (0..200).map(|_| {
             let service = Arc::clone(&service);
             tokio::spawn(async move { service.status(service.get("/")).await })
@@ -27,7 +27,7 @@ async fn clones_of_a_layer_share_their_counters() {
 async fn requests_wait_in_their_order_for_as_long_as_they_may() {
     for kind in KINDS {
         let (layer, limiter, clock) = timed([Limit::new(per_minute(1)).key(by_user())]).await;
-        let service = Arc::new(Service::start(kind, layer.wait(2 * MINUTE)).await);
+        let service = Arc::new(Service::start(kind, layer.wait(2 * MINUTE)));
         let ask = |service: &Arc<Service>| {
             let service = Arc::clone(service);
             tokio::spawn(async move { service.status(service.get("/").header("x-user", "alice")).await })
@@ -65,7 +65,7 @@ async fn a_request_waits_for_a_place_until_its_client_leaves() {
     for kind in KINDS {
         let limiter = Limiter::in_memory();
         let layer = RateLimitLayer::new([Limit::new(places)]).limiter(limiter.clone()).wait(MINUTE);
-        let service = Arc::new(Service::start(kind, layer).await);
+        let service = Arc::new(Service::start(kind, layer));
         let mut first = service.get("/stream").header("x-parts", "text|forever").send().await.unwrap();
         first.chunk().await.unwrap();
         let next = {
@@ -84,7 +84,7 @@ async fn a_place_is_free_when_the_body_has_ended() {
     let places = Rule::new("places", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
     for kind in KINDS {
         let limiter = Limiter::in_memory();
-        let service = Service::start(kind, RateLimitLayer::new([Limit::new(places)]).limiter(limiter)).await;
+        let service = Service::start(kind, RateLimitLayer::new([Limit::new(places)]).limiter(limiter));
         let mut first = service.get("/stream").header("x-parts", "text|forever").send().await.unwrap();
         first.chunk().await.unwrap();
         assert_eq!(service.status(service.get("/")).await, 429, "{kind:?}");
@@ -103,7 +103,7 @@ async fn a_rule_of_a_layer_may_have_prefetch_and_no_denial_cache() {
         let key = crate::support::fresh_key();
         let limit = Limit::new(per_minute(100).with_prefetch(20));
         let limit = limit.key(KeyBy::from_fn(move |_| Some(ratelimit_runtime::Key::new(key))));
-        let service = Service::start(kind, RateLimitLayer::new([limit]).limiter(limiter.clone())).await;
+        let service = Service::start(kind, RateLimitLayer::new([limit]).limiter(limiter.clone()));
         assert_eq!(service.statuses(5, || service.get("/")).await, [200; 5], "{kind:?}");
         assert!(limiter.close().await >= 15, "{kind:?}: permits were prefetched, and are refunded");
 
@@ -113,7 +113,7 @@ async fn a_rule_of_a_layer_may_have_prefetch_and_no_denial_cache() {
         let limit = Limit::new(rule).key(KeyBy::from_fn(move |_| Some(ratelimit_runtime::Key::new(key))));
         let other = crate::support::limiter_on(&server).await;
         let permit = other.acquire(&rule, key).await.unwrap();
-        let service = Service::start(kind, RateLimitLayer::new([limit]).limiter(limiter)).await;
+        let service = Service::start(kind, RateLimitLayer::new([limit]).limiter(limiter));
         assert_eq!(service.status(service.get("/")).await, 429, "{kind:?}");
         permit.refund().await.unwrap();
         assert_eq!(service.status(service.get("/")).await, 200, "{kind:?}");

@@ -13,7 +13,7 @@ fn networks(list: &[&str]) -> Networks {
 async fn the_address_of_the_peer_is_a_key_without_extra_work() {
     for kind in KINDS {
         let (layer, limiter, _clock) = timed([Limit::new(per_minute(2)).key(KeyBy::peer())]).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         assert_eq!(service.statuses(3, || service.get("/")).await, [200, 200, 429], "{kind:?}");
         assert_eq!(limiter.peek(&per_minute(2), "127.0.0.1").await.unwrap().remaining(), 0, "{kind:?}");
     }
@@ -24,7 +24,7 @@ async fn a_value_of_middleware_is_a_key() {
     for kind in KINDS {
         let by = KeyBy::extension(|user: &UserId| user.0.clone());
         let (layer, ..) = timed([Limit::new(per_minute(1)).key(by)]).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let as_user = |user: &str| service.get("/").header("x-user-id", user);
         assert_eq!(service.statuses(2, || as_user("alice")).await, [200, 429], "{kind:?}");
         assert_eq!(service.status(as_user("bob")).await, 200, "{kind:?}");
@@ -35,8 +35,9 @@ async fn a_value_of_middleware_is_a_key() {
 /// The peer, 127.0.0.1, is a trusted proxy here, or is not.
 #[tokio::test]
 async fn proxies_are_trusted_by_their_networks() {
-    type By = fn(TrustedProxies) -> KeyBy;
-    let fields: [(&str, By, fn(&str) -> String); 2] = [
+    /// The field, the key, and how proxies write a list of addresses.
+    type Field = (&'static str, fn(TrustedProxies) -> KeyBy, fn(&str) -> String);
+    let fields: [Field; 2] = [
         ("x-forwarded-for", |trusted| KeyBy::x_forwarded_for(trusted), str::to_owned),
         (
             "forwarded",
@@ -60,7 +61,7 @@ async fn proxies_are_trusted_by_their_networks() {
                 let what = format!("{kind:?}, {field}: {sent:?} behind {trusted:?}");
                 let limit = Limit::new(per_minute(5)).key(by(networks(trusted).into()));
                 let (layer, limiter, _clock) = timed([limit]).await;
-                let service = Service::start(kind, layer).await;
+                let service = Service::start(kind, layer);
                 let request = match sent {
                     Some(list) => service.get("/").header(field, write(list)),
                     None => service.get("/"),
@@ -88,7 +89,7 @@ async fn the_first_of_several_keys_counts() {
             KeyBy::first_of([KeyBy::extension(|user: &UserId| user.0.clone()), by_user(), looked_up])
         };
         let (layer, limiter, _clock) = timed([Limit::new(per_minute(9)).key(by())]).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let all = service.get("/").header("x-user-id", "alice").header("x-user", "bob").header("x-name", "carol");
         assert_eq!(service.status(all).await, 200);
         let two = service.get("/").header("x-user", "alice").header("x-name", "carol");
@@ -109,7 +110,7 @@ async fn an_allow_list_lifts_a_limit_for_its_keys_only() {
     for kind in KINDS {
         let limit = Limit::new(per_minute(1)).key(by_user()).allow_keys(["health", "admin"]);
         let (layer, ..) = timed([limit.on_missing_key(OnMissingKey::Shared)]).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         for user in ["health", "admin"] {
             assert_eq!(service.statuses(3, || service.get("/").header("x-user", user)).await, [200; 3], "{kind:?}");
         }
@@ -118,7 +119,7 @@ async fn an_allow_list_lifts_a_limit_for_its_keys_only() {
 
         let by = KeyBy::first_of([by_user(), KeyBy::x_forwarded_for(1)]);
         let limit = Limit::new(per_minute(1)).key(by).allow_networks(networks(&["10.0.0.0/8", "2001:db8::/32"]));
-        let service = Service::start(kind, timed([limit]).await.0).await;
+        let service = Service::start(kind, timed([limit]).await.0);
         for (address, expected) in [
             ("10.1.2.3", [200, 200]),
             ("::ffff:10.1.2.3", [200, 200]),

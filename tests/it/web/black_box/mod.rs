@@ -117,12 +117,12 @@ impl Drop for Service {
 }
 
 impl Service {
-    async fn start(kind: Kind, layer: RateLimitLayer) -> Self {
-        Self::start_with(kind, layer, RateLimitLayer::new([])).await
+    fn start(kind: Kind, layer: RateLimitLayer) -> Self {
+        Self::start_with(kind, layer, RateLimitLayer::new([]))
     }
 
     /// Behind two layers.
-    async fn start_with(kind: Kind, inner: RateLimitLayer, outer: RateLimitLayer) -> Self {
+    fn start_with(kind: Kind, inner: RateLimitLayer, outer: RateLimitLayer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = match kind {
@@ -186,8 +186,8 @@ fn start_axum(listener: TcpListener, inner: RateLimitLayer, outer: RateLimitLaye
             }),
         )
         .fallback(async || "hello");
-    let router = routes.layer(inner).layer(outer).layer(from_fn(insert_user));
-    let service = router.into_make_service_with_connect_info::<SocketAddr>();
+    let limited = routes.layer(inner).layer(outer).layer(from_fn(insert_user));
+    let service = limited.into_make_service_with_connect_info::<SocketAddr>();
     listener.set_nonblocking(true).unwrap();
     let listener = tokio::net::TcpListener::from_std(listener).unwrap();
     tokio::spawn(async move { axum::serve(listener, service).await.unwrap() })

@@ -19,7 +19,7 @@ fn fields(headers: &HeaderMap) -> Vec<(String, String)> {
 async fn a_refusal_has_a_status_fields_and_problem_details() {
     for kind in KINDS {
         let (layer, _limiter, clock) = timed([Limit::new(per_minute(1))]).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         assert_eq!(service.status(service.get("/")).await, 200);
         clock.advance(Duration::from_millis(20_500));
         let refused = service.get("/").send().await.unwrap();
@@ -49,7 +49,7 @@ async fn a_refusal_has_a_status_fields_and_problem_details() {
 async fn an_annotated_handler_answers_alike() {
     for kind in KINDS {
         // It uses the limiter of the process, so what it has counted before is not known.
-        let service = Service::start(kind, RateLimitLayer::new([])).await;
+        let service = Service::start(kind, RateLimitLayer::new([]));
         let statuses = service.statuses(2, || service.get("/annotated")).await;
         assert_eq!(statuses[1], 429, "{kind:?}");
         let refused = service.get("/annotated").send().await.unwrap();
@@ -71,7 +71,7 @@ async fn a_response_of_ones_own_keeps_the_fields_of_the_refusal() {
             let response = response.header("retry-after", "0").header("ratelimit", "lies").header("ratelimit", "lies");
             response.header("content-type", "text/plain").header("cache-control", "public").body(page).unwrap()
         });
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let ask = || service.get("/path").header("x-user", "alice");
         assert_eq!(service.status(ask()).await, 200);
         let refused = ask().send().await.unwrap();
@@ -101,7 +101,7 @@ async fn the_status_of_a_refusal_can_be_set_by_its_cause() {
             Cause::Exceeded => refused.problem(StatusCode::SERVICE_UNAVAILABLE),
             _ => refused.problem(refused.status()),
         });
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let ask = || service.get("/").header("x-user", "alice");
         assert_eq!(service.statuses(2, ask).await, [200, 503], "{kind:?}");
         let problem: Value = ask().send().await.unwrap().json().await.unwrap();
@@ -122,7 +122,7 @@ async fn responses_name_all_policies_and_the_tightest_limit() {
         let export = Limit::new(Rule::new("export", 1, MINUTE)).when(is_export);
         let limits = [Limit::new(wide), Limit::new(per_minute(3)), Limit::new(places), Limit::new(tried), export];
         let (layer, ..) = timed(limits).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let response = service.get("/").send().await.unwrap();
         assert_eq!(response.headers()["ratelimit-policy"], "\"wide\";q=10;w=60, \"item\";q=3;w=60", "{kind:?}");
         assert_eq!(response.headers()["ratelimit"], "\"item\";r=2;t=60", "{kind:?}");
@@ -140,7 +140,7 @@ async fn responses_name_all_policies_and_the_tightest_limit() {
 async fn policies_are_named_while_the_store_is_away() {
     for kind in KINDS {
         let layer = RateLimitLayer::new([Limit::new(per_minute(1)), Limit::new(Rule::new("other", 2, MINUTE))]);
-        let service = Service::start(kind, layer.limiter(nowhere(OnStoreError::Allow).await)).await;
+        let service = Service::start(kind, layer.limiter(nowhere(OnStoreError::Allow).await));
         for _ in 0..3 {
             let response = service.get("/").send().await.unwrap();
             assert_eq!(response.status(), 200);
@@ -148,10 +148,10 @@ async fn policies_are_named_while_the_store_is_away() {
             assert!(response.headers().get("ratelimit").is_none(), "{kind:?}: no numbers");
         }
         let unlimited = RateLimitLayer::new([Limit::new(per_minute(1))]).limiter(Limiter::unlimited());
-        let service = Service::start(kind, unlimited).await;
+        let service = Service::start(kind, unlimited);
         assert_eq!(fields(service.get("/").send().await.unwrap().headers()), [], "{kind:?}: nothing is limited");
         let denying = RateLimitLayer::new([Limit::new(per_minute(1))]).limiter(nowhere(OnStoreError::Deny).await);
-        let service = Service::start(kind, denying).await;
+        let service = Service::start(kind, denying);
         let refused = service.get("/").send().await.unwrap();
         assert_eq!(refused.status(), 503, "{kind:?}");
         assert_eq!(refused.headers()["retry-after"], "1", "{kind:?}");
@@ -167,18 +167,18 @@ async fn fields_of_nested_layers_are_combined() {
         };
         for [inner, outer] in [[3, 10], [10, 3]] {
             let style = HeaderStyle::XRateLimit;
-            let service = Service::start_with(kind, layer(inner, style), layer(outer, style)).await;
+            let service = Service::start_with(kind, layer(inner, style), layer(outer, style));
             let response = service.get("/").send().await.unwrap();
             let numbers = ["x-ratelimit-limit", "x-ratelimit-remaining"].map(|name| response.headers()[name].clone());
             assert_eq!(numbers, ["3", "2"], "{kind:?}");
         }
         // The inner layer refuses, with a status that no one knows it by.
         let refusing = layer(0, HeaderStyle::XRateLimit).on_refusal(|refused| refused.problem(StatusCode::CONFLICT));
-        let service = Service::start_with(kind, refusing, layer(1, HeaderStyle::XRateLimit)).await;
+        let service = Service::start_with(kind, refusing, layer(1, HeaderStyle::XRateLimit));
         let refused = service.get("/").send().await.unwrap();
         assert_eq!(refused.status(), 409, "{kind:?}");
         assert_eq!(refused.headers()["x-ratelimit-limit"], "0", "{kind:?}: its own numbers");
-        let service = Service::start_with(kind, layer(3, HeaderStyle::Ietf), layer(10, HeaderStyle::Ietf)).await;
+        let service = Service::start_with(kind, layer(3, HeaderStyle::Ietf), layer(10, HeaderStyle::Ietf));
         let response = service.get("/").send().await.unwrap();
         assert_eq!(response.headers().get_all("ratelimit").iter().count(), 2, "{kind:?}");
     }

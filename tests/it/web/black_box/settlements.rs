@@ -45,7 +45,7 @@ async fn only_failed_logins_count() {
         for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
             let is_failed = SettleBy::response(|response| u64::from(response.status == 401));
             let limit = Limit::new(rule).key(KeyBy::header("x-user".parse().unwrap())).settle(1, is_failed);
-            let service = Service::start(kind, RateLimitLayer::new([limit]).limiter(limiter.clone())).await;
+            let service = Service::start(kind, RateLimitLayer::new([limit]).limiter(limiter.clone()));
             let user = crate::support::fresh_key().to_string();
             let login = |status: u16| service.get(&format!("/status/{status}")).header("x-user", &user);
             assert_eq!(service.statuses(5, || login(200)).await, [200; 5], "{kind:?}");
@@ -59,7 +59,7 @@ async fn only_failed_logins_count() {
 async fn a_header_field_tells_the_cost() {
     for kind in KINDS {
         let (layer, limiter, _clock) = timed([tokens(30, SettleBy::header("x-used".parse().unwrap()))]).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let ask = || service.get("/used").header("x-user", "alice");
         let mut expected = 0;
         for (field, cost) in [(Some("5"), 5), (Some("0"), 0), (None, 30), (Some("-1"), 30), (Some("31"), 31)] {
@@ -89,7 +89,7 @@ async fn the_parts_of_a_body_tell_the_cost() {
     for kind in KINDS {
         for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
             let layer = RateLimitLayer::new([tokens(40, by_body())]).limiter(limiter.clone());
-            let service = Service::start(kind, layer).await;
+            let service = Service::start(kind, layer);
             for (path, parts, client, cost) in [
                 ("/stream", "tokens=3;", Client::Reads, 3),
                 ("/stream", "tok|ens=3;tokens=|4;|text", Client::Reads, 7),
@@ -130,7 +130,7 @@ async fn the_parts_of_a_body_tell_the_cost() {
 async fn a_head_request_is_charged_what_it_held() {
     for kind in KINDS {
         let (layer, limiter, _clock) = timed([tokens(40, by_body())]).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let request = service.client.head(format!("{}/stream", service.url)).header("x-parts", "tokens=3;");
         assert_eq!(service.status(request.header("x-user", "alice")).await, 200, "{kind:?}");
         eventually(&format!("{kind:?}: 40 are used"), || async { used(&limiter).await == 40 }).await;
@@ -146,7 +146,7 @@ async fn several_limits_are_settled_with_one_cost() {
         // The cost of a request is what it holds, up to the maximum of the limit.
         let limits = [tokens(40, by.clone()).cost(|_| 30), Limit::new(all).settle(50, by), Limit::new(per_minute(9))];
         let (layer, limiter, _clock) = timed(limits).await;
-        let service = Service::start(kind, layer).await;
+        let service = Service::start(kind, layer);
         let request = service.get("/stream").header("x-user", "alice").header("x-parts", "tokens=35;|forever");
         let mut response = request.send().await.unwrap();
         response.chunk().await.unwrap();
