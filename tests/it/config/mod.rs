@@ -273,6 +273,32 @@ async fn a_change_of_the_file_reaches_waiting_callers() {
 }
 
 /// Removed settings no longer apply, also to callers who waited through them.
+/// A program that watches its file itself.
+#[tokio::test]
+async fn rules_replaced_by_a_text_reach_new_and_waiting_callers() {
+    let text = |count: u64| format!("[rules.item]\ncount = {count}\n[routes]\na = 1");
+    let rules = Rules::parse_beside(&text(1), &["routes"]).unwrap().expect(&[&ITEM]).unwrap();
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder("memory://").rules(rules.clone()).clock(clock).build().await.unwrap();
+    limiter.acquire(&ITEM, "alice").await.unwrap();
+    let waiting = tokio::spawn(limiter.acquire_within(&ITEM, "alice", 10 * MINUTE));
+    tokio::task::yield_now().await;
+    for (text, mistake) in [
+        (text(0), "`count` is 0"),
+        (text(2).replace("item", "itme"), "the prefix `itme`"),
+        (text(2).replace("routes", "rutes"), "rutes"),
+    ] {
+        let error = rules.replace(&text).unwrap_err().to_string();
+        assert!(error.contains(mistake), "{error}");
+    }
+    assert_eq!(limit(&limiter, "alice").await, 1, "nothing has changed");
+    assert!(!waiting.is_finished());
+    rules.replace(&text(2)).unwrap();
+    eventually("the caller runs", || async { waiting.is_finished() }).await;
+    assert_eq!(waiting.await.unwrap().unwrap().remaining(), 0);
+    assert_eq!(limit(&limiter, "alice").await, 2);
+}
+
 #[tokio::test]
 async fn a_removed_setting_no_longer_applies_to_waiting_callers() {
     let file = File::new("[rules.item]\ncount = 1");

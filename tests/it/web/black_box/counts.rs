@@ -8,6 +8,7 @@ use ratelimit_runtime::Algorithm;
 use tokio::sync::Semaphore;
 
 use super::*;
+use crate::support::eventually;
 
 /// The number in the field `x-count`.
 fn wanted(request: &http::request::Parts) -> Option<u64> {
@@ -123,9 +124,7 @@ async fn requests_of_one_key_share_a_look_up() {
     // The first one looks up, and its client leaves. Another one looks up in its place.
     let leaving = router.clone();
     let first = tokio::spawn(async move { status(&leaving, by("alice")).await });
-    while lookups.load(Ordering::Relaxed) == 0 {
-        tokio::task::yield_now().await;
-    }
+    eventually("it looks up", || async { lookups.load(Ordering::Relaxed) == 1 }).await;
     let waiting: Vec<_> = (0..50)
         .map(|_| {
             let (router, request) = (router.clone(), request(Some("20")));
@@ -134,10 +133,9 @@ async fn requests_of_one_key_share_a_look_up() {
         .collect();
     tokio::task::yield_now().await;
     first.abort();
-    while lookups.load(Ordering::Relaxed) == 1 {
-        tokio::task::yield_now().await;
-    }
+    eventually("another one looks up", || async { lookups.load(Ordering::Relaxed) == 2 }).await;
     gate.add_permits(1);
+    eventually("all are answered", || async { waiting.iter().all(tokio::task::JoinHandle::is_finished) }).await;
     let statuses: Vec<_> = join_all(waiting).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 20);
     assert_eq!(lookups.load(Ordering::Relaxed), 2);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use ratelimit_runtime::Algorithm;
+use ratelimit_runtime::{Algorithm, Key};
 
 use super::*;
 use crate::support::eventually;
@@ -58,24 +58,35 @@ async fn requests_wait_in_their_order_for_as_long_as_they_may() {
     }
 }
 
-/// A request that waits for a place, and one whose client leaves while it waits.
+/// A place, alone or beside another limit. A client that leaves while it waits takes neither.
 #[tokio::test]
 async fn a_request_waits_for_a_place_until_its_client_leaves() {
     let places = Rule::new("places", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
     for kind in KINDS {
-        let limiter = Limiter::in_memory();
-        let layer = RateLimitLayer::new([Limit::new(places)]).limiter(limiter.clone()).wait(MINUTE);
-        let service = Arc::new(Service::start(kind, layer));
-        let mut first = service.get("/stream").header("x-parts", "text|forever").send().await.unwrap();
-        first.chunk().await.unwrap();
-        let next = {
-            let service = Arc::clone(&service);
-            tokio::spawn(async move { service.status(service.get("/")).await })
-        };
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        assert!(!next.is_finished(), "{kind:?}: the place is taken until the body has ended");
-        drop(first);
-        assert_eq!(next.await.unwrap(), 200, "{kind:?}");
+        for limits in [vec![Limit::new(places)], vec![Limit::new(places), Limit::new(per_minute(3))]] {
+            let limiter = Limiter::in_memory();
+            let layer = RateLimitLayer::new(limits.clone()).limiter(limiter.clone()).wait(MINUTE);
+            let service = Arc::new(Service::start(kind, layer));
+            let what = format!("{kind:?}, {} limits", limits.len());
+            let user = format!("user-{}", crate::support::fresh_key());
+            let request = service.get("/stream").header("x-parts", "text|forever").header("x-user", &user);
+            let mut first = request.send().await.unwrap();
+            first.chunk().await.unwrap();
+            let ask = || {
+                let service = Arc::clone(&service);
+                tokio::spawn(async move { service.status(service.get("/")).await })
+            };
+            let (leaving, next) = (ask(), ask());
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            assert!(!leaving.is_finished() && !next.is_finished(), "{what}: the place is taken while the body is sent");
+            leaving.abort();
+            drop(first);
+            assert_eq!(next.await.unwrap(), 200, "{what}");
+            eventually(&format!("{what}: the place is free"), || async {
+                limiter.peek(&places, Key::NONE).await.unwrap().remaining() == 1
+            })
+            .await;
+        }
     }
 }
 
