@@ -258,7 +258,7 @@ impl KeyBy {
     }
 
     /// Copies this extension from servers with extensions of their own.
-    #[cfg_attr(not(feature = "actix-web"), allow(clippy::unused_self, unused_mut))]
+    #[cfg_attr(not(feature = "actix-web"), allow(clippy::extra_unused_type_parameters, unused_mut))]
     fn importing<T: Clone + Send + Sync + 'static>(mut self) -> Self {
         #[cfg(feature = "actix-web")]
         for finder in Arc::make_mut(&mut self.0) {

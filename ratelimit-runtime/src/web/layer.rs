@@ -38,7 +38,7 @@ use crate::{Limiter, OnStoreError, engine::request::OnLimit};
 /// `actix-web` it is middleware for `actix-web`, too.
 ///
 /// A place of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) is held until the body of the
-/// response ends. For upgraded connections, see [`RequestHold`].
+/// response ends. For upgraded connections, see [`RequestHold`](super::RequestHold).
 ///
 /// Clones of the layer and of its services share their counters.
 ///
