@@ -3,7 +3,7 @@
 use std::{borrow::Cow, fmt, future::Future, time::Duration};
 
 use crate::{
-    Decision, Health, Key, Permit, RateKey, RequestPerMinute, Rule,
+    Cause, Decision, Health, Key, Permit, RateKey, RequestPerMinute, Rule,
     engine::{
         acquire::Acquire,
         core::{Engine, EngineRef},
@@ -242,6 +242,121 @@ impl Limiter {
             cost_kind: CostKind::Fixed,
         });
         Acquire::all(self.engine_ref(), requests, AcquireOptions::default(), OnLimit::Reject)
+    }
+
+    /// Charges as much of a cost as fits, at least 1. Returns the granted cost and its permit.
+    ///
+    /// A cost of 0 is granted as 0. If not all of it fits, the store is asked again for what
+    /// remains, so a partial grant takes two round trips, and a few more under contention. Each is
+    /// one call for the metrics.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Limiter, Rule};
+    /// # use std::time::Duration;
+    /// const ROWS: Rule = Rule::new("rows", 100, Duration::from_secs(60));
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::in_memory();
+    /// let (granted, _) = limiter.acquire_up_to(&ROWS, "alice", 80).await?;
+    /// assert_eq!(granted, 80);
+    /// let (granted, permit) = limiter.acquire_up_to(&ROWS, "alice", 80).await?;
+    /// assert_eq!(granted, 20);
+    /// assert!(limiter.acquire_up_to(&ROWS, "alice", 80).await.is_err());
+    ///
+    /// assert_eq!(permit.refund().await?, 20); // what was not used after all
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`Limiter::acquire_n`] with a cost of 1: nothing fits.
+    ///
+    /// # Cancellation
+    ///
+    /// As for [`Limiter::acquire`].
+    ///
+    /// # Panics
+    ///
+    /// As for [`Limiter::acquire`].
+    pub fn acquire_up_to<K: RateKey>(
+        &self,
+        rule: &Rule,
+        key: K,
+        most: u64,
+    ) -> impl Future<Output = Result<(u64, Permit), RequestPerMinute>> + Send + use<K> {
+        let (limiter, rule, key) = (self.clone(), *rule, Key::new(key));
+        async move {
+            let rules = || limiter.engine().settings().rules_now();
+            let limit = rules().applied(&rule, Some(&key), false, false).map_or(u64::MAX, |rule| rule.limit());
+            let (mut cost, mut largest) = (most.min(limit.max(1)), u64::MAX);
+            loop {
+                match limiter.acquire_n(&rule, key.clone(), cost).await {
+                    Ok(permit) => return Ok((cost, permit)),
+                    Err(refused) if cost > 1 && refused.cause() == Cause::Exceeded => {
+                        cost = refused.remaining().min(cost - 1).min(largest).max(1);
+                        largest = cost / 2; // bounds the number of round trips while others charge
+                    }
+                    Err(refused) => return Err(refused),
+                }
+            }
+        }
+    }
+
+    /// Charges a cost whether or not it fits, for use that is known afterwards.
+    ///
+    /// A counter that was charged more than its limit is in debt. Nothing remains then, and
+    /// `retry_after` is the time until the debt is over and a cost fits:
+    ///
+    /// | algorithm | end of the debt |
+    /// |---|---|
+    /// | `FixedWindow` | its window ends: a debt does not pass to the next one |
+    /// | `SlidingLog` `SlidingWindow` | enough of it has left the period |
+    /// | `TokenBucket` | it has refilled |
+    ///
+    /// Permits that processes have [prefetched](Rule::with_prefetch) stay.
+    ///
+    /// ```
+    /// # use ratelimit_runtime::{Algorithm, Limiter, Refill, Rule};
+    /// # use std::time::Duration;
+    /// const BYTES: Rule = Rule::new("bytes", 1_000, Duration::from_secs(1))
+    ///     .with_algorithm(Algorithm::TokenBucket { burst: 1_000, refill: Refill::Greedy });
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let limiter = Limiter::in_memory();
+    /// limiter.charge(&BYTES, "alice", 61_000).await?; // the answer was longer than anyone thought
+    ///
+    /// let refused = limiter.acquire(&BYTES, "alice").await.unwrap_err();
+    /// assert!(refused.retry_after().unwrap() > Duration::from_secs(59));
+    /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Cause::Misconfigured`](crate::Cause::Misconfigured) for the places of
+    ///   [`Algorithm::Concurrent`](crate::Algorithm::Concurrent), and for the slots of a
+    ///   [`LeakyBucket`](crate::Algorithm::LeakyBucket).
+    /// - [`Cause::NeverFits`](crate::Cause::NeverFits) or
+    ///   [`Cause::Exceeded`](crate::Cause::Exceeded) if the counter would exceed the largest number
+    ///   that it can store, see [`Rule::new`]. Nothing is charged. So it is if the count is 0.
+    /// - Otherwise as for [`Limiter::acquire`].
+    ///
+    /// # Cancellation
+    ///
+    /// As for [`Limiter::acquire`].
+    ///
+    /// # Panics
+    ///
+    /// As for [`Limiter::acquire`].
+    pub fn charge<K: RateKey>(
+        &self,
+        rule: &Rule,
+        key: K,
+        cost: u64,
+    ) -> impl Future<Output = Result<(), RequestPerMinute>> + Send + use<K> {
+        let key = RequestKey::Some(Key::new(key));
+        let request = ChargeRequest { rule: *rule, key, cost, cost_kind: CostKind::Forced };
+        let acquire = Acquire::all(self.engine_ref(), [request], AcquireOptions::default(), OnLimit::Reject);
+        async move { acquire.await.map(drop) }
     }
 
     /// The decision of the rule's counter for this key on a cost of 1. Charges nothing.

@@ -75,6 +75,8 @@ impl From<ChargeRequest> for AppliedCharge {
 pub(crate) enum CostKind {
     /// The cost itself. Places of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) are held.
     Fixed,
+    /// The cost itself, even if it does not fit.
+    Forced,
     /// The amount reported at the end. The cost is held until then.
     Reported,
     /// The elapsed milliseconds. Until the end the remaining quota is held, up to the cost.
@@ -218,6 +220,7 @@ const LEASE: Duration = Duration::from_secs(30);
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
 pub(crate) const BAN_AND_WAIT: &str = "a call that waits for its limit cannot ban: remove `ban`, or reject the call";
+const NO_DEBT: &str = "places and slots can't be in debt; acquire them, or charge a rule of another algorithm";
 pub(crate) const ONLY_A_LOG_SETTLES: &str = "only a `SlidingLog` can charge the amount that a call used";
 
 impl AcquireRequest {
@@ -303,6 +306,9 @@ impl AcquireRequest {
             };
             let longest_wait = longest_wait.unwrap_or(Duration::MAX);
             let charge = Charge { longest_wait, ..self.engine.charge(rule, key, *cost)? };
+            if request.cost_kind == CostKind::Forced && !capabilities(rule.algorithm()).decides_at_once() {
+                return Err(refusal(rule, StoreError::misconfigured(NO_DEBT)));
+            }
             let is_held = request.holds() && *cost > 0;
             charges.push(if is_held { self.with_hold(request, charge)? } else { charge });
         }
@@ -430,7 +436,7 @@ impl Rule {
 
 impl ChargeRequest {
     fn holds(&self) -> bool {
-        self.cost_kind != CostKind::Fixed || self.rule.is_concurrent()
+        !matches!(self.cost_kind, CostKind::Fixed | CostKind::Forced) || self.rule.is_concurrent()
     }
 }
 
@@ -451,7 +457,10 @@ fn applied_rule(
     is_first: bool,
 ) -> Option<Rule> {
     let its_key = if let RequestKey::Some(key) = key { Some(key) } else { None };
-    let rule = rules.applied(rule, its_key, *cost_kind != CostKind::Fixed, is_one_of_several)?.into_owned();
+    let is_settled = matches!(cost_kind, CostKind::Reported | CostKind::Elapsed);
+    let rule = rules.applied(rule, its_key, is_settled, is_one_of_several)?.into_owned();
+    // The largest limit leaves room for a debt under the limit of other calls.
+    let rule = if *cost_kind == CostKind::Forced { rule.with_largest_limit() } else { rule };
     let least = if *cost_kind == CostKind::Elapsed { (*cost).min(1) } else { *cost };
     let refuses = matches!(key, RequestKey::Missing) || least > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {

@@ -393,6 +393,26 @@ impl Rule {
         self.checked()
     }
 
+    /// The rule with the largest limit that its counter can store, and without prefetch. The counter
+    /// stays the same. A count of 0 stays, too.
+    pub(crate) const fn with_largest_limit(mut self) -> Self {
+        if self.count == 0 {
+            return self;
+        }
+        self.prefetch = 1;
+        if self.algorithm.size().is_some() {
+            self.algorithm = self.algorithm.with_largest_cost(u64::MAX);
+        } else {
+            self.count = u64::MAX;
+        }
+        match self.limit_fault() {
+            Some(RuleFault::TooLarge { field: RuleField::Count, largest, .. }) => self.count = largest,
+            Some(RuleFault::TooLarge { largest, .. }) => self.algorithm = self.algorithm.with_largest_cost(largest),
+            _ => {}
+        }
+        self.checked()
+    }
+
     /// The local share of the rule for one of this many processes, rounded down.
     ///
     /// A burst is at least 1, as a bucket of 0 would grant nothing at any rate. A queue may become

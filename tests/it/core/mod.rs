@@ -9,6 +9,7 @@ mod conformance;
 mod cost;
 mod current;
 mod custom_store;
+mod debt;
 mod exact;
 mod holds;
 mod keys;
