@@ -318,6 +318,7 @@ const FLOORS: [&[&str]; 7] = [
     &["engine"],
     &[
         "builder",
+        "client",
         "conformance",
         "lib",
         "limiter",

@@ -370,6 +370,12 @@ impl Builder {
         Self::new("memory://").in_memory()
     }
 
+    /// A limiter in memory with this clock.
+    #[cfg(feature = "client")]
+    pub(crate) fn memory_with(clock: Clock) -> Limiter {
+        Self::new("memory://").clock(clock).in_memory()
+    }
+
     /// Builds the limiter on a store of your own, and ignores the URL.
     ///
     /// # Errors

@@ -379,6 +379,8 @@
 //! | `tower` | [`web::RateLimitLayer`], limits in front of any service of HTTP or gRPC requests |
 //! | `actix-web` | the same layer as middleware of `actix-web`, and `RequestPerMinute` as its response |
 //! | `axum` | `RequestPerMinute` as a response; see [`web`] |
+//! | `client` | [`client::Outgoing`], outgoing calls within the limits that upstreams announce |
+//! | `reqwest-middleware` | the same as a middleware for `reqwest` |
 //! | `stream` | [`Limiter::limit_stream`]: each item of a stream waits until a rule admits it |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that a store of your own has to pass |
@@ -434,6 +436,8 @@ mod algorithm;
 mod backend;
 mod background;
 mod builder;
+#[cfg(feature = "client")]
+pub mod client;
 mod clock;
 #[cfg(feature = "config")]
 pub mod config;

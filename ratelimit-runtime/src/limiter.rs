@@ -285,21 +285,7 @@ impl Limiter {
         most: u64,
     ) -> impl Future<Output = Result<(u64, Permit), RequestPerMinute>> + Send + use<K> {
         let (limiter, rule, key) = (self.clone(), *rule, Key::new(key));
-        async move {
-            let rules = || limiter.engine().settings().rules_now();
-            let limit = rules().applied(&rule, Some(&key), false, false).map_or(u64::MAX, |rule| rule.limit());
-            let (mut cost, mut largest) = (most.min(limit.max(1)), u64::MAX);
-            loop {
-                match limiter.acquire_n(&rule, key.clone(), cost).await {
-                    Ok(permit) => return Ok((cost, permit)),
-                    Err(refused) if cost > 1 && refused.cause() == Cause::Exceeded => {
-                        cost = refused.remaining().min(cost - 1).min(largest).max(1);
-                        largest = cost / 2; // bounds the number of round trips while others charge
-                    }
-                    Err(refused) => return Err(refused),
-                }
-            }
-        }
+        async move { limiter.acquire_up_to_with(&rule, key, most, AcquireOptions::default()).await }
     }
 
     /// Charges a cost whether or not it fits, for use that is known afterwards.
@@ -615,6 +601,32 @@ impl Limiter {
     /// ```
     pub fn health(&self) -> Health {
         self.engine().health()
+    }
+}
+
+impl Limiter {
+    /// [`Limiter::acquire_up_to`] with these options.
+    pub(crate) async fn acquire_up_to_with(
+        &self,
+        rule: &Rule,
+        key: Key,
+        most: u64,
+        options: AcquireOptions,
+    ) -> Result<(u64, Permit), RequestPerMinute> {
+        let rules = || self.engine().settings().rules_now();
+        let limit = rules().applied(rule, Some(&key), false, false).map_or(u64::MAX, |rule| rule.limit());
+        let (mut cost, mut largest) = (most.min(limit.max(1)), u64::MAX);
+        loop {
+            let request_key = RequestKey::Some(key.clone());
+            match Acquire::single(self.engine_ref(), rule, request_key, cost, options).await {
+                Ok(permit) => return Ok((cost, permit)),
+                Err(refused) if cost > 1 && refused.cause() == Cause::Exceeded => {
+                    cost = refused.remaining().min(cost - 1).min(largest).max(1);
+                    largest = cost / 2; // bounds the number of round trips while others charge
+                }
+                Err(refused) => return Err(refused),
+            }
+        }
     }
 }
 

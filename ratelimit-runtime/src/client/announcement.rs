@@ -1,0 +1,333 @@
+//! The limit that an upstream announces in the header fields of a response.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::{
+    HeaderMap, HeaderName, StatusCode,
+    header::{DATE, RETRY_AFTER},
+};
+use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
+
+/// The part of a response that tells of limits. Numbers are as announced, so a caller bounds them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Announcement {
+    /// The upstream refused the call because of a limit: 429, or 503 with `Retry-After`.
+    pub(super) is_refusal: bool,
+    /// The upstream failed: 500 and above.
+    pub(super) is_failure: bool,
+    pub(super) limit: Option<u64>,
+    pub(super) remaining: Option<u64>,
+    /// Time until the window ends.
+    pub(super) reset: Option<Duration>,
+    pub(super) retry_after: Option<Duration>,
+}
+
+/// The prefixes of the three fields of earlier drafts, and of their older forms.
+const PREFIXES: [&str; 3] = ["ratelimit-", "x-ratelimit-", "x-rate-limit-"];
+
+/// A reset of more seconds than that, some 30 years, is a time of day.
+const LONGEST_RESET: u64 = 1_000_000_000;
+
+impl Announcement {
+    pub(super) fn of(status: StatusCode, headers: &HeaderMap) -> Self {
+        Self::at(status, headers, SystemTime::now())
+    }
+
+    fn at(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Self {
+        // Times of day are of the upstream's clock.
+        let now = text(headers, &DATE).and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or(now);
+        let retry_after = text(headers, &RETRY_AFTER).and_then(|text| retry_after(text, now));
+        let mut said = Self {
+            is_refusal: status == StatusCode::TOO_MANY_REQUESTS
+                || status == StatusCode::SERVICE_UNAVAILABLE && retry_after.is_some(),
+            is_failure: status.is_server_error(),
+            retry_after,
+            ..Self::default()
+        };
+        let policies = said.read_structured(headers);
+        for prefix in PREFIXES {
+            said.read_triple(prefix, headers, now);
+        }
+        let policy = policies.iter().find(|policy| Some(policy.quota) == said.limit).or(policies.first());
+        said.limit = said.limit.or(policy.map(|policy| policy.quota));
+        if said.remaining.is_some() || said.limit.is_some() {
+            said.reset = said.reset.or(policy.and_then(|policy| policy.window));
+        }
+        // The call itself took one.
+        said.remaining = said.remaining.or(said.limit.map(|limit| limit.saturating_sub(1)));
+        if let (Some(limit), Some(remaining)) = (said.limit, &mut said.remaining) {
+            *remaining = (*remaining).min(limit);
+        }
+        said
+    }
+
+    /// Whether the response tells of a limit.
+    pub(super) fn is_announced(&self) -> bool {
+        self.remaining.is_some()
+    }
+
+    /// Reads `RateLimit` and `RateLimit-Policy`. Of several policies, the one with the least
+    /// remaining counts. Returns the policies, the one in force first.
+    fn read_structured(&mut self, headers: &HeaderMap) -> Vec<Policy> {
+        let mut policies: Vec<Policy> =
+            lists(headers, "ratelimit-policy").filter_map(|item| Policy::of(&item)).collect();
+        policies.sort_by_key(|policy| policy.quota);
+        let mut least: Option<(u64, Option<Duration>, Option<String>)> = None;
+        for item in lists(headers, "ratelimit") {
+            let Some(remaining) = number(&item.params, "r") else { continue };
+            let reset = number(&item.params, "t").map(Duration::from_secs);
+            let (name, order) = (name(&item), |remaining: u64, reset: Option<Duration>| {
+                (remaining, u64::MAX - reset.unwrap_or_default().as_secs())
+            });
+            if least.as_ref().is_none_or(|(other, its_reset, _)| order(remaining, reset) < order(*other, *its_reset)) {
+                least = Some((remaining, reset, name));
+            }
+        }
+        if let Some((remaining, reset, name)) = least {
+            (self.remaining, self.reset) = (Some(remaining), reset);
+            policies.sort_by_key(|policy| policy.name != name);
+            if name.is_some() {
+                self.limit = policies.first().filter(|policy| policy.name == name).map(|policy| policy.quota);
+            }
+        } else if let Some(fields) = text_of(headers, "ratelimit").and_then(dictionary) {
+            // The form of draft 7: `limit=100, remaining=50, reset=5`.
+            let field = |name| match fields.get(name) {
+                Some(ListEntry::Item(Item { bare_item, .. })) => whole(bare_item),
+                _ => None,
+            };
+            (self.limit, self.remaining) = (field("limit"), field("remaining"));
+            self.reset = field("reset").map(Duration::from_secs);
+        }
+        policies
+    }
+
+    /// Reads three fields such as `X-RateLimit-Limit`. Fields that are known already stay.
+    fn read_triple(&mut self, prefix: &str, headers: &HeaderMap, now: SystemTime) {
+        let field = |name: &str| text_of(headers, &format!("{prefix}{name}"));
+        let Some(remaining) = field("remaining").and_then(decimal) else { return };
+        if self.remaining.is_some() {
+            return;
+        }
+        // Not rounded up: half a call is none.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates
+        let whole = |number: f64| number as u64;
+        self.remaining = Some(whole(remaining));
+        self.limit = field("limit").and_then(decimal).map(whole).or(self.limit);
+        let reset = field("reset-after").and_then(decimal).map(seconds);
+        self.reset = reset.or_else(|| field("reset").and_then(|text| reset_of(text, now))).or(self.reset);
+    }
+}
+
+/// One policy of `RateLimit-Policy`.
+#[derive(Debug)]
+struct Policy {
+    name: Option<String>,
+    quota: u64,
+    window: Option<Duration>,
+}
+
+impl Policy {
+    /// `"item";q=100;w=60`, or `100;w=60` in draft 7.
+    fn of(item: &Item) -> Option<Self> {
+        let quota = number(&item.params, "q").or_else(|| whole(&item.bare_item))?;
+        let window = number(&item.params, "w").filter(|window| *window > 0).map(Duration::from_secs);
+        Some(Self { name: name(item), quota, window })
+    }
+}
+
+fn name(item: &Item) -> Option<String> {
+    match &item.bare_item {
+        BareItem::String(name) => Some(name.as_str().to_owned()),
+        BareItem::Token(name) => Some(name.as_str().to_owned()),
+        _ => None,
+    }
+}
+
+/// The items of all lists in fields of this name. A malformed field has none.
+fn lists<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = Item> + use<'a> {
+    let fields = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    fields.flat_map(|text| Parser::new(text).parse::<List>().unwrap_or_default()).filter_map(|entry| match entry {
+        ListEntry::Item(item) => Some(item),
+        ListEntry::InnerList(_) => None,
+    })
+}
+
+fn dictionary(text: &str) -> Option<Dictionary> {
+    Parser::new(text).parse().ok()
+}
+
+fn number(parameters: &Parameters, name: &str) -> Option<u64> {
+    whole(parameters.get(name)?)
+}
+
+/// An integer; a negative one counts as 0.
+fn whole(item: &BareItem) -> Option<u64> {
+    match item {
+        BareItem::Integer(number) => Some(u64::try_from(i64::from(*number)).unwrap_or(0)),
+        _ => None,
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+/// The first number of a field, such as `100, 100;w=60`. A negative one counts as 0.
+fn decimal(text: &str) -> Option<f64> {
+    let first = text.split([',', ';']).next().unwrap_or_default().trim();
+    let is_number = first.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'-'));
+    first.parse::<f64>().ok().filter(|number| is_number && !number.is_nan()).map(|number| number.max(0.0))
+}
+
+fn seconds(number: f64) -> Duration {
+    Duration::try_from_secs_f64(number).unwrap_or(Duration::MAX)
+}
+
+/// Seconds, or a time of day in seconds or milliseconds.
+fn reset_of(text: &str, now: SystemTime) -> Option<Duration> {
+    let number = seconds(decimal(text)?);
+    if number.as_secs() <= LONGEST_RESET {
+        return Some(number);
+    }
+    let time = if number.as_secs() > 1000 * LONGEST_RESET { number / 1000 } else { number };
+    Some(time.saturating_sub(now.duration_since(UNIX_EPOCH).unwrap_or_default()))
+}
+
+/// Seconds, or a date; one in the past is no wait.
+fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn said(status: u16, fields: &[(&str, &str)]) -> Announcement {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(HeaderName::from_bytes(name.as_bytes()).unwrap(), value.parse().unwrap());
+        }
+        // 2015-10-21 07:28:00
+        let now = UNIX_EPOCH + Duration::from_secs(1_445_412_480);
+        Announcement::at(StatusCode::from_u16(status).unwrap(), &headers, now)
+    }
+
+    fn numbers(fields: &[(&str, &str)]) -> (Option<u64>, Option<u64>, Option<u64>) {
+        let said = said(200, fields);
+        (said.limit, said.remaining, said.reset.map(|reset| reset.as_secs()))
+    }
+
+    #[test]
+    fn each_dialect_is_read() {
+        let all = (Some(100), Some(50), Some(30));
+        for fields in [
+            &[("RateLimit-Policy", "\"item\";q=100;w=60"), ("RateLimit", "\"item\";r=50;t=30")][..],
+            &[("RateLimit", "limit=100, remaining=50, reset=30"), ("RateLimit-Policy", "100;w=60")],
+            &[("RateLimit-Limit", "100"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")],
+            &[("RateLimit-Limit", "100, 100;w=60"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")],
+            &[("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", "50"), ("X-RateLimit-Reset", "30")],
+            &[("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", "50"), ("X-RateLimit-Reset", "1445412510")],
+            &[("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", "50"), ("X-RateLimit-Reset", "1445412510000")],
+            &[("X-Rate-Limit-Limit", "100"), ("X-Rate-Limit-Remaining", "50.9"), ("X-Rate-Limit-Reset", "30")],
+            &[("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", "50"), ("X-RateLimit-Reset-After", "30.5")],
+        ] {
+            assert_eq!(numbers(fields), all, "{fields:?}");
+        }
+        assert_eq!(numbers(&[]), (None, None, None));
+        assert_eq!(numbers(&[("RateLimit", "\"item\";r=5")]), (None, Some(5), None));
+        assert_eq!(numbers(&[("RateLimit-Policy", "\"item\";q=9;w=10")]), (Some(9), Some(8), Some(10)));
+    }
+
+    #[test]
+    fn of_several_policies_the_one_with_the_least_remaining_counts() {
+        let policies = ("RateLimit-Policy", "\"day\";q=1000;w=86400, \"burst\";q=10;w=1");
+        let day = [policies, ("RateLimit", "\"burst\";r=9;t=1, \"day\";r=3;t=4000")];
+        assert_eq!(numbers(&day), (Some(1000), Some(3), Some(4000)));
+        let burst = [policies, ("RateLimit", "\"burst\";r=2"), ("RateLimit", "\"day\";r=700;t=4000")];
+        assert_eq!(numbers(&burst), (Some(10), Some(2), Some(1)));
+    }
+
+    #[test]
+    fn a_retry_after_is_seconds_or_a_date() {
+        let wait = |text| said(429, &[("Retry-After", text)]).retry_after.map(|wait| wait.as_secs());
+        for (text, seconds) in [
+            ("120", Some(120)),
+            ("Wed, 21 Oct 2015 07:30:00 GMT", Some(120)),
+            ("Wednesday, 21-Oct-15 07:30:00 GMT", Some(120)),
+            ("Wed, 21 Oct 2015 07:00:00 GMT", Some(0)),
+            ("0", Some(0)),
+            ("1000000000000000000", Some(1_000_000_000_000_000_000)),
+            ("100000000000000000000000000", Some(u64::MAX)),
+            ("-1", None),
+            ("1.5", None),
+            ("", None),
+            ("soon", None),
+        ] {
+            assert_eq!(wait(text), seconds, "{text:?}");
+        }
+        let skewed = [("Date", "Wed, 21 Oct 2015 08:00:00 GMT"), ("Retry-After", "Wed, 21 Oct 2015 08:00:07 GMT")];
+        assert_eq!(said(429, &skewed).retry_after, Some(Duration::from_secs(7)));
+    }
+
+    #[test]
+    fn a_refusal_is_a_429_or_a_503_that_says_when() {
+        assert!(said(429, &[]).is_refusal);
+        assert!(said(503, &[("Retry-After", "1")]).is_refusal);
+        assert!(!said(503, &[]).is_refusal && said(503, &[]).is_failure);
+        assert!(!said(200, &[("Retry-After", "1")]).is_refusal);
+    }
+
+    #[test]
+    fn impossible_numbers_are_bounded() {
+        let of = |limit, remaining, reset| {
+            numbers(&[("X-RateLimit-Limit", limit), ("X-RateLimit-Remaining", remaining), ("X-RateLimit-Reset", reset)])
+        };
+        assert_eq!(of("10", "20", "5"), (Some(10), Some(10), Some(5)));
+        assert_eq!(of("10", "-3", "-5"), (Some(10), Some(0), Some(0)));
+        assert_eq!(of("10", "5", "1000000000001"), (Some(10), Some(5), Some(0)));
+        assert_eq!(of("1e9", "5", "inf"), (None, Some(5), None));
+        assert_eq!(of("1", "NaN", "1"), (None, None, None));
+        let wide = "9".repeat(400);
+        assert_eq!(of(&wide, &wide, "1"), (Some(u64::MAX), Some(u64::MAX), Some(1)));
+        assert_eq!(numbers(&[("RateLimit-Policy", "\"item\";q=9;w=0")]), (Some(9), Some(8), None));
+        assert_eq!(numbers(&[("RateLimit", "\"item\";r=-4;t=-2")]), (None, Some(0), Some(0)));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        /// Any bytes that a field may have, and texts that are nearly right.
+        #[test]
+        fn no_field_makes_it_panic(
+            fields in prop::collection::vec((0..12_usize, prop_oneof![
+                "[ -~]{0,40}",
+                "-?[0-9]{0,30}(\\.[0-9]{0,5})?",
+                "\"[a-z]{0,3}\";[qrtw]=-?[0-9]{0,16};[qrtw]=-?[0-9]{0,16}(, \"b\";r=[0-9]{1,3};t=[0-9]{1,3})?",
+                "(limit|remaining|reset)=-?[0-9]{0,16}, (limit|remaining|reset)=[0-9]{0,16}",
+                "(Wed|Mon), [0-9]{2} Oct [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT",
+            ]), 0..6),
+            status in prop_oneof![Just(200_u16), Just(429), Just(503)],
+        ) {
+            const NAMES: [&str; 12] = [
+                "Retry-After", "Date", "RateLimit", "RateLimit-Policy", "RateLimit-Limit", "RateLimit-Remaining",
+                "RateLimit-Reset", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset",
+                "X-RateLimit-Reset-After", "X-Rate-Limit-Remaining",
+            ];
+            let fields: Vec<_> = fields.iter().map(|(at, value)| (NAMES[*at], value.as_str())).collect();
+            let said = said(status, &fields);
+            if let (Some(limit), Some(remaining)) = (said.limit, said.remaining) {
+                prop_assert!(remaining <= limit);
+            }
+        }
+    }
+}

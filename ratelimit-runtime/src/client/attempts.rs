@@ -1,0 +1,101 @@
+//! The attempts of one call: each waits until it may be sent, learns from its response, and may be
+//! followed by another one.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{HeaderMap, StatusCode};
+
+use super::{
+    announcement::Announcement,
+    config::OutgoingConfig,
+    upstream::{Admission, UpstreamState},
+};
+use crate::{Cause, Key, OnStoreError, RequestPerMinute, duration::part_of};
+
+/// The longest pause before the first retry; it doubles with each further one.
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
+
+/// The attempts of one call.
+pub(super) struct Attempts {
+    config: Arc<OutgoingConfig>,
+    key: Key,
+    /// The retries that are left.
+    left: u32,
+    backoff: Duration,
+}
+
+/// The response to one attempt, as far as it matters here.
+pub(super) struct Response {
+    said: Announcement,
+    is_retryable: bool,
+}
+
+impl Response {
+    pub(super) fn of(status: StatusCode, headers: &HeaderMap) -> Self {
+        let is_retryable = matches!(
+            status,
+            StatusCode::TOO_MANY_REQUESTS
+                | StatusCode::BAD_GATEWAY
+                | StatusCode::SERVICE_UNAVAILABLE
+                | StatusCode::GATEWAY_TIMEOUT
+        );
+        Self { said: Announcement::of(status, headers), is_retryable }
+    }
+}
+
+impl Attempts {
+    /// `may_retry`: a retry does no harm.
+    pub(super) fn new(config: &Arc<OutgoingConfig>, key: Key, may_retry: bool) -> Self {
+        let left = if may_retry { config.retries } else { 0 };
+        Self { config: Arc::clone(config), key, left, backoff: FIRST_BACKOFF.min(config.longest_pause) }
+    }
+
+    /// Whether a copy of the request may be needed.
+    pub(super) fn may_repeat(&self) -> bool {
+        self.left > 0
+    }
+
+    /// Waits until the next attempt may be sent.
+    pub(super) async fn admit(&self) -> Result<Admission, RequestPerMinute> {
+        let OutgoingConfig { limiter, .. } = &*self.config;
+        match self.config.upstream(&self.key).admit().await {
+            Err(refused) if refused.cause() == Cause::Unavailable => match limiter.engine().settings().on_store_error {
+                OnStoreError::Local | OnStoreError::Allow => self.config.local_upstream(&self.key).admit().await,
+                OnStoreError::Deny | OnStoreError::Wait { .. } => Err(refused),
+            },
+            admitted => admitted,
+        }
+    }
+
+    /// Takes in the response, which is `None` after an error. Returns whether to send the request
+    /// again, and waits before that.
+    pub(super) async fn repeats(&mut self, admission: Admission, response: Option<Response>, has_copy: bool) -> bool {
+        let is_refusal = response.as_ref().is_some_and(|response| response.said.is_refusal);
+        if let Some(Response { said, .. }) = &response {
+            self.learn(&admission, said).await;
+        }
+        let state = Arc::clone(&admission.state);
+        drop(admission);
+        let is_retryable = response.is_none_or(|response| response.is_retryable);
+        if !is_retryable || !has_copy || self.left == 0 || !state.spend(&self.config.retry_budget).await {
+            return false;
+        }
+        self.left -= 1;
+        if !is_refusal {
+            // A refusal is followed by a pause of all calls.
+            state.sleep(part_of(self.backoff)).await;
+            self.backoff = (2 * self.backoff).min(LONGEST_BACKOFF).min(self.config.longest_pause);
+        }
+        true
+    }
+
+    async fn learn(&self, admission: &Admission, said: &Announcement) {
+        let Err(error) = admission.state.learn(admission, said).await else { return };
+        tracing::debug!(%error, "other processes do not know what an upstream has announced");
+        let local: Arc<UpstreamState> = self.config.local_upstream(&self.key);
+        if said.is_refusal && !Arc::ptr_eq(&local, &admission.state) {
+            let _ = local.learn(admission, said).await;
+        }
+    }
+}

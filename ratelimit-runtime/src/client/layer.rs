@@ -1,0 +1,124 @@
+//! The layer around a `tower` service that sends HTTP requests.
+
+use std::{
+    error::Error,
+    fmt,
+    future::{Future, poll_fn},
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http::{Request, Response, header::HOST, uri::Authority};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::{
+    attempts::{Attempts, Response as Answer},
+    config::{Outgoing, OutgoingConfig, OutgoingRequest},
+};
+use crate::{Key, RequestPerMinute};
+
+impl<S> Layer<S> for Outgoing {
+    type Service = OutgoingService<S>;
+
+    fn layer(&self, service: S) -> OutgoingService<S> {
+        OutgoingService { service, outgoing: self.clone() }
+    }
+}
+
+/// A client within the limits of its upstreams. Made by [`Outgoing`] as a layer.
+///
+/// It is always ready. Each attempt of a call waits for a clone of the inner service to be ready,
+/// after it may be sent. A body that can't be cloned has to be collected first.
+#[derive(Clone, Debug)]
+pub struct OutgoingService<S> {
+    service: S,
+    outgoing: Outgoing,
+}
+
+/// The error of a call.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OutgoingError<E> {
+    /// The limiter could not decide. The call was not sent.
+    Refused(RequestPerMinute),
+    /// The client's own error.
+    Service(E),
+}
+
+impl<E: fmt::Display> fmt::Display for OutgoingError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(refused) => write!(f, "the call was not sent: {refused}"),
+            Self::Service(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: Error + 'static> Error for OutgoingError<E> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Refused(refused) => Some(refused),
+            Self::Service(error) => error.source(),
+        }
+    }
+}
+
+impl<S, I, O> Service<Request<I>> for OutgoingService<S>
+where
+    S: Service<Request<I>, Response = Response<O>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+    I: Clone + Send + 'static,
+    O: Send,
+{
+    type Response = Response<O>;
+    type Error = OutgoingError<S::Error>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(())) // a client that is ready could not be shared while a call waits
+    }
+
+    fn call(&mut self, request: Request<I>) -> Self::Future {
+        let (service, config) = (self.service.clone(), &self.outgoing.0);
+        let may_retry = config.may_retry(request.method());
+        let mut attempts = Attempts::new(config, key_of(config, &request), may_retry);
+        Box::pin(async move {
+            let mut request = request;
+            loop {
+                let (parts, body) = request.into_parts();
+                let copy = attempts.may_repeat().then(|| Request::from_parts(parts.clone(), body.clone()));
+                let admission = attempts.admit().await.map_err(OutgoingError::Refused)?;
+                let mut service = service.clone();
+                let sent = match poll_fn(|context| service.poll_ready(context)).await {
+                    Ok(()) => service.call(Request::from_parts(parts, body)).await,
+                    Err(error) => Err(error),
+                };
+                let answer = sent.as_ref().ok().map(|response| Answer::of(response.status(), response.headers()));
+                if !attempts.repeats(admission, answer, copy.is_some()).await {
+                    return sent.map_err(OutgoingError::Service);
+                }
+                match copy {
+                    Some(copy) => request = copy,
+                    None => return sent.map_err(OutgoingError::Service),
+                }
+            }
+        })
+    }
+}
+
+fn key_of<I>(config: &OutgoingConfig, request: &Request<I>) -> Key {
+    let (uri, headers) = (request.uri(), request.headers());
+    // A request in origin form has its host in a field.
+    let host = || headers.get(HOST)?.to_str().ok()?.parse::<Authority>().ok();
+    let authority = uri.authority().cloned().or_else(host);
+    let default = match uri.scheme_str() {
+        Some("http") => Some(80),
+        Some("https") => Some(443),
+        _ => None,
+    };
+    let port = authority.as_ref().and_then(Authority::port_u16).filter(|port| Some(*port) != default);
+    let host = authority.as_ref().map_or("", Authority::host).to_ascii_lowercase();
+    config.key_of(&OutgoingRequest { method: request.method(), host: &host, port, path: uri.path(), headers })
+}
