@@ -293,6 +293,27 @@ async fn own_store_of_excel_import_conforms() {
     conformance::check(&(store, clock), &[Algorithm::SlidingLog]).await;
 }
 
+/// Nobody configured a limit, and it changes three times. A call that is sent before the first refusal is known may be
+/// refused, one for each of the 16 consumers, and no later one.
+#[test]
+fn excel_import_with_limits_that_the_api_announces() {
+    let reports = each_run(|| {
+        let server = RedisServer::start();
+        report(start_import(&["--outgoing", "--window", "1s", "--store", &server.url()]))
+    });
+    for report in reports {
+        assert_eq!([&report["registered"], &report["failed"]], [ROWS, 0], "{report}");
+        let limits = report["limits"].as_array().unwrap();
+        let number = |figures: &Value, name: &str| figures[name].as_u64().unwrap();
+        assert_eq!(limits.len(), 4, "{report}");
+        assert_eq!(limits.iter().map(|figures| number(figures, "accepted")).sum::<u64>(), ROWS, "{report}");
+        for figures in limits {
+            assert!(number(figures, "refused") <= 16, "{report}");
+            assert_eq!(number(figures, "late"), 0, "{report}");
+        }
+    }
+}
+
 /// Redis halts. Or it is killed, and restarted with all that it counted, within the API's window.
 #[test]
 fn excel_import_waits_while_redis_is_away() {

@@ -6,8 +6,13 @@
 //! ```text
 //! cargo run --example excel_import --features excel_import
 //! cargo run --example excel_import --features excel_import -- --help
+//! cargo run --example excel_import --features excel_import -- --outgoing
 //! ```
+//!
+//! With `--outgoing` nothing is annotated and nobody knows the limit: the API announces it in header fields, and changes
+//! it three times. `client::Outgoing` is a middleware of the HTTP client then.
 
+mod announced;
 mod api;
 mod own_store;
 mod progress;
@@ -19,13 +24,14 @@ use std::{
     error::Error,
     io::{self, Write as _},
     path::{Path, PathBuf},
+    pin::Pin,
     process::ExitCode,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use clap::Parser;
-use ratelimit_runtime::{Clock, Limiter, SetupError};
+use ratelimit_runtime::{Clock, Limiter, SetupError, client::Outgoing};
 use tokio::{
     sync::{Mutex, mpsc},
     task::JoinSet,
@@ -106,6 +112,14 @@ struct Args {
     #[arg(long)]
     bypass: bool,
 
+    /// Keep to a limit that nobody configured: the API counts all calls together, announces its limit in header
+    /// fields, and changes it three times during the import
+    ///
+    /// The client reads the fields, and repeats calls that the API refused. Only those can be that were sent before a
+    /// refusal was known.
+    #[arg(long, conflicts_with_all = ["bypass", "count", "allowance"])]
+    outgoing: bool,
+
     /// Print the result as one JSON object
     #[arg(long)]
     json: bool,
@@ -125,29 +139,36 @@ async fn main() -> ExitCode {
 
 /// Says whether everything was registered.
 async fn run(args: Args) -> Result<bool, Box<dyn Error>> {
-    let limit = api::Limit { count: args.count, window: Duration::from_millis(args.window as u64) };
     if let Some(path) = &args.write_sample {
         sheet::write_sample(path, args.count)?;
         return Ok(true);
     }
     if let Some(port) = args.serve_api {
-        let (url, server) = api::open(port, limit).await?;
+        let (url, server) = open_api(port, &args).await?;
         writeln!(io::stdout(), "{url}")?;
         server.await?;
         return Ok(true);
     }
 
-    limiter(&args.store).await?.install()?;
+    let limiter = limiter(&args.store).await?;
+    limiter.clone().install()?;
 
     let url = if let Some(url) = &args.api {
         url.clone()
     } else {
-        let (url, server) = api::open(0, limit).await?;
+        let (url, server) = open_api(0, &args).await?;
         tokio::spawn(server);
         url
     };
-    let api = Arc::new(register::Api::new(&url, args.count)?);
-    api.stats().await.map_err(|error| format!("no API at {url}: {error}"))?;
+    let api = if args.outgoing {
+        let outgoing = Outgoing::new(limiter).retry_any_method();
+        register::Api::new(&url, args.count, Some(outgoing))?
+    } else {
+        let api = register::Api::new(&url, args.count, None)?;
+        api.stats().await.map_err(|error| format!("no API at {url}: {error}"))?;
+        api
+    };
+    let api = Arc::new(api);
 
     let report = if let Some(file) = &args.file {
         import(&args, file, api).await?
@@ -159,6 +180,21 @@ async fn run(args: Args) -> Result<bool, Box<dyn Error>> {
     let text = if args.json { serde_json::to_string(&report)? + "\n" } else { report.to_string() };
     io::stdout().write_all(text.as_bytes())?;
     Ok(report.is_complete())
+}
+
+/// Opens the API on this port. Gives its URL, and the future that serves it.
+async fn open_api(
+    port: u16,
+    args: &Args,
+) -> io::Result<(String, Pin<Box<dyn Future<Output = io::Result<()>> + Send>>)> {
+    let window = Duration::from_millis(args.window as u64);
+    Ok(if args.outgoing {
+        let (url, server) = announced::open(port, announced::Plan::of_sample(window)).await?;
+        (url, Box::pin(server))
+    } else {
+        let (url, server) = api::open(port, api::Limit { count: args.count, window }).await?;
+        (url, Box::pin(server))
+    })
 }
 
 /// One of three stores behind one interface. The rest of the program is the same on each.
@@ -192,7 +228,7 @@ async fn import(args: &Args, file: &Path, api: Arc<register::Api>) -> Result<Rep
     let mut consumers = JoinSet::new();
     for _ in 0..args.consumers {
         let (receiver, api, progress) = (Arc::clone(&receiver), Arc::clone(&api), Arc::clone(&progress));
-        let (bypass, window, allowance) = (args.bypass, args.window, args.allowance);
+        let (bypass, window, allowance) = (args.bypass || args.outgoing, args.window, args.allowance);
         consumers.spawn(async move {
             let mut tally = Tally::default();
             while let Some(Row { number, item }) = next(&receiver).await {
@@ -220,7 +256,12 @@ async fn import(args: &Args, file: &Path, api: Arc<register::Api>) -> Result<Rep
     display.abort();
     progress.finish();
     let name = args.file.as_ref().map(|file| file.display().to_string());
-    Ok(Report::new(name, tally, start.elapsed(), api.stats().await.ok()))
+    let took = start.elapsed();
+    if args.outgoing {
+        let figures = api.figures().await?;
+        return Ok(Report::new(name, tally, took, None).with_limits(figures));
+    }
+    Ok(Report::new(name, tally, took, api.stats().await.ok()))
 }
 
 async fn next(rows: &Mutex<mpsc::Receiver<Row>>) -> Option<Row> {

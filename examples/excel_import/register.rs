@@ -7,10 +7,11 @@ use std::{
 };
 
 use clap::ValueEnum;
-use ratelimit_runtime::{Algorithm, RequestPerMinute, Rule, limit_request_per_time};
+use ratelimit_runtime::{Algorithm, RequestPerMinute, Rule, client::Outgoing, limit_request_per_time};
 use reqwest::StatusCode;
+use reqwest_middleware::{ClientBuilder, ClientWithMiddleware};
 
-use crate::{api::Stats, sheet::Item};
+use crate::{announced::Figures, api::Stats, sheet::Item};
 
 /// The function this program is about: at most `count` calls for each seller in any period, and who comes too early
 /// waits.
@@ -101,14 +102,15 @@ pub(crate) enum Allowance {
 /// The registration API as its callers see it.
 pub(crate) struct Api {
     url: String,
-    http: reqwest::Client,
+    http: ClientWithMiddleware,
     /// Number of calls it accepts in a window, for each seller.
     count: u64,
 }
 
 impl Api {
-    pub(crate) fn new(url: &str, count: u64) -> Result<Self, reqwest::Error> {
-        let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(10)).build()?;
+    pub(crate) fn new(url: &str, count: u64, outgoing: Option<Outgoing>) -> Result<Self, reqwest::Error> {
+        let http = ClientBuilder::new(reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(10)).build()?);
+        let http = outgoing.into_iter().fold(http, ClientBuilder::with).build();
         Ok(Self { url: url.trim_end_matches('/').into(), http, count })
     }
 
@@ -123,7 +125,14 @@ impl Api {
     }
 
     pub(crate) async fn stats(&self) -> Result<Stats, NotRegistered> {
-        Ok(self.http.get(format!("{}/stats", self.url)).send().await?.error_for_status()?.json().await?)
+        let answer = self.http.get(format!("{}/stats", self.url)).send().await?;
+        answer.error_for_status()?.json().await.map_err(NotRegistered::from)
+    }
+
+    /// The figures of an API that announces its limit, one for each limit it had. This call does not count.
+    pub(crate) async fn figures(&self) -> Result<Vec<Figures>, reqwest::Error> {
+        let http = reqwest::Client::builder().no_proxy().build()?;
+        http.get(format!("{}/figures", self.url)).send().await?.error_for_status()?.json().await
     }
 }
 
@@ -133,7 +142,7 @@ pub(crate) enum NotRegistered {
     Limiter(RequestPerMinute),
     RefusedByApi,
     Status(StatusCode),
-    Http(reqwest::Error),
+    Http(reqwest_middleware::Error),
 }
 
 impl From<RequestPerMinute> for NotRegistered {
@@ -142,9 +151,15 @@ impl From<RequestPerMinute> for NotRegistered {
     }
 }
 
+impl From<reqwest_middleware::Error> for NotRegistered {
+    fn from(error: reqwest_middleware::Error) -> Self {
+        Self::Http(error)
+    }
+}
+
 impl From<reqwest::Error> for NotRegistered {
     fn from(error: reqwest::Error) -> Self {
-        Self::Http(error)
+        Self::Http(error.into())
     }
 }
 

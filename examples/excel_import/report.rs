@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{api::Stats, register::NotRegistered};
+use crate::{announced::Figures, api::Stats, register::NotRegistered};
 
 /// The results of some of the rows.
 #[derive(Default)]
@@ -65,6 +65,9 @@ pub(crate) struct Report {
     failures: Vec<Failure>,
     /// All the API did, other processes included; nothing if it is gone.
     api: Option<Stats>,
+    /// What an API did that announces its limit, for each limit it had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits: Option<Vec<Figures>>,
 }
 
 impl Report {
@@ -73,7 +76,11 @@ impl Report {
         failures.sort_by_key(|failure| failure.row);
         let failed = failures.len() as u64;
         let (rows, sellers, seconds) = (registered + failed, sellers.len(), took.as_secs_f64());
-        Self { file, rows, sellers, registered, failed, refused, seconds, failures, api }
+        Self { file, rows, sellers, registered, failed, refused, seconds, failures, api, limits: None }
+    }
+
+    pub(crate) fn with_limits(self, limits: Vec<Figures>) -> Self {
+        Self { limits: Some(limits), ..self }
     }
 
     pub(crate) fn is_complete(&self) -> bool {
@@ -83,7 +90,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, rows, sellers, registered, failed, refused, seconds, failures, api } = self;
+        let Self { file, rows, sellers, registered, failed, refused, seconds, failures, api, limits } = self;
         let file = file.as_deref().unwrap_or("a sample");
         writeln!(f, "read        {rows} rows of {sellers} sellers from {file}")?;
         writeln!(f, "registered  {registered} in {seconds:.1}s")?;
@@ -94,6 +101,16 @@ impl fmt::Display for Report {
         }
         for (reason, rows) in rows_by_reason {
             writeln!(f, "            {reason}; rows {}", rows.join(", "))?;
+        }
+        if let Some(limits) = limits {
+            for Figures { limit, in_flight, accepted, refused, late, .. } in limits {
+                writeln!(
+                    f,
+                    "the API     accepted {accepted} calls with a limit of {limit}, and refused {refused} of {in_flight}"
+                )?;
+                writeln!(f, "            in flight when it came; {late} were sent after the refusal was known")?;
+            }
+            return Ok(());
         }
         let Some(Stats { count, window_ms, accepted, refused, most_in_window, .. }) = api else {
             return writeln!(f, "the API     does not answer any more");
