@@ -421,8 +421,8 @@ impl Limiter {
     /// - Of two bans, the one that ends later holds: a further ban can prolong a ban, and never
     ///   shortens it. [`Limiter::unban`] ends it.
     /// - A ban takes the place of the counter's state. So it lasts at least until none of the
-    ///   counter's charges would count any more, which [`Decision::reset_after`] says. After it the
-    ///   counter is fresh. A [`SlidingLog`](crate::Algorithm::SlidingLog) keeps its charges and holds
+    ///   counter's charges would count any more, which [`Decision::reset_after`] says: for a window
+    ///   until its end, for a bucket until it is full. After it the counter is fresh. A [`SlidingLog`](crate::Algorithm::SlidingLog) keeps its charges and holds
     ///   below the ban, which lasts exactly as long as given. So does the ban of a rule that is used
     ///   for bans only, as its counters are unused.
     /// - All processes that share the store refuse the calls. A process that has cached a denial of
@@ -435,7 +435,8 @@ impl Limiter {
     /// - While a server is away, its bans are unknown: with
     ///   [`OnStoreError::Local`](crate::OnStoreError::Local) calls are admitted by this process.
     ///
-    /// The time is rounded up to a millisecond, and is at most [`Rule::LONGEST_PERIOD`]. A zero time
+    /// The time is rounded up to a millisecond, and a longer one than [`Rule::LONGEST_PERIOD`] counts as
+    /// that. A zero time
     /// bans nothing. Bans of 1 ms may take 2 ms.
     ///
     /// ```
@@ -496,8 +497,12 @@ impl Limiter {
     /// Ends a ban of the rule's counter for this key. The counter starts fresh, but for its holds.
     /// Nothing changes if it is not banned.
     ///
-    /// Other processes may refuse calls for a second more, as they cache bans for so long. Callers
-    /// that wait in other processes wait until the ban would have ended.
+    /// - Other processes may refuse calls for a second more, as they cache bans for so long, or until
+    ///   the end of a denial that they have cached before the ban.
+    /// - A permit from before the ban that is refunded now may credit later charges, as after
+    ///   [`Limiter::reset`].
+    /// - Permits that another process had prefetched before the ban can still be spent.
+    ///
     ///
     /// Errors, cancellation and panics are as for [`Limiter::ban`], where there is an example.
     pub fn unban<'a, K: RateKey>(

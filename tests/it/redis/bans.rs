@@ -115,3 +115,33 @@ async fn a_ban_ends_the_prefetched_permits_of_this_process() {
     let refused = timed.limiter.acquire(&rule, key).await.unwrap_err();
     assert_eq!((refused.cause(), refused.retry_after()), (Cause::Banned, Some(BAN)));
 }
+
+/// A hold keeps a log's list of holds, where the ban is stored, too.
+#[tokio::test]
+async fn an_ended_ban_leaves_no_trace_in_a_log_with_holds() {
+    let timed = Timed::redis().await;
+    let (limiter, server) = (&timed.limiter, timed.server().unwrap());
+    let rule = Rule::new("logins", 5, MINUTE).by(LOG);
+    let ttl = || -> i64 {
+        let names: Vec<String> = ask(server, "KEYS *");
+        ask(server, &format!("PTTL {}", names[0]))
+    };
+    let hour = 60 * MINUTE;
+
+    let held = limiter.reserve(&rule, 1, 2).await.unwrap();
+    limiter.ban(&rule, 1, 10 * hour).await.unwrap();
+    limiter.unban(&rule, 1).await.unwrap();
+    held.settle(1).await.unwrap();
+    limiter.acquire(&rule, 1).await.unwrap();
+    assert!(ttl() < 5 * 60_000, "the key is kept for {} ms", ttl());
+
+    limiter.reset(&rule, 1).await.unwrap();
+    let held = limiter.reserve(&rule, 1, 2).await.unwrap();
+    limiter.ban(&rule, 1, 10 * SECOND).await.unwrap();
+    timed.advance(11 * SECOND);
+    limiter.acquire(&rule, 1).await.unwrap();
+    let clock = server.clock();
+    clock.set_micros(clock.now_micros() - 10_000_000);
+    limiter.acquire(&rule, 1).await.expect("the ban has ended");
+    held.settle(1).await.unwrap();
+}

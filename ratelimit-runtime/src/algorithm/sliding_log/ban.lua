@@ -5,10 +5,10 @@ local reset, retry = unpack(fits == nil and reply[1] or { reply[2], reply[3] })
 if first and #first > 8 then
   local numbers = { struct.unpack('<ddddddddd', first) }
   ban = math.max(ban, numbers[8] - ms)
-  numbers[7], numbers[8], numbers[9] = math.max(numbers[7], ms + ban), ms + ban, ban
+  numbers[8], numbers[9] = ms + ban, ban
   call('LSET', key, '0', struct.pack('<ddddddddd', unpack(numbers, 1, 9)))
 else
-  local numbers = struct.pack('<ddddddddd', 0, reset > 0 and ms + reset + 1 or 0, 0, 0, 0, 0, ms + ban, ms + ban, ban)
+  local numbers = struct.pack('<ddddddddd', 0, reset > 0 and ms + reset + 1 or 0, 0, 0, 0, 0, 0, ms + ban, ban)
   call('LPUSH', key, '', '', numbers)
 end
 call('PEXPIRE', key, math.max(call('PTTL', key), ban + 1))

@@ -12,9 +12,9 @@
 -- While something is held, three strings lie left of the numbers:
 --  1. nine 8-byte numbers: the amount held; when all charges have expired (ms since 1970, as all
 --     times below); how many expired numbers the list still has, since they are not removed one by
---     one then; the earliest end of a hold; end and lease of the hold that ends last; until
---     when settled holds or a ban have to be kept; the end of a ban, and its ms. A charge needs no
---     more than these.
+--     one then; the earliest end of a hold; end and lease of the hold that ends last; when no
+--     settled hold has to be kept any more; the end of a ban, and its ms. A charge needs no more
+--     than these.
 --  2. 32 bytes for each hold, ordered by end: id, end, lease and amount. A hold counts until a
 --     period after its end, so unless settled it becomes a charge made then. 10,000 at most
 --     (`MOST_HOLDS`).
@@ -63,13 +63,15 @@ if id or first and #first > 8 then
     if banned_until - ms > ban then -- the server's clock was set back: counts as banned now
       banned_until = ms + ban
       call('LSET', key, '0', pack('<ddddddddd', held, charged_until, expired, first_end, last_end, last_lease, settled_until, banned_until, ban))
+    elseif banned_until <= ms then
+      banned_until, ban = 0, 0 -- it does not come back with an earlier clock
     end
     turn = math.max(banned_until - ms, 0)
     local is_set_back = held > 0 and last_end > ceiling + last_lease
     local has_ended = held > 0 and first_end + beyond <= ms
     holds = (id or is_set_back or has_ended) and call('LINDEX', key, '1')
     stored = holds
-    known = math.max(known, held > 0 and last_end + beyond - ms + 1000 or 0, settled_until - ms + 1000)
+    known = math.max(known, held > 0 and last_end + beyond - ms + 1000 or 0, math.max(settled_until, banned_until) - ms + 1000)
     if is_set_back then
       -- The server's clock was set back since the last hold was made: moves all ends back.
       local ahead, kept = last_end - last_lease - ceiling, {}
@@ -191,7 +193,7 @@ if id or first and #first > 8 then
       end
     end
   end
-  longest = math.max(longest, held > 0 and last_end + beyond - ms + 1 or 0, settled_until - ms + 1)
+  longest = math.max(longest, held > 0 and last_end + beyond - ms + 1 or 0, math.max(settled_until, banned_until) - ms + 1)
   if charge == 'renew' or charge == 'again' and reply == 0 then
     if is_renewed then
       call('LSET', key, '1', holds)
@@ -345,7 +347,7 @@ if settles then
 elseif allow_partial == 1 then
   cost = math.min(cost, remaining)
 end
-local keeps = id and not settles or held > 0 or settled_until > (ms or 0)
+local keeps = id and not settles or held > 0 or ms and math.max(settled_until, banned_until) > ms
 -- Stale elements are removed after the new ones are written: while a slot migrates, a deleted key
 -- can't be written again.
 local stale = used == 0 and (skip == 0 or not keeps) and offset + base or 0
