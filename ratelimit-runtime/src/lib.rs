@@ -452,6 +452,8 @@ mod error;
 mod failures;
 mod guard;
 mod health;
+#[cfg(all(test, not(model_check)))]
+mod hostile;
 mod key;
 mod limiter;
 mod memory;

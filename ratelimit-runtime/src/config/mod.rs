@@ -73,6 +73,8 @@
 
 mod call_kind;
 mod current;
+#[cfg(all(test, not(model_check)))]
+mod hostile;
 mod parse;
 mod rule_override;
 mod table;

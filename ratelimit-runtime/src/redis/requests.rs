@@ -125,3 +125,6 @@ fn parse(charges: &mut [Charge], consume: bool, reply: &Value) -> Result<bool, S
     }
     Ok(all_fit && each_fits)
 }
+
+#[cfg(all(test, not(model_check)))]
+pub(super) mod hostile;

@@ -217,3 +217,6 @@ impl fmt::Display for RedisTopology {
         }
     }
 }
+
+#[cfg(all(test, not(model_check)))]
+mod hostile;

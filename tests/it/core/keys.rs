@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::env;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -201,7 +202,11 @@ fn pair() -> impl Strategy<Value = (Shape, Shape)> {
     prop_oneof![(shape(), shape()), regrouped, moved, joined]
 }
 
-fn cases(cases: u32) -> ProptestConfig {
+/// `RATELIMIT_INPUTS` cases, or this many.
+fn cases(usual: u32) -> ProptestConfig {
+    let cases = env::var("RATELIMIT_INPUTS").map_or(usual, |number| {
+        number.parse().unwrap_or_else(|_| panic!("RATELIMIT_INPUTS is {number:?}; give it a number of inputs"))
+    });
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 

@@ -353,8 +353,11 @@ local fitting = (its_capacity - deficit) / its_cost",
         let (mut bucket, now_ms) = parse_stored(bytes)?;
         let params = BucketParams::of(rule);
         let more = more.checked_mul(i64::try_from(params.unit).ok()?)?;
-        bucket.write(&params, now_ms, bucket.deficit.checked_add_signed(more)?);
-        Some(Value::BulkString(pack([bucket.full_at_ms, bucket.full_at_ms - now_ms, bucket.deficit]).to_vec()))
+        // No server's time is before the first interval, so `write` cannot overflow.
+        let deficit = bucket.deficit.checked_add_signed(more).filter(|_| now_ms >= params.interval_ms)?;
+        bucket.write(&params, now_ms, deficit);
+        let left_ms = bucket.full_at_ms.checked_sub(now_ms)?;
+        Some(Value::BulkString(pack([bucket.full_at_ms, left_ms, bucket.deficit]).to_vec()))
     }
 }
 

@@ -278,10 +278,13 @@ impl RedisScript for FixedWindow {
             // A number that is too large for Lua can still be parsed here.
             Value::Int(packed) => match more.checked_mul(period).and_then(|more| packed.checked_add(more)) {
                 Some(packed) => Value::Int(packed),
-                None => Value::Array(vec![
-                    Value::Int(((packed - 1) / period).checked_add(more)?),
-                    Value::Int((packed - 1) % period + 1),
-                ]),
+                None => {
+                    let before = packed.checked_sub(1)?;
+                    Value::Array(vec![
+                        Value::Int((before / period).checked_add(more)?),
+                        Value::Int(before % period + 1),
+                    ])
+                }
             },
             Value::Array(numbers) => {
                 let [Value::Int(value), Value::Int(left)] = **numbers else { return None };

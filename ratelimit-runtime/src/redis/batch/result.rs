@@ -141,3 +141,6 @@ impl RepeatedCharge {
         algorithm::parse_reply(charge, true, &reply).map(|(look, receipt)| Outcome::new(look.decision, receipt))
     }
 }
+
+#[cfg(all(test, not(model_check)))]
+mod hostile;

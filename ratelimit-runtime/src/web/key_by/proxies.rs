@@ -10,7 +10,7 @@ use http::{HeaderName, HeaderValue, Request};
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{AmbiguousKey, FoundKey, KeyBy, TrustedProxies, addresses, found_now};
-use crate::web::Networks;
+use crate::{hostile::inputs, web::Networks};
 
 /// Parses a `Forwarded` field into elements of parameters, from left to right, by the grammar of
 /// RFC 7239, section 4. `None` if the text is malformed.
@@ -209,7 +209,7 @@ impl Proxy {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(inputs(4096))]
 
     /// Whatever the client sends, the key is the peer address of the first trusted proxy.
     #[test]
