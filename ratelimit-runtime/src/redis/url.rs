@@ -155,8 +155,16 @@ fn invalid(error: redis::RedisError) -> SetupError {
     SetupError::new(format!("invalid Redis URL: {error}"))
 }
 
+/// [`invalid`] without the detail, which may be an option's value.
+#[allow(clippy::needless_pass_by_value)] // for `map_err`
+fn unparsed(error: redis::RedisError) -> SetupError {
+    let text = error.to_string();
+    let text = error.detail().and_then(|detail| text.strip_suffix(detail)).unwrap_or(&text);
+    SetupError::new(format!("invalid Redis URL: {}", text.trim_end_matches([':', ' '])))
+}
+
 fn client(url: &str, certificates: &Certificates) -> Result<Client, SetupError> {
-    let info: ConnectionInfo = url.into_connection_info().map_err(invalid)?;
+    let info: ConnectionInfo = url.into_connection_info().map_err(unparsed)?;
     let info = info.clone().set_tcp_settings(tcp_settings());
     // RESP3 reports a lost connection at once, even an idle one.
     let is_chosen =

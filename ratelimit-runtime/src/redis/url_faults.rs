@@ -112,9 +112,7 @@ impl<'a> Parts<'a> {
 
 /// Checks each part of a URL.
 pub(super) fn check(url: &str) -> Result<(), SetupError> {
-    let Some((scheme, rest)) = url.split_once(':') else { return Ok(()) };
-    // `unix:/path` is valid, too.
-    let Some(rest) = rest.strip_prefix("//").or(scheme.ends_with("unix").then_some(rest)) else { return Ok(()) };
+    let Some((scheme, rest)) = url.split_once("://") else { return Ok(()) };
     let parts = Parts::of(url, rest);
     let (base, topology) = scheme.split_once('+').unwrap_or((scheme, ""));
     if scheme == "unix" || topology == "unix" {

@@ -21,6 +21,7 @@ const SEEDS: &[&str] = &[
     "rediss+sentinel://:XQZJKVWY@one/my.service-1_2",
     "unix:/run/redis.sock?protocol=XQZJKVWY",
     "unix:/run/redis.sock?protocol=://XQZJKVWY",
+    "u\nnix:/run/redis.sock?protocol=XQZJKVWY",
     "valkey://h",
     "memory://",
     "",
