@@ -538,3 +538,25 @@ fn no_type_name_is_used_twice() {
     }
     assert!(words.is_empty(), "type names used twice:\n{words}");
 }
+
+/// Each row of the threat model names tests in its last column.
+#[test]
+fn the_tests_in_the_threat_model_exist() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    let folders = ["tests", "ratelimit-runtime/src", "ratelimit-macros/src"];
+    let sources = folders.iter().flat_map(|folder| files(&workspace.join(folder)));
+    let sources: String = sources.map(|file| fs::read_to_string(file).expect("a text")).collect();
+    let threats = fs::read_to_string(workspace.join("SECURITY.md")).expect("a text");
+    let rows = threats.lines().filter(|line| line.starts_with("| ") && !line.ends_with("| tests |"));
+    let mut missing = String::new();
+    for row in rows {
+        let tests: Vec<_> =
+            row.trim_end_matches([' ', '|']).rsplit('|').take(1).flat_map(|cell| cell.split('`')).collect();
+        let names = tests.iter().skip(1).step_by(2);
+        let unknown: Vec<_> = names.filter(|name| !sources.contains(&format!("fn {name}("))).collect();
+        if tests.len() < 3 || !unknown.is_empty() {
+            let _ = writeln!(missing, "{row}\n  {unknown:?}");
+        }
+    }
+    assert!(missing.is_empty(), "rows without tests, or with tests that do not exist:\n{missing}");
+}

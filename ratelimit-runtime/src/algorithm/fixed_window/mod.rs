@@ -276,16 +276,13 @@ impl RedisScript for FixedWindow {
         let period = rule.period_ms() as i64;
         Some(match reply {
             // A number that is too large for Lua can still be parsed here.
-            Value::Int(packed) => match more.checked_mul(period).and_then(|more| packed.checked_add(more)) {
-                Some(packed) => Value::Int(packed),
-                None => {
-                    let before = packed.checked_sub(1)?;
-                    Value::Array(vec![
-                        Value::Int((before / period).checked_add(more)?),
-                        Value::Int(before % period + 1),
-                    ])
+            Value::Int(packed) => {
+                if let Some(packed) = more.checked_mul(period).and_then(|more| packed.checked_add(more)) {
+                    return Some(Value::Int(packed));
                 }
-            },
+                let before = packed.checked_sub(1)?;
+                Value::Array(vec![Value::Int((before / period).checked_add(more)?), Value::Int(before % period + 1)])
+            }
             Value::Array(numbers) => {
                 let [Value::Int(value), Value::Int(left)] = **numbers else { return None };
                 Value::Array(vec![Value::Int(value.checked_add(more)?), Value::Int(left)])
