@@ -94,7 +94,8 @@ pub(crate) fn replies() -> impl Strategy<Value = redis::Value> {
     let of_bucket = (select(&["", "-"][..]), vec(number(), 3)).prop_map(move |(sign, numbers)| bulk(sign, numbers));
     let of_windows =
         (select(&["+", "-"][..]), vec(number(), 4..12)).prop_map(move |(sign, numbers)| bulk(sign, numbers));
-    let shaped = prop_oneof![int(), of_bucket, of_windows, vec(int(), 2..5).prop_map(Value::Array)];
+    let of_ban = vec(int(), 2).prop_map(|waits| Value::Array(vec![Value::Array(waits)]));
+    let shaped = prop_oneof![2 => int(), 2 => of_bucket, 2 => of_windows, 2 => vec(int(), 2..5).prop_map(Value::Array), 1 => of_ban];
     let any_value = prop_oneof![
         2 => vec(any::<u8>(), 0..40).prop_map(Value::BulkString),
         1 => Just(Value::Nil),

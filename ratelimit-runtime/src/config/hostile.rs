@@ -16,7 +16,7 @@ const SEEDS: &[&str] = &[
     "[rules.item]\nalgorithm = \"SlidingWindow\"\nbuckets = 6\nunit = \"Hours\"\n",
     "[rules.item]\nalgorithm = \"LeakyBucket\"\nqueue = 0\n",
     "[rules.item]\nalgorithm = \"SlidingLog\"\ncount = 4503599627370496\nunit = \"Days\"\nttl = 3650\n",
-    "[rules.item]\non_store_error = \"Deny\"\n",
+    "[rules.item]\non_store_error = \"Deny\"\nban = \"10m\"\n",
     "[rules.item]\non_store_error = { Wait = { max = 5, unit = \"Seconds\" } }\n",
     "[rules.item]\ncount = 1\n[rules.item.keys]\n\"a\" = { count = 2 }\n'b(c,d)' = { enabled = false, ttl = 2, unit = \"Days\" }\n",
     "[gateway]\nlisten = \"0.0.0.0:80\"\n[rules.\"item\"]\ncount = 0x10\n",
@@ -70,6 +70,7 @@ const WORDS: &[&str] = &[
     "algorithm",
     "buckets = 1001",
     "burst = 0",
+    "ban = \"99999999999999999999d\"",
     "queue = 4503599627370496",
     "align",
     "\"Days\"",
@@ -104,7 +105,7 @@ fn no_rules_file_panics_or_gives_a_rule_that_cannot_be_stored() {
             }
             Err(error) => {
                 let message = error.to_string();
-                let line = message.strip_prefix("line ").and_then(|rest| rest.split(':').next()?.parse().ok());
+                let line = message.strip_prefix("line ").and_then(|rest| rest.split(':').next()?.parse::<usize>().ok());
                 let is_elsewhere = message.starts_with("there is no table") || message.starts_with("rules.");
                 let lines = 1 + text.matches('\n').count();
                 assert!(is_elsewhere || line.is_some_and(|line| (1..=lines).contains(&line)), "{message}");
