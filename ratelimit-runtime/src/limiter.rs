@@ -422,8 +422,9 @@ impl Limiter {
     ///   shortens it. [`Limiter::unban`] ends it.
     /// - A ban takes the place of the counter's state. So it lasts at least until none of the
     ///   counter's charges would count any more, which [`Decision::reset_after`] says: for a window
-    ///   until its end, for a bucket until it is full. After it the counter is fresh. A [`SlidingLog`](crate::Algorithm::SlidingLog) keeps its charges and holds
-    ///   below the ban, which lasts exactly as long as given. So does the ban of a rule that is used
+    ///   until its end, for a bucket until it is full. After it the counter is fresh. A
+    ///   [`SlidingLog`](crate::Algorithm::SlidingLog) keeps its charges and holds below the ban, which
+    ///   lasts exactly as long as given. So does the ban of a rule that is used
     ///   for bans only, as its counters are unused.
     /// - All processes that share the store refuse the calls. A process that has cached a denial of
     ///   the counter gives that until it ends. Permits that another process has

@@ -460,7 +460,7 @@ fn applied_rule(
     let is_settled = matches!(cost_kind, CostKind::Reported | CostKind::Elapsed);
     let rule = rules.applied(rule, its_key, is_settled, is_one_of_several)?.into_owned();
     // The largest limit leaves room for a debt under the limit of other calls.
-    let rule = if *cost_kind == CostKind::Forced { rule.with_largest_limit() } else { rule };
+    let rule = if *cost_kind == CostKind::Forced { rule.with_largest_limit().with_ban(Duration::ZERO) } else { rule };
     let least = if *cost_kind == CostKind::Elapsed { (*cost).min(1) } else { *cost };
     let refuses = matches!(key, RequestKey::Missing) || least > rule.limit();
     if rule.is_shadow() && refuses && !rule.has_fault() {
