@@ -4,6 +4,7 @@
 //! of requests and responses are copied here.
 
 use std::{
+    fmt::Write as _,
     future::{self, Future, poll_fn},
     net::SocketAddr,
     pin::Pin,
@@ -20,7 +21,7 @@ use actix_web::{
     http as old,
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version, request, response};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri, Version, request, response};
 
 use super::{
     LimitedBody, RateLimit, RateLimitLayer,
@@ -36,6 +37,8 @@ use crate::{FromRefusal, RequestPerMinute};
 ///   the values that an outer middleware inserts with `request.extensions_mut()`. Other functions
 ///   of a request see such a value only if one of the layer's keys is made of it.
 /// - [`RequestHold`](super::RequestHold) is in the extensions of the request.
+/// - Limits see the path that `actix-web` finds a route for, which it decodes first: `/%6Cogin` is
+///   `/login`. Only what cannot stand in a path is escaped: `/a b` is `/a%20b`.
 /// - A request whose head the crate `http` 1 would not accept is answered with `400 Bad Request`.
 /// - If the service returns an `Err`, as some middleware does, it passes. All that is
 ///   [held](super::Limit::settle) is charged then. The errors of handlers and extractors are responses
@@ -126,7 +129,7 @@ where
 fn head_of_request(request: &ServiceRequest, gate: &Gate) -> Option<request::Parts> {
     let (mut head, ()) = http::Request::new(()).into_parts();
     head.method = Method::from_bytes(request.method().as_str().as_bytes()).ok()?;
-    head.uri = request.uri().to_string().parse().ok()?;
+    head.uri = routed_uri(request)?;
     head.version = match request.version() {
         old::Version::HTTP_09 => Version::HTTP_09,
         old::Version::HTTP_10 => Version::HTTP_10,
@@ -145,6 +148,46 @@ fn head_of_request(request: &ServiceRequest, gate: &Gate) -> Option<request::Par
     gate.limits.iter().for_each(|limit| limit.import(&extensions, &mut head.extensions));
     drop(extensions);
     Some(head)
+}
+
+/// The URI of a request, with the path that `actix-web` finds a route for. It decodes escapes first, and
+/// middleware may have changed the path.
+fn routed_uri(request: &ServiceRequest) -> Option<Uri> {
+    let uri: Uri = request.uri().to_string().parse().ok()?;
+    let path = escaped_once(request.match_info().as_str());
+    if path == uri.path() {
+        return Some(uri);
+    }
+    let mut parts = uri.into_parts();
+    let path_and_query = match parts.path_and_query.as_ref()?.query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path,
+    };
+    parts.path_and_query = Some(path_and_query.parse().ok()?);
+    Uri::from_parts(parts).ok()
+}
+
+/// A path with an escape for each byte that needs one, and for no other: equal paths have equal texts.
+fn escaped_once(path: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@".contains(&byte);
+    let hex = |digit: &u8| char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let (mut text, mut rest) = (String::with_capacity(path.len()), path.as_bytes());
+    while let [first, after @ ..] = rest {
+        rest = after;
+        let mut byte = *first;
+        // An escape that is left in a path.
+        if let (b'%', [high, low, after @ ..]) = (byte, after)
+            && let (Some(high), Some(low)) = (hex(high), hex(low))
+        {
+            (byte, rest) = (high << 4 | low, after);
+        }
+        if is_plain(byte) || *first == b'/' {
+            text.push(char::from(byte));
+        } else {
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
 }
 
 fn field(name: &old::header::HeaderName, value: &old::header::HeaderValue) -> Option<(HeaderName, HeaderValue)> {
@@ -246,5 +289,39 @@ impl ResponseError for RequestPerMinute {
 impl FromRefusal for HttpResponse {
     fn from_refusal(refused: RequestPerMinute) -> Self {
         refused.error_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::{dev::Url, test::TestRequest};
+
+    use super::*;
+
+    /// However its client writes it.
+    #[test]
+    fn a_path_has_one_text() {
+        for (sent, path) in [
+            ("/login", "/login"),
+            ("/%6Cog%69n", "/login"),
+            ("/%6cogin?next=%6C", "/login?next=%6C"),
+            ("/a%20b%3Fc%23d", "/a%20b%3Fc%23d"),
+            ("/gr%c3%b6%C3%9Fe", "/gr%C3%B6%C3%9Fe"),
+            ("/a%2fb%2Fc/d", "/a%2Fb%2Fc/d"),
+            ("/1%2B1=%32", "/1+1=2"),
+            ("/100%/100%25", "/100%25/100%25"),
+            // Decoded twice: once for the route, and once more for the handler.
+            ("/%%36Cogin", "/login"),
+            ("/a|b", "/a%7Cb"),
+            ("//", "//"),
+            ("*", "*"),
+            ("http://localhost/%6Cogin", "http://localhost/login"),
+        ] {
+            let request = TestRequest::with_uri(sent).to_srv_request();
+            assert_eq!(routed_uri(&request).unwrap().to_string(), path, "{sent}");
+        }
+        let mut moved = TestRequest::with_uri("/a?b").to_srv_request();
+        moved.match_info_mut().set(Url::new("/c?d".parse().unwrap()));
+        assert_eq!(routed_uri(&moved).unwrap(), "/c?b", "by middleware");
     }
 }

@@ -202,7 +202,8 @@ impl KeyBy {
     /// The path, without the query.
     ///
     /// Clients choose it: each path is a counter, even if it does not exist. See [`KeyBy`] for the
-    /// consequences.
+    /// consequences. Except with `actix-web`, it is the text that was sent, and a client may escape
+    /// any letter in it: for a counter per route, use the name of the route.
     pub fn path() -> Self {
         Self::from_fn(|request| Some(Key::new(request.uri.path())))
     }

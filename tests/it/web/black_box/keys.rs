@@ -19,6 +19,25 @@ async fn the_address_of_the_peer_is_a_key_without_extra_work() {
     }
 }
 
+/// Some servers decode the path before they find a route for it. A client that escapes letters gets around no limit.
+#[tokio::test]
+async fn an_escaped_path_is_the_path_of_its_route() {
+    for kind in KINDS {
+        let by_path = Limit::new(Rule::new("paths", 2, MINUTE)).key(KeyBy::path());
+        let limit = Limit::new(per_minute(1)).when(|request| request.uri.path() == "/status/204");
+        let (layer, limiter, _clock) = timed([limit, by_path]).await;
+        let service = Service::start(kind, layer);
+        assert_eq!(service.status(service.get("/status/204")).await, 204, "{kind:?}");
+        for path in ["/%73tatus/204", "/s%74atus/%32%30%34?a=b"] {
+            let status = service.status(service.get(path)).await;
+            assert!(status != 204, "{kind:?}: {path} got around the limit");
+            assert_eq!(status, if kind == Kind::Actix { 429 } else { 200 }, "{kind:?}: {path}");
+        }
+        let left = limiter.peek(&Rule::new("paths", 2, MINUTE), "/status/204").await.unwrap().remaining();
+        assert_eq!(left, 1, "{kind:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_value_of_middleware_is_a_key() {
     for kind in KINDS {
