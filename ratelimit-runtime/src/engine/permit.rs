@@ -72,12 +72,12 @@ pub(super) struct BackendCharges {
 
 type StoreReceipt = (EngineRef, Charges, Origin);
 
-/// The charge that leaves the least. Of equal ones, the one that takes longest to reset. Holds come
-/// after charges that hold nothing, and shadow rules come last.
+/// The charge that leaves the least. Of equal ones, the one that takes longest to reset. Places come
+/// after quota, and shadow rules come last.
 fn most_restrictive<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Option<&'a Charge> {
     let room = |charge: &&Charge| {
         let Decision { remaining, reset_after_ms, .. } = charge.decision;
-        (charge.rule.is_shadow(), charge.hold.is_some(), remaining, u64::MAX - reset_after_ms)
+        (charge.rule.is_shadow(), charge.rule.is_concurrent(), remaining, u64::MAX - reset_after_ms)
     };
     charges.into_iter().min_by_key(room)
 }
@@ -164,7 +164,7 @@ impl Permit {
             Receipt::Store(receipt) => of_store(&*receipt.1),
             Receipt::Hold(held) => {
                 let (held, rest) = &**held;
-                of_store(rest.iter().flat_map(|rest| &*rest.1)).or_else(|| of_store(held.charges()))
+                of_store(rest.iter().flat_map(|rest| &*rest.1).chain(held.charges()))
             }
         }
     }

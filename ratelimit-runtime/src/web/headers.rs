@@ -15,7 +15,8 @@ use crate::{Permit, RequestPerMinute, Rule, SetupError};
 /// in `RateLimit-Policy`, also if nothing was counted during an outage of the store, and each layer
 /// adds its own to the lists. A rule in [shadow mode](Rule::with_shadow) has no fields.
 ///
-/// Seconds are rounded up. Every style has `Retry-After` on each refusal for which waiting helps.
+/// Seconds are rounded up. Each HTTP refusal for which waiting helps has `Retry-After`, in every style,
+/// also with `None`; a gRPC refusal has a `RetryInfo` instead.
 ///
 /// | style | fields |
 /// |---|---|
@@ -68,7 +69,8 @@ static INSTALLED: OnceCell<HeaderStyle> = OnceCell::new();
 
 impl HeaderStyle {
     /// Makes this the style of the process: of layers without a style, of `RequestPerMinute` as a
-    /// response of `axum`, and of [`Permit::headers`]. The default is [`HeaderStyle::Ietf`].
+    /// response of `axum` or `actix-web`, and of [`Permit::headers`]. The default is
+    /// [`HeaderStyle::Ietf`].
     ///
     /// # Errors
     ///
@@ -244,7 +246,8 @@ impl Permit {
     /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
     /// ```
     ///
-    /// In `axum`, return the header map in front of the body to add it to a response.
+    /// In `axum`, return the header map in front of the body to add it to a response. It is a map of the
+    /// crate `http` 1: for `actix-web`, which has an older one, copy names and values.
     pub fn headers(&self, name: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if let Some(status) = QuotaStatus::of_permit(self, name) {

@@ -1,6 +1,6 @@
 //! The header fields, in each style.
 
-use ratelimit_runtime::web::HeaderStyle;
+use ratelimit_runtime::web::{HeaderStyle, SettleBy};
 use ratelimit_runtime::{Algorithm, Refill};
 use sfv::{BareItem, KeyRef, List, ListEntry, Parser};
 
@@ -149,6 +149,23 @@ async fn headers_report_the_tightest_rule_of_a_layer() {
             assert_eq!(names, limits.map(|rule| rule.prefix()), "all, in the order of the limits");
             assert_eq!(response.headers()["ratelimit"], "\"tight\";r=2;t=60");
         }
+    }
+}
+
+/// Also if it is settled later.
+#[tokio::test]
+async fn headers_report_a_settled_rule_that_is_the_tightest() {
+    let tight = Rule::new("tight", 3, MINUTE).with_algorithm(Algorithm::SlidingLog);
+    let places = Rule::new("places", 1, MINUTE).with_algorithm(Algorithm::Concurrent);
+    let server = ratelimit_harness::RedisServer::start();
+    for limiter in [Limiter::in_memory(), crate::support::limiter_on(&server).await] {
+        let user = crate::support::fresh_key().to_string();
+        let limits =
+            [Limit::new(per_minute(10)), Limit::new(tight).settle(1, SettleBy::response(|_| 1)), Limit::new(places)];
+        let layer = RateLimitLayer::new(limits.map(|limit| limit.key(by_user()))).limiter(limiter);
+        let response = send(&behind(layer), by(&user)).await;
+        let told = response.headers()["ratelimit"].to_str().unwrap();
+        assert!(told.starts_with("\"tight\";r=2;t="), "{told}");
     }
 }
 
