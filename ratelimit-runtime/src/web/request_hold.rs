@@ -19,7 +19,11 @@ use crate::{Permit, observe::LogThrottle};
 /// connection, for example to a WebSocket, must therefore keep a clone while it uses the connection.
 /// If it does not, the log has a warning.
 ///
-/// A cost is held until the response tells what was used, whatever clones there are.
+/// A cost is held until the response tells what was used, whatever clones there are; if the layer also
+/// has a place, as long as the place. It is then charged what was used.
+///
+/// With `actix-web` there is nothing to keep: the messages of a WebSocket are the body of the response,
+/// which ends with the connection.
 ///
 /// ```
 /// use http::{Request, Response};
@@ -98,7 +102,9 @@ pub(super) struct BodyHold {
     hold: RequestHold,
     meter: Option<(BodyMeter, SettlePlan)>,
     used: u64,
-    /// Bytes of the body that are still to come. `None` if their number is not known.
+    is_upgrade: bool,
+    /// Bytes of the body that are still to come. `None` if their number is not known. After the last
+    /// one a server may not ask for more, and drops the body.
     left: Option<u64>,
 }
 
@@ -107,9 +113,6 @@ impl BodyHold {
     pub(super) fn new(hold: RequestHold, plan: Option<SettlePlan>, method: &Method, response: &Parts) -> Self {
         let status = response.status;
         let is_upgrade = status == StatusCode::SWITCHING_PROTOCOLS || *method == Method::CONNECT && status.is_success();
-        if is_upgrade {
-            hold.check_upgrade();
-        }
         let has_body = !is_upgrade && *method != Method::HEAD;
         let meter = plan.and_then(|plan| match plan.by.cost_of(response, has_body) {
             ResponseCost::Known(used) => {
@@ -120,13 +123,16 @@ impl BodyHold {
             ResponseCost::Unknown => None,
         });
         let length = response.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        Self { hold, meter, used: 0, left: length }
+        Self { hold, meter, used: 0, is_upgrade, left: length }
     }
 
     /// Tells the length of the body.
     pub(super) fn expect(&mut self, length: u64) {
         self.left = Some(length);
         if length == 0 {
+            if self.is_upgrade {
+                self.hold.check_upgrade();
+            }
             self.end();
         }
     }
@@ -136,10 +142,6 @@ impl BodyHold {
         let Some((meter, _)) = &mut self.meter else { return };
         self.used = self.used.saturating_add(meter(part));
         self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
-        // A server may not ask for more.
-        if self.left == Some(0) {
-            self.end();
-        }
     }
 
     /// The body has ended: its cost is known.
@@ -152,6 +154,9 @@ impl BodyHold {
 
 impl Drop for BodyHold {
     fn drop(&mut self) {
+        if self.left == Some(0) {
+            self.end();
+        }
         // The body has not ended, so more may have been used than was seen: all that is held, at least.
         if let Some((_, plan)) = self.meter.take()
             && self.used > plan.least

@@ -6,6 +6,9 @@ use http::{HeaderName, response::Parts};
 
 /// The cost of a request, from its response; for [`Limit::settle`](super::Limit::settle).
 ///
+/// A layer that also has a place ([`Algorithm::Concurrent`](crate::Algorithm::Concurrent)) settles when
+/// the place is freed.
+///
 /// ```
 /// use ratelimit_runtime::{Algorithm, Rule, web::{KeyBy, Limit, SettleBy}};
 /// use std::time::Duration;
