@@ -99,11 +99,13 @@ where
             let Some(head) = head_of_request(&request, &gate) else {
                 return Err(ErrorBadRequest("the head of the request is malformed"));
             };
-            let mut admission = match gate.admit(&head).await {
+            let engine = gate.engine();
+            let waits = gate.waits(&engine);
+            let mut admission = match gate.admit(engine, &head).await {
                 Ok(admission) => admission,
                 Err(rejection) => return Ok(request.into_response(refusal(gate.refuse(rejection, &head)))),
             };
-            if gate.waits() {
+            if waits {
                 poll_fn(|context| service.poll_ready(context)).await?;
             }
             if let Some(hold) = admission.hold(|| request.extensions_mut().remove()) {

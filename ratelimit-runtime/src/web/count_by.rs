@@ -13,9 +13,9 @@ use std::{
 use http::request::Parts;
 use tokio::sync::OnceCell;
 
-use crate::{Clock, Key};
+use crate::{Clock, CounterName};
 
-/// Keys that a cache of counts has at most. Twice as many while keys that are in use move on.
+/// Counters that a cache of counts has at most. Twice as many while those in use move on.
 const MOST_KEYS: usize = 2_048;
 
 /// The count for a request.
@@ -29,17 +29,19 @@ type LookupFuture = Pin<Box<dyn Future<Output = Result<u64, Arc<str>>> + Send>>;
 
 /// Counts that are looked up, each kept for some time.
 pub(super) struct CountCache {
-    look_up: Box<dyn Fn(&Parts) -> LookupFuture + Send + Sync>,
+    look_up: Arc<dyn Fn(&Parts) -> LookupFuture + Send + Sync>,
     ttl: Duration,
     cells: Mutex<CountCells>,
 }
 
 /// Two generations of cells. When the younger one is full, it takes the place of the older one. A
 /// cell that is used moves into the younger one.
+///
+/// The name of a counter is short, whatever the length of its key.
 #[derive(Default)]
 struct CountCells {
-    younger: HashMap<Option<Key>, CountCell>,
-    older: HashMap<Option<Key>, CountCell>,
+    younger: HashMap<CounterName, CountCell>,
+    older: HashMap<CounterName, CountCell>,
 }
 
 /// The count of one key. Empty while it is looked up: all requests of the key wait for one look-up.
@@ -57,50 +59,54 @@ impl CountCache {
         F: Future<Output = Result<u64, E>> + Send + 'static,
         E: Display,
     {
-        let look_up = Box::new(move |request: &Parts| -> LookupFuture {
+        let look_up = Arc::new(move |request: &Parts| -> LookupFuture {
             let count = look_up(request);
             Box::pin(async { count.await.map_err(|error| error.to_string().into()) })
         });
         Self { look_up, ttl, cells: Mutex::default() }
     }
 
-    /// The count for a request with this key. An error is the look-up's, which is not kept.
+    /// A cache of the same look-up, without counts.
+    pub(super) fn emptied(&self) -> Self {
+        Self { look_up: Arc::clone(&self.look_up), ttl: self.ttl, cells: Mutex::default() }
+    }
+
+    /// The count for a request of this counter. An error is the look-up's, which is not kept.
     ///
     /// If the request that looks up is dropped, another one that waits looks up in its place.
-    pub(super) async fn count(&self, key: Option<&Key>, request: &Parts, clock: &Clock) -> Result<u64, Arc<str>> {
-        let cell = self.cell(key, clock.now());
+    pub(super) async fn count(&self, counter: CounterName, request: &Parts, clock: &Clock) -> Result<u64, Arc<str>> {
+        let cell = self.cell(&counter, clock.now());
         let look_up = async || {
             let at = clock.now();
             LookedUpCount { count: (self.look_up)(request).await, at }
         };
         let count = cell.get_or_init(look_up).await.count.clone();
         if count.is_err() {
-            self.remove(key, &cell);
+            self.remove(&counter, &cell);
         }
         count
     }
 
-    /// The cell of a key, empty if its count is too old.
-    fn cell(&self, key: Option<&Key>, now: Duration) -> CountCell {
+    /// The cell of a counter, empty if its count is too old.
+    fn cell(&self, counter: &CounterName, now: Duration) -> CountCell {
         let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = key.cloned();
-        let known = cells.younger.remove(&key).or_else(|| cells.older.remove(&key));
+        let known = cells.younger.remove(counter).or_else(|| cells.older.remove(counter));
         let is_valid = |cell: &CountCell| cell.get().is_none_or(|known| now.saturating_sub(known.at) < self.ttl);
         let cell = known.filter(is_valid).unwrap_or_default();
         if cells.younger.len() >= MOST_KEYS {
             cells.older = mem::take(&mut cells.younger);
+            cells.older.retain(|_, cell| is_valid(cell));
         }
-        cells.younger.insert(key, Arc::clone(&cell));
+        cells.younger.insert(counter.clone(), Arc::clone(&cell));
         cell
     }
 
-    fn remove(&self, key: Option<&Key>, failed: &CountCell) {
+    fn remove(&self, counter: &CounterName, failed: &CountCell) {
         let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
         let CountCells { younger, older } = &mut *cells;
-        let key = key.cloned();
         for generation in [younger, older] {
-            if generation.get(&key).is_some_and(|cell| Arc::ptr_eq(cell, failed)) {
-                generation.remove(&key);
+            if generation.get(counter).is_some_and(|cell| Arc::ptr_eq(cell, failed)) {
+                generation.remove(counter);
             }
         }
     }
@@ -111,9 +117,13 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::ManualClock;
+    use crate::{Key, ManualClock, Rule};
 
-    /// Keys that clients make up displace others, and do not fill the memory.
+    fn counter(key: Key) -> CounterName {
+        CounterName::new("", &Rule::new("item", 1, Duration::from_secs(1)), Some(&key))
+    }
+
+    /// Keys that clients make up displace others, and do not fill the memory, however long they are.
     #[tokio::test]
     async fn a_cache_is_bounded_and_keeps_the_keys_in_use() {
         let clock = Clock::from(ManualClock::new());
@@ -124,13 +134,32 @@ mod tests {
             async { Ok::<_, String>(1) }
         });
         let request = Request::new(()).into_parts().0;
+        let long = "made up".repeat(1_000);
         for made_up in 0..10 * MOST_KEYS {
-            for key in [Key::new("alice"), Key::new(("made up", made_up))] {
-                assert_eq!(cache.count(Some(&key), &request, &clock).await, Ok(1));
+            for key in [Key::new("alice"), Key::new((&long[..if made_up % 100 == 0 { 7_000 } else { 7 }], made_up))] {
+                assert_eq!(cache.count(counter(key), &request, &clock).await, Ok(1));
             }
             let cells = cache.cells.lock().unwrap();
             assert!(cells.younger.len().max(cells.older.len()) <= MOST_KEYS);
+            if made_up % 100 == 0 {
+                assert!(cells.younger.keys().all(|counter| counter.as_bytes().len() < 300));
+            }
         }
         assert_eq!(*asked.lock().unwrap(), 1 + 10 * MOST_KEYS, "alice is looked up once");
+    }
+
+    #[tokio::test]
+    async fn counts_that_are_too_old_are_dropped() {
+        let manual = ManualClock::new();
+        let clock = Clock::from(manual.clone());
+        let cache = CountCache::new(Duration::from_secs(60), |_| async { Ok::<_, String>(1) });
+        let request = Request::new(()).into_parts().0;
+        for user in 0..MOST_KEYS {
+            cache.count(counter(Key::new(user)), &request, &clock).await.unwrap();
+        }
+        manual.advance(Duration::from_secs(60));
+        cache.count(counter(Key::new("alice")), &request, &clock).await.unwrap();
+        let cells = cache.cells.lock().unwrap();
+        assert_eq!((cells.younger.len(), cells.older.len()), (1, 0));
     }
 }

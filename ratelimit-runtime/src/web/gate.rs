@@ -9,7 +9,6 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header::CONTENT
 use super::{
     HeaderStyle, Limit, RequestHold, grpc,
     headers::{QuotaPolicy, QuotaStatus},
-    limit::AskedLimit,
     problem,
     request_hold::{BodyHold, SettlePlan},
 };
@@ -17,7 +16,7 @@ use crate::{
     Limiter, OnStoreError, Permit, RequestPerMinute, Rule,
     engine::{
         acquire::Acquire,
-        core::Engine,
+        core::{Engine, EngineRef},
         request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
     },
     observe,
@@ -87,22 +86,30 @@ pub(super) struct Rejection {
 }
 
 impl Gate {
+    /// The engine that decides on a request.
+    pub(super) fn engine(&self) -> EngineRef {
+        self.limiter.as_ref().map_or_else(Limiter::current_engine, Limiter::engine_ref)
+    }
+
     /// Decides on a request. If this is dropped, the request is charged as by
     /// [`Limiter::acquire_within`].
-    pub(super) async fn admit(&self, request: &request::Parts) -> Result<Admission, Rejection> {
-        let engine = self.limiter.as_ref().map_or_else(Limiter::current_engine, Limiter::engine_ref);
-        let mut charges: Vec<ChargeRequest> = Vec::with_capacity(self.limits.len());
-        let mut plan: Option<SettlePlan> = None;
+    pub(super) async fn admit(&self, engine: EngineRef, request: &request::Parts) -> Result<Admission, Rejection> {
+        let mut asked = Vec::with_capacity(self.limits.len());
         for limit in &self.limits {
-            let Some(asked) = limit.ask(request, &engine.settings().clock).await else { continue };
-            let AskedLimit { charge, settle_by, failed_lookup } = asked;
-            if let Some(error) = failed_lookup {
+            asked.extend(limit.ask(request).await.map(|charge| (limit, charge)));
+        }
+        // Such a request is refused whatever the counts.
+        let lacks_key = asked.iter().any(|(_, charge)| lacks_key(&engine, charge, asked.len() > 1));
+        let mut charges: Vec<ChargeRequest> = Vec::with_capacity(asked.len());
+        let mut plan: Option<SettlePlan> = None;
+        for (limit, mut charge) in asked {
+            if !lacks_key && let Err(error) = limit.set_count(&mut charge, request, &engine.settings().clock).await {
                 match refusal_without_count(&engine, &charge, &error) {
                     Some(refused) => return Err(Rejection { refused, policies: Vec::new() }),
                     None => continue,
                 }
             }
-            if let Some(by) = settle_by {
+            if let Some(by) = limit.settle_by().cloned() {
                 let (least, most) = plan.map_or((charge.cost, charge.cost), |plan| (plan.least, plan.most));
                 plan = Some(SettlePlan { by, least: least.min(charge.cost), most: most.max(charge.cost) });
             }
@@ -113,7 +120,7 @@ impl Gate {
         let Some(only) = charges.first().map(|charge| charge.rule.prefix()) else {
             return Ok(Admission { style, policies: Vec::new(), status: None, permit: None, hold: None, plan, method });
         };
-        let policies = if style == HeaderStyle::Ietf { policies(&engine, &charges) } else { Vec::new() };
+        let (rules_of, told) = (engine.clone(), if style == HeaderStyle::Ietf { charges.clone() } else { Vec::new() });
         let options = AcquireOptions::new(self.on_limit, self.on_store_error);
         let acquire = match charges.pop() {
             Some(ChargeRequest { rule, key, cost, cost_kind: CostKind::Fixed }) if charges.is_empty() => {
@@ -124,7 +131,10 @@ impl Gate {
                 Acquire::all(engine, charges, options, self.on_limit)
             }
         };
-        match acquire.await {
+        let decided = acquire.await;
+        // The rules may have changed while the request waited.
+        let policies = policies(&rules_of, &told);
+        match decided {
             Ok(permit) => {
                 let name = permit.most_restrictive().map(|(rule, _)| rule.prefix()).filter(|name| !name.is_empty());
                 let status = QuotaStatus::of_permit(&permit, name.unwrap_or(only));
@@ -135,9 +145,17 @@ impl Gate {
         }
     }
 
-    /// Requests may wait for a limit.
-    pub(super) fn waits(&self) -> bool {
+    /// Requests may be held up: for a limit, a slot, a store that is away, or a look-up.
+    pub(super) fn waits(&self, engine: &Engine) -> bool {
+        let rules = engine.settings().rules_now();
+        let of_rule = |limit: &Limit| rules.on_store_error(limit.rule().prefix());
+        let policy = self.on_store_error.unwrap_or(engine.settings().on_store_error);
         matches!(self.on_limit, OnLimit::Wait(_))
+            || matches!(policy, OnStoreError::Wait { .. })
+            || self
+                .limits
+                .iter()
+                .any(|limit| limit.waits() || matches!(of_rule(limit), Some(OnStoreError::Wait { .. })))
     }
 
     /// The response to a refused request. Its extensions have the refusal.
@@ -172,14 +190,20 @@ fn replace(headers: &mut HeaderMap, with: &HeaderMap<HeaderValue>) {
     }
 }
 
-/// The refusal of a request whose count could not be looked up. `None` if the rule does not refuse:
-/// it is switched off, or in shadow mode.
+/// Whether a charge is refused for lack of a key.
+fn lacks_key(engine: &Engine, charge: &ChargeRequest, is_one_of_several: bool) -> bool {
+    matches!(charge.key, RequestKey::Missing)
+        && applied(engine, charge, is_one_of_several).is_some_and(|rule| !rule.is_shadow())
+}
+
+/// The refusal of a request whose count could not be looked up. `None` if it is not refused: it costs
+/// nothing, or the rule is switched off or in shadow mode.
 fn refusal_without_count(engine: &Engine, charge: &ChargeRequest, error: &str) -> Option<RequestPerMinute> {
     static LOGGED: observe::LogThrottle = observe::LogThrottle::new();
     if LOGGED.allow() {
         tracing::error!(rule = charge.rule.prefix(), error, "cannot look up the count of a rule");
     }
-    let rule = applied(engine, charge, false)?;
+    let rule = applied(engine, charge, false).filter(|_| charge.cost > 0)?;
     if rule.is_shadow() {
         observe::refused_in_shadow(&rule);
         return None;

@@ -62,6 +62,8 @@ pub struct KeyBy(Arc<[KeyFinder]>);
 #[derive(Clone)]
 struct KeyFinder {
     find: Arc<dyn Fn(&Parts) -> KeyResult + Send + Sync>,
+    /// It may return a future.
+    is_looked_up: bool,
     /// Copies the extension that it looks for, from a server with extensions of its own.
     #[cfg(feature = "actix-web")]
     import: Option<ImportFn>,
@@ -224,7 +226,8 @@ impl KeyBy {
     }
 
     /// The result of an async function of the request's head. See [`KeyBy`] for input that clients
-    /// can choose.
+    /// can choose. It runs for each request, before any limit of the layer is decided: a limit that
+    /// protects it belongs into an outer layer of its own.
     ///
     /// ```
     /// use ratelimit_runtime::{Key, web::KeyBy};
@@ -242,12 +245,15 @@ impl KeyBy {
     pub fn from_async_fn<F: Future<Output = Option<Key>> + Send + 'static>(
         find: impl Fn(&Parts) -> F + Send + Sync + 'static,
     ) -> Self {
-        Self::new(move |request| KeyResult::Pending(Box::pin(find(request))))
+        let mut by = Self::new(move |request| KeyResult::Pending(Box::pin(find(request))));
+        Arc::make_mut(&mut by.0).iter_mut().for_each(|finder| finder.is_looked_up = true);
+        by
     }
 
     fn new(find: impl Fn(&Parts) -> KeyResult + Send + Sync + 'static) -> Self {
         let finder = KeyFinder {
             find: Arc::new(find),
+            is_looked_up: false,
             #[cfg(feature = "actix-web")]
             import: None,
         };
@@ -276,6 +282,11 @@ impl KeyBy {
     #[cfg(feature = "actix-web")]
     pub(super) fn import(&self, from: &actix_web::dev::Extensions, to: &mut Extensions) {
         self.0.iter().filter_map(|finder| finder.import).for_each(|import| import(from, to));
+    }
+
+    /// A key may have to be looked up.
+    pub(super) fn is_looked_up(&self) -> bool {
+        self.0.iter().any(|finder| finder.is_looked_up)
     }
 
     /// The key of a request. `None` if it has none.

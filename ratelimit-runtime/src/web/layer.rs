@@ -83,10 +83,14 @@ impl RateLimitLayer {
     /// # Panics
     ///
     /// If two limits are [settled](Limit::settle) by different [`SettleBy`]: all settled limits of a
-    /// request are charged the same cost.
+    /// request are charged the same cost. If a limit without [`Limit::cost`] and [`Limit::count`] is
+    /// settled with a `max` above the count of its rule: no request would ever fit.
     #[track_caller]
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Self {
         let limits: Vec<_> = limits.into_iter().collect();
+        for limit in &limits {
+            limit.check();
+        }
         let mut settled = limits.iter().filter_map(Limit::settle_by);
         let is_one_kind = settled.next().is_none_or(|first: &SettleBy| settled.all(|other| other.is_same(first)));
         assert!(
@@ -119,10 +123,16 @@ impl RateLimitLayer {
     /// Requests of one counter are served in the order of their arrival, within this process. The
     /// wait, the refusals and the effect of a client that disconnects are those of
     /// [`Limiter::acquire_within`]. At most [`Builder::max_waiting`](crate::Builder::max_waiting)
-    /// requests wait; each keeps its connection.
+    /// requests wait for each counter, so with a limit by key as many for each key; each keeps its
+    /// connection. To bound them all, bound the connections of the server.
+    ///
+    /// With `actix-web`, a client of HTTP/1 that disconnects keeps its place in the line and is charged,
+    /// unless the server is built with `HttpServer::h1_allow_half_closed(false)`: by default the server
+    /// goes on with a request whose client has closed its side of the connection.
     ///
     /// A request that waits does not use up the capacity of the service: the service is polled ready
-    /// after the wait.
+    /// after the wait. So it is in a layer that may hold up requests for another reason: a slot of a
+    /// [`LeakyBucket`](crate::Algorithm::LeakyBucket), [`OnStoreError::Wait`], or a look-up.
     ///
     /// ```
     /// # use ratelimit_runtime::{Rule, web::{Limit, RateLimitLayer}};
@@ -215,15 +225,16 @@ where
         // The ready instance takes the request.
         let next = self.service.clone();
         let mut service = mem::replace(&mut self.service, next);
-        let waits = self.gate.waits();
-        if waits {
-            // Its readiness may be a share of the service's capacity, which others use meanwhile.
-            service = self.service.clone();
-        }
         let gate = Arc::clone(&self.gate);
         Box::pin(async move {
+            let engine = gate.engine();
+            let waits = gate.waits(&engine);
+            if waits {
+                // Its readiness may be a share of the service's capacity, which others use meanwhile.
+                service = service.clone();
+            }
             let (mut head, body) = request.into_parts();
-            let mut admission = match gate.admit(&head).await {
+            let mut admission = match gate.admit(engine, &head).await {
                 Ok(admission) => admission,
                 Err(rejection) => return Ok(refusal(gate.refuse(rejection, &head), &head.method)),
             };

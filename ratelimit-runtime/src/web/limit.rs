@@ -10,7 +10,7 @@ use super::{
     key_by::FoundKey,
 };
 use crate::{
-    Clock, Key, RateKey, Rule,
+    Clock, CounterName, Key, RateKey, Rule,
     algorithm::{HoldSupport, capabilities},
     engine::request::{ChargeRequest, CostKind, ONLY_A_LOG_SETTLES, RequestKey},
     policy::OnMissingKey,
@@ -48,14 +48,6 @@ pub struct Limit {
     allowed_keys: Option<Arc<HashSet<Key>>>,
 }
 
-/// A limit as it applies to one request.
-pub(super) struct AskedLimit {
-    pub(super) charge: ChargeRequest,
-    pub(super) settle_by: Option<SettleBy>,
-    /// The reason why the count could not be looked up.
-    pub(super) failed_lookup: Option<Arc<str>>,
-}
-
 /// A function of a request's head.
 type RequestFn<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 
@@ -78,6 +70,9 @@ impl Limit {
     /// Uses one counter per key.
     pub fn key(mut self, key: KeyBy) -> Self {
         self.key = Some(key);
+        if let Some(CountBy::Lookup(counts)) = &mut self.count {
+            *counts = Arc::new(counts.emptied()); // a clone of this may have another key
+        }
         self
     }
 
@@ -94,7 +89,9 @@ impl Limit {
     }
 
     /// Sets the cost of a request, by default 1. A request of cost 0 is admitted, with or without a
-    /// key.
+    /// key; a [settled](Limit::settle) limit holds at least 1 of each.
+    ///
+    /// A client must not choose the cost, for example in a query: it would choose 0.
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
@@ -103,7 +100,8 @@ impl Limit {
     /// Sets the count for a request, in place of the rule's. The burst of a
     /// [`TokenBucket`](crate::Algorithm::TokenBucket) and the queue of a
     /// [`LeakyBucket`](crate::Algorithm::LeakyBucket) stay as they are in the rule. A count of 0
-    /// admits nothing.
+    /// admits nothing. A count above the largest that the [algorithm](crate::Algorithm) can store
+    /// answers the request with status 500: bound a count that comes from outside.
     ///
     /// The count is no part of the counter: when it changes, earlier requests still count. A count in
     /// a rules file goes over it.
@@ -136,10 +134,13 @@ impl Limit {
     /// some 4,000 keys are kept, those that were used last. Each other key is a look-up, so
     /// authenticate first: a client must not make up keys.
     ///
+    /// Counts are looked up before any limit of the layer is decided, and only if no key is missing. A
+    /// limit that protects the look-up belongs into an outer layer of its own.
+    ///
     /// If the look-up fails, the request is refused with
     /// [`Cause::Unavailable`](crate::Cause::Unavailable), whatever the failure policy. The log has
     /// the error. The failure is not kept. To admit such requests by another count, return that count
-    /// in place of the error.
+    /// in place of the error. A request of cost 0 is admitted all the same.
     ///
     /// The look-up has no time limit of its own. If the request that made it is dropped, the next one
     /// that waits makes it again.
@@ -178,8 +179,14 @@ impl Limit {
     /// answer: see [`SettleBy`].
     ///
     /// Until then the request holds `max`, so that concurrent requests can't exceed the limit. With
-    /// [`Limit::cost`] it holds its cost, but at most `max`. A response may cost more than was held:
-    /// the excess counts, too.
+    /// [`Limit::cost`] it holds its cost, but at least 1 and at most `max`. A response may cost more
+    /// than was held: the excess counts, too.
+    ///
+    /// Beside a rule of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) in the same layer, the
+    /// cost is held as long as the place. To settle it earlier, put the two into two layers.
+    ///
+    /// A request that holds more than the count never fits, and is refused. So [`Limit::count`], or a
+    /// count in a rules file, must not be below `max`.
     ///
     /// All that was held is charged if the response does not tell the cost: the service failed or
     /// panicked, the client disconnected in between, or the body did not end.
@@ -201,12 +208,14 @@ impl Limit {
     /// # Panics
     ///
     /// If the rule's algorithm is not [`SlidingLog`](crate::Algorithm::SlidingLog), the only one that
-    /// can settle.
+    /// can settle. If `max` is 0, as a request that holds nothing is not settled.
     #[track_caller]
     pub fn settle(mut self, max: u64, by: SettleBy) -> Self {
         let algorithm = self.rule.algorithm();
         let is_settled = matches!(capabilities(algorithm).holds, HoldSupport::Settled);
-        assert!(is_settled, "`{}`: {ONLY_A_LOG_SETTLES}, not {algorithm:?}", self.rule.prefix());
+        let prefix = self.rule.prefix();
+        assert!(is_settled, "`{prefix}`: {ONLY_A_LOG_SETTLES}, not {algorithm:?}");
+        assert!(max > 0, "`{prefix}`: `max` is 0, so no response would be counted; hold at least 1");
         self.settle = Some((max, by));
         self
     }
@@ -250,6 +259,16 @@ impl Limit {
         self.settle.as_ref().map(|(_, by)| by)
     }
 
+    /// Panics if no request can ever fit.
+    #[track_caller]
+    pub(super) fn check(&self) {
+        let (prefix, limit) = (self.rule.prefix(), self.rule.limit());
+        if let Self { settle: Some((max, _)), cost: None, count: None, .. } = self {
+            let fits = *max <= limit || limit == 0;
+            assert!(fits, "`{prefix}`: each request would hold {max}, above the count of {limit}, and be refused");
+        }
+    }
+
     /// Copies the extensions that the key is made of.
     #[cfg(feature = "actix-web")]
     pub(super) fn import(&self, from: &actix_web::dev::Extensions, to: &mut http::Extensions) {
@@ -258,35 +277,50 @@ impl Limit {
         }
     }
 
-    /// The limit as it applies to a request. `None` if it does not.
-    pub(super) async fn ask(&self, request: &Parts, clock: &Clock) -> Option<AskedLimit> {
+    pub(super) fn rule(&self) -> &Rule {
+        &self.rule
+    }
+
+    /// A request may be held up, even if it does not wait for the limit: for a slot, or a look-up.
+    pub(super) fn waits(&self) -> bool {
+        capabilities(self.rule.algorithm()).has_slots
+            || matches!(self.count, Some(CountBy::Lookup(_)))
+            || self.key.as_ref().is_some_and(KeyBy::is_looked_up)
+    }
+
+    /// The charge of a request, with the count of the rule. `None` if the limit does not apply.
+    pub(super) async fn ask(&self, request: &Parts) -> Option<ChargeRequest> {
         if self.when.as_ref().is_some_and(|applies| !applies(request)) {
             return None;
         }
         let cost = self.cost.as_ref().map(|cost| cost(request));
-        let (cost, cost_kind, settle_by) = match &self.settle {
-            None => (cost.unwrap_or(1), CostKind::Fixed, None),
-            Some((max, by)) => (cost.map_or(*max, |cost| cost.min(*max)), CostKind::Reported, Some(by.clone())),
+        let (cost, cost_kind) = match &self.settle {
+            None => (cost.unwrap_or(1), CostKind::Fixed),
+            // A cost of 0 holds nothing, so the response could not settle it.
+            Some((max, _)) => (cost.unwrap_or(*max).clamp(1, *max), CostKind::Reported),
         };
         let key = self.key_of(request, cost).await?;
-        let mut failed_lookup = None;
-        let rule = match (&self.count, &key) {
+        Some(ChargeRequest { rule: self.rule, key, cost, cost_kind })
+    }
+
+    /// Sets the count of a charge that was asked. An error is that of a look-up.
+    pub(super) async fn set_count(
+        &self,
+        charge: &mut ChargeRequest,
+        request: &Parts,
+        clock: &Clock,
+    ) -> Result<(), Arc<str>> {
+        let count = match (&self.count, &charge.key) {
             // Without a key it is refused, whatever the count.
-            (None, _) | (_, RequestKey::Missing) => self.rule,
-            (Some(CountBy::Request(count)), _) => self.rule.with_count(count(request)),
-            (Some(CountBy::Lookup(counts)), _) => {
-                let its_key = if let RequestKey::Some(key) = &key { Some(key) } else { None };
-                match counts.count(its_key, request, clock).await {
-                    Ok(count) => self.rule.with_count(count),
-                    Err(error) => {
-                        failed_lookup = Some(error);
-                        self.rule
-                    }
-                }
+            (None, _) | (_, RequestKey::Missing) => return Ok(()),
+            (Some(CountBy::Request(count)), _) => count(request),
+            (Some(CountBy::Lookup(counts)), key) => {
+                let its_key = if let RequestKey::Some(key) = key { Some(key) } else { None };
+                counts.count(CounterName::new("", &self.rule, its_key), request, clock).await?
             }
         };
-        let charge = ChargeRequest { rule, key, cost, cost_kind };
-        Some(AskedLimit { charge, settle_by, failed_lookup })
+        charge.rule = self.rule.with_count(count);
+        Ok(())
     }
 
     /// The key of a request. `None` if the limit does not apply.

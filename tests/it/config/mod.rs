@@ -131,6 +131,26 @@ async fn headers_of_a_layer_report_the_rule_in_force() {
     assert_eq!(response.headers()["ratelimit"], "\"item\";r=6;t=60");
 }
 
+/// Also if the rule has changed while the request waited.
+#[tokio::test]
+async fn headers_of_a_layer_report_the_rule_that_admitted_a_waiting_request() {
+    use ratelimit_runtime::web::{Limit, RateLimitLayer};
+    use tower::ServiceExt as _;
+
+    let rules = Rules::parse("[rules.item]\ncount = 1").unwrap();
+    let builder = Limiter::builder("memory://").rules(rules.clone()).clock(ManualClock::new());
+    let layer = RateLimitLayer::new([Limit::new(ITEM)]).limiter(builder.build().await.unwrap()).wait(10 * MINUTE);
+    let router = axum::Router::new().fallback(|| async { "hello" }).layer(layer);
+    let ask = || tokio::spawn(router.clone().oneshot(axum::extract::Request::new(axum::body::Body::empty())));
+    assert_eq!(ask().await.unwrap().unwrap().headers()["ratelimit-policy"], "\"item\";q=1;w=60");
+    let waiting = ask();
+    crate::support::settle().await;
+    rules.replace("[rules.item]\ncount = 2").unwrap();
+    let Ok(response) = crate::support::ends(waiting).await.unwrap();
+    assert_eq!(response.headers()["ratelimit-policy"], "\"item\";q=2;w=60");
+    assert_eq!(response.headers()["ratelimit"], "\"item\";r=0;t=60");
+}
+
 #[tokio::test]
 async fn a_rule_may_be_defined_in_the_file_alone() {
     let rules = Rules::parse("[rules.item]\ncount = 1\nunit = \"Hours\"\n[rules.half]\ncount = 1").unwrap();
@@ -272,7 +292,6 @@ async fn a_change_of_the_file_reaches_waiting_callers() {
     }
 }
 
-/// Removed settings no longer apply, also to callers who waited through them.
 /// A program that watches its file itself.
 #[tokio::test]
 async fn rules_replaced_by_a_text_reach_new_and_waiting_callers() {
@@ -299,6 +318,7 @@ async fn rules_replaced_by_a_text_reach_new_and_waiting_callers() {
     assert_eq!(limit(&limiter, "alice").await, 2);
 }
 
+/// Removed settings no longer apply, also to callers who waited through them.
 #[tokio::test]
 async fn a_removed_setting_no_longer_applies_to_waiting_callers() {
     let file = File::new("[rules.item]\ncount = 1");

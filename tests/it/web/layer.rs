@@ -62,6 +62,19 @@ async fn a_limit_may_apply_to_some_requests_and_at_a_cost() {
 }
 
 #[tokio::test]
+async fn a_rule_of_a_layer_may_ban() {
+    let (router, clock) = limited(Limit::new(per_minute(1).with_ban(5 * MINUTE)).key(by_user())).await;
+    for expected in [200, 429] {
+        assert_eq!(status(&router, by("alice")).await, expected);
+    }
+    clock.advance(4 * MINUTE);
+    let banned = send(&router, by("alice")).await;
+    assert_eq!((banned.status().as_u16(), banned.headers()["retry-after"].to_str().unwrap()), (429, "60"));
+    clock.advance(MINUTE);
+    assert_eq!(status(&router, by("alice")).await, 200);
+}
+
+#[tokio::test]
 async fn a_route_may_have_a_layer_of_its_own() {
     let limiter = Limiter::in_memory();
     let layer = |rule| RateLimitLayer::new([Limit::new(rule)]).limiter(limiter.clone());
@@ -112,32 +125,72 @@ async fn the_service_that_was_polled_ready_gets_the_request() {
     }
 }
 
-/// The service has room for one request. One that waits for a limit does not take it.
+/// The service has room for one request. One that is held up, by a limit or a look-up, does not take it.
 #[tokio::test]
 async fn a_request_that_waits_leaves_the_capacity_of_the_service_to_others() {
     let service = tower::limit::ConcurrencyLimit::new(
         service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(Body::from("hello")))),
         1,
     );
-    let clock = ManualClock::new();
-    let layer = RateLimitLayer::new([Limit::new(per_minute(1)).key(by_user())]).limiter(in_memory(&clock).await);
-    let limited = layer.wait(MINUTE).layer(service);
-    let ask = |user: &str| {
-        let request = http::Request::builder().header("x-user", user).body(()).unwrap();
-        let answer = tokio::spawn(limited.clone().oneshot(request));
-        async {
-            tokio::time::timeout(Duration::from_secs(10), answer).await.expect("an answer").unwrap().unwrap().status()
+    let paced = per_minute(1).with_algorithm(Algorithm::LeakyBucket { queue: 5 });
+    // A look-up of a request with the field `x-held-up` takes a permit.
+    let opened = Arc::new(tokio::sync::Semaphore::new(0));
+    let (of_count, of_key) = (Arc::clone(&opened), Arc::clone(&opened));
+    let look_up = |opened: &Arc<tokio::sync::Semaphore>, request: &http::request::Parts| {
+        let (opened, is_held_up) = (Arc::clone(opened), request.headers.contains_key("x-held-up"));
+        async move {
+            if is_held_up {
+                opened.acquire().await.unwrap().forget();
+            }
         }
     };
-    assert_eq!(ask("alice").await, 200);
-    let waiting = tokio::spawn(ask("alice"));
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
+    let counts = Limit::new(per_minute(9)).key(by_user()).count_async(Duration::ZERO, move |request| {
+        let looked_up = look_up(&of_count, request);
+        async {
+            looked_up.await;
+            Ok::<u64, String>(9)
+        }
+    });
+    let keys = KeyBy::from_async_fn(move |request| {
+        let looked_up = look_up(&of_key, request);
+        async {
+            looked_up.await;
+            Some(ratelimit_runtime::Key::new("all"))
+        }
+    });
+    for (layer, what) in [
+        (RateLimitLayer::new([Limit::new(per_minute(1)).key(by_user())]).wait(MINUTE), "quota"),
+        (RateLimitLayer::new([Limit::new(paced).key(by_user())]), "a slot"),
+        (RateLimitLayer::new([counts]), "a count"),
+        (RateLimitLayer::new([Limit::new(per_minute(9)).key(keys)]), "a key"),
+    ] {
+        let clock = ManualClock::new();
+        let limited = layer.limiter(in_memory(&clock).await).layer(service.clone());
+        let ask = |user: &str, is_held_up: bool| {
+            let request = http::Request::builder().header("x-user", user);
+            let request = if is_held_up { request.header("x-held-up", "") } else { request };
+            let answer = tokio::spawn(limited.clone().oneshot(request.body(()).unwrap()));
+            async {
+                tokio::time::timeout(Duration::from_secs(10), answer)
+                    .await
+                    .expect("an answer")
+                    .unwrap()
+                    .unwrap()
+                    .status()
+            }
+        };
+        assert_eq!(ask("alice", false).await, 200, "{what}");
+        let waiting = tokio::spawn(ask("alice", true));
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(ask("bob", false).await, 200, "{what}");
+        assert!(!waiting.is_finished(), "{what}");
+        clock.advance(MINUTE);
+        opened.add_permits(1);
+        assert_eq!(waiting.await.unwrap(), 200, "{what}");
+        opened.forget_permits(1);
     }
-    assert_eq!(ask("bob").await, 200);
-    assert!(!waiting.is_finished());
-    clock.advance(MINUTE);
-    assert_eq!(waiting.await.unwrap(), 200);
 }
 
 #[tokio::test]

@@ -103,6 +103,51 @@ async fn a_failed_look_up_refuses_and_is_not_kept() {
     }
 }
 
+/// Clients that are refused anyway make no one work.
+#[tokio::test]
+async fn no_count_is_looked_up_for_a_request_that_lacks_a_key() {
+    for kind in KINDS {
+        let (lookups, open) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(1_000)));
+        let other = Limit::new(Rule::new("other", 5, MINUTE)).key(KeyBy::header("x-other".parse().unwrap()));
+        let (layer, ..) = timed([looked_up(&lookups, &open), other]).await;
+        let service = Service::start(kind, layer);
+        let request = || service.get("/").header("x-user", "alice").header("x-count", "1");
+        assert_eq!(service.status(request()).await, 403, "{kind:?}");
+        assert_eq!(lookups.load(Ordering::Relaxed), 0, "{kind:?}");
+        assert_eq!(service.status(request().header("x-other", "a")).await, 200, "{kind:?}");
+        assert_eq!(lookups.load(Ordering::Relaxed), 1, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_failed_look_up_refuses_no_request_of_cost_0() {
+    let (lookups, open) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(1_000)));
+    let cost = |request: &http::request::Parts| u64::from(request.uri.path() != "/free");
+    let (router, _clock) = limited(looked_up(&lookups, &open).cost(cost)).await;
+    let at = |path: &str| Request::get(path).header("x-user", "alice").body(Body::empty()).unwrap();
+    assert_eq!(status(&router, at("/free")).await, 200);
+    assert_eq!(status(&router, at("/")).await, 503);
+}
+
+/// One look-up, but two kinds of keys: "alice" of the one is not "alice" of the other.
+#[tokio::test]
+async fn a_limit_with_another_key_keeps_counts_of_its_own() {
+    let (lookups, open) = (Arc::new(AtomicU64::new(0)), Arc::new(Semaphore::new(1_000)));
+    let by_user = looked_up(&lookups, &open);
+    let by_team = by_user.clone().key(KeyBy::header("x-team".parse().unwrap()));
+    let ((by_user, _), (by_team, _)) = (limited(by_user).await, limited(by_team).await);
+    let with = |field: &str, count: &str| {
+        Request::get("/").header(field, "alice").header("x-count", count).body(Body::empty()).unwrap()
+    };
+    for expected in [200, 429] {
+        assert_eq!(status(&by_user, with("x-user", "1")).await, expected);
+    }
+    for expected in [200, 200, 429] {
+        assert_eq!(status(&by_team, with("x-team", "2")).await, expected);
+    }
+    assert_eq!(lookups.load(Ordering::Relaxed), 2);
+}
+
 /// A rule that is only tried out refuses no one.
 #[tokio::test]
 async fn a_failed_look_up_of_a_shadow_rule_refuses_no_one() {

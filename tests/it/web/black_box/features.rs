@@ -72,16 +72,23 @@ async fn a_request_waits_for_a_place_until_its_client_leaves() {
             let request = service.get("/stream").header("x-parts", "text|forever").header("x-user", &user);
             let mut first = request.send().await.unwrap();
             first.chunk().await.unwrap();
-            let ask = || {
-                let service = Arc::clone(&service);
-                tokio::spawn(async move { service.status(service.get("/")).await })
+            let ask = |user: &str| {
+                let (service, user) = (Arc::clone(&service), user.to_owned());
+                tokio::spawn(async move { service.status(service.get("/").header("x-user", user)).await })
             };
-            let (leaving, next) = (ask(), ask());
+            let (leaver, waiter) = (format!("{user}-leaves"), format!("{user}-waits"));
+            let leaving = ask(&leaver);
+            eventually(&format!("{what}: it has arrived"), || async { requests(&leaver).0 == 1 }).await;
+            let next = ask(&waiter);
             tokio::time::sleep(Duration::from_millis(30)).await;
             assert!(!leaving.is_finished() && !next.is_finished(), "{what}: the place is taken while the body is sent");
             leaving.abort();
+            eventually(&format!("{what}: the server drops its request"), || async { requests(&leaver).0 == 0 }).await;
             drop(first);
             assert_eq!(next.await.unwrap(), 200, "{what}");
+            assert_eq!((requests(&leaver).1, requests(&waiter).1), (0, 1), "{what}: reached the handler");
+            let left = limiter.peek(&per_minute(3), Key::NONE).await.unwrap().remaining();
+            assert_eq!(left, if limits.len() == 2 { 1 } else { 3 }, "{what}: two of the three were charged");
             eventually(&format!("{what}: the place is free"), || async {
                 limiter.peek(&places, Key::NONE).await.unwrap().remaining() == 1
             })

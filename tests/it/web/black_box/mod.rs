@@ -1,7 +1,7 @@
 //! One suite for all servers: each test sends the same requests to a service of `axum` and to one of `actix-web`, which
 //! have the same limits, and expects the same answers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::sync::Mutex;
 use std::thread;
@@ -49,6 +49,38 @@ static OPEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 fn is_open(user: &str) -> bool {
     OPEN.lock().unwrap().contains(user)
+}
+
+/// The number of requests of each user that are in progress, and of those that have reached a handler.
+static REQUESTS: Mutex<BTreeMap<String, (u64, u64)>> = Mutex::new(BTreeMap::new());
+
+/// A request in [`REQUESTS`], until it is dropped: also by a server whose client has left.
+struct InProgress(String);
+
+impl InProgress {
+    fn of(user: &[u8]) -> Self {
+        let user = String::from_utf8_lossy(user).into_owned();
+        REQUESTS.lock().unwrap().entry(user.clone()).or_default().0 += 1;
+        Self(user)
+    }
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        REQUESTS.lock().unwrap().get_mut(&self.0).unwrap().0 -= 1;
+    }
+}
+
+/// The requests of a user that are in progress, and those that have reached a handler.
+fn requests(user: &str) -> (u64, u64) {
+    REQUESTS.lock().unwrap().get(user).copied().unwrap_or_default()
+}
+
+fn hello(headers: &HeaderMap) -> &'static str {
+    if let Some(user) = headers.get("x-user") {
+        REQUESTS.lock().unwrap().entry(user.to_str().unwrap().to_owned()).or_default().1 += 1;
+    }
+    "hello"
 }
 
 /// In [`OPEN`], until it is dropped.
@@ -161,6 +193,7 @@ fn start_axum(listener: TcpListener, inner: RateLimitLayer, outer: RateLimitLaye
     use axum::routing::get;
 
     async fn insert_user(mut request: Request, next: Next) -> Response {
+        let _in_progress = request.headers().get("x-user").map(|user| InProgress::of(user.as_bytes()));
         if let Some(user) = request.headers().get("x-user-id") {
             let user = UserId(user.to_str().unwrap().to_owned());
             request.extensions_mut().insert(user);
@@ -185,7 +218,7 @@ fn start_axum(listener: TcpListener, inner: RateLimitLayer, outer: RateLimitLaye
                 (used.map(|used| [("x-used", used)]), "used").into_response()
             }),
         )
-        .fallback(async || "hello");
+        .fallback(async |headers: HeaderMap| hello(&headers));
     let limited = routes.layer(inner).layer(outer).layer(from_fn(insert_user));
     let service = limited.into_make_service_with_connect_info::<SocketAddr>();
     listener.set_nonblocking(true).unwrap();
@@ -204,6 +237,7 @@ fn start_actix(listener: TcpListener, inner: RateLimitLayer, outer: RateLimitLay
         request: ServiceRequest,
         next: Next<impl MessageBody + 'static>,
     ) -> Result<ServiceResponse<impl MessageBody>, Error> {
+        let _in_progress = request.headers().get("x-user").map(|user| InProgress::of(user.as_bytes()));
         if let Some(user) = request.headers().get("x-user-id") {
             let user = UserId(user.to_str().unwrap().to_owned());
             request.extensions_mut().insert(user);
@@ -260,10 +294,11 @@ fn start_actix(listener: TcpListener, inner: RateLimitLayer, outer: RateLimitLay
                             response.body("used")
                         }),
                     )
-                    .default_service(web::to(|| async { "hello" }))
+                    .default_service(web::to(|request: HttpRequest| async move { hello(&fields(&request)) }))
             };
-            let server = HttpServer::new(app).workers(2).disable_signals().shutdown_timeout(0).listen(listener);
-            let server = server.unwrap().run();
+            let server = HttpServer::new(app).workers(2).disable_signals().shutdown_timeout(0);
+            // Otherwise a client that leaves keeps its place in the line.
+            let server = server.h1_allow_half_closed(false).listen(listener).unwrap().run();
             sender.send(server.handle()).unwrap();
             let _ = server.await;
         });

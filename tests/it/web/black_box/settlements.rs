@@ -75,6 +75,36 @@ async fn a_header_field_tells_the_cost() {
     }
 }
 
+/// What holds nothing could not be settled, and so would never be counted.
+#[tokio::test]
+async fn a_request_of_cost_0_is_settled() {
+    for kind in KINDS {
+        let limit = tokens(40, SettleBy::header("x-used".parse().unwrap())).cost(|_| 0);
+        let (layer, limiter, _clock) = timed([limit]).await;
+        let service = Service::start(kind, layer);
+        let request = service.get("/used").header("x-user", "alice").header("x-use", "7");
+        assert_eq!(service.status(request).await, 200, "{kind:?}");
+        assert_eq!(used(&limiter).await, 7, "{kind:?}");
+    }
+}
+
+/// The service has set a length that is not that of the body.
+#[tokio::test]
+async fn all_parts_of_a_body_count_whatever_its_length_was_said_to_be() {
+    use tower::{Layer as _, ServiceExt as _};
+
+    let (layer, limiter, _clock) = timed([tokens(40, by_body())]).await;
+    let service = tower::service_fn(async |_: http::Request<()>| {
+        let parts = stream::iter(["tokens=3;", "tokens=4;"].map(Ok::<_, std::io::Error>));
+        let response = http::Response::builder().header("content-length", 9);
+        Ok::<_, std::io::Error>(response.body(Body::from_stream(parts)).unwrap())
+    });
+    let request = http::Request::builder().header("x-user", "alice").body(()).unwrap();
+    let response = layer.layer(service).oneshot(request).await.unwrap();
+    response.into_body().collect().await.unwrap();
+    assert_eq!(used(&limiter).await, 7);
+}
+
 /// What a request does with its response.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Client {
@@ -172,4 +202,18 @@ fn different_ways_to_settle_do_not_fit_into_one_layer() {
 #[should_panic(expected = "`item`: only a `SlidingLog` can charge the amount that a call used, not FixedWindow")]
 fn a_rule_that_cannot_settle_is_refused_when_the_limit_is_made() {
     let _ = Limit::new(per_minute(1)).settle(1, by_body());
+}
+
+#[test]
+#[should_panic(expected = "`tokens`: `max` is 0, so no response would be counted; hold at least 1")]
+fn a_limit_that_holds_nothing_is_refused_when_it_is_made() {
+    let _ = tokens(0, by_body());
+}
+
+#[test]
+#[should_panic(expected = "`tokens`: each request would hold 101, above the count of 100, and be refused")]
+fn a_limit_that_no_request_fits_is_refused_when_the_layer_is_made() {
+    let by = by_body();
+    let _ = RateLimitLayer::new([tokens(101, by.clone()).cost(|_| 5), tokens(101, by.clone()).count(|_| 500)]);
+    let _ = RateLimitLayer::new([tokens(101, by)]);
 }
