@@ -49,7 +49,7 @@ fn the_default_build_has_no_dependency_of_the_web_features() {
 
 /// The arguments of the attribute, and the tests of their parts in the layer. None: the docs of `web` say why there is
 /// no such part.
-const PARTS: [(&str, &[&str]); 20] = [
+const PARTS: [(&str, &[&str]); 21] = [
     ("prefix", &["several_limits_of_a_layer_are_one_decision"]),
     ("ttl", &["a_client_that_obeys_retry_after_is_admitted"]),
     ("unit", &["a_client_that_obeys_retry_after_is_admitted"]),
@@ -110,6 +110,7 @@ const PARTS: [(&str, &[&str]); 20] = [
     ),
     ("limiter", &["a_layer_without_a_limiter_uses_that_of_the_scope"]),
     ("prefetch", &["a_rule_of_a_layer_may_have_prefetch_and_no_denial_cache"]),
+    ("ban", &["a_rule_of_a_layer_may_ban"]),
     ("denial_cache", &["a_rule_of_a_layer_may_have_prefetch_and_no_denial_cache"]),
     ("shadow", &["headers_never_report_a_shadow_rule"]),
     ("blocking", &[]),
