@@ -25,6 +25,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let listener = TcpListener::bind(address)?;
     println!("listening on {}", listener.local_addr()?);
-    HttpServer::new(app).listen(listener)?.run().await?;
+    // A client that disconnects then leaves its place in the line, and is not charged, if a layer waits.
+    let server = HttpServer::new(app).h1_allow_half_closed(false);
+    server.listen(listener)?.run().await?;
     Ok(())
 }
