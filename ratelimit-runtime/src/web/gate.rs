@@ -69,7 +69,7 @@ impl<'a> RefusedRequest<'a> {
 
 /// An admitted request.
 #[derive(Debug)]
-pub(super) struct Admission {
+pub(super) struct AdmittedRequest {
     style: HeaderStyle,
     policies: Vec<QuotaPolicy<'static>>,
     status: Option<QuotaStatus<'static>>,
@@ -93,7 +93,11 @@ impl Gate {
 
     /// Decides on a request. If this is dropped, the request is charged as by
     /// [`Limiter::acquire_within`].
-    pub(super) async fn admit(&self, engine: EngineRef, request: &request::Parts) -> Result<Admission, Rejection> {
+    pub(super) async fn admit(
+        &self,
+        engine: EngineRef,
+        request: &request::Parts,
+    ) -> Result<AdmittedRequest, Rejection> {
         let mut asked = Vec::with_capacity(self.limits.len());
         for limit in &self.limits {
             asked.extend(limit.ask(request).await.map(|charge| (limit, charge)));
@@ -118,7 +122,15 @@ impl Gate {
         let style = self.style.unwrap_or_else(HeaderStyle::installed);
         let method = request.method.clone();
         let Some(only) = charges.first().map(|charge| charge.rule.prefix()) else {
-            return Ok(Admission { style, policies: Vec::new(), status: None, permit: None, hold: None, plan, method });
+            return Ok(AdmittedRequest {
+                style,
+                policies: Vec::new(),
+                status: None,
+                permit: None,
+                hold: None,
+                plan,
+                method,
+            });
         };
         let (rules_of, told) = (engine.clone(), if style == HeaderStyle::Ietf { charges.clone() } else { Vec::new() });
         let options = AcquireOptions::new(self.on_limit, self.on_store_error);
@@ -139,7 +151,7 @@ impl Gate {
                 let name = permit.most_restrictive().map(|(rule, _)| rule.prefix()).filter(|name| !name.is_empty());
                 let status = QuotaStatus::of_permit(&permit, name.unwrap_or(only));
                 let permit = Some(permit).filter(Permit::holds);
-                Ok(Admission { style, policies, status, permit, hold: None, plan, method })
+                Ok(AdmittedRequest { style, policies, status, permit, hold: None, plan, method })
             }
             Err(refused) => Err(Rejection { refused, policies }),
         }
@@ -230,7 +242,7 @@ fn applied(engine: &Engine, charge: &ChargeRequest, is_one_of_several: bool) -> 
     Some(*engine.settings().rules_now().applied(&charge.rule, key, is_settled, is_one_of_several)?)
 }
 
-impl Admission {
+impl AdmittedRequest {
     /// The holds of the request, if there are any, for its extensions. `outer`: those of an outer
     /// layer.
     pub(super) fn hold(&mut self, outer: impl FnOnce() -> Option<RequestHold>) -> Option<RequestHold> {
