@@ -119,8 +119,8 @@ mod tests {
     use super::*;
     use crate::{Key, ManualClock, Rule};
 
-    fn counter(key: Key) -> CounterName {
-        CounterName::new("", &Rule::new("item", 1, Duration::from_secs(1)), Some(&key))
+    fn counter(key: &Key) -> CounterName {
+        CounterName::new("", &Rule::new("item", 1, Duration::from_secs(1)), Some(key))
     }
 
     /// Keys that clients make up displace others, and do not fill the memory, however long they are.
@@ -137,7 +137,7 @@ mod tests {
         let long = "made up".repeat(1_000);
         for made_up in 0..10 * MOST_KEYS {
             for key in [Key::new("alice"), Key::new((&long[..if made_up % 100 == 0 { 7_000 } else { 7 }], made_up))] {
-                assert_eq!(cache.count(counter(key), &request, &clock).await, Ok(1));
+                assert_eq!(cache.count(counter(&key), &request, &clock).await, Ok(1));
             }
             let cells = cache.cells.lock().unwrap();
             assert!(cells.younger.len().max(cells.older.len()) <= MOST_KEYS);
@@ -155,10 +155,10 @@ mod tests {
         let cache = CountCache::new(Duration::from_secs(60), |_| async { Ok::<_, String>(1) });
         let request = Request::new(()).into_parts().0;
         for user in 0..MOST_KEYS {
-            cache.count(counter(Key::new(user)), &request, &clock).await.unwrap();
+            cache.count(counter(&Key::new(user)), &request, &clock).await.unwrap();
         }
         manual.advance(Duration::from_secs(60));
-        cache.count(counter(Key::new("alice")), &request, &clock).await.unwrap();
+        cache.count(counter(&Key::new("alice")), &request, &clock).await.unwrap();
         let cells = cache.cells.lock().unwrap();
         assert_eq!((cells.younger.len(), cells.older.len()), (1, 0));
     }

@@ -246,7 +246,9 @@ impl KeyBy {
         find: impl Fn(&Parts) -> F + Send + Sync + 'static,
     ) -> Self {
         let mut by = Self::new(move |request| KeyResult::Pending(Box::pin(find(request))));
-        Arc::make_mut(&mut by.0).iter_mut().for_each(|finder| finder.is_looked_up = true);
+        for finder in Arc::make_mut(&mut by.0) {
+            finder.is_looked_up = true;
+        }
         by
     }
 
