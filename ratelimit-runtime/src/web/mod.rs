@@ -13,7 +13,8 @@
 //!
 //! | attribute | layer |
 //! |---|---|
-//! | `prefix` `ttl` `unit` `period` `algorithm` `rule` `shadow` `denial_cache` `prefetch` `ban` | the `Rule` of a `Limit` |
+//! | `prefix` `ttl` `unit` `period` `algorithm` `rule` | the `Rule` of a `Limit` |
+//! | `shadow` `denial_cache` `prefetch` `ban` | the `Rule` of a `Limit` |
 //! | `count`, also an expression | the count of the rule, or [`Limit::count`]; [`Limit::count_async`] looks it up |
 //! | `key` | [`Limit::key`] with a [`KeyBy`] |
 //! | `on_missing_key` | [`Limit::on_missing_key`] |
