@@ -17,7 +17,7 @@ use std::{
     sync::{Mutex, PoisonError},
     thread,
 };
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "client"))]
 use std::{
     pin::Pin,
     task::{Context, Poll},
@@ -139,17 +139,17 @@ impl Drop for LeaveOnDrop {
 
 /// A future that its caller awaits. If it is dropped before its end, it is finished in the
 /// background.
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "client"))]
 pub(crate) struct FinishOnDrop<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "client"))]
 impl<F: Future<Output: Send> + Send + 'static> FinishOnDrop<F> {
     pub(crate) fn new(future: F) -> Self {
         Self(Some(Box::pin(future)))
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "client"))]
 impl<F: Future<Output: Send> + Send + 'static> Future for FinishOnDrop<F> {
     type Output = F::Output;
 
@@ -163,7 +163,7 @@ impl<F: Future<Output: Send> + Send + 'static> Future for FinishOnDrop<F> {
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "client"))]
 impl<F: Future<Output: Send> + Send + 'static> Drop for FinishOnDrop<F> {
     fn drop(&mut self) {
         if let Some(future) = self.0.take() {

@@ -4,13 +4,18 @@
 use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, StatusCode};
+use tokio::time::timeout;
 
 use super::{
     announcement::Announcement,
     config::OutgoingConfig,
     upstream::{Admission, UpstreamState},
 };
-use crate::{Cause, Key, OnStoreError, RequestPerMinute, duration::part_of};
+use crate::{
+    Cause, Key, OnStoreError, RequestPerMinute,
+    background::{self, FinishOnDrop},
+    duration::part_of,
+};
 
 /// The longest pause before the first retry; it doubles with each further one.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -72,11 +77,12 @@ impl Attempts {
     /// again, and waits before that.
     pub(super) async fn repeats(&mut self, admission: Admission, response: Option<Response>, has_copy: bool) -> bool {
         let is_refusal = response.as_ref().is_some_and(|response| response.said.is_refusal);
-        if let Some(Response { said, .. }) = &response {
-            self.learn(&admission, said).await;
-        }
         let state = Arc::clone(&admission.state);
-        drop(admission);
+        if let Some(Response { said, .. }) = &response {
+            self.learn(admission, *said).await;
+        } else {
+            drop(admission);
+        }
         let is_retryable = response.is_none_or(|response| response.is_retryable);
         if !is_retryable || !has_copy || self.left == 0 || !state.spend(&self.config.retry_budget).await {
             return false;
@@ -90,12 +96,27 @@ impl Attempts {
         true
     }
 
-    async fn learn(&self, admission: &Admission, said: &Announcement) {
-        let Err(error) = admission.state.learn(admission, said).await else { return };
-        tracing::debug!(%error, "other processes do not know what an upstream has announced");
-        let local: Arc<UpstreamState> = self.config.local_upstream(&self.key);
-        if said.is_refusal && !Arc::ptr_eq(&local, &admission.state) {
-            let _ = local.learn(admission, said).await;
+    /// Takes in a response. It is not held back for longer than the store has to decide a call, and a
+    /// caller who leaves stops nothing: the rest is done in the background.
+    async fn learn(&self, admission: Admission, said: Announcement) {
+        let (config, key) = (Arc::clone(&self.config), self.key.clone());
+        let shared = config.upstream(&key);
+        if said.is_refusal {
+            shared.pause_here(&said);
         }
+        let deadline = config.limiter.engine().settings().deadline;
+        let learning = FinishOnDrop::new(async move {
+            let Err(error) = admission.state.learn(&admission, &said).await else { return };
+            tracing::debug!(%error, "other processes do not know what an upstream has announced");
+            if !said.is_refusal {
+                return;
+            }
+            let local: Arc<UpstreamState> = config.local_upstream(&key);
+            if !Arc::ptr_eq(&local, &admission.state) {
+                let _ = local.learn(&admission, &said).await;
+            }
+            let _ = background::spawn(async move { shared.pause_later().await });
+        });
+        let _ = timeout(deadline, learning).await;
     }
 }

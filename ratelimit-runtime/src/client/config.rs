@@ -82,7 +82,7 @@ pub(super) struct OutgoingConfig {
 /// The upstreams, by whether the store or this process alone counts, and by key.
 type Upstreams = HashMap<(bool, Key), Arc<UpstreamState>>;
 
-/// From this number on, upstreams that no call uses are dropped. Their windows are asked for again.
+/// From this number on, upstreams that no call uses are dropped, unless they are paused. Their windows are asked for again.
 const MANY: usize = 1_000;
 
 impl Outgoing {
@@ -189,7 +189,7 @@ impl OutgoingConfig {
     fn upstream_on(&self, limiter: &Limiter, is_local: bool, key: &Key) -> Arc<UpstreamState> {
         let mut upstreams = self.upstreams.lock().unwrap_or_else(PoisonError::into_inner);
         if upstreams.len() >= MANY {
-            upstreams.retain(|_, upstream| Arc::strong_count(upstream) > 1);
+            upstreams.retain(|_, upstream| Arc::strong_count(upstream) > 1 || !upstream.pause_left().is_zero());
         }
         let new = || Arc::new(UpstreamState::new(limiter.clone(), key.clone(), self.longest_pause));
         Arc::clone(upstreams.entry((is_local, key.clone())).or_insert_with(new))

@@ -82,6 +82,8 @@ struct LocalView {
     window: Option<SeenWindow>,
     /// Nothing remains of the open window.
     is_used_up: bool,
+    /// The end of the latest pause that this process was told. It holds whatever the store says.
+    paused_until: Duration,
 }
 
 /// An open window, as this process has seen it.
@@ -128,6 +130,7 @@ impl UpstreamState {
             return Ok(Admission { state: Arc::clone(self), window: Duration::ZERO, probe: None });
         }
         loop {
+            self.wait_for_pause().await;
             if let Some(window) = self.window() {
                 match self.take(&CREDITS, 1).await {
                     Ok(permit) if permit.remaining() < window.left => {
@@ -151,9 +154,16 @@ impl UpstreamState {
     /// Waits until a window is open, or until this call may probe.
     async fn find_window(self: &Arc<Self>) -> Result<Option<Admission>, RequestPerMinute> {
         loop {
+            self.wait_for_pause().await;
             let asked = self.now();
-            let known = self.known().await?;
+            let known = self.left_of(&KNOWN).await?;
             if !known.is_zero() {
+                // Its probe had an answer, and then another call was refused.
+                let pause = self.left_of(&PAUSE).await?;
+                if !pause.is_zero() {
+                    self.sleep(pause.min(LOOK_AGAIN)).await;
+                    continue;
+                }
                 if !mem::take(&mut self.local().is_used_up) {
                     self.open_local(asked.saturating_add(known), MOST, MOST);
                     return Ok(None);
@@ -166,7 +176,7 @@ impl UpstreamState {
                 Ok(permit) => {
                     let probe = Admission { state: Arc::clone(self), window: Duration::ZERO, probe: Some(permit) };
                     // An earlier probe may have ended in between.
-                    if self.known().await?.is_zero() {
+                    if self.left_of(&KNOWN).await?.is_zero() && self.pause_left().is_zero() {
                         return Ok(Some(probe));
                     }
                 }
@@ -198,28 +208,66 @@ impl UpstreamState {
         if said.is_refusal {
             return self.pause(said).await;
         }
-        if admission.probe.is_some() && self.known().await?.is_zero() {
+        if admission.probe.is_some() && self.left_of(&KNOWN).await?.is_zero() {
             return if said.is_announced() || !said.is_failure { self.open(said).await } else { Ok(()) };
         }
         self.follow(admission.window, said).await
     }
 
+    /// Stops the calls of this process for the announced time, whether the store answers or not.
+    pub(super) fn pause_here(&self, said: &Announcement) {
+        let ends = self.now().saturating_add(self.pause_of(said));
+        let mut local = self.local();
+        local.window = None;
+        local.paused_until = local.paused_until.max(ends);
+    }
+
+    fn pause_of(&self, said: &Announcement) -> Duration {
+        let reset = said.reset.filter(|_| said.remaining == Some(0));
+        said.retry_after.or(reset).unwrap_or(UNSAID).min(self.longest_pause)
+    }
+
     /// Stops all processes for the announced time. Then one call probes.
     async fn pause(&self, said: &Announcement) -> Result<(), RequestPerMinute> {
-        self.local().window = None;
-        let reset = said.reset.filter(|_| said.remaining == Some(0));
-        let pause = said.retry_after.or(reset).unwrap_or(UNSAID).min(self.longest_pause);
-        // First, as calls only look at the credits. More than one refusal may be too much for the counter.
+        self.pause_here(said);
+        self.pause_all(self.pause_of(said)).await
+    }
+
+    /// Tells other processes the rest of this process' pause, until the store has answered.
+    pub(super) async fn pause_later(&self) {
+        let mut wait = POLL;
+        loop {
+            self.sleep(wait).await;
+            let left = self.pause_left();
+            if left.is_zero() || self.pause_all(left).await.is_ok() {
+                return;
+            }
+            wait = (2 * wait).min(LOOK_AGAIN);
+        }
+    }
+
+    /// First the timer: whoever opens a window looks at it last. Then the credits, as most calls look
+    /// at nothing else.
+    async fn pause_all(&self, pause: Duration) -> Result<(), RequestPerMinute> {
+        self.set_timer(PAUSE.prefix(), pause).await?;
+        self.close_all().await
+    }
+
+    /// Closes the window of all processes.
+    async fn close_all(&self) -> Result<(), RequestPerMinute> {
         match self.charge(&CREDITS, COUNT).await {
+            // More than one refusal may be too much for the counter.
             Err(refused) if refused.cause() != Cause::Exceeded => return Err(refused),
             _ => {}
         }
-        self.set_timer(PAUSE.prefix(), pause).await?;
         self.limiter.reset(&KNOWN, self.key.clone()).await
     }
 
     /// Opens a window. Only a probe does, and no call takes credits until it has ended.
     async fn open(&self, said: &Announcement) -> Result<(), RequestPerMinute> {
+        if self.is_paused().await? {
+            return Ok(());
+        }
         let (left, length) = match said.remaining {
             Some(remaining) => (remaining.min(MOST), said.reset.filter(|reset| !reset.is_zero()).unwrap_or(UNSAID)),
             None => (MOST, UNANNOUNCED),
@@ -232,6 +280,9 @@ impl UpstreamState {
         self.lower(&LIMIT, limit).await?;
         let (length, now) = (length.min(self.longest_pause), self.now());
         self.set_timer(KNOWN.prefix(), length).await?;
+        if self.is_paused().await? {
+            return self.close_all().await; // another call was refused in the meantime
+        }
         self.open_local(now.saturating_add(length), left, limit);
         Ok(())
     }
@@ -269,7 +320,8 @@ impl UpstreamState {
     /// Makes a timer last for a time from now at least.
     async fn set_timer(&self, prefix: &'static str, time: Duration) -> Result<(), RequestPerMinute> {
         let ms = u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-        self.take_up_to(&timer(prefix, ms.max(1))).await.map(drop)
+        // One more: a store may count whole milliseconds.
+        self.take_up_to(&timer(prefix, ms.saturating_add(1))).await.map(drop)
     }
 
     /// Takes all that remains under this rule.
@@ -284,9 +336,29 @@ impl UpstreamState {
         }
     }
 
-    /// The time for which a window is open.
-    async fn known(&self) -> Result<Duration, RequestPerMinute> {
-        Ok(self.take(&KNOWN, 0).await?.reset_after())
+    /// What is left of a timer.
+    async fn left_of(&self, timer: &Rule) -> Result<Duration, RequestPerMinute> {
+        Ok(self.take(timer, 0).await?.reset_after())
+    }
+
+    async fn is_paused(&self) -> Result<bool, RequestPerMinute> {
+        Ok(!self.pause_left().is_zero() || !self.left_of(&PAUSE).await?.is_zero())
+    }
+
+    /// What is left of the pause that this process was told.
+    pub(super) fn pause_left(&self) -> Duration {
+        let paused_until = self.local().paused_until;
+        paused_until.saturating_sub(self.now())
+    }
+
+    async fn wait_for_pause(&self) {
+        loop {
+            let left = self.pause_left();
+            if left.is_zero() {
+                return;
+            }
+            self.sleep(left).await;
+        }
     }
 
     async fn take_probe(&self) -> Result<Permit, RequestPerMinute> {
@@ -340,7 +412,10 @@ impl UpstreamState {
     fn open_local(&self, ends: Duration, left: u64, limit: u64) {
         // One more than remains: the next permit shows less.
         let window = Some(SeenWindow { ends, left: left.saturating_add(1), limit });
-        *self.local() = LocalView { window, is_used_up: false };
+        let mut local = self.local();
+        if local.paused_until <= self.now() {
+            (local.window, local.is_used_up) = (window, false);
+        }
     }
 
     fn change(&self, ends: Duration, change: impl FnOnce(&mut SeenWindow)) {
@@ -352,7 +427,7 @@ impl UpstreamState {
     fn close(&self, ends: Duration, is_used_up: bool) {
         let mut local = self.local();
         if local.window.is_some_and(|window| window.ends == ends) {
-            *local = LocalView { window: None, is_used_up };
+            (local.window, local.is_used_up) = (None, is_used_up);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod api;
 mod failures;
+mod pauses;
 mod retries;
 
 use std::time::Duration;
