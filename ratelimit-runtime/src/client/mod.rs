@@ -42,6 +42,26 @@
 //!   policy is `Local` or `Allow`. With `Deny` calls are not sent, and with `Wait` they wait.
 //! - If the store loses its counters, the next call probes.
 //!
+//! # Limits
+//!
+//! - Calls of an earlier window that are still in flight are not counted in a new one. As many calls
+//!   may be refused.
+//! - A probe that is answered without fields opens a window without a limit for 10 seconds, also if
+//!   limits were announced before: a page of a proxy does.
+//! - A `RateLimit-Policy` alone grants its quota again after each [`Outgoing::longest_pause`], and if
+//!   it has no window, after a second.
+//! - Of a field that comes twice, only the first line is read.
+//! - A process keeps to pauses that others have set, also if they are longer than its own bound.
+//! - If the store loses the counter of what remains while a window is open, calls may ask the store
+//!   again and again until the window ends.
+//! - While another process probes, the store is asked each 10 ms.
+//! - A call that waits is not bounded, and does not end with [`Limiter::close`](crate::Limiter::close).
+//!   Give it a timeout.
+//! - Retries after refusals spend the retry budget, too.
+//! - `reqwest` follows redirects inside of one call, and adds its default header fields after the key
+//!   was made. Use `redirect::Policy::none()`, and [`Outgoing::key`] for a credential in default fields.
+//! - The `Debug` of [`OutgoingRequest`] shows all header fields, so do not log it.
+//!
 //! Six counters of the store belong to each upstream. Their prefixes begin with `client-`, and their
 //! metrics count the decisions on them, not the calls.
 
