@@ -247,8 +247,8 @@ impl Limiter {
     /// Charges as much of a cost as fits, at least 1. Returns the granted cost and its permit.
     ///
     /// A cost of 0 is granted as 0. If not all of it fits, the store is asked again for what
-    /// remains, so a partial grant takes two round trips, and a few more under contention. Each is
-    /// one call for the metrics.
+    /// remains, so a partial grant takes two round trips. It takes one more each time that another
+    /// call takes some of that in between. Each is one call for the metrics.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, Rule};
@@ -315,6 +315,11 @@ impl Limiter {
     /// assert!(refused.retry_after().unwrap() > Duration::from_secs(59));
     /// # Ok::<_, ratelimit_runtime::RequestPerMinute>(()) }).unwrap();
     /// ```
+    ///
+    /// While the store is away, the failure policy applies: under
+    /// [`OnStoreError::Allow`](crate::OnStoreError::Allow) it returns `Ok` and nothing is charged.
+    /// Under [`OnStoreError::Local`](crate::OnStoreError::Local) the debt is of this process alone,
+    /// and the store never learns of it.
     ///
     /// # Errors
     ///
@@ -621,14 +626,14 @@ impl Limiter {
     ) -> Result<(u64, Permit), RequestPerMinute> {
         let rules = || self.engine().settings().rules_now();
         let limit = rules().applied(rule, Some(&key), false, false).map_or(u64::MAX, |rule| rule.limit());
-        let (mut cost, mut largest) = (most.min(limit.max(1)), u64::MAX);
+        let mut cost = most.min(limit.max(1));
         loop {
             let request_key = RequestKey::Some(key.clone());
             match Acquire::single(self.engine_ref(), rule, request_key, cost, options).await {
                 Ok(permit) => return Ok((cost, permit)),
                 Err(refused) if cost > 1 && refused.cause() == Cause::Exceeded => {
-                    cost = refused.remaining().min(cost - 1).min(largest).max(1);
-                    largest = cost / 2; // bounds the number of round trips while others charge
+                    // Less each time, so it ends: each further round trip is due to another call's charge.
+                    cost = refused.remaining().min(cost - 1).max(1);
                 }
                 Err(refused) => return Err(refused),
             }
