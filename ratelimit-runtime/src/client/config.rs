@@ -50,7 +50,7 @@ use crate::{Builder, Key, Limiter, RateKey, Rule};
 pub struct Outgoing(pub(super) Arc<OutgoingConfig>);
 
 /// A request, as [`Outgoing::key`] sees it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct OutgoingRequest<'a> {
     /// The method.
@@ -63,6 +63,18 @@ pub struct OutgoingRequest<'a> {
     pub path: &'a str,
     /// The header fields.
     pub headers: &'a HeaderMap,
+}
+
+/// Without the header fields, which have credentials, and without the path, which may have one.
+impl fmt::Debug for OutgoingRequest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { method, host, port, .. } = self;
+        f.debug_struct("OutgoingRequest")
+            .field("method", method)
+            .field("host", host)
+            .field("port", port)
+            .finish_non_exhaustive()
+    }
 }
 
 type KeyFn = dyn Fn(&OutgoingRequest<'_>) -> Key + Send + Sync;
@@ -82,7 +94,8 @@ pub(super) struct OutgoingConfig {
 /// The upstreams, by whether the store or this process alone counts, and by key.
 type Upstreams = HashMap<(bool, Key), Arc<UpstreamState>>;
 
-/// From this number on, upstreams that no call uses are dropped, unless they are paused. Their windows are asked for again.
+/// From this number on, upstreams that no call uses are dropped, unless they are paused. Their windows
+/// are asked for again.
 const MANY: usize = 1_000;
 
 impl Outgoing {

@@ -60,10 +60,10 @@
 //! - Retries after refusals spend the retry budget, too.
 //! - `reqwest` follows redirects inside of one call, and adds its default header fields after the key
 //!   was made. Use `redirect::Policy::none()`, and [`Outgoing::key`] for a credential in default fields.
-//! - The `Debug` of [`OutgoingRequest`] shows all header fields, so do not log it.
 //!
-//! Six counters of the store belong to each upstream. Their prefixes begin with `client-`, and their
-//! metrics count the decisions on them, not the calls.
+//! Six counters of the store belong to each upstream, for up to two days. Do not make keys of what
+//! others choose, such as paths of URLs that users enter: each takes room in the store. The prefixes of
+//! the counters begin with `client-`, and their metrics count the decisions on them, not the calls.
 
 mod announcement;
 mod attempts;
