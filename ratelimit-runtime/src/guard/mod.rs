@@ -83,17 +83,19 @@ impl Backend for Guard {
             ticket.time_out_elsewhere(guard.deadline);
             return Poll::Pending;
         };
-        let taken = || {
-            let sent_us = ticket.tag().map_or(0, |tag| tag.sent_us);
-            Duration::from_micros(guard.clock.now_us().saturating_sub(sent_us))
-        };
-        if cfg!(feature = "metrics") {
-            observe::store_latency(taken());
+        // An entry that a call of the general way has made has no tag.
+        let taken = || Some(Duration::from_micros(guard.clock.now_us().saturating_sub(ticket.tag()?.sent_us)));
+        if cfg!(feature = "metrics")
+            && let Some(taken) = taken()
+        {
+            observe::store_latency(taken);
         }
         let outcome = match result.unwrap_or_else(|| Err(StoreError::late(guard.deadline))) {
             Ok(outcome) => outcome,
             Err(error) if error.is_unsent() && redis.is_cluster() => {
-                return Poll::Ready(Err(Undecided::Moved { left: guard.deadline.saturating_sub(taken()) }));
+                return Poll::Ready(Err(Undecided::Moved {
+                    left: guard.deadline.saturating_sub(taken().unwrap_or_default()),
+                }));
             }
             Err(error) => return Poll::Ready(Err(Undecided::Failed(error))),
         };
