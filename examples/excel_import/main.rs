@@ -9,8 +9,8 @@
 //! cargo run --example excel_import --features excel_import -- --outgoing
 //! ```
 //!
-//! With `--outgoing` nothing is annotated and nobody knows the limit: the API announces it in header fields, and changes
-//! it three times. `client::Outgoing` is a middleware of the HTTP client then.
+//! With `--outgoing` nothing is annotated, and nobody knows the limit: the API announces it in header
+//! fields, and changes it three times. `client::Outgoing` is then a middleware of the HTTP client.
 
 mod announced;
 mod api;

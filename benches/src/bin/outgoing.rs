@@ -4,10 +4,10 @@
 //! cargo run --release -p ratelimit-benches --bin outgoing            # or -- --quick
 //! ```
 //!
-//! 4 processes with 16 tasks each send rows to one API, with one Redis. The API and the ideal are computed alike: a
-//! fixed window opens with its first call, and the ideal client knows the limit at any time, and calls travel in no time.
-//! The peer is `reqwest-retry`, with its default policy and 20 retries. It knows neither the header fields nor the other
-//! processes.
+//! Four processes with 16 tasks each send rows to one API, with one Redis. The API counts in fixed
+//! windows, which open with their first call. The ideal client knows the limit at any time, and its
+//! calls travel in no time. The peer is `reqwest-retry`, with its default policy and 20 retries. It
+//! knows neither the header fields nor the other processes.
 
 use std::{
     env,
