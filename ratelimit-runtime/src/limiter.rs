@@ -509,7 +509,6 @@ impl Limiter {
     ///   [`Limiter::reset`].
     /// - Permits that another process had prefetched before the ban can still be spent.
     ///
-    ///
     /// Errors, cancellation and panics are as for [`Limiter::ban`], where there is an example.
     pub fn unban<'a, K: RateKey>(
         &'a self,
