@@ -173,8 +173,8 @@
 //! - **Cached denials.** On by default; see [`Rule::with_denial_cache`]. A denial is cached if
 //!   nothing remained, until shortly before its `retry_after`, counted from when the store was
 //!   asked. It is what the store would reply, unless another process refunds to the counter,
-//!   resets it, or settles a hold whose lease is over. Then calls that would fit may be refused until the cached `retry_after` is over. A
-//!   ban is cached for a second at most, so that [`Limiter::unban`] takes effect in every process.
+//!   resets it, or settles a hold whose lease is over. Then calls that would fit may be refused
+//!   until the cached `retry_after` is over. A ban is cached for a second at most, so that [`Limiter::unban`] takes effect in every process.
 //! - **Prefetched quota** of a [`Algorithm::FixedWindow`]. Off by default; see
 //!   [`Rule::with_prefetch`]. The process charges several permits at once and spends them until
 //!   shortly before their window ends. So each permit is charged before it is granted.

@@ -11,7 +11,7 @@
 //!          a connection was opened, or a silent one answers again
 //! ```
 //!
-//! A connection counts as opened when the server has run a script over it in time. Nothing else
+//! A connection counts as opened when the server has answered a script over it in time. Nothing else
 //! closes the breaker: for a server that is slower than the deadline it stays open.
 //!
 //! Silent connections are kept. A server that halts for a second answers over them as soon as it
