@@ -42,9 +42,10 @@
 use crate::*;
 
 #[doc = include_str!("guide/choosing.md")]
-#[doc = "<div style=\"overflow-x: auto\">"]
+// Within a picture of the page's width: its own is fixed.
+#[doc = "<svg viewBox=\"0 0 1000 760\" width=\"100%\">"]
 #[doc = include_str!("guide/algorithms.svg")]
-#[doc = "</div>"]
+#[doc = "</svg>"]
 pub mod choosing {}
 
 #[doc = include_str!("guide/recipes.md")]
