@@ -5,7 +5,7 @@
 //! | [`choosing`] | which algorithm to take, and what each promises |
 //! | [`recipes`] | per user, per tenant, behind a proxy, logins, outgoing calls, tokens, batch jobs |
 //! | [`redis`] | one server, sentinels, cluster, TLS, and what to set on the server |
-//! | [`failures`] | what happens when Redis fails, and which policy to choose |
+//! | [`failures`] | what happens to calls when Redis fails, and which policy to choose |
 //! | [`operations`] | each log event and each metric, the dashboard, alerts |
 //! | [`sizing`] | memory, time, and processes for a server |
 //! | [`testing`] | tests without a server, and without waiting |
