@@ -5,7 +5,7 @@
 //! | [`choosing`] | which algorithm to take, and what each promises |
 //! | [`recipes`] | per user, per tenant, behind a proxy, logins, outgoing calls, tokens, batch jobs |
 //! | [`redis`] | one server, sentinels, cluster, TLS, and what to set on the server |
-//! | [`failures`] | what happens when Redis fails, and which policy to choose |
+//! | [`failures`] | what happens to calls when Redis fails, and which policy to choose |
 //! | [`operations`] | each log event and each metric, the dashboard, alerts |
 //! | [`sizing`] | memory, time, and processes for a server |
 //! | [`testing`] | tests without a server, and without waiting |
@@ -42,9 +42,10 @@
 use crate::*;
 
 #[doc = include_str!("guide/choosing.md")]
-#[doc = "<div style=\"overflow-x: auto\">"]
+// Within a picture of the page's width: its own is fixed.
+#[doc = "<svg viewBox=\"0 0 1000 760\" width=\"100%\">"]
 #[doc = include_str!("guide/algorithms.svg")]
-#[doc = "</div>"]
+#[doc = "</svg>"]
 pub mod choosing {}
 
 #[doc = include_str!("guide/recipes.md")]

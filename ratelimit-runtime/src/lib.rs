@@ -21,9 +21,19 @@
 //! # });
 //! ```
 //!
-//! [`limit_request_per_time`] describes the attribute's arguments. The error type of the function
-//! needs a `From<RequestPerMinute>`. Functions that are not async are limited with the word
-//! `blocking`.
+//! - **The error type** of the function needs a `From<RequestPerMinute>`. With `on_limit = Return(..)`,
+//!   a function may return any type.
+//! - **Waiting.** With `on_limit = Wait(max = "30s")`, a call over the limit waits for its turn.
+//! - **Algorithms.** `algorithm = ..` chooses between fixed windows, sliding windows, a log, a token
+//!   bucket and a leaky bucket: see [`Algorithm`].
+//! - **Costs.** `cost = ..` lets a call take more of the limit than 1, also by its result, or by the
+//!   time that it took.
+//! - **Concurrent calls** are limited by [`limit_concurrent_requests`].
+//! - **Functions that are not async** take the word `blocking`.
+//!
+//! [`limit_request_per_time`] describes all arguments.
+//!
+//! # Redis
 //!
 //! By default, limits are counted in process memory. To share them, install a limiter once, at the
 //! start of the program:
@@ -36,10 +46,20 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Code without the attribute uses a [`Rule`] and a [`Limiter`]: see [`Limiter::acquire`] and
-//! [`Limiter::acquire_blocking`].
+//! While the server is away, each process counts alone, or as you choose: see [`OnStoreError`].
 //!
-//! The [`guide`] has all the rest.
+//! # Without the attribute
+//!
+//! Code without the attribute uses a [`Rule`] and a [`Limiter`]: see [`Limiter::acquire`] and
+//! [`Limiter::acquire_blocking`]. Requests of a web server are limited by a layer: see [`web`].
+//! Outgoing calls keep to the limits of others with [`client`].
+//!
+//! # Guide
+//!
+//! The [`guide`] has [recipes](guide::recipes), says [which algorithm to choose](guide::choosing), [how to
+//! set up Redis](guide::redis), [what happens when it fails](guide::failures) and [how to test
+//! limits](guide::testing). It explains [each log event and metric](guide::operations), and lists
+//! [the limits of the promises](guide::promises#limits-of-the-promises).
 //!
 //! # Features
 //!
@@ -48,7 +68,7 @@
 //! | `macros` (default) | the attributes, and `derive(RateKey)` |
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | Redis over TLS: `rediss://`, `rediss+cluster://` and `rediss+sentinel://` |
-//! | `metrics` | metrics of decisions, through the crate [`metrics`](https://docs.rs/metrics): see [`guide::operations`] |
+//! | `metrics` | [metrics](guide::operations#metrics), through the crate [`metrics`](https://docs.rs/metrics) |
 //! | `config` | rules in a file that may change while the program runs: see [`config`] |
 //! | `tower` | [`web::RateLimitLayer`], limits in front of any service of HTTP or gRPC requests |
 //! | `actix-web` | the same layer as middleware of `actix-web`, and `RequestPerMinute` as its response |

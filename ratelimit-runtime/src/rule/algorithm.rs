@@ -1,6 +1,6 @@
 //! The algorithms that a rule can count by.
 
-/// The algorithm of a [`Rule`](crate::Rule).
+/// The algorithm of a [`Rule`](crate::Rule). [The guide](crate::guide::choosing) helps to choose.
 ///
 /// For a count of C in a period of P:
 ///
