@@ -48,6 +48,7 @@
 //! | [`Algorithm::FixedWindow`] | 2C; C in each of its windows | one integer |
 //! | [`Algorithm::SlidingLog`] | C, exactly | about 10 bytes per admitted call |
 //! | [`Algorithm::SlidingWindow`] of n buckets | less than 2C; C in any window of P - P/n | n + 3 integers |
+//! | [`Algorithm::SlidingWindow`], not weighted | 2C; C in any window of P - P/n | n + 2 integers |
 //! | [`Algorithm::TokenBucket`] that holds B | B + C | three integers |
 //! | [`Algorithm::LeakyBucket`] | C, by the slots that the calls are given | three integers |
 //! | [`Algorithm::Concurrent`] | any number, but C at once | about 100 bytes per call that holds places |
@@ -75,7 +76,7 @@
 //! |---|---|---|
 //! | `FixedWindow` | C | C - the charges of this window |
 //! | `SlidingLog` | C | C - the charges of the last period |
-//! | `SlidingWindow` | C | C - the weighted count, rounded up |
+//! | `SlidingWindow` | C | C - the count of its sub-windows, weighted and rounded up unless they are simply added up |
 //! | `TokenBucket` | B | whole tokens in the bucket |
 //! | `LeakyBucket` with a queue of Q | Q + 1 | slots that can still be given |
 //! | `Concurrent` | C | free places |
@@ -84,7 +85,7 @@
 //! |---|---|---|
 //! | `FixedWindow` | the window ends | the window ends |
 //! | `SlidingLog` | the newest charge is one period old | enough of the oldest charges are that old |
-//! | `SlidingWindow` | the newest charged sub-window leaves the last period | enough of the oldest ones have faded |
+//! | `SlidingWindow` | its newest charged sub-window leaves the last period | enough of the oldest have faded or left |
 //! | `TokenBucket` | the bucket is full | the bucket holds the cost |
 //! | `LeakyBucket` | the last given slot has passed | there is room, and a slot as early as the caller wants it |
 //! | `Concurrent` | the last lease ends | not in the error: see below |
@@ -246,8 +247,8 @@
 //! In these cases the policy of [`OnStoreError`] applies, without delay except for the first:
 //!
 //! - **The server is gone, halted, unreachable or too slow**: at the deadline until the breaker
-//!   opens, then at once. Bring the server back. [`Cause::Unavailable`] in the error names the
-//!   latest reason, and for how long.
+//!   opens, then at once. Bring the server back. The error of [`Cause::Unavailable`] names the latest
+//!   reason, and [`Limiter::health`] also for how long.
 //! - **`LOADING`**: the server reads its data at its start. Wait.
 //! - **`BUSY`**: a script of another client does not end. Use `SCRIPT KILL`.
 //! - **`OOM`**: the server's memory is full. Raise `maxmemory`: it has to hold the counters.
@@ -348,7 +349,7 @@
 //!   algorithms admit no more. Charges may count for up to a period longer. For a `FixedWindow` it
 //!   is two periods, if the step is nearly a multiple of 450.001 s. Refunds of a `TokenBucket`'s
 //!   charges from before the step may also return what has refilled in the time that the clock
-//!   shows twice.
+//!   shows twice. Those of a `SlidingWindow` may return other charges of their sub-window.
 //! - **A call uses more than it held**, because a query runs on after its time, or more tokens came
 //!   than were reserved: the excess. It is charged, so later calls make up for it.
 //! - **A holder can't renew its hold for a whole lease**, because it was stopped, its machine was
