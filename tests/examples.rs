@@ -202,7 +202,7 @@ fn draw_algorithms(arguments: &[&str]) -> (Vec<Line>, Vec<u8>, String) {
     (lines, fs::read(&drawn).unwrap(), table)
 }
 
-/// The table shows what the algorithms promise, and the picture in the README is the one that the
+/// The table shows what the algorithms promise, and the picture in `docs` is the one that the
 /// example draws.
 #[test]
 fn algorithms_keep_their_promises_and_draw_the_picture_in_docs() {
