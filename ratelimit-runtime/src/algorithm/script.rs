@@ -1,6 +1,6 @@
 //! The Lua scripts, assembled from the bodies of the algorithms.
 
-use std::fmt::Write as _;
+use std::{borrow::Cow, fmt::Write as _};
 
 use redis::Value;
 
@@ -55,13 +55,14 @@ end
 /// the ban; 0 ends it. For [`ScriptMode::ChargeOrBan`] the ms are the third.
 pub(crate) fn decide_script(id: usize, mode: ScriptMode) -> String {
     let LuaScript { args, ban, unban, .. } = script(id);
+    let (ban, unban) = (source(ban), source(unban));
     let (charge, then) = match mode {
         ScriptMode::Evaluate => ("false", String::new()),
         ScriptMode::Charge => ("true", String::new()),
         ScriptMode::Renew => ("'renew'", String::new()),
         ScriptMode::Settle => ("'settle'", String::new()),
         ScriptMode::SettleAgain => ("'again'", String::new()),
-        ScriptMode::ChargeOrBan => ("true", format!("local ban = 0 + ARGV[3]\n{}", BAN_IF_OVER.replace("@ban\n", ban))),
+        ScriptMode::ChargeOrBan => ("true", format!("local ban = 0 + ARGV[3]\n{}", BAN_IF_OVER.replace("@ban\n", &ban))),
         ScriptMode::Ban => {
             ("false", format!("local ban = 0 + charged\nif ban > 0 then\n{ban}elseif fits == nil then\n{unban}end\n"))
         }
@@ -76,7 +77,7 @@ pub(crate) fn decide_script(id: usize, mode: ScriptMode) -> String {
 /// Script that decides on several counters, each by itself, all with the script of this id; see
 /// `batch.lua`.
 pub(crate) fn batch_script(id: usize) -> String {
-    fill(include_str!("script/batch.lua"), id)
+    fill(&source(include_str!("script/batch.lua")), id)
 }
 
 /// Script that makes as many as fit of some equal charges of one counter; see `repeat.lua`.
@@ -106,7 +107,7 @@ pub(crate) fn transaction_script(bans: bool) -> String {
         let (args, decide) = (unpacked(args), decide_body(id));
         // An evaluation that bans is the only one: then nothing is charged.
         let ban = if bans {
-            BAN_IF_OVER.replace("if fits", "if ban > 0 and fits").replace("@ban\n", ban)
+            BAN_IF_OVER.replace("if fits", "if ban > 0 and fits").replace("@ban\n", &source(ban))
         } else {
             String::new()
         };
@@ -117,23 +118,41 @@ pub(crate) fn transaction_script(bans: bool) -> String {
         );
     }
     let ban = if bans { ", 0 + ARGV[1 + 3 * #KEYS + i]" } else { "" };
-    script + &include_str!("script/transaction.lua").replace("@ban", ban)
+    script + &source(include_str!("script/transaction.lua")).replace("@ban", ban)
 }
 
 /// Script that refunds a charge and returns the amount refunded. ARGV:
 /// [`refund_args`](table::refund_args).
 pub(crate) fn refund_script(id: usize) -> String {
     let LuaScript { refund, refund_args, .. } = script(id);
-    for_one_counter(refund_args, refund)
+    for_one_counter(refund_args, &source(refund))
 }
 
 fn script(id: usize) -> &'static LuaScript {
     table::scripts().nth(id).expect("an id of the table")
 }
 
+/// The text of a Lua file.
+#[cfg(not(lua_mutants))]
+fn source(text: &'static str) -> Cow<'static, str> {
+    text.into()
+}
+
+/// The text of a Lua file, or of its mutant: the environment names a file with the text before and after the change,
+/// and `\0` between them. See `tests/src/bin/lua_mutants.rs`.
+#[cfg(lua_mutants)]
+fn source(text: &'static str) -> Cow<'static, str> {
+    let Ok(path) = std::env::var("RATELIMIT_LUA_MUTANT") else { return text.into() };
+    let mutant = std::fs::read_to_string(path).expect("the file of the mutant");
+    match mutant.split_once('\0') {
+        Some((before, after)) if before == text => after.to_owned().into(),
+        _ => text.into(),
+    }
+}
+
 /// The body that decides.
 fn decide_body(id: usize) -> String {
-    script(id).decide.replace("@banned\n", include_str!("script/banned.lua"))
+    source(script(id).decide).replace("@banned\n", &source(include_str!("script/banned.lua")))
 }
 
 /// Declares the numbers that an argument holds.
@@ -153,7 +172,7 @@ fn fill(template: &str, id: usize) -> String {
     let names: Vec<_> = args.split(", ").collect();
     let rule: Vec<_> = (1..=names.len()).map(|number| format!("rule[{number}]")).collect();
     template
-        .replace("@repeat\n", include_str!("script/repeat.lua"))
+        .replace("@repeat\n", &source(include_str!("script/repeat.lua")))
         .replace(
             "@time",
             "time = call('TIME')\n\

@@ -1,0 +1,267 @@
+//! Mutants of the Lua scripts: each comparison, number, sign and branch is changed, one at a time, and the tests have
+//! to fail. `tests/lua_mutants` builds what this needs and runs it; CONTRIBUTING.md has the command.
+//!
+//! Arguments: the test program `it`, built with `--cfg lua_mutants`, and options. `--sample 300` draws that many mutants,
+//! always the same ones. `--only bucket` takes files whose path contains the word. `--list` runs nothing.
+//!
+//! A mutant that no test notices is a survivor. `tests/lua_mutants.txt` lists those that are known, each with its
+//! reason. Another one is an error.
+
+use std::{
+    collections::HashMap,
+    env, fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Tests that run until one fails. The first find most mutants, within seconds.
+const STAGES: &[&[&str]] = &[
+    &["core::conformance::the_redis_store_conforms"],
+    &["core::algorithms", "core::bounds", "core::debt", "core::exact", "core::refund", "core::state", "core::time"],
+    &["core::bans", "core::holds", "core::model", "core::shadow", "harness::controlled_clock", "redis::"],
+];
+/// Tests of a stage that change nothing here, and take long.
+const SKIPPED: &[&str] = &["redis::cluster", "redis::sentinel", "redis::tls", "redis::server", "redis::connection"];
+/// A script that does not end stops its tests until then.
+const LONGEST_STAGE: Duration = Duration::from_secs(240);
+const SEED: u64 = 20_261_123;
+const KNOWN: &str = include_str!("../../lua_mutants.txt");
+
+/// One change of one file.
+struct Mutant {
+    file: PathBuf,
+    start: usize,
+    end: usize,
+    replacement: String,
+}
+
+impl Mutant {
+    /// The changed line, before and after, as the list of known survivors has it.
+    fn describe(&self, text: &str) -> String {
+        let line_start = text[..self.start].rfind('\n').map_or(0, |at| at + 1);
+        let line_end = text[self.end..].find('\n').map_or(text.len(), |at| self.end + at);
+        let mutated = format!("{}{}{}", &text[line_start..self.start], self.replacement, &text[self.end..line_end]);
+        let line = text[..self.start].matches('\n').count() + 1;
+        let place = format!("{}:{line}", self.file.display());
+        format!("{place}: `{}` -> `{}`", text[line_start..line_end].trim(), mutated.trim())
+    }
+
+    fn apply(&self, text: &str) -> String {
+        format!("{}{}{}", &text[..self.start], self.replacement, &text[self.end..])
+    }
+}
+
+/// A token of Lua, with its place in the text. Comments and strings are left out.
+#[derive(Clone, Copy)]
+struct Token<'a> {
+    text: &'a str,
+    start: usize,
+}
+
+impl Token<'_> {
+    fn end(self) -> usize {
+        self.start + self.text.len()
+    }
+
+    /// A value ends here, so a `-` after it subtracts.
+    fn ends_value(self) -> bool {
+        let is_word = self.text.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        let is_operator = ["and", "or", "not", "return", "then", "else", "do", "if", "elseif", "while", "until"];
+        matches!(self.text, ")" | "]" | "}" | "'") || is_word && !is_operator.contains(&self.text)
+    }
+}
+
+fn tokens(text: &str) -> Vec<Token<'_>> {
+    let (mut tokens, mut at) = (Vec::new(), 0);
+    while let Some(c) = text[at..].chars().next() {
+        let rest = &text[at..];
+        let word = |rest: &str, is_part: fn(char) -> bool| rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+        let length = if rest.starts_with("--") {
+            at += rest.find('\n').unwrap_or(rest.len());
+            continue;
+        } else if c == '\'' {
+            // A string counts as one value.
+            let end = rest[1..].find('\'').map_or(rest.len(), |end| end + 2);
+            tokens.push(Token { text: &rest[end - 1..end], start: at + end - 1 });
+            at += end;
+            continue;
+        } else if c == '@' || c.is_alphabetic() || c == '_' {
+            c.len_utf8() + word(&rest[c.len_utf8()..], |c| c.is_alphanumeric() || c == '_')
+        } else if c.is_ascii_digit() {
+            word(rest, |c| c.is_ascii_alphanumeric() || c == '.')
+        } else if ["==", "~=", "<=", ">=", ".."].iter().any(|operator| rest.starts_with(operator)) {
+            2
+        } else {
+            c.len_utf8()
+        };
+        if !c.is_whitespace() {
+            tokens.push(Token { text: &rest[..length], start: at });
+        }
+        at += length;
+    }
+    tokens
+}
+
+/// The mutants of one text: places and replacements.
+fn mutants(text: &str) -> Vec<(usize, usize, String)> {
+    let tokens = tokens(text);
+    let mut found = Vec::new();
+    for (index, token) in tokens.iter().enumerate() {
+        let before = index.checked_sub(1).map(|before| tokens[before]);
+        let follows_value = before.is_some_and(Token::ends_value);
+        let replacements: &[&str] = match token.text {
+            "<" => &["<=", ">="],
+            "<=" => &["<", ">"],
+            ">" => &[">=", "<="],
+            ">=" => &[">", "<"],
+            "==" => &["~="],
+            "~=" => &["=="],
+            "+" => &["-"],
+            "-" if follows_value => &["+"],
+            "-" | "not" => &[""],
+            "*" => &["/"],
+            "/" => &["*"],
+            "%" => &["+"],
+            "and" => &["or"],
+            "or" => &["and"],
+            "true" => &["false"],
+            "false" => &["true"],
+            "max" => &["min"],
+            "min" => &["max"],
+            "floor" => &["ceil"],
+            "ceil" => &["floor"],
+            number if number.starts_with(|c: char| c.is_ascii_digit()) => {
+                found.push((token.start, token.end(), format!("({number} + 1)")));
+                &[]
+            }
+            "if" | "elseif" | "while" => {
+                let end = if token.text == "while" { "do" } else { "then" };
+                let end = tokens[index..].iter().find(|token| token.text == end).expect("the end of a condition");
+                for value in ["true", "false"] {
+                    found.push((token.end(), end.start, format!(" {value} ")));
+                }
+                &[]
+            }
+            _ => &[],
+        };
+        found.extend(replacements.iter().map(|with| (token.start, token.end(), (*with).to_owned())));
+    }
+    found
+}
+
+fn lua_files(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            lua_files(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "lua") {
+            files.push(path);
+        }
+    }
+}
+
+/// Runs the stages until a test fails. Returns the stage and the first test that failed.
+fn killer(program: &str, mutant: &Path) -> Option<String> {
+    for stage in STAGES {
+        let mut output = tempfile::tempfile().expect("a file");
+        let mut tests = Command::new(program)
+            .args(*stage)
+            .args(SKIPPED.iter().flat_map(|name| ["--skip", name]))
+            .args(["--test-threads", "4"])
+            .env("RATELIMIT_LUA_MUTANT", mutant)
+            .stdout(output.try_clone().expect("a file"))
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the test program");
+        let end = Instant::now() + LONGEST_STAGE;
+        let status = loop {
+            match tests.try_wait().expect("its state") {
+                Some(status) => break Some(status),
+                None if Instant::now() > end => break None,
+                None => thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        let Some(status) = status else {
+            let _ = (tests.kill(), tests.wait()); // its servers end with it
+            return Some(format!("no end: {}", stage[0]));
+        };
+        if !status.success() {
+            let text = read_all(&mut output);
+            let failed = text.lines().find(|line| line.ends_with("FAILED")).unwrap_or("the test program");
+            return Some(failed.trim_start_matches("test ").to_owned());
+        }
+    }
+    None
+}
+
+fn read_all(file: &mut fs::File) -> String {
+    use std::io::{Read as _, Seek as _};
+    let mut text = String::new();
+    file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("the output of the tests");
+    text
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let option = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1));
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ratelimit-runtime/src/algorithm");
+    let mut files = Vec::new();
+    lua_files(&folder, &mut files);
+    files.sort();
+    let (mut all, mut texts) = (Vec::new(), HashMap::new());
+    for path in files {
+        let text = fs::read_to_string(&path).expect("a Lua file");
+        let file = path.strip_prefix(&folder).expect("a file of the folder").to_owned();
+        if option("--only").is_none_or(|only| file.to_string_lossy().contains(only.as_str())) {
+            let its_mutants = mutants(&text).into_iter();
+            all.extend(its_mutants.map(|(start, end, replacement)| {
+                Mutant { file: file.clone(), start, end, replacement }
+            }));
+        }
+        texts.insert(file, text);
+    }
+    let total = all.len();
+    if let Some(sample) = option("--sample") {
+        fastrand::Rng::with_seed(SEED).shuffle(&mut all);
+        all.truncate(sample.parse().expect("--sample takes a number"));
+    }
+    if args.iter().any(|arg| arg == "--list") {
+        all.iter().for_each(|mutant| println!("{}", mutant.describe(&texts[&mutant.file])));
+        println!("{} of {total} mutants", all.len());
+        return ExitCode::SUCCESS;
+    }
+    let program = args.first().expect("the test program");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("mutant");
+    fs::write(&path, "").expect("a file");
+    assert_eq!(killer(program, &path), None, "the tests fail without a mutant");
+    let (mut killed, mut known, mut survivors) = (0, 0, Vec::new());
+    for (index, mutant) in all.iter().enumerate() {
+        let text = &texts[&mutant.file];
+        fs::write(&path, format!("{text}\0{}", mutant.apply(text))).expect("a file");
+        let name = mutant.describe(text);
+        let begun = Instant::now();
+        let result = match killer(program, &path) {
+            Some(test) => {
+                killed += 1;
+                format!("caught by {test}")
+            }
+            None if KNOWN.lines().any(|line| line == name) => {
+                known += 1;
+                "survives, as known".to_owned()
+            }
+            None => {
+                survivors.push(name.clone());
+                "SURVIVES".to_owned()
+            }
+        };
+        println!("{}/{} {:.0} s {name}: {result}", index + 1, all.len(), begun.elapsed().as_secs_f64());
+        let _ = std::io::stdout().flush();
+    }
+    println!("\n{} mutants of {total}: {killed} caught, {known} known survivors, {} others", all.len(), survivors.len());
+    survivors.iter().for_each(|name| println!("{name}"));
+    if survivors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
