@@ -138,8 +138,8 @@ fn source(text: &'static str) -> Cow<'static, str> {
     text.into()
 }
 
-/// The text of a Lua file, or of its mutant: the environment names a file with the text before and after the change,
-/// and `\0` between them. See `tests/src/bin/lua_mutants.rs`.
+/// The text of a Lua file, or of its mutant. The environment names a file with the text before and
+/// after the change, and `\0` between them. See `tests/src/bin/lua_mutants.rs`.
 #[cfg(lua_mutants)]
 fn source(text: &'static str) -> Cow<'static, str> {
     let Ok(path) = std::env::var("RATELIMIT_LUA_MUTANT") else { return text.into() };
