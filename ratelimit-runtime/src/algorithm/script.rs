@@ -62,7 +62,9 @@ pub(crate) fn decide_script(id: usize, mode: ScriptMode) -> String {
         ScriptMode::Renew => ("'renew'", String::new()),
         ScriptMode::Settle => ("'settle'", String::new()),
         ScriptMode::SettleAgain => ("'again'", String::new()),
-        ScriptMode::ChargeOrBan => ("true", format!("local ban = 0 + ARGV[3]\n{}", BAN_IF_OVER.replace("@ban\n", &ban))),
+        ScriptMode::ChargeOrBan => {
+            ("true", format!("local ban = 0 + ARGV[3]\n{}", BAN_IF_OVER.replace("@ban\n", &ban)))
+        }
         ScriptMode::Ban => {
             ("false", format!("local ban = 0 + charged\nif ban > 0 then\n{ban}elseif fits == nil then\n{unban}end\n"))
         }

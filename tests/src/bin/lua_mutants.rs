@@ -1,11 +1,12 @@
-//! Mutants of the Lua scripts: each comparison, number, sign and branch is changed, one at a time, and the tests have
-//! to fail. `tests/lua_mutants` builds what this needs and runs it; CONTRIBUTING.md has the command.
+//! Mutants of the Lua scripts: each comparison, number, sign and branch is changed, one at a time,
+//! and the tests have to fail. `tests/lua_mutants` builds what this needs and runs it.
 //!
-//! Arguments: the test program `it`, built with `--cfg lua_mutants`, and options. `--sample 300` draws that many mutants,
-//! always the same ones. `--only bucket` takes files whose path contains the word. `--list` runs nothing.
+//! Arguments: the test program `it`, built with `--cfg lua_mutants`, and options. `--sample 300`
+//! draws that many mutants, always the same ones. `--only bucket` takes files whose path contains
+//! the word. `--list` runs nothing.
 //!
-//! A mutant that no test notices is a survivor. `tests/lua_mutants.txt` lists those that are known, each with its
-//! reason. Another one is an error.
+//! A mutant that no test notices is a survivor. `tests/lua_mutants.txt` lists those that are known,
+//! each with its reason. Another one is an error.
 
 use std::{
     collections::HashMap,
@@ -217,8 +218,11 @@ fn main() -> ExitCode {
         let file = path.strip_prefix(&folder).expect("a file of the folder").to_owned();
         if option("--only").is_none_or(|only| file.to_string_lossy().contains(only.as_str())) {
             let its_mutants = mutants(&text).into_iter();
-            all.extend(its_mutants.map(|(start, end, replacement)| {
-                Mutant { file: file.clone(), start, end, replacement }
+            all.extend(its_mutants.map(|(start, end, replacement)| Mutant {
+                file: file.clone(),
+                start,
+                end,
+                replacement,
             }));
         }
         texts.insert(file, text);
@@ -261,7 +265,11 @@ fn main() -> ExitCode {
         println!("{}/{} {:.0} s {name}: {result}", index + 1, all.len(), begun.elapsed().as_secs_f64());
         let _ = std::io::stdout().flush();
     }
-    println!("\n{} mutants of {total}: {killed} caught, {known} known survivors, {} others", all.len(), survivors.len());
+    println!(
+        "\n{} mutants of {total}: {killed} caught, {known} known survivors, {} others",
+        all.len(),
+        survivors.len()
+    );
     survivors.iter().for_each(|name| println!("{name}"));
     if survivors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
