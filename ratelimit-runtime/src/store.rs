@@ -168,7 +168,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///   any answer. It is forgotten one lease and one period later, or when the counter is reset.
     ///
     /// For [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) the places become free, and
-    /// nothing is charged. A log counts up to the [largest count](Rule::new) for its period. Use
+    /// nothing is charged. If their lease is over, nothing changes: the places of other holds
+    /// stay. A log counts up to the [largest count](Rule::new) for its period. Use
     /// beyond that is not charged.
     ///
     /// # Errors
