@@ -62,16 +62,25 @@ impl Browser {
 
     /// The value of an expression in the page.
     pub fn evaluate(&mut self, expression: &str) -> Value {
-        let result = self.call("Runtime.evaluate", &json!({ "expression": expression, "returnByValue": true }));
-        assert!(result["exceptionDetails"].is_null(), "{expression}: {result}");
-        result["result"]["value"].clone()
+        self.evaluate_if_stays(expression).expect("the page stays")
+    }
+
+    /// `None` if the page was left meanwhile, for example by a reload.
+    fn evaluate_if_stays(&mut self, expression: &str) -> Option<Value> {
+        let mut answer = self.ask("Runtime.evaluate", &json!({ "expression": expression, "returnByValue": true }));
+        if answer["error"]["message"] == "Inspected target navigated or closed" {
+            return None;
+        }
+        assert!(answer["error"].is_null(), "{expression}: {answer}");
+        assert!(answer["result"]["exceptionDetails"].is_null(), "{expression}: {answer}");
+        Some(answer["result"]["result"]["value"].take())
     }
 
     /// Waits until an expression is true in the page.
     pub fn wait_for(&mut self, expression: &str) {
-        wait_until(expression, || match self.evaluate(&format!("Boolean({expression})")) {
-            Value::Bool(true) => Ok(()),
-            _ => Err(self.evaluate("document.body?.innerText").to_string()),
+        wait_until(expression, || match self.evaluate_if_stays(&format!("Boolean({expression})")) {
+            Some(Value::Bool(true)) => Ok(()),
+            _ => Err(self.evaluate_if_stays("document.body?.innerText").unwrap_or_default().to_string()),
         });
     }
 
@@ -141,6 +150,13 @@ impl Browser {
     }
 
     fn call(&mut self, method: &str, params: &Value) -> Value {
+        let mut answer = self.ask(method, params);
+        assert!(answer["error"].is_null(), "{method}: {answer}");
+        answer["result"].take()
+    }
+
+    /// The answer to a call: its result, or an error.
+    fn ask(&mut self, method: &str, params: &Value) -> Value {
         self.calls += 1;
         let mut call = json!({ "id": self.calls, "method": method, "params": params });
         if let Some(session) = &self.session {
@@ -149,10 +165,9 @@ impl Browser {
         self.socket.send(Message::text(call.to_string())).expect("the browser listens");
         loop {
             let Message::Text(text) = self.socket.read().expect("the browser answers") else { continue };
-            let mut answer: Value = serde_json::from_str(&text).expect("an answer is JSON");
+            let answer: Value = serde_json::from_str(&text).expect("an answer is JSON");
             if answer["id"] == self.calls {
-                assert!(answer["error"].is_null(), "{method}: {answer}");
-                return answer["result"].take();
+                return answer;
             }
         }
     }
