@@ -63,10 +63,12 @@ impl Attempts {
 
     /// Waits until the next attempt may be sent.
     pub(super) async fn admit(&self) -> Result<Admission, RequestPerMinute> {
-        let OutgoingConfig { limiter, .. } = &*self.config;
-        match self.config.upstream(&self.key).admit().await {
+        let OutgoingConfig { limiter, longest_wait, .. } = &*self.config;
+        let upstream = self.config.upstream(&self.key);
+        let until = longest_wait.map(|longest| upstream.now().saturating_add(longest));
+        match upstream.admit(until).await {
             Err(refused) if refused.cause() == Cause::Unavailable => match limiter.engine().settings().on_store_error {
-                OnStoreError::Local | OnStoreError::Allow => self.config.local_upstream(&self.key).admit().await,
+                OnStoreError::Local | OnStoreError::Allow => self.config.local_upstream(&self.key).admit(until).await,
                 OnStoreError::Deny | OnStoreError::Wait { .. } => Err(refused),
             },
             admitted => admitted,
@@ -84,12 +86,15 @@ impl Attempts {
             drop(admission);
         }
         let is_retryable = response.is_none_or(|response| response.is_retryable);
-        if !is_retryable || !has_copy || self.left == 0 || !state.spend(&self.config.retry_budget).await {
+        if !is_retryable || !has_copy || self.left == 0 {
+            return false;
+        }
+        // A refusal is followed by a pause of all calls.
+        if !is_refusal && !state.spend(&self.config.retry_budget).await {
             return false;
         }
         self.left -= 1;
         if !is_refusal {
-            // A refusal is followed by a pause of all calls.
             state.sleep(part_of(self.backoff)).await;
             self.backoff = (2 * self.backoff).min(LONGEST_BACKOFF).min(self.config.longest_pause);
         }
@@ -98,7 +103,7 @@ impl Attempts {
 
     /// Takes in a response. It is not held back for longer than the store has to decide a call, and a
     /// caller who leaves stops nothing: the rest is done in the background.
-    async fn learn(&self, admission: Admission, said: Announcement) {
+    async fn learn(&self, mut admission: Admission, said: Announcement) {
         let (config, key) = (Arc::clone(&self.config), self.key.clone());
         let shared = config.upstream(&key);
         if said.is_refusal {
@@ -106,14 +111,15 @@ impl Attempts {
         }
         let deadline = config.limiter.engine().settings().deadline;
         let learning = FinishOnDrop::new(async move {
-            let Err(error) = admission.state.learn(&admission, &said).await else { return };
+            let state = Arc::clone(&admission.state);
+            let Err(error) = state.learn(&mut admission, &said).await else { return };
             tracing::debug!(%error, "other processes do not know what an upstream has announced");
             if !said.is_refusal {
                 return;
             }
             let local: Arc<UpstreamState> = config.local_upstream(&key);
-            if !Arc::ptr_eq(&local, &admission.state) {
-                let _ = local.learn(&admission, &said).await;
+            if !Arc::ptr_eq(&local, &state) {
+                let _ = local.learn(&mut admission, &said).await;
             }
             let _ = background::spawn(async move { shared.pause_later().await });
         });

@@ -28,8 +28,9 @@ impl<S> Layer<S> for Outgoing {
 
 /// A client within the limits of its upstreams. Made by [`Outgoing`] as a layer.
 ///
-/// It is always ready. Each attempt of a call waits for a clone of the inner service to be ready,
-/// after it may be sent. A body that can't be cloned has to be collected first.
+/// It is always ready. Each attempt of a call waits until it may be sent, and then for a clone of the
+/// inner service to be ready. If the window has ended meanwhile, it waits for the next one, and keeps
+/// the clone ready. A body that can't be cloned has to be collected first.
 #[derive(Clone, Debug)]
 pub struct OutgoingService<S> {
     service: S,
@@ -89,11 +90,21 @@ where
             loop {
                 let (parts, body) = request.into_parts();
                 let copy = attempts.may_repeat().then(|| Request::from_parts(parts.clone(), body.clone()));
-                let admission = attempts.admit().await.map_err(OutgoingError::Refused)?;
                 let mut service = service.clone();
-                let sent = match poll_fn(|context| service.poll_ready(context)).await {
-                    Ok(()) => service.call(Request::from_parts(parts, body)).await,
-                    Err(error) => Err(error),
+                let mut ready = Poll::Pending;
+                let admission = loop {
+                    let admission = attempts.admit().await.map_err(OutgoingError::Refused)?;
+                    if ready.is_pending() {
+                        ready = Poll::Ready(poll_fn(|context| service.poll_ready(context)).await);
+                    }
+                    if admission.is_current() || matches!(ready, Poll::Ready(Err(_))) {
+                        break admission;
+                    }
+                    admission.discard(); // of a window that has ended while the service was not ready
+                };
+                let sent = match ready {
+                    Poll::Ready(Err(error)) => Err(error),
+                    _ => service.call(Request::from_parts(parts, body)).await,
                 };
                 let answer = sent.as_ref().ok().map(|response| Answer::of(response.status(), response.headers()));
                 if !attempts.repeats(admission, answer, copy.is_some()).await {

@@ -68,6 +68,7 @@
 mod announcement;
 mod attempts;
 mod config;
+mod counters;
 mod layer;
 #[cfg(feature = "reqwest-middleware")]
 mod middleware;

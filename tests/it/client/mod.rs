@@ -4,6 +4,8 @@ mod api;
 mod failures;
 mod pauses;
 mod retries;
+mod waits;
+mod windows;
 
 use std::time::Duration;
 
