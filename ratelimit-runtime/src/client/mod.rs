@@ -6,17 +6,26 @@
 //!
 //! - **A window** is opened by one call, the probe. Its response says how many calls remain and for
 //!   how long. Until then all other calls wait. When the window has ended, one call probes again: so
-//!   a changed limit is known before it is used.
+//!   a changed limit is known before it is used. Windows of more than an hour are asked for again each
+//!   hour.
+//! - **Calls in flight**, of all processes, are taken off a new window: the upstream may count them
+//!   there. A call without an answer counts for 30 seconds.
 //! - **Within a window** the number of remaining calls only falls: with each call that is sent, and to
 //!   what a response announces if that is less. If the limit itself falls, the difference is taken
 //!   off once. A higher limit applies from the next window on.
-//! - **A refusal**, 429 or 503 with `Retry-After`, stops all processes. They pause for
-//!   `Retry-After`, or else until the announced reset, or else for a second. Then one call probes.
-//!   No pause is longer than [`Outgoing::longest_pause`].
+//! - **A refusal**, 429 or 503 with `Retry-After`, stops all processes within one round trip to the
+//!   store. They pause for `Retry-After`, or else until the announced reset, or else for a second. Then
+//!   one call probes. No pause is longer than [`Outgoing::longest_pause`]. Of several, the longest
+//!   holds, also in a process with a shorter bound.
 //! - **An upstream that announces nothing** is not limited, apart from pauses. One call of ten
 //!   seconds goes ahead of the others and looks again. One that fails with 500 and above and
-//!   announces nothing is called by one caller at a time.
+//!   announces nothing is called by one caller at a time. So is one that has announced limits in the
+//!   minute before: the answer may be a page of a proxy.
 //! - **Retries**: see [`Outgoing::retries`].
+//!
+//! When the limit changes, the upstream refuses calls that are in flight, and calls that are sent
+//! before the first answer that tells of it has arrived. No client can know of it earlier. It refuses
+//! none that asks the store a round trip later.
 //!
 //! These fields are read, with numbers of any size:
 //!
@@ -26,6 +35,11 @@
 //! | `RateLimit-Limit`, `-Remaining`, `-Reset` | earlier drafts |
 //! | `X-RateLimit-*`, `X-Rate-Limit-*` | the reset in seconds, or as a time of day; also `-Reset-After` |
 //! | `Retry-After` | seconds, or a date |
+//!
+//! Of a field that comes several times, the least number of calls and the longest time count. A
+//! `RateLimit-Policy` alone grants its quota once in its window. If
+//! [`Outgoing::longest_pause`] cuts that into parts, each has its share. Without a window it is not
+//! used.
 //!
 //! Seconds are often rounded. If an upstream rounds a reset down, the first call after it comes too
 //! early and may be refused.
@@ -38,32 +52,27 @@
 //! - A call that is cancelled has used what it was granted: the upstream may have counted it.
 //! - A probe without an answer keeps others waiting for 10 seconds at most, and then the next call
 //!   probes, too. Give the client a timeout.
+//! - A wait ends with [`Limiter::close`](crate::Limiter::close), or after
+//!   [`Outgoing::longest_wait`]. The call fails and was not sent.
 //! - While the store is away, each process keeps to what it is told by itself, if the limiter's
 //!   policy is `Local` or `Allow`. With `Deny` calls are not sent, and with `Wait` they wait.
-//! - If the store loses its counters, the next call probes.
+//! - If the store loses its counters, the next call probes. The calls in flight are then forgotten,
+//!   and as many may be refused.
 //!
 //! # Limits
 //!
-//! - Calls of an earlier window that are still in flight are not counted in a new one. As many calls
-//!   may be refused.
-//! - A probe that is answered without fields opens a window without a limit for 10 seconds, also if
-//!   limits were announced before: a page of a proxy does.
-//! - A `RateLimit-Policy` alone grants its quota again after each [`Outgoing::longest_pause`], and if
-//!   it has no window, after a second.
-//! - Of a field that comes twice, only the first line is read.
-//! - A process keeps to pauses that others have set, also if they are longer than its own bound.
-//! - If the store loses the counter of what remains while a window is open, calls may ask the store
-//!   again and again until the window ends.
-//! - While another process probes, the store is asked each 10 ms.
-//! - A call that waits is not bounded, and does not end with [`Limiter::close`](crate::Limiter::close).
-//!   Give it a timeout.
-//! - Retries after refusals spend the retry budget, too.
+//! - A call that is answered later than after 30 seconds is not taken off a window that opens
+//!   meanwhile.
+//! - An upstream with a `RateLimit-Policy` alone may have other windows than the client: in two of the
+//!   client's, it may get the quota twice.
 //! - `reqwest` follows redirects inside of one call, and adds its default header fields after the key
 //!   was made. Use `redirect::Policy::none()`, and [`Outgoing::key`] for a credential in default fields.
 //!
-//! Six counters of the store belong to each upstream, for up to two days. Do not make keys of what
-//! others choose, such as paths of URLs that users enter: each takes room in the store. The prefixes of
-//! the counters begin with `client-`, and their metrics count the decisions on them, not the calls.
+//! Eight counters of the store belong to each upstream, for up to two hours after its last call. Each
+//! call takes two round trips: one before it is sent, and one in the background when it is answered. Do
+//! not make keys of what others choose, such as paths of URLs that users enter: each takes room in the
+//! store. The prefixes of the counters begin with `client-`, and their metrics count the decisions on
+//! them, not the calls.
 
 mod announcement;
 mod attempts;

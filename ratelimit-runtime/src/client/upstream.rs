@@ -439,6 +439,6 @@ fn share(announced: u64, length: Duration, longest: Duration) -> u64 {
 
 /// For a call that would have to wait for this time: one call may probe then.
 fn refusal(wait: Duration) -> RequestPerMinute {
-    let rule = Rule::new("client-wait", 1, wait.max(Duration::from_millis(1)));
+    let rule = Rule::new("client-wait", 1, Duration::from_secs(wait.as_secs() + 1));
     RequestPerMinute::exceeded(&rule, 1, &Decision::new(1, 0, wait, Some(wait)))
 }

@@ -13,11 +13,13 @@ use std::{
 };
 
 use http::{Request, Response};
+use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{
     Cause, Limiter, ManualClock, RequestPerMinute,
     client::{Outgoing, OutgoingError},
 };
 use tokio::{
+    sync::Notify,
     task::yield_now,
     time::{Instant, Sleep, sleep},
 };
@@ -106,6 +108,18 @@ async fn a_call_behind_a_probe_waits_for_no_longer_than_the_longest_wait() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn with_a_longest_wait_of_zero_calls_are_rejected() {
+    let outgoing = Outgoing::new(Limiter::in_memory()).longest_wait(Duration::ZERO);
+    let began = Instant::now();
+    for _ in 0..2 {
+        assert_eq!(answered(&outgoing, fine).await.unwrap().status(), 200);
+    }
+    let refused = refused(answered(&outgoing, fine).await);
+    assert_eq!(refused.to_string(), "`client-wait` is limited to 1 per 61 seconds; retry in 1 min");
+    assert_eq!(began.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
 async fn closing_the_limiter_ends_all_waits() {
     let limiter = Limiter::in_memory();
     let outgoing = Outgoing::new(limiter.clone()).retries(0);
@@ -173,32 +187,45 @@ async fn a_refusal_takes_the_credits_in_the_first_round_trip() {
     refused.abort();
 }
 
-/// It has taken a credit when the refusal of another call arrives.
-#[tokio::test(start_paused = true)]
+/// The store grants it a credit while the refusal of another call arrives. In real time, with a server
+/// that is halted meanwhile.
+#[tokio::test]
 async fn a_call_that_asks_the_store_when_a_refusal_arrives_is_not_sent() {
-    let (limiter, store) = on_plain_store();
+    let server = RedisServer::start();
+    let limiter = Limiter::builder(server.url()).deadline(30 * SECOND).build().await.unwrap();
     let outgoing = Outgoing::new(limiter).retries(0);
-    answered(&outgoing, async || response(200, &[("RateLimit", "\"api\";r=9;t=90")])).await.unwrap();
-    let refused = tokio::spawn(answered(&outgoing, async || {
-        sleep(20 * MS).await;
-        response(429, &[("Retry-After", "60")])
+    let says = async || {
+        sleep(10 * MS).await;
+        response(200, &[("RateLimit", "\"api\";r=9;t=90")])
+    };
+    answered(&outgoing, says).await.unwrap();
+    let (sent, arrives) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (counted, arrived) = (Arc::clone(&sent), Arc::clone(&arrives));
+    let refused = tokio::spawn(answered(&outgoing, move || {
+        counted.fetch_add(1, SeqCst);
+        let arrived = Arc::clone(&arrived);
+        async move {
+            arrived.notified().await;
+            response(429, &[("Retry-After", "60")])
+        }
     }));
-    sleep(10 * MS).await;
-    store.hold();
-    let began = Instant::now();
-    let sent = Arc::new(AtomicUsize::new(0));
+    while sent.load(SeqCst) == 0 {
+        sleep(MS).await;
+    }
+    server.stop();
     let counted = Arc::clone(&sent);
     let call = tokio::spawn(answered(&outgoing, move || {
         counted.fetch_add(1, SeqCst);
         fine()
     }));
-    sleep(15 * MS).await;
-    (0..100).for_each(|_| store.release());
+    sleep(50 * MS).await; // it asks the store
+    arrives.notify_one();
+    sleep(50 * MS).await; // the refusal is known
+    server.cont();
     refused.await.unwrap().unwrap();
-    sleep(30 * SECOND).await;
-    assert_eq!(sent.load(SeqCst), 0);
+    sleep(300 * MS).await;
+    assert_eq!(sent.load(SeqCst), 1);
     call.abort();
-    assert!(began.elapsed() < 60 * SECOND);
 }
 
 /// A service that is ready after a time.
