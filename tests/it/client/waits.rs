@@ -192,7 +192,7 @@ async fn a_refusal_takes_the_credits_in_the_first_round_trip() {
 #[tokio::test]
 async fn a_call_that_asks_the_store_when_a_refusal_arrives_is_not_sent() {
     let server = RedisServer::start();
-    let limiter = Limiter::builder(server.url()).deadline(30 * SECOND).build().await.unwrap();
+    let limiter = Limiter::builder(&server.url()).deadline(30 * SECOND).build().await.unwrap();
     let outgoing = Outgoing::new(limiter).retries(0);
     let says = async || {
         sleep(10 * MS).await;
