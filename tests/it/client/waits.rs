@@ -65,9 +65,15 @@ async fn of_several_pauses_the_longest_holds_in_all_processes() {
         other.await.unwrap().unwrap();
         let bounded = Outgoing::new(limiter).longest_pause(SECOND);
         let calls = [all[0].clone(), all[1].clone(), all[2].clone(), bounded];
-        for call in calls.map(|outgoing| tokio::spawn(answered(&outgoing, fine))) {
-            call.await.unwrap().unwrap();
-            assert!(began.elapsed() >= 60 * SECOND, "{:?}", began.elapsed());
+        let calls = calls.map(|outgoing| {
+            tokio::spawn(async move {
+                answered(&outgoing, fine).await.unwrap();
+                began.elapsed()
+            })
+        });
+        for call in calls {
+            let took = call.await.unwrap();
+            assert!(took >= 60 * SECOND, "{took:?}");
         }
     }
 }
