@@ -10,7 +10,6 @@ use super::{
 use crate::{
     Decision, RequestPerMinute, Rule,
     backend::CounterReceipt,
-    counter::CounterId,
     decision::{Outcome, ReadableNumber},
     store::{Charge, Charges},
 };
@@ -391,7 +390,7 @@ impl Permit {
 impl Permit {
     /// Splits off the charge of this counter, so that it can be refunded alone. The numbers stay those
     /// of the call.
-    pub(crate) fn split(self, counter: CounterId) -> (Self, Self) {
+    pub(crate) fn split(self, counter: crate::counter::CounterId) -> (Self, Self) {
         let Self { limit, remaining, reset_after_ms, receipt } = self;
         let (its, rest) = match receipt {
             Receipt::BackendAll(charges) => match Arc::into_inner(charges) {
