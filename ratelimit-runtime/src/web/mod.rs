@@ -27,12 +27,12 @@
 //! | `#[limit_concurrent_requests]` | a rule of [`Concurrent`] | none: no field announces it |
 //! | `lease` | the period of such a rule | none: a call in flight counts for 30 seconds at most |
 //! | `on_limit = Reject` | the default | [`Outgoing::longest_wait`] of zero |
-//! | `on_limit = Wait(..)` | [`RateLimitLayer::wait`], with a longest time | the default, or [`Outgoing::longest_wait`] |
+//! | `on_limit = Wait(..)` | [`RateLimitLayer::wait`], bounded | the default, or [`Outgoing::longest_wait`] |
 //! | `on_limit = Return(..)` | [`RateLimitLayer::on_refusal`] | none: the caller gets the error |
 //! | `on_store_error` | [`RateLimitLayer::on_store_error`] | [`Builder::on_store_error`] |
 //! | `limiter` | [`RateLimitLayer::limiter`] | [`Outgoing::new`] |
 //! | `permit` | [`RequestHold`]; its numbers are in the fields of the response | none: the response has the numbers |
-//! | `skip` in an `impl` block | [`Limit::when`], [`Limit::allow_keys`], [`Limit::allow_networks`] | none: use another client |
+//! | `skip` in an `impl` block | [`Limit::when`], [`Limit::allow_keys`], [`Limit::allow_networks`] | none: another client |
 //! | `blocking` | none: services are async | none: clients are async |
 //! | `crate` | none: the layer is no macro | none: it is no macro |
 //!

@@ -205,13 +205,13 @@ async fn a_call_that_asks_the_store_when_a_refusal_arrives_is_not_sent() {
         response(200, &[("RateLimit", "\"api\";r=9;t=90")])
     };
     answered(&outgoing, says).await.unwrap();
-    let (sent, arrives) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-    let (counted, arrived) = (Arc::clone(&sent), Arc::clone(&arrives));
+    let (sent, answer) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (counted, arrived) = (Arc::clone(&sent), Arc::clone(&answer));
     let refused = tokio::spawn(answered(&outgoing, move || {
         counted.fetch_add(1, SeqCst);
-        let arrived = Arc::clone(&arrived);
+        let is_known = Arc::clone(&arrived);
         async move {
-            arrived.notified().await;
+            is_known.notified().await;
             response(429, &[("Retry-After", "60")])
         }
     }));
@@ -225,7 +225,7 @@ async fn a_call_that_asks_the_store_when_a_refusal_arrives_is_not_sent() {
         fine()
     }));
     sleep(50 * MS).await; // it asks the store
-    arrives.notify_one();
+    answer.notify_one();
     sleep(50 * MS).await; // the refusal is known
     server.cont();
     refused.await.unwrap().unwrap();
