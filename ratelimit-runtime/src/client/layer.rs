@@ -29,8 +29,8 @@ impl<S> Layer<S> for Outgoing {
 /// A client within the limits of its upstreams. Made by [`Outgoing`] as a layer.
 ///
 /// It is always ready. Each attempt of a call waits until it may be sent, and then for a clone of the
-/// inner service to be ready. If the window has ended meanwhile, it waits for the next one, and keeps
-/// the clone ready. A body that can't be cloned has to be collected first.
+/// inner service to be ready. If the window has ended meanwhile, or a pause has begun, it drops the
+/// clone and waits again. A body that can't be cloned has to be collected first.
 #[derive(Clone, Debug)]
 pub struct OutgoingService<S> {
     service: S,
@@ -90,21 +90,29 @@ where
             loop {
                 let (parts, body) = request.into_parts();
                 let copy = attempts.may_repeat().then(|| Request::from_parts(parts.clone(), body.clone()));
-                let mut service = service.clone();
-                let mut ready = Poll::Pending;
-                let admission = loop {
+                let (mut admission, mut ready, is_ready) = loop {
                     let admission = attempts.admit().await.map_err(OutgoingError::Refused)?;
-                    if ready.is_pending() {
-                        ready = Poll::Ready(poll_fn(|context| service.poll_ready(context)).await);
+                    let (mut ready, mut has_waited) = (service.clone(), false);
+                    let is_ready = poll_fn(|context| {
+                        let is_ready = ready.poll_ready(context);
+                        has_waited |= is_ready.is_pending();
+                        is_ready
+                    });
+                    let is_ready = is_ready.await;
+                    let is_paused = is_ready.is_ok() && has_waited && admission.is_paused().await;
+                    if is_ready.is_err() || !is_paused && admission.is_current() {
+                        break (admission, ready, is_ready);
                     }
-                    if admission.is_current() || matches!(ready, Poll::Ready(Err(_))) {
-                        break admission;
-                    }
-                    admission.discard(); // of a window that has ended while the service was not ready
+                    // Another call may need the place in the service that this clone has.
+                    drop(ready);
+                    admission.discard();
                 };
-                let sent = match ready {
-                    Poll::Ready(Err(error)) => Err(error),
-                    _ => service.call(Request::from_parts(parts, body)).await,
+                let sent = match is_ready {
+                    Ok(()) => ready.call(Request::from_parts(parts, body)).await,
+                    Err(error) => {
+                        admission.end_flight(); // it was not sent
+                        Err(error)
+                    }
                 };
                 let answer = sent.as_ref().ok().map(|response| Answer::of(response.status(), response.headers()));
                 if !attempts.repeats(admission, answer, copy.is_some()).await {

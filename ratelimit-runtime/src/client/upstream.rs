@@ -47,6 +47,8 @@ struct LocalView {
     window: Option<SeenWindow>,
     /// Nothing remains of the open window.
     is_used_up: bool,
+    /// How often this process was told to pause. A call that was admitted before may not be sent.
+    pauses: u64,
     /// The end of the latest pause that this process was told. It holds whatever the store says.
     paused_until: Duration,
 }
@@ -67,6 +69,8 @@ pub(super) struct Admission {
     pub(super) state: Arc<UpstreamState>,
     /// The end of the window that the call belongs to.
     window: Duration,
+    /// The pauses before the call asked for its credit.
+    pauses: u64,
     /// Ends the flight. If it is dropped, the call counts as in flight for some time: the upstream
     /// may not have counted it yet.
     flight: Option<Permit>,
@@ -74,12 +78,13 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// False if the upstream was paused, or the window has ended, since the call was admitted.
+    /// False if the upstream was paused, or the window has ended, since the call was admitted. A window
+    /// of which nothing remains has not ended.
     pub(super) fn is_current(&self) -> bool {
         let state = &self.state;
         match &self.probe {
             None if self.flight.is_none() => true, // not counted
-            None => state.window().is_some_and(|window| window.ends == self.window),
+            None => self.pauses == state.local().pauses && state.now() < self.window,
             Some(_) => state.pause_left().is_zero(),
         }
     }
@@ -89,7 +94,13 @@ impl Admission {
         self.end_flight();
     }
 
-    fn end_flight(&mut self) {
+    /// Whether the store knows of a pause, of another process for example.
+    pub(super) async fn is_paused(&self) -> bool {
+        self.flight.is_some() && self.state.is_paused().await.unwrap_or(false)
+    }
+
+    /// The call was answered, or not sent.
+    pub(super) fn end_flight(&mut self) {
         if let Some(flight) = self.flight.take() {
             flight.refund_in_background();
         }
@@ -118,14 +129,15 @@ impl UpstreamState {
     /// A future that is dropped may have taken a credit, which is not returned.
     pub(super) async fn admit(self: &Arc<Self>, until: Option<Duration>) -> Result<Admission, RequestPerMinute> {
         if !self.counters.are_counted() {
-            return Ok(self.admission(Duration::ZERO, None, None));
+            return Ok(self.admission(Duration::ZERO, 0, None, None));
         }
         loop {
             self.wait_for_pause(until).await?;
+            let pauses = self.local().pauses;
             if let Some(window) = self.window() {
                 match self.counters.take_credit().await {
                     Ok((left, flight)) => {
-                        let admission = self.admission(window.ends, Some(flight), None);
+                        let admission = self.admission(window.ends, pauses, Some(flight), None);
                         if left < window.left && admission.is_current() {
                             self.change(window.ends, |seen| seen.left = seen.left.min(left));
                             return Ok(admission);
@@ -150,8 +162,14 @@ impl UpstreamState {
         }
     }
 
-    fn admission(self: &Arc<Self>, window: Duration, flight: Option<Permit>, probe: Option<Permit>) -> Admission {
-        Admission { state: Arc::clone(self), window, flight, probe }
+    fn admission(
+        self: &Arc<Self>,
+        window: Duration,
+        pauses: u64,
+        flight: Option<Permit>,
+        probe: Option<Permit>,
+    ) -> Admission {
+        Admission { state: Arc::clone(self), window, pauses, flight, probe }
     }
 
     /// Waits until a window is open, or until this call may probe.
@@ -178,7 +196,7 @@ impl UpstreamState {
             self.local().is_used_up = false;
             match self.counters.take_probe().await {
                 Ok((flight, probe)) => {
-                    let probe = self.admission(Duration::ZERO, Some(flight), Some(probe));
+                    let probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
                     // An earlier probe may have ended in between.
                     if self.counters.left_of(&KNOWN).await?.is_zero() && probe.is_current() {
                         return Ok(Some(probe));
@@ -235,6 +253,7 @@ impl UpstreamState {
         let ends = self.now().saturating_add(self.pause_of(said));
         let mut local = self.local();
         local.window = None;
+        local.pauses += 1;
         local.paused_until = local.paused_until.max(ends);
     }
 
