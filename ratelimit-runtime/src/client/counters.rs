@@ -33,7 +33,7 @@ pub(super) const LONGEST_WINDOW: Duration = Duration::from_secs(3600);
 /// Longer than any window is open.
 const LIFETIME: Duration = Duration::from_secs(2 * 3600);
 /// A call without an answer counts as in flight for this time.
-const FLIGHT: Duration = Duration::from_secs(30);
+pub(super) const FLIGHT: Duration = Duration::from_secs(30);
 
 pub(super) const CREDITS: Rule = Rule::new("client-credits", COUNT, LIFETIME).with_denial_cache(false);
 pub(super) const LIMIT: Rule = Rule::new("client-limit", COUNT, LIFETIME).with_denial_cache(false);

@@ -13,7 +13,7 @@ use tokio::sync::{self, Notify};
 
 use super::{
     announcement::Announcement,
-    counters::{ANNOUNCED, CREDITS, Counters, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
+    counters::{ANNOUNCED, CREDITS, Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
 };
 use crate::{Cause, Decision, Key, Limiter, Permit, RequestPerMinute, Rule, duration::with_jitter};
 
@@ -75,6 +75,8 @@ pub(super) struct Admission {
     /// may not have counted it yet.
     flight: Option<Permit>,
     probe: Option<Permit>,
+    /// For a probe: the other calls that were in flight.
+    in_flight: u64,
 }
 
 impl Admission {
@@ -169,7 +171,7 @@ impl UpstreamState {
         flight: Option<Permit>,
         probe: Option<Permit>,
     ) -> Admission {
-        Admission { state: Arc::clone(self), window, pauses, flight, probe }
+        Admission { state: Arc::clone(self), window, pauses, flight, probe, in_flight: 0 }
     }
 
     /// Waits until a window is open, or until this call may probe.
@@ -196,10 +198,13 @@ impl UpstreamState {
             self.local().is_used_up = false;
             match self.counters.take_probe().await {
                 Ok((flight, probe)) => {
-                    let probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
+                    let mut probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
                     // An earlier probe may have ended in between.
-                    if self.counters.left_of(&KNOWN).await?.is_zero() && probe.is_current() {
-                        return Ok(Some(probe));
+                    if self.counters.left_of(&KNOWN).await?.is_zero() {
+                        probe.in_flight = self.count_flights().await?;
+                        if probe.is_current() {
+                            return Ok(Some(probe));
+                        }
                     }
                     probe.discard();
                 }
@@ -219,6 +224,18 @@ impl UpstreamState {
                 Err(refused) => return Err(refused),
             }
         }
+    }
+
+    /// The calls in flight besides this probe. The upstream may count them after the probe, also those
+    /// that are answered before it. Nobody takes an old credit any more.
+    async fn count_flights(&self) -> Result<u64, RequestPerMinute> {
+        self.counters.take_all_credits().await?;
+        let (in_flight, known) = tokio::join!(self.counters.in_flight(), self.counters.left_of(&KNOWN));
+        if !known?.is_zero() {
+            // A probe of earlier has opened a window meanwhile, and nothing is left of it.
+            self.counters.reset(&KNOWN).await?;
+        }
+        Ok(in_flight?.saturating_sub(1))
     }
 
     /// Takes in the response to a call.
@@ -241,11 +258,11 @@ impl UpstreamState {
         // The response counts the probe itself. Without a refund, it counts twice.
         let _ = probe.refund().await;
         if !self.counters.left_of(&KNOWN).await?.is_zero() {
-            return self.follow(admission.window, said).await;
+            return Ok(()); // another probe was faster
         }
         let is_of_upstream =
             said.is_announced() || !said.is_failure && self.counters.left_of(&ANNOUNCED).await?.is_zero();
-        if is_of_upstream { self.open(said).await } else { Ok(()) }
+        if is_of_upstream { self.open(said, admission.in_flight).await } else { Ok(()) }
     }
 
     /// Stops the calls of this process for the announced time, whether the store answers or not.
@@ -296,8 +313,9 @@ impl UpstreamState {
         self.counters.reset(&KNOWN).await
     }
 
-    /// Opens a window. Only a probe does, and no call takes credits until it has ended.
-    async fn open(&self, said: &Announcement) -> Result<(), RequestPerMinute> {
+    /// Opens a window. Only a probe does, and no call takes credits until it has ended. `in_flight`:
+    /// when the probe was sent.
+    async fn open(&self, said: &Announcement, in_flight: u64) -> Result<(), RequestPerMinute> {
         if self.is_paused().await? {
             return Ok(());
         }
@@ -309,14 +327,19 @@ impl UpstreamState {
             None => (MOST, UNANNOUNCED),
         };
         let announced = if said.is_policy { share(announced, length, longest) } else { announced };
-        let length = length.min(longest);
+        let mut length = length.min(longest);
         // Without a limit, a later one says nothing of what remains.
         let limit = said.limit.unwrap_or(if said.is_announced() { 0 } else { MOST }).min(MOST);
         self.counters.reset(&CREDITS).await?;
         self.counters.reset(&LIMIT).await?;
-        // After the reset: a call that has taken one of the old credits is in flight by now. Nobody can
-        // tell whether the upstream counts it in the old window, or in the new one.
-        let left = announced.saturating_sub(self.counters.in_flight().await?);
+        // Another probe may have been sent later.
+        let in_flight = in_flight.max(self.counters.in_flight().await?);
+        // Nobody can tell whether the upstream counts them in the old window, or in the new one.
+        let left = announced.saturating_sub(in_flight);
+        // So it is asked again, unless it never tells what remains.
+        if in_flight > 0 && !said.is_policy {
+            length = length.min(if left == 0 && announced > 0 { UNSAID } else { FLIGHT });
+        }
         self.counters.lower(&CREDITS, left).await?;
         self.counters.lower(&LIMIT, limit).await?;
         if said.is_announced() {
