@@ -145,7 +145,7 @@ impl Outgoing {
     ///
     /// A call that would have to wait for longer fails with [`Cause::Exceeded`](crate::Cause::Exceeded)
     /// and was not sent: at once if the wait is known, as a pause is. Each retry may wait for as long
-    /// again.
+    /// again. If it would have to wait for longer, the call returns the response that it had.
     pub fn longest_wait(self, longest: Duration) -> Self {
         self.with(|config| config.longest_wait = Some(longest))
     }

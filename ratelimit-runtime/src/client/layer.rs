@@ -41,7 +41,9 @@ pub struct OutgoingService<S> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OutgoingError<E> {
-    /// The limiter could not decide. The call was not sent.
+    /// The call was not sent: its wait would be longer than [`Outgoing::longest_wait`], the limiter
+    /// was closed, or it could not decide. A call that was sent and could not be repeated for such a
+    /// reason returns what it had.
     Refused(RequestPerMinute),
     /// The client's own error.
     Service(E),
@@ -87,11 +89,18 @@ where
         let mut attempts = Attempts::new(config, key_of(config, &request), may_retry);
         Box::pin(async move {
             let mut request = request;
+            let mut last: Option<Result<Response<O>, S::Error>> = None;
             loop {
                 let (parts, body) = request.into_parts();
                 let copy = attempts.may_repeat().then(|| Request::from_parts(parts.clone(), body.clone()));
                 let (mut admission, mut ready, is_ready) = loop {
-                    let admission = attempts.admit().await.map_err(OutgoingError::Refused)?;
+                    let admission = match attempts.admit().await {
+                        Ok(admission) => admission,
+                        Err(refused) => {
+                            let refused = Err(OutgoingError::Refused(refused));
+                            return last.map_or(refused, |sent| sent.map_err(OutgoingError::Service));
+                        }
+                    };
                     let (mut ready, mut has_waited) = (service.clone(), false);
                     let is_ready = poll_fn(|context| {
                         let is_ready = ready.poll_ready(context);
@@ -107,6 +116,7 @@ where
                     drop(ready);
                     admission.discard();
                 };
+                drop(last.take());
                 let sent = match is_ready {
                     Ok(()) => ready.call(Request::from_parts(parts, body)).await,
                     Err(error) => {
@@ -119,7 +129,7 @@ where
                     return sent.map_err(OutgoingError::Service);
                 }
                 match copy {
-                    Some(copy) => request = copy,
+                    Some(copy) => (request, last) = (copy, Some(sent)),
                     None => return sent.map_err(OutgoingError::Service),
                 }
             }
