@@ -51,6 +51,9 @@ struct LocalView {
     pauses: u64,
     /// The end of the latest pause that this process was told. It holds whatever the store says.
     paused_until: Duration,
+    /// The calls that were not counted in the store, and how many of them it was told of.
+    uncounted: u64,
+    told: u64,
 }
 
 /// An open window, as this process has seen it.
@@ -176,6 +179,11 @@ impl UpstreamState {
 
     /// Waits until a window is open, or until this call may probe.
     async fn find_window(self: &Arc<Self>, until: Option<Duration>) -> Result<Option<Admission>, RequestPerMinute> {
+        let uncounted = self.local().uncounted;
+        if uncounted != self.local().told {
+            self.close_all().await?;
+            self.local().told = uncounted;
+        }
         let mut poll = FIRST_POLL;
         loop {
             self.wait_for_pause(until).await?;
@@ -265,6 +273,15 @@ impl UpstreamState {
         if is_of_upstream { self.open(said, admission.in_flight).await } else { Ok(()) }
     }
 
+    /// A call is not counted here, as the store is away: so what it knows is not used any more. Returns
+    /// whether it is the first call of the outage.
+    pub(super) fn doubt(&self) -> bool {
+        let mut local = self.local();
+        local.window = None;
+        local.uncounted += 1;
+        local.uncounted == local.told + 1
+    }
+
     /// Stops the calls of this process for the announced time, whether the store answers or not.
     pub(super) fn pause_here(&self, said: &Announcement) {
         let ends = self.now().saturating_add(self.pause_of(said));
@@ -274,7 +291,7 @@ impl UpstreamState {
         local.paused_until = local.paused_until.max(ends);
     }
 
-    fn pause_of(&self, said: &Announcement) -> Duration {
+    pub(super) fn pause_of(&self, said: &Announcement) -> Duration {
         let reset = said.reset.filter(|_| said.remaining == Some(0));
         said.retry_after.or(reset).unwrap_or(UNSAID).min(self.longest_pause)
     }
@@ -363,7 +380,8 @@ impl UpstreamState {
             // One process is granted the difference, and takes it from the credits: so the calls in
             // flight, which have taken theirs, count.
             let difference = self.counters.lower(&LIMIT, limit).await?;
-            if difference > 0 {
+            // More than any limit: the counter was lost.
+            if (1..=MOST).contains(&difference) {
                 self.counters.charge(&CREDITS, difference).await?;
             }
         }
@@ -450,7 +468,7 @@ impl UpstreamState {
         // One more than remains: the next permit shows less.
         let window = Some(SeenWindow { ends, left: left.saturating_add(1), limit });
         let mut local = self.local();
-        if local.paused_until <= self.now() {
+        if local.paused_until <= self.now() && local.uncounted == local.told {
             (local.window, local.is_used_up) = (window, false);
         }
     }
