@@ -6,11 +6,7 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
 
-use super::{
-    announcement::Announcement,
-    config::OutgoingConfig,
-    upstream::Admission,
-};
+use super::{announcement::Announcement, config::OutgoingConfig, upstream::Admission};
 use crate::{
     Cause, Key, OnStoreError, RequestPerMinute,
     background::{self, FinishOnDrop},
@@ -85,9 +81,9 @@ impl Attempts {
     /// again, and waits before that.
     pub(super) async fn repeats(&mut self, admission: Admission, response: Option<Response>, has_copy: bool) -> bool {
         let state = Arc::clone(&admission.state);
-        let is_pause = response.as_ref().is_some_and(|Response { said, .. }| {
-            said.is_refusal && state.pause_of(said) >= FIRST_BACKOFF
-        });
+        let is_pause = response
+            .as_ref()
+            .is_some_and(|Response { said, .. }| said.is_refusal && state.pause_of(said) >= FIRST_BACKOFF);
         if let Some(Response { said, .. }) = &response {
             self.learn(admission, *said).await;
         } else {

@@ -55,13 +55,25 @@ pub(super) const fn bucket(prefix: &'static str, count: u64, period: Duration, b
 }
 
 /// The counters of one upstream.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Counters {
     pub(super) limiter: Limiter,
     pub(super) key: Key,
+    /// With [`OnStoreError::Wait`], an outage is waited for until this time at most.
+    until: Duration,
 }
 
 impl Counters {
+    /// For what a response says: it is out of date when an outage is over.
+    pub(super) fn new(limiter: Limiter, key: Key) -> Self {
+        Self { limiter, key, until: Duration::ZERO }
+    }
+
+    /// For a call that waits until this time at most.
+    pub(super) fn until(&self, until: Option<Duration>) -> Self {
+        Self { until: until.unwrap_or(Duration::MAX), ..self.clone() }
+    }
+
     /// Whether the limiter counts at all.
     pub(super) fn are_counted(&self) -> bool {
         self.limiter.engine().store().is_some()
@@ -154,8 +166,10 @@ impl Counters {
 
     /// A share of these counters would mean nothing, so they never fall back to local ones.
     fn options(&self) -> AcquireOptions {
-        let policy = match self.limiter.engine().settings().on_store_error {
-            wait @ OnStoreError::Wait { .. } => wait,
+        let settings = self.limiter.engine().settings();
+        let left = self.until.saturating_sub(settings.clock.now());
+        let policy = match settings.on_store_error {
+            OnStoreError::Wait { max } if !left.is_zero() => OnStoreError::Wait { max: max.min(left) },
             _ => OnStoreError::Deny,
         };
         AcquireOptions::new(OnLimit::Reject, Some(policy))

@@ -81,6 +81,8 @@ mod counters;
 mod layer;
 #[cfg(feature = "reqwest-middleware")]
 mod middleware;
+#[cfg(test)]
+mod tests;
 mod upstream;
 
 pub use self::{

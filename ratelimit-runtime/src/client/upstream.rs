@@ -124,7 +124,7 @@ impl Drop for Admission {
 impl UpstreamState {
     pub(super) fn new(limiter: Limiter, key: Key, longest_pause: Duration) -> Self {
         let (local, turn, probed) = Default::default();
-        Self { counters: Counters { limiter, key }, longest_pause, local, turn, probed }
+        Self { counters: Counters::new(limiter, key), longest_pause, local, turn, probed }
     }
 
     /// Waits until a call may be sent, until the time `until` at most.
@@ -136,11 +136,12 @@ impl UpstreamState {
         if !self.counters.are_counted() {
             return Ok(self.admission(Duration::ZERO, 0, None, None));
         }
+        let counters = self.counters.until(until);
         loop {
             self.wait_for_pause(until).await?;
             let pauses = self.local().pauses;
             if let Some(window) = self.window() {
-                match self.counters.take_credit().await {
+                match counters.take_credit().await {
                     Ok((left, flight)) => {
                         let admission = self.admission(window.ends, pauses, Some(flight), None);
                         if left < window.left && admission.is_current() {
@@ -150,7 +151,7 @@ impl UpstreamState {
                         admission.discard();
                         if left >= MOST {
                             // The store has lost the counter. A probe is as good as a new one.
-                            self.counters.reset(&KNOWN).await?;
+                            counters.reset(&KNOWN).await?;
                         }
                         self.close(window.ends, false);
                     }
@@ -160,7 +161,7 @@ impl UpstreamState {
             }
             let _turn = self.bounded(self.turn.lock(), until).await?;
             if self.window().is_none()
-                && let Some(probe) = self.find_window(until).await?
+                && let Some(probe) = self.find_window(&counters, until).await?
             {
                 return Ok(probe);
             }
@@ -178,7 +179,11 @@ impl UpstreamState {
     }
 
     /// Waits until a window is open, or until this call may probe.
-    async fn find_window(self: &Arc<Self>, until: Option<Duration>) -> Result<Option<Admission>, RequestPerMinute> {
+    async fn find_window(
+        self: &Arc<Self>,
+        counters: &Counters,
+        until: Option<Duration>,
+    ) -> Result<Option<Admission>, RequestPerMinute> {
         let uncounted = self.local().uncounted;
         if uncounted != self.local().told {
             self.close_all().await?;
@@ -188,10 +193,10 @@ impl UpstreamState {
         loop {
             self.wait_for_pause(until).await?;
             let asked = self.now();
-            let known = self.counters.left_of(&KNOWN).await?;
+            let known = counters.left_of(&KNOWN).await?;
             if !known.is_zero() {
                 // Its probe had an answer, and then another call was refused.
-                let pause = self.counters.left_of(&PAUSE).await?;
+                let pause = counters.left_of(&PAUSE).await?;
                 if !pause.is_zero() {
                     self.wait(pause, LOOK_AGAIN, until).await?;
                     continue;
@@ -204,12 +209,12 @@ impl UpstreamState {
                 continue;
             }
             self.local().is_used_up = false;
-            match self.counters.take_probe().await {
+            match counters.take_probe().await {
                 Ok((flight, probe)) => {
                     let mut probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
                     // An earlier probe may have ended in between.
-                    if self.counters.left_of(&KNOWN).await?.is_zero() {
-                        probe.in_flight = self.count_flights().await?;
+                    if counters.left_of(&KNOWN).await?.is_zero() {
+                        probe.in_flight = Self::count_flights(counters).await?;
                         if probe.is_current() {
                             return Ok(Some(probe));
                         }
@@ -236,12 +241,12 @@ impl UpstreamState {
 
     /// The calls in flight besides this probe. The upstream may count them after the probe, also those
     /// that are answered before it. Nobody takes an old credit any more.
-    async fn count_flights(&self) -> Result<u64, RequestPerMinute> {
-        self.counters.take_all_credits().await?;
-        let (in_flight, known) = tokio::join!(self.counters.in_flight(), self.counters.left_of(&KNOWN));
+    async fn count_flights(counters: &Counters) -> Result<u64, RequestPerMinute> {
+        counters.take_all_credits().await?;
+        let (in_flight, known) = tokio::join!(counters.in_flight(), counters.left_of(&KNOWN));
         if !known?.is_zero() {
             // A probe of earlier has opened a window meanwhile, and nothing is left of it.
-            self.counters.reset(&KNOWN).await?;
+            counters.reset(&KNOWN).await?;
         }
         Ok(in_flight?.saturating_sub(1))
     }
