@@ -122,10 +122,16 @@ impl Announcement {
             |name: &str| -> Vec<f64> { texts(headers, &format!("{prefix}{name}")).flat_map(decimals).collect() };
         // Not rounded up: half a call is none.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates
-        let least = |name| values(name).into_iter().map(|number| number as u64).min();
-        let Some(remaining) = least("remaining").filter(|_| self.remaining.is_none()) else { return };
+        let whole = |number: f64| number as u64;
+        let least = |name| values(name).into_iter().map(whole).min();
+        // A refusal may tell no more than when to come again.
+        let none = || (self.is_refusal && !values("reset").is_empty()).then_some(0);
+        let Some(remaining) = least("remaining").or_else(none).filter(|_| self.remaining.is_none()) else { return };
         self.remaining = Some(remaining);
-        self.limit = least("limit").or(self.limit);
+        // In `100, 10;w=1, 1000;w=3600` the first is the limit, and the others are policies.
+        let limit = texts(headers, &format!("{prefix}limit")).flat_map(|text| text.split(','));
+        let limit = limit.filter(|part| !part.contains(';')).flat_map(decimals).map(whole).min();
+        self.limit = limit.or_else(|| least("limit")).or(self.limit);
         let after = values("reset-after").into_iter().map(seconds).max();
         let reset = || values("reset").into_iter().map(|number| reset_of(number, now)).max();
         self.reset = after.or_else(reset).or(self.reset);
@@ -249,6 +255,8 @@ mod tests {
             &[("RateLimit", "limit=100, remaining=50, reset=30"), ("RateLimit-Policy", "100;w=60")],
             &[("RateLimit-Limit", "100"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")],
             &[("RateLimit-Limit", "100, 100;w=60"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")],
+            &[("RateLimit-Limit", "100, 10;w=1"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")],
+            &[("RateLimit-Limit", "100;w=60"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")],
             &[("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", "50"), ("X-RateLimit-Reset", "30")],
             &[("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", "50"), ("X-RateLimit-Reset", "1445412510")],
             &[("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", "50"), ("X-RateLimit-Reset", "1445412510000")],
@@ -269,6 +277,13 @@ mod tests {
         assert_eq!(numbers(&day), (Some(1000), Some(3), Some(4000)));
         let burst = [policies, ("RateLimit", "\"burst\";r=2"), ("RateLimit", "\"day\";r=700;t=4000")];
         assert_eq!(numbers(&burst), (Some(10), Some(2), Some(1)));
+    }
+
+    #[test]
+    fn a_refusal_may_tell_no_more_than_the_reset() {
+        let reset = [("X-RateLimit-Reset", "30")];
+        assert_eq!((said(429, &reset).remaining, said(429, &reset).reset), (Some(0), Some(Duration::from_secs(30))));
+        assert_eq!(said(200, &reset).remaining, None);
     }
 
     /// Without `RateLimit` nothing tells what remains, and without a window nothing tells for how long.

@@ -16,7 +16,7 @@ use once_cell::sync::OnceCell;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    counters::bucket,
+    counters::{Counters, bucket},
     upstream::{LONGEST_PAUSE, UpstreamState},
 };
 use crate::{Builder, Key, Limiter, RateKey, Rule};
@@ -119,7 +119,8 @@ impl Outgoing {
     }
 
     /// Sets who shares a limit of the upstream. By default calls to one host with one credential:
-    /// the fields `Authorization` and `X-Api-Key`, of which only a hash is stored.
+    /// the fields `Authorization` and `X-Api-Key`, of which only a hash is stored. An API that has
+    /// several limits for one credential, such as one for searches, needs a key for each.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, client::Outgoing};
@@ -144,7 +145,8 @@ impl Outgoing {
     /// Sets the longest time that a call waits until it may be sent. By default it is not bounded.
     ///
     /// A call that would have to wait for longer fails with [`Cause::Exceeded`](crate::Cause::Exceeded)
-    /// and was not sent: at once if the wait is known, as a pause is. Each retry may wait for as long
+    /// and was not sent: at once if the wait is known, as a pause is. If it waited for the store, it
+    /// fails with [`Cause::Unavailable`](crate::Cause::Unavailable). Each retry may wait for as long
     /// again. If it would have to wait for longer, the call returns the response that it had.
     pub fn longest_wait(self, longest: Duration) -> Self {
         self.with(|config| config.longest_wait = Some(longest))
@@ -163,7 +165,8 @@ impl Outgoing {
 
     /// Sets the retry budget: the number of retries in a period, of all processes and for each key.
     /// By default 100 in 10 seconds. A call is not repeated when it is used up. Retries after a refusal
-    /// do not spend it: they wait for the pause, and for their place in the next window. While the
+    /// do not spend it: they wait for the pause, and for their place in the next window. But if the
+    /// pause is shorter than 100 ms, they do, and wait for a random time, too. While the
     /// store is away, each process has a budget of its own.
     ///
     /// The budget refills evenly. A count of 0 or an invalid period allows no retries.
@@ -223,7 +226,10 @@ impl OutgoingConfig {
         if upstreams.len() >= MANY {
             upstreams.retain(|_, upstream| Arc::strong_count(upstream) > 1 || !upstream.pause_left().is_zero());
         }
-        let new = || Arc::new(UpstreamState::new(limiter.clone(), key.clone(), self.longest_pause));
+        let new = || {
+            let counters = Counters::new(limiter.clone(), key.clone());
+            Arc::new(UpstreamState::new(counters, self.limiter.clone(), self.longest_pause))
+        };
         Arc::clone(upstreams.entry((is_local, key.clone())).or_insert_with(new))
     }
 }

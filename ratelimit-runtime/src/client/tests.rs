@@ -78,7 +78,7 @@ fn over(store: &Switched, policy: OnStoreError) -> Limiter {
 }
 
 fn upstream(limiter: &Limiter) -> Arc<UpstreamState> {
-    Arc::new(UpstreamState::new(limiter.clone(), Key::new("api"), 300 * SECOND))
+    Arc::new(UpstreamState::new(Counters::new(limiter.clone(), Key::new("api")), limiter.clone(), 300 * SECOND))
 }
 
 fn says(remaining: u64, seconds: u32) -> Announcement {
@@ -345,6 +345,19 @@ async fn after_an_outage_the_shared_credits_are_not_granted_again() {
     }
     sleep(10 * SECOND).await;
     assert_eq!(sent.load(SeqCst), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_the_limiter_ends_waits_in_an_outage() {
+    let store = Switched::new(Clock::system());
+    let limiter = over(&store, OnStoreError::Local);
+    let outgoing = Outgoing::new(limiter.clone()).retries(0);
+    store.is_away(true);
+    assert_eq!(answered(&outgoing, 200, "RateLimit", "\"api\";r=0;t=60").await, 200);
+    let mut waiting = all_sent(&outgoing, &Few::new(1, MS, ""), 1);
+    sleep(SECOND).await;
+    limiter.close().await;
+    timeout(SECOND, waiting.join_next()).await.unwrap().unwrap().unwrap_err(); // not sent
 }
 
 #[tokio::test(start_paused = true)]

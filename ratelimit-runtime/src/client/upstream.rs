@@ -15,7 +15,7 @@ use super::{
     announcement::Announcement,
     counters::{ANNOUNCED, CREDITS, Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
 };
-use crate::{Cause, Decision, Key, Limiter, Permit, RequestPerMinute, Rule, duration::with_jitter};
+use crate::{Cause, Decision, Limiter, Permit, RequestPerMinute, Rule, duration::with_jitter};
 
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
 /// The wait after a refusal that says nothing, and the length of a window without an end.
@@ -34,6 +34,8 @@ const LONGEST_POLL: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct UpstreamState {
     counters: Counters,
+    /// Waits end when it is closed. The counters may be of another one.
+    limiter: Limiter,
     longest_pause: Duration,
     local: Mutex<LocalView>,
     /// Held by the task that looks for an open window. The others of the process wait for it.
@@ -122,9 +124,9 @@ impl Drop for Admission {
 }
 
 impl UpstreamState {
-    pub(super) fn new(limiter: Limiter, key: Key, longest_pause: Duration) -> Self {
+    pub(super) fn new(counters: Counters, limiter: Limiter, longest_pause: Duration) -> Self {
         let (local, turn, probed) = Default::default();
-        Self { counters: Counters::new(limiter, key), longest_pause, local, turn, probed }
+        Self { counters, limiter, longest_pause, local, turn, probed }
     }
 
     /// Waits until a call may be sent, until the time `until` at most.
@@ -380,19 +382,25 @@ impl UpstreamState {
     /// may be old, and a higher limit applies from the next window on.
     async fn follow(&self, ends: Duration, said: &Announcement) -> Result<(), RequestPerMinute> {
         let Some(window) = self.window().filter(|window| window.ends == ends) else { return Ok(()) };
+        let mut lowered = Ok(());
         if let Some(limit) = said.limit.filter(|limit| *limit < window.limit) {
             self.change(ends, |seen| seen.limit = seen.limit.min(limit));
-            // One process is granted the difference, and takes it from the credits: so the calls in
-            // flight, which have taken theirs, count.
-            let difference = self.counters.lower(&LIMIT, limit).await?;
-            // More than any limit: the counter was lost.
-            if (1..=MOST).contains(&difference) {
-                self.counters.charge(&CREDITS, difference).await?;
-            }
+            lowered = self.lower_limit(limit).await;
         }
         if let Some(remaining) = said.remaining.filter(|remaining| *remaining < window.left) {
             self.counters.lower(&CREDITS, remaining).await?;
             self.change(ends, |seen| seen.left = seen.left.min(remaining + 1));
+        }
+        lowered
+    }
+
+    /// One process is granted the difference, and takes it from the credits: so the calls in flight,
+    /// which have taken theirs, count.
+    async fn lower_limit(&self, limit: u64) -> Result<(), RequestPerMinute> {
+        let difference = self.counters.lower(&LIMIT, limit).await?;
+        // More than any limit: the counter was lost.
+        if (1..=MOST).contains(&difference) {
+            self.counters.charge(&CREDITS, difference).await?;
         }
         Ok(())
     }
@@ -439,7 +447,7 @@ impl UpstreamState {
         awaited: impl Future<Output = T>,
         until: Option<Duration>,
     ) -> Result<T, RequestPerMinute> {
-        let engine = self.counters.limiter.engine();
+        let engine = self.limiter.engine();
         let clock = &engine.settings().clock;
         tokio::select! {
             biased;

@@ -277,5 +277,6 @@ async fn a_call_that_waits_for_the_service_sees_a_pause_that_comes_meanwhile() {
     assert_eq!(sent.load(SeqCst), 0);
     call.await.unwrap().unwrap();
     let took = began.elapsed();
-    assert!(took >= 31 * SECOND && took < 32 * SECOND, "{took:?}");
+    // It gave its place up, and the service takes its time again.
+    assert!(took >= 36 * SECOND && took < 37 * SECOND, "{took:?}");
 }
