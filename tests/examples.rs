@@ -297,6 +297,7 @@ async fn own_store_of_excel_import_conforms() {
 /// refused, one for each of the 16 consumers, and no later one.
 #[test]
 fn excel_import_with_limits_that_the_api_announces() {
+    const CONSUMERS: u64 = 16;
     let reports = each_run(|| {
         let server = RedisServer::start();
         report(start_import(&["--outgoing", "--window", "1s", "--store", &server.url()]))
@@ -308,7 +309,13 @@ fn excel_import_with_limits_that_the_api_announces() {
         assert_eq!(limits.len(), 4, "{report}");
         assert_eq!(limits.iter().map(|figures| number(figures, "accepted")).sum::<u64>(), ROWS, "{report}");
         for figures in limits {
-            assert!(number(figures, "refused") <= 16, "{report}");
+            // A call that was sent before anything told of the change may be refused, too: see
+            // `client::windows::a_call_that_begins_before_the_change_is_known_may_be_refused`.
+            assert!(
+                number(figures, "refused") <= number(figures, "in_flight") + number(figures, "unaware"),
+                "{report}"
+            );
+            assert!(number(figures, "refused") <= CONSUMERS, "each of them once: {report}");
             assert_eq!(number(figures, "late"), 0, "{report}");
         }
     }

@@ -42,16 +42,21 @@ impl Plan {
 }
 
 /// The figures since its start, as `GET /figures` returns them: one for each limit.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Figures {
     pub(crate) limit: u64,
-    /// Calls that were here when it became the limit, the one that was just arriving included. More may be on their way
-    /// to or from the clients.
+    /// Calls that were here when it became the limit, the one that was just arriving included.
     pub(crate) in_flight: u64,
     pub(crate) accepted: u64,
     pub(crate) refused: u64,
+    /// Refused calls that arrived here after it became the limit, and were sent before a refusal of it was known. No
+    /// client can avoid them: nothing had told it of the change yet.
+    pub(crate) unaware: u64,
     /// Refused calls that were sent later than a store round trip after the first refusal had arrived.
     pub(crate) late: u64,
+    /// When it became the limit.
+    #[serde(skip)]
+    began: Option<Instant>,
     /// When the first refusal had arrived.
     #[serde(skip)]
     told: Option<Instant>,
@@ -111,7 +116,8 @@ impl Announced {
         let accepted: u64 = counts.figures.iter().map(|figures| figures.accepted).sum();
         if let Some((_, limit)) = limits.get(counts.figures.len()).filter(|(from, _)| accepted >= *from) {
             let in_flight = counts.in_flight;
-            counts.figures.push(Figures { limit: *limit, in_flight, accepted: 0, refused: 0, late: 0, told: None });
+            let (limit, began) = (*limit, Some(now));
+            counts.figures.push(Figures { limit, in_flight, began, ..Figures::default() });
         }
         let at = counts.figures.len() - 1;
         let figures = &mut counts.figures[at];
@@ -126,7 +132,9 @@ impl Announced {
             figures.accepted += 1;
         } else {
             figures.refused += 1;
-            figures.late += u64::from(figures.told.is_some_and(|told| sent > told + TOLD));
+            let is_late = figures.told.is_some_and(|told| sent > told + TOLD);
+            figures.late += u64::from(is_late);
+            figures.unaware += u64::from(!is_late && figures.began.is_some_and(|began| sent > began));
         }
         let fields = [
             ("ratelimit-policy", format!("\"items\";q={};w={}", figures.limit, window.as_secs())),

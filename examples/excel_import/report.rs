@@ -103,12 +103,13 @@ impl fmt::Display for Report {
             writeln!(f, "            {reason}; rows {}", rows.join(", "))?;
         }
         if let Some(limits) = limits {
-            for Figures { limit, in_flight, accepted, refused, late, .. } in limits {
+            for Figures { limit, in_flight, accepted, refused, unaware, late, .. } in limits {
+                writeln!(f, "the API     accepted {accepted} calls with a limit of {limit}, and refused {refused}:")?;
                 writeln!(
                     f,
-                    "the API     accepted {accepted} calls with a limit of {limit}, and refused {refused} of {in_flight}"
+                    "            {in_flight} were in flight when it came, {unaware} of them were sent later and"
                 )?;
-                writeln!(f, "            in flight when it came; {late} were sent after the refusal was known")?;
+                writeln!(f, "            before a refusal was known, and {late} after that")?;
             }
             return Ok(());
         }

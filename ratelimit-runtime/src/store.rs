@@ -493,8 +493,13 @@ impl Charges {
 
     /// Splits the charges into held ones and others.
     pub(crate) fn split_held(self) -> (Self, Self) {
-        let (held, others) = self.0.into_iter().partition(|charge| charge.hold.is_some());
-        (Self(held), Self(others))
+        self.split(|charge| charge.hold.is_some())
+    }
+
+    /// Splits the charges into those that are chosen and others.
+    pub(crate) fn split(self, is_chosen: impl Fn(&Charge) -> bool) -> (Self, Self) {
+        let (chosen, others) = self.0.into_iter().partition(|charge| is_chosen(charge));
+        (Self(chosen), Self(others))
     }
 
     pub(crate) fn into_charges(self) -> impl ExactSizeIterator<Item = Charge> {

@@ -87,7 +87,7 @@ async fn compare(rows_of_task: u64) {
     println!("{rows} rows, limits of a {WINDOW:?} window {:?}", plan.limits);
     println!("the ideal takes {:?}\n", ideal(&plan, rows));
     println!(
-        "| client | rows | seconds | for each limit: accepted + refused (in flight at the change; sent when a refusal was known) |"
+        "| client | rows | seconds | for each limit: accepted + refused (in flight at the change; sent after it, before a refusal was known; sent later) |"
     );
     println!("|---|---|---|---|");
     for (_, name) in Client::ALL {
@@ -112,8 +112,8 @@ async fn compare(rows_of_task: u64) {
             reqwest::get(format!("{url}/figures")).await.expect("the API").json().await.expect("figures");
         let figures: Vec<_> = figures
             .iter()
-            .map(|Figures { accepted, refused, in_flight, late, .. }| {
-                format!("{accepted} + {refused} ({in_flight}; {late})")
+            .map(|Figures { accepted, refused, in_flight, unaware, late, .. }| {
+                format!("{accepted} + {refused} ({in_flight}; {unaware}; {late})")
             })
             .collect();
         println!("| {name} | {accepted} | {:.1} | {} |", took.as_secs_f64(), figures.join("; "));

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{
-    HeaderMap, HeaderName, StatusCode,
+    HeaderMap, StatusCode,
     header::{DATE, RETRY_AFTER},
 };
 use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parameters, Parser};
@@ -17,6 +17,8 @@ pub(super) struct Announcement {
     pub(super) is_failure: bool,
     pub(super) limit: Option<u64>,
     pub(super) remaining: Option<u64>,
+    /// Nothing tells what remains. It is the quota of a policy, and the reset is its whole window.
+    pub(super) is_policy: bool,
     /// Time until the window ends.
     pub(super) reset: Option<Duration>,
     pub(super) retry_after: Option<Duration>,
@@ -35,8 +37,9 @@ impl Announcement {
 
     fn at(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Self {
         // Times of day are of the upstream's clock.
-        let now = text(headers, &DATE).and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or(now);
-        let retry_after = text(headers, &RETRY_AFTER).and_then(|text| retry_after(text, now));
+        let now =
+            texts(headers, DATE.as_str()).next().and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or(now);
+        let retry_after = texts(headers, RETRY_AFTER.as_str()).filter_map(|text| retry_after(text, now)).max();
         let mut said = Self {
             is_refusal: status == StatusCode::TOO_MANY_REQUESTS
                 || status == StatusCode::SERVICE_UNAVAILABLE && retry_after.is_some(),
@@ -49,16 +52,24 @@ impl Announcement {
             said.read_triple(prefix, headers, now);
         }
         let policy = policies.iter().find(|policy| Some(policy.quota) == said.limit).or(policies.first());
-        said.limit = said.limit.or(policy.map(|policy| policy.quota));
-        if said.remaining.is_some() || said.limit.is_some() {
-            said.reset = said.reset.or(policy.and_then(|policy| policy.window));
+        said.is_policy = said.remaining.is_none();
+        // A quota without a time is no limit that can be kept to.
+        if let Some(policy) = policy.filter(|policy| !said.is_policy || policy.window.is_some()) {
+            said.limit = said.limit.or(Some(policy.quota));
+            said.reset = said.reset.or(policy.window);
+            // The call itself took one.
+            said.remaining = said.remaining.or(Some(policy.quota.saturating_sub(1)));
         }
-        // The call itself took one.
-        said.remaining = said.remaining.or(said.limit.map(|limit| limit.saturating_sub(1)));
+        said.is_policy &= said.remaining.is_some();
         if let (Some(limit), Some(remaining)) = (said.limit, &mut said.remaining) {
             *remaining = (*remaining).min(limit);
         }
         said
+    }
+
+    /// The length of the window that the response opens. `None` if it does not say.
+    pub(super) fn length(&self) -> Option<Duration> {
+        self.reset.filter(|reset| !reset.is_zero())
     }
 
     /// Whether the response tells of a limit.
@@ -89,32 +100,41 @@ impl Announcement {
             if name.is_some() {
                 self.limit = policies.first().filter(|policy| policy.name == name).map(|policy| policy.quota);
             }
-        } else if let Some(fields) = text_of(headers, "ratelimit").and_then(dictionary) {
+        } else {
             // The form of draft 7: `limit=100, remaining=50, reset=5`.
-            let field = |name| match fields.get(name) {
-                Some(ListEntry::Item(Item { bare_item, .. })) => whole(bare_item),
-                _ => None,
+            let fields: Vec<_> = texts(headers, "ratelimit").filter_map(dictionary).collect();
+            let numbers = |name: &'static str| {
+                fields.iter().filter_map(move |fields| match fields.get(name) {
+                    Some(ListEntry::Item(Item { bare_item, .. })) => whole(bare_item),
+                    _ => None,
+                })
             };
-            (self.limit, self.remaining) = (field("limit"), field("remaining"));
-            self.reset = field("reset").map(Duration::from_secs);
+            (self.limit, self.remaining) = (numbers("limit").min(), numbers("remaining").min());
+            self.reset = numbers("reset").max().map(Duration::from_secs);
         }
         policies
     }
 
-    /// Reads three fields such as `X-RateLimit-Limit`. Fields that are known already stay.
+    /// Reads three fields such as `X-RateLimit-Limit`. Fields that are known already stay. Of several
+    /// values, the least number of calls and the longest time count.
     fn read_triple(&mut self, prefix: &str, headers: &HeaderMap, now: SystemTime) {
-        let field = |name: &str| text_of(headers, &format!("{prefix}{name}"));
-        let Some(remaining) = field("remaining").and_then(decimal) else { return };
-        if self.remaining.is_some() {
-            return;
-        }
+        let values =
+            |name: &str| -> Vec<f64> { texts(headers, &format!("{prefix}{name}")).flat_map(decimals).collect() };
         // Not rounded up: half a call is none.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates
         let whole = |number: f64| number as u64;
-        self.remaining = Some(whole(remaining));
-        self.limit = field("limit").and_then(decimal).map(whole).or(self.limit);
-        let reset = field("reset-after").and_then(decimal).map(seconds);
-        self.reset = reset.or_else(|| field("reset").and_then(|text| reset_of(text, now))).or(self.reset);
+        let least = |name| values(name).into_iter().map(whole).min();
+        // A refusal may tell no more than when to come again.
+        let none = || (self.is_refusal && !values("reset").is_empty()).then_some(0);
+        let Some(remaining) = least("remaining").or_else(none).filter(|_| self.remaining.is_none()) else { return };
+        self.remaining = Some(remaining);
+        // In `100, 10;w=1, 1000;w=3600` the first is the limit, and the others are policies.
+        let limit = texts(headers, &format!("{prefix}limit")).flat_map(|text| text.split(','));
+        let limit = limit.filter(|part| !part.contains(';')).flat_map(decimals).map(whole).min();
+        self.limit = limit.or_else(|| least("limit")).or(self.limit);
+        let after = values("reset-after").into_iter().map(seconds).max();
+        let reset = || values("reset").into_iter().map(|number| reset_of(number, now)).max();
+        self.reset = after.or_else(reset).or(self.reset);
     }
 }
 
@@ -168,19 +188,18 @@ fn whole(item: &BareItem) -> Option<u64> {
     }
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok().map(str::trim)
+/// The values of a field. It may come several times.
+fn texts<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+    headers.get_all(name).into_iter().filter_map(|value| Some(value.to_str().ok()?.trim()))
 }
 
-fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok().map(str::trim)
-}
-
-/// The first number of a field, such as `100, 100;w=60`. A negative one counts as 0.
-fn decimal(text: &str) -> Option<f64> {
-    let first = text.split([',', ';']).next().unwrap_or_default().trim();
-    let is_number = first.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'-'));
-    first.parse::<f64>().ok().filter(|number| is_number && !number.is_nan()).map(|number| number.max(0.0))
+/// The numbers of a field, such as `100, 100;w=60`. A negative one counts as 0.
+fn decimals(text: &str) -> impl Iterator<Item = f64> {
+    text.split(',').filter_map(|part| {
+        let number = part.split(';').next().unwrap_or_default().trim();
+        let is_number = number.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'-'));
+        number.parse::<f64>().ok().filter(|number| is_number && !number.is_nan()).map(|number| number.max(0.0))
+    })
 }
 
 fn seconds(number: f64) -> Duration {
@@ -188,13 +207,13 @@ fn seconds(number: f64) -> Duration {
 }
 
 /// Seconds, or a time of day in seconds or milliseconds.
-fn reset_of(text: &str, now: SystemTime) -> Option<Duration> {
-    let number = seconds(decimal(text)?);
+fn reset_of(number: f64, now: SystemTime) -> Duration {
+    let number = seconds(number);
     if number.as_secs() <= LONGEST_RESET {
-        return Some(number);
+        return number;
     }
     let time = if number.as_secs() > 1000 * LONGEST_RESET { number / 1000 } else { number };
-    Some(time.saturating_sub(now.duration_since(UNIX_EPOCH).unwrap_or_default()))
+    time.saturating_sub(now.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 /// Seconds, or a date; one in the past is no wait.
@@ -208,6 +227,7 @@ fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
     use proptest::prelude::*;
 
     use super::*;
@@ -235,6 +255,8 @@ mod tests {
             &[("RateLimit", "limit=100, remaining=50, reset=30"), ("RateLimit-Policy", "100;w=60")],
             &[("RateLimit-Limit", "100"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")],
             &[("RateLimit-Limit", "100, 100;w=60"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")],
+            &[("RateLimit-Limit", "100, 10;w=1"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")],
+            &[("RateLimit-Limit", "100;w=60"), ("RateLimit-Remaining", "50"), ("RateLimit-Reset", "30")],
             &[("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", "50"), ("X-RateLimit-Reset", "30")],
             &[("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", "50"), ("X-RateLimit-Reset", "1445412510")],
             &[("X-RateLimit-Limit", "100"), ("X-RateLimit-Remaining", "50"), ("X-RateLimit-Reset", "1445412510000")],
@@ -255,6 +277,49 @@ mod tests {
         assert_eq!(numbers(&day), (Some(1000), Some(3), Some(4000)));
         let burst = [policies, ("RateLimit", "\"burst\";r=2"), ("RateLimit", "\"day\";r=700;t=4000")];
         assert_eq!(numbers(&burst), (Some(10), Some(2), Some(1)));
+    }
+
+    #[test]
+    fn a_refusal_may_tell_no_more_than_the_reset() {
+        let reset = [("X-RateLimit-Reset", "30")];
+        assert_eq!((said(429, &reset).remaining, said(429, &reset).reset), (Some(0), Some(Duration::from_secs(30))));
+        assert_eq!(said(200, &reset).remaining, None);
+    }
+
+    /// Without `RateLimit` nothing tells what remains, and without a window nothing tells for how long.
+    #[test]
+    fn a_policy_alone_counts_only_with_a_window() {
+        let policy = |text| said(200, &[("RateLimit-Policy", text)]);
+        let alone = policy("\"item\";q=9;w=10");
+        assert!(alone.is_policy && alone.is_announced());
+        for text in ["\"item\";q=9;w=0", "\"item\";q=9"] {
+            assert_eq!((policy(text).limit, policy(text).is_announced()), (None, false), "{text}");
+        }
+        assert!(!said(200, &[("RateLimit-Policy", "9;w=10"), ("RateLimit-Remaining", "3")]).is_policy);
+        let told = [("RateLimit-Policy", "\"item\";q=9"), ("RateLimit", "\"item\";r=3;t=2")];
+        assert_eq!(numbers(&told), (Some(9), Some(3), Some(2)));
+    }
+
+    #[test]
+    fn of_a_field_that_comes_twice_the_strictest_value_counts() {
+        let twice = [
+            ("X-RateLimit-Limit", "100"),
+            ("X-RateLimit-Limit", "10"),
+            ("X-RateLimit-Remaining", "70"),
+            ("X-RateLimit-Remaining", "3"),
+            ("X-RateLimit-Reset", "2"),
+            ("X-RateLimit-Reset", "30"),
+        ];
+        for order in [[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]] {
+            assert_eq!(numbers(&order.map(|at| twice[at])), (Some(10), Some(3), Some(30)));
+        }
+        let joined = [("X-RateLimit-Remaining", "70, 3"), ("X-RateLimit-Reset", "2, 30")];
+        assert_eq!(numbers(&joined), (None, Some(3), Some(30)));
+        let dictionaries =
+            [("RateLimit", "limit=100, remaining=50, reset=3"), ("RateLimit", "limit=9, remaining=4, reset=1")];
+        assert_eq!(numbers(&dictionaries), (Some(9), Some(4), Some(3)));
+        let waits = [("Retry-After", "3"), ("Retry-After", "60"), ("Retry-After", "soon")];
+        assert_eq!(said(429, &waits).retry_after, Some(Duration::from_secs(60)));
     }
 
     #[test]
@@ -299,7 +364,6 @@ mod tests {
         assert_eq!(of("1", "NaN", "1"), (None, None, None));
         let wide = "9".repeat(400);
         assert_eq!(of(&wide, &wide, "1"), (Some(u64::MAX), Some(u64::MAX), Some(1)));
-        assert_eq!(numbers(&[("RateLimit-Policy", "\"item\";q=9;w=0")]), (Some(9), Some(8), None));
         assert_eq!(numbers(&[("RateLimit", "\"item\";r=-4;t=-2")]), (None, Some(0), Some(0)));
     }
 

@@ -6,11 +6,7 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
 
-use super::{
-    announcement::Announcement,
-    config::OutgoingConfig,
-    upstream::{Admission, UpstreamState},
-};
+use super::{announcement::Announcement, config::OutgoingConfig, upstream::Admission};
 use crate::{
     Cause, Key, OnStoreError, RequestPerMinute,
     background::{self, FinishOnDrop},
@@ -63,10 +59,18 @@ impl Attempts {
 
     /// Waits until the next attempt may be sent.
     pub(super) async fn admit(&self) -> Result<Admission, RequestPerMinute> {
-        let OutgoingConfig { limiter, .. } = &*self.config;
-        match self.config.upstream(&self.key).admit().await {
+        let OutgoingConfig { limiter, longest_wait, .. } = &*self.config;
+        let upstream = self.config.upstream(&self.key);
+        let until = longest_wait.map(|longest| upstream.now().saturating_add(longest));
+        match upstream.admit(until).await {
             Err(refused) if refused.cause() == Cause::Unavailable => match limiter.engine().settings().on_store_error {
-                OnStoreError::Local | OnStoreError::Allow => self.config.local_upstream(&self.key).admit().await,
+                OnStoreError::Local | OnStoreError::Allow => {
+                    let local = self.config.local_upstream(&self.key);
+                    if upstream.doubt() {
+                        local.doubt(); // what is left of an earlier outage
+                    }
+                    local.admit(until).await
+                }
                 OnStoreError::Deny | OnStoreError::Wait { .. } => Err(refused),
             },
             admitted => admitted,
@@ -76,20 +80,25 @@ impl Attempts {
     /// Takes in the response, which is `None` after an error. Returns whether to send the request
     /// again, and waits before that.
     pub(super) async fn repeats(&mut self, admission: Admission, response: Option<Response>, has_copy: bool) -> bool {
-        let is_refusal = response.as_ref().is_some_and(|response| response.said.is_refusal);
         let state = Arc::clone(&admission.state);
+        let is_pause = response
+            .as_ref()
+            .is_some_and(|Response { said, .. }| said.is_refusal && state.pause_of(said) >= FIRST_BACKOFF);
         if let Some(Response { said, .. }) = &response {
             self.learn(admission, *said).await;
         } else {
             drop(admission);
         }
         let is_retryable = response.is_none_or(|response| response.is_retryable);
-        if !is_retryable || !has_copy || self.left == 0 || !state.spend(&self.config.retry_budget).await {
+        if !is_retryable || !has_copy || self.left == 0 {
+            return false;
+        }
+        // A refusal is followed by a pause of all calls, and some of these take no time.
+        if !is_pause && !state.spend(&self.config.retry_budget).await {
             return false;
         }
         self.left -= 1;
-        if !is_refusal {
-            // A refusal is followed by a pause of all calls.
+        if !is_pause {
             state.sleep(part_of(self.backoff)).await;
             self.backoff = (2 * self.backoff).min(LONGEST_BACKOFF).min(self.config.longest_pause);
         }
@@ -98,7 +107,7 @@ impl Attempts {
 
     /// Takes in a response. It is not held back for longer than the store has to decide a call, and a
     /// caller who leaves stops nothing: the rest is done in the background.
-    async fn learn(&self, admission: Admission, said: Announcement) {
+    async fn learn(&self, mut admission: Admission, said: Announcement) {
         let (config, key) = (Arc::clone(&self.config), self.key.clone());
         let shared = config.upstream(&key);
         if said.is_refusal {
@@ -106,14 +115,17 @@ impl Attempts {
         }
         let deadline = config.limiter.engine().settings().deadline;
         let learning = FinishOnDrop::new(async move {
-            let Err(error) = admission.state.learn(&admission, &said).await else { return };
-            tracing::debug!(%error, "other processes do not know what an upstream has announced");
-            if !said.is_refusal {
+            let state = Arc::clone(&admission.state);
+            let is_alone = !Arc::ptr_eq(&shared, &state);
+            let learnt = state.learn(&mut admission, &said).await;
+            if let Err(error) = &learnt {
+                tracing::debug!(%error, "other processes do not know what an upstream has announced");
+            }
+            if !said.is_refusal || learnt.is_ok() && !is_alone {
                 return;
             }
-            let local: Arc<UpstreamState> = config.local_upstream(&key);
-            if !Arc::ptr_eq(&local, &admission.state) {
-                let _ = local.learn(&admission, &said).await;
+            if !is_alone {
+                let _ = config.local_upstream(&key).learn(&mut admission, &said).await;
             }
             let _ = background::spawn(async move { shared.pause_later().await });
         });

@@ -15,7 +15,10 @@ use http::{
 use once_cell::sync::OnceCell;
 use sha2::{Digest as _, Sha256};
 
-use super::upstream::{LONGEST_PAUSE, UpstreamState, bucket};
+use super::{
+    counters::{Counters, bucket},
+    upstream::{LONGEST_PAUSE, UpstreamState},
+};
 use crate::{Builder, Key, Limiter, RateKey, Rule};
 
 /// Limits of outgoing calls that nobody configures: each upstream announces its own.
@@ -85,6 +88,7 @@ pub(super) struct OutgoingConfig {
     local: OnceCell<Limiter>,
     key: Arc<KeyFn>,
     pub(super) longest_pause: Duration,
+    pub(super) longest_wait: Option<Duration>,
     pub(super) retries: u32,
     pub(super) retry_budget: Rule,
     pub(super) retries_any_method: bool,
@@ -106,6 +110,7 @@ impl Outgoing {
             local: OnceCell::new(),
             key: Arc::new(host_and_credential),
             longest_pause: Duration::from_secs(300),
+            longest_wait: None,
             retries: 3,
             retry_budget: budget(100, Duration::from_secs(10)),
             retries_any_method: false,
@@ -114,7 +119,8 @@ impl Outgoing {
     }
 
     /// Sets who shares a limit of the upstream. By default calls to one host with one credential:
-    /// the fields `Authorization` and `X-Api-Key`, of which only a hash is stored.
+    /// the fields `Authorization` and `X-Api-Key`, of which only a hash is stored. An API that has
+    /// several limits for one credential, such as one for searches, needs a key for each.
     ///
     /// ```
     /// # use ratelimit_runtime::{Limiter, client::Outgoing};
@@ -130,9 +136,20 @@ impl Outgoing {
     /// most.
     ///
     /// A call whose pause was cut short asks the upstream again, alone. A call may wait for several
-    /// pauses in a row; give it a timeout to bound the sum.
+    /// pauses in a row; [`Outgoing::longest_wait`] bounds the sum. Set the same time in all processes:
+    /// each obeys the longest pause that one of them has set.
     pub fn longest_pause(self, longest: Duration) -> Self {
         self.with(|config| config.longest_pause = longest.min(LONGEST_PAUSE))
+    }
+
+    /// Sets the longest time that a call waits until it may be sent. By default it is not bounded.
+    ///
+    /// A call that would have to wait for longer fails with [`Cause::Exceeded`](crate::Cause::Exceeded)
+    /// and was not sent: at once if the wait is known, as a pause is. If it waited for the store, it
+    /// fails with [`Cause::Unavailable`](crate::Cause::Unavailable). Each retry may wait for as long
+    /// again. If it would have to wait for longer, the call returns the response that it had.
+    pub fn longest_wait(self, longest: Duration) -> Self {
+        self.with(|config| config.longest_wait = Some(longest))
     }
 
     /// Sets the number of retries of one call. By default 3; with 0, responses are passed on as they
@@ -147,8 +164,10 @@ impl Outgoing {
     }
 
     /// Sets the retry budget: the number of retries in a period, of all processes and for each key.
-    /// By default 100 in 10 seconds. A call is not repeated when it is used up. While the store is
-    /// away, each process has a budget of its own.
+    /// By default 100 in 10 seconds. A call is not repeated when it is used up. Retries after a refusal
+    /// do not spend it: they wait for the pause, and for their place in the next window. But if the
+    /// pause is shorter than 100 ms, they do, and wait for a random time, too. While the
+    /// store is away, each process has a budget of its own.
     ///
     /// The budget refills evenly. A count of 0 or an invalid period allows no retries.
     pub fn retry_budget(self, count: u64, period: Duration) -> Self {
@@ -162,15 +181,18 @@ impl Outgoing {
     }
 
     fn with(self, change: impl FnOnce(&mut OutgoingConfig)) -> Self {
-        let OutgoingConfig { limiter, key, longest_pause, retries, retry_budget, retries_any_method, .. } = &*self.0;
+        let OutgoingConfig { ref limiter, ref key, .. } = *self.0;
+        let (limiter, key) = (limiter.clone(), Arc::clone(key));
+        let OutgoingConfig { longest_pause, longest_wait, retries, retry_budget, retries_any_method, .. } = *self.0;
         let mut config = OutgoingConfig {
-            limiter: limiter.clone(),
+            limiter,
             local: OnceCell::new(),
-            key: Arc::clone(key),
-            longest_pause: *longest_pause,
-            retries: *retries,
-            retry_budget: *retry_budget,
-            retries_any_method: *retries_any_method,
+            key,
+            longest_pause,
+            longest_wait,
+            retries,
+            retry_budget,
+            retries_any_method,
             upstreams: Mutex::default(),
         };
         change(&mut config);
@@ -204,7 +226,10 @@ impl OutgoingConfig {
         if upstreams.len() >= MANY {
             upstreams.retain(|_, upstream| Arc::strong_count(upstream) > 1 || !upstream.pause_left().is_zero());
         }
-        let new = || Arc::new(UpstreamState::new(limiter.clone(), key.clone(), self.longest_pause));
+        let new = || {
+            let counters = Counters::new(limiter.clone(), key.clone());
+            Arc::new(UpstreamState::new(counters, self.limiter.clone(), self.longest_pause))
+        };
         Arc::clone(upstreams.entry((is_local, key.clone())).or_insert_with(new))
     }
 }
@@ -244,6 +269,7 @@ impl fmt::Debug for OutgoingConfig {
         f.debug_struct("OutgoingConfig")
             .field("limiter", &self.limiter)
             .field("longest_pause", &self.longest_pause)
+            .field("longest_wait", &self.longest_wait)
             .field("retries", &self.retries)
             .field("retry_budget", &self.retry_budget)
             .field("retries_any_method", &self.retries_any_method)

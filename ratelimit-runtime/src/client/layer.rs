@@ -28,8 +28,9 @@ impl<S> Layer<S> for Outgoing {
 
 /// A client within the limits of its upstreams. Made by [`Outgoing`] as a layer.
 ///
-/// It is always ready. Each attempt of a call waits for a clone of the inner service to be ready,
-/// after it may be sent. A body that can't be cloned has to be collected first.
+/// It is always ready. Each attempt of a call waits until it may be sent, and then for a clone of the
+/// inner service to be ready. If the window has ended meanwhile, or a pause has begun, it drops the
+/// clone and waits again. A body that can't be cloned has to be collected first.
 #[derive(Clone, Debug)]
 pub struct OutgoingService<S> {
     service: S,
@@ -40,7 +41,9 @@ pub struct OutgoingService<S> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OutgoingError<E> {
-    /// The limiter could not decide. The call was not sent.
+    /// The call was not sent: its wait would be longer than [`Outgoing::longest_wait`], the limiter
+    /// was closed, or it could not decide. A call that was sent and could not be repeated for such a
+    /// reason returns what it had.
     Refused(RequestPerMinute),
     /// The client's own error.
     Service(E),
@@ -86,21 +89,47 @@ where
         let mut attempts = Attempts::new(config, key_of(config, &request), may_retry);
         Box::pin(async move {
             let mut request = request;
+            let mut last: Option<Result<Response<O>, S::Error>> = None;
             loop {
                 let (parts, body) = request.into_parts();
                 let copy = attempts.may_repeat().then(|| Request::from_parts(parts.clone(), body.clone()));
-                let admission = attempts.admit().await.map_err(OutgoingError::Refused)?;
-                let mut service = service.clone();
-                let sent = match poll_fn(|context| service.poll_ready(context)).await {
-                    Ok(()) => service.call(Request::from_parts(parts, body)).await,
-                    Err(error) => Err(error),
+                let (mut admission, mut ready, is_ready) = loop {
+                    let admission = match attempts.admit().await {
+                        Ok(admission) => admission,
+                        Err(refused) => {
+                            let refused = Err(OutgoingError::Refused(refused));
+                            return last.map_or(refused, |sent| sent.map_err(OutgoingError::Service));
+                        }
+                    };
+                    let (mut ready, mut has_waited) = (service.clone(), false);
+                    let is_ready = poll_fn(|context| {
+                        let is_ready = ready.poll_ready(context);
+                        has_waited |= is_ready.is_pending();
+                        is_ready
+                    });
+                    let is_ready = is_ready.await;
+                    let is_paused = is_ready.is_ok() && has_waited && admission.is_paused().await;
+                    if is_ready.is_err() || !is_paused && admission.is_current() {
+                        break (admission, ready, is_ready);
+                    }
+                    // Another call may need the place in the service that this clone has.
+                    drop(ready);
+                    admission.discard();
+                };
+                drop(last.take());
+                let sent = match is_ready {
+                    Ok(()) => ready.call(Request::from_parts(parts, body)).await,
+                    Err(error) => {
+                        admission.end_flight(); // it was not sent
+                        Err(error)
+                    }
                 };
                 let answer = sent.as_ref().ok().map(|response| Answer::of(response.status(), response.headers()));
                 if !attempts.repeats(admission, answer, copy.is_some()).await {
                     return sent.map_err(OutgoingError::Service);
                 }
                 match copy {
-                    Some(copy) => request = copy,
+                    Some(copy) => (request, last) = (copy, Some(sent)),
                     None => return sent.map_err(OutgoingError::Service),
                 }
             }

@@ -13,8 +13,9 @@ use super::{
 };
 
 /// A refusal by the limiter is [`Error::Middleware`] with a
-/// [`RequestPerMinute`](crate::RequestPerMinute): the call was not sent. A streamed body can't be
-/// sent again.
+/// [`RequestPerMinute`](crate::RequestPerMinute): the call was not sent. A call that was sent and
+/// could not be repeated because of a refusal returns what it had. A streamed body can't be sent
+/// again.
 ///
 /// ```
 /// use ratelimit_runtime::{Limiter, client::Outgoing};
@@ -31,17 +32,21 @@ impl Middleware for Outgoing {
             self.0.key_of(&OutgoingRequest { method, host, port: url.port(), path, headers })
         };
         let mut attempts = Attempts::new(&self.0, key, self.0.may_retry(request.method()));
-        let mut request = request;
+        let (mut request, mut last) = (request, None);
         loop {
             let copy = if attempts.may_repeat() { request.try_clone() } else { None };
-            let admission = attempts.admit().await.map_err(Error::middleware)?;
+            let admission = match attempts.admit().await {
+                Ok(admission) => admission,
+                Err(refused) => return last.unwrap_or_else(|| Err(Error::middleware(refused))),
+            };
+            drop(last.take());
             let sent = next.clone().run(request, extensions).await;
             let answer = sent.as_ref().ok().map(|response| Answer::of(response.status(), response.headers()));
             if !attempts.repeats(admission, answer, copy.is_some()).await {
                 return sent;
             }
             match copy {
-                Some(copy) => request = copy,
+                Some(copy) => (request, last) = (copy, Some(sent)),
                 None => return sent,
             }
         }

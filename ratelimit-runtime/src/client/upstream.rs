@@ -1,19 +1,7 @@
 //! An upstream: its announced limit, kept in counters that all processes share.
 //!
 //! Nobody configures the limit. A *window* is opened by the response to one call, the probe: it
-//! says how many calls remain, and for how long. Five counters of the store keep that:
-//!
-//! | counter | meaning |
-//! |---|---|
-//! | `CREDITS` | what remains: the largest count, less what was charged. Each call takes one |
-//! | `LIMIT` | the announced limit in the same form. It only falls |
-//! | `KNOWN` | a timer: the window is open until it ends |
-//! | `PAUSE` | a timer: no probe until it ends |
-//! | `PROBE` | a single permit: one call at a time asks for a new window |
-//!
-//! A timer is a bucket in debt that refills by one token a millisecond. "At most r remain" and "at
-//! least t ms are left" are both a partial grant under another limit: it takes what is above, and
-//! nothing if less is left. So it can be repeated, and processes need not agree on an order.
+//! says how many calls remain, and for how long. See `counters.rs` for what the store keeps.
 
 use std::{
     mem,
@@ -23,52 +11,31 @@ use std::{
 
 use tokio::sync::{self, Notify};
 
-use super::announcement::Announcement;
-use crate::{
-    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Refill, RequestPerMinute, Rule,
-    engine::{
-        acquire::Acquire,
-        request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
-    },
+use super::{
+    announcement::Announcement,
+    counters::{ANNOUNCED, CREDITS, Counters, FLIGHT, KNOWN, LIMIT, LONGEST_WINDOW, MOST, PAUSE, PROBE},
 };
+use crate::{Cause, Decision, Limiter, Permit, RequestPerMinute, Rule, duration::with_jitter};
 
-/// The count of the counters. A fresh one has more than any window: so a lost counter shows.
-const COUNT: u64 = 1 << 32;
-/// The most calls of one window.
-const MOST: u64 = COUNT / 2;
-/// Longer than any window is open.
-const LIFETIME: Duration = Duration::from_secs(2 * 86_400);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
-
-const CREDITS: Rule = Rule::new("client-credits", COUNT, LIFETIME).with_denial_cache(false);
-const LIMIT: Rule = Rule::new("client-limit", COUNT, LIFETIME).with_denial_cache(false);
-const KNOWN: Rule = timer("client-known", 1);
-const PAUSE: Rule = timer("client-pause", 1);
-/// A probe without an answer does not keep others from asking for longer than this.
-const PROBE: Rule = Rule::new("client-probe", 1, Duration::from_secs(10)).with_denial_cache(false);
-
 /// The wait after a refusal that says nothing, and the length of a window without an end.
 const UNSAID: Duration = Duration::from_secs(1);
 /// The time for which calls are not limited, after a response that announces nothing.
 const UNANNOUNCED: Duration = Duration::from_secs(10);
+/// The time after a window for which a response without fields is not taken for the upstream's.
+const REMEMBERED: Duration = Duration::from_secs(60);
 /// A waiting process looks again after this time, as another one may have learnt of a new window.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// The same while another process probes.
-const POLL: Duration = Duration::from_millis(10);
-
-const fn timer(prefix: &'static str, longest_ms: u64) -> Rule {
-    bucket(prefix, 1_000, Duration::from_secs(1), longest_ms).with_denial_cache(false)
-}
-
-pub(super) const fn bucket(prefix: &'static str, count: u64, period: Duration, burst: u64) -> Rule {
-    Rule::new(prefix, count, period).with_algorithm(Algorithm::TokenBucket { burst, refill: Refill::Greedy })
-}
+/// The same while another process probes. It doubles each time.
+const FIRST_POLL: Duration = Duration::from_millis(10);
+const LONGEST_POLL: Duration = Duration::from_millis(250);
 
 /// One upstream, as this process sees it.
 #[derive(Debug)]
 pub(super) struct UpstreamState {
+    counters: Counters,
+    /// Waits end when it is closed. The counters may be of another one.
     limiter: Limiter,
-    key: Key,
     longest_pause: Duration,
     local: Mutex<LocalView>,
     /// Held by the task that looks for an open window. The others of the process wait for it.
@@ -82,8 +49,13 @@ struct LocalView {
     window: Option<SeenWindow>,
     /// Nothing remains of the open window.
     is_used_up: bool,
+    /// How often this process was told to pause. A call that was admitted before may not be sent.
+    pauses: u64,
     /// The end of the latest pause that this process was told. It holds whatever the store says.
     paused_until: Duration,
+    /// The calls that were not counted in the store, and how many of them it was told of.
+    uncounted: u64,
+    told: u64,
 }
 
 /// An open window, as this process has seen it.
@@ -102,7 +74,44 @@ pub(super) struct Admission {
     pub(super) state: Arc<UpstreamState>,
     /// The end of the window that the call belongs to.
     window: Duration,
+    /// The pauses before the call asked for its credit.
+    pauses: u64,
+    /// Ends the flight. If it is dropped, the call counts as in flight for some time: the upstream
+    /// may not have counted it yet.
+    flight: Option<Permit>,
     probe: Option<Permit>,
+    /// For a probe: the other calls that were in flight.
+    in_flight: u64,
+}
+
+impl Admission {
+    /// False if the upstream was paused, or the window has ended, since the call was admitted. A window
+    /// of which nothing remains has not ended.
+    pub(super) fn is_current(&self) -> bool {
+        let state = &self.state;
+        match &self.probe {
+            None if self.flight.is_none() => true, // not counted
+            None => self.pauses == state.local().pauses && state.now() < self.window,
+            Some(_) => state.pause_left().is_zero(),
+        }
+    }
+
+    /// For a call that was not sent. Its credit is lost.
+    pub(super) fn discard(mut self) {
+        self.end_flight();
+    }
+
+    /// Whether the store knows of a pause, of another process for example.
+    pub(super) async fn is_paused(&self) -> bool {
+        self.flight.is_some() && self.state.is_paused().await.unwrap_or(false)
+    }
+
+    /// The call was answered, or not sent.
+    pub(super) fn end_flight(&mut self) {
+        if let Some(flight) = self.flight.take() {
+            flight.refund_in_background();
+        }
+    }
 }
 
 impl Drop for Admission {
@@ -115,80 +124,116 @@ impl Drop for Admission {
 }
 
 impl UpstreamState {
-    pub(super) fn new(limiter: Limiter, key: Key, longest_pause: Duration) -> Self {
+    pub(super) fn new(counters: Counters, limiter: Limiter, longest_pause: Duration) -> Self {
         let (local, turn, probed) = Default::default();
-        Self { limiter, key, longest_pause, local, turn, probed }
+        Self { counters, limiter, longest_pause, local, turn, probed }
     }
 
-    /// Waits until a call may be sent.
+    /// Waits until a call may be sent, until the time `until` at most.
     ///
     /// # Cancellation
     ///
     /// A future that is dropped may have taken a credit, which is not returned.
-    pub(super) async fn admit(self: &Arc<Self>) -> Result<Admission, RequestPerMinute> {
-        if self.limiter.engine().store().is_none() {
-            return Ok(Admission { state: Arc::clone(self), window: Duration::ZERO, probe: None });
+    pub(super) async fn admit(self: &Arc<Self>, until: Option<Duration>) -> Result<Admission, RequestPerMinute> {
+        if !self.counters.are_counted() {
+            return Ok(self.admission(Duration::ZERO, 0, None, None));
         }
+        let counters = self.counters.until(until);
         loop {
-            self.wait_for_pause().await;
+            self.wait_for_pause(until).await?;
+            let pauses = self.local().pauses;
             if let Some(window) = self.window() {
-                match self.take(&CREDITS, 1).await {
-                    Ok(permit) if permit.remaining() < window.left => {
-                        self.change(window.ends, |seen| seen.left = seen.left.min(permit.remaining()));
-                        return Ok(Admission { state: Arc::clone(self), window: window.ends, probe: None });
+                match counters.take_credit().await {
+                    Ok((left, flight)) => {
+                        let admission = self.admission(window.ends, pauses, Some(flight), None);
+                        if left < window.left && admission.is_current() {
+                            self.change(window.ends, |seen| seen.left = seen.left.min(left));
+                            return Ok(admission);
+                        }
+                        admission.discard();
+                        if left >= MOST {
+                            // The store has lost the counter. A probe is as good as a new one.
+                            counters.reset(&KNOWN).await?;
+                        }
+                        self.close(window.ends, false);
                     }
-                    Ok(_) => self.close(window.ends, false),
                     Err(refused) if refused.cause() == Cause::Exceeded => self.close(window.ends, true),
                     Err(refused) => return Err(refused),
                 }
             }
-            let _turn = self.turn.lock().await;
+            let _turn = self.bounded(self.turn.lock(), until).await?;
             if self.window().is_none()
-                && let Some(probe) = self.find_window().await?
+                && let Some(probe) = self.find_window(&counters, until).await?
             {
                 return Ok(probe);
             }
         }
     }
 
+    fn admission(
+        self: &Arc<Self>,
+        window: Duration,
+        pauses: u64,
+        flight: Option<Permit>,
+        probe: Option<Permit>,
+    ) -> Admission {
+        Admission { state: Arc::clone(self), window, pauses, flight, probe, in_flight: 0 }
+    }
+
     /// Waits until a window is open, or until this call may probe.
-    async fn find_window(self: &Arc<Self>) -> Result<Option<Admission>, RequestPerMinute> {
+    async fn find_window(
+        self: &Arc<Self>,
+        counters: &Counters,
+        until: Option<Duration>,
+    ) -> Result<Option<Admission>, RequestPerMinute> {
+        let uncounted = self.local().uncounted;
+        if uncounted != self.local().told {
+            self.close_all().await?;
+            self.local().told = uncounted;
+        }
+        let mut poll = FIRST_POLL;
         loop {
-            self.wait_for_pause().await;
+            self.wait_for_pause(until).await?;
             let asked = self.now();
-            let known = self.left_of(&KNOWN).await?;
+            let known = counters.left_of(&KNOWN).await?;
             if !known.is_zero() {
                 // Its probe had an answer, and then another call was refused.
-                let pause = self.left_of(&PAUSE).await?;
+                let pause = counters.left_of(&PAUSE).await?;
                 if !pause.is_zero() {
-                    self.sleep(pause.min(LOOK_AGAIN)).await;
+                    self.wait(pause, LOOK_AGAIN, until).await?;
                     continue;
                 }
                 if !mem::take(&mut self.local().is_used_up) {
                     self.open_local(asked.saturating_add(known), MOST, MOST);
                     return Ok(None);
                 }
-                self.sleep(known.min(LOOK_AGAIN)).await;
+                self.wait(known, LOOK_AGAIN, until).await?;
                 continue;
             }
             self.local().is_used_up = false;
-            match self.take_probe().await {
-                Ok(permit) => {
-                    let probe = Admission { state: Arc::clone(self), window: Duration::ZERO, probe: Some(permit) };
+            match counters.take_probe().await {
+                Ok((flight, probe)) => {
+                    let mut probe = self.admission(Duration::ZERO, 0, Some(flight), Some(probe));
                     // An earlier probe may have ended in between.
-                    if self.left_of(&KNOWN).await?.is_zero() && self.pause_left().is_zero() {
-                        return Ok(Some(probe));
+                    if counters.left_of(&KNOWN).await?.is_zero() {
+                        probe.in_flight = Self::count_flights(counters).await?;
+                        if probe.is_current() {
+                            return Ok(Some(probe));
+                        }
                     }
+                    probe.discard();
                 }
                 Err(refused) if refused.cause() == Cause::Exceeded => {
-                    let wait = refused.retry_after().unwrap_or(POLL);
+                    let wait = refused.retry_after().unwrap_or(FIRST_POLL);
                     if refused.rule() == PROBE.prefix() {
-                        tokio::select! {
-                            () = self.sleep(wait.min(POLL)) => {}
-                            () = self.probed.notified() => {}
-                        }
+                        let pause = self.sleep(wait.min(with_jitter(poll)));
+                        let either = async {
+                            tokio::select! { () = pause => {}, () = self.probed.notified() => {} }
+                        };
+                        self.bounded(either, until).await?;
+                        poll = (2 * poll).min(LONGEST_POLL);
                     } else {
-                        self.sleep(wait.min(LOOK_AGAIN)).await;
+                        self.wait(wait, LOOK_AGAIN, until).await?;
                     }
                 }
                 Err(refused) => return Err(refused),
@@ -196,22 +241,52 @@ impl UpstreamState {
         }
     }
 
+    /// The calls in flight besides this probe. The upstream may count them after the probe, also those
+    /// that are answered before it. Nobody takes an old credit any more.
+    async fn count_flights(counters: &Counters) -> Result<u64, RequestPerMinute> {
+        counters.take_all_credits().await?;
+        let (in_flight, known) = tokio::join!(counters.in_flight(), counters.left_of(&KNOWN));
+        if !known?.is_zero() {
+            // A probe of earlier has opened a window meanwhile, and nothing is left of it.
+            counters.reset(&KNOWN).await?;
+        }
+        Ok(in_flight?.saturating_sub(1))
+    }
+
     /// Takes in the response to a call.
     ///
     /// # Cancellation
     ///
     /// A future that is dropped has told other processes a part of it.
-    pub(super) async fn learn(&self, admission: &Admission, said: &Announcement) -> Result<(), RequestPerMinute> {
-        if self.limiter.engine().store().is_none() {
+    pub(super) async fn learn(&self, admission: &mut Admission, said: &Announcement) -> Result<(), RequestPerMinute> {
+        if !self.counters.are_counted() {
             return Ok(());
         }
         if said.is_refusal {
+            admission.end_flight();
             return self.pause(said).await;
         }
-        if admission.probe.is_some() && self.left_of(&KNOWN).await?.is_zero() {
-            return if said.is_announced() || !said.is_failure { self.open(said).await } else { Ok(()) };
+        let Some(probe) = admission.flight.take_if(|_| admission.probe.is_some()) else {
+            admission.end_flight();
+            return self.follow(admission.window, said).await;
+        };
+        // The response counts the probe itself. Without a refund, it counts twice.
+        let _ = probe.refund().await;
+        if !self.counters.left_of(&KNOWN).await?.is_zero() {
+            return Ok(()); // another probe was faster
         }
-        self.follow(admission.window, said).await
+        let is_of_upstream =
+            said.is_announced() || !said.is_failure && self.counters.left_of(&ANNOUNCED).await?.is_zero();
+        if is_of_upstream { self.open(said, admission.in_flight).await } else { Ok(()) }
+    }
+
+    /// A call is not counted here, as the store is away: so what it knows is not used any more. Returns
+    /// whether it is the first call of the outage.
+    pub(super) fn doubt(&self) -> bool {
+        let mut local = self.local();
+        local.window = None;
+        local.uncounted += 1;
+        local.uncounted == local.told + 1
     }
 
     /// Stops the calls of this process for the announced time, whether the store answers or not.
@@ -219,10 +294,11 @@ impl UpstreamState {
         let ends = self.now().saturating_add(self.pause_of(said));
         let mut local = self.local();
         local.window = None;
+        local.pauses += 1;
         local.paused_until = local.paused_until.max(ends);
     }
 
-    fn pause_of(&self, said: &Announcement) -> Duration {
+    pub(super) fn pause_of(&self, said: &Announcement) -> Duration {
         let reset = said.reset.filter(|_| said.remaining == Some(0));
         said.retry_after.or(reset).unwrap_or(UNSAID).min(self.longest_pause)
     }
@@ -235,7 +311,7 @@ impl UpstreamState {
 
     /// Tells other processes the rest of this process' pause, until the store has answered.
     pub(super) async fn pause_later(&self) {
-        let mut wait = POLL;
+        let mut wait = FIRST_POLL;
         loop {
             self.sleep(wait).await;
             let left = self.pause_left();
@@ -246,40 +322,55 @@ impl UpstreamState {
         }
     }
 
-    /// First the timer: whoever opens a window looks at it last. Then the credits, as most calls look
-    /// at nothing else.
+    /// Takes the credits in the first round trip, as most calls look at nothing else. Then, when the
+    /// timer is set, once more: whoever opens a window looks at the timer last.
     async fn pause_all(&self, pause: Duration) -> Result<(), RequestPerMinute> {
-        self.set_timer(PAUSE.prefix(), pause).await?;
+        let timer = self.counters.set_timer(PAUSE.prefix(), pause);
+        let (timer, credits) = tokio::join!(timer, self.counters.take_all_credits());
+        timer.and(credits)?;
         self.close_all().await
     }
 
     /// Closes the window of all processes.
     async fn close_all(&self) -> Result<(), RequestPerMinute> {
-        match self.charge(&CREDITS, COUNT).await {
-            // More than one refusal may be too much for the counter.
-            Err(refused) if refused.cause() != Cause::Exceeded => return Err(refused),
-            _ => {}
-        }
-        self.limiter.reset(&KNOWN, self.key.clone()).await
+        self.counters.take_all_credits().await?;
+        self.counters.reset(&KNOWN).await
     }
 
-    /// Opens a window. Only a probe does, and no call takes credits until it has ended.
-    async fn open(&self, said: &Announcement) -> Result<(), RequestPerMinute> {
+    /// Opens a window. Only a probe does, and no call takes credits until it has ended. `in_flight`:
+    /// when the probe was sent.
+    async fn open(&self, said: &Announcement, in_flight: u64) -> Result<(), RequestPerMinute> {
         if self.is_paused().await? {
             return Ok(());
         }
-        let (left, length) = match said.remaining {
-            Some(remaining) => (remaining.min(MOST), said.reset.filter(|reset| !reset.is_zero()).unwrap_or(UNSAID)),
+        let longest = self.longest_pause.min(LONGEST_WINDOW);
+        let (announced, length) = match said.remaining {
+            // A larger number does not fit the counter, so it is asked for again and again.
+            Some(remaining) if remaining > MOST => (MOST, said.length().unwrap_or(UNSAID).min(UNANNOUNCED)),
+            Some(remaining) => (remaining, said.length().unwrap_or(UNSAID)),
             None => (MOST, UNANNOUNCED),
         };
+        let announced = if said.is_policy { share(announced, length, longest) } else { announced };
+        let mut length = length.min(longest);
         // Without a limit, a later one says nothing of what remains.
         let limit = said.limit.unwrap_or(if said.is_announced() { 0 } else { MOST }).min(MOST);
-        self.limiter.reset(&CREDITS, self.key.clone()).await?;
-        self.limiter.reset(&LIMIT, self.key.clone()).await?;
-        self.lower(&CREDITS, left).await?;
-        self.lower(&LIMIT, limit).await?;
-        let (length, now) = (length.min(self.longest_pause), self.now());
-        self.set_timer(KNOWN.prefix(), length).await?;
+        self.counters.reset(&CREDITS).await?;
+        self.counters.reset(&LIMIT).await?;
+        // Another probe may have been sent later.
+        let in_flight = in_flight.max(self.counters.in_flight().await?);
+        // Nobody can tell whether the upstream counts them in the old window, or in the new one.
+        let left = announced.saturating_sub(in_flight);
+        // So it is asked again, unless it never tells what remains.
+        if in_flight > 0 && !said.is_policy {
+            length = length.min(if left == 0 && announced > 0 { UNSAID } else { FLIGHT });
+        }
+        self.counters.lower(&CREDITS, left).await?;
+        self.counters.lower(&LIMIT, limit).await?;
+        if said.is_announced() {
+            self.counters.set_timer(ANNOUNCED.prefix(), length + REMEMBERED).await?;
+        }
+        let now = self.now();
+        self.counters.set_timer(KNOWN.prefix(), length).await?;
         if self.is_paused().await? {
             return self.close_all().await; // another call was refused in the meantime
         }
@@ -291,58 +382,38 @@ impl UpstreamState {
     /// may be old, and a higher limit applies from the next window on.
     async fn follow(&self, ends: Duration, said: &Announcement) -> Result<(), RequestPerMinute> {
         let Some(window) = self.window().filter(|window| window.ends == ends) else { return Ok(()) };
+        let mut lowered = Ok(());
         if let Some(limit) = said.limit.filter(|limit| *limit < window.limit) {
             self.change(ends, |seen| seen.limit = seen.limit.min(limit));
-            // One process is granted the difference, and takes it from the credits: so the calls in
-            // flight, which have taken theirs, count.
-            let difference = self.lower(&LIMIT, limit).await?;
-            if difference > 0 {
-                self.charge(&CREDITS, difference).await?;
-            }
+            lowered = self.lower_limit(limit).await;
         }
         if let Some(remaining) = said.remaining.filter(|remaining| *remaining < window.left) {
-            self.lower(&CREDITS, remaining).await?;
+            self.counters.lower(&CREDITS, remaining).await?;
             self.change(ends, |seen| seen.left = seen.left.min(remaining + 1));
+        }
+        lowered
+    }
+
+    /// One process is granted the difference, and takes it from the credits: so the calls in flight,
+    /// which have taken theirs, count.
+    async fn lower_limit(&self, limit: u64) -> Result<(), RequestPerMinute> {
+        let difference = self.counters.lower(&LIMIT, limit).await?;
+        // More than any limit: the counter was lost.
+        if (1..=MOST).contains(&difference) {
+            self.counters.charge(&CREDITS, difference).await?;
         }
         Ok(())
     }
 
     /// Takes one permit of a budget. `false` if it is used up, or if the store does not answer.
     pub(super) async fn spend(&self, budget: &Rule) -> bool {
-        self.take(budget, 1).await.is_ok()
-    }
-
-    /// Lowers what remains of a counter to a number. Returns by how much.
-    async fn lower(&self, rule: &Rule, left: u64) -> Result<u64, RequestPerMinute> {
-        self.take_up_to(&rule.with_count(COUNT - left.min(MOST))).await
-    }
-
-    /// Makes a timer last for a time from now at least.
-    async fn set_timer(&self, prefix: &'static str, time: Duration) -> Result<(), RequestPerMinute> {
-        let ms = u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-        // One more: a store may count whole milliseconds.
-        self.take_up_to(&timer(prefix, ms.saturating_add(1))).await.map(drop)
-    }
-
-    /// Takes all that remains under this rule.
-    async fn take_up_to(&self, rule: &Rule) -> Result<u64, RequestPerMinute> {
-        if rule.limit() == 0 {
-            return Ok(0);
-        }
-        match self.limiter.acquire_up_to_with(rule, self.key.clone(), rule.limit(), self.options()).await {
-            Ok((granted, _)) => Ok(granted),
-            Err(refused) if refused.cause() == Cause::Exceeded => Ok(0),
-            Err(refused) => Err(refused),
-        }
-    }
-
-    /// What is left of a timer.
-    async fn left_of(&self, timer: &Rule) -> Result<Duration, RequestPerMinute> {
-        Ok(self.take(timer, 0).await?.reset_after())
+        self.counters.take(budget, 1).await.is_ok()
     }
 
     async fn is_paused(&self) -> Result<bool, RequestPerMinute> {
-        Ok(!self.pause_left().is_zero() || !self.left_of(&PAUSE).await?.is_zero())
+        // The probe itself has charged the timer with a millisecond.
+        let least = Duration::from_millis(1);
+        Ok(!self.pause_left().is_zero() || self.counters.left_of(&PAUSE).await? > least)
     }
 
     /// What is left of the pause that this process was told.
@@ -351,46 +422,43 @@ impl UpstreamState {
         paused_until.saturating_sub(self.now())
     }
 
-    async fn wait_for_pause(&self) {
+    async fn wait_for_pause(&self, until: Option<Duration>) -> Result<(), RequestPerMinute> {
         loop {
             let left = self.pause_left();
             if left.is_zero() {
-                return;
+                return Ok(());
             }
-            self.sleep(left).await;
+            self.wait(left, left, until).await?;
         }
     }
 
-    async fn take_probe(&self) -> Result<Permit, RequestPerMinute> {
-        let requests = [PAUSE, PROBE].map(|rule| self.request(rule, 1, CostKind::Fixed));
-        Acquire::all(self.limiter.engine_ref(), requests, self.options(), OnLimit::Reject).await
+    /// Waits for a time after which a call may be sent, or for a part of it. Fails at once if that is
+    /// after `until`.
+    async fn wait(&self, time: Duration, part: Duration, until: Option<Duration>) -> Result<(), RequestPerMinute> {
+        if until.is_some_and(|until| until < self.now().saturating_add(time)) {
+            return Err(refusal(time));
+        }
+        self.bounded(self.sleep(time.min(part)), until).await
     }
 
-    async fn take(&self, rule: &Rule, cost: u64) -> Result<Permit, RequestPerMinute> {
-        let key = RequestKey::Some(self.key.clone());
-        Acquire::single(self.limiter.engine_ref(), rule, key, cost, self.options()).await
-    }
-
-    async fn charge(&self, rule: &Rule, cost: u64) -> Result<(), RequestPerMinute> {
-        let requests = [self.request(*rule, cost, CostKind::Forced)];
-        Acquire::all(self.limiter.engine_ref(), requests, self.options(), OnLimit::Reject).await.map(drop)
-    }
-
-    fn request(&self, rule: Rule, cost: u64, cost_kind: CostKind) -> ChargeRequest {
-        ChargeRequest { rule, key: RequestKey::Some(self.key.clone()), cost, cost_kind }
-    }
-
-    /// A share of these counters would mean nothing, so they never fall back to local ones.
-    fn options(&self) -> AcquireOptions {
-        let policy = match self.limiter.engine().settings().on_store_error {
-            wait @ OnStoreError::Wait { .. } => wait,
-            _ => OnStoreError::Deny,
-        };
-        AcquireOptions::new(OnLimit::Reject, Some(policy))
+    /// Waits for this until the time `until` at most, and until the limiter is closed.
+    async fn bounded<T>(
+        &self,
+        awaited: impl Future<Output = T>,
+        until: Option<Duration>,
+    ) -> Result<T, RequestPerMinute> {
+        let engine = self.limiter.engine();
+        let clock = &engine.settings().clock;
+        tokio::select! {
+            biased;
+            done = awaited => Ok(done),
+            () = engine.outage_waiters().closed() => Err(refusal(UNSAID)),
+            () = clock.sleep_until(until.unwrap_or_default()), if until.is_some() => Err(refusal(UNSAID)),
+        }
     }
 
     pub(super) async fn sleep(&self, time: Duration) {
-        let clock = &self.limiter.engine().settings().clock;
+        let clock = &self.counters.limiter.engine().settings().clock;
         clock.sleep_until(clock.now().saturating_add(time)).await;
     }
 
@@ -404,8 +472,8 @@ impl UpstreamState {
         self.local().window.filter(|window| now < window.ends)
     }
 
-    fn now(&self) -> Duration {
-        self.limiter.engine().settings().clock.now()
+    pub(super) fn now(&self) -> Duration {
+        self.counters.limiter.engine().settings().clock.now()
     }
 
     /// `ends` is counted from before the store was asked, so that it is no later than there.
@@ -413,7 +481,7 @@ impl UpstreamState {
         // One more than remains: the next permit shows less.
         let window = Some(SeenWindow { ends, left: left.saturating_add(1), limit });
         let mut local = self.local();
-        if local.paused_until <= self.now() {
+        if local.paused_until <= self.now() && local.uncounted == local.told {
             (local.window, local.is_used_up) = (window, false);
         }
     }
@@ -430,4 +498,20 @@ impl UpstreamState {
             (local.window, local.is_used_up) = (None, is_used_up);
         }
     }
+}
+
+/// The part of a policy's quota for a window that is cut short: nothing else tells what remains.
+fn share(announced: u64, length: Duration, longest: Duration) -> u64 {
+    if length <= longest {
+        return announced;
+    }
+    // The probe has taken one of the quota.
+    let share = u128::from(announced + 1) * longest.as_millis() / length.as_millis();
+    u64::try_from(share).unwrap_or(u64::MAX).saturating_sub(1)
+}
+
+/// For a call that would have to wait for this time: one call may probe then.
+fn refusal(wait: Duration) -> RequestPerMinute {
+    let rule = Rule::new("client-wait", 1, Duration::from_secs(wait.as_secs() + 1));
+    RequestPerMinute::exceeded(&rule, 1, &Decision::new(1, 0, wait, Some(wait)))
 }

@@ -39,7 +39,7 @@ impl OutageWaiters {
     }
 
     /// Returns once the limiter is closed.
-    pub(super) async fn closed(&self) {
+    pub(crate) async fn closed(&self) {
         let notified = self.closed.notified();
         if !self.is_closed.load(Ordering::SeqCst) {
             notified.await;

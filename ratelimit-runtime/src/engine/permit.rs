@@ -386,6 +386,39 @@ impl Permit {
     }
 }
 
+#[cfg(feature = "client")]
+impl Permit {
+    /// Splits off the charge of this counter, so that it can be refunded alone. The numbers stay those
+    /// of the call.
+    pub(crate) fn split(self, counter: crate::counter::CounterId) -> (Self, Self) {
+        let Self { limit, remaining, reset_after_ms, receipt } = self;
+        let (its, rest) = match receipt {
+            Receipt::BackendAll(charges) => match Arc::into_inner(charges) {
+                Some(BackendCharges { engine, most_restrictive, receipts }) => {
+                    let (its, rest) = receipts.into_iter().partition(|receipt| receipt.id() == Some(counter));
+                    let of = |receipts| {
+                        let engine = engine.clone();
+                        Receipt::BackendAll(Arc::new(BackendCharges { engine, most_restrictive, receipts }))
+                    };
+                    (of(its), of(rest))
+                }
+                None => (Receipt::Nothing, Receipt::Nothing),
+            },
+            Receipt::Store(receipt) => match Arc::into_inner(receipt) {
+                Some((engine, charges, origin)) => {
+                    let (its, rest) = charges.split(|charge| charge.counter.id() == counter);
+                    let of = |charges| Receipt::Store(Arc::new((engine.clone(), charges, origin)));
+                    (of(its), of(rest))
+                }
+                None => (Receipt::Nothing, Receipt::Nothing),
+            },
+            rest @ (Receipt::Nothing | Receipt::Backend(..) | Receipt::Hold(_)) => (Receipt::Nothing, rest),
+        };
+        let [its, rest] = [its, rest].map(|receipt| Self { limit, remaining, reset_after_ms, receipt });
+        (its, rest)
+    }
+}
+
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Permit")

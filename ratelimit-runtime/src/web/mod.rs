@@ -7,32 +7,40 @@
 //! | `actix-web` | `RateLimitLayer` as middleware of an app (`actix-web`) | `ResponseError` (`actix-web`) |
 //! | `tonic`, `hyper` and other services of `tower` | `RateLimitLayer` (`tower`) | a value of your own |
 //!
-//! # Attribute and layer
+//! # Attribute, layer and client
 //!
-//! Both decide alike. Each argument of the attribute has its part in the layer:
+//! Attribute and layer decide alike: each argument of the attribute has its part in the layer. The
+//! client is [`Outgoing`](crate::client::Outgoing) (feature `client`), which keeps to limits that
+//! others set.
 //!
-//! | attribute | layer |
-//! |---|---|
-//! | `prefix` `ttl` `unit` `period` `algorithm` `rule` | the `Rule` of a `Limit` |
-//! | `shadow` `denial_cache` `prefetch` `ban` | the `Rule` of a `Limit` |
-//! | `count`, also an expression | the count of the rule, or [`Limit::count`]; [`Limit::count_async`] looks it up |
-//! | `key` | [`Limit::key`] with a [`KeyBy`] |
-//! | `on_missing_key` | [`Limit::on_missing_key`] |
-//! | `cost` with a number or an expression | [`Limit::cost`] |
-//! | `cost = Settled(..)` | [`Limit::settle`] with a [`SettleBy`]: by the status, a header field or the body |
-//! | `cost = Elapsed(..)` | none: the time of a response is also the time its client takes to read it |
-//! | several attributes | several limits of one [`RateLimitLayer`] |
-//! | `#[limit_concurrent_requests]` | a rule of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) |
-//! | `lease` | the period of such a rule |
-//! | `on_limit = Reject` | the default |
-//! | `on_limit = Wait(..)` | [`RateLimitLayer::wait`]; always with a longest time, as a client does not wait for ever |
-//! | `on_limit = Return(..)` | [`RateLimitLayer::on_refusal`] |
-//! | `on_store_error` | [`RateLimitLayer::on_store_error`] |
-//! | `limiter` | [`RateLimitLayer::limiter`] |
-//! | `permit` | [`RequestHold`]; the numbers of the permit are in the header fields of the response |
-//! | `skip` in an `impl` block | [`Limit::when`]; [`Limit::allow_keys`] and [`Limit::allow_networks`] by client |
-//! | `blocking` | none: services are async |
-//! | `crate` | none: the layer is no macro |
+//! | attribute | layer | client |
+//! |---|---|---|
+//! | `prefix` `ttl` `unit` `period` `algorithm` `rule` | the `Rule` of a `Limit` | none: the upstream says |
+//! | `shadow` `denial_cache` `prefetch` `ban` | the `Rule` of a `Limit` | none: the upstream refuses calls |
+//! | `count`, also an expression | that of the rule, [`Limit::count`] or [`Limit::count_async`] | the announced limit |
+//! | `key` | [`Limit::key`] with a [`KeyBy`] | [`Outgoing::key`] |
+//! | `on_missing_key` | [`Limit::on_missing_key`] | none: each call has a host |
+//! | `cost` with a number or an expression | [`Limit::cost`] | none: responses show what a call cost |
+//! | `cost = Settled(..)` | [`Limit::settle`] with a [`SettleBy`]: by status, field or body | what responses say |
+//! | `cost = Elapsed(..)` | none: it would depend on the client's reading | none: no field announces time |
+//! | several attributes | several limits of one [`RateLimitLayer`] | the announced policy with the least remaining |
+//! | `#[limit_concurrent_requests]` | a rule of [`Concurrent`] | none: no field announces it |
+//! | `lease` | the period of such a rule | none: a call in flight counts for 30 seconds at most |
+//! | `on_limit = Reject` | the default | [`Outgoing::longest_wait`] of zero |
+//! | `on_limit = Wait(..)` | [`RateLimitLayer::wait`], bounded | the default, or [`Outgoing::longest_wait`] |
+//! | `on_limit = Return(..)` | [`RateLimitLayer::on_refusal`] | none: the caller gets the error |
+//! | `on_store_error` | [`RateLimitLayer::on_store_error`] | [`Builder::on_store_error`] |
+//! | `limiter` | [`RateLimitLayer::limiter`] | [`Outgoing::new`] |
+//! | `permit` | [`RequestHold`]; its numbers are in the fields of the response | none: the response has the numbers |
+//! | `skip` in an `impl` block | [`Limit::when`], [`Limit::allow_keys`], [`Limit::allow_networks`] | none: another client |
+//! | `blocking` | none: services are async | none: clients are async |
+//! | `crate` | none: the layer is no macro | none: it is no macro |
+//!
+//! [`Concurrent`]: crate::Algorithm::Concurrent
+//! [`Outgoing::key`]: crate::client::Outgoing::key
+//! [`Outgoing::longest_wait`]: crate::client::Outgoing::longest_wait
+//! [`Outgoing::new`]: crate::client::Outgoing::new
+//! [`Builder::on_store_error`]: crate::Builder::on_store_error
 //!
 //! # Responses
 //!

@@ -36,6 +36,7 @@ struct State {
 /// A call that arrived, and its answer.
 #[derive(Clone, Copy)]
 pub(crate) struct Seen {
+    pub(crate) sent: Instant,
     pub(crate) arrived: Instant,
     /// When its caller has the answer.
     pub(crate) answered: Instant,
@@ -102,9 +103,10 @@ impl Api {
             let [shortest, longest] = api.latency;
             move || shortest + (longest - shortest).mul_f64(fastrand::f64())
         };
+        let sent = Instant::now();
         sleep(travel()).await;
         let back = travel();
-        let response = self.0.lock().unwrap().arrives(back);
+        let response = self.0.lock().unwrap().arrives(sent, back);
         sleep(back).await;
         self.0.lock().unwrap().in_flight -= 1;
         Ok(response)
@@ -112,7 +114,7 @@ impl Api {
 }
 
 impl State {
-    fn arrives(&mut self, back: Duration) -> Response<()> {
+    fn arrives(&mut self, sent: Instant, back: Duration) -> Response<()> {
         let now = Instant::now();
         if self.changes.last().is_some_and(|(calls, _)| self.calls.len() >= *calls) {
             self.limit = self.changes.pop().unwrap().1;
@@ -124,7 +126,7 @@ impl State {
         }
         let is_refused = self.used >= self.limit;
         self.used += u64::from(!is_refused);
-        self.calls.push(Seen { arrived: now, answered: now + back, is_refused });
+        self.calls.push(Seen { sent, arrived: now, answered: now + back, is_refused });
         let seconds = |time: Duration| time.as_secs() + u64::from(time.subsec_nanos() > 0);
         let left = seconds(self.opened.unwrap() + self.window - now);
         let mut response = Response::builder();

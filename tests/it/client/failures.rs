@@ -68,6 +68,24 @@ async fn callers_who_leave_keep_nobody_waiting() {
     assert_eq!(api.refused(), 0);
 }
 
+/// Here each first part of a path has a limit of its own.
+#[tokio::test(start_paused = true)]
+async fn the_key_of_calls_can_be_set() {
+    let first = |path: &str| path.split('/').nth(1).unwrap_or_default().to_owned();
+    let outgoing = Outgoing::new(Limiter::in_memory()).key(move |request| first(request.path)).retries(0);
+    let status = async |path: &str, status: u16| {
+        let client = ServiceBuilder::new().layer(outgoing.clone());
+        let client = client.service(service_fn(move |_: Request<()>| {
+            let answer = Response::builder().status(status).header("Retry-After", "60").body(());
+            async { Ok::<_, Infallible>(answer.unwrap()) }
+        }));
+        timeout(SECOND, client.oneshot(Request::put(format!("http://api/{path}")).body(()).unwrap())).await
+    };
+    status("alice/items", 429).await.unwrap().unwrap();
+    assert!(status("alice/prices", 200).await.is_err());
+    status("bob/items", 200).await.unwrap().unwrap();
+}
+
 fn on_store(policy: OnStoreError) -> (Outgoing, PlainStore) {
     let store = PlainStore::new(&ManualClock::new());
     let limiter = Limiter::builder("memory://").on_store_error(policy).instances(4).over(store.clone()).unwrap();

@@ -4,6 +4,8 @@ mod api;
 mod failures;
 mod pauses;
 mod retries;
+mod waits;
+mod windows;
 
 use std::time::Duration;
 
@@ -61,10 +63,10 @@ async fn until_the_limit_is_known_one_call_is_in_flight() {
     assert_eq!(api.refused(), 0);
 }
 
-/// The limit changes three times. No more calls are refused than were in flight, and none that was
-/// sent after the first refusal had arrived.
+/// The limit changes three times. Each call that is refused was in flight at the change, or was sent before an answer
+/// could tell of it, so each caller is refused once at most.
 #[tokio::test(start_paused = true)]
-async fn a_changed_limit_costs_no_more_calls_than_were_in_flight() {
+async fn a_changed_limit_refuses_no_call_that_is_sent_when_a_refusal_is_known() {
     for seed in 0..20 {
         fastrand::seed(seed);
         let api = Api::new(60, 5 * SECOND).latency(MS, 80 * MS).then(90, 20).then(150, 100).then(300, 7);
@@ -75,10 +77,11 @@ async fn a_changed_limit_costs_no_more_calls_than_were_in_flight() {
             let until = changed.get(at + 1).map(|(time, _)| *time);
             let here = |call: &&api::Seen| call.arrived >= *time && until.is_none_or(|until| call.arrived < until);
             let refused: Vec<_> = seen.iter().filter(here).filter(|call| call.is_refused).collect();
-            assert!(refused.len() as u64 <= *in_flight, "{} of {in_flight}, seed {seed}", refused.len());
             let Some(told) = refused.iter().map(|call| call.answered).min() else { continue };
-            // In memory the store is asked in no time, and a call travels for 80 ms at most.
-            assert!(refused.iter().all(|call| call.arrived <= told + 80 * MS), "seed {seed}");
+            // In memory the store is asked in no time, and timers are rounded up to a millisecond.
+            assert!(refused.iter().all(|call| call.sent <= told + MS), "seed {seed}");
+            let earlier = refused.iter().filter(|call| call.sent <= *time).count() as u64;
+            assert!(earlier <= *in_flight && refused.len() <= 64, "{} of {in_flight}, seed {seed}", refused.len());
         }
     }
 }

@@ -63,6 +63,16 @@ async fn the_retry_budget_is_of_all_processes_and_refills() {
     assert_eq!(attempts(&none, Method::GET, 502).await, 1);
 }
 
+/// They wait for the pause, and for a place in the next window.
+#[tokio::test(start_paused = true)]
+async fn retries_after_refusals_do_not_spend_the_budget() {
+    let outgoing = Outgoing::new(Limiter::in_memory()).retry_budget(2, 3600 * SECOND);
+    for _ in 0..3 {
+        assert_eq!(attempts(&outgoing, Method::GET, 429).await, 4);
+    }
+    assert_eq!(attempts(&outgoing, Method::GET, 502).await, 3);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_backoff_is_random_grows_and_is_bounded() {
     let outgoing = Outgoing::new(Limiter::in_memory()).retries(12).retry_budget(1_000_000, SECOND);

@@ -118,14 +118,35 @@ const PARTS: [(&str, &[&str]); 21] = [
     ("lease", &["a_place_is_free_when_the_body_has_ended"]),
 ];
 
-/// All that the attribute can do, the layer can do: each argument is in the table of the docs, and has its tests.
+/// The arguments that have a part in the client, and the tests of it.
+const CLIENT_PARTS: [(&str, &[&str]); 7] = [
+    ("count", &["the_announced_limit_is_kept_and_used_up", "a_lower_limit_counts_the_calls_in_flight"]),
+    ("key", &["hosts_and_credentials_are_told_apart_and_no_credential_is_stored", "the_key_of_calls_can_be_set"]),
+    ("cost", &["use_by_others_is_taken_off"]),
+    ("several", &["of_several_policies_the_one_with_the_least_remaining_counts"]),
+    (
+        "on_limit",
+        &[
+            "with_a_longest_wait_of_zero_calls_are_rejected",
+            "a_call_waits_for_no_longer_than_the_longest_wait",
+            "closing_the_limiter_ends_all_waits",
+        ],
+    ),
+    (
+        "on_store_error",
+        &["while_the_store_is_away_a_process_keeps_to_what_it_is_told", "with_deny_no_call_is_sent_without_the_store"],
+    ),
+    ("limiter", &["until_the_limit_is_known_one_call_is_in_flight"]),
+];
+
+/// What the attribute can do, the layer and the client can do, or the table of the docs says why not.
 #[test]
-fn each_argument_of_the_attribute_has_its_part_in_the_layer() {
+fn each_argument_of_the_attribute_has_its_part_in_the_layer_and_in_the_client() {
     let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let read = |path: &str| std::fs::read_to_string(workspace.join(path)).unwrap();
     let (attribute, layer) = (read("ratelimit-macros/src/lib.rs"), read("ratelimit-runtime/src/web/mod.rs"));
     let mut tests = String::new();
-    for folder in ["tests/it/web", "tests/it/web/black_box"] {
+    for folder in ["tests/it/web", "tests/it/web/black_box", "tests/it/client", "ratelimit-runtime/src/client"] {
         for file in std::fs::read_dir(workspace.join(folder)).unwrap() {
             let file = file.unwrap().path();
             if file.is_file() {
@@ -140,10 +161,21 @@ fn each_argument_of_the_attribute_has_its_part_in_the_layer() {
     for argument in arguments.into_iter().chain(["lease"]) {
         let (_, names) = PARTS.iter().find(|(name, _)| *name == argument).unwrap_or_else(|| panic!("{argument}"));
         for name in *names {
-            assert!(tests.contains(&format!("async fn {name}(")), "{argument}: there is no test {name}");
+            assert!(tests.contains(&format!("fn {name}(")), "{argument}: there is no test {name}");
         }
         let is_its_row = |row: &&str| row.split('`').any(|word| word.split(' ').next() == Some(argument));
         assert!(rows.iter().any(is_its_row), "{argument} is not in the table of `web`");
+    }
+    let table = layer.split("//! | attribute | layer | client |").nth(1).unwrap().lines().skip(2);
+    for row in table.map_while(|line| line.strip_prefix("//! | ")) {
+        let cells: Vec<_> = row.trim_end_matches('|').split(" | ").map(str::trim).collect();
+        assert!(cells.len() == 3 && cells.iter().all(|cell| !cell.is_empty() && *cell != "none"), "{row}");
+        let parts = CLIENT_PARTS.iter().filter(|(name, _)| cells[0].split(['`', ' ']).any(|word| word == *name));
+        let names: Vec<_> = parts.flat_map(|(_, names)| *names).collect();
+        assert!(cells[2].starts_with("none: ") || !names.is_empty(), "{row}: no test of the client");
+        for name in names {
+            assert!(tests.contains(&format!("fn {name}(")), "{row}: there is no test {name}");
+        }
     }
 }
 

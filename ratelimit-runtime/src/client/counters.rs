@@ -1,0 +1,177 @@
+//! The counters of an upstream, which all processes share.
+//!
+//! | counter | meaning |
+//! |---|---|
+//! | `CREDITS` | what remains: the largest count, less what was charged. Each call takes one |
+//! | `LIMIT` | the announced limit in the same form. It only falls |
+//! | `IN_FLIGHT` | the calls that were sent and have no answer yet |
+//! | `KNOWN` | a timer: the window is open until it ends |
+//! | `ANNOUNCED` | a timer: until it ends, an answer without fields opens no window |
+//! | `PAUSE` | a timer: no probe until it ends |
+//! | `PROBE` | a single permit: one call at a time asks for a new window |
+//!
+//! A timer is a bucket in debt that refills by one token a millisecond. "At most r remain" and "at
+//! least t ms are left" are both a partial grant under another limit: it takes what is above, and
+//! nothing if less is left. So it can be repeated, and processes need not agree on an order.
+
+use std::time::Duration;
+
+use crate::{
+    Algorithm, Cause, Key, Limiter, OnStoreError, Permit, Refill, RequestPerMinute, Rule,
+    engine::{
+        acquire::Acquire,
+        request::{AcquireOptions, ChargeRequest, CostKind, OnLimit, RequestKey},
+    },
+};
+
+/// The count of the counters. A fresh one has more than any window: so a lost counter shows.
+const COUNT: u64 = 1 << 23;
+/// The most calls of one window.
+pub(super) const MOST: u64 = COUNT / 2;
+/// A longer window is asked for again after this time.
+pub(super) const LONGEST_WINDOW: Duration = Duration::from_secs(3600);
+/// Longer than any window is open.
+const LIFETIME: Duration = Duration::from_secs(2 * 3600);
+/// A call without an answer counts as in flight for this time.
+pub(super) const FLIGHT: Duration = Duration::from_secs(30);
+
+pub(super) const CREDITS: Rule = Rule::new("client-credits", COUNT, LIFETIME).with_denial_cache(false);
+pub(super) const LIMIT: Rule = Rule::new("client-limit", COUNT, LIFETIME).with_denial_cache(false);
+/// It has more room than the credits: so those are what a permit of both shows to remain.
+const IN_FLIGHT: Rule =
+    Rule::new("client-in-flight", 10_000_000, FLIGHT).with_algorithm(Algorithm::SlidingLog).with_denial_cache(false);
+pub(super) const KNOWN: Rule = timer("client-known", 1);
+pub(super) const ANNOUNCED: Rule = timer("client-announced", 1);
+pub(super) const PAUSE: Rule = timer("client-pause", 1);
+/// A probe without an answer does not keep others from asking for longer than this.
+pub(super) const PROBE: Rule = Rule::new("client-probe", 1, Duration::from_secs(10)).with_denial_cache(false);
+
+const fn timer(prefix: &'static str, longest_ms: u64) -> Rule {
+    bucket(prefix, 1_000, Duration::from_secs(1), longest_ms).with_denial_cache(false)
+}
+
+pub(super) const fn bucket(prefix: &'static str, count: u64, period: Duration, burst: u64) -> Rule {
+    Rule::new(prefix, count, period).with_algorithm(Algorithm::TokenBucket { burst, refill: Refill::Greedy })
+}
+
+/// The counters of one upstream.
+#[derive(Clone, Debug)]
+pub(super) struct Counters {
+    pub(super) limiter: Limiter,
+    pub(super) key: Key,
+    /// With [`OnStoreError::Wait`], an outage is waited for until this time at most.
+    until: Duration,
+}
+
+impl Counters {
+    /// For what a response says: it is out of date when an outage is over.
+    pub(super) fn new(limiter: Limiter, key: Key) -> Self {
+        Self { limiter, key, until: Duration::ZERO }
+    }
+
+    /// For a call that waits until this time at most.
+    pub(super) fn until(&self, until: Option<Duration>) -> Self {
+        Self { until: until.unwrap_or(Duration::MAX), ..self.clone() }
+    }
+
+    /// Whether the limiter counts at all.
+    pub(super) fn are_counted(&self) -> bool {
+        self.limiter.engine().store().is_some()
+    }
+
+    /// Takes a credit, and counts the call as in flight. Returns what remains, and the permit that
+    /// ends the flight.
+    pub(super) async fn take_credit(&self) -> Result<(u64, Permit), RequestPerMinute> {
+        let permit = self.take_all(&[CREDITS, IN_FLIGHT]).await?;
+        Ok((permit.remaining(), self.split_flight(permit)?.0))
+    }
+
+    /// Takes the probe, unless there is a pause. Returns the permits that end the flight and the probe.
+    pub(super) async fn take_probe(&self) -> Result<(Permit, Permit), RequestPerMinute> {
+        let permit = self.take_all(&[PAUSE, PROBE, IN_FLIGHT]).await?;
+        self.split_flight(permit)
+    }
+
+    fn split_flight(&self, permit: Permit) -> Result<(Permit, Permit), RequestPerMinute> {
+        let charge = self.limiter.engine().charge(&IN_FLIGHT, Some(&self.key), 1)?;
+        Ok(permit.split(charge.counter.id()))
+    }
+
+    /// The number of calls in flight, of all processes.
+    pub(super) async fn in_flight(&self) -> Result<u64, RequestPerMinute> {
+        Ok(IN_FLIGHT.count() - self.take(&IN_FLIGHT, 0).await?.remaining())
+    }
+
+    /// Leaves nothing of the open window.
+    pub(super) async fn take_all_credits(&self) -> Result<(), RequestPerMinute> {
+        match self.charge(&CREDITS, COUNT).await {
+            // More than one refusal may be too much for the counter.
+            Err(refused) if refused.cause() != Cause::Exceeded => Err(refused),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lowers what remains of a counter to a number. Returns by how much.
+    pub(super) async fn lower(&self, rule: &Rule, left: u64) -> Result<u64, RequestPerMinute> {
+        self.take_up_to(&rule.with_count(COUNT - left.min(MOST))).await
+    }
+
+    /// Makes a timer last for a time from now at least.
+    pub(super) async fn set_timer(&self, prefix: &'static str, time: Duration) -> Result<(), RequestPerMinute> {
+        let ms = u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        // One more: a store may count whole milliseconds.
+        self.take_up_to(&timer(prefix, ms.saturating_add(1))).await.map(drop)
+    }
+
+    /// What is left of a timer.
+    pub(super) async fn left_of(&self, timer: &Rule) -> Result<Duration, RequestPerMinute> {
+        Ok(self.take(timer, 0).await?.reset_after())
+    }
+
+    pub(super) async fn reset(&self, rule: &Rule) -> Result<(), RequestPerMinute> {
+        self.limiter.reset(rule, self.key.clone()).await
+    }
+
+    /// Takes all that remains under this rule.
+    async fn take_up_to(&self, rule: &Rule) -> Result<u64, RequestPerMinute> {
+        if rule.limit() == 0 {
+            return Ok(0);
+        }
+        match self.limiter.acquire_up_to_with(rule, self.key.clone(), rule.limit(), self.options()).await {
+            Ok((granted, _)) => Ok(granted),
+            Err(refused) if refused.cause() == Cause::Exceeded => Ok(0),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    pub(super) async fn take(&self, rule: &Rule, cost: u64) -> Result<Permit, RequestPerMinute> {
+        let key = RequestKey::Some(self.key.clone());
+        Acquire::single(self.limiter.engine_ref(), rule, key, cost, self.options()).await
+    }
+
+    async fn take_all(&self, rules: &[Rule]) -> Result<Permit, RequestPerMinute> {
+        let requests: Vec<_> = rules.iter().map(|rule| self.request(*rule, 1, CostKind::Fixed)).collect();
+        Acquire::all(self.limiter.engine_ref(), requests, self.options(), OnLimit::Reject).await
+    }
+
+    /// Charges a counter, whether it has room or not.
+    pub(super) async fn charge(&self, rule: &Rule, cost: u64) -> Result<(), RequestPerMinute> {
+        let requests = [self.request(*rule, cost, CostKind::Forced)];
+        Acquire::all(self.limiter.engine_ref(), requests, self.options(), OnLimit::Reject).await.map(drop)
+    }
+
+    fn request(&self, rule: Rule, cost: u64, cost_kind: CostKind) -> ChargeRequest {
+        ChargeRequest { rule, key: RequestKey::Some(self.key.clone()), cost, cost_kind }
+    }
+
+    /// A share of these counters would mean nothing, so they never fall back to local ones.
+    fn options(&self) -> AcquireOptions {
+        let settings = self.limiter.engine().settings();
+        let left = self.until.saturating_sub(settings.clock.now());
+        let policy = match settings.on_store_error {
+            OnStoreError::Wait { max } if !left.is_zero() => OnStoreError::Wait { max: max.min(left) },
+            _ => OnStoreError::Deny,
+        };
+        AcquireOptions::new(OnLimit::Reject, Some(policy))
+    }
+}

@@ -1,0 +1,446 @@
+//! What one process does with the credits of an upstream, whose store may be away.
+
+use std::{
+    future::{Future, pending},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    task::{Context, Poll, ready},
+    thread,
+    time::Duration,
+};
+
+use http::{Request, Response};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tower::{ServiceExt as _, service_fn};
+use tower_layer::Layer as _;
+use tower_service::Service;
+
+use super::{
+    Outgoing, OutgoingError,
+    announcement::Announcement,
+    counters::{Counters, LIMIT, PAUSE},
+    upstream::{Admission, UpstreamState},
+};
+use crate::{
+    Cause, Clock, CounterName, Key, Limiter, ManualClock, OnStoreError, Store,
+    memory::Memory,
+    store::{Batch, Charges, Reply, StoreError},
+};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A store in memory that may be away.
+#[derive(Clone, Debug)]
+struct Switched(Arc<(Memory, AtomicBool)>);
+
+impl Switched {
+    /// Its time is that of the test, or stands still.
+    fn new(clock: Clock) -> Self {
+        Self(Arc::new((Memory::new(clock, 1_000), AtomicBool::new(false))))
+    }
+
+    fn is_away(&self, is_away: bool) {
+        self.0.1.store(is_away, SeqCst);
+    }
+
+    fn outage(&self) -> Option<StoreError> {
+        self.0.1.load(SeqCst).then(|| StoreError::unavailable("away"))
+    }
+}
+
+impl Store for Switched {
+    fn decide(&self, mut batch: Batch) -> Reply<Batch> {
+        let Some(outage) = self.outage() else { return self.0.0.decide(batch) };
+        batch.iter_mut().for_each(|request| request.outcome = Err(outage.clone()));
+        Reply::Ready(batch)
+    }
+
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        self.outage().map_or_else(|| self.0.0.refund(charges), |outage| Reply::Ready(Err(outage)))
+    }
+
+    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
+        self.outage().map_or_else(|| self.0.0.reset(counter), |outage| Reply::Ready(Err(outage)))
+    }
+}
+
+/// The limiter of one process on the store.
+fn over(store: &Switched, policy: OnStoreError) -> Limiter {
+    Limiter::builder("memory://").on_store_error(policy).over(store.clone()).unwrap()
+}
+
+fn upstream(limiter: &Limiter) -> Arc<UpstreamState> {
+    Arc::new(UpstreamState::new(Counters::new(limiter.clone(), Key::new("api")), limiter.clone(), 300 * SECOND))
+}
+
+fn says(remaining: u64, seconds: u32) -> Announcement {
+    Announcement { remaining: Some(remaining), reset: Some(seconds * SECOND), ..Announcement::default() }
+}
+
+/// A call that need not wait.
+async fn admit(upstream: &Arc<UpstreamState>) -> Option<Admission> {
+    upstream.admit(Some(upstream.now())).await.ok()
+}
+
+async fn open(upstream: &Arc<UpstreamState>, said: Announcement) {
+    let mut probe = admit(upstream).await.unwrap();
+    upstream.learn(&mut probe, &said).await.unwrap();
+}
+
+/// Those that need not wait, in flight.
+async fn admitted(upstream: &Arc<UpstreamState>) -> Vec<Admission> {
+    let mut all = Vec::new();
+    while let Some(admission) = admit(upstream).await {
+        all.push(admission);
+    }
+    all
+}
+
+/// A service that is ready for some calls at a time.
+struct Few {
+    places: Arc<Semaphore>,
+    waiting: Option<Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send>>>,
+    place: Option<OwnedSemaphorePermit>,
+    time: Duration,
+    says: &'static str,
+    sent: Arc<AtomicUsize>,
+}
+
+impl Few {
+    fn new(places: usize, time: Duration, says: &'static str) -> Self {
+        let (places, sent) = (Arc::new(Semaphore::new(places)), Arc::default());
+        Self { places, waiting: None, place: None, time, says, sent }
+    }
+}
+
+impl Clone for Few {
+    fn clone(&self) -> Self {
+        let (places, sent) = (Arc::clone(&self.places), Arc::clone(&self.sent));
+        Self { places, waiting: None, place: None, time: self.time, says: self.says, sent }
+    }
+}
+
+impl Service<Request<()>> for Few {
+    type Response = Response<()>;
+    type Error = ();
+    type Future = Pin<Box<dyn Future<Output = Result<Response<()>, ()>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        if self.place.is_none() {
+            let places = Arc::clone(&self.places);
+            let waiting = self.waiting.get_or_insert_with(|| Box::pin(async { places.acquire_owned().await.unwrap() }));
+            self.place = Some(ready!(waiting.as_mut().poll(context)));
+            self.waiting = None;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        let (place, time, says) = (self.place.take().unwrap(), self.time, self.says);
+        self.sent.fetch_add(1, SeqCst);
+        Box::pin(async move {
+            sleep(time).await;
+            drop(place);
+            Ok(Response::builder().header("RateLimit", says).body(()).unwrap())
+        })
+    }
+}
+
+fn request() -> Request<()> {
+    Request::put("http://api/items").body(()).unwrap()
+}
+
+fn all_sent(outgoing: &Outgoing, service: &Few, calls: usize) -> JoinSet<()> {
+    let mut all = JoinSet::new();
+    for _ in 0..calls {
+        let client = outgoing.layer(service.clone());
+        all.spawn(async move { drop(client.oneshot(request()).await.unwrap()) });
+    }
+    all
+}
+
+/// One call through the layer, answered with this status and field.
+async fn answered(outgoing: &Outgoing, status: u16, name: &'static str, value: &'static str) -> u16 {
+    let client = outgoing.layer(service_fn(move |_: Request<()>| async move {
+        Ok::<_, ()>(Response::builder().status(status).header(name, value).body(()).unwrap())
+    }));
+    client.oneshot(request()).await.unwrap().status().as_u16()
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_were_granted_are_sent_when_nothing_remains() {
+    let upstream = upstream(&Limiter::in_memory());
+    open(&upstream, says(5, 60)).await;
+    let granted = admitted(&upstream).await;
+    assert_eq!(granted.len(), 5);
+    assert!(granted.iter().all(Admission::is_current));
+    // Not after a pause, also when it is over.
+    upstream.pause_here(&Announcement { is_refusal: true, retry_after: Some(SECOND), ..Announcement::default() });
+    assert!(!granted.iter().any(Admission::is_current));
+    sleep(2 * SECOND).await;
+    assert!(!granted.iter().any(Admission::is_current));
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_wait_for_the_service_keep_their_credits() {
+    let outgoing = Outgoing::new(Limiter::in_memory());
+    let service = Few::new(4, 10 * MS, "\"api\";r=100;t=60");
+    let all = all_sent(&outgoing, &service, 200);
+    sleep(50 * SECOND).await;
+    assert_eq!(service.sent.load(SeqCst), 101);
+    drop(all);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_waits_for_a_window_holds_no_place_in_the_service() {
+    let outgoing = Outgoing::new(Limiter::in_memory());
+    let service = Few::new(1, 1500 * MS, "\"api\";r=3;t=1");
+    let began = Instant::now();
+    all_sent(&outgoing, &service, 6).join_all().await;
+    // A probe that waits for a place is replaced after 10 seconds.
+    assert!(began.elapsed() < 15 * SECOND, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_of_another_process_is_seen_when_the_service_is_ready() {
+    let limiter = Limiter::in_memory();
+    let [one, other] = [(); 2].map(|()| Outgoing::new(limiter.clone()).retries(0));
+    let service = Few::new(1, 5 * SECOND, "\"api\";r=100;t=60");
+    answered(&one, 200, "RateLimit", "\"api\";r=100;t=60").await;
+    let _all = all_sent(&one, &service, 5);
+    sleep(SECOND).await;
+    assert_eq!(answered(&other, 429, "Retry-After", "30").await, 429);
+    sleep(20 * SECOND).await;
+    assert_eq!(service.sent.load(SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_failed_do_not_use_up_the_next_window() {
+    let upstream = upstream(&Limiter::in_memory());
+    open(&upstream, says(256, 5)).await;
+    drop(admitted(&upstream).await); // without an answer
+    sleep(6 * SECOND).await;
+    open(&upstream, says(99, 300)).await;
+    // Nobody can tell whether the upstream has counted them, so it is asked again.
+    assert!(admit(&upstream).await.is_none());
+    sleep(2 * SECOND).await;
+    open(&upstream, says(99, 300)).await;
+    sleep(31 * SECOND).await;
+    open(&upstream, says(99, 300)).await;
+    assert_eq!(admitted(&upstream).await.len(), 99);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_window_with_calls_in_flight_is_asked_for_again() {
+    let upstream = upstream(&Limiter::in_memory());
+    open(&upstream, says(10, 5)).await;
+    drop(admitted(&upstream).await);
+    sleep(6 * SECOND).await;
+    open(&upstream, says(15, 300)).await;
+    assert_eq!(admitted(&upstream).await.len(), 5);
+    sleep(31 * SECOND).await;
+    open(&upstream, says(10, 300)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_found_the_service_broken_is_not_in_flight() {
+    let limiter = Limiter::in_memory();
+    let outgoing = Outgoing::new(limiter.clone()).retries(0);
+    answered(&outgoing, 200, "RateLimit", "\"api\";r=100;t=60").await;
+    struct Broken;
+    impl Clone for Broken {
+        fn clone(&self) -> Self {
+            Self
+        }
+    }
+    impl Service<Request<()>> for Broken {
+        type Response = Response<()>;
+        type Error = ();
+        type Future = std::future::Pending<Result<Response<()>, ()>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
+            Poll::Ready(Err(()))
+        }
+
+        fn call(&mut self, _: Request<()>) -> Self::Future {
+            pending()
+        }
+    }
+    outgoing.layer(Broken).oneshot(request()).await.unwrap_err();
+    assert_eq!(counters(&limiter).in_flight().await.unwrap(), 0);
+}
+
+/// It may have arrived after the probe, and been answered before it.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_answered_while_the_probe_is_in_flight_is_taken_off() {
+    let upstream = upstream(&Limiter::in_memory());
+    open(&upstream, says(10, 1)).await;
+    let mut late = admit(&upstream).await.unwrap();
+    sleep(2 * SECOND).await;
+    let mut probe = admit(&upstream).await.unwrap();
+    upstream.learn(&mut late, &says(4, 60)).await.unwrap();
+    drop(late);
+    upstream.learn(&mut probe, &says(5, 60)).await.unwrap();
+    drop(probe);
+    assert_eq!(admitted(&upstream).await.len(), 4);
+}
+
+/// In real time for the background, which tells the store. The store's time stands still.
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_was_learnt_while_the_store_was_away_is_told_later() {
+    let store = Switched::new(ManualClock::new().into());
+    let limiter = over(&store, OnStoreError::Local);
+    let outgoing = Outgoing::new(limiter.clone()).retries(0);
+    store.is_away(true);
+    assert_eq!(answered(&outgoing, 429, "Retry-After", "60").await, 429);
+    store.is_away(false);
+    let counters = counters(&limiter);
+    for _ in 0..500 {
+        if counters.left_of(&PAUSE).await.is_ok_and(|left| left > 50 * SECOND) {
+            return;
+        }
+        thread::sleep(10 * MS);
+    }
+    panic!("the store knows of no pause");
+}
+
+fn counters(limiter: &Limiter) -> Counters {
+    Counters::new(limiter.clone(), Key::new(("api", "")))
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_an_outage_the_shared_credits_are_not_granted_again() {
+    let store = Switched::new(Clock::system());
+    let outgoing = Outgoing::new(over(&store, OnStoreError::Local)).retries(0);
+    let sends = |remaining| answered(&outgoing, 200, "RateLimit", remaining);
+    sends("\"api\";r=5;t=60").await;
+    store.is_away(true);
+    for remaining in ["\"api\";r=4;t=60", "\"api\";r=3;t=60", "\"api\";r=2;t=60"] {
+        sends(remaining).await;
+    }
+    store.is_away(false);
+    // The limiter asks a store that was away again after a while.
+    sleep(30 * SECOND).await;
+    let sent = Arc::new(AtomicUsize::new(0));
+    let mut all = JoinSet::new();
+    for _ in 0..10 {
+        let counted = Arc::clone(&sent);
+        let client = outgoing.layer(service_fn(move |_: Request<()>| {
+            let left = 1_usize.saturating_sub(counted.fetch_add(1, SeqCst));
+            let field = format!("\"api\";r={left};t=60");
+            async move {
+                sleep(SECOND).await;
+                Ok::<_, ()>(Response::builder().header("RateLimit", field).body(()).unwrap())
+            }
+        }));
+        all.spawn(async move { drop(client.oneshot(request()).await.unwrap()) });
+    }
+    sleep(10 * SECOND).await;
+    assert_eq!(sent.load(SeqCst), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_the_limiter_ends_waits_in_an_outage() {
+    let store = Switched::new(Clock::system());
+    let limiter = over(&store, OnStoreError::Local);
+    let outgoing = Outgoing::new(limiter.clone()).retries(0);
+    store.is_away(true);
+    assert_eq!(answered(&outgoing, 200, "RateLimit", "\"api\";r=0;t=60").await, 200);
+    let mut waiting = all_sent(&outgoing, &Few::new(1, MS, ""), 1);
+    sleep(SECOND).await;
+    limiter.close().await;
+    timeout(SECOND, waiting.join_next()).await.unwrap().unwrap().unwrap_err(); // not sent
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_can_not_be_repeated_returns_the_response_that_it_had() {
+    let outgoing = Outgoing::new(Limiter::in_memory()).longest_wait(SECOND);
+    assert_eq!(answered(&outgoing, 429, "Retry-After", "60").await, 429);
+    let client = outgoing.layer(service_fn(|_: Request<()>| pending::<Result<Response<()>, ()>>()));
+    let Err(OutgoingError::Refused(refused)) = client.oneshot(request()).await else { panic!("it was sent") };
+    assert_eq!(refused.cause(), Cause::Exceeded);
+}
+
+#[cfg(feature = "reqwest-middleware")]
+#[tokio::test(start_paused = true)]
+async fn the_middleware_returns_the_response_that_it_had() {
+    use reqwest_middleware::{
+        ClientBuilder, Middleware, Next, Result,
+        reqwest::{self, Client},
+    };
+
+    struct Busy;
+    #[async_trait::async_trait]
+    impl Middleware for Busy {
+        async fn handle(
+            &self,
+            _: reqwest::Request,
+            _: &mut http::Extensions,
+            _: Next<'_>,
+        ) -> Result<reqwest::Response> {
+            Ok(Response::builder().status(429).header("Retry-After", "60").body("").unwrap().into())
+        }
+    }
+    let outgoing = Outgoing::new(Limiter::in_memory()).longest_wait(SECOND);
+    let client = ClientBuilder::new(Client::new()).with(outgoing).with(Busy).build();
+    assert_eq!(client.put("http://api/items").send().await.unwrap().status(), 429);
+    client.put("http://api/items").send().await.unwrap_err(); // not sent
+}
+
+const WAIT: OnStoreError = OnStoreError::Wait { max: Duration::from_secs(3600) };
+
+#[tokio::test(start_paused = true)]
+async fn what_is_learnt_while_the_store_is_away_does_not_wait_for_it() {
+    let store = Switched::new(Clock::system());
+    let upstream = upstream(&over(&store, WAIT));
+    for said in [says(5, 60), Announcement { is_refusal: true, ..Announcement::default() }] {
+        let mut probe = admit(&upstream).await.unwrap();
+        store.is_away(true);
+        let refused = timeout(5 * SECOND, upstream.learn(&mut probe, &said)).await.unwrap().unwrap_err();
+        assert_eq!(refused.cause(), Cause::Unavailable);
+        store.is_away(false);
+        drop(probe);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_waited_for_no_longer_than_the_longest_wait() {
+    let store = Switched::new(Clock::system());
+    let upstream = upstream(&over(&store, WAIT));
+    store.is_away(true);
+    let admission = upstream.admit(Some(upstream.now() + 3 * SECOND));
+    timeout(4 * SECOND, admission).await.unwrap().unwrap_err();
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_after_a_pause_of_no_time_spend_the_budget() {
+    let outgoing = Outgoing::new(Limiter::in_memory()).retry_budget(2, 3600 * SECOND);
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let client = outgoing.layer(service_fn(move |_: Request<()>| {
+        counted.fetch_add(1, SeqCst);
+        async { Ok::<_, ()>(Response::builder().status(429).header("Retry-After", "0").body(()).unwrap()) }
+    }));
+    assert_eq!(client.oneshot(request()).await.unwrap().status(), 429);
+    assert_eq!(sent.load(SeqCst), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_limit_does_not_end_the_window() {
+    let limiter = Limiter::in_memory();
+    let upstream = upstream(&limiter);
+    open(&upstream, Announcement { limit: Some(100), ..says(50, 60) }).await;
+    limiter.reset(&LIMIT, Key::new("api")).await.unwrap();
+    let mut call = admit(&upstream).await.unwrap();
+    upstream.learn(&mut call, &Announcement { limit: Some(90), ..says(48, 60) }).await.unwrap();
+    drop(call);
+    assert_eq!(admitted(&upstream).await.len(), 48);
+}
