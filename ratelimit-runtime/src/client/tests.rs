@@ -1,7 +1,7 @@
 //! What one process does with the credits of an upstream, whose store may be away.
 
 use std::{
-    future::{Future, pending},
+    future::{self, Future, pending},
     pin::Pin,
     sync::{
         Arc,
@@ -250,30 +250,29 @@ async fn a_window_with_calls_in_flight_is_asked_for_again() {
     open(&upstream, says(10, 300)).await;
 }
 
+/// A service that is never ready.
+#[derive(Clone)]
+struct Broken;
+
+impl Service<Request<()>> for Broken {
+    type Response = Response<()>;
+    type Error = ();
+    type Future = future::Pending<Result<Response<()>, ()>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        Poll::Ready(Err(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        pending()
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_call_that_found_the_service_broken_is_not_in_flight() {
     let limiter = Limiter::in_memory();
     let outgoing = Outgoing::new(limiter.clone()).retries(0);
     answered(&outgoing, 200, "RateLimit", "\"api\";r=100;t=60").await;
-    struct Broken;
-    impl Clone for Broken {
-        fn clone(&self) -> Self {
-            Self
-        }
-    }
-    impl Service<Request<()>> for Broken {
-        type Response = Response<()>;
-        type Error = ();
-        type Future = std::future::Pending<Result<Response<()>, ()>>;
-
-        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
-            Poll::Ready(Err(()))
-        }
-
-        fn call(&mut self, _: Request<()>) -> Self::Future {
-            pending()
-        }
-    }
     outgoing.layer(Broken).oneshot(request()).await.unwrap_err();
     assert_eq!(counters(&limiter).in_flight().await.unwrap(), 0);
 }
