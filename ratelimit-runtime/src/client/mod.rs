@@ -10,7 +10,8 @@
 //!   [`Outgoing::longest_pause`], or than an hour, is asked for again after that time.
 //! - **Calls in flight** when the probe is sent, of all processes, are taken off a new window: the
 //!   upstream may count them there. A call without an answer counts for 30 seconds. As it may have
-//!   failed, such a window is asked for again after 30 seconds, or after a second if nothing is left.
+//!   failed, such a window is asked for again after 30 seconds, and one call is left for that. So when
+//!   more calls have failed than remain, the others wait for up to 30 seconds.
 //! - **Within a window** the number of remaining calls only falls: with each call that is sent, and to
 //!   what a response announces if that is less. If the limit itself falls, the difference is taken
 //!   off once. A higher limit applies from the next window on.

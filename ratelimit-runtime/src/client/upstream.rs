@@ -359,10 +359,12 @@ impl UpstreamState {
         // Another probe may have been sent later.
         let in_flight = in_flight.max(self.counters.in_flight().await?);
         // Nobody can tell whether the upstream counts them in the old window, or in the new one.
-        let left = announced.saturating_sub(in_flight);
-        // So it is asked again, unless it never tells what remains.
-        if in_flight > 0 && !said.is_policy {
-            length = length.min(if left == 0 && announced > 0 { UNSAID } else { FLIGHT });
+        let mut left = announced.saturating_sub(in_flight);
+        // They may have failed. So it is asked again when they are forgotten, unless it never tells what
+        // remains. One call is left for that.
+        if in_flight > 0 && announced > 0 && length > FLIGHT && !said.is_policy {
+            length = FLIGHT;
+            left = left.saturating_sub(1);
         }
         self.counters.lower(&CREDITS, left).await?;
         self.counters.lower(&LIMIT, limit).await?;
