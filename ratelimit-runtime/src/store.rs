@@ -117,6 +117,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Refunds the part of granted charges that still counts. Returns the total cost that was
     /// refunded.
     ///
+    /// [`Charge::cost`] may be a part of what was charged with the receipt: a call with
+    /// [`Charge::settles`] has used the rest.
+    ///
     /// A charge that no longer counts is not refunded, so a later window is never credited. A
     /// charge that is held is refunded like a settlement in which nothing was used.
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>>;
@@ -254,6 +257,16 @@ impl<T> Reply<T> {
             Self::Pending(answer) => answer.await,
         }
     }
+
+    pub(crate) fn map<U>(self, map: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
+    where
+        T: 'static,
+    {
+        match self {
+            Self::Ready(answer) => Reply::Ready(map(answer)),
+            Self::Pending(answer) => Reply::Pending(Box::pin(async move { map(answer.await) })),
+        }
+    }
 }
 
 /// A list of requests to be decided. One request needs no allocation.
@@ -339,6 +352,9 @@ pub struct Charge {
     /// [`Concurrent`](crate::Algorithm::Concurrent) always does. With [`Hold::allow_partial`] the
     /// store writes into [`Charge::cost`] the cost that is held.
     pub hold: Option<Hold>,
+    /// `true`: the caller refunds later what it did not use, with [`Store::refund`] and a part of the
+    /// cost. A store may ignore it. It is never set beside a hold.
+    pub settles: bool,
     /// Written by the store when it refuses: the cost that other calls hold in unexpired leases.
     /// They may release it earlier.
     pub held_by_others: u64,
@@ -363,6 +379,7 @@ impl Charge {
             cost,
             longest_wait: Duration::MAX,
             hold: None,
+            settles: false,
             held_by_others: 0,
             fits_when_released: false,
             decision: Decision::fresh(rule.limit()),
@@ -373,6 +390,18 @@ impl Charge {
 
     pub(crate) fn longest_wait_ms(&self) -> u64 {
         u64::try_from(self.longest_wait.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// A later settlement decides how much of the charge stays.
+    pub(crate) fn is_settled_later(&self) -> bool {
+        self.hold.is_some() || self.settles
+    }
+
+    /// The store has refused the charge, and room may come before its `retry_after`: others hold
+    /// something, or calls like this one will refund what they did not use.
+    pub(crate) fn may_free_early(&self) -> bool {
+        let is_refused = self.decision.retry_after().is_some() && !self.decision.is_banned();
+        self.held_by_others > 0 || self.settles && is_refused
     }
 
     /// The store has refused the charge, and its rule bans the counter for that.
@@ -470,12 +499,13 @@ pub struct Charges(Vec<Charge>);
 impl Charges {
     /// Adds a charge. A second charge of the same counter is merged into the first.
     ///
-    /// The costs add up, and the lower limit applies. If one of the two is held, both are.
+    /// The costs add up, and the lower limit applies. If one of the two is held or settles, both do.
     pub fn push(&mut self, charge: Charge) {
         match self.0.iter_mut().find(|other| other.counter == charge.counter) {
             Some(other) => {
                 other.cost = other.cost.saturating_add(charge.cost);
                 other.hold = other.hold.or(charge.hold);
+                other.settles |= charge.settles;
                 // A rule in shadow mode does not replace an enforced one.
                 let tightness = |rule: &Rule| (rule.is_shadow(), rule.limit());
                 other.rule = if tightness(&charge.rule) < tightness(&other.rule) { charge.rule } else { other.rule };
@@ -490,10 +520,14 @@ impl Charges {
         Self(Vec::with_capacity(number))
     }
 
-    /// Splits the charges into held ones and others.
-    pub(crate) fn split_held(self) -> (Self, Self) {
-        let (held, others) = self.0.into_iter().partition(|charge| charge.hold.is_some());
-        (Self(held), Self(others))
+    /// Splits the charges into those that a test accepts, and others.
+    pub(crate) fn split(self, is_first: impl Fn(&Charge) -> bool) -> (Self, Self) {
+        let (first, others) = self.0.into_iter().partition(is_first);
+        (Self(first), Self(others))
+    }
+
+    pub(crate) fn append(&mut self, mut others: Self) {
+        self.0.append(&mut others.0);
     }
 
     pub(crate) fn into_charges(self) -> impl ExactSizeIterator<Item = Charge> {

@@ -326,7 +326,8 @@ impl Draw<'_> {
     fn random_charge(&mut self, rule: Rule, key: u64) -> RandomCharge {
         let cost = self.cost(rule.limit());
         let holds = capabilities(rule.algorithm()).holds;
-        let is_held = holds != HoldSupport::Never && (self.below(2) == 1 || holds == HoldSupport::Always);
+        let may_hold = holds.can_hold();
+        let is_held = may_hold && (self.below(2) == 1 || holds == HoldSupport::Always);
         let hold = is_held.then(|| {
             let (lease, allow_partial) = (self.lease(&rule), self.below(3) == 1);
             (lease, allow_partial, !rule.is_concurrent() && self.below(5) == 1)

@@ -95,10 +95,10 @@ impl Receipt {
         }
     }
 
-    /// For charges of which some are held. Dropping the permit settles these. `sent_at`: time of the
+    /// For charges of which some are settled later. Dropping the permit settles these. `sent_at`: time of the
     /// request.
     pub(super) fn of_holds(engine: EngineRef, charges: Charges, origin: Origin, sent_at: Duration) -> Self {
-        let (held, rest) = charges.split_held();
+        let (held, rest) = charges.split(Charge::is_settled_later);
         let rest = (!rest.is_empty()).then(|| (engine.clone(), rest, origin));
         let held = Holding::new(engine, held, origin, sent_at);
         Self::Hold(Box::new((held, rest)))
@@ -345,16 +345,14 @@ impl Permit {
                 engine.refund(charges, origin).await
             }
             Receipt::Hold(held) => {
-                let (holding, rest) = *held;
+                let (mut holding, rest) = *held;
+                let (engine, mut charges, origin) = holding.take_refundable();
+                if let Some((_, rest, _)) = rest {
+                    charges.append(rest);
+                }
                 let held = holding.amount();
-                let rest = async {
-                    match rest {
-                        Some((engine, charges, origin)) => engine.refund(charges, origin).await,
-                        None => Ok(0),
-                    }
-                };
-                let (cancelled, rest) = tokio::join!(holding.cancel(), rest);
-                cancelled.and(rest).map(|rest| held + rest)
+                let (cancelled, refunded) = tokio::join!(holding.cancel(), engine.refund(charges, origin));
+                cancelled.and(refunded).map(|refunded| held + refunded)
             }
         }
     }

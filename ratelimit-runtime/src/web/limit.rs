@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     Clock, CounterName, Key, RateKey, Rule,
-    algorithm::{HoldSupport, capabilities},
-    engine::request::{ChargeRequest, CostKind, ONLY_A_LOG_SETTLES, RequestKey},
+    algorithm::capabilities,
+    engine::request::{ChargeRequest, CostKind, RequestKey, settle_fault},
     policy::OnMissingKey,
 };
 
@@ -207,15 +207,15 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If the rule's algorithm is not [`SlidingLog`](crate::Algorithm::SlidingLog), the only one that
-    /// can settle. If `max` is 0, as a request that holds nothing is not settled.
+    /// If the rule is one of a [`LeakyBucket`](crate::Algorithm::LeakyBucket), or has a
+    /// [prefetch](Rule::with_prefetch). If `max` is 0, as a request without a charge is not settled.
     #[track_caller]
     pub fn settle(mut self, max: u64, by: SettleBy) -> Self {
-        let algorithm = self.rule.algorithm();
-        let is_settled = matches!(capabilities(algorithm).holds, HoldSupport::Settled);
         let prefix = self.rule.prefix();
-        assert!(is_settled, "`{prefix}`: {ONLY_A_LOG_SETTLES}, not {algorithm:?}");
-        assert!(max > 0, "`{prefix}`: `max` is 0, so no response would be counted; hold at least 1");
+        if let Some(fault) = settle_fault(&self.rule, false) {
+            panic!("`{prefix}`: {fault}");
+        }
+        assert!(max > 0, "`{prefix}`: `max` is 0, so no response would be counted; charge at least 1");
         self.settle = Some((max, by));
         self
     }
@@ -296,7 +296,7 @@ impl Limit {
         let cost = self.cost.as_ref().map(|cost| cost(request));
         let (cost, cost_kind) = match &self.settle {
             None => (cost.unwrap_or(1), CostKind::Fixed),
-            // A cost of 0 holds nothing, so the response could not settle it.
+            // A cost of 0 charges nothing, so the response could not settle it.
             Some((max, _)) => (cost.unwrap_or(*max).clamp(1, *max), CostKind::Reported),
         };
         let key = self.key_of(request, cost).await?;

@@ -90,7 +90,7 @@ impl<'a> Trial<'a> {
         let lease = match capabilities(rule.algorithm()).holds {
             HoldSupport::Always => Some(rule.period()),
             HoldSupport::Settled => self.lease,
-            HoldSupport::Never => None,
+            HoldSupport::Never | HoldSupport::Refunded => None,
         };
         let hold = lease.map(Hold::new);
         Charge { hold, ..Charge::new(*rule, CounterName::new("", rule, Some(&Key::new((self.id, key)))), cost) }

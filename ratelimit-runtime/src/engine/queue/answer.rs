@@ -35,7 +35,7 @@ impl StoreAnswer {
             cost: charge.least(),
             remaining: charge.decision.remaining,
             ready_in: charge.decision.retry_after(),
-            may_free_early: charge.held_by_others > 0,
+            may_free_early: charge.may_free_early(),
         });
         Self { sent_at, counters: counters.collect(), refusal: None }
     }

@@ -12,7 +12,7 @@ use crate::{
 /// them.
 pub(super) const MOST_RESERVATIONS: usize = 16;
 
-/// Time until a probe, if other callers may release a hold early.
+/// Time until a probe, if other callers may release a hold or refund a part of their cost.
 const PROBE_HELD: Duration = Duration::from_millis(50);
 /// Time until a probe, if other processes may make room by refunds and resets. A tenth of the
 /// period if that is longer.
@@ -46,7 +46,7 @@ pub(super) struct WaitQueue {
     pub(super) refused_at: Option<Duration>,
     /// The time of the next probe. Before `ready_at` where room may come earlier.
     pub(super) probe_at: Duration,
-    /// Other callers hold something, and may release it at any time.
+    /// See [`Charge::may_free_early`](crate::store::Charge::may_free_early).
     pub(super) may_free_early: bool,
     /// The share of the refill that this process gets, in 1/256. It decreases after a refusal, and
     /// increases after a round trip without one. It is above 1 if the round trip is longer than it
