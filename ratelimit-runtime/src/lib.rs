@@ -117,8 +117,9 @@
 //! | [`Limiter::reserve`] | the amount reserved | see [`Reservation`] |
 //! | `limit_concurrent_requests`, [`Algorithm::Concurrent`] | a place | nothing: the place is free |
 //!
-//! - All but the last need a [`Algorithm::SlidingLog`]. For `Elapsed`, its count is in
-//!   milliseconds.
+//! - `Elapsed` needs a [`Algorithm::SlidingLog`], whose count is in milliseconds. `Settled` and
+//!   reservations need a log, a `FixedWindow`, a `SlidingWindow` or a `TokenBucket`, without prefetch.
+//!   For all but the log see [below](#settlement-by-refund).
 //! - `Elapsed` also charges the time of a call that fails, panics or is cancelled. `Settled`
 //!   charges its maximum if the call panics or is cancelled.
 //! - No other call can use a held amount, in any process. The charge is made when the call ends,
@@ -139,6 +140,23 @@
 //!   others may hold the whole limit at the store. With `Deny`, no call holds anything.
 //! - Earlier holds can't be renewed or settled while the store is away. When their lease ends, they
 //!   are charged in full, or their place is lost.
+//!
+//! ## Settlement by refund
+//!
+//! A `FixedWindow`, a `SlidingWindow` and a `TokenBucket` do not hold. A `Settled` cost and a
+//! reservation charge their maximum when the call begins. The settlement refunds what was not used, or
+//! charges what was used above the maximum, whether or not it fits.
+//!
+//! - The charge counts from the begin of the call. A refund credits the window of the charge, and no
+//!   later one. See [`Permit::refund`] for what still counts.
+//! - There is no lease, and nothing is renewed. If the process dies, the maximum stays charged, and
+//!   ages like any charge. The same holds for a settlement that got no answer: it is not sent again.
+//! - A refused call of this kind is not answered from the denial cache, and its denial is not cached. While
+//!   it waits, it asks again every 50 ms. A plain call of the same counter may be denied from the cache
+//!   until its `retry_after`, unless this process has settled meanwhile.
+//! - A `TokenBucket` remembers 8 charges, and merges further ones. With more calls of a key at once, a
+//!   refund may be smaller than what the exact bucket would have given back, and never larger. Each takes
+//!   16 bytes of its state until the bucket is full.
 //!
 //! # Waiting
 //!
@@ -351,6 +369,8 @@
 //!   shows twice.
 //! - **A call uses more than it held**, because a query runs on after its time, or more tokens came
 //!   than were reserved: the excess. It is charged, so later calls make up for it.
+//! - **A settlement by refund charges the excess while the counter is at the largest number that it can
+//!   store**: the part that does not fit.
 //! - **A holder can't renew its hold for a whole lease**, because it was stopped, its machine was
 //!   asleep or the server was away: it runs on, beside the caller that gets its place. See
 //!   [`Permit::is_held`]. Its use is charged when it ends.

@@ -23,11 +23,12 @@ use crate::{
 /// | [`settle`](Self::settle) | the cost that was used |
 /// | [`cancel`](Self::cancel) | 0 |
 /// | drop | the cost that was [recorded](Self::record); the reserved cost if none was |
-/// | death of the process | the reserved cost, at most half a minute later |
+/// | death of the process | the reserved cost; for a log at most half a minute later |
 ///
-/// On Redis, a background task renews the reservation at least every ten seconds, together with
-/// others of its counter. A background task also settles it. So it can be settled on any runtime,
-/// or without one.
+/// A [`SlidingLog`](crate::Algorithm::SlidingLog) holds the cost. On Redis, a background task renews the
+/// hold at least every ten seconds, together with others of its counter. Windows and token buckets
+/// charge the cost at once, and [refund](crate#settlement-by-refund) what was not used. A background
+/// task settles both. So a reservation can be settled on any runtime, or without one.
 ///
 /// ```
 /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
@@ -59,14 +60,15 @@ impl Limiter {
     /// # Errors
     ///
     /// As for [`Limiter::acquire_n`] with this cost. Also
-    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the rule's algorithm is not
-    /// [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog).
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) for a
+    /// [`LeakyBucket`](crate::Algorithm::LeakyBucket), for places, and for a rule with a
+    /// [prefetch](Rule::with_prefetch).
     ///
     /// # Cancellation
     ///
     /// A future that is dropped has reserved nothing. A reservation that a server may have granted
-    /// is refunded in the background. If the refund does not reach the server, the cost is charged
-    /// in full after half a minute.
+    /// is refunded in the background. If the server's answer is lost, or the refund does not reach the
+    /// server, the cost is charged in full; for a log after half a minute.
     ///
     /// # Panics
     ///
@@ -99,7 +101,7 @@ impl Reservation {
     /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
     /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm within
     /// the limiter's deadline. Then either the reserved cost may be charged in full, or the used
-    /// one.
+    /// one. The settlement of a hold is tried again; a refund is not.
     ///
     /// # Cancellation
     ///

@@ -117,8 +117,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Refunds the part of granted charges that still counts. Returns the total cost that was
     /// refunded.
     ///
-    /// [`Charge::cost`] may be a part of what was charged with the receipt: a call with
-    /// [`Charge::settles`] has used the rest.
+    /// Of a charge with [`Charge::settles`], [`Charge::cost`] may be a part of what was charged with the
+    /// receipt: the call has used the rest.
     ///
     /// A charge that no longer counts is not refunded, so a later window is never credited. A
     /// charge that is held is refunded like a settlement in which nothing was used.
@@ -353,7 +353,8 @@ pub struct Charge {
     /// store writes into [`Charge::cost`] the cost that is held.
     pub hold: Option<Hold>,
     /// `true`: the caller refunds later what it did not use, with [`Store::refund`] and a part of the
-    /// cost. A store may ignore it. It is never set beside a hold.
+    /// cost. It is never set beside a hold. A store may ignore it. The crate's stores remember such a
+    /// charge of a [`TokenBucket`](crate::Algorithm::TokenBucket), and refund more of it.
     pub settles: bool,
     /// Written by the store when it refuses: the cost that other calls hold in unexpired leases.
     /// They may release it earlier.
@@ -413,7 +414,7 @@ impl Charge {
 
     pub(crate) fn query(&self) -> ChargeQuery<'_> {
         let (rule, longest_wait_ms) = (&self.rule, self.longest_wait_ms());
-        ChargeQuery { rule, cost: self.cost, longest_wait_ms, hold: self.hold.as_ref() }
+        ChargeQuery { rule, cost: self.cost, longest_wait_ms, hold: self.hold.as_ref(), settles: self.settles }
     }
 
     /// The least that is granted.
@@ -436,15 +437,17 @@ pub(crate) struct ChargeQuery<'a> {
     pub(crate) cost: u64,
     /// The longest time until the slot of a leaky bucket.
     pub(crate) longest_wait_ms: u64,
-    /// The hold, if the charge is settled later.
+    /// The hold, if the charge is held until it is settled.
     pub(crate) hold: Option<&'a Hold>,
+    /// See [`Charge::settles`].
+    pub(crate) settles: bool,
 }
 
 impl<'a> ChargeQuery<'a> {
     /// A charge that holds nothing.
     #[inline]
     pub(crate) fn of(rule: &'a Rule, cost: u64) -> Self {
-        Self { rule, cost, longest_wait_ms: u64::MAX, hold: None }
+        Self { rule, cost, longest_wait_ms: u64::MAX, hold: None, settles: false }
     }
 
     /// The least that is granted.

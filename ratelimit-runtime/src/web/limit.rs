@@ -178,17 +178,18 @@ impl Limit {
     /// Charges a cost that the response tells, for example only failed logins, or the tokens of an
     /// answer: see [`SettleBy`].
     ///
-    /// Until then the request holds `max`, so that concurrent requests can't exceed the limit. With
-    /// [`Limit::cost`] it holds its cost, but at least 1 and at most `max`. A response may cost more
-    /// than was held: the excess counts, too.
+    /// Until then `max` counts, so that concurrent requests can't exceed the limit. With
+    /// [`Limit::cost`] its cost counts, but at least 1 and at most `max`. A response may cost more
+    /// than that: the excess counts, too. A [`SlidingLog`](crate::Algorithm::SlidingLog) holds it, and
+    /// other algorithms [refund](crate#settlement-by-refund) what was not used.
     ///
     /// Beside a rule of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) in the same layer, the
     /// cost is held as long as the place. To settle it earlier, put the two into two layers.
     ///
-    /// A request that holds more than the count never fits, and is refused. So [`Limit::count`], or a
+    /// A request whose `max` is above the count never fits, and is refused. So [`Limit::count`], or a
     /// count in a rules file, must not be below `max`.
     ///
-    /// All that was held is charged if the response does not tell the cost: the service failed or
+    /// All of it is charged if the response does not tell the cost: the service failed or
     /// panicked, the client disconnected in between, or the body did not end.
     ///
     /// ```

@@ -74,7 +74,7 @@ async fn check_all(subject: &dyn Subject, algorithms: &[Algorithm]) -> Checked {
     let mut random = SplitMix64(1);
     for _ in 0..20 * algorithms.len() {
         let (rules, steps) = (random.numbers(16), (0..40).map(|_| random.numbers(40)).collect::<Vec<_>>());
-        let schedule = Schedule::new(&algorithms, &rules, &steps, false);
+        let schedule = Schedule::new(&algorithms, &rules, &steps, false).without_settlements();
         let schedule = if supports_holds { schedule } else { schedule.without_holds() };
         let schedule = if subject.store().supports_bans() { schedule } else { schedule.without_bans() };
         schedule.run(trial("every answer follows from the calls before it")).await?;

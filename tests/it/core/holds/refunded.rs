@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use ratelimit_harness::{Mode, Proxy, RedisServer};
 use ratelimit_runtime::__private::{Call, charge, charge_settled, key as key_of, permit_of_several};
 use ratelimit_runtime::{
-    Algorithm, Cause, Limiter, OnStoreError, Permit, RequestPerMinute, Rule, limit_request_per_time,
+    Algorithm, Cause, Limiter, OnStoreError, Permit, Refill, RequestPerMinute, Rule, limit_request_per_time,
 };
 
 use crate::support::holds::{PLACES, remaining};
@@ -212,7 +212,7 @@ async fn denials_of_settled_charges_are_neither_cached_nor_answered_from_the_cac
         exceeded(limiter.acquire(&rule, key).await);
         assert_eq!(script_calls(&server), before, "{algorithm:?}");
         reservation.cancel().await.unwrap();
-        limiter.reserve(&rule, key, 1).await.unwrap();
+        assert_eq!(limiter.reserve(&rule, key, 1).await.unwrap().held(), 1);
     }
 }
 
@@ -254,7 +254,7 @@ async fn the_local_fallback_settles_its_own_charges() {
     let own = limiter.reserve(&rule, key, 500).await.unwrap();
     exceeded(limiter.reserve(&rule, key, 1).await);
     own.settle(400).await.unwrap();
-    limiter.reserve(&rule, key, 100).await.unwrap();
+    drop(limiter.reserve(&rule, key, 100).await.unwrap());
     exceeded(limiter.reserve(&rule, key, 1).await);
     let failed = before.settle(100).await.unwrap_err();
     assert_eq!(failed.cause(), Cause::Unavailable);
@@ -297,4 +297,26 @@ async fn a_charge_that_arrives_after_its_caller_left_is_refunded() {
     }
     assert!(was_charged, "the server has granted some");
     eventually("nothing is charged", || async { remaining(&other, &rule, key).await == 1000 }).await;
+}
+
+/// As if each had been charged its use from the begin. Their maximum has refilled a part meanwhile.
+#[tokio::test]
+async fn calls_of_a_bucket_at_once_are_refunded_in_full() {
+    let bucket = Algorithm::TokenBucket { burst: 40_000, refill: Refill::Greedy };
+    let rule = Rule::new("tokens", 600, SECOND).with_algorithm(bucket);
+    for timed in Timed::both().await {
+        let (limiter, key) = (&timed.limiter, fresh_key());
+        let mut calls = Vec::new();
+        for _ in 0..8 {
+            calls.push(limiter.reserve(&rule, key, 4_000).await.unwrap());
+            timed.advance(100 * MS);
+        }
+        timed.advance(1_200 * MS);
+        for call in calls {
+            call.settle(300).await.unwrap();
+            timed.advance(100 * MS);
+        }
+        // 2,800 ms have refilled 1,680.
+        assert_eq!(remaining(limiter, &rule, key).await, 40_000 - (8 * 300 - 1_680), "{}", timed.name());
+    }
 }

@@ -6,13 +6,15 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use ratelimit_harness::RedisCluster;
+use ratelimit_runtime::__private::{Call, charge_settled, key, permit_of_several};
 use ratelimit_runtime::conformance::Subject;
 use ratelimit_runtime::{Cause, Key, ManualClock, Rule};
 use tokio::task::JoinSet;
 
 use super::{Timed, keys_apart, limiter_on, name};
 use crate::support::{
-    ALGORITHMS, By, FIXED, LOG, PATIENCE, SLIDING, eventually, exceeded, fresh_key, hourly, in_memory, is_admitted,
+    ALGORITHMS, BUCKET, By, FIXED, LOG, PATIENCE, SLIDING, eventually, exceeded, fresh_key, hourly, in_memory,
+    is_admitted,
 };
 
 /// Call by call, decisions over several slots equal those of the memory store.
@@ -208,4 +210,32 @@ async fn charges_of_several_slots_are_refunded_and_refused_with_the_longest_wait
         limiter.reset(&rules[at], keys[at]).await.unwrap();
     }
     limiter.acquire_all(&charges).await.unwrap();
+}
+
+/// A settlement is a refund in each slot.
+#[tokio::test]
+async fn settled_charges_of_several_slots_are_settled_in_each() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let limiter = limiter_on(&cluster).await;
+    let keys = keys_apart(&cluster, 2);
+    let rules = [FIXED, BUCKET].map(|algorithm| hourly(1000, algorithm));
+    let left = async || {
+        let [one, two] = [0, 1].map(|at| limiter.peek(&rules[at], keys[at]));
+        let (one, two) = (one.await.unwrap().remaining(), two.await.unwrap().remaining());
+        // The bucket refills a token in 3.6 s.
+        (one, two - two % 10)
+    };
+    let charges = || {
+        let charged = |at: usize| charge_settled(rules[at], key(&keys[at]), 600);
+        (charged(0), (charged(1), ()))
+    };
+    let permit = permit_of_several(Some(&limiter), Call::DEFAULT, charges()).await.unwrap();
+    assert_eq!(left().await, (400, 400));
+    permit.settle(100).await.unwrap();
+    assert_eq!(left().await, (900, 900));
+    let permit = permit_of_several(Some(&limiter), Call::DEFAULT, charges()).await.unwrap();
+    permit.settle(700).await.unwrap();
+    assert_eq!(left().await, (200, 200));
+    exceeded(permit_of_several(Some(&limiter), Call::DEFAULT, charges()).await);
+    assert_eq!(left().await, (200, 200));
 }
