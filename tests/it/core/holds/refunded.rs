@@ -207,7 +207,9 @@ async fn denials_of_settled_charges_are_neither_cached_nor_answered_from_the_cac
             assert!(script_calls(&server) > before, "{algorithm:?}");
         }
         // A plain call is denied by the store, and then from the cache.
+        let before = script_calls(&server);
         exceeded(limiter.acquire(&rule, key).await);
+        assert!(script_calls(&server) > before, "{algorithm:?}");
         let before = script_calls(&server);
         exceeded(limiter.acquire(&rule, key).await);
         assert_eq!(script_calls(&server), before, "{algorithm:?}");
