@@ -360,8 +360,8 @@ fn given_rule(constant: &Expr, limit: &RuleSpec, company: Company, runtime: &Run
     };
     check(if limit.is_place() { "rule_of_places" } else { "rule_per_time" }, hygienic!());
     match &limit.cost {
-        Some(CostArgument::Settled { .. }) => check("settled_rule", hygienic!()),
-        Some(CostArgument::Elapsed { .. }) => check("elapsed_rule", hygienic!()),
+        Some(CostArgument::Settled { .. }) => check("settled_rule", hygienic!(, false)),
+        Some(CostArgument::Elapsed { .. }) => check("settled_rule", hygienic!(, true)),
         _ => {}
     }
     if company.is_stacked {

@@ -146,7 +146,8 @@ use crate::kind::AttributeKind;
 /// The value is the path of a constant or a static, or a constant expression such as
 /// `ORDERS.with_shadow(true)`. The rule is checked at compile time: its count is at least 1, and
 /// the algorithm can store its numbers. `Elapsed` needs a `SlidingLog`, `Settled` any algorithm but
-/// `LeakyBucket` and no prefetch, and a literal `cost` has to fit. A rule with [`LeakyBucket`](#algorithms) or a prefetch allows no second limit.
+/// `LeakyBucket` and no prefetch, and a literal `cost` has to fit. A rule with
+/// [`LeakyBucket`](#algorithms) or a prefetch allows no second limit.
 /// Calls of a rule with a ban cannot wait.
 ///
 /// # Over the limit
@@ -202,9 +203,10 @@ use crate::kind::AttributeKind;
 /// | `Elapsed` | all that remains | milliseconds of the body, rounded up |
 /// | `Settled(max = 4_000, \|outcome\| outcome.tokens())` | 4,000 | the closure's result |
 ///
-/// - `Elapsed`: the algorithm is `SlidingLog`, and `count` is in milliseconds. The time is charged however the body ends: with a value
-///   or an error, by a panic, or because the call is dropped. Without `max`, calls of one key run
-///   one after another; each waits for its turn, even with `on_limit = Reject`.
+/// - `Elapsed`: the algorithm is `SlidingLog`, and `count` is in milliseconds. The time is charged
+///   however the body ends: with a value or an error, by a panic, or because the call is dropped.
+///   Without `max`, calls of one key run one after another; each waits for its turn, even with
+///   `on_limit = Reject`.
 /// - `Settled`: `max` is an integer or an expression, as for any cost. The closure gets a reference
 ///   to the returned value and returns an integer of any type. If that is negative, the call is
 ///   charged `max`. So is a call that panics or is dropped, which has no outcome.

@@ -10,7 +10,7 @@ use crate::{
     engine::{
         attempt,
         core::{Engine, EngineRef},
-        request::{AcquireOptions, BAN_AND_WAIT, BorrowedCharge, CostKind, OnLimit, RequestKey, settle_fault},
+        request::{AcquireOptions, BAN_AND_WAIT, BorrowedCharge, CostKind, OnLimit, RequestKey, check_settled},
     },
     rule::{
         algorithm::RuleField,
@@ -168,22 +168,10 @@ const fn complete(rule: Rule) -> Rule {
     checked(rule)
 }
 
-/// The rule of calls whose cost is reported when they end.
+/// The rule of calls whose cost is known when they end. `is_timed`: it is the elapsed time.
 #[must_use]
-pub const fn settled_rule(rule: Rule) -> Rule {
-    if let Some(fault) = settle_fault(&rule, false) {
-        panic!("{}", fault);
-    }
-    rule
-}
-
-/// The rule of calls that are charged by elapsed time.
-#[must_use]
-pub const fn elapsed_rule(rule: Rule) -> Rule {
-    if let Some(fault) = settle_fault(&rule, true) {
-        panic!("{}", fault);
-    }
-    rule
+pub const fn settled_rule(rule: Rule, is_timed: bool) -> Rule {
+    check_settled(rule, is_timed)
 }
 
 /// The rule as one of several limits of a function.

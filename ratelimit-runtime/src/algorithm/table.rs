@@ -34,13 +34,6 @@ pub(crate) enum HoldSupport {
     Always,
 }
 
-impl HoldSupport {
-    /// A charge may be held.
-    pub(crate) const fn can_hold(self) -> bool {
-        matches!(self, Self::Settled | Self::Always)
-    }
-}
-
 /// Properties of an algorithm that callers and stores look up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capabilities {

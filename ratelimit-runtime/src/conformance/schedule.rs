@@ -368,7 +368,7 @@ impl Draw<'_> {
     fn random_charge(&mut self, rule: Rule, key: u64) -> RandomCharge {
         let cost = self.cost(rule.limit());
         let holds = capabilities(rule.algorithm()).holds;
-        let may_hold = holds.can_hold();
+        let may_hold = matches!(holds, HoldSupport::Settled | HoldSupport::Always);
         let is_held = may_hold && (self.below(2) == 1 || holds == HoldSupport::Always);
         let hold = is_held.then(|| {
             let (lease, allow_partial) = (self.lease(&rule), self.below(3) == 1);

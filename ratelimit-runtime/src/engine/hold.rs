@@ -48,7 +48,7 @@ enum HoldState {
     Local(Charges),
     /// At a store: holds, which are renewed, and charges to be refunded. Dropping hands them to a
     /// background task that settles them.
-    Remote { process: u32, held: Vec<Arc<EngineHold>>, charged: Charges },
+    Remote { process: u32, held: Vec<Arc<EngineHold>>, unheld: Charges },
     /// Settled already, or left to the parent of a forked process.
     Settled,
 }
@@ -117,7 +117,7 @@ impl Holding {
     pub(super) fn charges(&self) -> impl Iterator<Item = &Charge> {
         let (charges, held): (&[Charge], &[Arc<EngineHold>]) = match &self.state {
             HoldState::Local(charges) => (charges, &[]),
-            HoldState::Remote { held, charged, .. } => (charged, held),
+            HoldState::Remote { held, unheld, .. } => (unheld, held),
             HoldState::Settled => (&[], &[]),
         };
         charges.iter().chain(held.iter().map(|held| &held.charge))
@@ -127,11 +127,11 @@ impl Holding {
     pub(super) fn take_refundable(&mut self) -> (EngineRef, Charges, Origin) {
         let charges = match &mut self.state {
             HoldState::Local(charges) => {
-                let (held, charged) = mem::take(charges).split(|charge| charge.hold.is_some());
+                let (held, unheld) = mem::take(charges).split(|charge| charge.hold.is_some());
                 *charges = held;
-                charged
+                unheld
             }
-            HoldState::Remote { charged, .. } => mem::take(charged),
+            HoldState::Remote { unheld, .. } => mem::take(unheld),
             HoldState::Settled => Charges::default(),
         };
         self.amount -= charges.iter().map(|charge| charge.cost).sum::<u64>();
@@ -190,9 +190,9 @@ impl Holding {
             {
                 None
             }
-            HoldState::Remote { held, charged, .. } => {
+            HoldState::Remote { held, unheld, .. } => {
                 let mut charges: Vec<_> =
-                    charged.into_charges().filter(|charge| used.of(charge) != charge.cost).collect();
+                    unheld.into_charges().filter(|charge| used.of(charge) != charge.cost).collect();
                 charges.extend(held.iter().map(|held| held.charge.clone()));
                 let rule = charges.first()?.rule;
                 let counters = charges.iter().map(|charge| charge.counter.clone()).collect();
@@ -218,11 +218,11 @@ impl HoldState {
         if let Some(guard) = engine.guard() {
             guard.prepare(); // the settlement then finds an open connection
         }
-        let (held, charged) = charges.split(|charge| charge.hold.is_some());
+        let (held, unheld) = charges.split(|charge| charge.hold.is_some());
         let to_hold = |charge| Arc::new(EngineHold::new(engine.clone(), charge, sent_at));
         let held: Vec<_> = held.into_charges().map(to_hold).collect();
         match engine.renewals().insert(&held) {
-            Ok(()) => Self::Remote { process: process::id(), held, charged },
+            Ok(()) => Self::Remote { process: process::id(), held, unheld },
             // The background thread ran when the store was asked. So the process was forked since,
             // and the parent has the hold.
             Err(_) => Self::Settled,

@@ -237,6 +237,19 @@ pub(crate) const fn settle_fault(rule: &Rule, is_timed: bool) -> Option<&'static
     }
 }
 
+/// The rule, if its calls can be settled. In a constant, it checks that when the user's crate is
+/// compiled.
+///
+/// # Panics
+///
+/// If they can't.
+pub(crate) const fn check_settled(rule: Rule, is_timed: bool) -> Rule {
+    if let Some(fault) = settle_fault(&rule, is_timed) {
+        panic!("{}", fault);
+    }
+    rule
+}
+
 impl AcquireRequest {
     pub(super) fn new(
         engine: EngineRef,

@@ -63,7 +63,7 @@ async fn check_all(subject: &dyn Subject, algorithms: &[Algorithm]) -> Checked {
         let holds = capabilities(algorithm).holds;
         let rule = rule_by("item", algorithm);
         check_charges(&stores, rule, &algorithms, None).await?;
-        if supports_holds && holds.can_hold() {
+        if supports_holds && matches!(holds, HoldSupport::Settled | HoldSupport::Always) {
             check_holds(&stores, rule, &algorithms).await?;
         }
         if supports_holds && holds == HoldSupport::Settled {
