@@ -42,15 +42,21 @@ impl Run {
         self.made.push(Made { at_ms: self.now_ms, units: cost * self.unit(), receipt, is_open: true });
     }
 
+    /// One of the charges that were not refunded yet.
+    fn open(&self, which: u64) -> Option<usize> {
+        let open: Vec<_> = (0..self.made.len()).filter(|at| self.made[*at].is_open).collect();
+        let which = usize::try_from(which).ok()?;
+        open.get(which % open.len().max(1)).copied()
+    }
+
     fn deficit(&self) -> u64 {
         storable(self.bucket.deficit_at(&BucketParams::of(&self.rule), self.now_ms))
     }
 
     /// Refunds a part of a charge that was not refunded yet. Returns the charge, the units that it asked
     /// for, and the units that it got.
-    fn refund(&mut self, which: usize, tenths: u64) -> Option<(usize, u64, u64)> {
-        let open: Vec<_> = (0..self.made.len()).filter(|at| self.made[*at].is_open).collect();
-        let at = *open.get(which % open.len().max(1))?;
+    fn refund(&mut self, which: u64, tenths: u64) -> Option<(usize, u64, u64)> {
+        let at = self.open(which)?;
         let cost = (self.made[at].units / self.unit() * tenths).div_ceil(10);
         let before = self.deficit();
         self.bucket.refund(&self.rule, cost, self.made[at].receipt, self.now_ms * 1000);
@@ -115,10 +121,8 @@ proptest! {
                     has_others = true;
                 }
                 3 | 4 => {
-                    let open = run.made.iter().filter(|made| made.is_open).count();
-                    let at = (0..run.made.len()).filter(|at| run.made[*at].is_open).nth(number as usize % open.max(1));
-                    let exact = at.map(|at| run.path(at).1);
-                    let Some((at, asked, refunded)) = run.refund(number as usize, tenths) else { continue };
+                    let exact = run.open(number).map(|at| run.path(at).1);
+                    let Some((at, asked, refunded)) = run.refund(number, tenths) else { continue };
                     let exact = asked.min(exact.unwrap_or_default());
                     prop_assert!(refunded <= exact, "{refunded} of {exact}");
                     if settled <= 8 && !has_others {
@@ -144,7 +148,7 @@ proptest! {
                 0 | 1 => run.charge(number, true),
                 2 => run.charge(number, false),
                 3 | 4 => {
-                    if let Some((at, _, refunded)) = run.refund(number as usize, tenths) {
+                    if let Some((at, _, refunded)) = run.refund(number, tenths) {
                         run.made[at].units -= refunded;
                     }
                 }
