@@ -320,13 +320,13 @@ const FLOORS: [&[&str]; 7] = [
         "builder",
         "client",
         "conformance",
+        "guide",
         "lib",
         "limiter",
         "macro_support",
         "process",
         "reservation",
         "stream",
-        "testing",
         "web",
     ],
 ];
@@ -559,4 +559,38 @@ fn the_tests_in_the_threat_model_exist() {
         }
     }
     assert!(missing.is_empty(), "rows without tests, or with tests that do not exist:\n{missing}");
+}
+
+/// The text of the first string behind each of these beginnings, up to the end of its line.
+fn strings_after<'a>(text: &'a str, beginnings: &[&str]) -> Vec<&'a str> {
+    let behind = beginnings.iter().flat_map(|beginning| text.split(beginning).skip(1));
+    behind.filter_map(|rest| rest.split('"').nth(1)?.split("\\\n").next()).map(str::trim_end).collect()
+}
+
+/// The page for operators has a row for each log event, each span and each metric.
+#[test]
+fn the_guide_lists_each_log_event_and_metric() {
+    let runtime = source("ratelimit-runtime");
+    let page = fs::read_to_string(runtime.join("guide/operations.md")).expect("a text");
+    let (mut events, mut missing) = (0, String::new());
+    for file in files(&runtime) {
+        let text = fs::read_to_string(&file).expect("a text");
+        let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let logged = ["tracing::error!(", "tracing::warn!(", "tracing::info!(", "tracing::debug!(", "debug_span!("];
+        for message in strings_after(code, &logged) {
+            events += 1;
+            // A row may leave out what follows the first part of a message.
+            let begin = message.split([';', ':', ',']).next().unwrap_or_default();
+            if !page.contains(&format!("`{begin}")) {
+                let _ = writeln!(missing, "{}: {message}", short(&file));
+            }
+        }
+        for metric in code.split('"').filter(|text| text.starts_with("ratelimit_") && !text.contains([' ', ':'])) {
+            if !page.contains(&format!("| `{metric}`")) {
+                let _ = writeln!(missing, "{}: {metric}", short(&file));
+            }
+        }
+    }
+    assert!(events > 25, "only {events} log events were found");
+    assert!(missing.is_empty(), "log events and metrics that guide/operations.md does not list:\n{missing}");
 }

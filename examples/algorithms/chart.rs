@@ -18,7 +18,7 @@ const TEXT: RGBColor = RGBColor(51, 51, 51);
 
 const CHART: (i32, i32) = (196, 144);
 const MARGIN: i32 = 10;
-const HEADER: i32 = 62;
+const HEADER: i32 = 72;
 const ROW_TITLE: i32 = 28;
 /// Below zero is room for a mark at each call that was let through.
 const LOWEST: i64 = -6;
@@ -36,8 +36,12 @@ pub(crate) fn svg(outcome: &Outcome) -> Result<String, Box<dyn Error>> {
     legend(&root)?;
     let mut y = HEADER;
     for (column, candidate) in (0..).zip(&CANDIDATES) {
-        let at = (MARGIN + column * CHART.0 + CHART.0 / 2 + 8, HEADER - 20);
-        root.draw(&Text::new(candidate.name, at, font(13).pos(Pos::new(HPos::Center, VPos::Top))))?;
+        let options = candidate.name.find('(').unwrap_or(candidate.name.len());
+        let (word, options) = candidate.name.split_at(options);
+        let x = MARGIN + column * CHART.0 + CHART.0 / 2 + 8;
+        for (text, y, size) in [(word, HEADER - 35, 13), (options, HEADER - 18, 11)] {
+            root.draw(&Text::new(text, (x, y), font(size).pos(Pos::new(HPos::Center, VPos::Top))))?;
+        }
     }
     for (traffic, by_candidate) in rows {
         root.draw(&Text::new(traffic.name, (MARGIN, y + 9), font(15)))?;

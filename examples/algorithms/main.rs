@@ -1,5 +1,5 @@
-//! One traffic through all five algorithms: the admitted calls and their times. Writes a picture
-//! and prints a table.
+//! One traffic through all five algorithms, the sliding window in both of its forms: the admitted
+//! calls and their times. Writes a picture and prints a table.
 //!
 //! ```text
 //! cargo run --example algorithms
@@ -59,7 +59,7 @@ impl Candidate {
     }
 }
 
-const CANDIDATES: [Candidate; 5] = [
+const CANDIDATES: [Candidate; 6] = [
     Candidate {
         name: "FixedWindow(align = true)",
         algorithm: Algorithm::FixedWindow { align: true },
@@ -68,8 +68,13 @@ const CANDIDATES: [Candidate; 5] = [
     Candidate { name: "SlidingLog", algorithm: Algorithm::SlidingLog, promise: COUNT },
     Candidate {
         name: "SlidingWindow",
-        algorithm: Algorithm::SlidingWindow { buckets: 1 },
+        algorithm: Algorithm::SlidingWindow { buckets: 1, weighted: true },
         promise: 2 * COUNT - (2 * COUNT).div_ceil(PERIOD_MS),
+    },
+    Candidate {
+        name: "SlidingWindow(buckets = 5, weighted = false)",
+        algorithm: Algorithm::SlidingWindow { buckets: 5, weighted: false },
+        promise: 2 * COUNT,
     },
     Candidate {
         name: "TokenBucket(burst = 5)",

@@ -24,7 +24,7 @@ pub(crate) fn text(outcome: &Outcome) -> String {
             let who = if traffic.clients.len() > 1 { format!("the {} one", client.name) } else { String::new() };
             let _ = writeln!(
                 text,
-                "  {:26}{:>8}{:>10}{:>9}   {:14}{:>6}{:>10}",
+                "  {:45}{:>8}{:>10}{:>9}   {:14}{:>6}{:>10}",
                 who, "offered", "admitted", "refused", "in each second", "most", "promised"
             );
             for (candidate, admitted) in CANDIDATES.iter().zip(by_candidate) {
@@ -35,7 +35,7 @@ pub(crate) fn text(outcome: &Outcome) -> String {
                 });
                 let _ = writeln!(
                     text,
-                    "  {:26}{offered:>8}{:>10}{:>9}  {:15}{:>6}{:>10}",
+                    "  {:45}{offered:>8}{:>10}{:>9}  {:15}{:>6}{:>10}",
                     candidate.name,
                     admitted.len(),
                     offered - admitted.len(),

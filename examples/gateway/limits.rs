@@ -1,6 +1,6 @@
 //! The page that shows the limits and changes them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Json,
@@ -12,7 +12,10 @@ use ratelimit_runtime::{Algorithm, Refill, config::Rules};
 use serde::{Deserialize, Serialize};
 use toml_edit::{DocumentMut, Item, TableLike, Value};
 
-use crate::Gateway;
+use crate::{
+    Gateway,
+    history::{Decisions, counts},
+};
 
 pub(crate) async fn page() -> Html<&'static str> {
     Html(include_str!("limits.html"))
@@ -37,20 +40,21 @@ pub(crate) struct Shown {
     /// One that it is on.
     path: Option<String>,
     settings: Settings,
-    /// By outcome, since the gateway began.
-    outcomes: BTreeMap<String, u64>,
+    decisions: Decisions,
+    /// Times of the last minute, and the decisions until then: see `History::of`.
+    history: Vec<[u64; 3]>,
     /// The keys that were refused most, and how often.
     refused_most: Vec<(String, u64)>,
 }
 
 pub(crate) async fn state(State(gateway): State<Arc<Gateway>>) -> Json<Vec<Shown>> {
-    let mut outcomes = outcomes(&gateway.metrics.render());
+    let mut counts = counts(&gateway.metrics.render());
     let (rules, routes) = (gateway.live.rules(), gateway.live.routes());
     let shown = rules.prefixes().into_iter().filter_map(|rule| {
         let settings = settings(rules, &rule)?;
-        let outcomes = outcomes.remove(&rule).unwrap_or_default();
+        let (decisions, history) = (counts.remove(&rule).unwrap_or_default(), gateway.history.of(&rule));
         let (path, refused_most) = (routes.path_of(&rule), gateway.refusals.most(&rule));
-        Some(Shown { rule, path, settings, outcomes, refused_most })
+        Some(Shown { rule, path, settings, decisions, history, refused_most })
     });
     Json(shown.collect())
 }
@@ -71,11 +75,11 @@ impl Settings {
         let rule = rule.and_then(Item::as_table_like_mut);
         let rule = rule.ok_or_else(|| format!("there is no rule `{prefix}` in the file"))?;
         let (option, others): (_, &[_]) = match self.algorithm.as_str() {
-            "FixedWindow" => (None, &["buckets", "burst", "refill", "queue"]),
+            "FixedWindow" => (None, &["buckets", "weighted", "burst", "refill", "queue"]),
             "SlidingWindow" => (Some("buckets"), &["align", "burst", "refill", "queue"]),
-            "TokenBucket" => (Some("burst"), &["align", "buckets", "queue"]),
-            "LeakyBucket" => (Some("queue"), &["align", "buckets", "burst", "refill"]),
-            _ => (None, &["align", "buckets", "burst", "refill", "queue"]),
+            "TokenBucket" => (Some("burst"), &["align", "buckets", "weighted", "queue"]),
+            "LeakyBucket" => (Some("queue"), &["align", "buckets", "weighted", "burst", "refill"]),
+            _ => (None, &["align", "buckets", "weighted", "burst", "refill", "queue"]),
         };
         for other in others {
             rule.remove(other);
@@ -113,7 +117,7 @@ fn settings(rules: &Rules, prefix: &str) -> Option<Settings> {
     let (algorithm, option) = match rule.algorithm() {
         Algorithm::FixedWindow { .. } => ("FixedWindow", None),
         Algorithm::SlidingLog => ("SlidingLog", None),
-        Algorithm::SlidingWindow { buckets } => ("SlidingWindow", Some(buckets)),
+        Algorithm::SlidingWindow { buckets, .. } => ("SlidingWindow", Some(buckets)),
         Algorithm::TokenBucket { burst, refill: Refill::Greedy | Refill::Interval } => ("TokenBucket", Some(burst)),
         Algorithm::LeakyBucket { queue } => ("LeakyBucket", Some(queue)),
         _ => return None,
@@ -126,20 +130,4 @@ fn settings(rules: &Rules, prefix: &str) -> Option<Settings> {
         option: option.and_then(|option| option.try_into().ok()),
         shadow: rule.is_shadow(),
     })
-}
-
-/// Counts of decisions by rule and outcome, from the text that Prometheus scrapes.
-fn outcomes(metrics: &str) -> BTreeMap<String, BTreeMap<String, u64>> {
-    let mut found = BTreeMap::<String, BTreeMap<String, u64>>::new();
-    let lines = metrics.lines().filter_map(|line| line.strip_prefix("ratelimit_decisions_total{"));
-    for (labels, count) in lines.filter_map(|line| line.rsplit_once("} ")) {
-        let label = |name: &str| {
-            let (_, rest) = labels.split_once(&format!("{name}=\""))?;
-            Some(rest.split_once('"')?.0.to_owned())
-        };
-        if let (Some(rule), Some(outcome), Ok(count)) = (label("rule"), label("outcome"), count.parse()) {
-            found.entry(rule).or_default().insert(outcome, count);
-        }
-    }
-    found
 }

@@ -12,10 +12,12 @@
 //! | `paths.rs` `routes.rs` | the path of a request, and the route that it has |
 //! | `proxy.rs` | sends requests to upstreams |
 //! | `refusals.rs` | the keys with the most refusals |
+//! | `history.rs` | the decisions of the last minute |
 //! | `limits.rs` `limits.html` | the page |
 
 mod body;
 mod config;
+mod history;
 mod limits;
 mod live;
 mod paths;
@@ -39,7 +41,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use ratelimit_runtime::Limiter;
 use tokio::{net::TcpListener, signal};
 
-use self::{live::Live, proxy::Upstreams, refusals::Refusals, server::Bounds};
+use self::{history::History, live::Live, proxy::Upstreams, refusals::Refusals, server::Bounds};
 
 /// A reverse proxy that keeps rate limits.
 #[derive(Parser)]
@@ -78,6 +80,7 @@ struct Arguments {
 struct Gateway {
     live: Arc<Live>,
     refusals: Refusals,
+    history: History,
     metrics: PrometheusHandle,
 }
 
@@ -101,7 +104,9 @@ async fn run(arguments: Arguments) -> Result<(), String> {
     let limiter = Limiter::builder(&arguments.store).instances(1).keys_in_refusals(true);
     let limiter = limiter.deadline(Duration::from_millis(arguments.deadline_ms));
     let live = Live::start(&arguments.config, limiter, upstreams).await?;
-    let gateway = Arc::new(Gateway { live, refusals: Refusals::default(), metrics });
+    let gateway = Arc::new(Gateway { live, refusals: Refusals::default(), history: History::default(), metrics });
+    let recorded = Arc::clone(&gateway);
+    tokio::spawn(async move { recorded.history.record(&recorded.metrics).await });
 
     let bounds = Bounds { connections: arguments.connections, read_timeout: arguments.read_timeout.into() };
     let routes = Router::new().fallback(forward);

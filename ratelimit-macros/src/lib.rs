@@ -174,13 +174,15 @@ use crate::kind::AttributeKind;
 /// | `FixedWindow(align = true)` | C in each window; windows start at multiples of P since 1970, UTC |
 /// | `SlidingLog` | at most C in any P |
 /// | `SlidingWindow(buckets = 6)` | less than 2C in any P |
+/// | `SlidingWindow(buckets = 6, weighted = false)` | at most 2C in any P |
 /// | `TokenBucket(burst = 200, refill = Interval)` | as many as there are tokens |
 /// | `LeakyBucket(queue = 50)` | one every P/C |
 ///
 /// - `FixedWindow`: up to 2C calls are admitted within P where two windows meet.
 /// - `SlidingWindow`: P is divided into equal parts, 1 by default and 1,000 at most. The oldest
-///   part is weighted by its overlap with the last P. P in milliseconds must be a multiple of
-///   `buckets`.
+///   part is weighted by its overlap with the last P. With `weighted = false`, the current part and
+///   the `buckets - 1` before it are simply added up. Both admit at most C in any window that is one
+///   part shorter than P. P in milliseconds must be a multiple of `buckets`.
 /// - `TokenBucket`: the bucket starts full, with `burst` tokens, or C by default. C tokens come
 ///   back in each P: one by one with `refill = Greedy`, the default, or all at its end with
 ///   `Interval`.

@@ -258,8 +258,10 @@ mod tests {
             Algorithm::FixedWindow { align: false },
             Algorithm::FixedWindow { align: true },
             Algorithm::SlidingLog,
-            Algorithm::SlidingWindow { buckets: 1 },
-            Algorithm::SlidingWindow { buckets: 2 },
+            Algorithm::SlidingWindow { buckets: 1, weighted: true },
+            Algorithm::SlidingWindow { buckets: 2, weighted: true },
+            Algorithm::SlidingWindow { buckets: 1, weighted: false },
+            Algorithm::SlidingWindow { buckets: 2, weighted: false },
             Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy },
             Algorithm::TokenBucket { burst: 2, refill: Refill::Greedy },
             Algorithm::TokenBucket { burst: 1, refill: Refill::Interval },
@@ -275,7 +277,7 @@ mod tests {
                     let name = CounterName::new("", &rule, key.as_ref());
                     let id = name.id();
                     assert_eq!(id, CounterId::new(&rule, key.as_ref()));
-                    assert_eq!(*by_name.entry(name.clone()).or_insert(id), id, "{name}");
+                    assert_eq!(*by_name.entry(name.to_string()).or_insert(id), id, "{name}");
                     assert_eq!(*by_id.entry(id).or_insert_with(|| name.clone()), name);
                 }
             }

@@ -86,7 +86,7 @@ impl Limiter {
     ///
     /// On any other store the thread waits for the reply, for at most the deadline, or longer with
     /// [`OnStoreError::Wait`](crate::OnStoreError::Wait). The connections are those of the
-    /// [background thread](crate#background-work). So the call needs no tokio runtime, and the one
+    /// [background thread](crate::guide::how_it_works#background-work). So the call needs no tokio runtime, and the one
     /// that the limiter was built on may have ended.
     ///
     /// ```
@@ -140,7 +140,7 @@ impl Limiter {
     ///   is then the time until its turn;
     /// - if too many callers wait; see [`Builder::max_waiting`](crate::Builder::max_waiting).
     ///
-    /// The [crate page](crate#waiting) describes waiting for several rules, and the effect of
+    /// [The guide](crate::guide::how_it_works#waiting) describes waiting for several rules, and the effect of
     /// refunds and of other processes.
     ///
     /// ```
@@ -508,7 +508,6 @@ impl Limiter {
     /// - A permit from before the ban that is refunded now may credit later charges, as after
     ///   [`Limiter::reset`].
     /// - Permits that another process had prefetched before the ban can still be spent.
-    ///
     ///
     /// Errors, cancellation and panics are as for [`Limiter::ban`], where there is an example.
     pub fn unban<'a, K: RateKey>(

@@ -58,7 +58,7 @@ pub(crate) fn not_settled(rule: &Rule, error: &StoreError) {
     }
 }
 
-/// Records a decision by the failure policy.
+/// Records a decision by the failure policy, whether it admits the call or not.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn fallback_decision(policy: OnStoreError) {
     #[cfg(feature = "metrics")]

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Failure policy: the treatment of calls while the store is unreachable, too slow or full.
 ///
 /// Errors of the configuration are returned under every policy: a wrong type under a counter's
-/// name, or a missing permission.
+/// name, or a missing permission. [The guide](crate::guide::failures) helps to choose a policy.
 ///
 /// ```
 /// use ratelimit_runtime::{Cause, Limiter, OnStoreError, Rule};

@@ -55,6 +55,12 @@ fn the_page() {
     page.wait_for("document.querySelector('[data-user=dave] .left b').textContent === '0 ms'");
     page.click(".run");
     page.wait_for(&said("dave: `query-time` is limited to"));
+    // Its time axis says where now is.
+    page.evaluate(
+        "{ const pen = CanvasRenderingContext2D.prototype, fill = pen.fillText; window.words = new Set();
+         pen.fillText = function (text, ...at) { words.add(text); fill.call(this, text, ...at); } }",
+    );
+    page.wait_for("['120 s ago', '60 s ago', 'now', 'budget 3,000 ms'].every(text => words.has(text))");
     // Above what bob has used it is empty, and below the budget of dave it is not.
     let mut drawn = |user: &str| {
         let pixel = format!(
@@ -69,4 +75,32 @@ fn the_page() {
         thread::sleep(Duration::from_millis(50));
     }
     assert!(!drawn("carol"));
+}
+
+/// Pictures of the page while a query runs, for people to look at.
+#[test]
+#[ignore = "makes pictures, and checks nothing"]
+fn screenshots() {
+    let folder = tempfile::tempdir().unwrap();
+    let lab = Lab::start("memory://", "20s", "60s", &folder.path().join("log.jsonl"));
+    let mut page = Browser::open(&lab.url);
+    page.wait_for("document.querySelectorAll('article').length === 3");
+    for ms in [2_000, 1_000, 4_000] {
+        page.write("textarea", &format!("SELECT sleep({ms})"));
+        page.click(".run");
+        page.wait_for("document.querySelector('.said').textContent.includes('alice: 1 rows')");
+        page.evaluate("document.querySelector('.said').textContent = ''");
+        thread::sleep(Duration::from_secs(2));
+    }
+    page.write("[name=user]", "bob");
+    page.write("textarea", "SELECT sleep(600000)");
+    page.click(".run");
+    page.wait_for("!document.querySelector('[data-user=bob] .progress').hidden");
+    page.write("[name=user]", "alice");
+    page.write("textarea", "SELECT city, items.*, sellers.* FROM items JOIN sellers ON seller = sellers.id LIMIT 12");
+    page.click(".run");
+    page.wait_for("document.querySelector('.said').textContent.includes('alice: 12 rows')");
+    thread::sleep(Duration::from_secs(4));
+    page.press_tab();
+    page.screenshots("query_lab");
 }

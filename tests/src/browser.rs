@@ -2,6 +2,7 @@
 
 use std::{env, fs, net::TcpStream, path::Path, process::Command, process::Stdio};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tungstenite::{Message, WebSocket, stream::MaybeTlsStream};
@@ -91,6 +92,52 @@ impl Browser {
         self.click(selector);
         self.evaluate(&format!("document.querySelector({selector:?}).select()"));
         self.call("Input.insertText", &json!({ "text": text }));
+    }
+
+    /// Moves the focus to the next field or button, as the key does.
+    pub fn press_tab(&mut self) {
+        for event in ["rawKeyDown", "keyUp"] {
+            let press = json!({ "type": event, "key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9 });
+            self.call("Input.dispatchKeyEvent", &press);
+        }
+    }
+
+    /// Makes its screen this wide, in pixels, with the colors of the system light or dark.
+    pub fn set_screen(&mut self, width: u32, is_dark: bool) {
+        let screen = json!({ "width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": false });
+        self.call("Emulation.setDeviceMetricsOverride", &screen);
+        self.call("Emulation.setScrollbarsHidden", &json!({ "hidden": true }));
+        let scheme = if is_dark { "dark" } else { "light" };
+        let media = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
+        self.call("Emulation.setEmulatedMedia", &media);
+    }
+
+    /// Writes a picture of the whole page (PNG).
+    pub fn screenshot(&mut self, file: &Path) {
+        let size = self.evaluate(
+            "(({ scrollWidth: width, scrollHeight: height }) => ({ x: 0, y: 0, scale: 1, width, height }))(document.documentElement)",
+        );
+        let picture = self.call("Page.captureScreenshot", &json!({ "captureBeyondViewport": true, "clip": size }));
+        let picture = STANDARD.decode(picture["data"].as_str().expect("a picture")).expect("base64");
+        fs::write(file, picture).expect("a file");
+    }
+
+    /// Writes pictures of the page on a narrow and on a wide screen, light and dark, as
+    /// `target/screenshots/NAME-400-dark.png` for example.
+    pub fn screenshots(&mut self, name: &str) {
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/screenshots"));
+        fs::create_dir_all(folder).expect("a folder");
+        for width in [400, 1400] {
+            for (scheme, is_dark) in [("light", false), ("dark", true)] {
+                self.set_screen(width, is_dark);
+                // A page that draws at each frame has drawn.
+                self.evaluate("requestAnimationFrame(() => requestAnimationFrame(() => window.drawn = true))");
+                self.wait_for(&format!("window.drawn && document.documentElement.clientWidth === {width}"));
+                self.evaluate("window.drawn = false");
+                self.screenshot(&folder.join(format!("{name}-{width}-{scheme}.png")));
+            }
+        }
+        println!("the pictures are in {}", folder.canonicalize().expect("the folder").display());
     }
 
     fn call(&mut self, method: &str, params: &Value) -> Value {

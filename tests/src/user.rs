@@ -14,10 +14,10 @@ pub(crate) struct User {
 
 /// The paragraph of the runtime's documentation about a user's rights, as one line.
 fn paragraph() -> String {
-    let docs = include_str!("../../ratelimit-runtime/src/lib.rs");
+    let docs = include_str!("../../ratelimit-runtime/src/guide/redis.md");
     let start = docs.find("`ACL SETUSER ").expect("the runtime's documentation has an `ACL SETUSER ..`");
-    let paragraph = docs[start..].split("\n//!\n").next().expect("a first part");
-    paragraph.replace("\n//! ", " ")
+    let paragraph = docs[start..].split("\n\n").next().expect("a first part");
+    paragraph.replace('\n', " ")
 }
 
 /// The `ACL SETUSER ..` of the runtime's documentation: for a user who counts in the namespace `shop`.

@@ -40,7 +40,7 @@ const PLACES: u64 = 100_000;
 const MOST_RULES: u64 = 2_048;
 
 const SECOND: Duration = Duration::from_secs(1);
-const BUCKETS: Algorithm = Algorithm::SlidingWindow { buckets: 1_000 };
+const BUCKETS: Algorithm = Algorithm::SlidingWindow { buckets: 1_000, weighted: true };
 
 /// A server, the limiter on it, and the rows so far.
 struct Bench {

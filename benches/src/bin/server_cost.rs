@@ -98,7 +98,7 @@ const GROUPS: [Group; 3] = [
         scripts: &[("GET, compare, INCRBY, EXPIRE", FIXED_WINDOW, 1, false)],
         algorithms: &[
             (Algorithm::FixedWindow { align: false }, &[0.9]),
-            (Algorithm::SlidingWindow { buckets: 1 }, &[]), // nothing simple counts like it
+            (Algorithm::SlidingWindow { buckets: 1, weighted: true }, &[]), // nothing simple counts like it
         ],
     },
     Group {

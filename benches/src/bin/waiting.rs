@@ -35,8 +35,8 @@ const MS: Duration = Duration::from_millis(1);
 
 const FIXED: Rule = Rule::new("fixed", 1_000, Duration::from_millis(100));
 const LOG: Rule = Rule::new("log", 1_000, Duration::from_millis(500)).with_algorithm(Algorithm::SlidingLog);
-const WINDOW: Rule =
-    Rule::new("window", 1_000, Duration::from_millis(500)).with_algorithm(Algorithm::SlidingWindow { buckets: 1 });
+const WINDOW: Rule = Rule::new("window", 1_000, Duration::from_millis(500))
+    .with_algorithm(Algorithm::SlidingWindow { buckets: 1, weighted: true });
 const BUCKET: Rule = Rule::new("bucket", 10_000, Duration::from_secs(1))
     .with_algorithm(Algorithm::TokenBucket { burst: 100, refill: Refill::Greedy });
 const INTERVAL: Rule = Rule::new("interval", 1_000, Duration::from_millis(100))

@@ -52,6 +52,7 @@ pub(super) enum Feature {
 pub(super) struct AlgorithmOptions {
     align: Option<bool>,
     pub(super) buckets: Option<Number>,
+    weighted: Option<bool>,
     burst: Option<Number>,
     refill: Option<Ident>,
     queue: Option<Number>,
@@ -103,10 +104,14 @@ static ALGORITHMS: &[AlgorithmRow] = &[
             let buckets = options.buckets.as_ref().map_or(Some(1), Number::literal)?;
             Some(bounds::parts(buckets, period))
         },
-        options: &[Choice::new("buckets", "1", |to, input, name| set(&mut to.buckets, value::positive(input, name)))],
+        options: &[
+            Choice::new("buckets", "1", |to, input, name| set(&mut to.buckets, value::positive(input, name))),
+            Choice::new("weighted", "false", |to, input, name| set(&mut to.weighted, value::boolean(input, name))),
+        ],
         generate: |options, rule, krate| {
             let buckets = Number::to_const_or_one(options.buckets.as_ref(), krate);
-            checked(rule, krate, &hygienic!(SlidingWindow { buckets: #buckets }))
+            let weighted = options.weighted != Some(false);
+            checked(rule, krate, &hygienic!(SlidingWindow { buckets: #buckets, weighted: #weighted }))
         },
         ..PLAIN
     },
@@ -212,9 +217,10 @@ impl AlgorithmArgument {
 
     /// The counters of limits with the same tag may be the same.
     pub(crate) fn counter_tag(&self) -> String {
-        let AlgorithmOptions { align, buckets, .. } = &self.options;
+        let AlgorithmOptions { align, buckets, weighted, .. } = &self.options;
         let buckets = Number::to_const_or_one(buckets.as_ref(), &TokenStream::new());
-        format!("{} {} {buckets} {}", self.row.word, align.unwrap_or(false), self.options.refills_at_once())
+        let (align, weighted) = (*align == Some(true), *weighted != Some(false));
+        format!("{} {align} {buckets} {weighted} {}", self.row.word, self.options.refills_at_once())
     }
 
     /// The argument or option that bounds a cost, its value, and the largest cost. `None` if they

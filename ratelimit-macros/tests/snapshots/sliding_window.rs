@@ -17,6 +17,7 @@ async fn f() -> R {
                             ::ratelimit_runtime::Algorithm::SlidingWindow {
                                 buckets: ::ratelimit_runtime::__private::Constant(BUCKETS)
                                     .integer(),
+                                weighted: true,
                             },
                         )
                     },

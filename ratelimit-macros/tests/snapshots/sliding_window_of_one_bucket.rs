@@ -16,6 +16,7 @@ async fn f() -> R {
                             ),
                             crate::limits::Algorithm::SlidingWindow {
                                 buckets: 1,
+                                weighted: true,
                             },
                         )
                     },

@@ -40,7 +40,8 @@ pub(crate) enum ScriptMode {
     ChargeOrBan,
 }
 
-/// Bans the counter after a denial. `ban`: the ms. A cost that others hold does not ban.
+/// Bans the counter after a denial. `ban`: the ms. A cost that others hold does not ban. Nor
+/// does a denial by a ban, for which `fits` is nil: so no refusal prolongs a ban.
 const BAN_IF_OVER: &str = "\
 if fits == false and not (type(reply) == 'table' and (reply[4] or 0) > 0) then
 @ban

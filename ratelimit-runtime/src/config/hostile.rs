@@ -79,7 +79,8 @@ const WORDS: &[&str] = &[
 /// The rule of the code that the settings are applied to.
 const RULES: &[Rule] = &[
     Rule::new("item", 100, Duration::from_secs(60)),
-    Rule::new("item", 1 << 52, Duration::from_millis(1)).with_algorithm(crate::Algorithm::SlidingWindow { buckets: 1 }),
+    Rule::new("item", 1 << 52, Duration::from_millis(1))
+        .with_algorithm(crate::Algorithm::SlidingWindow { buckets: 1, weighted: true }),
     Rule::new("item", 3, Duration::from_secs(30)).with_algorithm(crate::Algorithm::Concurrent),
 ];
 

@@ -28,6 +28,7 @@
 //! | `algorithm` | an [`Algorithm`](crate::Algorithm), except `Concurrent` | a changed one starts a fresh counter |
 //! | `align` | `true` or `false` | option of `FixedWindow` |
 //! | `buckets` | at least 1, by default 1 | option of `SlidingWindow` |
+//! | `weighted` | `true` (default) or `false` | option of `SlidingWindow` |
 //! | `burst` | at least 1, by default the count | option of `TokenBucket` |
 //! | `refill` | `"Greedy"` (default) or `"Interval"` | option of `TokenBucket` |
 //! | `queue` | required | option of `LeakyBucket` |

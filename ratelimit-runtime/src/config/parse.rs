@@ -44,6 +44,7 @@ struct RawRule {
     algorithm: Option<Spanned<AlgorithmWord>>,
     align: Option<Spanned<bool>>,
     buckets: Option<Spanned<u64>>,
+    weighted: Option<Spanned<bool>>,
     burst: Option<Spanned<u64>>,
     refill: Option<Spanned<RefillWord>>,
     queue: Option<Spanned<u64>>,
@@ -254,9 +255,10 @@ macro_rules! algorithms {
 algorithms! {
     FixedWindow(align) => |rule, _| Ok(Complete(Algorithm::FixedWindow { align: value(rule.align.as_ref()) == Some(true) }));
     SlidingLog() => |_, _| Ok(Complete(Algorithm::SlidingLog));
-    SlidingWindow(buckets) => |rule, _| {
+    SlidingWindow(buckets, weighted) => |rule, _| {
         let buckets = rule.buckets.as_ref().map_or(Ok(1), |buckets| positive(buckets, "buckets"))?;
-        Ok(Complete(Algorithm::SlidingWindow { buckets }))
+        let weighted = value(rule.weighted.as_ref()) != Some(false);
+        Ok(Complete(Algorithm::SlidingWindow { buckets, weighted }))
     };
     TokenBucket(burst, refill) => |rule, _| {
         let burst = rule.burst.as_ref().map(|burst| positive(burst, "burst")).transpose()?;

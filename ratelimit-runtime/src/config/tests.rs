@@ -117,8 +117,15 @@ fn missing_settings_stay_as_in_the_code() {
         ("shadow = false", rule.with_shadow(false)),
         ("algorithm = \"SlidingLog\"", rule.with_algorithm(Algorithm::SlidingLog)),
         ("algorithm = \"FixedWindow\"\nalign = true", rule.with_algorithm(Algorithm::FixedWindow { align: true })),
-        ("algorithm = \"SlidingWindow\"", rule.with_algorithm(Algorithm::SlidingWindow { buckets: 1 })),
-        ("algorithm = \"SlidingWindow\"\nbuckets = 6", rule.with_algorithm(Algorithm::SlidingWindow { buckets: 6 })),
+        ("algorithm = \"SlidingWindow\"", rule.with_algorithm(Algorithm::SlidingWindow { buckets: 1, weighted: true })),
+        (
+            "algorithm = \"SlidingWindow\"\nbuckets = 6",
+            rule.with_algorithm(Algorithm::SlidingWindow { buckets: 6, weighted: true }),
+        ),
+        (
+            "algorithm = \"SlidingWindow\"\nbuckets = 6\nweighted = false",
+            rule.with_algorithm(Algorithm::SlidingWindow { buckets: 6, weighted: false }),
+        ),
         (
             "algorithm = \"TokenBucket\"",
             rule.with_algorithm(Algorithm::TokenBucket { burst: 5, refill: Refill::Greedy }),

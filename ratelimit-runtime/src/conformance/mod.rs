@@ -1,6 +1,7 @@
 //! A conformance suite for implementations of [`Store`] (feature `conformance`).
 //!
-//! The crate's own stores pass it. In your test it is one line:
+//! The crate's own stores pass it. In your test it is one line. [The guide](crate::guide::own_store)
+//! has a whole store with its test.
 //!
 //! ```
 //! # use std::{collections::HashMap, sync::Mutex, time::Duration};

@@ -149,7 +149,8 @@ impl Holding {
         self.settle_used(used).await
     }
 
-    /// Charges nothing.
+    /// Charges nothing, for `Reservation::cancel` and `Permit::refund`. A caller who is cancelled drops
+    /// the holds.
     pub(crate) async fn cancel(self) -> Result<(), RequestPerMinute> {
         self.settle_used(UsedAmount { elapsed_ms: 0, reported: Some(0) }).await
     }
@@ -206,6 +207,8 @@ impl Holding {
 }
 
 impl Drop for Holding {
+    /// The call has ended, failed, panicked or was cancelled. `Elapsed` is charged its time, other
+    /// costs what was recorded, or else all of it.
     fn drop(&mut self) {
         self.finish(UsedAmount { elapsed_ms: self.elapsed_ms(), reported: self.reported }, None);
     }

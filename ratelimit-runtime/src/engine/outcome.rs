@@ -82,7 +82,12 @@ impl AcquireRequest {
         }
         Ok(match policy {
             OnStoreError::Allow => match self.charges() {
-                Ok(charges) => Resolution::Admitted(Permit::free(uncounted_decision(&charges)), None),
+                Ok(charges) => {
+                    if consume {
+                        charges.iter().for_each(|charge| observe::admitted(&charge.rule, charge.rule.limit()));
+                    }
+                    Resolution::Admitted(Permit::free(uncounted_decision(&charges)), None)
+                }
                 Err(refused) => Resolution::Rejected(refused),
             },
             OnStoreError::Local if !settings.is_local => self.decide_locally(&error, consume),

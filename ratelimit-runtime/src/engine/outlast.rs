@@ -1,4 +1,6 @@
 //! A call that waits until the store decides again, under `OnStoreError::Wait`.
+//!
+//! If only the reply was lost, the call was charged, and is charged again when it asks anew.
 
 use std::time::Duration;
 

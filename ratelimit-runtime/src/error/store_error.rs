@@ -101,7 +101,8 @@ impl StoreError {
         self
     }
 
-    /// Sets the beginning of the outage. The message then ends with its duration.
+    /// Sets the beginning of the outage. It is not in the message: all refusals of one outage have
+    /// equal messages, so that logs can group them. `Limiter::health` has the duration.
     #[cfg(feature = "redis")]
     pub(crate) fn since(mut self, began: Instant) -> Self {
         self.since = Some(began);
@@ -113,16 +114,16 @@ impl StoreError {
         self.since
     }
 
-    /// The message without the duration.
+    /// The message.
     pub(crate) fn reason(&self) -> &str {
         self.reason.words()
     }
 
-    /// The message with the duration.
+    /// The message, owned.
     pub(crate) fn into_words(self) -> Cow<'static, str> {
-        match self {
-            Self { reason: Reason::Known(words), since: None, .. } => words.into(),
-            error => error.to_string().into(),
+        match self.reason {
+            Reason::Known(words) => words.into(),
+            Reason::Found(words) => words.to_string().into(),
         }
     }
 }
@@ -153,11 +154,7 @@ impl Eq for Reason {}
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.reason.words())?;
-        match self.since {
-            Some(since) => write!(f, " (for {})", ReadableDuration(since.elapsed())),
-            None => Ok(()),
-        }
+        f.write_str(self.reason.words())
     }
 }
 

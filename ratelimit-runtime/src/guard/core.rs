@@ -258,8 +258,10 @@ fn denial_applies(rule: &Rule, cost: u64, longest_wait: Duration) -> bool {
 
 /// Checks that a denial holds until its wait is over.
 ///
-/// It does not while others hold quota, because they may release it at any time. If the charge settles,
-/// other calls like it may refund a part of theirs.
+/// It does not while others hold quota before the end of their lease, because they may release it
+/// at any time. A hold whose lease is over counts as charged. If another process settles it late,
+/// this denial is wrong until its wait is over.
+/// If the charge settles, other calls like it may refund a part of theirs.
 fn is_cacheable(charge: &Charge, decision: &Decision, held_by_others: u64) -> bool {
     decision.remaining() == 0
         && held_by_others == 0

@@ -74,7 +74,8 @@ fn rules() -> impl Strategy<Value = Rule> {
     let algorithm = prop_oneof![
         any::<bool>().prop_map(|align| Algorithm::FixedWindow { align }),
         Just(Algorithm::SlidingLog),
-        prop_oneof![Just(1), Just(4)].prop_map(|buckets| Algorithm::SlidingWindow { buckets }),
+        (prop_oneof![Just(1), Just(2), Just(4)], any::<bool>())
+            .prop_map(|(buckets, weighted)| Algorithm::SlidingWindow { buckets, weighted }),
         (1..6_u64, prop_oneof![Just(Refill::Greedy), Just(Refill::Interval)])
             .prop_map(|(burst, refill)| Algorithm::TokenBucket { burst, refill }),
     ];

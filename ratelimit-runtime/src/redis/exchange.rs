@@ -1,6 +1,7 @@
 //! One round trip with a server: commands out, replies in, and what it refused sent once more.
 //!
-//! Nothing is sent twice that may have run.
+//! Nothing is sent twice that may have run. Only a call under `OnStoreError::Wait` asks anew, see
+//! `engine/outlast.rs`.
 
 use redis::{ServerErrorKind, Value};
 

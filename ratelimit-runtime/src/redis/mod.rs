@@ -10,7 +10,7 @@
 //! | one server | `node`, `runtime_node`, `supervisor` |
 //! | one round trip | `exchange`, `connection`, `pool`, `endpoint` |
 //! | what is sent | `command`, `scripts`, `batch/` |
-//! | where servers are | `url`, `source`, `sentinel`, `quorum`, `slots`, `address` |
+//! | where servers are | `url`, `url_faults`, `source`, `sentinel`, `quorum`, `slots`, `address` |
 //! | rules of their own | `breaker`, `backoff`, `reply` |
 
 mod address;

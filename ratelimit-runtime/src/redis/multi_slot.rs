@@ -2,8 +2,10 @@
 //!
 //! All slots are evaluated first, concurrently: a refusal charges nothing. If all counters have
 //! room, they are charged slot by slot, in order. If not, the rules with a ban that refuse ban their
-//! counters. If a slot refuses after all, earlier charges are
-//! refunded. So the limits are never exceeded, but a concurrent caller may be refused in between.
+//! counters. If a slot refuses after all, or its node fails, earlier
+//! charges are refunded, as far as that takes no longer than a second. A charge that was sent and
+//! has no reply stays.
+//! So the limits are never exceeded, but a concurrent caller may be refused in between.
 //! If the caller is cancelled, a charge on its way is awaited in the background, for a second at
 //! most. Then the charges of the call are refunded.
 

@@ -30,7 +30,8 @@ pub(super) async fn decide(nodes: &Nodes, requests: &mut [&mut Request]) {
     }
 }
 
-/// Bans the counters of charges that were refused by rules with a ban.
+/// Bans the counters of charges that were refused by rules with a ban, if they lie in several slots.
+/// Within a slot the script bans, see `BAN_IF_OVER` in `algorithm/script.rs`.
 pub(super) async fn start_bans(nodes: &Nodes, charges: &mut [Charge]) -> Result<(), StoreError> {
     let mut refused: Vec<_> = charges.iter_mut().filter(|charge| charge.starts_ban()).collect();
     let command = |charge: &&mut Charge| Command::Ban((**charge).clone(), charge.rule.ban_ms());

@@ -1,6 +1,6 @@
 //! The algorithms that a rule can count by.
 
-/// The algorithm of a [`Rule`](crate::Rule).
+/// The algorithm of a [`Rule`](crate::Rule). [The guide](crate::guide::choosing) helps to choose.
 ///
 /// For a count of C in a period of P:
 ///
@@ -8,7 +8,8 @@
 /// |---|---|---|
 /// | `FixedWindow` | 2C; C in each of its windows | one integer |
 /// | `SlidingLog` | C, exactly | about 10 bytes per admitted call |
-/// | `SlidingWindow { buckets: n }` | less than 2C; C in any window of P - P/n | n + 3 numbers of 8 bytes |
+/// | `SlidingWindow { buckets: n, .. }` | less than 2C; C in any window of P - P/n | n + 3 numbers of 8 bytes |
+/// | `SlidingWindow { weighted: false, .. }` | 2C; C in any window of P - P/n | n + 2 numbers of 8 bytes |
 /// | `TokenBucket { burst: B, .. }` | B + C | three integers |
 /// | `LeakyBucket { queue: Q }` | C, by slots; C - 1 + the largest cost, if costs differ from 1 | three integers |
 /// | `Concurrent` | any number, but never more than C at once | about 100 bytes per call that holds places |
@@ -23,7 +24,7 @@
 ///     Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::FixedWindow { align: true });
 /// const ANY_MINUTE: Rule = Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::SlidingLog);
 /// const ABOUT_ANY_MINUTE: Rule =
-///     Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::SlidingWindow { buckets: 6 });
+///     Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::SlidingWindow { buckets: 6, weighted: true });
 /// const BURSTS: Rule =
 ///     Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy });
 /// const EVENLY: Rule = Rule::new("mail", 100, MINUTE).with_algorithm(Algorithm::LeakyBucket { queue: 50 });
@@ -53,22 +54,36 @@ pub enum Algorithm {
     /// with [`Cause::Exceeded`](crate::Cause::Exceeded) until one of them ends. Charges without a
     /// hold are not affected.
     SlidingLog,
-    /// Counts calls in sub-windows of `P / buckets`, and weights the oldest one by its overlap with
-    /// the last period.
+    /// Counts calls in sub-windows of `P / buckets`.
     ///
-    /// This is the *sliding window counter*. With one bucket it is the previous window, weighted by
-    /// its overlap, plus the current one. For example, with 84 calls in the previous minute and 36
-    /// in the current one, which is 15 seconds old, 84 × 45/60 + 36 = 99 calls count. Sub-windows
-    /// begin on multiples of their length since 1970-01-01 00:00 UTC.
+    /// This is the *sliding window counter*, in both of its forms. Sub-windows begin on multiples of
+    /// their length since 1970-01-01 00:00 UTC.
+    ///
+    /// **Weighted**, the current sub-window and those before it count, and the oldest one by its
+    /// overlap with the last period. With one bucket it is the previous window, weighted by its
+    /// overlap, plus the current one. For example, with 84 calls in the previous minute and 36 in
+    /// the current one, which is 15 seconds old, 84 × 45/60 + 36 = 99 calls count.
     ///
     /// The weight assumes that the calls of the oldest sub-window were spread evenly. If all came
     /// at its end, a window of one period may see up to 2C - ⌈2C/S⌉ calls, where S is the length of
     /// a sub-window in milliseconds (C, if S is 1; times are the store's milliseconds). A window
     /// that is one sub-window shorter never sees more than C.
+    ///
+    /// **Simply added up**, without `weighted`, the current sub-window and the `buckets - 1` before
+    /// it count in full. Calls come back at once when their sub-window is `buckets` old, after
+    /// P - P/n to P. So a window of one period may see 2C calls, whatever the number of buckets is:
+    /// C at the end of a sub-window, and C at the start of the one that is `buckets` later. A window
+    /// that is one sub-window shorter never sees more than C. One bucket is a fixed window that is
+    /// aligned.
+    ///
+    /// To keep either form to C in any window of P, count in a period of P + P/n with n + 1 buckets.
+    /// For example, 70 seconds in 7 buckets never admit more than C in any minute.
     SlidingWindow {
         /// The number of sub-windows in a period, from 1 to 1,000. It must divide the period in
         /// milliseconds.
         buckets: u64,
+        /// Whether the oldest sub-window is weighted by its overlap with the last period.
+        weighted: bool,
     },
     /// Takes tokens from a bucket that is refilled with the count in each period.
     ///
@@ -168,7 +183,10 @@ impl Algorithm {
                 }
             }
             Self::SlidingLog => KeyTag::new("sliding-log", 2),
-            Self::SlidingWindow { buckets } => KeyTag { buckets: Some(buckets), ..KeyTag::new("sliding-", 6) },
+            Self::SlidingWindow { buckets, weighted } => {
+                let tag = if weighted { KeyTag::new("sliding-", 6) } else { KeyTag::new("sliding-sum-", 7) };
+                KeyTag { buckets: Some(buckets), ..tag }
+            }
             Self::TokenBucket { refill, .. } => match refill {
                 Refill::Greedy => KeyTag::new("bucket", 3),
                 Refill::Interval => KeyTag::new("bucket-interval", 4),
@@ -208,11 +226,12 @@ impl Algorithm {
     }
 }
 
-/// `fixed`, or `sliding-6`.
+/// `fixed`, `sliding-6`, or `sliding-sum-6`.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyTag {
     pub(crate) name: &'static str,
-    /// Stands for the name in [`KeyTag::id`]. A tag without `buckets` does not end in the bits 110.
+    /// Stands for the name in [`KeyTag::id`]. A tag without `buckets` is 7, or its low three bits are
+    /// at most 5.
     number: u64,
     /// The number of sub-windows, which is part of the tag.
     pub(crate) buckets: Option<u64>,

@@ -146,7 +146,7 @@ pub(super) const fn fault(algorithm: Algorithm, count: u64, period: u64, prefetc
         Algorithm::FixedWindow { .. } => too_large(RuleField::Count, count, LARGEST_WINDOW),
         _ if prefetch > 1 => Some(RuleFault::PrefetchUnsupported),
         Algorithm::SlidingLog => too_large(RuleField::Count, count, LogLayout::of(period).largest_count()),
-        Algorithm::SlidingWindow { buckets } => buckets_fault(buckets, count, period),
+        Algorithm::SlidingWindow { buckets, .. } => buckets_fault(buckets, count, period),
         _ if count > EXACT => too_large(RuleField::Count, count, EXACT),
         Algorithm::TokenBucket { burst, refill } => burst_fault(burst, refill, count, period),
         Algorithm::LeakyBucket { queue } => too_large(RuleField::Queue, queue, EXACT / period - 1),

@@ -12,7 +12,7 @@ const BAN: Duration = Duration::from_secs(600);
 
 /// Every algorithm that can be banned, with a period below and above those that the scripts treat alike.
 fn rules() -> Vec<Rule> {
-    let buckets = Algorithm::SlidingWindow { buckets: 5 };
+    let buckets = Algorithm::SlidingWindow { buckets: 5, weighted: true };
     let algorithms = || ALGORITHMS.into_iter().chain([buckets]);
     let of_period = |period| algorithms().map(move |algorithm| Rule::new("banned", 5, period).by(algorithm));
     of_period(MINUTE).chain(of_period(300 * SECOND)).collect()

@@ -106,7 +106,7 @@ fn sliding_bound(rule: &Rule, buckets: u32) -> u64 {
 async fn a_sliding_window_reaches_its_bound() {
     for timed in Timed::both().await {
         for (buckets, count, expected) in [(1, 100, 196), (3, 100, 190), (60, 100, 100), (1, 7, 13), (3, 7, 13)] {
-            let rule = rule(count, 60, Algorithm::SlidingWindow { buckets: buckets.into() });
+            let rule = rule(count, 60, Algorithm::SlidingWindow { buckets: buckets.into(), weighted: true });
             assert_eq!(sliding_bound(&rule, buckets), expected);
             let size = rule.period() / buckets;
             // The whole count in the last millisecond of a sub-window, then all that fits in the
@@ -121,12 +121,27 @@ async fn a_sliding_window_reaches_its_bound() {
     }
 }
 
+/// Twice the count, whatever the number of sub-windows is: at the end of one, and at the start of the one that pushes it out.
+#[tokio::test]
+async fn sub_windows_that_are_added_up_reach_twice_their_count() {
+    for timed in Timed::both().await {
+        for buckets in [1, 2, 3, 60] {
+            let rule = rule(100, 60, Algorithm::SlidingWindow { buckets: buckets.into(), weighted: false });
+            let size = rule.period() / buckets;
+            let calls = [(size - MS, 100), (rule.period(), 100)];
+            let admissions = exhaust(&timed, &rule, &calls).await;
+            assert_eq!(admissions.most_in(rule.period() - size + 2 * MS), 200, "{}", timed.of(&rule));
+            assert_eq!(admissions.most_in(rule.period() - size + MS), 100, "{}", timed.of(&rule));
+        }
+    }
+}
+
 /// The store reads its clock in whole milliseconds. A finer clock sees a period that is up to a
 /// millisecond longer.
 #[tokio::test]
 async fn a_finer_clock_sees_one_millisecond_more_of_a_sliding_window() {
     for timed in Timed::both().await {
-        let rule = rule(100, 60, Algorithm::SlidingWindow { buckets: 3 });
+        let rule = rule(100, 60, Algorithm::SlidingWindow { buckets: 3, weighted: true });
         let calls = [(19 * MS + 999 * MICRO, 100), (79 * MS, 95)];
         assert_eq!(exhaust(&timed, &rule, &calls).await.most_in(rule.period()), 195, "{}", timed.of(&rule));
     }
@@ -259,7 +274,7 @@ async fn no_sliding_log_admits_more_than_its_count() {
 #[tokio::test]
 async fn no_sliding_window_admits_more_than_its_bound() {
     for (count, period, buckets) in [(1, 1, 1), (3, 7, 1), (9, 4, 1), (20, 9, 1), (3, 12, 3), (20, 12, 3), (20, 6, 6)] {
-        let rule = rule(count, period, Algorithm::SlidingWindow { buckets: buckets.into() });
+        let rule = rule(count, period, Algorithm::SlidingWindow { buckets: buckets.into(), weighted: true });
         let (bound, shorter) = (sliding_bound(&rule, buckets), rule.period() - rule.period() / buckets);
         let mut most = 0;
         schedules(&rule, |admissions| {
@@ -270,6 +285,26 @@ async fn no_sliding_window_admits_more_than_its_bound() {
             most = most.max(reached);
         })
         .await;
+        assert_eq!(most, bound, "the schedules do not reach what they are to look for: {rule:?}");
+    }
+}
+
+/// A window that is one sub-window shorter never admits more than the count.
+#[tokio::test]
+async fn no_sub_windows_that_are_added_up_admit_more_than_twice_the_count() {
+    for (count, period, buckets) in [(1, 1, 1), (3, 7, 1), (3, 12, 3), (20, 12, 3), (5, 8, 2), (20, 6, 6)] {
+        let rule = rule(count, period, Algorithm::SlidingWindow { buckets: buckets.into(), weighted: false });
+        let mut most = 0;
+        schedules(&rule, |admissions| {
+            let in_ms = admissions.in_ms();
+            let reached = in_ms.most_in(rule.period());
+            assert!(reached <= 2 * count, "{rule:?}: {reached} in {in_ms:?}");
+            assert!(in_ms.most_in(rule.period() - rule.period() / buckets) <= count, "{rule:?}: {in_ms:?}");
+            most = most.max(reached);
+        })
+        .await;
+        // Sub-windows of one millisecond have no end that is not their start.
+        let bound = if period == u64::from(buckets) { count } else { 2 * count };
         assert_eq!(most, bound, "the schedules do not reach what they are to look for: {rule:?}");
     }
 }

@@ -162,9 +162,11 @@ async fn a_missing_key_and_an_outage_are_counted_as_outcomes() {
     Limiter::in_memory().scope(keyed(None)).await.unwrap_err();
     assert_eq!(recorder.take(), counted([("decisions_total rule=keyed outcome=missing_key", 1)]));
 
-    for (policy, outcome, word) in
-        [(OnStoreError::Local, "admitted", "local"), (OnStoreError::Deny, "unavailable", "deny")]
-    {
+    for (policy, outcome, word) in [
+        (OnStoreError::Local, "admitted", "local"),
+        (OnStoreError::Allow, "admitted", "allow"),
+        (OnStoreError::Deny, "unavailable", "deny"),
+    ] {
         let builder = Limiter::builder("redis://127.0.0.1:1").lazy().instances(1).on_store_error(policy);
         let limiter = builder.build().await.unwrap();
         let _ = limiter.acquire(&Rule::new("item", 100, MINUTE), SECRET).await;

@@ -197,7 +197,7 @@ async fn a_denial_applies_only_to_its_own_cost_count_and_counter() {
 async fn a_changed_period_or_algorithm_starts_a_new_counter() {
     for timed in Timed::both().await {
         let (limiter, key) = (&timed.limiter, fresh_key());
-        let periods = [PERIOD, PERIOD + Duration::from_millis(1), SECOND, 6 * PERIOD];
+        let periods = [PERIOD, PERIOD + Duration::from_millis(2), SECOND, 6 * PERIOD];
         let counters = ALGORITHMS.map(|algorithm| periods.map(|period| (algorithm, period)));
         for (algorithm, period) in counters.into_iter().flatten() {
             let rule = Rule::new("state", 3, period).by(algorithm);

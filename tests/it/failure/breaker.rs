@@ -53,7 +53,7 @@ async fn the_breaker_opens_once_for_hundreds_of_callers() {
     let refused = at_once(limiter.acquire(&rule, 1)).expect("the breaker is open").unwrap_err();
     assert_eq!((refused.cause(), refused.retry_after()), (Cause::Unavailable, None));
     let words = refused.to_string();
-    assert!(words.contains(&format!("127.0.0.1:{}: ", server.port())) && words.contains(" (for "), "{words}");
+    assert!(words.contains(&format!("127.0.0.1:{}: ", server.port())), "{words}");
     server.cont();
     decides_again(&limiter).await;
 }

@@ -122,7 +122,7 @@ fn the_checker_finds_more_in_use_than_the_count() {
 #[test]
 fn the_checker_finds_more_admitted_in_a_period_than_the_bound() {
     let history = |third_at| {
-        let mut windows = hand(2, 100, Algorithm::SlidingWindow { buckets: 1 });
+        let mut windows = hand(2, 100, Algorithm::SlidingWindow { buckets: 1, weighted: true });
         windows.admitted((0, 0), 2, 0, 200);
         windows.admitted((third_at, third_at), 2, 0, 200);
         windows

@@ -11,12 +11,13 @@ use tokio::task::JoinSet;
 use crate::support::{ALIGNED, FIXED, LOG, Timed, fresh_key};
 
 const PERIOD: Duration = Duration::from_secs(1);
-const ALGORITHMS: [Algorithm; 8] = [
+const ALGORITHMS: [Algorithm; 9] = [
     FIXED,
     ALIGNED,
     LOG,
-    Algorithm::SlidingWindow { buckets: 1 },
-    Algorithm::SlidingWindow { buckets: 5 },
+    Algorithm::SlidingWindow { buckets: 1, weighted: true },
+    Algorithm::SlidingWindow { buckets: 5, weighted: true },
+    Algorithm::SlidingWindow { buckets: 2, weighted: false },
     Algorithm::TokenBucket { burst: 7, refill: Refill::Greedy },
     Algorithm::TokenBucket { burst: 7, refill: Refill::Interval },
     Algorithm::LeakyBucket { queue: 4 },
@@ -173,7 +174,7 @@ fn charges(seed: u64) -> Vec<Rule> {
 /// All but leaky buckets: a caller who leaves gives its slot back at a time that is not in the
 /// history.
 fn charges_without_slots(seed: u64) -> Vec<Rule> {
-    charges_by(&ALGORITHMS[..7], seed)
+    charges_by(&ALGORITHMS[..8], seed)
 }
 
 fn charges_by(algorithms: &[Algorithm], seed: u64) -> Vec<Rule> {

@@ -57,6 +57,28 @@ async fn sliding_window_with_buckets_fades_the_oldest_bucket() {
     assert_eq!(run_at_once(async |limiter| dynamic(limiter, 4).await).await, (4, 67_500));
 }
 
+/// Four calls in the first sub-window. All of them count until it began a minute ago.
+#[tokio::test]
+async fn sliding_window_without_weights_adds_up_its_buckets() {
+    #[limit_request_per_time("item", 1, Minutes, 4, algorithm = SlidingWindow(weighted = false), limiter = limiter)]
+    async fn one(limiter: &Limiter) -> R {
+        Ok(())
+    }
+    #[limit_request_per_time("item", 1, Minutes, 4, algorithm = SlidingWindow(buckets = 6, weighted = false),
+        limiter = limiter)]
+    async fn six(limiter: &Limiter) -> R {
+        Ok(())
+    }
+    #[limit_request_per_time("item", 1, Minutes, 4, algorithm = SlidingWindow(buckets = 2, weighted = true),
+        limiter = limiter)]
+    async fn weighted(limiter: &Limiter) -> R {
+        Ok(())
+    }
+    assert_eq!(run_at_once(one).await, (4, 60_000));
+    assert_eq!(run_at_once(six).await, (4, 60_000));
+    assert_eq!(run_at_once(weighted).await, (4, 67_500));
+}
+
 #[tokio::test]
 async fn token_bucket_has_a_burst_and_a_refill() {
     const BURST: u64 = 5;

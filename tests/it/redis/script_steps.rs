@@ -17,7 +17,7 @@ use redis::Value;
 use crate::support::{BUCKET, By, FIXED, LOG, limiter_on};
 
 const MOST_STEPS: i64 = 64_000;
-const BUCKETS: Algorithm = Algorithm::SlidingWindow { buckets: 1_000 };
+const BUCKETS: Algorithm = Algorithm::SlidingWindow { buckets: 1_000, weighted: true };
 const KEYS: u64 = 64;
 
 /// Stands in front of a script. Commands are eight steps; calls of functions, and 64 bytes of their

@@ -19,14 +19,15 @@ use ratelimit_runtime::{
 pub(crate) const FIXED: Algorithm = Algorithm::FixedWindow { align: false };
 pub(crate) const ALIGNED: Algorithm = Algorithm::FixedWindow { align: true };
 pub(crate) const LOG: Algorithm = Algorithm::SlidingLog;
-pub(crate) const SLIDING: Algorithm = Algorithm::SlidingWindow { buckets: 1 };
+pub(crate) const SLIDING: Algorithm = Algorithm::SlidingWindow { buckets: 1, weighted: true };
+pub(crate) const ADDED_UP: Algorithm = Algorithm::SlidingWindow { buckets: 2, weighted: false };
 /// These hold the rule's count, see [`By::by`].
 pub(crate) const BUCKET: Algorithm = Algorithm::TokenBucket { burst: 1, refill: Refill::Greedy };
 pub(crate) const INTERVAL: Algorithm = Algorithm::TokenBucket { burst: 1, refill: Refill::Interval };
 /// Algorithms that count a charge in full until a time, and then not at all.
 pub(crate) const WINDOWS: [Algorithm; 3] = [FIXED, ALIGNED, LOG];
 /// All algorithms that answer at once.
-pub(crate) const ALGORITHMS: [Algorithm; 6] = [FIXED, ALIGNED, LOG, SLIDING, BUCKET, INTERVAL];
+pub(crate) const ALGORITHMS: [Algorithm; 7] = [FIXED, ALIGNED, LOG, SLIDING, BUCKET, INTERVAL, ADDED_UP];
 
 /// A rule counted by an algorithm, whatever its count.
 pub(crate) trait By {
@@ -46,7 +47,9 @@ impl By for Rule {
 /// Longest time that a charge counts, for a token bucket of [`By::by`].
 pub(crate) fn lifetime(rule: &Rule) -> Duration {
     match rule.algorithm() {
-        Algorithm::SlidingWindow { buckets } => rule.period() + rule.period() / u32::try_from(buckets).unwrap(),
+        Algorithm::SlidingWindow { buckets, weighted: true } => {
+            rule.period() + rule.period() / u32::try_from(buckets).unwrap()
+        }
         _ => rule.period(),
     }
 }

@@ -124,7 +124,8 @@ async fn a_parser_of_structured_fields_reads_any_rule_name() {
 #[tokio::test]
 async fn the_largest_numbers_are_still_integers_of_a_structured_field() {
     let millisecond = Duration::from_millis(1);
-    let rule = Rule::new("item", 1 << 52, millisecond).with_algorithm(Algorithm::SlidingWindow { buckets: 1 });
+    let rule =
+        Rule::new("item", 1 << 52, millisecond).with_algorithm(Algorithm::SlidingWindow { buckets: 1, weighted: true });
     let (router, _clock) = limited(Limit::new(rule)).await;
     let response = send(&router, anonymous()).await;
     assert_eq!(response.status(), 200);

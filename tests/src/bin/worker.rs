@@ -22,7 +22,7 @@ async fn main() {
     let rule = Rule::new("exact", count, period).with_algorithm(match algorithm.as_str() {
         "fixed" => Algorithm::FixedWindow { align: false },
         "log" => Algorithm::SlidingLog,
-        "sliding" => Algorithm::SlidingWindow { buckets: 1 },
+        "sliding" => Algorithm::SlidingWindow { buckets: 1, weighted: true },
         "bucket" => Algorithm::TokenBucket { burst: count, refill: Refill::Greedy },
         other => panic!("{other} is no algorithm"),
     });

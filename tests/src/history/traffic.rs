@@ -33,7 +33,11 @@ pub const TRAFFIC_RULES: [(Rule, u64, bool); 13] = [
     (Rule::new("refunded", 20, ms(300)).with_denial_cache(false), 1, false),
     (Rule::new("log", 15, ms(400)).with_algorithm(Algorithm::SlidingLog), 1, true),
     (Rule::new("reserved", 100, ms(1_000)).with_algorithm(Algorithm::SlidingLog).with_denial_cache(false), 1, false),
-    (Rule::new("sliding", 50, ms(500)).with_algorithm(Algorithm::SlidingWindow { buckets: 10 }), 1, true),
+    (
+        Rule::new("sliding", 50, ms(500)).with_algorithm(Algorithm::SlidingWindow { buckets: 10, weighted: true }),
+        1,
+        true,
+    ),
     (
         Rule::new("bucket", 50, ms(1_000)).with_algorithm(Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy }),
         1,

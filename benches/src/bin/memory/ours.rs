@@ -32,7 +32,7 @@ const fn rule(prefix: &'static str, name: Name, refused: bool) -> Rule {
     let count = count(name, refused);
     let algorithm = match name {
         Name::FixedWindow => Algorithm::FixedWindow { align: false },
-        Name::SlidingWindow => Algorithm::SlidingWindow { buckets: 1 },
+        Name::SlidingWindow => Algorithm::SlidingWindow { buckets: 1, weighted: true },
         Name::TokenBucket => Algorithm::TokenBucket { burst: count, refill: Refill::Greedy },
         Name::SlidingLog => Algorithm::SlidingLog,
         Name::LeakyBucket => Algorithm::LeakyBucket { queue: 0 },

@@ -143,6 +143,11 @@ fn values() {
         ("algorithm = LeakyBucket()", "`LeakyBucket` needs to know how many may wait: LeakyBucket(queue = 50)"),
         ("algorithm = LeakyBucket(queue = -1)", "`queue` must be at least 0, for example queue = 1"),
         ("algorithm = SlidingWindow(buckets = 1001)", "`buckets` must be at most 1000, for example buckets = 60"),
+        ("algorithm = SlidingWindow(weighted = 0)", "`weighted` is `true` or `false`"),
+        (
+            "algorithm = SlidingWindow(burst = 5)",
+            "unknown option `burst` of `SlidingWindow`, expected `buckets` or `weighted`",
+        ),
         ("algorithm = TokenBucket(refill = Intervall)", "unknown refill `Intervall`, did you mean `Interval`?"),
         ("prefetch = 5, algorithm = SlidingLog", "`prefetch` needs `algorithm = FixedWindow`, not `SlidingLog`"),
         ("cost = Elapsed", "`Elapsed` needs `algorithm = SlidingLog`, not `FixedWindow`"),

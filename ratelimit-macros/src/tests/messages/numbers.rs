@@ -149,8 +149,12 @@ fn numbers_that_an_algorithm_can_store() {
     let algorithms: [(&str, &str, &str, Make); 8] = [
         ("count", "{n}", "FixedWindow", &|n, ms| rule("a", n, ms, 1)),
         ("count", "{n}", "SlidingLog", &|n, ms| made(n, ms, Algorithm::SlidingLog)),
-        ("count", "{n}", "SlidingWindow", &|n, ms| made(n, ms, Algorithm::SlidingWindow { buckets: 1 })),
-        ("count", "{n}", "SlidingWindow(buckets = 4)", &|n, ms| made(n, ms, Algorithm::SlidingWindow { buckets: 4 })),
+        ("count", "{n}", "SlidingWindow", &|n, ms| {
+            made(n, ms, Algorithm::SlidingWindow { buckets: 1, weighted: true })
+        }),
+        ("count", "{n}", "SlidingWindow(buckets = 4)", &|n, ms| {
+            made(n, ms, Algorithm::SlidingWindow { buckets: 4, weighted: true })
+        }),
         ("count", "{n}", "TokenBucket", &|n, ms| {
             let bucket = Algorithm::TokenBucket { burst: 0, refill: Refill::Greedy };
             with_algorithm_of_count(unchecked_rule("a", n, ms, 1), bucket)

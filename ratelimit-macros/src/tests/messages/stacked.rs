@@ -141,6 +141,10 @@ fn one_counter_twice() {
         ("\"a\", 1, Minutes, 5, key = (a, b)", "prefix = \"a\", key = (a, b), unit = Minutes, count = 50"),
         ("\"a\", 60, Seconds, 5", "\"a\", 1, Minutes, 50, algorithm = FixedWindow(align = false), shadow = true"),
         ("A, TTL, Days, 5, algorithm = SlidingWindow", "A, TTL, Days, 9, algorithm = SlidingWindow(buckets = 1)"),
+        (
+            "A, 1, Days, 5, algorithm = SlidingWindow(weighted = false)",
+            "A, 1, Days, 9, algorithm = SlidingWindow(weighted = false, buckets = 1)",
+        ),
         ("\"a\", 1, Days, 5, algorithm = TokenBucket", "\"a\", 1, Days, 5, algorithm = TokenBucket(burst = 9)"),
     ] {
         check(first, &format!("#[limit_request_per_time({second})] {FN}"), &[twice]);
@@ -167,6 +171,10 @@ fn one_counter_twice() {
         ("\"a\", 1, Minutes, 5, key = from", "\"a\", 1, Minutes, 5, key = to"),
         ("\"a\", 1, Minutes, 5", "\"a\", 1, Hours, 50"),
         ("\"a\", 1, Minutes, 5", "\"a\", 1, Minutes, 5, algorithm = FixedWindow(align = true)"),
+        (
+            "\"a\", 1, Days, 5, algorithm = SlidingWindow(buckets = 2)",
+            "\"a\", 1, Days, 5, algorithm = SlidingWindow(buckets = 2, weighted = false)",
+        ),
         (
             "\"a\", 1, Days, 5, algorithm = TokenBucket(refill = Greedy)",
             "\"a\", 1, Days, 5, algorithm = TokenBucket(refill = Interval)",

@@ -32,7 +32,7 @@ async fn too_large() -> R {
     Ok(())
 }
 
-#[limit_request_per_time(rule = FIXED.with_algorithm(Algorithm::SlidingWindow { buckets: 7 }))]
+#[limit_request_per_time(rule = FIXED.with_algorithm(Algorithm::SlidingWindow { buckets: 7, weighted: true }))]
 async fn unequal_buckets() -> R {
     Ok(())
 }

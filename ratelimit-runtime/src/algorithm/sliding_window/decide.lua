@@ -9,7 +9,9 @@
 -- server hashes each string that Lua makes, byte by byte. So a charge in the newest sub-window
 -- writes 24 bytes, and only one that moves on writes the whole string.
 --
--- cost, count, size (ms of a sub-window), buckets
+-- cost, count, size (ms of a sub-window)
+-- earlier   sub-windows that count beside the current one
+-- weighted  1 if the oldest one counts by its overlap with the last period, 0 if in full
 -- returns  after a charge: ms until no charge counts, the sub-window, and the use. Otherwise false
 --          if nothing counts, or '+' ('-' if the cost does not fit), the ms, the use, and the
 --          string
@@ -17,7 +19,7 @@ value = value or call('GET', key)
 local left, current, sum = 0, nil, 0
 if value then
   current, sum = struct.unpack('<dd', value)
-  local stops = (current + 1 + buckets) * size
+  local stops = (current + 1 + earlier) * size
   left = now and math.max(stops - now, 0) or call('PTTL', key)
   if left < 0 or not (left <= stops - current * size) then -- no expiry, the server's clock was set back, or a ban
     if current == 1e999 then
@@ -30,7 +32,7 @@ if value then
       now = time[1] * 1000 + math.floor(time[2] / 1000)
     end
     current = math.floor(now / size)
-    left = (current + 1 + buckets) * size - now
+    left = (current + 1 + earlier) * size - now
     value = struct.pack('<ddd', current, sum, sum)
     call('SET', key, value, 'PXAT', string.format('%.0f', now + left))
   elseif not now then
@@ -51,7 +53,7 @@ end
 
 -- Sub-windows since the last charge, counts that are stored, and counts that have not expired.
 local passed, stored = math.floor(now / size) - current, value and #value / 8 - 2 or 0
-local kept = math.min(stored, buckets + 1 - passed)
+local kept = math.min(stored, earlier + 1 - passed)
 local used = sum
 if kept < stored then
   local dropped = { struct.unpack('<' .. string.rep('d', stored - kept), value, 17 + 8 * kept) }
@@ -60,7 +62,7 @@ if kept < stored then
   end
   sum = used
 end
-if value and kept + passed > buckets then
+if value and kept + passed > earlier and weighted > 0 then
   local oldest = struct.unpack('<d', value, 9 + 8 * kept)
   used = used - oldest + math.ceil(oldest * (size - now % size) / size)
 end
@@ -76,7 +78,7 @@ if value and passed == 0 then
   value = nil
 else
   local older = value and string.rep('\0', 8 * (passed - 1)) .. string.sub(value, 17, 16 + 8 * kept) or ''
-  local stops = (current + 1 + buckets) * size
+  local stops = (current + 1 + earlier) * size
   local low = stops % 1e7 -- `%d` is fast, but limited to 2^31 on some servers
   left, value = stops - now, struct.pack('<ddd', current, sum, cost) .. older
   call('SET', key, value, 'PXAT', string.format('%d%07d', (stops - low) / 1e7, low))

@@ -1,5 +1,5 @@
 //! Sliding window: sub-windows, the oldest of which is weighted by its overlap with the last
-//! period.
+//! period, or all of which are simply added up.
 //!
 //! The *sliding window counter* of the textbooks, with one sub-window or with several.
 
@@ -32,71 +32,82 @@ pub(crate) struct SlidingWindow {
 /// In the end of a ban.
 const BAN: u64 = 1 << 62;
 
-/// Charges of each sub-window, the last one first, at most one more than the rule has buckets.
+/// Charges of each sub-window that counts, the last one first.
 #[derive(Debug)]
 enum SubWindows {
-    /// For one bucket. The first number is one more than the charges: as it is never 0, both
+    /// For one weighted bucket. The first number is one more than the charges: as it is never 0, both
     /// variants take two words.
     Two(NonZeroU64, u64),
     #[allow(clippy::box_collection)] // see above
     Many(Box<VecDeque<u64>>),
 }
 
-/// Number of sub-windows in a period, and the length of each.
+/// The sub-windows that count.
 #[derive(Clone, Copy)]
 struct WindowLayout {
-    buckets: u64,
+    /// The number of sub-windows before the current one.
+    earlier: u64,
     size_ms: u64,
+    /// The oldest one counts by its overlap with the last period, and not in full.
+    is_weighted: bool,
 }
 
 impl WindowLayout {
     #[inline]
     fn of(rule: &Rule) -> Self {
         match rule.algorithm() {
-            Algorithm::SlidingWindow { buckets } if buckets > 1 => {
-                Self { buckets, size_ms: rule.period_ms() / buckets }
+            Algorithm::SlidingWindow { buckets, weighted: true } if buckets > 1 => {
+                Self { earlier: buckets, size_ms: rule.period_ms() / buckets, is_weighted: true }
             }
-            _ => Self { buckets: 1, size_ms: rule.period_ms() },
+            Algorithm::SlidingWindow { buckets, weighted: false } if buckets > 0 => {
+                Self { earlier: buckets - 1, size_ms: rule.period_ms() / buckets, is_weighted: false }
+            }
+            _ => Self { earlier: 1, size_ms: rule.period_ms(), is_weighted: true },
         }
     }
 
     /// Time from the start of a sub-window until its charges no longer count.
     #[inline]
     fn counts_ms(self) -> u64 {
-        (1 + self.buckets) * self.size_ms
+        (1 + self.earlier) * self.size_ms
     }
 
     /// Charges of the oldest sub-window by their weight, when a part of the current one has passed.
     #[inline]
     fn weighted(self, charges: u64, passed_ms: u64) -> u64 {
-        if charges == 0 { 0 } else { (charges * (self.size_ms - passed_ms)).div_ceil(self.size_ms) }
+        match charges {
+            0 => 0,
+            _ if !self.is_weighted => charges,
+            _ => (charges * (self.size_ms - passed_ms)).div_ceil(self.size_ms),
+        }
     }
 
     /// `charged`: charges of the sub-window that is so many places before the current one.
     #[inline(always)]
     #[allow(clippy::inline_always)] // one bucket has no loop
     fn evaluate(self, rule: &Rule, cost: u64, passed_ms: u64, charged: impl Fn(u64) -> u64) -> Evaluation {
-        let Self { buckets, size_ms } = self;
-        let mut whole: u64 = (0..buckets).map(&charged).sum();
-        let used = whole + self.weighted(charged(buckets), passed_ms);
+        let Self { earlier, size_ms, is_weighted } = self;
+        let mut whole: u64 = (0..earlier).map(&charged).sum();
+        let used = whole + self.weighted(charged(earlier), passed_ms);
         let remaining = rule.count().saturating_sub(used);
-        let newest = (0..=buckets).find(|&back| charged(back) > 0);
-        let reset_after_ms = newest.map_or(0, |back| (1 + buckets - back) * size_ms - passed_ms);
+        let newest = (0..=earlier).find(|&back| charged(back) > 0);
+        let reset_after_ms = newest.map_or(0, |back| (1 + earlier - back) * size_ms - passed_ms);
         if cost <= remaining {
             return Evaluation::new(rule, remaining, reset_after_ms, None);
         }
-        // Searches the first future sub-window in which the oldest has faded enough for the cost.
+        // Searches the first future sub-window in which the oldest fades enough for the cost, or
+        // leaves enough room.
         let mut retry_after_ms = reset_after_ms;
-        for ahead in 0..=buckets {
-            let oldest = charged(buckets - ahead);
+        for ahead in 0..=earlier {
+            let oldest = charged(earlier - ahead);
             if let Some(room) = rule.count().checked_sub(whole.saturating_add(cost)) {
                 let faded = (room * size_ms).checked_div(oldest).map_or(0, |weight| size_ms - weight.min(size_ms));
-                if faded < size_ms {
+                if faded == 0 || is_weighted && faded < size_ms {
                     retry_after_ms = ahead * size_ms + faded - passed_ms;
                     break;
                 }
             }
-            whole -= if ahead < buckets { charged(buckets - ahead - 1) } else { 0 };
+            whole -= if ahead < earlier { charged(earlier - ahead - 1) } else { 0 };
         }
         Evaluation::new(rule, remaining, reset_after_ms, Some(retry_after_ms))
     }
@@ -123,9 +134,11 @@ impl SubWindows {
     }
 
     /// From the charges of each sub-window, the last one first.
-    fn new(buckets: u64, charges: VecDeque<u64>) -> Self {
-        match buckets {
-            1 => Self::two(charges.front().copied().unwrap_or(0), charges.get(1).copied().unwrap_or(0)),
+    fn new(layout: WindowLayout, charges: VecDeque<u64>) -> Self {
+        match layout {
+            WindowLayout { earlier: 1, is_weighted: true, .. } => {
+                Self::two(charges.front().copied().unwrap_or(0), charges.get(1).copied().unwrap_or(0))
+            }
             _ => Self::Many(Box::new(charges)),
         }
     }
@@ -159,15 +172,15 @@ impl SubWindows {
     }
 
     /// Moves on by some sub-windows.
-    fn slide(&mut self, ahead: u64, buckets: u64) {
+    fn slide(&mut self, ahead: u64, earlier: u64) {
         match self {
             _ if ahead == 0 => {}
             Self::Two(last, _) => *self = Self::two(0, if ahead == 1 { last.get() - 1 } else { 0 }),
             Self::Many(charges) => {
-                for _ in 0..ahead.min(buckets + 1) {
+                for _ in 0..ahead.min(earlier + 1) {
                     charges.push_front(0);
                 }
-                charges.truncate(usize::try_from(buckets + 1).unwrap_or(usize::MAX));
+                charges.truncate(usize::try_from(earlier + 1).unwrap_or(usize::MAX));
             }
         }
     }
@@ -221,7 +234,7 @@ impl MemoryState for SlidingWindow {
     fn restart(&mut self, rule: &Rule, now_us: u64) {
         let (layout, millis) = (WindowLayout::of(rule), now_us / 1000);
         let start_ms = millis - millis % layout.size_ms;
-        let charged = SubWindows::new(layout.buckets, VecDeque::new());
+        let charged = SubWindows::new(layout, VecDeque::new());
         *self = Self { expires_at_ms: start_ms + layout.counts_ms(), charged };
     }
 
@@ -270,13 +283,13 @@ impl MemoryState for SlidingWindow {
     fn commit(&mut self, query: &ChargeQuery<'_>, amount: u64, now_us: u64) -> [u64; 2] {
         let layout = WindowLayout::of(query.rule);
         let CurrentWindow { start_ms, ahead, .. } = self.current(layout, now_us / 1000);
-        self.charged.slide(ahead, layout.buckets);
+        self.charged.slide(ahead, layout.earlier);
         self.charged.set(0, self.charged.get(0) + amount);
         self.expires_at_ms = start_ms + layout.counts_ms();
         [start_ms, 0]
     }
 
-    /// For one bucket, if the clock was not set back.
+    /// For one weighted bucket, if the clock was not set back.
     #[inline(always)]
     #[allow(clippy::inline_always)] // in each call
     fn charge_at_once(
@@ -286,9 +299,10 @@ impl MemoryState for SlidingWindow {
         time: &mut LockedTime<'_>,
         outcome: &mut Outcome,
     ) -> Option<bool> {
-        let (layout, now_ms) = (WindowLayout::of(rule), time.ms());
+        // `restart` gives only one weighted bucket two of them, and what was not restarted has expired.
         let SubWindows::Two(last, previous) = &self.charged else { return None };
-        if layout.buckets > 1 || self.expires_at_ms <= now_ms || now_ms < self.start_ms(layout) {
+        let (layout, now_ms) = (WindowLayout { earlier: 1, size_ms: rule.period_ms(), is_weighted: true }, time.ms());
+        if self.expires_at_ms <= now_ms || now_ms < self.start_ms(layout) {
             return None;
         }
         let CurrentWindow { start_ms, ahead, passed_ms } = self.current(layout, now_ms);
@@ -296,7 +310,6 @@ impl MemoryState for SlidingWindow {
         let remaining = rule.count().saturating_sub(last + layout.weighted(previous, passed_ms));
         if cost > remaining {
             let charged = |back| if back == 0 { last } else { previous };
-            let layout = WindowLayout { buckets: 1, ..layout };
             *outcome = Outcome::new(layout.evaluate(rule, cost, passed_ms, charged).decision, [0; 2]);
             return Some(false);
         }
@@ -321,8 +334,8 @@ impl MemoryState for SlidingWindow {
         let Some(since_ms) = start_ms.checked_sub(charged_at_ms) else { return 0 };
         // Places before the current sub-window, and before the last one with a charge.
         let place = since_ms / layout.size_ms;
-        let (Some(back), true) = (place.checked_sub(ahead), place <= layout.buckets) else { return 0 };
-        let weight = |charged| if place < layout.buckets { charged } else { layout.weighted(charged, passed_ms) };
+        let (Some(back), true) = (place.checked_sub(ahead), place <= layout.earlier) else { return 0 };
+        let weight = |charged| if place < layout.earlier { charged } else { layout.weighted(charged, passed_ms) };
         let charged = self.charged.get(back);
         let left = charged - cost.min(charged);
         self.charged.set(back, left);
@@ -337,7 +350,7 @@ impl MemoryState for SlidingWindow {
 impl RedisScript for SlidingWindow {
     const SCRIPTS: &'static [LuaScript] = &[LuaScript {
         decide: include_str!("decide.lua"),
-        args: "cost, count, size, buckets",
+        args: "cost, count, size, earlier, weighted",
         first_of_many: "cost * n",
         place: "granted + n - 1",
         stored: "value",
@@ -346,21 +359,22 @@ impl RedisScript for SlidingWindow {
         ban: ban_of_string!("struct.pack('<dd', 1e999, ban)"),
         unban: UNBAN,
         refund: include_str!("refund.lua"),
-        refund_args: "cost, size, buckets, charged",
+        refund_args: "cost, size, earlier, weighted, charged",
     }];
 
     fn args(charge: &Charge) -> PackedNumbers {
-        let WindowLayout { buckets, size_ms } = WindowLayout::of(&charge.rule);
-        pack([charge.cost, charge.rule.count(), size_ms, buckets])
+        let WindowLayout { earlier, size_ms, is_weighted } = WindowLayout::of(&charge.rule);
+        pack([charge.cost, charge.rule.count(), size_ms, earlier, is_weighted.into()])
     }
 
     fn refund_args(charge: &Charge) -> PackedNumbers {
-        let (WindowLayout { buckets, size_ms }, [charged, _]) = (WindowLayout::of(&charge.rule), charge.receipt);
-        pack([charge.cost, size_ms, buckets, charged])
+        let WindowLayout { earlier, size_ms, is_weighted } = WindowLayout::of(&charge.rule);
+        let [charged, _] = charge.receipt;
+        pack([charge.cost, size_ms, earlier, is_weighted.into(), charged])
     }
 
     fn steps(rule: &Rule) -> u64 {
-        80 + 2 * WindowLayout::of(rule).buckets
+        80 + 2 * WindowLayout::of(rule).earlier
     }
 
     fn parse_reply(charge: &Charge, charged: bool, reply: &Value) -> Option<(Evaluation, [u64; 2])> {
@@ -377,11 +391,11 @@ impl RedisScript for SlidingWindow {
         let mut numbers = unpack(numbers);
         let [left_ms, _used, current, _sum] = [numbers.next()??, numbers.next()??, numbers.next()??, numbers.next()??];
         let counts = numbers.collect::<Option<VecDeque<_>>>()?;
-        let WindowLayout { buckets, size_ms } = WindowLayout::of(rule);
-        let expires_at_ms = current.checked_add(1 + buckets)?.checked_mul(size_ms)?;
+        let layout @ WindowLayout { earlier, size_ms, .. } = WindowLayout::of(rule);
+        let expires_at_ms = current.checked_add(1 + earlier)?.checked_mul(size_ms)?;
         let now_ms = expires_at_ms.checked_sub(left_ms)?;
         counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(*count))?.checked_mul(size_ms)?;
-        let sub_windows = Self { expires_at_ms, charged: SubWindows::new(buckets, counts) };
+        let sub_windows = Self { expires_at_ms, charged: SubWindows::new(layout, counts) };
         let cost = if charged && *sign == b'+' { 0 } else { cost };
         Some((sub_windows.evaluate_ms(rule, cost, now_ms), [current, 0]))
     }

@@ -1,4 +1,4 @@
--- cost, size (ms of a sub-window), buckets
+-- cost, size (ms of a sub-window), earlier, weighted: as in decide.lua
 -- charged  number of the charge's sub-window
 -- returns  amount refunded: the weight that the charge still had
 local value = call('GET', key)
@@ -7,9 +7,9 @@ if left <= 0 then
   return 0
 end
 local current, sum = struct.unpack('<dd', value)
-local now = math.max((current + 1 + buckets) * size - left, current * size)
+local now = math.max((current + 1 + earlier) * size - left, current * size)
 local at, age = 17 + 8 * (current - charged), math.floor(now / size) - charged
-if age > buckets or at < 17 or at > #value then
+if age > earlier or at < 17 or at > #value then
   return 0
 end
 local before = struct.unpack('<d', value, at)
@@ -21,7 +21,7 @@ else
   call('SETRANGE', key, '8', struct.pack('<d', sum))
   call('SETRANGE', key, at - 1, struct.pack('<d', after))
 end
-if age == buckets then
+if age == earlier and weighted > 0 then
   local weight = size - now % size
   before, after = math.ceil(before * weight / size), math.ceil(after * weight / size)
 end

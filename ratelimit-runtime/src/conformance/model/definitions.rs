@@ -77,7 +77,14 @@ const DEFINITIONS: &[Definition] = &[
         ..WHOLE
     },
     Definition {
-        examples: &[by_sub_windows(1), by_sub_windows(3), by_sub_windows(7)],
+        examples: &[
+            by_sub_windows(1, true),
+            by_sub_windows(3, true),
+            by_sub_windows(7, true),
+            by_sub_windows(1, false),
+            by_sub_windows(2, false),
+            by_sub_windows(5, false),
+        ],
         spent: sub_windows::spent,
         refund: sub_windows::refund,
         tells_resets_apart: false,
@@ -112,8 +119,8 @@ const DEFINITIONS: &[Definition] = &[
     Definition { examples: &[Algorithm::Concurrent], refund: |_, _, _, _| unreachable!("places are held"), ..WHOLE },
 ];
 
-const fn by_sub_windows(buckets: u64) -> Algorithm {
-    Algorithm::SlidingWindow { buckets }
+const fn by_sub_windows(buckets: u64, weighted: bool) -> Algorithm {
+    Algorithm::SlidingWindow { buckets, weighted }
 }
 
 const fn by_tokens(burst: u64, refill: Refill) -> Algorithm {

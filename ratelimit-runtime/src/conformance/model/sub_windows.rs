@@ -4,9 +4,9 @@ use super::{
     state::{ModelCounter, RefundedCharge},
     units::{ceil, period_ms},
 };
-use crate::Rule;
+use crate::{Algorithm, Rule};
 
-/// The number of sub-windows, and the length of each.
+/// The number of sub-windows in a period, and the length of each.
 fn layout_ms(rule: &Rule) -> (i128, i128) {
     let buckets = rule.algorithm().key_tag().buckets.unwrap_or(1).into();
     (buckets, period_ms(rule) / buckets)
@@ -20,7 +20,10 @@ pub(super) fn spent(counter: &ModelCounter, rule: &Rule, at_us: i128) -> i128 {
         inside.map(|charge| charge.cost).sum()
     };
     let full: i128 = (current - buckets + 1..=current).map(charged).sum();
-    full + ceil(charged(current - buckets) * (length - elapsed), length)
+    match rule.algorithm() {
+        Algorithm::SlidingWindow { weighted: false, .. } => full,
+        _ => full + ceil(charged(current - buckets) * (length - elapsed), length),
+    }
 }
 
 pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunded: &RefundedCharge) -> i128 {

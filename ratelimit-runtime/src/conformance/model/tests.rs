@@ -99,7 +99,7 @@ fn a_log_forgets_each_charge_after_one_period() {
 #[test]
 fn a_window_weights_what_came_before() {
     // 84 in the last minute, 36 in this one, which is a quarter old: 84 × 45/60 + 36 = 99.
-    let mut window = at(60_000, 100, 60_000, Algorithm::SlidingWindow { buckets: 1 });
+    let mut window = at(60_000, 100, 60_000, Algorithm::SlidingWindow { buckets: 1, weighted: true });
     window.grant(84);
     window.pass(60_000);
     window.pass(14_000);

@@ -236,7 +236,8 @@ impl fmt::Debug for WaitQueues {
     }
 }
 
-/// A caller's position in its queues. Dropping it leaves the queues and lets the next callers ask.
+/// A caller's position in its queues. Dropping it leaves the queues; the next
+/// callers ask if there is room.
 pub(crate) struct QueuePosition<'a> {
     queues: &'a WaitQueues,
     ticket: u64,

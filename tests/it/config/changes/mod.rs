@@ -128,7 +128,7 @@ fn random_code(random: &mut Rng) -> Vec<(Rule, Use)> {
             Algorithm::FixedWindow { align: false },
             Algorithm::TokenBucket { burst: 7, refill: Refill::Greedy },
             Algorithm::SlidingLog,
-            Algorithm::SlidingWindow { buckets: 2 },
+            Algorithm::SlidingWindow { buckets: 2, weighted: true },
             Algorithm::Concurrent,
             Algorithm::LeakyBucket { queue: 9 },
         ];

@@ -58,7 +58,10 @@ impl Said {
         let algorithms = [
             Named::Exactly(Algorithm::FixedWindow { align: random.bool() }),
             Named::Exactly(Algorithm::SlidingLog),
-            Named::Exactly(Algorithm::SlidingWindow { buckets: [1, 6, 999][random.usize(..3)] }),
+            Named::Exactly(Algorithm::SlidingWindow {
+                buckets: [1, 6, 999][random.usize(..3)],
+                weighted: random.bool(),
+            }),
             Named::Exactly(Algorithm::TokenBucket { burst: random.u64(2..30), refill: Refill::Interval }),
             Named::Exactly(Algorithm::LeakyBucket { queue: random.u64(5..30) }),
             Named::BucketOfCount,
@@ -138,8 +141,8 @@ impl Said {
                 Named::Exactly(Algorithm::FixedWindow { align }) => {
                     format!("algorithm = \"FixedWindow\"\nalign = {align}")
                 }
-                Named::Exactly(Algorithm::SlidingWindow { buckets }) => {
-                    format!("algorithm = \"SlidingWindow\"\nbuckets = {buckets}")
+                Named::Exactly(Algorithm::SlidingWindow { buckets, weighted }) => {
+                    format!("algorithm = \"SlidingWindow\"\nbuckets = {buckets}\nweighted = {weighted}")
                 }
                 Named::Exactly(Algorithm::TokenBucket { burst, refill }) => {
                     format!("algorithm = \"TokenBucket\"\nburst = {burst}\nrefill = \"{refill:?}\"")

@@ -19,8 +19,12 @@ fn bucket(burst: u64, refill: Refill) -> Algorithm {
     Algorithm::TokenBucket { burst, refill }
 }
 
+fn added_up(buckets: u64) -> Algorithm {
+    Algorithm::SlidingWindow { buckets, weighted: false }
+}
+
 fn sliding(buckets: u64) -> Algorithm {
-    Algorithm::SlidingWindow { buckets }
+    Algorithm::SlidingWindow { buckets, weighted: true }
 }
 
 fn ms(duration: Duration) -> u64 {

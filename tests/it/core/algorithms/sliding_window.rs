@@ -2,7 +2,7 @@
 
 use ratelimit_runtime::Rule;
 
-use super::{MINUTE, MS, SECOND, peek, sliding};
+use super::{MINUTE, MS, SECOND, added_up, peek, sliding};
 use crate::support::{Timed, admitted, exceeded, fresh_key};
 
 /// 84 in the last minute and 36 in this one, a quarter of a minute old: 84 × 45/60 + 36 = 99.
@@ -38,5 +38,40 @@ async fn a_sliding_window_of_several_buckets_weights_only_the_oldest() {
             timed.advance(pause * SECOND);
             assert_eq!(peek(&timed, &rule, key).await.remaining(), remaining, "{}", timed.name());
         }
+    }
+}
+
+/// Six sub-windows of ten seconds, without weights: each counts in full until six later ones have begun.
+#[tokio::test]
+async fn sub_windows_that_are_added_up_count_in_full_and_leave_at_once() {
+    for timed in Timed::both().await {
+        let (rule, key) = (Rule::new("six", 100, MINUTE).with_algorithm(added_up(6)), fresh_key());
+        for cost in [40, 20, 10] {
+            timed.limiter.acquire_n(&rule, key, cost).await.unwrap();
+            timed.advance(10 * SECOND);
+        }
+        // The first one leaves 60 s after it began.
+        assert_eq!(peek(&timed, &rule, key).await.remaining(), 30, "{}", timed.name());
+        let refused = exceeded(timed.limiter.acquire_n(&rule, key, 71).await);
+        assert_eq!(refused.retry_after(), Some(40 * SECOND), "{}", timed.name());
+        let refused = exceeded(timed.limiter.acquire_n(&rule, key, 31).await);
+        assert_eq!(refused.retry_after(), Some(30 * SECOND), "{}", timed.name());
+        let permit = timed.limiter.acquire_n(&rule, key, 1).await.unwrap();
+        assert_eq!((permit.remaining(), permit.reset_after()), (29, MINUTE), "{}", timed.name());
+        assert_eq!(permit.refund().await.unwrap(), 1, "{}", timed.name());
+        for (pause, remaining) in [(29_999 * MS, 30), (MS, 70), (10 * SECOND, 90), (9_999 * MS, 90), (MS, 100)] {
+            timed.advance(pause);
+            assert_eq!(peek(&timed, &rule, key).await.remaining(), remaining, "{}", timed.name());
+        }
+    }
+}
+
+/// Weighted and added up are two counters: the stored numbers mean something else.
+#[tokio::test]
+async fn weighted_and_added_up_sub_windows_are_counted_apart() {
+    for timed in Timed::both().await {
+        let (rule, key) = (Rule::new("apart", 5, MINUTE), fresh_key());
+        assert_eq!(admitted(&timed.limiter, &rule.with_algorithm(sliding(6)), key, 9).await, 5, "{}", timed.name());
+        assert_eq!(admitted(&timed.limiter, &rule.with_algorithm(added_up(6)), key, 9).await, 5, "{}", timed.name());
     }
 }

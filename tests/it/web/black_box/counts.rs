@@ -37,9 +37,11 @@ async fn a_request_has_the_count_of_its_sender() {
 /// On each algorithm whose count is no part of the counter.
 #[tokio::test]
 async fn a_counter_does_not_depend_on_the_count() {
-    for algorithm in
-        [Algorithm::FixedWindow { align: false }, Algorithm::SlidingLog, Algorithm::SlidingWindow { buckets: 2 }]
-    {
+    for algorithm in [
+        Algorithm::FixedWindow { align: false },
+        Algorithm::SlidingLog,
+        Algorithm::SlidingWindow { buckets: 2, weighted: true },
+    ] {
         let rule = per_minute(1).with_algorithm(algorithm);
         let limit = Limit::new(rule).key(by_user()).count(|request| wanted(request).unwrap_or(1));
         let (router, _clock) = limited(limit).await;

@@ -101,9 +101,9 @@ fn natural_end(limit: &Limit, call: &Call, from: (u64, u64), bounds: &Bounds) ->
             (earliest, (from.1 + reset + skew).min(latest).max(earliest))
         }
         (Counting::Fixed | Counting::Aligned, _) => (from.0, latest),
-        (Counting::Sliding { buckets }, _) => {
+        (Counting::Sliding { buckets, weighted }, _) => {
             let bucket = period / buckets.max(1);
-            ((from.0 + period).saturating_sub(bucket + skew), latest + bucket)
+            ((from.0 + period).saturating_sub(bucket + skew), latest + if weighted { bucket } else { 0 })
         }
         _ => ((from.0 + period).saturating_sub(skew), latest),
     }

@@ -14,7 +14,7 @@ impl<'a> Counter<'a> {
             self.accuse("more than the limit", message, last, (self.before(time), time));
         }
         let bound = match self.limit.counting {
-            Counting::Fixed | Counting::Aligned => 2 * most,
+            Counting::Fixed | Counting::Aligned | Counting::Sliding { weighted: false, .. } => 2 * most,
             Counting::Log => most,
             Counting::Sliding { .. } => 2 * most - 1,
             _ => return,
