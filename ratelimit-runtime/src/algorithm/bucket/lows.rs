@@ -55,10 +55,16 @@ impl Lows {
     }
 
     /// Takes a refund out of the deficits since its charge. `left`: the deficit after the refund.
-    pub(super) fn refund(&mut self, charged_ms: u64, now_ms: u64, units: u64, left: u64) {
+    ///
+    /// `not_refilled`: the part of the charge that can't have refilled since. The deficit was higher by it
+    /// than before the charge. So without that part, it is no lower than before the charge.
+    pub(super) fn refund(&mut self, charged_ms: u64, now_ms: u64, units: u64, not_refilled: u64, left: u64) {
         if charged_ms < now_ms {
             let first = self.0.partition_point(|low| low.from_ms <= charged_ms).saturating_sub(1);
-            self.0[first..].iter_mut().for_each(|low| low.deficit = low.deficit.saturating_sub(units));
+            for low in &mut self.0[first..] {
+                let lower = if low.from_ms < charged_ms { units.saturating_sub(not_refilled) } else { units };
+                low.deficit = low.deficit.saturating_sub(lower);
+            }
         }
         self.note(left);
     }

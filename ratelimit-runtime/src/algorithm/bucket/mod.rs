@@ -306,13 +306,14 @@ impl MemoryState for Bucket {
         let deficit = storable(self.deficit_at(&params, millis));
         let charged = cost.saturating_mul(params.unit);
         let mut lows = self.take_lows();
+        let mut not_refilled = 0;
         let back = if params.is_queue {
             if self.queue_end(&params) == receipt { charged.min(deficit) } else { 0 }
         } else if receipt[0] > millis {
             0 // the clock was set back since: nobody knows how much was refilled
         } else {
             let refills = self.refills_to_come(&params, receipt[0]) - self.refills_to_come(&params, millis);
-            let not_refilled = charged.saturating_sub(refills.saturating_mul(params.refill));
+            not_refilled = charged.saturating_sub(refills.saturating_mul(params.refill));
             let lowest = lows.as_mut().map_or(0, |lows| {
                 lows.note(deficit);
                 lows.since(receipt[0])
@@ -320,7 +321,7 @@ impl MemoryState for Bucket {
             not_refilled.max(charged.min(lowest)).min(deficit)
         };
         if let Some(lows) = lows.as_mut().filter(|_| back > 0) {
-            lows.refund(receipt[0], millis, back, deficit - back);
+            lows.refund(receipt[0], millis, back, not_refilled, deficit - back);
         }
         match deficit - back {
             _ if back == 0 => {}

@@ -24,7 +24,7 @@ if spare > 0 then
   deficit = math.max(deficit, (left - 1) * refill + 1)
 end
 deficit = math.max(deficit, 0)
-local units, now = cost * unit, full - left
+local units, now, kept = cost * unit, full - left, 0 -- kept: the part that can't have refilled since
 local froms, lows, n, first = {}, {}, (#value - 24) / 16, 1
 if spare == 0 then
   local since, lowest = intervals(full - charged) - intervals(left), 0
@@ -41,7 +41,8 @@ if spare == 0 then
       lowest = low
     end
   end
-  units = math.max(units - since * refill, math.min(units, lowest))
+  kept = math.max(units - since * refill, 0)
+  units = math.max(kept, math.min(units, lowest))
 end
 units = math.min(units, deficit)
 if units == 0 then
@@ -59,7 +60,7 @@ value = struct.pack('<ddd', full, left + later, deficit)
 local low, last = deficit, 0
 for i = n, 1, -1 do
   if charged < now and i >= first then
-    lows[i] = lows[i] - units
+    lows[i] = lows[i] - (froms[i] < charged and math.max(units - kept, 0) or units)
   end
   low = math.min(low, lows[i])
   lows[i] = low

@@ -106,7 +106,10 @@ pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunde
     let lowest = known.map_or(0, |at| counter.lows[at].1);
     let back = not_refilled.max(lowest.min(refunded.cost * unit(rule))).min(deficit);
     if charged_ms < now_ms {
-        counter.lows[known.unwrap_or(0)..].iter_mut().for_each(|(_, lowest)| *lowest -= back);
+        for (from_ms, lowest) in &mut counter.lows[known.unwrap_or(0)..] {
+            // What was not refilled was added to the deficit of before.
+            *lowest -= if *from_ms < charged_ms { (back - not_refilled).max(0) } else { back };
+        }
     }
     note_deficit(counter, deficit - back);
     if back > 0 {
