@@ -398,6 +398,11 @@ impl Charge {
         self.hold.is_some() || self.settles
     }
 
+    /// The call reports the cost when it ends. A place has none.
+    pub(crate) fn has_cost_to_settle(&self) -> bool {
+        self.is_settled_later() && !self.rule.is_concurrent()
+    }
+
     /// The store has refused the charge, and room may come before its `retry_after`: others hold
     /// something, or calls like this one will refund what they did not use.
     pub(crate) fn may_free_early(&self) -> bool {
@@ -502,7 +507,9 @@ pub struct Charges(Vec<Charge>);
 impl Charges {
     /// Adds a charge. A second charge of the same counter is merged into the first.
     ///
-    /// The costs add up, and the lower limit applies. If one of the two is held or settles, both do.
+    /// The costs add up, and the lower limit applies. If one of the two is held or settles, both do. The
+    /// crate never merges two charges if one of them has a cost to settle: a settlement would be one for
+    /// both.
     pub fn push(&mut self, charge: Charge) {
         match self.0.iter_mut().find(|other| other.counter == charge.counter) {
             Some(other) => {

@@ -33,8 +33,8 @@ const MOST_ABSENCES: u32 = 3;
 type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
 
 /// The answer of a store that decides on charges that are settled later. If this is dropped before
-/// the answer arrives, a background task awaits the answer and refunds those that were granted. Charges
-/// beside them stay. If the answer is lost, holds are cleaned up as well, and other charges stay.
+/// the answer arrives, a background task awaits the answer and refunds all that was granted. If the
+/// answer is lost, holds are cleaned up as well, and other charges stay.
 pub(crate) struct AbandonOnDrop {
     engine: EngineRef,
     /// The charges that are to be held.
@@ -106,15 +106,15 @@ fn is_granted(batch: &Batch) -> Option<bool> {
 ///
 /// While the answer is late, or if it is lost, clean-up also asks the store to end the hold. It
 /// stops asking when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is
-/// none. A charge that is not held is refunded by its receipt, which is in the answer.
-async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>) {
+/// none. Charges that are not held are refunded by their receipts, which are in the answer.
+async fn clean_up(engine: EngineRef, mut held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));
     let end = after(held.iter().map(lease_of).max().unwrap_or(LEASE));
     let (mut pause, mut is_answered, mut absences) =
         (engine.settings().deadline.clamp(FIRST_PAUSE, LONGEST_PAUSE), false, 0);
     loop {
-        let may_ask = absences < MOST_ABSENCES;
+        let may_ask = absences < MOST_ABSENCES && !held.is_empty();
         if let Some(AbortOnDrop(waiting)) = &mut answer {
             let until = if may_ask { end.min(after(pause)) } else { end };
             if let Ok(batch) = timeout_at(until, waiting).await {
@@ -125,22 +125,22 @@ async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>)
                 }
                 is_answered = granted.is_some();
                 let requests = batch.into_iter().filter(|_| is_answered).flat_map(Batch::into_requests);
-                for charge in
-                    requests.flat_map(|request| request.charges.into_charges()).filter(|charge| charge.settles)
-                {
-                    engine.refund_in_background(charge.into(), Origin::Store);
+                for request in requests {
+                    let (_, unheld) = request.charges.split(|charge| charge.hold.is_some());
+                    engine.refund_in_background(unheld, Origin::Store);
                 }
                 answer = None;
             }
         }
-        if Instant::now() >= end || !may_ask && !is_answered || held.is_empty() {
+        if Instant::now() >= end || !may_ask && !is_answered || answer.is_none() && held.is_empty() {
             return;
         }
         let refunded = engine.store().map(|store| store.refund(held.clone()));
         let refunded = deadline::answer(refunded.unwrap_or(Reply::Ready(Ok(1))), engine.settings().deadline).await;
         match refunded {
             Ok(0) if !is_answered => absences += 1,
-            Ok(_) => return held.iter().for_each(|charge| engine.queues().changed(&charge.counter)),
+            // The charges beside the holds are refunded when the answer is there.
+            Ok(_) => mem::take(&mut held).iter().for_each(|charge| engine.queues().changed(&charge.counter)),
             Err(_) => {}
         }
         if answer.is_none() {

@@ -5,11 +5,12 @@
 //! holds by itself and settles at once.
 //!
 //! Only logs and semaphores hold. Other algorithms charge the most at the start, and a settlement
-//! refunds the rest. Such a charge is not renewed. A refund that got no answer is not sent again, as
-//! it may have arrived.
+//! refunds the rest. Such a charge is not renewed. A refund that was sent is not sent again, as it may
+//! have arrived.
 
 use std::{fmt, mem, process, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::{
     sync::{oneshot, watch::Sender},
     time::{Instant, sleep},
@@ -98,7 +99,10 @@ impl Holding {
     pub(crate) fn is_held(&self) -> bool {
         match &self.state {
             // The share of this process is valid during an outage of the store only.
-            HoldState::Local(_) => matches!(self.origin, Origin::Store) || self.engine.is_degraded(),
+            HoldState::Local(charges) => {
+                let holds = charges.iter().any(|charge| charge.hold.is_some());
+                !holds || matches!(self.origin, Origin::Store) || self.engine.is_degraded()
+            }
             HoldState::Remote { held, .. } => {
                 let now_us = self.engine.settings().clock.now_us();
                 held.iter().all(|held| held.is_held(now_us))
@@ -131,8 +135,8 @@ impl Holding {
                 *charges = held;
                 unheld
             }
-            HoldState::Remote { unheld, .. } => mem::take(unheld),
-            HoldState::Settled => Charges::default(),
+            HoldState::Remote { process, unheld, .. } if *process == process::id() => mem::take(unheld),
+            HoldState::Remote { .. } | HoldState::Settled => Charges::default(),
         };
         self.amount -= charges.iter().map(|charge| charge.cost).sum::<u64>();
         (self.engine.clone(), charges, self.origin)
@@ -243,14 +247,21 @@ async fn settle(
 ) {
     let deadline = engine.settings().deadline;
     let end = after(deadline);
-    let (mut settled, mut failed) = (Ok(()), Vec::new());
-    for charge in &charges {
+    let settle_one = async |charge: &Charge| {
         let settling = engine.settle(charge.clone(), used.of(charge), Origin::Store);
         let left = end.saturating_duration_since(Instant::now());
-        let done = deadline::within(settling, left, deadline).await.and_then(|done| done);
+        deadline::within(settling, left, deadline).await.and_then(|done| done)
+    };
+    let (held, unheld): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| charge.hold.is_some());
+    let mut results = join_all(unheld.iter().map(|charge| settle_one(charge))).await;
+    for charge in &held {
+        results.push(settle_one(charge).await);
+    }
+    let (mut settled, mut failed) = (Ok(()), Vec::new());
+    for (charge, done) in unheld.into_iter().chain(held).zip(results) {
         if let Err(error) = &done {
             observe::not_settled(&charge.rule, error);
-            if !error.misconfigured && charge.hold.is_some() {
+            if may_settle_again(charge, error) {
                 failed.push(charge);
             }
         }
@@ -272,11 +283,20 @@ async fn settle(
                 sleep(pause).await;
                 pause = (2 * pause).min(LONGEST_PAUSE);
                 let settling = engine.settle(charge.clone(), used, Origin::Store);
-                is_settled = deadline::answer(settling, deadline).await.is_ok();
+                is_settled = match deadline::answer(settling, deadline).await {
+                    Ok(()) => true,
+                    Err(error) => charge.hold.is_none() && !may_settle_again(&charge, &error),
+                };
             }
             engine.queues().changed(&charge.counter);
         });
     }
+}
+
+/// True if another attempt settles no more than one. The store knows a hold that it has settled. A refund
+/// or a charge that was sent may have arrived.
+fn may_settle_again(charge: &Charge, error: &StoreError) -> bool {
+    !error.misconfigured && (charge.hold.is_some() || error.is_unsent())
 }
 
 /// A settlement in flight. Dropping it ends the settlement and notifies the wait queues.

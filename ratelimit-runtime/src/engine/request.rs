@@ -223,6 +223,8 @@ pub(crate) const BAN_AND_WAIT: &str = "a call that waits for its limit cannot ba
 const NO_DEBT: &str = "places and slots can't be in debt; acquire them, or charge a rule of another algorithm";
 const ONLY_A_LOG_HOLDS: &str = "only a `SlidingLog` can charge the time that a call took";
 const NOTHING_TO_SETTLE: &str = "slots and places have no cost to settle; settle a rule of another algorithm";
+const SHARED_AND_SETTLED: &str = "two charges of the call have the same counter, and one of them is settled later; \
+    give them different prefixes or keys";
 const PREFETCH_OR_SETTLE: &str = "prefetched permits can't be settled: remove `prefetch`";
 
 /// The reason why calls of a rule can't be settled. `None` if they can. `is_timed`: their cost is
@@ -337,7 +339,13 @@ impl AcquireRequest {
                 return Err(refusal(rule, StoreError::misconfigured(NO_DEBT)));
             }
             let is_held = request.is_settled_later() && *cost > 0;
-            charges.push(if is_held { self.settled_later(request, charge)? } else { charge });
+            let charge = if is_held { self.settled_later(request, charge)? } else { charge };
+            if let Some(other) = charges.iter().find(|other| other.counter == charge.counter)
+                && [other, &charge].into_iter().any(Charge::has_cost_to_settle)
+            {
+                return Err(refusal(rule, StoreError::misconfigured(SHARED_AND_SETTLED)));
+            }
+            charges.push(charge);
         }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {

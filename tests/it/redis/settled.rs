@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use ratelimit_harness::RedisServer;
 use ratelimit_runtime::{Algorithm, Cause, Limiter, Refill, Reservation, Rule};
 
@@ -67,5 +68,28 @@ async fn two_processes_use_nine_tenths_of_a_bucket() {
         let rule = Rule::new("tokens", 36_000, 60 * SECOND).with_algorithm(bucket);
         let used: u64 = use_all(&rule, 4).await.iter().sum();
         assert!((most * 9 / 10..=most).contains(&used), "{used} of {most}, {refill:?}");
+    }
+}
+
+/// Calls of one rule and cost share their round trips. Only some of them settle.
+#[tokio::test]
+async fn plain_calls_of_other_keys_do_not_change_what_a_bucket_remembers() {
+    let server = RedisServer::builder().controlled_clock().start();
+    let limiter = limiter_on(&server).await;
+    let bucket = Algorithm::TokenBucket { burst: 40_000, refill: Refill::Greedy };
+    let rule = Rule::new("tokens", 36_000, 60 * SECOND).with_algorithm(bucket);
+    limiter.reserve(&rule, fresh_key(), MOST).await.unwrap().settle(USED).await.unwrap();
+    for _ in 0..20 {
+        let keys = [(); 8].map(|()| fresh_key());
+        let plain = join_all(keys[4..].iter().map(|key| limiter.acquire_n(&rule, *key, MOST)));
+        let settled = join_all(keys[..4].iter().map(|key| limiter.reserve(&rule, *key, MOST)));
+        let more = join_all(keys[4..].iter().map(|key| limiter.acquire_n(&rule, *key, MOST)));
+        let (_, settled, _) = tokio::join!(plain, settled, more);
+        server.clock().advance(SECOND);
+        for (key, reservation) in keys.iter().zip(settled) {
+            // 600 have refilled, which is more than was used.
+            reservation.unwrap().settle(USED).await.unwrap();
+            assert_eq!(limiter.peek(&rule, *key).await.unwrap().remaining(), 40_000);
+        }
     }
 }

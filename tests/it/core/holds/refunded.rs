@@ -322,3 +322,91 @@ async fn calls_of_a_bucket_at_once_are_refunded_in_full() {
         assert_eq!(remaining(limiter, &rule, key).await, 40_000 - (8 * 300 - 1_680), "{}", timed.name());
     }
 }
+
+/// The settlement of one would be one of both.
+#[tokio::test]
+async fn a_counter_is_not_charged_twice_by_a_call_that_settles_it() {
+    for timed in Timed::both().await {
+        for algorithm in [FIXED, ALIGNED, SLIDING, BUCKET, INTERVAL, LOG] {
+            let (key, rule) = (fresh_key(), hourly(1000, algorithm));
+            let (settled, plain) = (|| charge_settled(rule, key_of(&key), 300), || charge(rule, key_of(&key), 1));
+            let limiter = Some(&timed.limiter);
+            let calls = [
+                permit_of_several(limiter, Call::DEFAULT, (settled(), (plain(), ()))).boxed(),
+                permit_of_several(limiter, Call::DEFAULT, (plain(), (settled(), ()))).boxed(),
+                permit_of_several(limiter, Call::DEFAULT, (settled(), (settled(), ()))).boxed(),
+            ];
+            for call in calls {
+                let refused = call.await.unwrap_err();
+                assert_eq!(refused.cause(), Cause::Misconfigured, "{}", timed.of(&rule));
+                assert!(refused.to_string().contains("the same counter"), "{refused}");
+                assert_eq!(remaining(&timed.limiter, &rule, key).await, 1000, "{}", timed.of(&rule));
+            }
+            let other = fresh_key();
+            let charges =
+                (settled(), (charge_settled(rule, key_of(&other), 300), (charge(PLACES, key_of(&key), 1), ())));
+            let permit = permit_of_several(Some(&timed.limiter), Call::DEFAULT, charges).await.unwrap();
+            permit.settle(100).await.unwrap();
+            for key in [key, other] {
+                assert_eq!(remaining(&timed.limiter, &rule, key).await, 900, "{}", timed.of(&rule));
+            }
+        }
+    }
+}
+
+/// The connection is lost and can't be opened again, so nothing was sent.
+#[tokio::test]
+async fn a_settlement_that_was_not_sent_is_sent_when_the_server_is_back() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).deadline(SECOND / 2).on_store_error(OnStoreError::Deny);
+    let (limiter, other) = (builder.build().await.unwrap(), limiter_on(&server).await);
+    let (key, less, rule) = (fresh_key(), fresh_key(), hourly(1000, FIXED));
+    limiter.reserve(&rule, key, 300).await.unwrap().settle(200).await.unwrap();
+    let (reservation, exceeding) = (limiter.reserve(&rule, key, 300).await, limiter.reserve(&rule, less, 300).await);
+    proxy.set(Mode::Refuse);
+    proxy.cut();
+    eventually("the server is away", || async { limiter.peek(&rule, key).await.is_err() }).await;
+    assert_eq!(reservation.unwrap().settle(100).await.unwrap_err().cause(), Cause::Unavailable);
+    assert_eq!(exceeding.unwrap().settle(400).await.unwrap_err().cause(), Cause::Unavailable);
+    assert_eq!((remaining(&other, &rule, key).await, remaining(&other, &rule, less).await), (500, 700));
+    proxy.set(Mode::Pass);
+    eventually("they are settled", || async {
+        (remaining(&other, &rule, key).await, remaining(&other, &rule, less).await) == (700, 600)
+    })
+    .await;
+    tokio::time::sleep(SECOND).await;
+    assert_eq!((remaining(&other, &rule, key).await, remaining(&other, &rule, less).await), (700, 600));
+}
+
+/// The reply comes when the caller has long given up.
+#[tokio::test]
+async fn a_charge_is_refunded_however_late_its_reply_is() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let builder = Limiter::builder(&proxy.url()).deadline(SECOND / 10).on_store_error(OnStoreError::Deny);
+    let (limiter, other) = (builder.build().await.unwrap(), limiter_on(&server).await);
+    let (key, rule) = (fresh_key(), hourly(1000, FIXED));
+    limiter.reserve(&rule, key, 1).await.unwrap().cancel().await.unwrap();
+    proxy.set(Mode::Delay(SECOND));
+    assert_eq!(limiter.reserve(&rule, key, 1000).await.unwrap_err().cause(), Cause::Unavailable);
+    eventually("it is charged", || async { remaining(&other, &rule, key).await == 0 }).await;
+    eventually("it is refunded", || async { remaining(&other, &rule, key).await == 1000 }).await;
+}
+
+/// The plain caller is first. Its denial does not say how soon others settle.
+#[tokio::test]
+async fn a_plain_caller_in_front_hides_no_settlement_of_another_process() {
+    let (timed, key) = (Timed::redis().await, fresh_key());
+    let other = limiter_on(timed.server().unwrap()).await;
+    let rule = Rule::new("waits", 1000, HOUR);
+    let reservation = other.reserve(&rule, key, 1000).await.unwrap();
+    let mut plain = Box::pin(timed.limiter.acquire_within(&rule, key, 2 * HOUR));
+    assert!(tokio::time::timeout(SECOND / 10, &mut plain).await.is_err());
+    let mut settled = Box::pin(waits(&timed.limiter, key));
+    assert!(tokio::time::timeout(SECOND / 10, &mut settled).await.is_err());
+    reservation.settle(300).await.unwrap();
+    timed.advance(50 * MS);
+    ends(plain).await.unwrap();
+    ends(settled).await.unwrap();
+}
