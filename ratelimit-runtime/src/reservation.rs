@@ -15,7 +15,8 @@ use crate::{
 /// bytes, rows. Made by [`Limiter::reserve`].
 ///
 /// The reserved cost counts as used until it is settled, so concurrent calls can't spend more than
-/// the limit. The settled cost may exceed the reserved one. Then the excess counts too, and no call
+/// the limit. In windows and buckets it ages meanwhile like any charge: after the end of a
+/// [`FixedWindow`](crate::Algorithm::FixedWindow) it counts no more. The settled cost may exceed the reserved one. Then the excess counts too, and no call
 /// is admitted until enough of it has expired.
 ///
 /// | end of the reservation | charged cost |
@@ -27,7 +28,7 @@ use crate::{
 ///
 /// A [`SlidingLog`](crate::Algorithm::SlidingLog) holds the cost. On Redis, a background task renews the
 /// hold at least every ten seconds, together with others of its counter. Windows and token buckets
-/// charge the cost at once, and [refund](crate#settlement-by-refund) what was not used. A background
+/// charge the cost at once, and [refund](crate::guide::how_it_works#settlement-by-refund) what was not used. A background
 /// task settles both. So a reservation can be settled on any runtime, or without one.
 ///
 /// ```
@@ -94,14 +95,17 @@ impl Reservation {
     /// Charges the cost `used` instead of the reserved one, and returns when the store has done so.
     ///
     /// `used` may exceed the reserved cost. The counter counts up to the largest count that the
-    /// algorithm can store for the period (see [`Rule::new`]). Use beyond that is not charged.
+    /// algorithm can store for the period (see [`Rule::new`]). Use beyond that is not charged. A
+    /// [`TokenBucket`](crate::Algorithm::TokenBucket) has to refill all that was used, also if that
+    /// takes many periods.
     ///
     /// # Errors
     ///
     /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
     /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm within
     /// the limiter's deadline. Then either the reserved cost may be charged in full, or the used
-    /// one. The settlement of a hold is tried again; a refund is not.
+    /// one. The settlement of a hold is tried again, and so is a refund that was not sent. If a counter
+    /// can't store the excess, there is no error.
     ///
     /// # Cancellation
     ///
@@ -157,7 +161,8 @@ impl Reservation {
     }
 
     /// Returns `true` if the reserved cost certainly still counts; see
-    /// [`Permit::is_held`](crate::Permit::is_held).
+    /// [`Permit::is_held`](crate::Permit::is_held). It is `true` for all of a window or a bucket, where
+    /// nothing is held: the charge may have aged.
     pub fn is_held(&self) -> bool {
         self.holding.as_ref().is_none_or(Holding::is_held)
     }

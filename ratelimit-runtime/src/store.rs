@@ -221,8 +221,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-pub(crate) const HOLDS_NOTHING: &str =
-    "this store does not support holds; reservations, `Elapsed` and `Settled` costs and places need them";
+pub(crate) const HOLDS_NOTHING: &str = "this store does not support holds; places need them, and so do reservations, `Elapsed` and `Settled` of a `SlidingLog`";
 
 pub(crate) const BANS_NOTHING: &str = "this store does not support bans";
 

@@ -10,7 +10,6 @@
 
 use std::{fmt, mem, process, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
 use tokio::{
     sync::{oneshot, watch::Sender},
     time::{Instant, sleep},
@@ -247,13 +246,17 @@ async fn settle(
 ) {
     let deadline = engine.settings().deadline;
     let end = after(deadline);
-    let settle_one = async |charge: &Charge| {
+    let settle_one = |charge: &Charge| {
         let settling = engine.settle(charge.clone(), used.of(charge), Origin::Store);
         let left = end.saturating_duration_since(Instant::now());
-        deadline::within(settling, left, deadline).await.and_then(|done| done)
+        async move { deadline::within(settling, left, deadline).await.and_then(|done| done) }
     };
     let (held, unheld): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| charge.hold.is_some());
-    let mut results = join_all(unheld.iter().map(|charge| settle_one(charge))).await;
+    let settling: Vec<_> = unheld.iter().map(|charge| tokio::spawn(settle_one(charge))).collect();
+    let mut results = Vec::with_capacity(charges.len());
+    for done in settling {
+        results.push(done.await.unwrap_or_else(|_| Err(StoreError::no_answer())));
+    }
     for charge in &held {
         results.push(settle_one(charge).await);
     }

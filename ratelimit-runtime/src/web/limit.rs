@@ -181,7 +181,7 @@ impl Limit {
     /// Until then `max` counts, so that concurrent requests can't exceed the limit. With
     /// [`Limit::cost`] its cost counts, but at least 1 and at most `max`. A response may cost more
     /// than that: the excess counts, too. A [`SlidingLog`](crate::Algorithm::SlidingLog) holds it, and
-    /// other algorithms [refund](crate#settlement-by-refund) what was not used.
+    /// other algorithms [refund](crate::guide::how_it_works#settlement-by-refund) what was not used.
     ///
     /// Beside a rule of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) in the same layer, the
     /// cost is held as long as the place. To settle it earlier, put the two into two layers.
@@ -208,8 +208,8 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If the rule is one of a [`LeakyBucket`](crate::Algorithm::LeakyBucket), or has a
-    /// [prefetch](Rule::with_prefetch). If `max` is 0, as a request without a charge is not settled.
+    /// If the rule is one of a [`LeakyBucket`](crate::Algorithm::LeakyBucket) or of
+    /// [places](crate::Algorithm::Concurrent), or has a [prefetch](Rule::with_prefetch). If `max` is 0, as a request without a charge is not settled.
     #[track_caller]
     pub fn settle(mut self, max: u64, by: SettleBy) -> Self {
         let prefix = self.rule.prefix();

@@ -281,11 +281,11 @@ mod tests {
         let (mut queue, mut now) = (WaitQueue::new(&RULE), MS);
         queue.learn(&answer, now, now, MS, is_shared);
         queue.expect_settlements(now, is_shared);
-        let mut waits = vec![queue.probe_at - now];
+        let mut waits = vec![queue.probe_at.saturating_sub(now)];
         for _ in 0..8 {
             now = queue.probe_at;
             queue.learn(&answer, now, now, MS, is_shared);
-            waits.push(queue.probe_at - now);
+            waits.push(queue.probe_at.saturating_sub(now));
         }
         waits
     }

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use ratelimit_harness::{Mode, Proxy, RedisServer};
 use ratelimit_runtime::__private::{Call, charge, charge_settled, key as key_of, permit_of_several};
 use ratelimit_runtime::{
-    Algorithm, Cause, Limiter, OnStoreError, Permit, Refill, RequestPerMinute, Rule, limit_request_per_time,
+    Algorithm, Cause, Health, Limiter, OnStoreError, Permit, Refill, RequestPerMinute, Rule, limit_request_per_time,
 };
 
 use crate::support::holds::{PLACES, remaining};
@@ -262,6 +262,29 @@ async fn the_local_fallback_settles_its_own_charges() {
     assert_eq!(failed.cause(), Cause::Unavailable);
 }
 
+/// A window of the fallback has nothing that others could take when the server is back.
+#[tokio::test]
+async fn a_charge_of_the_local_fallback_is_held_after_the_outage() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port());
+    let limiter = Limiter::builder(&proxy.url()).instances(2).deadline(SECOND / 5).build().await.unwrap();
+    let (key, rule) = (fresh_key(), hourly(1000, FIXED));
+    proxy.set(Mode::Refuse);
+    proxy.cut();
+    eventually("the server is away", || async { limiter.health() != Health::Available }).await;
+    let own = limiter.reserve(&rule, key, 500).await.unwrap();
+    let in_log = limiter.reserve(&hourly(1000, LOG), key, 500).await.unwrap();
+    assert!(own.is_held() && in_log.is_held());
+    proxy.set(Mode::Pass);
+    eventually("the server is back", || async {
+        limiter.peek(&rule, key).await.is_ok_and(|counter| counter.limit() == 1000)
+    })
+    .await;
+    eventually("the log's hold is only of this process", || async { !in_log.is_held() }).await;
+    assert!(own.is_held());
+    own.settle(100).await.unwrap();
+}
+
 /// The refund has arrived, and its reply is lost.
 #[tokio::test]
 async fn a_settlement_without_an_answer_is_not_sent_again() {
@@ -405,8 +428,10 @@ async fn a_plain_caller_in_front_hides_no_settlement_of_another_process() {
     assert!(tokio::time::timeout(SECOND / 10, &mut plain).await.is_err());
     let mut settled = Box::pin(waits(&timed.limiter, key));
     assert!(tokio::time::timeout(SECOND / 10, &mut settled).await.is_err());
-    reservation.settle(300).await.unwrap();
     timed.advance(50 * MS);
+    assert!(tokio::time::timeout(SECOND / 10, &mut plain).await.is_err());
+    reservation.settle(300).await.unwrap();
+    timed.advance(SECOND);
     ends(plain).await.unwrap();
     ends(settled).await.unwrap();
 }

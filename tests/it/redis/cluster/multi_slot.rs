@@ -119,10 +119,10 @@ async fn leave_between_two_slots(settles: bool) {
         // between, for which a timer is too coarse.
         let (asked, step) = (Instant::now(), call % 50);
         let leave_at = asked + if step == 0 { PATIENCE } else { whole * (step - 1) / 40 };
-        let charged = |at: usize| charge(rules[at], key(&keys[at]), at as u64 + 1);
+        let plain = |at: usize| charge(rules[at], key(&keys[at]), at as u64 + 1);
         let first = charge_settled(rules[0], key(&keys[0]), 1);
         let mut acquired = if settles {
-            permit_of_several(Some(&limiter), Call::DEFAULT, (first, (charged(1), (charged(2), ())))).boxed()
+            permit_of_several(Some(&limiter), Call::DEFAULT, (first, (plain(1), (plain(2), ())))).boxed()
         } else {
             limiter.acquire_all(&charges).boxed()
         };
