@@ -54,7 +54,7 @@ pub(crate) fn not_renewed(rule: &Rule, error: &StoreError) {
 pub(crate) fn not_settled(rule: &Rule, error: &StoreError) {
     static LOGGED: RuleLogThrottle = RuleLogThrottle::new();
     if LOGGED.allow(rule) {
-        tracing::warn!(rule = rule.prefix(), %error, "cannot settle a call: a hold is settled again until its lease ends, then a place is free, and a cost is charged in full; a charge that is not held stays in full");
+        tracing::warn!(rule = rule.prefix(), %error, "cannot settle a call");
     }
 }
 

@@ -16,8 +16,8 @@ use crate::{
 ///
 /// The reserved cost counts as used until it is settled, so concurrent calls can't spend more than
 /// the limit. In windows and buckets it ages meanwhile like any charge: after the end of a
-/// [`FixedWindow`](crate::Algorithm::FixedWindow) it counts no more. The settled cost may exceed the reserved one. Then the excess counts too, and no call
-/// is admitted until enough of it has expired.
+/// [`FixedWindow`](crate::Algorithm::FixedWindow) it counts no more. The settled cost may exceed
+/// the reserved one. Then the excess counts too, and no call is admitted until enough of it has expired.
 ///
 /// | end of the reservation | charged cost |
 /// |---|---|
@@ -28,8 +28,8 @@ use crate::{
 ///
 /// A [`SlidingLog`](crate::Algorithm::SlidingLog) holds the cost. On Redis, a background task renews the
 /// hold at least every ten seconds, together with others of its counter. Windows and token buckets
-/// charge the cost at once, and [refund](crate::guide::how_it_works#settlement-by-refund) what was not used. A background
-/// task settles both. So a reservation can be settled on any runtime, or without one.
+/// charge the cost at once, and [refund](crate::guide::how_it_works#settlement-by-refund) what was not
+/// used. A background task settles both. So a reservation can be settled on any runtime, or without one.
 ///
 /// ```
 /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};

@@ -221,7 +221,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-pub(crate) const HOLDS_NOTHING: &str = "this store does not support holds; places need them, and so do reservations, `Elapsed` and `Settled` of a `SlidingLog`";
+pub(crate) const HOLDS_NOTHING: &str =
+    "this store does not support holds; places need them, and so do costs of a log that are settled later";
 
 pub(crate) const BANS_NOTHING: &str = "this store does not support bans";
 

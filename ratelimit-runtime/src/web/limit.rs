@@ -209,7 +209,8 @@ impl Limit {
     /// # Panics
     ///
     /// If the rule is one of a [`LeakyBucket`](crate::Algorithm::LeakyBucket) or of
-    /// [places](crate::Algorithm::Concurrent), or has a [prefetch](Rule::with_prefetch). If `max` is 0, as a request without a charge is not settled.
+    /// [places](crate::Algorithm::Concurrent), or has a [prefetch](Rule::with_prefetch). If
+    /// `max` is 0, as a request without a charge is not settled.
     #[track_caller]
     pub fn settle(mut self, max: u64, by: SettleBy) -> Self {
         let prefix = self.rule.prefix();
