@@ -359,8 +359,10 @@ fn given_rule(constant: &Expr, limit: &RuleSpec, company: Company, runtime: &Run
         rule = quote_spanned!(start=> #krate::__private::#name #arguments);
     };
     check(if limit.is_place() { "rule_of_places" } else { "rule_per_time" }, hygienic!());
-    if !limit.is_place() && limit.is_held() {
-        check("settled_rule", hygienic!());
+    match &limit.cost {
+        Some(CostArgument::Settled { .. }) => check("settled_rule", hygienic!(, false)),
+        Some(CostArgument::Elapsed { .. }) => check("settled_rule", hygienic!(, true)),
+        _ => {}
     }
     if company.is_stacked {
         check("stacked_rule", hygienic!());

@@ -145,8 +145,9 @@ use crate::kind::AttributeKind;
 ///
 /// The value is the path of a constant or a static, or a constant expression such as
 /// `ORDERS.with_shadow(true)`. The rule is checked at compile time: its count is at least 1, and
-/// the algorithm can store its numbers. `Elapsed` and `Settled` need a `SlidingLog`, and a literal
-/// `cost` has to fit. A rule with [`LeakyBucket`](#algorithms) or a prefetch allows no second limit.
+/// the algorithm can store its numbers. `Elapsed` needs a `SlidingLog`, `Settled` any algorithm but
+/// `LeakyBucket` and no prefetch, and a literal `cost` has to fit. A rule with
+/// [`LeakyBucket`](#algorithms) or a prefetch allows no second limit.
 /// Calls of a rule with a ban cannot wait.
 ///
 /// # Over the limit
@@ -194,26 +195,34 @@ use crate::kind::AttributeKind;
 ///
 /// # Costs that are known at the end
 ///
-/// With `algorithm = SlidingLog`, a call can be charged for its actual use. While it runs, it holds
-/// a part of `count`, so that concurrent calls cannot spend more than there is. When it ends, the
-/// hold is replaced by the actual use.
+/// A call can be charged for its actual use. While it runs, a part of `count` is taken, so that
+/// concurrent calls cannot spend more than there is. When it ends, that is replaced by the actual
+/// use.
 ///
-/// | `cost =` | held while the body runs | charged when it ends |
+/// | `cost =` | taken while the body runs | charged when it ends |
 /// |---|---|---|
 /// | `Elapsed(max = "5s")` | 5,000, or what remains if that is less | milliseconds of the body, rounded up |
 /// | `Elapsed` | all that remains | milliseconds of the body, rounded up |
 /// | `Settled(max = 4_000, \|outcome\| outcome.tokens())` | 4,000 | the closure's result |
 ///
-/// - `Elapsed`: `count` is in milliseconds. The time is charged however the body ends: with a value
-///   or an error, by a panic, or because the call is dropped. Without `max`, calls of one key run
-///   one after another; each waits for its turn, even with `on_limit = Reject`.
+/// - `Elapsed`: the algorithm is `SlidingLog`, and `count` is in milliseconds. The time is charged
+///   however the body ends: with a value or an error, by a panic, or because the call is dropped.
+///   Without `max`, calls of one key run one after another; each waits for its turn, even with
+///   `on_limit = Reject`.
 /// - `Settled`: `max` is an integer or an expression, as for any cost. The closure gets a reference
 ///   to the returned value and returns an integer of any type. If that is negative, the call is
-///   charged all that it held. So is a call that panics or is dropped, which has no outcome.
-/// - If a process dies, its calls are charged all that they held.
-/// - The actual use counts from the end of the call. It may exceed the hold, and is charged in
-///   full.
-/// - If nothing remains to be held, the call is refused or waits, as `on_limit` says.
+///   charged `max`. So is a call that panics or is dropped, which has no outcome.
+/// - `Settled` fits all algorithms but `LeakyBucket`. A `SlidingLog` holds `max`, and the actual use
+///   counts from the end of the call. The others charge `max` when the call begins, and refund the rest
+///   to the same window when it ends. The actual use counts from the begin of the call.
+/// - The denial of a `Settled` call is not cached, as other processes may refund. A call that waits asks
+///   again after 50 ms, and less and less often later. A plain call of the same counter may still be
+///   denied from the cache.
+/// - One call can't charge the counter of a `Settled` limit twice, for example by two keys that are equal.
+/// - If a process dies, its calls are charged all that they have taken.
+/// - The actual use may exceed what was taken, and is charged in full. A `TokenBucket` has to refill all of
+///   it, also if that takes many periods.
+/// - If less than `max` remains, the call is refused or waits, as `on_limit` says.
 ///
 /// ```
 /// # use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
@@ -231,7 +240,7 @@ use crate::kind::AttributeKind;
 /// // 100,000 tokens a minute for each user, and for all users together. A failed call uses none.
 /// #[limit_request_per_time("tokens", 1, Minutes, 100_000, key = user, algorithm = SlidingLog,
 ///     cost = Settled(max = 4_000, |outcome| outcome.as_ref().map_or(0, |answer| answer.tokens)))]
-/// #[limit_request_per_time("all tokens", 1, Minutes, 100_000, algorithm = SlidingLog, cost = Settled(max = 4_000))]
+/// #[limit_request_per_time("all tokens", 1, Minutes, 100_000, algorithm = TokenBucket, cost = Settled(max = 4_000))]
 /// async fn ask(user: u64, prompt: String) -> Result<Answer, RequestPerMinute> {
 ///     Ok(Answer { tokens: prompt.len() as u64 })
 /// }

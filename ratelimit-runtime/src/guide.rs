@@ -28,8 +28,8 @@
 //! | permit | the right to run once, already charged |
 //! | refusal, denial | a call that may not run now: [`RequestPerMinute`] |
 //! | refund | takes a charge back |
-//! | hold | a charge whose final cost is known when the call ends |
-//! | settle | end a hold, and charge what was used |
+//! | hold | an amount that a log or a semaphore keeps for a call until it ends |
+//! | settle | charge what a call used: end its hold, or refund the rest of its charge |
 //! | place | a hold of `limit_concurrent_requests` |
 //! | lease | the time for which a hold counts without being renewed |
 //! | quota, prefetch | permits that a process has charged in advance |

@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 
 use crate::{
     Algorithm, Cause, Key, KeyWriter, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
-    algorithm::{HoldSupport, capabilities},
+    algorithm::capabilities,
     engine::{
         attempt,
         core::{Engine, EngineRef},
-        request::{AcquireOptions, BAN_AND_WAIT, BorrowedCharge, CostKind, ONLY_A_LOG_SETTLES, OnLimit, RequestKey},
+        request::{AcquireOptions, BAN_AND_WAIT, BorrowedCharge, CostKind, OnLimit, RequestKey, check_settled},
     },
     rule::{
         algorithm::RuleField,
@@ -168,11 +168,10 @@ const fn complete(rule: Rule) -> Rule {
     checked(rule)
 }
 
-/// The rule of calls whose cost is known when they end.
+/// The rule of calls whose cost is known when they end. `is_timed`: it is the elapsed time.
 #[must_use]
-pub const fn settled_rule(rule: Rule) -> Rule {
-    assert!(matches!(capabilities(rule.algorithm()).holds, HoldSupport::Settled), "{}", ONLY_A_LOG_SETTLES);
-    rule
+pub const fn settled_rule(rule: Rule, is_timed: bool) -> Rule {
+    check_settled(rule, is_timed)
 }
 
 /// The rule as one of several limits of a function.
@@ -352,14 +351,14 @@ pub fn charge_elapsed<R>(rule: R, ChargedKey(key): ChargedKey, max_ms: Option<u6
     AnnotatedCharge { rule, key, cost: max_ms.unwrap_or(u64::MAX).max(1), cost_kind: CostKind::Elapsed }
 }
 
-/// A charge whose cost is reported at the end, by [`settle`]. Until then `max` is held.
+/// A charge whose cost is reported at the end, by [`settle`]. Until then `max` counts.
 #[must_use]
 pub fn charge_settled<R>(rule: R, key: ChargedKey, max: u64) -> AnnotatedCharge<R> {
     AnnotatedCharge { rule, key: key.charged(max), cost: max, cost_kind: CostKind::Reported }
 }
 
-/// Settles a permit with the cost that the outcome reports. The drop of the permit's hold settles
-/// it. A cost that is no `u64` charges all that was held, like a call without an outcome.
+/// Settles a permit with the cost that the outcome reports. Its drop settles it. A cost that is no
+/// `u64` charges the maximum, like a call without an outcome.
 pub fn settle<T: ?Sized, N: Amount>(permit: Permit, outcome: &T, used: impl FnOnce(&T) -> N) {
     if let Some(mut holding) = permit.into_holding()
         && let Some(used) = used(outcome).amount()

@@ -50,11 +50,11 @@ pub(crate) fn not_renewed(rule: &Rule, error: &StoreError) {
     }
 }
 
-/// Logs that a hold could not be settled.
+/// Logs that a charge could not be settled.
 pub(crate) fn not_settled(rule: &Rule, error: &StoreError) {
     static LOGGED: RuleLogThrottle = RuleLogThrottle::new();
     if LOGGED.allow(rule) {
-        tracing::warn!(rule = rule.prefix(), %error, "cannot settle the hold of a call yet: it is tried again; if that fails until the lease ends, a place is free then, and a cost is charged in full");
+        tracing::warn!(rule = rule.prefix(), %error, "cannot settle a call");
     }
 }
 

@@ -15,19 +15,21 @@ use crate::{
 /// bytes, rows. Made by [`Limiter::reserve`].
 ///
 /// The reserved cost counts as used until it is settled, so concurrent calls can't spend more than
-/// the limit. The settled cost may exceed the reserved one. Then the excess counts too, and no call
-/// is admitted until enough of it has expired.
+/// the limit. In windows and buckets it ages meanwhile like any charge: after the end of a
+/// [`FixedWindow`](crate::Algorithm::FixedWindow) it counts no more. The settled cost may exceed
+/// the reserved one. Then the excess counts too, and no call is admitted until enough of it has expired.
 ///
 /// | end of the reservation | charged cost |
 /// |---|---|
 /// | [`settle`](Self::settle) | the cost that was used |
 /// | [`cancel`](Self::cancel) | 0 |
 /// | drop | the cost that was [recorded](Self::record); the reserved cost if none was |
-/// | death of the process | the reserved cost, at most half a minute later |
+/// | death of the process | the reserved cost; for a log at most half a minute later |
 ///
-/// On Redis, a background task renews the reservation at least every ten seconds, together with
-/// others of its counter. A background task also settles it. So it can be settled on any runtime,
-/// or without one.
+/// A [`SlidingLog`](crate::Algorithm::SlidingLog) holds the cost. On Redis, a background task renews the
+/// hold at least every ten seconds, together with others of its counter. Windows and token buckets
+/// charge the cost at once, and [refund](crate::guide::how_it_works#settlement-by-refund) what was not
+/// used. A background task settles both. So a reservation can be settled on any runtime, or without one.
 ///
 /// ```
 /// # use ratelimit_runtime::{Algorithm, Limiter, Rule};
@@ -59,14 +61,15 @@ impl Limiter {
     /// # Errors
     ///
     /// As for [`Limiter::acquire_n`] with this cost. Also
-    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the rule's algorithm is not
-    /// [`Algorithm::SlidingLog`](crate::Algorithm::SlidingLog).
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) for a
+    /// [`LeakyBucket`](crate::Algorithm::LeakyBucket), for places, and for a rule with a
+    /// [prefetch](Rule::with_prefetch).
     ///
     /// # Cancellation
     ///
     /// A future that is dropped has reserved nothing. A reservation that a server may have granted
-    /// is refunded in the background. If the refund does not reach the server, the cost is charged
-    /// in full after half a minute.
+    /// is refunded in the background. If the server's answer is lost, or the refund does not reach the
+    /// server, the cost is charged in full; for a log after half a minute.
     ///
     /// # Panics
     ///
@@ -92,14 +95,17 @@ impl Reservation {
     /// Charges the cost `used` instead of the reserved one, and returns when the store has done so.
     ///
     /// `used` may exceed the reserved cost. The counter counts up to the largest count that the
-    /// algorithm can store for the period (see [`Rule::new`]). Use beyond that is not charged.
+    /// algorithm can store for the period (see [`Rule::new`]). Use beyond that is not charged. A
+    /// [`TokenBucket`](crate::Algorithm::TokenBucket) has to refill all that was used, also if that
+    /// takes many periods.
     ///
     /// # Errors
     ///
     /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
     /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm within
     /// the limiter's deadline. Then either the reserved cost may be charged in full, or the used
-    /// one.
+    /// one. The settlement of a hold is tried again, and so is a refund that was not sent. If a counter
+    /// can't store the excess, there is no error.
     ///
     /// # Cancellation
     ///
@@ -155,7 +161,8 @@ impl Reservation {
     }
 
     /// Returns `true` if the reserved cost certainly still counts; see
-    /// [`Permit::is_held`](crate::Permit::is_held).
+    /// [`Permit::is_held`](crate::Permit::is_held). It is `true` for all of a window or a bucket, where
+    /// nothing is held: the charge may have aged.
     pub fn is_held(&self) -> bool {
         self.holding.as_ref().is_none_or(Holding::is_held)
     }

@@ -117,6 +117,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Refunds the part of granted charges that still counts. Returns the total cost that was
     /// refunded.
     ///
+    /// Of a charge with [`Charge::settles`], [`Charge::cost`] may be a part of what was charged with the
+    /// receipt: the call has used the rest.
+    ///
     /// A charge that no longer counts is not refunded, so a later window is never credited. A
     /// charge that is held is refunded like a settlement in which nothing was used.
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>>;
@@ -220,7 +223,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 }
 
 pub(crate) const HOLDS_NOTHING: &str =
-    "this store does not support holds; reservations, `Elapsed` and `Settled` costs and places need them";
+    "this store does not support holds; places need them, and so do costs of a log that are settled later";
 
 pub(crate) const BANS_NOTHING: &str = "this store does not support bans";
 
@@ -253,6 +256,16 @@ impl<T> Reply<T> {
         match self {
             Self::Ready(answer) => answer,
             Self::Pending(answer) => answer.await,
+        }
+    }
+
+    pub(crate) fn map<U>(self, map: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
+    where
+        T: 'static,
+    {
+        match self {
+            Self::Ready(answer) => Reply::Ready(map(answer)),
+            Self::Pending(answer) => Reply::Pending(Box::pin(async move { map(answer.await) })),
         }
     }
 }
@@ -340,6 +353,10 @@ pub struct Charge {
     /// [`Concurrent`](crate::Algorithm::Concurrent) always does. With [`Hold::allow_partial`] the
     /// store writes into [`Charge::cost`] the cost that is held.
     pub hold: Option<Hold>,
+    /// `true`: the caller refunds later what it did not use, with [`Store::refund`] and a part of the
+    /// cost. It is never set beside a hold. A store may ignore it. The crate's stores remember such a
+    /// charge of a [`TokenBucket`](crate::Algorithm::TokenBucket), and refund more of it.
+    pub settles: bool,
     /// Written by the store when it refuses: the cost that other calls hold in unexpired leases.
     /// They may release it earlier.
     pub held_by_others: u64,
@@ -364,6 +381,7 @@ impl Charge {
             cost,
             longest_wait: Duration::MAX,
             hold: None,
+            settles: false,
             held_by_others: 0,
             fits_when_released: false,
             decision: Decision::fresh(rule.limit()),
@@ -376,6 +394,23 @@ impl Charge {
         u64::try_from(self.longest_wait.as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// A later settlement decides how much of the charge stays.
+    pub(crate) fn is_settled_later(&self) -> bool {
+        self.hold.is_some() || self.settles
+    }
+
+    /// The call reports the cost when it ends. A place has none.
+    pub(crate) fn has_cost_to_settle(&self) -> bool {
+        self.is_settled_later() && !self.rule.is_concurrent()
+    }
+
+    /// The store has refused the charge, and room may come before its `retry_after`: others hold
+    /// something, or calls like this one will refund what they did not use.
+    pub(crate) fn may_free_early(&self) -> bool {
+        let is_refused = self.decision.retry_after().is_some() && !self.decision.is_banned();
+        self.held_by_others > 0 || self.settles && is_refused
+    }
+
     /// The store has refused the charge, and its rule bans the counter for that.
     pub(crate) fn starts_ban(&self) -> bool {
         let (is_refused, cost) = (self.decision.retry_after().is_some(), self.least());
@@ -385,7 +420,7 @@ impl Charge {
 
     pub(crate) fn query(&self) -> ChargeQuery<'_> {
         let (rule, longest_wait_ms) = (&self.rule, self.longest_wait_ms());
-        ChargeQuery { rule, cost: self.cost, longest_wait_ms, hold: self.hold.as_ref() }
+        ChargeQuery { rule, cost: self.cost, longest_wait_ms, hold: self.hold.as_ref(), settles: self.settles }
     }
 
     /// The least that is granted.
@@ -408,15 +443,17 @@ pub(crate) struct ChargeQuery<'a> {
     pub(crate) cost: u64,
     /// The longest time until the slot of a leaky bucket.
     pub(crate) longest_wait_ms: u64,
-    /// The hold, if the charge is settled later.
+    /// The hold, if the charge is held until it is settled.
     pub(crate) hold: Option<&'a Hold>,
+    /// See [`Charge::settles`].
+    pub(crate) settles: bool,
 }
 
 impl<'a> ChargeQuery<'a> {
     /// A charge that holds nothing.
     #[inline]
     pub(crate) fn of(rule: &'a Rule, cost: u64) -> Self {
-        Self { rule, cost, longest_wait_ms: u64::MAX, hold: None }
+        Self { rule, cost, longest_wait_ms: u64::MAX, hold: None, settles: false }
     }
 
     /// The least that is granted.
@@ -471,12 +508,15 @@ pub struct Charges(Vec<Charge>);
 impl Charges {
     /// Adds a charge. A second charge of the same counter is merged into the first.
     ///
-    /// The costs add up, and the lower limit applies. If one of the two is held, both are.
+    /// The costs add up, and the lower limit applies. If one of the two is held or settles, both do. The
+    /// crate never merges two charges if one of them has a cost to settle: a settlement would be one for
+    /// both.
     pub fn push(&mut self, charge: Charge) {
         match self.0.iter_mut().find(|other| other.counter == charge.counter) {
             Some(other) => {
                 other.cost = other.cost.saturating_add(charge.cost);
                 other.hold = other.hold.or(charge.hold);
+                other.settles |= charge.settles;
                 // A rule in shadow mode does not replace an enforced one.
                 let tightness = |rule: &Rule| (rule.is_shadow(), rule.limit());
                 other.rule = if tightness(&charge.rule) < tightness(&other.rule) { charge.rule } else { other.rule };
@@ -491,15 +531,14 @@ impl Charges {
         Self(Vec::with_capacity(number))
     }
 
-    /// Splits the charges into held ones and others.
-    pub(crate) fn split_held(self) -> (Self, Self) {
-        self.split(|charge| charge.hold.is_some())
+    /// Splits the charges into those that a test accepts, and others.
+    pub(crate) fn split(self, is_first: impl Fn(&Charge) -> bool) -> (Self, Self) {
+        let (first, others) = self.0.into_iter().partition(is_first);
+        (Self(first), Self(others))
     }
 
-    /// Splits the charges into those that are chosen and others.
-    pub(crate) fn split(self, is_chosen: impl Fn(&Charge) -> bool) -> (Self, Self) {
-        let (chosen, others) = self.0.into_iter().partition(|charge| is_chosen(charge));
-        (Self(chosen), Self(others))
+    pub(crate) fn append(&mut self, mut others: Self) {
+        self.0.append(&mut others.0);
     }
 
     pub(crate) fn into_charges(self) -> impl ExactSizeIterator<Item = Charge> {

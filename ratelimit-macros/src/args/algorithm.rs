@@ -41,8 +41,10 @@ struct AlgorithmRow {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Feature {
     Prefetch,
-    /// A cost that is known when the call ends.
+    /// A cost that is reported when the call ends.
     SettledCost,
+    /// The elapsed time as the cost.
+    ElapsedCost,
 }
 
 /// The options of all algorithms. One that is not given, or not the algorithm's, is `None`.
@@ -81,7 +83,7 @@ static ALGORITHMS: &[AlgorithmRow] = &[
         word: "FixedWindow",
         constructor: "rule",
         options: &[Choice::new("align", "true", |to, input, name| set(&mut to.align, value::boolean(input, name)))],
-        features: &[Feature::Prefetch],
+        features: &[Feature::Prefetch, Feature::SettledCost],
         generate: |options, rule, krate| match options.align {
             None => rule.clone(),
             Some(align) => hygienic!(#rule.with_algorithm(#krate::Algorithm::FixedWindow { align: #align })),
@@ -90,13 +92,14 @@ static ALGORITHMS: &[AlgorithmRow] = &[
     },
     AlgorithmRow {
         word: "SlidingLog",
-        features: &[Feature::SettledCost],
+        features: &[Feature::SettledCost, Feature::ElapsedCost],
         bound: |_, _, period| Some(bounds::entries(period)),
         generate: |_, rule, krate| checked(rule, krate, &hygienic!(SlidingLog)),
         ..PLAIN
     },
     AlgorithmRow {
         word: "SlidingWindow",
+        features: &[Feature::SettledCost],
         bound: |options, _, period| {
             let buckets = options.buckets.as_ref().map_or(Some(1), Number::literal)?;
             Some(bounds::parts(buckets, period))
@@ -114,6 +117,7 @@ static ALGORITHMS: &[AlgorithmRow] = &[
     },
     AlgorithmRow {
         word: "TokenBucket",
+        features: &[Feature::SettledCost],
         options: &[
             Choice::new("burst", "200", |to, input, name| set(&mut to.burst, value::positive(input, name))),
             Choice::new("refill", "Interval", |to, input, name| {
@@ -163,9 +167,13 @@ fn checked_with_count(rule: &TokenStream, krate: &TokenStream, algorithm: &Token
 }
 
 impl Feature {
-    /// The word of an algorithm that has it.
-    pub(super) fn algorithm(self) -> &'static str {
-        ALGORITHMS.iter().find(|row| row.features.contains(&self)).map_or("", |row| row.word)
+    /// The words of the algorithms that have it: `A`, or `A or B`.
+    pub(super) fn algorithms(self) -> String {
+        let words: Vec<_> = ALGORITHMS.iter().filter(|row| row.features.contains(&self)).map(|row| row.word).collect();
+        match &words[..] {
+            [others @ .., last] if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+            words => words.concat(),
+        }
     }
 }
 

@@ -205,7 +205,8 @@ impl AttributeArguments {
         let (what, unit, cost, span) = match &cost.value {
             CostArgument::Number(Number::Literal(cost, span)) => ("cost", "", *cost, *span),
             // With another algorithm, that is the mistake to report.
-            _ if !algorithm.has(Feature::SettledCost) => return,
+            CostArgument::Elapsed { .. } if !algorithm.has(Feature::ElapsedCost) => return,
+            CostArgument::Settled { .. } if !algorithm.has(Feature::SettledCost) => return,
             CostArgument::Elapsed { max: Some(Milliseconds::Literal(max, span)), .. } => ("`max`", " ms", *max, *span),
             CostArgument::Settled { max: Number::Literal(max, span), .. } => ("`max`", "", *max, *span),
             _ => return,
@@ -235,12 +236,16 @@ impl AttributeArguments {
         let prefetch = prefetch.map(|prefetch| (prefetch.name.span(), "prefetch", Feature::Prefetch));
         let cost = self.rule.cost.as_ref().and_then(|cost| match &cost.value {
             CostArgument::Number(_) => None,
-            CostArgument::Elapsed { word, .. } => Some((*word, "Elapsed", Feature::SettledCost)),
+            CostArgument::Elapsed { word, .. } => Some((*word, "Elapsed", Feature::ElapsedCost)),
             CostArgument::Settled { word, .. } => Some((word.span(), "Settled", Feature::SettledCost)),
         });
         for (span, word, needed) in prefetch.into_iter().chain(cost).filter(|(.., needed)| !algorithm.has(*needed)) {
-            let (needed, algorithm) = (needed.algorithm(), algorithm.word());
+            let (needed, algorithm) = (needed.algorithms(), algorithm.word());
             errors.add(span, format!("`{word}` needs `algorithm = {needed}`, not `{algorithm}`"));
+        }
+        let is_settled = cost.is_some_and(|(.., needed)| needed == Feature::SettledCost);
+        if let (Some((span, ..)), true, true) = (prefetch, is_settled, algorithm.has(Feature::Prefetch)) {
+            errors.add(span, "`prefetch` and `Settled` exclude each other: prefetched permits can't be settled");
         }
     }
 

@@ -22,10 +22,12 @@ pub(crate) enum CacheableDenials {
     AnyCost,
 }
 
-/// Charges that may be held until they are settled.
+/// The way in which a charge is settled when its call ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldSupport {
     Never,
+    /// Nothing is held. The most is charged, and a settlement refunds the rest.
+    Refunded,
     /// A settlement charges the amount used.
     Settled,
     /// Each charge is held, and a settlement frees it.
@@ -55,11 +57,11 @@ pub(crate) struct Capabilities {
 macro_rules! algorithms {
     ($callback:ident) => {
         $callback! {
-            super::fixed_window::FixedWindow { FixedWindow: denials AnyCost, holds Never, has_prefetch; }
+            super::fixed_window::FixedWindow { FixedWindow: denials AnyCost, holds Refunded, has_prefetch; }
             super::sliding_log::SlidingLog { SlidingLog: denials CostOfOne, holds Settled; }
-            super::sliding_window::SlidingWindow { SlidingWindow: denials CostOfOne, holds Never; }
+            super::sliding_window::SlidingWindow { SlidingWindow: denials CostOfOne, holds Refunded; }
             super::bucket::Bucket {
-                TokenBucket: denials CostOfOne, holds Never;
+                TokenBucket: denials CostOfOne, holds Refunded;
                 LeakyBucket: denials CostOfOne, holds Never, has_slots, stands_alone;
             }
             super::semaphore::Semaphore { Concurrent: denials CostOfOne, holds Always; }

@@ -5,7 +5,7 @@ use crate::{Rule, algorithm::position};
 /// The way a call uses a rule of the code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CallKind {
-    /// The call holds its cost, and settles it at the end.
+    /// The call settles its cost at the end.
     pub(crate) is_settled: bool,
     pub(crate) is_one_of_several: bool,
 }

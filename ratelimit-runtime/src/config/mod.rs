@@ -46,7 +46,7 @@
 //! The options of an algorithm need `algorithm` beside them. If the file changes only the count of
 //! a token bucket, its burst stays as in the code.
 //!
-//! Some settings do not fit the rule in the code: a `TokenBucket` for a rule whose cost is settled,
+//! Some settings do not fit the rule in the code: a `TokenBucket` for a `SlidingLog` whose cost is settled,
 //! or a `LeakyBucket` for one of several rules of a call. They are ignored, and the log has one
 //! error that says what to change. The last settings that did fit stay in effect, or else the code.
 //!

@@ -80,10 +80,14 @@ impl RuleOverride {
             () if kind.is_settled && can_before.holds == HoldSupport::Settled => {
                 let needed = can_before.name;
                 Some(format!(
-                    "the cost of these calls is settled, which needs a {needed}; the file says {after:?}; \
-                     set algorithm = \"{needed}\", or remove it"
+                    "the cost of these calls is held until it is settled, as the code says {needed}; the file says \
+                     {after:?}; set algorithm = \"{needed}\", or remove it"
                 ))
             }
+            () if kind.is_settled && can_after.holds == HoldSupport::Never => Some(format!(
+                "the cost of these calls is settled, and a {} has no cost to settle; set another algorithm in the file",
+                can_after.name
+            )),
             () => None,
         }
     }

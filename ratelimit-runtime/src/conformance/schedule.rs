@@ -26,15 +26,40 @@ pub struct Schedule {
 #[derive(Clone, Debug)]
 enum Step {
     Pass(Duration),
-    PassUntilRetry { early: Duration },
-    PassUntilReset { early: Duration },
-    PassLease { early: Duration },
+    PassUntilRetry {
+        early: Duration,
+    },
+    PassUntilReset {
+        early: Duration,
+    },
+    PassLease {
+        early: Duration,
+    },
     Decide(Vec<RandomRequest>),
-    Refund { before_last: usize },
-    Renew { before_last: usize },
-    Settle { before_last: usize, used: UsedCost, is_retry: bool, again: bool },
-    Reset { rule: Rule, key: u64, return_old: bool },
-    Ban { rule: Rule, key: u64, time: Duration },
+    /// Refunds a part, in tenths.
+    Refund {
+        before_last: usize,
+        tenths: u64,
+    },
+    Renew {
+        before_last: usize,
+    },
+    Settle {
+        before_last: usize,
+        used: UsedCost,
+        is_retry: bool,
+        again: bool,
+    },
+    Reset {
+        rule: Rule,
+        key: u64,
+        return_old: bool,
+    },
+    Ban {
+        rule: Rule,
+        key: u64,
+        time: Duration,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -51,6 +76,7 @@ struct RandomCharge {
     cost: u64,
     /// The lease of a hold, whether it is partial, and whether it is exclusive.
     hold: Option<(Duration, bool, bool)>,
+    settles: bool,
 }
 
 /// The cost that was used, in tenths of the held cost, plus some more.
@@ -109,6 +135,17 @@ impl Schedule {
         self
     }
 
+    /// The schedule for a store that may ignore [`Charge::settles`].
+    #[must_use]
+    pub(super) fn without_settlements(mut self) -> Self {
+        for step in &mut self.steps {
+            if let Step::Decide(requests) = step {
+                requests.iter_mut().flat_map(|request| &mut request.charges).for_each(|one| one.settles = false);
+            }
+        }
+        self
+    }
+
     /// The schedule for a store without holds and semaphores.
     #[must_use]
     pub(super) fn without_holds(mut self) -> Self {
@@ -137,14 +174,16 @@ impl Schedule {
                     let mut requests: Vec<Request> = Vec::new();
                     for RandomRequest { charges: random, consume, longest_wait } in random {
                         let mut charges = Charges::default();
-                        for RandomCharge { rule, key, cost, hold } in random {
+                        for RandomCharge { rule, key, cost, hold, settles } in random {
                             let hold = hold.map(|(lease, allow_partial, exclusive)| Hold {
                                 allow_partial,
                                 exclusive,
                                 ..Hold::new(lease)
                             });
                             let longest_wait = *longest_wait;
-                            charges.push(Charge { longest_wait, hold, ..trial.new_charge(rule, *key, *cost) });
+                            let settles = *settles;
+                            let charge = trial.new_charge(rule, *key, *cost);
+                            charges.push(Charge { longest_wait, hold, settles, ..charge });
                         }
                         let request = Request::new(charges, *consume);
                         // A batch may be decided in any order, so requests for the same counter
@@ -156,9 +195,9 @@ impl Schedule {
                     }
                     trial.decide_batch(requests).await?;
                 }
-                Step::Refund { before_last } => {
+                Step::Refund { before_last, tenths } => {
                     if let Some(grant) = trial.pop_grant(*before_last).filter(|grant| !trial.may_alias(grant)) {
-                        trial.refund(grant).await?;
+                        trial.refund(grant.part(*tenths)).await?;
                     }
                 }
                 Step::Renew { before_last } => {
@@ -284,7 +323,10 @@ impl Draw<'_> {
                 Step::Decide((0..count).map(|_| one_of_many()).collect())
             }
             14..=20 => self.pause(&rule, strict),
-            21..=24 => Step::Refund { before_last: usize::try_from(self.below(4)).expect("an index") },
+            21..=24 => {
+                let before_last = usize::try_from(self.below(4)).expect("an index");
+                Step::Refund { before_last, tenths: self.pick(&[10, 9, 5, 1]) }
+            }
             25..=26 => Step::Reset { rule, key, return_old: self.below(2) == 1 },
             27..=28 => Step::Renew { before_last: usize::try_from(self.below(3)).expect("an index") },
             29..=32 => {
@@ -326,12 +368,14 @@ impl Draw<'_> {
     fn random_charge(&mut self, rule: Rule, key: u64) -> RandomCharge {
         let cost = self.cost(rule.limit());
         let holds = capabilities(rule.algorithm()).holds;
-        let is_held = holds != HoldSupport::Never && (self.below(2) == 1 || holds == HoldSupport::Always);
+        let may_hold = matches!(holds, HoldSupport::Settled | HoldSupport::Always);
+        let is_held = may_hold && (self.below(2) == 1 || holds == HoldSupport::Always);
         let hold = is_held.then(|| {
             let (lease, allow_partial) = (self.lease(&rule), self.below(3) == 1);
             (lease, allow_partial, !rule.is_concurrent() && self.below(5) == 1)
         });
-        RandomCharge { rule, key, cost, hold }
+        let settles = holds == HoldSupport::Refunded && self.below(2) == 1;
+        RandomCharge { rule, key, cost, hold, settles }
     }
 
     /// A lease that is short or long compared with the period.

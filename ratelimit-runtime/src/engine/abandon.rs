@@ -1,4 +1,4 @@
-//! Clean-up after a caller who leaves while the store decides on a hold.
+//! Clean-up after a caller who leaves while the store decides on a charge that is settled later.
 
 use std::{
     future::Future,
@@ -14,12 +14,13 @@ use tokio::{
 };
 
 use super::{
-    core::EngineRef,
+    core::{EngineRef, Origin},
+    request::LEASE,
     settlements::{after, lease_of},
 };
 use crate::{
     background, deadline,
-    store::{Batch, Charges, Reply, Request},
+    store::{Batch, Charge, Charges, Reply, Request},
 };
 
 /// The first pause before a retry.
@@ -31,9 +32,9 @@ const MOST_ABSENCES: u32 = 3;
 
 type BatchFuture = Pin<Box<dyn Future<Output = Batch> + Send>>;
 
-/// The answer of a store that decides on a hold. If this is dropped before the answer arrives, a
-/// background task awaits the answer and refunds the holds that were granted. Charges beside them
-/// stay. If the answer is lost, clean-up starts as well.
+/// The answer of a store that decides on charges that are settled later. If this is dropped before
+/// the answer arrives, a background task awaits the answer and refunds all that was granted. If the
+/// answer is lost, holds are cleaned up as well, and other charges stay.
 pub(crate) struct AbandonOnDrop {
     engine: EngineRef,
     /// The charges that are to be held.
@@ -44,7 +45,7 @@ pub(crate) struct AbandonOnDrop {
 }
 
 impl AbandonOnDrop {
-    /// Wraps the reply, if some charge is to be held.
+    /// Wraps the reply, if some charge is settled later. `held`: the ones to be held.
     pub(crate) fn around(engine: &EngineRef, held: Option<Charges>, reply: Reply<Batch>) -> Reply<Batch> {
         match (held, reply) {
             (Some(held), Reply::Pending(answer)) => {
@@ -83,10 +84,10 @@ impl Drop for AbandonOnDrop {
     }
 }
 
-/// The charges that are to be held. `None` if there are none.
+/// The charges that are to be held. `None` if no charge is settled later.
 pub(crate) fn held_charges(charges: &Charges) -> Option<Charges> {
-    let is_held = charges.iter().any(|charge| charge.hold.is_some());
-    is_held.then(|| charges.clone().split_held().0)
+    let is_settled = charges.iter().any(Charge::is_settled_later);
+    is_settled.then(|| charges.clone().split(|charge| charge.hold.is_some()).0)
 }
 
 /// True if something was granted. `None` if that is unknown, because an answer was lost.
@@ -98,40 +99,48 @@ fn is_granted(batch: &Batch) -> Option<bool> {
     batch.iter().map(granted).try_fold(false, |any, granted| Some(any | granted?))
 }
 
-/// Refunds the holds that a store may have granted to a caller who left before the answer.
+/// Refunds what a store may have granted to a caller who left before the answer.
 ///
 /// Only the answer to the caller's request tells whether the hold was granted. A refund that is sent
 /// later may arrive earlier, on another connection. So clean-up awaits the answer.
 ///
 /// While the answer is late, or if it is lost, clean-up also asks the store to end the hold. It
 /// stops asking when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is
-/// none.
-async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>) {
+/// none. Charges that are not held are refunded by their receipts, which are in the answer.
+async fn clean_up(engine: EngineRef, mut held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));
-    let end = after(held.iter().map(lease_of).max().unwrap_or_default());
+    let end = after(held.iter().map(lease_of).max().unwrap_or(LEASE));
     let (mut pause, mut is_answered, mut absences) =
         (engine.settings().deadline.clamp(FIRST_PAUSE, LONGEST_PAUSE), false, 0);
     loop {
-        let may_ask = absences < MOST_ABSENCES;
+        let may_ask = absences < MOST_ABSENCES && !held.is_empty();
         if let Some(AbortOnDrop(waiting)) = &mut answer {
             let until = if may_ask { end.min(after(pause)) } else { end };
             if let Ok(batch) = timeout_at(until, waiting).await {
-                match batch.ok().and_then(|batch| is_granted(&batch)) {
-                    Some(false) => return,
-                    granted => is_answered = granted.is_some(),
+                let batch = batch.ok();
+                let granted = batch.as_ref().and_then(is_granted);
+                if granted == Some(false) {
+                    return;
+                }
+                is_answered = granted.is_some();
+                let requests = batch.into_iter().filter(|_| is_answered).flat_map(Batch::into_requests);
+                for request in requests {
+                    let (_, unheld) = request.charges.split(|charge| charge.hold.is_some());
+                    engine.refund_in_background(unheld, Origin::Store);
                 }
                 answer = None;
             }
         }
-        if Instant::now() >= end || !may_ask && !is_answered {
+        if Instant::now() >= end || !may_ask && !is_answered || answer.is_none() && held.is_empty() {
             return;
         }
         let refunded = engine.store().map(|store| store.refund(held.clone()));
         let refunded = deadline::answer(refunded.unwrap_or(Reply::Ready(Ok(1))), engine.settings().deadline).await;
         match refunded {
             Ok(0) if !is_answered => absences += 1,
-            Ok(_) => return held.iter().for_each(|charge| engine.queues().changed(&charge.counter)),
+            // The charges beside the holds are refunded when the answer is there.
+            Ok(_) => mem::take(&mut held).iter().for_each(|charge| engine.queues().changed(&charge.counter)),
             Err(_) => {}
         }
         if answer.is_none() {

@@ -25,7 +25,7 @@ use crate::{
     health::HealthTracker,
     memory::Memory,
     observe::StoreTimer,
-    store::{Charge, Charges, Reply, Store, StoreError},
+    store::{Charge, Charges, Reply, Request, Store, StoreError},
     sync::CachePadded,
 };
 
@@ -112,6 +112,14 @@ impl EngineRef {
             }
         }
     }
+}
+
+/// A charge of what a call has used above its charge. It is made even if it does not fit, up to the
+/// largest number that the counter can store.
+fn excess(charge: Charge, more: u64) -> Charge {
+    let rule = charge.rule.with_largest_limit().with_ban(Duration::ZERO);
+    let largest = rule.limit().saturating_sub(charge.rule.limit());
+    Charge::new(rule, charge.counter, more.min(largest))
 }
 
 fn ids_of(charges: &[Charge]) -> SmallVec<[CounterId; 1]> {
@@ -223,12 +231,25 @@ impl Engine {
         &self.renewals
     }
 
-    /// Charges the amount used in place of the hold.
+    /// Charges the amount used in place of a charge that is settled later.
     pub(crate) fn settle(&self, charge: Charge, used: u64, origin: Origin) -> Reply<Result<(), StoreError>> {
-        match (origin, self.store()) {
-            (Origin::LocalFallback, _) => self.local().settle(charge, used),
-            (Origin::Store, Some(store)) => store.settle(charge, used),
-            (Origin::Store, None) => Reply::Ready(Ok(())),
+        let store = match (origin, self.store()) {
+            (Origin::LocalFallback, _) => self.local(),
+            (Origin::Store, Some(store)) => store,
+            (Origin::Store, None) => return Reply::Ready(Ok(())),
+        };
+        if charge.hold.is_some() {
+            return store.settle(charge, used);
+        }
+        match used.checked_sub(charge.cost) {
+            Some(0) => Reply::Ready(Ok(())),
+            Some(more) => store.decide(Request::new(excess(charge, more), true).into()).map(|batch| {
+                batch.into_first().map_or_else(|| Err(StoreError::no_answer()), |request| request.outcome.map(drop))
+            }),
+            None => {
+                let unused = Charge { cost: charge.cost - used, ..charge };
+                store.refund(unused.into()).map(|refunded| refunded.map(drop))
+            }
         }
     }
 

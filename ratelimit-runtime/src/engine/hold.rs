@@ -1,10 +1,14 @@
-//! Holds of a call: places, and charges whose cost is known only when the call ends.
+//! Charges of a call that are settled when it ends: places, and costs that are known only then.
 //!
 //! A remote store forgets a hold that is not renewed. So it is renewed in the background, see
 //! `renewals.rs`. When its holder is dropped, a background task settles it. The memory store keeps
 //! holds by itself and settles at once.
+//!
+//! Only logs and semaphores hold. Other algorithms charge the most at the start, and a settlement
+//! refunds the rest. Such a charge is not renewed. A refund that was sent is not sent again, as it may
+//! have arrived.
 
-use std::{fmt, mem, sync::Arc, time::Duration};
+use std::{fmt, mem, process, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{oneshot, watch::Sender},
@@ -25,7 +29,7 @@ use crate::{
 
 type EngineHold = renewals::HeldCharge<EngineRef>;
 
-/// The holds of one call. They are settled when this is dropped.
+/// The charges of one call that are settled later: when this is dropped.
 pub(crate) struct Holding {
     engine: EngineRef,
     origin: Origin,
@@ -38,12 +42,13 @@ pub(crate) struct Holding {
     state: HoldState,
 }
 
-/// The location of the holds, which decides how they are settled.
+/// The location of the charges, which decides how they are settled.
 enum HoldState {
     /// In this process. Dropping settles them at once.
     Local(Charges),
-    /// At a store, and renewed. Dropping hands them to a background task that settles them.
-    Renewed(Vec<Arc<EngineHold>>),
+    /// At a store: holds, which are renewed, and charges to be refunded. Dropping hands them to a
+    /// background task that settles them.
+    Remote { process: u32, held: Vec<Arc<EngineHold>>, unheld: Charges },
     /// Settled already, or left to the parent of a forked process.
     Settled,
 }
@@ -66,7 +71,7 @@ impl UsedAmount {
 }
 
 impl Holding {
-    /// Takes over holds that a store has just granted. `sent_at`: time of the request.
+    /// Takes over charges that a store has just granted. `sent_at`: time of the request.
     pub(crate) fn new(engine: EngineRef, mut charges: Charges, origin: Origin, sent_at: Duration) -> Self {
         let began_at = engine.settings().clock.now();
         // Places come last, and are also freed last. The next holder of a place then finds the
@@ -77,8 +82,7 @@ impl Holding {
         let granted = timed.map(|charge| Duration::from_millis(charge.cost)).min().unwrap_or(Duration::MAX);
         let amount = charges.iter().map(|charge| charge.cost).sum();
         let is_in_memory = matches!(origin, Origin::LocalFallback) || engine.memory().is_some();
-        let state =
-            if is_in_memory { HoldState::Local(charges) } else { HoldState::renewed(&engine, charges, sent_at) };
+        let state = if is_in_memory { HoldState::Local(charges) } else { HoldState::remote(&engine, charges, sent_at) };
         Self { engine, origin, began_at, granted, amount, reported: None, state }
     }
 
@@ -90,12 +94,15 @@ impl Holding {
         self.granted.saturating_sub(self.elapsed())
     }
 
-    /// True if no other caller can have the hold.
+    /// True if no other caller can have the hold. A charge that is not held has nothing to lose.
     pub(crate) fn is_held(&self) -> bool {
         match &self.state {
             // The share of this process is valid during an outage of the store only.
-            HoldState::Local(_) => matches!(self.origin, Origin::Store) || self.engine.is_degraded(),
-            HoldState::Renewed(held) => {
+            HoldState::Local(charges) => {
+                let holds = charges.iter().any(|charge| charge.hold.is_some());
+                !holds || matches!(self.origin, Origin::Store) || self.engine.is_degraded()
+            }
+            HoldState::Remote { held, .. } => {
                 let now_us = self.engine.settings().clock.now_us();
                 held.iter().all(|held| held.is_held(now_us))
             }
@@ -103,20 +110,35 @@ impl Holding {
         }
     }
 
-    /// The amount held at the start, over all counters.
+    /// The amount at the start, over all counters.
     pub(crate) fn amount(&self) -> u64 {
         self.amount
     }
 
-    /// The charges that are held.
+    /// The charges that are settled later.
     #[cfg(any(feature = "axum", feature = "tower"))]
     pub(super) fn charges(&self) -> impl Iterator<Item = &Charge> {
-        let (local, renewed): (&[Charge], &[Arc<EngineHold>]) = match &self.state {
+        let (charges, held): (&[Charge], &[Arc<EngineHold>]) = match &self.state {
             HoldState::Local(charges) => (charges, &[]),
-            HoldState::Renewed(held) => (&[], held),
+            HoldState::Remote { held, unheld, .. } => (unheld, held),
             HoldState::Settled => (&[], &[]),
         };
-        local.iter().chain(renewed.iter().map(|held| &held.charge))
+        charges.iter().chain(held.iter().map(|held| &held.charge))
+    }
+
+    /// Takes out the charges that are not held, to refund them like any other charge.
+    pub(super) fn take_refundable(&mut self) -> (EngineRef, Charges, Origin) {
+        let charges = match &mut self.state {
+            HoldState::Local(charges) => {
+                let (held, unheld) = mem::take(charges).split(|charge| charge.hold.is_some());
+                *charges = held;
+                unheld
+            }
+            HoldState::Remote { process, unheld, .. } if *process == process::id() => mem::take(unheld),
+            HoldState::Remote { .. } | HoldState::Settled => Charges::default(),
+        };
+        self.amount -= charges.iter().map(|charge| charge.cost).sum::<u64>();
+        (self.engine.clone(), charges, self.origin)
     }
 
     /// Adds to the amount reported as used.
@@ -166,13 +188,20 @@ impl Holding {
                 }
                 None
             }
-            // After a fork, the parent settles what it holds.
-            HoldState::Renewed(held) if !self.engine.renewals().remove(&held) => None,
-            HoldState::Renewed(held) => {
-                let rule = held.first()?.charge.rule;
-                let counters = held.iter().map(|held| held.charge.counter.clone()).collect();
+            // After a fork, the parent settles.
+            HoldState::Remote { process, held, .. }
+                if process != process::id() || !self.engine.renewals().remove(&held) =>
+            {
+                None
+            }
+            HoldState::Remote { held, unheld, .. } => {
+                let mut charges: Vec<_> =
+                    unheld.into_charges().filter(|charge| used.of(charge) != charge.cost).collect();
+                charges.extend(held.iter().map(|held| held.charge.clone()));
+                let rule = charges.first()?.rule;
+                let counters = charges.iter().map(|charge| charge.counter.clone()).collect();
                 let in_flight = SettlementInFlight::new(self.engine.clone(), counters);
-                let _ = background::spawn(settle(self.engine.clone(), held, used, in_flight, result_sender));
+                let _ = background::spawn(settle(self.engine.clone(), charges, used, in_flight, result_sender));
                 Some(rule)
             }
             HoldState::Settled => None,
@@ -189,16 +218,17 @@ impl Drop for Holding {
 }
 
 impl HoldState {
-    /// Holds at a store, to be renewed.
-    fn renewed(engine: &EngineRef, charges: Charges, sent_at: Duration) -> Self {
+    /// Charges at a store. Holds are renewed from now on.
+    fn remote(engine: &EngineRef, charges: Charges, sent_at: Duration) -> Self {
         #[cfg(feature = "redis")]
         if let Some(guard) = engine.guard() {
             guard.prepare(); // the settlement then finds an open connection
         }
-        let held = |charge| Arc::new(EngineHold::new(engine.clone(), charge, sent_at));
-        let held: Vec<_> = charges.into_charges().map(held).collect();
+        let (held, unheld) = charges.split(|charge| charge.hold.is_some());
+        let to_hold = |charge| Arc::new(EngineHold::new(engine.clone(), charge, sent_at));
+        let held: Vec<_> = held.into_charges().map(to_hold).collect();
         match engine.renewals().insert(&held) {
-            Ok(()) => Self::Renewed(held),
+            Ok(()) => Self::Remote { process: process::id(), held, unheld },
             // The background thread ran when the store was asked. So the process was forked since,
             // and the parent has the hold.
             Err(_) => Self::Settled,
@@ -206,24 +236,35 @@ impl HoldState {
     }
 }
 
-/// Settles holds. Callers of these counters wait until `in_flight` is dropped.
+/// Settles charges. Callers of these counters wait until `in_flight` is dropped.
 async fn settle(
     engine: EngineRef,
-    held: Vec<Arc<EngineHold>>,
+    charges: Vec<Charge>,
     used: UsedAmount,
     in_flight: SettlementInFlight,
     result_sender: Option<oneshot::Sender<Result<(), StoreError>>>,
 ) {
     let deadline = engine.settings().deadline;
     let end = after(deadline);
-    let (mut settled, mut failed) = (Ok(()), Vec::new());
-    for charge in held.iter().map(|held| &held.charge) {
+    let settle_one = |charge: &Charge| {
         let settling = engine.settle(charge.clone(), used.of(charge), Origin::Store);
         let left = end.saturating_duration_since(Instant::now());
-        let done = deadline::within(settling, left, deadline).await.and_then(|done| done);
+        async move { deadline::within(settling, left, deadline).await.and_then(|done| done) }
+    };
+    let (held, unheld): (Vec<_>, Vec<_>) = charges.iter().partition(|charge| charge.hold.is_some());
+    let settling: Vec<_> = unheld.iter().map(|charge| tokio::spawn(settle_one(charge))).collect();
+    let mut results = Vec::with_capacity(charges.len());
+    for done in settling {
+        results.push(done.await.unwrap_or_else(|_| Err(StoreError::no_answer())));
+    }
+    for charge in &held {
+        results.push(settle_one(charge).await);
+    }
+    let (mut settled, mut failed) = (Ok(()), Vec::new());
+    for (charge, done) in unheld.into_iter().chain(held).zip(results) {
         if let Err(error) = &done {
             observe::not_settled(&charge.rule, error);
-            if !error.misconfigured {
+            if may_settle_again(charge, error) {
                 failed.push(charge);
             }
         }
@@ -245,11 +286,20 @@ async fn settle(
                 sleep(pause).await;
                 pause = (2 * pause).min(LONGEST_PAUSE);
                 let settling = engine.settle(charge.clone(), used, Origin::Store);
-                is_settled = deadline::answer(settling, deadline).await.is_ok();
+                is_settled = match deadline::answer(settling, deadline).await {
+                    Ok(()) => true,
+                    Err(error) => charge.hold.is_none() && !may_settle_again(&charge, &error),
+                };
             }
             engine.queues().changed(&charge.counter);
         });
     }
+}
+
+/// True if another attempt settles no more than one. The store knows a hold that it has settled. A refund
+/// or a charge that was sent may have arrived.
+fn may_settle_again(charge: &Charge, error: &StoreError) -> bool {
+    !error.misconfigured && (charge.hold.is_some() || error.is_unsent())
 }
 
 /// A settlement in flight. Dropping it ends the settlement and notifies the wait queues.

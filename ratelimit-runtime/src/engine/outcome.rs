@@ -23,7 +23,7 @@ pub(super) struct RetryableRefusal {
     pub(super) refusal: RequestPerMinute,
     pub(super) reason: RefusalReason,
     pub(super) ready_in: Duration,
-    /// Other callers hold something, and may release it before `ready_in` is over.
+    /// See [`Charge::may_free_early`].
     pub(super) may_free_early: bool,
     pub(super) charges: Charges,
     /// The store's answer about these charges, for the wait queues.
@@ -174,7 +174,7 @@ impl AcquireRequest {
             let delay = enforced.map(|charge| charge.slot_delay).max().filter(|delay| !delay.is_zero());
             let run_at = delay.map(|delay| self.clock().now().saturating_add(delay));
             let (decision, engine) = (most_restrictive_decision(&charges), self.engine.clone());
-            let receipt = if consume && charges.iter().any(|charge| charge.hold.is_some()) {
+            let receipt = if consume && charges.iter().any(Charge::is_settled_later) {
                 Receipt::of_holds(engine, charges, origin, sent_at)
             } else {
                 Receipt::of_charges(engine, charges, origin, self.is_single)
@@ -224,7 +224,7 @@ impl AcquireRequest {
             let shadowing = charges.iter().filter(|charge| charge.rule.is_shadow() && is_over(charge));
             shadowing.for_each(|charge| observe::refused_in_shadow(&charge.rule));
         }
-        let (id, may_free_early) = (charge.counter.id(), charge.held_by_others > 0);
+        let (id, may_free_early) = (charge.counter.id(), charge.may_free_early());
         let ready_in = charge.decision.retry_after().unwrap_or_default();
         let answer = StoreAnswer { refusal: Some((id, refused.clone())), ..StoreAnswer::of(&charges, sent_at) };
         Ok(Resolution::Exceeded(Box::new(RetryableRefusal {

@@ -95,10 +95,10 @@ impl Receipt {
         }
     }
 
-    /// For charges of which some are held. Dropping the permit settles these. `sent_at`: time of the
+    /// For charges of which some are settled later. Dropping the permit settles these. `sent_at`: time of the
     /// request.
     pub(super) fn of_holds(engine: EngineRef, charges: Charges, origin: Origin, sent_at: Duration) -> Self {
-        let (held, rest) = charges.split_held();
+        let (held, rest) = charges.split(Charge::is_settled_later);
         let rest = (!rest.is_empty()).then(|| (engine.clone(), rest, origin));
         let held = Holding::new(engine, held, origin, sent_at);
         Self::Hold(Box::new((held, rest)))
@@ -228,11 +228,11 @@ impl Permit {
         self.holding().is_none_or(Holding::is_held)
     }
 
-    /// Adds to the cost that is charged when the permit is dropped, in place of what it holds.
+    /// Adds to the cost that is charged when the permit is dropped, in place of its maximum.
     ///
     /// For a permit with `cost = Settled(max = ..)`, for example of a streamed answer: each part
-    /// adds what it used. Without a record, all that is held is charged. It changes nothing for
-    /// places and for charges by time, nor for a permit that holds nothing.
+    /// adds what it used. Without a record, the maximum is charged. It changes nothing for places and
+    /// for charges by time, nor for a permit that is not settled.
     ///
     /// ```
     /// # use ratelimit_runtime::{Algorithm, Limiter, RequestPerMinute, Rule, limit_request_per_time};
@@ -260,17 +260,17 @@ impl Permit {
         }
     }
 
-    /// Charges the cost `used` in place of what the permit holds, and returns when the store has
-    /// done so. Other charges of the call stay as they are.
+    /// Charges the cost `used` in place of the maximum of a `Settled` cost, and returns when the store
+    /// has done so. Other charges of the call stay as they are.
     ///
     /// It does not add what was [recorded](Self::record). A place is freed, and time is charged as
-    /// it passed. A permit that holds nothing is only dropped.
+    /// it passed. A permit that is not settled is only dropped.
     ///
     /// # Errors
     ///
     /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
     /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm within
-    /// the limiter's deadline. Then either all that was held may be charged, or the used cost.
+    /// the limiter's deadline. Then either the maximum may be charged, or the used cost.
     ///
     /// # Cancellation
     ///
@@ -311,9 +311,12 @@ impl Permit {
     /// | `FixedWindow` | all of it until the window ends, then nothing |
     /// | `SlidingLog` | all of it for one period, then nothing (see below) |
     /// | `SlidingWindow` | the part that still counts |
-    /// | `TokenBucket` | the part that can't have refilled since; a part of a token counts as one |
+    /// | `TokenBucket` | the part that can't have refilled since; a part of a token counts as one (see below) |
     /// | `Concurrent`, and charges by time | all of it: the place is free, and no time was used |
     /// | `LeakyBucket` | all of it, if no later slot was given and its slot has not passed; otherwise nothing |
+    ///
+    /// A `TokenBucket` refunds more of a charge with a `Settled` cost, and of a reservation: the part
+    /// without which the bucket would not have been full since.
     ///
     /// A `SlidingLog` also refunds nothing behind more than 5,000 later entries, which would all
     /// have to be rewritten. On Redis, a charge with a cost above 1 has two entries.
@@ -345,16 +348,14 @@ impl Permit {
                 engine.refund(charges, origin).await
             }
             Receipt::Hold(held) => {
-                let (holding, rest) = *held;
+                let (mut holding, rest) = *held;
+                let (engine, mut charges, origin) = holding.take_refundable();
+                if let Some((_, rest, _)) = rest {
+                    charges.append(rest);
+                }
                 let held = holding.amount();
-                let rest = async {
-                    match rest {
-                        Some((engine, charges, origin)) => engine.refund(charges, origin).await,
-                        None => Ok(0),
-                    }
-                };
-                let (cancelled, rest) = tokio::join!(holding.cancel(), rest);
-                cancelled.and(rest).map(|rest| held + rest)
+                let (cancelled, refunded) = tokio::join!(holding.cancel(), engine.refund(charges, origin));
+                cancelled.and(refunded).map(|refunded| held + refunded)
             }
         }
     }

@@ -77,7 +77,7 @@ pub(crate) enum CostKind {
     Fixed,
     /// The cost itself, even if it does not fit.
     Forced,
-    /// The amount reported at the end. The cost is held until then.
+    /// The amount reported at the end. The cost counts until then.
     Reported,
     /// The elapsed milliseconds. Until the end the remaining quota is held, up to the cost.
     Elapsed,
@@ -216,12 +216,41 @@ pub(super) enum RefusalReason {
 
 /// The default lease of settled costs and reservations: how long they are held without a renewal.
 /// The lease of a place is the period of its rule.
-const LEASE: Duration = Duration::from_secs(30);
+pub(super) const LEASE: Duration = Duration::from_secs(30);
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
 pub(crate) const BAN_AND_WAIT: &str = "a call that waits for its limit cannot ban: remove `ban`, or reject the call";
 const NO_DEBT: &str = "places and slots can't be in debt; acquire them, or charge a rule of another algorithm";
-pub(crate) const ONLY_A_LOG_SETTLES: &str = "only a `SlidingLog` can charge the amount that a call used";
+const ONLY_A_LOG_HOLDS: &str = "only a `SlidingLog` can charge the time that a call took";
+const NOTHING_TO_SETTLE: &str = "slots and places have no cost to settle; settle a rule of another algorithm";
+const SHARED_AND_SETTLED: &str = "two charges of the call have the same counter, and one of them is settled later; \
+    give them different prefixes or keys";
+const PREFETCH_OR_SETTLE: &str = "prefetched permits can't be settled: remove `prefetch`";
+
+/// The reason why calls of a rule can't be settled. `None` if they can. `is_timed`: their cost is
+/// the elapsed time.
+pub(crate) const fn settle_fault(rule: &Rule, is_timed: bool) -> Option<&'static str> {
+    match capabilities(rule.algorithm()).holds {
+        HoldSupport::Settled => None,
+        _ if is_timed => Some(ONLY_A_LOG_HOLDS),
+        HoldSupport::Refunded if rule.prefetch() > 1 => Some(PREFETCH_OR_SETTLE),
+        HoldSupport::Refunded => None,
+        HoldSupport::Never | HoldSupport::Always => Some(NOTHING_TO_SETTLE),
+    }
+}
+
+/// The rule, if its calls can be settled. In a constant, it checks that when the user's crate is
+/// compiled.
+///
+/// # Panics
+///
+/// If they can't.
+pub(crate) const fn check_settled(rule: Rule, is_timed: bool) -> Rule {
+    if let Some(fault) = settle_fault(&rule, is_timed) {
+        panic!("{}", fault);
+    }
+    rule
+}
 
 impl AcquireRequest {
     pub(super) fn new(
@@ -309,8 +338,14 @@ impl AcquireRequest {
             if request.cost_kind == CostKind::Forced && !capabilities(rule.algorithm()).decides_at_once() {
                 return Err(refusal(rule, StoreError::misconfigured(NO_DEBT)));
             }
-            let is_held = request.holds() && *cost > 0;
-            charges.push(if is_held { self.with_hold(request, charge)? } else { charge });
+            let is_held = request.is_settled_later() && *cost > 0;
+            let charge = if is_held { self.settled_later(request, charge)? } else { charge };
+            if let Some(other) = charges.iter().find(|other| other.counter == charge.counter)
+                && [other, &charge].into_iter().any(Charge::has_cost_to_settle)
+            {
+                return Err(refusal(rule, StoreError::misconfigured(SHARED_AND_SETTLED)));
+            }
+            charges.push(charge);
         }
         if charges.len() > 1 {
             for Charge { rule, .. } in &*charges {
@@ -337,26 +372,27 @@ impl AcquireRequest {
         }
     }
 
-    /// Adds a hold to the charge.
-    fn with_hold(&self, request: &ChargeRequest, charge: Charge) -> Result<Charge, RequestPerMinute> {
+    /// The charge, to be settled when the call ends: with a hold if the algorithm has holds.
+    fn settled_later(&self, request: &ChargeRequest, charge: Charge) -> Result<Charge, RequestPerMinute> {
         let Charge { rule, cost, .. } = charge;
-        let lease = match (request.cost_kind, capabilities(rule.algorithm()).holds) {
-            (CostKind::Fixed, _) => rule.period(), // places
-            (CostKind::Reported, HoldSupport::Settled) => LEASE,
+        let is_timed = request.cost_kind == CostKind::Elapsed;
+        let is_place = request.cost_kind == CostKind::Fixed;
+        if let Some(fault) = settle_fault(&rule, is_timed).filter(|_| !is_place) {
+            let error = format!("{fault} ({:?})", rule.algorithm());
+            return Err(refusal(&rule, StoreError::misconfigured(error)));
+        }
+        if capabilities(rule.algorithm()).holds == HoldSupport::Refunded {
+            return Ok(Charge { settles: true, ..charge });
+        }
+        let lease = match request.cost_kind {
+            _ if is_place => rule.period(),
             // If the holder dies, it is charged when its granted time would have been over.
-            (CostKind::Elapsed, HoldSupport::Settled) => {
-                Duration::from_millis(cost.min(rule.limit())).clamp(SHORTEST_LEASE, LEASE)
-            }
-            _ => {
-                let algorithm = rule.algorithm();
-                let error = format!("{ONLY_A_LOG_SETTLES}, not {algorithm:?}");
-                return Err(refusal(&rule, StoreError::misconfigured(error)));
-            }
+            CostKind::Elapsed => Duration::from_millis(cost.min(rule.limit())).clamp(SHORTEST_LEASE, LEASE),
+            _ => LEASE,
         };
         if self.engine.store().is_some_and(|store| !store.supports_holds()) {
             return Err(refusal(&rule, StoreError::misconfigured(HOLDS_NOTHING)));
         }
-        let is_timed = request.cost_kind == CostKind::Elapsed;
         let is_kept = self.engine.memory().is_some();
         let exclusive = is_timed && cost >= rule.limit();
         let hold = Hold { allow_partial: is_timed, exclusive, is_kept, is_timed, ..Hold::new(lease) };
@@ -435,7 +471,7 @@ impl Rule {
 }
 
 impl ChargeRequest {
-    fn holds(&self) -> bool {
+    fn is_settled_later(&self) -> bool {
         !matches!(self.cost_kind, CostKind::Fixed | CostKind::Forced) || self.rule.is_concurrent()
     }
 }

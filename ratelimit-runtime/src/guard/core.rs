@@ -174,7 +174,7 @@ impl GuardInner {
             return false;
         }
         let cached_denial = |charge: &Charge| {
-            if charge.hold.is_some() {
+            if charge.is_settled_later() {
                 return None;
             }
             self.cached_denial(charge.counter.id(), &charge.rule, charge.cost, charge.longest_wait, now_us)
@@ -261,10 +261,11 @@ fn denial_applies(rule: &Rule, cost: u64, longest_wait: Duration) -> bool {
 /// It does not while others hold quota before the end of their lease, because they may release it
 /// at any time. A hold whose lease is over counts as charged. If another process settles it late,
 /// this denial is wrong until its wait is over.
+/// If the charge settles, other calls like it may refund a part of theirs.
 fn is_cacheable(charge: &Charge, decision: &Decision, held_by_others: u64) -> bool {
     decision.remaining() == 0
         && held_by_others == 0
-        && charge.hold.is_none()
+        && !charge.is_settled_later()
         && denial_applies(&charge.rule, charge.cost, charge.longest_wait)
 }
 

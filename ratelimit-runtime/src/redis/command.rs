@@ -63,7 +63,7 @@ impl Command {
 
     /// Decisions without holds and bans may share a round trip with others.
     pub(super) fn is_batchable(&self) -> bool {
-        let is_plain = |charge: &Charge| charge.hold.is_none() && charge.rule.ban_ms() == 0;
+        let is_plain = |charge: &Charge| !charge.is_settled_later() && charge.rule.ban_ms() == 0;
         matches!(self, Self::Decide { charges, .. } if charges.iter().all(is_plain))
     }
 }
@@ -238,7 +238,8 @@ fn decide_batch(entries: &[SentEntry], by_digest: bool) -> Cmd {
     );
     for (entry, charge) in entries.iter().zip(charges.clone()) {
         let at = rules.iter().position(|(other, _)| {
-            other.rule == charge.rule && other.cost == charge.cost && other.longest_wait == charge.longest_wait
+            (other.rule, other.cost, other.longest_wait, other.settles)
+                == (charge.rule, charge.cost, charge.longest_wait, charge.settles)
         });
         let number = at.unwrap_or_else(|| {
             rules.push((charge, algorithm::packed_args(charge)));

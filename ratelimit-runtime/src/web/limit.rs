@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     Clock, CounterName, Key, RateKey, Rule,
-    algorithm::{HoldSupport, capabilities},
-    engine::request::{ChargeRequest, CostKind, ONLY_A_LOG_SETTLES, RequestKey},
+    algorithm::capabilities,
+    engine::request::{ChargeRequest, CostKind, RequestKey, settle_fault},
     policy::OnMissingKey,
 };
 
@@ -178,17 +178,18 @@ impl Limit {
     /// Charges a cost that the response tells, for example only failed logins, or the tokens of an
     /// answer: see [`SettleBy`].
     ///
-    /// Until then the request holds `max`, so that concurrent requests can't exceed the limit. With
-    /// [`Limit::cost`] it holds its cost, but at least 1 and at most `max`. A response may cost more
-    /// than was held: the excess counts, too.
+    /// Until then `max` counts, so that concurrent requests can't exceed the limit. With
+    /// [`Limit::cost`] its cost counts, but at least 1 and at most `max`. A response may cost more
+    /// than that: the excess counts, too. A [`SlidingLog`](crate::Algorithm::SlidingLog) holds it, and
+    /// other algorithms [refund](crate::guide::how_it_works#settlement-by-refund) what was not used.
     ///
     /// Beside a rule of [`Algorithm::Concurrent`](crate::Algorithm::Concurrent) in the same layer, the
     /// cost is held as long as the place. To settle it earlier, put the two into two layers.
     ///
-    /// A request that holds more than the count never fits, and is refused. So [`Limit::count`], or a
+    /// A request whose `max` is above the count never fits, and is refused. So [`Limit::count`], or a
     /// count in a rules file, must not be below `max`.
     ///
-    /// All that was held is charged if the response does not tell the cost: the service failed or
+    /// All of it is charged if the response does not tell the cost: the service failed or
     /// panicked, the client disconnected in between, or the body did not end.
     ///
     /// ```
@@ -207,15 +208,16 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If the rule's algorithm is not [`SlidingLog`](crate::Algorithm::SlidingLog), the only one that
-    /// can settle. If `max` is 0, as a request that holds nothing is not settled.
+    /// If the rule is one of a [`LeakyBucket`](crate::Algorithm::LeakyBucket) or of
+    /// [places](crate::Algorithm::Concurrent), or has a [prefetch](Rule::with_prefetch). If
+    /// `max` is 0, as a request without a charge is not settled.
     #[track_caller]
     pub fn settle(mut self, max: u64, by: SettleBy) -> Self {
-        let algorithm = self.rule.algorithm();
-        let is_settled = matches!(capabilities(algorithm).holds, HoldSupport::Settled);
         let prefix = self.rule.prefix();
-        assert!(is_settled, "`{prefix}`: {ONLY_A_LOG_SETTLES}, not {algorithm:?}");
-        assert!(max > 0, "`{prefix}`: `max` is 0, so no response would be counted; hold at least 1");
+        if let Some(fault) = settle_fault(&self.rule, false) {
+            panic!("`{prefix}`: {fault}");
+        }
+        assert!(max > 0, "`{prefix}`: `max` is 0, so no response would be counted; charge at least 1");
         self.settle = Some((max, by));
         self
     }
@@ -296,7 +298,7 @@ impl Limit {
         let cost = self.cost.as_ref().map(|cost| cost(request));
         let (cost, cost_kind) = match &self.settle {
             None => (cost.unwrap_or(1), CostKind::Fixed),
-            // A cost of 0 holds nothing, so the response could not settle it.
+            // A cost of 0 charges nothing, so the response could not settle it.
             Some((max, _)) => (cost.unwrap_or(*max).clamp(1, *max), CostKind::Reported),
         };
         let key = self.key_of(request, cost).await?;

@@ -367,6 +367,7 @@ async fn an_algorithm_that_does_not_fit_the_call_changes_nothing() {
     reservation.settle(1).await.unwrap();
     let both = [(&ITEM, Key::new("alice"), 1), (&Rule::new("other", 5, MINUTE), Key::new("alice"), 1)];
     limiter.acquire_all(&both).await.unwrap();
+    limiter.reserve(&ITEM, "dave", 1).await.unwrap().settle(0).await.unwrap();
     // A leaky bucket alone fits.
     let one = limiter.acquire(&ITEM, "bob").await.unwrap();
     let all = limiter.acquire_all(&[(&ITEM, Key::new("carol"), 1)]).await.unwrap();

@@ -75,6 +75,7 @@ enum Defect {
     GivesOneSlot,
     IgnoresResets,
     KeepsWhatIsGivenBack,
+    RefundsAllForAPart,
     SharesCounters,
     KnowsNoAlgorithm,
     HasItsOwnTime,
@@ -203,7 +204,7 @@ impl Defective {
                 }
                 entry.0 = now;
             }
-            Some(Defect::CreditsLaterWindows) if granted => {
+            Some(Defect::CreditsLaterWindows | Defect::RefundsAllForAPart) if granted => {
                 last.entry(counter).or_default().1.push(request.charges.clone());
             }
             _ => {}
@@ -315,6 +316,12 @@ impl Store for Defective {
         }
         if self.is(Defect::KeepsWhatIsHeldAndGivenBack) && charges.iter().any(|charge| charge.hold.is_some()) {
             return Reply::Ready(Ok(0));
+        }
+        if self.is(Defect::RefundsAllForAPart)
+            && let Some((_, granted)) = inner.last.get(&charges[0].counter)
+            && let Some(whole) = granted.iter().find(|granted| granted[0].receipt == charges[0].receipt)
+        {
+            charges = whole.clone();
         }
         let mut back = inner.model.refund(now, &charges);
         if self.is(Defect::GivesBackWhatIsHeldTwice) && charges.iter().any(|charge| charge.hold.is_some()) {
@@ -443,6 +450,8 @@ async fn the_suite_names_each_defect_of_a_store() {
         (Defect::GivesOneSlot, LEAKY, "a slot"),
         (Defect::IgnoresResets, FIXED, "a counter that was reset"),
         (Defect::KeepsWhatIsGivenBack, LOG, "a refunded cost is available again"),
+        (Defect::RefundsAllForAPart, FIXED, "a part of a cost that is refunded"),
+        (Defect::RefundsAllForAPart, BUCKET, "a part of a cost that is refunded"),
         (Defect::SharesCounters, FIXED, "have counters of their own"),
         (Defect::KnowsNoAlgorithm, FIXED, "an algorithm that the store does not have"),
         (Defect::HasItsOwnTime, FIXED, "It has to stand still"),

@@ -12,5 +12,6 @@ mod runtimes;
 mod script_steps;
 mod sentinel;
 mod server;
+mod settled;
 #[cfg(feature = "rustls")]
 mod tls;

@@ -61,11 +61,18 @@ fn costs_known_at_the_end() {
         ("TokenBucket", "TokenBucket"),
         ("LeakyBucket(queue = 1)", "LeakyBucket"),
     ] {
-        for (name, cost) in [("Elapsed", "Elapsed(max = \"5s\")"), ("Settled", "Settled(max = 9, |o| 1)")] {
-            let expected = format!("`{name}` needs `algorithm = SlidingLog`, not `{word}`");
-            check(&format!("\"a\", 1, Days, 5, algorithm = {algorithm}, cost = {cost}"), FN, &[&expected]);
-        }
+        let elapsed = format!("`Elapsed` needs `algorithm = SlidingLog`, not `{word}`");
+        check(&format!("\"a\", 1, Days, 5, algorithm = {algorithm}, cost = Elapsed(max = \"5s\")"), FN, &[&elapsed]);
+        let settled = match word {
+            "LeakyBucket" => {
+                "`Settled` needs `algorithm = FixedWindow, SlidingLog, SlidingWindow or TokenBucket`, not `LeakyBucket`"
+            }
+            _ => "a `max` of 9 never fits: with count = 5 the largest is 5",
+        };
+        check(&format!("\"a\", 1, Days, 5, algorithm = {algorithm}, cost = Settled(max = 9, |o| 1)"), FN, &[settled]);
     }
+    let exclude = "`prefetch` and `Settled` exclude each other: prefetched permits can't be settled";
+    check("\"a\", 1, Days, 5, prefetch = 2, cost = Settled(max = 3, |o| 1)", FN, &[exclude]);
     check_argument(
         "algorithm = SlidingLogg, cost = Elapsed",
         &["unknown algorithm `SlidingLogg`, did you mean `SlidingLog`?"],

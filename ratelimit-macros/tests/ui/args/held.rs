@@ -9,8 +9,13 @@ async fn elapsed_in_a_window() -> R {
     Ok(1)
 }
 
-#[limit_request_per_time("item", 1, Minutes, 20_000, algorithm = TokenBucket, cost = Settled(max = 5, |_| 5))]
-async fn settled_in_a_bucket() -> R {
+#[limit_request_per_time("item", 1, Minutes, 20_000, algorithm = LeakyBucket(queue = 9), cost = Settled(max = 5, |_| 5))]
+async fn settled_in_a_queue() -> R {
+    Ok(1)
+}
+
+#[limit_request_per_time("item", 1, Minutes, 20_000, prefetch = 100, cost = Settled(max = 5, |_| 5))]
+async fn settled_from_prefetched_permits() -> R {
     Ok(1)
 }
 

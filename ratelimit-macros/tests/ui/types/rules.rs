@@ -47,8 +47,18 @@ async fn calls_at_once() -> R {
     Ok(())
 }
 
-#[limit_request_per_time(rule = FIXED, cost = Settled(max = 5, |_| 5))]
-async fn settled_without_a_log() -> R {
+#[limit_request_per_time(rule = LEAKY, cost = Settled(max = 5, |_| 5))]
+async fn settled_slots() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time(rule = FIXED.with_prefetch(5), cost = Settled(max = 5, |_| 5))]
+async fn settled_prefetched_permits() -> R {
+    Ok(())
+}
+
+#[limit_request_per_time(rule = FIXED, cost = Elapsed(max = "5ms"))]
+async fn elapsed_without_a_log() -> R {
     Ok(())
 }
 
@@ -84,7 +94,9 @@ fn main() {
         unequal_buckets().await?;
         places_per_time().await?;
         calls_at_once().await?;
-        settled_without_a_log().await?;
+        settled_slots().await?;
+        settled_prefetched_permits().await?;
+        elapsed_without_a_log().await?;
         elapsed_above_the_count().await?;
         cost_above_the_queue().await?;
         leaky_bucket_beside_another().await?;

@@ -2,10 +2,14 @@
 -- full (ms since 1970), how far away that was at the last write (ms), and the deficit then (units).
 -- The key expires when the bucket is full, so the stored numbers and PTTL tell the time.
 --
+-- Behind them is a pair of numbers for each of at most 8 charges that are settled later, oldest first:
+-- the time of the charge (ms since 1970), and the lowest deficit since, which later refunds are taken
+-- out of. See `lows.rs`.
+--
 -- A ban has its ms, -1 and 0 in place of these numbers.
 --
 -- cost (units), capacity (units), refill (units of an interval), interval (ms)
--- longest  1 + longest wait for a slot in ms; 0: no slots
+-- longest  1 + longest wait for a slot in ms; 0: no slots; -1: the charge is settled later
 -- returns  false if the bucket is full, or its three numbers, after the charge if there is one;
 --          after '-' if the cost does not fit, the deficit without slots that outlast a raised
 --          count
@@ -31,7 +35,8 @@ if value then
       now = time[1] * 1000 + math.floor(time[2] / 1000)
     end
     left, full = away, now + away
-    call('SET', key, struct.pack('<ddd', full, away, deficit), 'PXAT', string.format('%.0f', full))
+    value = struct.pack('<ddd', full, away, deficit)
+    call('SET', key, value, 'PXAT', string.format('%.0f', full))
   end
   if interval > 1 then -- x + -x % interval rounds x up to whole intervals
     deficit = deficit - (away + -away % interval - left - -left % interval) / interval * refill
@@ -67,5 +72,40 @@ if interval > 1 then
 end
 full, left = full + later, left + later
 reply, fits = struct.pack('<ddd', full, left, needed), true
+local before = value
+value = reply
+if longest < 0 or before and #before > 24 then
+  local froms, lows, n = {}, {}, 0
+  while before and 24 + 16 * n < #before do
+    n = n + 1
+    froms[n], lows[n] = struct.unpack('<dd', before, 9 + 16 * n)
+  end
+  for i = n, 1, -1 do
+    deficit = math.min(deficit, lows[i])
+    lows[i] = deficit
+  end
+  if longest < 0 then
+    if froms[n] ~= full - left then
+      n = n + 1
+    end
+    froms[n], lows[n] = full - left, needed
+  end
+  local last, nearest, closest, kept = 0, nil, nil, 0
+  for i = 1, n do
+    if lows[i] > last then -- otherwise another pair covers it
+      kept = kept + 1
+      froms[kept], lows[kept] = froms[i], lows[i]
+      if kept > 1 and not (closest and closest <= lows[i] - last) then
+        nearest, closest = kept, lows[i] - last
+      end
+      last = lows[i]
+    end
+  end
+  for i = 1, kept do
+    if kept < 9 or i ~= nearest then
+      value = value .. struct.pack('<dd', froms[i], lows[i])
+    end
+  end
+end
 local low = full % 1e7 -- `%d` is fast, but limited to 2^31 on some servers
-call('SET', key, reply, 'PXAT', string.format('%d%07d', (full - low) / 1e7, low))
+call('SET', key, value, 'PXAT', string.format('%d%07d', (full - low) / 1e7, low))

@@ -8,11 +8,16 @@
 //! number of them, the rule's count. A token is P units and an interval a millisecond. If all
 //! tokens of a period come back at once, a token is one unit and an interval the period.
 
+#[cfg(all(test, not(model_check)))]
+mod exact;
+mod lows;
+
 use std::num::NonZeroU64;
 
 #[cfg(feature = "redis")]
 use redis::Value;
 
+use self::lows::Lows;
 use super::contract::{Ban, Evaluation, MemoryState, Recovery};
 #[cfg(feature = "redis")]
 use super::{
@@ -33,10 +38,15 @@ pub(crate) struct Bucket {
     written_ms: u64,
     /// In units.
     deficit: u64,
+    /// Since charges that are settled later. With some, [`SETTLES`] is added to the time of the write.
+    lows: Option<Box<Lows>>,
 }
 
 /// In the time when a ban was made.
 const BAN: u64 = 1 << 62;
+
+/// In the time of the write, so that [`MemoryState::charge_at_once`] need not look for `lows`.
+const SETTLES: u64 = 1 << 61;
 
 /// Parameters that a rule gives a bucket.
 struct BucketParams {
@@ -77,11 +87,27 @@ impl BucketParams {
 
 impl Bucket {
     fn full(now_ms: u64) -> Self {
-        Self { full_at_ms: now_ms, written_ms: now_ms, deficit: 0 }
+        Self { full_at_ms: now_ms, written_ms: now_ms, deficit: 0, lows: None }
     }
 
     fn of_ban(ban: Ban) -> Self {
-        Self { full_at_ms: ban.until_ms, written_ms: ban.since_ms | BAN, deficit: 0 }
+        Self { full_at_ms: ban.until_ms, written_ms: ban.since_ms | BAN, deficit: 0, lows: None }
+    }
+
+    fn written_ms(&self) -> u64 {
+        self.written_ms & !SETTLES
+    }
+
+    fn take_lows(&mut self) -> Option<Box<Lows>> {
+        self.written_ms = self.written_ms();
+        self.lows.take()
+    }
+
+    fn set_lows(&mut self, lows: Option<Box<Lows>>) {
+        self.lows = lows.filter(|lows| !lows.is_empty());
+        if self.lows.is_some() {
+            self.written_ms |= SETTLES;
+        }
     }
 
     fn banned(&self) -> Option<Ban> {
@@ -100,7 +126,7 @@ impl Bucket {
         if now_ms >= self.full_at_ms {
             return 0;
         }
-        let refills = self.refills_to_come(params, self.written_ms) - self.refills_to_come(params, now_ms);
+        let refills = self.refills_to_come(params, self.written_ms()) - self.refills_to_come(params, now_ms);
         let deficit = self.deficit.saturating_sub(refills.saturating_mul(params.refill));
         if params.is_queue {
             // Slots that have been given stay, even if the count was raised since.
@@ -134,7 +160,7 @@ impl Bucket {
 
     /// Receipt of the last charge: its time, or for a queue, where its end was then.
     fn receipt(&self, params: &BucketParams) -> [u64; 2] {
-        if params.is_queue { self.queue_end(params) } else { [self.written_ms, 0] }
+        if params.is_queue { self.queue_end(params) } else { [self.written_ms(), 0] }
     }
 
     /// End of the last slot: a millisecond, and the units before it.
@@ -180,9 +206,10 @@ impl MemoryState for Bucket {
         let millis = now_us / 1000;
         if let Some(ban) = self.banned() {
             *self = Self::of_ban(ban.corrected(millis));
-        } else if millis < self.written_ms {
-            self.full_at_ms = self.full_at_ms - self.written_ms + millis;
+        } else if millis < self.written_ms() {
+            self.full_at_ms = self.full_at_ms - self.written_ms() + millis;
             self.written_ms = millis;
+            self.lows = None;
         }
     }
 
@@ -209,7 +236,16 @@ impl MemoryState for Bucket {
         if millis >= self.full_at_ms {
             *self = Self::full(millis);
         }
-        self.write(&params, millis, storable(self.deficit_at(&params, millis)) + amount * params.unit);
+        let deficit = storable(self.deficit_at(&params, millis));
+        let mut lows = self.take_lows();
+        if let Some(lows) = &mut lows {
+            lows.note(deficit);
+        }
+        self.write(&params, millis, deficit + amount * params.unit);
+        if query.settles && !params.is_queue {
+            lows.get_or_insert_default().push(millis, self.deficit);
+        }
+        self.set_lows(lows);
         self.receipt(&params)
     }
 
@@ -252,35 +288,47 @@ impl MemoryState for Bucket {
         if full_at_ms < self.full_at_ms {
             return None; // the count was raised
         }
-        *self = Self { full_at_ms, written_ms: now_ms, deficit: after };
+        (self.full_at_ms, self.written_ms, self.deficit) = (full_at_ms, now_ms, after); // it has no lows
         let remaining = burst - after.div_ceil(unit.get()); // a small number is divided faster
         *outcome = Outcome { remaining, reset_after_ms, retry_after_ms: u64::MAX, receipt: [now_ms, 0] };
         Some(true)
     }
 
-    /// Returns the part that the bucket can't have refilled since the charge. For a queue, only the
-    /// last charge counts.
+    /// Returns the part without which the bucket would not have been full meanwhile. Without [`Lows`],
+    /// that is the part that it can't have refilled since the charge. For a queue, only the last charge
+    /// counts.
     fn refund(&mut self, rule: &Rule, cost: u64, receipt: [u64; 2], now_us: u64) -> u64 {
         if self.banned().is_some() {
             return 0;
         }
         let params = BucketParams::of(rule);
-        let millis = (now_us / 1000).max(self.written_ms); // the clock may have been set back
+        let millis = (now_us / 1000).max(self.written_ms()); // the clock may have been set back
         let deficit = storable(self.deficit_at(&params, millis));
         let charged = cost.saturating_mul(params.unit);
+        let mut lows = self.take_lows();
+        let mut not_refilled = 0;
         let back = if params.is_queue {
             if self.queue_end(&params) == receipt { charged.min(deficit) } else { 0 }
         } else if receipt[0] > millis {
             0 // the clock was set back since: nobody knows how much was refilled
         } else {
             let refills = self.refills_to_come(&params, receipt[0]) - self.refills_to_come(&params, millis);
-            charged.saturating_sub(refills.saturating_mul(params.refill)).min(deficit)
+            not_refilled = charged.saturating_sub(refills.saturating_mul(params.refill));
+            let lowest = lows.as_mut().map_or(0, |lows| {
+                lows.note(deficit);
+                lows.since(receipt[0])
+            });
+            not_refilled.max(charged.min(lowest)).min(deficit)
         };
+        if let Some(lows) = lows.as_mut().filter(|_| back > 0) {
+            lows.refund(receipt[0], millis, back, not_refilled, deficit - back);
+        }
         match deficit - back {
             _ if back == 0 => {}
             0 => *self = Self::full(millis),
             left => self.write(&params, millis, left),
         }
+        self.set_lows(lows);
         back.div_ceil(params.unit)
     }
 }
@@ -297,7 +345,7 @@ impl RedisScript for Bucket {
         args: "cost, capacity, refill, interval, longest",
         first_of_many: "cost * n",
         place: "granted + n - 1",
-        stored: "reply",
+        stored: "value",
         fitting: "\
 local _, left, deficit = struct.unpack('<ddd', reply, 2)
 if its_longest > 0 and left > 0 then
@@ -314,7 +362,12 @@ local fitting = (its_capacity - deficit) / its_cost",
     fn args(charge: &Charge) -> PackedNumbers {
         let BucketParams { unit, interval_ms, refill, capacity, is_queue } = BucketParams::of(&charge.rule);
         let longest = if is_queue { 1 + charge.longest_wait_ms().min(EXACT) } else { 0 };
-        pack([charge.cost * unit, capacity, refill, interval_ms, longest])
+        let mut numbers = pack([charge.cost * unit, capacity, refill, interval_ms, longest]);
+        if charge.settles && !is_queue {
+            numbers.truncate(numbers.len() - 8);
+            numbers.extend((-1.0_f64).to_le_bytes());
+        }
+        numbers
     }
 
     fn refund_args(charge: &Charge) -> PackedNumbers {
@@ -324,8 +377,8 @@ local fitting = (its_capacity - deficit) / its_cost",
         pack([charge.cost, unit, refill, interval_ms, charged, spare])
     }
 
-    fn steps(_rule: &Rule) -> u64 {
-        80
+    fn steps(rule: &Rule) -> u64 {
+        if matches!(rule.algorithm(), Algorithm::LeakyBucket { .. }) { 80 } else { 140 }
     }
 
     fn parse_reply(charge: &Charge, charged: bool, reply: &Value) -> Option<(Evaluation, [u64; 2])> {
@@ -367,7 +420,7 @@ fn parse_stored(bytes: &[u8]) -> Option<(Bucket, u64)> {
     let mut numbers = unpack(bytes);
     let [full_at_ms, left_ms, deficit] = [numbers.next()??, numbers.next()??, numbers.next()??];
     let now_ms = full_at_ms.checked_sub(left_ms)?;
-    Some((Bucket { full_at_ms, written_ms: now_ms, deficit }, now_ms))
+    Some((Bucket { full_at_ms, written_ms: now_ms, deficit, lows: None }, now_ms))
 }
 
 #[cfg(test)]
@@ -383,7 +436,7 @@ mod tests {
         let queue = rule.with_algorithm(Algorithm::LeakyBucket { queue: 9 });
         for rule in [token, queue] {
             let mut bucket = Bucket::full(5000);
-            let query = ChargeQuery { rule: &rule, cost: 3, longest_wait_ms: 0, hold: None };
+            let query = ChargeQuery { rule: &rule, cost: 3, longest_wait_ms: 0, hold: None, settles: false };
             let receipt = bucket.commit(&query, 3, 5_000_000);
             assert_eq!(bucket.refund(&rule, 3, receipt, 4_000_000), 3, "{rule:?}");
             assert!(bucket.full_at_ms <= 5000, "{rule:?}");
@@ -396,7 +449,7 @@ mod tests {
         let token = Algorithm::TokenBucket { burst: 20, refill: Refill::Greedy };
         let rule = Rule::new("item", 10, Duration::from_secs(10)).with_algorithm(token);
         let mut bucket = Bucket::full(60_000);
-        let query = ChargeQuery { rule: &rule, cost: 10, longest_wait_ms: 0, hold: None };
+        let query = ChargeQuery { rule: &rule, cost: 10, longest_wait_ms: 0, hold: None, settles: false };
         let first = bucket.commit(&query, 10, 60_000_000);
         bucket.correct_clock(&rule, 5_000_000);
         bucket.commit(&query, 5, 5_000_000);

@@ -1,8 +1,8 @@
 -- cost, unit (units of a token), refill (units of an interval), interval (ms)
 -- charged  when the bucket was charged; for a queue, when it was full after the charge
 -- spare    for a queue, 1 + the units before that; otherwise 0
--- returns  tokens refunded, rounded up: those that can't have been refilled since the charge; for a
---          queue, only the last charge is refunded
+-- returns  tokens refunded, rounded up: those without which the bucket would not have been full
+--          meanwhile, see `lows.rs`; for a queue, only the last charge is refunded
 local value = call('GET', key)
 local left = value and call('PTTL', key) or 0
 if left <= 0 then
@@ -24,22 +24,52 @@ if spare > 0 then
   deficit = math.max(deficit, (left - 1) * refill + 1)
 end
 deficit = math.max(deficit, 0)
-local refunded = cost * unit
+local units, now, kept = cost * unit, full - left, 0 -- kept: the part that can't have refilled since
+local froms, lows, n, first = {}, {}, (#value - 24) / 16, 1
 if spare == 0 then
-  local since = intervals(full - charged) - intervals(left)
-  refunded = math.max(refunded - since * refill, 0)
+  local since, lowest = intervals(full - charged) - intervals(left), 0
+  for i = 1, n do
+    froms[i], lows[i] = struct.unpack('<dd', value, 9 + 16 * i)
+    if froms[i] <= charged then
+      first = i
+    end
+  end
+  local low = deficit
+  for i = n, 1, -1 do
+    low = math.min(low, lows[i])
+    if i == first and froms[i] <= charged then
+      lowest = low
+    end
+  end
+  kept = math.max(units - since * refill, 0)
+  units = math.max(kept, math.min(units, lowest))
 end
-refunded = math.min(refunded, deficit)
-if refunded == 0 then
+units = math.min(units, deficit)
+if units == 0 then
   return 0
 end
-deficit = deficit - refunded
-refunded = math.ceil(refunded / unit)
+deficit = deficit - units
+local refunded = math.ceil(units / unit)
 if deficit == 0 then
   call('DEL', key)
   return refunded
 end
 local later = ((deficit + -deficit % refill) / refill - intervals(left)) * interval
 full = full + later
-call('SET', key, struct.pack('<ddd', full, left + later, deficit), 'PXAT', string.format('%.0f', full))
+value = struct.pack('<ddd', full, left + later, deficit)
+local low, last = deficit, 0
+for i = n, 1, -1 do
+  if charged < now and i >= first then
+    lows[i] = lows[i] - (froms[i] < charged and math.max(units - kept, 0) or units)
+  end
+  low = math.min(low, lows[i])
+  lows[i] = low
+end
+for i = 1, n do
+  if lows[i] > last then -- otherwise another pair covers it
+    value = value .. struct.pack('<dd', froms[i], lows[i])
+    last = lows[i]
+  end
+end
+call('SET', key, value, 'PXAT', string.format('%.0f', full))
 return refunded

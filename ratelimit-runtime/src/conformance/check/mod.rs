@@ -17,7 +17,7 @@ use self::{
         charge_beside_hold, end_of_lease, exclusive, held, held_by_others, held_with, partial, refund_held, renew,
         renew_again, renew_late, renew_together, settle, settle_above, settle_late, settle_twice,
     },
-    refunds::{change, refund, refund_late, reset},
+    refunds::{change, refund, refund_late, refund_part, reset},
     scenario::{Checked, LEASE, LONG_LEASE, MILLISECOND, rule_by},
     several::{concurrent_calls, concurrent_requests, several},
     time::{longest_wait, period, reset_after, retry, slots},
@@ -63,7 +63,7 @@ async fn check_all(subject: &dyn Subject, algorithms: &[Algorithm]) -> Checked {
         let holds = capabilities(algorithm).holds;
         let rule = rule_by("item", algorithm);
         check_charges(&stores, rule, &algorithms, None).await?;
-        if supports_holds && holds != HoldSupport::Never {
+        if supports_holds && matches!(holds, HoldSupport::Settled | HoldSupport::Always) {
             check_holds(&stores, rule, &algorithms).await?;
         }
         if supports_holds && holds == HoldSupport::Settled {
@@ -74,7 +74,7 @@ async fn check_all(subject: &dyn Subject, algorithms: &[Algorithm]) -> Checked {
     let mut random = SplitMix64(1);
     for _ in 0..20 * algorithms.len() {
         let (rules, steps) = (random.numbers(16), (0..40).map(|_| random.numbers(40)).collect::<Vec<_>>());
-        let schedule = Schedule::new(&algorithms, &rules, &steps, false);
+        let schedule = Schedule::new(&algorithms, &rules, &steps, false).without_settlements();
         let schedule = if supports_holds { schedule } else { schedule.without_holds() };
         let schedule = if subject.store().supports_bans() { schedule } else { schedule.without_bans() };
         schedule.run(trial("every answer follows from the calls before it")).await?;
@@ -121,6 +121,9 @@ async fn check_charges(
         longest_wait(trial("a slot later than `longest_wait` is refused"), rule).await?;
     }
     refund(trial("a refunded cost is available again"), rule).await?;
+    if capabilities(rule.algorithm()).holds == HoldSupport::Refunded {
+        refund_part(trial("of a part of a cost that is refunded, the rest still counts"), rule).await?;
+    }
     refund_late(trial("an expired charge is not refunded, and no later window is credited"), rule).await?;
     reset(trial("a counter that was reset is a fresh one"), rule).await?;
     change(trial("a changed count, burst or queue acts on the next call"), rule).await?;

@@ -29,6 +29,17 @@ pub(super) async fn refund(mut trial: Trial<'_>, rule: Rule) -> Checked {
     trial.charge(&rule, 0, 1).await.map(drop)
 }
 
+/// As a settlement does it, for algorithms without holds.
+pub(super) async fn refund_part(mut trial: Trial<'_>, rule: Rule) -> Checked {
+    for tenths in [3, 9] {
+        trial.charge(&rule, tenths, rule.limit()).await?;
+        let grant = trial.pop_grant(0).expect("it fits");
+        trial.refund(grant.part(tenths)).await?;
+        trial.peek(&rule, tenths, rule.limit()).await?;
+    }
+    Ok(())
+}
+
 pub(super) async fn refund_late(mut trial: Trial<'_>, rule: Rule) -> Checked {
     let third = Duration::from_millis(rule.period_ms() / 3);
     for (key, pause) in

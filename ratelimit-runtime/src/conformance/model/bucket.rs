@@ -44,11 +44,40 @@ pub(super) fn slot_ms(counter: &ModelCounter, rule: &Rule, at_us: i128) -> i128 
 }
 
 pub(super) fn charge(counter: &mut ModelCounter, rule: &Rule, now: i128, cost: i128, _receipt: u64) {
+    note_deficit(counter, spent(counter, rule, now));
     add(counter, rule, now, spent(counter, rule, now) + cost * unit(rule));
 }
 
 pub(super) fn charge_slots(counter: &mut ModelCounter, rule: &Rule, now: i128, cost: i128, _receipt: u64) {
     add(counter, rule, now, slots_spent(counter, rule, now) + cost * unit(rule));
+}
+
+/// The number of charges to be settled that a bucket remembers.
+const MOST_LOWS: usize = 8;
+
+/// No time since a charge had a higher deficit than now. Of charges with the same lowest deficit since,
+/// the first is enough.
+fn note_deficit(counter: &mut ModelCounter, deficit: i128) {
+    let lows = &mut counter.lows;
+    for at in 0..lows.len() {
+        lows[at].1 = lows[at..].iter().map(|(_, lowest)| *lowest).min().unwrap_or(deficit).min(deficit);
+    }
+    lows.retain(|(_, lowest)| *lowest > 0);
+    lows.dedup_by_key(|(_, lowest)| *lowest);
+}
+
+/// Remembers the charge that was made now. With too many, forgets the one that is nearest to the one
+/// before.
+pub(super) fn settles(counter: &mut ModelCounter, now: i128) {
+    let (now_ms, Some(level)) = (now / 1000, counter.level) else { return };
+    let lows = &mut counter.lows;
+    lows.retain(|(from_ms, _)| *from_ms < now_ms);
+    lows.push((now_ms, level.deficit));
+    if lows.len() > MOST_LOWS {
+        let above = |at: &usize| lows[*at].1 - lows[*at - 1].1;
+        let nearest = (1..lows.len()).min_by_key(above).expect("more than one");
+        lows.remove(nearest);
+    }
 }
 
 /// Raises the deficit.
@@ -62,7 +91,8 @@ fn add(counter: &mut ModelCounter, rule: &Rule, now: i128, deficit: i128) {
     counter.level = Some(Level { written_ms: now_ms, deficit, full_ms });
 }
 
-/// Refunds the part that was not refilled since.
+/// Refunds the part without which the bucket would not have been full since, as far as that is known. It
+/// is never less than the part that was not refilled since.
 pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunded: &RefundedCharge) -> i128 {
     let now_ms = now / 1000;
     let Some(level) = level_at(counter, now_ms) else { return 0 };
@@ -70,7 +100,18 @@ pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunde
     let refills = (level.refills_to_come(rule, refunded.granted.at_us / 1000) - to_come).max(0);
     let deficit = spent(counter, rule, now);
     let not_refilled = (refunded.cost * unit(rule) - refills * count(rule)).max(0);
-    let back = not_refilled.min(deficit);
+    note_deficit(counter, deficit);
+    let charged_ms = refunded.granted.at_us / 1000;
+    let known = counter.lows.iter().rposition(|(from_ms, _)| *from_ms <= charged_ms);
+    let lowest = known.map_or(0, |at| counter.lows[at].1);
+    let back = not_refilled.max(lowest.min(refunded.cost * unit(rule))).min(deficit);
+    if charged_ms < now_ms {
+        for (from_ms, lowest) in &mut counter.lows[known.unwrap_or(0)..] {
+            // What was not refilled was added to the deficit of before.
+            *lowest -= if *from_ms < charged_ms { (back - not_refilled).max(0) } else { back };
+        }
+    }
+    note_deficit(counter, deficit - back);
     if back > 0 {
         let deficit = deficit - back;
         let full_ms = level.full_ms + (ceil(deficit, count(rule)) - to_come) * refill_ms(rule);

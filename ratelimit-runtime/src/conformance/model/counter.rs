@@ -46,6 +46,11 @@ impl ModelCounter {
         (definition(rule).charge)(self, rule, now, cost, receipt);
     }
 
+    /// Notes that the charge that was made now is settled later.
+    pub(super) fn settles(&mut self, rule: &Rule, now: i128) {
+        (definition(rule).settles)(self, now);
+    }
+
     pub(super) fn refund(&mut self, rule: &Rule, now: i128, refunded: &RefundedCharge) -> i128 {
         (definition(rule).refund)(self, rule, now, refunded)
     }

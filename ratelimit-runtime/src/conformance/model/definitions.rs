@@ -24,6 +24,8 @@ pub(super) struct Definition {
     pub(super) slot_ms: fn(&ModelCounter, &Rule, i128) -> i128,
     /// Charges a cost that fits at a time, with this receipt.
     pub(super) charge: fn(&mut ModelCounter, &Rule, i128, i128, u64),
+    /// Notes that the charge that was made at this time is settled later.
+    pub(super) settles: fn(&mut ModelCounter, i128),
     /// Refunds a charge at a time, as far as it still counts. Returns the refunded cost.
     pub(super) refund: fn(&mut ModelCounter, &Rule, i128, &RefundedCharge) -> i128,
     /// A refund tells a charge from those that were made after a reset.
@@ -40,6 +42,7 @@ const WHOLE: Definition = Definition {
     spent: whole::spent,
     slot_ms: |_, _, _| 0,
     charge: whole::charge,
+    settles: |_, _| {},
     refund: whole::refund,
     tells_resets_apart: true,
     alias: |_| None,
@@ -98,6 +101,7 @@ const DEFINITIONS: &[Definition] = &[
         unit: bucket::unit,
         spent: bucket::spent,
         charge: bucket::charge,
+        settles: bucket::settles,
         refund: bucket::refund,
         tells_resets_apart: false,
         ..WHOLE

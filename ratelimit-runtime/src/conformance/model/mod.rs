@@ -74,6 +74,9 @@ impl Model {
             } else {
                 charge.receipt = [self.granted.len() as u64, 0];
                 counter.charge(&charge.rule, now, charge.cost.into(), charge.receipt[0]);
+                if charge.settles {
+                    counter.settles(&charge.rule, now);
+                }
                 self.granted.push(GrantRecord { at_us: now, level: counter.level });
             }
             charge.decision = counter.decision(&charge.rule, now, 0, 0);

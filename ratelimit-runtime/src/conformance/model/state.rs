@@ -23,6 +23,8 @@ pub(super) struct RefundedCharge {
 pub(super) struct ModelCounter {
     pub(super) charges: Vec<CountedCharge>,
     pub(super) level: Option<Level>,
+    /// Charges to a bucket that are settled later: the time of each, and the lowest deficit since.
+    pub(super) lows: Vec<(i128, i128)>,
     pub(super) held: Vec<ModelHold>,
     /// Holds settled by a retry: its first attempt may still arrive.
     pub(super) settled: Vec<ModelHold>,

@@ -22,5 +22,9 @@ pub(super) fn charge(counter: &mut ModelCounter, rule: &Rule, now: i128, cost: i
 pub(super) fn refund(counter: &mut ModelCounter, rule: &Rule, now: i128, refunded: &RefundedCharge) -> i128 {
     let read = now - now % tick_us(rule);
     let is_it = |charge: &&mut CountedCharge| charge.receipt == refunded.receipt && charge.ends_us > read;
-    counter.charges.iter_mut().find(is_it).map_or(0, |charge| std::mem::take(&mut charge.cost))
+    counter.charges.iter_mut().find(is_it).map_or(0, |charge| {
+        let back = refunded.cost.min(charge.cost);
+        charge.cost -= back;
+        back
+    })
 }

@@ -50,6 +50,19 @@ pub struct Grant {
     theirs: Vec<Charges>,
 }
 
+impl Grant {
+    /// A part of it, in tenths, to be refunded. Charges that are never settled by a refund stay whole.
+    pub(super) fn part(mut self, tenths: u64) -> Self {
+        for charges in self.theirs.iter_mut().chain([&mut self.charges]) {
+            let is_refunded = |charge: &Charge| capabilities(charge.rule.algorithm()).holds == HoldSupport::Refunded;
+            for charge in charges.iter_mut().filter(|charge| is_refunded(charge)) {
+                charge.cost = u64::try_from(u128::from(charge.cost) * u128::from(tenths) / 10).unwrap_or(charge.cost);
+            }
+        }
+        self
+    }
+}
+
 /// The message about a broken promise: the request, the expected and the actual answer.
 pub type Broken = String;
 
@@ -90,7 +103,7 @@ impl<'a> Trial<'a> {
         let lease = match capabilities(rule.algorithm()).holds {
             HoldSupport::Always => Some(rule.period()),
             HoldSupport::Settled => self.lease,
-            HoldSupport::Never => None,
+            HoldSupport::Never | HoldSupport::Refunded => None,
         };
         let hold = lease.map(Hold::new);
         Charge { hold, ..Charge::new(*rule, CounterName::new("", rule, Some(&Key::new((self.id, key)))), cost) }
@@ -381,6 +394,9 @@ impl<'a> Trial<'a> {
             let (rest, alone) =
                 (if allow_partial { "or what remains, " } else { "" }, if exclusive { " alone" } else { "" });
             let _ = write!(words, ", {rest}held{alone} for {lease:?}");
+        }
+        if charge.settles {
+            words += ", settled later";
         }
         words
     }

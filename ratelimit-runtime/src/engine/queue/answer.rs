@@ -24,7 +24,9 @@ pub(crate) struct CounterAnswer {
     pub(super) remaining: u64,
     /// `None` if the cost fits.
     pub(super) ready_in: Option<Duration>,
-    pub(super) may_free_early: bool,
+    /// Others hold a part, and may release it.
+    pub(super) is_held: bool,
+    pub(super) is_banned: bool,
 }
 
 impl StoreAnswer {
@@ -35,7 +37,8 @@ impl StoreAnswer {
             cost: charge.least(),
             remaining: charge.decision.remaining,
             ready_in: charge.decision.retry_after(),
-            may_free_early: charge.held_by_others > 0,
+            is_held: charge.held_by_others > 0,
+            is_banned: charge.decision.is_banned(),
         });
         Self { sent_at, counters: counters.collect(), refusal: None }
     }

@@ -148,6 +148,9 @@ impl WaitQueues {
             let (id, cost) = (charge.counter.id(), charge.least());
             let queue = state.queues.entry(id).or_insert_with(|| WaitQueue::new(&charge.rule));
             queue.rule = charge.rule;
+            if charge.settles {
+                queue.expect_settlements(now, self.is_shared);
+            }
             let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| ticket < *first);
             is_full |= self.capacity == 0 || !is_first && queue.waiting.len() >= self.capacity;
             let is_last = queue.waiting.last_key_value().is_none_or(|(last, _)| *last < ticket);

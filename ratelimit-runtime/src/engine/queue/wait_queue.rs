@@ -12,7 +12,8 @@ use crate::{
 /// them.
 pub(super) const MOST_RESERVATIONS: usize = 16;
 
-/// Time until a probe, if other callers may release a hold early.
+/// Time until a probe, if other callers may release a hold. If other processes may settle a charge by a
+/// refund, it is the shortest time: as long as the first refusal is ago, up to [`PROBE_OTHERS`].
 const PROBE_HELD: Duration = Duration::from_millis(50);
 /// Time until a probe, if other processes may make room by refunds and resets. A tenth of the
 /// period if that is longer.
@@ -46,8 +47,12 @@ pub(super) struct WaitQueue {
     pub(super) refused_at: Option<Duration>,
     /// The time of the next probe. Before `ready_at` where room may come earlier.
     pub(super) probe_at: Duration,
-    /// Other callers hold something, and may release it at any time.
+    /// See [`Charge::may_free_early`](crate::store::Charge::may_free_early).
     pub(super) may_free_early: bool,
+    /// A charge of some caller [settles](crate::store::Charge::settles), so others may do so, too.
+    settles: bool,
+    /// The time of the first refusal since the latest cost that fitted.
+    refused_since: Option<Duration>,
     /// The share of the refill that this process gets, in 1/256. It decreases after a refusal, and
     /// increases after a round trip without one. It is above 1 if the round trip is longer than it
     /// seems.
@@ -109,12 +114,23 @@ impl WaitQueue {
             refused_at: None,
             probe_at: Duration::ZERO,
             may_free_early: false,
+            settles: false,
+            refused_since: None,
             refill_share: WHOLE,
             share_changed_at: Duration::ZERO,
             joined: 0,
             departed: 0,
             latest_refusal: None,
         }
+    }
+
+    /// A caller joins whose charge settles.
+    pub(super) fn expect_settlements(&mut self, now: Duration, is_shared: bool) {
+        if !self.settles && self.refused_since.is_some() {
+            self.may_free_early = true;
+            self.probe_at = if is_shared { self.probe_at.min(now.saturating_add(PROBE_HELD)) } else { self.probe_at };
+        }
+        self.settles = true;
     }
 
     pub(super) fn learn(
@@ -125,7 +141,7 @@ impl WaitQueue {
         round_trip: Duration,
         is_shared: bool,
     ) {
-        let CounterAnswer { cost, remaining, ready_in, may_free_early, .. } = *answer;
+        let CounterAnswer { cost, remaining, ready_in, is_held, is_banned, .. } = *answer;
         if sent_at < self.sent_at {
             // A later request was answered before this one. It may also have been decided before
             // it. In a window the remaining amount only decreases, so the smaller one is used. One
@@ -137,9 +153,10 @@ impl WaitQueue {
             return;
         }
         (self.sent_at, self.answered_at) = (sent_at, Some(now));
-        self.may_free_early = may_free_early;
+        let may_be_settled = self.settles && ready_in.is_some() && !is_banned;
+        self.may_free_early = is_held || may_be_settled;
         let Some(ready_in) = ready_in.map(|ready_in| ready_in.max(SHORTEST_WAIT)) else {
-            (self.remaining, self.refused_cost) = (remaining, 0);
+            (self.remaining, self.refused_cost, self.refused_since) = (remaining, 0, None);
             (self.ready_at, self.reported_ready_at, self.probe_at) = Default::default();
             // The bucket becomes full while callers wait: more of them could be on the way.
             let largest = if remaining >= self.rule.limit() - self.rule.limit() / 8 {
@@ -157,8 +174,10 @@ impl WaitQueue {
         (self.refused_cost, self.refused_at) = (cost, Some(now));
         self.ready_at = sent_at.max(now.saturating_sub(round_trip)).saturating_add(ready_in);
         self.reported_ready_at = now.saturating_add(ready_in);
-        let sooner = match (may_free_early, is_shared) {
+        let refused_for = now.saturating_sub(*self.refused_since.get_or_insert(now));
+        let sooner = match (is_held, is_shared) {
             (true, _) => PROBE_HELD,
+            (false, true) if may_be_settled => refused_for.clamp(PROBE_HELD, PROBE_OTHERS),
             (false, true) => PROBE_OTHERS.max(self.rule.period() / 10),
             (false, false) => Duration::MAX,
         };
@@ -243,4 +262,43 @@ fn refilled(rule: &Rule, time: Duration) -> u64 {
     }
     let refilled = time.as_nanos().saturating_mul(rule.count().into()) / rule.period().as_nanos().max(1);
     u64::try_from(refilled).unwrap_or(u64::MAX)
+}
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+    use crate::{CounterName, store::Charge};
+
+    const MS: Duration = Duration::from_millis(1);
+    const RULE: Rule = Rule::new("item", 10, Duration::from_secs(3600));
+
+    /// The times until the next probe, each asked when the one before is over.
+    fn probes(is_shared: bool) -> Vec<Duration> {
+        let charge = Charge::new(RULE, CounterName::new("", &RULE, None), 1);
+        let id = charge.counter.id();
+        let ready_in = Some(RULE.period());
+        let answer = CounterAnswer { id, cost: 1, remaining: 0, ready_in, is_held: false, is_banned: false };
+        let (mut queue, mut now) = (WaitQueue::new(&RULE), MS);
+        queue.learn(&answer, now, now, MS, is_shared);
+        queue.expect_settlements(now, is_shared);
+        let mut waits = vec![queue.probe_at.saturating_sub(now)];
+        for _ in 0..8 {
+            now = queue.probe_at;
+            queue.learn(&answer, now, now, MS, is_shared);
+            waits.push(queue.probe_at.saturating_sub(now));
+        }
+        waits
+    }
+
+    #[test]
+    fn settlements_of_other_processes_are_looked_for_less_and_less_often() {
+        let expected = [50, 50, 100, 200, 400, 800, 1000, 1000, 1000].map(|ms| MS * ms);
+        assert_eq!(probes(true), expected);
+    }
+
+    /// Each settlement of this process wakes the queue.
+    #[test]
+    fn a_queue_in_memory_looks_for_no_settlements() {
+        assert_eq!(probes(false), [RULE.period(); 9]);
+    }
 }

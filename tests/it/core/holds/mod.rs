@@ -3,4 +3,5 @@
 mod annotated;
 mod elapsed_time;
 mod places;
+mod refunded;
 mod reservations;

@@ -4,7 +4,7 @@ use ratelimit_runtime::conformance::store_of;
 use ratelimit_runtime::{Cause, Rule};
 
 use crate::support::holds::{LEASE, PLACES, TIME, TOKENS, acquire_time, decide_all, held_charge, remaining};
-use crate::support::{FIXED, LOG, MS, SECOND, SLIDING, Timed, exceeded, fresh_key};
+use crate::support::{LOG, MS, SECOND, Timed, exceeded, fresh_key};
 
 #[tokio::test]
 async fn a_reservation_counts_in_full_until_it_is_settled() {
@@ -50,14 +50,8 @@ async fn a_dropped_reservation_is_charged_what_was_recorded_or_else_in_full() {
 }
 
 #[tokio::test]
-async fn only_a_sliding_log_can_be_reserved() {
+async fn no_more_than_the_limit_can_be_reserved() {
     for timed in Timed::both().await {
-        for algorithm in [FIXED, SLIDING] {
-            let rule = Rule::new("other", 10, SECOND).with_algorithm(algorithm);
-            let refused = timed.limiter.reserve(&rule, 1, 1).await.unwrap_err();
-            assert_eq!(refused.cause(), Cause::Misconfigured);
-            assert!(refused.to_string().contains("SlidingLog"), "{refused}");
-        }
         let never = timed.limiter.reserve(&TOKENS, 1, 1001).await.unwrap_err();
         assert_eq!(never.cause(), Cause::NeverFits);
         assert_eq!(timed.limiter.reserve(&TOKENS, 1, 0).await.unwrap().held(), 0);

@@ -1,18 +1,20 @@
 //! Calls whose counters are in several slots of a cluster.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use ratelimit_harness::RedisCluster;
+use ratelimit_runtime::__private::{Call, charge, charge_settled, key, permit_of_several};
 use ratelimit_runtime::conformance::Subject;
 use ratelimit_runtime::{Cause, Key, ManualClock, Rule};
 use tokio::task::JoinSet;
 
 use super::{Timed, keys_apart, limiter_on, name};
 use crate::support::{
-    ALGORITHMS, By, FIXED, LOG, PATIENCE, SLIDING, eventually, exceeded, fresh_key, hourly, in_memory, is_admitted,
+    ALGORITHMS, BUCKET, By, FIXED, LOG, PATIENCE, SLIDING, eventually, exceeded, fresh_key, hourly, in_memory,
+    is_admitted,
 };
 
 /// Call by call, decisions over several slots equal those of the memory store.
@@ -94,6 +96,17 @@ fn each<'a>(rules: &'a [Rule; 3], keys: &[u64]) -> Vec<(&'a Rule, Key, u64)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_caller_who_leaves_between_two_slots_has_charged_nothing() {
+    leave_between_two_slots(false).await;
+}
+
+/// Also the plain charges beside a settled one are refunded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_caller_who_leaves_before_it_can_settle_has_charged_nothing() {
+    leave_between_two_slots(true).await;
+}
+
+/// Callers leave at all times. If a charge settles, it is the first one.
+async fn leave_between_two_slots(settles: bool) {
     let cluster = RedisCluster::builder().replicas(0).start();
     let limiter = limiter_on(&cluster).await;
     let keys = keys_apart(&cluster, 3);
@@ -106,8 +119,14 @@ async fn a_caller_who_leaves_between_two_slots_has_charged_nothing() {
         // between, for which a timer is too coarse.
         let (asked, step) = (Instant::now(), call % 50);
         let leave_at = asked + if step == 0 { PATIENCE } else { whole * (step - 1) / 40 };
-        let mut acquired = pin!(limiter.acquire_all(&charges));
-        let left_or_answered = poll_fn(|context| match acquired.as_mut().poll(context) {
+        let plain = |at: usize| charge(rules[at], key(&keys[at]), at as u64 + 1);
+        let first = charge_settled(rules[0], key(&keys[0]), 1);
+        let mut acquired = if settles {
+            permit_of_several(Some(&limiter), Call::DEFAULT, (first, (plain(1), (plain(2), ())))).boxed()
+        } else {
+            limiter.acquire_all(&charges).boxed()
+        };
+        let left_or_answered = poll_fn(|context| match acquired.poll_unpin(context) {
             Poll::Ready(answer) => Poll::Ready(Some(answer)),
             Poll::Pending if Instant::now() > leave_at => Poll::Ready(None),
             Poll::Pending => {
@@ -208,4 +227,32 @@ async fn charges_of_several_slots_are_refunded_and_refused_with_the_longest_wait
         limiter.reset(&rules[at], keys[at]).await.unwrap();
     }
     limiter.acquire_all(&charges).await.unwrap();
+}
+
+/// A settlement is a refund in each slot.
+#[tokio::test]
+async fn settled_charges_of_several_slots_are_settled_in_each() {
+    let cluster = RedisCluster::builder().replicas(0).start();
+    let limiter = limiter_on(&cluster).await;
+    let keys = keys_apart(&cluster, 2);
+    let rules = [FIXED, BUCKET].map(|algorithm| hourly(1000, algorithm));
+    let left = async || {
+        let [one, two] = [0, 1].map(|at| limiter.peek(&rules[at], keys[at]));
+        let (one, two) = (one.await.unwrap().remaining(), two.await.unwrap().remaining());
+        // The bucket refills a token in 3.6 s.
+        (one, two - two % 10)
+    };
+    let charges = || {
+        let charged = |at: usize| charge_settled(rules[at], key(&keys[at]), 600);
+        (charged(0), (charged(1), ()))
+    };
+    let permit = permit_of_several(Some(&limiter), Call::DEFAULT, charges()).await.unwrap();
+    assert_eq!(left().await, (400, 400));
+    permit.settle(100).await.unwrap();
+    assert_eq!(left().await, (900, 900));
+    let permit = permit_of_several(Some(&limiter), Call::DEFAULT, charges()).await.unwrap();
+    permit.settle(700).await.unwrap();
+    assert_eq!(left().await, (200, 200));
+    exceeded(permit_of_several(Some(&limiter), Call::DEFAULT, charges()).await);
+    assert_eq!(left().await, (200, 200));
 }

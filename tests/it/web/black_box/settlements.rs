@@ -199,13 +199,13 @@ fn different_ways_to_settle_do_not_fit_into_one_layer() {
 }
 
 #[test]
-#[should_panic(expected = "`item`: only a `SlidingLog` can charge the amount that a call used, not FixedWindow")]
+#[should_panic(expected = "`item`: prefetched permits can't be settled: remove `prefetch`")]
 fn a_rule_that_cannot_settle_is_refused_when_the_limit_is_made() {
-    let _ = Limit::new(per_minute(1)).settle(1, by_body());
+    let _ = Limit::new(per_minute(10).with_prefetch(5)).settle(1, by_body());
 }
 
 #[test]
-#[should_panic(expected = "`tokens`: `max` is 0, so no response would be counted; hold at least 1")]
+#[should_panic(expected = "`tokens`: `max` is 0, so no response would be counted; charge at least 1")]
 fn a_limit_that_holds_nothing_is_refused_when_it_is_made() {
     let _ = tokens(0, by_body());
 }

@@ -1,0 +1,192 @@
+//! Refunds of a bucket, compared with the path that its deficit would have taken without them.
+
+use proptest::prelude::*;
+use std::time::Duration;
+
+use super::{super::contract::evaluate, *};
+
+/// A charge to a bucket, in units.
+#[derive(Clone, Copy)]
+struct Made {
+    at_ms: u64,
+    /// What was not refunded.
+    units: u64,
+    receipt: [u64; 2],
+    settles: bool,
+    is_open: bool,
+}
+
+struct Run {
+    rule: Rule,
+    bucket: Bucket,
+    now_ms: u64,
+    made: Vec<Made>,
+}
+
+impl Run {
+    fn new(burst: u64, count: u64, refill: Refill) -> Self {
+        let rule = Rule::new("item", count, Duration::from_millis(100));
+        let rule = rule.with_algorithm(Algorithm::TokenBucket { burst, refill });
+        Self { rule, bucket: Bucket::full(1000), now_ms: 1000, made: Vec::new() }
+    }
+
+    fn unit(&self) -> u64 {
+        BucketParams::of(&self.rule).unit
+    }
+
+    fn charge(&mut self, cost: u64, settles: bool) {
+        let query = ChargeQuery { settles, ..ChargeQuery::of(&self.rule, cost) };
+        if cost == 0 || !evaluate(&mut self.bucket, &query, self.now_ms * 1000).fits {
+            return;
+        }
+        let receipt = self.bucket.commit(&query, cost, self.now_ms * 1000);
+        self.made.push(Made { at_ms: self.now_ms, units: cost * self.unit(), receipt, settles, is_open: true });
+    }
+
+    /// One of the charges that were not refunded yet.
+    fn open(&self, which: u64) -> Option<usize> {
+        let open: Vec<_> = (0..self.made.len()).filter(|at| self.made[*at].is_open).collect();
+        let which = usize::try_from(which).ok()?;
+        open.get(which % open.len().max(1)).copied()
+    }
+
+    fn deficit(&self) -> u64 {
+        storable(self.bucket.deficit_at(&BucketParams::of(&self.rule), self.now_ms))
+    }
+
+    /// Refunds a part of a charge that was not refunded yet. Returns the charge, the units that it asked
+    /// for, and the units that it got.
+    fn refund(&mut self, which: u64, tenths: u64) -> Option<(usize, u64, u64)> {
+        let at = self.open(which)?;
+        let cost = (self.made[at].units / self.unit() * tenths).div_ceil(10);
+        let before = self.deficit();
+        self.bucket.refund(&self.rule, cost, self.made[at].receipt, self.now_ms * 1000);
+        self.made[at].is_open = false;
+        Some((at, cost * self.unit(), before - self.deficit()))
+    }
+
+    /// The units of a charge that can't have refilled since. `asked`: those to be refunded.
+    fn not_refilled(&self, at: usize, asked: u64) -> u64 {
+        asked.saturating_sub((self.now_ms - self.made[at].at_ms) * self.rule.count())
+    }
+
+    /// The deficit that the charges leave now, and the lowest one since a charge, if tokens come back
+    /// one by one.
+    fn path(&self, since: usize) -> (u64, u64) {
+        let (mut deficit, mut lowest, mut at_ms) = (0_u64, u64::MAX, self.now_ms);
+        for (at, made) in self.made.iter().enumerate() {
+            deficit = deficit.saturating_sub(made.at_ms.saturating_sub(at_ms) * self.rule.count());
+            at_ms = made.at_ms;
+            // Of one instant, only the deficit after all of its charges counts.
+            if at > since && made.at_ms > self.made[since].at_ms {
+                lowest = lowest.min(deficit);
+            }
+            deficit += made.units;
+        }
+        deficit = deficit.saturating_sub((self.now_ms - at_ms) * self.rule.count());
+        (deficit, lowest.min(deficit))
+    }
+}
+
+/// The deficit of the time between is not known any more.
+#[test]
+fn a_clock_set_back_forgets_the_lowest_deficits() {
+    for (set_back_ms, refunded) in [(0, 90), (1, 30)] {
+        let mut run = Run::new(1000, 1, Refill::Greedy);
+        (0..2).for_each(|_| run.charge(100, true));
+        run.now_ms += 100 * 60;
+        run.bucket.correct_clock(&run.rule, run.bucket.written_ms() * 1000);
+        run.bucket.correct_clock(&run.rule, (run.bucket.written_ms() - set_back_ms) * 1000);
+        assert_eq!(run.bucket.lows.is_none(), set_back_ms > 0);
+        assert_eq!(run.bucket.refund(&run.rule, 90, [1000, 0], run.now_ms * 1000), refunded);
+    }
+}
+
+/// Others charge and refund. Before, each of their refunds was taken out of what is known of the charge.
+#[test]
+fn refunds_of_others_take_nothing_from_a_settlement() {
+    let mut run = Run::new(1000, 1, Refill::Greedy);
+    run.charge(900, true);
+    for _ in 0..20 {
+        run.now_ms += 100;
+        run.charge(50, false);
+        run.now_ms += 100;
+        assert_eq!(run.refund(1, 10).map(|(_, _, refunded)| refunded), Some(5_000));
+    }
+    run.now_ms += 100;
+    // 41 of 900 have refilled.
+    assert_eq!(run.refund(0, 10).map(|(_, _, refunded)| refunded / 100), Some(859));
+}
+
+/// One step: its kind, and two numbers.
+fn steps() -> impl Strategy<Value = Vec<(u8, u64, u64)>> {
+    prop::collection::vec((0..6_u8, 0..60_u64, 1..11_u64), 1..80)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2_000, ..ProptestConfig::default() })]
+
+    /// The bucket never refunds more than the exact amount. Of few charges that are settled later, it
+    /// refunds just that amount, also if others are refunded the part that was not refilled.
+    #[test]
+    fn a_refund_is_never_more_than_exact(steps in steps(), burst in 1..200_u64, count in 1..60_u64) {
+        let mut run = Run::new(burst, count, Refill::Greedy);
+        let (mut settled, mut is_known) = (0, true);
+        for (kind, number, tenths) in steps {
+            match kind {
+                0 | 1 => {
+                    run.charge(number, true);
+                    settled += 1;
+                }
+                2 => run.charge(number, false),
+                3 | 4 => {
+                    let exact = run.open(number).map(|at| run.path(at).1);
+                    let Some((at, asked, refunded)) = run.refund(number, tenths) else { continue };
+                    let exact = asked.min(exact.unwrap_or_default());
+                    prop_assert!(refunded <= exact, "{refunded} of {exact}");
+                    if !run.made[at].settles {
+                        let at_ms = run.made[at].at_ms;
+                        // Of one instant, the order of charges is not known any more.
+                        let is_alone = !run.made.iter().any(|made| made.settles && made.at_ms == at_ms);
+                        is_known &= is_alone && refunded == run.not_refilled(at, asked);
+                    } else if settled <= 8 && is_known {
+                        prop_assert_eq!(refunded, exact);
+                    }
+                    run.made[at].units -= refunded;
+                    prop_assert_eq!(run.deficit(), run.path(at).0, "the path without what was refunded");
+                }
+                _ => run.now_ms += number,
+            }
+        }
+    }
+
+    /// Each call counts with its use, at the time of its charge. The count changes now and then.
+    #[test]
+    fn no_window_has_more_than_the_burst_and_the_count(
+        steps in steps(), burst in 1..200_u64, count in 1..60_u64, is_whole in any::<bool>(), changes in any::<bool>()
+    ) {
+        let mut run = Run::new(burst, count, if is_whole { Refill::Interval } else { Refill::Greedy });
+        let mut most = count;
+        for (kind, number, tenths) in steps {
+            match kind {
+                0 | 1 => run.charge(number, true),
+                2 => run.charge(number, false),
+                3 | 4 => {
+                    if let Some((at, _, refunded)) = run.refund(number, tenths) {
+                        run.made[at].units -= refunded;
+                    }
+                }
+                _ if changes && tenths == 1 => {
+                    run.rule = run.rule.with_count(number.max(1));
+                    most = most.max(number);
+                }
+                _ => run.now_ms += number,
+            }
+        }
+        for first in &run.made {
+            let window = run.made.iter().filter(|made| (first.at_ms..first.at_ms + 100).contains(&made.at_ms));
+            let used: u64 = window.map(|made| made.units).sum();
+            prop_assert!(used <= (burst + most) * run.unit(), "{used} from {} on", first.at_ms);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Two processes that settle charges of one key, on a real server.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use ratelimit_harness::RedisServer;
+use ratelimit_runtime::{Algorithm, Cause, Limiter, Refill, Reservation, Rule};
+
+use crate::support::{MS, SECOND, fresh_key, limiter_on};
+
+const MOST: u64 = 4_000;
+const USED: u64 = 300;
+const STEP: Duration = MS.saturating_mul(100);
+/// Steps that a call takes.
+const CALL: u64 = 10;
+/// Calls of a process at once.
+const AT_ONCE: usize = 30;
+
+/// A process with its calls, each with the step when it ends.
+struct Process {
+    limiter: Limiter,
+    calls: VecDeque<(u64, Reservation)>,
+}
+
+/// Two processes make as many calls as they may. Returns the use of the calls in each minute.
+async fn use_all(rule: &Rule, minutes: u64) -> Vec<u64> {
+    let (server, key) = (RedisServer::builder().controlled_clock().start(), fresh_key());
+    let limiters = [limiter_on(&server).await, limiter_on(&server).await];
+    let mut processes = limiters.map(|limiter| Process { limiter, calls: VecDeque::new() });
+    let mut used = vec![0; usize::try_from(minutes).unwrap()];
+    for step in 0..600 * minutes {
+        for Process { limiter, calls } in &mut processes {
+            while calls.front().is_some_and(|(end, _)| *end <= step) {
+                let (_, reservation) = calls.pop_front().unwrap();
+                reservation.settle(USED).await.unwrap();
+            }
+            while calls.len() < AT_ONCE {
+                match limiter.reserve(rule, key, MOST).await {
+                    Ok(reservation) => calls.push_back((step + CALL, reservation)),
+                    Err(refused) => {
+                        assert_eq!(refused.cause(), Cause::Exceeded, "{refused}");
+                        break;
+                    }
+                }
+                used[usize::try_from(step / 600).unwrap()] += USED;
+            }
+        }
+        server.clock().advance(STEP);
+    }
+    used
+}
+
+/// The first call opens the first window, and each window is a minute.
+#[tokio::test]
+async fn two_processes_use_nine_tenths_of_a_window() {
+    let rule = Rule::new("tokens", 60_000, 60 * SECOND);
+    for used in use_all(&rule, 3).await {
+        assert!((54_000..=60_000).contains(&used), "{used} of 60,000");
+    }
+}
+
+#[tokio::test]
+async fn two_processes_use_nine_tenths_of_a_bucket() {
+    // With `Interval` the last 36,000 come when all is over.
+    for (refill, most) in [(Refill::Greedy, 40_000 + 4 * 36_000), (Refill::Interval, 40_000 + 3 * 36_000)] {
+        let bucket = Algorithm::TokenBucket { burst: 40_000, refill };
+        let rule = Rule::new("tokens", 36_000, 60 * SECOND).with_algorithm(bucket);
+        let used: u64 = use_all(&rule, 4).await.iter().sum();
+        assert!((most * 9 / 10..=most).contains(&used), "{used} of {most}, {refill:?}");
+    }
+}
+
+/// Calls of one rule and cost share their round trips. Only some of them settle.
+#[tokio::test]
+async fn plain_calls_of_other_keys_do_not_change_what_a_bucket_remembers() {
+    let server = RedisServer::builder().controlled_clock().start();
+    let limiter = limiter_on(&server).await;
+    let bucket = Algorithm::TokenBucket { burst: 40_000, refill: Refill::Greedy };
+    let rule = Rule::new("tokens", 36_000, 60 * SECOND).with_algorithm(bucket);
+    limiter.reserve(&rule, fresh_key(), MOST).await.unwrap().settle(USED).await.unwrap();
+    for _ in 0..20 {
+        let keys = [(); 8].map(|()| fresh_key());
+        let plain = join_all(keys[4..].iter().map(|key| limiter.acquire_n(&rule, *key, MOST)));
+        let settled = join_all(keys[..4].iter().map(|key| limiter.reserve(&rule, *key, MOST)));
+        let more = join_all(keys[4..].iter().map(|key| limiter.acquire_n(&rule, *key, MOST)));
+        let (_, settled, _) = tokio::join!(plain, settled, more);
+        server.clock().advance(SECOND);
+        for (key, reservation) in keys.iter().zip(settled) {
+            // 600 have refilled, which is more than was used.
+            reservation.unwrap().settle(USED).await.unwrap();
+            assert_eq!(limiter.peek(&rule, *key).await.unwrap().remaining(), 40_000);
+        }
+    }
+}
