@@ -233,7 +233,9 @@ fn main() -> ExitCode {
         all.truncate(sample.parse().expect("--sample takes a number"));
     }
     if args.iter().any(|arg| arg == "--list") {
-        all.iter().for_each(|mutant| println!("{}", mutant.describe(&texts[&mutant.file])));
+        for mutant in &all {
+            println!("{}", mutant.describe(&texts[&mutant.file]));
+        }
         println!("{} of {total} mutants", all.len());
         return ExitCode::SUCCESS;
     }
@@ -249,9 +251,9 @@ fn main() -> ExitCode {
         let name = mutant.describe(text);
         let begun = Instant::now();
         let result = match killer(program, &path) {
-            Some(test) => {
+            Some(failed) => {
                 killed += 1;
-                format!("caught by {test}")
+                format!("caught by {failed}")
             }
             None if KNOWN.lines().any(|line| line == name) => {
                 known += 1;
@@ -270,6 +272,8 @@ fn main() -> ExitCode {
         all.len(),
         survivors.len()
     );
-    survivors.iter().for_each(|name| println!("{name}"));
+    for name in &survivors {
+        println!("{name}");
+    }
     if survivors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
