@@ -110,7 +110,8 @@ fn is_granted(batch: &Batch) -> Option<bool> {
 async fn clean_up(engine: EngineRef, mut held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));
-    let end = after(held.iter().map(lease_of).max().unwrap_or(LEASE));
+    let longest = held.iter().map(lease_of).max().unwrap_or(LEASE);
+    let end = after(if answer.is_some() { longest.max(LEASE) } else { longest });
     let (mut pause, mut is_answered, mut absences) =
         (engine.settings().deadline.clamp(FIRST_PAUSE, LONGEST_PAUSE), false, 0);
     loop {
@@ -125,7 +126,8 @@ async fn clean_up(engine: EngineRef, mut held: Charges, answer: Option<BatchFutu
                 }
                 is_answered = granted.is_some();
                 let requests = batch.into_iter().filter(|_| is_answered).flat_map(Batch::into_requests);
-                for request in requests {
+                // Without a charge to settle, a call may run although its charges were late.
+                for request in requests.filter(|request| request.charges.iter().any(|charge| charge.settles)) {
                     let (_, unheld) = request.charges.split(|charge| charge.hold.is_some());
                     engine.refund_in_background(unheld, Origin::Store);
                 }

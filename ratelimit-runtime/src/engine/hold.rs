@@ -278,9 +278,13 @@ async fn settle(
     for charge in failed {
         let (used, engine, mut charge) = (used.of(charge), engine.clone(), charge.clone());
         charge.hold = charge.hold.map(|hold| Hold { is_retry: true, ..hold });
-        let after_lease = if charge.rule.is_concurrent() { Duration::ZERO } else { charge.rule.period() };
+        let longest = match charge.hold {
+            Some(_) if charge.rule.is_concurrent() => lease_of(&charge),
+            Some(_) => lease_of(&charge).saturating_add(charge.rule.period()),
+            None => counts_for(&charge.rule).clamp(SHORTEST_RETRY, LONGEST_RETRY),
+        };
         tokio::spawn(async move {
-            let (end, mut pause) = (after(lease_of(&charge).saturating_add(after_lease)), FIRST_PAUSE);
+            let (end, mut pause) = (after(longest), FIRST_PAUSE);
             let mut is_settled = false;
             while !is_settled && Instant::now() < end {
                 sleep(pause).await;
@@ -294,6 +298,16 @@ async fn settle(
             engine.queues().changed(&charge.counter);
         });
     }
+}
+
+/// The bounds of the time for which a settlement by refund is attempted again.
+const SHORTEST_RETRY: Duration = Duration::from_secs(60);
+const LONGEST_RETRY: Duration = Duration::from_secs(3600);
+
+/// The time for which the largest charge of a rule counts.
+fn counts_for(rule: &Rule) -> Duration {
+    let periods = rule.limit().div_ceil(rule.count().max(1)).max(1);
+    rule.period().saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
 }
 
 /// True if another attempt settles no more than one. The store knows a hold that it has settled. A refund

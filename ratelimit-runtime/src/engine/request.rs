@@ -341,6 +341,8 @@ impl AcquireRequest {
             let is_held = request.is_settled_later() && *cost > 0;
             let charge = if is_held { self.settled_later(request, charge)? } else { charge };
             if let Some(other) = charges.iter().find(|other| other.counter == charge.counter)
+                && other.cost > 0
+                && charge.cost > 0
                 && [other, &charge].into_iter().any(Charge::has_cost_to_settle)
             {
                 return Err(refusal(rule, StoreError::misconfigured(SHARED_AND_SETTLED)));

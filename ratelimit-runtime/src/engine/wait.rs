@@ -72,8 +72,8 @@ impl AcquireRequest {
                 if early && let Some(guard) = engine.guard() {
                     guard.forget_denials(&charges); // the store may have changed since
                 }
-                // If the caller leaves here, a charge that was sent stays, a hold is refunded
-                // (abandon.rs), and `position` leaves the queues.
+                // If the caller leaves here, a charge that was sent stays, what is settled later is
+                // refunded (abandon.rs), and `position` leaves the queues.
                 match self.ask_in_turn(charges).await {
                     (Resolution::Admitted(permit, at), answer) => {
                         position.admitted(&answer); // from here on, its slot keeps the order
