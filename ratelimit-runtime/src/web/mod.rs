@@ -32,7 +32,7 @@
 //! | `on_store_error` | [`RateLimitLayer::on_store_error`] | [`Builder::on_store_error`] |
 //! | `limiter` | [`RateLimitLayer::limiter`] | [`Outgoing::new`] |
 //! | `permit` | [`RequestHold`]; its numbers are in the fields of the response | none: the response has the numbers |
-//! | `skip` in an `impl` block | [`Limit::when`], [`Limit::allow_keys`], [`Limit::allow_networks`] | another client |
+//! | `skip` | [`Limit::when`], [`Limit::allow_keys`], [`Limit::allow_networks`] | none: use another client |
 //! | `blocking` | none: services are async | none: clients are async |
 //! | `crate` | none: the layer is no macro | none: it is no macro |
 //!

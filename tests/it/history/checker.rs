@@ -237,6 +237,21 @@ fn the_checker_finds_a_refund_of_a_wrong_amount() {
     history(102, 2).is_wrong("a refund to a later window");
 }
 
+/// The store may have charged a call that its process then decided by itself, and has refunded.
+#[test]
+fn a_local_charge_that_was_refunded_may_still_count() {
+    let history = |is_local| {
+        let mut window = hand(20, 300, FIXED);
+        let id = window.admitted((0, 10), 3, 17, 300);
+        window.last().degraded = is_local;
+        window.refunded((20, 21), id, 3);
+        window.admitted((30, 31), 3, 14, 275);
+        window
+    };
+    history(true).is_right();
+    history(false).is_wrong("a wrong `remaining`");
+}
+
 #[test]
 fn the_checker_finds_a_call_admitted_before_the_refund_that_makes_room() {
     let history = |admitted_at| {

@@ -54,7 +54,8 @@ pub(super) fn entries<'a>(limits: &'a [Limit], calls: &[&'a Call], bounds: &Boun
             if back != Some(0) {
                 entry.until.0 = entry.until.0.min(call.invoked);
             }
-            if back.is_some_and(|back| back >= entry.cost) {
+            // A call that this process decided by itself may have charged the store, too: its reply was lost.
+            if entry.is_certain && back.is_some_and(|back| back >= entry.cost) {
                 entry.until.1 = entry.until.1.min(call.answered);
             }
             continue;
