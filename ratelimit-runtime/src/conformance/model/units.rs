@@ -2,13 +2,19 @@
 
 use std::time::Duration;
 
-use crate::{Algorithm, Rule, rule::limits::RuleFault, store::Charge};
+use crate::{
+    Algorithm, Rule,
+    algorithm::{HoldSupport, capabilities},
+    rule::limits::RuleFault,
+    store::Charge,
+};
 
 /// Resolution of stored times: a microsecond in logs with periods up to 200 seconds, else a
 /// millisecond.
 pub(super) fn tick_us(rule: &Rule) -> i128 {
-    let is_fine = rule.algorithm() == Algorithm::SlidingLog && rule.period() <= Duration::from_secs(200);
-    if is_fine { 1 } else { 1000 }
+    // Only a log holds costs until they are settled.
+    let is_log = capabilities(rule.algorithm()).holds == HoldSupport::Settled;
+    if is_log && rule.period() <= Duration::from_secs(200) { 1 } else { 1000 }
 }
 
 pub(super) fn count(rule: &Rule) -> i128 {
