@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    Algorithm, Rule,
+    Rule,
     algorithm::{HoldSupport, capabilities},
     rule::limits::RuleFault,
     store::Charge,
