@@ -214,7 +214,7 @@ impl OutgoingConfig {
         self.upstream_on(&self.limiter, false, key)
     }
 
-    /// The same for this process alone.
+    /// As above, for this process alone.
     pub(super) fn local_upstream(&self, key: &Key) -> Arc<UpstreamState> {
         let clock = || self.limiter.engine().settings().clock.clone();
         let local = self.local.get_or_init(|| Builder::memory_with(clock()));

@@ -123,7 +123,7 @@ impl Counters {
         self.take_up_to(&timer(prefix, ms.saturating_add(1))).await.map(drop)
     }
 
-    /// What is left of a timer.
+    /// The time left of a timer.
     pub(super) async fn left_of(&self, timer: &Rule) -> Result<Duration, RequestPerMinute> {
         Ok(self.take(timer, 0).await?.reset_after())
     }

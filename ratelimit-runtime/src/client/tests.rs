@@ -1,4 +1,4 @@
-//! What one process does with the credits of an upstream, whose store may be away.
+//! Credits of an upstream in one process, whose store may be away.
 
 use std::{
     future::{self, Future, pending},
@@ -95,7 +95,7 @@ async fn open(upstream: &Arc<UpstreamState>, said: Announcement) {
     upstream.learn(&mut probe, &said).await.unwrap();
 }
 
-/// Those that need not wait, in flight.
+/// The calls that need not wait, in flight.
 async fn admitted(upstream: &Arc<UpstreamState>) -> Vec<Admission> {
     let mut all = Vec::new();
     while let Some(admission) = admit(upstream).await {

@@ -26,7 +26,7 @@ const UNANNOUNCED: Duration = Duration::from_secs(10);
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// A waiting process looks again after this time, as another one may have learnt of a new window.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// The same while another process probes. It doubles each time.
+/// The pause while another process probes. It doubles each time.
 const FIRST_POLL: Duration = Duration::from_millis(10);
 const LONGEST_POLL: Duration = Duration::from_millis(250);
 
@@ -43,7 +43,7 @@ pub(super) struct UpstreamState {
     probed: Notify,
 }
 
-/// What the process knows without asking the store.
+/// The knowledge of the process, without asking the store.
 #[derive(Debug, Default)]
 struct LocalView {
     window: Option<SeenWindow>,
@@ -418,7 +418,7 @@ impl UpstreamState {
         Ok(!self.pause_left().is_zero() || self.counters.left_of(&PAUSE).await? > least)
     }
 
-    /// What is left of the pause that this process was told.
+    /// The time left of the pause that this process was told.
     pub(super) fn pause_left(&self) -> Duration {
         let paused_until = self.local().paused_until;
         paused_until.saturating_sub(self.now())

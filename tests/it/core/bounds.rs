@@ -121,7 +121,8 @@ async fn a_sliding_window_reaches_its_bound() {
     }
 }
 
-/// Twice the count, whatever the number of sub-windows is: at the end of one, and at the start of the one that pushes it out.
+/// Twice the count, whatever the number of sub-windows is: at the end of one, and at the start of the
+/// one that pushes it out.
 #[tokio::test]
 async fn sub_windows_that_are_added_up_reach_twice_their_count() {
     for timed in Timed::both().await {

@@ -9,7 +9,7 @@ use super::{super::contract::evaluate, *};
 #[derive(Clone, Copy)]
 struct Made {
     at_ms: u64,
-    /// What was not refunded.
+    /// The amount that was not refunded.
     units: u64,
     receipt: [u64; 2],
     settles: bool,

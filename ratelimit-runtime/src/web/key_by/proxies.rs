@@ -94,7 +94,7 @@ fn key_of_values(by: &KeyBy, field: &HeaderName, values: &[HeaderValue], peer: O
     }
 }
 
-/// What a malformed element hides is not counted, not even in an earlier line.
+/// Elements in front of a malformed one are not counted, not even those of an earlier line.
 #[test]
 fn nothing_in_front_of_a_malformed_element_is_a_key() {
     for (lines, key) in [
