@@ -28,7 +28,8 @@ pub struct ServerClock {
 }
 
 impl ServerClock {
-    pub(crate) fn create(folder: &Path) -> Self {
+    /// A clock whose files are in a folder, which has to outlive it.
+    pub fn create(folder: &Path) -> Self {
         let library = folder.join("clock.so");
         fs::write(&library, library_bytes()).expect("the clock's library is written");
         let file_path = folder.join("clock");
@@ -38,8 +39,8 @@ impl ServerClock {
         clock
     }
 
-    /// Makes a server that is about to start read this clock.
-    pub(crate) fn attach(&self, server: &mut Command) {
+    /// Makes a server, or another process, that is about to start read this clock.
+    pub fn attach(&self, server: &mut Command) {
         server.env("LD_PRELOAD", &self.library).env("RATELIMIT_TEST_CLOCK", &self.file_path);
     }
 
