@@ -151,11 +151,11 @@ impl CounterId {
         let (kind, [key, more]) = match key {
             None | Some(Key(Repr::None)) => (0, [0; 2]),
             Some(Key(Repr::Number(number))) => (1, *number),
-            Some(Key(Repr::Short(length, text))) => (2 | u64::from(*length) << 2, *text),
+            Some(Key(Repr::Short(text))) => (2, *text),
             Some(Key(Repr::Long(text))) => return Self::long(rule, text),
         };
         let RuleId(first, second) = rule.id();
-        // `kind` uses 7 bits. No two rules have ids that differ in these bits only.
+        // `kind` uses 2 bits. No two rules have ids that differ in these bits only.
         let numbers = [first, second ^ kind, key, more];
         Self::hashed(&[], numbers)
     }

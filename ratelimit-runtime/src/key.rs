@@ -194,8 +194,10 @@ pub struct Key(pub(crate) Repr);
 pub(crate) enum Repr {
     /// A number and 0. Uninitialised padding would make the compiler copy the value twice.
     Number([u64; 2]),
-    /// The length, and up to 16 bytes padded with zeros, as two little-endian numbers.
-    Short(u8, [u64; 2]),
+    /// Up to 16 bytes as two little-endian numbers, padded with zeros: no byte of a key is zero, as control
+    /// characters are escaped. With the length in the padding behind the tag, the processor would stall when
+    /// it copies the key.
+    Short([u64; 2]),
     Long(Box<[u8]>),
     /// See [`Key::NONE`].
     None,
@@ -248,20 +250,15 @@ impl Key {
         out.number.map_or_else(|| Self::from_printed(&out.text), |number| Self(Repr::number(number)))
     }
 
-    /// The key of a text. The fast path for short texts that need no escapes and do not start with
-    /// a digit.
+    /// The key of a text.
     #[inline(always)]
     #[allow(clippy::inline_always)] // see `private::key`
+    #[allow(clippy::cast_possible_truncation)] // split into two halves
     fn from_text(text: &str) -> Self {
-        let bytes = text.as_bytes();
-        let Ok(length @ ..=16) = u8::try_from(bytes.len()) else { return Self::from_uncommon_text(text) };
-        let [first, second] = short(bytes);
-        // Missing bytes are zeros, which are not plain.
-        let (bits, plain) = (8 * u32::from(length), splat(b'a'));
-        let padding = [plain.unbounded_shl(bits), plain.unbounded_shl(bits.saturating_sub(64))];
-        let is_plain = is_plain_ascii(first | padding[0]) && is_plain_ascii(second | padding[1]);
-        let is_number = bytes.first().is_none_or(u8::is_ascii_digit);
-        if !is_plain || is_number { Self::from_uncommon_text(text) } else { Self(Repr::Short(length, [first, second])) }
+        match plain_text(text.as_bytes()) {
+            0 => Self::from_uncommon_text(text),
+            text => Self(Repr::Short([text as u64, (text >> 64) as u64])),
+        }
     }
 
     /// The key of any text: long, possibly a number, or with reserved characters.
@@ -279,24 +276,42 @@ impl Key {
 
     /// The key with this printed form.
     fn from_printed(text: &[u8]) -> Self {
-        Self(match (u8::try_from(text.len()), parse_number(text)) {
-            (_, Some(number)) => Repr::number(number),
-            (Ok(length), None) if text.len() <= MAX_SHORT => Repr::Short(length, short(text)),
-            _ => Repr::Long(text.into()),
+        Self(match parse_number(text) {
+            Some(number) => Repr::number(number),
+            None if text.len() <= MAX_SHORT => Repr::Short(short(text)),
+            None => Repr::Long(text.into()),
         })
     }
 
     pub(crate) fn with_text<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
         match &self.0 {
             Repr::Number([number, _]) => read(itoa::Buffer::new().format(*number).as_bytes()),
-            Repr::Short(length, [first, second]) => {
+            Repr::Short([first, second]) => {
                 let text = u128::from(*second) << 64 | u128::from(*first);
-                read(&text.to_le_bytes()[..usize::from(*length)])
+                let length = MAX_SHORT - text.leading_zeros() as usize / 8;
+                read(&text.to_le_bytes()[..length])
             }
             Repr::Long(text) => read(text),
             Repr::None => read(b""),
         }
     }
+}
+
+/// A short text that needs no escapes and does not start with a digit, packed. 0 for other texts.
+///
+/// A number, since that is returned in registers. A key that is written in parts and then copied whole stalls
+/// the processor.
+#[allow(clippy::cast_possible_truncation)] // a short text
+fn plain_text(text: &[u8]) -> u128 {
+    if text.len() > MAX_SHORT || text.first().is_none_or(u8::is_ascii_digit) {
+        return 0;
+    }
+    let [first, second] = short(text);
+    // Missing bytes are zeros, which are not plain.
+    let (bits, plain) = (8 * text.len() as u32, splat(b'a'));
+    let padding = [plain.unbounded_shl(bits), plain.unbounded_shl(bits.saturating_sub(64))];
+    let is_plain = is_plain_ascii(first | padding[0]) && is_plain_ascii(second | padding[1]);
+    if is_plain { u128::from(second) << 64 | u128::from(first) } else { 0 }
 }
 
 /// Packs up to 16 bytes, padded with zeros. Two integers are hashed and copied faster than bytes.
