@@ -559,12 +559,11 @@ fn try_acquire_all(
 
 /// The engine of a call, without a reference of its own if it can do without.
 #[inline]
-fn engine<'a>(limiter: Option<&'a Limiter>, scoped: &'a mut Option<EngineRef>) -> &'a Engine {
-    if let Some(limiter) = limiter {
-        return limiter.engine();
+fn engine<'a>(limiter: Option<&'a Limiter>, scoped: &'a mut Option<Limiter>) -> &'a Engine {
+    if limiter.is_none() {
+        *scoped = Limiter::scoped();
     }
-    *scoped = Limiter::scoped();
-    if let Some(engine) = scoped { engine } else { Limiter::process_wide() }
+    limiter.or(scoped.as_ref()).map_or_else(|| Limiter::process_wide(), Limiter::engine)
 }
 
 #[inline]

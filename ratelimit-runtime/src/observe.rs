@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tracing::level_filters::LevelFilter;
+
 use crate::{OnStoreError, RequestPerMinute, Rule, error::StoreError};
 
 /// Records that a rule admitted a call, and what remains of its limit.
@@ -18,8 +20,13 @@ pub(crate) fn admitted(rule: &Rule, remaining: u64) {
     recorder::admitted(rule, remaining);
 }
 
-/// Records that a call was refused.
+/// Whether [`refused`] does anything.
 #[inline]
+pub(crate) fn records_refusals() -> bool {
+    cfg!(feature = "metrics") || LevelFilter::current() >= LevelFilter::DEBUG
+}
+
+/// Records that a call was refused.
 pub(crate) fn refused(refused: &RequestPerMinute) {
     #[cfg(feature = "metrics")]
     recorder::refused(refused);

@@ -127,12 +127,12 @@ impl Limiter {
     /// The engine of [`Limiter::current`], for one call.
     #[inline]
     pub(crate) fn current_engine() -> EngineRef {
-        Self::scoped().unwrap_or_else(|| EngineRef::Static(Self::process_wide()))
+        Self::scoped().map_or_else(|| EngineRef::Static(Self::process_wide()), |limiter| limiter.engine_ref())
     }
 
-    /// The engine of the innermost scope, if any.
+    /// The limiter of the innermost scope, if any.
     #[inline]
-    pub(crate) fn scoped() -> Option<EngineRef> {
+    pub(crate) fn scoped() -> Option<Self> {
         if HAS_SCOPES.load(Ordering::Relaxed) { scoped() } else { None }
     }
 
@@ -143,8 +143,8 @@ impl Limiter {
 }
 
 #[cold]
-fn scoped() -> Option<EngineRef> {
-    SCOPED.try_with(Limiter::engine_ref).ok()
+fn scoped() -> Option<Limiter> {
+    SCOPED.try_with(Limiter::clone).ok()
 }
 
 #[cold]

@@ -5,28 +5,24 @@ use std::{
     future::Future,
     mem,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use super::{
     ask::AcquireResult,
-    attempt::{attempt_all, try_charge},
+    attempt::{attempt_all, exceeded, try_charge},
     backend_kind::Ticket,
-    core::{Engine, EngineRef},
+    core::EngineRef,
     general::BoxedAcquire,
-    permit::{BackendCharges, Permit, Receipt},
+    permit::{BackendCharges, OtherReceipt, Permit, Receipt},
     refusal::refusal,
     request::{AcquireOptions, AcquireRequest, AppliedCharge, ChargeRequest, OnLimit, RequestKey},
 };
 use crate::{
     RequestPerMinute, Rule,
     backend::{Attempt, Backend as _, CounterReceipt, Query, Undecided, Waiter},
-    background,
-    counter::CounterId,
-    decision::Outcome,
-    observe,
+    background, observe,
 };
 
 /// A call that is decided when it is awaited.
@@ -88,7 +84,7 @@ impl SeveralCharges {
             let receipts = queries.iter().map(receipt).collect();
             let engine = self.engine.clone();
             let charges = BackendCharges { engine, most_restrictive: (*least.rule, least.cost), receipts };
-            Some(Permit::new(least.rule.limit(), &least.outcome, Receipt::BackendAll(Arc::new(charges))))
+            Some(Permit::new(least.rule.limit(), &least.outcome, OtherReceipt::BackendAll(charges).into()))
         };
         attempt_all(&self.engine, &self.charges.iter().map(ChargeRequest::borrowed), permit)?.transpose()
     }
@@ -134,7 +130,7 @@ impl Acquire {
             AcquireState::All(call) => call.engine.guard().is_none(),
             _ => false,
         };
-        if is_in_memory && let Poll::Ready(answer) = self.attempt(&mut Context::from_waker(Waker::noop()), false) {
+        if is_in_memory && let Poll::Ready(answer) = self.decide(&mut Context::from_waker(Waker::noop()), false) {
             return answer;
         }
         let rule = self.rule;
@@ -143,79 +139,78 @@ impl Acquire {
 }
 
 impl Acquire {
-    /// Attempts to charge. `None` if that is unsupported: the general way has to resolve the call.
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // a part of `attempt`
-    fn try_charge(&mut self, context: &mut Context<'_>) -> Option<(Attempt, CounterId, Outcome)> {
-        let Self { rule, cost, options: AcquireOptions { waits: false, .. }, state } = self else { return None };
-        let AcquireState::Attempt(Some(engine), request_key) = state else { return None };
-        let engine: &Engine = engine;
-        let key = request_key.counter_key()?;
-        let rules = engine.settings().rules_now();
-        let applied;
-        let current = if rules.may_differ() {
-            applied = rules.applied(rule, key, false, false)?;
-            &*applied
-        } else {
-            &*rule
-        };
-        let mut ticket = None;
-        let waiter = Waiter { waker: context.waker(), ticket: &mut ticket };
-        let mut query = Query::new(current, key, *cost);
-        let attempt = try_charge(engine, &mut query, Some(waiter));
-        let Query { id, outcome, .. } = query;
-        if rules.may_differ() && matches!(attempt, Attempt::Admitted | Attempt::Denied) {
-            // The permit or the refusal is about the rule that was charged.
-            let current = *current;
-            *rule = current;
-        }
-        if let Some(ticket) = ticket
-            && let AcquireState::Attempt(Some(engine), key) = mem::replace(state, AcquireState::Done)
-        {
-            *state = AcquireState::Batched(engine, key, ticket);
-        }
-        Some((attempt, id, outcome))
-    }
-
-    /// The attempt, and all that follows from it. With `awaits`, it polls what has to be awaited.
+    /// Decides the call. With `awaits`, it polls what has to be awaited.
     #[inline(always)]
     #[allow(clippy::inline_always)] // `poll` is this
-    fn attempt(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
-        match self.try_charge(context) {
-            Some((Attempt::Admitted, id, outcome)) => {
-                let Self { rule, cost, state, .. } = self;
-                if let AcquireState::Attempt(engine, _) = state
-                    && let Some(engine) = engine.take()
-                {
-                    let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
-                    let receipt = engine.backend().receipt(receipt);
-                    let receipt = Receipt::Backend(engine, receipt);
-                    return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, receipt)));
-                }
-            }
-            Some((Attempt::Denied, _, outcome)) => {
-                let Self { rule, cost, state, .. } = self;
-                let decision = outcome.decision(rule.limit());
-                let mut answer = Err(RequestPerMinute::exceeded(rule, *cost, &decision));
-                if let Err(refused) = &answer {
-                    observe::refused(refused);
-                }
-                if let AcquireState::Attempt(engine, key) = state
-                    && let Some(engine) = engine.take()
-                    && engine.settings().names_keys
-                {
-                    let key = key.counter_key().flatten();
-                    answer = answer.map_err(|refused| engine.settings().named(refused, key));
-                }
-                return Poll::Ready(answer);
-            }
-            _ => {}
+    fn decide(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
+        if let AcquireState::Attempt(Some(engine), _) = &self.state
+            && engine.settings().rules_may_differ()
+        {
+            return self.decide_applied(context, awaits);
+        }
+        self.decide_by(None, context, awaits)
+    }
+
+    /// [`Acquire::decide`], by the rule as it applies now. A permit and a refusal are about that one.
+    #[inline(never)]
+    fn decide_applied(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
+        let rule = self.rule;
+        if let AcquireState::Attempt(Some(engine), key) = &self.state
+            && let Some(key) = key.counter_key()
+            && let Some(applied) = engine.settings().rules_now().applied(&rule, key, false, false)
+        {
+            self.rule = *applied;
+            return self.decide_by(Some(rule), context, awaits);
         }
         self.poll_slow(awaits.then_some(context))
     }
 
+    /// Attempts to charge. The general way resolves the call if that is unsupported, by the `original` rule
+    /// if there is one.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // in two places
+    fn decide_by(&mut self, original: Option<Rule>, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
+        let Self { rule, cost, options: AcquireOptions { waits, .. }, state } = self;
+        if let AcquireState::Attempt(place, request_key) = state
+            && !*waits
+            && let Some(engine) = &*place
+            && let Some(key) = request_key.counter_key()
+        {
+            let mut ticket = None;
+            let waiter = Waiter { waker: context.waker(), ticket: &mut ticket };
+            let mut query = Query::new(rule, key, *cost);
+            let attempt = try_charge(engine, &mut query, Some(waiter));
+            let Query { id, outcome, .. } = query;
+            match attempt {
+                Attempt::Admitted => {
+                    if let Some(engine) = place.take() {
+                        let receipt = CounterReceipt::new(id, rule, *cost, outcome.receipt);
+                        let receipt = engine.backend().receipt(receipt);
+                        let receipt = Receipt::Backend(engine, receipt);
+                        return Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, receipt)));
+                    }
+                }
+                Attempt::Denied => {
+                    if let Some(engine) = place.take() {
+                        return Poll::Ready(Err(exceeded(&engine, rule, key, *cost, &outcome)));
+                    }
+                }
+                Attempt::Pending => {
+                    if let (Some(engine), Some(ticket)) = (place.take(), ticket) {
+                        let key = mem::replace(request_key, RequestKey::Skip);
+                        *state = AcquireState::Batched(engine, key, ticket);
+                        *rule = original.unwrap_or(*rule);
+                        return Poll::Pending;
+                    }
+                }
+                Attempt::Unsupported => {}
+            }
+        }
+        self.rule = original.unwrap_or(self.rule);
+        self.poll_slow(awaits.then_some(context))
+    }
+
     /// Polls the ticket of a charge that travels in a batch.
-    #[inline(never)]
     fn poll_ticket(&mut self, context: &mut Context<'_>) -> Poll<AcquireResult> {
         let AcquireState::Batched(engine, _, ticket) = &mut self.state else {
             panic!("`Acquire` polled after it was done");
@@ -232,7 +227,7 @@ impl Acquire {
                 }
                 let (rule, cost) = receipt.rule_and_cost().unwrap_or((rule, cost));
                 if !outcome.fits() {
-                    return Poll::Ready(Err(exceeded(&engine, &rule, &key, cost, &outcome)));
+                    return Poll::Ready(Err(exceeded(&engine, &rule, key.counter_key().flatten(), cost, &outcome)));
                 }
                 observe::admitted(&rule, outcome.remaining);
                 Poll::Ready(Ok(Permit::new(rule.limit(), &outcome, Receipt::Backend(engine, receipt))))
@@ -254,11 +249,10 @@ impl Acquire {
     /// has to be awaited.
     #[inline(never)]
     fn poll_slow(&mut self, context: Option<&mut Context<'_>>) -> Poll<AcquireResult> {
+        if let AcquireState::Batched(..) = &self.state {
+            return context.map_or(Poll::Pending, |context| self.poll_ticket(context));
+        }
         match mem::replace(&mut self.state, AcquireState::Done) {
-            state @ AcquireState::Batched(..) => {
-                self.state = state;
-                Poll::Pending
-            }
             AcquireState::Attempt(Some(engine), key) => {
                 let request = AcquireRequest::single(engine, self.rule, key, self.cost, self.options);
                 self.go_on(request.start(), context)
@@ -272,7 +266,9 @@ impl Acquire {
                 self.go_on(call.into_request(self.options).start(), context)
             }
             AcquireState::Pending(pending) => self.go_on(Err(pending), context),
-            AcquireState::Attempt(None, _) | AcquireState::Done => panic!("`Acquire` polled after it was done"),
+            AcquireState::Attempt(None, _) | AcquireState::Batched(..) | AcquireState::Done => {
+                panic!("`Acquire` polled after it was done")
+            }
         }
     }
 
@@ -301,11 +297,8 @@ impl Future for Acquire {
 
     /// Not a part of its callers: a permit is written once, where they want it.
     #[inline(never)]
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let AcquireState::Batched(..) = &self.state {
-            return self.poll_ticket(context);
-        }
-        self.get_mut().attempt(context, true)
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.get_mut().decide(context, true)
     }
 }
 
@@ -327,14 +320,6 @@ impl Future for Admit {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(context).map(|answer| answer.map(drop))
     }
-}
-
-#[cold]
-#[inline(never)]
-fn exceeded(engine: &Engine, rule: &Rule, key: &RequestKey, cost: u64, outcome: &Outcome) -> RequestPerMinute {
-    let refusal = RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()));
-    observe::refused(&refusal);
-    engine.settings().named(refusal, key.counter_key().flatten())
 }
 
 impl fmt::Debug for Acquire {

@@ -8,9 +8,10 @@ use super::{
     request::{BorrowedCharge, CostKind, RequestKey},
 };
 use crate::{
-    RequestPerMinute, Rule,
+    Key, RequestPerMinute, Rule,
     algorithm::capabilities,
     backend::{Attempt, Backend as _, Query, Waiter},
+    decision::Outcome,
     observe,
 };
 
@@ -34,29 +35,76 @@ pub(crate) fn try_acquire(
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
 ) -> Attempted {
-    let Some(counter_key) = key.counter_key() else { return Attempted::Deferred };
-    let rules = engine.settings().rules_now();
-    let applied;
-    let rule = if rules.may_differ() {
-        let Some(found) = rules.applied(rule, counter_key, false, false) else { return Attempted::Deferred };
-        applied = found;
-        &*applied
-    } else {
-        rule
-    };
-    let mut query = Query::new(rule, counter_key, cost);
+    let Some(key) = key.counter_key() else { return Attempted::Deferred };
+    if engine.settings().rules_may_differ() {
+        return try_acquire_applied(engine, rule, key, cost, refused);
+    }
+    try_acquire_rule(engine, rule, key, cost, refused)
+}
+
+/// [`try_acquire`], by the rule as it applies now.
+#[inline(never)]
+fn try_acquire_applied(
+    engine: &Engine,
+    rule: &Rule,
+    key: Option<&Key>,
+    cost: u64,
+    refused: &mut Option<RequestPerMinute>,
+) -> Attempted {
+    match engine.settings().rules_now().applied(rule, key, false, false) {
+        Some(rule) => try_acquire_rule(engine, &rule, key, cost, refused),
+        None => Attempted::Deferred,
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::inline_always)] // in two places
+fn try_acquire_rule(
+    engine: &Engine,
+    rule: &Rule,
+    key: Option<&Key>,
+    cost: u64,
+    refused: &mut Option<RequestPerMinute>,
+) -> Attempted {
+    let mut query = Query::new(rule, key, cost);
     match try_charge(engine, &mut query, None) {
         Attempt::Admitted => Attempted::Admitted,
         Attempt::Denied => {
             let decision = query.outcome.decision(rule.limit());
-            observe::refused(refused.insert(RequestPerMinute::exceeded(rule, cost, &decision)));
-            if engine.settings().names_keys {
-                *refused = refused.take().map(|refused| engine.settings().named(refused, counter_key));
+            *refused = Some(RequestPerMinute::exceeded(rule, cost, &decision));
+            if needs_record(engine) {
+                *refused = refused.take().map(|refused| recorded(engine, refused, key));
             }
             Attempted::Refused
         }
         Attempt::Pending | Attempt::Unsupported => Attempted::Deferred,
     }
+}
+
+/// The refusal of a denied charge, after it was recorded.
+#[inline(always)]
+#[allow(clippy::inline_always)] // a refusal that is returned by a function is copied
+pub(super) fn exceeded(
+    engine: &Engine,
+    rule: &Rule,
+    key: Option<&Key>,
+    cost: u64,
+    outcome: &Outcome,
+) -> RequestPerMinute {
+    let refused = || RequestPerMinute::exceeded(rule, cost, &outcome.decision(rule.limit()));
+    // Without a borrow of it, a refusal is written where its caller wants it.
+    if needs_record(engine) { recorded(engine, refused(), key) } else { refused() }
+}
+
+#[inline]
+fn needs_record(engine: &Engine) -> bool {
+    engine.settings().names_keys || observe::records_refusals()
+}
+
+#[cold]
+fn recorded(engine: &Engine, refused: RequestPerMinute, key: Option<&Key>) -> RequestPerMinute {
+    observe::refused(&refused);
+    engine.settings().named(refused, key)
 }
 
 /// The one attempt on a charge. The general way decides what it does not:
@@ -124,7 +172,7 @@ pub(super) fn attempt_all<'a, T>(
     let settings = engine.settings();
     let rules = settings.rules_now();
     let mut applied = SmallVec::<[_; 2]>::new();
-    if rules.may_differ() {
+    if settings.rules_may_differ() {
         let is_one_of_several = charges.clone().count() > 1;
         for BorrowedCharge { rule, key, cost_kind, .. } in charges.clone() {
             if cost_kind != CostKind::Fixed {

@@ -50,15 +50,24 @@ pub(super) enum Receipt {
     Nothing,
     /// One charge that the backend has decided by itself.
     Backend(EngineRef, BackendReceipt),
-    /// Several charges that the backend has decided by itself.
-    BackendAll(Arc<BackendCharges>),
-    /// Charges that the store has decided.
-    ///
     /// In an `Arc`, though it is not shared. Dropping an `Arc` is short code, and that code stands
     /// in each limited function.
-    Store(Arc<StoreReceipt>),
+    Other(Arc<OtherReceipt>),
+}
+
+pub(super) enum OtherReceipt {
+    /// Several charges that the backend has decided by itself.
+    BackendAll(BackendCharges),
+    /// Charges that the store has decided.
+    Store(StoreReceipt),
     /// The holds, settled when the permit is dropped, and the charges that hold nothing.
-    Hold(Box<(Holding, Option<StoreReceipt>)>),
+    Hold(Holding, Option<StoreReceipt>),
+}
+
+impl From<OtherReceipt> for Receipt {
+    fn from(receipt: OtherReceipt) -> Self {
+        Self::Other(Arc::new(receipt))
+    }
 }
 
 /// Several charges that the backend has decided at once.
@@ -83,6 +92,10 @@ fn most_restrictive<'a>(charges: impl IntoIterator<Item = &'a Charge>) -> Option
 }
 
 impl Receipt {
+    fn into_other(self) -> Option<OtherReceipt> {
+        if let Self::Other(receipt) = self { Arc::into_inner(receipt) } else { None }
+    }
+
     /// For charges that hold nothing. `is_single`: the call has no other rule. The caller knows
     /// which one, so the receipt need not.
     pub(super) fn of_charges(engine: EngineRef, charges: Charges, origin: Origin, is_single: bool) -> Self {
@@ -91,7 +104,7 @@ impl Receipt {
                 let receipt = CounterReceipt::new(charge.counter.id(), &charge.rule, charge.cost, charge.receipt);
                 Self::Backend(engine, BackendReceipt::Memory(receipt))
             }
-            _ => Self::Store(Arc::new((engine, charges, origin))),
+            _ => OtherReceipt::Store((engine, charges, origin)).into(),
         }
     }
 
@@ -101,7 +114,7 @@ impl Receipt {
         let (held, rest) = charges.split(Charge::is_settled_later);
         let rest = (!rest.is_empty()).then(|| (engine.clone(), rest, origin));
         let held = Holding::new(engine, held, origin, sent_at);
-        Self::Hold(Box::new((held, rest)))
+        OtherReceipt::Hold(held, rest).into()
     }
 }
 
@@ -130,7 +143,7 @@ impl Permit {
 
     /// The holds of the permit, if any.
     pub(crate) fn into_holding(self) -> Option<Holding> {
-        if let Receipt::Hold(held) = self.receipt { Some(held.0) } else { None }
+        if let OtherReceipt::Hold(holding, _) = self.receipt.into_other()? { Some(holding) } else { None }
     }
 
     /// True if something is held until the permit is dropped.
@@ -146,7 +159,8 @@ impl Permit {
     }
 
     fn holding(&self) -> Option<&Holding> {
-        if let Receipt::Hold(held) = &self.receipt { Some(&held.0) } else { None }
+        let Receipt::Other(receipt) = &self.receipt else { return None };
+        if let OtherReceipt::Hold(holding, _) = &**receipt { Some(holding) } else { None }
     }
 
     /// The rule that the numbers are about, and its cost. If the memory store has charged one rule, it
@@ -160,12 +174,13 @@ impl Permit {
         match &self.receipt {
             Receipt::Nothing => None,
             Receipt::Backend(_, receipt) => receipt.rule_and_cost(),
-            Receipt::BackendAll(charges) => Some(charges.most_restrictive),
-            Receipt::Store(receipt) => of_store(&*receipt.1),
-            Receipt::Hold(held) => {
-                let (held, rest) = &**held;
-                of_store(rest.iter().flat_map(|rest| &*rest.1).chain(held.charges()))
-            }
+            Receipt::Other(receipt) => match &**receipt {
+                OtherReceipt::BackendAll(charges) => Some(charges.most_restrictive),
+                OtherReceipt::Store((_, charges, _)) => of_store(&**charges),
+                OtherReceipt::Hold(held, rest) => {
+                    of_store(rest.iter().flat_map(|(_, rest, _)| &**rest).chain(held.charges()))
+                }
+            },
         }
     }
 
@@ -255,8 +270,10 @@ impl Permit {
     /// # Ok::<_, RequestPerMinute>(()) }).unwrap();
     /// ```
     pub fn record(&mut self, more: u64) {
-        if let Receipt::Hold(held) = &mut self.receipt {
-            held.0.record(more);
+        if let Receipt::Other(receipt) = &mut self.receipt
+            && let Some(OtherReceipt::Hold(holding, _)) = Arc::get_mut(receipt)
+        {
+            holding.record(more);
         }
     }
 
@@ -331,11 +348,13 @@ impl Permit {
     ///
     /// If the future is dropped before it is done, the charge may or may not have been refunded.
     pub async fn refund(self) -> Result<u64, RequestPerMinute> {
-        match self.receipt {
-            Receipt::Nothing => Ok(0),
-            Receipt::Backend(engine, receipt) => engine.refund_receipt(receipt).await,
-            Receipt::BackendAll(charges) => {
-                let Some(BackendCharges { engine, receipts, .. }) = Arc::into_inner(charges) else { return Ok(0) };
+        let receipt = match self.receipt {
+            Receipt::Backend(engine, receipt) => return engine.refund_receipt(receipt).await,
+            receipt => receipt.into_other(),
+        };
+        match receipt {
+            None => Ok(0),
+            Some(OtherReceipt::BackendAll(BackendCharges { engine, receipts, .. })) => {
                 let mut refunded = Ok(0);
                 for receipt in receipts {
                     let amount = engine.refund_receipt(receipt).await;
@@ -343,12 +362,8 @@ impl Permit {
                 }
                 refunded
             }
-            Receipt::Store(receipt) => {
-                let Some((engine, charges, origin)) = Arc::into_inner(receipt) else { return Ok(0) };
-                engine.refund(charges, origin).await
-            }
-            Receipt::Hold(held) => {
-                let (mut holding, rest) = *held;
+            Some(OtherReceipt::Store((engine, charges, origin))) => engine.refund(charges, origin).await,
+            Some(OtherReceipt::Hold(mut holding, rest)) => {
                 let (engine, mut charges, origin) = holding.take_refundable();
                 if let Some((_, rest, _)) = rest {
                     charges.append(rest);
@@ -364,24 +379,21 @@ impl Permit {
 impl Permit {
     /// Refunds the permit in the background. Holds are settled by the drop of `Holding`.
     pub(crate) fn refund_in_background(self) {
-        match self.receipt {
-            Receipt::Nothing => {}
-            Receipt::Backend(engine, receipt) => engine.refund_receipt_in_background(receipt),
-            Receipt::BackendAll(charges) => {
-                let Some(BackendCharges { engine, receipts, .. }) = Arc::into_inner(charges) else { return };
+        let receipt = match self.receipt {
+            Receipt::Backend(engine, receipt) => return engine.refund_receipt_in_background(receipt),
+            receipt => receipt.into_other(),
+        };
+        match receipt {
+            None | Some(OtherReceipt::Hold(_, None)) => {}
+            Some(OtherReceipt::BackendAll(BackendCharges { engine, receipts, .. })) => {
                 for receipt in receipts {
                     engine.refund_receipt_in_background(receipt);
                 }
             }
-            Receipt::Store(receipt) => {
-                if let Some((engine, charges, origin)) = Arc::into_inner(receipt) {
-                    engine.refund_in_background(charges, origin);
-                }
-            }
-            Receipt::Hold(held) => {
-                if let (_, Some((engine, charges, origin))) = *held {
-                    engine.refund_in_background(charges, origin);
-                }
+            Some(
+                OtherReceipt::Store((engine, charges, origin)) | OtherReceipt::Hold(_, Some((engine, charges, origin))),
+            ) => {
+                engine.refund_in_background(charges, origin);
             }
         }
     }
@@ -393,27 +405,26 @@ impl Permit {
     /// of the call.
     pub(crate) fn split(self, counter: crate::counter::CounterId) -> (Self, Self) {
         let Self { limit, remaining, reset_after_ms, receipt } = self;
+        let receipt = match receipt {
+            Receipt::Other(receipt) => Arc::try_unwrap(receipt).map_err(Receipt::Other),
+            receipt => Err(receipt),
+        };
         let (its, rest) = match receipt {
-            Receipt::BackendAll(charges) => match Arc::into_inner(charges) {
-                Some(BackendCharges { engine, most_restrictive, receipts }) => {
-                    let (its, rest) = receipts.into_iter().partition(|receipt| receipt.id() == Some(counter));
-                    let of = |receipts| {
-                        let engine = engine.clone();
-                        Receipt::BackendAll(Arc::new(BackendCharges { engine, most_restrictive, receipts }))
-                    };
-                    (of(its), of(rest))
-                }
-                None => (Receipt::Nothing, Receipt::Nothing),
-            },
-            Receipt::Store(receipt) => match Arc::into_inner(receipt) {
-                Some((engine, charges, origin)) => {
-                    let (its, rest) = charges.split(|charge| charge.counter.id() == counter);
-                    let of = |charges| Receipt::Store(Arc::new((engine.clone(), charges, origin)));
-                    (of(its), of(rest))
-                }
-                None => (Receipt::Nothing, Receipt::Nothing),
-            },
-            rest @ (Receipt::Nothing | Receipt::Backend(..) | Receipt::Hold(_)) => (Receipt::Nothing, rest),
+            Ok(OtherReceipt::BackendAll(BackendCharges { engine, most_restrictive, receipts })) => {
+                let (its, rest) = receipts.into_iter().partition(|receipt| receipt.id() == Some(counter));
+                let of = |receipts| {
+                    OtherReceipt::BackendAll(BackendCharges { engine: engine.clone(), most_restrictive, receipts })
+                        .into()
+                };
+                (of(its), of(rest))
+            }
+            Ok(OtherReceipt::Store((engine, charges, origin))) => {
+                let (its, rest) = charges.split(|charge| charge.counter.id() == counter);
+                let of = |charges| OtherReceipt::Store((engine.clone(), charges, origin)).into();
+                (of(its), of(rest))
+            }
+            Ok(rest @ OtherReceipt::Hold(..)) => (Receipt::Nothing, rest.into()),
+            Err(rest) => (Receipt::Nothing, rest),
         };
         let [its, rest] = [its, rest].map(|receipt| Self { limit, remaining, reset_after_ms, receipt });
         (its, rest)

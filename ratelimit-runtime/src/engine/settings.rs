@@ -29,6 +29,16 @@ pub(crate) struct EngineSettings {
 }
 
 impl EngineSettings {
+    /// Whether rules from outside the code may apply. Otherwise each rule applies as it is.
+    #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
+    #[inline]
+    pub(crate) fn rules_may_differ(&self) -> bool {
+        #[cfg(feature = "config")]
+        return self.rules.is_some();
+        #[cfg(not(feature = "config"))]
+        false
+    }
+
     /// The rules as they apply now. A call takes them once, for all of its charges.
     #[cfg_attr(not(feature = "config"), allow(clippy::unused_self))]
     #[inline]
@@ -65,15 +75,6 @@ pub(crate) struct CurrentRules {
 
 #[cfg_attr(not(feature = "config"), allow(clippy::unused_self, clippy::unnecessary_wraps, unused_variables))]
 impl CurrentRules {
-    /// Whether rules from outside the code may apply. Otherwise each rule applies as it is.
-    #[inline]
-    pub(crate) fn may_differ(&self) -> bool {
-        #[cfg(feature = "config")]
-        return self.table.is_some();
-        #[cfg(not(feature = "config"))]
-        false
-    }
-
     /// The rule as it applies to a key. `None` if it is skipped.
     pub(crate) fn applied<'a>(
         &'a self,
