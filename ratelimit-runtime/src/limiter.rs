@@ -551,7 +551,8 @@ impl Limiter {
     ///   [`Rule::with_prefetch`]. Permits that can't be refunded within the deadline stay charged
     ///   until their window ends, and the log has a warning.
     /// - Waiting callers are refused, and so are later ones that would have to wait.
-    /// - It waits for settlements that run in the background, for at most the deadline.
+    /// - It waits for settlements that run in the background, for at most the deadline. Settlements and refunds
+    ///   that are repeated, because the store was away, are tried again in that time, and then no more.
     ///
     /// The limiter goes on deciding, with a query to the store for each call.
     ///
@@ -575,9 +576,7 @@ impl Limiter {
         let engine = self.engine();
         engine.queues().close();
         engine.outage_waiters().close();
-        if !engine.settlements().is_empty() {
-            let _ = tokio::time::timeout(engine.settings().deadline, engine.settlements().all().done()).await;
-        }
+        engine.settlements().close(engine.settings().deadline).await;
         match engine.guard() {
             Some(guard) => guard.close().await,
             None => 0,

@@ -5,7 +5,6 @@ use std::{
     mem,
     pin::Pin,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use tokio::{
@@ -16,17 +15,13 @@ use tokio::{
 use super::{
     core::{EngineRef, Origin},
     request::LEASE,
-    settlements::{after, lease_of},
+    settlements::{FIRST_PAUSE, LONGEST_PAUSE, after, lease_of},
 };
 use crate::{
     background, deadline,
     store::{Batch, Charge, Charges, Reply, Request},
 };
 
-/// The first pause before a retry.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// The longest pause before a retry.
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Number of "no such hold" replies after which clean-up relies on the answer to the caller alone.
 const MOST_ABSENCES: u32 = 3;
 
@@ -137,14 +132,23 @@ async fn clean_up(engine: EngineRef, mut held: Charges, answer: Option<BatchFutu
         if Instant::now() >= end || !may_ask && !is_answered || answer.is_none() && held.is_empty() {
             return;
         }
-        let refunded = engine.store().map(|store| store.refund(held.clone()));
-        let refunded = deadline::answer(refunded.unwrap_or(Reply::Ready(Ok(1))), engine.settings().deadline).await;
-        match refunded {
-            Ok(0) if !is_answered => absences += 1,
-            // The charges beside the holds are refunded when the answer is there.
-            Ok(_) => mem::take(&mut held).iter().for_each(|charge| engine.queues().changed(&charge.counter)),
-            Err(_) => {}
+        let mut is_absent = false;
+        // One by one: the store may have granted one of them after another was asked for. The charges beside the
+        // holds are refunded when the answer is there.
+        for charge in mem::take(&mut held).into_charges() {
+            let refunded = engine.store().map(|store| store.refund(charge.clone().into()));
+            let refunded = refunded.unwrap_or(Reply::Ready(Ok(1)));
+            match deadline::answer(refunded, engine.settings().deadline).await {
+                Ok(0) if !is_answered => is_absent = true,
+                Ok(_) => {
+                    engine.queues().changed(&charge.counter);
+                    continue;
+                }
+                Err(_) => {}
+            }
+            held.push(charge);
         }
+        absences += u32::from(is_absent);
         if answer.is_none() {
             sleep_until(end.min(after(pause))).await;
         }

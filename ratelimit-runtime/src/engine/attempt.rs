@@ -116,7 +116,7 @@ fn recorded(engine: &Engine, refused: RequestPerMinute, key: Option<&Key>) -> Re
 #[inline(always)]
 #[allow(clippy::inline_always)] // in each call
 pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<Waiter<'_, Ticket>>) -> Attempt {
-    if !can_be_attempted(engine, query.rule, query.cost) {
+    if !can_be_attempted(engine, query) {
         return Attempt::Unsupported;
     }
     match engine.backend().try_charge(query, waiter) {
@@ -132,9 +132,10 @@ pub(super) fn try_charge(engine: &Engine, query: &mut Query<'_>, waiter: Option<
 
 /// See [`try_charge`].
 #[inline]
-fn can_be_attempted(engine: &Engine, rule: &Rule, cost: u64) -> bool {
+fn can_be_attempted(engine: &Engine, query: &Query<'_>) -> bool {
+    let Query { rule, cost, id, .. } = *query;
     let decides_at_once = capabilities(rule.algorithm()).decides_at_once();
-    cost > 0 && rule.can_be_attempted() && decides_at_once && engine.settlements().is_empty()
+    cost > 0 && rule.can_be_attempted() && decides_at_once && !engine.settlements().has(id)
 }
 
 /// Attempts several charges without a future. A refusal is written to `refused`.
@@ -185,10 +186,11 @@ pub(super) fn attempt_all<'a, T>(
     for (at, BorrowedCharge { rule, key, cost, cost_kind }) in charges.clone().enumerate() {
         let rule = applied.get(at).map_or(rule, |applied| applied);
         let key = key.counter_key().filter(|_| cost_kind == CostKind::Fixed)?;
-        if !can_be_attempted(engine, rule, cost) || rule.prefetch() > 1 || cost > rule.limit() {
+        let query = Query { place: at, ..Query::new(rule, key, cost) };
+        if !can_be_attempted(engine, &query) || rule.prefetch() > 1 || cost > rule.limit() {
             return None;
         }
-        queries.push(Query { place: at, ..Query::new(rule, key, cost) });
+        queries.push(query);
     }
     match engine.backend().try_charge_all(&mut queries) {
         Attempt::Admitted => {

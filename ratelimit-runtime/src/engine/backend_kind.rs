@@ -9,7 +9,7 @@ use crate::{
     decision::Outcome,
     guard::{Guard, GuardReceipt},
     memory::Memory,
-    store::{Reply, StoreError},
+    store::{Charges, Reply, StoreError},
 };
 
 /// The place where a limiter counts.
@@ -95,6 +95,14 @@ impl BackendReceipt {
         match self {
             Self::Memory(receipt) => Some(receipt.id),
             Self::Guard(receipt) => receipt.id(),
+        }
+    }
+
+    /// The charges that its refund passes to the store. `None` if it may pass none.
+    pub(super) fn charges(&self) -> Option<Charges> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Guard(receipt) => receipt.charges(),
         }
     }
 

@@ -3,11 +3,10 @@
 use std::{ops, sync::Arc, time::Duration};
 
 use once_cell::sync::OnceCell;
-use smallvec::SmallVec;
 use tracing::Instrument as _;
 
 use super::{
-    backend_kind::{BackendKind, BackendReceipt},
+    backend_kind::BackendKind,
     outage::OutageWaiters,
     queue::WaitQueues,
     refusal::refusal,
@@ -16,11 +15,7 @@ use super::{
     settlements::Settlements,
 };
 use crate::{
-    CounterName, Health, Key, RequestPerMinute, Rule,
-    backend::Backend as _,
-    background,
-    counter::CounterId,
-    deadline,
+    CounterName, Health, Key, RequestPerMinute, Rule, deadline,
     guard::Guard,
     health::HealthTracker,
     memory::Memory,
@@ -87,43 +82,12 @@ impl Renew for EngineRef {
     }
 }
 
-impl EngineRef {
-    /// Refunds in the background. If that fails, the charges stay.
-    pub(crate) fn refund_in_background(&self, charges: Charges, origin: Origin) {
-        let counters = ids_of(&charges);
-        self.finish_refund(self.refund_charges(charges, origin), counters);
-    }
-
-    /// Refunds in the background. If that fails, the charge stays.
-    pub(super) fn refund_receipt_in_background(&self, receipt: BackendReceipt) {
-        let counters = receipt.id().into_iter().collect();
-        self.finish_refund(self.backend.refund_charge(receipt), counters);
-    }
-
-    fn finish_refund(&self, refunded: Reply<Result<u64, StoreError>>, counters: SmallVec<[CounterId; 1]>) {
-        match refunded {
-            Reply::Ready(_) => counters.into_iter().for_each(|counter| self.queues.changed_id(counter)),
-            Reply::Pending(refunded) => {
-                let engine = self.clone();
-                let _ = background::spawn(async move {
-                    let _ = deadline::answer(Reply::Pending(refunded), engine.settings.deadline).await;
-                    counters.into_iter().for_each(|counter| engine.queues.changed_id(counter));
-                });
-            }
-        }
-    }
-}
-
 /// A charge of what a call has used above its charge. It is made even if it does not fit, up to the
 /// largest number that the counter can store.
 fn excess(charge: Charge, more: u64) -> Charge {
     let rule = charge.rule.with_largest_limit().with_ban(Duration::ZERO);
     let largest = rule.limit().saturating_sub(charge.rule.limit());
     Charge::new(rule, charge.counter, more.min(largest))
-}
-
-fn ids_of(charges: &[Charge]) -> SmallVec<[CounterId; 1]> {
-    charges.iter().map(|charge| charge.counter.id()).collect()
 }
 
 impl Engine {
@@ -152,28 +116,7 @@ impl Engine {
         self.health_tracker.health(self.store().and_then(Store::outage).as_ref())
     }
 
-    pub(crate) async fn refund(&self, charges: Charges, origin: Origin) -> Result<u64, RequestPerMinute> {
-        let Some(rule) = charges.first().map(|charge| charge.rule) else {
-            return Ok(0);
-        };
-        let counters = ids_of(&charges);
-        let refunded = self.within_deadline(self.refund_charges(charges, origin)).await;
-        counters.into_iter().for_each(|counter| self.queues.changed_id(counter));
-        refunded.and_then(|refunded| refunded).map_err(|error| refusal(&rule, error))
-    }
-
-    pub(super) async fn refund_receipt(&self, receipt: BackendReceipt) -> Result<u64, RequestPerMinute> {
-        let (counter, charge) = (receipt.id(), receipt.rule_and_cost());
-        let refunded = self.within_deadline(self.backend.refund_charge(receipt)).await;
-        if let Some(counter) = counter {
-            self.queues.changed_id(counter);
-        }
-        refunded
-            .and_then(|refunded| refunded)
-            .map_err(|error| refusal(&charge.map_or(Rule::new("", 0, Duration::ZERO), |(rule, _)| rule), error))
-    }
-
-    fn refund_charges(&self, charges: Charges, origin: Origin) -> Reply<Result<u64, StoreError>> {
+    pub(super) fn refund_charges(&self, charges: Charges, origin: Origin) -> Reply<Result<u64, StoreError>> {
         match (origin, self.store()) {
             (Origin::LocalFallback, _) => self.local().refund(charges),
             (Origin::Store, Some(store)) => store.refund(charges),

@@ -12,19 +12,21 @@ use std::{fmt, mem, process, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{oneshot, watch::Sender},
-    time::{Instant, sleep},
+    time::Instant,
 };
 
 use super::{
-    abandon::{FIRST_PAUSE, LONGEST_PAUSE},
     core::{EngineRef, Origin},
     refusal::refusal,
     renewals,
-    settlements::{after, lease_of},
+    repeat::is_repeatable,
+    settlements::after,
 };
 use crate::{
-    CounterName, RequestPerMinute, Rule, background, deadline, observe,
-    store::{Charge, Charges, Hold, StoreError},
+    RequestPerMinute, Rule, background,
+    counter::CounterId,
+    deadline, observe,
+    store::{Charge, Charges, StoreError},
 };
 
 type EngineHold = renewals::HeldCharge<EngineRef>;
@@ -199,7 +201,7 @@ impl Holding {
                     unheld.into_charges().filter(|charge| used.of(charge) != charge.cost).collect();
                 charges.extend(held.iter().map(|held| held.charge.clone()));
                 let rule = charges.first()?.rule;
-                let counters = charges.iter().map(|charge| charge.counter.clone()).collect();
+                let counters = charges.iter().map(|charge| charge.counter.id()).collect();
                 let in_flight = SettlementInFlight::new(self.engine.clone(), counters);
                 let _ = background::spawn(settle(self.engine.clone(), charges, used, in_flight, result_sender));
                 Some(rule)
@@ -260,12 +262,12 @@ async fn settle(
     for charge in &held {
         results.push(settle_one(charge).await);
     }
-    let (mut settled, mut failed) = (Ok(()), Vec::new());
+    let mut settled = Ok(());
     for (charge, done) in unheld.into_iter().chain(held).zip(results) {
         if let Err(error) = &done {
             observe::not_settled(&charge.rule, error);
-            if may_settle_again(charge, error) {
-                failed.push(charge);
+            if is_repeatable(std::slice::from_ref(charge), error) {
+                engine.settle_again(charge.clone(), used.of(charge));
             }
         }
         settled = settled.and(done);
@@ -275,56 +277,17 @@ async fn settle(
     if let Some(result_sender) = result_sender {
         let _ = result_sender.send(settled);
     }
-    for charge in failed {
-        let (used, engine, mut charge) = (used.of(charge), engine.clone(), charge.clone());
-        charge.hold = charge.hold.map(|hold| Hold { is_retry: true, ..hold });
-        let longest = match charge.hold {
-            Some(_) if charge.rule.is_concurrent() => lease_of(&charge),
-            Some(_) => lease_of(&charge).saturating_add(charge.rule.period()),
-            None => counts_for(&charge.rule).clamp(SHORTEST_RETRY, LONGEST_RETRY),
-        };
-        tokio::spawn(async move {
-            let (end, mut pause) = (after(longest), FIRST_PAUSE);
-            let mut is_settled = false;
-            while !is_settled && Instant::now() < end {
-                sleep(pause).await;
-                pause = (2 * pause).min(LONGEST_PAUSE);
-                let settling = engine.settle(charge.clone(), used, Origin::Store);
-                is_settled = match deadline::answer(settling, deadline).await {
-                    Ok(()) => true,
-                    Err(error) => charge.hold.is_none() && !may_settle_again(&charge, &error),
-                };
-            }
-            engine.queues().changed(&charge.counter);
-        });
-    }
-}
-
-/// The bounds of the time for which a settlement by refund is attempted again.
-const SHORTEST_RETRY: Duration = Duration::from_secs(60);
-const LONGEST_RETRY: Duration = Duration::from_secs(3600);
-
-/// The time for which the largest charge of a rule counts.
-fn counts_for(rule: &Rule) -> Duration {
-    let periods = rule.limit().div_ceil(rule.count().max(1)).max(1);
-    rule.period().saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
-}
-
-/// True if another attempt settles no more than one. The store knows a hold that it has settled. A refund
-/// or a charge that was sent may have arrived.
-fn may_settle_again(charge: &Charge, error: &StoreError) -> bool {
-    !error.misconfigured && (charge.hold.is_some() || error.is_unsent())
 }
 
 /// A settlement in flight. Dropping it ends the settlement and notifies the wait queues.
 struct SettlementInFlight {
     engine: EngineRef,
-    counters: Vec<CounterName>,
+    counters: Vec<CounterId>,
     done: Sender<()>,
 }
 
 impl SettlementInFlight {
-    fn new(engine: EngineRef, counters: Vec<CounterName>) -> Self {
+    fn new(engine: EngineRef, counters: Vec<CounterId>) -> Self {
         let done = engine.settlements().begin(&counters);
         Self { engine, counters, done }
     }
@@ -334,7 +297,7 @@ impl Drop for SettlementInFlight {
     fn drop(&mut self) {
         self.engine.settlements().end(&self.counters, &self.done);
         for counter in &self.counters {
-            self.engine.queues().changed(counter);
+            self.engine.queues().changed_id(*counter);
         }
     }
 }

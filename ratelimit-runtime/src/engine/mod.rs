@@ -16,6 +16,7 @@ pub(crate) mod permit;
 mod queue;
 mod refusal;
 mod renewals;
+mod repeat;
 pub(crate) mod request;
 pub(crate) mod settings;
 mod settlements;

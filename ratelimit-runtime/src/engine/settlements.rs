@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::BuildHasherDefault,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -11,18 +12,30 @@ use std::{
 
 use tokio::{
     sync::watch::{Receiver, Sender},
-    time::Instant,
+    time::{Instant, timeout},
 };
 
-use crate::{CounterName, store::Charge};
+use crate::{
+    counter::{CounterId, IdentityHasher},
+    store::Charge,
+};
+
+/// The first pause before a retry.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause before a retry.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Settlements in flight by counter. One has ended when its sender is dropped.
+type InFlight = HashMap<CounterId, Vec<Receiver<()>>, BuildHasherDefault<IdentityHasher>>;
 
 /// Settlements in flight. A call waits for those of its counters.
 #[derive(Debug, Default)]
 pub(crate) struct Settlements {
-    /// A settlement has ended when its sender is dropped.
-    by_counter: Mutex<HashMap<CounterName, Vec<Receiver<()>>>>,
+    by_counter: Mutex<InFlight>,
     /// The number of counters, for a check without the lock.
     count: AtomicUsize,
+    /// True once the limiter is closed. Its receivers are the settlements and refunds that are repeated.
+    closed: Sender<bool>,
 }
 
 impl Settlements {
@@ -32,18 +45,18 @@ impl Settlements {
     }
 
     /// Begins a settlement of these counters. It lasts until [`Settlements::end`].
-    pub(super) fn begin(&self, counters: &[CounterName]) -> Sender<()> {
+    pub(super) fn begin(&self, counters: &[CounterId]) -> Sender<()> {
         let done = Sender::new(());
         let mut in_flight = self.lock();
         for counter in counters {
-            in_flight.entry(counter.clone()).or_default().push(done.subscribe());
+            in_flight.entry(*counter).or_default().push(done.subscribe());
         }
         self.count.store(in_flight.len(), Ordering::Release);
         done
     }
 
     /// Ends a settlement that [`Settlements::begin`] began.
-    pub(super) fn end(&self, counters: &[CounterName], done: &Sender<()>) {
+    pub(super) fn end(&self, counters: &[CounterId], done: &Sender<()>) {
         let own = done.subscribe();
         let mut in_flight = self.lock();
         for counter in counters {
@@ -63,18 +76,49 @@ impl Settlements {
             return None;
         }
         let in_flight = self.lock();
-        let receivers = charges.iter().filter_map(|charge| in_flight.get(&charge.counter));
+        let receivers = charges.iter().filter_map(|charge| in_flight.get(&charge.counter.id()));
         let receivers: Vec<_> = receivers.flatten().cloned().collect();
         (!receivers.is_empty()).then_some(UntilDone(receivers))
     }
 
-    /// All settlements in flight.
-    pub(crate) fn all(&self) -> UntilDone {
-        UntilDone(self.lock().values().flatten().cloned().collect())
+    /// True if a settlement of this counter is in flight.
+    #[inline]
+    pub(crate) fn has(&self, counter: CounterId) -> bool {
+        !self.is_empty() && self.lock().contains_key(&counter)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<CounterName, Vec<Receiver<()>>>> {
+    /// Waits for all settlements, for at most the deadline. What is repeated then is tried until that time, and
+    /// not after it.
+    pub(crate) async fn close(&self, deadline: Duration) {
+        self.closed.send_replace(true);
+        let in_flight = UntilDone(self.lock().values().flatten().cloned().collect());
+        if in_flight.0.is_empty() && self.closed.receiver_count() == 0 {
+            return;
+        }
+        let all_done = async {
+            in_flight.done().await;
+            self.closed.closed().await;
+        };
+        let _ = timeout(deadline, all_done).await;
+    }
+
+    /// The end of the limiter, for something that is repeated. [`Settlements::close`] waits until this is dropped.
+    pub(super) fn closing(&self) -> Closing {
+        Closing(self.closed.subscribe())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, InFlight> {
         self.by_counter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// See [`Settlements::closing`].
+pub(super) struct Closing(Receiver<bool>);
+
+impl Closing {
+    /// Waits until the limiter is closed.
+    pub(super) async fn closed(&mut self) {
+        let _ = self.0.wait_for(|is_closed| *is_closed).await;
     }
 }
 

@@ -56,13 +56,20 @@ impl StoreError {
         Self::unavailable(format!("the store gave no answer within the deadline of {}", ReadableDuration(deadline)))
     }
 
-    /// Marks the request as not sent.
+    /// Marks the request as not sent, or as refused before it changed anything.
     pub(crate) fn unsent(mut self) -> Self {
         self.unsent = true;
         self
     }
 
-    /// Whether the request was certainly not sent, so that the store did nothing.
+    /// Marks the request as one of which a part may have run.
+    #[cfg(feature = "redis")]
+    pub(crate) fn partly_sent(mut self) -> Self {
+        self.unsent = false;
+        self
+    }
+
+    /// Whether the store certainly did nothing: the request was not sent, or was refused.
     pub(crate) fn is_unsent(&self) -> bool {
         self.unsent
     }

@@ -134,6 +134,15 @@ impl GuardReceipt {
         }
     }
 
+    /// The charges that its refund passes to the store. Spent quota may be put back instead.
+    pub(crate) fn charges(&self) -> Option<Charges> {
+        match self {
+            Self::Quota(_) => None,
+            #[cfg(feature = "redis")]
+            Self::Entry(entry, receipt) => Some(entry.charged(*receipt)),
+        }
+    }
+
     /// The rule, and the cost of the charge.
     pub(crate) fn rule_and_cost(&self) -> Option<(Rule, u64)> {
         match self {

@@ -110,12 +110,33 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         ErrorKind::Extension => !matches!(code, "OOM" | "BUSY" | "MISCONF" | "NOREPLICAS"),
         _ => true,
     };
-    match error.kind() {
+    let explained = match error.kind() {
         ErrorKind::AuthenticationFailed => StoreError::misconfigured(reason).about_credentials(),
         _ if matches!(code, "WRONGPASS" | "NOAUTH") => StoreError::misconfigured(reason).about_credentials(),
         _ if misconfigured => StoreError::misconfigured(reason),
         _ => StoreError::unavailable(reason),
-    }
+    };
+    if has_changed_nothing(code, detail) { explained.unsent() } else { explained }
+}
+
+/// True if the error proves that the command has changed nothing: the server refuses it before it runs,
+/// or refuses the first write of its script. A script that has written is never refused for these reasons.
+fn has_changed_nothing(code: &str, detail: &str) -> bool {
+    const REFUSED: [&str; 11] = [
+        "ASK",
+        "BUSY",
+        "CLUSTERDOWN",
+        "LOADING",
+        "MASTERDOWN",
+        "MISCONF",
+        "MOVED",
+        "NOREPLICAS",
+        "OOM",
+        "READONLY",
+        "TRYAGAIN",
+    ];
+    // Servers before 7.0 wrap the error of a script's command. They look for errors of the disk at each write.
+    REFUSED.contains(&code) || ["-OOM", "-READONLY"].iter().any(|code| detail.contains(code))
 }
 
 /// Describes a server whose reply is none of Redis.
@@ -191,6 +212,37 @@ mod tests {
         assert!(http.misconfigured && http.reason().contains("HTTP server, not Redis"), "{http}");
         let tls = explained(b"\x15\x03\x01\0\x02");
         assert!(tls.misconfigured && tls.reason().contains("does not reply as Redis"), "{tls}");
+    }
+
+    #[test]
+    fn a_refused_command_has_changed_nothing() {
+        let digest = "f_0123456789012345678901234567890123456789";
+        for words in [
+            "ASK 3999 127.0.0.1:6381",
+            "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+            "CLUSTERDOWN The cluster is down",
+            "LOADING Redis is loading the dataset in memory",
+            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+            "MISCONF Redis is configured to save RDB snapshots",
+            "MOVED 3999 127.0.0.1:6381",
+            "NOREPLICAS Not enough good replicas to write.",
+            "OOM command not allowed when used memory > 'maxmemory'. script: 0123, on @user_script:1.",
+            "READONLY You can't write against a read only replica.",
+            "TRYAGAIN Multiple keys request during rehashing of slot",
+            &format!("ERR Error running script (call to {digest}): @user_script:1: -OOM command not allowed"),
+            &format!("ERR Error running script (call to {digest}): @user_script:1: -READONLY You can't write"),
+        ] {
+            assert!(explained(words).is_unsent(), "{words}");
+        }
+        for words in [
+            "ERR Connection reset by peer",
+            "ERR Script attempted to access a non local key in a cluster node script: 0123, on @user_script:9.",
+            "WRONGTYPE Operation against a key holding the wrong kind of value script: 0123, on @user_script:9.",
+            &format!("ERR Error running script (call to {digest}): @user_script:1: -MISCONF Redis is configured"),
+            "upstream failure",
+        ] {
+            assert!(!explained(words).is_unsent(), "{words}");
+        }
     }
 
     #[test]

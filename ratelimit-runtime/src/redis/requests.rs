@@ -44,18 +44,18 @@ pub(super) async fn start_bans(nodes: &Nodes, charges: &mut [Charge]) -> Result<
     Ok(())
 }
 
-/// Refunds charges, and returns how much was refunded.
+/// Refunds charges, and returns how much was refunded. An error is marked as unsent if none was.
 pub(super) async fn refund(nodes: &Nodes, charges: &[Charge]) -> Result<u64, StoreError> {
     let charges = charges.iter().filter(|charge| charge.cost > 0).cloned();
     let command = |charge: Charge| match charge.hold {
         None => Command::Refund(charge),
         Some(_) => Command::Settle(charge, 0),
     };
-    let mut refunded = 0;
-    for (_, reply) in nodes.run_all(charges.map(command).collect()).await {
-        refunded += number(&reply?)?.unsigned_abs();
-    }
-    Ok(refunded)
+    let replies = nodes.run_all(charges.map(command).collect()).await.into_iter();
+    let each: Vec<_> = replies.map(|(_, reply)| reply.and_then(|reply| number(&reply))).collect();
+    let is_unsent = each.iter().all(|refunded| refunded.as_ref().is_err_and(StoreError::is_unsent));
+    let refunded = each.into_iter().try_fold(0, |others, refunded| Ok(others + refunded?.unsigned_abs()));
+    refunded.map_err(|error: StoreError| if is_unsent { error } else { error.partly_sent() })
 }
 
 /// Renews holds of one counter, as many in one script as a server may be kept busy with. Returns

@@ -17,6 +17,7 @@ mod outages;
 mod outlast;
 mod sent_once;
 mod server_errors;
+mod settlements;
 
 use std::future::Future;
 use std::pin::pin;

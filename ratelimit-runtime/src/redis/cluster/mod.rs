@@ -61,6 +61,8 @@ struct CommandRoute {
 /// Next step for a command.
 enum NextStep {
     Done(Result<Value, StoreError>),
+    /// It fails, and no node has run it.
+    NotRun(StoreError),
     Retry,
     RetryLater,
 }
@@ -87,7 +89,7 @@ impl Cluster {
                 Some(node) => node,
                 None => match self.topology.node_of(slot).await {
                     Ok(node) => node,
-                    Err(error) => return (command, Err(error)),
+                    Err(error) => return (command, Err(error.unsent())),
                 },
             };
             let (returned, reply) = node.server.run(command, slot, asking).await;
@@ -95,15 +97,16 @@ impl Cluster {
             // The node is not connected yet. Once it is, the redirection may be out of date.
             if asking && matches!(reply, Err(SendError::NotSent(_))) && node.server.connected().await.is_ok() {
                 match redirect(&mut route) {
-                    NextStep::Done(reply) => return (command, reply),
+                    NextStep::NotRun(error) => return (command, Err(error.unsent())),
                     _ => continue,
                 }
             }
             match self.next(&mut route, &node, reply) {
                 NextStep::Done(reply) => return (command, reply),
+                NextStep::NotRun(error) => return (command, Err(error.unsent())),
                 NextStep::RetryLater if begun.elapsed() > TRY_AGAIN_FOR => {
                     let error = format!("the keys of slot {slot} have been moving for too long");
-                    return (command, Err(StoreError::unavailable(error)));
+                    return (command, Err(StoreError::unavailable(error).unsent()));
                 }
                 NextStep::RetryLater => sleep(TRY_AGAIN_PAUSE).await,
                 NextStep::Retry => {}
@@ -115,7 +118,7 @@ impl Cluster {
     fn next(&self, route: &mut CommandRoute, node: &ClusterNode, reply: Result<Value, SendError>) -> NextStep {
         let reply = match reply {
             Ok(reply) => reply,
-            Err(SendError::NotSent(error)) => return self.retry_elsewhere(route, node, error.unsent()),
+            Err(SendError::NotSent(error)) => return self.retry_elsewhere(route, node, error),
             Err(SendError::Indeterminate(error)) => {
                 let _ = self.topology.refresh();
                 return NextStep::Done(Err(error.about(&node.address)));
@@ -131,7 +134,7 @@ impl Cluster {
                 let _ = self.topology.refresh();
                 match self.topology.assign(route.slot, address) {
                     Ok(()) => redirect(route),
-                    Err(error) => NextStep::Done(Err(error)),
+                    Err(error) => NextStep::NotRun(error),
                 }
             }
             Redirection::Ask(address) => match self.topology.node_at(address) {
@@ -140,7 +143,7 @@ impl Cluster {
                     route.ask = Some(node);
                     redirect(route)
                 }
-                Err(error) => NextStep::Done(Err(error)),
+                Err(error) => NextStep::NotRun(error),
             },
             Redirection::WithoutAddress => {
                 let error = StoreError::unavailable(format!(
@@ -164,7 +167,7 @@ impl Cluster {
         let _ = self.topology.refresh();
         match self.topology.known_node_of(route.slot) {
             Some(Ok(other)) if other.address != node.address => redirect(route),
-            _ => NextStep::Done(Err(error)),
+            _ => NextStep::NotRun(error),
         }
     }
 
@@ -214,10 +217,10 @@ fn redirect(route: &mut CommandRoute) -> NextStep {
     if route.redirections <= MAX_REDIRECTIONS {
         return NextStep::Retry;
     }
-    NextStep::Done(Err(StoreError::unavailable(format!(
+    NextStep::NotRun(StoreError::unavailable(format!(
         "the nodes of the cluster disagree on which of them has slot {}",
         route.slot
-    ))))
+    )))
 }
 
 impl fmt::Debug for Cluster {

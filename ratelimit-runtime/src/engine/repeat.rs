@@ -1,0 +1,174 @@
+//! Refunds, and what is repeated until the store has done it: settlements and refunds.
+//!
+//! A refund that may have arrived is not repeated, as the store does not know it again. It knows a hold.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    backend_kind::BackendReceipt,
+    core::{EngineRef, Origin},
+    refusal::refusal,
+    settlements::{FIRST_PAUSE, LONGEST_PAUSE, after, lease_of},
+};
+use crate::{
+    RequestPerMinute, Rule,
+    backend::Backend as _,
+    background,
+    counter::CounterId,
+    deadline,
+    store::{Charge, Charges, Hold, Reply, StoreError},
+};
+
+/// The bounds of the time for which a refund is repeated.
+const SHORTEST_TIME: Duration = Duration::from_secs(60);
+const LONGEST_TIME: Duration = Duration::from_secs(3600);
+
+/// Work for the store that may be repeated.
+enum Work {
+    /// Settles a charge with this use.
+    Settle(Charge, u64),
+    Refund(Charges),
+}
+
+impl Work {
+    fn charges(&self) -> &[Charge] {
+        match self {
+            Self::Settle(charge, _) => std::slice::from_ref(charge),
+            Self::Refund(charges) => charges,
+        }
+    }
+
+    fn ask(&self, engine: &EngineRef) -> Reply<Result<(), StoreError>> {
+        match self {
+            Self::Settle(charge, used) => engine.settle(charge.clone(), *used, Origin::Store),
+            Self::Refund(charges) => engine.refund_charges(charges.clone(), Origin::Store).map(|done| done.map(drop)),
+        }
+    }
+
+    /// The time for which a charge counts.
+    fn longest(&self) -> Duration {
+        let longest = |charge: &Charge| match charge.hold {
+            Some(_) if charge.rule.is_concurrent() => lease_of(charge),
+            Some(_) => lease_of(charge).saturating_add(charge.rule.period()),
+            None => counts_for(&charge.rule).clamp(SHORTEST_TIME, LONGEST_TIME),
+        };
+        self.charges().iter().map(longest).max().unwrap_or_default()
+    }
+}
+
+/// The time for which the largest charge of a rule counts.
+fn counts_for(rule: &Rule) -> Duration {
+    let periods = rule.limit().div_ceil(rule.count().max(1)).max(1);
+    rule.period().saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
+}
+
+/// True if another attempt settles or refunds no more than one. The store knows a hold that it has settled. A
+/// refund or a charge that was sent may have arrived.
+pub(super) fn is_repeatable(charges: &[Charge], error: &StoreError) -> bool {
+    !error.misconfigured && (charges.iter().all(|charge| charge.hold.is_some()) || error.is_unsent())
+}
+
+impl EngineRef {
+    /// Settles a charge again and again, after an attempt that has failed.
+    pub(super) fn settle_again(&self, mut charge: Charge, used: u64) {
+        charge.hold = charge.hold.map(|hold| Hold { is_retry: true, ..hold });
+        self.repeat(Work::Settle(charge, used));
+    }
+
+    /// Does the work in the background, as long as its charges count or until shortly after the limiter is closed.
+    fn repeat(&self, work: Work) {
+        let (engine, mut closing) = (self.clone(), self.settlements().closing());
+        let deadline = self.settings().deadline;
+        let _ = background::spawn(async move {
+            let (mut end, mut pause, mut is_closed) = (after(work.longest()), FIRST_PAUSE, false);
+            loop {
+                tokio::select! {
+                    biased;
+                    () = closing.closed(), if !is_closed => {
+                        (end, pause, is_closed) = (end.min(after(deadline)), FIRST_PAUSE, true);
+                    }
+                    () = sleep_until(end.min(after(pause))) => pause = (2 * pause).min(LONGEST_PAUSE),
+                }
+                let left = end.saturating_duration_since(Instant::now()).min(deadline);
+                if left.is_zero() {
+                    break;
+                }
+                let done = deadline::within(work.ask(&engine), left, deadline).await.and_then(|done| done);
+                let is_held = work.charges().iter().all(|charge| charge.hold.is_some());
+                if done.map_or_else(|error| !is_held && !is_repeatable(work.charges(), &error), |()| true) {
+                    break;
+                }
+            }
+            work.charges().iter().for_each(|charge| engine.queues().changed(&charge.counter));
+        });
+    }
+
+    /// Refunds, and returns the amount. If no request was sent, it is repeated in the background.
+    pub(crate) async fn refund(&self, charges: Charges, origin: Origin) -> Result<u64, RequestPerMinute> {
+        let Some(rule) = charges.first().map(|charge| charge.rule) else { return Ok(0) };
+        let refund = self.begin_refund(charges, origin);
+        refund.complete(self).await.map_err(|error| refusal(&rule, error))
+    }
+
+    pub(super) async fn refund_receipt(&self, receipt: BackendReceipt) -> Result<u64, RequestPerMinute> {
+        let charge = receipt.rule_and_cost();
+        let refund = self.begin_refund_receipt(receipt);
+        let rule = || charge.map_or(Rule::new("", 0, Duration::ZERO), |(rule, _)| rule);
+        refund.complete(self).await.map_err(|error| refusal(&rule(), error))
+    }
+
+    /// Refunds in the background.
+    pub(crate) fn refund_in_background(&self, charges: Charges, origin: Origin) {
+        self.begin_refund(charges, origin).complete_in_background(self);
+    }
+
+    /// Refunds in the background.
+    pub(super) fn refund_receipt_in_background(&self, receipt: BackendReceipt) {
+        self.begin_refund_receipt(receipt).complete_in_background(self);
+    }
+
+    fn begin_refund(&self, charges: Charges, origin: Origin) -> Refund {
+        let counters = charges.iter().map(|charge| charge.counter.id()).collect();
+        let is_remote = matches!(origin, Origin::Store) && self.memory().is_none();
+        let repeatable = is_remote.then(|| charges.clone());
+        Refund { counters, repeatable, reply: self.refund_charges(charges, origin) }
+    }
+
+    fn begin_refund_receipt(&self, receipt: BackendReceipt) -> Refund {
+        let (counters, repeatable) = (receipt.id().into_iter().collect(), receipt.charges());
+        Refund { counters, repeatable, reply: self.backend().refund_charge(receipt) }
+    }
+}
+
+/// A refund on its way.
+struct Refund {
+    counters: SmallVec<[CounterId; 1]>,
+    /// The charges, if the refund can be repeated.
+    repeatable: Option<Charges>,
+    reply: Reply<Result<u64, StoreError>>,
+}
+
+impl Refund {
+    async fn complete(self, engine: &EngineRef) -> Result<u64, StoreError> {
+        let refunded = engine.within_deadline(self.reply).await.and_then(|refunded| refunded);
+        self.counters.into_iter().for_each(|counter| engine.queues().changed_id(counter));
+        if let (Err(error), Some(charges)) = (&refunded, self.repeatable)
+            && is_repeatable(&charges, error)
+        {
+            engine.repeat(Work::Refund(charges));
+        }
+        refunded
+    }
+
+    fn complete_in_background(self, engine: &EngineRef) {
+        if let Reply::Ready(_) = self.reply {
+            self.counters.into_iter().for_each(|counter| engine.queues().changed_id(counter));
+            return;
+        }
+        let engine = engine.clone();
+        let _ = background::spawn(async move { self.complete(&engine).await.is_ok() });
+    }
+}

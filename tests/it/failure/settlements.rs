@@ -1,0 +1,233 @@
+//! Settlements and refunds that the store could not make at first: they are repeated, and made once.
+
+use std::future::pending;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use ratelimit_harness::{Mode, Proxy, RedisCluster, RedisServer};
+use ratelimit_runtime::__private::{Call, charge_settled, key as key_of, permit_of_several};
+use ratelimit_runtime::conformance::store_of;
+use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
+use ratelimit_runtime::{Cause, CounterName, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Reservation, Store};
+use tokio::time::sleep;
+
+use crate::support::holds::{TOKENS, remaining};
+use crate::support::servers::ask;
+use crate::support::{FIXED, MS, PATIENCE, SECOND, eventually, fresh_key, hourly, limiter_on};
+
+const KEYS: usize = 5;
+
+/// A call of each kind: they were charged 300 of 900, and are settled or refunded below.
+struct Calls {
+    keys: [u64; KEYS],
+    less: Reservation,
+    more: Reservation,
+    plain: Permit,
+    two: Permit,
+}
+
+impl Calls {
+    async fn make(limiter: &Limiter, keys: [u64; KEYS]) -> Self {
+        let rule = hourly(1000, FIXED);
+        for key in keys {
+            limiter.acquire_n(&rule, key, 100).await.unwrap(); // a counter that is refunded in full would be deleted
+        }
+        let two = [(&rule, Key::new(keys[3]), 300), (&rule, Key::new(keys[4]), 300)];
+        Self {
+            keys,
+            less: limiter.reserve(&rule, keys[0], 300).await.unwrap(),
+            more: limiter.reserve(&rule, keys[1], 300).await.unwrap(),
+            plain: limiter.acquire_n(&rule, keys[2], 300).await.unwrap(),
+            two: limiter.acquire_all(&two).await.unwrap(),
+        }
+    }
+
+    /// Uses 100 of one, 400 of another, and refunds the others. All of it fails.
+    async fn end(self) -> [u64; KEYS] {
+        fn unavailable<T: std::fmt::Debug>(answer: Result<T, RequestPerMinute>) {
+            assert_eq!(answer.unwrap_err().cause(), Cause::Unavailable);
+        }
+        unavailable(self.less.settle(100).await);
+        unavailable(self.more.settle(400).await);
+        unavailable(self.plain.refund().await);
+        unavailable(self.two.refund().await);
+        self.keys
+    }
+}
+
+async fn left(limiter: &Limiter, keys: [u64; KEYS]) -> Option<[u64; KEYS]> {
+    let mut left = [0; KEYS];
+    for (key, left) in keys.into_iter().zip(&mut left) {
+        *left = limiter.peek(&hourly(1000, FIXED), key).await.ok()?.remaining();
+    }
+    Some(left)
+}
+
+const UNTOUCHED: [u64; KEYS] = [600; KEYS];
+const ENDED: [u64; KEYS] = [800, 500, 900, 900, 900];
+
+/// Each is made once.
+async fn ends_once(limiter: &Limiter, keys: [u64; KEYS]) {
+    eventually("they are settled", || async { left(limiter, keys).await == Some(ENDED) }).await;
+    sleep(SECOND).await;
+    assert_eq!(left(limiter, keys).await, Some(ENDED));
+}
+
+fn deny(url: &str, deadline: Duration) -> ratelimit_runtime::Builder {
+    Limiter::builder(url).deadline(deadline).on_store_error(OnStoreError::Deny)
+}
+
+/// The server refuses each of them with an error, and has changed nothing.
+#[tokio::test]
+async fn what_a_server_refuses_is_made_when_it_accepts_writes() {
+    let server = RedisServer::start();
+    let limiter = limiter_on(&server).await;
+    for (refuse, accept) in [
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+        ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+        ("CONFIG SET replica-serve-stale-data no", "REPLICAOF NO ONE"),
+    ] {
+        let calls = Calls::make(&limiter, [(); KEYS].map(|()| fresh_key())).await;
+        ask::<()>(&server, refuse);
+        if accept == "REPLICAOF NO ONE" {
+            ask::<()>(&server, "REPLICAOF 127.0.0.1 1");
+        }
+        let keys = calls.end().await;
+        ask::<()>(&server, accept);
+        ends_once(&limiter, keys).await;
+    }
+}
+
+/// Takes the slots of these keys from their nodes (`DELSLOTS`), or gives them back (`ADDSLOTS`).
+fn set_slots(cluster: &RedisCluster, change: &str, owners: &[(u16, usize)]) {
+    for (slot, node) in owners {
+        ask::<()>(cluster.node(*node), &format!("CLUSTER {change} {slot}"));
+    }
+}
+
+fn owners(cluster: &RedisCluster, keys: &[u64]) -> Vec<(u16, usize)> {
+    let slots = keys.iter().map(|key| cluster.slot_of(format!("{{{key}}}")));
+    slots.map(|slot| (slot, cluster.primary_of_slot(slot))).collect()
+}
+
+fn cluster() -> RedisCluster {
+    RedisCluster::builder().replicas(0).arg("--cluster-require-full-coverage", "no").start()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_a_cluster_refuses_is_made_when_it_is_up() {
+    let cluster = cluster();
+    let limiter = deny(&cluster.url(), PATIENCE).build().await.unwrap();
+    let calls = Calls::make(&limiter, [(); KEYS].map(|()| fresh_key())).await;
+    let owners = owners(&cluster, &calls.keys);
+    set_slots(&cluster, "DELSLOTS", &owners);
+    let keys = calls.end().await;
+    set_slots(&cluster, "ADDSLOTS", &owners);
+    ends_once(&limiter, keys).await;
+}
+
+/// The other part would be refunded twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_refund_of_which_a_part_was_made_is_not_repeated() {
+    let cluster = cluster();
+    let limiter = deny(&cluster.url(), PATIENCE).build().await.unwrap();
+    let (rule, keys) = (hourly(1000, FIXED), [fresh_key(), fresh_key()]);
+    let charges = keys.map(|key| (&rule, Key::new(key), 300));
+    let [permit, _] = [limiter.acquire_all(&charges).await.unwrap(), limiter.acquire_all(&charges).await.unwrap()];
+    let owners = owners(&cluster, &keys[..1]);
+    set_slots(&cluster, "DELSLOTS", &owners);
+    assert_eq!(permit.refund().await.unwrap_err().cause(), Cause::Unavailable);
+    set_slots(&cluster, "ADDSLOTS", &owners);
+    let left = async || [limiter.peek(&rule, keys[0]).await.ok(), limiter.peek(&rule, keys[1]).await.ok()];
+    eventually("the slot is served", || async { left().await[0].is_some() }).await;
+    sleep(2 * SECOND).await;
+    assert_eq!(left().await.map(|counter| counter.unwrap().remaining()), [400, 700]);
+}
+
+/// Nothing was sent, and the server is back before the limiter is closed, or after.
+#[tokio::test]
+async fn a_closed_limiter_repeats_nothing_after_the_deadline() {
+    for is_back in [true, false] {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let deadline = if is_back { PATIENCE } else { SECOND / 5 };
+        let (limiter, other) = (deny(&proxy.url(), deadline).build().await.unwrap(), limiter_on(&server).await);
+        let calls = Calls::make(&limiter, [(); KEYS].map(|()| fresh_key())).await;
+        proxy.set(Mode::Refuse);
+        proxy.cut();
+        eventually("the server is away", || async { limiter.peek(&hourly(1, FIXED), 1).await.is_err() }).await;
+        let keys = calls.end().await;
+        // The pauses between attempts have grown meanwhile.
+        sleep(SECOND).await;
+        if is_back {
+            proxy.set(Mode::Pass);
+            limiter.close().await;
+            assert_eq!(left(&other, keys).await, Some(ENDED));
+        } else {
+            limiter.close().await;
+            proxy.set(Mode::Pass);
+            eventually("the server is back", || async { left(&limiter, keys).await.is_some() }).await;
+            sleep(2 * SECOND).await;
+            assert_eq!(left(&other, keys).await, Some(UNTOUCHED));
+        }
+    }
+}
+
+/// A store whose answer is lost. It decides on a call after the first of the refunds that follow.
+#[derive(Clone, Debug)]
+struct DecidesLate {
+    memory: Limiter,
+    sent: Arc<Mutex<Option<Batch>>>,
+    refunds: Arc<AtomicU64>,
+}
+
+impl Store for DecidesLate {
+    fn decide(&self, batch: Batch) -> Reply<Batch> {
+        if !batch[0].consume {
+            return store_of(&self.memory).decide(batch);
+        }
+        *self.sent.lock().unwrap() = Some(batch);
+        Reply::Pending(Box::pin(pending()))
+    }
+
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        let mut refunded = 0;
+        for charge in charges.iter() {
+            if self.refunds.fetch_add(1, Ordering::SeqCst) == 1 {
+                let sent = self.sent.lock().unwrap().take();
+                assert!(store_of(&self.memory).decide(sent.unwrap()).answer().now_or_never().is_some());
+            }
+            let one = store_of(&self.memory).refund(charge.clone().into()).answer();
+            refunded += one.now_or_never().unwrap().unwrap();
+        }
+        Reply::Ready(Ok(refunded))
+    }
+
+    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
+        store_of(&self.memory).reset(counter)
+    }
+
+    fn supports_holds(&self) -> bool {
+        true
+    }
+}
+
+/// The clean-up asks about one hold before the store has it, and about the other one after.
+#[tokio::test]
+async fn both_holds_of_a_call_whose_caller_left_are_ended() {
+    let store = DecidesLate { memory: Limiter::in_memory(), sent: Arc::default(), refunds: Arc::default() };
+    let limiter = Limiter::builder("memory://").deadline(100 * MS).on_store_error(OnStoreError::Deny);
+    let (limiter, keys) = (limiter.over(store.clone()).unwrap(), [fresh_key(), fresh_key()]);
+    let [one, other] = keys.map(|key| charge_settled(TOKENS, key_of(&key), 300));
+    let mut call = permit_of_several(Some(&limiter), Call::DEFAULT, (one, (other, ()))).boxed();
+    assert!((&mut call).now_or_never().is_none());
+    drop(call);
+    eventually("the store has decided", || async { store.refunds.load(Ordering::SeqCst) >= 2 }).await;
+    eventually("nothing is held", || async {
+        remaining(&limiter, &TOKENS, keys[0]).await == 1000 && remaining(&limiter, &TOKENS, keys[1]).await == 1000
+    })
+    .await;
+}
