@@ -342,7 +342,8 @@ impl Permit {
     ///
     /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
     /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm the
-    /// refund within the limiter's deadline. The charge may or may not have been refunded then.
+    /// refund within the limiter's deadline. The charge may or may not have been refunded then. If the
+    /// request was not sent, or the server has refused it, it is sent again in the background.
     ///
     /// # Cancellation
     ///

@@ -345,7 +345,12 @@ impl AcquireRequest {
                 && charge.cost > 0
                 && [other, &charge].into_iter().any(Charge::has_cost_to_settle)
             {
-                return Err(refusal(rule, StoreError::misconfigured(SHARED_AND_SETTLED)));
+                match (other.rule.is_shadow(), rule.is_shadow()) {
+                    (false, false) => return Err(refusal(rule, StoreError::misconfigured(SHARED_AND_SETTLED))),
+                    // A rule in shadow mode refuses nothing.
+                    (_, true) => continue,
+                    (true, false) => charges.retain(|other| other.counter != charge.counter),
+                }
             }
             charges.push(charge);
         }

@@ -16,16 +16,22 @@ pub(super) fn charge_of(rule: &Rule, key: u64, cost: u64) -> Charge {
 /// The clock, the store and the queues that all callers share.
 pub(super) struct World {
     pub(super) clock: ManualClock,
-    pub(super) server: Memory,
+    pub(super) server: Arc<Memory>,
     pub(super) queues: WaitQueues,
 }
 
 impl World {
     pub(super) fn new() -> Self {
         let clock = ManualClock::new();
-        let server = Memory::new(clock.clone().into(), 100);
+        let server = Arc::new(Memory::new(clock.clone().into(), 100));
         let queues = WaitQueues::new(10_000, clock.clone().into(), false);
         Self { clock, server, queues }
+    }
+
+    /// The queues of a process that shares the store with another one.
+    pub(super) fn shared(&self) -> Self {
+        let queues = WaitQueues::new(10_000, self.clock.clone().into(), true);
+        Self { clock: self.clock.clone(), server: Arc::clone(&self.server), queues }
     }
 }
 

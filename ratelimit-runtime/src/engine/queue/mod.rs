@@ -47,6 +47,8 @@ use crate::{
 mod answer;
 #[cfg(all(test, not(model_check)))]
 mod callers;
+#[cfg(all(test, not(model_check)))]
+mod fairness;
 #[cfg(all(test, model_check))]
 mod model_check;
 #[cfg(all(test, not(model_check)))]

@@ -14,10 +14,10 @@ use crate::{Algorithm, Refill, Rule};
 const MS: Duration = Duration::from_millis(1);
 
 /// Pseudo-random numbers. Equal seeds give equal numbers.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % end
     }

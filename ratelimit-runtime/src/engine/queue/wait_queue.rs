@@ -13,8 +13,11 @@ use crate::{
 pub(super) const MOST_RESERVATIONS: usize = 16;
 
 /// Time until a probe, if other callers may release a hold. If other processes may settle a charge by a
-/// refund, it is the shortest time: as long as the first refusal is ago, up to [`PROBE_OTHERS`].
+/// refund, it is the shortest time: as long as the first refusal is ago, up to [`PROBE_SETTLED`].
 const PROBE_HELD: Duration = Duration::from_millis(50);
+/// Longest time until a probe, if other processes may settle a charge by a refund. With a longer one, a process that
+/// has just been served overtakes one that has waited for long; see `fairness.rs`.
+const PROBE_SETTLED: Duration = Duration::from_millis(250);
 /// Time until a probe, if other processes may make room by refunds and resets. A tenth of the
 /// period if that is longer.
 const PROBE_OTHERS: Duration = Duration::from_secs(1);
@@ -177,7 +180,7 @@ impl WaitQueue {
         let refused_for = now.saturating_sub(*self.refused_since.get_or_insert(now));
         let sooner = match (is_held, is_shared) {
             (true, _) => PROBE_HELD,
-            (false, true) if may_be_settled => refused_for.clamp(PROBE_HELD, PROBE_OTHERS),
+            (false, true) if may_be_settled => refused_for.clamp(PROBE_HELD, PROBE_SETTLED),
             (false, true) => PROBE_OTHERS.max(self.rule.period() / 10),
             (false, false) => Duration::MAX,
         };
@@ -292,7 +295,7 @@ mod tests {
 
     #[test]
     fn settlements_of_other_processes_are_looked_for_less_and_less_often() {
-        let expected = [50, 50, 100, 200, 400, 800, 1000, 1000, 1000].map(|ms| MS * ms);
+        let expected = [50, 50, 100, 200, 250, 250, 250, 250, 250].map(|ms| MS * ms);
         assert_eq!(probes(true), expected);
     }
 

@@ -5,3 +5,4 @@ mod elapsed_time;
 mod places;
 mod refunded;
 mod reservations;
+mod settled_together;
