@@ -143,3 +143,24 @@ pub(super) fn after(time: Duration) -> Instant {
     const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     Instant::now() + time.min(LONGEST)
 }
+
+#[cfg(all(test, not(model_check)))]
+mod tests {
+    use super::*;
+
+    /// Calls of other counters take the fast path meanwhile.
+    #[test]
+    fn a_settlement_is_in_flight_for_its_own_counters() {
+        let settlements = Settlements::default();
+        let [one, other, third] = [1, 2, 3].map(|id| CounterId(id, id));
+        let are_in_flight = || [one, other, third].map(|counter| settlements.has(counter));
+        let first = settlements.begin(&[one, other]);
+        let second = settlements.begin(&[one]);
+        assert_eq!(are_in_flight(), [true, true, false]);
+        settlements.end(&[one, other], &first);
+        assert_eq!(are_in_flight(), [true, false, false]);
+        settlements.end(&[one], &second);
+        assert_eq!(are_in_flight(), [false; 3]);
+        assert!(settlements.is_empty());
+    }
+}

@@ -190,7 +190,7 @@ impl Guard {
             && query.rule.prefetch() <= 1
         {
             // A prefetch is not for one caller. The charge is made if no waiting entry makes it.
-            let is_same = |other: &Charge| !other.settles && other.cost == query.cost && other.rule == *query.rule;
+            let is_same = |other: &Charge| other.cost == query.cost && other.rule == *query.rule;
             let charge = || query.charge(&self.0.namespace);
             let tag = |slot| self.0.query_tag(id, slot, self.0.clock.now_us());
             return redis.try_charge(id, is_same, charge, tag, waker);

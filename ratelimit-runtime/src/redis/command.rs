@@ -238,8 +238,7 @@ fn decide_batch(entries: &[SentEntry], by_digest: bool) -> Cmd {
     );
     for (entry, charge) in entries.iter().zip(charges.clone()) {
         let at = rules.iter().position(|(other, _)| {
-            (other.rule, other.cost, other.longest_wait, other.settles)
-                == (charge.rule, charge.cost, charge.longest_wait, charge.settles)
+            (other.rule, other.cost, other.longest_wait) == (charge.rule, charge.cost, charge.longest_wait)
         });
         let number = at.unwrap_or_else(|| {
             rules.push((charge, algorithm::packed_args(charge)));

@@ -252,7 +252,7 @@ pub(crate) fn is_same_charge(one: &Charge, other: &Charge) -> bool {
     // A leaky bucket's slot may be too late for one and in time for the other: then only one is
     // charged.
     let has_slots = algorithm::capabilities(one.rule.algorithm()).has_slots;
-    (one.cost, one.settles) == (other.cost, other.settles)
+    one.cost == other.cost
         && one.rule == other.rule
         && (!has_slots || [one, other].map(|charge| charge.longest_wait) == [Duration::MAX; 2])
 }

@@ -2,7 +2,7 @@
 
 use futures_util::FutureExt;
 use ratelimit_runtime::__private::{Call, charge, charge_settled, key as key_of, permit_of_several};
-use ratelimit_runtime::{Algorithm, Cause, Key, Permit, RequestPerMinute, Rule};
+use ratelimit_runtime::{Algorithm, Key, Permit, RequestPerMinute, Rule};
 
 use crate::support::holds::remaining;
 use crate::support::{
@@ -137,38 +137,27 @@ async fn a_shadow_rule_that_refuses_is_neither_charged_nor_settled() {
     }
 }
 
-/// The counter is settled once. An enforced rule goes before one on trial.
+/// Two keys of one rule may be equal. Enforced, that is a mistake. On trial, the first charge counts.
 #[tokio::test]
-async fn a_shadow_rule_of_a_counter_that_is_settled_refuses_nothing() {
+async fn a_shadow_rule_with_two_equal_keys_refuses_nothing() {
     for timed in Timed::both().await {
         for algorithm in SETTLED {
-            let (key, rule) = (fresh_key(), hourly(1000, algorithm));
-            let tried = rule.with_shadow(true);
-            let settled = |rule: Rule| charge_settled(rule, key_of(&key), 600);
-            let plain = |rule: Rule| charge(rule, key_of(&key), 1);
+            let (key, rule) = (fresh_key(), hourly(1000, algorithm).with_shadow(true));
+            let (settled, plain) = (|| charge_settled(rule, key_of(&key), 600), || charge(rule, key_of(&key), 1));
             let limiter = Some(&timed.limiter);
             let calls = [
-                permit_of_several(limiter, Call::DEFAULT, (settled(rule), (settled(tried), ()))).boxed(),
-                permit_of_several(limiter, Call::DEFAULT, (settled(tried), (settled(rule), ()))).boxed(),
-                permit_of_several(limiter, Call::DEFAULT, (settled(rule), (plain(tried), ()))).boxed(),
-                permit_of_several(limiter, Call::DEFAULT, (plain(tried), (settled(rule), ()))).boxed(),
+                (permit_of_several(limiter, Call::DEFAULT, (settled(), (settled(), ()))).boxed(), 600, 50),
+                (permit_of_several(limiter, Call::DEFAULT, (settled(), (plain(), ()))).boxed(), 600, 50),
+                (permit_of_several(limiter, Call::DEFAULT, (plain(), (settled(), ()))).boxed(), 1, 1),
             ];
             let mut expected = 1000;
-            for call in calls {
+            for (call, charged, used) in calls {
                 let permit = call.await.unwrap();
-                assert_eq!(remaining(&timed.limiter, &rule, key).await, expected - 600, "{}", timed.of(&rule));
+                assert_eq!(remaining(&timed.limiter, &rule, key).await, expected - charged, "{}", timed.of(&rule));
                 permit.settle(50).await.unwrap();
-                expected -= 50;
+                expected -= used;
                 assert_eq!(remaining(&timed.limiter, &rule, key).await, expected, "{}", timed.of(&rule));
             }
-            // Two rules on trial count the first of them.
-            let both = (settled(tried), (settled(tried), ()));
-            let permit = permit_of_several(limiter, Call::DEFAULT, both).await.unwrap();
-            assert_eq!(remaining(&timed.limiter, &rule, key).await, expected - 600, "{}", timed.of(&rule));
-            drop(permit.settle(0).await);
-            let twice = permit_of_several(limiter, Call::DEFAULT, (settled(rule), (settled(rule), ()))).await;
-            assert_eq!(twice.unwrap_err().cause(), Cause::Misconfigured);
-            assert_eq!(remaining(&timed.limiter, &rule, key).await, expected, "{}", timed.of(&rule));
         }
     }
 }
