@@ -216,8 +216,8 @@ use crate::kind::AttributeKind;
 ///   counts from the end of the call. The others charge `max` when the call begins, and refund the rest
 ///   to the same window when it ends. The actual use counts from the begin of the call.
 /// - The denial of a `Settled` call is not cached, as other processes may refund. A call that waits asks
-///   again after 50 ms, and less and less often later, down to once in 250 ms. A plain call of the same counter may still be
-///   denied from the cache.
+///   again after 50 ms, and less and less often later, down to once in 250 ms. A plain call of the same
+///   counter may still be denied from the cache.
 /// - One call can't charge the counter of a `Settled` limit twice, for example by two keys that are equal.
 /// - If a process dies, its calls are charged all that they have taken.
 /// - The actual use may exceed what was taken, and is charged in full. A `TokenBucket` has to refill all of

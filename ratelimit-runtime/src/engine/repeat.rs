@@ -27,6 +27,7 @@ const SHORTEST_TIME: Duration = Duration::from_secs(60);
 const LONGEST_TIME: Duration = Duration::from_secs(3600);
 
 /// Work for the store that may be repeated.
+#[allow(clippy::large_enum_variant)] // a task has one
 enum Work {
     /// Settles a charge with this use.
     Settle(Charge, u64),

@@ -34,8 +34,8 @@ impl Settlements {
     }
 }
 
-/// Returns the calls of each process that are admitted in a minute. When the other one comes, and settlements begin, the
-/// first one has waited for this time.
+/// Returns the calls of each process that are admitted in a minute. The first process has waited for this time when
+/// the other one comes and the settlements begin.
 fn admitted(mut settlements: Settlements, waited: Duration) -> [u64; 2] {
     let world = World::new();
     let processes = [world.shared(), world.shared()];
