@@ -110,7 +110,7 @@ async fn a_call_is_settled_once_by_whatever_comes_first() {
             drop(permit.settle(100));
             is_left(893).await;
             timed.limiter.acquire_n(&rules[0].0, key, 1).await.unwrap();
-            assert_eq!(left(&timed, key, both_rules).await, [892, 893], "{}", timed.of(&rules[0].0));
+            assert_eq!(left(timed, key, both_rules).await, [892, 893], "{}", timed.of(&rules[0].0));
         }
     }
 }
