@@ -2,6 +2,7 @@
 //!
 //! It settles and renews holds, prefetches quota, refunds and cleans up, and calls that are not async
 //! wait on it. A caller's runtime may stall or end at any moment, so no other caller may depend on it.
+//! The exception is a queue: callers wait until those ahead of them, whose turn has come, have asked.
 //!
 //! It is one thread with a tokio runtime, started when it is first needed. A connection belongs to
 //! the runtime that opened it, so background work has connections of its own.

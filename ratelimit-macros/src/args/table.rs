@@ -315,7 +315,8 @@ fn ttl(input: ParseStream, name: &str) -> Result<Number> {
     value::positive(input, name)
 }
 
-/// The units of `ttl` in milliseconds. `Unit` in `config/parse.rs` of the runtime has the same.
+/// The units of `ttl` in milliseconds. `Unit` in `config/parse.rs` of the runtime has the same, and
+/// `Period` in its `error.rs` prints them.
 const UNITS: [(&str, u64); 5] =
     [("Milliseconds", 1), ("Seconds", 1_000), ("Minutes", 60_000), ("Hours", 3_600_000), ("Days", 86_400_000)];
 

@@ -7,14 +7,14 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::task::coop::consume_budget;
 
 use super::{
     backoff::LONGEST_PAUSE,
     breaker::MissedReplies,
     pool::{ConnectionPool, OpenConnection},
-    reply::explain,
+    reply::{explain, is_readonly},
 };
 use crate::store::StoreError;
 
@@ -124,17 +124,6 @@ pub(super) fn no_auth(reply: &Value) -> Option<StoreError> {
     (error.code() == Some("NOAUTH")).then(|| explain(&error))
 }
 
-fn is_readonly(reply: &Value) -> bool {
-    let error = match reply {
-        Value::ServerError(error) => error,
-        Value::Array(replies) => return replies.iter().any(is_readonly), // of a batch
-        _ => return false,
-    };
-    // Servers before 7.0 wrap the error of a script's command.
-    error.kind() == Some(ServerErrorKind::ReadOnly)
-        || error.details().is_some_and(|detail| detail.contains("-READONLY"))
-}
-
 /// Commands in flight. Dropping them without a reply counts them as missed.
 struct CountMissedOnDrop<'a> {
     pool: &'a ConnectionPool,
@@ -183,24 +172,5 @@ impl CountMissedOnDrop<'_> {
 impl Drop for CountMissedOnDrop<'_> {
     fn drop(&mut self) {
         self.count_missed();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_replica_is_recognized_within_a_script_error_too() {
-        let reply = |line: &str| redis::parse_redis_value(format!("{line}\r\n").as_bytes()).unwrap();
-        let words = "You can't write against a read only replica.";
-        assert!(is_readonly(&reply(&format!("-READONLY {words}"))));
-        let digest = "f_0123456789012345678901234567890123456789";
-        assert!(is_readonly(&reply(&format!(
-            "-ERR Error running script (call to {digest}): @user_script:1: -READONLY {words}"
-        ))));
-        assert!(!is_readonly(&reply("-ERR Error compiling script (new function): user_script:1: syntax error")));
-        assert!(!is_readonly(&reply("-OOM command not allowed when used memory > 'maxmemory'.")));
-        assert!(!is_readonly(&reply("+READONLY")));
     }
 }

@@ -57,8 +57,8 @@ impl Node {
         }
     }
 
-    /// Runs a command. Decisions share round trips, except with `asking`: then a node that is
-    /// importing the slot accepts the command.
+    /// Runs a command. A decision goes alone if the node is idle, and else shares a round trip. With
+    /// `asking` it also goes alone: a node that is importing the slot then accepts the command.
     pub(super) fn run(&self, command: Command, slot: u16, asking: bool) -> CommandFuture {
         let node = match self.here() {
             Ok(node) => node,

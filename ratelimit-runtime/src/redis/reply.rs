@@ -171,6 +171,18 @@ fn is_server_lost(code: &str, detail: &str) -> bool {
         || detail.contains("Script killed by user")
 }
 
+/// True if the server is a replica, so that the command or script has written nothing.
+pub(super) fn is_readonly(reply: &Value) -> bool {
+    let error = match reply {
+        Value::ServerError(error) => error,
+        Value::Array(replies) => return replies.iter().any(is_readonly), // of a batch
+        _ => return false,
+    };
+    // Servers before 7.0 wrap the error of a script's command.
+    error.kind() == Some(ServerErrorKind::ReadOnly)
+        || error.details().is_some_and(|detail| detail.contains("-READONLY"))
+}
+
 #[cfg(test)]
 mod tests {
     use redis::{Value, parse_redis_value};
@@ -249,5 +261,19 @@ mod tests {
     fn a_server_at_its_connection_limit_is_unavailable() {
         let error = explained("ERR max number of clients reached");
         assert!(!error.misconfigured && error.reason().contains("maxclients"), "{error}");
+    }
+
+    #[test]
+    fn a_replica_is_recognized_within_a_script_error_too() {
+        let reply = |line: &str| redis::parse_redis_value(format!("{line}\r\n").as_bytes()).unwrap();
+        let words = "You can't write against a read only replica.";
+        assert!(is_readonly(&reply(&format!("-READONLY {words}"))));
+        let digest = "f_0123456789012345678901234567890123456789";
+        assert!(is_readonly(&reply(&format!(
+            "-ERR Error running script (call to {digest}): @user_script:1: -READONLY {words}"
+        ))));
+        assert!(!is_readonly(&reply("-ERR Error compiling script (new function): user_script:1: syntax error")));
+        assert!(!is_readonly(&reply("-OOM command not allowed when used memory > 'maxmemory'.")));
+        assert!(!is_readonly(&reply("+READONLY")));
     }
 }

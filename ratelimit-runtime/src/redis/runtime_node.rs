@@ -172,7 +172,7 @@ impl BatchSender {
     async fn run(mut self) {
         let Self { node, .. } = &self;
         loop {
-            // Lets other callers join: had there been only one, it would have bypassed the queue.
+            // Lets other callers join: the queue is in use, so more of them may be on their way.
             yield_now().await;
             let connection = node.connection_for_batch().await;
             let Some(entries) = node.queue.take() else { break };

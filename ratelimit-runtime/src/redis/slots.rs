@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use crc::{CRC_16_XMODEM, Crc};
 use redis::{ServerErrorKind, Value};
 
-use super::address::ServerAddress;
+use super::{address::ServerAddress, reply::is_readonly};
 
 /// Number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16384;
@@ -124,12 +124,10 @@ pub(super) fn redirection(reply: &Value, asked: &ServerAddress) -> Redirection {
         Some(ServerErrorKind::Moved) => address().map_or(Redirection::WithoutAddress, Redirection::Moved),
         Some(ServerErrorKind::Ask) => address().map_or(Redirection::WithoutAddress, Redirection::Ask),
         Some(ServerErrorKind::TryAgain) => Redirection::TryAgain,
-        Some(
-            ServerErrorKind::ClusterDown
-            | ServerErrorKind::MasterDown
-            | ServerErrorKind::BusyLoading
-            | ServerErrorKind::ReadOnly,
-        ) => Redirection::Unavailable,
+        Some(ServerErrorKind::ClusterDown | ServerErrorKind::MasterDown | ServerErrorKind::BusyLoading) => {
+            Redirection::Unavailable
+        }
+        _ if is_readonly(reply) => Redirection::Unavailable,
         _ => Redirection::None,
     }
 }
@@ -220,6 +218,17 @@ mod tests {
         ] {
             let reply = redis::parse_redis_value(format!("-{code} {details}\r\n").as_bytes()).unwrap();
             assert_eq!(redirection(&reply, &asked), expected, "{code} {details}");
+        }
+    }
+
+    #[test]
+    fn a_replica_is_recognized_within_a_script_error_too() {
+        for error in [
+            "-READONLY You can't write against a read only replica.",
+            "-ERR Error running script (call to f_01): @user_script:1: @user_script: 1: -READONLY You can't write",
+        ] {
+            let reply = redis::parse_redis_value(format!("{error}\r\n").as_bytes()).unwrap();
+            assert_eq!(redirection(&reply, &asked()), Redirection::Unavailable, "{error}");
         }
     }
 

@@ -64,10 +64,11 @@ pub enum Algorithm {
     /// overlap, plus the current one. For example, with 84 calls in the previous minute and 36 in
     /// the current one, which is 15 seconds old, 84 × 45/60 + 36 = 99 calls count.
     ///
-    /// The weight assumes that the calls of the oldest sub-window were spread evenly. If all came
-    /// at its end, a window of one period may see up to 2C - ⌈2C/S⌉ calls, where S is the length of
-    /// a sub-window in milliseconds (C, if S is 1; times are the store's milliseconds). A window
-    /// that is one sub-window shorter never sees more than C.
+    /// The weight assumes that the calls of the oldest sub-window were spread evenly. If all 84 came
+    /// in the first second of their minute, 63 of them count still, and a log counts none: fewer calls
+    /// are admitted than by a log. If all came at its end, a window of one period may see up to 2C -
+    /// ⌈2C/S⌉ calls, where S is the length of a sub-window in milliseconds (C, if S is 1; times are
+    /// the store's milliseconds). A window that is one sub-window shorter never sees more than C.
     ///
     /// **Simply added up**, without `weighted`, the current sub-window and the `buckets - 1` before
     /// it count in full. Calls come back at once when their sub-window is `buckets` old, after
