@@ -1,34 +1,70 @@
-//! Outgoing HTTP calls, within limits that the upstream announces (feature `client`).
+//! Outgoing HTTP calls, within the limits that the servers announce (feature `client`).
 //!
-//! [`Outgoing`] is a layer of `tower`, and a middleware for `reqwest` (feature
-//! `reqwest-middleware`). Nobody configures a number: the limit is read from the header fields of
-//! responses, and all processes with one store keep it together.
+//! A server that you call is an *upstream* here. Many upstreams say in header fields of their responses how
+//! many calls remain, and until when. [`Outgoing`] reads these fields, and lets each call wait until it may
+//! be sent. You configure no number. Processes whose limiters have the same store keep the limit together.
 //!
-//! - **A window** is opened by one call, the probe. Its response says how many calls remain and for
-//!   how long. Until then all other calls wait. When the window has ended, one call probes again: so
-//!   a changed limit is known before it is used. A window that is longer than
-//!   [`Outgoing::longest_pause`], or than an hour, is asked for again after that time.
-//! - **Calls in flight** when the probe is sent, of all processes, are taken off a new window: the
-//!   upstream may count them there. A call without an answer counts for 30 seconds. As it may have
-//!   failed, such a window is asked for again after 30 seconds, and one call is left for that. So when
-//!   more calls have failed than remain, the others wait for up to 30 seconds.
-//! - **Within a window** the number of remaining calls only falls: with each call that is sent, and to
-//!   what a response announces if that is less. If the limit itself falls, the difference is taken
-//!   off once. A higher limit applies from the next window on.
-//! - **A refusal**, 429 or 503 with `Retry-After`, stops all processes within one round trip to the
-//!   store. They pause for `Retry-After`, or else until the announced reset, or else for a second. Then
-//!   one call probes. No pause is longer than [`Outgoing::longest_pause`]. Of several, the longest
-//!   holds, also in a process with a shorter bound.
-//! - **An upstream that announces nothing** is not limited, apart from pauses. Every ten
-//!   seconds one call goes ahead, and the others wait for its answer. So slow answers slow the others
-//!   down: until one has arrived, one more call is sent every ten seconds. One that fails with 500 and above and
-//!   announces nothing is called by one caller at a time. So is one that has announced limits in the
-//!   minute before: the answer may be a page of a proxy.
-//! - **Retries**: see [`Outgoing::retries`].
+//! [`Outgoing`] is a layer of `tower`, and a middleware for `reqwest` (feature `reqwest-middleware`):
 //!
-//! When the limit changes, the upstream refuses calls that are in flight, and calls that are sent
-//! before the first answer that tells of it has arrived. No client can know of it earlier. It refuses
-//! none that asks the store a round trip later.
+//! ```
+//! use http::{Request, Response};
+//! use ratelimit_runtime::{Limiter, client::Outgoing};
+//! # use std::{convert::Infallible, time::Duration};
+//! # use tower::{ServiceBuilder, ServiceExt, service_fn};
+//! # let client = service_fn(async |_: Request<String>| {
+//! #     let response = Response::builder().header("RateLimit", "\"api\";r=99;t=60");
+//! #     Ok::<_, Infallible>(response.body(()).unwrap())
+//! # });
+//!
+//! let outgoing = Outgoing::new(Limiter::in_memory()).longest_wait(Duration::from_secs(30));
+//! let client = ServiceBuilder::new().layer(outgoing).service(client); // a client of hyper-util, for example
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! let request = Request::get("https://api.example.com/items").body(String::new()).unwrap();
+//! assert_eq!(client.oneshot(request).await.unwrap().status(), 200);
+//! # });
+//! ```
+//!
+//! # What to know before
+//!
+//! - **Who shares a limit.** Calls to one host with one credential: the fields `Authorization` and
+//!   `X-Api-Key`. [`Outgoing::key`] changes that.
+//! - **Waiting** has no bound by default. [`Outgoing::longest_wait`] sets one.
+//! - **Retries.** A call that was refused or failed is repeated, three times at most, if its method is
+//!   idempotent: see [`Outgoing::retries`].
+//! - **An upstream that announces nothing** is not limited. But every ten seconds one call goes ahead, and
+//!   the others wait for its response. If that takes longer than ten seconds, one further call is sent
+//!   every ten seconds meanwhile. So do not use `Outgoing` for a slow upstream without these fields.
+//! - **A call may still be refused** by the upstream, if its limit falls, or if others use the same
+//!   credential. Then all processes pause.
+//! - **Cost.** Each call takes two round trips to the store: one before it is sent, and one in the background
+//!   when it is answered. The more calls are in flight, the longer the store takes.
+//!
+//! # How a limit is kept
+//!
+//! - **A window** is opened by one call, the probe. The others wait for its response, which says how many
+//!   calls remain, and for how long. When the window has ended, the next call is a probe again. So a changed
+//!   limit is known before other calls are sent.
+//! - **Calls in flight** when the probe is sent, of all processes, are taken off the new window: the upstream
+//!   may count them there. Some may never have arrived. So such a window lasts for 30 seconds at most, and
+//!   one call is left for the next probe.
+//! - **Within a window** the number of remaining calls only falls: by one with each call that is sent, and to
+//!   what a response announces if that is less. If the limit itself falls, the difference is taken off once.
+//!   A higher limit applies from the next window on.
+//! - **After a refusal**, all processes pause within one round trip to the store. A refusal is 429, with or
+//!   without `Retry-After`, or 503 with `Retry-After`. The pause lasts for `Retry-After`, or else until the
+//!   announced reset, or else for a second. Then one call probes.
+//! - **[`Outgoing::longest_pause`]** bounds each pause that this process announces to the others, and the
+//!   length of a window. A pause of another process is obeyed as it is. So set the same time in all processes.
+//!
+//! | time | |
+//! |---|---|
+//! | 1 second | the pause after a refusal without a time, and the length of a window without an end |
+//! | 10 seconds | the time between two probes of an upstream without fields |
+//! | 10 seconds | the time after which another call probes if a probe has no response |
+//! | 30 seconds | the time for which a call without a response counts as in flight |
+//! | 5 minutes | [`Outgoing::longest_pause`], by default |
+//! | an hour | the longest window, if `longest_pause` is longer than that |
 //!
 //! These fields are read, with numbers of any size:
 //!
@@ -40,51 +76,67 @@
 //! | `Retry-After` | seconds, or a date |
 //!
 //! Of a field that comes several times, the least number of calls and the longest time count. A
-//! `RateLimit-Policy` alone grants its quota once in its window. If
-//! [`Outgoing::longest_pause`] cuts that into parts, each has its share. Without a window it is not
-//! used.
+//! `RateLimit-Policy` without `RateLimit` opens a window with the quota `q` for the time `w`; without `w` it is
+//! ignored. If `longest_pause` is shorter than `w`, only that part of `q` is used in that time.
 //!
-//! Seconds are often rounded. If an upstream rounds a reset down, the first call after it comes too
-//! early and may be refused.
+//! # When something fails
 //!
-//! If others use the credential, too, a response shows it, and what remains falls. As many calls as
-//! are in flight then may be refused: nobody can tell whether the upstream has counted them.
-//!
-//! # Failures
-//!
-//! - A call that is cancelled has used what it was granted: the upstream may have counted it.
-//! - A probe without an answer keeps others waiting for 10 seconds at most, and then the next call
-//!   probes, too. Give the client a timeout. A caller who leaves while the store is asked for the probe
-//!   may keep others waiting as long.
-//! - A wait ends with [`Limiter::close`](crate::Limiter::close), or after
-//!   [`Outgoing::longest_wait`]. The call fails and was not sent.
-//! - While the store is away, each process keeps to what it is told by itself, if the limiter's
-//!   policy is `Local` or `Allow`. With `Deny` calls are not sent, and with `Wait` they wait. After
-//!   an outage the upstream is asked again, and other processes are told of a pause that still lasts.
-//!   Calls of the outage that are still in flight are not taken off.
-//! - If the store loses its counters, the next call probes. The calls in flight are then forgotten,
-//!   and as many may be refused.
+//! - **A call is cancelled**: it counts as sent, as the upstream may have counted it.
+//! - **A probe gets no response**, or its caller leaves: the next call probes after 10 seconds at most. Give
+//!   your client a timeout.
+//! - **A wait takes too long**: the call fails after [`Outgoing::longest_wait`], and was not sent. So it does
+//!   if the limiter is [closed](crate::Limiter::close).
+//! - **An upstream fails**, with 500 and above and without fields: it is called by one call at a time. An
+//!   upstream that has announced limits in the last minute, and now sends none, is treated like that, too:
+//!   the response may be a page of a proxy.
+//! - **The store is away**: with the failure policy `Local` or `Allow`, each process keeps to what the upstream
+//!   tells this process. With `Deny` no calls are sent, and with `Wait` they wait. After the outage a call
+//!   probes, and other processes are told of a pause that still lasts. Calls of the outage that are in flight
+//!   then are not taken off.
+//! - **The store loses its counters**: the next call probes. The calls in flight are forgotten, and as many
+//!   may be refused.
 //!
 //! # Limits
 //!
-//! - A call that is answered later than after 30 seconds is not taken off a window that opens
-//!   meanwhile.
-//! - An upstream with a `RateLimit-Policy` alone may have other windows than the client: in two of the
-//!   client's, it may get the quota twice. It is not asked again because of calls in flight: if these
-//!   have failed, less of the quota is used.
-//! - `reqwest` follows redirects inside of one call, and adds its default header fields after the key
-//!   was made. Use `redirect::Policy::none()`, and [`Outgoing::key`] for a credential in default fields.
+//! - **A limit that falls** is known with the first response that says so. Calls that were sent before may be
+//!   refused. Calls that ask the store a round trip later are not.
+//! - **Others use the credential, too**: responses show it, and what remains falls. As many calls as are in
+//!   flight then may be refused.
+//! - **A call that takes more than 30 seconds** is not taken off a window that opens meanwhile.
+//! - **Rounded seconds.** If an upstream rounds a reset down, the first call after it comes too early, and
+//!   may be refused.
+//! - **`RateLimit-Policy` alone** does not say when the upstream's window begins. So two windows of the client
+//!   may fall into one of the upstream, with twice its quota. Calls in flight count as used there, even if
+//!   they failed.
+//! - **Redirects.** `reqwest` follows them inside of one call: use `redirect::Policy::none()`.
+//! - **Default header fields.** `reqwest` adds them after the key was made: use [`Outgoing::key`] for a
+//!   credential in them.
+//! - **Room in the store.** Each key has eight counters, for up to two hours after its last call; that of a
+//!   pause lasts for up to a day, and that of the retries for the period of [`Outgoing::retry_budget`]. Do not
+//!   make keys of what others choose, such as paths that users enter.
+//! - **Metrics.** The prefixes of the counters begin with `client-`. Their metrics count requests to the store,
+//!   not calls.
 //!
-//! Eight counters of the store belong to each upstream, for up to two hours after its last call. That
-//! of a pause is kept for up to a day, and that of the retries for the period of the budget. Do not
-//! make keys of what others choose, such as paths of URLs that users enter: each takes room in the
-//! store. The prefixes of the counters begin with `client-`, and their metrics count the decisions on
-//! them, not the calls.
+//! # From the attribute to the client
 //!
-//! Each call takes two round trips: one before it is sent, and one in the background when it is
-//! answered. A few more follow in the background if an answer tells of less than the process knew. A
-//! call that had to wait for its service asks once more. The more calls are in flight, the longer the
-//! store takes for an answer.
+//! | attribute | client |
+//! |---|---|
+//! | `prefix` `ttl` `unit` `period` `algorithm` `rule` | none: the upstream says |
+//! | `shadow` `denial_cache` `prefetch` `ban` | none: the upstream refuses calls |
+//! | `count` | the announced limit |
+//! | `key` | [`Outgoing::key`] |
+//! | `on_missing_key` | none: each call has a host |
+//! | `cost` | none: responses show what a call cost |
+//! | several attributes | the announced policy with the least remaining |
+//! | `#[limit_concurrent_requests]`, `lease` | none: no field announces it |
+//! | `on_limit = Reject` | [`Outgoing::longest_wait`] of zero |
+//! | `on_limit = Wait(..)` | the default, or [`Outgoing::longest_wait`] |
+//! | `on_limit = Return(..)` | none: the caller gets the error |
+//! | `on_store_error` | [`Builder::on_store_error`](crate::Builder::on_store_error) |
+//! | `limiter` | [`Outgoing::new`] |
+//! | `permit` | none: the response has the numbers |
+//! | `skip` | none: use another client |
+//! | `blocking`, `crate` | none: clients are async, and this is no macro |
 
 mod announcement;
 mod attempts;

@@ -1,15 +1,15 @@
-//! Rules in a file, over those in the code (feature `config`).
+//! Rules in a file, which override those in the code (feature `config`).
 //!
-//! Settings in the file override the rule with the same prefix.
+//! Write the file:
 //!
 //! ```toml
-//! [rules.item]                # the rule with this prefix
+//! [rules.item]                # the rule with the prefix `item`
 //! count = 500                 # settings that are missing stay as in the code
 //!
 //! [rules.search]
 //! count = 100
-//! ttl = 1
-//! unit = "Seconds"
+//! ttl = 10
+//! unit = "Seconds"            # 100 in 10 seconds
 //! algorithm = "TokenBucket"
 //! burst = 200
 //! shadow = true
@@ -19,42 +19,22 @@
 //! "(eu,4712)" = { enabled = false }
 //! ```
 //!
-//! | setting | value | |
-//! |---|---|---|
-//! | `enabled` | `true` or `false` | `false` switches the rule off |
-//! | `count` | at least 1 | acts on the next call; earlier calls still count |
-//! | `ttl` | at least 1, by default 1 | the period, in `unit`s. A changed period starts a fresh counter |
-//! | `unit` | `"Milliseconds"`, `"Seconds"`, `"Minutes"`, `"Hours"` or `"Days"` | the unit of `ttl` |
-//! | `algorithm` | an [`Algorithm`](crate::Algorithm), except `Concurrent` | a changed one starts a fresh counter |
-//! | `align` | `true` or `false` | option of `FixedWindow` |
-//! | `buckets` | at least 1, by default 1 | option of `SlidingWindow` |
-//! | `weighted` | `true` (default) or `false` | option of `SlidingWindow` |
-//! | `burst` | at least 1, by default the count | option of `TokenBucket` |
-//! | `refill` | `"Greedy"` (default) or `"Interval"` | option of `TokenBucket` |
-//! | `queue` | required | option of `LeakyBucket` |
-//! | `shadow` | `true` or `false` | see [`Rule::with_shadow`]; `true` leaves the ban of the code out |
-//! | `ban` | a time such as `"10m"`, or `"0s"` for none | see [`Rule::with_ban`] |
-//! | `on_store_error` | `"Local"`, `"Allow"`, `"Deny"`, or see below | [`OnStoreError`](crate::OnStoreError) |
-//! | `keys` | a table per printed [`Key`](crate::Key) | the same settings for single keys |
+//! Load it at the start of the program. Its changes are applied within about a second while the program runs:
 //!
-//! To wait for the store, write `on_store_error = { Wait = { max = 1, unit = "Minutes" } }`.
+//! ```no_run
+//! use ratelimit_runtime::{Limiter, Rule, config::Rules};
+//! use std::time::Duration;
 //!
-//! If several rules of one call set `on_store_error`, the first one applies. A count, burst or
-//! queue is at most 2^52. Other tables than `[rules]` are errors, unless the program names them as
-//! its own: see [`Rules::watch_beside`].
+//! const ITEM: Rule = Rule::new("item", 100, Duration::from_secs(60));
+//! const SEARCH: Rule = Rule::new("search", 10, Duration::from_secs(1));
 //!
-//! The options of an algorithm need `algorithm` beside them. If the file changes only the count of
-//! a token bucket, its burst stays as in the code.
+//! # async fn start() -> Result<(), ratelimit_runtime::SetupError> {
+//! let rules = Rules::watch("limits.toml")?.expect(&[&ITEM, &SEARCH])?; // other prefixes are errors
+//! Limiter::builder("redis://127.0.0.1:6379").rules(rules).build().await?.install()?;
+//! # Ok(()) }
+//! ```
 //!
-//! Some settings do not fit the rule in the code: a `TokenBucket` for a `SlidingLog` whose cost is settled,
-//! or a `LeakyBucket` for one of several rules of a call. They are ignored, and the log has one
-//! error that says what to change. The last settings that did fit stay in effect, or else the code.
-//!
-//! A misspelt prefix would change nothing. [`Rules::expect`] makes it an error. Without it, the log
-//! has one warning that names the prefixes that no call has used within a minute.
-//!
-//! The environment goes over the file. The variable `RATELIMIT_RULES` holds the content of a table
-//! `[rules]`, for example `RATELIMIT_RULES='item.count = 50'`.
+//! [`Rules::parse`] takes a text, for example in a test:
 //!
 //! ```
 //! use ratelimit_runtime::{Limiter, Rule, config::Rules};
@@ -71,6 +51,60 @@
 //! assert!(mistake.to_string().starts_with("line 2: unknown field `cuont`"), "{mistake}");
 //! # Ok::<_, ratelimit_runtime::SetupError>(()) }).unwrap();
 //! ```
+//!
+//! # Settings
+//!
+//! | setting | value | |
+//! |---|---|---|
+//! | `enabled` | `true` or `false` | `false`: the rule neither refuses nor counts any call |
+//! | `count` | at least 1 | acts on the next call; earlier calls still count |
+//! | `ttl` | at least 1, by default 1 | the period, in `unit`s. After a change all counters begin at zero |
+//! | `unit` | `"Milliseconds"`, `"Seconds"`, `"Minutes"`, `"Hours"`, `"Days"` | the unit of `ttl` |
+//! | `algorithm` | an [`Algorithm`](crate::Algorithm), not `Concurrent` | after a change all counters begin at zero |
+//! | `align` | `true` or `false` (default) | option of `FixedWindow` |
+//! | `buckets` | at least 1, by default 1 | option of `SlidingWindow` |
+//! | `weighted` | `true` (default) or `false` | option of `SlidingWindow` |
+//! | `burst` | at least 1, by default the count | option of `TokenBucket` |
+//! | `refill` | `"Greedy"` (default) or `"Interval"` | option of `TokenBucket` |
+//! | `queue` | required | option of `LeakyBucket` |
+//! | `shadow` | `true` or `false` | see [`Rule::with_shadow`]; with `true`, the ban of the code does not apply |
+//! | `ban` | a time such as `"10m"`, or `"0s"` for none | see [`Rule::with_ban`] |
+//! | `on_store_error` | `"Local"`, `"Allow"`, `"Deny"`, or see below | [`OnStoreError`](crate::OnStoreError) |
+//! | `keys` | a table with an entry per key | the same settings for single keys, except `on_store_error` |
+//!
+//! - **Times.** A period is `ttl` and `unit`: the attribute's `period = "66s"` is `ttl = 66` and
+//!   `unit = "Seconds"` here. A ban is a number and `ms`, `s`, `m`, `h` or `d`. A wait for the store is
+//!   `on_store_error = { Wait = { max = 1, unit = "Minutes" } }`.
+//! - **Options of an algorithm** need `algorithm` beside them. Without `algorithm`, the options stay as in the
+//!   code: a changed count of a `TokenBucket` does not change its burst.
+//! - **`#[limit_concurrent_requests]`**: `count` is the number of concurrent calls, and the time is the lease.
+//! - **Keys** are written as a [`Key`](crate::Key) is printed: `"4711"` for a number, `"alice"` for a text,
+//!   `"(eu,4712)"` for a tuple. A text with spaces is written as it is. The characters `%{}(),` within a text
+//!   are escaped: a comma is `%2C`.
+//! - **Several rules in one call**: the first of them that sets `on_store_error` decides, in the order of the
+//!   attributes in the code.
+//! - **Numbers**: a count, burst or queue is at most 2^52.
+//! - **Tables of your own** beside `[rules]` are errors, unless the program names them: see
+//!   [`Rules::watch_beside`].
+//!
+//! # Changes and mistakes
+//!
+//! - **How the file is replaced** does not matter: it may be rewritten, renamed or linked to another file,
+//!   like a Kubernetes ConfigMap. It is read a few times a second.
+//! - **An invalid file** is ignored as a whole. The rules stay as they were, and the log has an `ERROR` with
+//!   the line. At the start, it is a [`SetupError`].
+//! - **Settings that do not fit the rule in the code** are ignored for this rule only. Two examples are
+//!   a `TokenBucket` for a `SlidingLog` with a settled cost, which only a log can hold, and a `LeakyBucket` for
+//!   one of several rules of a call. The log has one `ERROR` that says what to change. The last settings that
+//!   fitted stay in effect, or else the code.
+//! - **A misspelt prefix** has no effect. [`Rules::expect`] makes it an error. Without it, the log has one
+//!   warning with the prefixes that no call has used within a minute.
+//!
+//! # Environment
+//!
+//! The variable `RATELIMIT_RULES` overrides the file. It has the content of a table `[rules]`, for example
+//! `RATELIMIT_RULES='item.count = 50'`. [`Rules::watch`] and [`Rules::watch_beside`] read it once, and
+//! [`Rules::parse`] does not.
 
 mod call_kind;
 mod current;
@@ -148,7 +182,7 @@ impl Rules {
         self.0.replace(text)
     }
 
-    /// Reads a file, and applies its changes while the program runs. The environment goes over it.
+    /// Reads a file, and applies its changes while the program runs. The environment overrides it.
     ///
     /// A change acts within a second, on new calls and on those that wait. A thread polls the file
     /// a few times a second for as long as a handle exists, so every kind of change is seen:

@@ -12,9 +12,9 @@ use xxhash_rust::const_xxh3::{xxh3_128, xxh3_128_with_seed};
 
 /// A limit of `count` in each `period`, for the counters named `prefix`.
 ///
-/// A rule is a small constant. Prefix, key, algorithm and period identify a counter. A changed
-/// count or burst takes effect on the next call; a changed period or algorithm starts a fresh
-/// counter.
+/// A rule is a small constant. All calls with the same prefix, key, algorithm and period share a
+/// counter. A changed count or burst takes effect on the next call, and earlier calls still count.
+/// After a changed period or algorithm, all counters begin at zero.
 ///
 /// ```
 /// use ratelimit_runtime::{Algorithm, Limiter, Rule};
@@ -94,17 +94,16 @@ impl Rule {
     /// of 0 never admits anything.
     ///
     /// A rule is invalid with any other period, an empty prefix, or numbers above those in the
-    /// table. Each acquire then returns [`Cause::Misconfigured`](crate::Cause::Misconfigured).
+    /// table. Each call is then refused as [`Cause::Misconfigured`](crate::Cause::Misconfigured).
     ///
-    /// Do not build prefixes from untrusted input; put it into keys. The process identifies rules
-    /// by a hash without a secret, for which collisions can be searched. The hash of keys has a
-    /// secret.
+    /// Do not make prefixes of untrusted input: two of them could be made to share counters. Put it
+    /// into keys.
     ///
     /// | algorithm | largest numbers |
     /// |---|---|
     /// | `FixedWindow` | a count of 9,999,999,999 |
     /// | `SlidingLog` | a count of 10,000,000; see below for periods above 90 hours |
-    /// | `SlidingWindow` | count × milliseconds of a sub-window: 2^52 (52 million for a day) |
+    /// | `SlidingWindow` | count × milliseconds of a sub-window: 2^52 (52 million for a sub-window of a day) |
     /// | `TokenBucket` | burst × milliseconds of the period: 2^52 (1,250 million for an hour) |
     /// | `TokenBucket` with [`Refill::Interval`] | burst × milliseconds of the period / count: 2^52 |
     /// | `LeakyBucket` | (queue + 1) × milliseconds of the period: 2^52 |
@@ -137,11 +136,12 @@ impl Rule {
         self.with_id()
     }
 
-    /// Shadow mode, to try a rule out: it counts and decides, but never refuses a call.
+    /// Shadow mode, to try a rule out: the rule counts calls, but refuses none.
     ///
-    /// A refusal becomes an event in the log, at most once a second, and counts as `shadow_refused`
-    /// in the metric `ratelimit_decisions_total` (feature `metrics`). It charges nothing, like any
-    /// refusal.
+    /// A call that it would refuse runs. It is an event in the log, at most once a second, and counts
+    /// as `shadow_refused` in the metric `ratelimit_decisions_total` (feature `metrics`). It is not
+    /// charged to this rule. So the counter stops at the limit, and `shadow_refused` has what would
+    /// have been refused.
     ///
     /// - The permit has the rule's numbers; header fields leave the rule out.
     /// - A call that would wait for a slot of a [`LeakyBucket`](Algorithm::LeakyBucket) takes the
@@ -173,23 +173,26 @@ impl Rule {
         self.options.has(RuleOptions::SHADOW)
     }
 
-    /// Whether this process caches denials. By default it does.
+    /// Whether this process caches denials. By default it does. A denial is the store's answer to a
+    /// call that it refuses.
     ///
-    /// Until shortly before the wait of a refusal is over, further calls are refused with the rest
-    /// of it, without asking the store. A cached denial can be stale if another process refunds or
-    /// resets the counter. Turn the cache off if other processes do so, and callers cannot wait
-    /// until the denial ends.
+    /// Until shortly before `retry_after` is over, further calls of the counter are refused with the
+    /// rest of it, without asking the store.
     ///
-    /// - Denials are dropped when this process itself refunds or resets the counter, while the
-    ///   store is down, and when count, burst or queue change.
-    /// - Only calls with a cost of 1 use the cache, or with any cost in a fixed window. Their
-    ///   denial is cached if nothing remains of the counter, and the whole limit will be back
-    ///   within 49 days.
+    /// **A cached denial may be out of date** if another process refunds or resets the counter: it
+    /// counts until its end. Turn the cache off if that happens, and callers cannot wait so long. A
+    /// [recipe](crate::guide::operations#unblock-a-customer) shows how to unblock a customer.
+    ///
+    /// - Denials are dropped when this process itself refunds or resets the counter, when count,
+    ///   burst or queue change, and while the store is away.
+    /// - A denial is cached if nothing remains of the counter. It must be of a call with a cost of 1,
+    ///   or with any cost in a fixed window. The whole limit must be back within 49 days, the
+    ///   longest time that the cache can store.
     /// - Several rules of one call are refused from the cache only if each of them has a cached
     ///   denial.
-    /// - The cache holds up to 131,072 counters for each store.
+    /// - The cache holds up to 131,072 counters for each limiter.
     ///
-    /// The setting is part of neither the counter's name nor its state. The memory store needs no
+    /// Processes may have different settings: they still share the counter. The memory store needs no
     /// cache.
     ///
     /// ```
@@ -203,40 +206,36 @@ impl Rule {
         self
     }
 
-    /// Takes quota from the store in batches of this many permits, and spends them without asking
-    /// the store.
+    /// Prefetches permits: takes this many from the store in one round trip, and spends them without
+    /// asking it.
     ///
     /// By default 1; values above 65,535 are clamped. 0, or an algorithm other than
     /// [`Algorithm::FixedWindow`], is [`Cause::Misconfigured`](crate::Cause::Misconfigured).
     ///
-    /// Permits are only spent in the window that they were charged in. All processes together
-    /// therefore never admit more than the count in a window. Permits held by one process are
-    /// missing for the others until they are refunded or the window ends, so a call may be refused
-    /// although another process still holds some.
+    /// Permits are only spent in the window that they were charged in. So all processes together never
+    /// admit more than the count in a window. But a call may be refused although another process still
+    /// has permits: they are missing for the others until they are refunded or the window ends.
     ///
-    /// A process holds per counter
+    /// | with `with_prefetch(n)` | permits of a counter in one process, at most |
+    /// |---|---|
+    /// | usually | n, or the largest cost of a call if that is more |
+    /// | if n permits last for less than 10 ms | twice as many and so on, up to 96n |
+    /// | near the limit | half of what remained, besides those that callers wait for |
+    /// | after [`Limiter::close`](crate::Limiter::close), or when the last handle of the limiter was dropped | none |
+    /// | when the process is killed | its permits stay charged until the window ends |
     ///
-    /// - up to `permits`, or the largest cost of a call if that is more;
-    /// - twice as many if a batch does not last 10 ms, and so on up to 64 times `permits`, plus
-    ///   half as many, as the next batch is taken before the last permit is spent;
-    /// - but it takes at most half of what remains, apart from permits that callers already wait
-    ///   for: fewer near the limit.
+    /// - A caller who finds too few permits waits for the store as without prefetch, in order of
+    ///   arrival.
+    /// - [`Permit::remaining`](crate::Permit::remaining) is the sum of what remained at the store when
+    ///   it was last asked, and of the permits of this process.
+    /// - A refunded permit can be spent again by this process.
+    /// - While the store is away, the permits of this process are spent first. Then
+    ///   [`OnStoreError`](crate::OnStoreError) applies.
+    /// - A rule with prefetch stands alone: a call with a second rule is refused as
+    ///   [`Cause::Misconfigured`](crate::Cause::Misconfigured).
     ///
-    /// [`Limiter::close`](crate::Limiter::close) returns the rest to the store; so does a
-    /// background task after the last handle of a limiter was dropped. A process that ends without
-    /// either leaves it charged.
-    ///
-    /// A caller who finds too few permits waits for the store as without prefetch, in order of
-    /// arrival. [`Permit::remaining`](crate::Permit::remaining) is the sum of what remained at the
-    /// store when it was last asked, and of the permits held here. A refunded permit can be spent
-    /// again by this process.
-    ///
-    /// While the store is down, the permits held here are spent first; then
-    /// [`OnStoreError`](crate::OnStoreError) applies.
-    ///
-    /// A rule with prefetch cannot be one of several in
-    /// [`Limiter::acquire_all`](crate::Limiter::acquire_all). The memory store counts in this
-    /// process anyway, and ignores it. It is not part of the counter's name.
+    /// Processes may have different settings: they still share the counter. The memory store ignores
+    /// the setting, as it has no round trips.
     ///
     /// ```
     /// # use ratelimit_runtime::Rule;
@@ -250,34 +249,36 @@ impl Rule {
         self.checked()
     }
 
-    /// Bans a key for this time when its limit is reached: the first refusal bans the counter, and
+    /// Bans a key for this time when it calls over its limit: the first refusal bans the counter, and
     /// each further call is refused as [`Cause::Banned`](crate::Cause::Banned) until the ban ends.
     ///
     /// An attack then costs a query to the store once a second in each process, and writes once.
     ///
     /// - The refusal that bans is a `Banned` one, too. It is the one refusal that writes. Refusals
     ///   during the ban write nothing, and do not prolong it.
-    /// - A ban lasts until it ends, or until none of the counter's charges would count any more if
-    ///   that is later. Then the counter is fresh. A [`SlidingLog`](Algorithm::SlidingLog) keeps its
-    ///   charges and holds instead, and the ban lasts exactly as long as given.
+    /// - A ban lasts for the given time, or until the window of the counter is over if that is longer.
+    ///   For a bucket, that is when it is full again. Then the counter begins at zero. A
+    ///   [`SlidingLog`](Algorithm::SlidingLog) keeps its charges and holds instead, and the ban lasts
+    ///   exactly as long as given.
     /// - Of several rules of a call, those that refuse ban their own counters. The others charge
     ///   nothing and ban nothing.
-    /// - [`Limiter::peek`](crate::Limiter::peek) never bans, nor does a cost that
-    ///   [never fits](crate::Cause::NeverFits), or one that others hold and may release.
+    /// - No ban comes from [`Limiter::peek`](crate::Limiter::peek), from a cost that [never
+    ///   fits](crate::Cause::NeverFits), or from a refusal because of amounts that running calls hold.
     /// - [`Limiter::unban`](crate::Limiter::unban) ends a ban. A process caches a ban for a second at
     ///   most. [`Limiter::ban`](crate::Limiter::ban) bans any counter, whatever its rule, and tells
     ///   more about bans.
-    /// - While the store is down, [`OnStoreError::Local`](crate::OnStoreError::Local) knows none of
+    /// - While the store is away, [`OnStoreError::Local`](crate::OnStoreError::Local) knows none of
     ///   its bans, and bans in this process.
     ///
-    /// The time is part of neither the counter's name nor its state, so processes may have different
-    /// ones, or none: they all refuse a banned key. It is rounded up to a millisecond, and is at most
-    /// 49 days. A zero time is no ban.
+    /// The time is rounded up to a millisecond, and is at most 49 days. A zero time is no ban. Processes
+    /// may have different times, or none: they all refuse a banned key.
     ///
-    /// The rule is invalid with a [`LeakyBucket`](Algorithm::LeakyBucket) or
-    /// [`Concurrent`](Algorithm::Concurrent), with prefetch, and in shadow mode. Calls that wait for
-    /// the limit are refused as [`Cause::Misconfigured`](crate::Cause::Misconfigured), because a
-    /// caller that is banned should not wait.
+    /// A rule with a ban is invalid with a [`LeakyBucket`](Algorithm::LeakyBucket) or
+    /// [`Concurrent`](Algorithm::Concurrent), with prefetch, and in shadow mode. Its calls cannot wait
+    /// for the limit, because a caller that is banned should not wait. In the attribute, `ban` with
+    /// `on_limit = Wait` is a compile error. A call that waits in another way, such as
+    /// [`Limiter::acquire_within`](crate::Limiter::acquire_within), is refused as
+    /// [`Cause::Misconfigured`](crate::Cause::Misconfigured).
     ///
     /// ```
     /// use ratelimit_runtime::{Cause, Limiter, Rule};

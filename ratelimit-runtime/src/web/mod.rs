@@ -1,59 +1,48 @@
-//! Limits of HTTP and gRPC requests: a layer in front of any service (features `tower` and
-//! `actix-web`), header fields, and refusals as responses (features `axum` and `actix-web`).
+//! Limits for HTTP and gRPC servers: a layer in front of a service, and refusals as responses.
 //!
-//! | server | limits as a layer | a refusal of an annotated handler |
+//! The layer is [`RateLimitLayer`]. A handler may also have the attribute, and its refusal,
+//! `RequestPerMinute`, is then a response. The features:
+//!
+//! | server | layer | refusal of a handler as a response |
 //! |---|---|---|
-//! | `axum` | `RateLimitLayer` as a layer of a router (`tower`) | `IntoResponse` (`axum`) |
-//! | `actix-web` | `RateLimitLayer` as middleware of an app (`actix-web`) | `ResponseError` (`actix-web`) |
-//! | `tonic`, `hyper` and other services of `tower` | `RateLimitLayer` (`tower`) | a value of your own |
+//! | `axum` | `tower`; for [`KeyBy::peer`] also `axum` | `axum` |
+//! | `actix-web` | `actix-web` | `actix-web` |
+//! | `tonic`, `hyper` and other services of `tower` | `tower` | none: make a response of your own |
 //!
-//! # Attribute, layer and client
+//! A layer has one or several limits. A [`Limit`] is a rule with a [`KeyBy`], which says who is counted:
 //!
-//! Attribute and layer decide alike: each argument of the attribute has its part in the layer. The
-//! client is [`Outgoing`](crate::client::Outgoing) (feature `client`), which keeps to limits that
-//! others set.
+//! ```
+//! # #[cfg(feature = "tower")] {
+//! use ratelimit_runtime::{Rule, web::{KeyBy, Limit, RateLimitLayer}};
+//! use std::time::Duration;
 //!
-//! | attribute | layer | client |
-//! |---|---|---|
-//! | `prefix` `ttl` `unit` `period` `algorithm` `rule` | the `Rule` of a `Limit` | none: the upstream says |
-//! | `shadow` `denial_cache` `prefetch` `ban` | the `Rule` of a `Limit` | none: the upstream refuses calls |
-//! | `count`, also an expression | that of the rule, [`Limit::count`] or [`Limit::count_async`] | the announced limit |
-//! | `key` | [`Limit::key`] with a [`KeyBy`] | [`Outgoing::key`] |
-//! | `on_missing_key` | [`Limit::on_missing_key`] | none: each call has a host |
-//! | `cost` with a number or an expression | [`Limit::cost`] | none: responses show what a call cost |
-//! | `cost = Settled(..)` | [`Limit::settle`] with a [`SettleBy`]: by status, field or body | what responses say |
-//! | `cost = Elapsed(..)` | none: it would depend on the client's reading | none: no field announces time |
-//! | several attributes | several limits of one [`RateLimitLayer`] | the announced policy with the least remaining |
-//! | `#[limit_concurrent_requests]` | a rule of [`Concurrent`] | none: no field announces it |
-//! | `lease` | the period of such a rule | none: a call in flight counts for 30 seconds at most |
-//! | `on_limit = Reject` | the default | [`Outgoing::longest_wait`] of zero |
-//! | `on_limit = Wait(..)` | [`RateLimitLayer::wait`], bounded | the default, or [`Outgoing::longest_wait`] |
-//! | `on_limit = Return(..)` | [`RateLimitLayer::on_refusal`] | none: the caller gets the error |
-//! | `on_store_error` | [`RateLimitLayer::on_store_error`] | [`Builder::on_store_error`] |
-//! | `limiter` | [`RateLimitLayer::limiter`] | [`Outgoing::new`] |
-//! | `permit` | [`RequestHold`]; its numbers are in the fields of the response | none: the response has the numbers |
-//! | `skip` | [`Limit::when`], [`Limit::allow_keys`], [`Limit::allow_networks`] | none: use another client |
-//! | `blocking` | none: services are async | none: clients are async |
-//! | `crate` | none: the layer is no macro | none: it is no macro |
+//! /// Inserted into the request by an outer layer, which authenticates.
+//! #[derive(Clone)]
+//! struct UserId(u64);
 //!
-//! [`Concurrent`]: crate::Algorithm::Concurrent
-//! [`Outgoing::key`]: crate::client::Outgoing::key
-//! [`Outgoing::longest_wait`]: crate::client::Outgoing::longest_wait
-//! [`Outgoing::new`]: crate::client::Outgoing::new
-//! [`Builder::on_store_error`]: crate::Builder::on_store_error
+//! const PER_USER: Rule = Rule::new("user", 100, Duration::from_secs(60));
+//! const ALL: Rule = Rule::new("all", 10_000, Duration::from_secs(1));
+//!
+//! let by_user = KeyBy::extension(|user: &UserId| user.0);
+//! let layer = RateLimitLayer::new([Limit::new(PER_USER).key(by_user), Limit::new(ALL)]);
+//! # }
+//! ```
+//!
+//! A request is charged to all limits, or to none. It is decided before its body is read. Authentication
+//! has to be in an outer layer, so that it runs first. [`RateLimitLayer`] has a whole example, and the guide
+//! has one [behind a proxy](crate::guide::recipes#per-ip-address-behind-a-proxy).
 //!
 //! # Responses
 //!
-//! Header fields tell a client its limit. Their names have changed over the years: [`HeaderStyle`]
-//! selects them.
+//! Responses have header fields with the limit: by default `RateLimit-Policy: "user";q=100;w=60` and
+//! `RateLimit: "user";r=99;t=60`. [`HeaderStyle`] selects other ones, such as `X-RateLimit-*`, or none.
 //!
-//! A refused request is answered with
+//! A refused request gets
 //!
-//! - `429 Too Many Requests`;
+//! - a status, such as `429 Too Many Requests`;
 //! - `Retry-After` in whole seconds, rounded up and at least 1;
 //! - `Cache-Control: no-store`;
-//! - a body of type `application/problem+json` ([RFC
-//!   9457](https://www.rfc-editor.org/rfc/rfc9457)):
+//! - a body of type `application/problem+json` ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)):
 //!
 //! ```json
 //! {
@@ -65,20 +54,47 @@
 //! }
 //! ```
 //!
-//! | [`Cause`](crate::Cause) | status |
+//! | [`Cause`](crate::Cause) | HTTP status | gRPC status |
+//! |---|---|---|
+//! | `Exceeded` | 429, with `Retry-After` | `RESOURCE_EXHAUSTED` |
+//! | `Banned` | 429, with `Retry-After` | `RESOURCE_EXHAUSTED` |
+//! | `NeverFits` | 429, without `Retry-After`: no wait would help | `RESOURCE_EXHAUSTED` |
+//! | `MissingKey` | 403 | `PERMISSION_DENIED` |
+//! | `Unavailable` | 503, with `Retry-After: 1` | `UNAVAILABLE` |
+//! | `Misconfigured` | 500 | `INTERNAL` |
+//!
+//! - For a limit of concurrent calls, `Retry-After` is 1: when a place becomes free is not known.
+//! - The body of the last two names neither servers nor settings, as they are not for clients. The log
+//!   does.
+//! - [`RateLimitLayer::on_refusal`] makes another response, with the same header fields.
+//! - Outer layers find the [`RequestPerMinute`](crate::RequestPerMinute) in the extensions of the response.
+//! - A gRPC call gets its status without a body, and a `RetryInfo` in place of `Retry-After`.
+//!
+//! # From the attribute to the layer
+//!
+//! A layer decides like the attribute. What an argument does there, this does here:
+//!
+//! | attribute | layer |
 //! |---|---|
-//! | `Exceeded` | 429, with `Retry-After`; 1 for a semaphore, whose places become free at an unknown time |
-//! | `Banned` | 429, with `Retry-After` |
-//! | `NeverFits` | 429, without `Retry-After`: no wait would help |
-//! | `MissingKey` | 403 |
-//! | `Unavailable` | 503, with `Retry-After: 1` |
-//! | `Misconfigured` | 500 |
-//!
-//! The body of the last two names neither servers nor settings, as they are not for clients. The
-//! log does.
-//!
-//! [`RateLimitLayer::on_refusal`] makes another response, with the same header fields. Outer layers
-//! find the [`RequestPerMinute`](crate::RequestPerMinute) in the extensions of the response.
+//! | `prefix` `ttl` `unit` `period` `algorithm` `rule` | the `Rule` of a [`Limit`] |
+//! | `shadow` `denial_cache` `prefetch` `ban` | the `Rule` of a [`Limit`] |
+//! | `count`, also an expression | that of the rule, [`Limit::count`] or [`Limit::count_async`] |
+//! | `key` | [`Limit::key`] with a [`KeyBy`] |
+//! | `on_missing_key` | [`Limit::on_missing_key`] |
+//! | `cost` with a number or an expression | [`Limit::cost`] |
+//! | `cost = Settled(..)` | [`Limit::settle`] with a [`SettleBy`]: by status, header field or body |
+//! | `cost = Elapsed(..)` | none: the time would depend on how fast the client reads the response |
+//! | several attributes | several limits of one [`RateLimitLayer`] |
+//! | `#[limit_concurrent_requests]` | a rule of [`Concurrent`](crate::Algorithm::Concurrent) |
+//! | `lease` | the period of such a rule |
+//! | `on_limit = Reject` | the default |
+//! | `on_limit = Wait(max = ..)` | [`RateLimitLayer::wait`]; it needs a longest time |
+//! | `on_limit = Return(..)` | [`RateLimitLayer::on_refusal`] |
+//! | `on_store_error` | [`RateLimitLayer::on_store_error`] |
+//! | `limiter` | [`RateLimitLayer::limiter`] |
+//! | `permit` | [`RequestHold`]. What remains, and until when, is in the header fields of the response |
+//! | `skip` | [`Limit::when`], [`Limit::allow_keys`], [`Limit::allow_networks`] |
+//! | `blocking`, `crate` | none: services are async, and the layer is no macro |
 
 #[cfg(feature = "actix-web")]
 mod actix;
