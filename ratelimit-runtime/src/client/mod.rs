@@ -38,7 +38,8 @@
 //! - **A call may still be refused** by the upstream, if its limit falls, or if others use the same
 //!   credential. Then all processes pause.
 //! - **Cost.** Each call takes two round trips to the store: one before it is sent, and one in the background
-//!   when it is answered. The more calls are in flight, the longer the store takes.
+//!   when it is answered. Some calls take a few more. The more calls are in flight, the longer the store
+//!   takes.
 //!
 //! # How a limit is kept
 //!
@@ -86,9 +87,9 @@
 //!   your client a timeout.
 //! - **A wait takes too long**: the call fails after [`Outgoing::longest_wait`], and was not sent. So it does
 //!   if the limiter is [closed](crate::Limiter::close).
-//! - **An upstream fails**, with 500 and above and without fields: it is called by one call at a time. An
-//!   upstream that has announced limits in the last minute, and now sends none, is treated like that, too:
-//!   the response may be a page of a proxy.
+//! - **An upstream fails**, with 500 and above and without fields: calls are sent one after the other. So
+//!   they are if it has announced limits in the last minute, and now sends none: the response may be a page
+//!   of a proxy.
 //! - **The store is away**: with the failure policy `Local` or `Allow`, each process keeps to what the upstream
 //!   tells this process. With `Deny` no calls are sent, and with `Wait` they wait. After the outage a call
 //!   probes, and other processes are told of a pause that still lasts. Calls of the outage that are in flight
@@ -106,9 +107,10 @@
 //! - **Rounded seconds.** If an upstream rounds a reset down, the first call after it comes too early, and
 //!   may be refused.
 //! - **`RateLimit-Policy` alone** does not say when the upstream's window begins. So two windows of the client
-//!   may fall into one of the upstream, with twice its quota. Calls in flight count as used there, even if
-//!   they failed.
-//! - **Redirects.** `reqwest` follows them inside of one call: use `redirect::Policy::none()`.
+//!   may fall into one of the upstream, with twice its quota. Calls in flight count as used for the whole
+//!   window, even if they failed.
+//! - **Redirects.** `reqwest` follows them inside of one call, so these requests are not limited: use
+//!   `redirect::Policy::none()`.
 //! - **Default header fields.** `reqwest` adds them after the key was made: use [`Outgoing::key`] for a
 //!   credential in them.
 //! - **Room in the store.** Each key has eight counters, for up to two hours after its last call; that of a
