@@ -90,7 +90,7 @@
 //! # Changes and mistakes
 //!
 //! - **How the file is replaced** does not matter: it may be rewritten, renamed or linked to another file,
-//!   like a Kubernetes ConfigMap. It is read a few times a second.
+//!   like a Kubernetes `ConfigMap`. It is read a few times a second.
 //! - **An invalid file** is ignored as a whole. The rules stay as they were, and the log has an `ERROR` with
 //!   the line. At the start, it is a [`SetupError`].
 //! - **Settings that do not fit the rule in the code** are ignored for this rule only. Two examples are
