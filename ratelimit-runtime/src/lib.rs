@@ -1,7 +1,9 @@
 //! Rate limits for async functions, declared with one attribute.
 //!
-//! No caller gets through more often than the limit's algorithm promises: in one process, or in
-//! many that share one Redis server or a cluster.
+//! A limit is counted in one process, or in many that share a Redis server or a cluster. Each
+//! algorithm has [a maximum](guide::choosing#promises-of-each-algorithm) that concurrent calls and
+//! many processes cannot exceed. More calls may run [while Redis is away](#redis), and in a few
+//! [other cases](guide::promises#limits-of-the-promises).
 //!
 //! ```
 //! use ratelimit_runtime::{RequestPerMinute, limit_request_per_time};
@@ -21,17 +23,23 @@
 //! # });
 //! ```
 //!
-//! - **The error type** of the function needs a `From<RequestPerMinute>`. With `on_limit = Return(..)`,
-//!   a function may return any type.
+//! - **Name.** `prefix` is the name of the limit. Functions with the same prefix, key, algorithm and
+//!   period share one counter.
+//! - **Period.** `ttl` and `unit`, or `period = "1m"`.
+//! - **Key.** `key` says who is counted. Without it, all calls share one counter.
+//! - **Error.** [`RequestPerMinute`] is the error of a refused call, whatever the period is. The
+//!   error type of the function needs a `From<RequestPerMinute>`. With `on_limit = Return(value)`, a
+//!   function returns this value instead, and may return any type.
 //! - **Waiting.** With `on_limit = Wait(max = "30s")`, a call over the limit waits for its turn.
 //! - **Algorithms.** `algorithm = ..` chooses between fixed windows, sliding windows, a log, a token
 //!   bucket and a leaky bucket: see [`Algorithm`].
-//! - **Costs.** `cost = ..` lets a call take more of the limit than 1, also by its result, or by the
-//!   time that it took.
+//! - **Costs.** `cost = ..` is the amount of the count that a call takes, by default 1. It is a
+//!   number, or an amount that is known when the call ends, such as bytes or its running time.
 //! - **Concurrent calls** are limited by [`limit_concurrent_requests`].
-//! - **Functions that are not async** take the word `blocking`.
+//! - **Functions that are not async** have the word `blocking` in the attribute. Async code calls
+//!   them inside `tokio::task::spawn_blocking`.
 //!
-//! [`limit_request_per_time`] describes all arguments.
+//! [`limit_request_per_time`] describes all arguments. The crate needs tokio.
 //!
 //! # Redis
 //!
@@ -42,24 +50,31 @@
 //! # async fn start() -> Result<(), ratelimit_runtime::SetupError> {
 //! use ratelimit_runtime::Limiter;
 //!
-//! Limiter::connect("redis://127.0.0.1:6379").await?.install()?;
+//! Limiter::builder("redis://127.0.0.1:6379")
+//!     .instances(4) // the number of processes that share the limits
+//!     .build()
+//!     .await?
+//!     .install()?;
 //! # Ok(()) }
 //! ```
 //!
-//! While the server is away, each process counts alone, or as you choose: see [`OnStoreError`].
+//! While the server is away, each process counts alone, by default. It then admits its share: the
+//! count divided by [`Builder::instances`]. If that is not set, **each process admits the whole
+//! count**. [`OnStoreError`] has other policies: refuse, wait, or admit every call.
 //!
 //! # Without the attribute
 //!
-//! Code without the attribute uses a [`Rule`] and a [`Limiter`]: see [`Limiter::acquire`] and
-//! [`Limiter::acquire_blocking`]. Requests of a web server are limited by a layer: see [`web`].
-//! Outgoing calls keep to the limits of others with [`client`].
+//! - Code without the attribute uses a [`Rule`] and a [`Limiter`]: see [`Limiter::acquire`] and
+//!   [`Limiter::acquire_blocking`].
+//! - A layer limits the requests to a web server: see [`web`].
+//! - A client keeps within the limits of the servers that it calls: see [`client`].
 //!
 //! # Guide
 //!
 //! The [`guide`] has [recipes](guide::recipes), says [which algorithm to choose](guide::choosing), [how to
 //! set up Redis](guide::redis), [what happens when it fails](guide::failures) and [how to test
 //! limits](guide::testing). It explains [each log event and metric](guide::operations), and lists
-//! [the limits of the promises](guide::promises#limits-of-the-promises).
+//! [all cases in which more calls are admitted](guide::promises#limits-of-the-promises).
 //!
 //! # Features
 //!
@@ -70,14 +85,14 @@
 //! | `rustls` | Redis over TLS: `rediss://`, `rediss+cluster://` and `rediss+sentinel://` |
 //! | `metrics` | [metrics](guide::operations#metrics), through the crate [`metrics`](https://docs.rs/metrics) |
 //! | `config` | rules in a file that may change while the program runs: see [`config`] |
-//! | `tower` | [`web::RateLimitLayer`], limits in front of any service of HTTP or gRPC requests |
-//! | `actix-web` | the same layer as middleware of `actix-web`, and `RequestPerMinute` as its response |
-//! | `axum` | `RequestPerMinute` as a response; see [`web`] |
-//! | `client` | [`client::Outgoing`], outgoing calls within the limits that upstreams announce |
-//! | `reqwest-middleware` | the same as a middleware for `reqwest` |
+//! | `tower` | [`web::RateLimitLayer`], a layer that limits HTTP and gRPC requests |
+//! | `axum` | for `axum`, beside `tower`: the peer's address as a key, and `RequestPerMinute` as a response |
+//! | `actix-web` | [`web::RateLimitLayer`] as middleware of `actix-web`, and `RequestPerMinute` as its response |
+//! | `client` | [`client::Outgoing`], a layer that keeps calls within the limits in the responses' header fields |
+//! | `reqwest-middleware` | [`client::Outgoing`] as a middleware for `reqwest` |
 //! | `stream` | [`Limiter::limit_stream`]: each item of a stream waits until a rule admits it |
 //! | `uuid` | UUIDs as keys |
-//! | `conformance` | the tests that a store of your own has to pass |
+//! | `conformance` | the tests that [a store of your own](guide::own_store) has to pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
