@@ -2,40 +2,61 @@
 //!
 //! | page | about |
 //! |---|---|
-//! | [`choosing`] | which algorithm to take, and what each promises |
+//! | [`choosing`] | the algorithms: which one to take, and what each promises |
 //! | [`recipes`] | per user, per tenant, behind a proxy, logins, outgoing calls, tokens, batch jobs |
 //! | [`redis`] | one server, sentinels, cluster, TLS, and what to set on the server |
-//! | [`failures`] | what happens to calls when Redis fails, and which policy to choose |
+//! | [`failures`] | what happens to calls while Redis is away, and which policy to choose |
 //! | [`operations`] | each log event and each metric, the dashboard, alerts |
-//! | [`sizing`] | memory, time, and processes for a server |
+//! | [`sizing`] | memory, time, and how many processes a server can serve |
 //! | [`testing`] | tests without a server, and without waiting |
 //! | [`own_store`] | counters elsewhere than in memory or in Redis |
-//! | [`promises`] | what each number means, and when a promise does not hold |
-//! | [`how_it_works`] | holds, waiting, cached denials, prefetched quota, background work |
+//! | [`promises`] | the numbers that a call gets, and all cases in which more calls are admitted |
+//! | [`how_it_works`] | costs that are known at the end, waiting, and calls that need no round trip |
 //!
 //! Coming from another limiter: [`from_governor`], [`from_tower_governor`], [`from_bucket4j`],
 //! [`from_lua`].
 //!
 //! # Words
 //!
+//! A limit:
+//!
 //! | word | meaning |
 //! |---|---|
-//! | rule | a prefix, a count, a period and an algorithm |
+//! | rule | a limit: a prefix, a count, a period and an algorithm |
+//! | prefix | the name of a rule |
+//! | period | the time for which a call counts: `ttl` and `unit`, or `period` |
 //! | key | who or what is counted: a user, an address |
 //! | counter | the state of one rule for one key |
-//! | cost | what a call takes of the count; 1 by default |
-//! | charge | a cost that was counted |
-//! | permit | the right to run once, already charged |
-//! | refusal, denial | a call that may not run now: [`RequestPerMinute`] |
-//! | refund | takes a charge back |
-//! | hold | an amount that a log or a semaphore keeps for a call until it ends |
-//! | settle | charge what a call used: end its hold, or refund the rest of its charge |
-//! | place | a hold of `limit_concurrent_requests` |
-//! | lease | the time for which a hold counts without being renewed |
-//! | quota, prefetch | permits that a process has charged in advance |
+//! | window | a time span of one period, for some algorithms with a fixed begin |
+//! | bucket | the tokens of a `TokenBucket`; in `SlidingWindow(buckets = n)`, a part of the window |
 //! | burst | the size of a token bucket |
-//! | store | what keeps the counters: memory, Redis, or your own |
-//! | share | what one process may admit by itself while the store is away |
+//! | slot | the time at which a call of a `LeakyBucket` may begin |
+//! | store | where the counters are: memory, Redis, or a store of your own |
+//!
+//! A call:
+//!
+//! | word | meaning |
+//! |---|---|
+//! | cost | the amount of the count that a call takes; 1 by default |
+//! | charge | the cost as the counter has it |
+//! | permit | the right to run once, already charged |
+//! | refusal | a call that may not run now: [`RequestPerMinute`] |
+//! | refund | to take a charge back |
+//! | settle | at the end of a call, to replace what was charged first by what was used |
+//! | hold | what a running call has taken until it ends |
+//! | place | the hold of a call under `limit_concurrent_requests` |
+//! | lease | the time after which a hold ends if its process no longer renews it |
+//! | cached denial | the store's refusal, which the process repeats without asking again |
+//! | prefetched permits, quota | permits that a process has charged ahead, to spend without asking the store |
+//! | ban | a time in which each call of a key is refused |
+//!
+//! An outage:
+//!
+//! | word | meaning |
+//! |---|---|
+//! | away | the store cannot decide: it is unreachable, too slow, or full |
+//! | failure policy | what happens to calls then: [`OnStoreError`] |
+//! | share | what one process may admit then, by the policy `Local` |
 
 // For the links in the pages.
 #[cfg(doc)]
