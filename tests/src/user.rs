@@ -12,27 +12,26 @@ pub(crate) struct User {
     pub(crate) rules: Vec<String>,
 }
 
-/// The paragraph of the runtime's documentation about a user's rights, as one line.
-fn paragraph() -> String {
+/// The section of the runtime's documentation about a user's rights.
+fn section() -> &'static str {
     let docs = include_str!("../../ratelimit-runtime/src/guide/redis.md");
-    let start = docs.find("`ACL SETUSER ").expect("the runtime's documentation has an `ACL SETUSER ..`");
-    let paragraph = docs[start..].split("\n\n").next().expect("a first part");
-    paragraph.replace('\n', " ")
+    docs.split("# Rights of the Redis user").nth(1).expect("the runtime's documentation has a section of rights")
 }
 
 /// The `ACL SETUSER ..` of the runtime's documentation: for a user who counts in the namespace `shop`.
-pub fn documented_acl() -> String {
-    paragraph().split('`').nth(1).expect("what stands between backticks").to_owned()
+pub fn documented_acl() -> &'static str {
+    section().lines().find(|line| line.starts_with("ACL SETUSER ")).expect("a line `ACL SETUSER ..`")
 }
 
 impl User {
-    /// With all rights the paragraph mentions, on all keys: most tests have no namespace.
+    /// With all rights of the section, on all keys: most tests have no namespace. Those of sentinels are for
+    /// another user.
     fn documented() -> Self {
         let acl = documented_acl();
         let words: Vec<&str> = acl.split(' ').collect();
         let [_, _, name, rules @ ..] = words.as_slice() else { panic!("`{acl}` names no user") };
-        let paragraph = paragraph();
-        let others = paragraph.split('`').skip(3).step_by(2).filter(|code| code.starts_with('+'));
+        let codes = section().split('`').filter(|code| code.starts_with('+'));
+        let others = codes.filter(|code| !code.starts_with("+sentinel"));
         let password = rules.iter().find_map(|rule| rule.strip_prefix('>')).expect("a password");
         let rules = rules.iter().map(|rule| if rule.starts_with('~') { "~*" } else { rule });
         User {
