@@ -7,12 +7,12 @@
 /// | algorithm | admitted in any window of P, at most | state per key |
 /// |---|---|---|
 /// | `FixedWindow` | 2C; C in each of its windows | one integer |
-/// | `SlidingLog` | C, exactly | about 10 bytes per admitted call |
+/// | `SlidingLog` | C, exactly | per admitted call about 10 bytes on Redis, 16 to 32 in memory |
 /// | `SlidingWindow { buckets: n, .. }` | less than 2C; C in any window of P - P/n | n + 3 numbers of 8 bytes |
 /// | `SlidingWindow { weighted: false, .. }` | 2C; C in any window of P - P/n | n + 2 numbers of 8 bytes |
 /// | `TokenBucket { burst: B, .. }` | B + C | three integers |
 /// | `LeakyBucket { queue: Q }` | C, by slots; C - 1 + the largest cost, if costs differ from 1 | three integers |
-/// | `Concurrent` | any number, but never more than C at once | about 100 bytes per call that holds places |
+/// | `Concurrent` | any number, but never more than C at once | about 100 bytes per call that holds places, on Redis |
 ///
 /// ```
 /// use ratelimit_runtime::{Algorithm, Refill, Rule};
@@ -46,8 +46,8 @@ pub enum Algorithm {
     },
     /// Keeps each admitted call for one period.
     ///
-    /// This is the *sliding window log*: exact in every window of the period, at about 10 bytes per
-    /// call. Calls within one microsecond (one millisecond for periods above 200 seconds) share an
+    /// This is the *sliding window log*: exact in every window of the period. On Redis an
+    /// admitted call takes about 10 bytes. Calls within one microsecond (one millisecond for periods above 200 seconds) share an
     /// entry, which is the sum of their costs.
     ///
     /// A log has room for 10,000 holds at once, such as reservations. A further hold is refused
