@@ -42,7 +42,7 @@ pub struct Acquire {
 }
 
 enum AcquireState {
-    /// Before the first poll. If that admits the call, it takes the engine: the rest stays as it
+    /// Before the first poll. If that decides the call, it takes the engine: the rest stays as it
     /// is, since moving it takes as long as the arithmetic.
     Attempt(Option<EngineRef>, RequestKey),
     /// The charge travels in a batch with other callers' charges.
@@ -144,6 +144,7 @@ impl Acquire {
     #[allow(clippy::inline_always)] // `poll` is this
     fn decide(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
         if let AcquireState::Attempt(Some(engine), _) = &self.state
+            && !self.options.waits
             && engine.settings().rules_may_differ()
         {
             return self.decide_applied(context, awaits);
@@ -155,14 +156,16 @@ impl Acquire {
     #[inline(never)]
     fn decide_applied(&mut self, context: &mut Context<'_>, awaits: bool) -> Poll<AcquireResult> {
         let rule = self.rule;
-        if let AcquireState::Attempt(Some(engine), key) = &self.state
-            && let Some(key) = key.counter_key()
-            && let Some(applied) = engine.settings().rules_now().applied(&rule, key, false, false)
-        {
-            self.rule = *applied;
-            return self.decide_by(Some(rule), context, awaits);
-        }
-        self.poll_slow(awaits.then_some(context))
+        let applied = match &self.state {
+            AcquireState::Attempt(Some(engine), key) => key.counter_key().and_then(|key| {
+                let rules = engine.settings().rules_now();
+                rules.applied(&rule, key, false, false).map(|applied| *applied)
+            }),
+            _ => None,
+        };
+        let Some(applied) = applied else { return self.poll_slow(awaits.then_some(context)) };
+        self.rule = applied;
+        self.decide_by(Some(rule), context, awaits)
     }
 
     /// Attempts to charge. The general way resolves the call if that is unsupported, by the `original` rule
@@ -196,7 +199,9 @@ impl Acquire {
                     }
                 }
                 Attempt::Pending => {
-                    if let (Some(engine), Some(ticket)) = (place.take(), ticket) {
+                    if let Some(ticket) = ticket
+                        && let Some(engine) = place.take()
+                    {
                         let key = mem::replace(request_key, RequestKey::Skip);
                         *state = AcquireState::Batched(engine, key, ticket);
                         *rule = original.unwrap_or(*rule);
