@@ -139,12 +139,23 @@ const CLIENT_PARTS: [(&str, &[&str]); 7] = [
     ("limiter", &["until_the_limit_is_known_one_call_is_in_flight"]),
 ];
 
-/// What the attribute can do, the layer and the client can do, or the table of the docs says why not.
+/// What the attribute can do, the layer and the client can do, or the tables of their docs say why not.
 #[test]
 fn each_argument_of_the_attribute_has_its_part_in_the_layer_and_in_the_client() {
     let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let read = |path: &str| std::fs::read_to_string(workspace.join(path)).unwrap();
-    let (attribute, layer) = (read("ratelimit-macros/src/lib.rs"), read("ratelimit-runtime/src/web/mod.rs"));
+    let attribute = read("ratelimit-macros/src/lib.rs");
+    let (layer, client) = (read("ratelimit-runtime/src/web/mod.rs"), read("ratelimit-runtime/src/client/mod.rs"));
+    let rows_of = |page: &str, head: &str| -> Vec<Vec<String>> {
+        let table = page.split(head).nth(1).unwrap().lines().skip(2);
+        let rows = table.map_while(|line| line.strip_prefix("//! | "));
+        let rows = rows.map(|row| row.trim_end_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect());
+        rows.inspect(|row: &Vec<String>| {
+            assert!(row.len() == 2 && row.iter().all(|cell| !cell.is_empty() && cell != "none"), "{row:?}");
+        })
+        .collect()
+    };
+    let tables = [rows_of(&layer, "//! | attribute | layer |"), rows_of(&client, "//! | attribute | client |")];
     let mut tests = String::new();
     for folder in ["tests/it/web", "tests/it/web/black_box", "tests/it/client", "ratelimit-runtime/src/client"] {
         for file in std::fs::read_dir(workspace.join(folder)).unwrap() {
@@ -157,24 +168,22 @@ fn each_argument_of_the_attribute_has_its_part_in_the_layer_and_in_the_client() 
     let table = attribute.split("/// | argument |").nth(1).unwrap().lines().skip(2);
     let arguments: Vec<_> = table.map_while(|line| line.strip_prefix("/// | `")?.split('`').next()).collect();
     assert!(arguments.len() > 15, "{arguments:?}");
-    let rows: Vec<_> = layer.lines().filter_map(|line| line.strip_prefix("//! | ")?.split(" | ").next()).collect();
     for argument in arguments.into_iter().chain(["lease"]) {
         let (_, names) = PARTS.iter().find(|(name, _)| *name == argument).unwrap_or_else(|| panic!("{argument}"));
         for name in *names {
             assert!(tests.contains(&format!("fn {name}(")), "{argument}: there is no test {name}");
         }
-        let is_its_row = |row: &&str| row.split('`').any(|word| word.split(' ').next() == Some(argument));
-        assert!(rows.iter().any(is_its_row), "{argument} is not in the table of `web`");
+        let is_its_row = |row: &Vec<String>| row[0].split('`').any(|word| word.split(' ').next() == Some(argument));
+        for (rows, page) in tables.iter().zip(["web", "client"]) {
+            assert!(rows.iter().any(is_its_row), "{argument} is not in the table of `{page}`");
+        }
     }
-    let table = layer.split("//! | attribute | layer | client |").nth(1).unwrap().lines().skip(2);
-    for row in table.map_while(|line| line.strip_prefix("//! | ")) {
-        let cells: Vec<_> = row.trim_end_matches('|').split(" | ").map(str::trim).collect();
-        assert!(cells.len() == 3 && cells.iter().all(|cell| !cell.is_empty() && *cell != "none"), "{row}");
-        let parts = CLIENT_PARTS.iter().filter(|(name, _)| cells[0].split(['`', ' ']).any(|word| word == *name));
+    for row in &tables[1] {
+        let parts = CLIENT_PARTS.iter().filter(|(name, _)| row[0].split(['`', ' ']).any(|word| word == *name));
         let names: Vec<_> = parts.flat_map(|(_, names)| *names).collect();
-        assert!(cells[2].starts_with("none: ") || !names.is_empty(), "{row}: no test of the client");
+        assert!(row[1].starts_with("none: ") || !names.is_empty(), "{row:?}: no test of the client");
         for name in names {
-            assert!(tests.contains(&format!("fn {name}(")), "{row}: there is no test {name}");
+            assert!(tests.contains(&format!("fn {name}(")), "{row:?}: there is no test {name}");
         }
     }
 }
