@@ -552,7 +552,8 @@ impl Limiter {
     ///   until their window ends, and the log has a warning.
     /// - Waiting callers are refused, and so are later ones that would have to wait.
     /// - It waits for settlements that run in the background, for at most the deadline. Settlements and refunds
-    ///   that are repeated, because the store was away, are tried again in that time, and then no more.
+    ///   that are repeated, because the store was away, are tried again in that time, and then no more. One that
+    ///   fails later, or just before that time is over, is tried again for one deadline more.
     ///
     /// The limiter goes on deciding, with a query to the store for each call.
     ///

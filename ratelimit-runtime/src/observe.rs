@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tracing::level_filters::LevelFilter;
+use tracing::{
+    dispatcher::has_been_set,
+    level_filters::{LevelFilter, STATIC_MAX_LEVEL},
+};
 
 use crate::{OnStoreError, RequestPerMinute, Rule, error::StoreError};
 
@@ -20,10 +23,11 @@ pub(crate) fn admitted(rule: &Rule, remaining: u64) {
     recorder::admitted(rule, remaining);
 }
 
-/// Whether [`refused`] does anything.
+/// Whether [`refused`] may do anything. Without a subscriber, `tracing` may write to the `log` crate.
 #[inline]
 pub(crate) fn records_refusals() -> bool {
-    cfg!(feature = "metrics") || LevelFilter::current() >= LevelFilter::DEBUG
+    let may_log = || LevelFilter::current() >= LevelFilter::DEBUG || !has_been_set();
+    cfg!(feature = "metrics") || STATIC_MAX_LEVEL >= LevelFilter::DEBUG && may_log()
 }
 
 /// Records that a call was refused.

@@ -266,7 +266,7 @@ async fn settle(
     for (charge, done) in unheld.into_iter().chain(held).zip(results) {
         if let Err(error) = &done {
             observe::not_settled(&charge.rule, error);
-            if is_repeatable(std::slice::from_ref(charge), error) {
+            if is_repeatable(charge, error) {
                 engine.settle_again(charge.clone(), used.of(charge));
             }
         }

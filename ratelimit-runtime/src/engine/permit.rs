@@ -343,11 +343,13 @@ impl Permit {
     /// [`Cause::Unavailable`](crate::Cause::Unavailable) or
     /// [`Cause::Misconfigured`](crate::Cause::Misconfigured) if the store did not confirm the
     /// refund within the limiter's deadline. The charge may or may not have been refunded then. If the
-    /// request was not sent, or the server has refused it, it is sent again in the background.
+    /// request was not sent, or the server has refused it, it is sent again in the background. Not so if
+    /// it waited for a connection until the deadline, or if the quota was prefetched.
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped before it is done, the charge may or may not have been refunded.
+    /// If the future is dropped before it is done, the charge may or may not have been refunded. It is not
+    /// sent again.
     pub async fn refund(self) -> Result<u64, RequestPerMinute> {
         let receipt = match self.receipt {
             Receipt::Backend(engine, receipt) => return engine.refund_receipt(receipt).await,

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
     backend_kind::BackendReceipt,
@@ -19,6 +19,7 @@ use crate::{
     background,
     counter::CounterId,
     deadline,
+    duration::with_jitter,
     store::{Charge, Charges, Hold, Reply, StoreError},
 };
 
@@ -49,6 +50,14 @@ impl Work {
         }
     }
 
+    /// True if nothing is left to repeat after this error.
+    fn ends_with(&self, error: &StoreError) -> bool {
+        match self {
+            Self::Settle(charge, _) if charge.hold.is_some() => false,
+            Self::Settle(..) | Self::Refund(_) => error.misconfigured || !error.is_unsent(),
+        }
+    }
+
     /// The time for which a charge counts.
     fn longest(&self) -> Duration {
         let longest = |charge: &Charge| match charge.hold {
@@ -66,10 +75,10 @@ fn counts_for(rule: &Rule) -> Duration {
     rule.period().saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
 }
 
-/// True if another attempt settles or refunds no more than one. The store knows a hold that it has settled. A
-/// refund or a charge that was sent may have arrived.
-pub(super) fn is_repeatable(charges: &[Charge], error: &StoreError) -> bool {
-    !error.misconfigured && (charges.iter().all(|charge| charge.hold.is_some()) || error.is_unsent())
+/// True if another attempt to settle a charge settles no more than one. The store knows a hold that it has
+/// settled. A refund or a charge that was sent may have arrived.
+pub(super) fn is_repeatable(charge: &Charge, error: &StoreError) -> bool {
+    !error.misconfigured && (charge.hold.is_some() || error.is_unsent())
 }
 
 impl EngineRef {
@@ -86,20 +95,26 @@ impl EngineRef {
         let _ = background::spawn(async move {
             let (mut end, mut pause, mut is_closed) = (after(work.longest()), FIRST_PAUSE, false);
             loop {
-                tokio::select! {
+                let turn = async {
+                    sleep_until(end.min(after(with_jitter(pause)))).await;
+                    timeout_at(end, engine.settlements().turn()).await
+                };
+                let turn = tokio::select! {
                     biased;
                     () = closing.closed(), if !is_closed => {
-                        (end, pause, is_closed) = (end.min(after(deadline)), FIRST_PAUSE, true);
+                        (end, pause, is_closed) = (end.min(after(deadline)), Duration::ZERO, true);
+                        continue;
                     }
-                    () = sleep_until(end.min(after(pause))) => pause = (2 * pause).min(LONGEST_PAUSE),
-                }
+                    turn = turn => turn,
+                };
+                pause = (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
                 let left = end.saturating_duration_since(Instant::now()).min(deadline);
                 if left.is_zero() {
                     break;
                 }
                 let done = deadline::within(work.ask(&engine), left, deadline).await.and_then(|done| done);
-                let is_held = work.charges().iter().all(|charge| charge.hold.is_some());
-                if done.map_or_else(|error| !is_held && !is_repeatable(work.charges(), &error), |()| true) {
+                drop(turn);
+                if done.map_or_else(|error| work.ends_with(&error), |()| true) {
                     break;
                 }
             }
@@ -157,9 +172,10 @@ impl Refund {
         let refunded = engine.within_deadline(self.reply).await.and_then(|refunded| refunded);
         self.counters.into_iter().for_each(|counter| engine.queues().changed_id(counter));
         if let (Err(error), Some(charges)) = (&refunded, self.repeatable)
-            && is_repeatable(&charges, error)
+            && let work = Work::Refund(charges)
+            && !work.ends_with(error)
         {
-            engine.repeat(Work::Refund(charges));
+            engine.repeat(work);
         }
         refunded
     }

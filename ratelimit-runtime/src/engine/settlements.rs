@@ -11,7 +11,10 @@ use std::{
 };
 
 use tokio::{
-    sync::watch::{Receiver, Sender},
+    sync::{
+        Semaphore, SemaphorePermit,
+        watch::{Receiver, Sender},
+    },
     time::{Instant, timeout},
 };
 
@@ -25,17 +28,32 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause before a retry.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// The most repeats at a time: they share one connection, and one that gets no reply in time is lost.
+const MOST_REPEATS: usize = 64;
+
 /// Settlements in flight by counter. One has ended when its sender is dropped.
 type InFlight = HashMap<CounterId, Vec<Receiver<()>>, BuildHasherDefault<IdentityHasher>>;
 
 /// Settlements in flight. A call waits for those of its counters.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Settlements {
     by_counter: Mutex<InFlight>,
     /// The number of counters, for a check without the lock.
     count: AtomicUsize,
     /// True once the limiter is closed. Its receivers are the settlements and refunds that are repeated.
     closed: Sender<bool>,
+    turns: Semaphore,
+}
+
+impl Default for Settlements {
+    fn default() -> Self {
+        Self {
+            by_counter: Mutex::default(),
+            count: AtomicUsize::default(),
+            closed: Sender::default(),
+            turns: Semaphore::new(MOST_REPEATS),
+        }
+    }
 }
 
 impl Settlements {
@@ -105,6 +123,11 @@ impl Settlements {
     /// The end of the limiter, for something that is repeated. [`Settlements::close`] waits until this is dropped.
     pub(super) fn closing(&self) -> Closing {
         Closing(self.closed.subscribe())
+    }
+
+    /// The turn of something that is repeated. It ends when this is dropped.
+    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.turns.acquire().await.ok()
     }
 
     fn lock(&self) -> MutexGuard<'_, InFlight> {

@@ -79,9 +79,17 @@ async fn send_once<'a>(
     let mut replies = connection.send(pairs.into_iter(), callers).await?.into_iter();
     let mut answers = Vec::with_capacity(replies.len() / 2);
     while let (Some(asked), Some(reply)) = (replies.next(), replies.next()) {
-        answers.push(if matches!(asked, Value::ServerError(_)) { asked } else { reply });
+        answers.push(asked_reply(asked, reply));
     }
     Ok(answers)
+}
+
+/// The reply to a command after ASKING. If both failed, the error of ASKING explains the other one.
+fn asked_reply(asked: Value, reply: Value) -> Value {
+    match (&asked, &reply) {
+        (Value::ServerError(_), Value::ServerError(_)) => asked,
+        _ => reply,
+    }
 }
 
 /// An error about one key of a command, which has not run.
@@ -91,4 +99,20 @@ fn is_about_one(reply: &Value) -> bool {
 
 fn is_error(reply: &Value, kind: ServerErrorKind) -> bool {
     matches!(reply, Value::ServerError(error) if error.kind() == Some(kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::parse_redis_value;
+
+    use super::*;
+
+    #[test]
+    fn a_script_that_has_run_is_not_hidden_by_the_reply_to_asking() {
+        let [error, other] =
+            ["-ERR asking\r\n", "-MOVED 1 host:1\r\n"].map(|line| parse_redis_value(line.as_bytes()).unwrap());
+        assert_eq!(asked_reply(error.clone(), Value::Int(1)), Value::Int(1));
+        assert_eq!(asked_reply(Value::Okay, other.clone()), other);
+        assert_eq!(asked_reply(error.clone(), other), error);
+    }
 }

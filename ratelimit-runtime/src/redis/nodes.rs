@@ -79,7 +79,7 @@ impl Nodes {
     /// The error of a decision that has no reply. It is marked as unsent if nothing was sent.
     pub(super) fn failure(&self, slot: u16, error: SendError) -> StoreError {
         match (self, error) {
-            (Self::Cluster(cluster), SendError::Indeterminate(error)) => cluster.no_reply(slot, error),
+            (Self::Cluster(cluster), SendError::Indeterminate(error)) => cluster.no_reply(slot, error.partly_sent()),
             (_, error) => error.into_error(),
         }
     }
@@ -90,7 +90,8 @@ impl Nodes {
             Self::Cluster(_) if slots::is_redirection(reply) => {
                 StoreError::unavailable("another node has its slot").unsent()
             }
-            _ => answer(reply.clone()).map_or_else(|error| error, |reply| unexpected(&reply)),
+            // Not unsent: the caller would ask a server again that refuses.
+            _ => answer(reply.clone()).map_or_else(StoreError::partly_sent, |reply| unexpected(&reply)),
         }
     }
 

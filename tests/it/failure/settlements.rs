@@ -1,15 +1,16 @@
 //! Settlements and refunds that the store could not make at first: they are repeated, and made once.
 
 use std::future::pending;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use ratelimit_harness::{Mode, Proxy, RedisCluster, RedisServer};
 use ratelimit_runtime::__private::{Call, charge_settled, key as key_of, permit_of_several};
 use ratelimit_runtime::conformance::store_of;
-use ratelimit_runtime::store::{Batch, Charges, Reply, StoreError};
+use ratelimit_runtime::store::{Batch, Charge, Charges, Reply, StoreError};
 use ratelimit_runtime::{Cause, CounterName, Key, Limiter, OnStoreError, Permit, RequestPerMinute, Reservation, Store};
 use tokio::time::sleep;
 
@@ -230,4 +231,72 @@ async fn both_holds_of_a_call_whose_caller_left_are_ended() {
         remaining(&limiter, &TOKENS, keys[0]).await == 1000 && remaining(&limiter, &TOKENS, keys[1]).await == 1000
     })
     .await;
+}
+
+/// A store that settles nothing while it is away, and counts how many it settles at a time.
+#[derive(Clone, Debug)]
+struct SettlesSlowly {
+    memory: Limiter,
+    is_back: Arc<AtomicBool>,
+    at_once: Arc<AtomicU64>,
+    most: Arc<AtomicU64>,
+}
+
+impl Store for SettlesSlowly {
+    fn decide(&self, batch: Batch) -> Reply<Batch> {
+        store_of(&self.memory).decide(batch)
+    }
+
+    fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
+        store_of(&self.memory).refund(charges)
+    }
+
+    fn reset(&self, counter: CounterName) -> Reply<Result<(), StoreError>> {
+        store_of(&self.memory).reset(counter)
+    }
+
+    fn supports_holds(&self) -> bool {
+        true
+    }
+
+    fn renew(&self, charges: Vec<Charge>) -> Reply<Result<Vec<bool>, StoreError>> {
+        store_of(&self.memory).renew(charges)
+    }
+
+    fn settle(&self, charge: Charge, used: u64) -> Reply<Result<(), StoreError>> {
+        if !self.is_back.load(Ordering::SeqCst) {
+            return Reply::Ready(Err(StoreError::unavailable("away")));
+        }
+        let store = self.clone();
+        Reply::Pending(Box::pin(async move {
+            let at_once = store.at_once.fetch_add(1, Ordering::SeqCst) + 1;
+            store.most.fetch_max(at_once, Ordering::SeqCst);
+            sleep(300 * MS).await;
+            store.at_once.fetch_sub(1, Ordering::SeqCst);
+            store_of(&store.memory).settle(charge, used).answer().await
+        }))
+    }
+}
+
+/// The limiter is closed, or not, when the store is back.
+#[tokio::test]
+async fn few_are_repeated_at_a_time() {
+    for closes in [false, true] {
+        let memory = Limiter::in_memory();
+        let [at_once, most] = [(); 2].map(|()| Arc::default());
+        let store = SettlesSlowly { memory, is_back: Arc::default(), at_once, most };
+        let limiter = Limiter::builder("memory://").deadline(PATIENCE).on_store_error(OnStoreError::Deny);
+        let (limiter, key) = (limiter.over(store.clone()).unwrap(), fresh_key());
+        let calls = join_all((0..300).map(|_| limiter.reserve(&TOKENS, key, 1))).await;
+        assert_eq!(remaining(&limiter, &TOKENS, key).await, 700);
+        for refunded in join_all(calls.into_iter().map(|call| call.unwrap().cancel())).await {
+            assert_eq!(refunded.unwrap_err().cause(), Cause::Unavailable);
+        }
+        store.is_back.store(true, Ordering::SeqCst);
+        if closes {
+            limiter.close().await;
+        }
+        eventually("all are refunded", || async { remaining(&limiter, &TOKENS, key).await == 1000 }).await;
+        assert!((1..=64).contains(&store.most.load(Ordering::SeqCst)), "{:?}", store.most);
+    }
 }

@@ -24,7 +24,7 @@ impl SendError {
     pub(crate) fn into_error(self) -> StoreError {
         match self {
             Self::NotSent(error) => error.unsent(),
-            Self::Indeterminate(error) => error,
+            Self::Indeterminate(error) => error.partly_sent(),
         }
     }
 }
@@ -144,3 +144,15 @@ impl RepeatedCharge {
 
 #[cfg(all(test, not(model_check)))]
 mod hostile;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_may_have_run_is_not_unsent() {
+        let refused = StoreError::unavailable("refused").unsent();
+        assert!(!SendError::Indeterminate(refused.clone()).into_error().is_unsent());
+        assert!(SendError::NotSent(refused).into_error().is_unsent());
+    }
+}

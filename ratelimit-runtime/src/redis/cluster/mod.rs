@@ -121,7 +121,7 @@ impl Cluster {
             Err(SendError::NotSent(error)) => return self.retry_elsewhere(route, node, error),
             Err(SendError::Indeterminate(error)) => {
                 let _ = self.topology.refresh();
-                return NextStep::Done(Err(error.about(&node.address)));
+                return NextStep::Done(Err(error.about(&node.address).partly_sent()));
             }
         };
         match redirection(&reply, &node.address) {
