@@ -46,9 +46,9 @@ pub enum Algorithm {
     },
     /// Keeps each admitted call for one period.
     ///
-    /// This is the *sliding window log*: exact in every window of the period. On Redis an
-    /// admitted call takes about 10 bytes. Calls within one microsecond (one millisecond for periods above 200 seconds) share an
-    /// entry, which is the sum of their costs.
+    /// This is the *sliding window log*: exact in every window of the period. On Redis an admitted call
+    /// takes about 10 bytes. Calls within one microsecond (one millisecond for periods above 200
+    /// seconds) share an entry, which is the sum of their costs.
     ///
     /// A log has room for 10,000 holds at once, such as reservations. A further hold is refused
     /// with [`Cause::Exceeded`](crate::Cause::Exceeded) until one of them ends. Charges without a
