@@ -282,6 +282,10 @@ async fn callers_who_wait_on_redis_are_served_in_order() {
         let key = fresh_key();
         for number in 0..8 {
             line.join(number, rule, key, HOUR).await;
+            // By the same connection: the caller has its answer then, and waits if that is a refusal. A caller who
+            // asks before it may be admitted by the next window.
+            limiter.peek(&rule, key).await.unwrap();
+            settle().await;
         }
         let order = Arc::clone(&line.served);
         let answers = line.all().await;
