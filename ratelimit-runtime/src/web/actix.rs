@@ -23,11 +23,7 @@ use actix_web::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri, Version, request, response};
 
-use super::{
-    LimitedBody, RateLimit, RateLimitLayer,
-    gate::Gate,
-    problem::{self, Problem},
-};
+use super::{LimitedBody, RateLimit, RateLimitLayer, gate::Gate, problem};
 use crate::{FromRefusal, RequestPerMinute};
 
 /// Middleware with the same limits as the `tower` layer.
@@ -103,7 +99,11 @@ where
             let waits = gate.waits(&engine);
             let mut admission = match gate.admit(engine, &head).await {
                 Ok(admission) => admission,
-                Err(rejection) => return Ok(request.into_response(refusal(gate.refuse(rejection, &head)))),
+                Err(rejection) => {
+                    return Ok(
+                        request.into_response(refusal(gate.refuse(rejection, &head).map(LimitedBody::of_refusal)))
+                    );
+                }
             };
             if waits {
                 poll_fn(|context| service.poll_ready(context)).await?;
@@ -227,10 +227,10 @@ fn status(of: StatusCode) -> old::StatusCode {
     old::StatusCode::from_u16(of.as_u16()).unwrap_or(old::StatusCode::TOO_MANY_REQUESTS)
 }
 
-/// The response to a refused request. The server leaves its body out if it was a `HEAD`.
-fn refusal<B>(response: Response<Bytes>) -> HttpResponse<LimitedBody<B>> {
+/// The response to a refusal. The server leaves its body out if the request was a `HEAD`.
+fn refusal<B>(response: Response<B>) -> HttpResponse<B> {
     let (mut head, body) = response.into_parts();
-    let mut response = HttpResponse::with_body(status(head.status), LimitedBody::of_refusal(body));
+    let mut response = HttpResponse::with_body(status(head.status), body);
     append(head.headers.iter(), response.headers_mut());
     if let Some(refused) = head.extensions.remove::<RequestPerMinute>() {
         response.extensions_mut().insert(refused);
@@ -278,11 +278,7 @@ impl ResponseError for RequestPerMinute {
     }
 
     fn error_response(&self) -> HttpResponse {
-        let Problem { headers, body } = Problem::new(self, problem::status(self.cause()));
-        let mut response = HttpResponse::with_body(self.status_code(), BoxBody::new(body));
-        append(headers.iter(), response.headers_mut());
-        response.extensions_mut().insert(self.clone());
-        response
+        refusal(problem::whole_response(self.clone()).map(BoxBody::new))
     }
 }
 

@@ -1,8 +1,11 @@
 //! A refusal as an `axum` response.
 
-use axum::response::{IntoResponse, Response};
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
 
-use super::problem::{self, Problem};
+use super::problem;
 use crate::{FromRefusal, RequestPerMinute};
 
 /// The response to a refused request, see [`web`](crate::web). Annotated handlers return it. Outer
@@ -30,13 +33,7 @@ use crate::{FromRefusal, RequestPerMinute};
 /// ```
 impl IntoResponse for RequestPerMinute {
     fn into_response(self) -> Response {
-        let status = problem::status(self.cause());
-        let Problem { headers, body } = Problem::new(&self, status);
-        // After the body, as a text body sets a content type.
-        let mut response = (status, body).into_response();
-        response.headers_mut().extend(headers);
-        response.extensions_mut().insert(self);
-        response
+        problem::whole_response(self).map(Body::from)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header::CONTENT_TYPE, request, response::Parts};
+use http::{Method, Response, StatusCode, request, response::Parts};
 
 use super::{
     HeaderStyle, Limit, RequestHold, grpc,
@@ -60,10 +60,7 @@ impl<'a> RefusedRequest<'a> {
 
     /// The response by default, but with this status, which the body names, too.
     pub fn problem(&self, status: StatusCode) -> Response<Bytes> {
-        let mut response = Response::new(problem::body(self.refused, status).into());
-        *response.status_mut() = status;
-        response.headers_mut().insert(CONTENT_TYPE, problem::media_type());
-        response
+        problem::response(self.refused, status).map(Into::into)
     }
 }
 
@@ -174,31 +171,19 @@ impl Gate {
     pub(super) fn refuse(&self, rejection: Rejection, request: &request::Parts) -> Response<Bytes> {
         let Rejection { refused, policies } = rejection;
         let style = self.style.unwrap_or_else(HeaderStyle::installed);
-        let mut response = if let Some(media_type) = grpc::media_type(request) {
+        if let Some(media_type) = grpc::media_type(request) {
             let mut response = Response::new(Bytes::new());
             *response.headers_mut() = grpc::trailers_only(&refused, style, &policies, &media_type);
-            response
-        } else {
-            let refused_request = RefusedRequest { refused: &refused, request };
-            let mut response = match &self.on_refusal {
-                Some(respond) => respond(refused_request),
-                None => refused_request.problem(refused_request.status()),
-            };
-            replace(response.headers_mut(), &problem::fields(&refused, style, &policies));
-            response
+            response.extensions_mut().insert(refused);
+            return response;
+        }
+        let refused_request = RefusedRequest { refused: &refused, request };
+        let mut response = match &self.on_refusal {
+            Some(respond) => respond(refused_request),
+            None => refused_request.problem(refused_request.status()),
         };
-        response.extensions_mut().insert(refused);
+        problem::finish(&mut response, refused, style, &policies);
         response
-    }
-}
-
-/// Sets these fields in place of others with their names.
-fn replace(headers: &mut HeaderMap, with: &HeaderMap<HeaderValue>) {
-    for name in with.keys() {
-        headers.remove(name);
-    }
-    for (name, value) in with {
-        headers.append(name, value.clone());
     }
 }
 

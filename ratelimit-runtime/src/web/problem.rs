@@ -4,7 +4,10 @@ use std::time::Duration;
 
 #[cfg(feature = "tower")]
 use http::response::Parts;
-use http::{HeaderMap, HeaderValue, StatusCode, header::CACHE_CONTROL};
+use http::{
+    HeaderMap, HeaderValue, Response, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -16,26 +19,42 @@ use crate::{Cause, RequestPerMinute};
 /// The problem type in the IETF's draft of the `RateLimit` fields.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
-/// Header fields and body of a refusal.
+/// The response of the rule that refused.
 #[cfg(any(feature = "actix-web", feature = "axum"))]
-#[derive(Debug)]
-pub(super) struct Problem {
-    pub(super) headers: HeaderMap,
-    pub(super) body: String,
+pub(super) fn whole_response(refused: RequestPerMinute) -> Response<String> {
+    let mut response = response(&refused, status(refused.cause()));
+    finish(&mut response, refused, HeaderStyle::installed(), &[]);
+    response
 }
 
-#[cfg(any(feature = "actix-web", feature = "axum"))]
-impl Problem {
-    /// The response of the rule that refused.
-    pub(super) fn new(refused: &RequestPerMinute, status: StatusCode) -> Self {
-        let mut headers = fields(refused, HeaderStyle::installed(), &[]);
-        headers.insert(http::header::CONTENT_TYPE, media_type());
-        Self { headers, body: body(refused, status) }
+/// The response to a refusal, before [`finish`].
+pub(super) fn response(refused: &RequestPerMinute, status: StatusCode) -> Response<String> {
+    let mut response = Response::new(problem(refused, status).to_string());
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    response
+}
+
+/// Adds the header fields of a refusal, in place of others with their names. Its extensions get the
+/// refusal.
+pub(super) fn finish<B>(
+    response: &mut Response<B>,
+    refused: RequestPerMinute,
+    style: HeaderStyle,
+    policies: &[QuotaPolicy<'_>],
+) {
+    let (fields, headers) = (fields(&refused, style, policies), response.headers_mut());
+    for name in fields.keys() {
+        headers.remove(name);
     }
+    for (name, value) in &fields {
+        headers.append(name, value.clone());
+    }
+    response.extensions_mut().insert(refused);
 }
 
 /// The header fields of a refusal, with these policies, or that of the rule that refused.
-pub(super) fn fields(refused: &RequestPerMinute, style: HeaderStyle, policies: &[QuotaPolicy<'_>]) -> HeaderMap {
+fn fields(refused: &RequestPerMinute, style: HeaderStyle, policies: &[QuotaPolicy<'_>]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     forbid_caching(&mut headers);
     if let Some(wait) = wait_of(refused) {
@@ -57,11 +76,6 @@ pub(super) fn write_limit(
         let own = [status.policy()];
         style.write(if policies.is_empty() { &own } else { policies }, Some(&status), headers);
     }
-}
-
-/// The media type of [`body`].
-pub(super) const fn media_type() -> HeaderValue {
-    HeaderValue::from_static("application/problem+json")
 }
 
 /// The status of a cause.
@@ -113,10 +127,6 @@ fn is_about_the_limit(cause: Cause) -> bool {
 }
 
 /// The problem details of a refusal.
-pub(super) fn body(refused: &RequestPerMinute, status: StatusCode) -> String {
-    problem(refused, status).to_string()
-}
-
 fn problem(refused: &RequestPerMinute, status: StatusCode) -> Value {
     let detail = detail(refused);
     if is_about_the_limit(refused.cause()) {
