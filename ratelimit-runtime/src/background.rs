@@ -86,7 +86,7 @@ pub(crate) fn runtime() -> Result<Handle, StoreError> {
         if LOGGED.allow() {
             tracing::error!(%error, "cannot start the thread for background work of rate limits");
         }
-        StoreError::unavailable(format!("cannot start the thread for background work: {error}")).unsent()
+        StoreError::unavailable(format!("cannot start the thread for background work: {error}")).with_no_effect()
     })
 }
 

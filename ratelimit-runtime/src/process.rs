@@ -121,7 +121,7 @@ impl Limiter {
     #[must_use]
     pub fn current() -> Self {
         let process_wide = || Handles::of_process().map_or_else(|| default_limiter().clone(), Self);
-        SCOPED.try_with(Self::clone).unwrap_or_else(|_| process_wide())
+        Self::scoped().unwrap_or_else(process_wide)
     }
 
     /// The engine of [`Limiter::current`], for one call.

@@ -89,7 +89,7 @@ pub(crate) fn held_charges(charges: &Charges) -> Option<Charges> {
 fn is_granted(batch: &Batch) -> Option<bool> {
     let granted = |request: &Request| match &request.outcome {
         Ok(is_granted) => Some(*is_granted),
-        Err(error) => (error.is_unsent() || error.misconfigured).then_some(false),
+        Err(error) => (error.has_no_effect() || error.misconfigured).then_some(false),
     };
     batch.iter().map(granted).try_fold(false, |any, granted| Some(any | granted?))
 }
@@ -102,15 +102,17 @@ fn is_granted(batch: &Batch) -> Option<bool> {
 /// While the answer is late, or if it is lost, clean-up also asks the store to end the hold. It
 /// stops asking when the store has ended it, or has replied [`MOST_ABSENCES`] times that there is
 /// none. Charges that are not held are refunded by their receipts, which are in the answer.
-async fn clean_up(engine: EngineRef, mut held: Charges, answer: Option<BatchFuture>) {
+async fn clean_up(engine: EngineRef, held: Charges, answer: Option<BatchFuture>) {
     // In a task of its own, as the store may panic.
     let mut answer = answer.map(|answer| AbortOnDrop(tokio::spawn(answer)));
     let longest = held.iter().map(lease_of).max().unwrap_or(LEASE);
     let end = after(if answer.is_some() { longest.max(LEASE) } else { longest });
-    let (mut pause, mut is_answered, mut absences) =
-        (engine.settings().deadline.clamp(FIRST_PAUSE, LONGEST_PAUSE), false, 0);
+    let (deadline, mut is_answered) = (engine.settings().deadline, false);
+    let mut pause = deadline.clamp(FIRST_PAUSE, LONGEST_PAUSE);
+    // Each with the number of replies that there is no such hold.
+    let mut held: Vec<_> = held.into_charges().map(|charge| (charge, 0)).collect();
     loop {
-        let may_ask = absences < MOST_ABSENCES && !held.is_empty();
+        let may_ask = held.iter().any(|(_, absences)| *absences < MOST_ABSENCES);
         if let Some(AbortOnDrop(waiting)) = &mut answer {
             let until = if may_ask { end.min(after(pause)) } else { end };
             if let Ok(batch) = timeout_at(until, waiting).await {
@@ -132,23 +134,21 @@ async fn clean_up(engine: EngineRef, mut held: Charges, answer: Option<BatchFutu
         if Instant::now() >= end || !may_ask && !is_answered || answer.is_none() && held.is_empty() {
             return;
         }
-        let mut is_absent = false;
         // One by one: the store may have granted one of them after another was asked for. The charges beside the
         // holds are refunded when the answer is there.
-        for charge in mem::take(&mut held).into_charges() {
+        for (charge, absences) in mem::take(&mut held) {
+            if absences >= MOST_ABSENCES && !is_answered {
+                held.push((charge, absences));
+                continue;
+            }
             let refunded = engine.store().map(|store| store.refund(charge.clone().into()));
             let refunded = refunded.unwrap_or(Reply::Ready(Ok(1)));
-            match deadline::answer(refunded, engine.settings().deadline).await {
-                Ok(0) if !is_answered => is_absent = true,
-                Ok(_) => {
-                    engine.queues().changed(&charge.counter);
-                    continue;
-                }
-                Err(_) => {}
+            match deadline::answer(refunded, deadline).await {
+                Ok(0) if !is_answered => held.push((charge, absences + 1)),
+                Ok(_) => engine.queues().changed(&charge.counter),
+                Err(_) => held.push((charge, absences)),
             }
-            held.push(charge);
         }
-        absences += u32::from(is_absent);
         if answer.is_none() {
             sleep_until(end.min(after(pause))).await;
         }

@@ -92,7 +92,8 @@ impl AcquireRequest {
     /// time that is `left`.
     fn send(self, charges: Charges, left: Duration) -> Result<AcquireResult, BoxedAcquire> {
         let Some(store) = self.engine.store() else { return Ok(Ok(Permit::free(uncounted_decision(&charges)))) };
-        if self.engine.settlements().for_charges(&charges).is_some() {
+        let settlements = self.engine.settlements();
+        if charges.iter().any(|charge| settlements.has(charge.counter.id())) {
             return Err(Box::pin(async move {
                 let (sent_at, batch) = self.query_store(charges, true).await;
                 match self.resolve_or_wait(batch, sent_at) {

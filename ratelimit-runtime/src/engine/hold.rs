@@ -19,7 +19,6 @@ use super::{
     core::{EngineRef, Origin},
     refusal::refusal,
     renewals,
-    repeat::is_repeatable,
     settlements::after,
 };
 use crate::{
@@ -266,9 +265,7 @@ async fn settle(
     for (charge, done) in unheld.into_iter().chain(held).zip(results) {
         if let Err(error) = &done {
             observe::not_settled(&charge.rule, error);
-            if is_repeatable(charge, error) {
-                engine.settle_again(charge.clone(), used.of(charge));
-            }
+            engine.settle_again(charge.clone(), used.of(charge), error);
         }
         settled = settled.and(done);
     }

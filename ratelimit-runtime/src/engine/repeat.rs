@@ -50,16 +50,16 @@ impl Work {
         }
     }
 
-    /// True if nothing is left to repeat after this error.
-    fn ends_with(&self, error: &StoreError) -> bool {
-        match self {
-            Self::Settle(charge, _) if charge.hold.is_some() => false,
-            Self::Settle(..) | Self::Refund(_) => error.misconfigured || !error.is_unsent(),
-        }
+    /// True if another attempt after this error settles or refunds no more than one. The store knows a hold that
+    /// it has settled. A refund or a charge that was sent may have arrived.
+    fn is_repeatable(&self, error: &StoreError) -> bool {
+        let is_known = |charge: &Charge| charge.hold.is_some();
+        !error.misconfigured && (error.has_no_effect() || self.charges().iter().all(is_known))
     }
 
-    /// The time for which a charge counts.
-    fn longest(&self) -> Duration {
+    /// The time for which it is repeated: as long as a hold or a charge counts. A charge may count for a moment
+    /// only, and others want its room; or for years.
+    fn repeats_for(&self) -> Duration {
         let longest = |charge: &Charge| match charge.hold {
             Some(_) if charge.rule.is_concurrent() => lease_of(charge),
             Some(_) => lease_of(charge).saturating_add(charge.rule.period()),
@@ -75,25 +75,22 @@ fn counts_for(rule: &Rule) -> Duration {
     rule.period().saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
 }
 
-/// True if another attempt to settle a charge settles no more than one. The store knows a hold that it has
-/// settled. A refund or a charge that was sent may have arrived.
-pub(super) fn is_repeatable(charge: &Charge, error: &StoreError) -> bool {
-    !error.misconfigured && (charge.hold.is_some() || error.is_unsent())
-}
-
 impl EngineRef {
-    /// Settles a charge again and again, after an attempt that has failed.
-    pub(super) fn settle_again(&self, mut charge: Charge, used: u64) {
+    /// Settles a charge in the background, after an attempt with this error.
+    pub(super) fn settle_again(&self, mut charge: Charge, used: u64, error: &StoreError) {
         charge.hold = charge.hold.map(|hold| Hold { is_retry: true, ..hold });
-        self.repeat(Work::Settle(charge, used));
+        self.repeat_after(error, Work::Settle(charge, used));
     }
 
-    /// Does the work in the background, as long as its charges count or until shortly after the limiter is closed.
-    fn repeat(&self, work: Work) {
+    /// Repeats the work in the background if it is repeatable, until shortly after the limiter is closed.
+    fn repeat_after(&self, error: &StoreError, work: Work) {
+        if !work.is_repeatable(error) {
+            return;
+        }
         let (engine, mut closing) = (self.clone(), self.settlements().closing());
         let deadline = self.settings().deadline;
         let _ = background::spawn(async move {
-            let (mut end, mut pause, mut is_closed) = (after(work.longest()), FIRST_PAUSE, false);
+            let (mut end, mut pause, mut is_closed) = (after(work.repeats_for()), FIRST_PAUSE, false);
             loop {
                 let turn = async {
                     sleep_until(end.min(after(with_jitter(pause)))).await;
@@ -114,11 +111,11 @@ impl EngineRef {
                 }
                 let done = deadline::within(work.ask(&engine), left, deadline).await.and_then(|done| done);
                 drop(turn);
-                if done.map_or_else(|error| work.ends_with(&error), |()| true) {
+                if !done.is_err_and(|error| work.is_repeatable(&error)) {
                     break;
                 }
             }
-            work.charges().iter().for_each(|charge| engine.queues().changed(&charge.counter));
+            work.charges().iter().for_each(|charge| engine.queues().changed_id(charge.counter.id()));
         });
     }
 
@@ -171,11 +168,8 @@ impl Refund {
     async fn complete(self, engine: &EngineRef) -> Result<u64, StoreError> {
         let refunded = engine.within_deadline(self.reply).await.and_then(|refunded| refunded);
         self.counters.into_iter().for_each(|counter| engine.queues().changed_id(counter));
-        if let (Err(error), Some(charges)) = (&refunded, self.repeatable)
-            && let work = Work::Refund(charges)
-            && !work.ends_with(error)
-        {
-            engine.repeat(work);
+        if let (Err(error), Some(charges)) = (&refunded, self.repeatable) {
+            engine.repeat_after(error, Work::Refund(charges));
         }
         refunded
     }

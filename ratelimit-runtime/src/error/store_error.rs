@@ -11,7 +11,7 @@ use crate::duration::ReadableDuration;
 pub struct StoreError {
     pub(crate) misconfigured: bool,
     /// Whether the store certainly did nothing.
-    unsent: bool,
+    has_no_effect: bool,
     /// Whether the server rejects the user or the password.
     credentials: bool,
     reason: Reason,
@@ -39,7 +39,7 @@ impl StoreError {
     }
 
     fn new(misconfigured: bool, reason: Cow<'static, str>) -> Self {
-        Self { misconfigured, unsent: false, credentials: false, reason: Reason::new(reason), since: None }
+        Self { misconfigured, has_no_effect: false, credentials: false, reason: Reason::new(reason), since: None }
     }
 
     /// The caller is on no tokio runtime, which a server needs.
@@ -57,21 +57,21 @@ impl StoreError {
     }
 
     /// Marks the request as not sent, or as refused before it changed anything.
-    pub(crate) fn unsent(mut self) -> Self {
-        self.unsent = true;
+    pub(crate) fn with_no_effect(mut self) -> Self {
+        self.has_no_effect = true;
         self
     }
 
     /// Marks the request as one of which a part may have run.
     #[cfg(feature = "redis")]
-    pub(crate) fn partly_sent(mut self) -> Self {
-        self.unsent = false;
+    pub(crate) fn indeterminate(mut self) -> Self {
+        self.has_no_effect = false;
         self
     }
 
     /// Whether the store certainly did nothing: the request was not sent, or was refused.
-    pub(crate) fn is_unsent(&self) -> bool {
-        self.unsent
+    pub(crate) fn has_no_effect(&self) -> bool {
+        self.has_no_effect
     }
 
     /// Marks the user or the password as rejected.

@@ -22,7 +22,7 @@ use tokio::runtime::Handle;
 use self::denials::Denial;
 pub(crate) use self::{core::Guard, upstream::Upstream};
 #[cfg(feature = "redis")]
-use crate::redis::{BatchEntry, BatchTicket};
+use crate::redis::{BatchEntry, BatchTicket, NoOutcome};
 use crate::{
     CounterName, Rule,
     backend::{Attempt, Backend, CounterReceipt, Query, Undecided, Waiter},
@@ -90,14 +90,13 @@ impl Backend for Guard {
         {
             observe::store_latency(taken);
         }
-        let outcome = match result.unwrap_or_else(|| Err(StoreError::late(guard.deadline))) {
+        let outcome = match result.unwrap_or_else(|| Err(NoOutcome::Failed(StoreError::late(guard.deadline)))) {
             Ok(outcome) => outcome,
-            Err(error) if error.is_unsent() && redis.is_cluster() => {
-                return Poll::Ready(Err(Undecided::Moved {
-                    left: guard.deadline.saturating_sub(taken().unwrap_or_default()),
-                }));
+            Err(NoOutcome::Moved) => {
+                let left = guard.deadline.saturating_sub(taken().unwrap_or_default());
+                return Poll::Ready(Err(Undecided::Moved { left }));
             }
-            Err(error) => return Poll::Ready(Err(Undecided::Failed(error))),
+            Err(NoOutcome::Failed(error)) => return Poll::Ready(Err(Undecided::Failed(error))),
         };
         if let (true, Some(charge)) = (outcome.fits(), ticket.charge()) {
             guard.denials.remove(charge.counter.id());

@@ -48,6 +48,7 @@ use smallvec::SmallVec;
 pub(crate) use self::{
     batch::{BatchEntry, BatchTicket},
     endpoint::NodeOptions,
+    nodes::NoOutcome,
     url::{Certificates, Credentials, RedisTopology},
 };
 use self::{
@@ -130,19 +131,15 @@ impl Redis {
         }
     }
 
-    pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.nodes, Nodes::Cluster(_))
-    }
-
     /// Polls a ticket. `None` if the caller has timed out. `refused` gets the server's reply to a
-    /// charge that does not fit. An error is marked as unsent if the charge was certainly not made.
+    /// charge that does not fit.
     #[inline]
     pub(crate) fn poll_charge(
         &self,
         ticket: &mut BatchTicket,
         context: &mut Context<'_>,
         refused: impl FnOnce(&BatchEntry, &Charge, &Evaluation),
-    ) -> Poll<Option<Result<Outcome, StoreError>>> {
+    ) -> Poll<Option<Result<Outcome, NoOutcome>>> {
         ticket.poll_result(context, |entry, result| {
             let charge = entry.charge();
             let reply = match result {
@@ -165,7 +162,7 @@ impl Redis {
                     }
                 }
             };
-            Err(self.nodes.no_decision(reply))
+            Err(self.nodes.no_outcome(reply))
         })
     }
 

@@ -165,7 +165,7 @@ async fn charge_parts(
             // For the longest wait among all of them.
             let _ = timeout(GRACE, evaluate(nodes, charged.iter_mut().chain(rest))).await;
         }
-        return outcome.map_err(|error| if at == 0 { error } else { error.partly_sent() });
+        return outcome.map_err(|error| if at == 0 { error } else { error.indeterminate() });
     }
     Ok(true)
 }

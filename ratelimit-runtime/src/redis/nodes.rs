@@ -27,6 +27,13 @@ pub(super) enum Nodes {
 
 pub(super) type Commands = SmallVec<[Command; 1]>;
 
+/// Why a charge has no outcome.
+pub(crate) enum NoOutcome {
+    /// It was not made, since another node may have its slot now.
+    Moved,
+    Failed(StoreError),
+}
+
 /// Commands with their replies, in order.
 pub(super) type CommandReplies = SmallVec<[(Command, Result<Value, StoreError>); 1]>;
 
@@ -76,22 +83,22 @@ impl Nodes {
         }
     }
 
-    /// The error of a decision that has no reply. It is marked as unsent if nothing was sent.
-    pub(super) fn failure(&self, slot: u16, error: SendError) -> StoreError {
+    /// A charge that has no reply.
+    pub(super) fn failure(&self, slot: u16, error: SendError) -> NoOutcome {
         match (self, error) {
-            (Self::Cluster(cluster), SendError::Indeterminate(error)) => cluster.no_reply(slot, error.partly_sent()),
-            (_, error) => error.into_error(),
+            (Self::Cluster(_), SendError::NotSent(_)) => NoOutcome::Moved,
+            (Self::Cluster(cluster), SendError::Indeterminate(error)) => {
+                NoOutcome::Failed(cluster.no_reply(slot, error))
+            }
+            (Self::Single(_), error) => NoOutcome::Failed(error.into_error()),
         }
     }
 
-    /// The error of a reply that is no decision. It is marked as unsent if it is a redirection.
-    pub(super) fn no_decision(&self, reply: &Value) -> StoreError {
+    /// A charge whose reply is no outcome.
+    pub(super) fn no_outcome(&self, reply: &Value) -> NoOutcome {
         match self {
-            Self::Cluster(_) if slots::is_redirection(reply) => {
-                StoreError::unavailable("another node has its slot").unsent()
-            }
-            // Not unsent: the caller would ask a server again that refuses.
-            _ => answer(reply.clone()).map_or_else(StoreError::partly_sent, |reply| unexpected(&reply)),
+            Self::Cluster(_) if slots::is_redirection(reply) => NoOutcome::Moved,
+            _ => NoOutcome::Failed(answer(reply.clone()).map_or_else(|error| error, |reply| unexpected(&reply))),
         }
     }
 

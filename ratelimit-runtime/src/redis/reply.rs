@@ -50,11 +50,11 @@ impl std::fmt::Write for Beginning {
 
 /// Describes an error, with advice if there is some. Never contains a key or a password.
 pub(super) fn explain(error: &RedisError) -> StoreError {
-    let code = error.code().unwrap_or_default();
     // `unknown command 'HELLO', with args beginning with: 'AUTH' ..` goes on with the password, or
     // with the keys of a script.
     let detail = error.detail().unwrap_or_default();
     let detail = detail.split_once(", with args").map_or(detail, |(detail, _)| detail);
+    let (code, is_wrapped) = script_code(error.code().unwrap_or_default(), detail);
     let is_full = detail.contains("max number of clients");
     let advice = match (error.kind(), code) {
         (_, "NOPERM") => "give its user the rights named in the documentation",
@@ -94,8 +94,7 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         _ if is_full || is_server_lost(code, detail) => false,
         // A script deleted and wrote a key whose slot was moving.
         _ if detail.contains("non local key") => false,
-        // Servers before 7.0 wrap the error of a script's command.
-        _ if ["-OOM", "-READONLY", "-MISCONF", "-NOREPLICAS"].iter().any(|code| detail.contains(code)) => false,
+        _ if matches!(code, "OOM" | "BUSY" | "MISCONF" | "NOREPLICAS" | "READONLY") => false,
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => false,
         ErrorKind::Server(kind) => matches!(
             kind,
@@ -107,7 +106,6 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
                 | ServerErrorKind::NoPerm
                 | ServerErrorKind::NoScript
         ),
-        ErrorKind::Extension => !matches!(code, "OOM" | "BUSY" | "MISCONF" | "NOREPLICAS"),
         _ => true,
     };
     let explained = match error.kind() {
@@ -116,12 +114,12 @@ pub(super) fn explain(error: &RedisError) -> StoreError {
         _ if misconfigured => StoreError::misconfigured(reason),
         _ => StoreError::unavailable(reason),
     };
-    if has_changed_nothing(code, detail) { explained.unsent() } else { explained }
+    if has_changed_nothing(code, is_wrapped) { explained.with_no_effect() } else { explained }
 }
 
 /// True if the error proves that the command has changed nothing: the server refuses it before it runs,
 /// or refuses the first write of its script. A script that has written is never refused for these reasons.
-fn has_changed_nothing(code: &str, detail: &str) -> bool {
+fn has_changed_nothing(code: &str, is_wrapped: bool) -> bool {
     const REFUSED: [&str; 11] = [
         "ASK",
         "BUSY",
@@ -135,8 +133,17 @@ fn has_changed_nothing(code: &str, detail: &str) -> bool {
         "READONLY",
         "TRYAGAIN",
     ];
-    // Servers before 7.0 wrap the error of a script's command. They look for errors of the disk at each write.
-    REFUSED.contains(&code) || ["-OOM", "-READONLY"].iter().any(|code| detail.contains(code))
+    // Servers before 7.0 look for errors of the disk at each write of a script.
+    if is_wrapped { matches!(code, "OOM" | "READONLY") } else { REFUSED.contains(&code) }
+}
+
+/// The code of an error. Servers before 7.0 wrap the error that a script's command gets.
+fn script_code<'a>(code: &'a str, detail: &'a str) -> (&'a str, bool) {
+    let error = detail.strip_prefix("Error running script").filter(|_| code == "ERR");
+    match error.and_then(|error| error.split_once(": -")?.1.split_whitespace().next()) {
+        Some(code) => (code, true),
+        None => (code, false),
+    }
 }
 
 /// Describes a server whose reply is none of Redis.
@@ -178,9 +185,7 @@ pub(super) fn is_readonly(reply: &Value) -> bool {
         Value::Array(replies) => return replies.iter().any(is_readonly), // of a batch
         _ => return false,
     };
-    // Servers before 7.0 wrap the error of a script's command.
-    error.kind() == Some(ServerErrorKind::ReadOnly)
-        || error.details().is_some_and(|detail| detail.contains("-READONLY"))
+    script_code(error.code(), error.details().unwrap_or_default()).0 == "READONLY"
 }
 
 #[cfg(test)]
@@ -244,7 +249,7 @@ mod tests {
             &format!("ERR Error running script (call to {digest}): @user_script:1: -OOM command not allowed"),
             &format!("ERR Error running script (call to {digest}): @user_script:1: -READONLY You can't write"),
         ] {
-            assert!(explained(words).is_unsent(), "{words}");
+            assert!(explained(words).has_no_effect(), "{words}");
         }
         for words in [
             "ERR Connection reset by peer",
@@ -253,7 +258,7 @@ mod tests {
             &format!("ERR Error running script (call to {digest}): @user_script:1: -MISCONF Redis is configured"),
             "upstream failure",
         ] {
-            assert!(!explained(words).is_unsent(), "{words}");
+            assert!(!explained(words).has_no_effect(), "{words}");
         }
     }
 
@@ -275,5 +280,16 @@ mod tests {
         assert!(!is_readonly(&reply("-ERR Error compiling script (new function): user_script:1: syntax error")));
         assert!(!is_readonly(&reply("-OOM command not allowed when used memory > 'maxmemory'.")));
         assert!(!is_readonly(&reply("+READONLY")));
+    }
+
+    #[test]
+    fn an_error_within_a_script_gets_its_advice() {
+        let digest = "f_0123456789012345678901234567890123456789";
+        for (code, advice, misconfigured) in
+            [("OOM", "maxmemory", false), ("READONLY", "primary", false), ("WRONGTYPE", "namespace", true)]
+        {
+            let error = explained(&format!("ERR Error running script (call to {digest}): @user_script:1: -{code} No."));
+            assert!(error.reason().contains(advice) && error.misconfigured == misconfigured, "{error}");
+        }
     }
 }

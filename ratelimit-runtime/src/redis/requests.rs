@@ -44,7 +44,7 @@ pub(super) async fn start_bans(nodes: &Nodes, charges: &mut [Charge]) -> Result<
     Ok(())
 }
 
-/// Refunds charges, and returns how much was refunded. An error is marked as unsent if none was.
+/// Refunds charges, and returns how much was refunded. An error has no effect if none was.
 pub(super) async fn refund(nodes: &Nodes, charges: &[Charge]) -> Result<u64, StoreError> {
     let charges = charges.iter().filter(|charge| charge.cost > 0).cloned();
     let command = |charge: Charge| match charge.hold {
@@ -53,9 +53,9 @@ pub(super) async fn refund(nodes: &Nodes, charges: &[Charge]) -> Result<u64, Sto
     };
     let replies = nodes.run_all(charges.map(command).collect()).await.into_iter();
     let each: Vec<_> = replies.map(|(_, reply)| reply.and_then(|reply| number(&reply))).collect();
-    let is_unsent = each.iter().all(|refunded| refunded.as_ref().is_err_and(StoreError::is_unsent));
+    let is_unchanged = each.iter().all(|refunded| refunded.as_ref().is_err_and(StoreError::has_no_effect));
     let refunded = each.into_iter().try_fold(0, |others, refunded| Ok(others + refunded?.unsigned_abs()));
-    refunded.map_err(|error: StoreError| if is_unsent { error } else { error.partly_sent() })
+    refunded.map_err(|error: StoreError| if is_unchanged { error } else { error.indeterminate() })
 }
 
 /// Renews holds of one counter, as many in one script as a server may be kept busy with. Returns

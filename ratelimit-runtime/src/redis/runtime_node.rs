@@ -82,7 +82,7 @@ impl RuntimeNode {
             Err(error) => return (command, Err(SendError::NotSent(error))),
         };
         if self.pool.caller_has_left() {
-            let error = StoreError::unavailable("its caller has gone").unsent();
+            let error = StoreError::unavailable("its caller has gone").with_no_effect();
             return (command, Err(SendError::NotSent(error)));
         }
         if matches!(command, Command::Decide { .. }) {

@@ -209,26 +209,21 @@ mod tests {
     }
 
     #[test]
-    fn a_redirection_without_an_address_is_recognized() {
+    fn redirections_are_recognized() {
         let asked = asked();
-        for (code, details, expected) in [
-            ("MOVED", "3999 ?:6381", Redirection::WithoutAddress),
-            ("ASK", "3999 10.0.0.2:0", Redirection::WithoutAddress),
-            ("MOVED", "3999 10.0.0.2:7001", Redirection::Moved(address("10.0.0.2", 7001))),
+        for (error, expected) in [
+            ("MOVED 3999 ?:6381", Redirection::WithoutAddress),
+            ("ASK 3999 10.0.0.2:0", Redirection::WithoutAddress),
+            ("MOVED 3999 10.0.0.2:7001", Redirection::Moved(address("10.0.0.2", 7001))),
+            ("READONLY You can't write against a read only replica.", Redirection::Unavailable),
+            (
+                "ERR Error running script (call to f_01): @user_script:1: @user_script: 1: -READONLY You can't write",
+                Redirection::Unavailable,
+            ),
+            ("ERR Error running script (call to f_01): @user_script:1: -OOM command not allowed", Redirection::None),
         ] {
-            let reply = redis::parse_redis_value(format!("-{code} {details}\r\n").as_bytes()).unwrap();
-            assert_eq!(redirection(&reply, &asked), expected, "{code} {details}");
-        }
-    }
-
-    #[test]
-    fn a_replica_is_recognized_within_a_script_error_too() {
-        for error in [
-            "-READONLY You can't write against a read only replica.",
-            "-ERR Error running script (call to f_01): @user_script:1: @user_script: 1: -READONLY You can't write",
-        ] {
-            let reply = redis::parse_redis_value(format!("{error}\r\n").as_bytes()).unwrap();
-            assert_eq!(redirection(&reply, &asked()), Redirection::Unavailable, "{error}");
+            let reply = redis::parse_redis_value(format!("-{error}\r\n").as_bytes()).unwrap();
+            assert_eq!(redirection(&reply, &asked), expected, "{error}");
         }
     }
 

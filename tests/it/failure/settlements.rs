@@ -183,6 +183,8 @@ struct DecidesLate {
     memory: Limiter,
     sent: Arc<Mutex<Option<Batch>>>,
     refunds: Arc<AtomicU64>,
+    /// So many refunds fail. The hold of 300 is never found then.
+    failures: u64,
 }
 
 impl Store for DecidesLate {
@@ -197,9 +199,16 @@ impl Store for DecidesLate {
     fn refund(&self, charges: Charges) -> Reply<Result<u64, StoreError>> {
         let mut refunded = 0;
         for charge in charges.iter() {
-            if self.refunds.fetch_add(1, Ordering::SeqCst) == 1 {
+            let nth = self.refunds.fetch_add(1, Ordering::SeqCst);
+            if nth == 1 {
                 let sent = self.sent.lock().unwrap().take();
                 assert!(store_of(&self.memory).decide(sent.unwrap()).answer().now_or_never().is_some());
+            }
+            if self.failures > 0 && charge.cost == 300 {
+                continue;
+            }
+            if nth < self.failures {
+                return Reply::Ready(Err(StoreError::unavailable("away")));
             }
             let one = store_of(&self.memory).refund(charge.clone().into()).answer();
             refunded += one.now_or_never().unwrap().unwrap();
@@ -216,21 +225,35 @@ impl Store for DecidesLate {
     }
 }
 
-/// The clean-up asks about one hold before the store has it, and about the other one after.
-#[tokio::test]
-async fn both_holds_of_a_call_whose_caller_left_are_ended() {
-    let store = DecidesLate { memory: Limiter::in_memory(), sent: Arc::default(), refunds: Arc::default() };
+/// Makes a call with holds of 300 and 200, whose caller leaves.
+async fn abandon(failures: u64) -> (Limiter, [u64; 2]) {
+    let store = DecidesLate { memory: Limiter::in_memory(), sent: Arc::default(), refunds: Arc::default(), failures };
     let limiter = Limiter::builder("memory://").deadline(100 * MS).on_store_error(OnStoreError::Deny);
     let (limiter, keys) = (limiter.over(store.clone()).unwrap(), [fresh_key(), fresh_key()]);
-    let [one, other] = keys.map(|key| charge_settled(TOKENS, key_of(&key), 300));
+    let [one, other] = [(0, 300), (1, 200)].map(|(at, cost)| charge_settled(TOKENS, key_of(&keys[at]), cost));
     let mut call = permit_of_several(Some(&limiter), Call::DEFAULT, (one, (other, ()))).boxed();
     assert!((&mut call).now_or_never().is_none());
     drop(call);
     eventually("the store has decided", || async { store.refunds.load(Ordering::SeqCst) >= 2 }).await;
+    (limiter, keys)
+}
+
+/// The clean-up asks about one hold before the store has it, and about the other one after.
+#[tokio::test]
+async fn both_holds_of_a_call_whose_caller_left_are_ended() {
+    let (limiter, keys) = abandon(0).await;
     eventually("nothing is held", || async {
         remaining(&limiter, &TOKENS, keys[0]).await == 1000 && remaining(&limiter, &TOKENS, keys[1]).await == 1000
     })
     .await;
+}
+
+/// The clean-up asks no longer for a hold that is never found, and goes on with the other one.
+#[tokio::test]
+async fn a_hold_is_ended_although_the_other_one_is_never_found() {
+    let (limiter, keys) = abandon(8).await;
+    assert_eq!(remaining(&limiter, &TOKENS, keys[1]).await, 800);
+    eventually("it is ended", || async { remaining(&limiter, &TOKENS, keys[1]).await == 1000 }).await;
 }
 
 /// A store that settles nothing while it is away, and counts how many it settles at a time.

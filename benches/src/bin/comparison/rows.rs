@@ -299,13 +299,15 @@ fn halted() -> Vec<Cell> {
                 let halt = began + 2_000_000..began + 32_000_000;
                 let in_halt = || calls.iter().filter(|call| halt.contains(&call.ended));
                 let admitted = float(in_halt().filter(|call| call.is_admitted).count()) / 30.0;
-                let failed = in_halt().filter(|call| call.is_failed).count() / 30;
+                let failed = float(in_halt().filter(|call| call.is_failed).count()) / 30.0;
                 let mut after: Vec<u64> = calls.iter().filter(|call| call.is_admitted).map(|call| call.ended).collect();
                 after.retain(|ended| *ended >= halt.end);
                 let within = |start: u64| after.iter().filter(move |ended| (start..start + 1_000_000).contains(ended));
                 let most = after.iter().map(|ended| within(*ended).count()).max().unwrap_or(0);
-                let text =
-                    format!("{}; {admitted:.0} admitted and {failed} failed a second; then {most}", seconds(longest));
+                let text = format!(
+                    "{}; {admitted:.0} admitted and {failed:.0} failed a second; then {most}",
+                    seconds(longest)
+                );
                 if peer.asks_redis() { Cell::new(text, longest.as_secs_f64()) } else { Cell::without_score(text) }
             })
         })
@@ -335,6 +337,15 @@ fn stepped(is_ahead: bool) -> Vec<Cell> {
     runs.into_iter().map(|run| run.join().expect("a run")).collect()
 }
 
+/// Ends a loop, also on panic.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// The longest time without an admission, and the most admitted in a second.
 fn step(peer: Peer, at_server: bool, is_ahead: bool) -> (Duration, usize) {
     const TRAFFIC: Traffic = Traffic { shape: Shape::Steady, count: 100, rate: 200, seconds: 10 };
@@ -346,6 +357,7 @@ fn step(peer: Peer, at_server: bool, is_ahead: bool) -> (Duration, usize) {
     let is_over = AtomicBool::new(false);
     let is_set = AtomicBool::new(false);
     let calls = thread::scope(|scope| {
+        let _over = SetOnDrop(&is_over);
         scope.spawn(|| {
             let (began, start) = (Instant::now(), clock.now_micros());
             while !is_over.load(Ordering::Relaxed) {
@@ -364,9 +376,7 @@ fn step(peer: Peer, at_server: bool, is_ahead: bool) -> (Duration, usize) {
         caller.begin();
         thread::sleep(3 * SECOND);
         is_set.store(true, Ordering::Relaxed);
-        let calls = caller.calls();
-        is_over.store(true, Ordering::Relaxed);
-        calls
+        caller.calls()
     });
     let mut ends: Vec<u64> = calls.iter().filter(|call| call.is_admitted).map(|call| call.ended).collect();
     ends.extend(calls.iter().map(|call| call.ended).max());

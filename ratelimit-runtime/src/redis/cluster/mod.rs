@@ -89,7 +89,7 @@ impl Cluster {
                 Some(node) => node,
                 None => match self.topology.node_of(slot).await {
                     Ok(node) => node,
-                    Err(error) => return (command, Err(error.unsent())),
+                    Err(error) => return (command, Err(error.with_no_effect())),
                 },
             };
             let (returned, reply) = node.server.run(command, slot, asking).await;
@@ -97,16 +97,16 @@ impl Cluster {
             // The node is not connected yet. Once it is, the redirection may be out of date.
             if asking && matches!(reply, Err(SendError::NotSent(_))) && node.server.connected().await.is_ok() {
                 match redirect(&mut route) {
-                    NextStep::NotRun(error) => return (command, Err(error.unsent())),
+                    NextStep::NotRun(error) => return (command, Err(error.with_no_effect())),
                     _ => continue,
                 }
             }
             match self.next(&mut route, &node, reply) {
                 NextStep::Done(reply) => return (command, reply),
-                NextStep::NotRun(error) => return (command, Err(error.unsent())),
+                NextStep::NotRun(error) => return (command, Err(error.with_no_effect())),
                 NextStep::RetryLater if begun.elapsed() > TRY_AGAIN_FOR => {
                     let error = format!("the keys of slot {slot} have been moving for too long");
-                    return (command, Err(StoreError::unavailable(error).unsent()));
+                    return (command, Err(StoreError::unavailable(error).with_no_effect()));
                 }
                 NextStep::RetryLater => sleep(TRY_AGAIN_PAUSE).await,
                 NextStep::Retry => {}
@@ -121,7 +121,7 @@ impl Cluster {
             Err(SendError::NotSent(error)) => return self.retry_elsewhere(route, node, error),
             Err(SendError::Indeterminate(error)) => {
                 let _ = self.topology.refresh();
-                return NextStep::Done(Err(error.about(&node.address).partly_sent()));
+                return NextStep::Done(Err(error.about(&node.address)));
             }
         };
         match redirection(&reply, &node.address) {
