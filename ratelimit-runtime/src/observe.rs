@@ -69,6 +69,14 @@ pub(crate) fn not_settled(rule: &Rule, error: &StoreError) {
     }
 }
 
+/// Logs that the memory store has no room for a new counter.
+pub(crate) fn memory_is_full(error: &StoreError) {
+    static LOGGED: LogThrottle = LogThrottle::new();
+    if LOGGED.allow() {
+        tracing::warn!(reason = error.reason(), "the memory store has no room for new keys");
+    }
+}
+
 /// Records a decision by the failure policy, whether it admits the call or not.
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 pub(crate) fn fallback_decision(policy: OnStoreError) {

@@ -19,7 +19,7 @@ use crate::{
     guard::Guard,
     health::HealthTracker,
     memory::Memory,
-    observe::StoreTimer,
+    observe::{self, StoreTimer},
     store::{Charge, Charges, Reply, Request, Store, StoreError},
     sync::CachePadded,
 };
@@ -247,7 +247,9 @@ impl Engine {
     /// Records that the store could not decide these charges. Memory is never away, but it may be
     /// full for some counters.
     pub(crate) fn record_failure(&self, error: &StoreError, charges: &[Charge]) {
-        if !self.settings.is_local {
+        if self.settings.is_local {
+            observe::memory_is_full(error);
+        } else {
             self.health_tracker.failed(error);
         }
         if let Some(guard) = self.guard() {

@@ -76,7 +76,10 @@ impl AcquireRequest {
         self.engine.record_failure(&error, &charges);
         let settings = self.engine.settings();
         let policy = self.options.on_store_error().unwrap_or(settings.on_store_error);
-        let policy = self.rule_policy.unwrap_or(policy);
+        let policy = match self.rule_policy.unwrap_or(policy) {
+            OnStoreError::Local if settings.is_local => OnStoreError::Deny, // this process is full
+            policy => policy,
+        };
         if self.outage_wait.is_none() {
             observe::fallback_decision(policy);
         }
@@ -90,9 +93,9 @@ impl AcquireRequest {
                 }
                 Err(refused) => Resolution::Rejected(refused),
             },
-            OnStoreError::Local if !settings.is_local => self.decide_locally(&error, consume),
+            OnStoreError::Local => self.decide_locally(&error, consume),
             OnStoreError::Wait { max } if consume && !self.is_in_shadow() => Resolution::Undecided { error, max },
-            OnStoreError::Local | OnStoreError::Deny | OnStoreError::Wait { .. } => self.resolve_undecided(error),
+            OnStoreError::Deny | OnStoreError::Wait { .. } => self.resolve_undecided(error),
         })
     }
 

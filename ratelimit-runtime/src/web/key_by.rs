@@ -330,9 +330,9 @@ fn warn_of_missing_peer<T>(reported: &Once) {
     reported.call_once(|| {
         tracing::warn!(
             missing = type_name::<T>(),
-            "a request has no address of its peer, so a limit by address has no key for it; serve axum with \
-             `app.into_make_service_with_connect_info::<SocketAddr>()`, or insert the extension where connections are \
-             accepted"
+            "a request has no address of its peer, so a limit by address has no key for it; insert the extension where \
+             connections are accepted; for axum, turn on the feature `axum` and serve with \
+             `app.into_make_service_with_connect_info::<SocketAddr>()`"
         );
     });
 }

@@ -178,6 +178,19 @@ async fn a_missing_key_and_an_outage_are_counted_as_outcomes() {
     }
 }
 
+/// `Local` is the policy. There is no other memory than the one that is full.
+#[tokio::test]
+async fn a_call_that_a_full_memory_store_refuses_counts_as_denied() {
+    let recorder = Recorder::install();
+    let limiter = Limiter::builder("memory://").max_keys(1).build().await.unwrap();
+    for key in 0..2 {
+        let _ = limiter.acquire(&Rule::new("item", 100, MINUTE), key).await;
+    }
+    let mut seen = recorder.take();
+    seen.retain(|name, _| name.contains("policy"));
+    assert_eq!(seen, counted([("fallback_decisions_total policy=deny", 1)]));
+}
+
 /// Calls that wait are one decision each, however often the store is asked for them.
 #[tokio::test]
 async fn a_waiting_call_is_counted_once_when_it_ends() {
