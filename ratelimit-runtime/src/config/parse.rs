@@ -315,7 +315,7 @@ fn ban(text: &Spanned<String>) -> Result<Duration, TextError> {
     })
 }
 
-/// The largest count, burst or queue of any algorithm.
+/// The largest number that any algorithm accepts.
 const LARGEST: u64 = 1 << 52;
 
 fn positive(value: &Spanned<u64>, name: &str) -> Result<u64, TextError> {

@@ -4,8 +4,8 @@
 //! At most one prefetch of a counter is under way. A caller who finds too little quota waits for
 //! it, in the order of arrival. The prefetch belongs to no single caller.
 //!
-//! A killed process leaves its quota charged until the window ends. `Guard::close` and the drop of
-//! `GuardInner` refund it.
+//! A killed process leaves its quota charged until the window ends. `Guard::close`, the drop of
+//! `GuardInner` and a changed count refund it.
 
 use std::{
     collections::{HashMap, VecDeque},
