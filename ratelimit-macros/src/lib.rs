@@ -47,7 +47,7 @@ use crate::kind::AttributeKind;
 ///
 /// | argument | meaning | value | default |
 /// |---|---|---|---|
-/// | `prefix` | name of the counter | string of 1 to 200 bytes, or a constant | required |
+/// | `prefix` | name of the rule | string of 1 to 200 bytes, or a constant | required |
 /// | `ttl` | number of units in a period | integer or constant, at least 1 | `1` |
 /// | `unit` | unit of `ttl` | `Milliseconds`, `Seconds`, `Minutes`, `Hours`, `Days` | required |
 /// | `period` | the period, in place of `ttl` and `unit` | duration | |
@@ -55,7 +55,7 @@ use crate::kind::AttributeKind;
 /// | `rule` | the whole rule, see [below](#a-constant-rule) | constant `Rule` | |
 /// | `key` | the subject that is counted | expression | one counter for all calls |
 /// | `algorithm` | the way to count | see [Algorithms](#algorithms) | `FixedWindow` |
-/// | `cost` | share of `count` that a call takes | integer, expression, `Elapsed`, `Settled` | `1` |
+/// | `cost` | amount of `count` that a call takes | integer, expression, `Elapsed`, `Settled` | `1` |
 /// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
 /// | `on_store_error` | decision while Redis is away | `Local`, `Allow`, `Deny`, `Wait(max = "1m")` | the limiter's |
 /// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
@@ -82,11 +82,11 @@ use crate::kind::AttributeKind;
 ///   unless it was changed.
 /// - `on_missing_key`: `Deny` refuses the call, `Skip` does not limit it, and `Shared` counts all
 ///   calls without a key together. Required if the key is an `Option`, and only then.
-/// - `permit`: the body finds the permit under this name, which no argument may have. Dropping it
-///   ends all that it holds.
+/// - `permit`: the variable that holds the permit in the body; no argument may have this name.
+///   Dropping it ends all that it holds.
 /// - `prefetch`: the process spends these permits without asking the store again. Only for
-///   `FixedWindow`. `Rule::with_prefetch` tells how much of the limit a process may take.
-/// - `ban`: the first refusal closes the counter for this time, at most 49 days. Each further call is
+///   `FixedWindow`. `Rule::with_prefetch` says how much of the limit a process may take.
+/// - `ban`: the first refusal bans the key for this time, at most 49 days. Each further call is
 ///   refused as `Cause::Banned`, and does not prolong it. See `Rule::with_ban`. Not with `Wait`,
 ///   `LeakyBucket`, `prefetch` or `shadow`.
 /// - `denial_cache`: with `false`, a call asks the store even if a cached denial would refuse it.
@@ -179,10 +179,10 @@ use crate::kind::AttributeKind;
 /// | `LeakyBucket(queue = 50)` | one every P/C |
 ///
 /// - `FixedWindow`: up to 2C calls are admitted within P where two windows meet.
-/// - `SlidingWindow`: P is divided into equal parts, 1 by default and 1,000 at most. The oldest
-///   part is weighted by its overlap with the last P. With `weighted = false`, the current part and
+/// - `SlidingWindow`: P is divided into equal buckets, 1 by default and 1,000 at most. The oldest
+///   bucket is weighted by its overlap with the last P. With `weighted = false`, the current bucket and
 ///   the `buckets - 1` before it are simply added up. Both admit at most C in any window that is one
-///   part shorter than P. P in milliseconds must be a multiple of `buckets`.
+///   bucket shorter than P. P in milliseconds must be a multiple of `buckets`.
 /// - `TokenBucket`: the bucket starts full, with `burst` tokens, or C by default. C tokens come
 ///   back in each P: one by one with `refill = Greedy`, the default, or all at its end with
 ///   `Interval`.
@@ -214,10 +214,10 @@ use crate::kind::AttributeKind;
 ///   charged `max`. So is a call that panics or is dropped, which has no outcome.
 /// - `Settled` fits all algorithms but `LeakyBucket`. A `SlidingLog` holds `max`, and the actual use
 ///   counts from the end of the call. The others charge `max` when the call begins, and refund the rest
-///   to the same window when it ends. The actual use counts from the begin of the call.
-/// - The denial of a `Settled` call is not cached, as other processes may refund. A call that waits asks
+///   to the same window when it ends. The actual use counts from the start of the call.
+/// - A refusal of a `Settled` call is not cached, as other processes may refund. A call that waits asks
 ///   again after 50 ms, and less and less often later, down to once in 250 ms. A plain call of the same
-///   counter may still be denied from the cache.
+///   counter may still be refused from the cache.
 /// - One call can't charge the counter of a `Settled` limit twice, for example by two keys that are equal.
 /// - If a process dies, its calls are charged all that they have taken.
 /// - The actual use may exceed what was taken, and is charged in full. A `TokenBucket` has to refill all of
@@ -246,9 +246,9 @@ use crate::kind::AttributeKind;
 /// }
 /// ```
 ///
-/// With `permit = permit`, the limiter takes a call as ended when the body drops the permit, before
-/// or after the body itself ends. `drop(permit)` ends it early. A permit that is returned, or moved
-/// into a task, keeps it open.
+/// With `permit = permit`, a call ends, for the limiter, when its permit is dropped: before or after
+/// the body itself ends. `drop(permit)` ends it early. A permit that is returned, or moved into a
+/// task, keeps it open.
 ///
 /// `Settled` with `permit` has no closure: the body settles the permit, or what it returns does. So
 /// a stream can be charged for what it delivered, after the function has returned it:
@@ -275,8 +275,8 @@ use crate::kind::AttributeKind;
 /// ```
 ///
 /// If several limits are `Settled`, one of them has the closure. The closure can use arguments that
-/// the body does not move, such as integers and references. The body becomes an async block, which
-/// needs the memory of the arguments that it uses a second time. If the signature does not name the
+/// the body does not move, such as integers and references. The body becomes an async block, so the
+/// future stores the arguments that it uses twice. If the signature does not name the
 /// returned type, for instance behind an alias of a future, the closure does: `|outcome: &R| ..`.
 ///
 /// # The returned type
@@ -339,7 +339,8 @@ use crate::kind::AttributeKind;
 ///   the connections are those of the runtime's background thread.
 /// - **A call panics if it has to wait on a thread that runs async tasks**, as they would all stand
 ///   still. So an async function calls it inside `tokio::task::spawn_blocking`. A call that panics
-///   for this reason is not charged.
+///   for this reason is not charged. In memory it seldom has to wait, so a test in memory may not
+///   show it; the guide's page `testing` has one that does.
 /// - All arguments apply. With `Settled`, the body becomes a closure instead of an async block.
 /// - An `impl` block limits its async methods only. Write the attribute on each of the others; the
 ///   limits of the block apply to them, too.
@@ -358,15 +359,17 @@ use crate::kind::AttributeKind;
 /// ```
 ///
 /// All limits of a function are one decision: the call is admitted by all of them, or charged to
-/// none. The error names the limit with the longest wait. Limits are asked in source order, those
+/// none. (A call that is refused as `Cause::Unavailable` may have been charged.) The error names the
+/// limit with the longest wait. Limits are asked in source order, those
 /// of an `impl` block first. `limiter`, `on_limit`, `on_store_error`, `permit` and `crate` hold for
 /// the whole call and are given on one of the attributes. `LeakyBucket` and `prefetch` do not allow
 /// a second limit.
 ///
 /// Limits with the same prefix, key, algorithm and period have one counter, which a call would be
-/// charged for twice. That is a compile error where the attributes are equal word by word. If only
-/// a call shows it, and the limits have different numbers, the call returns
-/// `Cause::Misconfigured`.
+/// charged for twice. That is a compile error where the attributes are equal word by word. If the
+/// keys turn out equal only in a call, it is charged twice if the numbers are equal, too. With
+/// different numbers, or a `Settled` cost, it is refused as `Cause::Misconfigured`. (In
+/// `Limiter::acquire_all`, such charges add up, and the lower limit applies.)
 ///
 /// [`limit_concurrent_requests`](macro@limit_concurrent_requests) takes part in the same decision,
 /// with an `on_limit` of its own. If only one of the two is a `Return`, the function must be able to
@@ -384,7 +387,7 @@ use crate::kind::AttributeKind;
 /// A call that is dropped while it waits stops waiting. A call that is dropped while it is being
 /// counted may have been counted: such an error admits fewer calls, never more.
 ///
-/// Each call of a recursive function is counted, and holds its own share. A call never ends if it
+/// Each call of a recursive function is counted, and holds its own amount. A call never ends if it
 /// waits for a place, or for all the remaining time, that an outer call of the same function holds.
 #[proc_macro_attribute]
 pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStream {
@@ -411,7 +414,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 ///
 /// | argument | meaning | value | default |
 /// |---|---|---|---|
-/// | `prefix` | name of the counter | string of 1 to 200 bytes, or a constant | required |
+/// | `prefix` | name of the rule | string of 1 to 200 bytes, or a constant | required |
 /// | `count` | number of places | integer or expression | required |
 /// | `rule` | the whole rule, see [there](macro@limit_request_per_time#a-constant-rule) | constant `Rule` | |
 /// | `key` | the subject whose calls are counted | expression | one counter for all calls |
@@ -479,7 +482,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 ///
 /// All limits of a function are one decision, in whatever order they stand. If one of them refuses
 /// a call, it is charged to none and takes no place. The `on_limit` of an attribute applies to
-/// refusals by limits of that name; several `#[limit_concurrent_requests]` have one `on_limit`.
+/// refusals by limits of the same attribute; several `#[limit_concurrent_requests]` have one.
 /// `limiter`, `on_store_error`, `permit` and `crate` hold for the whole call and are given on one
 /// of the attributes.
 ///
@@ -487,7 +490,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 ///
 /// As for [`limit_request_per_time`](macro@limit_request_per_time#order-cancellation-recursion). A
 /// call that is dropped while it runs frees its place. A recursive function takes a place for each
-/// call: with fewer places than it needs, it waits for itself forever.
+/// call: with fewer places than it needs, it is refused, or with `Wait` it waits for itself forever.
 #[proc_macro_attribute]
 pub fn limit_concurrent_requests(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::expand(AttributeKind::Places, args.into(), item.into()).into()

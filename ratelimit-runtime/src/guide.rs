@@ -10,8 +10,11 @@
 //! | [`sizing`] | memory, time, and how many processes a server can serve |
 //! | [`testing`] | tests without a server, and without waiting |
 //! | [`own_store`] | counters elsewhere than in memory or in Redis |
-//! | [`promises`] | the numbers that a call gets, and all cases in which more calls are admitted |
+//! | [`promises`] | the numbers that a call gets, and the cases in which more calls are admitted |
 //! | [`how_it_works`] | costs that are known at the end, waiting, and calls that need no round trip |
+//!
+//! Modules with pages of their own: [`config`], the rules file; [`web`], a
+//! layer for servers; [`client`], a layer for clients.
 //!
 //! Coming from another limiter: [`from_governor`], [`from_tower_governor`], [`from_bucket4j`],
 //! [`from_lua`].
@@ -24,14 +27,19 @@
 //! |---|---|
 //! | rule | a limit: a prefix, a count, a period and an algorithm |
 //! | prefix | the name of a rule |
+//! | limit | a rule; as a field, [the largest cost that is ever granted](promises#numbers) |
 //! | period | the time for which a call counts: `ttl` and `unit`, or `period` |
 //! | key | who or what is counted: a user, an address |
 //! | counter | the state of one rule for one key |
-//! | window | a time span of one period, for some algorithms with a fixed begin |
-//! | bucket | the tokens of a `TokenBucket`; in `SlidingWindow(buckets = n)`, a part of the window |
+//! | window | a time span of one period; of some algorithms, with a fixed start |
+//! | bucket | the tokens of a `TokenBucket`; in `SlidingWindow(buckets = n)`, an n-th of the period |
 //! | burst | the size of a token bucket |
 //! | slot | the time at which a call of a `LeakyBucket` may begin |
+//! | queue | the calls of a `LeakyBucket` that have a slot to come |
+//! | shadow mode | a rule on trial: it counts, and refuses no call |
 //! | store | where the counters are: memory, Redis, or a store of your own |
+//! | limiter | a [`Limiter`]: a store with settings; functions use the one that is installed |
+//! | install | to make a limiter that of the process: [`Limiter::install`] |
 //!
 //! A call:
 //!
@@ -40,23 +48,36 @@
 //! | cost | the amount of the count that a call takes; 1 by default |
 //! | charge | the cost as the counter has it |
 //! | permit | the right to run once, already charged |
-//! | refusal | a call that may not run now: [`RequestPerMinute`] |
+//! | refusal | the error of a call that may not run: [`RequestPerMinute`] |
+//! | wait queue | the callers of one counter that wait in one process |
 //! | refund | to take a charge back |
 //! | settle | at the end of a call, to replace what was charged first by what was used |
 //! | hold | what a running call has taken until it ends |
+//! | settlement by refund | the settlement of a charge that is not held: the rest is refunded |
 //! | place | the hold of a call under `limit_concurrent_requests` |
 //! | lease | the time after which a hold ends if its process no longer renews it |
 //! | cached denial | the store's refusal, which the process repeats without asking again |
 //! | prefetched permits, quota | permits that a process has charged ahead, to spend without asking the store |
 //! | ban | a time in which each call of a key is refused |
+//! | round trip | a request to the server, and its reply |
 //!
 //! An outage:
 //!
 //! | word | meaning |
 //! |---|---|
 //! | away | the store cannot decide: it is unreachable, too slow, or full |
+//! | deadline | the longest time that a call waits for the store: [`Builder::deadline`] |
+//! | circuit breaker | stops asking [a server that does not answer](failures#the-circuit-breaker) |
 //! | failure policy | what happens to calls then: [`OnStoreError`] |
 //! | share | what one process may admit then, by the policy `Local` |
+//!
+//! HTTP:
+//!
+//! | word | meaning |
+//! |---|---|
+//! | layer | limits around a service or a client: [`web`], [`client`] |
+//! | outer layer | one that sees the request first; in `axum`, a `.layer(..)` that is added later |
+//! | upstream | a server that you call |
 
 // For the links in the pages.
 #[cfg(doc)]

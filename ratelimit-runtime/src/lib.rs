@@ -23,7 +23,7 @@
 //! # });
 //! ```
 //!
-//! - **Name.** `prefix` is the name of the limit. Functions with the same prefix, key, algorithm and
+//! - **Name.** `prefix` is the name of the rule. Functions with the same prefix, key, algorithm and
 //!   period share one counter.
 //! - **Period.** `ttl` and `unit`, or `period = "1m"`.
 //! - **Key.** `key` says who is counted. Without it, all calls share one counter.
@@ -33,7 +33,7 @@
 //! - **Waiting.** With `on_limit = Wait(max = "30s")`, a call over the limit waits for its turn.
 //! - **Algorithms.** `algorithm = ..` chooses between fixed windows, sliding windows, a log, a token
 //!   bucket and a leaky bucket: see [`Algorithm`].
-//! - **Costs.** `cost = ..` is the amount of the count that a call takes, by default 1. It is a
+//! - **Costs.** `cost = ..` says how much of the count a call takes; by default 1. It is a
 //!   number, or an amount that is known when the call ends, such as bytes or its running time.
 //! - **Concurrent calls** are limited by [`limit_concurrent_requests`].
 //! - **Functions that are not async** have the word `blocking` in the attribute. Async code calls
@@ -58,6 +58,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! A second `install` in the process is a [`SetupError`]. So only programs install one. A library
+//! uses the installed one, or takes a `&Limiter` as an argument.
+//!
 //! While the server is away, each process counts alone, by default. It then admits its share: the
 //! count divided by [`Builder::instances`]. If that is not set, **each process admits the whole
 //! count**. [`OnStoreError`] has other policies: refuse, wait, or admit every call.
@@ -74,7 +77,8 @@
 //! The [`guide`] has [recipes](guide::recipes), says [which algorithm to choose](guide::choosing), [how to
 //! set up Redis](guide::redis), [what happens when it fails](guide::failures) and [how to test
 //! limits](guide::testing). It explains [each log event and metric](guide::operations), and lists
-//! [all cases in which more calls are admitted](guide::promises#limits-of-the-promises).
+//! [the cases in which more calls are admitted](guide::promises#limits-of-the-promises). [A
+//! glossary](guide#words) defines the words.
 //!
 //! # Features
 //!
@@ -84,11 +88,11 @@
 //! | `redis` (default) | the Redis store |
 //! | `rustls` | Redis over TLS: `rediss://`, `rediss+cluster://` and `rediss+sentinel://` |
 //! | `metrics` | [metrics](guide::operations#metrics), through the crate [`metrics`](https://docs.rs/metrics) |
-//! | `config` | rules in a file that may change while the program runs: see [`config`] |
+//! | `config` | rules in a file that may change while the program runs, or in `RATELIMIT_RULES`: see [`config`] |
 //! | `tower` | [`web::RateLimitLayer`], a layer that limits HTTP and gRPC requests |
 //! | `axum` | for `axum`, beside `tower`: the peer's address as a key, and `RequestPerMinute` as a response |
 //! | `actix-web` | [`web::RateLimitLayer`] as middleware of `actix-web`, and `RequestPerMinute` as its response |
-//! | `client` | [`client::Outgoing`], a layer that keeps calls within the limits in the responses' header fields |
+//! | `client` | [`client::Outgoing`], a layer that keeps outgoing calls within the limits that servers announce |
 //! | `reqwest-middleware` | [`client::Outgoing`] as a middleware for `reqwest` |
 //! | `stream` | [`Limiter::limit_stream`]: each item of a stream waits until a rule admits it |
 //! | `uuid` | UUIDs as keys |

@@ -37,7 +37,7 @@ pub enum OnStoreError {
     /// above the share, if the count is below the number of instances, or if the local memory store
     /// is full.
     ///
-    /// The local counters outlive the outage, by the process' own clock. Repeated outages therefore
+    /// The local counters outlive the outage, by the process's own clock. Repeated outages therefore
     /// do not grant a fresh share each. [`Limiter::reset`](crate::Limiter::reset) deletes only the
     /// store's counter, not the local one.
     #[default]

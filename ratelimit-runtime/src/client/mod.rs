@@ -2,7 +2,7 @@
 //!
 //! A server that you call is an *upstream* here. Many upstreams say in header fields of their responses how
 //! many calls remain, and until when. [`Outgoing`] reads these fields, and lets each call wait until it may
-//! be sent. You configure no number. Processes whose limiters have the same store keep the limit together.
+//! be sent. You configure no number. Processes whose limiters have the same store share the limit.
 //!
 //! [`Outgoing`] is a layer of `tower`, and a middleware for `reqwest` (feature `reqwest-middleware`):
 //!
@@ -38,8 +38,7 @@
 //! - **A call may still be refused** by the upstream, if its limit falls, or if others use the same
 //!   credential. Then all processes pause.
 //! - **Cost.** Each call takes two round trips to the store: one before it is sent, and one in the background
-//!   when it is answered. Some calls take a few more. The more calls are in flight, the longer the store
-//!   takes.
+//!   when it is answered. A probe, and a call that waits for a window, take a few more.
 //!
 //! # How a limit is kept
 //!
@@ -47,8 +46,8 @@
 //!   calls remain, and for how long. When the window has ended, the next call is a probe again. So a changed
 //!   limit is known before other calls are sent.
 //! - **Calls in flight** when the probe is sent, of all processes, are taken off the new window: the upstream
-//!   may count them there. Some may never have arrived. So such a window lasts for 30 seconds at most, and
-//!   one call is left for the next probe.
+//!   may count them there. As some may never have arrived, such a window is cut to 30 seconds, and one call
+//!   of it is kept for the next probe.
 //! - **Within a window** the number of remaining calls only falls: by one with each call that is sent, and to
 //!   what a response announces if that is less. If the limit itself falls, the difference is taken off once.
 //!   A higher limit applies from the next window on.
@@ -78,7 +77,7 @@
 //!
 //! Of a field that comes several times, the least number of calls and the longest time count. A
 //! `RateLimit-Policy` without `RateLimit` opens a window with the quota `q` for the time `w`; without `w` it is
-//! ignored. If `longest_pause` is shorter than `w`, only that part of `q` is used in that time.
+//! ignored. If `longest_pause` is shorter than `w`, the window is cut to it, and `q` in proportion.
 //!
 //! # When something fails
 //!
@@ -87,20 +86,20 @@
 //!   your client a timeout.
 //! - **A wait takes too long**: the call fails after [`Outgoing::longest_wait`], and was not sent. So it does
 //!   if the limiter is [closed](crate::Limiter::close).
-//! - **An upstream fails**, with 500 and above and without fields: calls are sent one after the other. So
-//!   they are if it has announced limits in the last minute, and now sends none: the response may be a page
+//! - **An upstream fails**, with 500 and above and without fields: calls are sent one after the other. The
+//!   same is done if it has announced limits in the last minute, and now sends none: the response may be a page
 //!   of a proxy.
 //! - **The store is away**: with the failure policy `Local` or `Allow`, each process keeps to what the upstream
 //!   tells this process. With `Deny` no calls are sent, and with `Wait` they wait. After the outage a call
-//!   probes, and other processes are told of a pause that still lasts. Calls of the outage that are in flight
-//!   then are not taken off.
-//! - **The store loses its counters**: the next call probes. The calls in flight are forgotten, and as many
-//!   may be refused.
+//!   probes, and other processes are told of a pause that still lasts. Calls
+//!   that were sent in the outage and have no response yet are not taken off the new window.
+//! - **The store loses its counters**: the next call probes. Calls in flight are not known any more: up to as
+//!   many calls may be refused.
 //!
 //! # Limits
 //!
 //! - **A limit that falls** is known with the first response that says so. Calls that were sent before may be
-//!   refused. Calls that ask the store a round trip later are not.
+//!   refused. Later calls are not.
 //! - **Others use the credential, too**: responses show it, and what remains falls. As many calls as are in
 //!   flight then may be refused.
 //! - **A call that takes more than 30 seconds** is not taken off a window that opens meanwhile.

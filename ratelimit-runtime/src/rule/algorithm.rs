@@ -54,36 +54,36 @@ pub enum Algorithm {
     /// with [`Cause::Exceeded`](crate::Cause::Exceeded) until one of them ends. Charges without a
     /// hold are not affected.
     SlidingLog,
-    /// Counts calls in sub-windows of `P / buckets`.
+    /// Counts calls in buckets of `P / buckets`.
     ///
-    /// This is the *sliding window counter*, in both of its forms. Sub-windows begin on multiples of
+    /// This is the *sliding window counter*, in both of its forms. Buckets begin on multiples of
     /// their length since 1970-01-01 00:00 UTC.
     ///
-    /// **Weighted**, the current sub-window and those before it count, and the oldest one by its
+    /// **Weighted**, the current bucket and those before it count, and the oldest one by its
     /// overlap with the last period. With one bucket it is the previous window, weighted by its
     /// overlap, plus the current one. For example, with 84 calls in the previous minute and 36 in
     /// the current one, which is 15 seconds old, 84 × 45/60 + 36 = 99 calls count.
     ///
-    /// The weight assumes that the calls of the oldest sub-window were spread evenly. If all 84 came
+    /// The weight assumes that the calls of the oldest bucket were spread evenly. If all 84 came
     /// in the first second of their minute, 63 of them count still, and a log counts none: fewer calls
     /// are admitted than by a log. If all came at its end, a window of one period may see up to 2C -
-    /// ⌈2C/S⌉ calls, where S is the length of a sub-window in milliseconds (C, if S is 1; times are
-    /// the store's milliseconds). A window that is one sub-window shorter never sees more than C.
+    /// ⌈2C/S⌉ calls, where S is the length of a bucket in milliseconds (C, if S is 1; times are
+    /// the store's milliseconds). A window that is one bucket shorter never sees more than C.
     ///
-    /// **Simply added up**, without `weighted`, the current sub-window and the `buckets - 1` before
-    /// it count in full. Calls come back at once when their sub-window is `buckets` old, after
+    /// **Simply added up**, without `weighted`, the current bucket and the `buckets - 1` before
+    /// it count in full. Calls come back at once when their bucket is `buckets` old, after
     /// P - P/n to P. So a window of one period may see 2C calls, whatever the number of buckets is:
-    /// C at the end of a sub-window, and C at the start of the one that is `buckets` later. A window
-    /// that is one sub-window shorter never sees more than C. One bucket is a fixed window that is
+    /// C at the end of a bucket, and C at the start of the one that is `buckets` later. A window
+    /// that is one bucket shorter never sees more than C. One bucket is a fixed window that is
     /// aligned.
     ///
     /// To keep either form to C in any window of P, count in a period of P + P/n with n + 1 buckets.
     /// For example, 70 seconds in 7 buckets never admit more than C in any minute.
     SlidingWindow {
-        /// The number of sub-windows in a period, from 1 to 1,000. It must divide the period in
+        /// The number of buckets in a period, from 1 to 1,000. It must divide the period in
         /// milliseconds.
         buckets: u64,
-        /// Whether the oldest sub-window is weighted by its overlap with the last period.
+        /// Whether the oldest bucket is weighted by its overlap with the last period.
         weighted: bool,
     },
     /// Takes tokens from a bucket that is refilled with the count in each period.
@@ -234,7 +234,7 @@ pub(crate) struct KeyTag {
     /// Stands for the name in [`KeyTag::id`]. A tag without `buckets` is 7, or its low three bits are
     /// at most 5.
     number: u64,
-    /// The number of sub-windows, which is part of the tag.
+    /// The number of buckets, which is part of the tag.
     pub(crate) buckets: Option<u64>,
 }
 

@@ -103,7 +103,7 @@ impl Rule {
     /// |---|---|
     /// | `FixedWindow` | a count of 9,999,999,999 |
     /// | `SlidingLog` | a count of 10,000,000; see below for periods above 90 hours |
-    /// | `SlidingWindow` | count × milliseconds of a sub-window: 2^52 (52 million for a sub-window of a day) |
+    /// | `SlidingWindow` | count × milliseconds of a bucket: 2^52 (52 million for a bucket of a day) |
     /// | `TokenBucket` | burst × milliseconds of the period: 2^52 (1,250 million for an hour) |
     /// | `TokenBucket` with [`Refill::Interval`] | burst × milliseconds of the period / count: 2^52 |
     /// | `LeakyBucket` | (queue + 1) × milliseconds of the period: 2^52 |

@@ -29,7 +29,8 @@
 //! ```
 //!
 //! A request is charged to all limits, or to none. It is decided before its body is read. Authentication
-//! has to be in an outer layer, so that it runs first. [`RateLimitLayer`] has a whole example, and the guide
+//! has to be in an outer layer, so that it runs first: in `axum`, the `.layer(..)` that is added last.
+//! [`RateLimitLayer`] has a whole example, and the guide
 //! has one [behind a proxy](crate::guide::recipes#per-ip-address-behind-a-proxy).
 //!
 //! # Responses
@@ -64,15 +65,15 @@
 //! | `Misconfigured` | 500 | `INTERNAL` |
 //!
 //! - For a limit of concurrent calls, `Retry-After` is 1: when a place becomes free is not known.
-//! - The body of the last two names neither servers nor settings, as they are not for clients. The log
-//!   does.
+//! - The bodies of `Unavailable` and `Misconfigured` name neither servers nor settings, as they are not
+//!   for clients. The log does.
 //! - [`RateLimitLayer::on_refusal`] makes another response, with the same header fields.
 //! - Outer layers find the [`RequestPerMinute`](crate::RequestPerMinute) in the extensions of the response.
 //! - A gRPC call gets its status without a body, and a `RetryInfo` in place of `Retry-After`.
 //!
 //! # From the attribute to the layer
 //!
-//! A layer decides like the attribute. What an argument does there, this does here:
+//! A layer decides like the attribute. The counterpart of each argument:
 //!
 //! | attribute | layer |
 //! |---|---|
