@@ -184,7 +184,7 @@ impl Rules {
 
     /// Reads a file, and applies its changes while the program runs. The environment overrides it.
     ///
-    /// A change acts within a second, on new calls and on those that wait. A thread polls the file
+    /// A change acts within about a second, on new calls and on those that wait. A thread polls the file
     /// a few times a second for as long as a handle exists, so every kind of change is seen:
     /// rewritten, renamed or linked to another file.
     ///
