@@ -5,7 +5,9 @@ use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Attribute, Ident, Meta};
 
-use crate::args::{self, CallArguments, Exclusive, Given, LimitAttribute, ParsedAttribute, RuleSource, SETTLED_NEEDS};
+use crate::args::{
+    self, CallArguments, Exclusive, Given, LimitAttribute, ParsedAttribute, PermitVariable, RuleSource, SETTLED_NEEDS,
+};
 use crate::errors::Errors;
 use crate::future::{find_name, unpacked_names};
 use crate::generate::GeneratedCheck;
@@ -221,7 +223,7 @@ fn check_settled(limits: &[&LimitAttribute], call: &CallArguments, errors: &mut 
 
 /// Reports a permit with the name of an argument, which the body could not use.
 fn check_permit(call: &CallArguments, function: &Function, errors: &mut Errors) {
-    if let Some(Given { value: permit, .. }) = &call.permit
+    if let Some(Given { value: PermitVariable { name: permit, .. }, .. }) = &call.permit
         && function.argument_names().contains(permit)
     {
         let message = format!("`permit = {permit}` hides the argument `{permit}` from the body: choose another name");

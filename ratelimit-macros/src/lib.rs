@@ -59,7 +59,7 @@ use crate::kind::AttributeKind;
 /// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
 /// | `on_store_error` | decision while Redis is away | `Local`, `Allow`, `Deny`, `Wait(max = "1m")` | the limiter's |
 /// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
-/// | `permit` | variable for the call's `Permit` | a name | |
+/// | `permit` | variable for the call's `Permit` | a name, or `mut` and a name | |
 /// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |
 /// | `prefetch` | permits to take from the store at a time | integer or constant | `1` |
 /// | `ban` | time for which a refusal bans the key | duration | none |
@@ -422,7 +422,7 @@ pub fn limit_request_per_time(args: TokenStream, item: TokenStream) -> TokenStre
 /// | `on_limit` | reaction to a refusal | `Reject`, `Wait`, `Wait(max = "30s")`, `Return(expr)` | `Reject` |
 /// | `on_store_error` | decision while Redis is away | `Local`, `Allow`, `Deny`, `Wait(max = "1m")` | the limiter's |
 /// | `on_missing_key` | decision if the key is `None` | `Deny`, `Skip`, `Shared` | required for an `Option` |
-/// | `permit` | variable for the call's `Permit` | a name | |
+/// | `permit` | variable for the call's `Permit` | a name, or `mut` and a name | |
 /// | `limiter` | the limiter to ask | expression for a `&Limiter` | the one of the process |
 /// | `blocking` | the function is not async | no value | |
 /// | `crate` | path of the runtime | path | `::ratelimit_runtime` |

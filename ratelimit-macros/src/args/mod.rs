@@ -25,7 +25,7 @@ pub(crate) use self::{
     limit::{Exclusive, LimitAttribute, LimitKind, ParsedAttribute, RuleFields, RuleSource, RuleSpec},
     on_limit::OnLimitArgument,
     on_store_error::OnStoreErrorArgument,
-    table::{CallArguments, Given},
+    table::{CallArguments, Given, PermitVariable},
 };
 use crate::errors::{Errors, fail};
 use crate::incomplete;

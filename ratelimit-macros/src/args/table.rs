@@ -8,7 +8,7 @@
 use proc_macro2::{Span, TokenStream};
 use quote::ToTokens;
 use syn::parse::ParseStream;
-use syn::{Error, Expr, Ident, LitStr, Path, Result};
+use syn::{Error, Expr, Ident, LitStr, Path, Result, Token};
 
 use super::algorithm::{self, AlgorithmArgument};
 use super::cost::{self, CostArgument};
@@ -174,7 +174,7 @@ arguments! {
     once on_busy: OnLimitArgument, "on_limit" = on_limit::read, concurrent("Wait(max = \"30s\")");
     once on_store_error: OnStoreErrorArgument, "on_store_error" = on_store_error::read, both("Local", "Local");
     each on_missing_key: Ident, "on_missing_key" = on_missing_key, both("Deny", "Deny");
-    once permit: Ident, "permit" = permit, both("permit", "permit");
+    once permit: PermitVariable, "permit" = permit, both("permit", "permit");
     once limiter: Expr, "limiter" = value::expr, both("&self.limiter", "&self.limiter");
     each prefetch: Number, "prefetch" = value::positive, per_time("1").of_rule();
     each ban: Milliseconds, "ban" = ban, per_time("\"10m\"").of_rule();
@@ -350,8 +350,26 @@ fn on_missing_key(input: ParseStream, name: &str) -> Result<Ident> {
     value::variant(input, name, &["Deny", "Skip", "Shared"])
 }
 
-fn permit(input: ParseStream, _: &str) -> Result<Ident> {
-    input.parse().map_err(|error| Error::new(error.span(), "`permit` is a name for the body: permit = permit"))
+/// The variable with the permit: `usage` or `mut usage`.
+#[derive(Clone)]
+pub(crate) struct PermitVariable {
+    mutable: Option<Token![mut]>,
+    pub(crate) name: Ident,
+}
+
+impl ToTokens for PermitVariable {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        self.mutable.to_tokens(tokens);
+        self.name.to_tokens(tokens);
+    }
+}
+
+fn permit(input: ParseStream, _: &str) -> Result<PermitVariable> {
+    let mutable = input.parse()?;
+    match input.parse() {
+        Ok(name) => Ok(PermitVariable { mutable, name }),
+        Err(error) => fail(error.span(), "`permit` is a name for the body: permit = permit"),
+    }
 }
 
 /// A word that stands alone.

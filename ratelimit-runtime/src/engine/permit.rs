@@ -254,9 +254,8 @@ impl Permit {
     /// # use std::time::Duration;
     /// const TOKENS: Rule = Rule::new("tokens", 10_000, Duration::from_secs(60)).with_algorithm(Algorithm::SlidingLog);
     ///
-    /// #[limit_request_per_time(rule = TOKENS, key = user, cost = Settled(max = 4_000), permit = permit)]
+    /// #[limit_request_per_time(rule = TOKENS, key = user, cost = Settled(max = 4_000), permit = mut permit)]
     /// async fn answer(user: u64) -> Result<(), RequestPerMinute> {
-    ///     let mut permit = permit;
     ///     for part in ["one", "two"] {
     ///         permit.record(part.len() as u64);
     ///     }

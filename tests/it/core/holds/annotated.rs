@@ -184,3 +184,19 @@ async fn a_record_changes_no_other_charge() {
     permit.settle(4).await.unwrap();
     assert_eq!(remaining(&limiter, &rule, 1).await, 4);
 }
+
+/// The body records the cost itself.
+#[tokio::test]
+async fn a_permit_may_be_a_mutable_variable() {
+    const TOKENS: Rule = Rule::new("item", 10, SECOND);
+
+    #[limit_request_per_time(rule = TOKENS, key = 1, cost = Settled(max = 8), permit = mut usage)]
+    async fn answer() -> Result<(), RequestPerMinute> {
+        usage.record(3);
+        Ok(())
+    }
+
+    let limiter = Limiter::in_memory();
+    limiter.scope(answer()).await.unwrap();
+    assert_eq!(remaining(&limiter, &TOKENS, 1).await, 7);
+}
