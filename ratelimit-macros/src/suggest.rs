@@ -8,8 +8,14 @@ pub(crate) fn suggest(word: &str, names: &[&'static str]) -> String {
     }
 }
 
+/// What other libraries call an argument.
+const OTHER_NAMES: [(&str, &str); 3] = [("limit", "count"), ("name", "prefix"), ("window", "period")];
+
 pub(crate) fn nearest(word: &str, names: &[&'static str]) -> Option<&'static str> {
     let word = word.to_lowercase();
+    if let Some((_, name)) = OTHER_NAMES.iter().find(|(other, name)| *other == word && names.contains(name)) {
+        return Some(name);
+    }
     names
         .iter()
         .map(|name| (distance(&word, &name.to_lowercase()), *name))

@@ -13,6 +13,8 @@ fn names() {
     for (argument, expected) in [
         ("coun = 5", "unknown argument `coun`, did you mean `count`?"),
         ("Key = id", "unknown argument `Key`, did you mean `key`?"),
+        ("limit = 5", "unknown argument `limit`, did you mean `count`?"),
+        ("name = \"a\"", "unknown argument `name`, did you mean `prefix`?"),
         ("on_stroe_eror = Deny", "unknown argument `on_stroe_eror`, did you mean `on_store_error`?"),
         ("count = 2", "`count` is set twice"),
         ("key =", "`key` needs a value: key = user_id"),
@@ -120,6 +122,7 @@ fn values() {
         ("on_store_error = Wait(max = 60)", duration),
         ("on_store_error = Deny(max = \"1m\")", "`Deny` has no options, write it alone"),
         ("permit = self", permit),
+        ("permit = mut", permit),
         ("crate = facade", path),
         ("crate = \"facade\"", path),
         ("shadow = 1", "`shadow` is `true` or `false`"),
