@@ -89,11 +89,11 @@
 //! | `rustls` | Redis over TLS: `rediss://`, `rediss+cluster://` and `rediss+sentinel://` |
 //! | `metrics` | [metrics](guide::operations#metrics), through the crate [`metrics`](https://docs.rs/metrics) |
 //! | `config` | rules in a file that may change while the program runs, or in `RATELIMIT_RULES`: see [`config`] |
-//! | `tower` | [`web::RateLimitLayer`], a layer that limits HTTP and gRPC requests |
-//! | `axum` | for `axum`, beside `tower`: the peer's address as a key, and `RequestPerMinute` as a response |
-//! | `actix-web` | [`web::RateLimitLayer`] as middleware of `actix-web`, and `RequestPerMinute` as its response |
+//! | `tower` | [`web::RateLimitLayer`], a layer that limits HTTP and gRPC requests, for `tower` 0.5 |
+//! | `axum` | `RequestPerMinute` as a response of `axum` 0.8; beside `tower`, also the peer's address as a key |
+//! | `actix-web` | [`web::RateLimitLayer`] as middleware of `actix-web` 4, and `RequestPerMinute` as its response |
 //! | `client` | [`client::Outgoing`], a layer that keeps outgoing calls within the limits that servers announce |
-//! | `reqwest-middleware` | [`client::Outgoing`] as a middleware for `reqwest` |
+//! | `reqwest-middleware` | [`client::Outgoing`] as a middleware for `reqwest` 0.13, with `reqwest-middleware` 0.5 |
 //! | `stream` | [`Limiter::limit_stream`]: each item of a stream waits until a rule admits it |
 //! | `uuid` | UUIDs as keys |
 //! | `conformance` | the tests that [a store of your own](guide::own_store) has to pass |
