@@ -148,6 +148,9 @@ impl Outgoing {
     /// and was not sent: at once if the wait is known, as a pause is. If it waited for the store, it
     /// fails with [`Cause::Unavailable`](crate::Cause::Unavailable). Each retry may wait for as long
     /// again. If it would have to wait for longer, the call returns the response that it had.
+    ///
+    /// Calls also wait for the response of a probe. So of calls that begin at once, a time of zero lets one
+    /// through until the window is known, and the others fail.
     pub fn longest_wait(self, longest: Duration) -> Self {
         self.with(|config| config.longest_wait = Some(longest))
     }

@@ -23,6 +23,20 @@ use super::{
 ///
 /// let client = ClientBuilder::new(reqwest::Client::new()).with(Outgoing::new(Limiter::in_memory())).build();
 /// ```
+///
+/// To tell a refusal from other errors:
+///
+/// ```
+/// use ratelimit_runtime::RequestPerMinute;
+/// use reqwest_middleware::Error;
+///
+/// fn refusal(error: &Error) -> Option<&RequestPerMinute> {
+///     match error {
+///         Error::Middleware(error) => error.downcast_ref(),
+///         Error::Reqwest(_) => None,
+///     }
+/// }
+/// ```
 #[async_trait]
 impl Middleware for Outgoing {
     async fn handle(&self, request: Request, extensions: &mut Extensions, next: Next<'_>) -> Result<Response> {

@@ -130,7 +130,7 @@
 //! | `cost` | none: responses show what a call cost |
 //! | several attributes | the announced policy with the least remaining |
 //! | `#[limit_concurrent_requests]`, `lease` | none: no field announces it |
-//! | `on_limit = Reject` | [`Outgoing::longest_wait`] of zero |
+//! | `on_limit = Reject` | [`Outgoing::longest_wait`] of zero. Calls that come while a probe is sent fail, too |
 //! | `on_limit = Wait(..)` | the default, or [`Outgoing::longest_wait`] |
 //! | `on_limit = Return(..)` | none: the caller gets the error |
 //! | `on_store_error` | [`Builder::on_store_error`](crate::Builder::on_store_error) |
