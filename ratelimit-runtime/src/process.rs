@@ -27,7 +27,8 @@ tokio::task_local! {
 static HAS_SCOPES: AtomicBool = AtomicBool::new(false);
 
 impl Limiter {
-    /// Makes this the process-wide limiter: every annotated function without a `limiter` uses it.
+    /// Makes this the process-wide limiter: every annotated function and every layer without a limiter of its own
+    /// uses it.
     ///
     /// Until a limiter is installed, limits are counted in process memory, and the log says so
     /// once.

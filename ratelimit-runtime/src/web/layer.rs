@@ -77,8 +77,8 @@ use crate::{Limiter, OnStoreError, engine::request::OnLimit};
 pub struct RateLimitLayer(pub(super) Arc<Gate>);
 
 impl RateLimitLayer {
-    /// A layer with these limits, all of which a request has to pass. By default it uses the
-    /// process-wide limiter.
+    /// A layer with these limits, all of which a request has to pass. By default it uses
+    /// [`Limiter::current`], so [`Limiter::scope`] applies to it in tests.
     ///
     /// # Panics
     ///
