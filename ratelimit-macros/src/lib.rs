@@ -72,7 +72,8 @@ use crate::kind::AttributeKind;
 /// - `unit`: a path is allowed, too: `TimeUnit::Minutes`.
 /// - `count`: a literal or a `const { .. }` block is checked at compile time. Any other expression
 ///   is evaluated at each call; if it is 0 or negative, no call fits.
-/// - `key`: an expression over the arguments and `self`. It is borrowed, not moved, and so is each
+/// - `key`: an expression over the arguments and `self`, also over parts of a destructured argument, such
+///   as `user` of `Path(user): Path<u64>`. It is borrowed, not moved, and so is each
 ///   part of a tuple. A string literal is a compile error, as all callers would share one counter.
 /// - `cost`: the expression is evaluated once, after the key. A call of cost 0 is free. A literal
 ///   above the limit is a compile error, and a negative cost is `Cause::Misconfigured`. `Elapsed`
@@ -315,6 +316,7 @@ use crate::kind::AttributeKind;
 /// - `#[async_trait]`: above or below it, and on its methods. Once it has expanded, the parts of a
 ///   destructured argument, `(a, b): (u64, u64)`, have no value yet when the limit is checked. Name
 ///   the argument and destructure it in the body.
+/// - `#[axum::debug_handler]`: above it.
 /// - `#[tokio::test]` and `#[tokio::main]`: above them, since they make the function synchronous.
 /// - `#[tracing::instrument]`: above it to wait inside the span, below it to wait outside.
 ///
