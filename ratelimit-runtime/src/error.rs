@@ -263,7 +263,8 @@ impl RequestPerMinute {
     }
 
     /// The shortest wait after which this call is granted without other calls, from the store's
-    /// decision, rounded up to a millisecond.
+    /// decision, rounded up to a millisecond. Running calls with a `Settled` cost may end sooner and use less: then
+    /// it is too long.
     ///
     /// `None` for causes other than [`Cause::Exceeded`] and [`Cause::Banned`], and for
     /// [`Algorithm::Concurrent`](crate::Algorithm::Concurrent): a place becomes free at an unknown

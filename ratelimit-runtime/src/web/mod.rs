@@ -36,7 +36,9 @@
 //! # Responses
 //!
 //! Responses have header fields with the limit: by default `RateLimit-Policy: "user";q=100;w=60` and
-//! `RateLimit: "user";r=99;t=60`. [`HeaderStyle`] selects other ones, such as `X-RateLimit-*`, or none.
+//! `RateLimit: "user";r=99;t=60`. [`HeaderStyle`] selects other ones, such as `X-RateLimit-*`, or none. While
+//! Redis is away, they show [what this process may admit](crate::OnStoreError::Local). A handler with the
+//! attribute adds them with [`Permit::headers`](crate::Permit::headers).
 //!
 //! A refused request gets
 //!
