@@ -216,6 +216,9 @@ use crate::kind::AttributeKind;
 /// - `Settled` fits all algorithms but `LeakyBucket`. A `SlidingLog` holds `max`, and the actual use
 ///   counts from the end of the call. The others charge `max` when the call begins, and refund the rest
 ///   to the same window when it ends. The actual use counts from the start of the call.
+/// - With `on_limit = Wait(max = "5s")`, a `Settled` call also waits for running calls to end. If its turn
+///   would come after `max` and no call runs, a `SlidingLog` refuses it at once. The other algorithms do not
+///   know the running calls, so they refuse it after `max`.
 /// - A refusal of a `Settled` call is not cached, as other processes may refund. A call that waits asks
 ///   again after 50 ms, and less and less often later, down to once in 250 ms. A plain call of the same
 ///   counter may still be refused from the cache.
