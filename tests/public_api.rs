@@ -8,8 +8,10 @@ fn public_api() {
     let (tests, temporary) = (Path::new(env!("CARGO_MANIFEST_DIR")), Path::new(env!("CARGO_TARGET_TMPDIR")));
     let target = temporary.parent().expect("the target directory");
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["doc", "--quiet", "-p", "ratelimit-runtime", "--no-deps", "--all-features", "--target-dir"]);
-    cargo.arg(target).env("RUSTDOC", tests.join("rustdoc_json"));
+    cargo.args(["rustdoc", "--quiet", "-p", "ratelimit-runtime", "--all-features", "--target-dir"]).arg(target);
+    // Here and not in the script: cargo would take pages written without them for up to date.
+    cargo.args(["--", "-Z", "unstable-options", "--output-format", "json"]);
+    cargo.env("RUSTDOC", tests.join("rustdoc_unstable"));
     // Variables of this package: with them cargo would build some dependencies again.
     for (name, _) in
         env::vars().filter(|(name, _)| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
