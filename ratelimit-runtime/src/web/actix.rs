@@ -99,11 +99,7 @@ where
             let waits = gate.waits(&engine);
             let mut admission = match gate.admit(engine, &head).await {
                 Ok(admission) => admission,
-                Err(rejection) => {
-                    return Ok(
-                        request.into_response(refusal(gate.refuse(rejection, &head).map(LimitedBody::of_refusal)))
-                    );
-                }
+                Err(refused) => return Ok(request.into_response(refusal(refused.map(LimitedBody::of_refusal)))),
             };
             if waits {
                 poll_fn(|context| service.poll_ready(context)).await?;
@@ -113,15 +109,13 @@ where
             }
             let mut response = service.call(request).await?;
             let mut head = head_of_response(response.response());
-            let mut hold = admission.finish(&mut head);
+            let length = match response.response().body().size() {
+                BodySize::None => Some(0),
+                BodySize::Sized(length) => Some(length),
+                BodySize::Stream => None,
+            };
+            let hold = admission.finish(&mut head, length);
             write_back(&head.headers, response.headers_mut());
-            if let Some(hold) = &mut hold {
-                match response.response().body().size() {
-                    BodySize::None => hold.expect(0),
-                    BodySize::Sized(length) => hold.expect(length),
-                    BodySize::Stream => {}
-                }
-            }
             Ok(response.map_body(|_, body| LimitedBody::of_service(body, hold)))
         })
     }

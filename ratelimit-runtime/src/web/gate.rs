@@ -76,25 +76,19 @@ pub(super) struct AdmittedRequest {
     method: Method,
 }
 
-/// A refused request, and the rules that apply to it.
-pub(super) struct Rejection {
-    refused: RequestPerMinute,
-    policies: Vec<QuotaPolicy<'static>>,
-}
-
 impl Gate {
     /// The engine that decides on a request.
     pub(super) fn engine(&self) -> EngineRef {
         self.limiter.as_ref().map_or_else(Limiter::current_engine, Limiter::engine_ref)
     }
 
-    /// Decides on a request. If this is dropped, the request is charged as by
-    /// [`Limiter::acquire_within`].
+    /// Decides on a request. The error is the response to a refused one, with the refusal in its
+    /// extensions. If this is dropped, the request is charged as by [`Limiter::acquire_within`].
     pub(super) async fn admit(
         &self,
         engine: EngineRef,
         request: &request::Parts,
-    ) -> Result<AdmittedRequest, Rejection> {
+    ) -> Result<AdmittedRequest, Response<Bytes>> {
         let mut asked = Vec::with_capacity(self.limits.len());
         for limit in &self.limits {
             asked.extend(limit.ask(request).await.map(|charge| (limit, charge)));
@@ -106,7 +100,7 @@ impl Gate {
         for (limit, mut charge) in asked {
             if !lacks_key && let Err(error) = limit.set_count(&mut charge, request, &engine.settings().clock).await {
                 match refusal_without_count(&engine, &charge, &error) {
-                    Some(refused) => return Err(Rejection { refused, policies: Vec::new() }),
+                    Some(refused) => return Err(self.refusal(refused, &[], request)),
                     None => continue,
                 }
             }
@@ -150,7 +144,7 @@ impl Gate {
                 let permit = Some(permit).filter(Permit::holds);
                 Ok(AdmittedRequest { style, policies, status, permit, hold: None, plan, method })
             }
-            Err(refused) => Err(Rejection { refused, policies }),
+            Err(refused) => Err(self.refusal(refused, &policies, request)),
         }
     }
 
@@ -167,13 +161,17 @@ impl Gate {
                 .any(|limit| limit.waits() || matches!(of_rule(limit), Some(OnStoreError::Wait { .. })))
     }
 
-    /// The response to a refused request. Its extensions have the refusal.
-    pub(super) fn refuse(&self, rejection: Rejection, request: &request::Parts) -> Response<Bytes> {
-        let Rejection { refused, policies } = rejection;
+    /// The response to a refused request. `policies`: of the rules that apply to it.
+    fn refusal(
+        &self,
+        refused: RequestPerMinute,
+        policies: &[QuotaPolicy<'_>],
+        request: &request::Parts,
+    ) -> Response<Bytes> {
         let style = self.style.unwrap_or_else(HeaderStyle::installed);
         if let Some(media_type) = grpc::media_type(request) {
             let mut response = Response::new(Bytes::new());
-            *response.headers_mut() = grpc::trailers_only(&refused, style, &policies, &media_type);
+            *response.headers_mut() = grpc::trailers_only(&refused, style, policies, &media_type);
             response.extensions_mut().insert(refused);
             return response;
         }
@@ -182,7 +180,7 @@ impl Gate {
             Some(respond) => respond(refused_request),
             None => refused_request.problem(refused_request.status()),
         };
-        problem::finish(&mut response, refused, style, &policies);
+        problem::finish(&mut response, refused, style, policies);
         response
     }
 }
@@ -235,17 +233,17 @@ impl AdmittedRequest {
         self.hold.insert(RequestHold::new(permit, outer())).clone().into()
     }
 
-    /// Adds the fields of the limits to a response, and settles what its head tells. What is returned
-    /// goes with the body.
+    /// Adds the fields of the limits to a response, and settles what its head and the length of its body
+    /// tell. What is returned goes with the body.
     ///
     /// If this is dropped instead, all that is held is charged.
-    pub(super) fn finish(self, response: &mut Parts) -> Option<BodyHold> {
+    pub(super) fn finish(self, response: &mut Parts, body_length: Option<u64>) -> Option<BodyHold> {
         let Self { style, policies, status, hold, plan, method, .. } = self;
         // A refusal of an inner layer keeps its own fields.
         if !(problem::is_refusal(response) && style.is_written(&response.headers)) {
             style.write(&policies, status.as_ref(), &mut response.headers);
         }
-        hold.map(|hold| BodyHold::new(hold, plan, &method, response))
+        hold.map(|hold| BodyHold::new(hold, plan, &method, response, body_length))
     }
 }
 

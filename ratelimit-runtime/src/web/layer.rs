@@ -236,7 +236,7 @@ where
             let (mut head, body) = request.into_parts();
             let mut admission = match gate.admit(engine, &head).await {
                 Ok(admission) => admission,
-                Err(rejection) => return Ok(refusal(gate.refuse(rejection, &head), &head.method)),
+                Err(refused) => return Ok(refusal(refused, &head.method)),
             };
             if waits {
                 poll_fn(|context| service.poll_ready(context)).await?;
@@ -245,14 +245,8 @@ where
                 head.extensions.insert(hold);
             }
             let (mut head, body) = service.call(Request::from_parts(head, body)).await?.into_parts();
-            let mut hold = admission.finish(&mut head);
-            if let Some(hold) = &mut hold {
-                match body.size_hint().exact() {
-                    _ if body.is_end_stream() => hold.expect(0),
-                    Some(length) => hold.expect(length),
-                    None => {}
-                }
-            }
+            let length = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
+            let hold = admission.finish(&mut head, length);
             Ok(Response::from_parts(head, LimitedBody::of_service(body, hold)))
         })
     }

@@ -102,15 +102,21 @@ pub(super) struct BodyHold {
     hold: RequestHold,
     meter: Option<(BodyMeter, SettlePlan)>,
     used: u64,
-    is_upgrade: bool,
     /// Bytes of the body that are still to come. `None` if their number is not known. After the last
     /// one a server may not ask for more, and drops the body.
     left: Option<u64>,
 }
 
 impl BodyHold {
-    /// Settles by the head of a response, if it tells the cost.
-    pub(super) fn new(hold: RequestHold, plan: Option<SettlePlan>, method: &Method, response: &Parts) -> Self {
+    /// Settles by the head of a response, if it tells the cost, and at once if there is no body.
+    /// `length`: of the body, if the server knows it.
+    pub(super) fn new(
+        hold: RequestHold,
+        plan: Option<SettlePlan>,
+        method: &Method,
+        response: &Parts,
+        length: Option<u64>,
+    ) -> Self {
         let status = response.status;
         let is_upgrade = status == StatusCode::SWITCHING_PROTOCOLS || *method == Method::CONNECT && status.is_success();
         let has_body = !is_upgrade && *method != Method::HEAD;
@@ -122,19 +128,15 @@ impl BodyHold {
             ResponseCost::Measured(meter) => Some((meter, plan)),
             ResponseCost::Unknown => None,
         });
-        let length = response.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        Self { hold, meter, used: 0, is_upgrade, left: length }
-    }
-
-    /// Tells the length of the body.
-    pub(super) fn expect(&mut self, length: u64) {
-        self.left = Some(length);
-        if length == 0 {
-            if self.is_upgrade {
-                self.hold.check_upgrade();
+        let announced = || response.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok();
+        let mut body = Self { hold, meter, used: 0, left: length.or_else(announced) };
+        if length == Some(0) {
+            if is_upgrade {
+                body.hold.check_upgrade();
             }
-            self.end();
+            body.end();
         }
+        body
     }
 
     /// Takes a part of the body in.
