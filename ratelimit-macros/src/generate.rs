@@ -35,39 +35,40 @@ impl GeneratedCheck {
     //     if let Some(refused) = 'decided: {
     //         let deciding = {
     //             let mut refused = None;
-    //             let (attempted, deferred) = limit_one(None, Call::DEFAULT, {
-    //                 let key = key(&(seller_id));
-    //                 charge(const { &rule("item", 100, 1, 60_000) }, key, 1)
-    //             }, &mut refused);
-    //             match attempted {
+    //             let key = key(&(seller_id));
+    //             let rule = const { &rule("item", 100, 1, 60_000) };
+    //             match limit_one(None, Call::DEFAULT, rule, key, 1, &mut refused) {
     //                 Attempted::Admitted => break 'decided None,
     //                 Attempted::Refused => break 'decided refused,
-    //                 Attempted::Deferred => deferred.decide(),
+    //                 Attempted::Deferred(deciding) => deciding,
     //             }
     //         };
-    //         deciding.await.err()
+    //         deciding.await
     //     } {
     //         return FromRefusal::from_refusal(refused);
     //     }
     //     '__ratelimit_body: { body }
     //
+    // This is compiled into each limited function, so each statement counts: measure a change with
+    // the bench `compile_cost`.
+    //
     // The names begin with `__ratelimit_`: an item of the user, such as `static key`, would replace
     // a local of its name, whatever its hygiene.
     //
     // With a limit that is held, or a permit for the body:
-    //     let deciding = permit_of_several(None, Call::DEFAULT, [..]);
+    //     let deciding = { permit_of_several(None, Call::DEFAULT, [..]) };
     //     let permit = match deciding.await {
     //         Ok(permit) => permit,
     //         Err(refused) => return FromRefusal::from_refusal(refused),
     //     };
     //
-    // The future is made in a statement of its own: temporaries of the key expression, such as a
-    // lock guard, are dropped before the await, so the future stays `Send`.
+    // The call is made in a statement of its own: temporaries of the key expression, such as a lock
+    // guard, are dropped before the await, so the future stays `Send`.
     //
     // A limit that is held until the call ends keeps its permit in this scope, which encloses the
     // body.
     //
-    // With `blocking`, the future is not awaited:
+    // With `blocking`, nothing is awaited:
     //     deciding.block()
     pub(crate) fn new(limits: &[&LimitAttribute], arguments: &CallArguments, function: &Function) -> Self {
         let path = arguments.krate.as_ref().map(|krate| krate.value.to_token_stream());
@@ -79,7 +80,7 @@ impl GeneratedCheck {
             places if places == limits.len() => LimitKinds::Places,
             _ => LimitKinds::Both,
         };
-        let (limiter, deciding) = ask_limiter(limits, is_held, arguments, runtime);
+        let deciding = ask_limiter(limits, is_held, arguments, runtime);
         let refusal = refusal(runtime, arguments, kinds, function.output_ends());
         let settled = arguments.settled.as_ref();
         let settlement = settled.map(|closure| settlement(runtime, &closure.value, function.output()));
@@ -95,32 +96,19 @@ impl GeneratedCheck {
             hygienic!(__ratelimit_deciding.await)
         };
         let joined = limits.iter().find_map(|limit| limit.joined.as_ref()).map(use_attribute);
-        let deciding_block = match &limiter {
-            Some(limiter) => hygienic!({ #limiter #deciding }),
-            None => deciding.clone(),
-        };
         let prologue = match permit {
             None => hygienic! {
                 #joined
                 if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
-                    let __ratelimit_deciding = {
-                        let mut __ratelimit_refused = ::core::option::Option::None;
-                        #limiter
-                        let (__ratelimit_attempted, __ratelimit_deferred) = #deciding;
-                        match __ratelimit_attempted {
-                            #krate::__private::Attempted::Admitted => break 'decided (::core::option::Option::None),
-                            #krate::__private::Attempted::Refused => break 'decided __ratelimit_refused,
-                            #krate::__private::Attempted::Deferred => __ratelimit_deferred.decide(),
-                        }
-                    };
-                    #decided.err()
+                    let __ratelimit_deciding = #deciding;
+                    #decided
                 } {
                     #refusal
                 }
             },
             Some(permit) => hygienic! {
                 #joined
-                let __ratelimit_deciding = #deciding_block;
+                let __ratelimit_deciding = #deciding;
                 let #permit = match #decided {
                     ::core::result::Result::Ok(__ratelimit_permit) => __ratelimit_permit,
                     ::core::result::Result::Err(__ratelimit_refused) => {
@@ -185,23 +173,30 @@ impl GeneratedCheck {
     }
 }
 
-/// A statement that evaluates `limiter` if it is given, and the call of the entry point.
+/// A block that evaluates what the user gives, and calls the entry point.
 fn ask_limiter(
     limits: &[&LimitAttribute],
     is_held: bool,
     arguments: &CallArguments,
     runtime: &RuntimePath,
-) -> (Option<TokenStream>, TokenStream) {
+) -> TokenStream {
     let krate = runtime.tokens();
     let company = Company { is_stacked: limits.len() > 1, waits: arguments.waits() };
-    let charges: Vec<_> = limits.iter().map(|limit| charge(&limit.rule, company, runtime)).collect();
-    let all = charges.iter().rev().fold(hygienic!(()), |others, charge| hygienic!((#charge, #others)));
-    let refused = hygienic!(&mut __ratelimit_refused);
-    let (entry_point, charges) = match &charges[..] {
-        [charge] if !is_held && arguments.permit.is_some() => (entry_points::PERMIT_OF_ONE, charge.clone()),
-        _ if is_held || arguments.permit.is_some() => (entry_points::PERMIT_OF_SEVERAL, all),
-        [charge] => (entry_points::LIMIT_ONE, hygienic!(#charge, #refused)),
-        _ => (entry_points::LIMIT_SEVERAL, hygienic!(#all, #refused)),
+    let needs_permit = is_held || arguments.permit.is_some();
+    let charges: Vec<_> = limits.iter().map(|limit| ChargeTokens::new(&limit.rule, company, runtime)).collect();
+    let (values, charges, entry_point) = match &charges[..] {
+        [ChargeTokens { values, arguments, .. }] if !is_held => {
+            let entry_point = if needs_permit { entry_points::PERMIT_OF_ONE } else { entry_points::LIMIT_ONE };
+            (Some(values), arguments.clone(), entry_point)
+        }
+        all => {
+            let list = all.iter().rev().fold(hygienic!(()), |others, ChargeTokens { values, arguments, function }| {
+                let function = Ident::new(function, Span::mixed_site());
+                hygienic!(({ #values #krate::__private::#function(#arguments) }, #others))
+            });
+            let entry_point = if needs_permit { entry_points::PERMIT_OF_SEVERAL } else { entry_points::LIMIT_SEVERAL };
+            (None, list, entry_point)
+        }
     };
     let entry_point = Ident::new(entry_point, Span::mixed_site());
     let options = call_options(&krate, arguments);
@@ -212,7 +207,19 @@ fn ask_limiter(
             hygienic!(::core::option::Option::Some(__ratelimit_limiter)),
         ),
     };
-    (limiter, hygienic!(#krate::__private::#entry_point(#argument, #options, #charges)))
+    if needs_permit {
+        return hygienic!({ #limiter #values #krate::__private::#entry_point(#argument, #options, #charges) });
+    }
+    hygienic!({
+        let mut __ratelimit_refused = ::core::option::Option::None;
+        #limiter
+        #values
+        match #krate::__private::#entry_point(#argument, #options, #charges, &mut __ratelimit_refused) {
+            #krate::__private::Attempted::Admitted => break 'decided (::core::option::Option::None),
+            #krate::__private::Attempted::Refused => break 'decided __ratelimit_refused,
+            #krate::__private::Attempted::Deferred(__ratelimit_deciding) => __ratelimit_deciding,
+        }
+    })
 }
 
 /// Uses the name of an attribute that another one expands. Otherwise rustc would report its import
@@ -290,61 +297,62 @@ struct Company {
     waits: bool,
 }
 
-/// `charge(rule, key, cost)`, or `{ let key = key(&(seller_id)); charge(rule, key, cost) }`
-fn charge(rule: &RuleSpec, company: Company, runtime: &RuntimePath) -> TokenStream {
-    let krate = &runtime.tokens();
-    // Each expression of the user is a statement of its own, and releases the locks that it takes.
-    let mut values = hygienic!();
-    let mut evaluate = |name: &str, function: &str, expr: &Expr, more: Option<TokenStream>| {
-        let call = call_on(runtime, function, expr, more);
-        let name = format_ident!("__ratelimit_{name}", span = Span::mixed_site());
-        values.extend(hygienic!(let #name = #call;));
-        hygienic!(#name)
-    };
-    let charged = match &rule.source {
-        RuleSource::Constant(constant) => given_rule(constant, rule, company, runtime),
-        RuleSource::Arguments(fields) => match &fields.count {
-            Number::Other(count) => {
-                let count = evaluate("count", "count", count, None);
-                let rule = rule_of_fields(fields, None, krate);
-                hygienic!(#krate::__private::with_count(#rule, #count))
-            }
-            count => rule_of_fields(fields, Some(count), krate),
-        },
-    };
-    let key = match (&rule.key, &rule.on_missing_key) {
-        (None, _) => hygienic!(#krate::__private::no_key()),
-        (Some(key), None) => evaluate("key", "key", key, Some(hygienic!())),
-        (Some(key), Some(word)) => {
-            evaluate("key", "optional_key", key, Some(hygienic!(, #krate::__private::OnMissingKey::#word)))
-        }
-    };
-    let mut number = |number: &Number| match number {
-        Number::Literal(number, span) => value::integer(*number, *span),
-        Number::Const(expr) | Number::Other(expr) => evaluate("cost", "cost", expr, None),
-    };
-    let charge = match &rule.cost {
-        None => hygienic!(#krate::__private::charge(#charged, #key, 1)),
-        Some(CostArgument::Number(cost)) => {
-            let cost = number(cost);
-            hygienic!(#krate::__private::charge(#charged, #key, #cost))
-        }
-        Some(CostArgument::Settled { max, .. }) => {
-            let max = number(max);
-            hygienic!(#krate::__private::charge_settled(#charged, #key, #max))
-        }
-        Some(CostArgument::Elapsed { max, .. }) => {
-            let max = match max {
-                None => hygienic!(::core::option::Option::None),
-                Some(max) => {
-                    let max = max.to_const(krate);
-                    hygienic!(::core::option::Option::Some(const { #max }))
+/// The charge of one rule.
+struct ChargeTokens {
+    /// Statements that evaluate the user's expressions. Each releases the locks that it takes.
+    values: TokenStream,
+    /// `rule, key, cost`
+    arguments: TokenStream,
+    /// The function that makes a charge of the arguments.
+    function: &'static str,
+}
+
+impl ChargeTokens {
+    fn new(rule: &RuleSpec, company: Company, runtime: &RuntimePath) -> Self {
+        let krate = &runtime.tokens();
+        let mut values = hygienic!();
+        let mut evaluate = |name: &str, function: &str, expr: &Expr, more: Option<TokenStream>| {
+            let call = call_on(runtime, function, expr, more);
+            let name = format_ident!("__ratelimit_{name}", span = Span::mixed_site());
+            values.extend(hygienic!(let #name = #call;));
+            hygienic!(#name)
+        };
+        let charged = match &rule.source {
+            RuleSource::Constant(constant) => given_rule(constant, rule, company, runtime),
+            RuleSource::Arguments(fields) => match &fields.count {
+                Number::Other(count) => {
+                    let count = evaluate("count", "count", count, None);
+                    let rule = rule_of_fields(fields, None, krate);
+                    hygienic!(#krate::__private::with_count(#rule, #count))
                 }
-            };
-            hygienic!(#krate::__private::charge_elapsed(#charged, #key, #max))
-        }
-    };
-    if values.is_empty() { charge } else { hygienic!({ #values #charge }) }
+                count => rule_of_fields(fields, Some(count), krate),
+            },
+        };
+        let key = match (&rule.key, &rule.on_missing_key) {
+            (None, _) => hygienic!(#krate::__private::no_key()),
+            (Some(key), None) => evaluate("key", "key", key, Some(hygienic!())),
+            (Some(key), Some(word)) => {
+                evaluate("key", "optional_key", key, Some(hygienic!(, #krate::__private::OnMissingKey::#word)))
+            }
+        };
+        let mut number = |number: &Number| match number {
+            Number::Literal(number, span) => value::integer(*number, *span),
+            Number::Const(expr) | Number::Other(expr) => evaluate("cost", "cost", expr, None),
+        };
+        let (function, cost) = match &rule.cost {
+            None => ("charge", hygienic!(1)),
+            Some(CostArgument::Number(cost)) => ("charge", number(cost)),
+            Some(CostArgument::Settled { max, .. }) => ("charge_settled", number(max)),
+            Some(CostArgument::Elapsed { max: None, .. }) => {
+                ("charge_elapsed", hygienic!(::core::option::Option::None))
+            }
+            Some(CostArgument::Elapsed { max: Some(max), .. }) => {
+                let max = max.to_const(krate);
+                ("charge_elapsed", hygienic!(::core::option::Option::Some(const { #max })))
+            }
+        };
+        Self { values, arguments: hygienic!(#charged, #key, #cost), function }
+    }
 }
 
 /// `const { &rule_per_time(ORDERS) }`, with a function around it for each property that the rule

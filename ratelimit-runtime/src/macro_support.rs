@@ -8,7 +8,7 @@ use crate::{
     Algorithm, Cause, Key, KeyWriter, Limiter, OnStoreError, Permit, RateKey, RequestPerMinute, Rule,
     algorithm::capabilities,
     engine::{
-        attempt,
+        attempt::{self, Decided},
         core::{Engine, EngineRef},
         request::{AcquireOptions, BAN_AND_WAIT, BorrowedCharge, CostKind, OnLimit, RequestKey, check_settled},
     },
@@ -419,40 +419,38 @@ impl Call {
     }
 }
 
-pub use crate::engine::attempt::Attempted;
+/// The result of an attempt in front of a body.
+#[derive(Debug)]
+pub enum Attempted {
+    Admitted,
+    Refused,
+    /// Nothing has changed. The future decides the call.
+    Deferred(Admit),
+}
 
 /// Checks the limit of a function with one limit, in front of its body.
 ///
 /// The body of an `async fn` runs when it is polled. So most calls are decided here, without a
-/// future. A refusal is written to `refused`: returned in an enum, it would be copied in each call.
+/// future. A refusal is written to `refused`.
 #[inline(always)]
-#[allow(clippy::inline_always)] // otherwise the charge is copied
-pub fn limit_one<'a, R: Borrow<Rule>>(
-    limiter: Option<&'a Limiter>,
+#[allow(clippy::inline_always)] // otherwise the key and the options are copied
+pub fn limit_one<R: Borrow<Rule>>(
+    limiter: Option<&Limiter>,
     Call(options, _): Call,
-    charge: AnnotatedCharge<R>,
+    rule: R,
+    key: ChargedKey,
+    cost: u64,
     refused: &mut Option<RequestPerMinute>,
-) -> (Attempted, Deferred<'a, R>) {
-    let attempted = match options.on_limit() {
-        OnLimit::Reject => try_acquire(limiter, charge.rule.borrow(), &charge.key, charge.cost, refused),
-        OnLimit::Wait(_) => Attempted::Deferred,
+) -> Attempted {
+    let (rule, key) = (rule.borrow(), key.charged(cost));
+    let decided = match options.on_limit() {
+        OnLimit::Reject => try_acquire(limiter, rule, &key, cost, refused),
+        OnLimit::Wait(_) => None,
     };
-    (attempted, Deferred { limiter, options, charge })
-}
-
-/// A call that may need a future.
-#[derive(Debug)]
-pub struct Deferred<'a, R> {
-    limiter: Option<&'a Limiter>,
-    options: AcquireOptions,
-    charge: AnnotatedCharge<R>,
-}
-
-impl<R: Borrow<Rule>> Deferred<'_, R> {
-    #[must_use]
-    pub fn decide(self) -> Admit {
-        let Self { limiter, options, charge: AnnotatedCharge { rule, key, cost, .. } } = self;
-        Admit(Acquire::single(engine_ref(limiter), rule.borrow(), key, cost, options))
+    match decided {
+        Some(Decided::Admitted) => Attempted::Admitted,
+        Some(Decided::Refused) => Attempted::Refused,
+        None => Attempted::Deferred(Admit(Acquire::single(engine_ref(limiter), rule, key, cost, options))),
     }
 }
 
@@ -461,44 +459,34 @@ impl<R: Borrow<Rule>> Deferred<'_, R> {
 pub fn permit_of_one<R: Borrow<Rule>>(
     limiter: Option<&Limiter>,
     Call(options, _): Call,
-    AnnotatedCharge { rule, key, cost, .. }: AnnotatedCharge<R>,
+    rule: R,
+    key: ChargedKey,
+    cost: u64,
 ) -> Acquire {
-    Acquire::single(engine_ref(limiter), rule.borrow(), key, cost, options)
+    Acquire::single(engine_ref(limiter), rule.borrow(), key.charged(cost), cost, options)
 }
 
 /// Checks the limits of a function with several limits.
 #[inline(always)]
 #[allow(clippy::inline_always)] // otherwise the charges are copied
-pub fn limit_several<'a, C: ChargeList>(
-    limiter: Option<&'a Limiter>,
+pub fn limit_several<C: ChargeList>(
+    limiter: Option<&Limiter>,
     Call(options, _): Call,
     charges: C,
     refused: &mut Option<RequestPerMinute>,
-) -> (Attempted, DeferredAll<'a, C>) {
-    let attempted = match options.on_limit() {
+) -> Attempted {
+    let decided = match options.on_limit() {
         OnLimit::Reject => {
             let mut borrowed = SmallVec::new();
             charges.borrow(&mut borrowed);
             try_acquire_all(limiter, &borrowed, refused)
         }
-        OnLimit::Wait(_) => Attempted::Deferred,
+        OnLimit::Wait(_) => None,
     };
-    (attempted, DeferredAll { limiter, options, charges })
-}
-
-/// A call with several limits that may need a future.
-#[derive(Debug)]
-pub struct DeferredAll<'a, C> {
-    limiter: Option<&'a Limiter>,
-    options: AcquireOptions,
-    charges: C,
-}
-
-impl<C: ChargeList> DeferredAll<'_, C> {
-    #[must_use]
-    pub fn decide(self) -> Admit {
-        let Self { limiter, options, charges } = self;
-        Admit(permit_of_several(limiter, Call(options, OnLimit::Reject), charges))
+    match decided {
+        Some(Decided::Admitted) => Attempted::Admitted,
+        Some(Decided::Refused) => Attempted::Refused,
+        None => Attempted::Deferred(Admit(permit_of_several(limiter, Call(options, OnLimit::Reject), charges))),
     }
 }
 
@@ -544,7 +532,7 @@ fn try_acquire(
     key: &RequestKey,
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
-) -> Attempted {
+) -> Option<Decided> {
     attempt::try_acquire(engine(limiter, &mut None), rule, key, cost, refused)
 }
 
@@ -553,7 +541,7 @@ fn try_acquire_all(
     limiter: Option<&Limiter>,
     charges: &[BorrowedCharge<'_>],
     refused: &mut Option<RequestPerMinute>,
-) -> Attempted {
+) -> Option<Decided> {
     attempt::try_acquire_all(engine(limiter, &mut None), charges, refused)
 }
 

@@ -4,43 +4,35 @@ async fn f(state: State) -> R {
         let __ratelimit_deciding = {
             let mut __ratelimit_refused = ::core::option::Option::None;
             let __ratelimit_limiter: &::facade::limits::Limiter = &state.limiter;
-            let (__ratelimit_attempted, __ratelimit_deferred) = ::facade::limits::__private::limit_one(
+            match ::facade::limits::__private::limit_one(
                 ::core::option::Option::Some(__ratelimit_limiter),
                 const {
                     ::facade::limits::__private::Call::DEFAULT
                         .wait_at_most(90000)
                         .on_store_error(::facade::limits::OnStoreError::Allow)
                 },
-                ::facade::limits::__private::charge(
-                    const {
-                        &::facade::limits::__private::rule(
-                                concat!("a", "b"),
-                                5,
-                                1,
-                                86400000,
-                            )
-                            .with_algorithm(::facade::limits::Algorithm::FixedWindow {
-                                align: true,
-                            })
-                    },
-                    ::facade::limits::__private::no_key(),
-                    1,
-                ),
+                const {
+                    &::facade::limits::__private::rule(concat!("a", "b"), 5, 1, 86400000)
+                        .with_algorithm(::facade::limits::Algorithm::FixedWindow {
+                            align: true,
+                        })
+                },
+                ::facade::limits::__private::no_key(),
+                1,
                 &mut __ratelimit_refused,
-            );
-            match __ratelimit_attempted {
+            ) {
                 ::facade::limits::__private::Attempted::Admitted => {
                     break 'decided (::core::option::Option::None);
                 }
                 ::facade::limits::__private::Attempted::Refused => {
                     break 'decided __ratelimit_refused;
                 }
-                ::facade::limits::__private::Attempted::Deferred => {
-                    __ratelimit_deferred.decide()
-                }
+                ::facade::limits::__private::Attempted::Deferred(
+                    __ratelimit_deciding,
+                ) => __ratelimit_deciding,
             }
         };
-        __ratelimit_deciding.await.err()
+        __ratelimit_deciding.await
     } {
         return ::facade::limits::FromRefusal::from_refusal(__ratelimit_refused);
     }

@@ -5,36 +5,27 @@ unsafe impl<const N: usize> Api<{ N }> {
         if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
             let __ratelimit_deciding = {
                 let mut __ratelimit_refused = ::core::option::Option::None;
-                let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
+                let __ratelimit_key = ::ratelimit_runtime::__private::key(&(self.id));
+                match ::ratelimit_runtime::__private::limit_one(
                     ::core::option::Option::None,
                     ::ratelimit_runtime::__private::Call::DEFAULT,
-                    {
-                        let __ratelimit_key = ::ratelimit_runtime::__private::key(
-                            &(self.id),
-                        );
-                        ::ratelimit_runtime::__private::charge(
-                            const {
-                                &::ratelimit_runtime::__private::rule("api", 1, 1, 1000)
-                            },
-                            __ratelimit_key,
-                            1,
-                        )
-                    },
+                    const { &::ratelimit_runtime::__private::rule("api", 1, 1, 1000) },
+                    __ratelimit_key,
+                    1,
                     &mut __ratelimit_refused,
-                );
-                match __ratelimit_attempted {
+                ) {
                     ::ratelimit_runtime::__private::Attempted::Admitted => {
                         break 'decided (::core::option::Option::None);
                     }
                     ::ratelimit_runtime::__private::Attempted::Refused => {
                         break 'decided __ratelimit_refused;
                     }
-                    ::ratelimit_runtime::__private::Attempted::Deferred => {
-                        __ratelimit_deferred.decide()
-                    }
+                    ::ratelimit_runtime::__private::Attempted::Deferred(
+                        __ratelimit_deciding,
+                    ) => __ratelimit_deciding,
                 }
             };
-            __ratelimit_deciding.await.err()
+            __ratelimit_deciding.await
         } {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }
@@ -44,7 +35,7 @@ unsafe impl<const N: usize> Api<{ N }> {
         if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
             let __ratelimit_deciding = {
                 let mut __ratelimit_refused = ::core::option::Option::None;
-                let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_several(
+                match ::ratelimit_runtime::__private::limit_several(
                     ::core::option::Option::None,
                     ::ratelimit_runtime::__private::Call::DEFAULT,
                     (
@@ -61,31 +52,32 @@ unsafe impl<const N: usize> Api<{ N }> {
                             )
                         },
                         (
-                            ::ratelimit_runtime::__private::charge(
-                                const {
-                                    &::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
-                                },
-                                ::ratelimit_runtime::__private::no_key(),
-                                1,
-                            ),
+                            {
+                                ::ratelimit_runtime::__private::charge(
+                                    const {
+                                        &::ratelimit_runtime::__private::rule("put", 9, 1, 86400000)
+                                    },
+                                    ::ratelimit_runtime::__private::no_key(),
+                                    1,
+                                )
+                            },
                             (),
                         ),
                     ),
                     &mut __ratelimit_refused,
-                );
-                match __ratelimit_attempted {
+                ) {
                     ::ratelimit_runtime::__private::Attempted::Admitted => {
                         break 'decided (::core::option::Option::None);
                     }
                     ::ratelimit_runtime::__private::Attempted::Refused => {
                         break 'decided __ratelimit_refused;
                     }
-                    ::ratelimit_runtime::__private::Attempted::Deferred => {
-                        __ratelimit_deferred.decide()
-                    }
+                    ::ratelimit_runtime::__private::Attempted::Deferred(
+                        __ratelimit_deciding,
+                    ) => __ratelimit_deciding,
                 }
             };
-            __ratelimit_deciding.await.err()
+            __ratelimit_deciding.await
         } {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }

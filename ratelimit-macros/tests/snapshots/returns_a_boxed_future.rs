@@ -3,34 +3,27 @@ fn f(id: u64) -> Pin<Box<dyn Future<Output = R> + Send>> {
         if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
             let __ratelimit_deciding = {
                 let mut __ratelimit_refused = ::core::option::Option::None;
-                let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
+                let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
+                match ::ratelimit_runtime::__private::limit_one(
                     ::core::option::Option::None,
                     ::ratelimit_runtime::__private::Call::DEFAULT,
-                    {
-                        let __ratelimit_key = ::ratelimit_runtime::__private::key(&(id));
-                        ::ratelimit_runtime::__private::charge(
-                            const {
-                                &::ratelimit_runtime::__private::rule("item", 1, 1, 1000)
-                            },
-                            __ratelimit_key,
-                            1,
-                        )
-                    },
+                    const { &::ratelimit_runtime::__private::rule("item", 1, 1, 1000) },
+                    __ratelimit_key,
+                    1,
                     &mut __ratelimit_refused,
-                );
-                match __ratelimit_attempted {
+                ) {
                     ::ratelimit_runtime::__private::Attempted::Admitted => {
                         break 'decided (::core::option::Option::None);
                     }
                     ::ratelimit_runtime::__private::Attempted::Refused => {
                         break 'decided __ratelimit_refused;
                     }
-                    ::ratelimit_runtime::__private::Attempted::Deferred => {
-                        __ratelimit_deferred.decide()
-                    }
+                    ::ratelimit_runtime::__private::Attempted::Deferred(
+                        __ratelimit_deciding,
+                    ) => __ratelimit_deciding,
                 }
             };
-            __ratelimit_deciding.await.err()
+            __ratelimit_deciding.await
         } {
             return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
         }

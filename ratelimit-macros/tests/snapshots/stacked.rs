@@ -4,7 +4,7 @@ async unsafe fn f(id: u64, limit: u64) -> R {
     if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
         let __ratelimit_deciding = {
             let mut __ratelimit_refused = ::core::option::Option::None;
-            let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_several(
+            match ::ratelimit_runtime::__private::limit_several(
                 ::core::option::Option::None,
                 const { ::ratelimit_runtime::__private::Call::DEFAULT.wait() },
                 (
@@ -39,37 +39,38 @@ async unsafe fn f(id: u64, limit: u64) -> R {
                             )
                         },
                         (
-                            ::ratelimit_runtime::__private::charge(
-                                const {
-                                    &::ratelimit_runtime::__private::rule(
-                                        "third",
-                                        1000,
-                                        1,
-                                        86400000,
-                                    )
-                                },
-                                ::ratelimit_runtime::__private::no_key(),
-                                1,
-                            ),
+                            {
+                                ::ratelimit_runtime::__private::charge(
+                                    const {
+                                        &::ratelimit_runtime::__private::rule(
+                                            "third",
+                                            1000,
+                                            1,
+                                            86400000,
+                                        )
+                                    },
+                                    ::ratelimit_runtime::__private::no_key(),
+                                    1,
+                                )
+                            },
                             (),
                         ),
                     ),
                 ),
                 &mut __ratelimit_refused,
-            );
-            match __ratelimit_attempted {
+            ) {
                 ::ratelimit_runtime::__private::Attempted::Admitted => {
                     break 'decided (::core::option::Option::None);
                 }
                 ::ratelimit_runtime::__private::Attempted::Refused => {
                     break 'decided __ratelimit_refused;
                 }
-                ::ratelimit_runtime::__private::Attempted::Deferred => {
-                    __ratelimit_deferred.decide()
-                }
+                ::ratelimit_runtime::__private::Attempted::Deferred(
+                    __ratelimit_deciding,
+                ) => __ratelimit_deciding,
             }
         };
-        __ratelimit_deciding.await.err()
+        __ratelimit_deciding.await
     } {
         return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
     }

@@ -2,42 +2,39 @@ async fn f() -> R {
     if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
         let __ratelimit_deciding = {
             let mut __ratelimit_refused = ::core::option::Option::None;
-            let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
+            match ::ratelimit_runtime::__private::limit_one(
                 ::core::option::Option::None,
                 ::ratelimit_runtime::__private::Call::DEFAULT,
-                ::ratelimit_runtime::__private::charge(
-                    const {
-                        &::ratelimit_runtime::__private::with_algorithm(
-                            ::ratelimit_runtime::__private::unchecked_rule(
-                                "item",
-                                100,
-                                1,
-                                60000,
-                            ),
-                            ::ratelimit_runtime::Algorithm::TokenBucket {
-                                burst: 200,
-                                refill: ::ratelimit_runtime::Refill::Interval,
-                            },
-                        )
-                    },
-                    ::ratelimit_runtime::__private::no_key(),
-                    200,
-                ),
+                const {
+                    &::ratelimit_runtime::__private::with_algorithm(
+                        ::ratelimit_runtime::__private::unchecked_rule(
+                            "item",
+                            100,
+                            1,
+                            60000,
+                        ),
+                        ::ratelimit_runtime::Algorithm::TokenBucket {
+                            burst: 200,
+                            refill: ::ratelimit_runtime::Refill::Interval,
+                        },
+                    )
+                },
+                ::ratelimit_runtime::__private::no_key(),
+                200,
                 &mut __ratelimit_refused,
-            );
-            match __ratelimit_attempted {
+            ) {
                 ::ratelimit_runtime::__private::Attempted::Admitted => {
                     break 'decided (::core::option::Option::None);
                 }
                 ::ratelimit_runtime::__private::Attempted::Refused => {
                     break 'decided __ratelimit_refused;
                 }
-                ::ratelimit_runtime::__private::Attempted::Deferred => {
-                    __ratelimit_deferred.decide()
-                }
+                ::ratelimit_runtime::__private::Attempted::Deferred(
+                    __ratelimit_deciding,
+                ) => __ratelimit_deciding,
             }
         };
-        __ratelimit_deciding.await.err()
+        __ratelimit_deciding.await
     } {
         return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
     }

@@ -2,47 +2,42 @@ async fn f(limit: u64) -> R {
     if let ::core::option::Option::Some(__ratelimit_refused) = 'decided: {
         let __ratelimit_deciding = {
             let mut __ratelimit_refused = ::core::option::Option::None;
-            let (__ratelimit_attempted, __ratelimit_deferred) = ::ratelimit_runtime::__private::limit_one(
+            let __ratelimit_count = ::ratelimit_runtime::__private::count(limit);
+            match ::ratelimit_runtime::__private::limit_one(
                 ::core::option::Option::None,
                 ::ratelimit_runtime::__private::Call::DEFAULT,
-                {
-                    let __ratelimit_count = ::ratelimit_runtime::__private::count(limit);
-                    ::ratelimit_runtime::__private::charge(
-                        ::ratelimit_runtime::__private::with_count(
-                            const {
-                                &::ratelimit_runtime::__private::with_algorithm_of_count(
-                                    ::ratelimit_runtime::__private::rule_without_count(
-                                        "item",
-                                        1,
-                                        60000,
-                                    ),
-                                    ::ratelimit_runtime::Algorithm::TokenBucket {
-                                        burst: 0,
-                                        refill: ::ratelimit_runtime::Refill::Greedy,
-                                    },
-                                )
+                ::ratelimit_runtime::__private::with_count(
+                    const {
+                        &::ratelimit_runtime::__private::with_algorithm_of_count(
+                            ::ratelimit_runtime::__private::rule_without_count(
+                                "item",
+                                1,
+                                60000,
+                            ),
+                            ::ratelimit_runtime::Algorithm::TokenBucket {
+                                burst: 0,
+                                refill: ::ratelimit_runtime::Refill::Greedy,
                             },
-                            __ratelimit_count,
-                        ),
-                        ::ratelimit_runtime::__private::no_key(),
-                        1,
-                    )
-                },
+                        )
+                    },
+                    __ratelimit_count,
+                ),
+                ::ratelimit_runtime::__private::no_key(),
+                1,
                 &mut __ratelimit_refused,
-            );
-            match __ratelimit_attempted {
+            ) {
                 ::ratelimit_runtime::__private::Attempted::Admitted => {
                     break 'decided (::core::option::Option::None);
                 }
                 ::ratelimit_runtime::__private::Attempted::Refused => {
                     break 'decided __ratelimit_refused;
                 }
-                ::ratelimit_runtime::__private::Attempted::Deferred => {
-                    __ratelimit_deferred.decide()
-                }
+                ::ratelimit_runtime::__private::Attempted::Deferred(
+                    __ratelimit_deciding,
+                ) => __ratelimit_deciding,
             }
         };
-        __ratelimit_deciding.await.err()
+        __ratelimit_deciding.await
     } {
         return ::ratelimit_runtime::FromRefusal::from_refusal(__ratelimit_refused);
     }

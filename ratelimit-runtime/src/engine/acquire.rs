@@ -314,16 +314,16 @@ pub struct Admit(pub(crate) Acquire);
 impl Admit {
     /// See [`Acquire::block`].
     #[track_caller]
-    pub fn block(self) -> Result<(), RequestPerMinute> {
-        self.0.block().map(drop)
+    pub fn block(self) -> Option<RequestPerMinute> {
+        self.0.block().err()
     }
 }
 
 impl Future for Admit {
-    type Output = Result<(), RequestPerMinute>;
+    type Output = Option<RequestPerMinute>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map(|answer| answer.map(drop))
+        Pin::new(&mut self.0).poll(context).map(Result::err)
     }
 }
 

@@ -15,17 +15,16 @@ use crate::{
     observe,
 };
 
-/// The result of an attempt without a future.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)] // not public
-pub enum Attempted {
+/// The decision of an attempt.
+#[derive(Debug)]
+pub(crate) enum Decided {
     Admitted,
     Refused,
-    /// Nothing has changed. A future is needed.
-    Deferred,
 }
 
-/// Attempts to charge without a future. A refusal is written to `refused`.
+/// Attempts to charge without a future. `None` if nothing has changed, and a future is needed.
+///
+/// A refusal is written to `refused`: returned in an enum, it would be copied in each call.
 #[inline(always)]
 #[allow(clippy::inline_always)] // in one place
 pub(crate) fn try_acquire(
@@ -34,8 +33,8 @@ pub(crate) fn try_acquire(
     key: &RequestKey,
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
-) -> Attempted {
-    let Some(key) = key.counter_key() else { return Attempted::Deferred };
+) -> Option<Decided> {
+    let key = key.counter_key()?;
     if engine.settings().rules_may_differ() {
         return try_acquire_applied(engine, rule, key, cost, refused);
     }
@@ -50,11 +49,10 @@ fn try_acquire_applied(
     key: Option<&Key>,
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
-) -> Attempted {
-    match engine.settings().rules_now().applied(rule, key, false, false) {
-        Some(rule) => try_acquire_rule(engine, &rule, key, cost, refused),
-        None => Attempted::Deferred,
-    }
+) -> Option<Decided> {
+    let rules = engine.settings().rules_now();
+    let rule = rules.applied(rule, key, false, false)?;
+    try_acquire_rule(engine, &rule, key, cost, refused)
 }
 
 #[inline(always)]
@@ -65,19 +63,15 @@ fn try_acquire_rule(
     key: Option<&Key>,
     cost: u64,
     refused: &mut Option<RequestPerMinute>,
-) -> Attempted {
+) -> Option<Decided> {
     let mut query = Query::new(rule, key, cost);
     match try_charge(engine, &mut query, None) {
-        Attempt::Admitted => Attempted::Admitted,
+        Attempt::Admitted => Some(Decided::Admitted),
         Attempt::Denied => {
-            let decision = query.outcome.decision(rule.limit());
-            *refused = Some(RequestPerMinute::exceeded(rule, cost, &decision));
-            if needs_record(engine) {
-                *refused = refused.take().map(|refused| recorded(engine, refused, key));
-            }
-            Attempted::Refused
+            *refused = Some(exceeded(engine, rule, key, cost, &query.outcome));
+            Some(Decided::Refused)
         }
-        Attempt::Pending | Attempt::Unsupported => Attempted::Deferred,
+        Attempt::Pending | Attempt::Unsupported => None,
     }
 }
 
@@ -138,22 +132,17 @@ fn can_be_attempted(engine: &Engine, query: &Query<'_>) -> bool {
     cost > 0 && rule.can_be_attempted() && decides_at_once && !engine.settlements().has(id)
 }
 
-/// Attempts several charges without a future. A refusal is written to `refused`.
+/// Attempts several charges without a future, as [`try_acquire`] does.
 #[inline(always)]
 #[allow(clippy::inline_always)] // in one place
 pub(crate) fn try_acquire_all(
     engine: &Engine,
     charges: &[BorrowedCharge<'_>],
     refused: &mut Option<RequestPerMinute>,
-) -> Attempted {
-    match attempt_all(engine, &charges.iter().copied(), |_| ()) {
-        None => Attempted::Deferred,
-        Some(Ok(())) => Attempted::Admitted,
-        Some(Err(refusal)) => {
-            observe::refused(refused.insert(refusal));
-            Attempted::Refused
-        }
-    }
+) -> Option<Decided> {
+    let Err(refusal) = attempt_all(engine, &charges.iter().copied(), |_| ())? else { return Some(Decided::Admitted) };
+    observe::refused(refused.insert(refusal));
+    Some(Decided::Refused)
 }
 
 /// The one attempt on several charges, in the memory store. `None` if the general way has to decide:
